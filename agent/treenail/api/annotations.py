@@ -1,0 +1,48 @@
+"""Every annotation and label key on the wire, its values and its one writer.
+
+The keys are those of the Machine Config Operator, so that this agent can live under its
+controllers and these controllers can drive its daemon.
+"""
+
+from enum import StrEnum
+
+PREFIX = "machineconfiguration.openshift.io/"
+
+# Written by the rollout controller.
+DESIRED_CONFIG = PREFIX + "desiredConfig"
+DESIRED_OS_IMAGE = PREFIX + "desiredOSImage"
+DESIRED_OS_IMAGE_STORY = PREFIX + "desiredOSimage"
+DESIRED_IMAGE = PREFIX + "desiredImage"
+CONTROL_PLANE_TOPOLOGY = PREFIX + "controlPlaneTopology"
+
+# Written by the agent.
+CURRENT_CONFIG = PREFIX + "currentConfig"
+CURRENT_OS_IMAGE = PREFIX + "currentOSImage"
+CURRENT_OS_IMAGE_STORY = PREFIX + "currentOSimage"
+CURRENT_IMAGE = PREFIX + "currentImage"
+STATE = PREFIX + "state"
+REASON = PREFIX + "reason"
+POST_CONFIG_ACTION = PREFIX + "post-config-action"
+DESIRED_DRAIN = PREFIX + "desiredDrain"
+
+# Written by the drain controller.
+LAST_APPLIED_DRAIN = PREFIX + "lastAppliedDrain"
+
+# The three spellings of "the OS image to have", and the reply each one gets.
+IMAGE_SPELLINGS: dict[str, str] = {
+    DESIRED_OS_IMAGE: CURRENT_OS_IMAGE,
+    DESIRED_OS_IMAGE_STORY: CURRENT_OS_IMAGE_STORY,
+    DESIRED_IMAGE: CURRENT_IMAGE,
+}
+
+REASON_LIMIT = 2000
+"""Characters kept of a reason; the reference cuts with ``%.2000s``."""
+
+
+class NodeState(StrEnum):
+    """The values of the ``state`` annotation."""
+
+    WORKING = "Working"
+    DONE = "Done"
+    DEGRADED = "Degraded"
+    UNRECONCILABLE = "Unreconcilable"

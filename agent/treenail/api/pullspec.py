@@ -1,0 +1,57 @@
+"""Pull specs by digest: the only form in which an OS image may be asked for."""
+
+import re
+from dataclasses import dataclass
+
+from treenail.errors import ConfigError
+
+_DIGEST = re.compile(r"sha256:[a-f0-9]{64}")
+_REGISTRY = re.compile(r"(?=.{1,253}(:|$))[a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])?(:[0-9]{1,5})?")
+_COMPONENT = re.compile(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*")
+_LIMIT = 447  # the longest the API of the reference accepts
+
+
+@dataclass(frozen=True, slots=True)
+class PullSpec:
+    """An image named by registry, repository and manifest digest."""
+
+    registry: str
+    repository: str
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.registry}/{self.repository}@{self.digest}"
+
+
+def parse(text: str, *, where: str) -> PullSpec:
+    """The pull spec in ``text``; raises `ConfigError` that names ``where`` and says what to write.
+
+    The grammar is that of the distribution project's reference, less tags: a tag moves, so two
+    nodes that pull it at different times get different systems.
+    """
+    name, at, digest = text.partition("@")
+    if "://" in text or text.startswith("ostree-"):
+        raise _refused(where, text, "it starts with a transport")
+    if not at:
+        tagged = ":" in name.rpartition("/")[2]
+        raise _refused(where, text, "it names a tag" if tagged else "it has no digest")
+    if not _DIGEST.fullmatch(digest):
+        raise _refused(where, text, "what follows the @ is not sha256: and 64 hex digits")
+    registry, slash, repository = name.partition("/")
+    if not slash or not _REGISTRY.fullmatch(registry):
+        raise _refused(where, text, "it does not start with a registry host and a /")
+    if ":" in repository:
+        raise _refused(where, text, "it has a tag beside the digest")
+    if not all(_COMPONENT.fullmatch(part) for part in repository.split("/")):
+        raise _refused(where, text, "its repository is not made of lower-case path components")
+    if len(text) > _LIMIT:
+        raise _refused(where, text[:60] + "…", f"it is longer than {_LIMIT} characters")
+    return PullSpec(registry, repository, digest)
+
+
+def _refused(where: str, text: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"{where} is {text[:500]!r}, but {why}",
+        remedy=f"set {where} to REGISTRY/REPOSITORY@sha256:DIGEST, for example "
+        f"registry.example.com/os/node@sha256:{'0123456789abcdef' * 4}",
+    )
