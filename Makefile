@@ -1,0 +1,52 @@
+# `make demo` and `make test` set up everything they need; `make help` lists the rest.
+
+# Another interpreter than the distribution's, with PyGObject from PyPI: make test PYTHON=python3.13
+PYTHON =
+# More arguments for the demo, pytest or the benchmarks: make test ARGS="-k layers"
+ARGS =
+
+VENV = .venv
+READY = $(VENV)/.stamp
+BIN = $(VENV)/bin
+# By module, because a script's first line would name the place where the clone was set up.
+RUN = $(BIN)/python -m
+
+.DEFAULT_GOAL = help
+.PHONY: help demo test check format bench rpm clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## /make \1	/p' Makefile
+
+demo: $(READY)  ## a pool of three nodes moves to a new OS image, live in this terminal
+	$(BIN)/treenail-lab demo $(ARGS)
+
+test: check  ## check, then the tests
+	$(RUN) pytest $(ARGS)
+
+check: $(READY)  ## format, lint, types and layers, changing nothing
+	$(RUN) ruff format --check .
+	$(RUN) ruff check .
+	$(RUN) mypy
+	$(RUN) pytest -q tests/test_layers.py tests/test_style.py
+
+format: $(READY)  ## format the sources
+	$(RUN) ruff format .
+	$(RUN) ruff check --fix .
+
+bench: $(READY)  ## measure; a table here, and build/bench.json
+	$(RUN) bench.run $(ARGS)
+
+clean:  ## remove what the targets wrote, except $(VENV)
+	rm -rf build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find agent tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt tools/setup
+	tools/setup $(VENV) $(PYTHON)
+	echo "$(PYTHON)" > $@
+
+# The environment was made with another interpreter than the one named now.
+ifneq ($(strip $(PYTHON)),)
+ifneq ($(strip $(PYTHON)),$(shell cat $(READY) 2>/dev/null))
+.PHONY: $(READY)
+endif
+endif

@@ -1,0 +1,175 @@
+"""Who may import whom, read from the sources: the rows, the owners of effects, the pure rows.
+
+A name imported for its type counts too: whoever knows the type knows the module.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).parent.parent / "agent"
+
+# Imports go downwards only, and never sideways into another package of the same row.
+ROWS = {
+    "errors": 1, "clock": 1, "log": 1, "retry": 1,
+    "api": 2,
+    "config": 3,
+    "update": 4, "host": 4, "kube": 4,
+    "daemon": 5, "controllers": 5,
+    "cli": 6, "lab": 6, "__main__": 7,
+}  # fmt: skip
+# Adapters know no MachineConfig: each could be a library of its own.
+ADAPTERS = {"host", "kube"}
+
+PURE = {"api", "config", "update"}
+IMPURE_MODULES = {
+    "os", "pathlib", "shutil", "socket", "tempfile", "threading", "time", "urllib",
+}  # fmt: skip
+CALENDAR_READS = {"now", "today", "utcnow"}
+
+# Each effect, and the only places that may have it.
+OWNERS = {
+    "aiohttp": {"lab"},
+    "asyncio": {"lab"},
+    "cryptography": {"lab"},
+    "gi": {"host.bus", "lab"},
+    "kubernetes": {"kube.official"},
+    "psutil": {"host.resources"},
+    "pydbus": {"host.bus", "lab"},
+    "subprocess": {"host.process", "lab"},
+    "tenacity": {"retry"},
+    "time": {"clock", "lab"},
+}
+# The agent's memory is counted in MiB, so every other package is refused until it is weighed.
+WEIGHED = {"yaml"}
+
+
+def test_every_import_goes_downwards() -> None:
+    assert list(broken_rules(SOURCES)) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "finding"),
+    [
+        ("api/node.py", "import treenail.config.merge", "imports treenail.config.merge"),
+        ("host/files.py", "from treenail.api import node", "imports treenail.api"),
+        ("kube/watch.py", "from treenail.host.root import Root", "imports treenail.host.root"),
+        ("daemon/loop.py", "import treenail.controllers", "imports treenail.controllers"),
+        ("controllers/drain.py", "import treenail.daemon.act", "imports treenail.daemon.act"),
+        ("cli/main.py", "import treenail.lab.command", "imports treenail.lab.command"),
+        ("errors.py", "from treenail import log", "imports treenail.log"),
+        ("api/new.py", "def f():\n    from treenail.kube import client", "imports treenail.kube"),
+        ("config/merge.py", "import os.path", "is pure and imports os.path"),
+        ("update/plan.py", "from pathlib import Path", "is pure and imports pathlib"),
+        ("update/plan.py", "x = datetime.datetime.now()", "is pure and asks the clock"),
+        ("config/when.py", "x = date.today()", "is pure and asks the clock"),
+        (
+            "host/units.py",
+            "import subprocess",
+            "imports subprocess, which is host.process and lab's",
+        ),
+        ("host/logind.py", "from gi.repository import Gio", "imports gi.repository, which is"),
+        ("daemon/act.py", "import time", "imports time, which is"),
+        ("kube/client.py", "import kubernetes", "imports kubernetes, which is kube.official's"),
+        ("daemon/act.py", "import requests", "imports requests, which nobody weighed"),
+        ("host/root.py", "from .files import write", "imports relatively"),
+        ("host/__init__.py", "from treenail.host.root import Root", "is not empty"),
+        ("novelty/thing.py", "", "is in no row"),
+    ],
+)
+def test_a_planted_violation_is_found(tmp_path: Path, path: str, source: str, finding: str) -> None:
+    planted = tmp_path / "treenail" / path
+    planted.parent.mkdir(parents=True, exist_ok=True)
+    planted.write_text(source)
+    found = list(broken_rules(tmp_path))
+    assert len(found) == 1
+    assert finding in found[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("__init__.py", "__version__ = '1'"),
+        ("daemon/act.py", "from treenail.update import plan\nfrom treenail.host import files"),
+        ("config/diff.py", "import json\nfrom treenail.config.merge import merge"),
+        ("cli/agent.py", "import treenail.daemon.loop\nfrom treenail import __version__"),
+        ("lab/demo.py", "import aiohttp, time\nfrom gi.repository import Gio"),
+        ("api/decode.py", "import datetime\nimport yaml\nx = datetime.datetime.fromtimestamp(0)"),
+    ],
+)
+def test_what_is_allowed_is_not_found(tmp_path: Path, path: str, source: str) -> None:
+    planted = tmp_path / "treenail" / path
+    planted.parent.mkdir(parents=True, exist_ok=True)
+    planted.write_text(source)
+    assert list(broken_rules(tmp_path)) == []
+
+
+def broken_rules(sources: Path) -> Iterator[str]:
+    """One sentence for each import that should not be there."""
+    for path in sorted((sources / "treenail").rglob("*.py")):
+        parts = path.relative_to(sources / "treenail").with_suffix("").parts
+        for finding in _broken_by(parts, path):
+            yield f"{path.relative_to(sources)}: {finding}"
+
+
+def _broken_by(parts: tuple[str, ...], path: Path) -> Iterator[str]:
+    if parts == ("__init__",):
+        return
+    if parts[-1] == "__init__":
+        if path.stat().st_size:
+            yield "is not empty: a name has one address"
+        return
+    if parts[0] not in ROWS:
+        yield f"is in no row: {parts[0]} is none of {', '.join(ROWS)}"
+        return
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            yield f"line {node.lineno} imports relatively"
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            for module in _modules(node):
+                yield from _broken_import(parts, module)
+        elif parts[0] in PURE and _asks_the_clock(node):
+            yield f"line {node.lineno} is pure and asks the clock"
+
+
+def _modules(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif node.module == "treenail":
+        yield from (f"treenail.{alias.name}" for alias in node.names)
+    elif node.module is not None:
+        yield node.module
+
+
+def _broken_import(importer: tuple[str, ...], module: str) -> Iterator[str]:
+    package, *inner = module.split(".")
+    if package == "treenail":
+        if inner and inner[0] != "__version__" and not _downwards(importer[0], inner[0]):
+            yield f"imports {module}"
+    elif importer[0] in PURE and package in IMPURE_MODULES:
+        yield f"is pure and imports {module}"
+    elif package in OWNERS:
+        if not {importer[0], ".".join(importer)} & OWNERS[package]:
+            yield f"imports {module}, which is {' and '.join(sorted(OWNERS[package]))}'s"
+    elif package not in sys.stdlib_module_names | WEIGHED:
+        yield f"imports {module}, which nobody weighed"
+
+
+def _downwards(importer: str, imported: str) -> bool:
+    if importer == imported:
+        return True
+    if importer in ADAPTERS:
+        return ROWS[imported] == 1
+    return ROWS[imported] < ROWS[importer] and imported != "lab"
+
+
+def _asks_the_clock(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in CALENDAR_READS
+        and ast.unparse(node.func.value).split(".")[-1] in {"date", "datetime"}
+    )
