@@ -1,0 +1,16 @@
+"""Waiting in tests: for a condition, with a limit, and never for a time."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def wait_until(condition: Callable[[], T], *, limit_s: float = 10.0) -> T:
+    """What ``condition`` returned once it was true; AssertionError when it never was."""
+    end = time.monotonic() + limit_s
+    while not (found := condition()):
+        assert time.monotonic() < end, f"not within {limit_s:g} s: {found!r}"
+        time.sleep(0.01)
+    return found
