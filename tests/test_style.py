@@ -1,0 +1,227 @@
+"""The house rules that a linter does not know, read from the sources."""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+MAX_LINES = 400
+
+# Words that say nothing about the thing they name.
+EMPTY_WORDS = {
+    "common", "handler", "helper", "helpers", "impl", "info", "manager", "misc", "util", "utils",
+}  # fmt: skip
+EMPTY_NAME = re.compile(r"(do_[a-z]\w*|process_\w+|data|\w+_data|\w+Data)")
+
+# A reason follows on the same line or stands above it, or the linter is right.
+UNREASONED = re.compile(r"# (noqa: [A-Z]+\d+(, ?[A-Z]+\d+)*|type: ignore\[[\w, -]+\])\s*$")
+
+# Places that exist on one machine only. The agent may not even name a place that all users share.
+WORKPLACE = re.compile(r"[/]work[/]|[.][.]/shared(?!/oracle)|[/]root/\.pyenv|file:[/]//opt")
+SHARED_BY_ALL = re.compile(r"(/var)?/tmp/")
+
+STAND_INS = {"monkeypatch.setattr", "time.sleep"}
+
+SENTENCE_WORDS = 3
+
+
+def sources(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def findings(rule: str, paths: list[Path]) -> list[str]:
+    """One line for each place below ``paths`` that breaks ``rule``."""
+    return [
+        f"{path.relative_to(ROOT)}:{found}"
+        for path in paths
+        for found in RULES[rule](path.stem, path.read_text())
+    ]
+
+
+def too_long(_stem: str, text: str) -> Iterator[str]:
+    """A module that is not one noun."""
+    if (lines := text.count("\n")) > MAX_LINES:
+        yield f"{lines}: longer than {MAX_LINES} lines"
+
+
+def nothing_said(_stem: str, text: str) -> Iterator[str]:
+    """A module that does not say what it is for."""
+    if text and ast.get_docstring(ast.parse(text)) is None:
+        yield "1: no docstring"
+
+
+def empty_name(stem: str, text: str) -> Iterator[str]:
+    """A name of a module, class or function that could be that of any other."""
+    named = [(1, stem)]
+    named += [
+        (node.lineno, node.name)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    for line, name in named:
+        words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+        if words & EMPTY_WORDS or EMPTY_NAME.fullmatch(name):
+            yield f"{line}: {name} says nothing"
+
+
+def local_get(_stem: str, text: str) -> Iterator[str]:
+    """A ``get_`` that is no GET."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("get_"):
+            yield f"{node.lineno}: {node.name} is no remote GET"
+
+
+def open_value(_stem: str, text: str) -> Iterator[str]:
+    """A value that somebody may change under its reader."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for decorator in map(ast.unparse, node.decorator_list):
+            if decorator.startswith("dataclass") and not (
+                "frozen=True" in decorator and "slots=True" in decorator
+            ):
+                yield f"{node.lineno}: {node.name} is not frozen and slotted"
+
+
+def unreasoned(_stem: str, text: str) -> Iterator[str]:
+    """A linter or type checker overruled without a reason."""
+    above = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if UNREASONED.search(line) and not above.lstrip().startswith("# "):
+            yield f"{number}: no reason beside it"
+        above = line
+
+
+def workplace(_stem: str, text: str) -> Iterator[str]:
+    """A path that exists on one machine only."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if WORKPLACE.search(line):
+            yield f"{number}: {line.strip()}"
+
+
+def shared_by_all(_stem: str, text: str) -> Iterator[str]:
+    """A path in a directory where other users can plant links."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if SHARED_BY_ALL.search(line):
+            yield f"{number}: {line.strip()}"
+
+
+def stand_in(_stem: str, text: str) -> Iterator[str]:
+    """A test that replaces code instead of passing a fake, or that sleeps."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            names = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+            if {"mock", "unittest.mock"} & set(names):
+                yield f"{node.lineno}: imports mock"
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) in STAND_INS:
+            yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+def no_sentence(_stem: str, text: str) -> Iterator[str]:
+    """A test whose name does not say what holds."""
+    for node in ast.walk(ast.parse(text)):
+        if (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.name.startswith("test_")
+            and node.name.count("_") < SENTENCE_WORDS
+        ):
+            yield f"{node.lineno}: {node.name} is no sentence"
+
+
+RULES = {
+    rule.__name__: rule
+    for rule in (
+        too_long, nothing_said, empty_name, local_get, open_value, unreasoned, workplace,
+        shared_by_all, stand_in, no_sentence,
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", ["too_long", "nothing_said", "empty_name"])
+def test_modules_are_short_and_say_what_they_are(rule: str) -> None:
+    assert findings(rule, sources("agent", "bench")) == []
+
+
+def test_get_is_a_remote_get() -> None:
+    paths = [path for path in sources("agent") if "kube" not in path.parts]
+    assert findings("local_get", paths) == []
+
+
+def test_values_of_the_pure_rows_never_change() -> None:
+    pure = sources("agent/treenail/api", "agent/treenail/config", "agent/treenail/update")
+    assert findings("open_value", pure) == []
+
+
+def test_the_linter_is_overruled_with_a_reason() -> None:
+    assert findings("unreasoned", sources("agent", "bench", "tests", "vm-tests")) == []
+
+
+def test_the_agent_shares_no_directory_with_other_users() -> None:
+    paths = [path for path in sources("agent") if "lab" not in path.parts]
+    assert findings("shared_by_all", paths) == []
+
+
+def test_tests_use_fakes_and_do_not_sleep() -> None:
+    paths = [path for path in sources("tests") if path != ROOT / "tests" / "waiting.py"]
+    assert findings("stand_in", paths) == []
+
+
+def test_tests_are_named_as_sentences() -> None:
+    assert findings("no_sentence", sources("tests", "vm-tests")) == []
+
+
+def test_no_file_names_the_place_where_it_was_written() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False, timeout=30
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    paths = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    texts = [path for path in paths if path.is_file() and b"\0" not in path.read_bytes()]
+    assert findings("workplace", texts) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ("too_long", "\n" * 401),
+        ("nothing_said", "import os"),
+        ("empty_name", "class UnitManager: ..."),
+        ("empty_name", "def process_node(): ..."),
+        ("empty_name", "def node_info(): ..."),
+        ("empty_name", "class NodeData: ..."),
+        ("local_get", "def get_digest(): ..."),
+        ("open_value", "@dataclass(frozen=True)\nclass A: ..."),
+        ("unreasoned", "x = 1  # noqa" + ": S101"),
+        ("unreasoned", "x = 1  # type" + ": ignore[misc]"),
+        ("workplace", "see /" + "work/main"),
+        ("shared_by_all", "open('/tmp/a')"),
+        ("stand_in", "from unittest.mock import Mock"),
+        ("stand_in", "from unittest import mock"),
+        ("stand_in", "time.sleep(1)"),
+        ("stand_in", "monkeypatch.setattr(a, 'b', 1)"),
+        ("no_sentence", "def test_plan(): ..."),
+    ],
+)
+def test_a_planted_lapse_is_found(rule: str, text: str) -> None:
+    assert len(list(RULES[rule]("thing", text))) == 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ("empty_name", "def data_url(): ...\ndef processor(): ...\ndef document(): ..."),
+        ("open_value", "@dataclass(frozen=True, slots=True)\nclass A: ..."),
+        ("unreasoned", "x = 1  # noqa: S101  # the reason"),
+        ("unreasoned", "# The reason.\nx = 1  # noqa: S101"),
+        ("stand_in", "clock.sleep(1)"),
+        ("no_sentence", "def test_a_node_rests(): ..."),
+    ],
+)
+def test_what_keeps_the_rules_is_not_found(rule: str, text: str) -> None:
+    assert list(RULES[rule]("thing", text)) == []
