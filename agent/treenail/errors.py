@@ -43,6 +43,8 @@ class TreenailError(Exception):
 
     state: str | None = "Degraded"
     again: Again = Again.BACKOFF
+    patience: int = 1
+    """How many times in a row before the Node shows it."""
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
         super().__init__(message)
@@ -100,7 +102,12 @@ class CredentialError(HostError):
 
 
 class BusError(HostError):
-    """A D-Bus call failed; ``name`` is the D-Bus error name, empty when there was no reply."""
+    """A D-Bus call failed; ``name`` is the D-Bus error name, empty when there was no reply.
+
+    Services are restarted and come back; a third failure in a row is no restart.
+    """
+
+    patience = 3
 
     def __init__(self, message: str, *, name: str = "", remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)

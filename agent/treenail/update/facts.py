@@ -1,0 +1,71 @@
+"""Everything a decision may depend on."""
+
+from dataclasses import dataclass
+
+from treenail.update.record import Record, Target
+from treenail.update.wish import Nothing, Unusable, Wish
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """The drain handshake as the Node shows it.
+
+    The agent writes ``desiredDrain`` (``drain-…`` or ``uncordon-…``); the drain controller copies
+    it to ``lastAppliedDrain`` when it is so.
+    """
+
+    asked: str = ""
+    applied: str = ""
+    unschedulable: bool = False
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is asked that has not been applied."""
+        return self.asked == self.applied
+
+    @property
+    def drain_asked(self) -> bool:
+        return self.asked.startswith("drain-")
+
+    def drained_for(self, token: str) -> bool:
+        """The drain that ``token`` asks for is complete, and the node is still out of service."""
+        return bool(token) and self.asked == self.applied == token and self.unschedulable
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    """What the agent needs of its Node."""
+
+    wish: Wish | Unusable | Nothing
+    handshake: Handshake
+    claimed: Target
+    """What the Node's annotations say is current; believed only where there is no ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """The deployments, reduced to digests; empty where there is none or it has none."""
+
+    booted: str
+    staged: str = ""
+    staged_id: str = ""
+    """Names the staged deployment for people; not empty whenever something is staged."""
+    locked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One look at the node, its machine and its ledger."""
+
+    record: Record
+    boot_id: str
+    now: float
+    """Seconds since the epoch."""
+    node: NodeSeen | None
+    """None until the Node was seen since the process started."""
+    deployed: Deployed | None
+    """None when nothing asks for a look at the deployments."""
+    shutting_down: bool = False
+    drains: bool = True
+    """The node is drained before it reboots."""
+    drain_limit_s: float = 3600.0

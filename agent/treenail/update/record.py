@@ -1,0 +1,190 @@
+"""The record of an update: what a node must remember to survive a crash at any instruction.
+
+One document holds both what is current and what is under way, so that "the new one is verified"
+and "the update has passed its last step" are one atomic write, never two.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from treenail.errors import LedgerError
+
+Json = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A rendered config and the OS image beside it; ``image`` is empty outside image mode."""
+
+    config: str = ""
+    image: str = ""
+
+    @property
+    def digest(self) -> str:
+        """The manifest digest of the image, ``sha256:…``; empty without an image."""
+        return self.image.partition("@")[2]
+
+    def __str__(self) -> str:
+        return f"{self.config} with {self.image}" if self.image else self.config or "nothing"
+
+
+class Phase(StrEnum):
+    """How far an update has come; each is entered by a write to the ledger."""
+
+    STAGING = "staging"
+    """The image is being pulled and deployed, locked, while the node serves."""
+    DRAINING = "draining"
+    """The drain is asked for; the deployment is still locked."""
+    REBOOTING = "rebooting"
+    """The point of no return: the deployment is unlocked and the reboot asked for."""
+    RESUMING = "resuming"
+    """The new deployment is booted and verified; the uncordon is asked for."""
+    RELEASING = "releasing"
+    """Called off: what was staged is dropped, the drain is taken back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One update of this node, from the first step to the last."""
+
+    id: str
+    target: Target
+    origin: Target
+    phase: Phase
+    boot_id: str
+    """The boot in which ``phase`` was entered."""
+    began: float
+    """Seconds since the epoch."""
+    entered: float
+    """When ``phase`` was entered, seconds since the epoch."""
+    checked: bool = False
+    """The rendered config was read and can be reconciled with this node."""
+    drain: str = ""
+    """The value of ``desiredDrain`` that we asked for last; empty before the first."""
+    reboots: int = 0
+    """How often the reboot into this target was asked for."""
+
+    def enter(self, phase: Phase, *, boot_id: str, now: float) -> "Update":
+        """The update as it goes into ``phase``."""
+        return replace(self, phase=phase, boot_id=boot_id, entered=now)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A target that is not tried again until another one is asked for."""
+
+    target: Target
+    reason: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the ledger holds."""
+
+    current: Target = Target()
+    """Booted and verified; never set on the strength of a request alone."""
+    update: Update | None = None
+    refused: Refused | None = None
+
+
+def to_json(record: Record) -> Json:
+    """The record as the ledger keeps it."""
+    update, refused = record.update, record.refused
+    return {
+        "version": 1,
+        "current": _target_to_json(record.current),
+        "update": None
+        if update is None
+        else {
+            "id": update.id,
+            "target": _target_to_json(update.target),
+            "origin": _target_to_json(update.origin),
+            "phase": str(update.phase),
+            "bootID": update.boot_id,
+            "began": update.began,
+            "entered": update.entered,
+            "checked": update.checked,
+            "drain": update.drain,
+            "reboots": update.reboots,
+        },
+        "refused": None
+        if refused is None
+        else {
+            "target": _target_to_json(refused.target),
+            "reason": refused.reason,
+            "remedy": refused.remedy,
+        },
+    }
+
+
+def from_json(document: Json | None) -> Record:
+    """The record in a ledger document; an absent one is a node that has done nothing yet.
+
+    Raises `LedgerError` when the document is not one that `to_json` wrote.
+    """
+    if document is None:
+        return Record()
+    try:
+        update, refused = document["update"], document["refused"]
+        return Record(
+            current=_target_from_json(document["current"]),
+            update=None if update is None else _update_from_json(_mapping(update)),
+            refused=None if refused is None else _refused_from_json(_mapping(refused)),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise LedgerError(
+            f"the ledger is not of a form this version writes: {error!r}",
+            remedy="install the version that wrote it, or move the ledger away and let the node "
+            "be compared with its desired config afresh",
+        ) from error
+
+
+def _update_from_json(document: Json) -> Update:
+    return Update(
+        id=_text(document["id"]),
+        target=_target_from_json(document["target"]),
+        origin=_target_from_json(document["origin"]),
+        phase=Phase(_text(document["phase"])),
+        boot_id=_text(document["bootID"]),
+        began=_number(document["began"]),
+        entered=_number(document["entered"]),
+        checked=document["checked"] is True,
+        drain=_text(document["drain"]),
+        reboots=int(_number(document["reboots"])),
+    )
+
+
+def _refused_from_json(document: Json) -> Refused:
+    return Refused(
+        target=_target_from_json(document["target"]),
+        reason=_text(document["reason"]),
+        remedy=_text(document["remedy"]),
+    )
+
+
+def _target_to_json(target: Target) -> Json:
+    return {"config": target.config, "image": target.image}
+
+
+def _target_from_json(value: object) -> Target:
+    document = _mapping(value)
+    return Target(_text(document["config"]), _text(document["image"]))
+
+
+def _mapping(value: object) -> Json:
+    if not isinstance(value, dict):
+        raise TypeError(f"expected an object, found {type(value).__name__}")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a string, found {type(value).__name__}")
+    return value
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"expected a number, found {type(value).__name__}")
+    return float(value)

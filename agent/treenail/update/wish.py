@@ -1,0 +1,64 @@
+"""What the Node's annotations ask of this machine."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from treenail.api import annotations as key
+from treenail.api import pullspec
+from treenail.errors import ConfigError
+from treenail.update.record import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The target asked for, and the keys that named its image."""
+
+    target: Target
+    spellings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """The annotations can't be obeyed, and why."""
+
+    error: ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """No config is asked of this node."""
+
+
+def read(annotations: Mapping[str, str]) -> Wish | Unusable | Nothing:
+    """The wish in a Node's annotations.
+
+    The image may be asked for in any of three spellings; two that disagree are unusable, because
+    obeying either would be a guess.
+    """
+    asked = {name: annotations[name] for name in key.IMAGE_SPELLINGS if name in annotations}
+    config = annotations.get(key.DESIRED_CONFIG, "")
+    if not config:
+        if not asked:
+            return Nothing()
+        name = next(iter(asked))
+        return Unusable(
+            ConfigError(
+                f"{name} is set, but {key.DESIRED_CONFIG} is not",
+                remedy=f"set {key.DESIRED_CONFIG} to the name of the rendered MachineConfig that "
+                "the image was built from",
+            )
+        )
+    try:
+        for name, text in asked.items():
+            pullspec.parse(text, where=name)
+    except ConfigError as error:
+        return Unusable(error)
+    if len(set(asked.values())) > 1:
+        listed = " and ".join(f"{name} ({text})" for name, text in sorted(asked.items()))
+        return Unusable(
+            ConfigError(
+                f"the node is asked for two images at once: {listed}",
+                remedy="remove one of the annotations, or set both to the same image",
+            )
+        )
+    return Wish(Target(config, next(iter(asked.values()), "")), tuple(asked))

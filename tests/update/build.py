@@ -1,0 +1,58 @@
+"""Builders of facts: a node that wants image B and has image A, unless said otherwise."""
+
+from dataclasses import replace
+
+from treenail.api import annotations as key
+from treenail.update import wish
+from treenail.update.facts import Deployed, Facts, Handshake, NodeSeen
+from treenail.update.record import Phase, Record, Target, Update
+
+DIGEST_A = "sha256:" + "a" * 64
+DIGEST_B = "sha256:" + "b" * 64
+DIGEST_C = "sha256:" + "c" * 64
+A = Target("rendered-worker-a", f"registry.example.com/os/node@{DIGEST_A}")
+B = Target("rendered-worker-b", f"registry.example.com/os/node@{DIGEST_B}")
+C = Target("rendered-worker-c", f"registry.example.com/os/node@{DIGEST_C}")
+BOOT_1 = "11111111-1111-1111-1111-111111111111"
+BOOT_2 = "22222222-2222-2222-2222-222222222222"
+
+
+def wanting(
+    target: Target = B,
+    *,
+    asked: str = "",
+    applied: str = "",
+    unschedulable: bool = False,
+    spelling: str = key.DESIRED_OS_IMAGE,
+    claimed: Target = A,
+) -> NodeSeen:
+    notes = {key.DESIRED_CONFIG: target.config}
+    if target.image:
+        notes[spelling] = target.image
+    return NodeSeen(wish.read(notes), Handshake(asked, applied, unschedulable), claimed)
+
+
+def drained(token: str, target: Target = B) -> NodeSeen:
+    return wanting(target, asked=token, applied=token, unschedulable=True)
+
+
+def update(phase: Phase = Phase.STAGING, **changes: object) -> Update:
+    start = Update(
+        id="0" * 32, target=B, origin=A, phase=phase, boot_id=BOOT_1, began=0.0, entered=0.0
+    )
+    return replace(start, **changes)  # type: ignore[arg-type]
+
+
+def facts(**changes: object) -> Facts:
+    start = Facts(
+        record=Record(current=A),
+        boot_id=BOOT_1,
+        now=100.0,
+        node=wanting(),
+        deployed=Deployed(booted=DIGEST_A),
+    )
+    return replace(start, **changes)  # type: ignore[arg-type]
+
+
+def staged(target: Target = B, *, locked: bool = True, booted: str = DIGEST_A) -> Deployed:
+    return Deployed(booted=booted, staged=target.digest, staged_id="os-1", locked=locked)
