@@ -1,0 +1,60 @@
+"""How long the property tests look: seconds as a rule, for hours on request."""
+
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+EXAMPLES = int(os.environ.get("TREENAIL_FUZZ_EXAMPLES", "0"))
+
+T = TypeVar("T", bound=Callable[..., None])
+
+
+def fuzz(test: T) -> T:
+    """A property test that runs TREENAIL_FUZZ_EXAMPLES examples when that is set."""
+    bounded = settings(
+        max_examples=EXAMPLES or 100, database=None, suppress_health_check=list(HealthCheck)
+    )(test)
+    return pytest.mark.limit(EXAMPLES or 60.0)(bounded)
+
+
+numbers = st.integers() | st.floats()
+scalars = st.none() | st.booleans() | numbers | st.text(st.characters(codec=None))
+json_values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+json_objects = st.dictionaries(st.text(), json_values, max_size=5)
+
+
+@st.composite
+def damaged(draw: st.DrawFn, documents: st.SearchStrategy[object]) -> object:
+    """A good document in which one value, anywhere, was replaced by any other or taken out."""
+    document = draw(documents)
+    places = list(_places(document))
+    if not places:
+        return draw(json_values)
+    parent, key = draw(st.sampled_from(places))
+    if draw(st.booleans()):
+        parent[key] = draw(json_values)
+    else:
+        del parent[key]
+    return document
+
+
+def _places(value: object) -> list[tuple[dict[object, object], object]]:
+    found: list[tuple[dict[object, object], object]] = []
+    if isinstance(value, dict):
+        pairs = list(value.items())
+    elif isinstance(value, list):
+        pairs = list(enumerate(value))
+    else:
+        return found
+    for key, inner in pairs:
+        found.append((value, key))  # type: ignore[arg-type]  # a list is indexed the same way
+        found += _places(inner)
+    return found

@@ -1,0 +1,190 @@
+"""YAML means what Go's YAML 1.1 takes it for; what would mean nothing or too much is refused."""
+
+import contextlib
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.api.fuzzing import fuzz
+from treenail.api.documents import ALIAS_LIMIT, dump, load, load_all
+from treenail.errors import ConfigError
+
+
+def value_of(scalar: str) -> object:
+    return load(f"a: {scalar}", where="f.yaml")["a"]
+
+
+def refusal(text: str | bytes) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(text, where="f.yaml")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("scalar", "value"),
+    [
+        # Where PyYAML's own types say otherwise.
+        ("1:20", "1:20"), ("0o17", 15), ("2020-01-01", "2020-01-01"), ("y", True), ("N", False),
+        ("1e3", 1000), ("2001-12-14T21:59:43.10-05:00", "2001-12-14T21:59:43.10-05:00"),
+        ("08", 8), ("0O17", 15), ("1.0", 1), ("-1e-3", -0.001), ("190:20:30.15", "190:20:30.15"),
+        # Where both agree.
+        ("on", True), ("Off", False), ("017", 15), ("1_000", 1000), (".5", 0.5), ("0b11", 3),
+        ("0x1F", 31), ("-0x1F", -31), ("+5", 5), ("~", None), ("", None), ("null", None),
+        ("yes", True), ("NO", False), ("True", True), ("nULL", "nULL"), ("yEs", "yEs"),
+        # Edges.
+        ("18446744073709551615", 18446744073709551615), ("-0", 0), ("1e999", "1e999"),
+        ("18446744073709551616", 18446744073709551616), (".", "."), ("0o8", "0o8"), ("0x", "0x"),
+        ("1__0", 10), ("_1", "_1"), (".5_0", ".5_0"), ("+.5", 0.5), ("1e21", 1e21), ("=", "="),
+        ("٣", "٣"), ("<<", "<<"), ("1.", 1), ("0_7", 7), ("-", ["x"]),
+    ],
+)  # fmt: skip
+def test_a_plain_scalar_is_what_go_takes_it_for(scalar: str, value: object) -> None:
+    if scalar == "-":
+        scalar = "[x]"
+    found = value_of(scalar)
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize("scalar", ['"{}"', "'{}'", "!!str {}", "|-\n  {}", ">-\n  {}"])
+@pytest.mark.parametrize("text", ["1", "y", "0o17", "null", "1e3", ".inf"])
+def test_a_quoted_scalar_is_a_string(scalar: str, text: str) -> None:
+    assert value_of(scalar.format(text)) == text
+
+
+def test_a_tag_decides_the_type_or_is_refused() -> None:
+    assert value_of('!!int "0o17"') == 15
+    assert value_of("!!float 1") == 1
+    assert value_of("!!timestamp 2020-01-01") == "2020-01-01"
+    assert refusal("a: !!int y") == "f.yaml, line 1, column 4: not what the tag !!int says"
+    assert refusal("a: !!int true") == "f.yaml, line 1, column 4: not what the tag !!int says"
+    assert refusal("a: !!binary aGk=") == (
+        "f.yaml, line 1, column 4: a tag that JSON has no word for"
+    )
+    assert refusal("a: !!python/name:os.system x") == (
+        "f.yaml, line 1, column 4: a tag that JSON has no word for"
+    )
+
+
+def test_a_key_is_a_string_whatever_it_looks_like() -> None:
+    assert load("1: a\ny: b\n0o17: c\n2020-01-01: d\n", where="f") == {
+        "1": "a",
+        "true": "b",
+        "15": "c",
+        "2020-01-01": "d",
+    }
+    assert refusal("1.5: a") == "f.yaml, line 1, column 1: a key that is not a string; quote it"
+    assert refusal("? [a]\n: b") == (
+        "f.yaml, line 1, column 3: a key that is not a string; quote it"
+    )
+
+
+def test_a_key_that_occurs_twice_is_refused() -> None:
+    assert refusal("a: 1\nb: 2\na: 3\n") == "f.yaml, line 3, column 1: a key that occurs twice"
+
+
+def test_merge_keys_give_way_to_the_mappings_own() -> None:
+    text = "x: &x {a: 1, b: 1}\ny: &y {b: 2, c: 2}\nz:\n  <<: [*x, *y]\n  c: 3\n"
+    assert load(text, where="f")["z"] == {"a": 1, "b": 1, "c": 3}
+    assert refusal("a:\n  <<: 1\n") == (
+        "f.yaml, line 2, column 7: a merge key needs a mapping or a list of mappings"
+    )
+
+
+def test_every_document_of_a_stream_is_read() -> None:
+    assert load_all("---\na: 1\n---\n---\nb: 2\n...\n", where="f") == [{"a": 1}, {"b": 2}]
+    assert load_all("", where="f") == []
+    assert refusal("a: 1\n---\nb: 2\n") == "f.yaml: expected one document, found 2"
+    assert refusal("") == "f.yaml: expected one document, found 0"
+    assert refusal("- a\n") == "f.yaml: expected an object at the top of the document"
+
+
+def test_an_anchor_ends_with_its_document() -> None:
+    assert refusal("a: &x 1\n---\nb: *x\n").startswith("f.yaml, line 3, column 4: ")
+
+
+def test_json_is_read_as_json_and_looks_like_json_as_yaml() -> None:
+    assert load('{"a": "y", "b": [1, null]}', where="f") == {"a": "y", "b": [1, None]}
+    assert load("{a: y}", where="f") == {"a": True}
+
+
+def test_ten_laughs_are_fine_and_a_billion_are_refused() -> None:
+    lines = ["a0: &a0 [x, x]"]
+    lines += [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40)]
+    assert load("\n".join(lines[:5]), where="f")["a2"] == [[["x"] * 2] * 2] * 2
+    assert refusal("\n".join(lines)).endswith("the aliases make the document too large")
+    long = f"a: &a {'x' * (ALIAS_LIMIT // 2)}\nb: [*a, *a]\n"
+    assert refusal(long).endswith("the aliases make the document too large")
+
+
+def test_a_loop_of_aliases_is_refused() -> None:
+    assert refusal("a: &a [*a]") == (
+        "f.yaml, line 1, column 8: an alias to nothing, or to what it is part of"
+    )
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "a:\n", "{", "&a [", "? "])
+def test_deep_nesting_is_refused(opening: str) -> None:
+    refusal("a: " + opening * 100_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: .inf", "f.yaml, line 1, column 4: a number that JSON can't hold; quote it"),
+        ("a: .nan", "f.yaml, line 1, column 4: a number that JSON can't hold; quote it"),
+        (b"a: \xff", "f.yaml: expected UTF-8, found another encoding at byte 3"),
+        ("a: \x00", "f.yaml: not YAML: it has characters that YAML forbids"),
+        ("a: 'x", None),
+        ("a:\n\t- b", None),
+        ("%YAML 3.0\n---\na: 1", None),
+    ],
+)
+def test_what_is_not_yaml_is_refused_with_its_place(text: str | bytes, message: str | None) -> None:
+    assert message in (None, refusal(text))
+
+
+def test_a_document_beyond_the_size_limit_is_refused() -> None:
+    assert "more than the limit of 67108864" in refusal("x" * (64 * 1024 * 1024 + 1))
+
+
+def test_what_cannot_be_written_is_refused() -> None:
+    with pytest.raises(ConfigError, match="YAML can't hold"):
+        dump({"a": "\ud800"})
+
+
+keys = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Cn"]))
+finite = st.floats(allow_nan=False, allow_infinity=False).filter(
+    lambda value: not (value.is_integer() or value == 0)
+)
+written = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | finite | keys
+    | st.sampled_from(["y", "0o17", "1:20", "1e3", "2020-01-01", "<<", "~", "a\n", " \n x", "="])
+    | st.text(st.sampled_from("0123456789.eE+-_xob:~yn# '\"\n\t|>&*!%@`[]{},?")),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@fuzz
+@given(st.dictionaries(keys, written, max_size=5))
+def test_what_is_written_is_read_back_the_same(document: dict[str, object]) -> None:
+    assert load(dump(document), where="f") == document
+
+
+@fuzz
+@given(st.text() | st.binary() | st.text(st.sampled_from("ab:-?&*!|>'\"[]{},#%~ \n\t<0")))
+def test_any_text_is_read_or_refused(text: str | bytes) -> None:
+    with contextlib.suppress(ConfigError):
+        for document in load_all(text, where="f"):
+            assert json.loads(json.dumps(document, allow_nan=False)) == document
+
+
+@fuzz
+@given(st.from_regex(r"\A[-+]?[0-9._eExXoObB:]{1,12}\Z"))
+def test_any_number_like_scalar_is_a_finite_number_or_a_string(scalar: str) -> None:
+    with contextlib.suppress(ConfigError):
+        value = value_of(scalar)
+        assert isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
