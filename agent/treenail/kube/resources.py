@@ -1,0 +1,91 @@
+"""The API resources treenail uses, and where each lives below the API server's address."""
+
+from dataclasses import dataclass
+from urllib.parse import quote
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One kind of object: its group (empty for core), version, plural, kind and scope."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool
+
+    @property
+    def api_version(self) -> str:
+        """``v1`` or ``policy/v1``, as an object's ``apiVersion`` says it."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, name: str = "", *, namespace: str = "", subresource: str = "") -> str:
+        """The URL path of the collection, of one object, or of its subresource.
+
+        Without a namespace a namespaced collection is that of all namespaces. ValueError for
+        what has no path: an object of a namespaced kind without its namespace, a namespace for
+        a kind that has none, a subresource of no object, ``..`` as a name.
+        """
+        self._refuse_what_has_no_path(name, namespace, subresource)
+        parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
+        if namespace:
+            parts += ["namespaces", namespace]
+        parts.append(self.plural)
+        parts += [part for part in (name, subresource) if part]
+        return "/" + "/".join(quote(part, safe="") for part in parts)
+
+    def _refuse_what_has_no_path(self, name: str, namespace: str, subresource: str) -> None:
+        if namespace and not self.namespaced:
+            raise ValueError(f"{self.plural} have no namespace, found {namespace!r}")
+        if name and self.namespaced and not namespace:
+            raise ValueError(f"{self.plural} {name!r} needs a namespace")
+        if subresource and not name:
+            raise ValueError(f"{self.plural}: the subresource {subresource!r} needs a name")
+        if {name, namespace} & {".", ".."}:
+            raise ValueError(f"{self.plural}: {name or namespace!r} is no name")
+
+
+NODES = Resource("", "v1", "nodes", "Node", namespaced=False)
+NAMESPACES = Resource("", "v1", "namespaces", "Namespace", namespaced=False)
+PODS = Resource("", "v1", "pods", "Pod", namespaced=True)
+EVENTS = Resource("", "v1", "events", "Event", namespaced=True)
+SECRETS = Resource("", "v1", "secrets", "Secret", namespaced=True)
+CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap", namespaced=True)
+
+DAEMONSETS = Resource("apps", "v1", "daemonsets", "DaemonSet", namespaced=True)
+REPLICASETS = Resource("apps", "v1", "replicasets", "ReplicaSet", namespaced=True)
+STATEFULSETS = Resource("apps", "v1", "statefulsets", "StatefulSet", namespaced=True)
+JOBS = Resource("batch", "v1", "jobs", "Job", namespaced=True)
+LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease", namespaced=True)
+PODDISRUPTIONBUDGETS = Resource(
+    "policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", namespaced=True
+)
+VOLUMEATTACHMENTS = Resource(
+    "storage.k8s.io", "v1", "volumeattachments", "VolumeAttachment", namespaced=False
+)
+CUSTOMRESOURCEDEFINITIONS = Resource(
+    "apiextensions.k8s.io",
+    "v1",
+    "customresourcedefinitions",
+    "CustomResourceDefinition",
+    namespaced=False,
+)
+
+
+def _machine_configuration(plural: str, kind: str) -> Resource:
+    return Resource("machineconfiguration.openshift.io", "v1", plural, kind, namespaced=False)
+
+
+MACHINECONFIGS = _machine_configuration("machineconfigs", "MachineConfig")
+MACHINECONFIGPOOLS = _machine_configuration("machineconfigpools", "MachineConfigPool")
+MACHINECONFIGNODES = _machine_configuration("machineconfignodes", "MachineConfigNode")
+CONTROLLERCONFIGS = _machine_configuration("controllerconfigs", "ControllerConfig")
+MACHINEOSCONFIGS = _machine_configuration("machineosconfigs", "MachineOSConfig")
+MACHINEOSBUILDS = _machine_configuration("machineosbuilds", "MachineOSBuild")
+MACHINECONFIGURATIONS = Resource(
+    "operator.openshift.io",
+    "v1",
+    "machineconfigurations",
+    "MachineConfiguration",
+    namespaced=False,
+)

@@ -1,0 +1,204 @@
+"""The present state of some objects, told as it changes: list once, then watch for ever."""
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from treenail.clock import Clock
+from treenail.errors import ClusterError, Gone, TooManyRequests, Unreachable
+from treenail.kube.backoff import Backoff, Random
+from treenail.kube.client import Client, EventStream, Json, WatchEvent
+from treenail.kube.resources import Resource
+
+log = logging.getLogger(__name__)
+
+OnChange = Callable[[str, Json | None], None]
+"""Told the key, and the object as it is now or None when it is gone."""
+
+# A server asked to watch for 5 to 10 minutes ends each watch once in a while, and not all in
+# the same second; between these moments the watch is the only thing on the wire.
+_LASTS_S = 300
+# Who ends a watch sooner than this, and has told nothing, is not well.
+_SHORT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which objects: all of a resource, narrowed by namespace and selectors."""
+
+    resource: Resource
+    namespace: str = ""
+    field_selector: str = ""
+    label_selector: str = ""
+
+    @property
+    def params(self) -> dict[str, str]:
+        """The selectors as query parameters."""
+        selectors = {"fieldSelector": self.field_selector, "labelSelector": self.label_selector}
+        return {name: value for name, value in selectors.items() if value}
+
+
+class Watch:
+    """Tells what is in a scope, and what becomes of it, from one thread of its own.
+
+    ``on_change`` is called once for each object there is, and again whenever one differs from
+    what was told: never twice for the same version. ``on_connected`` is called when everything
+    there is has been told, and when the server is back; ``on_lost`` when it is not there, and
+    again when it is missing for another reason. All three are called on the watching thread and
+    should only note and ring.
+
+    It resumes where it was, bookmarks included, so that a server which comes back after an hour
+    costs one request. It lists again when the server does not know that moment any more.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        scope: Scope,
+        clock: Clock,
+        *,
+        on_change: OnChange,
+        on_connected: Callable[[], None] = lambda: None,
+        on_lost: Callable[[ClusterError], None] = lambda _: None,
+        backoff: Backoff | None = None,
+        jitter: Random = random.random,
+    ) -> None:
+        self._client = client
+        self._scope = scope
+        self._clock = clock
+        self._on_change = on_change
+        self._on_connected = on_connected
+        self._on_lost = on_lost
+        self._backoff = backoff or Backoff()
+        self._jitter = jitter
+        self._stopped = threading.Event()
+        self._stream: EventStream | None = None
+        self._thread: threading.Thread | None = None
+        self._version = ""
+        self._told: dict[str, tuple[object, object]] = {}
+        self._lost: str | None = "not connected yet"
+
+    def start(self) -> None:
+        """Run on a thread of its own, which does not keep the process alive."""
+        self._thread = threading.Thread(
+            target=self.run, name=f"watch-{self._scope.resource.plural}", daemon=True
+        )
+        self._thread.start()
+
+    def run(self) -> None:
+        """List and watch until ``stop``."""
+        while not self._stopped.is_set():
+            self._stopped.wait(self._turn())
+
+    def stop(self, *, limit_s: float = 5.0) -> None:
+        """End it from any thread; returns when its thread is done, or after ``limit_s``."""
+        self._stopped.set()
+        if (stream := self._stream) is not None:
+            stream.close()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(limit_s)
+
+    def _turn(self) -> float:
+        """List if needed, and one watch; the seconds to pause afterwards."""
+        try:
+            if not self._version:
+                self._list()
+            self._follow()
+        except Gone as error:
+            log.debug("%s; listing again", error)
+            self._version = ""
+            return self._backoff.pause_s()
+        except ClusterError as error:
+            if not isinstance(error, Unreachable):
+                # The server refuses the very question: a version from before it was restored
+                # from a backup, for one. Silence says nothing about the version.
+                self._version = ""
+            return self._pause_after(error)
+        return 0.0
+
+    def _pause_after(self, error: ClusterError) -> float:
+        if self._stopped.is_set():
+            return 0.0
+        if str(error) != self._lost:
+            self._lost = str(error)
+            self._on_lost(error)
+        pause_s = self._backoff.pause_s()
+        return max(pause_s, error.retry_after_s) if isinstance(error, TooManyRequests) else pause_s
+
+    def _list(self) -> None:
+        found = self._client.list(
+            self._scope.resource, namespace=self._scope.namespace, params=self._scope.params
+        )
+        if not found.resource_version:
+            raise ClusterError(f"list {self._scope.resource.plural}: no version to watch from")
+        gone = set(self._told)
+        for item in found.items:
+            gone.discard(object_key(item))
+            self._tell(item)
+        for key in sorted(gone):
+            del self._told[key]
+            self._on_change(key, None)
+        self._version = found.resource_version
+        self._connected()
+
+    def _follow(self) -> None:
+        began = self._clock.monotonic()
+        told_something = False
+        stream = self._client.watch(
+            self._scope.resource,
+            namespace=self._scope.namespace,
+            params={**self._scope.params, "resourceVersion": self._version},
+            lasts_s=int(_LASTS_S * (1 + self._jitter())),
+        )
+        self._stream = stream
+        try:
+            if self._stopped.is_set():
+                return
+            stream.begin()
+            self._connected()
+            for event in stream:
+                told_something = True
+                self._backoff.reset()
+                self._see(event)
+        finally:
+            self._stream = None
+            stream.close()
+        if told_something or self._clock.monotonic() - began >= _SHORT_S:
+            self._backoff.reset()
+        elif not self._stopped.is_set():
+            raise Unreachable(f"watch {self._scope.resource.plural}: ended as soon as it began")
+
+    def _connected(self) -> None:
+        if self._lost is not None:
+            self._lost = None
+            self._on_connected()
+
+    def _see(self, event: WatchEvent) -> None:
+        if event.type == "DELETED":
+            key = object_key(event.object)
+            if self._told.pop(key, None) is not None:
+                self._on_change(key, None)
+        elif event.type in {"ADDED", "MODIFIED"}:
+            self._tell(event.object)
+        self._version = str(_metadata(event.object).get("resourceVersion") or self._version)
+
+    def _tell(self, found: Json) -> None:
+        key, metadata = object_key(found), _metadata(found)
+        version = (metadata.get("uid"), metadata.get("resourceVersion"))
+        if self._told.get(key) != version:
+            self._told[key] = version
+            self._on_change(key, found)
+
+
+def object_key(found: Json) -> str:
+    """``namespace/name``, or the name alone for what has no namespace."""
+    metadata = _metadata(found)
+    name, namespace = str(metadata.get("name")), metadata.get("namespace")
+    return f"{namespace}/{name}" if namespace else name
+
+
+def _metadata(found: Json) -> Json:
+    metadata = found.get("metadata")
+    return metadata if isinstance(metadata, dict) else {}
