@@ -1,0 +1,88 @@
+"""Paths below the installed root, and never outside it."""
+
+import errno
+import os
+from pathlib import Path
+
+from treenail.errors import FileError
+
+_LINKS = 40  # what the kernel follows before it says ELOOP
+
+
+class Root:
+    """The directory that holds the machine: ``/``, or where it is mounted or pretended.
+
+    A path below it means what it means to a process that has it as its root directory: an
+    absolute symbolic link starts again at the root, and ``..`` in a link stops there. Paths are
+    resolved when asked for; who changes links at the same time has to be trusted, as on ``/``.
+    """
+
+    def __init__(self, prefix: str | Path = "/") -> None:
+        self.prefix = Path(prefix).resolve()
+
+    def path(self, below: str) -> Path:
+        """Where the file ``below`` is, every symbolic link followed; it need not exist.
+
+        Raises `FileError` when ``below`` is not absolute, has ``..`` in it, or runs in circles.
+        """
+        return self._resolve(below, follow=True)
+
+    def entry(self, below: str) -> Path:
+        """Where the directory entry ``below`` is: as `path`, but a link at the end is itself.
+
+        Its parent is inside the root too, so the root itself is refused.
+        """
+        entry = self._resolve(below, follow=False)
+        if entry == self.prefix:
+            raise FileError(f"{below!r} is the root directory itself")
+        return entry
+
+    def _resolve(self, below: str, *, follow: bool) -> Path:
+        todo = _parts_to_do(below)
+        done: list[str] = []
+        links = 0
+        while todo:
+            part = todo.pop()
+            if part == "..":
+                del done[-1:]
+                continue
+            target = _target(self.prefix.joinpath(*done, part)) if follow or todo else None
+            if target is None:
+                done.append(part)
+                continue
+            links += 1
+            if links > _LINKS:
+                raise FileError(f"{below} leads through more than {_LINKS} symbolic links")
+            if target.startswith("/"):
+                done.clear()
+            todo.extend(_reversed_parts(target))
+        return self.prefix.joinpath(*done)
+
+
+def _parts_to_do(below: str) -> list[str]:
+    if not below.startswith("/"):
+        raise FileError(f"{below!r} is not an absolute path")
+    if "\0" in below:
+        raise FileError(f"{below!r} has a null character in it")
+    try:
+        os.fsencode(below)
+    except UnicodeEncodeError as error:
+        raise FileError(f"{below!r} can't be the name of a file") from error
+    parts = _reversed_parts(below)
+    if ".." in parts:
+        raise FileError(f"{below!r} has .. in it")
+    return parts
+
+
+def _reversed_parts(path: str) -> list[str]:
+    return [part for part in reversed(path.split("/")) if part not in {"", "."}]
+
+
+def _target(path: Path) -> str | None:
+    """What the link says; None when there is no link, or nothing at all."""
+    try:
+        return os.fspath(path.readlink())
+    except OSError as error:
+        if error.errno in {errno.EINVAL, errno.ENOENT, errno.ENOTDIR}:
+            return None
+        raise FileError(f"can't follow {path}: {error.strerror}") from error
