@@ -1,0 +1,323 @@
+"""Files, links and directories below the root: written whole or not at all, and for good."""
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from treenail.errors import FileError
+from treenail.host.disk import Disk
+from treenail.host.root import Root
+
+_TEMPORARY = ".treenail-"
+_FEW = 4  # so many are flushed one by one, which leaves other programs' writes alone
+_READ_LIMIT = 16 * 1024 * 1024
+_CHUNK = 1024 * 1024
+_REMEDIES = {
+    errno.ENOSPC: "free some space on that file system",
+    errno.EDQUOT: "free some space on that file system",
+    errno.EROFS: "find out why that file system is mounted read-only",
+    errno.EIO: "look for the disk's errors in the kernel log: journalctl -k",
+    errno.EACCES: "run the agent as root",
+    errno.EPERM: "run the agent as root; lsattr shows whether the file is immutable",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file to have: a path below the root, and everything about it.
+
+    Without ``uid`` and ``gid`` a new file belongs to whoever the agent runs as.
+    """
+
+    path: str
+    content: bytes = field(repr=False)
+    mode: int = 0o644
+    uid: int | None = None
+    gid: int | None = None
+
+
+class Files:
+    """Reads and writes below a root.
+
+    When a method that changes something returns, the change outlives a power cut; when it
+    raises or the power goes, each path is as it was or as it was to be, never in between.
+    Doing it again is always right. The last component of a path is the entry itself: a symbolic
+    link there is replaced, not followed; links before it are followed inside the root.
+
+    A replaced file's SELinux label is kept, a new one has what the kernel gives in its
+    directory. One thread at a time may write; the ledger's lock keeps other agents away.
+    Every `OSError` leaves as `FileError`.
+    """
+
+    def __init__(self, root: Root, disk: Disk | None = None) -> None:
+        self._root = root
+        self._disk = disk or Disk()
+        self._lasting: set[Path] = set()
+
+    def read(self, path: str, *, limit: int = _READ_LIMIT) -> bytes | None:
+        """What the file holds, links followed; None when there is none.
+
+        Raises `FileError` for more than ``limit`` bytes, and for what is not a regular file.
+        """
+        found = self._root.path(path)
+        with _failing("read", found):
+            try:
+                return self._content(found, limit)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def write(
+        self,
+        path: str,
+        content: bytes,
+        *,
+        mode: int = 0o644,
+        uid: int | None = None,
+        gid: int | None = None,
+    ) -> bool:
+        """Have this file; whether that was a change. Missing directories are made, 0755."""
+        return bool(self.write_all([File(path, content, mode, uid, gid)]))
+
+    def write_all(self, files: Sequence[File]) -> tuple[str, ...]:
+        """Have all these files; the paths that changed, in order.
+
+        The promise holds for each file, not for the set: after a power cut some may be old and
+        some new. More than a few cost one flush for each file system and one for each directory.
+        Measured on ext4 with 1,000 files: fsync for each makes 1,001 flushes of the disk (no
+        fewer after posix_fadvise), from 16 threads 540, syncfs 2.
+        """
+        wanted = self._entries(files)
+        directories = dict.fromkeys(entry.parent for entry in wanted)
+        for directory in directories:
+            self._have_directory(directory)
+            self._sweep(directory)
+        changed = [entry for entry, file in wanted.items() if not self._is(entry, file)]
+        temporaries = {
+            entry: entry.parent / f"{_TEMPORARY}{number}" for number, entry in enumerate(changed)
+        }
+        try:
+            if len(wanted) > _FEW:
+                with self._file_systems_flushed(directories):
+                    for entry, temporary in temporaries.items():
+                        self._prepare(temporary, wanted[entry], entry, flush=False)
+            else:
+                for entry in wanted.keys() - temporaries.keys():
+                    self._sync(entry)
+                for entry, temporary in temporaries.items():
+                    self._prepare(temporary, wanted[entry], entry, flush=True)
+            for entry, temporary in temporaries.items():
+                with _failing("replace", entry):
+                    self._disk.replace(temporary, entry)
+        except FileError:
+            for temporary in temporaries.values():
+                with suppress(OSError):
+                    self._disk.unlink(temporary)
+            raise
+        for directory in directories:
+            self._sync(directory)
+        return tuple(wanted[entry].path for entry in changed)
+
+    def symlink(self, path: str, target: str) -> bool:
+        """Have a symbolic link that says ``target``; whether that was a change.
+
+        A file or link in its place is replaced in one step: there is always one or the other.
+        """
+        entry = self._entry(path)
+        self._have_directory(entry.parent)
+        with _failing("link", entry):
+            changed = self._link_text(entry) != target
+            if changed:
+                self._sweep(entry.parent)
+                temporary = entry.parent / f"{_TEMPORARY}0"
+                self._disk.symlink(temporary, target)
+                self._disk.replace(temporary, entry)
+        self._sync(entry.parent)
+        return changed
+
+    def link_text(self, path: str) -> str | None:
+        """What the symbolic link says; None when the path is none, or nothing at all."""
+        entry = self._root.entry(path)
+        with _failing("read the link", entry):
+            return self._link_text(entry)
+
+    def remove(self, path: str) -> bool:
+        """Have no file and no link there; whether that was a change."""
+        entry = self._root.entry(path)
+        with _failing("remove", entry):
+            try:
+                self._disk.unlink(entry)
+            except (FileNotFoundError, NotADirectoryError):
+                removed = False
+            else:
+                removed = True
+        if self._status(entry.parent) is not None:
+            self._sync(entry.parent)
+        return removed
+
+    def make_directory(
+        self, path: str, *, mode: int = 0o755, uid: int | None = None, gid: int | None = None
+    ) -> bool:
+        """Have a directory of this mode and owner; whether that was a change.
+
+        What is in it stays. Missing parents are made, 0755.
+        """
+        directory = self._root.path(path)
+        made = self._have_directory(directory)
+        with _failing("change", directory), self._opened(directory) as descriptor:
+            changed = self._own(descriptor, mode, uid, gid)
+            self._disk.sync(descriptor)
+        return made or changed
+
+    def _entries(self, files: Sequence[File]) -> dict[Path, File]:
+        wanted: dict[Path, File] = {}
+        for file in files:
+            entry = self._entry(file.path)
+            if entry in wanted:
+                raise FileError(f"{file.path} is to be written twice: it is {wanted[entry].path}")
+            wanted[entry] = file
+        return wanted
+
+    def _entry(self, path: str) -> Path:
+        entry = self._root.entry(path)
+        if entry.name.startswith(_TEMPORARY):
+            raise FileError(f"{path} is a name that only temporary files have, and they vanish")
+        return entry
+
+    def _have_directory(self, directory: Path) -> bool:
+        """Whether it was made.
+
+        The first time in this process its parents are flushed even when it was there: an agent
+        that was killed may have made it and not come to that.
+        """
+        status = self._status(directory)
+        if status is not None and not stat.S_ISDIR(status.st_mode):
+            raise FileError(f"{directory} is not a directory")
+        if directory == self._root.prefix or (status is not None and directory in self._lasting):
+            return False
+        self._have_directory(directory.parent)
+        if status is None:
+            with _failing("make the directory", directory):
+                self._disk.make_directory(directory)
+                with self._opened(directory) as descriptor:
+                    self._disk.change_mode(descriptor, 0o755)
+                    self._disk.sync(descriptor)
+        self._sync(directory.parent)
+        self._lasting.add(directory)
+        return status is None
+
+    def _sweep(self, directory: Path) -> None:
+        """Remove what a run that was cut short left behind."""
+        with _failing("clean up", directory):
+            for name in self._disk.names(directory):
+                if name.startswith(_TEMPORARY):
+                    self._disk.unlink(directory / name)
+
+    def _is(self, entry: Path, file: File) -> bool:
+        status = self._status(entry)
+        if (
+            status is None
+            or not stat.S_ISREG(status.st_mode)
+            or stat.S_IMODE(status.st_mode) != file.mode
+            or file.uid not in {None, status.st_uid}
+            or file.gid not in {None, status.st_gid}
+            or status.st_size != len(file.content)
+        ):
+            return False
+        with _failing("read", entry):
+            return self._content(entry, status.st_size) == file.content
+
+    def _prepare(self, temporary: Path, file: File, entry: Path, *, flush: bool) -> None:
+        with _failing("write", entry):
+            descriptor = self._disk.create(temporary)
+            try:
+                self._own(descriptor, file.mode, file.uid, file.gid)
+                label = self._disk.label(entry)
+                if label and label != self._disk.label(descriptor):
+                    self._disk.change_label(descriptor, label)
+                written = 0
+                while written < len(file.content):
+                    written += self._disk.write(descriptor, file.content[written:])
+                if flush:
+                    self._disk.sync(descriptor)
+            finally:
+                self._disk.close(descriptor)
+
+    def _own(self, descriptor: int, mode: int, uid: int | None, gid: int | None) -> bool:
+        """The owner first: a change of owner takes the set-user-ID bit away."""
+        status = self._disk.status_of(descriptor)
+        owner = uid not in {None, status.st_uid} or gid not in {None, status.st_gid}
+        if owner:
+            self._disk.own(descriptor, -1 if uid is None else uid, -1 if gid is None else gid)
+        if not owner and stat.S_IMODE(status.st_mode) == mode:
+            return False
+        self._disk.change_mode(descriptor, mode)
+        return True
+
+    def _content(self, path: Path, limit: int) -> bytes:
+        with self._opened(path) as descriptor:
+            if not stat.S_ISREG(self._disk.status_of(descriptor).st_mode):
+                raise FileError(f"{path} is not a regular file")
+            parts: list[bytes] = []
+            room = limit + 1
+            while room and (part := self._disk.read(descriptor, min(room, _CHUNK))):
+                parts.append(part)
+                room -= len(part)
+        if not room:
+            raise FileError(f"{path} holds more than {limit} bytes")
+        return b"".join(parts)
+
+    def _status(self, path: Path) -> os.stat_result | None:
+        with _failing("look at", path):
+            try:
+                return self._disk.status(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def _link_text(self, entry: Path) -> str | None:
+        status = self._status(entry)
+        if status is None or not stat.S_ISLNK(status.st_mode):
+            return None
+        return self._disk.link_text(entry)
+
+    def _sync(self, path: Path) -> None:
+        with _failing("flush", path), self._opened(path) as descriptor:
+            self._disk.sync(descriptor)
+
+    @contextmanager
+    def _opened(self, path: Path) -> Iterator[int]:
+        descriptor = self._disk.open(path)
+        try:
+            yield descriptor
+        finally:
+            self._disk.close(descriptor)
+
+    @contextmanager
+    def _file_systems_flushed(self, directories: Iterable[Path]) -> Iterator[None]:
+        """Flush the directories' file systems at the end; opened before, to hear of errors."""
+        with ExitStack() as stack:
+            file_systems: dict[int, tuple[Path, int]] = {}
+            for directory in directories:
+                with _failing("open", directory):
+                    device = self._disk.status(directory).st_dev
+                    if device not in file_systems:
+                        descriptor = stack.enter_context(self._opened(directory))
+                        file_systems[device] = directory, descriptor
+            yield
+            for directory, descriptor in file_systems.values():
+                with _failing("flush the file system of", directory):
+                    self._disk.sync_filesystem(descriptor)
+
+
+@contextmanager
+def _failing(verb: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise FileError(
+            f"can't {verb} {path}: {error.strerror or error}",
+            remedy=_REMEDIES.get(error.errno or 0, ""),
+        ) from error
