@@ -1,0 +1,225 @@
+"""Events about an object, counted instead of repeated, and never in the way of the work."""
+
+import logging
+import threading
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from treenail.clock import Clock, rfc3339
+from treenail.errors import (
+    AlreadyExists,
+    ClusterError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    TooManyRequests,
+)
+from treenail.kube.client import Json
+from treenail.kube.resources import EVENTS, Resource
+
+log = logging.getLogger(__name__)
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+# client-go's numbers (tools/record/events_cache.go, and the API's limit for a message).
+_SAME_FOR_S = 600.0
+_BURST = 25
+_REFILL_S = 300.0
+_MESSAGE_CHARS = 1024
+_MOST_REMEMBERED = 256
+_MOST_PENDING = 32
+# While the server is away, each try costs its caller the time limit of a request.
+_AFTER_FAILURE_S = 30.0
+
+
+class EventApi(Protocol):
+    """The two verbs of ``Client`` that events need."""
+
+    def create(self, resource: Resource, body: Json, *, namespace: str = "") -> Json: ...
+    def patch(self, resource: Resource, name: str, body: Json, *, namespace: str = "") -> Json: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Regarding:
+    """The object an event is about; the events of what has no namespace go to ``default``."""
+
+    kind: str
+    name: str
+    uid: str = ""
+    namespace: str = ""
+    api_version: str = "v1"
+
+    @property
+    def reference(self) -> Json:
+        """Itself as ``involvedObject``."""
+        fields = {
+            "apiVersion": self.api_version,
+            "kind": self.kind,
+            "namespace": self.namespace,
+            "name": self.name,
+            "uid": self.uid,
+        }
+        return {name: value for name, value in fields.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    regarding: Regarding
+    type: str
+    reason: str
+    message: str
+
+
+@dataclass(slots=True)
+class _Series:
+    """One Event object: what happened, how often, and how much of that is written."""
+
+    event: _Event
+    name: str
+    first: float
+    last: float
+    count: int = 1
+    written: int = 0
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """What an object may still say: ``_BURST`` at once, then one each ``_REFILL_S``."""
+
+    tokens: float
+    at: float
+
+
+class Recorder:
+    """Writes Events for one component on one host; never raises. Thread-safe.
+
+    The same event again within ten minutes raises the count of the first. An object that says
+    too much is cut short. What can't be written now is kept, up to 32 events, and written with
+    the next one that can, or by ``flush``.
+    """
+
+    def __init__(self, api: EventApi, component: str, host: str, clock: Clock) -> None:
+        self._api = api
+        self._component = component
+        self._host = host
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._series: OrderedDict[_Event, _Series] = OrderedDict()
+        self._buckets: OrderedDict[Regarding, _Bucket] = OrderedDict()
+        self._pending: deque[_Series] = deque()
+        self._not_before = 0.0
+        self._last_stamp = 0
+
+    def normal(self, regarding: Regarding, reason: str, message: str) -> None:
+        """Record something that belongs to the ordinary course."""
+        self._record(_Event(regarding, "Normal", reason, message[:_MESSAGE_CHARS]))
+
+    def warning(self, regarding: Regarding, reason: str, message: str) -> None:
+        """Record something a person may have to look at."""
+        self._record(_Event(regarding, "Warning", reason, message[:_MESSAGE_CHARS]))
+
+    def flush(self) -> None:
+        """Write what could not be written before; stops at the first that still can't."""
+        with self._lock:
+            self._flush()
+
+    def _record(self, event: _Event) -> None:
+        with self._lock:
+            if not self._may_speak(event.regarding):
+                log.debug("event %s for %s is one too many", event.reason, event.regarding.name)
+                return
+            series = self._counted(event)
+            if series not in self._pending:
+                self._pending.append(series)
+            if len(self._pending) > _MOST_PENDING:
+                lost = self._pending.popleft().event
+                log.warning("event %s for %s dropped", lost.reason, lost.regarding.name)
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._pending and self._clock.monotonic() >= self._not_before:
+            series = self._pending[0]
+            event = series.event
+            try:
+                self._write(series)
+            except (Conflict, Forbidden, Invalid, NotFound) as error:
+                log.warning(
+                    "event %s for %s dropped: %s", event.reason, event.regarding.name, error
+                )
+            except ClusterError as error:
+                log.debug("event %s for %s waits: %s", event.reason, event.regarding.name, error)
+                wait_s = error.retry_after_s if isinstance(error, TooManyRequests) else 0.0
+                self._not_before = self._clock.monotonic() + max(wait_s, _AFTER_FAILURE_S)
+                return
+            self._pending.popleft()
+
+    def _write(self, series: _Series) -> None:
+        namespace = series.event.regarding.namespace or "default"
+        if series.written:
+            change: Json = {"count": series.count, "lastTimestamp": rfc3339(series.last)}
+            try:
+                self._api.patch(EVENTS, series.name, change, namespace=namespace)
+            except NotFound:  # events live for an hour or so
+                series.name, series.first, series.written = self._name(), series.last, 0
+        if not series.written:
+            try:
+                self._api.create(EVENTS, self._body(series, namespace), namespace=namespace)
+            except AlreadyExists:
+                log.debug("event %s was written before, its answer was lost", series.name)
+        series.written = series.count
+
+    def _body(self, series: _Series, namespace: str) -> Json:
+        event = series.event
+        return {
+            "apiVersion": EVENTS.api_version,
+            "kind": EVENTS.kind,
+            "metadata": {"name": series.name, "namespace": namespace},
+            "involvedObject": event.regarding.reference,
+            "type": event.type,
+            "reason": event.reason,
+            "message": event.message,
+            "source": {"component": self._component, "host": self._host},
+            "reportingComponent": self._component,
+            "reportingInstance": self._host,
+            "firstTimestamp": rfc3339(series.first),
+            "lastTimestamp": rfc3339(series.last),
+            "count": series.count,
+        }
+
+    def _counted(self, event: _Event) -> _Series:
+        now = self._clock.now()
+        series = self._series.get(event)
+        if series is None or now - series.last >= _SAME_FOR_S:
+            series = _Series(event, self._name(), first=now, last=now)
+            self._series[event] = series
+        else:
+            series.count += 1
+            series.last = now
+        _remember(self._series, event)
+        return series
+
+    def _may_speak(self, regarding: Regarding) -> bool:
+        now = self._clock.monotonic()
+        bucket = self._buckets.setdefault(regarding, _Bucket(_BURST, now))
+        bucket.tokens = min(_BURST, bucket.tokens + (now - bucket.at) / _REFILL_S)
+        bucket.at = now
+        _remember(self._buckets, regarding)
+        if bucket.tokens < 1:
+            return False
+        bucket.tokens -= 1
+        return True
+
+    def _name(self) -> str:
+        """``<host>.<hex>``, unique even within one tick of the clock."""
+        self._last_stamp = max(self._last_stamp + 1, int(self._clock.now() * 1e9))
+        return f"{self._host}.{self._last_stamp:x}"
+
+
+def _remember(table: OrderedDict[K, V], key: K) -> None:
+    """Make it the newest entry, and forget the oldest beyond what is remembered."""
+    table.move_to_end(key)
+    if len(table) > _MOST_REMEMBERED:
+        table.popitem(last=False)
