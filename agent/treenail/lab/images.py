@@ -1,0 +1,205 @@
+"""The lab's registry: which OS images exist, how large they are and who may pull them.
+
+The catalogue is one JSON file in the lab's directory. Every machine reads it again at each pull,
+so an image that is added while machines run can be pulled at once.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+REGISTRY = "registry.lab.example"
+_VERSION_LABEL = "org.opencontainers.image.version"
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What a registry asks for before it gives an image away."""
+
+    username: str
+    password: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One blob of an image: a chunk of the OSTree commit, or a layer somebody built on top."""
+
+    digest: str
+    size_bytes: int
+    chunk: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An OS image in a registry.
+
+    ``faults`` maps a phase (``pull``, ``stage``, ``finalize``) to the error text with which that
+    phase fails for this image; ``labels`` is what was baked in, such as the rendered config's name.
+    """
+
+    registry: str
+    repository: str
+    digest: str
+    version: str
+    layers: tuple[Layer, ...]
+    architecture: str = "amd64"
+    timestamp: int = 1_767_225_600
+    labels: Mapping[str, str] = field(default_factory=dict)
+    kernel_arguments: tuple[str, ...] = ()
+    credential: Credential | None = None
+    faults: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def pull_spec(self) -> str:
+        """``REGISTRY/REPOSITORY@sha256:…``."""
+        return f"{self.registry}/{self.repository}@{self.digest}"
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(layer.size_bytes for layer in self.layers)
+
+    @property
+    def commit(self) -> str:
+        """The OSTree checksum of the image once imported."""
+        return hashlib.sha256(f"commit {self.digest}".encode()).hexdigest()
+
+    def manifest(self) -> str:
+        """The OCI manifest, whose SHA-256 is the digest."""
+        oci = "application/vnd.oci.image"
+        configuration = self.configuration()
+        return _json(
+            {
+                "schemaVersion": 2,
+                "mediaType": f"{oci}.manifest.v1+json",
+                "config": {
+                    "mediaType": f"{oci}.config.v1+json",
+                    "digest": _digest(configuration),
+                    "size": len(configuration),
+                },
+                "layers": [
+                    {
+                        "mediaType": f"{oci}.layer.v1.tar+gzip",
+                        "digest": layer.digest,
+                        "size": layer.size_bytes,
+                    }
+                    for layer in self.layers
+                ],
+                "annotations": {_VERSION_LABEL: self.version},
+            }
+        )
+
+    def configuration(self) -> str:
+        """The OCI image configuration, where the labels are."""
+        labels = {_VERSION_LABEL: self.version, "containers.bootc": "1", **self.labels}
+        return _json(
+            {
+                "architecture": self.architecture,
+                "os": "linux",
+                "created": self.timestamp,
+                "config": {"Labels": labels},
+            }
+        )
+
+
+def make_image(
+    name: str,
+    version: str,
+    size_bytes: int,
+    *,
+    registry: str = REGISTRY,
+    layers: int = 4,
+    labels: Mapping[str, str] | None = None,
+    credential: Credential | None = None,
+    faults: Mapping[str, str] | None = None,
+) -> Image:
+    """An image of the repository ``name`` in ``layers`` layers, the last one a custom layer.
+
+    The same arguments always give the same digest; other content gives another one. What is no
+    part of the content, such as ``kernel_arguments``, is set with `dataclasses.replace`.
+    """
+    image = Image(
+        registry=registry,
+        repository=name,
+        digest="",
+        version=version,
+        layers=_blobs(f"{registry}/{name} {version}", size_bytes, layers),
+        labels=dict(labels or {}),
+        credential=credential,
+        faults=dict(faults or {}),
+    )
+    return replace(image, digest=_digest(image.manifest()))
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """Every image there is."""
+
+    images: tuple[Image, ...] = ()
+
+    def find(self, pull_spec: str) -> Image | None:
+        """The image of that registry, repository and digest."""
+        return next((image for image in self.images if image.pull_spec == pull_spec), None)
+
+    def credential(self, pull_spec: str) -> Credential | None:
+        """What the registry of ``pull_spec`` asks for, even when it has no such image."""
+        image = self.find(pull_spec)
+        if image is not None:
+            return image.credential
+        registry = pull_spec.partition("/")[0]
+        asked = (image.credential for image in self.images if image.registry == registry)
+        return next((credential for credential in asked if credential is not None), None)
+
+    def with_image(self, image: Image) -> "Catalogue":
+        """A catalogue that has ``image`` too, in place of one with the same pull spec."""
+        others = (other for other in self.images if other.pull_spec != image.pull_spec)
+        return Catalogue((*others, image))
+
+
+def load(path: Path) -> Catalogue:
+    """The catalogue in the file ``path``; an empty one when there is no such file."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return Catalogue()
+    return Catalogue(tuple(_image(entry) for entry in document["images"]))
+
+
+def save(catalogue: Catalogue, path: Path) -> None:
+    """Put the catalogue into the file ``path``, readable by its owner alone."""
+    scratch = path.with_name(f"{path.name}.{os.getpid()}")
+    scratch.touch(mode=0o600)
+    scratch.write_text(json.dumps(asdict(catalogue), indent=1) + "\n", encoding="utf-8")
+    scratch.replace(path)
+
+
+def _image(entry: dict[str, Any]) -> Image:
+    layers = tuple(Layer(**layer) for layer in entry.pop("layers"))
+    credential = entry.pop("credential")
+    arguments = tuple(entry.pop("kernel_arguments"))
+    return Image(
+        **entry,
+        layers=layers,
+        kernel_arguments=arguments,
+        credential=Credential(**credential) if credential else None,
+    )
+
+
+def _blobs(seed: str, size_bytes: int, count: int) -> tuple[Layer, ...]:
+    even = size_bytes // count
+    sizes = [size_bytes - even * (count - 1), *[even] * (count - 1)]
+    return tuple(
+        Layer(_digest(f"{seed} {index} {size}"), size, chunk=index < count - 1 or count == 1)
+        for index, size in enumerate(sizes)
+    )
+
+
+def _json(document: object) -> str:
+    return json.dumps(document, sort_keys=True)
+
+
+def _digest(text: str) -> str:
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,58 @@
+"""A deployment as rpm-ostree's D-Bus properties show it."""
+
+from typing import Any
+
+from gi.repository import GLib
+
+from treenail.lab.machine.sysroot import Deployment, Sysroot
+
+_EMPTY_LISTS = (
+    "packages",
+    "requested-packages",
+    "requested-local-packages",
+    "requested-local-fileoverride-packages",
+    "requested-base-removals",
+    "requested-base-local-replacements",
+    "base-removals",
+    "base-local-replacements",
+    "base-remote-replacements",
+)
+
+
+def deployment_values(deployment: Deployment, sysroot: Sysroot) -> dict[str, Any]:
+    """The ``a{sv}`` of one deployment: every key that a container deployment has."""
+    staged = deployment == sysroot.staged()
+    booted = not staged and deployment == sysroot.booted()
+    values = {
+        "id": GLib.Variant("s", deployment.id),
+        "osname": GLib.Variant("s", deployment.osname),
+        "checksum": GLib.Variant("s", deployment.checksum),
+        "serial": GLib.Variant("i", deployment.serial),
+        "booted": GLib.Variant("b", booted),
+        "staged": GLib.Variant("b", staged),
+        "pinned": GLib.Variant("b", deployment.pinned),
+        "unlocked": GLib.Variant("s", "none"),
+        "regenerate-initramfs": GLib.Variant("b", False),  # noqa: FBT003  gi's own signature
+        "timestamp": GLib.Variant("t", deployment.timestamp),
+        "version": GLib.Variant("s", deployment.version),
+        "container-image-reference": GLib.Variant("s", deployment.refspec),
+        "container-image-reference-digest": GLib.Variant("s", deployment.digest),
+        "base-commit-meta": GLib.Variant("a{sv}", _commit_metadata(deployment)),
+    }
+    for key in _EMPTY_LISTS:
+        kind = "a(vv)" if key.startswith("base-") and key != "base-removals" else "as"
+        values[key] = GLib.Variant(kind, [])
+    if staged and sysroot.locked():
+        values["finalization-locked"] = GLib.Variant("b", True)  # noqa: FBT003  gi's own signature
+    if deployment.custom_origin is not None:
+        values["custom-origin"] = GLib.Variant("(ss)", deployment.custom_origin)
+    return values
+
+
+def _commit_metadata(deployment: Deployment) -> dict[str, Any]:
+    return {
+        "version": GLib.Variant("s", deployment.version),
+        "ostree.manifest": GLib.Variant("s", deployment.manifest),
+        "ostree.manifest-digest": GLib.Variant("s", deployment.digest),
+        "ostree.container.image-config": GLib.Variant("s", deployment.configuration),
+    }

@@ -1,0 +1,248 @@
+"""What each transaction of rpm-ostree does to the deployments, as work for a `Transaction`."""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from treenail.lab.images import Image
+from treenail.lab.machine import pull
+from treenail.lab.machine.exported import option
+from treenail.lab.machine.kargs import KernelArguments
+from treenail.lab.machine.settings import Settings
+from treenail.lab.machine.steps import (
+    Emit,
+    OperationFailed,
+    Pause,
+    Work,
+    message,
+    percent,
+    progress_end,
+    task_begin,
+    task_end,
+)
+from treenail.lab.machine.sysroot import Deployment, Sysroot, boot_options, deployment_of
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What the operations work on; ``blockers`` lists who blocks a shutdown, ``reboot`` asks."""
+
+    root: Path
+    sysroot: Sysroot
+    catalogue: Path
+    settings: Callable[[], Settings]
+    blockers: Callable[[], list[tuple[str, str]]]
+    reboot: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options that several methods share, read as GVariantDict reads them."""
+
+    reboot: bool
+    lock: bool
+    command_line: str
+    revision: str
+    custom_origin: tuple[str, str] | None
+
+    @classmethod
+    def read(cls, dictionary: Any) -> "Options":
+        """Unknown keys and values of another type count as absent."""
+        return cls(
+            reboot=bool(option(dictionary, "reboot", "b")),
+            lock=bool(option(dictionary, "lock-finalization", "b")),
+            command_line=option(dictionary, "initiating-command-line", "s") or "",
+            revision=option(dictionary, "revision", "s") or "",
+            custom_origin=option(dictionary, "custom-origin", "(ss)"),
+        )
+
+
+def rebase(host: Host, refspec: str, options: Options) -> Work:
+    """Pull the image and stage it."""
+    wanted = pull.canonical(refspec)
+    base = _base(host)
+    if wanted == base.refspec:
+        raise OperationFailed(f"Old and new refs are equal: {wanted}")
+    yield from _deploy(host, base, wanted, options)
+
+
+def upgrade(host: Host, options: Options) -> Work:
+    """Look for something newer under the same name; a digest never has anything newer."""
+    base = _base(host)
+    image = pull.image_of(base.refspec)
+    yield message(f"Pulling manifest: {base.refspec}")
+    if "@" not in image:
+        raise OperationFailed(f"reading manifest latest in {image}: manifest unknown")
+    yield message("No upgrade available.")
+    _reboot_if(host, wanted=options.reboot and host.sysroot.staged() is not None)
+
+
+def deploy(host: Host, revision: str, options: Options) -> Work:
+    """Pull another digest of the repository that the machine follows."""
+    base = _base(host)
+    if not revision.startswith("sha256:"):
+        raise OperationFailed(f"Invalid container image digest: {revision}")
+    yield from _deploy(host, base, _at_digest(base.refspec, revision), options)
+
+
+def change_kernel_arguments(host: Host, arguments: KernelArguments, options: Options) -> Work:
+    """Stage the base deployment again with other kernel arguments."""
+    base = _base(host)
+    changed = replace(base, kernel_arguments=arguments.values(), pinned=False)
+    yield from _stage(host, changed, None, options)
+
+
+def rollback(host: Host, options: Options) -> Work:
+    """Boot the previous deployment next time; while something is staged, the booted one."""
+    sysroot = host.sysroot
+    if sysroot.drop_staged():
+        yield message("Dropped the staged deployment")
+    else:
+        first, *others = sysroot.written()
+        if not others:
+            raise OperationFailed("No rollback deployment found")
+        yield message(f"Moving '{others[0].checksum}.{others[0].serial}' to be first deployment")
+        sysroot.write((others[0], first, *others[1:]))
+    _reboot_if(host, wanted=options.reboot)
+
+
+def cleanup(host: Host, elements: list[str]) -> Work:
+    """Drop pending and rollback deployments, and what nobody needs any more."""
+    sysroot = host.sysroot
+    changed = False
+    booted = sysroot.booted()
+    for element in elements:
+        if element == "pending-deploy":
+            changed |= sysroot.drop_staged()
+            kept = sysroot.written()
+            while kept and kept[0] != booted and not kept[0].pinned:
+                kept, changed = kept[1:], True
+            sysroot.write(kept)
+        elif element == "rollback-deploy":
+            old = sysroot.written()
+            kept = tuple(d for i, d in enumerate(old) if i == 0 or d == booted or d.pinned)
+            changed |= kept != old
+            sysroot.write(kept)
+        elif element not in ("base", "repomd"):
+            raise OperationFailed(f"Invalid cleanup type: {element}")
+    if not changed:
+        yield message("Deployments unchanged.")
+    freed = sysroot.prune_layers()
+    if freed:
+        yield message(f"Pruned container image layers: {freed}")
+
+
+def refresh_metadata(host: Host) -> Work:
+    """Fetch package metadata: something that takes its time and changes no deployment."""
+    yield task_begin("Updating metadata for 'lab'")
+    yield Pause(host.settings().refresh_md_s)
+    yield task_end()
+
+
+def finalize(host: Host, dictionary: Any) -> Work:
+    """Unlock the staged deployment and reboot into it."""
+    checksum = option(dictionary, "checksum", "s")
+    staged = host.sysroot.staged()
+    refuse_blocked(host)
+    if staged is None:
+        raise OperationFailed("No pending staged deployment found")
+    if checksum is None and not option(dictionary, "allow-missing-checksum", "b"):
+        raise OperationFailed("Missing expected checksum")
+    # Of a container deployment only the manifest digest is known to whoever asked for it.
+    if checksum is not None and checksum != staged.digest:
+        raise OperationFailed(
+            f"Expected staged base checksum {checksum}, but found {staged.digest}"
+        )
+    if not host.sysroot.unlock() and not option(dictionary, "allow-unlocked", "b"):
+        raise OperationFailed("Staged deployment already unlocked")
+    yield message(f"Finalized deployment; rebooting into {staged.checksum}")
+    host.reboot()
+
+
+def refuse_blocked(host: Host) -> None:
+    """Raise if somebody holds a block inhibitor for shutdown."""
+    blockers = host.blockers()
+    if not blockers:
+        return
+    who, why = blockers[0]
+    text = (
+        f"Reboot blocked by a systemd inhibitor lock in `block` mode\nHeld by: {who}\nReason: {why}"
+    )
+    if len(blockers) > 1:
+        text += f"\nand {len(blockers) - 1} other blocking inhibitor lock(s)"
+    raise OperationFailed(text)
+
+
+def _deploy(
+    host: Host, base: Deployment, refspec: str, options: Options
+) -> Generator[Emit | Pause, None, None]:
+    if options.reboot:
+        refuse_blocked(host)
+    pulled = _at_digest(refspec, options.revision) if options.revision else refspec
+    image = yield from pull.pull(
+        pulled,
+        root=host.root,
+        sysroot=host.sysroot,
+        catalogue=host.catalogue,
+        settings=host.settings,
+    )
+    deployment = deployment_of(image, refspec, base.kernel_arguments)
+    if "@sha256:" in refspec:
+        deployment = replace(deployment, custom_origin=options.custom_origin)
+    yield from _stage(host, deployment, image, options)
+
+
+def _stage(
+    host: Host, deployment: Deployment, image: Image | None, options: Options
+) -> Generator[Emit | Pause, None, None]:
+    short = deployment.checksum[:7]
+    yield task_begin(f"Checking out tree {short}")
+    yield task_end()
+    text = "Staging deployment"
+    yield percent(text, 0)
+    settings = host.settings()
+    yield Pause(settings.staging_s)
+    failure = settings.staging_error or (image.faults.get("stage", "") if image else "")
+    if failure:
+        raise OperationFailed(failure)
+    serial = host.sysroot.next_serial(deployment.checksum)
+    host.sysroot.stage(replace(deployment, serial=serial), locked=options.lock)
+    freed = host.sysroot.prune_layers()
+    yield percent(text, 100)
+    yield progress_end()
+    if freed:
+        yield message(f"Pruned container image layers: {freed}")
+    yield message('Changes queued for next boot. Run "systemctl reboot" to start a reboot')
+    _reboot_if(host, wanted=options.reboot)
+
+
+def _reboot_if(host: Host, *, wanted: bool) -> None:
+    if wanted:
+        host.reboot()
+
+
+def _base(host: Host) -> Deployment:
+    base = host.sysroot.base()
+    if base is None:
+        raise OperationFailed("No deployments found")
+    return base
+
+
+def _at_digest(refspec: str, digest: str) -> str:
+    name = refspec.partition("@")[0]
+    slash = name.rfind("/")
+    colon = name.find(":", slash)
+    return f"{name if colon < 0 else name[:colon]}@{digest}"
+
+
+def boot_config(deployment: Deployment) -> dict[str, str]:
+    """The boot loader entry of a deployment."""
+    kernel = f"/ostree/{deployment.osname}-{deployment.checksum}"
+    return {
+        "title": f"Lab OS {deployment.version} (ostree:0)",
+        "version": "1",
+        "options": boot_options(deployment),
+        "linux": f"{kernel}/vmlinuz",
+        "initrd": f"{kernel}/initramfs.img",
+    }

@@ -1,0 +1,57 @@
+"""The root directory of a machine: what is there at first, and what a boot makes anew."""
+
+import shutil
+import uuid
+from pathlib import Path
+
+from treenail.lab.images import Image
+from treenail.lab.machine.sysroot import Deployment, Sysroot, deployment_of
+
+PLATFORM_ARGUMENTS = ("root=LABEL=root", "rw", "console=ttyS0", "ignition.platform.id=lab")
+_DIRECTORIES = ("etc/systemd/system", "usr/lib/systemd/system", "var/lib", "var/log", "proc", "run")
+_BOOT_ID = "proc/sys/kernel/random/boot_id"
+_OS_RELEASE = "usr/lib/os-release"
+
+
+def install(root: Path, image: Image) -> None:
+    """Make ``root`` the disk of a machine that was installed from ``image`` and never booted."""
+    for directory in _DIRECTORIES:
+        (root / directory).mkdir(parents=True, exist_ok=True)
+    sysroot = Sysroot(root)
+    if sysroot.written():
+        return
+    refspec = f"ostree-unverified-registry:{image.pull_spec}"
+    arguments = (*PLATFORM_ARGUMENTS, *image.kernel_arguments)
+    for layer in image.layers:
+        sysroot.import_layer(layer.digest)
+    sysroot.write((deployment_of(image, refspec, arguments),))
+    (root / "etc/os-release").symlink_to("../" + _OS_RELEASE)
+
+
+def boot(root: Path) -> Deployment:
+    """Empty /run, take a new boot id, and start what the boot loader starts."""
+    run = root / "run"
+    shutil.rmtree(run, ignore_errors=True)
+    for directory in ("ostree", "systemd/journal", "systemd/system"):
+        (run / directory).mkdir(parents=True)
+    (run / "ostree-booted").touch()
+    identity = root / _BOOT_ID
+    identity.parent.mkdir(parents=True, exist_ok=True)
+    identity.write_text(f"{uuid.uuid4()}\n", encoding="utf-8")
+    booted = Sysroot(root).boot()
+    release = (
+        'NAME="Lab OS"\n'
+        "ID=lab\n"
+        'ID_LIKE="fedora"\n'
+        f'VERSION="{booted.version}"\n'
+        f'PRETTY_NAME="Lab OS {booted.version}"\n'
+        f'OSTREE_VERSION="{booted.version}"\n'
+        "VARIANT_ID=coreos\n"
+    )
+    (root / _OS_RELEASE).write_text(release, encoding="utf-8")
+    return booted
+
+
+def boot_id(root: Path) -> str:
+    """The id of the boot that runs."""
+    return (root / _BOOT_ID).read_text(encoding="utf-8").strip()

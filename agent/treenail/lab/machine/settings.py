@@ -1,0 +1,49 @@
+"""How a machine of the lab behaves: speeds, limits and the faults it has just now.
+
+One JSON file beside the machine's root. The stand-ins read it whenever they need a value, so a
+change takes effect in the middle of a pull.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The values in force; an empty text means that nothing goes wrong."""
+
+    pull_bytes_per_s: float = 200e6
+    pull_error: str = ""
+    staging_s: float = 0.2
+    staging_error: str = ""
+    finalization_error: str = ""
+    refresh_md_s: float = 0.2
+    idle_exit_s: float = 0.0
+    """Seconds after which rpm-ostreed exits with nobody registered; 0 for never."""
+    force_close_s: float = 30.0
+    """Seconds after a transaction's end when peers that stayed are thrown out."""
+    properties_lag_s: float = 0.1
+    """Seconds after ``Finished`` when the D-Bus properties follow, unless Reload is called."""
+    inhibit_delay_max_s: float = 1.0
+    systemd_version: int = 252
+    failing_units: tuple[str, ...] = ()
+
+
+def load(path: Path | None) -> Settings:
+    """The settings in the file ``path``; the standard ones without a file."""
+    if path is None:
+        return Settings()
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return Settings()
+    return Settings(**{**document, "failing_units": tuple(document["failing_units"])})
+
+
+def save(settings: Settings, path: Path) -> None:
+    """Put the settings into the file ``path``, all at once."""
+    scratch = path.with_name(f"{path.name}.{os.getpid()}")
+    scratch.write_text(json.dumps(asdict(settings), indent=1) + "\n", encoding="utf-8")
+    scratch.replace(path)
