@@ -1,0 +1,226 @@
+"""The YAML that Go writes for a JSON value, byte for byte, because a name is hashed from it.
+
+The reference hashes what go-yaml 2.4 emits for a structure that went through Go's JSON. The
+rules here are that emitter's: block style, width 80, and its reading of YAML 1.1 to decide what
+must be quoted. Only what a configuration can hold is written: mappings with fixed keys, lists,
+strings, integers, booleans and null.
+"""
+
+import math
+import re
+
+from treenail.api.decode import Json
+from treenail.api.documents import resolve
+
+_WIDTH = 80
+_BREAKS = "\n\u2028\u2029"  # the line breaks of YAML 1.1 that are printable
+_SPECIAL = re.compile("[^\n -~\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd]")
+_LONE_SPACE = re.compile("[\u2028\u2029]|(?<=[^ ]) (?=[^ ])")
+_ESCAPED_OR_SPACE = re.compile(_SPECIAL.pattern + '|[\n\u2028\u2029"\\\\ ]')
+_NEL = re.compile(" *((?:\u0085 *)+)")
+_BASE60 = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
+_FRACTION = re.compile(r"\.[0-9](_?[0-9])*([eE][-+]?[0-9](_?[0-9])*)?")
+_TIMESTAMP = re.compile(
+    r"(\d{4})-(\d{1,2})-(\d{1,2})"
+    r"(?:[Tt](\d{1,2}):(\d{1,2}):(\d{1,2})(?:[.,]\d+)?(?:Z|[-+](?:[01]\d|2[0-4]):(?:[0-5]\d|60))"
+    r"| +(\d{1,2}):(\d{1,2}):(\d{1,2})(?:[.,]\d+)?)?",
+    re.ASCII,
+)
+_ESCAPES = {
+    "\0": "0", "\a": "a", "\b": "b", "\t": "t", "\n": "n", "\v": "v", "\f": "f", "\r": "r",
+    "\x1b": "e", '"': '"', "\\": "\\", "\x85": "N", "\u2028": "L", "\u2029": "P",
+}  # fmt: skip
+
+
+def encode(value: Json) -> bytes:
+    """The document go-yaml writes for ``value``, ending in a line feed.
+
+    Keys must be words, as those of Kubernetes structures are: only then are they written bare and
+    is go-yaml's order of keys that of their characters. Raises `ValueError` for any other value.
+    """
+    out: list[str] = []
+    if value:
+        _mapping(value, 0, out, begun=False)
+    else:
+        out.append("{}\n")
+    return "".join(out).encode()
+
+
+def _mapping(value: Json, indent: int, out: list[str], *, begun: bool) -> None:
+    for key in sorted(value):
+        if not (key.isascii() and key.isalpha() and isinstance(resolve(key), str)):
+            raise ValueError(f"{key!r} is no key of a Kubernetes structure")
+        lead = "" if begun else " " * indent
+        begun = False
+        out.append(f"{lead}{key}:")
+        match value[key]:
+            case dict() as inner if inner:
+                out.append("\n")
+                _mapping(inner, indent + 2, out, begun=False)
+            case list() as items if items:
+                out.append("\n")
+                _sequence(items, indent, out, begun=False)
+            case scalar:
+                out.append(" ")
+                out.append(_flow(scalar, indent + len(key) + 2, indent + 2))
+
+
+def _sequence(items: list[object], indent: int, out: list[str], *, begun: bool) -> None:
+    for item in items:
+        out.append("- " if begun else " " * indent + "- ")
+        begun = False
+        match item:
+            case dict() as inner if inner:
+                _mapping(inner, indent + 2, out, begun=True)
+            case list() as inners if inners:
+                _sequence(inners, indent + 2, out, begun=True)
+            case scalar:
+                out.append(_flow(scalar, indent + 2, indent + 2))
+
+
+def _flow(value: object, column: int, indent: int) -> str:
+    """What fits behind a colon or a dash, with the end of the line."""
+    match value:
+        case str():
+            return _string(_NEL.sub(_fold_nel, value) if "\x85" in value else value, column, indent)
+        case None:
+            return "null\n"
+        case bool():
+            return "true\n" if value else "false\n"
+        case int():
+            return f"{value}\n"
+        case list():
+            return "[]\n"
+        case dict():
+            return "{}\n"
+        case _:
+            raise ValueError(f"a hashed structure can't hold {type(value).__name__}")
+
+
+def _fold_nel(found: re.Match[str]) -> str:
+    # Go's JSON leaves U+0085 bare, and go-yaml folds it as a line break when it reads that.
+    breaks = found[1].count("\u0085")
+    return " " if breaks == 1 else "\n" * (breaks - 1)
+
+
+def _string(text: str, column: int, indent: int) -> str:
+    special = _SPECIAL.search(text) is not None
+    breaks = any(char in _BREAKS for char in text)
+    space_break = breaks and re.search(f" [{_BREAKS}]", text) is not None
+    break_space = breaks and re.search(f"[{_BREAKS}] ", text) is not None
+    if "\n" in text and not (special or space_break or text.endswith(" ")):
+        return _literal(text, indent)
+    if "\n" in text or special or space_break or break_space or _reads_as_another_type(text):
+        return _double_quoted(text, column, indent)
+    if breaks or _has_indicators(text) or text.startswith(" ") or text.endswith(" "):
+        return _single_quoted(text, column, indent)
+    return _folded(text, column, indent) + "\n"
+
+
+def _has_indicators(text: str) -> bool:
+    return (
+        text[0] in "#,[]{}&*!|>'\"%@`"
+        or text[:3] in ("---", "...")
+        or text[:2] in ("?", "? ", "-", "- ")
+        or text.endswith(":")
+        or ": " in text
+        or " #" in text
+    )
+
+
+def _reads_as_another_type(text: str) -> bool:
+    """Whether go-yaml reads the bare text as something else, or other readers as base 60."""
+    return (
+        not isinstance(resolve(text), str)
+        or _BASE60.fullmatch(text) is not None
+        or (_FRACTION.fullmatch(text) is not None and math.isfinite(float(text)))
+        or _is_timestamp(text)
+    )
+
+
+def _is_timestamp(text: str) -> bool:
+    found = _TIMESTAMP.fullmatch(text)
+    if not found:
+        return False
+    year, month, day, *clock = (int(part) for part in found.groups() if part is not None)
+    leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    days = (31, 29 if leap else 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+    date = 1 <= month <= 12 and 1 <= day <= days[month - 1]
+    return date and all(part < most for part, most in zip(clock, (24, 60, 60), strict=False))
+
+
+def _literal(text: str, indent: int) -> str:
+    hint = "2" if text[0] in " " + _BREAKS else ""
+    if text[-1] not in _BREAKS:
+        hint += "-"
+    elif len(text) == 1 or text[-2] in _BREAKS:
+        hint += "+"
+    body = re.sub(f"(?:^|(?<=[{_BREAKS}]))(?=[^{_BREAKS}])", " " * indent, text)
+    return f"|{hint}\n{body}" + ("" if text[-1] in _BREAKS else "\n")
+
+
+def _single_quoted(text: str, column: int, indent: int) -> str:
+    inner = text.replace("'", "''")
+    if any(char in _BREAKS for char in inner):
+        inner = re.sub(f"(?<=[{_BREAKS}])(?=[^{_BREAKS}])", " " * indent, inner)
+    return f"'{_folded(inner, column + 1, indent)}'\n"
+
+
+def _folded(text: str, column: int, indent: int) -> str:
+    """The text with a lone space turned into a line break wherever the line is over-long."""
+    if column + len(text) <= _WIDTH:
+        return text
+    out = []
+    done = 0
+    for found in _LONE_SPACE.finditer(text):
+        at = found.start()
+        out.append(text[done:at])
+        column += at - done
+        done = at + 1
+        if found[0] != " ":
+            out.append(found[0])
+            column = 0
+        elif column > _WIDTH:
+            out.append("\n" + " " * indent)
+            column = indent
+        else:
+            out.append(" ")
+            column += 1
+    return "".join(out) + text[done:]
+
+
+def _double_quoted(text: str, column: int, indent: int) -> str:
+    if text.startswith("\ufeff"):
+        # go-yaml looks for a byte order mark at the start of the text for every character.
+        return f'"{"".join(map(_escape, text))}"\n'
+    out = ['"']
+    column += 1
+    done = 0
+    for found in _ESCAPED_OR_SPACE.finditer(text):
+        at = found.start()
+        out.append(text[done:at])
+        column += at - done
+        done = at + 1
+        lone = 0 < at < len(text) - 1 and text[at - 1] != " "
+        if found[0] != " ":
+            piece = _escape(found[0])
+        elif lone and column > _WIDTH:
+            out.append("\n" + " " * indent)
+            column = indent
+            piece = "\\" if text[at + 1] == " " else ""
+        else:
+            piece = " "
+        out.append(piece)
+        column += len(piece)
+    return "".join(out) + text[done:] + '"\n'
+
+
+def _escape(char: str) -> str:
+    if char in _ESCAPES:
+        return "\\" + _ESCAPES[char]
+    code = ord(char)
+    if code == 0xA0:
+        return "\\_"
+    if code <= 0xFF:
+        return f"\\x{code:02X}"
+    return f"\\u{code:04X}" if code <= 0xFFFF else f"\\U{code:08X}"

@@ -1,0 +1,82 @@
+"""Names equal the Go implementation's byte for byte: fixed bytes, recorded bytes, real configs."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.oracle import DATA, ROOT, needs_oracle, records, render_cases
+from treenail.config.goyaml import encode
+from treenail.config.identity import digest, rendered_name
+
+RECORDED = [json.loads(line) for line in (DATA / "goyaml.jsonl").read_text("utf-8").splitlines()]
+RENDERED = [case for case in render_cases() if "specYAML" in case]
+
+
+@pytest.mark.parametrize("record", RECORDED, ids=lambda record: repr(record["value"])[:40])
+def test_bytes_are_those_that_go_yaml_writes(record: dict[str, Any]) -> None:
+    assert encode(record["value"]).decode() == record["yaml"]
+
+
+@pytest.mark.parametrize("case", RENDERED, ids=lambda case: case["case"])
+def test_rendered_configs_have_the_bytes_and_the_name_that_go_gives(case: dict[str, Any]) -> None:
+    assert encode(case["spec"]).decode() == case["specYAML"]
+    assert rendered_name(case["pool"]["metadata"]["name"], case["spec"]) == case["name"]
+
+
+@needs_oracle
+def test_configs_of_a_real_cluster_have_the_name_that_go_gave_them() -> None:
+    paths = sorted((ROOT / "bootstrap" / "output" / "machine-configs").glob("*.yaml"))
+    assert len(paths) == 3
+    for path in paths:
+        document = yaml.safe_load(path.read_text("utf-8"))
+        name = document["metadata"]["name"]
+        pool = document["metadata"]["ownerReferences"][0]["name"]
+        assert rendered_name(pool, document["spec"]) == name
+
+
+@needs_oracle
+def test_the_digest_of_several_documents_is_that_of_an_image_build() -> None:
+    # The reference names builds with the same hash over three documents, one of them free text.
+    named = 0
+    for record in records("mosb"):
+        if record["err"]:
+            continue
+        build, config, machine_config = record["mosc"], record["pool"], record["mc"]
+        release = "machineconfiguration.openshift.io/release-image-version"
+        images = {
+            "BaseOSContainerImage": machine_config["spec"]["osImageURL"],
+            "BaseOSExtensionsContainerImage": machine_config["spec"][
+                "baseOSExtensionsContainerImage"
+            ],
+            "OSImageURL": "",
+            "ReleaseVersion": machine_config["metadata"]["annotations"][release],
+        }
+        found = digest(config["spec"].get("configuration") or {}, build["spec"], images)
+        assert f"{build['metadata']['name']}-{found}" == record["out"]["metadata"]["name"]
+        named += 1
+    assert named == 48
+
+
+def test_order_of_keys_makes_no_other_name() -> None:
+    spec = {"config": {"ignition": {"version": "3.5.0"}}, "fips": False, "osImageURL": ""}
+    assert rendered_name("worker", spec) == rendered_name("worker", dict(reversed(spec.items())))
+
+
+def test_order_of_kernel_arguments_and_empty_values_make_another_name() -> None:
+    names = {
+        digest({"kernelArguments": ["a", "b"]}),
+        digest({"kernelArguments": ["b", "a"]}),
+        digest({"kernelArguments": ["a", "b"], "extensions": []}),
+        digest({"kernelArguments": ["a", "b"], "extensions": None}),
+    }
+    assert len(names) == 4
+
+
+@pytest.mark.parametrize(
+    "value", [{"y": 1}, {"a-b": 1}, {"": 1}, {"ä": 1}, {"a": 1.5}, {"a": ["x", {"on": 1}]}]
+)
+def test_a_value_that_no_structure_of_kubernetes_holds_is_refused(value: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="structure"):
+        encode(value)
