@@ -36,7 +36,10 @@ format: $(READY)  ## format the sources
 bench: $(READY)  ## measure; a table here, and build/bench.json
 	$(RUN) bench.run $(ARGS)
 
-clean:  ## remove what the targets wrote, except $(VENV)
+rpm:  ## build the RPMs into build/rpm; on Fedora, with rpm-build and the spec's BuildRequires
+	tools/rpm build/rpm
+
+clean:  ## remove what the targets wrote, except .venv
 	rm -rf build .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find agent tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 

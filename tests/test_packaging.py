@@ -1,0 +1,99 @@
+"""What is shipped agrees with itself: versions, dependencies, commands, packages, the unit."""
+
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import tomllib
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+import treenail
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+UNIT = ROOT / "systemd" / "treenail.service"
+PACKAGES = ("python3-treenail", "treenail", "treenail-lab")
+
+
+def needs(program: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(shutil.which(program) is None, reason=f"no {program} here")
+
+
+def run(*command: str | Path) -> str:
+    """What the command printed; its complaints are the assertion's message."""
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    spec = re.search(r"^Version:\s+(\S+)$", (ROOT / "rpm/treenail.spec").read_text(), re.MULTILINE)
+    news = re.search(r"^## (\S+)$", (ROOT / "NEWS.md").read_text(), re.MULTILINE)
+    assert spec is not None
+    assert news is not None
+    assert (treenail.__version__, spec[1], news[1]) == (PROJECT["version"],) * 3
+
+
+def test_every_dependency_has_a_tested_version() -> None:
+    pinned = set(re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    wanted = [
+        *PROJECT["dependencies"],
+        *chain.from_iterable(PROJECT["optional-dependencies"].values()),
+    ]
+    names = {re.split(r"[<>=!]", requirement)[0] for requirement in wanted}
+    assert {name.lower() for name in names} - {name.lower() for name in pinned} == set()
+
+
+@pytest.mark.parametrize("script", PROJECT["scripts"])
+def test_every_command_can_be_loaded(script: str) -> None:
+    entry = importlib.metadata.EntryPoint(script, PROJECT["scripts"][script], "console_scripts")
+    assert callable(entry.load())
+
+
+def test_the_unit_starts_a_command_that_is_shipped() -> None:
+    command = re.search(r"^ExecStart=/usr/bin/(\S+) run$", UNIT.read_text(), re.MULTILINE)
+    assert command is not None
+    assert command[1] in PROJECT["scripts"]
+
+
+@needs("systemd-analyze")
+def test_the_unit_exposes_little() -> None:
+    # In tenths: 3.0, of 10.0 for a service without any sandbox.
+    run("systemd-analyze", "security", "--offline=true", "--threshold=30", UNIT)
+
+
+@needs("systemd-analyze")
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    here = tmp_path / "treenail.service"
+    here.write_text(UNIT.read_text().replace("/usr/bin/treenail run", "/bin/true"))
+    run("systemd-analyze", "verify", "--man=no", here)
+
+
+@needs("rpmbuild")
+def test_every_module_is_in_one_package(tmp_path: Path) -> None:
+    run("tools/rpm", tmp_path, "rpm/macros.elsewhere")
+    owned = {package: modules(tmp_path, package) for package in PACKAGES}
+    there = {
+        path.relative_to(ROOT / "agent").as_posix()
+        for path in (ROOT / "agent/treenail").rglob("*.py")
+        if "controllers" not in path.parts
+    }
+    assert sorted(path for paths in owned.values() for path in paths) == sorted(there)
+    assert {row(path) for path in owned["treenail-lab"]} == {"lab"}
+    assert {row(path) for path in owned["treenail"]} == {"cli", "daemon", "host"}
+
+
+def modules(folder: Path, package: str) -> list[str]:
+    """The Python files of the package, as they are named below agent/."""
+    (package_file,) = folder.glob(f"RPMS/noarch/{package}-[0-9]*.rpm")
+    listed = run("rpm", "--query", "--list", "--package", package_file).splitlines()
+    return [path.split("/site-packages/")[1] for path in listed if path.endswith(".py")]
+
+
+def row(path: str) -> str:
+    return path.split("/")[1]
