@@ -1,5 +1,6 @@
 """How long the property tests look: seconds as a rule, for hours on request."""
 
+import copy
 import os
 from collections.abc import Callable
 from typing import TypeVar
@@ -32,17 +33,17 @@ json_objects = st.dictionaries(st.text(), json_values, max_size=5)
 
 
 @st.composite
-def damaged(draw: st.DrawFn, documents: st.SearchStrategy[object]) -> object:
-    """A good document in which one value, anywhere, was replaced by any other or taken out."""
-    document = draw(documents)
-    places = list(_places(document))
-    if not places:
-        return draw(json_values)
-    parent, key = draw(st.sampled_from(places))
-    if draw(st.booleans()):
-        parent[key] = draw(json_values)
-    else:
-        del parent[key]
+def damaged(draw: st.DrawFn, good: dict[str, object]) -> object:
+    """The good document with a value or two, anywhere, replaced by any other or taken out."""
+    document = copy.deepcopy(good)
+    for _ in range(draw(st.integers(1, 2))):
+        if not (places := list(_places(document))):
+            break
+        parent, key = draw(st.sampled_from(places))
+        if draw(st.booleans()):
+            parent[key] = draw(json_values)
+        else:
+            del parent[key]
     return document
 
 

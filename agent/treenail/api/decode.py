@@ -6,7 +6,7 @@ same, as they are to the Go programs at the other end; fields nobody asks for ar
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from treenail.errors import ConfigError
@@ -46,9 +46,7 @@ class Fields:
 
     __slots__ = ("error", "path", "values")
 
-    def __init__(
-        self, values: Mapping[str, object], path: str, error: type[ConfigError] = ConfigError
-    ) -> None:
+    def __init__(self, values: Json, path: str, error: type[ConfigError] = ConfigError) -> None:
         self.values = values
         self.path = path
         self.error = error

@@ -1,0 +1,92 @@
+"""MachineConfig: what a machine should be. Its Ignition config stays as it was written."""
+
+from dataclasses import dataclass, field
+
+from treenail.api.decode import Fields, Json
+from treenail.api.meta import ObjectMeta
+from treenail.errors import ConfigError
+
+API_VERSION = "machineconfiguration.openshift.io/v1"
+KIND = "MachineConfig"
+
+DEFAULT_KERNEL = "default"
+KERNEL_TYPES = (DEFAULT_KERNEL, "realtime", "64k-pages")
+
+EXTENSIONS: dict[str, tuple[str, ...]] = {
+    "ipsec": ("NetworkManager-libreswan", "libreswan", "openvswitch3.5-ipsec"),
+    "kerberos": ("krb5-workstation", "libkadm5"),
+    "kernel-devel": ("kernel-devel", "kernel-headers"),
+    "sandboxed-containers": ("kata-containers",),
+    "sysstat": ("sysstat",),
+    "two-node-ha": ("pacemaker", "pcs", "fence-agents-all"),
+    "usbguard": ("usbguard",),
+}
+"""The extensions there are, and the packages each one stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineConfig:
+    """One MachineConfig, written by a person or rendered from several.
+
+    ``config`` is the Ignition config as it was found, None when there is none; `ignition.read`
+    reads it. Fields that this version does not know are kept, and written back.
+    """
+
+    metadata: ObjectMeta = field(default_factory=ObjectMeta)
+    config: Json | None = field(default=None, repr=False)
+    os_image_url: str = ""
+    extensions_image: str = ""
+    kernel_arguments: tuple[str, ...] = ()
+    kernel_type: str = ""
+    extensions: tuple[str, ...] = ()
+    fips: bool = False
+    others: Json = field(default_factory=dict, repr=False)
+    spec_others: Json = field(default_factory=dict, repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @classmethod
+    def from_json(cls, document: object) -> "MachineConfig":
+        """The MachineConfig in an API object or a file; raises `ConfigError`."""
+        fields = Fields.of(document, "")
+        kind = fields.text("kind")
+        if kind not in ("", KIND):
+            raise ConfigError(f"kind: expected {KIND}, found {kind!r:.60}")
+        spec = fields.nested("spec")
+        return cls(
+            metadata=ObjectMeta.from_fields(fields.nested("metadata")),
+            config=None if spec.values.get("config") is None else spec.nested("config").values,
+            os_image_url=spec.text("osImageURL"),
+            extensions_image=spec.text("baseOSExtensionsContainerImage"),
+            kernel_arguments=spec.texts("kernelArguments"),
+            kernel_type=spec.text("kernelType"),
+            extensions=spec.texts("extensions"),
+            fips=spec.flag("fips"),
+            others=fields.others("apiVersion", "kind", "metadata", "spec"),
+            spec_others=spec.others(
+                "config", "osImageURL", "baseOSExtensionsContainerImage", "kernelArguments",
+                "kernelType", "extensions", "fips",
+            ),
+        )  # fmt: skip
+
+    def to_json(self) -> Json:
+        """The API object; like Go's, it has every field of the spec, also those that are empty."""
+        config: Json = {} if self.config is None else {"config": self.config}
+        return {
+            **self.others,
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": self.metadata.to_json(),
+            "spec": {
+                **self.spec_others,
+                **config,
+                "osImageURL": self.os_image_url,
+                "baseOSExtensionsContainerImage": self.extensions_image,
+                "kernelArguments": list(self.kernel_arguments),
+                "kernelType": self.kernel_type,
+                "extensions": list(self.extensions),
+                "fips": self.fips,
+            },
+        }

@@ -1,0 +1,118 @@
+"""MachineConfigNode: a node's update, condition by condition, for those who watch a rollout."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from treenail.api.decode import Fields, Json
+from treenail.api.meta import Condition, ObjectMeta
+
+API_VERSION = "machineconfiguration.openshift.io/v1"
+KIND = "MachineConfigNode"
+
+NOT_YET_SET = "not-yet-set"
+"""Stands for a config name that is not known yet."""
+
+NOT_YET_OCCURRED = "NotYetOccurred"
+
+
+class ConditionType(StrEnum):
+    """The condition types there are; the API server refuses others."""
+
+    UPDATE_PREPARED = "UpdatePrepared"
+    UPDATE_EXECUTED = "UpdateExecuted"
+    UPDATE_POST_ACTION_COMPLETE = "UpdatePostActionComplete"
+    UPDATE_COMPLETE = "UpdateComplete"
+    UPDATED = "Updated"
+    RESUMED = "Resumed"
+    DRAINED = "Drained"
+    APPLIED_FILES_AND_OS = "AppliedFilesAndOS"
+    APPLIED_FILES = "AppliedFiles"
+    APPLIED_OS_IMAGE = "AppliedOSImage"
+    IMAGE_PULLED_FROM_REGISTRY = "ImagePulledFromRegistry"
+    CORDONED = "Cordoned"
+    UNCORDONED = "Uncordoned"
+    REBOOTED_NODE = "RebootedNode"
+    NODE_DEGRADED = "NodeDegraded"
+    PINNED_IMAGE_SETS_PROGRESSING = "PinnedImageSetsProgressing"
+    PINNED_IMAGE_SETS_DEGRADED = "PinnedImageSetsDegraded"
+    INTERNAL_RELEASE_IMAGE_DEGRADED = "InternalReleaseImageDegraded"
+
+
+@dataclass(frozen=True, slots=True)
+class MachineConfigNode:
+    """One look at a MachineConfigNode; an empty version or image is not set."""
+
+    metadata: ObjectMeta
+    pool: str = ""
+    desired_config: str = ""
+    desired_image: str = ""
+    current_config: str = ""
+    current_image: str = ""
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] = ()
+
+    @classmethod
+    def from_json(cls, document: object) -> "MachineConfigNode":
+        """The MachineConfigNode in an API object; raises `ConfigError`."""
+        fields = Fields.of(document, KIND)
+        spec, status = fields.nested("spec"), fields.nested("status")
+        return cls(
+            metadata=ObjectMeta.from_fields(fields.nested("metadata")),
+            pool=spec.nested("pool").text("name"),
+            desired_config=spec.nested("configVersion").text("desired"),
+            desired_image=spec.nested("configImage").text("desiredImage"),
+            current_config=status.nested("configVersion").text("current"),
+            current_image=status.nested("configImage").text("currentImage"),
+            observed_generation=status.optional_integer("observedGeneration") or 0,
+            conditions=status.each("conditions", Condition.from_fields),
+        )
+
+
+def not_yet_occurred(now: str) -> tuple[Condition, ...]:
+    """The conditions of a node that no update has touched; ``now`` in RFC 3339."""
+    return tuple(
+        Condition(
+            kind, "False", NOT_YET_OCCURRED, f"This node has not yet entered the {kind} phase", now
+        )
+        for kind in ConditionType
+    )
+
+
+def status_apply(
+    node: str,
+    conditions: Iterable[Condition],
+    *,
+    current_config: str,
+    desired_config: str,
+    observed_generation: int,
+    current_image: str = "",
+    desired_image: str = "",
+) -> Json:
+    """The document of a server-side apply on the status subresource.
+
+    It must hold every condition the field manager wrote before: the API server takes away what
+    its owner leaves out. Without images the field is left out, because it exists only where the
+    cluster reports image mode.
+    """
+    status: Json = {
+        "conditions": [condition.to_json() for condition in conditions],
+        "observedGeneration": max(observed_generation, 1),
+        "configVersion": {
+            **_set("current", current_config),
+            "desired": desired_config or NOT_YET_SET,
+        },
+    }
+    images = {**_set("currentImage", current_image), **_set("desiredImage", desired_image)}
+    if images:
+        status["configImage"] = images
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": node},
+        "status": status,
+    }
+
+
+def _set(name: str, value: str) -> Json:
+    return {name: value} if value else {}

@@ -1,0 +1,140 @@
+"""What every Kubernetes object has: metadata, owners, conditions."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from treenail.api.decode import Fields, Json
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerReference:
+    """The object that another one belongs to."""
+
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+    controller: bool | None = None
+    block_owner_deletion: bool | None = None
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "OwnerReference":
+        return cls(
+            api_version=fields.text("apiVersion"),
+            kind=fields.text("kind"),
+            name=fields.text("name"),
+            uid=fields.text("uid"),
+            controller=fields.optional_flag("controller"),
+            block_owner_deletion=fields.optional_flag("blockOwnerDeletion"),
+        )
+
+    def to_json(self) -> Json:
+        return {
+            "apiVersion": self.api_version,
+            "kind": self.kind,
+            "name": self.name,
+            "uid": self.uid,
+            **without_none(
+                controller=self.controller, blockOwnerDeletion=self.block_owner_deletion
+            ),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectMeta:
+    """Who an object is; fields not named here are kept in ``others``."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    owner_references: tuple[OwnerReference, ...] = ()
+    others: Json = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "ObjectMeta":
+        return cls(
+            name=fields.text("name"),
+            namespace=fields.text("namespace"),
+            uid=fields.text("uid"),
+            resource_version=fields.text("resourceVersion"),
+            generation=fields.optional_integer("generation") or 0,
+            labels=fields.text_map("labels"),
+            annotations=fields.text_map("annotations"),
+            owner_references=fields.each("ownerReferences", OwnerReference.from_fields),
+            others=fields.others(
+                "name", "namespace", "uid", "resourceVersion", "generation", "labels",
+                "annotations", "ownerReferences",
+            ),
+        )  # fmt: skip
+
+    def to_json(self) -> Json:
+        """What is set; nothing else, as Kubernetes writes it."""
+        known = {
+            "name": self.name,
+            "namespace": self.namespace,
+            "uid": self.uid,
+            "resourceVersion": self.resource_version,
+            "generation": self.generation,
+            "labels": dict(self.labels),
+            "annotations": dict(self.annotations),
+            "ownerReferences": [owner.to_json() for owner in self.owner_references],
+        }
+        return {**self.others, **{name: value for name, value in known.items() if value}}
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One aspect of an object's state; ``status`` is True, False or Unknown."""
+
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str = ""
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "Condition":
+        return cls(
+            type=fields.text("type"),
+            status=fields.text("status"),
+            reason=fields.text("reason"),
+            message=fields.text("message"),
+            last_transition_time=fields.text("lastTransitionTime"),
+        )
+
+    def to_json(self) -> Json:
+        return {
+            "type": self.type,
+            "status": self.status,
+            "reason": self.reason,
+            "message": self.message,
+            "lastTransitionTime": self.last_transition_time,
+        }
+
+
+def renewed(
+    present: Iterable[Condition], news: Iterable[Condition], *, now: str
+) -> tuple[Condition, ...]:
+    """The present conditions with the news in place of those of their types, by type.
+
+    ``now`` (RFC 3339) becomes the transition time of those whose status changed; another reason
+    or message alone is no transition.
+    """
+    found = {condition.type: condition for condition in present}
+    for condition in news:
+        before = found.get(condition.type)
+        same = before is not None and before.status == condition.status
+        since = before.last_transition_time if before is not None and same else now
+        found[condition.type] = Condition(
+            condition.type, condition.status, condition.reason, condition.message, since
+        )
+    return tuple(found.values())
+
+
+def without_none(**fields: object) -> Json:
+    """The fields that are set."""
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,0 +1,37 @@
+"""A Node, as far as the agent looks at it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from treenail.api.decode import Fields
+from treenail.api.meta import Condition, ObjectMeta
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One look at a Node."""
+
+    name: str
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    unschedulable: bool = False
+    ready: bool = False
+    """The Ready condition is True."""
+    uid: str = ""
+    resource_version: str = ""
+
+    @classmethod
+    def from_json(cls, document: object) -> "Node":
+        """The Node in an API object; raises `ConfigError`."""
+        fields = Fields.of(document, "Node")
+        meta = ObjectMeta.from_fields(fields.nested("metadata"))
+        conditions = fields.nested("status").each("conditions", Condition.from_fields)
+        return cls(
+            name=fields.nested("metadata").required_text("name"),
+            annotations=meta.annotations,
+            labels=meta.labels,
+            unschedulable=fields.nested("spec").flag("unschedulable"),
+            ready=any(found.type == "Ready" and found.status == "True" for found in conditions),
+            uid=meta.uid,
+            resource_version=meta.resource_version,
+        )

@@ -1,0 +1,110 @@
+"""The status of a MachineConfigNode is read, renewed and written as one document."""
+
+import contextlib
+
+from hypothesis import given
+
+from tests.api.fuzzing import damaged, fuzz, json_values
+from treenail.api.machineconfignode import (
+    ConditionType,
+    MachineConfigNode,
+    not_yet_occurred,
+    status_apply,
+)
+from treenail.api.meta import Condition, ObjectMeta, renewed
+from treenail.errors import ConfigError
+
+EARLY, LATE = "2026-01-31T12:00:00Z", "2026-01-31T13:00:00Z"
+
+FULL = {
+    "metadata": {"name": "node-1", "generation": 3},
+    "spec": {
+        "node": {"name": "node-1"},
+        "pool": {"name": "worker"},
+        "configVersion": {"desired": "rendered-b"},
+        "configImage": {"desiredImage": "r/i@sha256:2"},
+    },
+    "status": {
+        "observedGeneration": 4,
+        "configVersion": {"current": "rendered-a", "desired": "rendered-b"},
+        "configImage": {"currentImage": "r/i@sha256:1", "desiredImage": "r/i@sha256:2"},
+        "conditions": [{"type": "Updated", "status": "True", "lastTransitionTime": EARLY}],
+    },
+}
+
+
+def test_every_field_is_read() -> None:
+    assert MachineConfigNode.from_json(FULL) == MachineConfigNode(
+        metadata=ObjectMeta(name="node-1", generation=3),
+        pool="worker",
+        desired_config="rendered-b",
+        desired_image="r/i@sha256:2",
+        current_config="rendered-a",
+        current_image="r/i@sha256:1",
+        observed_generation=4,
+        conditions=(Condition("Updated", "True", last_transition_time=EARLY),),
+    )
+
+
+def test_a_node_begins_with_every_condition_not_yet_occurred() -> None:
+    found = not_yet_occurred(EARLY)
+    assert [condition.type for condition in found] == list(ConditionType)
+    assert found[0].to_json() == {
+        "type": "UpdatePrepared",
+        "status": "False",
+        "reason": "NotYetOccurred",
+        "message": "This node has not yet entered the UpdatePrepared phase",
+        "lastTransitionTime": EARLY,
+    }
+
+
+def test_only_another_status_is_a_transition() -> None:
+    present = (Condition("A", "True", "R", "m", EARLY), Condition("B", "False", "R", "m", EARLY))
+    news = (
+        Condition("B", "False", "S", "n"),
+        Condition("A", "False", "S", "n"),
+        Condition("C", "True"),
+    )
+    assert renewed(present, news, now=LATE) == (
+        Condition("A", "False", "S", "n", LATE),
+        Condition("B", "False", "S", "n", EARLY),
+        Condition("C", "True", "", "", LATE),
+    )
+
+
+def test_the_status_is_applied_as_one_document() -> None:
+    conditions = (Condition("Updated", "True", "Updated", "done", EARLY),)
+    assert status_apply(
+        "node-1",
+        conditions,
+        current_config="rendered-a",
+        desired_config="rendered-a",
+        observed_generation=4,
+        current_image="r/i@sha256:1",
+    ) == {
+        "apiVersion": "machineconfiguration.openshift.io/v1",
+        "kind": "MachineConfigNode",
+        "metadata": {"name": "node-1"},
+        "status": {
+            "conditions": [conditions[0].to_json()],
+            "observedGeneration": 4,
+            "configVersion": {"current": "rendered-a", "desired": "rendered-a"},
+            "configImage": {"currentImage": "r/i@sha256:1"},
+        },
+    }
+
+
+def test_what_is_not_known_yet_is_left_out_or_said() -> None:
+    applied = status_apply("n", (), current_config="", desired_config="", observed_generation=0)
+    assert applied["status"] == {
+        "conditions": [],
+        "observedGeneration": 1,
+        "configVersion": {"desired": "not-yet-set"},
+    }
+
+
+@fuzz
+@given(json_values | damaged(FULL))
+def test_anything_is_read_or_refused(document: object) -> None:
+    with contextlib.suppress(ConfigError):
+        MachineConfigNode.from_json(document)

@@ -1,0 +1,71 @@
+"""A Node is read down to what the agent looks at."""
+
+import contextlib
+
+import pytest
+from hypothesis import given
+
+from tests.api.fuzzing import damaged, fuzz, json_values
+from treenail.api.node import Node
+from treenail.errors import ConfigError
+
+FULL = {
+    "apiVersion": "v1",
+    "kind": "Node",
+    "metadata": {
+        "name": "node-1",
+        "uid": "u",
+        "resourceVersion": "12",
+        "labels": {"node-role.kubernetes.io/worker": ""},
+        "annotations": {"machineconfiguration.openshift.io/state": "Done"},
+    },
+    "spec": {"unschedulable": True, "podCIDR": "10.0.0.0/24"},
+    "status": {
+        "conditions": [
+            {"type": "MemoryPressure", "status": "False"},
+            {"type": "Ready", "status": "True", "reason": "KubeletReady"},
+        ]
+    },
+}
+
+
+def test_a_node_is_read_down_to_what_the_agent_looks_at() -> None:
+    assert Node.from_json(FULL) == Node(
+        name="node-1",
+        annotations={"machineconfiguration.openshift.io/state": "Done"},
+        labels={"node-role.kubernetes.io/worker": ""},
+        unschedulable=True,
+        ready=True,
+        uid="u",
+        resource_version="12",
+    )
+
+
+def test_a_node_that_just_registered_is_neither_ready_nor_annotated() -> None:
+    assert Node.from_json({"metadata": {"name": "a"}}) == Node(name="a")
+    unknown = {"conditions": [{"type": "Ready", "status": "Unknown"}]}
+    assert not Node.from_json({"metadata": {"name": "a"}, "status": unknown}).ready
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({}, "Node.metadata.name: expected a string, found nothing"),
+        (
+            {"metadata": {"name": "a", "annotations": {"a.io/b": True}}},
+            'Node.metadata.annotations["a.io/b"]: expected a string, found true',
+        ),
+        (None, "Node: expected an object, found null"),
+    ],
+)
+def test_a_wrong_node_is_refused_with_the_place(document: object, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Node.from_json(document)
+    assert str(caught.value) == message
+
+
+@fuzz
+@given(json_values | damaged(FULL))
+def test_anything_is_read_or_refused(document: object) -> None:
+    with contextlib.suppress(ConfigError):
+        Node.from_json(document)
