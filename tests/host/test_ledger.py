@@ -10,10 +10,6 @@ from treenail.host.ledger import Ledger
 from treenail.host.root import Root
 
 DOCUMENT = {"version": 1, "update": {"phase": "staged", "began": 1.5}, "refused": None}
-    "version": 1,
-    "update": {"phase": "staged", "began": 1.5, "reboots": 0},
-    "refused": None,
-}
 
 
 @pytest.fixture
