@@ -1,0 +1,55 @@
+"""Kubernetes objects as the lab's API server keeps them: JSON documents.
+
+An object in the store is never changed; whoever wants a different one makes a :func:`copy`.
+"""
+
+from typing import Any
+
+# An API server takes and returns documents of any shape, so their values are not typed.
+Json = dict[str, Any]
+Key = tuple[str, str]
+
+
+def copy(value: Any) -> Any:
+    """The same JSON value, sharing nothing that can be changed."""
+    if isinstance(value, dict):
+        return {name: copy(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [copy(item) for item in value]
+    return value
+
+
+def key(obj: Json) -> Key:
+    """Namespace (empty for cluster-scoped objects) and name."""
+    metadata = obj["metadata"]
+    return metadata.get("namespace", ""), metadata["name"]
+
+
+def uid(obj: Json) -> str:
+    return str(obj["metadata"].get("uid", ""))
+
+
+def finalizers(obj: Json) -> list[str]:
+    return obj["metadata"].get("finalizers") or []
+
+
+def labels(obj: Json) -> dict[str, str]:
+    return obj["metadata"].get("labels") or {}
+
+
+def owners(obj: Json) -> list[Json]:
+    return obj["metadata"].get("ownerReferences") or []
+
+
+def deleting(obj: Json) -> bool:
+    return "deletionTimestamp" in obj["metadata"]
+
+
+def dig(obj: Json, *path: str) -> Any:
+    """The value at a path of keys; None where there is none."""
+    value: Any = obj
+    for step in path:
+        if not isinstance(value, dict):
+            return None
+        value = value.get(step)
+    return value
