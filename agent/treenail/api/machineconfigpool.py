@@ -1,0 +1,90 @@
+"""MachineConfigPool: which nodes share a configuration, and how fast it may reach them."""
+
+from dataclasses import dataclass, field
+
+from treenail.api.decode import Fields, Json
+from treenail.api.meta import Condition, ObjectMeta
+from treenail.api.selector import LabelSelector, optional_selector
+from treenail.errors import ConfigError
+
+API_VERSION = "machineconfiguration.openshift.io/v1"
+KIND = "MachineConfigPool"
+
+MASTER = "master"
+WORKER = "worker"
+ARBITER = "arbiter"
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A rendered MachineConfig, and the MachineConfigs it came from, in the order of merging."""
+
+    name: str = ""
+    source: tuple[str, ...] = ()
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "Configuration":
+        source = fields.each("source", lambda reference: reference.text("name"))
+        return cls(fields.text("name"), source)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineConfigPool:
+    """One look at a MachineConfigPool."""
+
+    metadata: ObjectMeta
+    machine_config_selector: LabelSelector | None = None
+    """Chooses MachineConfigs; None chooses none."""
+    node_selector: LabelSelector | None = None
+    """Chooses nodes; None and one without requirements choose none."""
+    paused: bool = False
+    max_unavailable: int | str | None = None
+    """A count, a percentage, or None for the default."""
+    configuration: Configuration = Configuration()
+    """What its nodes should have."""
+    os_image_stream: str = ""
+    reported: Configuration = Configuration()
+    """What all its nodes had when they last had the same."""
+    conditions: tuple[Condition, ...] = ()
+    status: Json = field(default_factory=dict, repr=False)
+    """The status as it was found, for what others wrote into it."""
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def deleting(self) -> bool:
+        return self.metadata.others.get("deletionTimestamp") is not None
+
+    @classmethod
+    def from_json(cls, document: object) -> "MachineConfigPool":
+        """The MachineConfigPool in an API object or a file; raises `ConfigError`."""
+        fields = Fields.of(document, "")
+        kind = fields.text("kind")
+        if kind not in ("", KIND):
+            raise ConfigError(f"kind: expected {KIND}, found {kind!r:.60}")
+        spec, status = fields.nested("spec"), fields.nested("status")
+        return cls(
+            metadata=ObjectMeta.from_fields(fields.nested("metadata")),
+            machine_config_selector=optional_selector(spec, "machineConfigSelector"),
+            node_selector=optional_selector(spec, "nodeSelector"),
+            paused=spec.flag("paused"),
+            max_unavailable=_max_unavailable(spec),
+            configuration=Configuration.from_fields(spec.nested("configuration")),
+            os_image_stream=spec.nested("osImageStream").text("name"),
+            reported=Configuration.from_fields(status.nested("configuration")),
+            conditions=status.each("conditions", Condition.from_fields),
+            status=status.others(),
+        )
+
+
+def _max_unavailable(spec: Fields) -> int | str | None:
+    value = spec.values.get("maxUnavailable")
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if value is None:
+        return None
+    raise spec.refuse("maxUnavailable", "a count or a percentage")

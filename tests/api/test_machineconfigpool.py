@@ -1,0 +1,83 @@
+"""A MachineConfigPool is read field by field, and refused where it is wrong."""
+
+from typing import Any
+
+import pytest
+
+from treenail.api.machineconfigpool import Configuration, MachineConfigPool
+from treenail.api.meta import Condition
+from treenail.api.selector import LabelSelector, Operator, Requirement
+from treenail.errors import ConfigError
+
+ROLE = "machineconfiguration.openshift.io/role"
+POOL: dict[str, Any] = {
+    "apiVersion": "machineconfiguration.openshift.io/v1",
+    "kind": "MachineConfigPool",
+    "metadata": {"name": "infra", "uid": "u", "generation": 3, "labels": {"a": "b"}},
+    "spec": {
+        "machineConfigSelector": {"matchLabels": {ROLE: "infra"}},
+        "nodeSelector": {"matchLabels": {"role/infra": ""}},
+        "paused": True,
+        "maxUnavailable": "20%",
+        "configuration": {
+            "name": "rendered-infra-2",
+            "source": [{"kind": "MachineConfig", "name": "00-worker"}, {"name": "50-infra"}],
+        },
+        "osImageStream": {"name": "rhel-10"},
+    },
+    "status": {
+        "configuration": {"name": "rendered-infra-1"},
+        "conditions": [{"type": "Updated", "status": "False"}],
+        "certExpirys": [],
+    },
+}
+
+
+def test_every_field_that_matters_is_read() -> None:
+    pool = MachineConfigPool.from_json(POOL)
+    assert (pool.name, pool.metadata.uid, pool.metadata.generation) == ("infra", "u", 3)
+    assert pool.machine_config_selector == LabelSelector(
+        (Requirement(ROLE, Operator.IN, ("infra",)),)
+    )
+    assert pool.node_selector == LabelSelector((Requirement("role/infra", Operator.IN, ("",)),))
+    assert pool.paused
+    assert not pool.deleting
+    assert pool.max_unavailable == "20%"
+    assert pool.configuration == Configuration("rendered-infra-2", ("00-worker", "50-infra"))
+    assert pool.os_image_stream == "rhel-10"
+    assert pool.reported == Configuration("rendered-infra-1")
+    assert pool.conditions == (Condition("Updated", "False"),)
+    assert pool.status == POOL["status"]
+
+
+def test_what_is_absent_is_not_selected_nor_limited() -> None:
+    pool = MachineConfigPool.from_json({"metadata": {"name": "p"}})
+    assert pool.machine_config_selector is None
+    assert pool.node_selector is None
+    assert pool.max_unavailable is None
+    assert pool.configuration == Configuration()
+
+
+def test_a_pool_that_goes_away_says_so() -> None:
+    meta = {"name": "p", "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    assert MachineConfigPool.from_json({"metadata": meta}).deleting
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ({"maxUnavailable": 1.5}, "spec.maxUnavailable: expected a count or a percentage"),
+        ({"maxUnavailable": True}, "spec.maxUnavailable: expected a count or a percentage"),
+        ({"paused": "yes"}, "spec.paused: expected true or false"),
+        ({"nodeSelector": []}, "spec.nodeSelector: expected an object, found a list"),
+    ],
+)
+def test_a_wrong_field_is_named(spec: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        MachineConfigPool.from_json({"metadata": {"name": "p"}, "spec": spec})
+    assert str(raised.value).startswith(sentence)
+
+
+def test_another_kind_is_no_pool() -> None:
+    with pytest.raises(ConfigError, match="kind: expected MachineConfigPool, found 'Node'"):
+        MachineConfigPool.from_json({"kind": "Node"})

@@ -1,0 +1,86 @@
+"""Label selectors mean what they mean to Kubernetes."""
+
+from typing import Any
+
+import pytest
+
+from treenail.api.decode import Fields
+from treenail.api.selector import LabelSelector, optional_selector
+from treenail.errors import ConfigError
+
+LABELS = {"zone": "a", "role": ""}
+
+
+def selector(document: dict[str, Any]) -> LabelSelector:
+    return LabelSelector.from_fields(Fields.of(document, "selector"))
+
+
+def expression(key: str, operator: str, *values: str) -> dict[str, Any]:
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
+
+
+@pytest.mark.parametrize(
+    ("document", "matches"),
+    [
+        ({}, True),
+        ({"matchLabels": {"zone": "a"}}, True),
+        ({"matchLabels": {"zone": "a", "role": "x"}}, False),
+        ({"matchLabels": {"other": ""}}, False),
+        (expression("zone", "In", "a", "b"), True),
+        (expression("zone", "In", "b"), False),
+        (expression("other", "In", ""), False),
+        (expression("zone", "NotIn", "b"), True),
+        (expression("zone", "NotIn", "a"), False),
+        (expression("other", "NotIn", "a"), True),
+        (expression("role", "Exists"), True),
+        (expression("other", "Exists"), False),
+        (expression("role", "DoesNotExist"), False),
+        (expression("other", "DoesNotExist"), True),
+        ({"matchLabels": {"zone": "a"}, **expression("role", "DoesNotExist")}, False),
+    ],
+)
+def test_labels_match_when_every_requirement_holds(document: dict[str, Any], matches: bool) -> None:
+    found = selector(document)
+    assert found.matches(LABELS) is matches
+    assert selector(found.to_json()) == found
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        (
+            expression("zone", "Is", "a"),
+            (
+                "selector.matchExpressions[0].operator: expected one of In, NotIn, Exists, "
+                "DoesNotExist, found 'Is'"
+            ),
+        ),
+        (
+            expression("zone", "In"),
+            "selector.matchExpressions[0].values: expected at least one beside In, found 0",
+        ),
+        (
+            expression("zone", "Exists", "a"),
+            "selector.matchExpressions[0].values: expected none beside Exists, found 1",
+        ),
+        (
+            expression("", "Exists"),
+            "selector.matchExpressions[0].key: expected a string, found an empty string",
+        ),
+        ({"matchLabels": {"zone": 1}}, "selector.matchLabels.zone: expected a string, found 1"),
+    ],
+)
+def test_a_selector_that_kubernetes_would_refuse_is_refused(
+    document: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        selector(document)
+    assert str(raised.value) == sentence
+
+
+def test_an_absent_selector_is_not_one_that_selects_all() -> None:
+    fields = Fields.of({"everything": {}}, "spec")
+    assert optional_selector(fields, "nothing") is None
+    everything = optional_selector(fields, "everything")
+    assert everything is not None
+    assert everything.selects_all

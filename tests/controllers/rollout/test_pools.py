@@ -1,0 +1,82 @@
+"""Which pools a node belongs to: every recorded decision, and the rules one by one."""
+
+from typing import Any
+
+import pytest
+
+from tests.oracle import needs_oracle, records
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.controllers.rollout.pools import Membership, membership
+from treenail.errors import ConfigError
+
+
+def pool(name: str, selector: dict[str, Any] | None) -> MachineConfigPool:
+    return MachineConfigPool.from_json(
+        {"metadata": {"name": name}, "spec": {"nodeSelector": selector}}
+    )
+
+
+def by_label(name: str) -> MachineConfigPool:
+    return pool(name, {"matchLabels": {f"role/{name}": ""}})
+
+
+POOLS = [by_label(name) for name in ("worker", "infra", "gpu", "master", "arbiter")]
+
+
+@needs_oracle
+def test_recorded_nodes_are_in_the_recorded_pools() -> None:
+    seen = 0
+    for record in records("pools_for_node"):
+        pools = [pool(found["name"], found["nodeSelector"]) for found in record["pools"]]
+        labels = record["labels"] or {}
+        seen += 1
+        if record["err"]:
+            with pytest.raises(ConfigError, match="selected by 2 custom pools"):
+                membership(record["node"], labels, pools)
+            continue
+        found = membership(record["node"], labels, pools)
+        assert list(found.pools if found else ()) == record["out"]
+        assert bool(found and found.ignored) == bool(record["metric"])
+    assert seen == 55
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ({}, None),
+        ({"role/worker": ""}, Membership("worker")),
+        ({"role/master": ""}, Membership("master")),
+        ({"role/infra": ""}, Membership("infra")),
+        ({"role/infra": "", "role/worker": ""}, Membership("infra", "worker")),
+        ({"role/master": "", "role/worker": ""}, Membership("master")),
+        ({"role/master": "", "role/infra": ""}, Membership("master", ignored="infra")),
+        (
+            {"role/master": "", "role/infra": "", "role/worker": ""},
+            Membership("master", "worker", ignored="infra"),
+        ),
+        ({"role/arbiter": ""}, Membership("arbiter")),
+        ({"role/worker": "", "kubernetes.io/os": "windows"}, None),
+        ({"role/worker": "", "kubernetes.io/os": "linux"}, Membership("worker")),
+    ],
+)
+def test_a_custom_pool_goes_before_worker_and_master_before_all(
+    labels: dict[str, str], expected: Membership | None
+) -> None:
+    assert membership("node-0", labels, POOLS) == expected
+
+
+def test_two_custom_pools_on_a_node_are_an_error_that_names_both() -> None:
+    with pytest.raises(ConfigError) as raised:
+        membership("node-0", {"role/gpu": "", "role/infra": "", "role/master": ""}, POOLS)
+    assert str(raised.value) == "node node-0 is selected by 2 custom pools: gpu, infra"
+    assert "only one" in raised.value.remedy
+
+
+@pytest.mark.parametrize("selector", [None, {}])
+def test_a_pool_that_would_select_every_node_selects_none(selector: dict[str, Any] | None) -> None:
+    assert membership("node-0", {"role/worker": ""}, [pool("worker", selector)]) is None
+
+
+def test_the_order_of_pools_does_not_matter() -> None:
+    labels = {"role/infra": "", "role/worker": ""}
+    assert membership("n", labels, POOLS) == membership("n", labels, POOLS[::-1])
