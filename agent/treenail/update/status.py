@@ -27,7 +27,7 @@ from treenail.update.decide import (
     uncordon_token,
 )
 from treenail.update.facts import Facts
-from treenail.update.record import Phase, Record, Update
+from treenail.update.record import Phase, Record, Target, Update
 from treenail.update.wish import Wish
 
 
@@ -58,6 +58,8 @@ class Report:
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     conditions: tuple[Verdict, ...] = ()
     event: Event | None = None
+    current: Target = field(default_factory=Target)
+    desired: Target = field(default_factory=Target)
 
 
 def report(facts: Facts, decision: Decision, failure: TreenailError | None) -> Report:
@@ -75,6 +77,8 @@ def report(facts: Facts, decision: Decision, failure: TreenailError | None) -> R
         annotations=_annotations(facts, decision, failure),
         conditions=_conditions(facts, decision, failure),
         event=_event(facts, decision, failure),
+        current=facts.record.current,
+        desired=_desired(facts),
     )
 
 
@@ -148,6 +152,13 @@ def _current(facts: Facts) -> dict[str, str | None]:
     return spelled
 
 
+def _desired(facts: Facts) -> Target:
+    wish = facts.node.wish if facts.node else None
+    if isinstance(wish, Wish):
+        return wish.target
+    return facts.record.update.target if facts.record.update else facts.record.current
+
+
 def _drain_wanted(update: Update | None, decision: Decision) -> str:
     if isinstance(decision, Resume):
         return decision.token
@@ -171,6 +182,10 @@ _PROGRESS = (
     "UpdateComplete",
     "Resumed",
 )
+
+
+CONDITIONS_OF_THE_AGENT = frozenset({"Updated", "NodeDegraded", *_PROGRESS})
+"""The MachineConfigNode conditions that this agent writes; the others have other writers."""
 
 
 def _conditions(

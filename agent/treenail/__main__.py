@@ -1,0 +1,7 @@
+"""``python -m treenail``."""
+
+import sys
+
+from treenail.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,125 @@
+"""What the agent is doing right now: for systemd's STATUS=, and for ``treenail status``.
+
+The document lies in /run, so that a person at a node whose API server is away reads what the
+agent knows. It holds no secret and is lost with the boot; what must not be lost is the ledger's.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from treenail.clock import Clock, rfc3339
+from treenail.errors import TreenailError
+from treenail.host.deployments import Progress
+from treenail.update.facts import Facts
+from treenail.update.record import Target
+from treenail.update.status import Report
+
+Json = dict[str, object]
+PROGRESS_EVERY_S = 1.0
+
+
+class Notifier(Protocol):
+    """What systemd is told."""
+
+    @property
+    def interval_s(self) -> float | None:
+        """Seconds between beats of the watchdog; None without one."""
+
+    def status(self, text: str) -> None:
+        """Set the line that ``systemctl status`` shows."""
+
+    def watchdog(self) -> None:
+        """Say that the process is alive."""
+
+
+class Live:
+    """The live document and its line for systemd, kept up to date and never in the way."""
+
+    def __init__(
+        self, *, write: Callable[[bytes], None], notifier: Notifier, clock: Clock, node: str
+    ) -> None:
+        self._write = write
+        self._notifier = notifier
+        self._clock = clock
+        self._document: Json = {"version": 1, "node": node, "pid": os.getpid()}
+        self._written: Json = {}
+        self._sentence = "starting"
+        self._progress_at = float("-inf")
+        # The watch's thread tells of the API server, the main thread of everything else.
+        self._lock = threading.Lock()
+
+    @property
+    def beat_s(self) -> float:
+        """How often `beat` is to be called, in seconds."""
+        return self._notifier.interval_s or 60.0
+
+    def beat(self) -> None:
+        """Tell systemd's watchdog that the main thread turns."""
+        self._notifier.watchdog()
+
+    def show(self, facts: Facts, report: Report, failure: TreenailError | None) -> None:
+        """Show a report, and the failure that it may be too early to put on the Node."""
+        update = facts.record.update
+        shown: Json = {
+            "sentence": report.sentence,
+            "current": _target(facts.record.current),
+            "update": None
+            if update is None
+            else {
+                "id": update.id,
+                "phase": str(update.phase),
+                "target": _target(update.target),
+                "origin": _target(update.origin),
+                "began": rfc3339(update.began),
+                "entered": rfc3339(update.entered),
+            },
+            "failure": None
+            if failure is None
+            else {"message": str(failure), "remedy": failure.remedy, "state": failure.state},
+            "progress": None,
+        }
+        with self._lock:
+            self._sentence = report.sentence
+            self._document |= shown
+            self._progress_at = float("-inf")
+            self._flush(report.sentence)
+
+    def progress(self, progress: Progress) -> None:
+        """Show how far an OS transaction is; at most once a second."""
+        now = self._clock.monotonic()
+        if now - self._progress_at < PROGRESS_EVERY_S:
+            return
+        percent = "" if progress.percent is None else f" {progress.percent} %"
+        with self._lock:
+            self._progress_at = now
+            self._document["progress"] = {"text": progress.text, "percent": progress.percent}
+            self._flush(f"{self._sentence}:{percent} {progress.text}".rstrip())
+
+    def credential_problems(self, problems: tuple[str, ...]) -> None:
+        """Show what is wrong with the sources of the pull secrets."""
+        with self._lock:
+            self._document["credentials"] = list(problems)
+
+    def api_server(self, *, reachable: bool) -> None:
+        """Show whether the API server answers, and since when it is so."""
+        with self._lock:
+            before = self._document.get("apiServer")
+            if not isinstance(before, dict) or before.get("reachable") is not reachable:
+                since = rfc3339(self._clock.now())
+                self._document["apiServer"] = {"reachable": reachable, "since": since}
+                self._flush(self._sentence)
+
+    def _flush(self, line: str) -> None:
+        if self._document == self._written:
+            return
+        self._written = dict(self._document)
+        self._notifier.status(line)
+        stamped = self._document | {"written": rfc3339(self._clock.now())}
+        self._write(json.dumps(stamped, indent=1).encode())
+
+
+def _target(target: Target) -> Json:
+    return {"config": target.config, "image": target.image}

@@ -1,0 +1,212 @@
+"""Turn after turn until told to stop: look, decide, report, act.
+
+The only place that catches treenail's errors. A bug is not caught: the process dies with a
+traceback, systemd starts it again, and the ledger leads on.
+"""
+
+import logging
+import random
+import threading
+from dataclasses import dataclass
+
+from treenail import log as journal
+from treenail.daemon.act import Actor
+from treenail.daemon.live import Live
+from treenail.daemon.observe import Observer, seen
+from treenail.daemon.ports import Ports
+from treenail.daemon.wakeup import Wakeup
+from treenail.errors import Again, ClusterError, TreenailError
+from treenail.host.deployments import Progress, Verdict
+from treenail.log import MessageId
+from treenail.update.decide import Decision, Reboot, Refuse, Wait, decide, stands
+from treenail.update.facts import Facts
+from treenail.update.record import Update
+from treenail.update.status import Event, reason_text, report
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The last attempt at a move, and when to make the next one."""
+
+    error: TreenailError
+    move: str
+    count: int
+    since: float
+    """Seconds since the epoch."""
+    retry_at: float
+    """On the monotonic clock."""
+
+    @property
+    def worth_telling(self) -> bool:
+        """A service that is restarted is gone for a moment; that degrades nobody."""
+        return self.count >= self.error.patience
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long between looks, in seconds."""
+
+    look_s: float = 60.0
+    retry_first_s: float = 5.0
+    retry_most_s: float = 300.0
+
+
+class Loop:
+    """The agent's main thread."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        *,
+        observer: Observer,
+        live: Live,
+        bell: Wakeup,
+        stop: threading.Event,
+        pace: Pace,
+    ) -> None:
+        self._ports = ports
+        self._observer = observer
+        self._live = live
+        self._bell = bell
+        self._stop = stop
+        self._pace = pace
+        self._actor = Actor(ports, look_s=pace.look_s, on_progress=self._progress)
+        self._failure: Failure | None = None
+        self._told_of_cluster = False
+        self._credential_problems: tuple[str, ...] = ()
+        self._last_move = ""
+
+    def run(self) -> None:
+        """Turn until `stop` is set; every wait is cut short by a ring."""
+        delay_s = 0.0
+        while not self._stop.is_set():
+            rung = self._bell.wait(min(delay_s, self._live.beat_s))
+            self._live.beat()
+            delay_s = (
+                self.turn()
+                if rung or delay_s <= self._live.beat_s
+                else (delay_s - self._live.beat_s)
+            )
+            log.debug("awake: %s; next look in %.1f s", ", ".join(sorted(rung)) or "time", delay_s)
+
+    def turn(self) -> float:
+        """Do the one next thing; returns in how many seconds to look again."""
+        self._refresh_credentials()
+        facts, decision = self._see()
+        self._note(decision)
+        told = self._tell(facts, decision)
+        pending = self._pending(decision)
+        if pending > 0:
+            return min(pending, told)
+        try:
+            delay_s = self._actor.act(decision, facts)
+        except TreenailError as error:
+            return min(self._fail(error, facts, decision), told)
+        if not isinstance(decision, Wait):
+            self._failure = None
+        return min(delay_s, told)
+
+    def _see(self) -> tuple[Facts, Decision]:
+        """Facts and the decision they call for.
+
+        The one move that can't be taken back is decided twice, the second time on a fresh look
+        at the Node; with the API server away, what was decided and drained for goes through.
+        """
+        record = self._actor.record
+        try:
+            facts = self._observer.look(record)
+            decision = decide(facts)
+            if isinstance(decision, Reboot):
+                try:
+                    self._ports.cluster.refresh()
+                except ClusterError as error:
+                    log.info("no fresh look at the Node before the reboot: %s", error)
+                facts = self._observer.look(record)
+                decision = decide(facts)
+        except TreenailError as error:
+            return self._observer.glance(record), Refuse(error)
+        return facts, decision
+
+    def _note(self, decision: Decision) -> None:
+        update = self._actor.record.update
+        journal.context(
+            update=update.id if update else "",
+            phase=str(update.phase) if update else "",
+            config=update.target.config if update else self._actor.record.current.config,
+        )
+        move = repr(decision)
+        if move != self._last_move:
+            log.debug("decided: %s", move)
+            self._last_move = move
+        if self._failure is not None and self._failure.move != move:
+            self._failure = None
+
+    def _tell(self, facts: Facts, decision: Decision) -> float:
+        """Report; returns in how many seconds to try again if nobody could be told."""
+        failure = self._failure
+        error = failure.error if failure is not None and failure.worth_telling else None
+        told = report(facts, decision, error)
+        self._live.show(facts, told, failure.error if failure else None)
+        try:
+            self._ports.cluster.report(told)
+        except ClusterError as problem:
+            if not self._told_of_cluster:
+                log.warning("can't report to the API server: %s", problem)
+            self._told_of_cluster = True
+            return self._pace.retry_first_s
+        if self._told_of_cluster:
+            log.info("the API server takes reports again")
+        self._told_of_cluster = False
+        return self._pace.look_s
+
+    def _pending(self, decision: Decision) -> float:
+        """Seconds until a move that failed may be tried again."""
+        if self._failure is None or self._failure.move != repr(decision):
+            return 0.0
+        return self._failure.retry_at - self._ports.clock.monotonic()
+
+    def _fail(self, error: TreenailError, facts: Facts, decision: Decision) -> float:
+        earlier = self._failure
+        count = earlier.count + 1 if earlier else 1
+        delay_s = self._pace.retry_most_s
+        if error.again is Again.BACKOFF:
+            first_s = self._pace.retry_first_s * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
+            delay_s = min(first_s * 2.0 ** min(count - 1, 20), delay_s)
+        if earlier is None or str(earlier.error) != str(error):
+            log.error("%s", reason_text(error), extra={"message_id": MessageId.DEGRADED})
+        else:
+            log.info("attempt %d failed the same way; the next is in %.0f s", count, delay_s)
+        self._failure = Failure(
+            error=error,
+            move=repr(decision),
+            count=count,
+            since=earlier.since if earlier else facts.now,
+            retry_at=self._ports.clock.monotonic() + delay_s,
+        )
+        self._tell(self._observer.glance(self._actor.record), decision)
+        return delay_s
+
+    def _refresh_credentials(self) -> None:
+        try:
+            problems = self._ports.credentials.refresh()
+        except TreenailError as error:
+            problems = (reason_text(error),)
+        for problem in problems:
+            if problem not in self._credential_problems:
+                log.warning("%s", problem, extra={"message_id": MessageId.CREDENTIALS_BROKEN})
+                self._ports.cluster.tell(Event("Warning", "PullSecretUnusable", problem))
+        self._credential_problems = problems
+        self._live.credential_problems(problems)
+
+    def _progress(self, update: Update, progress: Progress) -> Verdict:
+        """Show how an OS transaction gets on, and whether it is still wanted."""
+        self._live.beat()
+        self._live.progress(progress)
+        if self._stop.is_set():
+            return Verdict.LEAVE
+        node = self._ports.cluster.node()
+        if node is not None and not stands(seen(node), update):
+            return Verdict.CANCEL
+        return Verdict.GO_ON

@@ -1,0 +1,83 @@
+"""Adapters to facts: the only place that turns what machines say into what decisions read."""
+
+from dataclasses import replace
+
+from treenail.api import annotations as key
+from treenail.api.node import Node
+from treenail.daemon.ports import Ports
+from treenail.host.deployments import Deployments
+from treenail.update import wish
+from treenail.update.decide import looks_at_deployments
+from treenail.update.facts import Deployed, Facts, Handshake, NodeSeen
+from treenail.update.record import Record, Target
+
+SINGLE_REPLICA = "SingleReplica"
+
+
+class Observer:
+    """Looks at everything a decision may depend on, and asks for nothing it does not need."""
+
+    def __init__(self, ports: Ports, *, drains: bool, drain_limit_s: float) -> None:
+        self._ports = ports
+        self._drains = drains
+        self._drain_limit_s = drain_limit_s
+        self._looked = False
+
+    def glance(self, record: Record) -> Facts:
+        """The facts that cost no question to the machine's services."""
+        node = self._ports.cluster.node()
+        return Facts(
+            record=record,
+            boot_id=self._ports.kernel.boot_id(),
+            now=self._ports.clock.now(),
+            node=None if node is None else seen(node),
+            deployed=None,
+            drains=self._drains and not _single(node),
+            drain_limit_s=self._drain_limit_s,
+        )
+
+    def look(self, record: Record) -> Facts:
+        """The facts as of now; raises `HostError` when the machine can't be asked."""
+        facts = self.glance(record)
+        if not looks_at_deployments(facts, first=not self._looked):
+            return facts
+        facts = replace(
+            facts,
+            deployed=deployed(self._ports.os.look()),
+            shutting_down=self._ports.power.shutting_down(),
+        )
+        self._looked = True
+        return facts
+
+
+def seen(node: Node) -> NodeSeen:
+    """The Node, reduced to what decisions read."""
+    notes = node.annotations
+    asked = wish.read(notes)
+    spellings = asked.spellings if isinstance(asked, wish.Wish) else tuple(key.IMAGE_SPELLINGS)
+    claims = (notes.get(key.IMAGE_SPELLINGS[each], "") for each in spellings)
+    return NodeSeen(
+        wish=asked,
+        handshake=Handshake(
+            asked=notes.get(key.DESIRED_DRAIN, ""),
+            applied=notes.get(key.LAST_APPLIED_DRAIN, ""),
+            unschedulable=node.unschedulable,
+        ),
+        claimed=Target(notes.get(key.CURRENT_CONFIG, ""), next(filter(None, claims), "")),
+    )
+
+
+def deployed(deployments: Deployments) -> Deployed:
+    """The deployments, reduced to what decisions read."""
+    booted, staged = deployments.booted, deployments.staged
+    return Deployed(
+        booted=booted.digest if booted else "",
+        staged=staged.digest if staged else "",
+        staged_id=staged.id if staged else "",
+        locked=staged.locked if staged else False,
+    )
+
+
+def _single(node: Node | None) -> bool:
+    """A cluster of one node has nowhere to drain to; the reference skips the drain there too."""
+    return node is not None and node.annotations.get(key.CONTROL_PLANE_TOPOLOGY) == SINGLE_REPLICA

@@ -1,0 +1,108 @@
+"""What the daemon needs of the world, in its own words; adapters satisfy these unknowingly."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from treenail.api.machineconfig import MachineConfig
+from treenail.api.node import Node
+from treenail.clock import Clock
+from treenail.host.deployments import Deployments, Progress, Verdict
+from treenail.update.status import Event, Report
+
+Json = dict[str, object]
+Watch = Callable[[Progress], Verdict]
+
+
+class OperatingSystem(Protocol):
+    """The deployments of this machine; each call has a time limit of its own."""
+
+    def look(self) -> Deployments:
+        """The deployments as they are now."""
+
+    def stage(self, image: str, *, watch: Watch) -> None:
+        """Return once the image is staged and locked; a no-op when it already is.
+
+        ``watch`` is asked at least once a second whether to go on.
+        """
+
+    def wait_for_other(self, *, watch: Watch) -> None:
+        """Return once somebody else's transaction has ended."""
+
+    def drop(self) -> None:
+        """Drop the staged deployment, and end our transaction that would make one."""
+
+    def finalize(self, digest: str) -> None:
+        """Unlock the staged deployment of this digest and have the machine rebooted."""
+
+    def release(self) -> None:
+        """Let the OS daemon go: nothing is asked of it for now."""
+
+
+class Power(Protocol):
+    """Rebooting."""
+
+    def reboot(self) -> None:
+        """Return once the reboot is under way."""
+
+    def shutting_down(self) -> bool:
+        """Whether the machine is on its way down."""
+
+
+class LedgerFile(Protocol):
+    """One JSON document that survives a power cut."""
+
+    def read(self) -> Json | None:
+        """The document; None when there is none yet."""
+
+    def write(self, document: Json) -> None:
+        """Return once the document is on disk for good."""
+
+
+class Kernel(Protocol):
+    """What the running kernel says."""
+
+    def boot_id(self) -> str:
+        """A new one for every boot."""
+
+    def fips_enabled(self) -> bool:
+        """Whether the kernel runs in FIPS mode."""
+
+
+class Cluster(Protocol):
+    """The API server as this node sees it."""
+
+    def node(self) -> Node | None:
+        """Our Node as last seen; None until the first sight."""
+
+    def refresh(self) -> None:
+        """Look at our Node now; raises `ClusterError`."""
+
+    def machine_config(self, name: str) -> MachineConfig:
+        """The MachineConfig of this name; raises `ClusterError`, `ConfigError`."""
+
+    def report(self, report: Report) -> None:
+        """Tell what differs from what was told before; raises `ClusterError`."""
+
+    def tell(self, event: Event) -> None:
+        """Record an Event about our Node, as soon as that is possible."""
+
+
+class Credentials(Protocol):
+    """The pull secrets on disk."""
+
+    def refresh(self) -> tuple[str, ...]:
+        """Put the pull secrets in place; returns what is wrong with their sources."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Everything the daemon acts on and asks."""
+
+    os: OperatingSystem
+    power: Power
+    kernel: Kernel
+    ledger: LedgerFile
+    cluster: Cluster
+    credentials: Credentials
+    clock: Clock

@@ -1,0 +1,362 @@
+"""Random walks through power cuts, kills, human reboots, changed minds and lost API servers.
+
+The daemon's real loop acts on a small model of a machine and a cluster that keeps what a real one
+keeps and loses what it loses. Two things must hold whatever happens: the OS never changes on a
+node in service, and once the world calms down the node comes to rest at what is asked of it.
+"""
+
+import os
+import random
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fakes.clock import FakeClock
+from tests.fakes.world import (
+    FakeCluster,
+    FakeCredentials,
+    FakeLedger,
+    FakeMachine,
+    FakeNotifier,
+    Killed,
+    PowerCut,
+    WentDown,
+    World,
+)
+from tests.update.build import A, B, C
+from treenail.api import annotations as key
+from treenail.api.machineconfig import MachineConfig
+from treenail.api.meta import ObjectMeta
+from treenail.daemon.live import Live
+from treenail.daemon.loop import Loop, Pace
+from treenail.daemon.observe import Observer
+from treenail.daemon.ports import Ports
+from treenail.daemon.wakeup import Wakeup
+from treenail.update.record import Target
+
+WALKS = int(os.environ.get("TREENAIL_WALKS", "600"))
+TURNS_TO_REST = 60
+
+
+class Process:
+    """The agent's process: what is lost with it, and nothing else."""
+
+    def __init__(self, world: World, clock: FakeClock, *, drains: bool = True) -> None:
+        machine = FakeMachine(world)
+        self.cluster = FakeCluster(world)
+        ports = Ports(
+            os=machine,
+            power=machine,
+            kernel=machine,
+            ledger=FakeLedger(world),
+            cluster=self.cluster,
+            credentials=FakeCredentials(),
+            clock=clock,
+        )
+        self.loop = Loop(
+            ports,
+            observer=Observer(ports, drains=drains, drain_limit_s=3600.0),
+            live=Live(write=lambda _: None, notifier=FakeNotifier(), clock=clock, node="node-1"),
+            bell=Wakeup(),
+            stop=threading.Event(),
+            pace=Pace(),
+        )
+
+
+class Node:
+    """A node whose agent is started again whenever it ends, as systemd would."""
+
+    def __init__(self, world: World, *, drains: bool = True) -> None:
+        self.world = world
+        self.clock = FakeClock()
+        self.drains = drains
+        self.process: Process | None = None
+
+    def turn(self) -> float:
+        """One turn of the agent, and what becomes of the machine in it."""
+        try:
+            if self.process is None:
+                self.process = Process(self.world, self.clock, drains=self.drains)
+            self.process.cluster.see()
+            delay_s = self.process.loop.turn()
+        except Killed:
+            self.process = None
+            return 0.0
+        except PowerCut:
+            self.process = None
+            self.world.power_cut()
+            return 0.0
+        except WentDown:
+            self.process = None
+            self.world.reboot()
+            return 0.0
+        if self.world.going_down:
+            # rpm-ostreed had asked for the reboot before an agent died that was about to.
+            self.process = None
+            self.world.reboot()
+        self.clock.move(min(delay_s, 60.0))
+        return delay_s
+
+    def settle(self) -> None:
+        """Calm turns, with the drain controller at work."""
+        for _ in range(TURNS_TO_REST):
+            self.world.drain_controller()
+            self.turn()
+
+
+def world_at(target: Target) -> World:
+    world = World(booted=target.digest)
+    world.configs = {each.config: MachineConfig(ObjectMeta(name=each.config)) for each in (A, B, C)}
+    world.ask_for(target)
+    return world
+
+
+def assert_at_rest(world: World, target: Target) -> None:
+    assert world.violations == []
+    assert world.booted == target.digest
+    assert not world.staged
+    assert not world.unschedulable
+    notes = world.annotations
+    assert notes[key.STATE] == "Done", notes
+    assert (notes[key.CURRENT_CONFIG], notes[key.CURRENT_OS_IMAGE]) == (
+        target.config,
+        target.image,
+    )
+    assert notes.get(key.DESIRED_DRAIN) == notes.get(key.LAST_APPLIED_DRAIN)
+
+
+class Chaos:
+    """Random misfortune, the same for the same seed."""
+
+    def __init__(self, node: Node, seed: int) -> None:
+        self._node = node
+        self._random = random.Random(seed)
+        self.target = A
+
+    def fate(self, _step: str) -> None:
+        draw = self._random.random()
+        if draw < 0.04:
+            raise PowerCut
+        if draw < 0.08:
+            raise Killed
+
+    def step(self) -> None:
+        world, draw = self._node.world, self._random.random()
+        if draw < 0.10:
+            self.change_target()
+        elif draw < 0.15:
+            self._node.process = None
+            world.reboot()
+        elif draw < 0.18:
+            self._node.process = None
+            world.power_cut()
+        elif draw < 0.24:
+            world.api_up = not world.api_up
+        elif draw < 0.27:
+            world.loses_answers = 1
+        elif draw < 0.60:
+            world.drain_controller()
+        elif draw < 0.62:
+            self.uncordon_by_hand()
+
+    def change_target(self) -> None:
+        if self._node.world.api_up:
+            self.target = self._random.choice((A, B, C))
+            self._node.world.ask_for(self.target)
+
+    def uncordon_by_hand(self) -> None:
+        # Behind the back of an agent past its point of no return nothing can be promised.
+        world = self._node.world
+        if world.api_up and world.locked and self._node.process is not None:
+            world.unschedulable = False
+
+    def meanwhile(self) -> None:
+        if self._random.random() < 0.2:
+            self.change_target()
+            if self._node.process is not None:
+                self._node.process.cluster.see()
+
+
+@pytest.mark.parametrize("start", range(0, WALKS, 100))
+def test_every_walk_ends_at_the_target_and_never_changes_a_node_in_service(start: int) -> None:
+    for seed in range(start, min(start + 100, WALKS)):
+        world = world_at(A)
+        node = Node(world)
+        node.settle()
+        chaos = Chaos(node, seed)
+        world.fate, world.meanwhile = chaos.fate, chaos.meanwhile
+        for _ in range(60):
+            chaos.step()
+            node.turn()
+        world.fate, world.meanwhile = (lambda _: None), (lambda: None)
+        world.api_up, world.loses_answers = True, 0
+        node.settle()
+        if '"refused": {' in (world.ledger or ""):
+            # Three power cuts in three reboots look like an image that does not boot.
+            ask_for_another_and_back(node, chaos.target)
+        try:
+            assert_at_rest(world, chaos.target)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}\n{world}") from error
+
+
+def ask_for_another_and_back(node: Node, target: Target) -> None:
+    for asked in (A if target == B else B, target):
+        node.world.ask_for(asked)
+        node.settle()
+
+
+def effects_of_an_update() -> list[str]:
+    """Every effect of one update, in order."""
+    steps: list[str] = []
+    world = world_at(A)
+    node = Node(world)
+    node.settle()
+    world.ask_for(B)
+    world.fate = steps.append
+    node.settle()
+    assert_at_rest(world, B)
+    return steps
+
+
+def interruptions() -> Iterator[tuple[int, type[BaseException]]]:
+    for index in range(len(effects_of_an_update())):
+        yield index, Killed
+        yield index, PowerCut
+
+
+@pytest.mark.parametrize(("index", "misfortune"), list(interruptions()))
+def test_an_update_survives_an_interruption_at_any_effect(
+    index: int, misfortune: type[BaseException]
+) -> None:
+    world = world_at(A)
+    node = Node(world)
+    node.settle()
+    world.ask_for(B)
+    countdown = iter(range(index + 1))
+
+    def fate(_step: str) -> None:
+        if next(countdown, None) == index:
+            raise misfortune
+
+    world.fate = fate
+    node.settle()
+    assert_at_rest(world, B)
+
+
+def test_an_update_takes_five_writes_to_the_node() -> None:
+    world = world_at(A)
+    node = Node(world)
+    node.settle()
+    world.writes.clear()
+    world.ask_for(B)
+    node.settle()
+    assert_at_rest(world, B)
+    assert len(world.writes) == 5, world.writes
+
+
+def test_a_node_at_rest_writes_nothing() -> None:
+    world = world_at(A)
+    node = Node(world)
+    node.settle()
+    world.writes.clear()
+    node.settle()
+    assert world.writes == []
+
+
+def test_an_update_that_is_past_the_drain_goes_through_without_the_api_server() -> None:
+    world = world_at(A)
+    node = Node(world)
+    node.settle()
+    world.ask_for(B)
+    while world.in_service:
+        node.turn()
+        world.drain_controller()
+    node.turn()
+    world.api_up = False
+    for _ in range(10):
+        node.turn()
+    assert world.booted == B.digest
+    assert world.annotations[key.CURRENT_CONFIG] == A.config, "nobody could be told yet"
+    world.api_up = True
+    node.settle()
+    assert_at_rest(world, B)
+
+
+def test_a_changed_mind_before_the_reboot_costs_no_reboot() -> None:
+    world = world_at(A)
+    node = Node(world)
+    node.settle()
+    boots = world.boots
+    world.ask_for(B)
+    while world.in_service:
+        node.turn()
+        world.drain_controller()
+    world.ask_for(A)
+    node.settle()
+    assert_at_rest(world, A)
+    assert world.boots == boots
+
+
+def test_a_cordon_by_hand_from_before_a_cancelled_update_stays() -> None:
+    world = world_at(A)
+    node = Node(world)
+    node.settle()
+    world.unschedulable = True
+    world.ask_for(B)
+    world.meanwhile = lambda: world.ask_for(A)
+    for _ in range(20):
+        node.turn()
+        world.drain_controller()
+    assert world.unschedulable
+    assert world.booted == A.digest
+    assert not world.staged
+
+
+def test_a_bad_digest_degrades_the_node_and_touches_nothing() -> None:
+    world = world_at(A)
+    node = Node(world)
+    node.settle()
+    world.fate = lambda step: pytest.fail(step) if step not in ("patch", "patched") else None
+    world.annotations[key.DESIRED_OS_IMAGE] = "registry.example.com/os/node:latest"
+    node.settle()
+    assert world.annotations[key.STATE] == "Degraded"
+    assert "names a tag" in world.annotations[key.REASON]
+    assert "@sha256:" in world.annotations[key.REASON]
+    world.fate = lambda _: None
+    world.ask_for(A)
+    node.settle()
+    assert_at_rest(world, A)
+    assert world.annotations[key.REASON] == ""
+
+
+def test_fips_the_other_way_is_unreconcilable_and_never_cordons() -> None:
+    world = world_at(A)
+    node = Node(world)
+    node.settle()
+    world.configs[B.config] = MachineConfig(ObjectMeta(name=B.config), fips=True)
+    world.ask_for(B)
+    node.settle()
+    assert world.annotations[key.STATE] == "Unreconcilable"
+    assert "FIPS" in world.annotations[key.REASON]
+    assert not world.unschedulable
+    assert not world.staged
+
+
+def test_a_reboot_that_never_leads_to_the_image_is_given_up_after_three() -> None:
+    world = world_at(A)
+    node = Node(world)
+    node.settle()
+    world.ask_for(B)
+    for _ in range(120):
+        world.drain_controller()
+        if world.going_down or (world.staged and not world.locked):
+            world.locked = True  # the boot loader's entry can't be written
+        node.turn()
+        if node.process is None and world.booted == B.digest:
+            world.booted = A.digest
+    assert world.booted == A.digest
+    assert world.annotations[key.STATE] == "Degraded"
+    assert "3 times" in world.annotations[key.REASON]
+    assert not world.unschedulable
