@@ -1,0 +1,232 @@
+"""What an administrator may set: /etc/treenail/agent.toml and the command line."""
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+from treenail.errors import UsageError
+
+T = TypeVar("T")
+
+FILE = "/etc/treenail/agent.toml"
+
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+_NODE_NAME = re.compile(
+    r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
+)
+_LEAST_S = 0.1
+_MOST_S = 86_400.0
+
+
+class Drain(StrEnum):
+    """Who sees to it that the node is empty before it reboots."""
+
+    ASK = "ask"
+    """A controller, asked through the node's annotations."""
+    NEVER = "never"
+    """Nobody: the reboot takes the pods down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long things may take, and how often they are tried."""
+
+    stage_s: float = 3600.0
+    """Fetching and staging an image, in all."""
+    stall_s: float = 600.0
+    """Staging without any progress."""
+    call_s: float = 30.0
+    """One call to D-Bus or the API server."""
+    retry_first_s: float = 5.0
+    """From a failure to the next try; twice as long after each further one."""
+    retry_most_s: float = 300.0
+    """The longest time between two tries."""
+    look_s: float = 60.0
+    """How often to look at everything when nothing says that there is reason to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the file, or the command line, says; None where it says nothing."""
+
+    kubeconfig: str | None = None
+    node_name: str | None = None
+    root: str | None = None
+    pull_secret: str | None = None
+    internal_pull_secret: str | None = None
+    drain: Drain | None = None
+    log_level: int | None = None
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every setting with its value; all paths but ``root`` are below the root."""
+
+    kubeconfig: str
+    node_name: str
+    root: str
+    pull_secret: str
+    """The cluster's pull secret."""
+    internal_pull_secret: str
+    """The pull secret of the cluster's own registry; the file may well be missing."""
+    drain: Drain
+    log_level: int
+    limits: Limits
+
+
+def load(path: Path, arguments: Given, *, host_name: str, required: bool) -> Settings:
+    """The settings of the file, with those of the command line over them.
+
+    A file that is missing says nothing, unless it is ``required``. Raises `UsageError` with the
+    key, what was found and what is allowed.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        if required:
+            raise UsageError(f"there is no {path}", remedy="name a file that exists") from error
+        return merged(Given(), arguments, host_name=host_name)
+    except OSError as error:
+        raise UsageError(f"can't read {path}: {error.strerror}") from error
+    return merged(parse(content, where=str(path)), arguments, host_name=host_name)
+
+
+def parse(content: bytes, *, where: str) -> Given:
+    """What the TOML document says; raises `UsageError` that starts with ``where``."""
+    import tomllib  # noqa: PLC0415 - 1 MiB, and most nodes have no such file
+
+    try:
+        document = tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is not TOML: {error}") from error
+    table = _Table(document, where=where)
+    given = Given(
+        kubeconfig=table.text("kubeconfig"),
+        node_name=table.text("node_name"),
+        root=table.text("root"),
+        pull_secret=table.text("pull_secret"),
+        internal_pull_secret=table.text("internal_pull_secret"),
+        drain=table.choice("drain", {str(drain): drain for drain in Drain}),
+        log_level=table.choice("log_level", _LEVELS),
+        limits=_limits(table.table("limits")),
+    )
+    table.refuse_the_rest()
+    return given
+
+
+def merged(file: Given, arguments: Given, *, host_name: str) -> Settings:
+    """The command line before the file, the file before the defaults."""
+    settings = Settings(
+        kubeconfig=_first(arguments.kubeconfig, file.kubeconfig, "/var/lib/kubelet/kubeconfig"),
+        node_name=_first(arguments.node_name, file.node_name, host_name.lower()),
+        root=_first(arguments.root, file.root, "/"),
+        pull_secret=_first(arguments.pull_secret, file.pull_secret, "/var/lib/kubelet/config.json"),
+        internal_pull_secret=_first(
+            arguments.internal_pull_secret,
+            file.internal_pull_secret,
+            "/etc/mco/internal-registry-pull-secret.json",
+        ),
+        drain=_first(arguments.drain, file.drain, Drain.ASK),
+        log_level=_first(arguments.log_level, file.log_level, logging.INFO),
+        limits=file.limits,
+    )
+    for key in ("kubeconfig", "root", "pull_secret", "internal_pull_secret"):
+        value: str = getattr(settings, key)
+        if not value.startswith("/") or "\0" in value:
+            raise UsageError(f"{key} is {value!r}; allowed is an absolute path")
+    if not _NODE_NAME.fullmatch(settings.node_name):
+        raise UsageError(
+            f"node_name is {settings.node_name!r}; allowed is the name of a Node: lower-case "
+            "letters, digits, - and .",
+            remedy="set node_name, or the host name, to the name that the kubelet registers",
+        )
+    return settings
+
+
+def _first(*values: T | None) -> T:
+    return next(value for value in values if value is not None)
+
+
+def _limits(table: "_Table") -> Limits:
+    default = Limits()
+    limits = Limits(
+        stage_s=table.seconds("stage_s", default.stage_s),
+        stall_s=table.seconds("stall_s", default.stall_s),
+        call_s=table.seconds("call_s", default.call_s),
+        retry_first_s=table.seconds("retry_first_s", default.retry_first_s),
+        retry_most_s=table.seconds("retry_most_s", default.retry_most_s),
+        look_s=table.seconds("look_s", default.look_s),
+    )
+    table.refuse_the_rest()
+    if limits.retry_first_s > limits.retry_most_s:
+        raise table.refused(
+            "retry_first_s", limits.retry_first_s, f"at most retry_most_s, {limits.retry_most_s:g}"
+        )
+    return limits
+
+
+class _Table:
+    """One TOML table, whose keys are taken one by one; what is left over is refused."""
+
+    def __init__(self, content: dict[str, object], *, where: str, path: str = "") -> None:
+        self._content = content
+        self._where = where
+        self._path = path
+        self._known: list[str] = []
+
+    def text(self, key: str) -> str | None:
+        value = self._take(key)
+        if value is None or isinstance(value, str):
+            return value
+        raise self.refused(key, value, "a string")
+
+    def choice(self, key: str, choices: Mapping[str, T]) -> T | None:
+        value = self._take(key)
+        if value is None:
+            return None
+        if isinstance(value, str) and value in choices:
+            return choices[value]
+        raise self.refused(key, value, " or ".join(f'"{choice}"' for choice in choices))
+
+    def seconds(self, key: str, default: float) -> float:
+        value = self._take(key)
+        if value is None:
+            return default
+        if (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and _LEAST_S <= value <= _MOST_S
+        ):
+            return float(value)
+        raise self.refused(key, value, f"a number of seconds from {_LEAST_S:g} to {_MOST_S:g}")
+
+    def table(self, key: str) -> "_Table":
+        value = self._take(key)
+        if value is None or isinstance(value, dict):
+            return _Table(value or {}, where=self._where, path=f"{key}.")
+        raise self.refused(key, value, "a table")
+
+    def refuse_the_rest(self) -> None:
+        for key in self._content:
+            if key not in self._known:
+                raise UsageError(
+                    f"{self._where}: there is no setting {self._path}{key}",
+                    remedy=f"remove it, or write one of {', '.join(self._known)}",
+                )
+
+    def refused(self, key: str, value: object, allowed: str) -> UsageError:
+        return UsageError(f"{self._where}: {self._path}{key} is {value!r}; allowed is {allowed}")
+
+    def _take(self, key: str) -> object:
+        self._known.append(key)
+        return self._content.get(key)
