@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # A peer that vanished without a word is noticed after 30 s of silence and three lost probes,
 # or when what was sent stays unacknowledged for as long.
-_OPTIONS = (
+OPTIONS = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
@@ -47,7 +47,7 @@ class Link:
         for number, (family, kind, protocol, _, address) in enumerate(found, start=1):
             plain = self._hold(socket.socket(family, kind, protocol))
             try:
-                for option in _OPTIONS:
+                for option in OPTIONS:
                     plain.setsockopt(*option)
                 plain.settimeout(min(limit_s, self._left()))
                 plain.connect(address)

@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from treenail.clock import Clock
-from treenail.errors import ClusterError, Unreachable
+from treenail.errors import Unreachable
+from treenail.kube.body import MOST_BYTES, PIECE, lines, refuse_too_long, whole
 from treenail.kube.credentials import Credentials
 from treenail.kube.kubeconfig import Connection
 from treenail.kube.link import Link
 from treenail.kube.request import Reply, Request, retry_after_s
 
-MIB = 1024 * 1024
-_PIECE = 65536
 _Broken = (OSError, http.client.HTTPException)
 
 
@@ -34,7 +33,7 @@ class HttpTransport:
         *,
         keep: int = 1,
         connect_s: float = 10.0,
-        most_bytes: int = 64 * MIB,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
         self._wire = _Wire(connection, clock, connect_s, most_bytes)
         self._clock = clock
@@ -201,31 +200,21 @@ class _Wire:
 
     def read(self, request: Request, response: http.client.HTTPResponse) -> Reply:
         """The whole answer; ClusterError when it is longer than allowed."""
-        body = bytearray()
-        while piece := response.read1(_PIECE):
-            body += piece
-            self._refuse_too_long(request, len(body))
+        body = whole(_pieces(response), self._most_bytes, self._what(request))
         if response.length:
             raise http.client.IncompleteRead(b"", response.length)
         return Reply(
             response.status,
-            self._plain(request, response, bytes(body)),
+            self._plain(request, response, body),
             retry_after_s(response.getheader("Retry-After")),
         )
 
     def lines(self, request: Request, response: http.client.HTTPResponse) -> Iterator[bytes]:
         """Each line of the answer as it comes, without its end."""
-        pending = bytearray()
-        while piece := response.read1(_PIECE):
-            pending += piece
-            if b"\n" in piece:
-                *whole, rest = bytes(pending).split(b"\n")
-                pending = bytearray(rest)
-                yield from whole
-            self._refuse_too_long(request, len(pending))
+        yield from lines(_pieces(response), self._most_bytes, self._what(request))
 
     def unreachable(self, request: Request, error: Exception, limit_s: float) -> Unreachable:
-        what = f"{request.method} {request.path} at {self._authority}"
+        what = self._what(request)
         match error:
             case ssl.SSLCertVerificationError():
                 return Unreachable(
@@ -265,12 +254,13 @@ class _Wire:
             plain = unzip.decompress(body, self._most_bytes + 1)
         except zlib.error as error:
             raise http.client.HTTPException("the answer is not gzip") from error
-        self._refuse_too_long(request, len(plain))
+        refuse_too_long(len(plain), self._most_bytes, self._what(request))
         return plain
 
-    def _refuse_too_long(self, request: Request, length: int) -> None:
-        if length > self._most_bytes:
-            raise ClusterError(
-                f"{request.method} {request.path} at {self._authority}: "
-                f"the answer is longer than {self._most_bytes} bytes"
-            )
+    def _what(self, request: Request) -> str:
+        return f"{request.method} {request.path} at {self._authority}"
+
+
+def _pieces(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    while piece := response.read1(PIECE):
+        yield piece

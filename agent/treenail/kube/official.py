@@ -1,0 +1,209 @@
+"""The same transport on the official ``kubernetes`` package, for the controllers.
+
+A controller has memory to spare and may have to authenticate with whatever a person's kubeconfig
+names, exec plugins included: that is the package's business. From version 26 to 37 the generated
+methods changed; its configuration and its pool of connections did not, so those are used.
+"""
+
+import socket
+from collections.abc import Iterator
+from typing import cast
+
+import kubernetes.client
+import kubernetes.config
+import urllib3
+from urllib3.exceptions import HTTPError, ProtocolError, ReadTimeoutError
+
+from treenail.clock import Clock
+from treenail.errors import Unreachable, UsageError
+from treenail.kube.body import MOST_BYTES, PIECE, lines, whole
+from treenail.kube.link import OPTIONS
+from treenail.kube.request import Reply, Request, retry_after_s
+
+
+class OfficialTransport:
+    """Sends requests over the package's pool of connections. Thread-safe.
+
+    What differs from HttpTransport: a time limit is one for each read until the whole answer is
+    late, and a server that takes a stream's request and stays silent is waited for as long as
+    the stream may last.
+    """
+
+    def __init__(
+        self,
+        api: kubernetes.client.ApiClient,
+        clock: Clock,
+        *,
+        connect_s: float = 10.0,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        self._api = api
+        self._pool = api.rest_client.pool_manager
+        self._pool.connection_pool_kw["socket_options"] = list(OPTIONS)
+        self._clock = clock
+        self._connect_s = connect_s
+        self.most_bytes = most_bytes
+
+    @classmethod
+    def from_kubeconfig(cls, path: str, clock: Clock, *, context: str = "") -> "OfficialTransport":
+        """To what a kubeconfig names; UsageError when it can't be used."""
+        try:
+            # The package has types for its models only.
+            api = kubernetes.config.new_client_from_config(  # type: ignore[no-untyped-call]
+                config_file=path, context=context or None, persist_config=False
+            )
+        except kubernetes.config.ConfigException as error:
+            raise UsageError(f"kubeconfig {path} can't be used: {error}") from error
+        except (OSError, ValueError) as error:
+            # Not chained: a decoder's error may quote what it could not decode.
+            raise UsageError(f"kubeconfig {path} can't be used: {type(error).__name__}") from None
+        return cls(api, clock)
+
+    @classmethod
+    def in_cluster(cls, clock: Clock) -> "OfficialTransport":
+        """To the API server of the pod we run in; UsageError outside of one."""
+        configuration = kubernetes.client.Configuration()
+        try:
+            kubernetes.config.load_incluster_config(  # type: ignore[no-untyped-call]  # as above
+                client_configuration=configuration
+            )
+        except kubernetes.config.ConfigException as error:
+            raise UsageError(f"no service account: {error}", remedy="name a kubeconfig") from error
+        return cls(kubernetes.client.ApiClient(configuration), clock)
+
+    def send(self, request: Request) -> Reply:
+        """The answer, whatever its status; Unreachable when there is none in time.
+
+        What only reads is sent once more when the connection was not there any longer.
+        """
+        try:
+            try:
+                return self._exchange(request)
+            except ProtocolError:
+                if request.method != "GET":
+                    raise
+                return self._exchange(request)
+        except (HTTPError, OSError) as error:
+            raise self.unreachable(request, error, request.limit_s) from error
+
+    def open(self, request: Request, *, lasts_s: float) -> "OfficialStream":
+        """A stream, which nothing was sent for yet; it ends after ``lasts_s`` at the latest."""
+        return OfficialStream(self, request, lasts_s)
+
+    def close(self) -> None:
+        """Forget the connections that are kept."""
+        self._pool.clear()
+
+    def begin(self, request: Request, read_s: float, *, gzip: bool) -> urllib3.HTTPResponse:
+        """Send, and read the headers of the answer; ``read_s`` is for each read from then on."""
+        headers = {
+            **self._api.default_headers,
+            "Accept": "application/json",
+            "Accept-Encoding": "gzip" if gzip else "identity",
+        }
+        for setting in self._api.configuration.auth_settings().values():
+            headers[setting["key"]] = setting["value"]
+        if request.body:
+            headers["Content-Type"] = request.content_type
+        response = self._pool.request(
+            request.method,
+            f"{self._api.configuration.host}{request.target}",
+            body=request.body or None,
+            headers=headers,
+            timeout=urllib3.Timeout(connect=self._connect_s, read=read_s),
+            retries=False,
+            preload_content=False,
+        )
+        return cast("urllib3.HTTPResponse", response)
+
+    def read(self, request: Request, response: urllib3.HTTPResponse) -> Reply:
+        """The whole answer; ClusterError when it is longer than allowed."""
+        end = self._clock.monotonic() + request.limit_s
+        body = whole(self._pieces(response, end), self.most_bytes, self.what(request))
+        return Reply(response.status, body, retry_after_s(response.headers.get("Retry-After")))
+
+    def what(self, request: Request) -> str:
+        """The request in a message."""
+        return f"{request.method} {request.path} at {self._api.configuration.host}"
+
+    def unreachable(self, request: Request, error: Exception, limit_s: float) -> Unreachable:
+        """What went wrong, in the words of HttpTransport where there are some."""
+        what = self.what(request)
+        if isinstance(error, ReadTimeoutError | TimeoutError):
+            return Unreachable(f"{what}: no answer within {limit_s:g} s")
+        if isinstance(error, ProtocolError):
+            return Unreachable(f"{what}: the connection ended before the answer did")
+        # urllib3's own text may hold the address of an object, another one each time.
+        cause = error.__context__
+        reason = cause.strerror if isinstance(cause, OSError) else ""
+        return Unreachable(f"{what}: {reason or error}")
+
+    def _exchange(self, request: Request) -> Reply:
+        response = self.begin(request, request.limit_s, gzip=True)
+        try:
+            reply = self.read(request, response)
+        except BaseException:
+            response.close()
+            raise
+        response.release_conn()
+        return reply
+
+    def _pieces(self, response: urllib3.HTTPResponse, end: float) -> Iterator[bytes]:
+        for piece in response.stream(PIECE, decode_content=True):
+            if self._clock.monotonic() > end:
+                raise TimeoutError("the time is up")
+            yield piece
+
+
+class OfficialStream:
+    """One answer that goes on; see HttpStream."""
+
+    def __init__(self, transport: OfficialTransport, request: Request, lasts_s: float) -> None:
+        self._transport = transport
+        self._request = request
+        self._lasts_s = lasts_s
+        self._closed = False
+        self._response: urllib3.HTTPResponse | None = None
+        self._wire: socket.socket | None = None
+
+    def reply(self) -> Reply:
+        """How the server answers: 200 and no body, or another status with its body."""
+        try:
+            response = self._transport.begin(self._request, self._lasts_s, gzip=False)
+            if response.status != 200:
+                reply = self._transport.read(self._request, response)
+                response.close()
+                return reply
+        except (HTTPError, OSError) as error:
+            raise self._transport.unreachable(self._request, error, self._lasts_s) from error
+        self._response = response
+        self._wire = socket.socket(fileno=socket.dup(response.fileno()))
+        if self._closed:
+            self.close()
+        return Reply(response.status)
+
+    def lines(self) -> Iterator[bytes]:
+        """Each line as it comes, until the server ends the stream or somebody closes it."""
+        if self._response is None or self._wire is None:
+            return
+        try:
+            yield from lines(
+                self._response.stream(PIECE, decode_content=True),
+                self._transport.most_bytes,
+                self._transport.what(self._request),
+            )
+        except (HTTPError, OSError) as error:
+            if not self._closed:
+                raise self._transport.unreachable(self._request, error, self._lasts_s) from error
+        finally:
+            self._wire.close()
+            self._response.close()
+
+    def close(self) -> None:
+        """End it: the thread that waits in ``lines`` wakes up at once."""
+        self._closed = True
+        if self._wire is not None:
+            try:
+                self._wire.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                return  # it has ended already

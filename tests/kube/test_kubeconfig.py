@@ -1,0 +1,245 @@
+"""Reading kubeconfigs: what is understood, and the one sentence for what is not."""
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from treenail.errors import UsageError
+from treenail.kube.kubeconfig import Connection, in_cluster, read_kubeconfig
+
+PEM = b"-----BEGIN CERTIFICATE-----\nc2VjcmV0\n-----END CERTIFICATE-----\n"
+KUBELET_PEM = "/var/lib/kubelet/pki/kubelet-client-current.pem"
+
+
+def encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def kubeconfig(
+    cluster: dict[str, object] | None = None, user: dict[str, object] | None = None
+) -> dict[str, object]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [
+            {
+                "name": "local",
+                "cluster": {
+                    "server": "https://api-int.example.com:6443",
+                    "certificate-authority-data": encoded(PEM),
+                    **(cluster or {}),
+                },
+            }
+        ],
+        "users": [
+            {
+                "name": "kubelet",
+                "user": {"client-certificate": KUBELET_PEM, "client-key": KUBELET_PEM}
+                if user is None
+                else user,
+            }
+        ],
+        "contexts": [
+            {"name": "kubelet", "context": {"cluster": "local", "user": "kubelet"}},
+            {
+                "name": "other",
+                "context": {"cluster": "local", "user": "kubelet", "namespace": "openshift-mco"},
+            },
+        ],
+        "current-context": "kubelet",
+    }
+
+
+def written(path: Path, document: object) -> str:
+    path.write_text(yaml.safe_dump(document) if not isinstance(document, str) else document)
+    return str(path)
+
+
+def fault(path: Path, document: object) -> str:
+    with pytest.raises(UsageError) as caught:
+        read_kubeconfig(written(path, document))
+    return str(caught.value).replace(str(path), "FILE")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "kubeconfig"
+
+
+def test_kubeconfig_of_a_kubelet_is_understood(file: Path) -> None:
+    found = read_kubeconfig(written(file, kubeconfig()))
+
+    assert found == Connection(
+        server="https://api-int.example.com:6443",
+        ca=PEM,
+        certificate=KUBELET_PEM,
+        key=KUBELET_PEM,
+        source=f"kubeconfig {file}",
+    )
+
+
+def test_json_and_yaml_say_the_same(file: Path) -> None:
+    from_yaml = read_kubeconfig(written(file, kubeconfig()))
+    from_json = read_kubeconfig(written(file, json.dumps(kubeconfig())))
+
+    assert from_json == from_yaml
+
+
+def test_yaml_that_begins_with_a_brace_is_read(file: Path) -> None:
+    flow = yaml.safe_dump(kubeconfig(), default_flow_style=True)
+
+    assert flow.startswith("{")
+    assert read_kubeconfig(written(file, flow)).certificate == KUBELET_PEM
+
+
+def test_named_context_is_chosen_with_its_namespace(file: Path) -> None:
+    found = read_kubeconfig(written(file, kubeconfig()), context="other")
+
+    assert found.namespace == "openshift-mco"
+
+
+def test_relative_paths_begin_at_the_kubeconfig(file: Path) -> None:
+    user = {"client-certificate": "pki/a.pem", "client-key": "pki/a.key"}
+
+    found = read_kubeconfig(written(file, kubeconfig(user=user)))
+
+    assert (found.certificate, found.key) == (
+        f"{file.parent}/pki/a.pem",
+        f"{file.parent}/pki/a.key",
+    )
+
+
+def test_kubeconfig_is_found_below_an_installed_root(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    written(tmp_path / "etc/kubeconfig", kubeconfig())
+
+    found = read_kubeconfig("/etc/kubeconfig", locate=lambda path: tmp_path / path.lstrip("/"))
+
+    assert (found.source, found.certificate) == ("kubeconfig /etc/kubeconfig", KUBELET_PEM)
+    assert found.locate("/a") == tmp_path / "a"
+
+
+def test_secrets_are_not_in_the_repr(file: Path) -> None:
+    user = {
+        "token": "t0ps3cret",
+        "client-certificate-data": encoded(PEM),
+        "client-key-data": encoded(PEM),
+    }
+
+    shown = repr(read_kubeconfig(written(file, kubeconfig(user=user))))
+
+    assert "t0ps3cret" not in shown
+    assert "c2VjcmV0" not in shown
+
+
+@pytest.mark.parametrize(
+    ("user", "sentence"),
+    [
+        ({"exec": {"command": "aws"}}, "exec is not supported"),
+        ({"auth-provider": {"name": "oidc"}}, "auth-provider is not supported"),
+        ({"username": "joe", "password": "t0ps3cret"}, "username is not supported"),
+        ({"token": "a", "as": "system:admin"}, "as is not supported"),
+        ({"token": "two\nlines"}, "token is not one line of printable ASCII"),
+        ({"token": 12}, "token is not text but int"),
+        (
+            {"client-certificate": "/a"},
+            "client-key is missing although client-certificate is there",
+        ),
+        ({"client-key": "/a"}, "client-certificate is missing although client-key is there"),
+        ({"client-key-data": "t0ps3cret!"}, "client-key-data is not base64"),
+        ({"client-key-data": "dDBwczNjcmV0"}, "client-key-data holds no PEM block"),
+    ],
+)
+def test_user_that_cannot_be_used_is_one_sentence(
+    file: Path, user: dict[str, object], sentence: str
+) -> None:
+    assert fault(file, kubeconfig(user=user)) == f"kubeconfig FILE: users[kubelet]: {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "sentence"),
+    [
+        ({"server": ""}, "server is missing"),
+        ({"server": "http://a:1"}, "server is no https:// address"),
+        ({"server": "https://a:b"}, "server is no https:// address"),
+        ({"server": "https://joe:pw@a"}, "server is no https:// address"),
+        ({"certificate-authority-data": "%"}, "certificate-authority-data is not base64"),
+        ({"proxy-url": "http://proxy"}, "proxy-url is not supported"),
+        ({"insecure-skip-tls-verify": "yes"}, "insecure-skip-tls-verify is neither true nor false"),
+        (
+            {"insecure-skip-tls-verify": True},
+            "insecure-skip-tls-verify contradicts certificate-authority",
+        ),
+    ],
+)
+def test_cluster_that_cannot_be_used_is_one_sentence(
+    file: Path, cluster: dict[str, object], sentence: str
+) -> None:
+    assert fault(file, kubeconfig(cluster)) == f"kubeconfig FILE: clusters[local]: {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"current-context": ""}, ": current-context is not set"),
+        ({"current-context": "x"}, ": contexts has no 'x', only: kubelet, other"),
+        ({"clusters": []}, ": clusters has no 'local', only: nothing"),
+        ({"users": "kubelet"}, ": users is not a list"),
+    ],
+)
+def test_file_that_leads_nowhere_is_one_sentence(
+    file: Path, change: dict[str, object], sentence: str
+) -> None:
+    assert fault(file, kubeconfig() | change) == f"kubeconfig FILE{sentence}"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("- a", " is not a mapping of keys to values"),
+        ("token: t0ps3cret\n  bad: [", " is neither JSON nor YAML at line 2"),
+        ("", " is not a mapping of keys to values"),
+        ('{"token": "t0ps3cret", ]', " is neither JSON nor YAML at line 1"),
+        ("token: \x01", " is neither JSON nor YAML"),
+    ],
+)
+def test_text_that_is_no_kubeconfig_is_one_sentence(file: Path, text: str, sentence: str) -> None:
+    assert fault(file, text) == f"kubeconfig FILE{sentence}"
+
+
+def test_broken_text_is_not_quoted_in_any_error(file: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_kubeconfig(written(file, "token: t0ps3cret\n  bad: ["))
+
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def test_missing_kubeconfig_is_one_sentence(file: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_kubeconfig(str(file))
+
+    assert str(caught.value) == f"kubeconfig {file} can't be read: No such file or directory"
+
+
+def test_service_account_of_a_pod_is_understood(tmp_path: Path) -> None:
+    (tmp_path / "namespace").write_text("treenail\n")
+    environment = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
+
+    found = in_cluster(environment, folder=str(tmp_path))
+
+    assert found == Connection(
+        server="https://[fd00::1]:443",
+        ca=f"{tmp_path}/ca.crt",
+        token_file=f"{tmp_path}/token",
+        namespace="treenail",
+        source="service account",
+    )
+
+
+def test_service_account_outside_of_a_pod_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not in a pod"):
+        in_cluster({}, folder=str(tmp_path))

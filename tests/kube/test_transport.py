@@ -1,0 +1,561 @@
+"""What holds for both transports, against a real HTTPS server; and what only the agent's can do."""
+
+import gzip
+import json
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kube.server import Answer, Exchange, Server, serving
+from tests.waiting import wait_until
+from treenail.clock import SystemClock
+from treenail.errors import ClusterError, Unreachable, UsageError
+from treenail.kube.client import Transport
+from treenail.kube.kubeconfig import Connection, read_kubeconfig
+from treenail.kube.official import OfficialTransport
+from treenail.kube.request import Reply, Request
+from treenail.kube.transport import HttpTransport
+
+GET = Request("GET", "/api/v1/nodes/a")
+MakeTransport = Callable[[str], Transport]
+
+
+def thin(kubeconfig: str) -> Transport:
+    return HttpTransport(read_kubeconfig(kubeconfig), SystemClock(), connect_s=2, most_bytes=10_000)
+
+
+def official(kubeconfig: str) -> Transport:
+    made = OfficialTransport.from_kubeconfig(kubeconfig, SystemClock())
+    made.most_bytes = 10_000
+    return made
+
+
+def kubeconfig(server: Server, user: dict[str, object] | None = None, **cluster: object) -> str:
+    path = server.directory / "kubeconfig"
+    document = {
+        "current-context": "it",
+        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+        "clusters": [
+            {
+                "name": "it",
+                "cluster": {
+                    "server": server.url,
+                    "certificate-authority": str(server.authority.file),
+                    **cluster,
+                },
+            }
+        ],
+        "users": [{"name": "it", "user": {"token": "t0ps3cret"} if user is None else user}],
+    }
+    path.write_text(json.dumps(document))
+    return str(path)
+
+
+@pytest.fixture(params=[thin, official])
+def make(request: pytest.FixtureRequest) -> MakeTransport:
+    return request.param
+
+
+@pytest.fixture
+def opened() -> Iterator[list[Transport]]:
+    transports: list[Transport] = []
+    yield transports
+    for transport in transports:
+        transport.close()
+
+
+@pytest.fixture
+def connect(make: MakeTransport, opened: list[Transport]) -> Callable[[Server], Transport]:
+    def connected(server: Server) -> Transport:
+        opened.append(make(kubeconfig(server)))
+        return opened[-1]
+
+    return connected
+
+
+Connect = Callable[[Server], Transport]
+
+
+class Script:
+    """Answers in turn; the last one for all that follow."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self._answers = list(answers)
+
+    def __call__(self, exchange: Exchange) -> None:
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        answer(exchange)
+
+
+def ok(exchange: Exchange) -> None:
+    exchange.reply({"kind": "Node"})
+
+
+OK = Reply(200, b'{"kind": "Node"}')
+
+
+def test_request_arrives_as_it_was_meant(tmp_path: Path, connect: Connect) -> None:
+    with serving(tmp_path, ok) as server:
+        reply = connect(server).send(
+            Request("PATCH", "/api/v1/nodes/a%2Fb", {"force": "true", "x": "a b&c"}, b"[1]", "a/b")
+        )
+
+    (seen,) = server.seen
+    assert reply == OK
+    assert (seen.method, seen.path, seen.params, seen.body) == (
+        "PATCH",
+        "/api/v1/nodes/a%2Fb",
+        {"force": "true", "x": "a b&c"},
+        b"[1]",
+    )
+    assert seen.headers["content-type"] == "a/b"
+    assert seen.headers["authorization"] == "Bearer t0ps3cret"
+
+
+def test_one_connection_serves_all_requests(tmp_path: Path, connect: Connect) -> None:
+    with serving(tmp_path, ok) as server:
+        transport = connect(server)
+        for _ in range(3):
+            assert transport.send(GET) == OK
+
+    assert len({seen.peer for seen in server.seen}) == 1
+
+
+def test_refusal_is_an_answer_with_its_retry_after(tmp_path: Path, connect: Connect) -> None:
+    def later(exchange: Exchange) -> None:
+        exchange.reply(b"{}", 429, {"Retry-After": "7"})
+
+    with serving(tmp_path, later) as server:
+        assert connect(server).send(GET) == Reply(429, b"{}", 7.0)
+
+    assert len(server.seen) == 1
+
+
+def test_redirect_is_not_followed(tmp_path: Path, connect: Connect) -> None:
+    def elsewhere(exchange: Exchange) -> None:
+        exchange.reply(b"", 302, {"Location": "https://127.0.0.1:1/"})
+
+    with serving(tmp_path, elsewhere) as server:
+        assert connect(server).send(GET).status == 302
+
+
+def test_compressed_answer_is_read(tmp_path: Path, connect: Connect) -> None:
+    def zipped(exchange: Exchange) -> None:
+        exchange.reply(gzip.compress(b'{"a": 1}'), headers={"Content-Encoding": "gzip"})
+
+    with serving(tmp_path, zipped) as server:
+        assert connect(server).send(GET) == Reply(200, b'{"a": 1}')
+
+
+@pytest.mark.parametrize("headers", [{}, {"Content-Encoding": "gzip"}])
+def test_answer_without_end_is_refused(
+    tmp_path: Path, connect: Connect, headers: dict[str, str]
+) -> None:
+    body = b"x" * 20_000
+
+    def long(exchange: Exchange) -> None:
+        exchange.reply(gzip.compress(body) if headers else body, headers=headers)
+
+    with serving(tmp_path, long) as server, pytest.raises(ClusterError, match="longer than 10000"):
+        connect(server).send(GET)
+
+
+def test_silent_server_is_left_at_the_limit(tmp_path: Path, connect: Connect) -> None:
+    with serving(tmp_path, Exchange.wait_for_the_end) as server:
+        with pytest.raises(Unreachable) as caught:
+            connect(server).send(Request("GET", "/version", limit_s=0.2))
+
+        assert "GET /version" in str(caught.value)
+        assert "no answer within 0.2 s" in str(caught.value)
+        assert len(server.seen) == 1
+
+
+def test_server_that_is_not_there_is_unreachable(tmp_path: Path, connect: Connect) -> None:
+    with serving(tmp_path, ok) as server:
+        transport = connect(server)
+        server.stop()
+
+        with pytest.raises(Unreachable, match=r"127\.0\.0\.1.*[Cc]onnection refused"):
+            transport.send(GET)
+
+
+def test_server_that_comes_back_is_reached_again(tmp_path: Path, connect: Connect) -> None:
+    with serving(tmp_path, ok) as server:
+        transport = connect(server)
+        assert transport.send(GET) == OK
+        server.stop()
+        with pytest.raises(Unreachable):
+            transport.send(GET)
+        server.start()
+
+        assert transport.send(GET) == OK
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PATCH"])
+def test_connection_the_server_closed_meanwhile_costs_nothing(
+    tmp_path: Path, connect: Connect, method: str
+) -> None:
+    with serving(tmp_path, ok) as server:
+        transport = connect(server)
+        transport.send(GET)
+        server.cut()
+
+        assert transport.send(Request(method, "/api/v1/nodes", body=b"{}")) == OK
+
+    assert [seen.method for seen in server.seen] == ["GET", method]
+
+
+def test_read_whose_answer_is_lost_is_sent_once_more(tmp_path: Path, connect: Connect) -> None:
+    with serving(tmp_path, Script(ok, Exchange.drop, ok)) as server:
+        transport = connect(server)
+        transport.send(GET)
+
+        assert transport.send(GET) == OK
+
+    assert len(server.seen) == 3
+
+
+def test_write_whose_answer_is_lost_is_not_sent_again(tmp_path: Path, connect: Connect) -> None:
+    with serving(tmp_path, Script(ok, Exchange.drop, ok)) as server:
+        transport = connect(server)
+        transport.send(GET)
+
+        with pytest.raises(Unreachable, match="ended before the answer did"):
+            transport.send(Request("POST", "/api/v1/nodes", body=b"{}"))
+
+    assert len(server.seen) == 2
+
+
+def test_answer_cut_short_is_no_answer(tmp_path: Path, connect: Connect) -> None:
+    def half(exchange: Exchange) -> None:
+        exchange.reply(b'{"a"', headers={"Content-Length": "10"})
+        exchange.drop()
+
+    with serving(tmp_path, half) as server, pytest.raises(Unreachable, match="ended before"):
+        connect(server).send(Request("POST", "/api/v1/nodes", body=b"{}"))
+
+
+def test_server_of_another_authority_is_not_trusted(tmp_path: Path, make: MakeTransport) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    with serving(tmp_path / "one", ok) as server, serving(tmp_path / "two", ok) as other:
+        path = kubeconfig(server, **{"certificate-authority": str(other.authority.file)})
+        transport = make(path)
+        with pytest.raises(Unreachable, match=r"(?i)certificate"):
+            transport.send(GET)
+        transport.close()
+
+    assert server.seen == []
+
+
+def test_server_is_known_by_the_name_it_is_told(tmp_path: Path, make: MakeTransport) -> None:
+    with serving(tmp_path, ok) as server:
+        right = make(kubeconfig(server, **{"tls-server-name": "kubernetes.default.svc"}))
+        wrong = make(kubeconfig(server, **{"tls-server-name": "elsewhere.example"}))
+
+        assert right.send(GET) == OK
+        with pytest.raises(Unreachable, match=r"(?i)mismatch|not valid for"):
+            wrong.send(GET)
+        right.close()
+        wrong.close()
+
+
+def test_certificate_says_who_we_are(tmp_path: Path, make: MakeTransport) -> None:
+    with serving(tmp_path, ok) as server:
+        pem = str(server.identity("system:node:a"))
+        transport = make(kubeconfig(server, {"client-certificate": pem, "client-key": pem}))
+        transport.send(GET)
+        transport.close()
+
+    assert [seen.user for seen in server.seen] == ["system:node:a"]
+    assert "authorization" not in server.seen[0].headers
+
+
+def test_stream_tells_each_line_as_it_comes(tmp_path: Path, connect: Connect) -> None:
+    goes_on = threading.Event()
+
+    def stream(exchange: Exchange) -> None:
+        exchange.begin_stream()
+        exchange.chunk(b'{"a"')
+        exchange.chunk(b": 1}\n{}\n")
+        goes_on.wait(10)
+        exchange.chunk(b"[]\n")
+        exchange.end_stream()
+
+    with serving(tmp_path, stream) as server:
+        found = connect(server).open(GET, lasts_s=10)
+        assert found.reply() == Reply(200)
+        lines = found.lines()
+        assert [next(lines), next(lines)] == [b'{"a": 1}', b"{}"]
+        goes_on.set()
+        assert list(lines) == [b"[]"]
+
+
+def test_stream_that_is_refused_says_why(tmp_path: Path, connect: Connect) -> None:
+    with serving(tmp_path, lambda exchange: exchange.reply(b"too old", 410)) as server:
+        found = connect(server).open(GET, lasts_s=10)
+
+        assert found.reply() == Reply(410, b"too old")
+        assert list(found.lines()) == []
+
+
+def test_stream_that_is_cut_is_not_taken_for_ended(tmp_path: Path, connect: Connect) -> None:
+    def stream(exchange: Exchange) -> None:
+        exchange.begin_stream()
+        exchange.chunk(b"{}\n")
+        exchange.drop()
+
+    with serving(tmp_path, stream) as server:
+        found = connect(server).open(GET, lasts_s=10)
+        found.reply()
+        lines = found.lines()
+        assert next(lines) == b"{}"
+        with pytest.raises(Unreachable, match="ended before the answer did"):
+            next(lines)
+
+
+def test_stream_ends_when_its_time_is_over(tmp_path: Path, connect: Connect) -> None:
+    def stream(exchange: Exchange) -> None:
+        exchange.begin_stream()
+        exchange.wait_for_the_end()
+
+    with serving(tmp_path, stream) as server:
+        found = connect(server).open(GET, lasts_s=0.2)
+        found.reply()
+        with pytest.raises(Unreachable, match=r"no answer within 0\.2 s"):
+            next(found.lines())
+
+
+def test_line_without_end_is_refused(tmp_path: Path, connect: Connect) -> None:
+    def stream(exchange: Exchange) -> None:
+        exchange.begin_stream()
+        exchange.chunk(b"x" * 20_000)
+        exchange.wait_for_the_end()
+
+    with serving(tmp_path, stream) as server:
+        found = connect(server).open(GET, lasts_s=10)
+        found.reply()
+        with pytest.raises(ClusterError, match="longer than 10000"):
+            next(found.lines())
+
+
+def test_closing_a_stream_wakes_its_reader_at_once(tmp_path: Path, connect: Connect) -> None:
+    def stream(exchange: Exchange) -> None:
+        exchange.begin_stream()
+        exchange.chunk(b"{}\n")
+        exchange.wait_for_the_end()
+
+    read: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    with serving(tmp_path, stream) as server:
+        found = connect(server).open(GET, lasts_s=60)
+
+        def reading() -> None:
+            found.reply()
+            for line in found.lines():
+                read.put(line)
+            read.put(b"ended")
+
+        reader = threading.Thread(target=reading)
+        reader.start()
+        assert read.get(timeout=10) == b"{}"
+        found.close()
+        reader.join(10)
+
+    assert read.get(timeout=10) == b"ended"
+    assert not reader.is_alive()
+
+
+def test_closing_wakes_who_waits_for_a_stream_to_begin(
+    tmp_path: Path, opened: list[Transport]
+) -> None:
+    with serving(tmp_path, Exchange.wait_for_the_end) as server:
+        opened.append(thin(kubeconfig(server)))
+        found = opened[0].open(Request("GET", "/version", limit_s=50), lasts_s=60)
+        failures: list[ClusterError] = []
+
+        def waiting() -> None:
+            try:
+                found.reply()
+            except ClusterError as error:
+                failures.append(error)
+
+        waiter = threading.Thread(target=waiting)
+        waiter.start()
+        wait_until(lambda: server.seen)
+        found.close()
+        waiter.join(10)
+
+    assert len(failures) == 1
+
+
+def test_stream_closed_before_it_began_sends_nothing(
+    tmp_path: Path, opened: list[Transport]
+) -> None:
+    with serving(tmp_path, ok) as server:
+        opened.append(thin(kubeconfig(server)))
+        found = opened[0].open(GET, lasts_s=60)
+        found.close()
+        with pytest.raises(Unreachable, match="closed"):
+            found.reply()
+
+    assert server.seen == []
+
+
+def test_closing_the_transport_wakes_who_waits_for_an_answer(tmp_path: Path) -> None:
+    with serving(tmp_path, Exchange.wait_for_the_end) as server:
+        transport = thin(kubeconfig(server))
+        failures: list[ClusterError] = []
+
+        def asking() -> None:
+            try:
+                transport.send(Request("POST", "/version", limit_s=50))
+            except ClusterError as error:
+                failures.append(error)
+
+        asker = threading.Thread(target=asking)
+        asker.start()
+        wait_until(lambda: server.seen)
+        transport.close()
+        asker.join(10)
+
+    assert len(failures) == 1
+
+
+def test_trickling_server_is_left_at_the_limit(tmp_path: Path, opened: list[Transport]) -> None:
+    def trickle(exchange: Exchange) -> None:
+        exchange.wfile.write(b"HTTP/1.1 200 OK\r\n")
+        for number in range(10_000):
+            exchange.wfile.write(b"X-%d: x\r\n" % number)
+            if threading.Event().wait(0.05):
+                return
+
+    with serving(tmp_path, trickle) as server:
+        opened.append(thin(kubeconfig(server)))
+        with pytest.raises(Unreachable, match=r"no answer within 0\.3 s"):
+            opened[0].send(Request("GET", "/version", limit_s=0.3))
+
+
+def test_requests_at_the_same_time_do_not_wait_for_each_other(
+    tmp_path: Path, opened: list[Transport]
+) -> None:
+    both = threading.Barrier(2, timeout=10)
+
+    def meet(exchange: Exchange) -> None:
+        both.wait()
+        ok(exchange)
+
+    with serving(tmp_path, meet) as server:
+        opened.append(thin(kubeconfig(server)))
+        threads = [threading.Thread(target=opened[0].send, args=(GET,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+
+    assert len(server.seen) == 2
+
+
+def client_certificate(server: Server) -> Connection:
+    pem = str(server.identity("first"))
+    return read_kubeconfig(kubeconfig(server, {"client-certificate": pem, "client-key": pem}))
+
+
+def test_replaced_certificate_is_used_from_the_next_request_on(tmp_path: Path) -> None:
+    with serving(tmp_path, ok) as server:
+        transport = HttpTransport(client_certificate(server), SystemClock())
+        transport.send(GET)
+        transport.send(GET)
+        server.identity("second")
+        transport.send(GET)
+        transport.close()
+
+    assert [seen.user for seen in server.seen] == ["first", "first", "second"]
+
+
+def test_broken_replacement_of_a_certificate_leaves_the_good_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(tmp_path, ok) as server:
+        transport = HttpTransport(client_certificate(server), SystemClock())
+        transport.send(GET)
+        (tmp_path / "client.pem").write_text("-----BEGIN t0ps3cret")
+        transport.send(GET)
+        transport.send(GET)
+        server.identity("third")
+        transport.send(GET)
+        transport.close()
+
+    assert [seen.user for seen in server.seen] == ["first", "first", "first", "third"]
+    (said,) = caplog.messages
+    assert said == (
+        f"kubeconfig {tmp_path}/kubeconfig: {tmp_path}/client.pem: "
+        "no usable client certificate with its key in PEM; keeping the one in use"
+    )
+
+
+def test_missing_certificate_is_one_sentence_and_read_again(tmp_path: Path) -> None:
+    with serving(tmp_path, ok) as server:
+        connection = client_certificate(server)
+        (tmp_path / "client.pem").unlink()
+        transport = HttpTransport(connection, SystemClock())
+        with pytest.raises(Unreachable, match=r"client\.pem: No such file or directory$"):
+            transport.send(GET)
+        server.identity("later")
+        transport.send(GET)
+        transport.close()
+
+    assert [seen.user for seen in server.seen] == ["later"]
+
+
+def test_inline_certificate_and_key_need_no_file(tmp_path: Path) -> None:
+    with serving(tmp_path, ok) as server:
+        found = server.authority.client_identity("inline", [])
+        connection = Connection(
+            server.url,
+            ca=server.authority.pem,
+            certificate=found.certificate,
+            key=found.private_key,
+        )
+        transport = HttpTransport(connection, SystemClock())
+        transport.send(GET)
+        transport.close()
+
+    assert [seen.user for seen in server.seen] == ["inline"]
+
+
+def test_replaced_token_is_used_from_the_next_request_on(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("one\n")
+    with serving(tmp_path, ok) as server:
+        path = kubeconfig(server, {"tokenFile": str(token)})
+        transport = HttpTransport(read_kubeconfig(path), SystemClock())
+        transport.send(GET)
+        token.write_text("second\n")
+        transport.send(GET)
+        transport.close()
+
+    assert [seen.headers["authorization"] for seen in server.seen] == [
+        "Bearer one",
+        "Bearer second",
+    ]
+
+
+def test_token_that_would_break_the_request_is_not_sent(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("one\r\nX-Remote-User: admin")
+    with serving(tmp_path, ok) as server:
+        path = kubeconfig(server, {"tokenFile": str(token)})
+        transport = HttpTransport(read_kubeconfig(path), SystemClock())
+        with pytest.raises(Unreachable, match="token: not one line of printable ASCII"):
+            transport.send(GET)
+        transport.close()
+
+    assert server.seen == []
+
+
+def test_kubeconfig_the_package_cannot_use_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="can't be used"):
+        OfficialTransport.from_kubeconfig(str(tmp_path / "none"), SystemClock())
