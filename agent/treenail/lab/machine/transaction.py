@@ -6,6 +6,7 @@ called it may leave the bus once the transaction is started, but not before.
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, assert_never
@@ -160,7 +161,8 @@ class Transaction:
 
     def _tell(self, emit: Emit) -> None:
         for peer in self._peers.values():
-            peer.signal(emit.name, emit.signature, *emit.values)
+            with suppress(GLib.Error):  # it has hung up, and `_left` is still to come
+                peer.signal(emit.name, emit.signature, *emit.values)
 
     def _close_if_idle(self) -> None:
         if self._result is not None and not self._peers:
