@@ -141,6 +141,13 @@ class BusService(Loop):
         if self.connection is not None and not self.connection.is_closed():
             self.connection.close_sync(None)
 
+    def restart(self) -> None:
+        """Be there again without a moment of absence, as something new. In the thread."""
+        old = self.connection
+        self.appear()
+        if old is not None:
+            old.close_sync(None)
+
     def emit(self, path: str, interface: str, member: str, values: GLib.Variant) -> None:
         """Send a signal to all."""
         assert self.connection is not None

@@ -53,7 +53,10 @@ class Signal:
     values: tuple[object, ...]
 
 
-def options(values: Mapping[str, bool | str | Sequence[str]]) -> dict[str, object]:
+Option = bool | str | Sequence[str]
+
+
+def options(values: Mapping[str, Option]) -> dict[str, object]:
     """An ``a{sv}`` argument: each value in a variant of its own type (``b``, ``s`` or ``as``)."""
     return {key: _variant(value) for key, value in values.items()}
 
@@ -105,11 +108,7 @@ class SystemBus:
     def properties(self, target: Target, *, timeout_s: float) -> dict[str, object]:
         """All properties of the interface, now; pydbus' own have no time limit."""
         with _translated(f"properties of {target.interface}", target.name, timeout_s):
-            wanted = GLib.Variant("(s)", (target.interface,))
-            holder = Target(target.name, target.path, _PROPERTIES)
-            reply = _call(self._connected().con, holder, "GetAll", wanted, timeout_s)
-            found: dict[str, object] = reply.unpack()[0]
-            return found
+            return _properties(self._connected().con, target, timeout_s)
 
     @contextmanager
     def signals(self, target: Target) -> Iterator["Signals"]:
@@ -250,6 +249,11 @@ class Peer:
             reply = _call(self._connection, self._target, member, None, timeout_s).unpack()
             return reply[0] if reply else None
 
+    def properties(self, *, timeout_s: float) -> dict[str, object]:
+        """All properties of the interface, now."""
+        with _translated(f"properties of {self._target.interface}", "", timeout_s):
+            return _properties(self._connection, self._target, timeout_s)
+
     def run(self, each: Callable[[Signal | None], bool]) -> bool:
         """As `Signals.run`."""
         return self._signals.run(each)
@@ -303,6 +307,16 @@ def _call(
     )
 
 
+def _properties(
+    connection: Gio.DBusConnection, target: Target, timeout_s: float
+) -> dict[str, object]:
+    wanted = GLib.Variant("(s)", (target.interface,))
+    holder = Target(target.name, target.path, _PROPERTIES)
+    found: dict[str, object]
+    (found,) = _call(connection, holder, "GetAll", wanted, timeout_s).unpack()
+    return found
+
+
 def _close(connection: Gio.DBusConnection) -> None:
     with suppress(GLib.Error):  # it is closed already
         connection.close_sync(None)
@@ -340,7 +354,7 @@ def _error(error: GLib.Error, what: str, name: str, timeout_s: float) -> BusErro
     return BusError(f"{what} failed: {text}", name=remote, remedy=remedy)
 
 
-def _variant(value: bool | str | Sequence[str]) -> GLib.Variant:  # noqa: FBT001 - an argument on the wire
+def _variant(value: Option) -> GLib.Variant:
     if isinstance(value, bool):
         return GLib.Variant("b", value)
     if isinstance(value, str):

@@ -1,0 +1,312 @@
+"""rpm-ostree over D-Bus: deployments, and the transactions that change them."""
+
+import logging
+from collections.abc import Sequence
+from typing import assert_never
+
+from treenail.clock import Clock
+from treenail.errors import BusError, BusyError, CancelledError, HostError, TransactionError
+from treenail.host.bus import NO_REPLY, Option, Peer, SystemBus, Target, options
+from treenail.host.deployments import (
+    Deployment,
+    Deployments,
+    Progress,
+    Transaction,
+    Verdict,
+    deployment,
+    digest_of,
+)
+from treenail.host.transaction import (
+    INTERFACE,
+    Ending,
+    Finished,
+    Left,
+    Limits,
+    Overdue,
+    Vanished,
+    Watch,
+    follow,
+)
+
+log = logging.getLogger(__name__)
+
+_NAME = "org.projectatomic.rpmostree1"
+_SYSROOT = Target(_NAME, "/org/projectatomic/rpmostree1/Sysroot", f"{_NAME}.Sysroot")
+_BUS = Target("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus")
+_CLIENT = "treenail"
+_REGISTRY = "ostree-unverified-registry:"
+
+# The daemon loads and locks the sysroot within the call that makes a transaction.
+_CALL_S = 300.0
+_PEER_S = 60.0
+_ATTEMPTS = 5
+_LIMITS = Limits()
+_REMEDIES = (
+    ("unauthorized", "check the pull secret for the image's registry"),
+    ("authentication required", "check the pull secret for the image's registry"),
+    ("denied", "check that the pull secret may read the image"),
+    ("manifest unknown", "check that the registry has the image by this digest"),
+    ("no such host", "check the name of the registry and this node's DNS"),
+    ("no space left", "free space in /sysroot and /boot"),
+    ("inhibitor", "see who holds it with: systemd-inhibit --list"),
+)
+
+
+class RpmOstree:
+    """The deployments of this machine. Raises `HostError` alone; to be used by one thread.
+
+    Every operation registers this program as a client first, because rpm-ostreed exits when idle
+    and forgets its clients; `release` lets it.
+    """
+
+    def __init__(self, bus: SystemBus, clock: Clock, limits: Limits = _LIMITS) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._limits = limits
+        self._registered = False
+
+    def look(self) -> Deployments:
+        """The deployments and the transaction that runs, as they are now."""
+        self._register()
+        # Properties follow a transaction with a delay; this makes them be read anew.
+        self._bus.call(_SYSROOT, "Reload", timeout_s=_CALL_S)
+        return _deployments(self._bus.properties(_SYSROOT, timeout_s=_PEER_S))
+
+    def stage(self, image: str, *, watch: Watch) -> None:
+        """Return once the image is staged and locked; at once when it already is.
+
+        A transaction that already stages it is joined, whoever started it. Returns as well when
+        the watcher said to leave: look to see what is.
+
+        Raises `HostError` when another deployment is pending, for the new one would be derived
+        from that; `BusyError` when another transaction runs; `CancelledError`, `TransactionError`.
+        """
+        found = self.look()
+        if found.transaction is None and found.pending is not None:
+            if _is(found.pending, image) and found.pending.locked:
+                log.info("%s is staged already", image)
+                return
+            raise HostError(
+                f"can't stage {image}: {found.pending.image or found.pending.id} is pending"
+                f"{', staged and not locked' if found.pending.staged else ''}",
+                remedy="drop what is pending with: rpm-ostree cleanup --pending",
+            )
+        ending = self._run(
+            "UpdateDeployment",
+            options({"set-refspec": _REGISTRY + image}),
+            options({
+                "lock-finalization": True,
+                "skip-purge": True,
+                "initiating-command-line": f"{_CLIENT}: stage {image}",
+            }),
+            watch=watch,
+        )  # fmt: skip
+        _check(ending, f"stage {image}")
+
+    def wait_for_other(self, *, watch: Watch) -> None:
+        """Return once the transaction that runs has ended, however; or the watcher wants no more.
+
+        Raises `BusyError` when it exceeds the limits; it is never cancelled.
+        """
+        transaction = self.look().transaction
+        if transaction is None:
+            return
+        try:
+            ending = self._follow(transaction.address, watch, ours=False)
+        except BusError:
+            if self.look().transaction == transaction:
+                raise
+            return
+        match ending:
+            case Finished() | Left() | Vanished():
+                log.info("the transaction %s of another is over", transaction.method)
+            case Overdue(why=why):
+                raise BusyError(
+                    f"rpm-ostree is busy with {self._naming(transaction)}: {why}",
+                    remedy="see: rpm-ostree status; to end it: rpm-ostree cancel",
+                )
+            case _:
+                assert_never(ending)
+
+    def drop(self) -> None:
+        """End our own transaction, and drop what is pending; harmless when there is nothing."""
+        transaction = self.look().transaction
+        if transaction is not None:
+            try:
+                self._end_ours(transaction)
+            except BusError as error:
+                log.info("not ended, as it may be over: %s", error)
+        _check(self._run("Cleanup", ["pending-deploy"]), "drop the pending deployment")
+
+    def finalize(self, digest: str) -> None:
+        """Unlock the staged deployment of this manifest digest, and have rpm-ostreed reboot.
+
+        Refused when another is staged, or when a block inhibitor forbids the shutdown.
+        """
+        given: dict[str, Option] = {
+            "checksum": digest,
+            # Else one that was killed between unlocking and rebooting could not do it again.
+            "allow-unlocked": True,
+            "initiating-command-line": f"{_CLIENT}: reboot into {digest}",
+        }
+        _check(self._run("FinalizeDeployment", options(given)), f"reboot into {digest}")
+
+    def kernel_args(self, *, pending: bool) -> str:
+        """The kernel arguments of the pending deployment, or else of the booted one."""
+        self._register()
+        booted = self._os()
+        found = self._bus.call(booted, "GetDeploymentBootConfig", "", pending, timeout_s=_CALL_S)
+        text = found.get("options") if isinstance(found, dict) else None
+        if not isinstance(text, str):
+            raise HostError("rpm-ostree does not know the kernel arguments of this machine")
+        return text
+
+    def set_kernel_args(
+        self,
+        existing: str,
+        append: Sequence[str],
+        delete: Sequence[str],
+        *,
+        watch: Watch,
+    ) -> None:
+        """Stage, locked, a deployment with these arguments; repeatable, and raises as `stage`.
+
+        The result is made of ``existing``: take it from `kernel_args` right before.
+        """
+        given: dict[str, Option] = {
+            "append-if-missing": append,
+            "delete-if-present": delete,
+            "lock-finalization": True,
+            "initiating-command-line": f"{_CLIENT}: kernel arguments",
+        }
+        nothing: list[str] = []
+        ending = self._run(
+            "KernelArgs", existing, nothing, nothing, nothing, options(given), watch=watch
+        )
+        _check(ending, "set the kernel arguments")
+
+    def release(self) -> None:
+        """Let rpm-ostreed exit when idle; the next operation starts it again."""
+        if not self._registered:
+            return
+        self._registered = False
+        try:
+            # Not told blindly, for that would start it.
+            if self._bus.call(_BUS, "NameHasOwner", _NAME, timeout_s=_PEER_S):
+                self._bus.call(_SYSROOT, "UnregisterClient", {}, timeout_s=_PEER_S)
+        except BusError as error:
+            log.warning("rpm-ostreed runs on for nothing: %s", error)
+
+    def _register(self) -> None:
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                client = options({"id": _CLIENT})
+                self._bus.call(_SYSROOT, "RegisterClient", client, timeout_s=_CALL_S)
+            except BusError as error:
+                # It was about to exit for idleness; asked again, the bus starts it anew.
+                if error.name != NO_REPLY or attempt == _ATTEMPTS:
+                    raise
+            else:
+                self._registered = True
+                return
+
+    def _os(self) -> Target:
+        path = str(self._bus.call(_SYSROOT, "GetOS", "", timeout_s=_CALL_S))
+        return Target(_NAME, path, f"{_NAME}.OS")
+
+    def _run(self, method: str, *arguments: object, watch: Watch | None = None) -> Ending:
+        self._register()
+        try:
+            address = self._bus.call(self._os(), method, *arguments, timeout_s=_CALL_S)
+            return self._follow(str(address), watch or _patient, ours=True)
+        except BusyError as error:
+            raise self._busy(error) from error
+        except BusError as error:
+            if not error.name:
+                # A transaction that is made but not started lasts while its caller is on the bus.
+                self._bus.close()
+            raise
+
+    def _follow(self, address: str, watch: Watch, *, ours: bool) -> Ending:
+        # Until every peer has hung up, the daemon takes no other transaction.
+        with Peer(address, INTERFACE, timeout_s=_PEER_S) as peer:
+            return follow(peer, watch, clock=self._clock, limits=self._limits, ours=ours)
+
+    def _end_ours(self, transaction: Transaction) -> None:
+        with Peer(transaction.address, INTERFACE, timeout_s=_PEER_S) as peer:
+            title = peer.properties(timeout_s=_PEER_S).get("Title")
+            if not str(title).startswith(f"{_CLIENT}: "):
+                return
+            log.info("ending our transaction: %s", title)
+            follow(peer, _unwilling, clock=self._clock, limits=self._limits, ours=True)
+
+    def _busy(self, error: BusyError) -> BusyError:
+        transaction = _deployments(self._bus.properties(_SYSROOT, timeout_s=_PEER_S)).transaction
+        if transaction is None:
+            text = "another program, such as bootc or ostree, holds the sysroot"
+        else:
+            text = f"rpm-ostree is busy with {self._naming(transaction)}"
+        return BusyError(text, name=error.name, remedy="see: rpm-ostree status")
+
+    def _naming(self, transaction: Transaction) -> str:
+        try:
+            pid = self._bus.call(
+                _BUS, "GetConnectionUnixProcessID", transaction.sender, timeout_s=_PEER_S
+            )
+        except BusError:
+            return f"{transaction.method}, whose caller {transaction.sender} has left"
+        return f"{transaction.method}, called by process {pid} ({transaction.sender})"
+
+
+def _patient(_: Progress) -> Verdict:
+    return Verdict.GO_ON
+
+
+def _unwilling(_: Progress) -> Verdict:
+    return Verdict.CANCEL
+
+
+def _deployments(properties: dict[str, object]) -> Deployments:
+    found = properties.get("Deployments")
+    each = found if isinstance(found, list) else []
+    active = properties.get("ActiveTransaction")
+    address = str(properties.get("ActiveTransactionPath") or "")
+    transaction = None
+    if isinstance(active, tuple) and address:
+        transaction = Transaction(str(active[0]), str(active[1]), address)
+    return Deployments(tuple(map(deployment, each)), transaction)
+
+
+def _is(staged: Deployment, image: str) -> bool:
+    digest = digest_of(image)
+    return staged.digest == digest if digest else staged.image == image
+
+
+def _check(ending: Ending, what: str) -> None:
+    match ending:
+        case Finished(success=True) | Left():
+            return
+        case Finished(text=text, cancelled=cancelled):
+            if cancelled or "cancelled" in text.lower():
+                raise CancelledError(f"rpm-ostree did not {what}: it was cancelled")
+            raise TransactionError(
+                f"rpm-ostree could not {what}: {text or 'it gave no reason'}",
+                remedy=_remedy(text),
+            )
+        case Vanished():
+            raise TransactionError(
+                f"rpm-ostree could not {what}: rpm-ostreed went away",
+                remedy="see: journalctl -u rpm-ostreed",
+            )
+        case Overdue(why=why):
+            raise TransactionError(
+                f"rpm-ostree could not {what}: {why}", remedy="see: rpm-ostree status"
+            )
+        case _:
+            assert_never(ending)
+
+
+def _remedy(text: str) -> str:
+    lowered = text.lower()
+    known = (remedy for sign, remedy in _REMEDIES if sign in lowered)
+    return next(known, "see: journalctl -u rpm-ostreed")
