@@ -105,7 +105,7 @@ class Watch:
         try:
             if not self._version:
                 self._list()
-            self._follow()
+            return 0.0 if self._follow() else self._backoff.pause_s()
         except Gone as error:
             log.debug("%s; listing again", error)
             self._version = ""
@@ -116,7 +116,6 @@ class Watch:
                 # from a backup, for one. Silence says nothing about the version.
                 self._version = ""
             return self._pause_after(error)
-        return 0.0
 
     def _pause_after(self, error: ClusterError) -> float:
         if self._stopped.is_set():
@@ -143,7 +142,8 @@ class Watch:
         self._version = found.resource_version
         self._connected()
 
-    def _follow(self) -> None:
+    def _follow(self) -> bool:
+        """One watch; False when it was over before it told anything."""
         began = self._clock.monotonic()
         told_something = False
         stream = self._client.watch(
@@ -155,7 +155,7 @@ class Watch:
         self._stream = stream
         try:
             if self._stopped.is_set():
-                return
+                return True
             stream.begin()
             self._connected()
             for event in stream:
@@ -165,10 +165,10 @@ class Watch:
         finally:
             self._stream = None
             stream.close()
-        if told_something or self._clock.monotonic() - began >= _SHORT_S:
-            self._backoff.reset()
-        elif not self._stopped.is_set():
-            raise Unreachable(f"watch {self._scope.resource.plural}: ended as soon as it began")
+        if not (told_something or self._clock.monotonic() - began >= _SHORT_S):
+            return False
+        self._backoff.reset()
+        return True
 
     def _connected(self) -> None:
         if self._lost is not None:

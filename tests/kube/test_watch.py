@@ -1,0 +1,318 @@
+"""The watch against a server that ends, cuts, forgets, refuses and goes away."""
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.clock import FakeClock
+from tests.kube.nodes import Nodes, lists, watches
+from tests.kube.server import Exchange, Json, Server, serving
+from tests.kube.test_transport import kubeconfig
+from tests.waiting import wait_until
+from treenail.clock import SystemClock
+from treenail.errors import ClusterError, Unreachable
+from treenail.kube.backoff import Backoff
+from treenail.kube.client import Client
+from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.resources import NODES
+from treenail.kube.transport import HttpTransport
+from treenail.kube.watch import Scope, Watch
+
+
+class NoPause(Backoff):
+    """Counts the pauses instead of making them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses: list[float] = []
+        self.resets = 0
+
+    def pause_s(self) -> float:
+        self.pauses.append(super().pause_s())
+        return 0.01
+
+    def reset(self) -> None:
+        super().reset()
+        self.resets += 1
+
+
+class Watcher:
+    """A watch, and what it told."""
+
+    def __init__(self, server: Server, name: str = "") -> None:
+        self.told: list[tuple[str, str | None]] = []
+        self.connected = 0
+        self.lost: list[str] = []
+        self.backoff = NoPause()
+        self._transport = HttpTransport(read_kubeconfig(kubeconfig(server)), SystemClock())
+        self.watch = Watch(
+            Client(self._transport, limit_s=5),
+            Scope(NODES, field_selector=f"metadata.name={name}" if name else ""),
+            SystemClock(),
+            on_change=self._change,
+            on_connected=self._connect,
+            on_lost=self._lose,
+            backoff=self.backoff,
+        )
+        self.watch.start()
+
+    def stop(self) -> None:
+        self.watch.stop()
+        self._transport.close()
+
+    def _change(self, key: str, found: Json | None) -> None:
+        metadata = found["metadata"] if found else {}
+        self.told.append((key, metadata.get("resourceVersion")))  # type: ignore[union-attr]  # a dict
+
+    def _connect(self) -> None:
+        self.connected += 1
+
+    def _lose(self, error: ClusterError) -> None:
+        self.lost.append(str(error))
+
+
+@pytest.fixture
+def nodes() -> Nodes:
+    found = Nodes()
+    found.put("a")
+    return found
+
+
+@pytest.fixture
+def server(tmp_path: Path, nodes: Nodes) -> Iterator[Server]:
+    with serving(tmp_path, nodes.answer) as found:
+        yield found
+        nodes.end_watches()
+
+
+@pytest.fixture
+def watcher(server: Server, nodes: Nodes) -> Iterator[Watcher]:
+    found = Watcher(server)
+    wait_until(lambda: nodes.watching)
+    yield found
+    found.stop()
+
+
+def test_everything_there_is_and_becomes_is_told_once(watcher: Watcher, nodes: Nodes) -> None:
+    nodes.put("b")
+    nodes.repeat("b")
+    nodes.put("a")
+    nodes.remove("b")
+
+    wait_until(lambda: len(watcher.told) == 4)
+    assert watcher.told == [("a", "101"), ("b", "102"), ("a", "103"), ("b", None)]
+    assert watcher.connected == 1
+    assert watcher.lost == []
+
+
+def test_own_node_is_asked_for_and_nothing_else(server: Server, nodes: Nodes) -> None:
+    watcher = Watcher(server, name="a")
+    wait_until(lambda: nodes.watching)
+    watcher.stop()
+
+    listed, watched = server.seen
+    assert listed.params == {"fieldSelector": "metadata.name=a", "limit": "250"}
+    assert watched.params.pop("timeoutSeconds") in map(str, range(300, 601))
+    assert watched.params == {
+        "fieldSelector": "metadata.name=a",
+        "watch": "true",
+        "allowWatchBookmarks": "true",
+        "resourceVersion": "101",
+    }
+
+
+def test_nothing_is_asked_beside_the_watch(watcher: Watcher, nodes: Nodes, server: Server) -> None:
+    for _ in range(5):
+        nodes.put("a")
+    nodes.bookmark()
+    wait_until(lambda: len(watcher.told) == 6)
+
+    assert len(server.seen) == 2
+
+
+def test_watch_that_ends_goes_on_where_it_was(
+    watcher: Watcher, nodes: Nodes, server: Server
+) -> None:
+    nodes.put("a")
+    wait_until(lambda: len(watcher.told) == 2)
+    nodes.end_watches()
+    wait_until(lambda: len(server.seen) == 3 and nodes.watching)
+    nodes.put("a")
+    wait_until(lambda: len(watcher.told) == 3)
+
+    assert watches(server.seen)[-1].params["resourceVersion"] == "102"
+    assert watcher.told == [("a", "101"), ("a", "102"), ("a", "103")]
+    assert (watcher.connected, watcher.lost, len(lists(server.seen))) == (1, [], 1)
+
+
+def test_bookmark_is_where_it_goes_on(watcher: Watcher, nodes: Nodes, server: Server) -> None:
+    nodes.bookmark()
+    nodes.expire()
+    nodes.end_watches()
+    wait_until(lambda: len(server.seen) == 3 and nodes.watching)
+
+    assert watches(server.seen)[-1].params["resourceVersion"] == "1101"
+    assert len(lists(server.seen)) == 1
+
+
+def test_watch_that_is_cut_goes_on_where_it_was(
+    watcher: Watcher, nodes: Nodes, server: Server
+) -> None:
+    nodes.put("a")
+    wait_until(lambda: len(watcher.told) == 2)
+    nodes.end_watches(Exchange.drop)
+    wait_until(lambda: len(server.seen) == 3 and nodes.watching)
+    nodes.put("a")
+    wait_until(lambda: len(watcher.told) == 3)
+
+    assert len(lists(server.seen)) == 1
+    assert watcher.connected == 2
+    (lost,) = watcher.lost
+    assert lost.endswith("the connection ended before the answer did")
+
+
+def test_version_that_expired_while_away_is_listed_again(
+    watcher: Watcher, nodes: Nodes, server: Server
+) -> None:
+    nodes.put("b")
+    wait_until(lambda: len(watcher.told) == 2)
+    nodes.refuse_watches = lambda exchange: exchange.refuse(503, "ServiceUnavailable", "later")
+    nodes.end_watches()
+    wait_until(lambda: watcher.lost)
+    nodes.remove("b")
+    nodes.put("c")
+    nodes.expire()
+    nodes.refuse_watches = None
+    wait_until(lambda: len(watcher.told) == 4)
+
+    assert watcher.told == [("a", "101"), ("b", "102"), ("c", "104"), ("b", None)]
+    assert len(lists(server.seen)) == 2
+
+
+def test_version_that_expires_in_the_stream_is_listed_again(
+    watcher: Watcher, nodes: Nodes, server: Server
+) -> None:
+    def expired(exchange: Exchange) -> None:
+        status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}
+        exchange.send_line({"type": "ERROR", "object": status})
+        exchange.end_stream()
+
+    nodes.end_watches(expired)
+    wait_until(lambda: len(server.seen) == 4 and nodes.watching)
+    nodes.put("a")
+    wait_until(lambda: len(watcher.told) == 2)
+
+    assert watcher.told == [("a", "101"), ("a", "102")]
+    assert len(lists(server.seen)) == 2
+    assert watcher.lost == []
+
+
+def test_server_that_is_away_and_comes_back_costs_one_request(
+    watcher: Watcher, nodes: Nodes, server: Server
+) -> None:
+    server.stop()
+    wait_until(lambda: len(watcher.backoff.pauses) >= 3)
+    nodes.put("a")
+    before = len(server.seen)
+    server.start()
+    wait_until(lambda: len(watcher.told) == 2)
+
+    assert watcher.told == [("a", "101"), ("a", "102")]
+    assert len(server.seen) == before + 1
+    assert watcher.connected == 2
+    assert "Connection refused" in watcher.lost[-1]
+    assert len(watcher.lost) <= 2
+
+
+def test_server_that_is_away_at_the_start_is_waited_for(server: Server, nodes: Nodes) -> None:
+    server.stop()
+    watcher = Watcher(server)
+    wait_until(lambda: len(watcher.backoff.pauses) >= 2)
+    server.start()
+    wait_until(lambda: watcher.connected)
+    watcher.stop()
+
+    assert watcher.told == [("a", "101")]
+    assert len(watcher.lost) == 1
+
+
+def test_version_the_server_refuses_is_given_up(
+    watcher: Watcher, nodes: Nodes, server: Server
+) -> None:
+    def too_large(exchange: Exchange) -> None:
+        nodes.refuse_watches = None
+        exchange.refuse(504, "Timeout", "Too large resource version: 101, current: 7")
+
+    nodes.version, nodes._told = 7, []
+    nodes.refuse_watches = too_large
+    nodes.end_watches()
+    wait_until(lambda: len(server.seen) == 5 and nodes.watching)
+
+    assert watches(server.seen)[-1].params["resourceVersion"] == "7"
+
+
+def test_watches_that_end_at_once_are_not_repeated_without_pause(
+    watcher: Watcher, nodes: Nodes, server: Server
+) -> None:
+    def at_once(exchange: Exchange) -> None:
+        exchange.begin_stream()
+        exchange.end_stream()
+
+    nodes.refuse_watches = at_once
+    nodes.end_watches()
+    wait_until(lambda: len(watcher.backoff.pauses) >= 6)
+
+    assert sorted(watcher.backoff.pauses[:6]) == watcher.backoff.pauses[:6]
+    assert watcher.lost == []
+
+
+def test_credential_that_may_not_is_told_once_and_tried_again(server: Server, nodes: Nodes) -> None:
+    nodes.refuse_lists = lambda exchange: exchange.refuse(403, "Forbidden", "nodes is forbidden")
+    watcher = Watcher(server)
+    wait_until(lambda: len(watcher.backoff.pauses) >= 3)
+    nodes.refuse_lists = None
+    wait_until(lambda: watcher.connected)
+    watcher.stop()
+
+    assert watcher.lost == ["GET nodes: nodes is forbidden"]
+
+
+def test_stop_ends_a_quiet_watch_at_once(watcher: Watcher) -> None:
+    watcher.stop()
+
+    assert not [one for one in threading.enumerate() if one.name == "watch-nodes"]
+    assert watcher.lost == []
+
+
+def test_stop_ends_a_pause_at_once(server: Server) -> None:
+    server.stop()
+    told: list[ClusterError] = []
+    transport = HttpTransport(read_kubeconfig(kubeconfig(server)), SystemClock())
+    watch = Watch(
+        Client(transport),
+        Scope(NODES),
+        FakeClock(),
+        on_change=lambda *_: None,
+        on_lost=told.append,
+        backoff=Backoff(first_s=1000),
+    )
+    watch.start()
+    wait_until(lambda: told)
+    watch.stop()
+
+    assert isinstance(told[0], Unreachable)
+    assert not [one for one in threading.enumerate() if one.name == "watch-nodes"]
+
+
+def test_pauses_double_up_to_the_most_and_differ() -> None:
+    even = Backoff(first_s=0.5, most_s=30, jitter=lambda: 0.0)
+    cut = Backoff(first_s=0.5, most_s=30, jitter=random.Random(1).random)
+
+    whole = [even.pause_s() for _ in range(8)]
+    assert whole == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert all(full / 2 < cut.pause_s() <= full for full in whole)
+    even.reset()
+    assert even.pause_s() == 0.5
