@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 _INT64 = range(-(2**63), 2**63)
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 # A wrong value is quoted in the error when it is short and cannot be a secret.
-_SECRET = frozenset({"passwordHash", "sshAuthorizedKeys", "source", "contents", "data", "value"})
+_SECRET = frozenset({"passwordHash", "sshAuthorizedKeys"})
 
 
 def load_json(text: str | bytes, *, where: str) -> object:

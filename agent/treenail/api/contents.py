@@ -1,0 +1,131 @@
+"""Contents of a file as Ignition writes them: a data URL, maybe compressed, maybe with a digest.
+
+They stay encoded until somebody needs the bytes, so that a large config costs its own size once.
+"""
+
+import binascii
+import hashlib
+import re
+import zlib
+from dataclasses import dataclass, field
+
+from treenail.api.decode import Fields, Json
+from treenail.api.meta import without_none
+from treenail.errors import IgnitionError
+
+SIZE_LIMIT = 64 * 1024 * 1024
+"""Bytes that one file may have once it is decompressed."""
+
+GZIP = "gzip"
+DIGEST_SIZES = {"sha256": 64, "sha512": 128}
+"""Hexadecimal digits of the digests that contents can be checked against."""
+
+_REMOTE = ("http:", "https:", "tftp:", "s3:", "gs:", "arn:")
+_TOKEN = r"[!#$%&'*+.^_`{|}~0-9A-Za-z-]+"  # noqa: S105  # a word of RFC 2045's, no secret
+_HEAD = re.compile(
+    rf'data:(?:{_TOKEN}/{_TOKEN})?(?:;{_TOKEN}=(?:{_TOKEN}|"(?:[^"\\]|\\.)*"))*(;base64)?,'
+)
+_NOT_IN_URL = re.compile(r"[^!$-;=?-Z_a-z~]")
+_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The contents of one file; ``place`` is where in the document they stand."""
+
+    source: str | None = field(default=None, repr=False)
+    compression: str | None = None
+    digest: str | None = None
+    http_headers: tuple[Json, ...] = field(default=(), repr=False)
+    place: str = field(default="contents", compare=False)
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "Contents":
+        """Refuses what Ignition refuses; whether the URL can be decoded is for `decode` to say."""
+        source = fields.optional_text("source")
+        compression = fields.optional_text("compression")
+        digest = None
+        if source and not source.startswith(("data:", *_REMOTE)):
+            raise fields.refuse("source", "a data: URL")
+        if compression and compression != GZIP:
+            raise fields.error(
+                f"{fields.at('compression')}: expected gzip or nothing, found {compression!r:.40}"
+            )
+        if "verification" in fields.values:
+            verification = fields.nested("verification")
+            digest = verification.optional_text("hash")
+            name, _, digits = (digest or "").partition("-")
+            if digest is not None and len(digits) != DIGEST_SIZES.get(name, -1):
+                raise verification.refuse("hash", "sha512- or sha256- and as many digits")
+        headers = fields.each("httpHeaders", lambda header: header.values)
+        return cls(source, compression, digest, headers, fields.path)
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is said about contents, not even that they are empty."""
+        return self == Contents()
+
+    def decode(self) -> bytes:
+        """The bytes to have on disk; raises `IgnitionError` with the place in the document."""
+        found = self._unpacked(_decode_url(self.source, self.place) if self.source else b"")
+        if self.digest is not None:
+            name, _, digits = self.digest.partition("-")
+            if hashlib.new(name, found).hexdigest() != digits.lower():
+                raise IgnitionError(f"{self.place}.verification.hash: the contents have another")
+        return found
+
+    def sha256(self) -> str:
+        """The SHA-256 of the bytes, in hexadecimal; raises as `decode` does."""
+        return hashlib.sha256(self.decode()).hexdigest()
+
+    def to_json(self) -> Json:
+        """The contents as Ignition 3 writes them, without what is not set."""
+        return without_none(
+            source=self.source,
+            compression=self.compression,
+            verification=None if self.digest is None else {"hash": self.digest},
+            httpHeaders=list(self.http_headers) or None,
+        )
+
+    def _unpacked(self, packed: bytes) -> bytes:
+        if self.compression != GZIP or not packed:
+            return packed
+        parts: list[bytes] = []
+        room = SIZE_LIMIT + 1
+        try:
+            while packed:
+                member = zlib.decompressobj(wbits=31)
+                parts.append(member.decompress(packed, room))
+                room -= len(parts[-1])
+                if room <= 0:
+                    raise IgnitionError(f"{self.place}: more than {SIZE_LIMIT} bytes, decompressed")
+                if not member.eof:
+                    raise IgnitionError(f"{self.place}.source: expected gzip, found a part of it")
+                packed = member.unused_data
+        except zlib.error as error:
+            raise IgnitionError(f"{self.place}.source: expected gzip, found other data") from error
+        return b"".join(parts)
+
+
+def _decode_url(url: str, place: str) -> bytes:
+    head = _HEAD.match(url)
+    if head is None:
+        if url.startswith(_REMOTE):
+            raise IgnitionError(
+                f"{place}.source: expected a data: URL, found one to be fetched from elsewhere",
+                remedy="put the contents into the config; a node fetches nothing but its image",
+            )
+        raise IgnitionError(f"{place}.source: a data: URL of the wrong form before its comma")
+    text = url[head.end() :]
+    if head[1]:
+        try:
+            return binascii.a2b_base64(text, strict_mode=True)
+        except ValueError as error:
+            raise IgnitionError(f"{place}.source: not the base64 it says it is") from error
+    if found := _NOT_IN_URL.search(text) or _BAD_ESCAPE.search(text):
+        raise IgnitionError(
+            f"{place}.source: a character that a URL can't have, {found.start()} after the comma",
+            remedy="write it as % and two hexadecimal digits, or use base64",
+        )
+    # Quoted-printable is percent encoding with another sign, and has a decoder in C.
+    return binascii.a2b_qp(text.replace("=", "=3D").replace("%", "="))

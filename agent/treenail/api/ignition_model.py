@@ -1,0 +1,199 @@
+"""What an Ignition config says, in the words of version 3.5, whatever it was written in.
+
+Sections that only a machine's first boot can obey (disks, filesystems, raid, luks, groups, and
+what is below ``ignition``) are kept as they were written.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from treenail.api.contents import Contents
+from treenail.api.decode import Json
+from treenail.api.meta import without_none
+
+VERSION = "3.5.0"
+"""The version that `Ignition.to_json` writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A user or group by number or by name; neither is root."""
+
+    id: int | None = None
+    name: str | None = None
+
+    def to_json(self) -> Json | None:
+        return without_none(id=self.id, name=self.name) or None
+
+
+NOBODY_NAMED = Owner()
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file to have; ``place`` is where in the document it stands."""
+
+    path: str
+    contents: Contents = field(default_factory=Contents)
+    append: tuple[Contents, ...] = ()
+    mode: int | None = None
+    user: Owner = NOBODY_NAMED
+    group: Owner = NOBODY_NAMED
+    overwrite: bool | None = None
+    place: str = field(default="", compare=False)
+
+    def to_json(self) -> Json:
+        return without_none(
+            path=self.path,
+            contents=self.contents.to_json() or None,
+            append=[part.to_json() for part in self.append] or None,
+            mode=self.mode,
+            user=self.user.to_json(),
+            group=self.group.to_json(),
+            overwrite=self.overwrite,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """A directory to have."""
+
+    path: str
+    mode: int | None = None
+    user: Owner = NOBODY_NAMED
+    group: Owner = NOBODY_NAMED
+    overwrite: bool | None = None
+    place: str = field(default="", compare=False)
+
+    def to_json(self) -> Json:
+        return without_none(
+            path=self.path,
+            mode=self.mode,
+            user=self.user.to_json(),
+            group=self.group.to_json(),
+            overwrite=self.overwrite,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A symbolic or hard link to have."""
+
+    path: str
+    target: str
+    hard: bool | None = None
+    user: Owner = NOBODY_NAMED
+    group: Owner = NOBODY_NAMED
+    overwrite: bool | None = None
+    place: str = field(default="", compare=False)
+
+    def to_json(self) -> Json:
+        return without_none(
+            path=self.path,
+            target=self.target,
+            hard=self.hard,
+            user=self.user.to_json(),
+            group=self.group.to_json(),
+            overwrite=self.overwrite,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Dropin:
+    """A drop-in of a unit."""
+
+    name: str
+    contents: str | None = field(default=None, repr=False)
+
+    def to_json(self) -> Json:
+        return without_none(name=self.name, contents=self.contents)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A systemd unit to have, or what to change about one that is there."""
+
+    name: str
+    contents: str | None = field(default=None, repr=False)
+    enabled: bool | None = None
+    mask: bool | None = None
+    dropins: tuple[Dropin, ...] = ()
+    place: str = field(default="", compare=False)
+
+    def to_json(self) -> Json:
+        return without_none(
+            name=self.name,
+            contents=self.contents,
+            enabled=self.enabled,
+            mask=self.mask,
+            dropins=[dropin.to_json() for dropin in self.dropins] or None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A user; what is neither a key nor a password is kept in ``others``."""
+
+    name: str
+    ssh_keys: tuple[str, ...] = field(default=(), repr=False)
+    password_hash: str | None = field(default=None, repr=False)
+    others: Json = field(default_factory=dict, repr=False)
+
+    def to_json(self) -> Json:
+        return {
+            **self.others,
+            **without_none(
+                name=self.name,
+                passwordHash=self.password_hash,
+                sshAuthorizedKeys=list(self.ssh_keys) or None,
+            ),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Ignition:
+    """An Ignition config; ``version`` is the one it was written in."""
+
+    version: str = VERSION
+    files: tuple[File, ...] = ()
+    directories: tuple[Directory, ...] = ()
+    links: tuple[Link, ...] = ()
+    units: tuple[Unit, ...] = ()
+    users: tuple[User, ...] = ()
+    groups: tuple[Json, ...] = field(default=(), repr=False)
+    disks: tuple[Json, ...] = ()
+    filesystems: tuple[Json, ...] = ()
+    raid: tuple[Json, ...] = ()
+    luks: tuple[Json, ...] = field(default=(), repr=False)
+    kernel_arguments: tuple[str, ...] = ()
+    absent_kernel_arguments: tuple[str, ...] = ()
+    section: Json = field(default_factory=dict, repr=False)
+    """What stands below ``ignition`` beside the version."""
+
+    def to_json(self) -> Json:
+        """The config as Ignition 3.5 writes it, without what is empty; Go's conversion agrees."""
+        return {
+            "ignition": {**self.section, "version": VERSION},
+            **_section(
+                "kernelArguments",
+                shouldExist=self.kernel_arguments,
+                shouldNotExist=self.absent_kernel_arguments,
+            ),
+            **_section("passwd", users=[user.to_json() for user in self.users], groups=self.groups),
+            **_section(
+                "storage",
+                directories=[directory.to_json() for directory in self.directories],
+                disks=self.disks,
+                files=[file.to_json() for file in self.files],
+                filesystems=self.filesystems,
+                links=[link.to_json() for link in self.links],
+                luks=self.luks,
+                raid=self.raid,
+            ),
+            **_section("systemd", units=[unit.to_json() for unit in self.units]),
+        }
+
+
+def _section(name: str, **parts: Sequence[object]) -> Json:
+    filled = {key: list(part) for key, part in parts.items() if part}
+    return {name: filled} if filled else {}

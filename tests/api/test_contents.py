@@ -1,0 +1,178 @@
+"""Contents of files are decoded to the bytes, bounded, and refused with their place."""
+
+import base64
+import contextlib
+import gzip
+import hashlib
+import urllib.parse
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.api.configs import ENCODINGS
+from tests.api.fuzzing import damaged, fuzz
+from treenail.api.contents import SIZE_LIMIT, Contents
+from treenail.api.decode import Fields
+from treenail.errors import ConfigError, IgnitionError
+
+
+def contents(**values: object) -> Contents:
+    return Contents.from_fields(Fields(values, "files[3].contents", IgnitionError))
+
+
+def refusal(**values: object) -> str:
+    with pytest.raises(IgnitionError) as caught:
+        contents(**values).decode()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        (None, b""),
+        ("", b""),
+        ("data:,", b""),
+        ("data:,a%20b=%3D%25", b"a b==%"),
+        ("data:,a+b_c", b"a+b_c"),
+        ("data:;base64,aGk=", b"hi"),
+        ("data:text/plain;charset=utf-8;base64,aGk=", b"hi"),
+        ("data:text/plain;charset=US-ASCII,hi", b"hi"),
+        ('data:text/plain;a="x,\\";y";b=c;base64,aGk=', b"hi"),
+        ("data:application/x-gzip;base64,", b""),
+        ("data:,%C3%A9%00%ff", b"\xc3\xa9\x00\xff"),
+    ],
+)
+def test_a_data_url_is_decoded(source: str | None, found: bytes) -> None:
+    assert contents(source=source).decode() == found
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("data:;base64,a-b_", ".source: not the base64 it says it is"),
+        ("data:;base64,aGk", ".source: not the base64 it says it is"),
+        ("data:;base64,aGk=aGk=", ".source: not the base64 it says it is"),
+        ("data:;base64,aG\nk=", ".source: not the base64 it says it is"),
+        ("data:;base64,é", ".source: not the base64 it says it is"),
+        ("data:,a b", ".source: a character that a URL can't have, 1 after the comma"),
+        ("data:,ab%2", ".source: a character that a URL can't have, 2 after the comma"),
+        ("data:,é", ".source: a character that a URL can't have, 0 after the comma"),
+        ("data:text", ".source: a data: URL of the wrong form before its comma"),
+        ("data:;base64;a=b,", ".source: a data: URL of the wrong form before its comma"),
+        ("file:///etc/passwd", ".source: expected a data: URL, found a string"),
+        (
+            "https://example.com/x",
+            ".source: expected a data: URL, found one to be fetched from elsewhere",
+        ),
+    ],
+)
+def test_what_is_no_data_url_is_refused_with_its_place(source: str, message: str) -> None:
+    assert refusal(source=source) == "files[3].contents" + message
+
+
+def test_gzip_is_unpacked_member_by_member() -> None:
+    packed = base64.b64encode(gzip.compress(b"a") + gzip.compress(b"b")).decode()
+    assert contents(source="data:;base64," + packed, compression="gzip").decode() == b"ab"
+
+
+@pytest.mark.parametrize(
+    ("packed", "message"),
+    [
+        (gzip.compress(b"abc")[:-1], ".source: expected gzip, found a part of it"),
+        (b"plain", ".source: expected gzip, found other data"),
+        (gzip.compress(b"a") + b"tail", ".source: expected gzip, found other data"),
+        (
+            gzip.compress(bytes(SIZE_LIMIT + 1)),
+            f": more than {SIZE_LIMIT} bytes, decompressed",
+        ),
+        (
+            gzip.compress(bytes(SIZE_LIMIT // 2)) + gzip.compress(bytes(SIZE_LIMIT // 2 + 1)),
+            f": more than {SIZE_LIMIT} bytes, decompressed",
+        ),
+    ],
+    ids=["cut", "plain", "tail", "bomb", "two halves of a bomb"],
+)
+def test_gzip_that_is_broken_or_a_bomb_is_refused(packed: bytes, message: str) -> None:
+    source = "data:;base64," + base64.b64encode(packed).decode()
+    assert refusal(source=source, compression="gzip") == "files[3].contents" + message
+
+
+def test_another_compression_is_refused() -> None:
+    assert refusal(compression="xz") == (
+        "files[3].contents.compression: expected gzip or nothing, found 'xz'"
+    )
+
+
+def test_contents_are_checked_against_their_digest() -> None:
+    digest = "sha512-" + hashlib.sha512(b"hi").hexdigest()
+    assert contents(source="data:,hi", verification={"hash": digest}).decode() == b"hi"
+    assert refusal(source="data:,ho", verification={"hash": digest}) == (
+        "files[3].contents.verification.hash: the contents have another"
+    )
+    for wrong in ("sha512-abc", "md5-" + "0" * 32, ""):
+        assert refusal(verification={"hash": wrong}).startswith(
+            "files[3].contents.verification.hash: expected "
+        )
+
+
+def test_contents_do_not_show_in_a_representation_or_an_error() -> None:
+    assert "canary" not in repr(contents(source="data:,canary"))
+    assert "canary" not in refusal(source="data:,canary canary")
+    assert "canary" not in refusal(source="canary")
+
+
+def test_contents_are_written_as_they_were_read() -> None:
+    for values in (
+        {},
+        {"source": "", "compression": ""},
+        {"verification": {"hash": "sha256-" + "0" * 64}},
+    ):
+        assert contents(**values).to_json() == values
+    headers = [{"name": "a", "value": "b"}]
+    assert contents(source="https://x/", httpHeaders=headers).to_json() == {
+        "source": "https://x/",
+        "httpHeaders": headers,
+    }
+
+
+@fuzz
+@given(st.binary(), st.sampled_from(ENCODINGS))
+def test_every_encoding_gives_the_bytes_back(raw: bytes, encode: object) -> None:
+    assert contents(**encode(raw)).decode() == raw  # type: ignore[operator]
+
+
+@fuzz
+@given(
+    st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters='#"<>[]^`{|}\\'))
+)
+def test_percent_decoding_is_that_of_the_standard_library(text: str) -> None:
+    with contextlib.suppress(IgnitionError):
+        assert contents(source="data:," + text).decode() == urllib.parse.unquote_to_bytes(text)
+
+
+FULL = {
+    "source": "data:text/plain;charset=utf-8;base64,"
+    + base64.b64encode(gzip.compress(b"a")).decode(),
+    "compression": "gzip",
+    "verification": {"hash": "sha256-" + hashlib.sha256(b"a").hexdigest()},
+    "httpHeaders": [{"name": "a", "value": "b"}],
+}
+
+
+@fuzz
+@given(
+    damaged(FULL)
+    | st.fixed_dictionaries(
+        {"source": st.text() | st.text(st.sampled_from('data:;,=%0a"\\/b64')).map("data:".__add__)}
+    )
+    | st.binary().map(
+        lambda raw: {
+            "source": "data:;base64," + base64.b64encode(raw).decode(),
+            "compression": "gzip",
+        }
+    )
+)
+def test_any_contents_are_decoded_or_refused(values: object) -> None:
+    with contextlib.suppress(ConfigError):
+        Contents.from_fields(Fields.of(values, "x", IgnitionError)).decode()

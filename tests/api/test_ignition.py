@@ -1,0 +1,383 @@
+"""Ignition 3 is read into one model, strictly, and written as Go writes it."""
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+
+from tests.api.configs import configs, ignition, with_files, with_units, with_users
+from tests.api.fuzzing import damaged, fuzz, json_values
+from tests.api.oracle import records, render_cases, rendered
+from treenail.api import documents
+from treenail.api.contents import Contents
+from treenail.api.ignition import VERSIONS, read
+from treenail.api.ignition_model import (
+    Directory,
+    Dropin,
+    File,
+    Ignition,
+    Link,
+    Owner,
+    Unit,
+    User,
+)
+from treenail.api.machineconfig import MachineConfig
+from treenail.errors import ConfigError, IgnitionError
+
+FULL = {
+    "ignition": {
+        "version": "3.4.0",
+        "config": {"merge": [{"source": "https://example.com/more"}]},
+        "security": {"tls": {}},
+        "timeouts": {},
+    },
+    "kernelArguments": {"shouldExist": ["a=1"], "shouldNotExist": ["b"]},
+    "passwd": {
+        "users": [
+            {
+                "name": "core",
+                "passwordHash": "$6$x",
+                "sshAuthorizedKeys": ["k1", "k2"],
+                "homeDir": "/home/core",
+                "groups": [],
+            }
+        ],
+        "groups": [{"name": "g", "gid": 7}],
+    },
+    "storage": {
+        "files": [
+            {
+                "path": "/etc/a",
+                "contents": {"source": "data:,a", "compression": ""},
+                "append": [{"source": "data:,b"}],
+                "mode": 0o600,
+                "user": {"id": 7},
+                "group": {"name": "wheel"},
+                "overwrite": False,
+            },
+            {"path": "/etc/b"},
+        ],
+        "directories": [{"path": "/etc/d", "mode": 0o700, "user": {"name": "core"}}],
+        "links": [{"path": "/etc/l", "target": "../b", "hard": False}],
+        "disks": [{"device": "/dev/sda", "partitions": [], "wipeTable": False}],
+        "filesystems": [{"device": "/dev/sda1", "format": "xfs", "path": None}],
+        "raid": [{"name": "r", "devices": ["/dev/sda"]}],
+        "luks": [{"name": "l"}],
+    },
+    "systemd": {
+        "units": [
+            {
+                "name": "a.service",
+                "contents": "[Unit]\n",
+                "enabled": False,
+                "mask": False,
+                "dropins": [{"name": "10-a.conf", "contents": ""}, {"name": "20-b.conf"}],
+            }
+        ]
+    },
+    "junk": {"x": 1},
+}
+
+
+def refusal(document: object) -> str:
+    with pytest.raises(IgnitionError) as caught:
+        read(document)
+    return str(caught.value).removeprefix("spec.config.")
+
+
+def file(**values: object) -> dict[str, object]:
+    return with_files({"path": "/etc/a", **values})
+
+
+def storage(**lists: object) -> dict[str, object]:
+    return ignition(storage=lists)
+
+
+def test_every_field_is_read() -> None:
+    assert read(FULL) == Ignition(
+        version="3.4.0",
+        files=(
+            File(
+                "/etc/a",
+                Contents("data:,a", ""),
+                append=(Contents("data:,b"),),
+                mode=0o600,
+                user=Owner(7),
+                group=Owner(name="wheel"),
+                overwrite=False,
+            ),
+            File("/etc/b"),
+        ),
+        directories=(Directory("/etc/d", 0o700, Owner(name="core")),),
+        links=(Link("/etc/l", "../b", hard=False),),
+        units=(
+            Unit(
+                "a.service",
+                "[Unit]\n",
+                enabled=False,
+                mask=False,
+                dropins=(Dropin("10-a.conf", ""), Dropin("20-b.conf", None)),
+            ),
+        ),
+        users=(User("core", ("k1", "k2"), "$6$x", {"homeDir": "/home/core"}),),
+        groups=({"name": "g", "gid": 7},),
+        disks=({"device": "/dev/sda", "wipeTable": False},),
+        filesystems=({"device": "/dev/sda1", "format": "xfs"},),
+        raid=({"name": "r", "devices": ["/dev/sda"]},),
+        luks=({"name": "l"},),
+        kernel_arguments=("a=1",),
+        absent_kernel_arguments=("b",),
+        section={"config": {"merge": [{"source": "https://example.com/more"}]}},
+    )
+
+
+def test_places_lead_back_to_the_document() -> None:
+    config = read(FULL, place="f.json")
+    assert [entry.place for entry in config.files] == [
+        "f.json.storage.files[0]",
+        "f.json.storage.files[1]",
+    ]
+    assert config.files[0].append[0].place == "f.json.storage.files[0].append[0]"
+    assert config.units[0].place == "f.json.systemd.units[0]"
+
+
+def test_no_document_is_an_empty_config() -> None:
+    assert read(None) == Ignition()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_supported_version_is_written_as_the_newest(version: str) -> None:
+    assert read(ignition(version)).to_json() == {"ignition": {"version": "3.5.0"}}
+
+
+@pytest.mark.parametrize(
+    "version", ["", "3.6.0", "2.3.0", "2.2.1", "4.0.0", "21.0.0", "3.5.0-experimental", "x", None]
+)
+def test_any_other_version_is_refused(version: object) -> None:
+    assert refusal({"ignition": {"version": version}}) == (
+        "ignition.version: expected one of 2.2.0, 3.0.0, 3.1.0, 3.2.0, 3.3.0, 3.4.0, 3.5.0, "
+        f"found {version or ''!r}"
+    )
+    with pytest.raises(IgnitionError, match=r"config\.ignition\.version: expected"):
+        read({})
+
+
+UNIT = "expected the name of a systemd unit, with its type at the end"
+
+
+def with_dropins(*names: str) -> dict[str, object]:
+    dropins = [{"name": name, "contents": "x"} for name in names]
+    return with_units({"name": "a.service", "dropins": dropins})
+
+
+@pytest.mark.parametrize(
+    ("document", "place", "complaint"),
+    [
+        (file(path="etc/a"), "storage.files[0].path", "expected an absolute path, found 'etc/a'"),
+        (file(path=""), "storage.files[0].path", "expected a string, found an empty string"),
+        (
+            file(mode=0o10000),
+            "storage.files[0].mode",
+            "expected a mode from 0 to 4095 (07777), found 4096",
+        ),
+        (
+            file(mode=-1),
+            "storage.files[0].mode",
+            "expected a mode from 0 to 4095 (07777), found -1",
+        ),
+        (file(mode="0644"), "storage.files[0].mode", "expected an integer, found a string"),
+        (file(mode=420.0), "storage.files[0].mode", "expected an integer, found 420.0"),
+        (
+            file(contents={"source": 7}),
+            "storage.files[0].contents.source",
+            "expected a string, found 7",
+        ),
+        (file(contents="x"), "storage.files[0].contents", "expected an object, found a string"),
+        (
+            file(user={"id": 1, "name": "a"}),
+            "storage.files[0].user",
+            "expected an id or a name, found both",
+        ),
+        (
+            file(user={"id": -1}),
+            "storage.files[0].user.id",
+            "expected the number of a user or group, found -1",
+        ),
+        (
+            file(overwrite=True),
+            "storage.files[0].overwrite",
+            "a file to overwrite needs contents.source",
+        ),
+        (storage(files=[None]), "storage.files[0]", "expected an object, found null"),
+        (
+            storage(files=[{"path": "/a"}], directories=[{"path": "/a"}]),
+            "storage.directories[0].path",
+            "the same as spec.config.storage.files[0]",
+        ),
+        (
+            storage(files=[{"path": "/a/b/c"}], links=[{"path": "/a", "target": "b"}]),
+            "storage.files[0].path",
+            "/a is a link of this config",
+        ),
+        (
+            storage(links=[{"path": "/a", "target": "b"}, {"path": "/a/b", "target": "b"}]),
+            "storage.links[1].path",
+            "/a is a link of this config",
+        ),
+        (
+            storage(
+                directories=[{"path": "/d"}], links=[{"path": "/a", "target": "/d", "hard": True}]
+            ),
+            "storage.links[0].target",
+            "a hard link can't lead to a directory",
+        ),
+        (
+            storage(links=[{"path": "/a"}]),
+            "storage.links[0].target",
+            "expected a string, found nothing",
+        ),
+        (
+            with_units({"name": "a.conf"}),
+            "systemd.units[0].name",
+            f"{UNIT}, found 'a.conf'",
+        ),
+        (
+            with_units({"name": "../a.service"}),
+            "systemd.units[0].name",
+            f"{UNIT}, found '../a.service'",
+        ),
+        (
+            with_dropins("../../x.conf"),
+            "systemd.units[0].dropins[0].name",
+            "expected a file name that ends in .conf, found '../../x.conf'",
+        ),
+        (
+            with_units({"name": "a.service"}, {"name": "a.service"}),
+            "systemd.units[1].name",
+            "the same as spec.config.systemd.units[0]",
+        ),
+        (
+            with_dropins("x.conf", "x.conf"),
+            "systemd.units[0].dropins[1].name",
+            "the same as spec.config.systemd.units[0].dropins[0]",
+        ),
+        (
+            with_users({"name": "core"}, {"name": "core"}),
+            "passwd.users[1].name",
+            "the same as spec.config.passwd.users[0]",
+        ),
+        (
+            with_users({"name": "core", "sshAuthorizedKeys": ["a", "a"]}),
+            "passwd.users[0].sshAuthorizedKeys[1]",
+            "the same as spec.config.passwd.users[0].sshAuthorizedKeys[0]",
+        ),
+        (
+            with_users({"name": "core", "passwordHash": 12345}),
+            "passwd.users[0].passwordHash",
+            "expected a string, found a number or a boolean",
+        ),
+        (
+            ignition(
+                storage={"files": [{"path": "/etc/systemd/system/a.service.d/x.conf"}]},
+                systemd=with_dropins("x.conf")["systemd"],
+            ),
+            "storage.files[0].path",
+            "a unit of this config is written there too",
+        ),
+        (
+            ignition("3.2.0", kernelArguments={"shouldExist": ["a"]}),
+            "kernelArguments",
+            "needs Ignition 3.3.0 or later, found 3.2.0",
+        ),
+        (
+            ignition("3.1.0", storage={"luks": [{"name": "a"}]}),
+            "storage.luks",
+            "needs Ignition 3.2.0 or later, found 3.1.0",
+        ),
+    ],
+)
+def test_what_is_wrong_is_refused_with_its_place(
+    document: object, place: str, complaint: str
+) -> None:
+    assert refusal(document) == f"{place}: {complaint}"
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "//a", "/a/", "/a//b", "/a/./b", "/a/../b", "/..", "/a/..", "/a\0b"]
+)
+def test_a_path_that_leads_elsewhere_is_refused(path: str) -> None:
+    assert "expected a path without" in refusal(file(path=path))
+
+
+@pytest.mark.parametrize("path", ["/a", "/..a", "/a..", "/.a/...", "/a b", "/é"])
+def test_an_unusual_path_is_fine(path: str) -> None:
+    assert read(file(path=path)).files[0].path == path
+
+
+def test_secrets_do_not_show_in_a_representation() -> None:
+    dropins = [{"name": "a.conf", "contents": "canary"}]
+    unit = {"name": "a.service", "contents": "canary", "dropins": dropins}
+    user = {"name": "core", "passwordHash": "canary", "sshAuthorizedKeys": ["canary"]}
+    document = ignition(
+        storage={"files": [{"path": "/a", "contents": {"source": "data:,canary"}}]},
+        systemd={"units": [unit]},
+        passwd={"users": [user], "groups": [{"name": "g", "passwordHash": "canary"}]},
+    )
+    assert "canary" not in repr(read(document))
+
+
+def test_configs_are_converted_as_go_converts_them() -> None:
+    for record in records("parse_convert"):
+        document = json.loads(str(record["raw"]))
+        if record["err"] is None:
+            assert read(document).to_json() == json.loads(str(record["out"]))
+        else:
+            refusal(document)
+
+
+def test_a_config_for_an_older_reader_stays_what_it_was() -> None:
+    for record in records("convert_version"):
+        assert read(json.loads(str(record["out"]))) == Ignition(version=str(record["version"]))
+
+
+def test_configs_that_go_finds_valid_are_read_and_no_others() -> None:
+    for record in records("validate_mc"):
+        spec = record["spec"]
+        assert isinstance(spec, dict)
+        if record["err"] is None:
+            read(spec["config"])
+        else:
+            assert "ignition.version" in refusal(spec["config"])
+
+
+def test_what_go_renders_is_read_and_written_without_loss() -> None:
+    for case in render_cases():
+        spec = case.get("spec")
+        if isinstance(spec, dict) and spec["config"] is not None:
+            assert read(spec["config"]).to_json() == spec["config"]
+    for path in rendered():
+        document = documents.load(path.read_text(), where=path.name)
+        config = MachineConfig.from_json(document).config
+        found = read(config)
+        assert found.to_json() == config
+        assert all(len(entry.contents.decode()) >= 0 for entry in found.files)
+
+
+@fuzz
+@given(configs())
+def test_a_valid_config_is_written_as_it_was_read(document: dict[str, object]) -> None:
+    config = read(document)
+    assert read(config.to_json()) == config
+    assert read(config.to_json()).to_json() == config.to_json()
+
+
+@fuzz
+@given(damaged(FULL) | json_values)
+def test_any_config_is_read_stably_or_refused(document: object) -> None:
+    with contextlib.suppress(ConfigError):
+        config = read(document)
+        for entry in config.files:
+            with contextlib.suppress(IgnitionError):
+                entry.contents.decode()
+        json.dumps(config.to_json())

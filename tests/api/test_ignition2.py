@@ -1,0 +1,160 @@
+"""Ignition 2.2 is read as version 3: the last entry wins, and what 3 cannot say is refused."""
+
+import contextlib
+
+import pytest
+from hypothesis import given
+
+from tests.api.configs import ignition, with_units, with_users
+from tests.api.fuzzing import damaged, fuzz
+from treenail.api.ignition import read
+from treenail.errors import ConfigError, IgnitionError
+
+
+def old(**sections: object) -> dict[str, object]:
+    return ignition("2.2.0", **sections)
+
+
+def file(path: str, **values: object) -> dict[str, object]:
+    return {"filesystem": "root", "path": path, **values}
+
+
+def converted(document: object) -> dict[str, object]:
+    return read(document).to_json()
+
+
+def refusal(document: object) -> str:
+    with pytest.raises(IgnitionError) as caught:
+        read(document)
+    return str(caught.value).removeprefix("spec.config.")
+
+
+def test_the_last_file_of_a_path_wins_and_overwrites() -> None:
+    files = [
+        file("/etc/a", contents={"source": "data:,1"}),
+        file("/etc/b", contents={"source": "data:,b", "verification": {}}, mode=0o600),
+        file("/etc/a", contents={"source": "data:,2", "compression": ""}, overwrite=False),
+    ]
+    assert converted(old(storage={"files": files}))["storage"] == {
+        "files": [
+            {"path": "/etc/a", "contents": {"source": "data:,2"}, "overwrite": False},
+            {"path": "/etc/b", "contents": {"source": "data:,b"}, "overwrite": True, "mode": 0o600},
+        ]
+    }
+
+
+def test_a_file_without_contents_is_an_empty_one() -> None:
+    assert converted(old(storage={"files": [file("/a", user={"name": ""})]}))["storage"] == {
+        "files": [{"path": "/a", "contents": {"source": ""}, "overwrite": True}]
+    }
+
+
+def test_the_last_unit_of_a_name_wins_and_keeps_the_others_dropins() -> None:
+    units = [
+        {"name": "a.service", "contents": "1", "dropins": [{"name": "x.conf", "contents": "1"}]},
+        {"name": "b.service", "enable": True, "mask": False},
+        {
+            "name": "a.service",
+            "enable": True,
+            "enabled": False,
+            "dropins": [{"name": "y.conf", "contents": "2"}],
+        },
+    ]
+    assert converted(with_units(*units, version="2.2.0"))["systemd"] == {
+        "units": [
+            {
+                "name": "a.service",
+                "enabled": False,
+                "dropins": [
+                    {"name": "y.conf", "contents": "2"},
+                    {"name": "x.conf", "contents": "1"},
+                ],
+            },
+            {"name": "b.service", "enabled": True},
+        ]
+    }
+
+
+def test_the_keys_of_all_entries_of_core_are_kept_once() -> None:
+    users = [
+        {"name": "core", "sshAuthorizedKeys": ["1", "2"]},
+        {"name": "core", "sshAuthorizedKeys": ["3", "3", "1"], "passwordHash": "$6$x"},
+    ]
+    assert converted(with_users(*users, version="2.2.0"))["passwd"] == {
+        "users": [{"name": "core", "sshAuthorizedKeys": ["3", "1", "2"], "passwordHash": "$6$x"}]
+    }
+
+
+def test_links_and_directories_are_read() -> None:
+    document = old(
+        storage={
+            "directories": [{"filesystem": "root", "path": "/d/", "mode": 0o700}],
+            "links": [{"filesystem": "root", "path": "/l", "target": "d", "hard": False}],
+            "filesystems": [{"name": "root", "path": "/sysroot"}],
+        }
+    )
+    assert converted(document)["storage"] == {
+        "directories": [{"path": "/d", "mode": 0o700}],
+        "links": [{"path": "/l", "target": "d"}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (
+            old(storage={"files": [{"path": "/a"}]}),
+            "storage.files[0].filesystem: expected root, found ''",
+        ),
+        (
+            old(storage={"files": [file("a")]}),
+            "storage.files[0].path: expected an absolute path, found 'a'",
+        ),
+        (
+            old(storage={"files": [file("/a", append=True)]}),
+            "storage.files[0].append: can't be said in Ignition 3, which the agent understands",
+        ),
+        (
+            old(storage={"disks": [{"device": "/dev/sda"}]}),
+            "storage.disks: can't be said in Ignition 3, which the agent understands",
+        ),
+        (
+            old(networkd={"units": [{"name": "a.network"}]}),
+            "networkd.units: can't be said in Ignition 3, which the agent understands",
+        ),
+        (
+            with_users({"name": "root"}, version="2.2.0"),
+            "passwd.users[0].name: expected core, found 'root'",
+        ),
+        (
+            old(
+                storage={
+                    "files": [file("/a")],
+                    "links": [{"filesystem": "root", "path": "/a", "target": "b"}],
+                }
+            ),
+            "storage.links[0].path: the same as spec.config.storage.files[0]",
+        ),
+    ],
+)
+def test_what_version_3_cannot_say_is_refused(document: object, message: str) -> None:
+    assert refusal(document) == message
+
+
+FULL = old(
+    storage={
+        "files": [file("/a", contents={"source": "data:,1"}, user={"name": "core"}), file("/a")],
+        "directories": [{"filesystem": "root", "path": "/d"}],
+        "links": [{"filesystem": "root", "path": "/l", "target": "d"}],
+    },
+    systemd={"units": [{"name": "a.service", "dropins": [{"name": "x.conf"}]}] * 2},
+    passwd={"users": [{"name": "core", "sshAuthorizedKeys": ["1"]}]},
+)
+
+
+@fuzz
+@given(damaged(FULL))
+def test_any_old_config_is_read_as_a_new_one_or_refused(document: object) -> None:
+    with contextlib.suppress(ConfigError):
+        config = read(document)
+        assert read(config.to_json()).to_json() == config.to_json()
