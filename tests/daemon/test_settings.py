@@ -15,7 +15,13 @@ DEFAULTS = Settings(
     drain=Drain.ASK,
     log_level=logging.INFO,
     limits=Limits(
-        stage_s=3600, stall_s=600, call_s=30, retry_first_s=5, retry_most_s=300, look_s=60
+        stage_s=3600,
+        stall_s=600,
+        drain_s=3600,
+        call_s=30,
+        retry_first_s=5,
+        retry_most_s=300,
+        look_s=60,
     ),
 )
 EVERYTHING = b"""
@@ -30,6 +36,7 @@ log_level = "debug"
 [limits]
 stage_s = 7200
 stall_s = 1
+drain_s = 60
 call_s = 0.5
 retry_first_s = 2
 retry_most_s = 86400
@@ -51,7 +58,13 @@ def test_a_file_says_everything():
         drain=Drain.NEVER,
         log_level=logging.DEBUG,
         limits=Limits(
-            stage_s=7200, stall_s=1, call_s=0.5, retry_first_s=2, retry_most_s=86400, look_s=10
+            stage_s=7200,
+            stall_s=1,
+            drain_s=60,
+            call_s=0.5,
+            retry_first_s=2,
+            retry_most_s=86400,
+            look_s=10,
         ),
     )
 
@@ -117,7 +130,8 @@ def test_an_unknown_key_is_answered_with_the_known_ones():
     with pytest.raises(UsageError) as refused:
         parse(b"[limits]\nfoo = 1", where="f")
     assert refused.value.remedy == (
-        "remove it, or write one of stage_s, stall_s, call_s, retry_first_s, retry_most_s, look_s"
+        "remove it, or write one of stage_s, stall_s, drain_s, call_s, "
+        "retry_first_s, retry_most_s, look_s"
     )
 
 

@@ -44,6 +44,8 @@ class Limits:
     """Fetching and staging an image, in all."""
     stall_s: float = 600.0
     """Staging without any progress."""
+    drain_s: float = 3600.0
+    """A drain, before its delay is complained about."""
     call_s: float = 30.0
     """One call to D-Bus or the API server."""
     retry_first_s: float = 5.0
@@ -162,6 +164,7 @@ def _limits(table: "_Table") -> Limits:
     limits = Limits(
         stage_s=table.seconds("stage_s", default.stage_s),
         stall_s=table.seconds("stall_s", default.stall_s),
+        drain_s=table.seconds("drain_s", default.drain_s),
         call_s=table.seconds("call_s", default.call_s),
         retry_first_s=table.seconds("retry_first_s", default.retry_first_s),
         retry_most_s=table.seconds("retry_most_s", default.retry_most_s),

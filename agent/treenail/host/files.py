@@ -49,7 +49,8 @@ class Files:
     link there is replaced, not followed; links before it are followed inside the root.
 
     A replaced file's SELinux label is kept, a new one has what the kernel gives in its
-    directory. One thread at a time may write; the ledger's lock keeps other agents away.
+    directory. One thread at a time may write in a directory; the ledger's lock keeps other agents
+    away.
     Every `OSError` leaves as `FileError`.
     """
 
