@@ -1,0 +1,71 @@
+"""systemd and logind as the lab has them, on a bus of their own, over a mere directory."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.fakes.private_bus import PrivateBus
+from treenail.lab.machine import settings
+from treenail.lab.machine.settings import Settings
+
+
+class Services:
+    """Runs while entered; its bus is at ``address``, its unit files are below ``root``."""
+
+    def __init__(self, now: Settings | None = None, units: dict[str, str] | None = None) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="tn", dir="/tmp")
+        self._settings = Path(self._folder.name, "settings.json")
+        self._bus = PrivateBus()
+        self._process: subprocess.Popen[str] | None = None
+        self.root = Path(self._folder.name, "root")
+        self.address = self._bus.address
+        vendor = self.root / "usr/lib/systemd/system"
+        vendor.mkdir(parents=True)
+        for name, text in (units or {}).items():
+            (vendor / name).write_text(text, encoding="utf-8")
+        self.change(now or Settings())
+
+    def change(self, now: Settings) -> None:
+        """Put other settings in force."""
+        settings.save(now, self._settings)
+
+    def told(self) -> str:
+        """The next line that they tell the machine's supervisor."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def vanish(self) -> None:
+        """End the bus, and with it everybody on it."""
+        self._bus.stop()
+
+    def __enter__(self) -> Self:
+        self._bus.__enter__()
+        environment = {**os.environ, "DBUS_SYSTEM_BUS_ADDRESS": self.address}
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        module = ["-m", "treenail.lab.machine.services"]
+        places = ["--root", str(self.root), "--settings", str(self._settings)]
+        self._process = subprocess.Popen(
+            [sys.executable, *module, *places],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.told() == "ready"
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate(timeout=10)
+        self._bus.__exit__(kind, error, traceback)
+        self._folder.cleanup()
