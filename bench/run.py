@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -71,22 +72,24 @@ def record(result: Result, module: str) -> Mapping[str, object]:
 
 def machine() -> Mapping[str, object]:
     """What the numbers depend on."""
-    revision = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
     return {
         "cpu": first("/proc/cpuinfo", "model name"),
         "cpus": os.cpu_count(),
         "memory": first("/proc/meminfo", "MemTotal"),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "revision": revision.stdout.strip(),
+        "revision": revision(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def revision() -> str:
+    """The commit that was measured, empty where git does not know."""
+    if shutil.which("git") is None:
+        return ""
+    described = ["git", "describe", "--always", "--dirty"]
+    done = subprocess.run(described, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
 def first(path: str, field: str) -> str:
