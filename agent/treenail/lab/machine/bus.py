@@ -1,10 +1,12 @@
 """A D-Bus daemon for one machine: private, on a socket in the machine's directory."""
 
+import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
 from xml.sax.saxutils import escape
+
+from treenail.errors import HostError
 
 SOCKET_PATH_MAX = 107
 _STOP_LIMIT_S = 5.0
@@ -14,7 +16,8 @@ class PrivateBus:
     """A running ``dbus-daemon`` with a policy that lets everybody do everything.
 
     ``services`` maps names to the command that the daemon starts when somebody calls the name
-    and nobody owns it; these programs are told the bus in DBUS_SYSTEM_BUS_ADDRESS.
+    and nobody owns it; these programs are told the bus in DBUS_SYSTEM_BUS_ADDRESS. What the
+    daemon and they say goes to the file ``log``.
     """
 
     def __init__(
@@ -23,7 +26,7 @@ class PrivateBus:
         *,
         services: Mapping[str, str] | None = None,
         environment: Mapping[str, str],
-        output: IO[bytes] | int = subprocess.DEVNULL,
+        log: Path,
     ) -> None:
         self._socket = directory / "bus"
         self.address = f"unix:path={self._socket}"
@@ -31,7 +34,7 @@ class PrivateBus:
         self._services = directory / "bus-services"
         self._activatable = dict(services or {})
         self._environment = {**environment, "DBUS_SYSTEM_BUS_ADDRESS": self.address}
-        self._output = output
+        self._log = log
         self._process: subprocess.Popen[str] | None = None
 
     @property
@@ -48,25 +51,27 @@ class PrivateBus:
             (self._services / f"{name}.service").write_text(entry, encoding="utf-8")
         self._configuration.write_text(self._configured(), encoding="utf-8")
         arguments = [f"--config-file={self._configuration}", "--nofork", "--print-address"]
-        self._process = subprocess.Popen(
-            ["dbus-daemon", *arguments],
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self._output,
-            text=True,
-        )
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                ["dbus-daemon", *arguments],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                text=True,
+            )
         pipe = self._process.stdout
         # The address is printed once the socket listens.
         if pipe is None or not pipe.readline():
-            raise RuntimeError(f"dbus-daemon did not start; see {self._configuration}")
+            raise HostError(f"dbus-daemon did not start; see {self._log}")
 
-    def stop(self) -> None:
+    def stop(self, *, hard: bool = False) -> None:
         """End the daemon and with it every connection."""
         process, self._process = self._process, None
         if process is None:
             return
-        process.terminate()
+        process.send_signal(signal.SIGKILL if hard else signal.SIGTERM)
+        process.send_signal(signal.SIGCONT)
         try:
             process.wait(_STOP_LIMIT_S)
         except subprocess.TimeoutExpired:

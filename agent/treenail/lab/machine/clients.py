@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from gi.repository import Gio, GLib
+from gi.repository import Gio
 
-from treenail.lab.machine.exported import Call, option
-
-_CALL_LIMIT_MS = 5000
+from treenail.lab.machine.exported import Call, credential, option
 
 
 class Clients:
@@ -45,18 +43,5 @@ class Clients:
         """The caller in one phrase, as the journal and the status show it."""
         name = self._names.get(sender)
         identity = f"id:{name} " if name else ""
-        return f"client({identity}dbus:{sender.removeprefix(':')} uid:{self._user(sender)})"
-
-    def _user(self, sender: str) -> int:
-        reply = self._connection.call_sync(
-            "org.freedesktop.DBus",
-            "/org/freedesktop/DBus",
-            "org.freedesktop.DBus",
-            "GetConnectionUnixUser",
-            GLib.Variant("(s)", (sender,)),
-            None,
-            Gio.DBusCallFlags.NONE,
-            _CALL_LIMIT_MS,
-            None,
-        )
-        return int(reply.unpack()[0])
+        user = credential(self._connection, "GetConnectionUnixUser", sender)
+        return f"client({identity}dbus:{sender.removeprefix(':')} uid:{user})"

@@ -6,17 +6,17 @@ from gi.repository import GLib
 
 from treenail.lab.machine.sysroot import Deployment, Sysroot
 
-_EMPTY_LISTS = (
-    "packages",
-    "requested-packages",
-    "requested-local-packages",
-    "requested-local-fileoverride-packages",
-    "requested-base-removals",
-    "requested-base-local-replacements",
-    "base-removals",
-    "base-local-replacements",
-    "base-remote-replacements",
-)
+_WITHOUT_PACKAGES = {
+    "packages": "as",
+    "requested-packages": "as",
+    "requested-local-packages": "as",
+    "requested-local-fileoverride-packages": "as",
+    "requested-base-removals": "as",
+    "requested-base-local-replacements": "as",
+    "base-removals": "av",
+    "base-local-replacements": "a(vv)",
+    "base-remote-replacements": "a{sv}",
+}
 
 
 def deployment_values(deployment: Deployment, sysroot: Sysroot) -> dict[str, Any]:
@@ -39,9 +39,8 @@ def deployment_values(deployment: Deployment, sysroot: Sysroot) -> dict[str, Any
         "container-image-reference-digest": GLib.Variant("s", deployment.digest),
         "base-commit-meta": GLib.Variant("a{sv}", _commit_metadata(deployment)),
     }
-    for key in _EMPTY_LISTS:
-        kind = "a(vv)" if key.startswith("base-") and key != "base-removals" else "as"
-        values[key] = GLib.Variant(kind, [])
+    for key, signature in _WITHOUT_PACKAGES.items():
+        values[key] = GLib.Variant(signature, {} if signature == "a{sv}" else [])
     if staged and sysroot.locked():
         values["finalization-locked"] = GLib.Variant("b", True)  # noqa: FBT003  gi's own signature
     if deployment.custom_origin is not None:

@@ -12,6 +12,8 @@ from typing import Any
 
 from gi.repository import Gio, GLib
 
+from treenail.lab.machine.connections import bus_method, call
+
 _PROPERTIES = "org.freedesktop.DBus.Properties"
 _IO_ERROR = "org.gtk.GDBus.UnmappedGError.Quark._g_2dio_2derror_2dquark.Code"
 
@@ -158,6 +160,12 @@ def option(dictionary: Any, key: str, signature: str) -> Any:
     """The value at ``key`` of an ``a{sv}`` if it has that type, else None: as GVariantDict does."""
     value = dictionary.lookup_value(key, GLib.VariantType.new(signature))
     return None if value is None else value.unpack()
+
+
+def credential(connection: Any, question: str, sender: str) -> int:
+    """What the bus knows of a caller: ask GetConnectionUnixUser or GetConnectionUnixProcessID."""
+    (answer,) = call(connection, bus_method(question), GLib.Variant("(s)", (sender,)))
+    return int(answer)
 
 
 def _unknown(call: Call) -> Values:

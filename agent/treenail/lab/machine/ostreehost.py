@@ -1,40 +1,20 @@
 """A bus with rpm-ostreed on it and nothing else: the smallest machine."""
 
-import os
 import shlex
-import sys
 from pathlib import Path
 
 from treenail.lab import images
 from treenail.lab.images import Catalogue, Image
 from treenail.lab.machine import rootfs, settings
-from treenail.lab.machine.bus import SOCKET_PATH_MAX, PrivateBus
+from treenail.lab.machine.bus import PrivateBus
+from treenail.lab.machine.daemons import (
+    RPM_OSTREE,
+    check_length,
+    environment,
+    rpmostreed_command,
+)
 from treenail.lab.machine.settings import Settings
 from treenail.lab.machine.sysroot import Sysroot
-
-RPM_OSTREE = "org.projectatomic.rpmostree1"
-
-
-def rpmostreed_command(root: Path, catalogue: Path, settings_file: Path) -> list[str]:
-    """How the bus starts rpm-ostreed."""
-    module = "treenail.lab.machine.rpmostreed"
-    places = ["--root", str(root), "--images", str(catalogue), "--settings", str(settings_file)]
-    return [sys.executable, "-m", module, *places]
-
-
-def environment() -> dict[str, str]:
-    """This process's environment, with which a child finds the same packages."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-
-
-def check_length(root: Path) -> None:
-    """Raise if the sockets below ``root`` would have too long a path."""
-    longest = root / "run/rpm-ostree-transaction.sock"
-    if len(str(longest)) > SOCKET_PATH_MAX:
-        raise ValueError(
-            f"the machine's directory {root.parent} is too long: its sockets would have "
-            f"{len(str(longest))} characters of at most {SOCKET_PATH_MAX}"
-        )
 
 
 class OstreeHost:
@@ -54,12 +34,14 @@ class OstreeHost:
         self._images = Catalogue((booted, *images))
         self._first_settings = settings or Settings()
         self._booted = booted
-        command = rpmostreed_command(self.root, self._catalogue, self._settings)
+        command = rpmostreed_command(
+            self.root, self._catalogue, self._settings, directory / "rpm-ostreed.pid"
+        )
         self._bus = PrivateBus(
             directory,
             services={RPM_OSTREE: shlex.join(command)},
             environment=environment(),
-            output=sys.stderr.fileno(),
+            log=directory / "daemons.log",
         )
         self.address = self._bus.address
 

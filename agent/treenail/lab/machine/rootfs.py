@@ -6,9 +6,33 @@ from pathlib import Path
 
 from treenail.lab.images import Image
 from treenail.lab.machine.sysroot import Deployment, Sysroot, deployment_of
+from treenail.lab.machine.unitfiles import VENDOR, UnitFiles
 
 PLATFORM_ARGUMENTS = ("root=LABEL=root", "rw", "console=ttyS0", "ignition.platform.id=lab")
 _DIRECTORIES = ("etc/systemd/system", "usr/lib/systemd/system", "var/lib", "var/log", "proc", "run")
+_UNITS = {
+    "multi-user.target": "[Unit]\nDescription=Multi-User System\n",
+    "crio.service": (
+        "[Unit]\nDescription=Container Runtime Interface for OCI (CRI-O)\n"
+        "[Service]\nType=notify\nExecStart=/usr/bin/crio\nExecReload=/bin/kill -s HUP $MAINPID\n"
+        "[Install]\nWantedBy=multi-user.target\n"
+    ),
+    "kubelet.service": (
+        "[Unit]\nDescription=Kubernetes Kubelet\n"
+        "[Service]\nType=notify\nExecStart=/usr/bin/kubelet\n"
+        "[Install]\nWantedBy=multi-user.target\n"
+    ),
+    "rpm-ostreed.service": (
+        "[Unit]\nDescription=rpm-ostree System Management Daemon\n"
+        "[Service]\nType=dbus\nExecStart=/usr/bin/rpm-ostree start-daemon\n"
+    ),
+    "chronyd.service": (
+        "[Unit]\nDescription=NTP client/server\n"
+        "[Service]\nType=forking\nExecStart=/usr/sbin/chronyd\n"
+        "[Install]\nWantedBy=multi-user.target\n"
+    ),
+}
+_ENABLED = ("crio.service", "kubelet.service", "chronyd.service")
 _BOOT_ID = "proc/sys/kernel/random/boot_id"
 _OS_RELEASE = "usr/lib/os-release"
 
@@ -26,6 +50,9 @@ def install(root: Path, image: Image) -> None:
         sysroot.import_layer(layer.digest)
     sysroot.write((deployment_of(image, refspec, arguments),))
     (root / "etc/os-release").symlink_to("../" + _OS_RELEASE)
+    for name, text in _UNITS.items():
+        (root / VENDOR / name).write_text(text, encoding="utf-8")
+    UnitFiles(root).enable(list(_ENABLED), runtime=False, force=False)
 
 
 def boot(root: Path) -> Deployment:

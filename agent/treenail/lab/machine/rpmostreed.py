@@ -28,6 +28,7 @@ from gi.repository import Gio, GLib
 
 from treenail.lab.machine import settings
 from treenail.lab.machine.clients import Clients
+from treenail.lab.machine.connections import call, connect
 from treenail.lab.machine.deploymentvalues import deployment_values
 from treenail.lab.machine.exported import (
     BUSY,
@@ -52,7 +53,6 @@ BASE_PATH = "/org/projectatomic/rpmostree1"
 SYSROOT_PATH = f"{BASE_PATH}/Sysroot"
 TRANSACTION_SOCKET = "run/rpm-ostree-transaction.sock"
 _LOGIN1 = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
-_CALL_LIMIT_MS = 5000
 
 
 def object_path(osname: str) -> str:
@@ -247,10 +247,7 @@ class Rpmostreed:
         ]
 
     def _login1(self, method: str, arguments: Any) -> tuple[Any, ...]:
-        reply = self._connection.call_sync(
-            *_LOGIN1, method, arguments, None, Gio.DBusCallFlags.NONE, _CALL_LIMIT_MS, None
-        )
-        return tuple(reply.unpack())
+        return call(self._connection, (*_LOGIN1, method), arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -259,18 +256,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--images", type=Path, required=True)
     parser.add_argument("--settings", type=Path)
+    parser.add_argument("--pid-file", type=Path)
     chosen = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="rpm-ostreed: %(message)s", stream=sys.stderr)
     loop = GLib.MainLoop()
     for number in (signal.SIGTERM, signal.SIGINT):
         GLib.unix_signal_add(GLib.PRIORITY_HIGH, number, loop.quit)
-    flags = (
-        Gio.DBusConnectionFlags.AUTHENTICATION_CLIENT
-        | Gio.DBusConnectionFlags.MESSAGE_BUS_CONNECTION
-    )
-    connection = Gio.DBusConnection.new_for_address_sync(
-        os.environ["DBUS_SYSTEM_BUS_ADDRESS"], flags, None, None
-    )
+    connection = connect(os.environ["DBUS_SYSTEM_BUS_ADDRESS"])
     connection.connect("closed", lambda *_: loop.quit())
     daemon = Rpmostreed(connection, chosen.root, chosen.images, chosen.settings)
     Gio.bus_own_name_on_connection(
@@ -279,6 +271,8 @@ def main(arguments: list[str] | None = None) -> int:
     idle_exit_s = daemon.settings().idle_exit_s
     if idle_exit_s:
         IdleExit(daemon.idle, idle_exit_s, loop.quit).watch()
+    if chosen.pid_file is not None:
+        chosen.pid_file.write_text(f"{os.getpid()}\n", encoding="ascii")
     loop.run()
     return 0
 

@@ -9,6 +9,8 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+DISK_FULL = "min-free-space-percent '3%' would be exceeded, at least 1.2 GB requested"
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -29,6 +31,12 @@ class Settings:
     inhibit_delay_max_s: float = 1.0
     systemd_version: int = 252
     failing_units: tuple[str, ...] = ()
+    boot_s: float = 0.0
+    """Seconds between the end of one boot and the beginning of the next."""
+    agent_stop_s: float = 10.0
+    """Seconds that the agent has to end after SIGTERM."""
+    agent_watchdog_s: float = 0.0
+    """Seconds without a sign of life after which the agent is killed; 0 for never."""
 
 
 def load(path: Path | None) -> Settings:

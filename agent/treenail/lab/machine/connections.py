@@ -1,0 +1,42 @@
+"""Connections of the lab's own: to a machine's bus, or to a peer's socket."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gi.repository import Gio
+
+_CALL_LIMIT_MS = 20_000
+
+
+def connect(address: str, *, bus: bool = True) -> Any:
+    """A private connection; Gio would share one of the well-known buses with everybody."""
+    flags = Gio.DBusConnectionFlags.AUTHENTICATION_CLIENT
+    if bus:
+        flags |= Gio.DBusConnectionFlags.MESSAGE_BUS_CONNECTION
+    return Gio.DBusConnection.new_for_address_sync(address, flags, None, None)
+
+
+@contextmanager
+def connected(address: str, *, bus: bool = True) -> Iterator[Any]:
+    """A connection for a while."""
+    connection = connect(address, bus=bus)
+    try:
+        yield connection
+    finally:
+        if not connection.is_closed():
+            connection.close_sync(None)
+
+
+def call(
+    connection: Any, whom: tuple[str | None, str, str, str], arguments: Any = None
+) -> tuple[Any, ...]:
+    """Call (name, path, interface, method) and return the answer's plain values."""
+    flags = Gio.DBusCallFlags.NONE
+    reply = connection.call_sync(*whom, arguments, None, flags, _CALL_LIMIT_MS, None)
+    return tuple(reply.unpack())
+
+
+def bus_method(method: str) -> tuple[str, str, str, str]:
+    """A method of the bus itself."""
+    return ("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus", method)
