@@ -1,0 +1,175 @@
+import base64
+import json
+import traceback
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treenail.config.pullsecret import Login, PullSecret, encode, merge, parse
+from treenail.errors import CredentialError
+
+CANARY = "hunter2canary"
+
+
+def b64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def logins(document: object) -> dict[str, Login]:
+    return dict(parse(json.dumps(document).encode(), where="f").logins)
+
+
+@pytest.mark.parametrize(
+    ("entry", "login"),
+    [
+        ({"auth": b64("me:secret")}, Login(b64("me:secret"))),
+        ({"auth": b64("me:se:cret")}, Login(b64("me:se:cret"))),
+        ({"username": "me", "password": "secret"}, Login(b64("me:secret"))),
+        ({"username": "me", "password": "x", "auth": b64("you:y")}, Login(b64("you:y"))),
+        ({"identitytoken": "token"}, Login("", "token")),
+        ({"auth": b64("0:"), "identitytoken": "token"}, Login(b64("0:"), "token")),
+        ({"auth": b64("me:s") + "\n", "email": "a@b", "other": 1}, Login(b64("me:s"))),
+        ({"auth": None, "username": "me", "password": "s"}, Login(b64("me:s"))),
+        ({}, Login()),
+    ],
+)
+def test_a_login_is_understood_in_every_form(entry, login):
+    assert logins({"auths": {"quay.io": entry}}) == {"quay.io": login}
+
+
+def test_the_older_form_is_understood_too():
+    entry = {"auth": b64("me:secret"), "email": "nobody@example.com"}
+    assert logins({"quay.io": entry, "https://index.docker.io/v1/": entry}) == {
+        "quay.io": Login(b64("me:secret")),
+        "docker.io": Login(b64("me:secret")),
+    }
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"{}", b'{"auths": {}}', b'{"auths": null}'])
+def test_an_empty_secret_has_no_logins(content):
+    assert parse(content, where="f") == PullSecret()
+
+
+@pytest.mark.parametrize(
+    ("name", "registry"),
+    [
+        ("quay.io", "quay.io"),
+        ("quay.io/team/image", "quay.io/team/image"),
+        ("registry.svc:5000", "registry.svc:5000"),
+        ("[2001:db8::1]:5000", "[2001:db8::1]:5000"),
+        ("*.example.com", "*.example.com"),
+        ("https://quay.io", "quay.io"),
+        ("http://registry.svc:5000/v2/", "registry.svc:5000"),
+        ("https://index.docker.io/v1/", "docker.io"),
+        ("registry-1.docker.io", "docker.io"),
+    ],
+)
+def test_registries_are_named_as_pulls_look_for_them(name, registry):
+    assert list(logins({"auths": {name: {"auth": b64("a:b")}}})) == [registry]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_two_spellings_the_one_that_pulls_look_for_wins(order):
+    entries = [("quay.io", {"auth": b64("a:exact")}), ("https://quay.io", {"auth": b64("a:b")})]
+    assert logins({"auths": dict(entries[::order])}) == {"quay.io": Login(b64("a:exact"))}
+
+
+def test_the_clusters_login_wins_where_both_name_the_same_registry():
+    internal = PullSecret({"both": Login("internal"), "image-registry.svc:5000": Login("i")})
+    cluster = PullSecret({"both": Login("cluster"), "quay.io": Login("c")})
+    assert merge(internal, cluster) == PullSecret(
+        {
+            "both": Login("cluster"),
+            "image-registry.svc:5000": Login("i"),
+            "quay.io": Login("c"),
+        }
+    )
+
+
+def test_the_same_logins_are_the_same_bytes():
+    one = parse(b'{"auths":{"b":{"username":"u","password":"p"},"a":{}}}', where="f")
+    two = parse(b'{"auths": {"a": {}, "b": {"auth": "dTpw"}}, "other": 1}', where="f")
+    assert encode(one) == encode(two)
+    assert json.loads(encode(one)) == {"auths": {"a": {}, "b": {"auth": "dTpw"}}}
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"[a-z]{1,9}\.io(:[0-9]{1,5})?(/[a-z]{1,5})?", fullmatch=True),
+        st.builds(
+            Login,
+            st.just("") | st.text(min_size=1).map(lambda text: b64(f"user:{text}")),
+            st.text(),
+        ),
+    )
+)
+def test_what_is_encoded_is_parsed_again(found):
+    assert parse(encode(PullSecret(found)), where="f") == PullSecret(found)
+
+
+BROKEN = {
+    "no JSON": (CANARY.encode(), "it is not a JSON object"),
+    "cut off": (f'{{"auths": {{"a": {{"auth": "{CANARY}'.encode(), "it is not a JSON object"),
+    "no text": (b"\xff" + CANARY.encode(), "it is not a JSON object"),
+    "too deep": (b"[" * 100_000, "it is not a JSON object"),
+    "a list": (json.dumps([CANARY]).encode(), "it is not a JSON object"),
+    "too long": (CANARY.encode() * 100_000, "it is longer than 1048576 bytes"),
+    "no registries": (
+        json.dumps({"password": CANARY}).encode(),
+        'it has no object "auths", and is no .dockercfg either',
+    ),
+    "auths is no object": (
+        json.dumps({"auths": [CANARY]}).encode(),
+        'it has no object "auths", and is no .dockercfg either',
+    ),
+    "a registry without a name": (
+        json.dumps({"auths": {"a": {}, "": {"auth": CANARY}}}).encode(),
+        "the name of entry 2 is not that of a registry",
+    ),
+    "a registry that is none": (
+        json.dumps({"auths": {f"my {CANARY}": {}}}).encode(),
+        "the name of entry 1 is not that of a registry",
+    ),
+    **{
+        name: (
+            json.dumps({"auths": {"a": {}, CANARY: entry}}).encode(),
+            "entry 2 has no usable auth, username and password, or identitytoken",
+        )
+        for name, entry in {
+            "an entry that is text": CANARY,
+            "auth is no base64": {"auth": f"{CANARY}!"},
+            "auth is cut off": {"auth": b64(f"a:{CANARY}").rstrip("=")[:-1]},
+            "auth is a token only": {"auth": b64(CANARY)},
+            "auth is a number": {"auth": 5, "x": CANARY},
+            "the password is a list": {"username": "me", "password": [CANARY]},
+            "the token is an object": {"identitytoken": {"token": CANARY}},
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_secret_is_refused_without_a_word_of_its_content(broken):
+    content, why = BROKEN[broken]
+    with pytest.raises(CredentialError) as refused:
+        parse(content, where="/etc/pull.json")
+    error = refused.value
+    assert str(error) == f"/etc/pull.json is not a pull secret: {why}"
+    assert error.remedy.startswith('it has to be {"auths"')
+    assert (error.__cause__, error.__context__) == (None, None)
+    shown = "".join(traceback.format_exception(error)) + repr(error.__dict__)
+    assert CANARY not in shown
+    assert b64(CANARY) not in shown
+
+
+def test_nothing_secret_is_in_a_representation():
+    secret = parse(
+        json.dumps(
+            {"auths": {"a": {"auth": b64(f"a:{CANARY}"), "identitytoken": CANARY}}}
+        ).encode(),
+        where="f",
+    )
+    shown = repr(secret) + repr(secret.logins) + str(secret)
+    assert CANARY not in shown
+    assert b64(f"a:{CANARY}") not in shown
