@@ -8,6 +8,7 @@ import base64
 from collections.abc import Callable
 from typing import Any
 
+from treenail.lab.apiserver import crds
 from treenail.lab.apiserver.errors import Cause
 from treenail.lab.apiserver.kinds import Kind
 from treenail.lab.apiserver.objects import Json, copy, dig
@@ -50,6 +51,8 @@ def begun(kind: Kind, obj: Json) -> Json:
             return {"spec": {}} | obj
         case "Secret":
             return {"type": "Opaque"} | _without_string_data(obj)
+        case "CustomResourceDefinition":
+            return {name: value for name, value in obj.items() if name != "status"}
         case _ if "status" in kind.subresources:
             return obj | {"status": {}}
         case _:
@@ -194,4 +197,5 @@ _CHECKS: dict[str, Callable[[Json, Json | None], list[Cause]]] = {
     "ConfigMap": _immutable_problems,
     "ClusterRoleBinding": _binding_problems,
     "RoleBinding": _binding_problems,
+    "CustomResourceDefinition": lambda obj, _: crds.problems(obj),
 }

@@ -6,7 +6,8 @@ from treenail.clock import rfc3339
 from treenail.lab.apiserver.errors import bad_request, conflict, details
 from treenail.lab.apiserver.kinds import Kind
 from treenail.lab.apiserver.objects import Json, deleting, dig, finalizers, key
-from treenail.lab.apiserver.registry import Registry
+from treenail.lab.apiserver.registry import NAMESPACES, Registry, waits
+from treenail.lab.apiserver.users import User
 
 FOREGROUND = "foregroundDeletion"
 ORPHAN = "orphan"
@@ -45,13 +46,19 @@ def read_options(body: Json, *, dry_run: bool = False) -> DeleteOptions:
 
 
 def delete(
-    registry: Registry, kind: Kind, namespace: str, name: str, options: DeleteOptions
+    registry: Registry,
+    kind: Kind,
+    namespace: str,
+    name: str,
+    options: DeleteOptions,
+    user: User,
 ) -> Json:
     """Delete an object, or mark it for deletion; what the answer's body is."""
     old = registry.get(kind, namespace, name)
+    registry.restrict(user, kind, old, None)
     _check_preconditions(kind, old, options)
     marked = _marked(registry, kind, old, options)
-    stays = bool(finalizers(marked)) or _grace_s(marked) > 0 or kind.plural == "namespaces"
+    stays = bool(finalizers(marked)) or waits(kind, marked)
     if options.dry_run:
         return marked if stays else _answer(kind, old)
     if stays:
@@ -110,7 +117,7 @@ def _marked(registry: Registry, kind: Kind, old: Json, options: DeleteOptions) -
         metadata["deletionTimestamp"] = rfc3339(registry.clock.now() + grace_s)
         metadata["deletionGracePeriodSeconds"] = grace_s
     marked = old | {"metadata": metadata}
-    if kind.plural == "namespaces":
+    if kind.storage == NAMESPACES:
         marked["status"] = {**(old.get("status") or {}), "phase": "Terminating"}
     return marked
 
@@ -126,7 +133,3 @@ def _asked_grace_s(kind: Kind, obj: Json, options: DeleteOptions) -> int:
         asked = dig(obj, "spec", "terminationGracePeriodSeconds")
     # A negative grace period counts as the shortest one.
     return 30 if asked is None else 1 if asked < 0 else int(asked)
-
-
-def _grace_s(obj: Json) -> int:
-    return int(obj["metadata"].get("deletionGracePeriodSeconds") or 0)

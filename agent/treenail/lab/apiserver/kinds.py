@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from treenail.lab.apiserver.errors import no_such_path
 
@@ -21,7 +22,8 @@ class Kind:
 
     ``fields`` are the labels a field selector may use beside name and namespace;
     ``unconditional`` kinds may be PUT without a resourceVersion; ``create_on_update`` kinds are
-    created by a PUT; ``generation`` kinds count changes of their spec.
+    created by a PUT; ``generation`` kinds count changes of their spec. ``custom`` kinds have the
+    OpenAPI ``schema`` of their definition.
     """
 
     group: str
@@ -37,6 +39,7 @@ class Kind:
     create_on_update: bool = False
     returns_deleted: bool = False
     custom: bool = False
+    schema: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def storage(self) -> Storage:

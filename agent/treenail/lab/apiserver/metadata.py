@@ -95,7 +95,7 @@ def continued(kind: Kind, old: Json, new: Json) -> Json:
     if (uid := metadata.get("uid")) and uid != old["metadata"]["uid"]:
         why = f"Precondition failed: UID in precondition: {uid}, UID in object meta: "
         raise conflict(kind.group, kind.plural, name, why + old["metadata"]["uid"])
-    for name in (*_KEPT, "resourceVersion"):
+    for name in (*_KEPT, "resourceVersion", "managedFields"):
         metadata.pop(name, None)
         if name in old["metadata"]:
             metadata[name] = old["metadata"][name]

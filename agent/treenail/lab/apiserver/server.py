@@ -10,6 +10,8 @@ from typing import TypeVar
 from aiohttp import web
 
 from treenail.clock import Clock, SystemClock
+from treenail.lab.apiserver.authorization import Authorizer, bootstrap_objects
+from treenail.lab.apiserver.crds import Definitions
 from treenail.lab.apiserver.kinds import Kinds
 from treenail.lab.apiserver.objects import Json
 from treenail.lab.apiserver.pki import Authority, kubeconfig, write_private
@@ -46,11 +48,8 @@ class ApiServer:
         self.kinds = Kinds()
         self.registry = Registry(self.store, self.kinds, self._clock)
         self._watches = Watches(self.store, self._clock)
-        for name in _NAMESPACES:
-            namespace = {"metadata": {"name": name}}
-            self.registry.create(
-                self.kinds.find("", "v1", "namespaces"), "", namespace, Write(_ADMIN)
-            )
+        Definitions(self.store, self.kinds)
+        self._bootstrap()
 
     @property
     def url(self) -> str:
@@ -87,7 +86,13 @@ class ApiServer:
     async def start(self) -> None:
         """Listen; returns when requests are answered."""
         authenticator = Authenticator(self._tokens, self._service_account)
-        application = Web(self.registry, authenticator, Verbs(self.registry), self._watches)
+        application = Web(
+            self.registry,
+            authenticator,
+            Authorizer(self.store),
+            Verbs(self.registry),
+            self._watches,
+        )
         self._runner = web.AppRunner(
             application.app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1
         )
@@ -103,6 +108,15 @@ class ApiServer:
             self._watches.cut(lambda *_: True)
             await self._runner.cleanup()
             self._runner = None
+
+    def _bootstrap(self) -> None:
+        write = Write(_ADMIN, "kube-apiserver")
+        for name in _NAMESPACES:
+            kind = self.kinds.find("", "v1", "namespaces")
+            self.registry.create(kind, "", {"metadata": {"name": name}}, write)
+        for storage, obj in bootstrap_objects():
+            group, plural = storage
+            self.registry.create(self.kinds.find(group, "v1", plural), "", obj, write)
 
     def _service_account(self, namespace: str, name: str) -> Json | None:
         return self.store.get(("", "serviceaccounts"), (namespace, name))

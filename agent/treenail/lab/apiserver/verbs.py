@@ -8,7 +8,9 @@ import yaml
 
 from treenail.lab.apiserver.deletion import delete, read_options
 from treenail.lab.apiserver.errors import (
+    Cause,
     bad_request,
+    invalid,
     method_not_allowed,
     no_such_path,
     unsupported_media_type,
@@ -17,7 +19,7 @@ from treenail.lab.apiserver.kinds import Kind
 from treenail.lab.apiserver.lists import listed, selection
 from treenail.lab.apiserver.objects import Json
 from treenail.lab.apiserver.patch import json_patch, merge_patch
-from treenail.lab.apiserver.registry import Change, Registry, Write
+from treenail.lab.apiserver.registry import Change, Registry, Write, check_versioned
 from treenail.lab.apiserver.request import Ask
 from treenail.lab.apiserver.strategic import strategic_merge
 from treenail.lab.apiserver.users import User
@@ -97,26 +99,47 @@ class Verbs:
                 return self._patch(ask, kind, body, write)
             case "delete", "":
                 options = read_options(self._delete_body(ask, body), dry_run=ask.dry_run)
-                return Answer(200, delete(self._registry, kind, ask.namespace, ask.name, options))
+                obj = delete(self._registry, kind, ask.namespace, ask.name, options, user)
+                return Answer(200, obj)
             case "deletecollection", "":
-                return self._delete_collection(ask, kind, body)
+                return self._delete_collection(ask, kind, body, user)
             case _:
                 raise method_not_allowed()
 
     def _update(self, ask: Ask, kind: Kind, body: Body, write: Write) -> Answer:
         obj = body.object()
+        known = self._registry.store.get(kind.storage, (ask.namespace, ask.name))
+        if known is None and kind.create_on_update and not ask.subresource:
+            named = obj | {"metadata": (obj.get("metadata") or {}) | {"name": ask.name}}
+            return Answer(201, self._registry.create(kind, ask.namespace, named, write))
         self._registry.get(kind, ask.namespace, ask.name)
+        check_versioned(kind, obj)
         changed = self._registry.update(
             kind, ask.namespace, ask.name, lambda _: obj, write, ask.subresource
         )
         return Answer(200, changed)
 
     def _patch(self, ask: Ask, kind: Kind, body: Body, write: Write) -> Answer:
+        if body.media_type == APPLY_PATCH:
+            return self._apply(ask, kind, body, write)
         change = _change(kind, body)
         changed = self._registry.update(
             kind, ask.namespace, ask.name, change, write, ask.subresource
         )
         return Answer(200, changed)
+
+    def _apply(self, ask: Ask, kind: Kind, body: Body, write: Write) -> Answer:
+        if not ask.query.get("fieldManager"):
+            cause = Cause("FieldValueRequired", "Required value: is required for apply patch",
+                          "fieldManager")  # fmt: skip
+            raise invalid("meta.k8s.io", "PatchOptions", "", [cause])
+        intent = body.document()
+        if not isinstance(intent, dict):
+            raise bad_request("an applied configuration must be an object")
+        obj, new = self._registry.apply(
+            kind, ask.namespace, ask.name, intent, write, ask.subresource
+        )
+        return Answer(201 if new else 200, obj)
 
     def _delete_body(self, ask: Ask, body: Body) -> Json:
         """The DeleteOptions, in the body or in query parameters."""
@@ -127,13 +150,20 @@ class Verbs:
             options.setdefault("gracePeriodSeconds", grace_s)
         return options
 
-    def _delete_collection(self, ask: Ask, kind: Kind, body: Body) -> Answer:
+    def _delete_collection(self, ask: Ask, kind: Kind, body: Body, user: User) -> Answer:
         options = read_options(self._delete_body(ask, body), dry_run=ask.dry_run)
         selected = selection(ask, kind)
         doomed = [obj for obj in self._registry.store.list(kind.storage) if selected(obj)]
         for obj in doomed:
             metadata = obj["metadata"]
-            delete(self._registry, kind, metadata.get("namespace", ""), metadata["name"], options)
+            delete(
+                self._registry,
+                kind,
+                metadata.get("namespace", ""),
+                metadata["name"],
+                options,
+                user,
+            )
         return Answer(200, listed(self._registry.store, kind, ask) | {"items": doomed})
 
 
@@ -145,15 +175,11 @@ def _field_manager(ask: Ask, body: Body) -> str:
 
 def _change(kind: Kind, body: Body) -> Change:
     patch = body.document()
-    match body.media_type:
-        case "application/json-patch+json":
-            return lambda old: json_patch(old, patch)
-        case "application/merge-patch+json":
-            return lambda old: merge_patch(old, patch)
-        case "application/strategic-merge-patch+json" if not kind.custom:
-            return lambda old: strategic_merge(old, patch)
-        case _:
-            accepted = [JSON_PATCH, MERGE_PATCH, APPLY_PATCH]
-            if not kind.custom:
-                accepted.insert(2, STRATEGIC_PATCH)
-            raise unsupported_media_type(accepted)
+    if body.media_type == JSON_PATCH:
+        return lambda old: json_patch(old, patch)
+    if body.media_type == MERGE_PATCH:
+        return lambda old: merge_patch(old, patch)
+    if body.media_type == STRATEGIC_PATCH and not kind.custom:
+        return lambda old: strategic_merge(old, patch)
+    strategic = [] if kind.custom else [STRATEGIC_PATCH]
+    raise unsupported_media_type([JSON_PATCH, MERGE_PATCH, *strategic, APPLY_PATCH])

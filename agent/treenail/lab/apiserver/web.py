@@ -5,6 +5,7 @@ from typing import Any
 
 from aiohttp import web
 
+from treenail.lab.apiserver.authorization import Authorizer
 from treenail.lab.apiserver.errors import ApiError, bad_request, no_such_path
 from treenail.lab.apiserver.kinds import Kind
 from treenail.lab.apiserver.lists import selection
@@ -25,10 +26,16 @@ class Web:
     """The aiohttp application."""
 
     def __init__(
-        self, registry: Registry, authenticator: Authenticator, verbs: Verbs, watches: Watches
+        self,
+        registry: Registry,
+        authenticator: Authenticator,
+        authorizer: Authorizer,
+        verbs: Verbs,
+        watches: Watches,
     ) -> None:
         self._registry = registry
         self._authenticator = authenticator
+        self._authorizer = authorizer
         self._verbs = verbs
         self._watches = watches
         self.app = web.Application(client_max_size=MAX_BODY)
@@ -42,6 +49,7 @@ class Web:
             ask = read(request.method, request.path, request.query)
             if not ask.on_resource:
                 raise no_such_path()
+            self._authorizer.check(user, ask)
             kind = self._registry.kinds.find(ask.group, ask.version, ask.plural)
             if ask.verb == "watch":
                 return await self._watch(request, ask, kind, user)
