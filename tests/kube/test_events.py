@@ -1,0 +1,217 @@
+"""Events: what is written, what is only counted, and what happens when nothing can be written."""
+
+import logging
+
+import pytest
+
+from tests.fakes.clock import FakeClock
+from tests.kube.cluster import Cluster, Json
+from treenail.errors import Forbidden, TooManyRequests, Unreachable
+from treenail.kube.client import Client
+from treenail.kube.events import Recorder, Regarding
+
+NODE = Regarding("Node", "worker-0", uid="u-0")
+POD = Regarding("Pod", "web", uid="u-1", namespace="shop")
+EVENTS = "/api/v1/namespaces/default/events/"
+AWAY = Unreachable("no answer")
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(1_700_000_000.0)
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+@pytest.fixture
+def recorder(cluster: Cluster, clock: FakeClock) -> Recorder:
+    return Recorder(Client(cluster), "treenail", "worker-0", clock)
+
+
+def written(cluster: Cluster) -> list[Json]:
+    return list(cluster.objects.values())
+
+
+def counted(cluster: Cluster) -> list[tuple[object, object]]:
+    return [(event["message"], event["count"]) for event in written(cluster)]
+
+
+def test_event_is_written_as_client_go_writes_it(cluster: Cluster, recorder: Recorder) -> None:
+    recorder.normal(NODE, "Staged", "staged image B")
+
+    (event,) = written(cluster)
+    metadata = event.pop("metadata")
+    assert event == {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "involvedObject": {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "name": "worker-0",
+            "uid": "u-0",
+        },
+        "type": "Normal",
+        "reason": "Staged",
+        "message": "staged image B",
+        "source": {"component": "treenail", "host": "worker-0"},
+        "reportingComponent": "treenail",
+        "reportingInstance": "worker-0",
+        "firstTimestamp": "2023-11-14T22:13:20Z",
+        "lastTimestamp": "2023-11-14T22:13:20Z",
+        "count": 1,
+    }
+    assert metadata == {
+        "name": "worker-0.17979cfe362a0000",
+        "namespace": "default",
+        "resourceVersion": "1",
+    }
+
+
+def test_event_about_a_pod_is_in_its_namespace(cluster: Cluster, recorder: Recorder) -> None:
+    recorder.warning(POD, "Blocked", "its budget allows no disruption")
+
+    assert cluster.requests[0].path == "/api/v1/namespaces/shop/events"
+    assert written(cluster)[0]["type"] == "Warning"
+
+
+def test_same_event_again_is_counted(
+    cluster: Cluster, recorder: Recorder, clock: FakeClock
+) -> None:
+    for _ in range(3):
+        recorder.warning(NODE, "Degraded", "no space")
+        clock.move(60)
+
+    (event,) = written(cluster)
+    assert (event["count"], event["firstTimestamp"], event["lastTimestamp"]) == (
+        3,
+        "2023-11-14T22:13:20Z",
+        "2023-11-14T22:15:20Z",
+    )
+    assert [request.method for request in cluster.requests] == ["POST", "PATCH", "PATCH"]
+
+
+def test_same_event_after_ten_minutes_is_another_one(
+    cluster: Cluster, recorder: Recorder, clock: FakeClock
+) -> None:
+    recorder.warning(NODE, "Degraded", "no space")
+    clock.move(600)
+    recorder.warning(NODE, "Degraded", "no space")
+
+    assert counted(cluster) == [("no space", 1), ("no space", 1)]
+
+
+def test_names_differ_within_one_instant(cluster: Cluster, recorder: Recorder) -> None:
+    for message in "abc":
+        recorder.normal(NODE, "Staged", message)
+
+    assert counted(cluster) == [("a", 1), ("b", 1), ("c", 1)]
+
+
+def test_event_the_server_forgot_is_written_anew(
+    cluster: Cluster, recorder: Recorder, clock: FakeClock
+) -> None:
+    recorder.normal(NODE, "Staged", "again")
+    cluster.objects.clear()
+    clock.move(60)
+    recorder.normal(NODE, "Staged", "again")
+
+    (event,) = written(cluster)
+    assert (event["count"], event["firstTimestamp"]) == (2, "2023-11-14T22:14:20Z")
+
+
+def test_long_message_is_cut_to_what_the_api_takes(cluster: Cluster, recorder: Recorder) -> None:
+    recorder.normal(NODE, "Staged", "x" * 2000)
+
+    assert counted(cluster) == [("x" * 1024, 1)]
+
+
+def test_events_of_an_outage_are_written_afterwards(
+    cluster: Cluster, recorder: Recorder, clock: FakeClock
+) -> None:
+    cluster.failures = [AWAY]
+    recorder.normal(NODE, "Staged", "first")
+    recorder.normal(NODE, "Drained", "second")
+    recorder.normal(NODE, "Drained", "second")
+    assert len(cluster.requests) == 1
+
+    clock.move(30)
+    recorder.flush()
+
+    assert counted(cluster) == [("first", 1), ("second", 2)]
+
+
+def test_lost_answer_does_not_write_twice(
+    cluster: Cluster, recorder: Recorder, clock: FakeClock
+) -> None:
+    cluster.failures, cluster.lost = [AWAY], True
+    recorder.normal(NODE, "Staged", "once")
+    clock.move(30)
+    recorder.flush()
+
+    assert counted(cluster) == [("once", 1)]
+    assert [request.method for request in cluster.requests] == ["POST", "POST"]
+
+
+def test_server_that_says_later_is_left_alone_as_long(
+    cluster: Cluster, recorder: Recorder, clock: FakeClock
+) -> None:
+    cluster.failures = [TooManyRequests("later", retry_after_s=90)]
+    recorder.normal(NODE, "Staged", "later")
+    clock.move(89)
+    recorder.flush()
+    assert len(cluster.requests) == 1
+    clock.move(1)
+    recorder.flush()
+
+    assert counted(cluster) == [("later", 1)]
+
+
+def test_event_that_is_forbidden_is_dropped_and_said(
+    cluster: Cluster, recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.failures = [Forbidden("events is forbidden")]
+    recorder.normal(NODE, "Staged", "never")
+    recorder.normal(NODE, "Drained", "next")
+
+    assert counted(cluster) == [("next", 1)]
+    assert caplog.messages == ["event Staged for worker-0 dropped: events is forbidden"]
+
+
+def test_long_outage_keeps_the_newest_events(
+    cluster: Cluster, recorder: Recorder, clock: FakeClock
+) -> None:
+    cluster.failures = [AWAY]
+    for number in range(40):
+        recorder.normal(Regarding("Pod", str(number), namespace="default"), "R", str(number))
+    clock.move(30)
+    recorder.flush()
+
+    assert [message for message, _ in counted(cluster)] == [str(n) for n in range(8, 40)]
+
+
+def test_object_that_says_too_much_is_cut_short(
+    cluster: Cluster, recorder: Recorder, clock: FakeClock
+) -> None:
+    for number in range(30):
+        recorder.normal(NODE, "Staged", str(number))
+    recorder.normal(POD, "Evicted", "another object may speak")
+    clock.move(300)
+    recorder.normal(NODE, "Staged", "one more")
+    recorder.normal(NODE, "Staged", "and no other")
+
+    messages = [message for message, _ in counted(cluster)]
+    assert messages == [*map(str, range(25)), "another object may speak", "one more"]
+
+
+def test_memory_of_past_events_is_bounded(
+    cluster: Cluster, recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    for number in range(1000):
+        recorder.normal(Regarding("Pod", str(number), namespace="default"), "R", "m")
+
+    assert (len(recorder._series), len(recorder._buckets)) == (256, 256)
+    assert len(written(cluster)) == 1000
