@@ -1,0 +1,102 @@
+"""The cache of a controller: typed, indexed, current."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kube.nodes import Nodes
+from tests.kube.server import Json, serving
+from tests.kube.test_transport import kubeconfig
+from tests.waiting import wait_until
+from treenail.clock import SystemClock
+from treenail.kube.client import Client
+from treenail.kube.informer import Informer, trimmed
+from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.resources import NODES
+from treenail.kube.transport import HttpTransport
+from treenail.kube.watch import Scope
+
+
+def pool(found: Json) -> str | None:
+    """What of a Node is kept: the pool it says it is in, if it says so."""
+    return found["metadata"]["labels"].get("pool")  # type: ignore[index,call-overload]  # a dict
+
+
+@pytest.fixture
+def nodes() -> Nodes:
+    found = Nodes()
+    found.put("a", pool="worker")
+    found.put("b", pool="infra")
+    found.put("c")
+    return found
+
+
+@pytest.fixture
+def informer(tmp_path: Path, nodes: Nodes) -> Iterator[Informer[str]]:
+    with serving(tmp_path, nodes.answer) as server:
+        transport = HttpTransport(read_kubeconfig(kubeconfig(server)), SystemClock())
+        found = Informer(
+            Client(transport),
+            Scope(NODES),
+            SystemClock(),
+            pool,
+            indexers={"pool": lambda kept: [kept, kept]},
+        )
+        yield found
+        found.stop()
+        transport.close()
+        nodes.end_watches()
+
+
+def test_everything_kept_is_found_by_key_and_by_index(
+    informer: Informer[str], nodes: Nodes
+) -> None:
+    assert not informer.has_synced
+    informer.start()
+    assert informer.wait_until_synced(10)
+
+    assert informer.all() == {"a": "worker", "b": "infra"}
+    assert (informer.find("a"), informer.find("c")) == ("worker", None)
+    assert informer.by_index("pool", "infra") == {"b": "infra"}
+    assert informer.by_index("pool", "none") == {}
+
+
+def test_handlers_are_told_before_and_after(informer: Informer[str], nodes: Nodes) -> None:
+    told: list[tuple[str, str | None, str | None]] = []
+    informer.add_handler(lambda key, before, after: told.append((key, before, after)))
+    informer.start()
+    wait_until(lambda: nodes.watching)
+    nodes.put("a", pool="infra")
+    nodes.put("b")
+    nodes.put("c", pool="worker")
+    nodes.remove("a")
+    nodes.put("d")
+    nodes.remove("d")
+    nodes.put("c", pool="last")
+
+    wait_until(lambda: told and told[-1][2] == "last")
+    assert told == [
+        ("a", None, "worker"),
+        ("b", None, "infra"),
+        ("a", "worker", "infra"),
+        ("b", "infra", None),
+        ("c", None, "worker"),
+        ("a", "infra", None),
+        ("c", "worker", "last"),
+    ]
+    assert informer.all() == {"c": "last"}
+    assert informer.by_index("pool", "worker") == {}
+    assert informer.by_index("pool", "last") == {"c": "last"}
+
+
+def test_trimmed_object_has_no_bookkeeping() -> None:
+    found: Json = {
+        "metadata": {
+            "name": "a",
+            "managedFields": [{}],
+            "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}", "k": "v"},
+        }
+    }
+
+    assert trimmed(found) == {"metadata": {"name": "a", "annotations": {"k": "v"}}}

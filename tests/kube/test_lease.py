@@ -1,0 +1,187 @@
+"""Leader election: two candidates, one lease, clocks that are moved."""
+
+import threading
+
+import pytest
+
+from tests.fakes.clock import FakeClock
+from tests.kube.cluster import Cluster, Json
+from treenail.errors import Unreachable
+from treenail.kube.client import Client
+from treenail.kube.lease import Candidacy, Election
+
+PATH = "/apis/coordination.k8s.io/v1/namespaces/mco/leases/rollout"
+
+
+class Candidate:
+    """An election, and what it told."""
+
+    def __init__(self, cluster: Cluster, identity: str, clock: FakeClock) -> None:
+        self.told: list[str] = []
+        self.election = Election(
+            Client(cluster),
+            Candidacy("mco", "rollout", identity),
+            clock,
+            on_gain=lambda: self.told.append("gained"),
+            on_loss=lambda: self.told.append("lost"),
+            jitter=lambda: 1.0,
+        )
+
+    @property
+    def leads(self) -> bool:
+        return self.election.is_leader
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(1_700_000_000.0)
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+@pytest.fixture
+def a(cluster: Cluster, clock: FakeClock) -> Candidate:
+    return Candidate(cluster, "a", clock)
+
+
+@pytest.fixture
+def b(cluster: Cluster, clock: FakeClock) -> Candidate:
+    return Candidate(cluster, "b", clock)
+
+
+def spec(cluster: Cluster) -> Json:
+    return cluster.objects[PATH]["spec"]  # type: ignore[return-value]  # a dict
+
+
+def test_first_candidate_leads_and_says_so_as_client_go_does(
+    cluster: Cluster, a: Candidate
+) -> None:
+    assert a.election.turn() == 2.0
+
+    assert (a.leads, a.told) == (True, ["gained"])
+    assert spec(cluster) == {
+        "holderIdentity": "a",
+        "leaseDurationSeconds": 15,
+        "acquireTime": "2023-11-14T22:13:20.000000Z",
+        "renewTime": "2023-11-14T22:13:20.000000Z",
+        "leaseTransitions": 0,
+    }
+
+
+def test_leader_renews_and_the_other_waits(
+    cluster: Cluster, a: Candidate, b: Candidate, clock: FakeClock
+) -> None:
+    for _ in range(20):
+        a.election.turn()
+        assert b.election.turn() == 2.4
+        clock.move(2)
+
+    assert (a.told, b.told) == (["gained"], [])
+    assert spec(cluster)["acquireTime"] == "2023-11-14T22:13:20.000000Z"
+    assert spec(cluster)["renewTime"] == "2023-11-14T22:13:58.000000Z"
+
+
+def test_lease_that_ran_out_is_taken(
+    cluster: Cluster, a: Candidate, b: Candidate, clock: FakeClock
+) -> None:
+    a.election.turn()
+    b.election.turn()
+    clock.move(14.9)
+    b.election.turn()
+    assert b.told == []
+    clock.move(0.1)
+    b.election.turn()
+
+    assert b.told == ["gained"]
+    assert (spec(cluster)["holderIdentity"], spec(cluster)["leaseTransitions"]) == ("b", 1)
+
+
+def test_two_never_lead_at_once_when_one_sleeps(
+    a: Candidate, b: Candidate, clock: FakeClock
+) -> None:
+    a.election.turn()
+    b.election.turn()
+    clock.move(15)
+    assert not a.leads
+    b.election.turn()
+    assert (a.leads, b.leads) == (False, True)
+
+    a.election.turn()
+    assert a.told == ["gained", "lost"]
+
+
+def test_leader_that_cannot_renew_gives_up_before_another_may_lead(
+    cluster: Cluster, a: Candidate, b: Candidate, clock: FakeClock
+) -> None:
+    a.election.turn()
+    b.election.turn()
+    while a.told == ["gained"]:
+        clock.move(2)
+        cluster.failures = [Unreachable("no answer")]
+        a.election.turn()
+        b.election.turn()
+
+    assert clock.monotonic() == 1_700_000_010
+    assert b.told == []
+
+
+def test_short_absence_of_the_server_changes_nothing(
+    cluster: Cluster, a: Candidate, clock: FakeClock
+) -> None:
+    a.election.turn()
+    for _ in range(4):
+        clock.move(2)
+        cluster.failures = [Unreachable("no answer")]
+        a.election.turn()
+    clock.move(2)
+    a.election.turn()
+
+    assert (a.leads, a.told) == (True, ["gained"])
+
+
+def test_lost_answer_of_the_first_write_is_found_out(
+    cluster: Cluster, a: Candidate, clock: FakeClock
+) -> None:
+    cluster.failures, cluster.lost = [None, Unreachable("no answer")], True
+    a.election.turn()
+    assert a.told == []
+    clock.move(2)
+    a.election.turn()
+
+    assert a.told == ["gained"]
+    assert spec(cluster)["leaseTransitions"] == 0
+
+
+def test_released_lease_is_taken_at_once(
+    cluster: Cluster, a: Candidate, b: Candidate, clock: FakeClock
+) -> None:
+    a.election.turn()
+    b.election.turn()
+    a.election.release()
+    assert (spec(cluster)["holderIdentity"], spec(cluster)["leaseDurationSeconds"]) == ("", 1)
+    b.election.turn()
+
+    assert (a.told, b.told) == (["gained", "lost"], ["gained"])
+
+
+def test_stop_releases_the_lease(cluster: Cluster, a: Candidate) -> None:
+    stop = threading.Event()
+    stop.set()
+    a.election.run(stop)
+
+    assert a.told == ["gained", "lost"]
+    assert spec(cluster)["holderIdentity"] == ""
+
+
+def test_release_of_a_lease_that_is_not_ours_touches_nothing(
+    cluster: Cluster, a: Candidate, b: Candidate
+) -> None:
+    a.election.turn()
+    b.election.turn()
+    before = spec(cluster)
+    b.election.release()
+
+    assert spec(cluster) == before
