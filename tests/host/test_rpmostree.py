@@ -165,7 +165,7 @@ def test_look_shows_the_end_of_a_transaction_at_once(
 def test_transaction_is_over_for_others_too_when_stage_returns(rpmostree: RpmOstree) -> None:
     """A peer that is not closed would keep the daemon busy for half a minute."""
     rpmostree.stage(B.pull_spec, watch=go_on)
-    rpmostree.drop()
+    rpmostree.drop(B.digest)
     rpmostree.stage(B.pull_spec, watch=go_on)
     assert rpmostree.look() == Deployments((STAGED, HERE))
 
@@ -218,7 +218,7 @@ def test_foreign_transaction_whose_caller_left_is_named_too(
     other.begin("RefreshMd", {})
     other.leave()
     with pytest.raises(BusyError, match=r"busy with RefreshMd, whose caller :1\.\d+ has left"):
-        rpmostree.drop()
+        rpmostree.stage(B.pull_spec, watch=go_on)
 
 
 def test_foreign_transaction_is_waited_for(
@@ -372,20 +372,28 @@ def test_pending_deployment_of_another_is_not_built_upon(
     other.stage(B)
     with pytest.raises(HostError, match=f"{B.pull_spec} is pending, staged and not locked"):
         rpmostree.stage(B.pull_spec, watch=go_on)
-    rpmostree.drop()
+    rpmostree.drop(B.digest)
     rpmostree.stage(B.pull_spec, watch=go_on)
     assert rpmostree.look() == Deployments((STAGED, HERE))
 
 
+def test_what_another_staged_is_not_dropped(rpmostree: RpmOstree, other: Other) -> None:
+    other.stage(B)
+    rpmostree.drop(A.digest)
+    staged = rpmostree.look().staged
+    assert staged is not None
+    assert staged.digest == B.digest
+
+
 def test_dropping_nothing_is_harmless(rpmostree: RpmOstree) -> None:
-    rpmostree.drop()
+    rpmostree.drop(B.digest)
     assert rpmostree.look() == Deployments((HERE,))
 
 
 def test_drop_ends_our_own_transaction_first(host: OstreeHost, rpmostree: RpmOstree) -> None:
     host.change(SLOW)
     rpmostree.stage(B.pull_spec, watch=after_first_layer(Verdict.LEAVE))
-    rpmostree.drop()
+    rpmostree.drop(B.digest)
     assert rpmostree.look() == Deployments((HERE,))
 
 

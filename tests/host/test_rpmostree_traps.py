@@ -132,7 +132,7 @@ def test_transaction_out_of_reach_does_not_keep_the_daemon_busy(
     bus.call(BUS, "GetId", timeout_s=10)
     assert watcher.call(BUS, "ListNames", timeout_s=10) != without
     with pytest.raises(BusError, match=r"connecting to .*Transaction failed: .*No such file"):
-        rpmostree.drop()
+        rpmostree.finalize("sha256:" + "0" * 64)
     assert watcher.call(BUS, "ListNames", timeout_s=10) == without
     watcher.close()
 
@@ -140,5 +140,5 @@ def test_transaction_out_of_reach_does_not_keep_the_daemon_busy(
 def test_lock_held_outside_rpm_ostree_is_said_to_be(daemon: Daemon, rpmostree: RpmOstree) -> None:
     daemon.refusal = Refusal(BUSY, "System transaction in progress")
     with pytest.raises(BusyError, match="another program, such as bootc or ostree, holds") as e:
-        rpmostree.drop()
+        rpmostree.finalize("sha256:" + "0" * 64)
     assert e.value.name == BUSY

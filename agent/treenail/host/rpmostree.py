@@ -128,15 +128,20 @@ class RpmOstree:
             case _:
                 assert_never(ending)
 
-    def drop(self) -> None:
-        """End our own transaction, and drop what is pending; harmless when there is nothing."""
-        transaction = self.look().transaction
-        if transaction is not None:
+    def drop(self, digest: str) -> None:
+        """End our own transaction, and drop what is pending if its manifest has this digest.
+
+        Harmless when there is nothing; what others staged is left to them.
+        """
+        found = self.look()
+        if found.transaction is not None:
             try:
-                self._end_ours(transaction)
+                self._end_ours(found.transaction)
             except BusError as error:
                 log.info("not ended, as it may be over: %s", error)
-        _check(self._run("Cleanup", ["pending-deploy"]), "drop the pending deployment")
+            found = self.look()
+        if found.pending is not None and found.pending.digest == digest:
+            _check(self._run("Cleanup", ["pending-deploy"]), "drop the pending deployment")
 
     def finalize(self, digest: str) -> None:
         """Unlock the staged deployment of this manifest digest, and have rpm-ostreed reboot.
