@@ -24,8 +24,11 @@ SYSROOT_XML = f"""<node><interface name="{NAME}.Sysroot">
   <property name="Deployments" type="aa{{sv}}" access="read"/>
 </interface></node>"""
 OS_XML = f"""<node><interface name="{NAME}.OS">
-  <method name="Cleanup"><arg type="as" direction="in"/><arg type="s" direction="out"/></method>
+  <method name="FinalizeDeployment">
+    <arg type="a{{sv}}" direction="in"/><arg type="s" direction="out"/>
+  </method>
 </interface></node>"""
+DIGEST = "sha256:" + "0" * 64
 BUSY = "org.gtk.GDBus.UnmappedGError.Quark._g_2dio_2derror_2dquark.Code26"
 
 
@@ -40,7 +43,7 @@ class Daemon:
             "GetOS": lambda _name: GLib.Variant("(o)", (f"{BASE}/os",)),
         })  # fmt: skip
         sysroot.properties = {"Deployments": GLib.Variant("aa{sv}", [])}
-        system = Exports(OS_XML, {"Cleanup": self._clean_up})
+        system = Exports(OS_XML, {"FinalizeDeployment": self._finalize})
         self.service = BusService(address, NAME, {f"{BASE}/Sysroot": sysroot, f"{BASE}/os": system})
         self.asked: list[str] = []
         self.exits = 0
@@ -53,7 +56,7 @@ class Daemon:
             self.service.restart()
             raise Silence
 
-    def _clean_up(self, _elements: object) -> GLib.Variant:
+    def _finalize(self, _options: object) -> GLib.Variant:
         if self.refusal:
             raise self.refusal
         return GLib.Variant("(s)", ("unix:path=/tmp/treenail-no-such-transaction",))
@@ -132,7 +135,7 @@ def test_transaction_out_of_reach_does_not_keep_the_daemon_busy(
     bus.call(BUS, "GetId", timeout_s=10)
     assert watcher.call(BUS, "ListNames", timeout_s=10) != without
     with pytest.raises(BusError, match=r"connecting to .*Transaction failed: .*No such file"):
-        rpmostree.finalize("sha256:" + "0" * 64)
+        rpmostree.finalize(DIGEST)
     assert watcher.call(BUS, "ListNames", timeout_s=10) == without
     watcher.close()
 
@@ -140,5 +143,5 @@ def test_transaction_out_of_reach_does_not_keep_the_daemon_busy(
 def test_lock_held_outside_rpm_ostree_is_said_to_be(daemon: Daemon, rpmostree: RpmOstree) -> None:
     daemon.refusal = Refusal(BUSY, "System transaction in progress")
     with pytest.raises(BusyError, match="another program, such as bootc or ostree, holds") as e:
-        rpmostree.finalize("sha256:" + "0" * 64)
+        rpmostree.finalize(DIGEST)
     assert e.value.name == BUSY
