@@ -90,9 +90,9 @@ def configs(draw: st.DrawFn) -> Json:
         passwd={"users": draw(users)},
     )
     if draw(st.booleans()):
-        taken = {entry["path"] for entry in document["storage"]["files"]}  # type: ignore[index]
+        taken = {entry["path"] for entry in document["storage"]["files"]}
         found = draw(_entries("path", paths, **nodes))
-        document["storage"]["directories"] = [  # type: ignore[index]
+        document["storage"]["directories"] = [
             entry for entry in found if entry["path"] not in taken
         ]
     return document

@@ -56,6 +56,6 @@ def _places(value: object) -> list[tuple[dict[object, object], object]]:
     else:
         return found
     for key, inner in pairs:
-        found.append((value, key))  # type: ignore[arg-type]  # a list is indexed the same way
+        found.append((value, key))
         found += _places(inner)
     return found

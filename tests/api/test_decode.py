@@ -19,7 +19,7 @@ def files() -> list[Fields]:
 
 def refusal(read: object) -> str:
     with pytest.raises(ConfigError) as caught:
-        read()  # type: ignore[operator]  # every caller passes a lambda
+        read()
     return str(caught.value)
 
 

@@ -1,0 +1,228 @@
+"""What a MachineConfig wants of a node: files, units, users, kernel arguments and an OS.
+
+Everything that is the same on disk is the same here: an owner who is not named is root, a mode
+that is not given is the default, a masked unit has no contents.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from treenail.api import ignition
+from treenail.api.contents import Contents
+from treenail.api.ignition_model import Directory, File, Ignition, Link, Owner, Unit
+from treenail.api.machineconfig import DEFAULT_KERNEL, EXTENSIONS, KERNEL_TYPES, MachineConfig
+from treenail.config import names
+from treenail.errors import ConfigError, IgnitionError
+
+Who = int | str
+"""A user or group: a number, or a name that the machine knows."""
+
+ROOT: Who = 0
+FILE_MODE = 0o644
+DIRECTORY_MODE = 0o755
+
+_MAX_FILE_MODE = 0o777
+# Quotes protect spaces, as in the kernel's own reading of its command line.
+_ARGUMENT = re.compile(r'(?:[^\s"]|"[^"]*(?:"|$))+')
+_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class WantedFile:
+    path: str
+    contents: Contents = field(default_factory=Contents)
+    mode: int = FILE_MODE
+    user: Who = ROOT
+    group: Who = ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class WantedDirectory:
+    path: str
+    mode: int = DIRECTORY_MODE
+    user: Who = ROOT
+    group: Who = ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class WantedLink:
+    path: str
+    target: str
+    hard: bool = False
+    user: Who = ROOT
+    group: Who = ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class WantedUnit:
+    """A unit; without contents it is whatever the machine has under this name.
+
+    ``enabled`` None leaves it to the presets. ``mask`` False removes what is in the way of the
+    machine's own unit, None does not care. A drop-in with empty contents must not exist.
+    """
+
+    name: str
+    contents: str = field(default="", repr=False)
+    enabled: bool | None = None
+    mask: bool | None = None
+    dropins: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def written(self) -> Iterator[tuple[str, str]]:
+        """Each path that is written, with its text."""
+        if self.contents:
+            yield names.unit_path(self.name), self.contents
+        for name, text in self.dropins.items():
+            if text:
+                yield names.dropin_path(self.name, name), text
+
+
+@dataclass(frozen=True, slots=True)
+class WantedUser:
+    name: str
+    ssh_keys: tuple[str, ...] = field(default=(), repr=False)
+    password_hash: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WantedOS:
+    """The operating system: its image, its kernel and what is layered on it."""
+
+    image: str = ""
+    extensions_image: str = ""
+    kernel_type: str = DEFAULT_KERNEL
+    kernel_arguments: tuple[str, ...] = ()
+    """In order and with repetitions: both mean something to the kernel."""
+    extensions: frozenset[str] = frozenset()
+    fips: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """All that a config wants, by path or name, in the order of the document."""
+
+    files: Mapping[str, WantedFile] = field(default_factory=dict)
+    directories: Mapping[str, WantedDirectory] = field(default_factory=dict)
+    links: Mapping[str, WantedLink] = field(default_factory=dict)
+    units: Mapping[str, WantedUnit] = field(default_factory=dict)
+    users: Mapping[str, WantedUser] = field(default_factory=dict)
+    os: WantedOS = field(default_factory=WantedOS)
+
+    def unit_files(self) -> dict[str, str]:
+        """Each path below the unit directory that is written, with its text."""
+        return dict(entry for unit in self.units.values() for entry in unit.written())
+
+    def masks(self) -> set[str]:
+        """Each path below the unit directory that is a mask."""
+        return {names.unit_path(unit.name) for unit in self.units.values() if unit.mask}
+
+
+def wanted(config: MachineConfig) -> Wanted:
+    """What the config wants; raises `ConfigError` when a node can't be brought to it.
+
+    Every file's contents are decoded once, so that whoever writes them is not surprised.
+    """
+    who = f"MachineConfig {config.name}: " if config.name else ""
+    found = ignition.read(config.config, place=f"{who}spec.config")
+    return Wanted(
+        files={file.path: _file(file) for file in found.files},
+        directories=directories(found),
+        links=links(found),
+        units={unit.name: _unit(unit) for unit in found.units},
+        users=_users(found),
+        os=_os(config, f"{who}spec"),
+    )
+
+
+def directories(found: Ignition) -> dict[str, WantedDirectory]:
+    """The directories of an Ignition config, by path."""
+    return {entry.path: _directory(entry) for entry in found.directories}
+
+
+def links(found: Ignition) -> dict[str, WantedLink]:
+    """The links of an Ignition config, by path."""
+    return {link.path: _link(link) for link in found.links}
+
+
+def split_arguments(entry: str) -> list[str]:
+    """The kernel arguments in one entry of the list; quotes are kept."""
+    return _ARGUMENT.findall(entry)
+
+
+def _file(file: File) -> WantedFile:
+    if file.append:
+        raise IgnitionError(
+            f"{file.place}.append: a running node's file can't be appended to",
+            remedy="write the whole file as contents",
+        )
+    if file.path == names.FORCE_FILE:
+        raise IgnitionError(f"{file.place}.path: only a person may create {file.path}")
+    mode = FILE_MODE if file.mode is None else file.mode
+    if mode > _MAX_FILE_MODE:
+        raise IgnitionError(
+            f"{file.place}.mode: expected at most {_MAX_FILE_MODE} (0777), found {mode} ({mode:#o})"
+        )
+    file.contents.decode()
+    return WantedFile(file.path, file.contents, mode, _who(file.user), _who(file.group))
+
+
+def _directory(entry: Directory) -> WantedDirectory:
+    mode = DIRECTORY_MODE if entry.mode is None else entry.mode
+    return WantedDirectory(entry.path, mode, _who(entry.user), _who(entry.group))
+
+
+def _link(link: Link) -> WantedLink:
+    return WantedLink(link.path, link.target, bool(link.hard), _who(link.user), _who(link.group))
+
+
+def _unit(unit: Unit) -> WantedUnit:
+    dropins = {dropin.name: dropin.contents or "" for dropin in unit.dropins}
+    if unit.mask:
+        return WantedUnit(unit.name, mask=True, dropins=dropins)
+    # Contents take the place of a mask, so that lifting it says nothing more.
+    mask = None if unit.contents else unit.mask
+    return WantedUnit(unit.name, unit.contents or "", unit.enabled, mask, dropins)
+
+
+def _who(owner: Owner) -> Who:
+    if owner.id is not None:
+        return owner.id
+    return ROOT if owner.name in (None, "", "root") else owner.name
+
+
+def _users(found: Ignition) -> dict[str, WantedUser]:
+    return {
+        user.name: WantedUser(user.name, user.ssh_keys, user.password_hash) for user in found.users
+    }
+
+
+def _os(config: MachineConfig, spec: str) -> WantedOS:
+    kernel_type = config.kernel_type or DEFAULT_KERNEL
+    if kernel_type not in KERNEL_TYPES:
+        expected = ", ".join(KERNEL_TYPES)
+        raise ConfigError(
+            f"{spec}.kernelType: expected one of {expected}, found {kernel_type!r:.40}"
+        )
+    for index, extension in enumerate(config.extensions):
+        if extension not in EXTENSIONS:
+            raise ConfigError(
+                f"{spec}.extensions[{index}]: expected one of {', '.join(EXTENSIONS)}, "
+                f"found {extension!r:.40}"
+            )
+    if kernel_type != DEFAULT_KERNEL and "kernel-devel" in config.extensions:
+        raise ConfigError(
+            f"{spec}.extensions: kernel-devel does not go with kernelType {kernel_type}"
+        )
+    for index, entry in enumerate(config.kernel_arguments):
+        if _CONTROL.search(entry):
+            raise ConfigError(f"{spec}.kernelArguments[{index}]: it has a control character")
+    return WantedOS(
+        image=config.os_image_url,
+        extensions_image=config.extensions_image,
+        kernel_type=kernel_type,
+        kernel_arguments=tuple(
+            argument for entry in config.kernel_arguments for argument in split_arguments(entry)
+        ),
+        extensions=frozenset(config.extensions),
+        fips=config.fips,
+    )

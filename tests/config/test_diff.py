@@ -1,0 +1,213 @@
+"""Two configs differ in what would differ on disk, and in nothing else."""
+
+import copy
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.api.configs import ENCODINGS, configs, ignition, with_files, with_units, with_users
+from tests.api.fuzzing import fuzz
+from treenail.api import ignition as reader
+from treenail.api.machineconfig import MachineConfig
+from treenail.api.meta import ObjectMeta
+from treenail.config.diff import Aspect, Change, Diff, diff
+from treenail.config.wanted import Wanted, WantedUnit, wanted
+
+
+def of(document: object = None, **spec: object) -> Wanted:
+    return wanted(MachineConfig(config=document, **spec))
+
+
+def between(old: object, new: object) -> Diff:
+    return diff(of(old), of(new))
+
+
+def file(path: str = "/etc/a", source: str = "data:,a", **values: object) -> dict[str, object]:
+    return {"path": path, "contents": {"source": source}, **values}
+
+
+def test_files_are_added_changed_and_removed() -> None:
+    old = of(with_files(file("/same"), file("/changed"), file("/removed")))
+    new = of(with_files(file("/added"), file("/changed", "data:,b"), file("/same")))
+    found = diff(old, new)
+    assert found == Diff(
+        files=(
+            Change("/changed", old.files["/changed"], new.files["/changed"]),
+            Change("/removed", old.files["/removed"], None),
+            Change("/added", None, new.files["/added"]),
+        ),
+        unwritten=("/removed",),
+    )
+    assert not found.empty
+
+
+@pytest.mark.parametrize(
+    "values", [{"mode": 0o600}, {"user": {"id": 1}}, {"group": {"name": "wheel"}}]
+)
+def test_mode_and_owner_make_a_difference(values: dict[str, object]) -> None:
+    assert [
+        change.key for change in between(with_files(file()), with_files(file(**values))).files
+    ] == ["/etc/a"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"mode": 0o644},
+        {"user": {"id": 0}},
+        {"group": {"name": "root"}},
+        {"overwrite": True},
+        {"contents": {"source": "data:;base64,YQ=="}},
+    ],
+)
+def test_another_way_to_say_the_same_makes_none(values: dict[str, object]) -> None:
+    assert between(with_files(file()), with_files(file(**values))).empty
+
+
+def test_encodings_of_the_same_bytes_make_no_difference() -> None:
+    documents = [
+        with_files({"path": "/a", "contents": encode(b"\x00%=\n")}) for encode in ENCODINGS
+    ]
+    for old in documents:
+        for new in documents:
+            assert between(old, new).empty
+
+
+def test_a_file_that_becomes_a_drop_in_is_not_unwritten() -> None:
+    path = "/etc/systemd/system/a.service.d/x.conf"
+    old = with_files(file(path))
+    new = with_units({"name": "a.service", "dropins": [{"name": "x.conf", "contents": "x"}]})
+    found = between(old, new)
+    assert [change.key for change in found.files] == [path]
+    assert [change.key for change in found.units] == ["a.service"]
+    assert found.unwritten == ()
+    assert between(new, old).unwritten == ()
+
+
+def test_units_leave_their_files_behind_when_they_go() -> None:
+    old = with_units(
+        {"name": "a.service", "contents": "x", "dropins": [{"name": "x.conf", "contents": "x"}]},
+        {"name": "b.service", "mask": True},
+        {"name": "c.service", "contents": "x"},
+    )
+    new = with_units({"name": "c.service", "mask": True})
+    assert between(old, new).unwritten == (
+        "/etc/systemd/system/a.service",
+        "/etc/systemd/system/a.service.d/x.conf",
+        "/etc/systemd/system/b.service",
+    )
+
+
+def test_certificates_outlive_the_config_that_brought_them() -> None:
+    paths = [
+        "/etc/pki/ca-trust/source/anchors/openshift-config-user-ca-bundle.crt",
+        "/etc/docker/certs.d/registry.example.com/ca.crt",
+    ]
+    found = between(with_files(*map(file, paths)), ignition())
+    assert [change.key for change in found.files] == paths
+    assert found.unwritten == ()
+
+
+def test_a_unit_differs_by_contents_enablement_mask_and_drop_ins() -> None:
+    unit = {"name": "a.service", "contents": "x", "dropins": [{"name": "a.conf", "contents": "x"}]}
+    for values in (
+        {"contents": "y"},
+        {"enabled": True},
+        {"mask": True},
+        {"dropins": []},
+        {"dropins": [{"name": "a.conf"}]},
+    ):
+        found = between(with_units(unit), with_units({**unit, **values}))
+        assert [change.key for change in found.units] == ["a.service"]
+    assert between(with_units(unit), with_units({**unit, "mask": False})).empty
+
+
+def test_contents_of_a_masked_unit_make_no_difference() -> None:
+    masked = {"name": "a.service", "mask": True}
+    assert between(with_units(masked), with_units({**masked, "contents": "x"})).empty
+    assert between(with_units(masked), ignition()).units == (
+        Change("a.service", WantedUnit("a.service", mask=True), None),
+    )
+
+
+def test_the_order_of_keys_makes_no_difference_but_the_keys_do() -> None:
+    core = {"name": "core", "sshAuthorizedKeys": ["a", "b"]}
+    assert between(with_users(core), with_users({**core, "sshAuthorizedKeys": ["b", "a"]})).empty
+    assert between(with_users(core), with_users({**core, "sshAuthorizedKeys": ["a"]})).users
+    assert between(with_users(core), with_users({**core, "passwordHash": "x"})).users
+    assert between(with_users(core), ignition()).users
+
+
+@pytest.mark.parametrize(
+    ("spec", "aspects"),
+    [
+        ({"kernel_type": "default"}, ()),
+        ({"kernel_type": "realtime"}, (Aspect.KERNEL_TYPE,)),
+        ({"kernel_arguments": ("a",)}, (Aspect.KERNEL_ARGUMENTS,)),
+        ({"extensions": ("ipsec",)}, (Aspect.EXTENSIONS,)),
+        ({"extensions_image": "r/e@sha256:2"}, (Aspect.EXTENSIONS_IMAGE,)),
+        ({"fips": True}, (Aspect.FIPS,)),
+        ({"os_image_url": "r/o@sha256:2"}, (Aspect.IMAGE,)),
+        ({"metadata": ObjectMeta(name="other")}, ()),
+    ],
+)
+def test_the_os_differs_aspect_by_aspect(
+    spec: dict[str, object], aspects: tuple[Aspect, ...]
+) -> None:
+    assert diff(of(), of(**spec)) == Diff(os=aspects)
+
+
+def test_kernel_arguments_differ_by_order_and_number_but_not_by_spelling() -> None:
+    def differ(old: tuple[str, ...], new: tuple[str, ...]) -> bool:
+        return not diff(of(kernel_arguments=old), of(kernel_arguments=new)).empty
+
+    assert differ(("a", "b"), ("b", "a"))
+    assert differ(("a",), ("a", "a"))
+    assert not differ(("a b",), ("a", "b"))
+
+
+def test_extensions_are_a_set() -> None:
+    assert diff(
+        of(extensions=("ipsec", "usbguard")), of(extensions=("usbguard", "ipsec", "ipsec"))
+    ).empty
+
+
+def shuffled(document: dict[str, object], chance: random.Random) -> dict[str, object]:
+    """The same config, with every list in another order and every file in another encoding."""
+    found = copy.deepcopy(document)
+    raw = {file.path: file.contents for file in reader.read(document).files}
+    for section, name in (
+        ("storage", "files"),
+        ("storage", "directories"),
+        ("systemd", "units"),
+        ("passwd", "users"),
+    ):
+        entries = found[section].get(name, [])
+        chance.shuffle(entries)
+        for entry in entries:
+            chance.shuffle(entry.get("dropins") or [])
+            chance.shuffle(entry.get("sshAuthorizedKeys") or [])
+            if section == "storage" and name == "files":
+                entry["contents"] = chance.choice(ENCODINGS)(raw[entry["path"]].decode())
+    return found
+
+
+@fuzz
+@given(configs(), st.randoms(use_true_random=False))
+def test_order_and_encoding_never_make_a_difference(
+    document: dict[str, object], chance: random.Random
+) -> None:
+    assert between(document, shuffled(document, chance)).empty
+
+
+@fuzz
+@given(configs(), configs())
+def test_a_diff_is_empty_exactly_for_what_is_the_same_on_disk(
+    old: dict[str, object], new: dict[str, object]
+) -> None:
+    there, back = between(old, new), between(new, old)
+    assert there.empty == back.empty
+    assert {change.key for change in there.files} == {change.key for change in back.files}
+    assert between(old, old).empty

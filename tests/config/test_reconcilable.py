@@ -1,0 +1,143 @@
+"""What can't be made of a running node is refused, as the reference refuses it."""
+
+import contextlib
+
+import pytest
+from hypothesis import given
+
+from tests.api.configs import configs, ignition, with_files, with_users
+from tests.api.fuzzing import damaged, fuzz
+from tests.api.oracle import records
+from treenail.api.machineconfig import MachineConfig
+from treenail.api.meta import ObjectMeta
+from treenail.config.reconcilable import Override, check, obstacles
+from treenail.errors import ConfigError, IgnitionError, UnreconcilableError
+
+
+def config(document: object = None, **spec: object) -> MachineConfig:
+    return MachineConfig(config=document, **spec)
+
+
+def reasons(old: object, new: object) -> list[tuple[str, str]]:
+    found = obstacles(config(old), config(new))
+    return [(obstacle.place.removeprefix("spec.config."), obstacle.reason) for obstacle in found]
+
+
+def storage(**lists: object) -> dict[str, object]:
+    return ignition(storage=lists)
+
+
+def test_the_decisions_and_reasons_are_those_of_the_reference() -> None:
+    for record in records("reconcilable"):
+        old = MachineConfig.from_json(record["old"])
+        overrides = (record["overrides"] or {}).get("storage", [])
+        allowed = frozenset(map(Override, overrides))
+        for document in record["new"]:
+            new = MachineConfig.from_json(document)
+            if record["err"] is None:
+                check(old, new, allowed=allowed)
+            elif "parsing new Ignition config" in record["err"]:
+                with pytest.raises(IgnitionError):
+                    check(old, new, allowed=allowed)
+            else:
+                with pytest.raises(UnreconcilableError) as caught:
+                    check(old, new, allowed=allowed)
+                # The reference swaps the names of the two configs; the reason is after them.
+                reason = record["err"].partition(": ")[2]
+                assert reason in str(caught.value)
+
+
+def test_the_error_names_both_configs_and_every_obstacle() -> None:
+    old = config(ignition(), metadata=ObjectMeta(name="rendered-a"))
+    new = config(
+        storage(disks=[{"device": "/dev/sda"}], directories=[{"path": "/d"}]),
+        metadata=ObjectMeta(name="rendered-b"),
+        fips=True,
+    )
+    with pytest.raises(UnreconcilableError) as caught:
+        check(old, new)
+    assert str(caught.value) == (
+        'new machineconfig "rendered-b" is not reconcilable against "rendered-a": '
+        "ignition disks section contains changes (spec.config.storage.disks); "
+        "ignition directories section contains changes (spec.config.storage.directories); "
+        "detected change to FIPS flag; refusing to modify FIPS on a running cluster (spec.fips)"
+    )
+    assert "allow Disks in irreconcilableValidationOverrides" in caught.value.remedy
+
+
+def test_files_units_and_drop_ins_are_no_obstacle() -> None:
+    units = {"units": [{"name": "a.service", "contents": "x", "dropins": [{"name": "a.conf"}]}]}
+    assert reasons(ignition(), ignition(storage={"files": [{"path": "/a"}]}, systemd=units)) == []
+
+
+def test_append_and_the_force_file_are_refused() -> None:
+    new = with_files(
+        {"path": "/a", "append": [{"source": "data:,x"}]},
+        {"path": "/run/machine-config-daemon-force"},
+    )
+    assert reasons(ignition(), new) == [
+        ("storage.files[0].append", "ignition file /a includes append"),
+        (
+            "storage.files[1].path",
+            "cannot create /run/machine-config-daemon-force via Ignition",
+        ),
+    ]
+
+
+def test_links_may_all_go_but_not_change() -> None:
+    one = storage(links=[{"path": "/l", "target": "a"}])
+    other = storage(links=[{"path": "/l", "target": "b"}])
+    assert reasons(one, ignition()) == []
+    assert reasons(one, other) == [("storage.links", "ignition links section contains changes")]
+
+
+def test_the_same_said_otherwise_is_no_obstacle() -> None:
+    old = ignition(
+        storage={
+            "directories": [{"path": "/a"}, {"path": "/b", "user": {"name": "root"}}],
+            "disks": [{"device": "/dev/a"}, {"device": "/dev/b", "partitions": []}],
+        },
+        kernelArguments={"shouldExist": ["a", "b"]},
+    )
+    new = ignition(
+        storage={
+            "directories": [{"path": "/b"}, {"path": "/a", "mode": 0o755}],
+            "disks": [{"device": "/dev/b"}, {"device": "/dev/a"}],
+        },
+        kernelArguments={"shouldExist": ["b", "a"]},
+    )
+    assert reasons(old, new) == []
+
+
+def test_only_keys_and_password_of_core_may_change() -> None:
+    old = with_users({"name": "core", "sshAuthorizedKeys": ["1"]})
+    assert reasons(old, with_users({"name": "core", "passwordHash": "x"})) == []
+    found = reasons(old, with_users({"name": "core", "shell": "/bin/sh", "uid": 7}))
+    assert [place for place, _ in found] == ["passwd.users[0]"]
+    assert found[0][1].endswith("hash are not reconcilable with shell, uid beside them")
+    groups = ignition(passwd={"users": [], "groups": [{"name": "g"}]})
+    assert reasons(ignition(), groups) == [
+        (
+            "passwd.groups",
+            "invalid passwd change(s): ignition Passwd Groups section contains changes",
+        )
+    ]
+
+
+def test_luks_is_not_looked_at() -> None:
+    assert reasons(storage(luks=[{"name": "a"}]), ignition()) == []
+
+
+@fuzz
+@given(configs(), configs().flatmap(damaged))
+def test_any_two_configs_are_judged_or_refused(old: object, new: object) -> None:
+    with contextlib.suppress(ConfigError):
+        check(config(old), MachineConfig.from_json({"spec": {"config": new}}))
+
+
+@fuzz
+@given(configs())
+def test_a_config_is_reconcilable_with_itself_unless_it_can_never_be(
+    document: dict[str, object],
+) -> None:
+    assert reasons(document, document) == []

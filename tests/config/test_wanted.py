@@ -1,0 +1,238 @@
+"""A MachineConfig is read as what it wants of a node, and refused when no node can be that."""
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.api.configs import configs, ignition, with_files, with_units
+from tests.api.fuzzing import damaged, fuzz
+from tests.api.oracle import records, rendered
+from treenail.api import documents
+from treenail.api.contents import Contents
+from treenail.api.machineconfig import EXTENSIONS, MachineConfig
+from treenail.api.meta import ObjectMeta
+from treenail.config.names import FORCE_FILE
+from treenail.config.wanted import (
+    Wanted,
+    WantedDirectory,
+    WantedFile,
+    WantedLink,
+    WantedOS,
+    WantedUnit,
+    WantedUser,
+    split_arguments,
+    wanted,
+)
+from treenail.errors import ConfigError
+
+
+def of(document: object = None, **spec: object) -> Wanted:
+    return wanted(MachineConfig(config=document, **spec))
+
+
+def refusal(document: object = None, **spec: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        of(document, **spec)
+    return str(caught.value)
+
+
+def test_an_empty_config_wants_nothing() -> None:
+    assert of() == Wanted()
+
+
+def test_what_is_not_said_is_the_default() -> None:
+    document = ignition(
+        storage={
+            "files": [
+                {"path": "/etc/a"},
+                {"path": "/etc/b", "mode": 0o600, "user": {"id": 7}, "group": {"name": "wheel"}},
+                {"path": "/etc/c", "user": {"name": "root"}, "group": {}},
+            ],
+            "directories": [{"path": "/etc/d"}],
+            "links": [{"path": "/etc/l", "target": "a"}],
+        }
+    )
+    assert of(document) == Wanted(
+        files={
+            "/etc/a": WantedFile("/etc/a", Contents(), 0o644, 0, 0),
+            "/etc/b": WantedFile("/etc/b", Contents(), 0o600, 7, "wheel"),
+            "/etc/c": WantedFile("/etc/c", Contents(), 0o644, 0, 0),
+        },
+        directories={"/etc/d": WantedDirectory("/etc/d", 0o755, 0, 0)},
+        links={"/etc/l": WantedLink("/etc/l", "a", hard=False)},
+    )
+
+
+def test_units_are_reduced_to_what_they_are_on_disk() -> None:
+    found = of(
+        with_units(
+            {"name": "a.service", "contents": "x", "mask": False, "enabled": True},
+            {"name": "b.service", "contents": "x", "mask": True, "enabled": True},
+            {"name": "c.service", "contents": "", "mask": False},
+            {
+                "name": "d.service",
+                "dropins": [{"name": "1.conf", "contents": "y"}, {"name": "2.conf"}],
+            },
+        )
+    )
+    assert found.units == {
+        "a.service": WantedUnit("a.service", "x", enabled=True),
+        "b.service": WantedUnit("b.service", mask=True),
+        "c.service": WantedUnit("c.service", mask=False),
+        "d.service": WantedUnit("d.service", dropins={"1.conf": "y", "2.conf": ""}),
+    }
+    assert found.unit_files() == {
+        "/etc/systemd/system/a.service": "x",
+        "/etc/systemd/system/d.service.d/1.conf": "y",
+    }
+    assert found.masks() == {"/etc/systemd/system/b.service"}
+
+
+def test_users_keep_keys_and_password() -> None:
+    users = [{"name": "core", "sshAuthorizedKeys": ["a", "b"], "passwordHash": "$6$x"}]
+    assert of(ignition(passwd={"users": users})).users == {
+        "core": WantedUser("core", ("a", "b"), "$6$x")
+    }
+
+
+def test_the_operating_system_is_read() -> None:
+    found = of(
+        os_image_url="r/os@sha256:1",
+        extensions_image="r/ext@sha256:2",
+        kernel_type="realtime",
+        kernel_arguments=("a=1 b", "a=1"),
+        extensions=("usbguard", "ipsec", "usbguard"),
+        fips=True,
+    )
+    assert found.os == WantedOS(
+        image="r/os@sha256:1",
+        extensions_image="r/ext@sha256:2",
+        kernel_type="realtime",
+        kernel_arguments=("a=1", "b", "a=1"),
+        extensions=frozenset({"usbguard", "ipsec"}),
+        fips=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("entry", "arguments"),
+    [
+        ("", []),
+        ("  ", []),
+        ("a", ["a"]),
+        (' baz=test bar="hello world"', ["baz=test", 'bar="hello world"']),
+        ('a="x y"z b', ['a="x y"z', "b"]),
+        ('"a b"=c', ['"a b"=c']),
+        ('a="open end', ['a="open end']),
+        ("hugepagesz=1G\thugepages=4", ["hugepagesz=1G", "hugepages=4"]),
+    ],
+)
+def test_quotes_protect_spaces_in_kernel_arguments(entry: str, arguments: list[str]) -> None:
+    assert split_arguments(entry) == arguments
+
+
+@fuzz
+@given(st.text(st.sampled_from('ab= \t"')))
+def test_splitting_loses_nothing_but_spaces(entry: str) -> None:
+    found = split_arguments(entry)
+    assert all(argument.strip() for argument in found)
+    assert "".join("".join(found).split()) == "".join(entry.split())
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"append": [{"source": "data:,x"}]}, "append: a running node's file can't be appended to"),
+        ({"mode": 0o1777}, "mode: expected at most 511 (0777), found 1023 (0o1777)"),
+        (
+            {"contents": {"source": "data:,a b"}},
+            "contents.source: a character that a URL can't have, 1 after the comma",
+        ),
+        ({"path": FORCE_FILE}, f"path: only a person may create {FORCE_FILE}"),
+    ],
+)
+def test_a_file_no_node_can_have_is_refused_with_its_place(
+    values: dict[str, object], message: str
+) -> None:
+    assert refusal(with_files({"path": "/etc/a", **values})) == (
+        f"spec.config.storage.files[0].{message}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            {"kernel_type": "rt"},
+            "kernelType: expected one of default, realtime, 64k-pages, found 'rt'",
+        ),
+        (
+            {"extensions": ("usbguard", "vim")},
+            f"extensions[1]: expected one of {', '.join(EXTENSIONS)}, found 'vim'",
+        ),
+        (
+            {"extensions": ("kernel-devel",), "kernel_type": "realtime"},
+            "extensions: kernel-devel does not go with kernelType realtime",
+        ),
+        ({"kernel_arguments": ("a", "b\0")}, "kernelArguments[1]: it has a control character"),
+    ],
+)
+def test_an_os_no_node_can_have_is_refused_with_its_place(
+    spec: dict[str, object], message: str
+) -> None:
+    assert refusal(**spec) == f"spec.{message}"
+
+
+def test_a_refusal_names_the_config() -> None:
+    metadata = ObjectMeta(name="rendered-worker-b")
+    assert refusal({}, metadata=metadata).startswith(
+        "MachineConfig rendered-worker-b: spec.config.ignition.version: "
+    )
+
+
+def test_rendered_configs_of_a_real_cluster_are_wanted_as_they_are() -> None:
+    for path in rendered():
+        config = MachineConfig.from_json(documents.load(path.read_text(), where=path.name))
+        found = wanted(config)
+        assert config.config is not None
+        storage = config.config["storage"]
+        assert isinstance(storage, dict)
+        assert list(found.files) == [entry["path"] for entry in storage["files"]]
+
+
+def test_what_go_finds_valid_is_wanted() -> None:
+    for record in records("validate_mc"):
+        config = MachineConfig.from_json({"spec": record["spec"]})
+        if record["err"] is None:
+            wanted(config)
+        else:
+            with pytest.raises(ConfigError):
+                wanted(config)
+
+
+def test_secrets_do_not_show_in_a_representation() -> None:
+    document = ignition(
+        storage={"files": [{"path": "/a", "contents": {"source": "data:,canary"}}]},
+        systemd={
+            "units": [
+                {
+                    "name": "a.service",
+                    "contents": "canary",
+                    "dropins": [{"name": "a.conf", "contents": "canary"}],
+                }
+            ]
+        },
+        passwd={
+            "users": [{"name": "core", "passwordHash": "canary", "sshAuthorizedKeys": ["canary"]}]
+        },
+    )
+    assert "canary" not in repr(of(document))
+
+
+@fuzz
+@given(configs().flatmap(damaged))
+def test_any_config_is_wanted_or_refused(document: object) -> None:
+    with contextlib.suppress(ConfigError):
+        wanted(MachineConfig.from_json({"spec": {"config": document}}))
