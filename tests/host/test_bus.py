@@ -6,6 +6,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from gi.repository import Gio, GLib
@@ -337,6 +338,23 @@ def test_peer_hangs_up_when_its_user_fails(peers: PeerService) -> None:
     with pytest.raises(ZeroDivisionError), Peer(peers.address, NAME, timeout_s=5) as peer:
         peer.run(fail)
     assert peers.hung_up.wait(10)
+
+
+def test_closed_peers_leave_no_descriptor_open(peers: PeerService) -> None:
+    """A context that was not emptied would keep its connection, and itself, for ever."""
+
+    def wakeups() -> int:
+        links = (Path(entry.path) for entry in os.scandir("/proc/self/fd"))
+        return sum("anon_inode" in str(link.readlink()) for link in links if link.is_symlink())
+
+    def meet() -> int:
+        with Peer(peers.address, NAME, timeout_s=5) as peer:
+            peer.call("Start", timeout_s=5)
+        return wakeups()
+
+    # One more or less may be GLib's own, on its way out; one for each peer would be a leak.
+    found = [meet() for _ in range(20)]
+    assert found[-1] - found[0] < 5
 
 
 def test_peer_call_without_an_answer_ends_at_its_time_limit(peers: PeerService) -> None:

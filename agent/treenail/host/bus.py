@@ -20,7 +20,8 @@ from treenail.host.scrub import scrub
 NO_REPLY = "org.freedesktop.DBus.Error.NoReply"
 
 _CONNECT_S = 25.0
-_TICK_MS = 1000
+_TICK_S = 1.0
+_CLOSE_S = 5.0
 _PROPERTIES = "org.freedesktop.DBus.Properties"
 _BUSY = {
     # A GLib service that answers G_IO_ERROR_BUSY, and it has no better name for it.
@@ -70,7 +71,7 @@ class SystemBus:
     def __init__(self, address: str = "") -> None:
         """``address`` is a D-Bus address; when empty, the one every program of this host uses."""
         self._address = address
-        self._bus: Bus | None = None
+        self._connection: _Connection | None = None
         self._proxies: dict[tuple[str, str], Mapping[str, object]] = {}
 
     def call(self, target: Target, member: str, *arguments: object, timeout_s: float) -> object:
@@ -91,7 +92,7 @@ class SystemBus:
     def call_for_fd(self, target: Target, member: str, *arguments: str, timeout_s: float) -> int:
         """The file descriptor that a method of string arguments answers; the caller closes it."""
         with _translated(f"{target.name} {member}", target.name, timeout_s):
-            reply, descriptors = self._connected().con.call_with_unix_fd_list_sync(
+            reply, descriptors = self._connected().gio.call_with_unix_fd_list_sync(
                 target.name,
                 target.path,
                 target.interface,
@@ -108,57 +109,50 @@ class SystemBus:
     def properties(self, target: Target, *, timeout_s: float) -> dict[str, object]:
         """All properties of the interface, now; pydbus' own have no time limit."""
         with _translated(f"properties of {target.interface}", target.name, timeout_s):
-            return _properties(self._connected().con, target, timeout_s)
+            return _properties(self._connected().gio, target, timeout_s)
 
     @contextmanager
     def signals(self, target: Target) -> Iterator["Signals"]:
-        """Every signal of the interface that is emitted from now on."""
-        connection = self._connected().con
-        with Signals(connection, target, GLib.MainContext()) as signals:
+        """Every signal of the interface that is emitted from now on, while within."""
+        signals = Signals(self._connected(), target)
+        try:
             yield signals
+        finally:
+            signals.close()
 
     def close(self) -> None:
         """Leave the bus; the next use connects again."""
-        bus, self._bus = self._bus, None
+        connection, self._connection = self._connection, None
         self._proxies.clear()
-        if bus is not None:
-            _close(bus.con)
+        if connection is not None:
+            connection.close()
 
     def _proxy(self, target: Target, timeout_s: float) -> Mapping[str, object]:
-        bus = self._connected()
+        connection = self._connected()
         key = (target.name, target.path)
         if key not in self._proxies:
-            self._proxies[key] = bus.get(*key, timeout=timeout_s)
+            self._proxies[key] = Bus(connection.gio).get(*key, timeout=timeout_s)
         return self._proxies[key]
 
-    def _connected(self) -> Bus:
-        if self._bus is None or self._bus.con.is_closed():
-            self._proxies.clear()
+    def _connected(self) -> "_Connection":
+        if self._connection is None or self._connection.gio.is_closed():
+            self.close()
             with _translated("connecting to the system bus", "", _CONNECT_S):
                 address = self._address or Gio.dbus_address_get_for_bus_sync(Gio.BusType.SYSTEM)
-                connection = _connection(
-                    address,
-                    Gio.DBusConnectionFlags.MESSAGE_BUS_CONNECTION,
-                    GLib.MainContext(),
-                    _CONNECT_S,
-                )
-            # Else GLib ends this process when the bus goes away.
-            connection.set_exit_on_close(False)
-            self._bus = Bus(connection)
-        return self._bus
+                flags = Gio.DBusConnectionFlags.MESSAGE_BUS_CONNECTION
+                self._connection = _Connection(address, flags, _CONNECT_S)
+        return self._connection
 
 
 class Signals:
     """Signals of one interface, handed to whoever is in `run`, in that thread and in order."""
 
-    def __init__(
-        self, connection: Gio.DBusConnection, target: Target, context: GLib.MainContext
-    ) -> None:
+    def __init__(self, connection: "_Connection", target: Target) -> None:
         self._connection = connection
-        self._context = context
+        self._context = connection.context
         self._arrived: deque[Signal | None] = deque()
-        with _default(context):
-            self._subscription = connection.signal_subscribe(
+        with _default(self._context):
+            self._subscription = connection.gio.signal_subscribe(
                 target.name or None,
                 target.interface,
                 None,
@@ -167,20 +161,7 @@ class Signals:
                 Gio.DBusSignalFlags.NONE,
                 self._arrive,
             )
-        self._tick = GLib.Timeout(_TICK_MS)
-        self._tick.set_callback(self._pass)
-        self._tick.attach(context)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+        self._tick = _timer(self._context, _TICK_S, self._pass)
 
     def run(self, each: Callable[[Signal | None], bool]) -> bool:
         """Hand over signals until ``each`` answers True; False when the connection closed first.
@@ -189,7 +170,7 @@ class Signals:
         """
         while True:
             # Asked first: all that arrived before the end is in the context by then.
-            closed = self._connection.is_closed()
+            closed = self._connection.gio.is_closed()
             self._drain()
             while self._arrived:
                 if each(self._arrived.popleft()):
@@ -200,7 +181,7 @@ class Signals:
 
     def close(self) -> None:
         """Unsubscribe, and leave nothing behind in the context."""
-        self._connection.signal_unsubscribe(self._subscription)
+        self._connection.gio.signal_unsubscribe(self._subscription)
         self._tick.destroy()
         self._drain()
 
@@ -212,7 +193,7 @@ class Signals:
         *_, member, values = signal
         self._arrived.append(Signal(str(member), tuple(GLib.Variant.unpack(values))))
 
-    def _pass(self, *_: object) -> bool:
+    def _pass(self) -> bool:
         self._arrived.append(None)
         return True
 
@@ -224,13 +205,10 @@ class Peer:
     """
 
     def __init__(self, address: str, interface: str, *, timeout_s: float) -> None:
-        context = GLib.MainContext()
         self._target = Target("", "/", interface)
         with _translated(f"connecting to {interface}", "", timeout_s):
-            self._connection = _connection(
-                address, Gio.DBusConnectionFlags.NONE, context, timeout_s
-            )
-        self._signals = Signals(self._connection, self._target, context)
+            self._connection = _Connection(address, Gio.DBusConnectionFlags.NONE, timeout_s)
+        self._signals = Signals(self._connection, self._target)
 
     def __enter__(self) -> Self:
         return self
@@ -246,13 +224,13 @@ class Peer:
     def call(self, member: str, *, timeout_s: float) -> object:
         """The first result of a method without arguments; None when it has no result."""
         with _translated(f"{self._target.interface} {member}", "", timeout_s):
-            reply = _call(self._connection, self._target, member, None, timeout_s).unpack()
+            reply = _call(self._connection.gio, self._target, member, None, timeout_s).unpack()
             return reply[0] if reply else None
 
     def properties(self, *, timeout_s: float) -> dict[str, object]:
         """All properties of the interface, now."""
         with _translated(f"properties of {self._target.interface}", "", timeout_s):
-            return _properties(self._connection, self._target, timeout_s)
+            return _properties(self._connection.gio, self._target, timeout_s)
 
     def run(self, each: Callable[[Signal | None], bool]) -> bool:
         """As `Signals.run`."""
@@ -261,30 +239,55 @@ class Peer:
     def close(self) -> None:
         """Hang up; the other side may wait for that."""
         self._signals.close()
-        _close(self._connection)
+        self._connection.close()
 
 
-def _connection(
-    address: str, flags: Gio.DBusConnectionFlags, context: GLib.MainContext, timeout_s: float
-) -> Gio.DBusConnection:
-    """A connection whose signals go to ``context``; one that hangs in its handshake is given up."""
-    cancellable = Gio.Cancellable()
-    results: list[Gio.AsyncResult] = []
-    limit = GLib.Timeout(_ms(timeout_s))
-    limit.set_callback(lambda *_: cancellable.cancel())
-    limit.attach(context)
-    with _default(context):
-        Gio.DBusConnection.new_for_address(
-            address,
-            flags | Gio.DBusConnectionFlags.AUTHENTICATION_CLIENT,
-            None,
-            cancellable,
-            lambda _source, result: results.append(result),
-        )
-        while not results:
-            context.iteration(may_block=True)
-    limit.destroy()
-    return Gio.DBusConnection.new_for_address_finish(results[0])
+class _Connection:
+    """A connection and the context, its own, that gets all that is called back."""
+
+    def __init__(self, address: str, flags: Gio.DBusConnectionFlags, timeout_s: float) -> None:
+        """Raises GLib's error; a handshake that hangs is given up."""
+        self.context = GLib.MainContext()
+        self._over: list[bool] = []
+        over, results = self._over, list[Gio.AsyncResult]()
+        cancellable = Gio.Cancellable()
+        limit = _timer(self.context, timeout_s, lambda: cancellable.cancel() is True)
+        with _default(self.context):
+            Gio.DBusConnection.new_for_address(
+                address,
+                flags | Gio.DBusConnectionFlags.AUTHENTICATION_CLIENT,
+                None,
+                cancellable,
+                lambda _source, result: results.append(result),
+            )
+            while not results:
+                self.context.iteration(may_block=True)
+        limit.destroy()
+        self.gio = Gio.DBusConnection.new_for_address_finish(results[0])
+        # Else GLib ends this process when the bus goes away.
+        self.gio.set_exit_on_close(False)
+        self.gio.connect("closed", lambda *_: over.append(True))
+
+    def close(self) -> None:
+        with suppress(GLib.Error):  # it is closed already
+            self.gio.close_sync(None)
+        # The context holds on to the connection, and so to itself, until the end is called back.
+        limit = _timer(self.context, _CLOSE_S, self._give_up)
+        while not self._over:
+            self.context.iteration(may_block=True)
+        limit.destroy()
+
+    def _give_up(self) -> bool:
+        self._over.append(True)
+        return False
+
+
+def _timer(context: GLib.MainContext, seconds: float, action: Callable[[], bool]) -> GLib.Source:
+    """Calls ``action`` after so many seconds, and again while it answers True."""
+    timer = GLib.Timeout(_ms(seconds))
+    timer.set_callback(lambda *_: action())
+    timer.attach(context)
+    return timer
 
 
 def _call(
@@ -315,11 +318,6 @@ def _properties(
     found: dict[str, object]
     (found,) = _call(connection, holder, "GetAll", wanted, timeout_s).unpack()
     return found
-
-
-def _close(connection: Gio.DBusConnection) -> None:
-    with suppress(GLib.Error):  # it is closed already
-        connection.close_sync(None)
 
 
 @contextmanager
