@@ -38,17 +38,6 @@ BOOTSTRAP_ROLES: tuple[tuple[str, str, list[Json]], ...] = (
             }
         ],
     ),
-    (
-        "system:basic-user",
-        AUTHENTICATED,
-        [
-            {
-                "apiGroups": ["authorization.k8s.io"],
-                "resources": ["selfsubjectaccessreviews"],
-                "verbs": ["create"],
-            }
-        ],
-    ),
 )  # fmt: skip
 
 

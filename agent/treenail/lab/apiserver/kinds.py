@@ -67,11 +67,11 @@ RBAC = "rbac.authorization.k8s.io"
 
 BUILT_IN: tuple[Kind, ...] = (
     Kind("", "v1", "Namespace", "namespaces", namespaced=False, short_names=("ns",),
-         subresources=frozenset({"status", "finalize"}), fields=_paths("status.phase")),
+         subresources=STATUS, fields=_paths("status.phase")),
     Kind("", "v1", "Node", "nodes", namespaced=False, short_names=("no",), subresources=STATUS,
          fields=_paths("spec.unschedulable")),
     Kind("", "v1", "Pod", "pods", namespaced=True, short_names=("po",),
-         subresources=frozenset({"status", "eviction", "binding"}), returns_deleted=True,
+         subresources=frozenset({"status", "eviction"}), returns_deleted=True,
          fields=_paths("spec.nodeName", "spec.restartPolicy", "spec.schedulerName",
                        "spec.serviceAccountName", "status.phase", "status.podIP",
                        "status.nominatedNodeName")),

@@ -8,7 +8,7 @@ from treenail.lab.apiserver.errors import bad_request, no_such_path
 _VERBS = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH": "patch",
           "DELETE": "delete"}  # fmt: skip
 _ON_COLLECTIONS = {"get": "list", "delete": "deletecollection"}
-_NAMESPACE_SUBRESOURCES = ("status", "finalize")
+_NAMESPACE_SUBRESOURCES = ("status",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,11 @@ class Ask:
     def resource(self) -> str:
         """``pods`` or ``pods/eviction``."""
         return f"{self.plural}/{self.subresource}" if self.subresource else self.plural
+
+    @property
+    def changes(self) -> bool:
+        """Whether a request may change something."""
+        return self.verb not in {"get", "list", "watch"}
 
     def flag(self, name: str) -> bool:
         """A boolean query parameter; false when absent."""

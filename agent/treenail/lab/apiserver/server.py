@@ -1,129 +1,26 @@
-"""The lab's API server: in an event loop of one's own, or in a thread beside a test."""
+"""The lab's API server in a thread of its own, for tests and commands."""
 
 import asyncio
-import socket
+import json
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from aiohttp import web
-
-from treenail.clock import Clock, SystemClock
-from treenail.lab.apiserver.authorization import Authorizer, bootstrap_objects
-from treenail.lab.apiserver.crds import Definitions
-from treenail.lab.apiserver.kinds import Kinds
-from treenail.lab.apiserver.objects import Json
-from treenail.lab.apiserver.pki import Authority, kubeconfig, write_private
-from treenail.lab.apiserver.registry import Registry, Write
-from treenail.lab.apiserver.store import Store
-from treenail.lab.apiserver.users import MASTERS, NODE_PREFIX, NODES, Authenticator, Tokens, User
-from treenail.lab.apiserver.verbs import Verbs
-from treenail.lab.apiserver.watch import Watches
-from treenail.lab.apiserver.web import Web
+from treenail.clock import Clock
+from treenail.lab.apiserver.faults import Fault, Match
+from treenail.lab.apiserver.service import ApiServer
 
 _T = TypeVar("_T")
-_LOOPBACK = "127.0.0.1"
-_START_LIMIT_S = 10.0
-_NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
-_ADMIN = User("kubernetes-admin", (MASTERS,))
-
-
-class ApiServer:
-    """A Kubernetes API server on loopback, over TLS.
-
-    Its certificate authority lives in ``directory`` and is found there again; its state lives in
-    memory and outlives :meth:`stop` and another :meth:`start`, which uses the same port.
-    """
-
-    def __init__(self, directory: Path, *, port: int = 0, clock: Clock | None = None) -> None:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._directory = directory
-        self._clock = clock or SystemClock()
-        self._authority = Authority(directory)
-        self._tokens = Tokens(directory, self._clock)
-        self._port = port
-        self._runner: web.AppRunner | None = None
-        self.store = Store()
-        self.kinds = Kinds()
-        self.registry = Registry(self.store, self.kinds, self._clock)
-        self._watches = Watches(self.store, self._clock)
-        Definitions(self.store, self.kinds)
-        self._bootstrap()
-
-    @property
-    def url(self) -> str:
-        """``https://127.0.0.1:PORT``; the port is known once the server has been started."""
-        return f"https://{_LOOPBACK}:{self._port}"
-
-    @property
-    def ca_file(self) -> Path:
-        return self._authority.file
-
-    @property
-    def admin_kubeconfig(self) -> Path:
-        """A kubeconfig that may do everything."""
-        return self.kubeconfig_for(_ADMIN.name, _ADMIN.groups)
-
-    def kubeconfig_for(self, user: str, groups: Sequence[str] = ()) -> Path:
-        """A kubeconfig, readable by its owner only, with a client certificate for a user."""
-        path = self._directory / f"{user.replace(':', '-').replace('/', '-')}.kubeconfig"
-        identity = self._authority.client_identity(user, groups)
-        text = kubeconfig(
-            server=self.url, authority=self._authority.pem, user=user, identity=identity
-        )
-        write_private(path, text.encode())
-        return path
-
-    def node_kubeconfig(self, node: str) -> Path:
-        """A kubeconfig as a kubelet has it: it may change its own Node only."""
-        return self.kubeconfig_for(f"{NODE_PREFIX}{node}", [NODES])
-
-    def token_for(self, user: str, groups: Sequence[str] = ()) -> str:
-        """A bearer token for a user."""
-        return self._tokens.issue(user, groups)
-
-    async def start(self) -> None:
-        """Listen; returns when requests are answered."""
-        authenticator = Authenticator(self._tokens, self._service_account)
-        application = Web(
-            self.registry,
-            authenticator,
-            Authorizer(self.store),
-            Verbs(self.registry),
-            self._watches,
-        )
-        self._runner = web.AppRunner(
-            application.app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1
-        )
-        await self._runner.setup()
-        listener = socket.create_server((_LOOPBACK, self._port))
-        self._port = listener.getsockname()[1]
-        context = self._authority.server_context(self._directory)
-        await web.SockSite(self._runner, listener, ssl_context=context).start()
-
-    async def stop(self) -> None:
-        """End all watches and connections and stop listening; the state stays."""
-        if self._runner is not None:
-            self._watches.cut(lambda *_: True)
-            await self._runner.cleanup()
-            self._runner = None
-
-    def _bootstrap(self) -> None:
-        write = Write(_ADMIN, "kube-apiserver")
-        for name in _NAMESPACES:
-            kind = self.kinds.find("", "v1", "namespaces")
-            self.registry.create(kind, "", {"metadata": {"name": name}}, write)
-        for storage, obj in bootstrap_objects():
-            group, plural = storage
-            self.registry.create(self.kinds.find(group, "v1", plural), "", obj, write)
-
-    def _service_account(self, namespace: str, name: str) -> Json | None:
-        return self.store.get(("", "serviceaccounts"), (namespace, name))
+_LIMIT_S = 10.0
 
 
 class LabServer:
-    """An :class:`ApiServer` in a thread of its own, for tests and commands."""
+    """An :class:`ApiServer` that other threads can use.
+
+    It keeps state, port and certificates over :meth:`stop` and :meth:`start`, so a server that is
+    gone for a while is a stop and a start.
+    """
 
     def __init__(self, directory: Path, port: int = 0, *, clock: Clock | None = None) -> None:
         self.api = ApiServer(directory, port=port, clock=clock)
@@ -132,6 +29,7 @@ class LabServer:
 
     @property
     def url(self) -> str:
+        """``https://127.0.0.1:PORT``."""
         return self.api.url
 
     @property
@@ -140,15 +38,19 @@ class LabServer:
 
     @property
     def admin_kubeconfig(self) -> Path:
+        """A kubeconfig that may do everything."""
         return self.api.admin_kubeconfig
 
     def kubeconfig_for(self, user: str, groups: Sequence[str] = ()) -> Path:
+        """A kubeconfig, readable by its owner only, with a client certificate for a user."""
         return self.api.kubeconfig_for(user, groups)
 
     def node_kubeconfig(self, node: str) -> Path:
+        """A kubeconfig as a kubelet has it: it may change its own Node only."""
         return self.api.node_kubeconfig(node)
 
     def token_for(self, user: str, groups: Sequence[str] = ()) -> str:
+        """A bearer token for a user."""
         return self.api.token_for(user, groups)
 
     def start(self) -> "LabServer":
@@ -158,7 +60,7 @@ class LabServer:
         thread.start()
         self._loop, self._thread = loop, thread
         try:
-            asyncio.run_coroutine_threadsafe(self.api.start(), loop).result(_START_LIMIT_S)
+            asyncio.run_coroutine_threadsafe(self.api.start(), loop).result(_LIMIT_S)
         except BaseException:
             self.stop()
             raise
@@ -170,9 +72,9 @@ class LabServer:
         if loop is None or thread is None:
             return
         self._loop = self._thread = None
-        asyncio.run_coroutine_threadsafe(self.api.stop(), loop).result(_START_LIMIT_S)
+        asyncio.run_coroutine_threadsafe(self.api.stop(), loop).result(_LIMIT_S)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(_START_LIMIT_S)
+        thread.join(_LIMIT_S)
 
     def __enter__(self) -> "LabServer":
         return self.start()
@@ -189,7 +91,56 @@ class LabServer:
         async def run() -> _T:
             return action(self.api)
 
-        return asyncio.run_coroutine_threadsafe(run(), loop).result(_START_LIMIT_S)
+        return asyncio.run_coroutine_threadsafe(run(), loop).result(_LIMIT_S)
+
+    def inject(
+        self,
+        fault: Fault,
+        match: Match | None = None,
+        *,
+        times: int | None = None,
+        for_s: float | None = None,
+    ) -> int:
+        """Begin a fault for the next ``times`` matching requests, for a time, or until lifted."""
+        return self.call(lambda api: api.inject(fault, match, times=times, for_s=for_s))
+
+    def lift(self, number: int | None = None) -> None:
+        """End a fault, or all of them."""
+        self.call(lambda api: api.faults.lift(number))
+
+    def cut_watches(self, plural: str = "", user: str = "") -> int:
+        """End open watches now; how many there were. Empty matches all."""
+        return self.call(lambda api: api.watches.cut(plural, user))
+
+    def expire_versions(self) -> None:
+        """From now on nobody can watch or list from an older resource version: 410."""
+        self.call(lambda api: api.store.expire())
+
+    def count_requests(self, *, user: str = "", verb: str = "", resource: str = "") -> int:
+        """How many requests there were; empty matches all."""
+        return self.call(lambda api: api.requests.count(user=user, verb=verb, resource=resource))
+
+    def set_kubelet(self, node: str, *, gone: bool) -> None:
+        """Whether pods of a node stay as they are, as when its machine is off."""
+
+        def change(api: ApiServer) -> None:
+            kubelets = api.upkeep.kubelets
+            if gone:
+                kubelets.leave(node)
+            else:
+                kubelets.come_back(node)
+                api.upkeep.look()
+
+        self.call(change)
+
+    def save(self, path: Path) -> None:
+        """Write the whole state, secrets included, to a file that only its owner can read."""
+        self.call(lambda api: api.save(path))
+
+    def load(self, path: Path) -> None:
+        """Replace the whole state by a saved one; open watches end with 410."""
+        document = json.loads(path.read_text(encoding="utf-8"))
+        self.call(lambda api: api.load(document))
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treenail.clock import Clock
-from treenail.lab.apiserver.errors import unauthorized
+from treenail.clock import Clock, rfc3339
+from treenail.lab.apiserver.errors import Cause, invalid, unauthorized
 from treenail.lab.apiserver.objects import Json, uid
 from treenail.lab.apiserver.pki import write_private
 
@@ -24,6 +24,8 @@ NODES = "system:nodes"
 AUTHENTICATED = "system:authenticated"
 NODE_PREFIX = "system:node:"
 _SERVICE_ACCOUNT = "system:serviceaccount:"
+_TOKEN_S = 3600
+_LEAST_TOKEN_S = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +61,32 @@ class Tokens:
         """A token for a user that never expires."""
         return self._signed({"sub": user, "groups": list(groups)})
 
-    def issue_for_account(self, account: Json, seconds: int, audiences: Sequence[str]) -> str:
-        """A token for a ServiceAccount; it ends with its time or with the account."""
+    def requested(self, account: Json, request: Json) -> Json:
+        """The answer to a TokenRequest; the token ends with its time or with the account."""
         namespace, name = account["metadata"]["namespace"], account["metadata"]["name"]
+        spec = request.get("spec") or {}
+        seconds = int(spec.get("expirationSeconds") or _TOKEN_S)
+        if seconds < _LEAST_TOKEN_S:
+            message = f"Invalid value: {seconds}: may not specify a duration less than 10 minutes"
+            cause = Cause("FieldValueInvalid", message, "spec.expirationSeconds")
+            raise invalid("authentication.k8s.io", "TokenRequest", "", [cause])
         now = int(self._clock.now())
         claims = {
             "sub": f"{_SERVICE_ACCOUNT}{namespace}:{name}",
             "groups": ["system:serviceaccounts", f"system:serviceaccounts:{namespace}"],
-            "aud": list(audiences),
+            "aud": spec.get("audiences") or [],
             "iat": now,
             "exp": now + seconds,
             "account": {"namespace": namespace, "name": name, "uid": uid(account)},
         }
-        return self._signed(claims)
+        status = {"token": self._signed(claims), "expirationTimestamp": rfc3339(now + seconds)}
+        return {
+            "kind": "TokenRequest",
+            "apiVersion": "authentication.k8s.io/v1",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": spec | {"expirationSeconds": seconds},
+            "status": status,
+        }
 
     def claims(self, token: str) -> Json:
         """What a token says; raises 401 for a forged or expired one."""

@@ -15,6 +15,7 @@ from treenail.lab.apiserver.errors import (
     no_such_path,
     unsupported_media_type,
 )
+from treenail.lab.apiserver.eviction import evict
 from treenail.lab.apiserver.kinds import Kind
 from treenail.lab.apiserver.lists import listed, selection
 from treenail.lab.apiserver.objects import Json
@@ -22,7 +23,7 @@ from treenail.lab.apiserver.patch import json_patch, merge_patch
 from treenail.lab.apiserver.registry import Change, Registry, Write, check_versioned
 from treenail.lab.apiserver.request import Ask
 from treenail.lab.apiserver.strategic import strategic_merge
-from treenail.lab.apiserver.users import User
+from treenail.lab.apiserver.users import Tokens, User
 
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -70,8 +71,9 @@ class Answer:
 class Verbs:
     """Answers every request on resources but watches."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, tokens: Tokens) -> None:
         self._registry = registry
+        self._tokens = tokens
 
     def answer(self, ask: Ask, kind: Kind, body: Body, user: User) -> Answer:
         """Do what is asked for; raises ApiError."""
@@ -103,6 +105,12 @@ class Verbs:
                 return Answer(200, obj)
             case "deletecollection", "":
                 return self._delete_collection(ask, kind, body, user)
+            case "create", "eviction":
+                evicted = evict(self._registry, kind, ask.namespace, ask.name, body.object(), write)
+                return Answer(201, evicted)
+            case "create", "token":
+                account = self._registry.get(kind, ask.namespace, ask.name)
+                return Answer(201, self._tokens.requested(account, body.object()))
             case _:
                 raise method_not_allowed()
 

@@ -1,6 +1,6 @@
 """Watches: the changes of a kind as a client sees them through its selectors."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
 from treenail.clock import Clock
@@ -49,9 +49,13 @@ class Watches:
     clock: Clock
     _watches: dict[int, OpenWatch] = field(default_factory=dict)
 
-    def cut(self, match: Callable[[Kind, str], bool]) -> int:
-        """End the watches of which kind and user match, without a word; how many there were."""
-        cut = [watch for watch in self._watches.values() if match(watch.kind, watch.user)]
+    def cut(self, plural: str = "", user: str = "") -> int:
+        """End watches without a word; how many there were. Empty matches all."""
+        cut = [
+            watch
+            for watch in self._watches.values()
+            if plural in {"", watch.kind.plural} and user in {"", watch.user}
+        ]
         for watch in cut:
             watch.end()
         return len(cut)

@@ -1,44 +1,59 @@
 """HTTP: who asks, for what, and the answer."""
 
+import asyncio
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 
+from treenail.lab.apiserver import discovery
 from treenail.lab.apiserver.authorization import Authorizer
-from treenail.lab.apiserver.errors import ApiError, bad_request, no_such_path
+from treenail.lab.apiserver.errors import ApiError, bad_request
+from treenail.lab.apiserver.faults import Delay, Faults, LoseAnswer, Refuse, Reject
 from treenail.lab.apiserver.kinds import Kind
 from treenail.lab.apiserver.lists import selection
 from treenail.lab.apiserver.objects import Json
 from treenail.lab.apiserver.registry import Registry, served
 from treenail.lab.apiserver.request import Ask, read
+from treenail.lab.apiserver.requests import RequestLog
 from treenail.lab.apiserver.users import Authenticator, User
 from treenail.lab.apiserver.verbs import Answer, Body, Verbs
 from treenail.lab.apiserver.watch import Watches, WatchOptions
 
 # As the real server: half an hour to an hour when a client sets no limit.
 _WATCH_S = 1800.0
-MAX_BODY = 3 * 1024 * 1024
+_MAX_BODY = 3 * 1024 * 1024
+_MAX_SNAPSHOT = 1024 * 1024 * 1024
 _OPEN_PATHS = ("/healthz", "/readyz", "/livez")
+_LAB = "/lab/"
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What answers requests; ``control`` those below ``/lab``."""
+
+    registry: Registry
+    authenticator: Authenticator
+    authorizer: Authorizer
+    verbs: Verbs
+    watches: Watches
+    faults: Faults
+    requests: RequestLog
+    control: Callable[[Ask, User, Json], Json]
+
+
+class Dropped(Exception):
+    """The connection is to end without an answer."""
 
 
 class Web:
     """The aiohttp application."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        authenticator: Authenticator,
-        authorizer: Authorizer,
-        verbs: Verbs,
-        watches: Watches,
-    ) -> None:
-        self._registry = registry
-        self._authenticator = authenticator
-        self._authorizer = authorizer
-        self._verbs = verbs
-        self._watches = watches
-        self.app = web.Application(client_max_size=MAX_BODY)
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.app = web.Application(client_max_size=_MAX_SNAPSHOT)
         self.app.router.add_route("*", "/{path:.*}", self._serve)
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
@@ -47,20 +62,65 @@ class Web:
                 return web.Response(text="ok")
             user = self._user(request)
             ask = read(request.method, request.path, request.query)
-            if not ask.on_resource:
-                raise no_such_path()
-            self._authorizer.check(user, ask)
-            kind = self._registry.kinds.find(ask.group, ask.version, ask.plural)
-            if ask.verb == "watch":
-                return await self._watch(request, ask, kind, user)
-            answer = self._verbs.answer(ask, kind, await _body(request), user)
+            if ask.path.startswith(_LAB):
+                document = (await _body(request, _MAX_SNAPSHOT)).object()
+                return _json(Answer(200, self._backend.control(ask, user, document)))
         except ApiError as error:
             return _error(error)
+        return await self._log(request, ask, user)
+
+    async def _log(self, request: web.Request, ask: Ask, user: User) -> web.StreamResponse:
+        """The answer to a request about the cluster, after it was counted."""
+        note = self._backend.requests.note
+        if ask.verb == "watch":
+            # Counted when it begins, because it may be open for an hour.
+            note(ask, user.name, 200)
+        try:
+            response = await self._answer(request, ask, user)
+        except Dropped:
+            if request.transport is not None:
+                request.transport.abort()
+            response = web.Response(status=0)
+        except ApiError as error:
+            response = _error(error)
+        if ask.verb != "watch":
+            note(ask, user.name, response.status)
+        return response
+
+    async def _answer(self, request: web.Request, ask: Ask, user: User) -> web.StreamResponse:
+        loses = await self._meet_faults(ask, user)
+        backend = self._backend
+        backend.authorizer.check(user, ask)
+        if not ask.on_resource:
+            return _json(Answer(200, discovery.document(backend.registry.kinds, ask.path)))
+        kind = backend.registry.kinds.find(ask.group, ask.version, ask.plural)
+        if ask.verb == "watch":
+            return await self._watch(request, ask, kind, user)
+        body = await _body(request, _MAX_BODY)
+        answer = backend.verbs.answer(ask, kind, body, user)
+        if loses:
+            raise Dropped
         return _json(answer)
+
+    async def _meet_faults(self, ask: Ask, user: User) -> bool:
+        """Suffer the faults that concern a request; whether its answer is to be lost."""
+        loses = False
+        for fault in self._backend.faults.meet(ask, user.name):
+            match fault:
+                case Refuse():
+                    raise Dropped
+                case Delay(seconds):
+                    await asyncio.sleep(seconds)
+                case Reject():
+                    raise fault.error()
+                case LoseAnswer():
+                    loses = True
+        return loses
 
     def _user(self, request: web.Request) -> User:
         certificate: Any = request.get_extra_info("peercert")
-        return self._authenticator.user(request.headers.get("Authorization", ""), certificate)
+        authorization = request.headers.get("Authorization", "")
+        return self._backend.authenticator.user(authorization, certificate)
 
     async def _watch(
         self, request: web.Request, ask: Ask, kind: Kind, user: User
@@ -68,11 +128,11 @@ class Web:
         options = _watch_options(ask, kind)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
-        async for event in self._watches.events(kind, user.name, options):
-            event["object"] = (
-                served(kind, event["object"]) if event["type"] != "ERROR" else event["object"]
-            )
-            await response.write(_dumps(event) + b"\n")
+        async for event in self._backend.watches.events(kind, user.name, options):
+            obj = event["object"]
+            if event["type"] != "ERROR":
+                obj = served(kind, obj)
+            await response.write(_dumps({"type": event["type"], "object": obj}) + b"\n")
         return response
 
 
@@ -93,12 +153,11 @@ def _watch_options(ask: Ask, kind: Kind) -> WatchOptions:
     )
 
 
-async def _body(request: web.Request) -> Body:
-    try:
-        content = await request.read()
-    except web.HTTPRequestEntityTooLarge:
-        message = f"Request entity too large: limit is {MAX_BODY}"
-        raise ApiError(413, "RequestEntityTooLarge", message) from None
+async def _body(request: web.Request, limit: int) -> Body:
+    if (request.content_length or 0) > limit:
+        message = f"Request entity too large: limit is {limit}"
+        raise ApiError(413, "RequestEntityTooLarge", message)
+    content = await request.read()
     media_type = request.headers.get("Content-Type", "").partition(";")[0].strip()
     return Body(content, media_type, request.headers.get("User-Agent", ""))
 
@@ -115,6 +174,6 @@ def _json(answer: Answer) -> web.Response:
 
 def _error(error: ApiError) -> web.Response:
     response = _json(Answer(error.code, error.status()))
-    if error.retry_after_s:
+    if error.retry_after_s is not None:
         response.headers["Retry-After"] = str(error.retry_after_s)
     return response

@@ -1,0 +1,38 @@
+"""The whole state as one document."""
+
+from collections.abc import Iterator
+
+from treenail.lab.apiserver.errors import bad_request
+from treenail.lab.apiserver.kinds import Storage
+from treenail.lab.apiserver.objects import Json
+from treenail.lab.apiserver.store import Store
+
+_FORMAT = 1
+
+
+def taken(store: Store) -> Json:
+    """All objects of all kinds, secrets included, and the resource version."""
+    kinds = [
+        {"group": storage[0], "plural": storage[1], "objects": list(objects)}
+        for storage, objects in store.dump()
+    ]
+    return {"format": _FORMAT, "resourceVersion": store.version, "kinds": kinds}
+
+
+def restore(store: Store, document: Json) -> None:
+    """Replace the state of a store; 400 for a document that is no snapshot."""
+    try:
+        if document["format"] != _FORMAT:
+            raise bad_request(f"snapshot: expected format {_FORMAT}")
+        version = int(document["resourceVersion"])
+        objects = list(_objects(document))
+    except (KeyError, TypeError, ValueError) as error:
+        raise bad_request(f"snapshot: {error!r}") from None
+    # Versions never go back, or watches that are open now would miss what comes.
+    store.load(max(version, store.version), iter(objects))
+
+
+def _objects(document: Json) -> Iterator[tuple[Storage, Json]]:
+    for kind in document["kinds"]:
+        for obj in kind["objects"]:
+            yield (kind["group"], kind["plural"]), obj
