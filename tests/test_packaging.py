@@ -4,13 +4,16 @@ import importlib.metadata
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
+from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
 import treenail
+from treenail.daemon.settings import Given, Limits
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -53,6 +56,28 @@ def test_every_dependency_has_a_tested_version() -> None:
 def test_every_command_can_be_loaded(script: str) -> None:
     entry = importlib.metadata.EntryPoint(script, PROJECT["scripts"][script], "console_scripts")
     assert callable(entry.load())
+
+
+@pytest.mark.parametrize("settings", [Given, Limits])
+def test_the_manual_names_every_setting(settings: type[Given] | type[Limits]) -> None:
+    manual = (ROOT / "rpm/man/treenail-agent.toml.5").read_text()
+    named = {field.name for field in fields(settings)} - {"limits"}
+    assert {name for name in named if f"\n.B {name}\n" not in manual} == set()
+
+
+def test_the_manual_names_every_limit_with_its_default() -> None:
+    manual = (ROOT / "rpm/man/treenail-agent.toml.5").read_text()
+    for field in fields(Limits):
+        assert f": {field.default:g}." in manual.split(f".B {field.name}\n")[1].split(".TP")[0]
+
+
+@pytest.mark.parametrize("command", ["run", "status"])
+def test_the_manual_names_every_option(command: str) -> None:
+    manual = (ROOT / "rpm/man/treenail.8").read_text().replace("\\-", "-")
+    shown = run(sys.executable, "-m", "treenail", command, "--help")
+    assert set(re.findall(r"--[a-z-]+", shown)) - set(re.findall(r"--[a-z-]+", manual)) == {
+        "--help"
+    }
 
 
 def test_the_unit_starts_a_command_that_is_shipped() -> None:
