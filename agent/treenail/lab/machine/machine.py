@@ -28,7 +28,7 @@ from treenail.lab.machine.daemons import Daemons, check_length, environment
 from treenail.lab.machine.journal import Entry, Journal
 from treenail.lab.machine.pull import image_of
 from treenail.lab.machine.settings import Settings
-from treenail.lab.machine.sysroot import Deployment, Sysroot, deployment_of
+from treenail.lab.machine.sysroot import Deployment, Sysroot, boot_options, deployment_of
 
 KUBELET_CONFIG = "var/lib/kubelet/config.json"
 _POWER_LIMIT_S = 60.0
@@ -256,7 +256,7 @@ class Machine:
             return
         booted = rootfs.boot(self.root)
         self._journal.start()
-        self._log("kernel", f"Command line: {' '.join(booted.kernel_arguments)}")
+        self._log("kernel", f"Command line: {boot_options(booted)}")
         self._daemons.start()
         self._on = True
         with self._booted:
