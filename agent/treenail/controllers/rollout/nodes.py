@@ -1,0 +1,184 @@
+"""A node as the rollout sees it, and what may be said of it.
+
+The predicates are those of the Machine Config Operator, with one deliberate difference:
+a node that is Degraded by an image under an unchanged config is *failing* here. There it only
+counts as unavailable, keeps the pool's capacity for itself and can never be given the image that
+would heal it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from treenail.api import annotations as key
+from treenail.api.annotations import NodeState
+from treenail.api.decode import Fields
+from treenail.api.meta import Condition, ObjectMeta
+
+ZONE_LABEL = "topology.kubernetes.io/zone"
+STARTED_AT = "treenail.io/rollout-started-at"
+"""When the node was given its target, RFC 3339; written with the target."""
+
+_DEGRADED = (NodeState.DEGRADED, NodeState.UNRECONCILABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the nodes of a pool should have.
+
+    ``image`` None means the image that the config itself names; an empty one is asked for but not
+    there yet, so that no node can have it.
+    """
+
+    config: str
+    image: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """One look at a node of a pool; an empty config or state was never written."""
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    created: str = ""
+    """RFC 3339, as the API server writes it: such times sort as text."""
+    healthy: bool = True
+    """The node is ready and under no pressure that matters."""
+    ready_changed_at: float | None = None
+    """When its Ready condition last changed, in seconds since the epoch."""
+    unschedulable: bool = False
+    current_config: str = ""
+    desired_config: str = ""
+    current_image: str | None = None
+    desired_image: str | None = None
+    """None when the node has no such annotation: it runs the image its config names."""
+    state: str = ""
+    reason: str = ""
+    started_at: float | None = None
+
+    @classmethod
+    def from_json(cls, document: object, *, image_key: str = key.DESIRED_OS_IMAGE) -> "NodeFacts":
+        """The facts in a Node; ``image_key`` is the annotation that asks for an image.
+
+        Raises `ConfigError`.
+        """
+        fields = Fields.of(document, "Node")
+        meta = ObjectMeta.from_fields(fields.nested("metadata"))
+        found = meta.annotations
+        conditions = fields.nested("status").each("conditions", Condition.from_fields)
+        changed = [at.last_transition_time for at in conditions if at.type == "Ready"]
+        created = meta.others.get("creationTimestamp")
+        return cls(
+            name=meta.name,
+            labels=meta.labels,
+            created=created if isinstance(created, str) else "",
+            healthy=all(map(_is_healthy, conditions)),
+            ready_changed_at=seconds(changed[0]) if changed else None,
+            unschedulable=fields.nested("spec").flag("unschedulable"),
+            current_config=found.get(key.CURRENT_CONFIG, ""),
+            desired_config=found.get(key.DESIRED_CONFIG, ""),
+            current_image=found.get(key.IMAGE_SPELLINGS[image_key]),
+            desired_image=found.get(image_key),
+            state=found.get(key.STATE, ""),
+            reason=found.get(key.REASON, ""),
+            started_at=seconds(found.get(STARTED_AT, "")),
+        )
+
+    @property
+    def zone(self) -> str:
+        """Empty when nobody said."""
+        return self.labels.get(ZONE_LABEL, "")
+
+    @property
+    def in_service(self) -> bool:
+        return self.healthy and not self.unschedulable
+
+    @property
+    def managed(self) -> bool:
+        """An agent has reported from this node."""
+        return self.current_config != ""
+
+    @property
+    def has_desired_image(self) -> bool:
+        if self.current_image is None and self.desired_image is None:
+            return True
+        return bool(self.desired_image) and self.current_image == self.desired_image
+
+    @property
+    def done(self) -> bool:
+        """The node has what it is asked to have, and says so."""
+        return (
+            self.current_config != ""
+            and self.current_config == self.desired_config
+            and self.has_desired_image
+            and self.state == NodeState.DONE
+        )
+
+    @property
+    def degraded(self) -> bool:
+        return self.desired_config != "" and self.state in _DEGRADED
+
+    @property
+    def failing(self) -> bool:
+        """The node can't get what it is asked to have."""
+        behind = self.current_config != self.desired_config or not self.has_desired_image
+        return behind and self.degraded
+
+    @property
+    def unavailable(self) -> bool:
+        """The node counts against ``maxUnavailable``."""
+        return not self.in_service or not (self.done or self.failing)
+
+    def asked_for(self, target: Target) -> bool:
+        """The node is asked to have the target already."""
+        if target.image is None:
+            return self.desired_config == target.config and self.desired_image is None
+        return (
+            target.image != ""
+            and self.desired_image == target.image
+            and self.desired_config == target.config
+        )
+
+    def has(self, target: Target) -> bool:
+        return self.done and self.asked_for(target)
+
+    def given(self, target: Target, now: float) -> "NodeFacts":
+        """The node as it is once the target is written; for what a cache does not show yet."""
+        return replace(
+            self, desired_config=target.config, desired_image=target.image, started_at=now
+        )
+
+
+def as_written(
+    nodes: Iterable[NodeFacts], written: Mapping[str, tuple[Target, float]]
+) -> tuple[NodeFacts, ...]:
+    """The nodes with the targets that were ``written`` (and when), whether seen yet or not.
+
+    A cache lags behind what was written. Deciding on it alone would give out the same capacity
+    twice.
+    """
+    found = []
+    for node in nodes:
+        target, at = written.get(node.name, (None, 0.0))
+        unseen = target is not None and not node.asked_for(target)
+        found.append(node.given(target, at) if target is not None and unseen else node)
+    return tuple(found)
+
+
+def seconds(text: str) -> float | None:
+    """The moment of an RFC 3339 time in seconds since the epoch, None when it is none."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment.timestamp() if moment.tzinfo else None
+
+
+def _is_healthy(condition: Condition) -> bool:
+    match condition.type:
+        case "Ready":
+            return condition.status == "True"
+        case "DiskPressure" | "NetworkUnavailable":
+            return condition.status == "False"
+        case _:
+            return True

@@ -1,0 +1,73 @@
+"""Nodes and pools for tests, as short as they can be told."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from treenail.api.annotations import DESIRED_IMAGE
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.controllers.rollout.gate import ImageBuild, ImageConfig, Proceed
+from treenail.controllers.rollout.nodes import NodeFacts, Target
+from treenail.controllers.rollout.policy import POLICY
+
+OLD, NEW, NEWER = Target("old"), Target("new"), Target("newer")
+
+
+def image(config: str, digit: str) -> Target:
+    return Target(config, f"registry.example.com/os@sha256:{digit * 64}")
+
+
+def node(name: str = "n", target: Target = OLD, **more: Any) -> NodeFacts:
+    """A node that has its target and is in service."""
+    facts = NodeFacts(
+        name=name,
+        current_config=target.config,
+        desired_config=target.config,
+        current_image=target.image,
+        desired_image=target.image,
+        state="Done",
+        created="2026-01-01T00:00:00Z",
+    )
+    return replace(facts, **more)
+
+
+def on_its_way(name: str, to: Target = NEW, **more: Any) -> NodeFacts:
+    """A node that was given a target and works on it."""
+    return replace(node(name).given(to, 0.0), **{"state": "Working", **more})
+
+
+def failed(name: str, to: Target = NEW, **more: Any) -> NodeFacts:
+    """A node that can't get the target it was given."""
+    return on_its_way(name, to, **{"state": "Degraded", "reason": "no space left", **more})
+
+
+def pool(
+    policy: Any = None, *, annotations: dict[str, str] | None = None, **spec: Any
+) -> MachineConfigPool:
+    """A pool named worker that is after NEW."""
+    found = dict(annotations or {})
+    if policy is not None:
+        found[POLICY] = policy if isinstance(policy, str) else json.dumps(policy)
+    return MachineConfigPool.from_json(
+        {
+            "metadata": {"name": "worker", "generation": 7, "annotations": found},
+            "spec": {"configuration": {"name": "new"}, **spec},
+            "status": {"configuration": {"name": "old"}},
+        }
+    )
+
+
+def proceed(target: Target = NEW) -> Proceed:
+    return Proceed(target, "")
+
+
+def recorded_nodes(record: dict[str, Any]) -> list[NodeFacts]:
+    return [NodeFacts.from_json(found, image_key=DESIRED_IMAGE) for found in record["nodes"]]
+
+
+def recorded_image(record: dict[str, Any]) -> tuple[ImageConfig | None, ImageBuild | None]:
+    config, build = record["mosc"], record["mosb"]
+    return (
+        None if config is None else ImageConfig.from_json(config),
+        None if build is None else ImageBuild.from_json(build),
+    )

@@ -1,0 +1,197 @@
+"""What may be said of a node: every recorded judgement, and the one deliberate difference."""
+
+from typing import Any
+
+import pytest
+
+from tests.controllers.rollout.builders import (
+    NEW,
+    OLD,
+    failed,
+    image,
+    node,
+    on_its_way,
+    recorded_image,
+    recorded_nodes,
+)
+from tests.oracle import needs_oracle, records
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.controllers.rollout.gate import wanted
+from treenail.controllers.rollout.nodes import NodeFacts, Target, as_written, seconds
+from treenail.controllers.rollout.reported import Reported
+
+# A Degraded node whose image annotations are there, under the config it should have: the
+# reference counts it as unavailable, which can dead-lock the pool (see `nodes`).
+FAILING_BY_IMAGE = 55
+
+
+@needs_oracle
+def test_recorded_nodes_are_in_the_recorded_states() -> None:
+    found = records("machines_by_state")
+    for number, record in enumerate(found):
+        pool = MachineConfigPool.from_json(record["pool"])
+        target = wanted(pool, *recorded_image(record))
+        nodes = recorded_nodes(record)
+        expected = {key: record[key] for key in ("updated", "ready", "unavailable", "degraded")}
+        if number == FAILING_BY_IMAGE:
+            assert expected["unavailable"] == ["node-0"]
+            expected["unavailable"] = []
+        assert {
+            "updated": [each.name for each in nodes if each.has(target)],
+            "ready": [each.name for each in nodes if each.has(target) and each.in_service],
+            "unavailable": [each.name for each in nodes if each.unavailable],
+            "degraded": [each.name for each in nodes if each.degraded],
+        } == expected, number
+    assert len(found) == 81
+
+
+@needs_oracle
+def test_recorded_reports_say_whether_a_node_has_the_target() -> None:
+    seen = 0
+    for record in records("mcn_updated"):
+        if record["mcn"] is None or record["mcp"] is None:
+            assert record["out"] is False
+            continue
+        target = wanted(MachineConfigPool.from_json(record["mcp"]), *recorded_image(record))
+        assert Reported.from_json(record["mcn"]).after(target) is record["out"]
+        seen += 1
+    assert seen == 51
+
+
+def document(**spec: Any) -> dict[str, Any]:
+    prefix = "machineconfiguration.openshift.io/"
+    return {
+        "metadata": {
+            "name": "n",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "labels": {"topology.kubernetes.io/zone": "a"},
+            "annotations": {
+                prefix + "currentConfig": "old",
+                prefix + "desiredConfig": "new",
+                prefix + "currentOSImage": "i",
+                prefix + "desiredOSImage": "j",
+                prefix + "state": "Working",
+                prefix + "reason": "because",
+                "treenail.io/rollout-started-at": "1970-01-01T00:01:00Z",
+            },
+        },
+        "spec": spec,
+        "status": {
+            "conditions": [
+                {"type": "MemoryPressure", "status": "True"},
+                {
+                    "type": "Ready",
+                    "status": "True",
+                    "lastTransitionTime": "1970-01-01T00:02:00Z",
+                },
+            ]
+        },
+    }
+
+
+def test_a_node_is_read_from_the_api_object() -> None:
+    assert NodeFacts.from_json(document(unschedulable=True)) == NodeFacts(
+        name="n",
+        labels={"topology.kubernetes.io/zone": "a"},
+        created="2026-01-01T00:00:00Z",
+        healthy=True,
+        ready_changed_at=120.0,
+        unschedulable=True,
+        current_config="old",
+        desired_config="new",
+        current_image="i",
+        desired_image="j",
+        state="Working",
+        reason="because",
+        started_at=60.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "healthy"),
+    [
+        ("Ready", "True", True),
+        ("Ready", "False", False),
+        ("Ready", "Unknown", False),
+        ("DiskPressure", "True", False),
+        ("DiskPressure", "Unknown", False),
+        ("DiskPressure", "False", True),
+        ("NetworkUnavailable", "True", False),
+        ("MemoryPressure", "True", True),
+        ("PIDPressure", "True", True),
+    ],
+)
+def test_only_some_conditions_take_a_node_out_of_service(
+    kind: str, status: str, healthy: bool
+) -> None:
+    found = {"status": {"conditions": [{"type": kind, "status": status}]}}
+    assert NodeFacts.from_json(found).healthy is healthy
+
+
+@pytest.mark.parametrize(
+    ("facts", "done", "failing", "unavailable"),
+    [
+        (node(), True, False, False),
+        (node(unschedulable=True), True, False, True),
+        (node(healthy=False), True, False, True),
+        (node(state="Working"), False, False, True),
+        (node(state="Degraded"), False, False, True),
+        (on_its_way("n"), False, False, True),
+        (failed("n"), False, True, False),
+        (failed("n", state="Unreconcilable"), False, True, False),
+        (failed("n", unschedulable=True), False, True, True),
+        (NodeFacts("n"), False, False, True),
+        (node(target=image("old", "1")), True, False, False),
+        (node(target=image("old", "1"), current_image=""), False, False, True),
+        (node(target=image("old", "1"), current_image=None), False, False, True),
+    ],
+)
+def test_a_node_counts_by_what_it_has_and_says(
+    facts: NodeFacts, done: bool, failing: bool, unavailable: bool
+) -> None:
+    assert (facts.done, facts.failing, facts.unavailable) == (done, failing, unavailable)
+
+
+def test_a_node_that_fails_on_an_image_alone_leaves_the_capacity_to_others() -> None:
+    # The reference takes it for unavailable for ever: its config is the one it should have.
+    bad = image("old", "b")
+    stuck = node(target=image("old", "a")).given(bad, 0.0)
+    facts = NodeFacts(
+        "n", current_config="old", desired_config="old", current_image=stuck.current_image,
+        desired_image=bad.image, state="Degraded",
+    )  # fmt: skip
+    assert facts.failing
+    assert not facts.unavailable
+
+
+@pytest.mark.parametrize(
+    ("target", "asked"),
+    [
+        (OLD, True),
+        (NEW, False),
+        (Target("old", ""), False),
+        (image("old", "1"), False),
+    ],
+)
+def test_a_node_without_an_image_is_asked_for_none(target: Target, asked: bool) -> None:
+    assert node().asked_for(target) is asked
+
+
+def test_a_node_that_should_lose_its_image_is_not_at_a_target_without_one() -> None:
+    facts = node(target=image("old", "1"))
+    assert facts.asked_for(image("old", "1"))
+    assert not facts.asked_for(image("old", "2"))
+    assert not facts.asked_for(image("new", "1"))
+    assert not facts.asked_for(OLD)
+
+
+def test_what_was_written_counts_before_it_is_seen() -> None:
+    seen = on_its_way("b")
+    found = as_written((node("a"), seen, node("c")), {"a": (NEW, 9.0), "b": (NEW, 9.0)})
+    assert found == (node("a").given(NEW, 9.0), seen, node("c"))
+    assert [each.unavailable for each in found] == [True, True, False]
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "2026-01-01T00:00:00", "2026-13-01T00:00:00Z"])
+def test_a_time_that_is_none_is_unknown(text: str) -> None:
+    assert seconds(text) is None

@@ -1,0 +1,159 @@
+"""Who is next, and how many: every recorded decision, and where more is done than recorded."""
+
+import pytest
+
+from tests.controllers.rollout.builders import (
+    NEW,
+    NEWER,
+    failed,
+    image,
+    node,
+    on_its_way,
+    recorded_image,
+    recorded_nodes,
+)
+from tests.oracle import needs_oracle, records
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.controllers.rollout.gate import wanted
+from treenail.controllers.rollout.nodes import NodeFacts, Target
+from treenail.controllers.rollout.order import by_zone, spread
+from treenail.controllers.rollout.select import candidates, max_unavailable, redirected
+from treenail.errors import ConfigError
+
+
+@needs_oracle
+def test_recorded_pools_have_the_recorded_candidates_and_capacity() -> None:
+    found = records("candidates")
+    for record in found:
+        target = wanted(MachineConfigPool.from_json(record["pool"]), *recorded_image(record))
+        chosen = candidates(recorded_nodes(record), target, record["maxUnavailable"])
+        names = [each.name for each in chosen.nodes]
+        assert (names, chosen.capacity) == (record["candidates"], record["capacity"])
+    assert len(found) == 29
+
+
+@needs_oracle
+def test_recorded_limits_are_read_the_same_or_refused() -> None:
+    found = records("max_unavailable")
+    for record in found:
+        asked = (record["pool"], record["spec"], record["nodes"])
+        if record["err"]:
+            with pytest.raises(ConfigError, match="neither a count nor a percentage"):
+                max_unavailable(*asked)
+        else:
+            assert max_unavailable(*asked) == record["out"]
+    assert len(found) == 11
+
+
+@needs_oracle
+def test_recorded_nodes_are_ordered_as_recorded() -> None:
+    (record,) = records("sort_nodes")
+    nodes = [NodeFacts.from_json(each) for each in record["nodes"]]
+    assert [each.name for each in by_zone(nodes)] == record["out"]
+
+
+def test_a_failing_node_that_is_cordoned_is_counted_once() -> None:
+    # The reference takes such a node off twice, and so one more node than needed waits.
+    stuck = failed("a", unschedulable=True)
+    found = candidates([stuck, node("b"), node("c")], NEW, 2)
+    assert ([each.name for each in found.nodes], found.capacity) == (["b", "c"], 1)
+
+
+def test_a_failing_node_in_service_keeps_its_place_on_the_target_it_has() -> None:
+    assert candidates([failed("a"), node("b")], NEW, 1).capacity == 0
+    found = candidates([failed("a"), node("b")], NEWER, 1)
+    assert ([each.name for each in found.nodes], found.capacity) == (["a", "b"], 1)
+
+
+def test_a_node_that_fails_on_an_image_can_be_given_another_one() -> None:
+    # The reference is stuck here for ever at maxUnavailable 1.
+    bad, good = image("old", "b"), image("old", "c")
+    stuck = NodeFacts(
+        "a", current_config="old", desired_config="old",
+        current_image=image("old", "a").image, desired_image=bad.image, state="Degraded",
+    )  # fmt: skip
+    assert candidates([stuck], good, 1).nodes == (stuck,)
+
+
+@pytest.mark.parametrize(
+    ("facts", "turns"),
+    [
+        (on_its_way("a"), True),
+        (failed("a", unschedulable=True), True),
+        (failed("a", healthy=False), True),
+        (failed("a"), False),
+        (on_its_way("a", NEWER), False),
+        (node("a"), False),
+        (node("a", healthy=False), False),
+        (NodeFacts("a"), False),
+    ],
+)
+def test_a_node_that_is_unavailable_on_another_way_turns_at_no_cost(
+    facts: NodeFacts, turns: bool
+) -> None:
+    assert redirected([facts], NEWER) == ((facts,) if turns else ())
+
+
+@pytest.mark.parametrize(
+    ("pool", "spec", "nodes", "expected"),
+    [
+        ("worker", None, 500, 1),
+        ("worker", 0, 500, 1),
+        ("worker", 7, 5, 7),
+        ("worker", "10%", 5000, 500),
+        ("worker", "10%", 9, 1),
+        ("worker", "100%", 3, 3),
+        ("worker", "+5%", 100, 5),
+        ("worker", "33%", 0, 1),
+        ("arbiter", 3, 3, 1),
+        ("master", 3, 3, 3),
+    ],
+)
+def test_a_limit_is_at_least_one_and_rounded_down(
+    pool: str, spec: int | str | None, nodes: int, expected: int
+) -> None:
+    assert max_unavailable(pool, spec, nodes) == expected
+
+
+@pytest.mark.parametrize("spec", [-1, "", "5", "5 %", "-5%", "5.5%", "%", "5%%", "9" * 10 + "%"])
+def test_a_limit_that_is_none_is_refused_with_a_sentence(spec: int | str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        max_unavailable("worker", spec, 10)
+    assert str(raised.value) == (
+        f"spec.maxUnavailable of pool worker is {spec!r}, which is neither a count nor a percentage"
+    )
+    assert "10%" in raised.value.remedy
+
+
+def zoned(*names: str) -> list[NodeFacts]:
+    """Nodes named by zone and age, such as ``b2``; those without a letter have no zone."""
+    found = []
+    for name in names:
+        zone = name.rstrip("0123456789")
+        labels = {"topology.kubernetes.io/zone": zone} if zone else {}
+        created = f"2026-01-0{name[-1]}T00:00:00Z"
+        found.append(node(name, labels=labels, created=created))
+    return found
+
+
+def test_zones_are_taken_one_after_the_other_by_age() -> None:
+    found = by_zone(zoned("2", "b1", "a2", "1", "a1", "b2"))
+    assert [each.name for each in found] == ["a1", "a2", "b1", "b2", "1", "2"]
+
+
+def test_nodes_of_one_age_keep_their_order() -> None:
+    nodes = [node("z"), node("a"), node("m")]
+    assert by_zone(nodes) == tuple(nodes)
+
+
+def test_spreading_takes_the_zone_that_has_most_in_service() -> None:
+    nodes = zoned("a1", "a2", "a3", "b1", "b2", "c1", "1")
+    busy = zoned("a9", "a8", "c9")
+    names = [each.name for each in spread(nodes, busy)]
+    assert names == ["b1", "1", "b2", "c1", "a1", "a2", "a3"]
+    assert spread(nodes, []) == spread(nodes[::-1], [])
+
+
+def test_while_the_image_is_being_made_every_node_is_outdated() -> None:
+    being_made = Target("old", "")
+    assert candidates([node("a")], being_made, 1).nodes == (node("a"),)
