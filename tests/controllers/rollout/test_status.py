@@ -1,0 +1,248 @@
+"""A pool's status: every recorded one, the deliberate differences, and what is added."""
+
+from typing import Any
+
+import pytest
+
+from tests.controllers.rollout.builders import (
+    NEW,
+    OLD,
+    failed,
+    image,
+    node,
+    on_its_way,
+    pool,
+    recorded_image,
+    recorded_nodes,
+)
+from tests.oracle import needs_oracle, records
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.meta import Condition
+from treenail.controllers.rollout.gate import BuildState, ImageBuild, ImageConfig, wanted
+from treenail.controllers.rollout.nodes import NodeFacts, Target
+from treenail.controllers.rollout.reported import Reported
+from treenail.controllers.rollout.status import Counts, Trouble, View, calculate, count
+
+NOW = "2026-06-01T00:00:00Z"
+
+# Two deliberate differences, by record. A Degraded node without a reason is named all the same;
+# the reference writes "0 nodes are reporting degraded status on sync" with an empty message.
+UNNAMED = {39: "node-0", 47: "node-0"}
+# A node that fails on its image is not unavailable (see `nodes`).
+FAILING_BY_IMAGE = {39}
+
+# Not written here: they belong to whoever watches certificates, pinned images and image streams.
+OTHERS = {"certExpirys", "poolSynchronizersStatus", "osImageStream"}
+
+
+@needs_oracle
+def test_recorded_pools_have_the_recorded_status() -> None:
+    found = records("pool_status")
+    for number, record in enumerate(found):
+        status = calculate(recorded_view(record), now=NOW).to_json()
+        assert status.pop("observedGeneration") == 0
+        ours, expected = by_type(status.pop("conditions")), by_type(record["out"]["conditions"])
+        for added in ("Reconciling", "Stalled"):
+            del ours[added]
+        if number in UNNAMED:
+            for kind in ("NodeDegraded", "Degraded"):
+                assert expected[kind] == ("True", "")
+                sentence = f"Node {UNNAMED[number]} is degraded and does not say why"
+                expected[kind] = ("True", sentence)
+        assert ours == expected, number
+        counts = {key: value for key, value in record["out"].items() if key not in OTHERS}
+        del counts["conditions"]
+        if number in FAILING_BY_IMAGE:
+            counts["unavailableMachineCount"] -= 1
+        assert status == counts, number
+    assert len(found) == 66
+
+
+def recorded_view(record: dict[str, Any]) -> View:
+    found = MachineConfigPool.from_json(record["pool"])
+    config, build = recorded_image(record)
+    reports = None
+    if record["imageModeStatusReporting"]:
+        reports = {each["metadata"]["name"]: Reported.from_json(each) for each in record["mcns"]}
+    target = wanted(found, config, build)
+    return View(found, target, recorded_nodes(record), config, build, reports)
+
+
+def by_type(conditions: Any) -> dict[str, tuple[str, str]]:
+    return {found["type"]: (found["status"], found["message"]) for found in conditions}
+
+
+def conditions(view: View) -> dict[str, Condition]:
+    return {found.type: found for found in calculate(view, now=NOW).conditions}
+
+
+def said(view: View, kind: str) -> tuple[str, str, str]:
+    found = conditions(view)[kind]
+    return (found.status, found.reason, found.message)
+
+
+def test_a_pool_on_its_way_says_how_far_it_is() -> None:
+    nodes = [node("a", NEW), on_its_way("b"), node("c"), failed("d", unschedulable=True)]
+    status = calculate(
+        View(pool(), NEW, nodes, remaining="1 of 4 nodes is updated, about 30 min left"), now=NOW
+    )
+    assert status.counts == Counts(total=4, updated=1, ready=1, unavailable=2, degraded=1)
+    assert status.configuration.name == "old"
+    assert status.observed_generation == 7
+    found = {each.type: (each.status, each.reason, each.message) for each in status.conditions}
+    updating = (
+        "All nodes are updating to MachineConfig new; 1 of 4 nodes is updated, about 30 min left"
+    )
+    complaint = 'Node d is reporting: "no space left"'
+    assert found == {
+        "Updated": ("False", "NodesOutdated", ""),
+        "Updating": ("True", "RollingOut", updating),
+        "NodeDegraded": ("True", "NodesDegraded", complaint),
+        "Degraded": ("True", "NodeDegraded", complaint),
+        "Reconciling": ("True", "RollingOut", updating),
+        "Stalled": ("True", "NodeDegraded", complaint),
+    }
+
+
+def test_a_pool_that_is_through_shows_its_configuration() -> None:
+    target = image("new", "1")
+    status = calculate(View(pool(), target, [node("a", target), node("b", target)]), now=NOW)
+    assert status.configuration.name == "new"
+    found = {each.type: (each.status, each.message) for each in status.conditions}
+    assert found == {
+        "Updated": (
+            "True", f"All nodes are updated with MachineConfig new / Image {target.image}",
+        ),
+        "Updating": ("False", ""),
+        "NodeDegraded": ("False", ""),
+        "Degraded": ("False", ""),
+        "Reconciling": ("False", ""),
+        "Stalled": ("False", ""),
+    }  # fmt: skip
+
+
+def test_a_pool_without_nodes_is_through() -> None:
+    assert said(View(pool(), NEW, []), "Updated")[0] == "True"
+
+
+def test_every_reason_is_one_word_in_camel_case() -> None:
+    views = [
+        View(pool(paused=paused), target, nodes, config, build, waiting=waiting, trouble=trouble)
+        for paused in (False, True)
+        for target, nodes in ((NEW, [node("a", NEW)]), (OLD, [failed("a")]), (NEW, [node("b")]))
+        for config in (None, ImageConfig("c"), ImageConfig("c", "image"))
+        for build in (None, *(ImageBuild("b", "new", "image", state) for state in BuildState))
+        for waiting in ("", "the window opens later")
+        for trouble in (None, Trouble("Halted", "node a failed first"))
+    ]
+    for view in views:
+        for found in conditions(view).values():
+            assert found.reason.isalpha()
+            assert found.reason[0].isupper()
+            assert found.type != "Degraded" or found.status == "False" or found.message
+
+
+def test_one_silent_report_hides_no_other() -> None:
+    # The reference stops at the first MachineConfigNode without conditions.
+    reports = {"a": Reported("a"), "b": Reported("b", degraded="disk is full")}
+    view = View(pool(), NEW, [node("a"), node("b")], reports=reports)
+    assert said(view, "NodeDegraded")[2] == 'Node b is reporting: "disk is full"'
+
+
+def test_a_node_that_complains_in_two_places_is_named_once() -> None:
+    reports = {"d": Reported("d", degraded="no space left")}
+    view = View(pool(), NEW, [failed("d")], reports=reports)
+    assert said(view, "NodeDegraded")[2] == 'Node d is reporting: "no space left"'
+
+
+def test_many_degraded_nodes_are_counted_and_some_are_named() -> None:
+    nodes = [failed(f"n{number:02}") for number in range(25)]
+    message = said(View(pool(), NEW, nodes), "NodeDegraded")[2]
+    assert message.startswith('Node n00 is reporting: "no space left", Node n01')
+    assert message.endswith('Node n09 is reporting: "no space left", and 15 more')
+
+
+def test_what_is_wrong_with_the_pool_itself_is_said_first() -> None:
+    trouble = Trouble("InvalidConfiguration", "maxUnavailable is wrong")
+    view = View(pool(), NEW, [failed("d")], trouble=trouble)
+    expected = ("True", "InvalidConfiguration", "maxUnavailable is wrong")
+    assert said(view, "Degraded") == expected
+    assert said(view, "Stalled") == expected
+    assert said(view, "NodeDegraded")[0] == "True"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "expected"),
+    [
+        ("RenderDegraded", "no such kernelType", "no such kernelType"),
+        ("RenderDegraded", "", "The configuration can't be rendered"),
+        ("PinnedImageSetsDegraded", "pull failed", "pull failed"),
+        ("ImageBuildDegraded", "dnf failed", "Custom OS image build failed"),
+    ],
+)
+def test_what_others_found_degraded_is_said_with_their_words(
+    kind: str, message: str, expected: str
+) -> None:
+    known = {"type": kind, "status": "True", "message": message}
+    found = MachineConfigPool.from_json({"metadata": {}, "status": {"conditions": [known]}})
+    config = ImageConfig("c") if kind == "ImageBuildDegraded" else None
+    build = ImageBuild("b", state=BuildState.FAILED) if config else None
+    assert said(View(found, NEW, [], config, build), "Degraded") == ("True", kind, expected)
+
+
+def test_a_failed_build_is_forgotten_when_nobody_builds_any_more() -> None:
+    known = {"type": "ImageBuildDegraded", "status": "True", "reason": "BuildFailed"}
+    found = MachineConfigPool.from_json({"metadata": {}, "status": {"conditions": [known]}})
+    assert said(View(found, NEW, []), "ImageBuildDegraded")[:2] == ("False", "NoLayeredObjects")
+    waiting = View(found, NEW, [], ImageConfig("c"))
+    assert said(waiting, "ImageBuildDegraded")[:2] == ("False", "BuildPending")
+    assert said(waiting, "Degraded")[0] == "False"
+
+
+def test_a_pool_waits_aloud() -> None:
+    view = View(pool(), NEW, [node("a")], waiting="the maintenance window opens at 01:00")
+    assert said(view, "Updating") == (
+        "True",
+        "Waiting",
+        "All nodes are updating to MachineConfig new; the maintenance window opens at 01:00",
+    )
+
+
+def test_conditions_of_others_stay_and_times_move_with_the_status_alone() -> None:
+    before = [
+        {"type": "Theirs", "status": "True", "lastTransitionTime": "2020-01-01T00:00:00Z"},
+        {"type": "Updated", "status": "False", "lastTransitionTime": "2020-01-01T00:00:00Z"},
+        {"type": "Degraded", "status": "True", "lastTransitionTime": "2020-01-01T00:00:00Z"},
+    ]
+    found = MachineConfigPool.from_json({"metadata": {}, "status": {"conditions": before}})
+    times = {
+        each.type: each.last_transition_time
+        for each in calculate(View(found, NEW, [node("a")]), now=NOW).conditions
+    }
+    assert times["Theirs"] == times["Updated"] == "2020-01-01T00:00:00Z"
+    assert times["Degraded"] == times["Updating"] == NOW
+
+
+def test_nothing_changes_when_nothing_happened() -> None:
+    nodes: list[NodeFacts] = [node("a", NEW), on_its_way("b")]
+    first = calculate(View(pool(), NEW, nodes), now=NOW)
+    again = MachineConfigPool.from_json(
+        {
+            "metadata": {"name": "worker", "generation": 7},
+            "spec": {"configuration": {"name": "new"}},
+            "status": first.to_json(),
+        }
+    )
+    assert calculate(View(again, NEW, nodes), now="2027-01-01T00:00:00Z") == first
+
+
+def test_nodes_are_counted_by_their_reports_where_there_are_any() -> None:
+    target = Target("new")
+    reports = {
+        "a": Reported("a", config="new", updated=True),
+        "b": Reported("b", config="new", degraded="x"),
+        "c": Reported("c", config="old", updated=True),
+    }
+    nodes = [node("a", NEW), node("b", NEW), node("c", NEW), node("d", NEW)]
+    assert count(nodes, target, reports) == Counts(total=4, updated=1, ready=1, degraded=1)
+    assert count(nodes, target) == Counts(total=4, updated=4, ready=4)
