@@ -130,9 +130,10 @@ class FakeMachine:
     def wait_for_other(self, *, watch: Callable[[Progress], Verdict]) -> None:
         watch(Progress("waiting", None))
 
-    def drop(self) -> None:
+    def drop(self, digest: str) -> None:
         self._world.fate("drop")
-        self._world.staged, self._world.locked = "", False
+        if self._world.staged == digest:
+            self._world.staged, self._world.locked = "", False
         self._world.fate("dropped")
 
     def finalize(self, digest: str) -> None:

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 
+from treenail import log as journal
 from treenail.daemon.ports import Ports, Watch
 from treenail.errors import BusyError, CancelledError, Unreachable, UnreconcilableError
 from treenail.host.deployments import Progress, Verdict
@@ -52,6 +53,7 @@ class Actor:
         self._look_s = look_s
         self._on_progress = on_progress
         self._record = records.from_json(ports.ledger.read())
+        self._name_in_journal()
 
     @property
     def record(self) -> Record:
@@ -192,8 +194,6 @@ class Actor:
 
     def _close(self, *, done: bool) -> None:
         update = self._current_update()
-        self._save(replace(self._record, update=None))
-        self._ports.os.release()
         took_s = self._ports.clock.now() - update.began
         if done:
             log.info(
@@ -211,13 +211,15 @@ class Actor:
                 self._record.current,
                 extra={"message_id": MessageId.CANCELLED},
             )
+        self._save(replace(self._record, update=None))
+        self._ports.os.release()
 
     def _drop(self, reason: str, refuse: records.Refused | None) -> None:
         update = self._current_update()
         if update.phase is not Phase.RELEASING:
             log.info("calling update %s off: %s", update.id, reason)
             self._enter(Phase.RELEASING, refused=refuse)
-        self._ports.os.drop()
+        self._ports.os.drop(update.target.digest)
         log.info(
             "dropped what was staged for %s",
             update.target,
@@ -253,3 +255,13 @@ class Actor:
         if record != self._record:
             self._ports.ledger.write(records.to_json(record))
             self._record = record
+            self._name_in_journal()
+
+    def _name_in_journal(self) -> None:
+        """Let every line of the journal say which update it belongs to."""
+        update = self._record.update
+        journal.context(
+            update=update.id if update else "",
+            phase=str(update.phase) if update else "",
+            config=update.target.config if update else self._record.current.config,
+        )

@@ -66,6 +66,7 @@ class Live:
         shown: Json = {
             "sentence": report.sentence,
             "current": _target(facts.record.current),
+            "desired": _target(report.desired),
             "update": None
             if update is None
             else {

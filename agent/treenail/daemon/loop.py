@@ -9,7 +9,6 @@ import random
 import threading
 from dataclasses import dataclass
 
-from treenail import log as journal
 from treenail.daemon.act import Actor
 from treenail.daemon.live import Live
 from treenail.daemon.observe import Observer, seen
@@ -130,12 +129,6 @@ class Loop:
         return facts, decision
 
     def _note(self, decision: Decision) -> None:
-        update = self._actor.record.update
-        journal.context(
-            update=update.id if update else "",
-            phase=str(update.phase) if update else "",
-            config=update.target.config if update else self._actor.record.current.config,
-        )
         move = repr(decision)
         if move != self._last_move:
             log.debug("decided: %s", move)

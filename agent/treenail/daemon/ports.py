@@ -29,8 +29,11 @@ class OperatingSystem(Protocol):
     def wait_for_other(self, *, watch: Watch) -> None:
         """Return once somebody else's transaction has ended."""
 
-    def drop(self) -> None:
-        """Drop the staged deployment, and end our transaction that would make one."""
+    def drop(self, digest: str) -> None:
+        """Drop the staged deployment of this digest, and end our transaction that would make it.
+
+        Leaves alone what others staged.
+        """
 
     def finalize(self, digest: str) -> None:
         """Unlock the staged deployment of this digest and have the machine rebooted."""

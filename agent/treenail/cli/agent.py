@@ -1,0 +1,169 @@
+"""``treenail run``: wires the daemon and runs it until it is told to stop."""
+
+import argparse
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+from treenail import log as journal
+from treenail.clock import SystemClock
+from treenail.daemon.cluster import NodeCluster
+from treenail.daemon.credentials import Credentials
+from treenail.daemon.live import Live
+from treenail.daemon.loop import Loop, Pace
+from treenail.daemon.observe import Observer
+from treenail.daemon.ports import LedgerFile, Ports
+from treenail.daemon.settings import FILE, Drain, Given, Settings, load
+from treenail.daemon.wakeup import Wakeup
+from treenail.errors import ClusterError, FileError
+from treenail.host.bus import SystemBus
+from treenail.host.files import Files
+from treenail.host.kernel import Kernel
+from treenail.host.ledger import Ledger
+from treenail.host.logind import Logind
+from treenail.host.notify import Notifier
+from treenail.host.root import Root
+from treenail.host.rpmostree import RpmOstree
+from treenail.host.transaction import Limits as TransactionLimits
+from treenail.kube.client import Client, Json
+from treenail.kube.events import Recorder
+from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.resources import NODES
+from treenail.kube.transport import HttpTransport
+from treenail.kube.watch import Scope, Watch
+
+log = logging.getLogger(__name__)
+
+LIVE = "/run/treenail/status.json"
+JOURNAL = "/run/systemd/journal/socket"
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run the agent; returns when it was told to stop, or when this host is not its business."""
+    settings = _settings(arguments)
+    root = Root(settings.root)
+    journal.setup(root.path(JOURNAL), level=settings.log_level, stream=sys.stderr)
+    kernel = Kernel(root)
+    if not kernel.is_ostree():
+        # Not an error to be started again for: there is nothing here to do, ever.
+        log.info("%s is not booted from OSTree; there is nothing to do", root.prefix)
+        return 0
+    ledger = Ledger(root)
+    with ledger.lock():
+        Agent(settings, root, kernel, ledger).run()
+    return 0
+
+
+class Agent:
+    """The wired daemon."""
+
+    def __init__(self, settings: Settings, root: Root, kernel: Kernel, ledger: LedgerFile) -> None:
+        clock = SystemClock()
+        files = Files(root)
+        limits = settings.limits
+        self._bell = Wakeup()
+        self._stop = threading.Event()
+        self._notifier = Notifier(os.environ)
+        self._live = Live(
+            write=lambda content: _write(files, content),
+            notifier=self._notifier,
+            clock=clock,
+            node=settings.node_name,
+        )
+        connection = read_kubeconfig(settings.kubeconfig, locate=root.path)
+        client = Client(HttpTransport(connection, clock), limit_s=limits.call_s)
+        cluster = NodeCluster(
+            client,
+            Recorder(client, "treenail", settings.node_name, clock),
+            node_name=settings.node_name,
+            clock=clock,
+            on_change=lambda: self._bell.ring("the Node changed"),
+        )
+        self._watch = Watch(
+            client,
+            Scope(NODES, field_selector=f"metadata.name={settings.node_name}"),
+            clock,
+            on_change=lambda _, node: self._node(cluster, node),
+            on_connected=self._connected,
+            on_lost=self._lost,
+        )
+        bus = SystemBus()
+        ports = Ports(
+            os=RpmOstree(bus, clock, TransactionLimits(limits.stage_s, limits.stall_s)),
+            power=Logind(bus),
+            kernel=kernel,
+            ledger=ledger,
+            cluster=cluster,
+            credentials=Credentials(root, files, settings),
+            clock=clock,
+        )
+        self._loop = Loop(
+            ports,
+            observer=Observer(
+                ports, drains=settings.drain is Drain.ASK, drain_limit_s=limits.drain_s
+            ),
+            live=self._live,
+            bell=self._bell,
+            stop=self._stop,
+            pace=Pace(limits.look_s, limits.retry_first_s, limits.retry_most_s),
+        )
+
+    def run(self) -> None:
+        """Watch and turn until a signal says to stop; the step under way is finished first."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._signalled)
+        log.info("treenail starts")
+        self._watch.start()
+        self._notifier.ready()
+        gc.collect()
+        gc.freeze()
+        try:
+            self._loop.run()
+        finally:
+            self._notifier.stopping()
+            self._watch.stop()
+            log.info("treenail stops")
+
+    def _signalled(self, number: int, _frame: object) -> None:
+        self._stop.set()
+        self._bell.ring(signal.Signals(number).name)
+
+    def _node(self, cluster: NodeCluster, node: Json | None) -> None:
+        if node is None:
+            log.warning("the Node was deleted; waiting for it to come back")
+            return
+        cluster.offer(node)
+
+    def _connected(self) -> None:
+        log.info("the API server shows this Node")
+        self._live.api_server(reachable=True)
+        self._bell.ring("the API server is back")
+
+    def _lost(self, error: ClusterError) -> None:
+        log.warning("lost sight of the Node: %s", error)
+        self._live.api_server(reachable=False)
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    given = Given(
+        kubeconfig=arguments.kubeconfig,
+        node_name=arguments.node_name,
+        root=arguments.root,
+        log_level=logging.DEBUG if arguments.verbose else None,
+    )
+    root = Root(arguments.root or "/")
+    path = Path(arguments.config) if arguments.config else root.path(FILE)
+    return load(path, given, host_name=socket.gethostname(), required=arguments.config is not None)
+
+
+def _write(files: Files, content: bytes) -> None:
+    # What the agent does now is worth a file, but never worth failing for.
+    try:
+        files.write(LIVE, content, mode=0o644)
+    except FileError as error:
+        log.debug("can't show the status: %s", error)

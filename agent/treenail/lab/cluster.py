@@ -1,0 +1,280 @@
+"""A cluster and its machines on one host: what the command, the demo and the tests run on."""
+
+import base64
+import json
+import logging
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from treenail.api import annotations as key
+from treenail.clock import SystemClock
+from treenail.controllers import crds
+from treenail.errors import ClusterError
+from treenail.kube.client import Client, Json
+from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.resources import (
+    CUSTOMRESOURCEDEFINITIONS,
+    MACHINECONFIGNODES,
+    MACHINECONFIGS,
+    NODES,
+    Resource,
+)
+from treenail.kube.transport import HttpTransport
+from treenail.lab import images
+from treenail.lab.apiserver.server import LabServer
+from treenail.lab.images import Catalogue, Image
+from treenail.lab.machine.machine import Machine
+from treenail.lab.machine.settings import Settings
+
+log = logging.getLogger(__name__)
+
+POOL = "worker"
+_READY_LOOK_S = 0.2
+_RBAC = "rbac.authorization.k8s.io"
+_CLUSTER_ROLES = Resource(_RBAC, "v1", "clusterroles", "ClusterRole", namespaced=False)
+_CLUSTER_ROLE_BINDINGS = Resource(
+    _RBAC, "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a lab is made of; the first image is the one that the nodes are installed from."""
+
+    nodes: tuple[str, ...]
+    images: tuple[Image, ...]
+    behaviour: Settings = field(default_factory=Settings)
+    agent_settings: str = ""
+    """The text of each node's agent.toml."""
+    machine_config_nodes: bool = True
+    """Whether the cluster has the MachineConfigNode kind."""
+
+
+class Lab:
+    """The API server, the machines with their agents, and the kubelets' share of the Nodes."""
+
+    def __init__(self, directory: Path, plan: Plan, *, agent: Sequence[str] = ()) -> None:
+        self.plan = plan
+        self.directory = directory
+        self.server = LabServer(directory / "api")
+        self.machines: dict[str, Machine] = {}
+        self._agent = tuple(agent) or (sys.executable, "-m", "treenail", "run")
+        self._clients: list[Client] = []
+        self._images = directory / "images.json"
+        self._stop = threading.Event()
+        self._kubelets = threading.Thread(target=self._attend, name="lab-kubelets", daemon=True)
+
+    def start(self) -> None:
+        """Start everything; returns when all machines are up and their agents started."""
+        self.server.start()
+        self.client = self.client_of(self.server.admin_kubeconfig)
+        self._install_kinds()
+        images.save(Catalogue(self.plan.images), self._images)
+        for name in self.plan.nodes:
+            self._install_node(name)
+        for machine in self.machines.values():
+            machine.start()
+        self._kubelets.start()
+
+    def stop(self) -> None:
+        """Stop everything; no process is left."""
+        self._stop.set()
+        threads = [
+            threading.Thread(target=machine.stop, name=f"stop-{name}")
+            for name, machine in self.machines.items()
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30.0)
+        if self._kubelets.is_alive():
+            self._kubelets.join(10.0)
+        self.server.stop()
+
+    def __enter__(self) -> "Lab":
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def client_of(self, kubeconfig: Path) -> Client:
+        """A client of the API server as somebody."""
+        return Client(HttpTransport(read_kubeconfig(str(kubeconfig)), SystemClock()))
+
+    def add_image(self, image: Image) -> None:
+        """Put another image into the registry."""
+        images.save(images.load(self._images).with_image(image), self._images)
+
+    def add_config(self, document: Json) -> str:
+        """Create a MachineConfig; returns its name."""
+        made = self.client.create(MACHINECONFIGS, document)
+        return str(_of(made, "metadata").get("name"))
+
+    def ask(
+        self, node: str, config: str, image: str, *, spelling: str = key.DESIRED_OS_IMAGE
+    ) -> None:
+        """Ask a node for a config and an image, as a rollout controller does."""
+        notes = {key.DESIRED_CONFIG: config, spelling: image}
+        self.client.patch(NODES, node, {"metadata": {"annotations": notes}})
+
+    def annotations(self, node: str) -> dict[str, str]:
+        """The Node's annotations as they are now."""
+        found = _of(_of(self.client.get(NODES, node), "metadata"), "annotations")
+        return {name: str(value) for name, value in found.items()}
+
+    def live(self, node: str) -> Json:
+        """What the node's agent says it is doing; empty while it says nothing."""
+        try:
+            text = (self.machines[node].root / "run/treenail/status.json").read_text("utf-8")
+            return _object(json.loads(text))
+        except (OSError, ValueError):
+            return {}
+
+    def _install_kinds(self) -> None:
+        for document in crds.documents():
+            kind = _of(_of(document, "spec"), "names").get("kind")
+            if kind == "MachineConfigNode" and not self.plan.machine_config_nodes:
+                continue
+            self.client.create(CUSTOMRESOURCEDEFINITIONS, document)
+        self.client.create(_CLUSTER_ROLES, _NODE_ROLE)
+        self.client.create(_CLUSTER_ROLE_BINDINGS, _NODE_BINDING)
+
+    def _install_node(self, name: str) -> None:
+        directory = self.directory / name
+        node: Json = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {
+                "name": name,
+                "labels": {
+                    "kubernetes.io/hostname": name,
+                    f"node-role.kubernetes.io/{POOL}": "",
+                },
+            },
+        }
+        self.client.create(NODES, node)
+        if self.plan.machine_config_nodes:
+            spec: Json = {
+                "node": {"name": name},
+                "pool": {"name": POOL},
+                "configVersion": {"desired": "not-yet-set"},
+            }
+            self.client.create(
+                MACHINECONFIGNODES,
+                {
+                    "apiVersion": MACHINECONFIGNODES.api_version,
+                    "kind": "MachineConfigNode",
+                    "metadata": {"name": name},
+                    "spec": spec,
+                },
+            )
+        machine = Machine(
+            name,
+            directory,
+            self._images,
+            image=self.plan.images[0],
+            agent=(
+                *self._agent,
+                "--root",
+                str(directory / "root"),
+                "--node-name",
+                name,
+                "--kubeconfig",
+                "/var/lib/kubelet/kubeconfig",
+            ),
+            kubelet_config=pull_secret(self.plan.images),
+            behaviour=self.plan.behaviour,
+        )
+        kubeconfig = machine.root / "var/lib/kubelet/kubeconfig"
+        kubeconfig.parent.mkdir(parents=True, exist_ok=True)
+        kubeconfig.touch(mode=0o600)
+        kubeconfig.write_bytes(self.server.node_kubeconfig(name).read_bytes())
+        settings = machine.root / "etc/treenail/agent.toml"
+        settings.parent.mkdir(parents=True, exist_ok=True)
+        settings.write_text(self.plan.agent_settings, "utf-8")
+        self.machines[name] = machine
+
+    def _attend(self) -> None:
+        """Keep each Node's Ready condition as its kubelet would."""
+        told: dict[str, bool] = {}
+        while not self._stop.wait(_READY_LOOK_S):
+            for name, machine in self.machines.items():
+                if told.get(name) is not machine.on:
+                    try:
+                        self._tell_ready(name, ready=machine.on)
+                        told[name] = machine.on
+                    except ClusterError as error:
+                        log.debug("%s can't report: %s", name, error)
+
+    def _tell_ready(self, name: str, *, ready: bool) -> None:
+        condition: Json = {
+            "type": "Ready",
+            "status": "True" if ready else "Unknown",
+            "reason": "KubeletReady" if ready else "NodeStatusUnknown",
+            "message": "kubelet is posting ready status" if ready else "the machine is down",
+        }
+        body: Json = {"status": {"conditions": [condition]}}
+        self.client.patch(NODES, name, body, subresource="status")
+
+
+def pull_secret(catalogue: Sequence[Image]) -> str:
+    """A pull secret with the credential of every registry that asks for one."""
+    auths: dict[str, Json] = {}
+    for image in catalogue:
+        if image.credential is not None:
+            login = f"{image.credential.username}:{image.credential.password}"
+            auths[image.registry] = {"auth": base64.b64encode(login.encode()).decode()}
+    return json.dumps({"auths": auths})
+
+
+def rendered(name: str, spec: Mapping[str, object] | None = None) -> Json:
+    """A rendered MachineConfig."""
+    return {
+        "apiVersion": MACHINECONFIGS.api_version,
+        "kind": "MachineConfig",
+        "metadata": {"name": name},
+        "spec": {"config": {"ignition": {"version": "3.5.0"}}, **(spec or {})},
+    }
+
+
+_NODE_ROLE: Json = {
+    "apiVersion": f"{_RBAC}/v1",
+    "kind": "ClusterRole",
+    "metadata": {"name": "treenail-node"},
+    "rules": [
+        {
+            "apiGroups": ["machineconfiguration.openshift.io"],
+            "resources": ["machineconfigs", "machineconfignodes"],
+            "verbs": ["get"],
+        },
+        {
+            "apiGroups": ["machineconfiguration.openshift.io"],
+            "resources": ["machineconfignodes/status"],
+            "verbs": ["patch"],
+        },
+        {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
+    ],
+}
+_NODE_BINDING: Json = {
+    "apiVersion": f"{_RBAC}/v1",
+    "kind": "ClusterRoleBinding",
+    "metadata": {"name": "treenail-node"},
+    "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": "treenail-node"},
+    "subjects": [{"apiGroup": _RBAC, "kind": "Group", "name": "system:nodes"}],
+}
+
+
+def _of(document: Json, name: str) -> Json:
+    return _object(document.get(name))
+
+
+def _object(value: object) -> Json:
+    return value if isinstance(value, dict) else {}

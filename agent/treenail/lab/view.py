@@ -1,0 +1,72 @@
+"""The picture of a rollout: one line a node, as text for a terminal."""
+
+from dataclasses import asdict, dataclass
+
+Json = dict[str, object]
+_BAR = 20
+# How far along an update is when each phase begins; staging fills the gap by its own percentage.
+_STEPS = {"staging": 0, "draining": 60, "rebooting": 75, "resuming": 90, "releasing": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """What there is to see of one node."""
+
+    name: str
+    state: str
+    phase: str
+    """Empty when no update is under way."""
+    percent: int | None
+    """Of the transaction that runs."""
+    version: str
+    """Of the booted image; empty while the machine is down."""
+    updated: bool
+    evicted: int
+    out_of_service_s: float
+    reason: str = ""
+
+    def as_json(self) -> Json:
+        return asdict(self)
+
+
+def lines(nodes: list[NodeView], *, title: str, seconds: float) -> list[str]:
+    """The picture, without colours; as wide as an 100-column terminal."""
+    head = f"{title:<84} {int(seconds) // 60:02d}:{int(seconds) % 60:02d}"
+    columns = (
+        f"  {'NODE':<10} {'STATE':<9} {'BOOTED':<8} {'UPDATE':<37} {'EVICTED':>7}  OUT OF SERVICE"
+    )
+    found = [head, columns]
+    for node in nodes:
+        found.append(_line(node))
+        if node.reason:
+            found.append(f"    {node.reason}")
+    return found
+
+
+def _line(node: NodeView) -> str:
+    out = f"{node.out_of_service_s:.1f} s" if node.out_of_service_s else "-"
+    return (
+        f"  {node.name:<10} {node.state:<9} {node.version or '(down)':<8} "
+        f"{_bar(_done(node))} {_word(node):<16} {node.evicted:>7}  {out:>14}"
+    )
+
+
+def _done(node: NodeView) -> int:
+    if node.updated and not node.phase:
+        return 100
+    if node.phase == "staging":
+        return (node.percent or 0) * _STEPS["draining"] // 100
+    return _STEPS.get(node.phase, 0)
+
+
+def _word(node: NodeView) -> str:
+    if not node.phase:
+        return "done" if node.updated else "waiting"
+    if node.phase == "staging" and node.percent is not None:
+        return f"staging {node.percent} %"
+    return node.phase
+
+
+def _bar(percent: int) -> str:
+    full = percent * _BAR // 100
+    return "█" * full + "░" * (_BAR - full)

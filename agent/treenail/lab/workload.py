@@ -1,0 +1,153 @@
+"""Something to disturb: an application whose pods move when a node is drained.
+
+Stands in for a Deployment's controller, the scheduler and the kubelets at once: keeps so many
+ready pods on nodes that take pods, and has a PodDisruptionBudget that a drain must honour.
+"""
+
+import logging
+import threading
+from collections import Counter
+
+from treenail.errors import AlreadyExists, ClusterError, NotFound
+from treenail.kube.client import Client, Json
+from treenail.kube.resources import NODES, PODDISRUPTIONBUDGETS, PODS, REPLICASETS
+
+log = logging.getLogger(__name__)
+
+NAMESPACE = "default"
+APP = "web"
+_LOOK_S = 0.2
+
+
+class Workload:
+    """``replicas`` pods, at most ``disrupted`` of them away at a time."""
+
+    def __init__(self, client: Client, *, replicas: int, disrupted: int = 2) -> None:
+        self._client = client
+        self._replicas = replicas
+        self._disrupted = disrupted
+        self._made = 0
+        self._owner = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lab-workload", daemon=True)
+
+    def start(self) -> None:
+        """Create the budget and the first pods, then keep them up."""
+        self._owner = self._replica_set()
+        budget: Json = {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": {"name": APP},
+            "spec": {
+                "maxUnavailable": self._disrupted,
+                "selector": {"matchLabels": {"app": APP}},
+            },
+        }
+        try:
+            self._client.create(PODDISRUPTIONBUDGETS, budget, namespace=NAMESPACE)
+        except AlreadyExists:
+            log.debug("the budget is there already")
+        self._keep_up()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Leave the pods as they are."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(10.0)
+
+    def _run(self) -> None:
+        while not self._stop.wait(_LOOK_S):
+            try:
+                self._keep_up()
+            except ClusterError as error:
+                log.debug("the workload waits: %s", error)
+
+    def _keep_up(self) -> None:
+        nodes = [node for node in self._client.list(NODES).items if _takes_pods(node)]
+        selector = {"labelSelector": f"app={APP}"}
+        pods = self._client.list(PODS, namespace=NAMESPACE, params=selector).items
+        alive = [pod for pod in pods if not _of(pod, "metadata").get("deletionTimestamp")]
+        for pod in alive:
+            self._run_on_kubelet(pod)
+        load = Counter({_name(node): 0 for node in nodes})
+        load.update(str(_of(pod, "spec").get("nodeName")) for pod in alive)
+        for _ in range(self._replicas - len(alive)):
+            takers = [_name(node) for node in nodes]
+            if not takers:
+                return
+            node = min(takers, key=lambda name: (load[name], name))
+            load[node] += 1
+            self._create(node)
+
+    def _replica_set(self) -> str:
+        """The uid of the ReplicaSet that the pods belong to."""
+        labels = {"matchLabels": {"app": APP}}
+        wanted: Json = {
+            "apiVersion": "apps/v1",
+            "kind": "ReplicaSet",
+            "metadata": {"name": APP},
+            "spec": {"replicas": self._replicas, "selector": labels},
+        }
+        try:
+            made = self._client.create(REPLICASETS, wanted, namespace=NAMESPACE)
+        except AlreadyExists:
+            made = self._client.get(REPLICASETS, APP, namespace=NAMESPACE)
+        return str(_of(made, "metadata").get("uid"))
+
+    def _create(self, node: str) -> None:
+        self._made += 1
+        pod: Json = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": f"{APP}-{self._made}",
+                "labels": {"app": APP},
+                "ownerReferences": [
+                    {
+                        "apiVersion": "apps/v1",
+                        "kind": "ReplicaSet",
+                        "name": APP,
+                        "uid": self._owner,
+                        "controller": True,
+                    }
+                ],
+            },
+            "spec": {
+                "nodeName": node,
+                "terminationGracePeriodSeconds": 0,
+                "containers": [{"name": APP, "image": "registry.lab.example/web:1"}],
+            },
+        }
+        try:
+            self._run_on_kubelet(self._client.create(PODS, pod, namespace=NAMESPACE))
+        except AlreadyExists:
+            log.debug("%s-%d is there already", APP, self._made)
+
+    def _run_on_kubelet(self, pod: Json) -> None:
+        if _of(pod, "status").get("phase") == "Running":
+            return
+        status: Json = {
+            "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        }
+        try:
+            self._client.patch(PODS, _name(pod), status, namespace=NAMESPACE, subresource="status")
+        except NotFound:
+            log.debug("%s went before it ran", _name(pod))
+
+
+def _takes_pods(node: Json) -> bool:
+    conditions = _of(node, "status").get("conditions")
+    ready = isinstance(conditions, list) and any(
+        each.get("type") == "Ready" and each.get("status") == "True" for each in conditions
+    )
+    return ready and not _of(node, "spec").get("unschedulable")
+
+
+def _name(document: Json) -> str:
+    return str(_of(document, "metadata").get("name"))
+
+
+def _of(document: Json, key: str) -> Json:
+    value = document.get(key)
+    return value if isinstance(value, dict) else {}
