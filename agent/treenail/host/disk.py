@@ -101,3 +101,7 @@ class Disk:
     def make_directory(self, path: Path) -> None:
         """A new directory that only its owner can enter yet."""
         path.mkdir(0o700)
+
+    def remove_directory(self, path: Path) -> None:
+        """Only when it is empty."""
+        path.rmdir()

@@ -71,6 +71,10 @@ class Files:
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
+    def has(self, file: File) -> bool:
+        """Whether the file is there as wanted: itself, not a link to one."""
+        return self._is(self._entry(file.path), file)
+
     def write(
         self,
         path: str,
@@ -167,11 +171,12 @@ class Files:
         What is in it stays. Missing parents are made, 0755.
         """
         directory = self._root.path(path)
-        made = self._have_directory(directory)
+        if self._have_directory(directory, mode, uid, gid):
+            return True
         with _failing("change", directory), self._opened(directory) as descriptor:
             changed = self._own(descriptor, mode, uid, gid)
             self._disk.sync(descriptor)
-        return made or changed
+        return changed
 
     def _entries(self, files: Sequence[File]) -> dict[Path, File]:
         wanted: dict[Path, File] = {}
@@ -188,8 +193,10 @@ class Files:
             raise FileError(f"{path} is a name that only temporary files have, and they vanish")
         return entry
 
-    def _have_directory(self, directory: Path) -> bool:
-        """Whether it was made.
+    def _have_directory(
+        self, directory: Path, mode: int = 0o755, uid: int | None = None, gid: int | None = None
+    ) -> bool:
+        """Whether it was made; mode and owner of one that was there stay.
 
         The first time in this process its parents are flushed even when it was there: an agent
         that was killed may have made it and not come to that.
@@ -202,10 +209,13 @@ class Files:
         self._have_directory(directory.parent)
         if status is None:
             with _failing("make the directory", directory):
-                self._disk.make_directory(directory)
-                with self._opened(directory) as descriptor:
-                    self._disk.change_mode(descriptor, 0o755)
+                self._sweep(directory.parent)
+                temporary = directory.parent / f"{_TEMPORARY}0"
+                self._disk.make_directory(temporary)
+                with self._opened(temporary) as descriptor:
+                    self._own(descriptor, mode, uid, gid)
                     self._disk.sync(descriptor)
+                self._disk.replace(temporary, directory)
         self._sync(directory.parent)
         self._lasting.add(directory)
         return status is None
@@ -215,7 +225,11 @@ class Files:
         with _failing("clean up", directory):
             for name in self._disk.names(directory):
                 if name.startswith(_TEMPORARY):
-                    self._disk.unlink(directory / name)
+                    left = directory / name
+                    if stat.S_ISDIR(self._disk.status(left).st_mode):
+                        self._disk.remove_directory(left)
+                    else:
+                        self._disk.unlink(left)
 
     def _is(self, entry: Path, file: File) -> bool:
         status = self._status(entry)
