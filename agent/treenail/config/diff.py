@@ -20,16 +20,23 @@ from treenail.config.wanted import (
 )
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Change(Generic[T]):
+class Change(Generic[T_co]):
     """One entry that differs; ``old`` is None when it is added, ``new`` when it is removed."""
 
     key: str
     """The path or the name."""
-    old: T | None
-    new: T | None
+    old: T_co | None
+    new: T_co | None
+
+    def __str__(self) -> str:
+        """The key and what happened to it."""
+        if self.old is None:
+            return f"{self.key} added"
+        return f"{self.key} removed" if self.new is None else f"{self.key} changed"
 
 
 class Aspect(StrEnum):

@@ -1,0 +1,208 @@
+"""What a config put on a node, against what is found there now."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from treenail.api.contents import Contents
+from treenail.config import names
+from treenail.config.wanted import ROOT, Wanted, WantedFile, WantedUnit, Who
+
+MASK = "/dev/null"
+UNIT_MODE = 0o644
+
+
+class Kind(StrEnum):
+    """What stands at a path."""
+
+    FILE = "file"
+    DIRECTORY = "directory"
+    LINK = "link"
+    NOTHING = "nothing"
+    OTHER = "something else"
+
+
+class Attribute(StrEnum):
+    """What about a path, a unit or the node is not as it should be."""
+
+    KIND = "kind"
+    CONTENTS = "contents"
+    MODE = "mode"
+    USER = "user"
+    GROUP = "group"
+    TARGET = "target"
+    LABEL = "label"
+    ENABLEMENT = "enablement"
+    ARGUMENTS = "kernel arguments"
+    PACKAGES = "packages"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What stands at a path now; a link is not followed.
+
+    ``user`` and ``group`` are the names the machine has for the numbers, empty when it has none;
+    ``default_label`` is what the policy of the machine says the path should have.
+    """
+
+    kind: Kind
+    sha256: str = ""
+    mode: int = 0
+    uid: int = 0
+    gid: int = 0
+    user: str = ""
+    group: str = ""
+    target: str = ""
+    label: str = ""
+    default_label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What should stand at a path; None is not looked at."""
+
+    path: str
+    kind: Kind
+    contents: Contents | str | None = field(default=None, repr=False)
+    mode: int | None = None
+    user: Who | None = None
+    group: Who | None = None
+    target: str | None = None
+
+    def sha256(self) -> str:
+        """The digest of what the file should hold; raises `IgnitionError`."""
+        if isinstance(self.contents, Contents):
+            return self.contents.sha256()
+        return hashlib.sha256((self.contents or "").encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """One thing that is not as the config says; contents are named by their digest."""
+
+    subject: str
+    attribute: Attribute
+    expected: str
+    actual: str
+
+    def __str__(self) -> str:
+        return f"{self.subject}: expected {self.attribute} {self.expected}, found {self.actual}"
+
+
+def expected(wanted: Wanted) -> dict[str, Expected]:
+    """What should stand at each path; not those of credentials, which change on their own."""
+    entries = [
+        *(_file(file) for file in wanted.files.values()),
+        *(
+            Expected(entry.path, Kind.DIRECTORY, None, entry.mode, entry.user, entry.group)
+            for entry in wanted.directories.values()
+        ),
+        *(
+            Expected(link.path, Kind.LINK, target=link.target)
+            for link in wanted.links.values()
+            if not link.hard
+        ),
+        *(entry for unit in wanted.units.values() for entry in _unit(unit)),
+    ]
+    return {entry.path: entry for entry in entries if entry.path not in names.CREDENTIALS}
+
+
+def drifted(entry: Expected, found: Found) -> tuple[Drift, ...]:
+    """What is wrong at one path; nothing is compared with a thing of another kind."""
+    if entry.kind is not found.kind:
+        return (Drift(entry.path, Attribute.KIND, entry.kind, found.kind),)
+    return tuple(_differences(entry, found))
+
+
+def extra_dropins(wanted: Wanted, present: Iterable[str]) -> tuple[Drift, ...]:
+    """The drop-ins of wanted units that stand in ``present`` and that the config does not know.
+
+    The distribution and other programs write drop-ins, too: what to do about one is a matter of
+    policy, not of this comparison.
+    """
+    known = {*wanted.unit_files(), *wanted.files}
+    below = tuple(f"{names.unit_path(name)}.d/" for name in wanted.units)
+    return tuple(
+        Drift(path, Attribute.KIND, Kind.NOTHING, Kind.FILE)
+        for path in sorted(present)
+        if path not in known and path.startswith(below) and path.endswith(".conf")
+    )
+
+
+def unit_drifts(wanted: Wanted, states: Mapping[str, str]) -> tuple[Drift, ...]:
+    """The units whose enablement, as systemd calls it, is not the wanted one.
+
+    A unit that is to be enabled, has no contents and is not on the machine is left alone.
+    """
+    return tuple(
+        Drift(unit.name, Attribute.ENABLEMENT, expectation, state)
+        for unit in wanted.units.values()
+        if (expectation := _enablement(unit))
+        and (state := states.get(unit.name, "not-found")) in _wrong_states(unit)
+    )
+
+
+def argument_drifts(wanted: Iterable[str], booted: Iterable[str]) -> tuple[Drift, ...]:
+    """The kernel arguments that are missing; the machine may have any others beside them."""
+    missing = list(wanted)
+    for argument in booted:
+        if argument in missing:
+            missing.remove(argument)
+    return tuple(
+        Drift("kernel command line", Attribute.ARGUMENTS, argument, "nothing")
+        for argument in missing
+    )
+
+
+def package_drifts(wanted: Iterable[str], installed: Iterable[str]) -> tuple[Drift, ...]:
+    """The packages that are missing; more of them are no drift."""
+    missing = sorted(set(wanted) - set(installed))
+    return tuple(Drift(name, Attribute.PACKAGES, "installed", "nothing") for name in missing)
+
+
+def _file(file: WantedFile) -> Expected:
+    return Expected(file.path, Kind.FILE, file.contents, file.mode, file.user, file.group)
+
+
+def _unit(unit: WantedUnit) -> Iterator[Expected]:
+    path = names.unit_path(unit.name)
+    if unit.mask:
+        yield Expected(path, Kind.LINK, target=MASK)
+    elif unit.contents:
+        yield Expected(path, Kind.FILE, unit.contents, UNIT_MODE, ROOT, ROOT)
+    for name, text in unit.dropins.items():
+        path = names.dropin_path(unit.name, name)
+        if text:
+            yield Expected(path, Kind.FILE, text, UNIT_MODE, ROOT, ROOT)
+        else:
+            yield Expected(path, Kind.NOTHING)
+
+
+def _differences(entry: Expected, found: Found) -> Iterator[Drift]:
+    if entry.kind is Kind.FILE and (digest := entry.sha256()) != found.sha256:
+        yield Drift(entry.path, Attribute.CONTENTS, f"sha256:{digest}", f"sha256:{found.sha256}")
+    if entry.mode is not None and entry.mode != found.mode:
+        yield Drift(entry.path, Attribute.MODE, f"{entry.mode:04o}", f"{found.mode:04o}")
+    if entry.user is not None and entry.user not in (found.uid, found.user):
+        yield Drift(entry.path, Attribute.USER, str(entry.user), found.user or str(found.uid))
+    if entry.group is not None and entry.group not in (found.gid, found.group):
+        yield Drift(entry.path, Attribute.GROUP, str(entry.group), found.group or str(found.gid))
+    if entry.target is not None and entry.target != found.target:
+        yield Drift(entry.path, Attribute.TARGET, entry.target, found.target)
+    if found.default_label and found.label != found.default_label:
+        yield Drift(entry.path, Attribute.LABEL, found.default_label, found.label or "nothing")
+
+
+def _enablement(unit: WantedUnit) -> str:
+    if unit.enabled is None:
+        return ""
+    return "enabled" if unit.enabled else "disabled"
+
+
+def _wrong_states(unit: WantedUnit) -> frozenset[str]:
+    """The states that contradict the wish; others, such as static or generated, do not."""
+    if not unit.enabled:
+        return frozenset({"enabled", "enabled-runtime"})
+    wrong = frozenset({"disabled", "masked", "masked-runtime"})
+    return wrong | {"not-found"} if unit.contents else wrong

@@ -1,0 +1,136 @@
+"""A NodeDisruptionPolicy is read as the API means it; one that contradicts itself is refused."""
+
+import contextlib
+
+import pytest
+from hypothesis import given
+
+from tests.api.fuzzing import damaged, fuzz, json_values
+from treenail.api.decode import Fields
+from treenail.api.disruptionpolicy import (
+    DEFAULTS,
+    ClusterPolicy,
+    DaemonReload,
+    DisruptionPolicy,
+    Drain,
+    FilePolicy,
+    Nothing,
+    Reboot,
+    Reload,
+    Restart,
+    Special,
+    UnitPolicy,
+)
+from treenail.errors import ConfigError
+
+FULL = {
+    "files": [
+        {"path": "/etc/a", "actions": [{"type": "None"}]},
+        {
+            "path": "/etc/b",
+            "actions": [
+                {"type": "Drain"},
+                {"type": "DaemonReload"},
+                {"type": "Reload", "reload": {"serviceName": "b.service"}},
+                {"type": "Special"},
+            ],
+        },
+    ],
+    "units": [
+        {
+            "name": "c.service",
+            "actions": [{"type": "Restart", "restart": {"serviceName": "c.service"}}],
+        }
+    ],
+    "sshkey": {"actions": [{"type": "Reboot"}]},
+}
+
+
+KINDS = "None, DaemonReload, Drain, Reboot, Special, Reload, Restart"
+
+
+def policy(document: object) -> DisruptionPolicy:
+    return DisruptionPolicy.from_fields(Fields.of(document, "spec"))
+
+
+def refusal(*actions: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        policy({"files": [{"path": "/etc/a", "actions": list(actions)}]})
+    return str(caught.value).removeprefix("spec.files[0].actions")
+
+
+def test_every_field_is_read() -> None:
+    assert policy(FULL) == DisruptionPolicy(
+        files=(
+            FilePolicy("/etc/a", (Nothing(),)),
+            FilePolicy("/etc/b", (Drain(), DaemonReload(), Reload("b.service"), Special())),
+        ),
+        units=(UnitPolicy("c.service", (Restart("c.service"),)),),
+        logins=(Reboot(),),
+    )
+    assert policy({}) == DisruptionPolicy(logins=(Nothing(),))
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ((), ": expected at least one action, found none"),
+        (({"type": "None"}, {"type": "Drain"}), ": Reboot and None go with no other action"),
+        (({"type": "Reboot"}, {"type": "Reboot"}), ": Reboot and None go with no other action"),
+        (({"type": "Reload"},), "[0].reload.serviceName: expected a string, found nothing"),
+        (({},), "[0].type: expected a string, found nothing"),
+        (
+            ({"type": "Stop"},),
+            f"[0].type: expected one of {KINDS}, found 'Stop'",
+        ),
+    ],
+)
+def test_actions_that_make_no_sense_are_refused(actions: tuple[object, ...], message: str) -> None:
+    assert refusal(*actions) == message
+
+
+def test_a_policy_overrides_that_of_the_same_path_or_name() -> None:
+    found = DEFAULTS.overridden_by(
+        DisruptionPolicy(
+            files=(
+                FilePolicy("/etc/containers/policy.json", (Nothing(),)),
+                FilePolicy("/etc/new", (Drain(),)),
+            ),
+            units=(UnitPolicy("iri-registry.service", (Nothing(),)),),
+            logins=(Reboot(),),
+        )
+    )
+    files = {entry.path: entry.actions for entry in found.files}
+    assert files["/etc/containers/policy.json"] == (Nothing(),)
+    assert files["/etc/new"] == (Drain(),)
+    assert len(files) == len(found.files) == len(DEFAULTS.files) + 1
+    assert found.units == (UnitPolicy("iri-registry.service", (Nothing(),)),)
+    assert found.logins == (Reboot(),)
+
+
+def test_the_operators_result_goes_before_what_was_asked_of_it() -> None:
+    document = {
+        "metadata": {"generation": 3},
+        "spec": {"nodeDisruptionPolicy": {"files": FULL["files"][:1]}},
+        "status": {
+            "observedGeneration": 3,
+            "nodeDisruptionPolicyStatus": {"clusterPolicies": FULL},
+        },
+    }
+    assert ClusterPolicy.from_json(document) == ClusterPolicy(policy(FULL), settled=True)
+    document["status"] = {"observedGeneration": 2}
+    found = ClusterPolicy.from_json(document)
+    assert found == ClusterPolicy(
+        DEFAULTS.overridden_by(policy({"files": FULL["files"][:1]})), settled=False
+    )
+
+
+@fuzz
+@given(
+    damaged({"status": {"nodeDisruptionPolicyStatus": {"clusterPolicies": FULL}}})
+    | damaged({"spec": {"nodeDisruptionPolicy": FULL}})
+    | json_values
+)
+def test_any_policy_is_read_or_refused(document: object) -> None:
+    with contextlib.suppress(ConfigError):
+        ClusterPolicy.from_json(document)
