@@ -126,12 +126,18 @@ def test_properties_are_read_together_and_by_a_time_limit(
 ) -> None:
     echo.properties = {"Booted": GLib.Variant("o", "/"), "Busy": GLib.Variant("(ss)", ("a", "b"))}
     found = bus.properties(ECHO, timeout_s=5)
-    stuck = threading.Event()
-    blocker = threading.Thread(target=lambda: service.run(lambda: stuck.wait(10)))
+    stuck, free = threading.Event(), threading.Event()
+
+    def stall() -> None:
+        stuck.set()
+        free.wait(10)
+
+    blocker = threading.Thread(target=lambda: service.run(stall))
     blocker.start()
+    assert stuck.wait(10)
     with pytest.raises(BusError, match=r"no answer within 0.2 s"):
         bus.properties(ECHO, timeout_s=0.2)
-    stuck.set()
+    free.set()
     blocker.join(10)
     assert found == {"Booted": "/", "Busy": ("a", "b")}
 
