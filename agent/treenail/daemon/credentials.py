@@ -1,0 +1,147 @@
+"""Pull secrets on disk, where rpm-ostree and bootc look; they never wait for an update."""
+
+import logging
+import os
+from dataclasses import dataclass
+
+from treenail.config.pullsecret import PullSecret, encode, merge, parse
+from treenail.daemon.settings import Settings
+from treenail.errors import CredentialError, FileError
+from treenail.host.files import File, Files
+from treenail.host.root import Root
+from treenail.log import MessageId
+
+log = logging.getLogger(__name__)
+
+AUTH = "/var/lib/treenail/auth.json"
+RPM_OSTREE = "/run/ostree/auth.json"
+BOOTC = "/etc/ostree/auth.json"
+ASIDE = "/run/ostree/auth.json.before-treenail"
+_LIMIT = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    path: str
+    last_good: str
+    """Where its content is kept once it was understood."""
+
+
+class Credentials:
+    """The cluster's pull secret and the internal registry's, merged and put in place.
+
+    A source that is broken, or has vanished, counts with what was last understood of it, also
+    after a restart. One that never was there is nothing; without any, pulls are anonymous, and
+    neither a file nor a link of ours is left.
+    """
+
+    def __init__(self, root: Root, files: Files, settings: Settings) -> None:
+        self._root = root
+        self._files = files
+        self._cluster = _Source(settings.pull_secret, "/var/lib/treenail/pull-secret.cluster.json")
+        self._internal = _Source(
+            settings.internal_pull_secret, "/var/lib/treenail/pull-secret.internal.json"
+        )
+
+    def refresh(self) -> tuple[str, ...]:
+        """Put the pull secrets in place; returns what is wrong, a sentence each.
+
+        At every moment there is either the earlier or the new secret to pull with. What is in
+        place already is not written again. Never raises for what is on the disk, and no sentence
+        repeats anything of a secret.
+        """
+        problems: list[str] = []
+        cluster = self._read(self._cluster, problems)
+        internal = self._read(self._internal, problems)
+        secret = merge(internal, cluster)
+        try:
+            if secret.logins:
+                self._write(secret)
+                self._link(RPM_OSTREE, problems, aside=ASIDE)
+                self._link(BOOTC, problems)
+            elif not problems:
+                self._withdraw()
+        except FileError as error:
+            problems.append(str(error))
+        return tuple(problems)
+
+    def _read(self, source: _Source, problems: list[str]) -> PullSecret:
+        problem = ""
+        try:
+            found = self._understood(source.path)
+            if found is not None:
+                self._keep(source, found, problems)
+                return found
+        except (FileError, CredentialError) as error:
+            problem = str(error)
+        last = None
+        try:
+            last = self._understood(source.last_good)
+        except (FileError, CredentialError) as error:
+            problems.append(str(error))
+        if last is not None:
+            problem = problem or f"{source.path} is gone"
+            problems.append(f"{problem}; the logins last read from it stay in use")
+        elif problem:
+            problems.append(f"{problem}; nothing was read from it before")
+        return last or PullSecret()
+
+    def _keep(self, source: _Source, found: PullSecret, problems: list[str]) -> None:
+        try:
+            self._have(source.last_good, encode(found))
+        except FileError as error:
+            problems.append(str(error))
+
+    def _understood(self, path: str) -> PullSecret | None:
+        """None when there is no file."""
+        content = self._files.read(path, limit=_LIMIT)
+        return None if content is None else parse(content, where=path)
+
+    def _write(self, secret: PullSecret) -> None:
+        if self._have(AUTH, encode(secret)):
+            log.info(
+                "pull secrets changed: logins for %d registries",
+                len(secret.logins),
+                extra={"message_id": MessageId.CREDENTIALS_CHANGED},
+            )
+
+    def _have(self, path: str, content: bytes) -> bool:
+        """Whether that was a change; looks first, so that nothing is flushed every time."""
+        file = File(path, content, 0o600)
+        return not self._files.has(file) and bool(self._files.write_all([file]))
+
+    def _link(self, path: str, problems: list[str], *, aside: str = "") -> None:
+        """Link to the merged secret; what somebody else's file holds is kept ``aside``, or stays.
+
+        The link is relative, so that it also leads there from outside of a container.
+        """
+        try:
+            target = os.path.relpath(self._root.path(AUTH), self._root.entry(path).parent)
+            found = self._files.link_text(path)
+            if found == target:
+                return
+            content = self._files.read(path, limit=_LIMIT) if found is None else None
+            if content is not None:
+                if not aside:
+                    problems.append(
+                        f"{path} is somebody else's file and is left alone: pulls that read it do "
+                        f"without the cluster's pull secrets until it is removed"
+                    )
+                    return
+                if self._have(aside, content):
+                    log.info("kept what %s held in %s", path, aside)
+            self._files.symlink(path, target)
+        except FileError as error:
+            problems.append(str(error))
+
+    def _withdraw(self) -> None:
+        for path in (RPM_OSTREE, BOOTC):
+            found = self._files.link_text(path)
+            if found is not None and found.endswith(AUTH):
+                self._files.remove(path)
+        if self._files.read(AUTH, limit=2 * _LIMIT) is not None:
+            self._files.remove(AUTH)
+            log.info(
+                "there are no pull secrets any more; pulls are anonymous",
+                extra={"message_id": MessageId.CREDENTIALS_CHANGED},
+            )
