@@ -2,7 +2,7 @@
 
     make bench
     make bench ARGS="imports decode"
-    make bench ARGS="idle --seconds 60"
+    make bench ARGS="node --seconds 10"
 
 A benchmark is a module beside this one, named in MODULES, with ``measure(seconds)``: an iterator of
 results. It measures the program as it is used, in a process of its own where memory is counted.
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench.result import Result
 
-MODULES = ("imports", "decode")
+MODULES = ("imports", "decode", "node")
 ROOT = Path(__file__).parent.parent
 
 

@@ -18,7 +18,7 @@ from treenail.daemon.settings import Given, Limits
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 UNIT = ROOT / "systemd" / "treenail.service"
-PACKAGES = ("python3-treenail", "treenail", "treenail-lab")
+PACKAGES = ("python3-treenail", "treenail", "treenail-controller", "treenail-lab")
 
 
 def needs(program: str) -> pytest.MarkDecorator:
@@ -106,9 +106,9 @@ def test_every_module_is_in_one_package(tmp_path: Path) -> None:
     there = {
         path.relative_to(ROOT / "agent").as_posix()
         for path in (ROOT / "agent/treenail").rglob("*.py")
-        if "controllers" not in path.parts
     }
     assert sorted(path for paths in owned.values() for path in paths) == sorted(there)
+    assert {row(path) for path in owned["treenail-controller"]} == {"controllers"}
     assert {row(path) for path in owned["treenail-lab"]} == {"lab"}
     assert {row(path) for path in owned["treenail"]} == {"cli", "daemon", "host"}
 

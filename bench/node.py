@@ -1,0 +1,153 @@
+"""One node of the lab and its agent, at rest and moving to another image.
+
+The agent is the program itself with HTTPS to an API server and a bus of its own; memory and CPU are
+what the kernel counts for its process.
+"""
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+from gi.repository import Gio, GLib
+
+from bench.result import Result
+from treenail.api import annotations as key
+from treenail.clock import SystemClock
+from treenail.lab.cluster import Lab, Plan, rendered
+from treenail.lab.handshake import Handshake
+from treenail.lab.images import make_image
+
+NODE = "node-a"
+USER = f"system:node:{NODE}"
+BEFORE = make_image("os", "1", 50_000_000)
+AFTER = make_image("os", "2", 50_000_000)
+RPM_OSTREE = "org.projectatomic.rpmostree1"
+LIMIT_S = 60.0
+WRITES = ("create", "update", "patch", "delete")
+
+
+def measure(seconds: float) -> Iterator[Result]:
+    # The sockets' names must stay short.
+    with tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as folder:
+        plan = Plan((NODE,), (BEFORE, AFTER))
+        with Lab(Path(folder), plan) as lab:
+            for config in ("rendered-worker-a", "rendered-worker-b"):
+                lab.add_config(rendered(config))
+            drains = Handshake(lab.client, SystemClock())
+            drains.start()
+            try:
+                lab.ask(NODE, "rendered-worker-a", BEFORE.pull_spec)
+                until(lambda: settled(lab, "rendered-worker-a"))
+                yield from at_rest(lab, seconds)
+                yield from updating(lab)
+            finally:
+                drains.stop()
+
+
+def at_rest(lab: Lab, seconds: float) -> Iterator[Result]:
+    pid = lab.machines[NODE].agent.pid
+    time.sleep(2.0)  # what followed the last report is over
+    cpu_s, requests = cpu(pid), lab.server.count_requests(user=USER)
+    time.sleep(seconds)
+    yield Result("agent at rest: RSS", "MiB", memory(pid, "Rss"), 40.0)
+    yield Result("agent at rest: PSS", "MiB", memory(pid, "Pss"))
+    yield Result("agent at rest: CPU", "%", (cpu(pid) - cpu_s) / seconds * 100, 0.1)
+    made = lab.server.count_requests(user=USER) - requests
+    yield Result("agent at rest: requests", "1/min", made / seconds * 60)
+
+
+def updating(lab: Lab) -> Iterator[Result]:
+    before = calls(lab)
+    with closing(Calls(lab.machines[NODE].address)) as bus:
+        asked = time.monotonic()
+        lab.ask(NODE, "rendered-worker-b", AFTER.pull_spec)
+        until(lambda: settled(lab, "rendered-worker-b"))
+        yield Result("annotation to first D-Bus call", "ms", (bus.first() - asked) * 1000, 200.0)
+    made = {verb: count - before.get(verb, 0) for verb, count in calls(lab).items()}
+    for verb, count in sorted(made.items()):
+        yield Result(f"one update: {verb}", "calls", count)
+    yield Result("one update: all writes", "calls", sum(made.get(verb, 0) for verb in WRITES), 12.0)
+
+
+class Calls:
+    """Listens to the bus of a machine for the first call to rpm-ostreed."""
+
+    def __init__(self, address: str) -> None:
+        self._first: list[float] = []
+        self._heard = threading.Event()
+        flags = Gio.DBusConnectionFlags
+        self._bus = Gio.DBusConnection.new_for_address_sync(
+            address, flags.AUTHENTICATION_CLIENT | flags.MESSAGE_BUS_CONNECTION, None, None
+        )
+        self._bus.add_filter(self._hear)
+        rules = GLib.Variant("(asu)", ([f"type='method_call',destination='{RPM_OSTREE}'"], 0))
+        self._bus.call_sync(
+            "org.freedesktop.DBus",
+            "/org/freedesktop/DBus",
+            "org.freedesktop.DBus.Monitoring",
+            "BecomeMonitor",
+            rules,
+            None,
+            Gio.DBusCallFlags.NONE,
+            5000,
+            None,
+        )
+
+    def first(self) -> float:
+        """When it was; monotonic seconds."""
+        assert self._heard.wait(LIMIT_S), "nothing was called"
+        return self._first[0]
+
+    def close(self) -> None:
+        with suppress(GLib.Error):  # a reboot takes the bus away
+            self._bus.close_sync(None)
+
+    def _hear(
+        self,
+        _bus: Gio.DBusConnection,
+        message: Gio.DBusMessage,
+        incoming: bool,  # noqa: FBT001 - Gio passes it so
+    ) -> Gio.DBusMessage | None:
+        if incoming and message.get_destination() == RPM_OSTREE:
+            self._first.append(time.monotonic())
+            self._heard.set()
+            return None
+        return message
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end, "the node did not get there"
+        time.sleep(0.05)
+
+
+def settled(lab: Lab, config: str) -> bool:
+    notes = lab.annotations(NODE)
+    return (notes.get(key.CURRENT_CONFIG), notes.get(key.STATE)) == (config, "Done")
+
+
+def calls(lab: Lab) -> dict[str, int]:
+    """The node's requests by verb."""
+    counts: dict[str, int] = {}
+    for (user, verb, _), count in lab.server.call(lambda api: api.requests.counts()).items():
+        if user == USER:
+            counts[verb] = counts.get(verb, 0) + count
+    return counts
+
+
+def memory(pid: int, field: str) -> float:
+    """MiB."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) / 1024
+    raise AssertionError(f"no {field}")
+
+
+def cpu(pid: int) -> float:
+    """Seconds that the threads of the process have been on a CPU."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
