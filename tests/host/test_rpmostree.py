@@ -101,10 +101,6 @@ def go_on(_: Progress) -> Verdict:
     return Verdict.GO_ON
 
 
-def leave(_: Progress) -> Verdict:
-    return Verdict.LEAVE
-
-
 def after_first_layer(verdict: Verdict) -> Callable[[Progress], Verdict]:
     return lambda progress: verdict if "Fetching" in progress.text else Verdict.GO_ON
 
@@ -291,7 +287,8 @@ def test_staging_that_was_left_runs_on_and_is_joined_by_the_next(
     host: OstreeHost, rpmostree: RpmOstree
 ) -> None:
     host.change(Settings(pull_bytes_per_s=1_000_000))
-    rpmostree.stage(B.pull_spec, watch=after_first_layer(Verdict.LEAVE))
+    with pytest.raises(CancelledError, match=f"goes on to stage {B.pull_spec}, and is not waited"):
+        rpmostree.stage(B.pull_spec, watch=after_first_layer(Verdict.LEAVE))
     left = rpmostree.look().transaction
     rpmostree.stage(B.pull_spec, watch=go_on)
     assert left is not None
@@ -392,7 +389,8 @@ def test_dropping_nothing_is_harmless(rpmostree: RpmOstree) -> None:
 
 def test_drop_ends_our_own_transaction_first(host: OstreeHost, rpmostree: RpmOstree) -> None:
     host.change(SLOW)
-    rpmostree.stage(B.pull_spec, watch=after_first_layer(Verdict.LEAVE))
+    with pytest.raises(CancelledError, match=f"goes on to stage {B.pull_spec}, and is not waited"):
+        rpmostree.stage(B.pull_spec, watch=after_first_layer(Verdict.LEAVE))
     rpmostree.drop(B.digest)
     assert rpmostree.look() == Deployments((HERE,))
 

@@ -75,11 +75,11 @@ class RpmOstree:
     def stage(self, image: str, *, watch: Watch) -> None:
         """Return once the image is staged and locked; at once when it already is.
 
-        A transaction that already stages it is joined, whoever started it. Returns as well when
-        the watcher said to leave: look to see what is.
+        A transaction that already stages it is joined, whoever started it.
 
         Raises `HostError` when another deployment is pending, for the new one would be derived
-        from that; `BusyError` when another transaction runs; `CancelledError`, `TransactionError`.
+        from that; `BusyError` when another transaction runs; `TransactionError`; `CancelledError`,
+        also when the watcher said to leave, and the transaction runs on.
         """
         found = self.look()
         if found.transaction is None and found.pending is not None:
@@ -119,7 +119,7 @@ class RpmOstree:
             return
         match ending:
             case Finished() | Left() | Vanished():
-                log.info("the transaction %s of another is over", transaction.method)
+                log.info("waited for %s, called by another", transaction.method)
             case Overdue(why=why):
                 raise BusyError(
                     f"rpm-ostree is busy with {self._naming(transaction)}: {why}",
@@ -289,8 +289,10 @@ def _is(staged: Deployment, image: str) -> bool:
 
 def _check(ending: Ending, what: str) -> None:
     match ending:
-        case Finished(success=True) | Left():
+        case Finished(success=True):
             return
+        case Left():
+            raise CancelledError(f"rpm-ostree goes on to {what}, and is not waited for any more")
         case Finished(text=text, cancelled=cancelled):
             if cancelled or "cancelled" in text.lower():
                 raise CancelledError(f"rpm-ostree did not {what}: it was cancelled")
