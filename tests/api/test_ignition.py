@@ -315,6 +315,15 @@ def test_an_unusual_path_is_fine(path: str) -> None:
     assert read(file(path=path)).files[0].path == path
 
 
+def test_what_is_not_read_further_may_not_be_nested_for_ever() -> None:
+    deep: object = 1
+    for _ in range(300):
+        deep = [{"a": deep}]
+    assert refusal(storage(disks=[{"device": deep}])) == (
+        "storage.disks[0]: nested more than 100 deep"
+    )
+
+
 def test_secrets_do_not_show_in_a_representation() -> None:
     dropins = [{"name": "a.conf", "contents": "canary"}]
     unit = {"name": "a.service", "contents": "canary", "dropins": dropins}

@@ -212,23 +212,37 @@ def test_what_go_finds_valid_is_wanted() -> None:
                 wanted(config)
 
 
+SECRETS = ignition(
+    storage={"files": [{"path": "/a", "contents": {"source": "data:,canary"}}]},
+    systemd={
+        "units": [
+            {
+                "name": "a.service",
+                "contents": "canary",
+                "dropins": [{"name": "a.conf", "contents": "canary"}],
+            }
+        ]
+    },
+    passwd={
+        "users": [{"name": "core", "passwordHash": "canary", "sshAuthorizedKeys": ["canary"]}],
+        "groups": [{"name": "g", "passwordHash": "canary"}],
+    },
+)
+
+
 def test_secrets_do_not_show_in_a_representation() -> None:
-    document = ignition(
-        storage={"files": [{"path": "/a", "contents": {"source": "data:,canary"}}]},
-        systemd={
-            "units": [
-                {
-                    "name": "a.service",
-                    "contents": "canary",
-                    "dropins": [{"name": "a.conf", "contents": "canary"}],
-                }
-            ]
-        },
-        passwd={
-            "users": [{"name": "core", "passwordHash": "canary", "sshAuthorizedKeys": ["canary"]}]
-        },
-    )
-    assert "canary" not in repr(of(document))
+    assert "canary" not in repr(of(SECRETS))
+
+
+@fuzz
+@given(damaged(SECRETS))
+def test_secrets_show_in_no_error_whatever_is_wrong(document: object) -> None:
+    try:
+        config = MachineConfig.from_json({"spec": {"config": document}})
+        told = repr(config) + repr(wanted(config))
+    except ConfigError as error:
+        told = f"{error} {error.remedy}"
+    assert "canary" not in told
 
 
 @fuzz

@@ -15,6 +15,9 @@ Json = dict[str, object]
 
 _T = TypeVar("_T")
 
+DEPTH_LIMIT = 100
+"""How deep a document may be nested where it is walked through; none that means anything is."""
+
 _INT64 = range(-(2**63), 2**63)
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 # A wrong value is quoted in the error when it is short and cannot be a secret.

@@ -14,11 +14,10 @@ from collections.abc import Iterator
 
 import yaml
 
-from treenail.api.decode import Json, load_json
+from treenail.api.decode import DEPTH_LIMIT, Json, load_json
 from treenail.errors import ConfigError
 
 SIZE_LIMIT = 64 * 1024 * 1024
-DEPTH_LIMIT = 100
 ALIAS_LIMIT = 4 * 1024 * 1024
 """What all aliases of a document may add to it, in characters, a value counting for 16 at least."""
 

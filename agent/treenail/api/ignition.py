@@ -54,7 +54,7 @@ def _read3(fields: Fields, version: str) -> Ignition:
         luks=rules.kept(storage, "luks"),
         kernel_arguments=arguments.texts("shouldExist"),
         absent_kernel_arguments=arguments.texts("shouldNotExist"),
-        section=rules.prune(fields.nested("ignition").others("version")),
+        section=rules.prune(fields.nested("ignition"), "version"),
     )
     rules.check(config, fields)
     return config

@@ -32,7 +32,7 @@ def read(fields: Fields) -> Ignition:
     for filesystem in storage.objects("filesystems"):
         if filesystem.text("name") != ROOT_FILESYSTEM:
             raise _unknown(filesystem.path)
-    if rules.prune(fields.nested("ignition").others("version")):
+    if rules.prune(fields.nested("ignition"), "version"):
         raise _unknown(f"{fields.at('ignition')} beside the version")
     config = Ignition(
         version=VERSION,

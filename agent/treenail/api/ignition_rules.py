@@ -4,7 +4,7 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator
 
-from treenail.api.decode import Fields, Json
+from treenail.api.decode import DEPTH_LIMIT, Fields, Json
 from treenail.api.ignition_model import (
     NOBODY_NAMED,
     Directory,
@@ -85,19 +85,18 @@ def user(fields: Fields) -> User:
         name=fields.required_text("name"),
         ssh_keys=fields.texts("sshAuthorizedKeys"),
         password_hash=fields.optional_text("passwordHash"),
-        others=prune(fields.others("name", "sshAuthorizedKeys", "passwordHash")),
+        others=prune(fields, "name", "sshAuthorizedKeys", "passwordHash"),
     )
 
 
 def kept(fields: Fields, name: str) -> tuple[Json, ...]:
     """The objects of a list that is not read further."""
-    return fields.each(name, lambda entry: prune(entry.values))
+    return fields.each(name, prune)
 
 
-def prune(values: Json) -> Json:
-    """The object without what is null, an empty object or an empty list, as Go leaves them out."""
-    found = {key: _pruned(value) for key, value in values.items()}
-    return {key: value for key, value in found.items() if value not in (None, {}, [])}
+def prune(fields: Fields, *without: str) -> Json:
+    """The fields but those, less what is null, an empty object or an empty list, as Go does it."""
+    return _pruned_object(fields.others(*without), fields, DEPTH_LIMIT)
 
 
 def check(config: Ignition, fields: Fields) -> None:
@@ -160,11 +159,18 @@ def _refuse_twice(entries: Iterable[tuple[str, str, str]]) -> None:
         seen[key] = place
 
 
-def _pruned(value: object) -> object:
+def _pruned_object(values: Json, fields: Fields, depth: int) -> Json:
+    found = {key: _pruned(value, fields, depth - 1) for key, value in values.items()}
+    return {key: value for key, value in found.items() if value not in (None, {}, [])}
+
+
+def _pruned(value: object, fields: Fields, depth: int) -> object:
+    if depth < 0:
+        raise fields.error(f"{fields.path}: nested more than {DEPTH_LIMIT} deep")
     if isinstance(value, dict):
-        return prune(value)
+        return _pruned_object(value, fields, depth)
     if isinstance(value, list):
-        return [_pruned(inner) for inner in value]
+        return [_pruned(inner, fields, depth - 1) for inner in value]
     return value
 
 
