@@ -1,0 +1,115 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from treenail import retry
+from treenail.errors import (
+    BusError,
+    Conflict,
+    Forbidden,
+    TooManyRequests,
+    TreenailError,
+    Unreachable,
+)
+
+
+class Clock:
+    """A clock that notes the pauses instead of making them."""
+
+    def __init__(self) -> None:
+        self.pauses: list[float] = []
+
+    def now(self) -> float:
+        return sum(self.pauses)
+
+    monotonic = now
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+
+class Call:
+    """Fails with each of the errors in turn, then answers."""
+
+    def __init__(self, *errors: TreenailError) -> None:
+        self.errors = list(errors)
+        self.times = 0
+
+    def __call__(self) -> str:
+        self.times += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return "done"
+
+
+def gone(name: str = "NoReply") -> BusError:
+    return BusError("the service went away", name=f"org.freedesktop.DBus.Error.{name}")
+
+
+def test_what_succeeds_is_called_once():
+    clock = Clock()
+    for policy in (retry.api_write, retry.bus_activation):
+        call = Call()
+        assert (policy(call, clock), call.times, clock.pauses) == ("done", 1, [])
+
+
+def test_a_write_is_tried_again_while_the_server_is_away_or_busy():
+    clock = Clock()
+    call = Call(Unreachable("refused"), TooManyRequests("later"))
+    assert (retry.api_write(call, clock), call.times) == ("done", 3)
+    first, second = clock.pauses
+    assert 0.5 <= first <= 1.0
+    assert 1.0 <= second <= 1.5
+
+
+def test_a_write_waits_as_long_as_the_server_asks_within_its_limit():
+    clock = Clock()
+    call = Call(
+        TooManyRequests("later", retry_after_s=2.5), TooManyRequests("later", retry_after_s=60)
+    )
+    retry.api_write(call, clock)
+    assert clock.pauses == [2.5, 3.0]
+
+
+@pytest.mark.parametrize("name", ["NoReply", "ServiceUnknown", "Spawn.ChildExited"])
+def test_a_call_is_made_again_while_its_service_starts(name):
+    clock = Clock()
+    assert retry.bus_activation(Call(gone(name), gone(name)), clock) == "done"
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "within_s"),
+    [(retry.api_write, Unreachable("refused"), 10), (retry.bus_activation, gone(), 3)],
+)
+def test_what_keeps_failing_raises_its_own_error_in_bounded_time(policy, error, within_s):
+    clock = Clock()
+    call = Call(*[error] * 99)
+    with pytest.raises(type(error)) as raised:
+        policy(call, clock)
+    assert raised.value is error
+    assert call.times == 4
+    assert sum(clock.pauses) <= within_s
+
+
+@pytest.mark.parametrize(
+    ("policy", "error"),
+    [
+        (retry.api_write, Conflict("changed")),
+        (retry.api_write, Forbidden("no")),
+        (retry.bus_activation, BusError("no", name="org.freedesktop.DBus.Error.AccessDenied")),
+        (retry.bus_activation, BusError("no reply in time")),
+    ],
+)
+def test_what_another_try_can_not_mend_is_raised_at_once(policy, error):
+    clock = Clock()
+    with pytest.raises(type(error)):
+        policy(Call(error), clock)
+    assert clock.pauses == []
+
+
+def test_importing_costs_nothing_until_something_is_called():
+    agent = Path(__file__).parents[1] / "agent"
+    code = "import sys, treenail.retry; sys.exit('tenacity' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(agent)})
