@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="be the node's agent", description="Be the node's agent.")
     run.set_defaults(module="treenail.cli.agent")
-    _common(run)
+    _where(run)
     run.add_argument("--node-name", metavar="NAME", help="the Node's name (the host's, lower case)")
     run.add_argument(
         "--kubeconfig", metavar="FILE", help="how to reach the API server, and as whom"
@@ -56,12 +56,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Show what the node has, wants and does; works with the API server away.",
     )
     status.set_defaults(module="treenail.cli.inspect")
-    _common(status)
+    _where(status)
     status.add_argument("--json", action="store_true", help="print one JSON document")
     return parser
 
 
-def _common(parser: argparse.ArgumentParser) -> None:
+def _where(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", metavar="DIR", help="where the machine's root is (/)")
     parser.add_argument(
         "--config", metavar="FILE", help="the settings (/etc/treenail/agent.toml below the root)"

@@ -9,7 +9,6 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 
-from treenail import log as journal
 from treenail.daemon.ports import Ports, Watch
 from treenail.errors import BusyError, CancelledError, Unreachable, UnreconcilableError
 from treenail.host.deployments import Progress, Verdict
@@ -48,12 +47,14 @@ class Actor:
         *,
         look_s: float,
         on_progress: Callable[[Update, Progress], Verdict],
+        on_record: Callable[[Record], None],
     ) -> None:
         self._ports = ports
         self._look_s = look_s
         self._on_progress = on_progress
+        self._on_record = on_record
         self._record = records.from_json(ports.ledger.read())
-        self._name_in_journal()
+        on_record(self._record)
 
     @property
     def record(self) -> Record:
@@ -255,13 +256,4 @@ class Actor:
         if record != self._record:
             self._ports.ledger.write(records.to_json(record))
             self._record = record
-            self._name_in_journal()
-
-    def _name_in_journal(self) -> None:
-        """Let every line of the journal say which update it belongs to."""
-        update = self._record.update
-        journal.context(
-            update=update.id if update else "",
-            phase=str(update.phase) if update else "",
-            config=update.target.config if update else self._record.current.config,
-        )
+            self._on_record(record)

@@ -14,7 +14,7 @@ from treenail.clock import Clock, rfc3339
 from treenail.errors import TreenailError
 from treenail.host.deployments import Progress
 from treenail.update.facts import Facts
-from treenail.update.record import Target
+from treenail.update.record import Record, Target
 from treenail.update.status import Report
 
 Json = dict[str, object]
@@ -62,31 +62,26 @@ class Live:
 
     def show(self, facts: Facts, report: Report, failure: TreenailError | None) -> None:
         """Show a report, and the failure that it may be too early to put on the Node."""
-        update = facts.record.update
         shown: Json = {
             "sentence": report.sentence,
-            "current": _target(facts.record.current),
             "desired": _target(report.desired),
-            "update": None
-            if update is None
-            else {
-                "id": update.id,
-                "phase": str(update.phase),
-                "target": _target(update.target),
-                "origin": _target(update.origin),
-                "began": rfc3339(update.began),
-                "entered": rfc3339(update.entered),
-            },
             "failure": None
             if failure is None
             else {"message": str(failure), "remedy": failure.remedy, "state": failure.state},
             "progress": None,
+            **_recorded(facts.record),
         }
         with self._lock:
             self._sentence = report.sentence
             self._document |= shown
             self._progress_at = float("-inf")
             self._flush(report.sentence)
+
+    def record(self, record: Record) -> None:
+        """Show what the ledger has just been told."""
+        with self._lock:
+            self._document |= _recorded(record)
+            self._flush(self._sentence)
 
     def progress(self, progress: Progress) -> None:
         """Show how far an OS transaction is; at most once a second."""
@@ -120,6 +115,23 @@ class Live:
         self._notifier.status(line)
         stamped = self._document | {"written": rfc3339(self._clock.now())}
         self._write(json.dumps(stamped, indent=1).encode())
+
+
+def _recorded(record: Record) -> Json:
+    update = record.update
+    return {
+        "current": _target(record.current),
+        "update": None
+        if update is None
+        else {
+            "id": update.id,
+            "phase": str(update.phase),
+            "target": _target(update.target),
+            "origin": _target(update.origin),
+            "began": rfc3339(update.began),
+            "entered": rfc3339(update.entered),
+        },
+    }
 
 
 def _target(target: Target) -> Json:

@@ -9,6 +9,7 @@ import random
 import threading
 from dataclasses import dataclass
 
+from treenail import log as journal
 from treenail.daemon.act import Actor
 from treenail.daemon.live import Live
 from treenail.daemon.observe import Observer, seen
@@ -19,7 +20,7 @@ from treenail.host.deployments import Progress, Verdict
 from treenail.log import MessageId
 from treenail.update.decide import Decision, Reboot, Refuse, Wait, decide, stands
 from treenail.update.facts import Facts
-from treenail.update.record import Update
+from treenail.update.record import Record, Update
 from treenail.update.status import Event, reason_text, report
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,9 @@ class Loop:
         self._bell = bell
         self._stop = stop
         self._pace = pace
-        self._actor = Actor(ports, look_s=pace.look_s, on_progress=self._progress)
+        self._actor = Actor(
+            ports, look_s=pace.look_s, on_progress=self._progress, on_record=self._recorded
+        )
         self._failure: Failure | None = None
         self._told_of_cluster = False
         self._credential_problems: tuple[str, ...] = ()
@@ -192,6 +195,16 @@ class Loop:
                 self._ports.cluster.tell(Event("Warning", "PullSecretUnusable", problem))
         self._credential_problems = problems
         self._live.credential_problems(problems)
+
+    def _recorded(self, record: Record) -> None:
+        """Let the journal and the live status say which update this is, and how far."""
+        update = record.update
+        journal.context(
+            update=update.id if update else "",
+            phase=str(update.phase) if update else "",
+            config=update.target.config if update else record.current.config,
+        )
+        self._live.record(record)
 
     def _progress(self, update: Update, progress: Progress) -> Verdict:
         """Show how an OS transaction gets on, and whether it is still wanted."""

@@ -1,0 +1,78 @@
+"""A socket by which another process acts on the machines of a lab that runs."""
+
+import contextlib
+import json
+import os
+import socket
+import socketserver
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from treenail.errors import HostError, UsageError
+
+SOCKET = "control.sock"
+_LIMIT_S = 60.0
+_MOST_BYTES = 65536
+
+Orders = dict[str, Callable[[list[str]], str]]
+
+
+class Control:
+    """Takes orders (a name and its words) and answers each with a line."""
+
+    def __init__(self, directory: Path, orders: Orders) -> None:
+        self._path = directory / SOCKET
+        self._path.unlink(missing_ok=True)
+        before = os.umask(0o077)
+        try:
+            self._server = _Server(str(self._path), _handler(orders))
+        finally:
+            os.umask(before)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="lab-control", daemon=True
+        )
+
+    def __enter__(self) -> "Control":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._path.unlink(missing_ok=True)
+
+
+def order(directory: Path, words: list[str]) -> str:
+    """Have a running lab carry an order out; returns what it says of it."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as line:
+        line.settimeout(_LIMIT_S)
+        try:
+            line.connect(str(directory / SOCKET))
+            line.sendall(json.dumps(words).encode() + b"\n")
+            answer = json.loads(line.makefile("rb").readline(_MOST_BYTES))
+        except (OSError, ValueError) as error:
+            raise HostError(
+                f"no lab answers in {directory}: {error}",
+                remedy="start one with 'treenail-lab up', or name its --directory",
+            ) from error
+    if "error" in answer:
+        raise UsageError(str(answer["error"]))
+    return str(answer["said"])
+
+
+class _Server(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+
+
+def _handler(orders: Orders) -> type[socketserver.StreamRequestHandler]:
+    class Line(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            try:
+                name, *words = json.loads(self.rfile.readline(_MOST_BYTES))
+                answer = {"said": orders[name](words)}
+            except (KeyError, ValueError, TypeError, UsageError, HostError) as error:
+                answer = {"error": str(error)}
+            self.wfile.write(json.dumps(answer).encode() + b"\n")
+
+    return Line

@@ -1,0 +1,59 @@
+"""Where the picture of a rollout is shown: redrawn on a terminal, line by line elsewhere."""
+
+from typing import TextIO
+
+from treenail.lab.view import NodeView, lines
+
+_UP = "\x1b[{}A"
+_CLEAR = "\x1b[K"
+_COLOURS = {"Done": "32", "Working": "33", "Degraded": "31", "Unreconcilable": "31"}
+
+
+class Screen:
+    """One place on a stream that always shows the latest picture."""
+
+    def __init__(self, stream: TextIO, *, title: str) -> None:
+        self._stream = stream
+        self._title = title
+        self._live = stream.isatty()
+        self._drawn = 0
+        self._told: dict[str, tuple[str, str, str, str]] = {}
+
+    def show(self, nodes: list[NodeView], seconds: float) -> None:
+        """Show the nodes as they are; elsewhere than on a terminal, what changed of them."""
+        if self._live:
+            self._draw(lines(nodes, title=self._title, seconds=seconds))
+            return
+        for node in nodes:
+            now = (node.state, node.phase, node.version, node.reason)
+            if self._told.get(node.name) != now:
+                self._told[node.name] = now
+                phase = node.phase or ("done" if node.updated else "waiting")
+                reason = f": {node.reason}" if node.reason else ""
+                booted = node.version or "down"
+                self._stream.write(
+                    f"{seconds:6.1f} s  {node.name:<10} {node.state:<9} {booted:<12} "
+                    f"{phase}{reason}\n"
+                )
+        self._stream.flush()
+
+    def end(self) -> None:
+        """Leave the last picture where it is."""
+        if not self._live:
+            self._stream.write("\n")
+        self._drawn = 0
+
+    def _draw(self, picture: list[str]) -> None:
+        up = _UP.format(self._drawn) if self._drawn else ""
+        drawn = "".join(f"{_coloured(line)}{_CLEAR}\n" for line in picture)
+        # Lines that the last picture had and this one has not.
+        below = f"{_CLEAR}\n" * max(self._drawn - len(picture), 0)
+        self._stream.write(up + drawn + below)
+        self._drawn = max(self._drawn, len(picture))
+        self._stream.flush()
+
+
+def _coloured(line: str) -> str:
+    for state, colour in _COLOURS.items():
+        line = line.replace(f" {state} ", f" \x1b[{colour}m{state}\x1b[0m ", 1)
+    return line
