@@ -29,7 +29,7 @@ SHARED_BY_ALL = re.compile(r"(/var)?/tmp/")
 
 STAND_INS = {"monkeypatch.setattr", "time.sleep"}
 
-SENTENCE_WORDS = 3
+SENTENCE_WORDS = 2
 
 
 def sources(*folders: str) -> list[Path]:
