@@ -1,0 +1,109 @@
+"""A pool's rollout policy: read whole, refused where it promises what nobody keeps."""
+
+from typing import Any
+
+import pytest
+
+from tests.controllers.rollout.builders import pool
+from treenail.api.selector import LabelSelector, Operator, Requirement
+from treenail.controllers.rollout.policy import Order, Policy, Share, Wave, policy
+from treenail.errors import ConfigError
+
+WHERE = "annotation treenail.io/rollout of pool worker"
+
+
+def test_a_pool_without_a_policy_is_limited_by_nothing_more() -> None:
+    assert policy(pool()) == Policy()
+    assert Policy().max_failures is None
+
+
+def test_an_empty_policy_halts_at_the_first_failure() -> None:
+    assert policy(pool("{}")) == Policy(max_failures=0)
+
+
+def test_every_field_is_read_as_yaml() -> None:
+    text = """
+    canary: {nodes: 2, soak: 1h30m, nodeSelector: {matchLabels: {canary: ""}}}
+    waves: [5, 50%]
+    soak: 90s
+    maxFailures: 3
+    rebootTimeout: 20m
+    order: spread
+    windows:
+    - {days: [Sat], start: "1:20", duration: 4h, timeZone: UTC}
+    """
+    found = policy(pool(text))
+    canaries = LabelSelector((Requirement("canary", Operator.IN, ("",)),))
+    assert found.waves == (
+        Wave(Share(2), 5400.0, canaries),
+        Wave(Share(5), 90.0),
+        Wave(Share(percent=50), 90.0),
+    )
+    assert (found.max_failures, found.reboot_timeout_s, found.order) == (3, 1200.0, Order.SPREAD)
+    (only,) = found.windows
+    assert (only.days, only.start.isoformat(), only.length.seconds) == ({5}, "01:20:00", 14400)
+
+
+def test_a_canary_is_one_node_that_soaks_like_the_others() -> None:
+    assert policy(pool({"canary": {}, "soak": "5m"})).waves == (Wave(Share(1), 300.0),)
+    assert policy(pool({"canary": {"soak": "0s"}, "soak": "5m"})).waves == (Wave(Share(1), 0.0),)
+
+
+@pytest.mark.parametrize(
+    ("share", "total", "expected"),
+    [
+        (Share(3), 10, 3),
+        (Share(30), 10, 10),
+        (Share(percent=10), 500, 50),
+        (Share(percent=10), 9, 1),
+        (Share(percent=100), 7, 7),
+        (Share(1), 0, 0),
+    ],
+)
+def test_a_share_is_at_least_one_node_and_at_most_all(
+    share: Share, total: int, expected: int
+) -> None:
+    assert share.of(total) == expected
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        ({"canari": {}}, "unknown field 'canari'"),
+        ({"canary": 1}, "canary: expected an object, found 1"),
+        (
+            {"canary": {"nodes": 0}},
+            "canary.nodes: expected a count of nodes or a percentage from 1% to 100%, found 0",
+        ),
+        (
+            {"waves": ["110%"]},
+            "waves[0]: expected a count of nodes or a percentage from 1% to 100%, found '110%'",
+        ),
+        (
+            {"waves": ["50%", "30%"]},
+            "waves[1]: expected more than the wave before, found '30%'",
+        ),
+        ({"canary": {"nodes": 3}, "waves": [3]}, "waves[0]: expected more than the wave before"),
+        ({"soak": 5}, "soak: expected a string, found 5"),
+        ({"soak": "5 min"}, "soak: expected a duration such as 10m or 1h30m, found '5 min'"),
+        ({"soak": ""}, "soak: expected a duration such as 10m or 1h30m, found ''"),
+        ({"maxFailures": -1}, "maxFailures: expected a count of nodes, found -1"),
+        ({"maxFailures": "1"}, "maxFailures: expected an integer, found a string"),
+        ({"order": "random"}, "order: expected one of zones, spread, found 'random'"),
+        (
+            {"windows": [{"start": "01:00", "duration": "4h", "timeZone": "CET/CEST"}]},
+            "windows[0].timeZone: expected a time zone such as Europe/Berlin, found 'CET/CEST'",
+        ),
+    ],
+)
+def test_a_policy_that_is_wrong_is_refused_with_its_place(document: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        policy(pool(document))
+    assert str(raised.value).startswith(f"{WHERE}: {sentence}")
+
+
+@pytest.mark.parametrize("text", ["", "  ", "- a", "canary: [", "just words"])
+def test_a_policy_that_is_no_object_is_refused_with_its_place(text: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        policy(pool(text))
+    assert WHERE in str(raised.value)
