@@ -1,0 +1,109 @@
+"""A pool of nodes in virtual time: agents that take a while, fail on bad targets, go away."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from tests.controllers.rollout.builders import OLD, node, proceed
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.controllers.rollout.decide import Turn, decide
+from treenail.controllers.rollout.nodes import NodeFacts, Target
+from treenail.controllers.rollout.progress import Record
+
+ANSWER_S = 1.0
+
+
+class Simulation:
+    """Nodes that obey, and a controller without any memory but the record on the pool."""
+
+    def __init__(self, names: Sequence[str], *, takes_s: float = 480.0, now: float = 0.0) -> None:
+        self.nodes: dict[str, NodeFacts] = {name: node(name) for name in names}
+        self.now = now
+        self.takes_s = takes_s
+        self.bad: Collection[Target] = ()
+        self.stays_cordoned = True
+        self.ever_given: dict[Target, set[str]] = {}
+        self.most_unavailable = 0
+        self.turns: list[Turn] = []
+        self._record: str | None = None
+
+    def turn(self, pool: MachineConfigPool, target: Target) -> Turn:
+        """Decide and write."""
+        record = None if self._record is None else Record.from_text(self._record)
+        found = decide(pool, tuple(self.nodes.values()), proceed(target), record, now=self.now)
+        self._record = None if found.record is None else found.record.to_text()
+        for name in found.give:
+            self.give(name, target)
+        self.turns.append(found)
+        self.most_unavailable = max(self.most_unavailable, self.out_of_service())
+        return found
+
+    def out_of_service(self) -> int:
+        """Nodes that serve nobody, or soon will not, counted without asking the code under test."""
+        return sum(
+            not each.healthy or each.unschedulable or self._at_work(each)
+            for each in self.nodes.values()
+        )
+
+    def _at_work(self, each: NodeFacts) -> bool:
+        wanted = (each.desired_config, each.desired_image)
+        behind = (each.current_config, each.current_image) != wanted
+        answered = self.now - (each.started_at or 0.0) >= ANSWER_S
+        return behind and not (each.state == "Degraded" and answered)
+
+    def give(self, name: str, target: Target) -> None:
+        self.nodes[name] = self.nodes[name].given(target, self.now)
+        self.ever_given.setdefault(target, set()).add(name)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let every agent go on; they answer after a second and are through after a while."""
+        self.now += seconds
+        for name, each in self.nodes.items():
+            self.nodes[name] = self._later(each)
+
+    def run(
+        self, pool: MachineConfigPool, target: Target, *, until: float, step_s: float = 60.0
+    ) -> Turn:
+        """Take turns until that time, or until every node has the target."""
+        found = self.turn(pool, target)
+        while self.now < until and not all(each.has(target) for each in self.nodes.values()):
+            wait_s = step_s if found.look_again_s is None else min(step_s, found.look_again_s)
+            self.pass_time(max(wait_s, ANSWER_S))
+            found = self.turn(pool, target)
+        return found
+
+    def flap(self, name: str, *, healthy: bool) -> None:
+        self.nodes[name] = replace(self.nodes[name], healthy=healthy, ready_changed_at=self.now)
+
+    def _later(self, each: NodeFacts) -> NodeFacts:
+        target = Target(each.desired_config, each.desired_image)
+        if each.started_at is None or (each.done and not each.unschedulable):
+            return each
+        since_s = self.now - each.started_at
+        if since_s < ANSWER_S:
+            return each
+        if since_s < self.takes_s:
+            return replace(each, state="Working", reason="", unschedulable=True)
+        if target in self.bad:
+            return replace(
+                each,
+                state="Degraded",
+                reason="the image does not boot",
+                unschedulable=self.stays_cordoned,
+            )
+        back_at = each.started_at + self.takes_s
+        return replace(
+            each,
+            state="Done",
+            current_config=target.config,
+            current_image=target.image,
+            unschedulable=False,
+            ready_changed_at=max(back_at, each.ready_changed_at or 0.0),
+        )
+
+
+def fleet(count: int) -> Simulation:
+    return Simulation([f"n{number:03}" for number in range(count)])
+
+
+def all_have(simulation: Simulation, target: Target = OLD) -> bool:
+    return all(each.has(target) for each in simulation.nodes.values())

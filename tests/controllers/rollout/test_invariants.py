@@ -1,0 +1,184 @@
+"""What holds whatever happens, in walks of random events.
+
+Targets change, some of them bad; nodes come and go; writes are lost or their answer is; the cache
+lags; the controller is restarted between any two writes.
+"""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.controllers.rollout.builders import image, pool, proceed
+from tests.controllers.rollout.simulation import Simulation, all_have
+from treenail.controllers.rollout.decide import decide
+from treenail.controllers.rollout.nodes import NodeFacts, Target, as_written
+from treenail.controllers.rollout.policy import RESUME
+from treenail.controllers.rollout.progress import Record
+from treenail.controllers.rollout.status import View, calculate
+
+NAMES = [f"n{number}" for number in range(8)]
+TARGETS = [image("a", "1"), image("a", "2"), image("b", "2"), Target("c"), Target("d")]
+BAD = {TARGETS[1], TARGETS[3]}
+POLICIES: list[Any] = [
+    None,
+    {"canary": {}, "soak": "5m"},
+    {"canary": {}, "waves": ["50%"], "maxFailures": 1, "rebootTimeout": "20m", "order": "spread"},
+]
+
+EVENTS = {
+    "target": 2, "wait": 12, "away": 2, "back": 3, "lose": 2, "lag": 2, "catch up": 2,
+    "restart": 1, "resume": 1,
+}  # fmt: skip
+WAITS_S = [1, 30, 200, 500, 600, 4000]
+
+
+def events(seed: int) -> Iterator[tuple[str, int]]:
+    """A hundred things that happen, the same ones for the same seed."""
+    chance = random.Random(seed)
+    for event in chance.choices(list(EVENTS), weights=list(EVENTS.values()), k=100):
+        choices = {"target": range(len(TARGETS)), "wait": WAITS_S}.get(event, range(len(NAMES)))
+        yield event, chance.choice(choices)
+
+
+def annotations(facts: NodeFacts) -> tuple[str | None, ...]:
+    """What a write finds unchanged, or is refused."""
+    return (
+        facts.current_config,
+        facts.desired_config,
+        facts.current_image,
+        facts.desired_image,
+        facts.state,
+    )
+
+
+class Walk(Simulation):
+    """A controller with a cache that may lag and writes that may be lost."""
+
+    def __init__(self, policy: Any, limit: int) -> None:
+        super().__init__(NAMES)
+        self.bad = BAD
+        self.policy = policy
+        self.limit = limit
+        self.target = TARGETS[0]
+        self.word = ""
+        self.kept: str | None = None
+        self.frozen: dict[str, NodeFacts] | None = None
+        self.written: dict[str, tuple[Target, float]] = {}
+        self.lost = False
+
+    def seen(self) -> tuple[NodeFacts, ...]:
+        """The nodes by the cache, with what was written since."""
+        cache = self.nodes if self.frozen is None else self.frozen
+        if self.frozen is None:
+            self.written.clear()
+        # Health is never stale here: who goes away by himself is nobody's decision.
+        now = {
+            name: NodeFacts(
+                **{
+                    **{slot: getattr(each, slot) for slot in NodeFacts.__slots__},
+                    "healthy": self.nodes[name].healthy,
+                    "ready_changed_at": self.nodes[name].ready_changed_at,
+                }
+            )
+            for name, each in cache.items()
+        }
+        return as_written(now.values(), self.written)
+
+    def step(self) -> None:
+        word = {RESUME: self.word} if self.word else {}
+        found = pool(self.policy, annotations=word, maxUnavailable=self.limit)
+        seen = self.seen()
+        record = None if self.kept is None else Record.from_text(self.kept)
+        turn = decide(found, seen, proceed(self.target), record, now=self.now)
+        if turn.record is not None:
+            self.kept = turn.record.to_text()
+        before = self.out_of_service()
+        by_name = {each.name: each for each in seen}
+        for name in turn.give:
+            if annotations(by_name[name]) != annotations(self.nodes[name]):
+                continue  # the write is conditional, and refused
+            if self.lost:
+                self.lost = False
+                continue
+            self.give(name, self.target)
+            self.written[name] = (self.target, self.now)
+        after = self.out_of_service()
+        assert after <= max(self.limit, before), "more out of service than allowed"
+        if self.policy is None and not turn.give:
+            self.could_not(seen)
+        status = calculate(
+            View(found, self.target, seen, waiting=turn.waiting, trouble=turn.trouble),
+            now="2026-01-01T00:00:00Z",
+        )
+        said = {each.type: each for each in status.conditions}
+        assert said["Degraded"].status == "False" or said["Degraded"].message
+        assert status.counts.total == len(NAMES)
+
+    def could_not(self, seen: tuple[NodeFacts, ...]) -> None:
+        """Nothing was given, so nothing could be."""
+        free = self.limit - sum(
+            each.unavailable or (each.failing and each.asked_for(self.target)) for each in seen
+        )
+        able = [each for each in seen if each.in_service and not each.asked_for(self.target)]
+        assert free <= 0 or not able, "there was room, and somebody to take it"
+
+    def happen(self, event: str, number: int) -> None:
+        match event:
+            case "target":
+                self.target = TARGETS[number]
+            case "wait":
+                self.pass_time(float(number))
+            case "away" | "back":
+                self.flap(NAMES[number], healthy=event == "back")
+            case "lose":
+                self.lost = True
+            case "lag":
+                self.frozen = dict(self.nodes)
+            case "catch up":
+                self.frozen = None
+            case "restart":
+                # A new process lists first, and remembers nothing.
+                self.frozen = None
+                self.written.clear()
+            case "resume":
+                self.word += "x"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_walks_stay_within_the_limit_and_end_where_they_should(seed: int) -> None:
+    walk = Walk(POLICIES[seed % len(POLICIES)], 1 + seed % 4)
+    walk.stays_cordoned = seed % 5 > 1
+    walk.step()
+    for event, number in events(seed):
+        walk.happen(event, number)
+        walk.step()
+    # In the end all are back, the target is good, and a person has looked.
+    walk.frozen = None
+    walk.target = TARGETS[4]
+    walk.word += "x"
+    for name in NAMES:
+        walk.flap(name, healthy=True)
+    for _ in range(600):
+        walk.step()
+        if all_have(walk, walk.target):
+            break
+        walk.pass_time(100.0)
+    assert all_have(walk, walk.target)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_bad_target_breaks_no_more_than_the_canary(seed: int) -> None:
+    walk = Walk({"canary": {}, "soak": "5m"}, 3)
+    walk.step()
+    for event, number in events(seed):
+        if event == "resume":
+            continue
+        walk.happen(event, number)
+        walk.step()
+        for bad in BAD:
+            broken = [
+                name for name, each in walk.nodes.items() if each.asked_for(bad) and each.failing
+            ]
+            assert len(broken) <= 1
