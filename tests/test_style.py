@@ -115,13 +115,27 @@ def shared_by_all(_stem: str, text: str) -> Iterator[str]:
 
 
 def stand_in(_stem: str, text: str) -> Iterator[str]:
-    """A test that replaces code instead of passing a fake, or that sleeps."""
-    for node in ast.walk(ast.parse(text)):
+    """A test that replaces code instead of passing a fake, or that sleeps.
+
+    A ``wait_until`` may: it waits for a condition, with a limit.
+    """
+    tree = ast.parse(text)
+    waiting = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef) and function.name == "wait_until"
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom | ast.Import):
             names = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
             if {"mock", "unittest.mock"} & set(names):
                 yield f"{node.lineno}: imports mock"
-        elif isinstance(node, ast.Attribute) and ast.unparse(node) in STAND_INS:
+        elif (
+            isinstance(node, ast.Attribute)
+            and id(node) not in waiting
+            and ast.unparse(node) in STAND_INS
+        ):
             yield f"{node.lineno}: {ast.unparse(node)}"
 
 
@@ -170,8 +184,7 @@ def test_the_agent_shares_no_directory_with_other_users() -> None:
 
 
 def test_tests_use_fakes_and_do_not_sleep() -> None:
-    paths = [path for path in sources("tests") if path != ROOT / "tests" / "waiting.py"]
-    assert findings("stand_in", paths) == []
+    assert findings("stand_in", sources("tests")) == []
 
 
 def test_tests_are_named_as_sentences() -> None:
