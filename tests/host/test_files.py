@@ -283,3 +283,32 @@ def test_a_full_disk_leaves_the_old_file_and_says_what_to_do(root):
 
 def test_the_content_does_not_show_in_the_representation():
     assert "hunter2" not in repr(File("/a", b"hunter2"))
+
+
+class LabellingDisk(Disk):
+    """A disk of a machine with SELinux: new files have the label of their directory."""
+
+    def __init__(self) -> None:
+        self.labels: dict[int, bytes] = {}
+        self.changes = 0
+
+    def label(self, target: Path | int) -> bytes:
+        try:
+            status = os.stat(target) if isinstance(target, int) else target.lstat()
+        except FileNotFoundError:
+            return b""
+        return self.labels.get(status.st_ino, b"etc_t")
+
+    def change_label(self, descriptor: int, label: bytes) -> None:
+        self.changes += 1
+        self.labels[os.stat(descriptor).st_ino] = label
+
+
+def test_a_replaced_file_keeps_its_label_and_a_new_one_has_that_of_its_directory(root):
+    disk = LabellingDisk()
+    files = Files(root, disk)
+    files.write("/a", b"old")
+    assert (disk.label(root.prefix / "a"), disk.changes) == (b"etc_t", 0)
+    disk.labels[(root.prefix / "a").stat().st_ino] = b"shadow_t"
+    files.write("/a", b"new")
+    assert (disk.label(root.prefix / "a"), disk.changes) == (b"shadow_t", 1)

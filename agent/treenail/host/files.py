@@ -249,13 +249,14 @@ class Files:
         with _failing("write", entry):
             descriptor = self._disk.create(temporary)
             try:
+                written = 0
+                while written < len(file.content):
+                    written += self._disk.write(descriptor, file.content[written:])
+                # After the content: writing takes the set-user-ID bit away from all but root.
                 self._own(descriptor, file.mode, file.uid, file.gid)
                 label = self._disk.label(entry)
                 if label and label != self._disk.label(descriptor):
                     self._disk.change_label(descriptor, label)
-                written = 0
-                while written < len(file.content):
-                    written += self._disk.write(descriptor, file.content[written:])
                 if flush:
                     self._disk.sync(descriptor)
             finally:
