@@ -89,9 +89,9 @@ def stream(directory: Path) -> Iterator[io.StringIO]:
     root.setLevel(level)
 
 
-def handlers() -> list[journal.JournalHandler]:
+def handlers() -> list[journal.Journal]:
     found = logging.getLogger().handlers
-    return [each for each in found if isinstance(each, journal.JournalHandler)]
+    return [each for each in found if isinstance(each, journal.Journal)]
 
 
 def test_a_record_arrives_with_its_fields(journald, stream):

@@ -42,12 +42,12 @@ class MessageId(StrEnum):
     CANCELLED = "542ec875ba4847c7830c5fe7f586b8e2"
 
 
-def setup(socket_path: str | os.PathLike[str], *, level: int, stream: TextIO) -> "JournalHandler":
+def setup(socket_path: str | os.PathLike[str], *, level: int, stream: TextIO) -> "Journal":
     """Send every record of at least ``level`` to the journal at the socket, else to the stream.
 
     Calling it again replaces the earlier set-up.
     """
-    handler = JournalHandler(socket_path, stream)
+    handler = Journal(socket_path, stream)
     root = logging.getLogger()
     for earlier in _journals():
         root.removeHandler(earlier)
@@ -68,7 +68,7 @@ def context(*, update: str = "", phase: str = "", config: str = "") -> None:
         handler.context = tuple((name, value) for name, value in fields if value)
 
 
-class JournalHandler(logging.Handler):
+class Journal(logging.Handler):
     """Native datagrams to journald; a record it does not take goes to the stream instead.
 
     Each record is tried at the journal anew, so one that was started again is found by itself.
@@ -126,8 +126,8 @@ class JournalHandler(logging.Handler):
             self._stream.flush()
 
 
-def _journals() -> list[JournalHandler]:
-    return [each for each in logging.getLogger().handlers if isinstance(each, JournalHandler)]
+def _journals() -> list[Journal]:
+    return [each for each in logging.getLogger().handlers if isinstance(each, Journal)]
 
 
 def _fields(record: logging.LogRecord, message: str) -> list[tuple[str, str]]:
