@@ -294,7 +294,7 @@ class LabellingDisk(Disk):
 
     def label(self, target: Path | int) -> bytes:
         try:
-            status = os.stat(target) if isinstance(target, int) else target.lstat()
+            status = self.status_of(target) if isinstance(target, int) else self.status(target)
         except FileNotFoundError:
             return b""
         return self.labels.get(status.st_ino, b"etc_t")
