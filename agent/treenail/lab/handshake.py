@@ -36,6 +36,7 @@ class Handshake:
         self._out_s: dict[str, float] = {}
         self._evicted: dict[str, int] = {}
         self._blocked: dict[str, str] = {}
+        self._applied: dict[str, str] = {}
         self._rung = threading.Event()
         self._stop = threading.Event()
         self._watch = Watch(client, Scope(NODES), clock, on_change=self._changed)
@@ -83,7 +84,9 @@ class Handshake:
             self._rung.clear()
             for node in tuple(self._nodes.values()):
                 asked = node.annotations.get(key.DESIRED_DRAIN, "")
-                if not asked or asked == node.annotations.get(key.LAST_APPLIED_DRAIN):
+                applied = node.annotations.get(key.LAST_APPLIED_DRAIN)
+                # The watch may not have told yet of what was just applied.
+                if not asked or asked in (applied, self._applied.get(node.name)):
                     continue
                 try:
                     self._answer(node.name, asked)
@@ -105,6 +108,7 @@ class Handshake:
         self._client.patch(
             NODES, node, {"metadata": {"annotations": {key.LAST_APPLIED_DRAIN: asked}}}
         )
+        self._applied[node] = asked
         log.info("%s applied on %s", asked, node)
 
     def _empty(self, node: str) -> None:

@@ -1,5 +1,6 @@
 """Where the picture of a rollout is shown: redrawn on a terminal, line by line elsewhere."""
 
+import shutil
 from typing import TextIO
 
 from treenail.lab.view import NodeView, lines
@@ -44,8 +45,10 @@ class Screen:
         self._drawn = 0
 
     def _draw(self, picture: list[str]) -> None:
+        # A line that wraps would be two, and the next picture would miss its place.
+        width = shutil.get_terminal_size().columns
         up = _UP.format(self._drawn) if self._drawn else ""
-        drawn = "".join(f"{_coloured(line)}{_CLEAR}\n" for line in picture)
+        drawn = "".join(f"{_coloured(line[:width])}{_CLEAR}\n" for line in picture)
         # Lines that the last picture had and this one has not.
         below = f"{_CLEAR}\n" * max(self._drawn - len(picture), 0)
         self._stream.write(up + drawn + below)

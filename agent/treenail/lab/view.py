@@ -30,10 +30,10 @@ class NodeView:
 
 
 def lines(nodes: list[NodeView], *, title: str, seconds: float) -> list[str]:
-    """The picture, without colours; as wide as an 100-column terminal."""
-    head = f"{title:<84} {int(seconds) // 60:02d}:{int(seconds) % 60:02d}"
+    """The picture, without colours."""
+    head = f"{title:<94} {int(seconds) // 60:02d}:{int(seconds) % 60:02d}"
     columns = (
-        f"  {'NODE':<10} {'STATE':<9} {'BOOTED':<8} {'UPDATE':<37} {'EVICTED':>7}  OUT OF SERVICE"
+        f"  {'NODE':<10} {'STATE':<9} {'BOOTED':<12} {'UPDATE':<37} {'EVICTED':>7}  OUT OF SERVICE"
     )
     found = [head, columns]
     for node in nodes:
@@ -46,7 +46,7 @@ def lines(nodes: list[NodeView], *, title: str, seconds: float) -> list[str]:
 def _line(node: NodeView) -> str:
     out = f"{node.out_of_service_s:.1f} s" if node.out_of_service_s else "-"
     return (
-        f"  {node.name:<10} {node.state:<9} {node.version or '(down)':<8} "
+        f"  {node.name:<10} {node.state:<9} {node.version or '(down)':<12} "
         f"{_bar(_done(node))} {_word(node):<16} {node.evicted:>7}  {out:>14}"
     )
 
