@@ -374,6 +374,7 @@ def test_pod_of_the_same_name_that_came_meanwhile_is_another_one(node: Node) -> 
     with node.drain() as drain:
         node.emptied(drain)
         node.add("web")
+        wait_until(lambda: not drain.turn().empty)
         node.emptied(drain)
 
     assert node.pods() == []

@@ -391,6 +391,21 @@ def test_closing_wakes_who_waits_for_a_stream_to_begin(
     assert len(failures) == 1
 
 
+def test_stream_closed_between_reads_gives_its_connection_back(
+    tmp_path: Path, connect: Connect
+) -> None:
+    def stream(exchange: Exchange) -> None:
+        exchange.begin_stream()
+        exchange.wait_for_the_end()
+
+    with serving(tmp_path, stream) as server:
+        found = connect(server).open(GET, lasts_s=60)
+        found.reply()
+        found.close()
+
+        assert list(found.lines()) == []
+
+
 def test_stream_closed_before_it_began_sends_nothing(
     tmp_path: Path, opened: list[Transport]
 ) -> None:

@@ -123,6 +123,8 @@ class HttpStream:
         self._request = request
         self._lasts_s = lasts_s
         self._link = wire.link()
+        self._lock = threading.Lock()
+        self._reading = False
         self._closed = False
         self._response: http.client.HTTPResponse | None = None
 
@@ -132,6 +134,7 @@ class HttpStream:
         Unreachable when it does not within the request's limit, or after ``close``.
         """
         deadline = self._clock.monotonic() + self._request.limit_s
+        self._note(reading=True)
         try:
             response = self._wire.begin(self._link, self._request, deadline, gzip=False)
             if response.status != http.client.OK:
@@ -141,6 +144,7 @@ class HttpStream:
         except _Broken as error:
             self._link.close()
             raise self._wire.unreachable(self._request, error, self._request.limit_s) from error
+        self._note(reading=False)
         self._response = response
         return Reply(response.status)
 
@@ -151,6 +155,7 @@ class HttpStream:
         """
         if self._response is None:
             return
+        self._note(reading=True)
         self._link.deadline = self._clock.monotonic() + self._lasts_s
         try:
             yield from self._wire.lines(self._request, self._response)
@@ -162,8 +167,18 @@ class HttpStream:
 
     def close(self) -> None:
         """End it: the thread that waits in ``reply`` or ``lines`` wakes up at once."""
-        self._closed = True
-        self._link.abort()
+        with self._lock:
+            self._closed = True
+            self._link.abort()
+            if not self._reading:
+                self._link.close()
+
+    def _note(self, *, reading: bool) -> None:
+        """Note whether a thread reads; while one does, the socket is its to give back."""
+        with self._lock:
+            self._reading = reading
+            if self._closed and not reading:
+                self._link.close()
 
 
 class _Wire:

@@ -1,0 +1,189 @@
+"""A node's credential on the lab's API server: everything the agent does there, at once."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import wait_until
+from treenail.clock import SystemClock
+from treenail.errors import AlreadyExists, Conflict, Forbidden, Gone, Invalid, NotFound, Unreachable
+from treenail.kube.client import Client, EventStream, Json, PatchKind
+from treenail.kube.events import Recorder, Regarding
+from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.lease import Candidacy, Election
+from treenail.kube.official import OfficialTransport
+from treenail.kube.resources import CONFIGMAPS, EVENTS, LEASES, NODES
+from treenail.kube.transport import HttpTransport
+from treenail.kube.watch import Scope, Watch
+from treenail.lab.apiserver.faults import Match, Reject
+from treenail.lab.apiserver.server import LabServer
+
+CLOCK = SystemClock()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LabServer]:
+    with LabServer(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def admin(server: LabServer) -> Iterator[Client]:
+    transport = HttpTransport(read_kubeconfig(str(server.admin_kubeconfig)), CLOCK)
+    client = Client(transport)
+    client.create(NODES, {"metadata": {"name": "a"}})
+    client.create(NODES, {"metadata": {"name": "b"}})
+    yield client
+    transport.close()
+
+
+@pytest.fixture(params=["thin", "official"])
+def node(request: pytest.FixtureRequest, server: LabServer, admin: Client) -> Iterator[Client]:
+    kubeconfig = str(server.node_kubeconfig("a"))
+    transport = (
+        HttpTransport(read_kubeconfig(kubeconfig), CLOCK)
+        if request.param == "thin"
+        else OfficialTransport.from_kubeconfig(kubeconfig, CLOCK)
+    )
+    yield Client(transport)
+    transport.close()
+
+
+class Seen:
+    """What a watch of Node a told."""
+
+    def __init__(self, client: Client) -> None:
+        self.marks: list[str | None] = []
+        self.watch = Watch(
+            client, Scope(NODES, field_selector="metadata.name=a"), CLOCK, on_change=self._note
+        )
+        self.watch.start()
+
+    def _note(self, _key: str, found: Json | None) -> None:
+        labels = found["metadata"].get("labels", {}) if found else {}  # type: ignore[attr-defined]  # a dict
+        self.marks.append(labels.get("mark"))
+
+
+def mark(client: Client, value: str) -> None:
+    client.patch(NODES, "a", {"metadata": {"labels": {"mark": value}}})
+
+
+def test_own_node_is_followed_through_faults(
+    server: LabServer, admin: Client, node: Client
+) -> None:
+    seen = Seen(node)
+    wait_until(lambda: len(seen.marks) == 1)
+    mark(admin, "one")
+    wait_until(lambda: seen.marks[-1] == "one")
+    wait_until(lambda: server.cut_watches("nodes"))
+    mark(admin, "two")
+    wait_until(lambda: seen.marks[-1] == "two")
+    server.expire_versions()
+    wait_until(lambda: server.cut_watches("nodes"))
+    mark(admin, "three")
+    wait_until(lambda: seen.marks[-1] == "three")
+    seen.watch.stop()
+
+    assert seen.marks == [None, "one", "two", "three"]
+
+
+def test_each_refusal_of_the_server_is_its_error(admin: Client, node: Client) -> None:
+    body: Json = {"metadata": {"name": "a"}}
+    with pytest.raises(NotFound):
+        admin.get(CONFIGMAPS, "none", namespace="default")
+    with pytest.raises(AlreadyExists):
+        admin.create(NODES, body)
+    with pytest.raises(Conflict):
+        admin.update(NODES, "a", {"metadata": {"name": "a", "resourceVersion": "1"}})
+    with pytest.raises(Invalid):
+        admin.create(CONFIGMAPS, {"metadata": {"name": "A_"}}, namespace="default")
+    with pytest.raises(Forbidden):
+        node.patch(NODES, "b", {"metadata": {"annotations": {"x": "y"}}})
+
+
+def test_version_of_the_past_is_gone(server: LabServer, admin: Client, node: Client) -> None:
+    params = {"resourceVersion": "1", "fieldSelector": "metadata.name=a"}
+    server.expire_versions()
+    stream = node.watch(NODES, params=params)
+
+    with pytest.raises(Gone):
+        follow(stream)
+
+
+def follow(stream: EventStream) -> None:
+    """410 may come as the answer or as the first event."""
+    with closing(stream):
+        stream.begin()
+        list(stream)
+
+
+def test_event_of_a_node_is_accepted_and_counted(admin: Client, node: Client) -> None:
+    recorder = Recorder(node, "treenail", "a", CLOCK)
+    for _ in range(3):
+        recorder.normal(Regarding("Node", "a", uid="u"), "Staged", "staged image B")
+
+    (event,) = admin.list(EVENTS, namespace="default").items
+    assert (event["reason"], event["count"]) == ("Staged", 3)
+
+
+def test_server_that_has_no_time_is_unreachable(
+    server: LabServer, admin: Client, node: Client
+) -> None:
+    server.inject(Reject(503), Match(resource="nodes"), times=1)
+
+    with pytest.raises(Unreachable):
+        node.get(NODES, "a")
+    assert node.get(NODES, "a")["kind"] == "Node"
+
+
+def test_annotations_are_applied_by_their_owner(admin: Client, node: Client) -> None:
+    def applied(**annotations: str) -> object:
+        body: Json = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": "a", "annotations": annotations},
+        }
+        found = node.patch(NODES, "a", body, PatchKind.APPLY)
+        return found["metadata"].get("annotations")  # type: ignore[attr-defined]  # a dict
+
+    admin.patch(NODES, "a", {"metadata": {"annotations": {"theirs": "1"}}})
+
+    assert applied(one="1", two="2") == {"theirs": "1", "one": "1", "two": "2"}
+    assert applied(one="3") == {"theirs": "1", "one": "3"}
+
+
+def test_list_is_paged_and_whole(admin: Client) -> None:
+    for number in range(7):
+        body: Json = {"metadata": {"name": f"c{number}"}}
+        admin.create(CONFIGMAPS, body, namespace="kube-public")
+    paged = Client(admin._transport, page=3)
+
+    found = paged.list(CONFIGMAPS, namespace="kube-public").items
+    assert [item["metadata"]["name"] for item in found] == [  # type: ignore[index]  # a dict
+        f"c{number}" for number in range(7)
+    ]
+
+
+def test_one_of_two_candidates_leads(admin: Client) -> None:
+    told: list[str] = []
+    elections = [
+        Election(
+            admin,
+            Candidacy("kube-system", "rollout", name),
+            CLOCK,
+            on_gain=lambda name=name: told.append(name),
+            on_loss=lambda: None,
+        )
+        for name in ("first", "second")
+    ]
+    for _ in range(2):
+        for election in elections:
+            election.turn()
+    elections[0].release()
+    elections[1].turn()
+
+    assert told == ["first", "second"]
+    lease = admin.get(LEASES, "rollout", namespace="kube-system")
+    assert lease["spec"]["leaseTransitions"] == 1  # type: ignore[index]  # a dict
