@@ -136,7 +136,7 @@ def _fixed_part(spec: Json) -> Json:
     return fixed
 
 
-def _budget_problems(obj: Json, old: Json | None) -> list[Cause]:  # noqa: ARG001 - one signature
+def _budget_problems(obj: Json, _: Json | None) -> list[Cause]:
     spec = obj.get("spec") or {}
     if "minAvailable" in spec and "maxUnavailable" in spec:
         why = "minAvailable and maxUnavailable cannot be both set"
@@ -144,7 +144,7 @@ def _budget_problems(obj: Json, old: Json | None) -> list[Cause]:  # noqa: ARG00
     return []
 
 
-def _lease_problems(obj: Json, old: Json | None) -> list[Cause]:  # noqa: ARG001 - one signature
+def _lease_problems(obj: Json, _: Json | None) -> list[Cause]:
     spec = obj.get("spec") or {}
     found = []
     for name, least in (("leaseDurationSeconds", 1), ("leaseTransitions", 0)):
@@ -155,7 +155,7 @@ def _lease_problems(obj: Json, old: Json | None) -> list[Cause]:  # noqa: ARG001
     return found
 
 
-def _event_problems(obj: Json, old: Json | None) -> list[Cause]:  # noqa: ARG001 - one signature
+def _event_problems(obj: Json, _: Json | None) -> list[Cause]:
     place = dig(obj, "involvedObject", "namespace") or "default"
     if obj["metadata"].get("namespace") != place:
         why = "does not match event.namespace"

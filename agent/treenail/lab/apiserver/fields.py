@@ -45,7 +45,8 @@ def steps(items: list[Any], topology: Topology) -> Iterator[tuple[str, Any]]:
 def own_fields(obj: Json) -> Json:
     """The part of an object whose fields have owners."""
     kept = ("annotations", "labels", "finalizers", "ownerReferences")
-    metadata = {name: value for name, value in obj["metadata"].items() if name in kept}
+    # Empty ones are not stored, so nobody can own them.
+    metadata = {name: obj["metadata"][name] for name in kept if obj["metadata"].get(name)}
     out = {"apiVersion", "kind", "metadata"}
     found = {name: value for name, value in obj.items() if name not in out}
     return found | ({"metadata": metadata} if metadata else {})

@@ -4,7 +4,7 @@ import re
 import secrets
 import uuid
 
-from treenail.lab.apiserver.errors import Cause, bad_request, conflict
+from treenail.lab.apiserver.errors import Cause, bad_request, conflict, invalid
 from treenail.lab.apiserver.kinds import Kind
 from treenail.lab.apiserver.objects import Json, copy, deleting, finalizers
 
@@ -93,13 +93,21 @@ def continued(kind: Kind, old: Json, new: Json) -> Json:
     if version and str(version) != old["metadata"]["resourceVersion"]:
         raise conflict(kind.group, kind.plural, name)
     if (uid := metadata.get("uid")) and uid != old["metadata"]["uid"]:
-        why = f"Precondition failed: UID in precondition: {uid}, UID in object meta: "
-        raise conflict(kind.group, kind.plural, name, why + old["metadata"]["uid"])
+        cause = _invalid("metadata.uid", uid, "field is immutable")
+        raise invalid(kind.group, kind.kind, name, [cause])
     for name in (*_KEPT, "resourceVersion", "managedFields"):
         metadata.pop(name, None)
         if name in old["metadata"]:
             metadata[name] = old["metadata"][name]
     return new | {"metadata": _tidied(metadata)}
+
+
+def check_uid(kind: Kind, old: Json, new: Json) -> None:
+    """Raise 409 when a document is about another object of the same name."""
+    uid, found = (new.get("metadata") or {}).get("uid"), old["metadata"]["uid"]
+    if uid and uid != found:
+        why = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {found}"
+        raise conflict(kind.group, kind.plural, old["metadata"]["name"], why)
 
 
 def _tidied(metadata: Json) -> Json:
@@ -170,19 +178,17 @@ def _size_problems(metadata: Json) -> list[Cause]:
 def _owner_problems(metadata: Json) -> list[Cause]:
     found = []
     owners = metadata.get("ownerReferences") or []
-    for index, owner in enumerate(owners):
+    for owner in owners:
         for name in ("apiVersion", "kind", "name", "uid"):
             if not owner.get(name):
-                where = f"metadata.ownerReferences[{index}].{name}"
-                found.append(Cause("FieldValueInvalid", _required_text(name), where))
+                message = f'Invalid value: "": {name} must not be empty'
+                found.append(
+                    Cause("FieldValueInvalid", message, f"metadata.ownerReferences.{name}")
+                )
     if sum(bool(owner.get("controller")) for owner in owners) > 1:
         message = "Only one reference can have Controller set to true"
         found.append(_invalid("metadata.ownerReferences", owners, message))
     return found
-
-
-def _required_text(name: str) -> str:
-    return f'Invalid value: "": {name} must not be empty'
 
 
 def _invalid(where: str, value: object, rule: str) -> Cause:

@@ -38,8 +38,15 @@ class Owner:
     fields: frozenset[FieldPath]
 
     def is_same(self, other: "Owner") -> bool:
-        mine = (self.name, self.operation, self.api_version, self.subresource)
-        return mine == (other.name, other.operation, other.api_version, other.subresource)
+        """Whether both are one owner; an applier is the same in all API versions."""
+        mine = (self.name, self.operation, self.subresource)
+        same = mine == (other.name, other.operation, other.subresource)
+        return same and (self.operation == APPLY or self.api_version == other.api_version)
+
+    def __str__(self) -> str:
+        via = f' with subresource "{self.subresource}"' if self.subresource else ""
+        using = f" using {self.api_version}" if self.operation == UPDATE else ""
+        return f'"{self.name}"{via}{using}'
 
     def json(self) -> Json:
         entry = {
@@ -77,10 +84,9 @@ def with_owners(obj: Json, owners: Iterable[Owner]) -> Json:
 
 def updated(old: Json | None, new: Json, writer: Owner, topology: Topology) -> list[Owner]:
     """The owners of the new object after a write that is not an apply."""
-    before = dict(leaves(own_fields(old), topology)) if old else {}
-    after = dict(leaves(own_fields(new), topology))
-    changed = {path for path, value in after.items() if path not in before or before[path] != value}
-    lost = changed | (before.keys() - after.keys())
+    before, after = own_fields(old) if old else {}, own_fields(new)
+    changed = _changed(before, after, topology)
+    lost = changed | _changed(after, before, topology)
     owners = []
     mine = replace(writer, fields=frozenset(changed))
     for owner in owners_of(old) if old else []:
@@ -97,11 +103,9 @@ def applied(
     old: Json, intent: Json, writer: Owner, topology: Topology, *, force: bool
 ) -> tuple[Json, list[Owner]]:
     """The object after an apply and its owners; raises 409 when others own what it changes."""
-    wanted = dict(leaves(own_fields(intent), topology))
-    before = dict(leaves(own_fields(old), topology))
-    changed = {
-        path for path, value in wanted.items() if path not in before or before[path] != value
-    }
+    wanted = {path for path, _ in leaves(own_fields(intent), topology)}
+    merged = _merged(own_fields(old), own_fields(intent), topology)
+    changed = _changed(own_fields(old), merged, topology)
     owners = owners_of(old)
     mine = next((owner for owner in owners if owner.is_same(writer)), None)
     others = [owner for owner in owners if not owner.is_same(writer)]
@@ -109,13 +113,20 @@ def applied(
     if not force and any(paths for _, paths in contested):
         raise _conflict([(owner, paths) for owner, paths in contested if paths])
     kept = [replace(owner, fields=owner.fields - changed) for owner in others]
-    given_up = (mine.fields if mine else frozenset()) - wanted.keys()
+    given_up = (mine.fields if mine else frozenset()) - wanted
     foreign = {path for owner in kept for path in owner.fields}
-    merged = _merged(own_fields(old), own_fields(intent), topology)
     left = _without(merged, given_up - foreign, foreign, topology)
     fields = frozenset(wanted)
     time = mine.time if mine and mine.fields == fields and not changed else writer.time
     return _rebuilt(old, left or {}), [*kept, replace(writer, fields=fields, time=time)]
+
+
+def _changed(old: Json, new: Json, topology: Topology) -> set[FieldPath]:
+    """The leaves of the new document that the old one does not have, or has with other values."""
+    before = dict(leaves(old, topology))
+    return {
+        path for path, value in leaves(new, topology) if path not in before or before[path] != value
+    }
 
 
 def _rebuilt(old: Json, fields: Json) -> Json:
@@ -184,21 +195,19 @@ def _conflict(contested: list[tuple[Owner, list[FieldPath]]]) -> ApiError:
     causes: list[Json] = []
     texts = []
     for owner, paths in contested:
-        via = f' with subresource "{owner.subresource}"' if owner.subresource else ""
-        who = f'"{owner.name}"{via} using {owner.api_version}'
         causes += [
             {
                 "reason": "FieldManagerConflict",
-                "message": f"conflict with {who}",
+                "message": f"conflict with {owner}",
                 "field": shown(path),
             }
             for path in paths
         ]
         if len(paths) == 1:
-            texts.append(f"conflict with {who}: {shown(paths[0])}")
+            texts.append(f"conflict with {owner}: {shown(paths[0])}")
         else:
             lines = "".join(f"\n- {shown(path)}" for path in paths)
-            texts.append(f"conflicts with {who}:{lines}")
+            texts.append(f"conflicts with {owner}:{lines}")
     count = "1 conflict" if len(causes) == 1 else f"{len(causes)} conflicts"
     message = f"Apply failed with {count}: " + "\n".join(texts)
     return ApiError(409, "Conflict", message, {"causes": causes})

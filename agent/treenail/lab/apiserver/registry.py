@@ -93,10 +93,10 @@ class Registry:
                 raise not_found(kind.group, kind.plural, name)
             return self._create(kind, intent, owner, write), True
         old = served(kind, old)
+        metadata.check_uid(kind, old, intent)
         new, owners = applied(old, intent, owner, topology_of(kind), force=write.force)
-        for field in ("uid", "resourceVersion"):
-            if field in intent["metadata"]:
-                new["metadata"][field] = intent["metadata"][field]
+        if "resourceVersion" in intent["metadata"]:
+            new["metadata"]["resourceVersion"] = intent["metadata"]["resourceVersion"]
         new = self._changed(kind, old, new, part)
         return self._finish(kind, old, with_owners(new, owners), write, part), False
 

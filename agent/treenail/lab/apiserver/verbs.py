@@ -18,6 +18,7 @@ from treenail.lab.apiserver.errors import (
 from treenail.lab.apiserver.eviction import evict
 from treenail.lab.apiserver.kinds import Kind
 from treenail.lab.apiserver.lists import listed, selection
+from treenail.lab.apiserver.metadata import check_uid
 from treenail.lab.apiserver.objects import Json
 from treenail.lab.apiserver.patch import json_patch, merge_patch
 from treenail.lab.apiserver.registry import Change, Registry, Write, check_versioned
@@ -120,7 +121,7 @@ class Verbs:
         if known is None and kind.create_on_update and not ask.subresource:
             named = obj | {"metadata": (obj.get("metadata") or {}) | {"name": ask.name}}
             return Answer(201, self._registry.create(kind, ask.namespace, named, write))
-        self._registry.get(kind, ask.namespace, ask.name)
+        check_uid(kind, self._registry.get(kind, ask.namespace, ask.name), obj)
         check_versioned(kind, obj)
         changed = self._registry.update(
             kind, ask.namespace, ask.name, lambda _: obj, write, ask.subresource
