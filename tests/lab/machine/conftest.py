@@ -1,4 +1,4 @@
-"""A directory with a short name, because sockets go into it."""
+"""A directory with a short name, because sockets go into it, and services in it."""
 
 import tempfile
 from collections.abc import Iterator
@@ -6,8 +6,53 @@ from pathlib import Path
 
 import pytest
 
+from treenail.lab.images import make_image
+from treenail.lab.machine import rootfs
+from treenail.lab.machine.daemons import Daemons
+from treenail.lab.machine.journal import Journal
+from treenail.lab.machine.settings import Settings, save
+
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as name:
         yield Path(name)
+
+
+class Services:
+    """systemd and logind of a machine that has nothing else; ``asked`` is what they asked for."""
+
+    def __init__(self, directory: Path) -> None:
+        self.root = directory / "root"
+        self.asked: list[str] = []
+        self._settings = directory / "settings.json"
+        self.change(Settings(inhibit_delay_max_s=0.3))
+        rootfs.install(self.root, make_image("os/node", "41.1", 1000))
+        rootfs.boot(self.root)
+        self.journal = Journal(self.root)
+        self.daemons = Daemons(
+            directory,
+            self.root,
+            directory / "images.json",
+            self._settings,
+            asked=self.asked.append,
+        )
+        self.address = self.daemons.address
+
+    def change(self, settings: Settings) -> None:
+        save(settings, self._settings)
+
+    def write_unit(self, name: str, text: str) -> None:
+        path = self.root / "etc/systemd/system" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.fixture
+def services(directory: Path) -> Iterator[Services]:
+    running = Services(directory)
+    running.journal.start()
+    running.daemons.start()
+    yield running
+    running.daemons.stop(hard=True)
+    running.journal.stop()

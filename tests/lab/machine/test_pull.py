@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from treenail.lab.images import Catalogue, Credential, make_image
-from treenail.lab.machine.pull import canonical, credential_for, inside, open_image
-from treenail.lab.machine.steps import OperationFailed
+from treenail.lab import images
+from treenail.lab.images import Catalogue, Credential, Image, make_image
+from treenail.lab.machine.pull import canonical, credential_for, inside, open_image, pull
+from treenail.lab.machine.settings import Settings
+from treenail.lab.machine.steps import OperationFailed, Pause
+from treenail.lab.machine.sysroot import Sysroot
 
 SECRET = Credential("node", "s3cret")
 OPEN = make_image("os/node", "41.1", 1000)
@@ -121,3 +124,28 @@ def test_refspec_is_shown_in_its_short_form(given: str, shown: str) -> None:
 def test_refspec_of_a_remote_that_is_not_configured_is_refused() -> None:
     with pytest.raises(OperationFailed, match='Remote "fedora" not found'):
         canonical("fedora:fedora/x86_64/coreos/stable")
+
+
+def seconds_of_pull(image: Image, root: Path) -> float:
+    catalogue = root / "images.json"
+    images.save(Catalogue((image,)), catalogue)
+    steps = pull(
+        f"ostree-unverified-registry:{image.pull_spec}",
+        root=root,
+        sysroot=Sysroot(root),
+        catalogue=catalogue,
+        settings=lambda: Settings(pull_bytes_per_s=1e6),
+    )
+    return sum(step.seconds for step in steps if isinstance(step, Pause))
+
+
+def test_ten_times_larger_image_takes_ten_times_longer(tmp_path: Path) -> None:
+    small, large = (make_image("os/node", "41.1", size) for size in (2_000_000, 20_000_000))
+    assert seconds_of_pull(small, tmp_path) == pytest.approx(2.0)
+    assert seconds_of_pull(large, tmp_path) == pytest.approx(20.0)
+
+
+def test_layers_that_are_here_take_no_time(tmp_path: Path) -> None:
+    image = make_image("os/node", "41.1", 2_000_000)
+    Sysroot(tmp_path).import_layer(image.layers[0].digest)
+    assert seconds_of_pull(image, tmp_path) == pytest.approx(1.5)

@@ -43,7 +43,7 @@ def client(host: OstreeHost) -> Iterator[RpmOstreeClient]:
 
 
 def idle(client: RpmOstreeClient) -> bool:
-    return client.shown()["ActiveTransaction"] == ("", "", "")
+    return bool(client.shown()["ActiveTransaction"] == ("", "", ""))
 
 
 def test_nothing_happens_before_start(host: OstreeHost, client: RpmOstreeClient) -> None:
@@ -166,7 +166,7 @@ def test_peer_that_never_closes_is_thrown_out(host: OstreeHost, client: RpmOstre
     with Peer(client.rebase(B.pull_spec)) as peer:
         peer.start()
         peer.result()
-        wait_until(lambda: peer.connection.is_closed())
+        wait_until(peer.connection.is_closed)
     assert idle(client)
 
 

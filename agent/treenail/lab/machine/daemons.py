@@ -17,6 +17,7 @@ from treenail.lab.machine.bus import SOCKET_PATH_MAX, PrivateBus
 from treenail.lab.machine.connections import bus_method, call, connected
 
 RPM_OSTREE = "org.projectatomic.rpmostree1"
+_MARK = "TREENAIL_LAB_MACHINE"
 _READY_LIMIT_S = 20.0
 _STOP_LIMIT_S = 3.0
 
@@ -28,9 +29,25 @@ def rpmostreed_command(root: Path, catalogue: Path, settings: Path, pid_file: Pa
     return [sys.executable, "-m", "treenail.lab.machine.rpmostreed", *words]
 
 
-def environment() -> dict[str, str]:
-    """This process's environment, with which a child finds the same packages."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+def environment(directory: Path) -> dict[str, str]:
+    """What the processes of a machine get: our packages, and a mark to find them all by."""
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        _MARK: str(directory),
+    }
+
+
+def sweep(directory: Path) -> None:
+    """Kill every process that a machine started and that is still there, whoever's child it is."""
+    mark = os.fsencode(f"{_MARK}={directory}")
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            marked = mark in (process / "environ").read_bytes().split(b"\0")
+            if marked and process.name != str(os.getpid()):
+                os.kill(int(process.name), signal.SIGKILL)
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
 
 
 def check_length(root: Path) -> None:
@@ -57,6 +74,7 @@ class Daemons:
         asked: Callable[[str], None],
     ) -> None:
         self.log = directory / "daemons.log"
+        self._directory = directory
         self._root = root
         self._settings = settings_file
         self._pid_file = directory / "rpm-ostreed.pid"
@@ -71,7 +89,7 @@ class Daemons:
                     rpmostreed_command(root, catalogue, settings_file, self._pid_file)
                 )
             },
-            environment=environment(),
+            environment=environment(directory),
             log=self.log,
         )
         self.address = self._bus.address
@@ -85,7 +103,7 @@ class Daemons:
         with self.log.open("ab") as output:
             services = subprocess.Popen(
                 [sys.executable, "-m", module, *places],
-                env={**environment(), "DBUS_SYSTEM_BUS_ADDRESS": self.address},
+                env={**environment(self._directory), "DBUS_SYSTEM_BUS_ADDRESS": self.address},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=output,
@@ -113,6 +131,7 @@ class Daemons:
                 services.kill()
                 services.wait()
         self._bus.stop(hard=hard)
+        sweep(self._directory)
 
     def pid(self, name: str) -> int:
         """The process id of ``rpm-ostreed``, ``systemd`` or ``bus``; 0 if it does not run."""

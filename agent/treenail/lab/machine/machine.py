@@ -81,7 +81,7 @@ class Machine:
             agent,
             self.root,
             environment={
-                **environment(),
+                **environment(directory),
                 **(agent_environment or {}),
                 "DBUS_SYSTEM_BUS_ADDRESS": self.address,
             },
@@ -160,7 +160,7 @@ class Machine:
         """Reboot in order, as ``systemctl reboot`` would."""
         with self._locked():
             self._shut_down()
-            self._boot()
+            self._boot_again()
 
     def power_cut(self) -> None:
         """Take the power away in the middle of whatever it does, and give it back."""
@@ -169,7 +169,7 @@ class Machine:
             self._agent.power_off()
             self._daemons.stop(hard=True)
             self._journal.stop()
-            self._boot()
+            self._boot_again()
 
     def __enter__(self) -> "Machine":
         self.start()
@@ -250,10 +250,12 @@ class Machine:
         finally:
             self._power.release()
 
-    def _boot(self) -> None:
+    def _boot_again(self) -> None:
         # A stop ends the time between two boots, and the next boot does not come.
-        if self._giving_up.wait(self.behaviour().boot_s):
-            return
+        if not self._giving_up.wait(self.behaviour().boot_s):
+            self._boot()
+
+    def _boot(self) -> None:
         booted = rootfs.boot(self.root)
         self._journal.start()
         self._log("kernel", f"Command line: {boot_options(booted)}")
@@ -315,4 +317,4 @@ class Machine:
             # The power may have been cut, or the machine stopped, since the reboot was asked for.
             if self._on and self.boot_count == count:
                 self._shut_down()
-                self._boot()
+                self._boot_again()

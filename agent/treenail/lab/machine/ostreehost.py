@@ -40,7 +40,7 @@ class OstreeHost:
         self._bus = PrivateBus(
             directory,
             services={RPM_OSTREE: shlex.join(command)},
-            environment=environment(),
+            environment=environment(directory),
             log=directory / "daemons.log",
         )
         self.address = self._bus.address

@@ -25,7 +25,7 @@ from treenail.lab.machine.exported import (
 )
 from treenail.lab.machine.jobs import RESULTS, Job, Verb, log_job
 from treenail.lab.machine.settings import Settings
-from treenail.lab.machine.transient import Outcome, read_properties
+from treenail.lab.machine.transient import Outcome, TransientService, read_properties
 from treenail.lab.machine.unitfilemethods import UnitFileMethods
 from treenail.lab.machine.unitfiles import (
     NO_SUCH_UNIT,
@@ -134,7 +134,10 @@ class Systemd1:
             self._show(unit)
 
     def _show(self, unit: Unit) -> None:
-        self._objects[unit.name].show(self._files, self._root)
+        # A transient unit may be forgotten by the time its job is.
+        shown = self._objects.get(unit.name)
+        if shown is not None:
+            shown.show(self._files, self._root)
 
     def _forget_if_over(self, unit: Unit) -> None:
         """A transient unit is gone once it is inactive, unless somebody refers to it."""
@@ -249,6 +252,7 @@ class Systemd1:
         elif action in ("start", "restart") and service is None:
             result = self._pretend_to_start(unit, again=action == "restart")
         self._finish(job, unit, result)
+        self._forget_if_over(unit)
         return False
 
     def _pretend_to_start(self, unit: Unit, *, again: bool) -> str:
@@ -265,7 +269,6 @@ class Systemd1:
         self._show(unit)
         log_job(self._root, job, unit, result)
         self._signal("JobRemoved", "(uoss)", job.number, job.path, job.unit, result)
-        self._forget_if_over(unit)
 
     def _start_transient(self, call: Call) -> Values:
         name, mode, _, _ = call.values
@@ -273,8 +276,9 @@ class Systemd1:
             raise Refusal(INVALID_ARGS, f"Job mode {mode} invalid")
         if not self._unit(name).pristine:
             raise Refusal(UNIT_EXISTS, f"Unit {name} was already loaded or has a fragment file.")
-        message = call.invocation.get_message()
-        fds = message.get_unix_fd_list()
+        listed = call.invocation.get_message().get_unix_fd_list()
+        # Taken out of the message: gi keeps messages, and with them what is still in their lists.
+        fds = listed.steal_fds() if listed is not None else []
         service = read_properties(call.argument(2), fds, self._root)
         if not service.commands:
             raise Refusal(INVALID_ARGS, f"Unit {name} has no ExecStart")
@@ -285,37 +289,31 @@ class Systemd1:
             self._refer(call, unit)
         job = Job(self._next(), Verb.START, name)
         path = self._new_job(job)
-        GLib.idle_add(self._run_transient, job, unit)
+        self._run_transient(job, unit, service)
         return (path,)
 
-    def _run_transient(self, job: Job, unit: Unit) -> bool:
-        service = unit.transient
-        if service is None:
-            return False
+    def _run_transient(self, job: Job, unit: Unit, service: TransientService) -> None:
         oneshot = service.kind == "oneshot"
 
         def ended(outcome: Outcome) -> None:
             unit.end(outcome)
             stop = self._stopping.pop(unit.name, None)
             if oneshot:
-                self._finish(job, unit, RESULTS.get(outcome.result, "failed"))
+                result = RESULTS.get(outcome.result, "failed")
+                self._finish(job, unit, result if stop is None else "canceled")
             if stop is not None:
                 self._finish(stop, unit, "done")
-            self._show_if_known(unit)
+            self._show(unit)
+            self._forget_if_over(unit)
 
         unit.begin()
         pid = service.start(self._root, unit.invocation, ended)
         unit.outcome = Outcome(pid=pid)
         if not oneshot:
             unit.run()
-            self._finish(job, unit, "done")
+            # Not before the call is answered: who asked does not know the job yet.
+            GLib.idle_add(self._finish, job, unit, "done")
         self._show(unit)
-        return False
-
-    def _show_if_known(self, unit: Unit) -> None:
-        if unit.name in self._objects:
-            self._show(unit)
-            self._forget_if_over(unit)
 
     # The manager itself
 

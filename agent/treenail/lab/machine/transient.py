@@ -169,8 +169,8 @@ class TransientService:
         self.output = self.errors = None
 
 
-def read_properties(properties: Any, fds: Any, root: Path) -> TransientService:
-    """The service that an ``a(sv)`` describes; ``fds`` holds what the handles in it mean."""
+def read_properties(properties: Any, fds: list[int], root: Path) -> TransientService:
+    """The service that an ``a(sv)`` describes; the handles in it are places in ``fds``."""
     service = TransientService()
     for index in range(properties.n_children()):
         pair = properties.get_child_value(index)
@@ -179,7 +179,7 @@ def read_properties(properties: Any, fds: Any, root: Path) -> TransientService:
     return service
 
 
-def _set(service: TransientService, name: str, variant: Any, fds: Any, root: Path) -> None:
+def _set(service: TransientService, name: str, variant: Any, fds: list[int], root: Path) -> None:
     value = variant.unpack()
     if name in _PLAIN:
         setattr(service, _PLAIN[name], value)
@@ -194,9 +194,9 @@ def _set(service: TransientService, name: str, variant: Any, fds: Any, root: Pat
         case "WorkingDirectory":
             service.directory = str(root / value.lstrip("/"))
         case "StandardOutputFileDescriptor":
-            service.output = fds.get(value)
+            service.output = fds[value]
         case "StandardErrorFileDescriptor":
-            service.errors = fds.get(value)
+            service.errors = fds[value]
         case "StandardOutputFileToAppend":
             service.output = _appending(root / value.lstrip("/"))
         case "StandardErrorFileToAppend":
