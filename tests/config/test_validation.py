@@ -1,0 +1,85 @@
+"""A MachineConfig that can't be used is refused before anything is made from it."""
+
+from typing import Any
+
+import pytest
+
+from tests.oracle import needs_oracle, records
+from treenail.api.machineconfig import MachineConfig
+from treenail.config.validation import SIZE_LIMIT, check, check_size
+from treenail.errors import ConfigError
+
+
+def machine_config(spec: dict[str, Any]) -> MachineConfig:
+    return MachineConfig.from_json({"metadata": {"name": "50-mine"}, "spec": spec})
+
+
+def with_file(**file: Any) -> dict[str, Any]:
+    return {"config": {"ignition": {"version": "3.5.0"}, "storage": {"files": [file]}}}
+
+
+@needs_oracle
+def test_recorded_configs_are_accepted_and_refused_as_recorded() -> None:
+    found = records("validate_mc")
+    for record in found:
+        if record["err"]:
+            with pytest.raises(ConfigError, match="ignition"):
+                check(machine_config(record["spec"]))
+        else:
+            check(machine_config(record["spec"]))
+    assert len(found) == 29
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"kernelType": "64k-pages"},
+        {"kernelType": ""},
+        {"extensions": ["usbguard", "kernel-devel"]},
+        with_file(path="/etc/a", mode=0o777),
+    ],
+)
+def test_what_can_be_used_is_accepted(spec: dict[str, Any]) -> None:
+    check(machine_config(spec))
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        (
+            {"kernelType": "rt"},
+            "spec.kernelType: expected one of default, realtime, 64k-pages, found 'rt'",
+        ),
+        # The reference checks names only beside an Ignition config, and the daemon fails later.
+        (
+            {"extensions": ["usbguard", "usbgard"]},
+            (
+                "spec.extensions[1]: expected one of ipsec, kerberos, kernel-devel, "
+                "sandboxed-containers, sysstat, two-node-ha, usbguard, found 'usbgard'"
+            ),
+        ),
+        (
+            with_file(path="/etc/a", mode=0o1777),
+            "spec.config.storage.files[0].mode: expected at most 511 (0777), found 1023 (0o1777)",
+        ),
+        (
+            with_file(path="../etc"),
+            "spec.config.storage.files[0].path: expected an absolute path, found '../etc'",
+        ),
+    ],
+)
+def test_what_can_not_be_used_is_named_with_its_place(spec: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        check(machine_config(spec))
+    assert str(raised.value) == f"MachineConfig 50-mine: {sentence}"
+
+
+def test_a_config_too_large_to_be_stored_is_refused_by_its_size() -> None:
+    fits = {"a": "x" * (SIZE_LIMIT - len('{"a":""}'))}
+    check_size(fits, "rendered-worker-1")
+    with pytest.raises(ConfigError) as raised:
+        check_size({"a": f"{fits['a']}x"}, "rendered-worker-1")
+    assert str(raised.value) == (
+        "rendered-worker-1 has 1572865 bytes, more than the limit of 1572864"
+    )
