@@ -55,8 +55,7 @@ def main(arguments: argparse.Namespace) -> int:
         return 0
     ledger = Ledger(root)
     with ledger.lock():
-        Agent(settings, root, kernel, ledger).run()
-    return 0
+        return Agent(settings, root, kernel, ledger).run()
 
 
 class Agent:
@@ -68,6 +67,7 @@ class Agent:
         limits = settings.limits
         self._bell = Wakeup()
         self._stop = threading.Event()
+        self._exit_code = 0
         self._notifier = Notifier(os.environ)
         self._live = Live(
             write=lambda content: _write(files, content),
@@ -113,10 +113,14 @@ class Agent:
             pace=Pace(limits.look_s, limits.retry_first_s, limits.retry_most_s),
         )
 
-    def run(self) -> None:
-        """Watch and turn until a signal says to stop; the step under way is finished first."""
+    def run(self) -> int:
+        """Watch and turn until a signal says to stop; the step under way is finished first.
+
+        Returns the exit code: 1 when a thread died of a bug, so that systemd starts all afresh.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._signalled)
+        threading.excepthook = self._thread_died
         log.info("treenail starts")
         self._watch.start()
         self._notifier.ready()
@@ -128,10 +132,19 @@ class Agent:
             self._notifier.stopping()
             self._watch.stop()
             log.info("treenail stops")
+        return self._exit_code
 
     def _signalled(self, number: int, _frame: object) -> None:
         self._stop.set()
         self._bell.ring(signal.Signals(number).name)
+
+    def _thread_died(self, death: threading.ExceptHookArgs) -> None:
+        # An agent that watches no more would rest in peace while its node is asked to move.
+        name = death.thread.name if death.thread else "a thread"
+        log.critical("%s died", name, exc_info=death.exc_value)
+        self._exit_code = 1
+        self._stop.set()
+        self._bell.ring(f"{name} died")
 
     def _node(self, cluster: NodeCluster, node: Json | None) -> None:
         if node is None:

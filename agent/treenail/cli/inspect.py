@@ -48,7 +48,7 @@ def gather(root: Root) -> Json:
         "state": _state(live, failure, record),
         "sentence": live.get("sentence"),
         "current": _target(record.current),
-        "desired": live.get("desired"),
+        "desired": live.get("desired") or _target(update.target if update else record.current),
         "update": live.get("update")
         if update is None
         else {

@@ -173,7 +173,8 @@ class Actor:
         update = self._current_update()
         boot_id = self._ports.kernel.boot_id()
         if update.phase is not Phase.REBOOTING or update.boot_id != boot_id:
-            log.info("drained: %s", update.drain, extra={"message_id": MessageId.DRAINED})
+            if update.drain:
+                log.info("drained: %s", update.drain, extra={"message_id": MessageId.DRAINED})
             self._enter(Phase.REBOOTING, reboots=update.reboots + 1)
         log.info("rebooting into %s", target, extra={"message_id": MessageId.REBOOTING})
         self._ports.os.finalize(target.digest)

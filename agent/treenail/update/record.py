@@ -11,6 +11,8 @@ from treenail.errors import LedgerError
 
 Json = dict[str, object]
 
+_SHORT = 12
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -25,7 +27,11 @@ class Target:
         return self.image.partition("@")[2]
 
     def __str__(self) -> str:
-        return f"{self.config} with {self.image}" if self.image else self.config or "nothing"
+        """For sentences: the digest is cut to what tells images apart."""
+        if not self.image:
+            return self.config or "nothing"
+        short = self.image[: self.image.index("@") + len("@sha256:") + _SHORT]
+        return f"{self.config} with {short}"
 
 
 class Phase(StrEnum):
