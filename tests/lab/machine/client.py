@@ -19,7 +19,7 @@ Heard = list[tuple[str, tuple[Any, ...]]]
 
 def wait_until(condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
     """Run the loop until the condition holds."""
-    context = GLib.MainContext.default()
+    context = GLib.MainContext.get_thread_default() or GLib.MainContext.default()
     until = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < until, "it did not happen in time"

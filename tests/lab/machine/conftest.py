@@ -5,12 +5,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gi.repository import GLib
 
 from treenail.lab.images import make_image
 from treenail.lab.machine import rootfs
 from treenail.lab.machine.daemons import Daemons
 from treenail.lab.machine.journal import Journal
 from treenail.lab.machine.settings import Settings, save
+
+
+@pytest.fixture(autouse=True)
+def context() -> Iterator[None]:
+    """A loop for each test, which takes along what the test leaves undispatched."""
+    own = GLib.MainContext.new()
+    own.push_thread_default()
+    yield
+    own.pop_thread_default()
+    assert not GLib.MainContext.default().pending()
 
 
 @pytest.fixture

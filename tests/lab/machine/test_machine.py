@@ -419,6 +419,28 @@ def test_held_transaction_keeps_others_out_for_its_time(machine: Machine) -> Non
         assert run(client.rebase(B.pull_spec)) == (True, "")
 
 
+def test_sysroot_that_bootc_holds_keeps_rpm_ostree_out(machine: Machine) -> None:
+    with RpmOstreeClient(machine.address) as client:
+        with machine.sysroot_locked():
+            with pytest.raises(GLib.Error, match="System transaction in progress") as refused:
+                client.rebase(B.pull_spec)
+            assert error_name(refused.value) == BUSY
+            assert client.shown()["ActiveTransactionPath"] == ""
+        assert run(client.rebase(B.pull_spec)) == (True, "")
+
+
+def test_sysroot_is_free_once_a_transaction_has_finished(machine: Machine) -> None:
+    machine.change(pull_bytes_per_s=1000.0)
+    with RpmOstreeClient(machine.address) as client, Peer(client.rebase(B.pull_spec)) as peer:
+        peer.start()
+        with pytest.raises(HostError, match="holds the sysroot"):
+            machine.sysroot_locked().__enter__()
+        peer.cancel()
+        peer.result()
+        with machine.sysroot_locked():
+            pass
+
+
 def test_inhibitor_of_somebody_else_is_listed(machine: Machine) -> None:
     with machine.inhibit_shutdown("backup", "running"), Client(machine.address) as client:
         manager = (login1.NAME, login1.PATH, f"{login1.NAME}.Manager", "ListInhibitors")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gi.repository import Gio
+from gi.repository import Gio, GLib
 
 _CALL_LIMIT_MS = 20_000
 
@@ -19,8 +19,13 @@ def connect(address: str, *, bus: bool = True) -> Any:
 
 @contextmanager
 def connected(address: str, *, bus: bool = True) -> Iterator[Any]:
-    """A connection for a while."""
-    connection = connect(address, bus=bus)
+    """A connection for a while, whose events trouble no loop but one of its own."""
+    context = GLib.MainContext.new()
+    context.push_thread_default()
+    try:
+        connection = connect(address, bus=bus)
+    finally:
+        context.pop_thread_default()
     try:
         yield connection
     finally:

@@ -233,6 +233,17 @@ class Machine:
         self.change(refresh_md_s=seconds)
         intruders.begin_refresh(self.address)
 
+    @contextmanager
+    def sysroot_locked(self) -> Iterator[None]:
+        """While inside, bootc or ostree holds the sysroot: rpm-ostree can begin nothing."""
+        lock = Sysroot(self.root).lock()
+        if lock is None:
+            raise HostError(f"a transaction holds the sysroot of {self.name}")
+        try:
+            yield
+        finally:
+            os.close(lock)
+
     def inhibit_shutdown(
         self, who: str, why: str, *, mode: str = "block"
     ) -> AbstractContextManager[None]:

@@ -71,6 +71,7 @@ class Rpmostreed:
         self._sysroot = Sysroot(root)
         self._settings_file = settings_file
         self._transaction: Transaction | None = None
+        self._lock: int | None = None
         self._rebooting = False
         self._reload = 0
         self._interfaces = interfaces("rpmostree1.xml")
@@ -165,6 +166,9 @@ class Rpmostreed:
                 f"Transaction in progress: {current.title}\n You can cancel the current "
                 "transaction with `rpm-ostree cancel`",
             )
+        self._lock = self._sysroot.lock()
+        if self._lock is None:
+            raise Refusal(BUSY, "System transaction in progress")
         transaction = Transaction(
             Order(call, title, self._clients.description(call.sender), work()),
             interface=self._interfaces[f"{NAME}.Transaction"],
@@ -180,6 +184,7 @@ class Rpmostreed:
         return (transaction.address,)
 
     def _transaction_ended(self, success: bool) -> None:  # noqa: FBT001  the callback's one value
+        self._unlock()
         if success and not self._reload:
             # The real daemon's properties follow its transaction from idles: late, and later
             # than Finished. Here they are late for certain, so that who forgets Reload notices.
@@ -191,8 +196,14 @@ class Rpmostreed:
         self._populate()
         return False
 
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
     def _transaction_closed(self) -> None:
         self._transaction = None
+        self._unlock()
         self._face.set_properties(ActiveTransaction=("", "", ""), ActiveTransactionPath="")
 
     def _deployments_changed(

@@ -4,6 +4,7 @@ Deployments outlive everything. A staged one lives below /run until a clean shut
 so a power cut loses it; so does the lock file that tells the shutdown to leave it alone.
 """
 
+import fcntl
 import json
 import os
 from dataclasses import asdict, dataclass, replace
@@ -74,6 +75,19 @@ class Sysroot:
         self._lock = root / "run/ostree/staged-deployment-locked"
         for directory in (self._deploy, self._layers):
             directory.mkdir(parents=True, exist_ok=True)
+
+    def lock(self) -> int | None:
+        """Take the lock that keeps rpm-ostree, bootc and ostree apart; None while another has it.
+
+        It is held until the descriptor is closed, and goes with the process.
+        """
+        descriptor = os.open(self._deploy.parent / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor
 
     @property
     def watched(self) -> Path:
