@@ -220,6 +220,15 @@ def test_machine_can_be_started_again(directory: Path) -> None:
         assert (machine.boot_count, booted(machine)) == (2, "41.2")
 
 
+def test_boot_that_fails_leaves_nothing_running(directory: Path) -> None:
+    machine = make_machine(directory)
+    (directory / "a/settings.json").write_text("{")
+    with pytest.raises(HostError, match=r"did not start; see .*/daemons.log"):
+        machine.start()
+    assert not machine.on
+    assert marked(directory) == []
+
+
 def test_stop_does_not_wait_for_a_slow_boot(directory: Path) -> None:
     with running(directory, behaviour=replace(QUICK, boot_s=3600.0)) as machine:
         rebooting = threading.Thread(target=machine.reboot)

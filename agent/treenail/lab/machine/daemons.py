@@ -80,8 +80,6 @@ class Daemons:
         self._pid_file = directory / "rpm-ostreed.pid"
         self._asked = asked
         self._services: subprocess.Popen[str] | None = None
-        self._listener: threading.Thread | None = None
-        self._ready = threading.Event()
         self._bus = PrivateBus(
             directory,
             services={
@@ -97,7 +95,6 @@ class Daemons:
     def start(self) -> None:
         """Start all; the names of systemd and logind are owned when this returns."""
         self._bus.start()
-        self._ready.clear()
         module = "treenail.lab.machine.services"
         places = ["--root", str(self._root), "--settings", str(self._settings)]
         with self.log.open("ab") as output:
@@ -110,11 +107,12 @@ class Daemons:
                 text=True,
             )
         self._services = services
-        self._listener = threading.Thread(
-            target=self._listen, args=(services,), name="services", daemon=True
+        ready = threading.Event()
+        listener = threading.Thread(
+            target=self._listen, args=(services, ready), name="services", daemon=True
         )
-        self._listener.start()
-        if not self._ready.wait(_READY_LIMIT_S):
+        listener.start()
+        if not ready.wait(_READY_LIMIT_S) or services.poll() is not None:
             raise HostError(f"systemd's stand-in did not start; see {self.log}")
 
     def stop(self, *, hard: bool) -> None:
@@ -174,12 +172,15 @@ class Daemons:
         with connected(self.address) as bus:
             call(bus, bus_method("StartServiceByName"), GLib.Variant("(su)", (RPM_OSTREE, 0)))
 
-    def _listen(self, services: subprocess.Popen[str]) -> None:
+    def _listen(self, services: subprocess.Popen[str], ready: threading.Event) -> None:
         if services.stdout is None:
             return
         with services.stdout as lines:
             for line in lines:
                 if line.strip() == "ready":
-                    self._ready.set()
+                    ready.set()
                 else:
                     self._asked(line.strip())
+        # Nobody shall wait for one that has ended.
+        services.wait()
+        ready.set()

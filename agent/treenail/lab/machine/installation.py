@@ -51,7 +51,7 @@ def assignments(paths: Iterable[Path]) -> Iterator[tuple[str, str, str]]:
     """Section, key and value of each assignment; comments and continued lines are dealt with."""
     for path in paths:
         section = ""
-        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+        text = path.read_text(encoding="utf-8", errors="replace").replace("\\\n", " ")
         for line in map(str.strip, text.splitlines()):
             if not line or line[0] in "#;":
                 continue

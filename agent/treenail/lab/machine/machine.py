@@ -270,7 +270,12 @@ class Machine:
         booted = rootfs.boot(self.root)
         self._journal.start()
         self._log("kernel", f"Command line: {boot_options(booted)}")
-        self._daemons.start()
+        try:
+            self._daemons.start()
+        except HostError:
+            self._daemons.stop(hard=True)
+            self._journal.stop()
+            raise
         self._on = True
         with self._booted:
             self.boot_count += 1
