@@ -64,7 +64,7 @@ def test_everything_kept_is_found_by_key_and_by_index(
 
 def test_handlers_are_told_before_and_after(informer: Informer[str], nodes: Nodes) -> None:
     told: list[tuple[str, str | None, str | None]] = []
-    informer.add_handler(lambda key, before, after: told.append((key, before, after)))
+    informer.tell(lambda key, before, after: told.append((key, before, after)))
     informer.start()
     wait_until(lambda: nodes.watching)
     nodes.put("a", pool="infra")

@@ -167,7 +167,7 @@ class Drain:
             pod_from_json,
             on_lost=self._lose,
         )
-        self._pods.add_handler(lambda *_: ring())
+        self._pods.tell(lambda *_: ring())
         self._daemonsets: dict[str, bool] = {}
         self._answers: dict[str, _Answer] = {}
 

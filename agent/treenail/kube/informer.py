@@ -49,7 +49,7 @@ class Informer(Generic[T]):
         self._synced = threading.Event()
         self._kept: dict[str, T] = {}
         self._indexes: dict[str, dict[str, set[str]]] = {name: {} for name in indexers}
-        self._handlers: list[OnMove[T]] = []
+        self._listeners: list[OnMove[T]] = []
         self._watch = Watch(
             client,
             scope,
@@ -60,9 +60,9 @@ class Informer(Generic[T]):
             jitter=jitter,
         )
 
-    def add_handler(self, handler: OnMove[T]) -> None:
+    def tell(self, on_move: OnMove[T]) -> None:
         """Call it for every change; to be added before ``start``."""
-        self._handlers.append(handler)
+        self._listeners.append(on_move)
 
     def start(self) -> None:
         """Begin to list and watch on a thread of its own."""
@@ -107,8 +107,8 @@ class Informer(Generic[T]):
                 self._kept[key] = after
                 self._file(key, after, away=False)
         if before is not None or after is not None:
-            for handler in self._handlers:
-                handler(key, before, after)
+            for on_move in self._listeners:
+                on_move(key, before, after)
 
     def _file(self, key: str, kept: T, *, away: bool) -> None:
         for name, indexer in self._indexers.items():

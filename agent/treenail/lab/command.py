@@ -302,6 +302,9 @@ def _directory(arguments: argparse.Namespace) -> Iterator[Path]:
             f"{place} is not empty", remedy="name a new --directory, or remove what is left there"
         )
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if place.stat().st_uid != os.getuid():
+        # In a directory for all, somebody else may have been there first.
+        raise UsageError(f"{place} is not yours", remedy="name another --directory")
     try:
         yield place
     finally:

@@ -26,7 +26,7 @@ class Control:
         self._path.unlink(missing_ok=True)
         before = os.umask(0o077)
         try:
-            self._server = _Server(str(self._path), _handler(orders))
+            self._server = _Server(str(self._path), _answering(orders))
         finally:
             os.umask(before)
         self._thread = threading.Thread(
@@ -65,7 +65,7 @@ class _Server(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
 
 
-def _handler(orders: Orders) -> type[socketserver.StreamRequestHandler]:
+def _answering(orders: Orders) -> type[socketserver.StreamRequestHandler]:
     class Line(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             try:
