@@ -1,9 +1,20 @@
 """Where every entry of a rendered config came from."""
 
+import base64
+import json
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from treenail.api.decode import Fields, Json
+from treenail.api.decode import Fields, Json, load_json
+from treenail.errors import ConfigError
+
+PROVENANCE = "treenail.io/provenance"
+"""Annotation of a rendered MachineConfig: where its entries came from."""
+
+_PLAIN_LIMIT = 32 * 1024
+_TEXT_LIMIT = 16 * 1024 * 1024
+_PACKED = "zlib,"
 
 # Lists of an Ignition config whose entries have a name, and the field that holds it.
 _NAMED = {
@@ -34,6 +45,31 @@ class Provenance:
     def of(self, section: str, name: str = "") -> tuple[str, ...]:
         """Who said so; empty when nobody did."""
         return self.entries.get((section, name), ())
+
+    def of_section(self, section: str) -> tuple[str, ...]:
+        """Everybody who named an entry of the section."""
+        found = (names for (where, _name), names in self.entries.items() if where == section)
+        return tuple(dict.fromkeys(name for names in found for name in names))
+
+    def to_text(self) -> str:
+        """What is kept in an annotation of the rendered config; packed when it is long."""
+        text = json.dumps(self.to_json(), separators=(",", ":"))
+        if len(text) <= _PLAIN_LIMIT:
+            return text
+        return _PACKED + base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+    @classmethod
+    def from_text(cls, text: str) -> "Provenance":
+        """What `to_text` wrote; raises `ConfigError`."""
+        where = f"annotation {PROVENANCE}"
+        if text.startswith(_PACKED):
+            unpacker = zlib.decompressobj()
+            try:
+                packed = base64.b64decode(text[len(_PACKED) :], validate=True)
+                text = unpacker.decompress(packed, _TEXT_LIMIT).decode()
+            except (ValueError, zlib.error) as error:
+                raise ConfigError(f"{where}: expected packed JSON, found something else") from error
+        return cls.from_json(load_json(text, where=where))
 
     def to_json(self) -> Json:
         """Short enough to be kept beside the config: every MachineConfig is named once."""

@@ -1,0 +1,106 @@
+"""The command ``treenail-controller``: the controllers, and what they can do without a cluster.
+
+Exit codes: 0 done, 1 the input can't be used, 2 used wrongly.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from treenail import __version__
+from treenail.api import documents
+from treenail.controllers import offline
+from treenail.errors import ConfigError, TreenailError, UsageError
+
+FAILED = 1
+USAGE = 2
+
+STDIN = "-"
+SUFFIXES = (".json", ".yaml", ".yml")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return _render(arguments)
+    except UsageError as error:
+        return _complain(error, USAGE)
+    except TreenailError as error:
+        return _complain(error, FAILED)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="treenail-controller",
+        description="Renders the configuration of pools and rolls it out.",
+    )
+    parser.add_argument("--version", action="version", version=f"treenail {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    render = commands.add_parser(
+        "render",
+        help="print the rendered MachineConfigs of pools, without a cluster",
+        description="Print the MachineConfigs that would be rendered from the MachineConfigPools, "
+        "MachineConfigs and ControllerConfig in files. Objects of other kinds are passed over.",
+    )
+    render.add_argument(
+        "-f",
+        "--filename",
+        metavar="FILE",
+        action="append",
+        required=True,
+        help="a file, a directory of .yaml, .yml and .json files, or - for standard input; "
+        "may be given several times",
+    )
+    render.add_argument("--pool", metavar="NAME", help="render this pool only")
+    render.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml")
+    return parser
+
+
+def _render(arguments: argparse.Namespace) -> int:
+    found = offline.read(_texts(arguments.filename))
+    rendered, errors = offline.render_all(found, arguments.pool)
+    for error in errors:
+        _complain(error, FAILED)
+    if errors:
+        return FAILED
+    configs = [each.config.to_json() for each in rendered]
+    if arguments.output == "yaml":
+        printed = "---\n".join(documents.dump(config) for config in configs)
+    else:
+        listed = {"apiVersion": "v1", "kind": "List", "items": configs}
+        printed = json.dumps(configs[0] if arguments.pool else listed, indent=2) + "\n"
+    sys.stdout.write(printed)
+    sys.stdout.flush()
+    return 0
+
+
+def _texts(names: list[str]) -> Iterator[tuple[str, bytes]]:
+    for name in names:
+        if name == STDIN:
+            yield "standard input", sys.stdin.buffer.read()
+            continue
+        path = Path(name)
+        found = sorted(path.iterdir()) if path.is_dir() else [path]
+        for file in found:
+            if file is path or (file.suffix in SUFFIXES and file.is_file()):
+                yield str(file), _read(file)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: can't be read: {error.strerror or error}") from error
+
+
+def _complain(error: TreenailError, code: int) -> int:
+    remedy = f" ({error.remedy})" if error.remedy and isinstance(error, ConfigError) else ""
+    print(f"treenail-controller: {error}{remedy}", file=sys.stderr)
+    return code

@@ -1,0 +1,210 @@
+"""The rendered MachineConfig of a pool, from the MachineConfigs it selects.
+
+Rendering is pure: the controller that watches pools and writes the result, and the command that
+does it for files, share it.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from treenail import __version__
+from treenail.api import ignition, machineconfigpool
+from treenail.api.decode import Fields, Json
+from treenail.api.machineconfig import API_VERSION, KIND, MachineConfig
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.meta import ObjectMeta, OwnerReference
+from treenail.config import reconcilable
+from treenail.config.identity import rendered_name
+from treenail.config.merge import GENERATED_BY, BaseImages, merge
+from treenail.config.provenance import PROVENANCE, Provenance, named
+from treenail.config.reconcilable import Override
+from treenail.config.validation import check, check_size
+from treenail.errors import ConfigError, UnreconcilableError
+
+CONTROLLER_CONFIG = "ControllerConfig"
+RELEASE_VERSION = "machineconfiguration.openshift.io/release-image-version"
+OS_IMAGE_OVERRIDDEN = "machineconfiguration.openshift.io/os-image-url-overridden"
+
+_NAME_LIMIT = 253
+_PLACE = re.compile(r"spec\.(?:config\.(?:\w+\.)?)?(\w+)(?:\[(\d+)\])?")
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerConfig:
+    """What holds for all pools of the cluster."""
+
+    base: BaseImages = field(default_factory=BaseImages)
+    release_version: str = ""
+
+    @classmethod
+    def from_json(cls, document: object) -> "ControllerConfig":
+        """The ControllerConfig in an API object or a file; raises `ConfigError`."""
+        fields = Fields.of(document, "")
+        spec = fields.nested("spec")
+        annotations = fields.nested("metadata").text_map("annotations")
+        return cls(
+            BaseImages(
+                spec.text("baseOSContainerImage"), spec.text("baseOSExtensionsContainerImage")
+            ),
+            annotations.get(RELEASE_VERSION, ""),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A rendered MachineConfig and the MachineConfigs it came from."""
+
+    config: MachineConfig = field(repr=False)
+    sources: tuple[str, ...]
+    """In the order of merging."""
+    provenance: Provenance = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    def reference(self) -> Json:
+        """The pool's ``spec.configuration`` that names it."""
+        source = [{"apiVersion": API_VERSION, "kind": KIND, "name": name} for name in self.sources]
+        return {"apiVersion": API_VERSION, "kind": KIND, "name": self.name, "source": source}
+
+
+def render(
+    pool: MachineConfigPool,
+    configs: Iterable[MachineConfig],
+    cluster: ControllerConfig,
+    *,
+    current: MachineConfig | None = None,
+    allowed: frozenset[Override] = frozenset(),
+) -> Rendered:
+    """The pool's rendered config, validated; ``configs`` are those of the cluster, in any order.
+
+    ``current`` is what the nodes of the pool have: a difference that can't be made on a running
+    node is refused, unless it is ``allowed``. Raises `ConfigError`, which names the MachineConfig
+    where one is to blame.
+    """
+    chosen = selected(pool, configs)
+    for config in chosen:
+        check(config)
+    merged = merge(chosen, cluster.base)
+    if merged.overrides_os_image and pool.os_image_stream:
+        by = merged.provenance.of("osImageURL")[-1]
+        raise ConfigError(
+            f"pool {pool.name} follows the OS image stream {pool.os_image_stream}, but "
+            f"MachineConfig {by} sets spec.osImageURL",
+            remedy="take one of the two away",
+        )
+    name = rendered_name(pool.name, merged.spec)
+    if len(name) > _NAME_LIMIT:
+        raise ConfigError(f"the name {name} has more than {_NAME_LIMIT} characters")
+    check_size(merged.spec, f"the rendered config of pool {pool.name}")
+    annotations = {
+        GENERATED_BY: f"treenail-{__version__}",
+        RELEASE_VERSION: cluster.release_version,
+        PROVENANCE: merged.provenance.to_text(),
+    }
+    if merged.overrides_os_image:
+        annotations[OS_IMAGE_OVERRIDDEN] = "true"
+    meta = ObjectMeta(name=name, annotations=annotations, owner_references=_owner(pool))
+    rendered = MachineConfig.from_json({"metadata": meta.to_json(), "spec": merged.spec})
+    _check_readable(rendered, merged.provenance)
+    if current is not None and current.name != name:
+        _check_reconcilable(current, rendered, merged.provenance, allowed)
+    return Rendered(rendered, merged.sources, merged.provenance)
+
+
+def selected(
+    pool: MachineConfigPool, configs: Iterable[MachineConfig]
+) -> tuple[MachineConfig, ...]:
+    """The MachineConfigs of the pool, never a rendered one.
+
+    Raises `ConfigError` when it selects none, or has a selector that means all of them.
+    """
+    selector = pool.machine_config_selector
+    if selector is not None and selector.selects_all:
+        raise ConfigError(
+            f"pool {pool.name} selects all MachineConfigs, also those of other pools",
+            remedy="write a machineConfigSelector with at least one requirement",
+        )
+    found = (
+        ()
+        if selector is None
+        else tuple(
+            config
+            for config in configs
+            if selector.matches(config.metadata.labels) and not is_rendered(config)
+        )
+    )
+    if not found:
+        raise ConfigError(
+            f"couldn't find any MachineConfigs for pool: {pool.name}",
+            remedy="give a MachineConfig the labels that the pool's machineConfigSelector names",
+        )
+    return found
+
+
+def is_rendered(config: MachineConfig) -> bool:
+    """The config is the result of rendering: it belongs to a pool."""
+    owners = config.metadata.owner_references
+    return any(owner.kind == machineconfigpool.KIND and owner.controller for owner in owners)
+
+
+def _owner(pool: MachineConfigPool) -> tuple[OwnerReference, ...]:
+    if not pool.metadata.uid:
+        return ()  # a pool that no API server has seen yet can't own anything
+    return (
+        OwnerReference(
+            api_version=machineconfigpool.API_VERSION,
+            kind=machineconfigpool.KIND,
+            name=pool.name,
+            uid=pool.metadata.uid,
+            controller=True,
+            block_owner_deletion=True,
+        ),
+    )
+
+
+def _check_readable(new: MachineConfig, provenance: Provenance) -> None:
+    """Configs that are right one by one can contradict each other."""
+    try:
+        ignition.read(new.config)
+    except ConfigError as error:
+        names = _blamed(str(error), new, provenance)
+        by = f"MachineConfig {names[-1]}: together with the others, " if names else ""
+        raise ConfigError(f"{by}{error}", remedy=error.remedy) from error
+
+
+def _check_reconcilable(
+    current: MachineConfig,
+    new: MachineConfig,
+    provenance: Provenance,
+    allowed: frozenset[Override],
+) -> None:
+    found = reconcilable.obstacles(current, new, allowed=allowed)
+    if not found:
+        return
+    reasons = []
+    for obstacle in found:
+        names = _blamed(obstacle.place, new, provenance)
+        by = f"MachineConfig {names[-1]}: " if names else ""
+        reasons.append(f"{by}{obstacle.reason}")
+    raise UnreconcilableError(
+        f"{new.name} can't be reached from {current.name} on a running node: {'; '.join(reasons)}",
+        remedy="; ".join(dict.fromkeys(obstacle.remedy for obstacle in found)),
+    )
+
+
+def _blamed(place: str, new: MachineConfig, provenance: Provenance) -> tuple[str, ...]:
+    """Who put there what can't be reached; empty when it was taken away."""
+    found = _PLACE.match(place)
+    if found is None:
+        return ()
+    section, index = found[1], found[2]
+    if section == "kernelArguments":
+        arguments = ("kernelArguments.shouldExist", "kernelArguments.shouldNotExist")
+        return tuple(name for each in arguments for name in provenance.of_section(each))
+    if index is None:
+        return provenance.of_section(section)
+    entries = [name for where, name in named(new.config or {}) if where == section]
+    return provenance.of(section, entries[int(index)])

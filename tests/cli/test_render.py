@@ -1,0 +1,257 @@
+"""``treenail-controller render``: files in, rendered MachineConfigs or one sentence out."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import treenail
+from tests.oracle import ROOT, needs_oracle
+from treenail.api import documents
+from treenail.cli.controller import main
+
+API = "machineconfiguration.openshift.io/v1"
+ROLE = "machineconfiguration.openshift.io/role"
+
+
+def pool(name: str, *roles: str) -> dict[str, Any]:
+    values = [*roles, name]
+    selector = {"matchExpressions": [{"key": ROLE, "operator": "In", "values": values}]}
+    return {
+        "apiVersion": API,
+        "kind": "MachineConfigPool",
+        "metadata": {"name": name},
+        "spec": {"machineConfigSelector": selector},
+    }
+
+
+def machine_config(name: str, role: str, **spec: Any) -> dict[str, Any]:
+    meta = {"name": name, "labels": {ROLE: role}}
+    return {"apiVersion": API, "kind": "MachineConfig", "metadata": meta, "spec": spec}
+
+
+CLUSTER = {
+    "apiVersion": API,
+    "kind": "ControllerConfig",
+    "metadata": {"name": "machine-config-controller"},
+    "spec": {"baseOSContainerImage": "base", "baseOSExtensionsContainerImage": "more"},
+}
+SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "data": {"a": "Yg=="}}
+POOLS = [pool("worker"), pool("infra", "worker")]
+CONFIGS = [machine_config("00", "worker", kernelArguments=["a"]), machine_config("50", "infra")]
+
+
+def write(path: Path, *found: dict[str, Any]) -> str:
+    path.write_text("---\n".join(documents.dump(each) for each in found))
+    return str(path)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(["render", *arguments])
+    return (code, *capsys.readouterr())
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    write(tmp_path / "pools.yaml", *POOLS, SECRET)
+    write(tmp_path / "configs.yml", *CONFIGS)
+    (tmp_path / "cluster.json").write_text(json.dumps(CLUSTER))
+    (tmp_path / "README.md").write_text("# Not a document: {")
+    (tmp_path / "nested.yaml").mkdir()
+    return tmp_path
+
+
+def test_a_directory_is_rendered_pool_by_pool(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, "-f", str(repository))
+    assert (code, err) == (0, "")
+    infra, worker = documents.load_all(out, where="output")
+    assert infra["metadata"]["name"] == "rendered-infra-38e72c6154dac67840eadbc0772e00d1"
+    assert worker["metadata"]["name"].startswith("rendered-worker-")
+    assert infra["spec"] == worker["spec"]
+    assert infra["spec"] == {
+        "baseOSExtensionsContainerImage": "more",
+        "config": {"ignition": {"version": "3.5.0"}},
+        "extensions": [],
+        "fips": False,
+        "kernelArguments": ["a"],
+        "kernelType": "default",
+        "osImageURL": "base",
+    }
+    assert "ownerReferences" not in infra["metadata"]
+
+
+def test_one_pool_is_one_json_document_and_several_are_a_list(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, _ = run(capsys, "-f", str(repository), "-o", "json")
+    listed = json.loads(out)
+    assert listed["kind"] == "List"
+    assert [each["kind"] for each in listed["items"]] == ["MachineConfig", "MachineConfig"]
+    code, out, _ = run(capsys, "-f", str(repository), "-o", "json", "--pool", "infra")
+    assert (code, json.loads(out)) == (0, listed["items"][0])
+
+
+def test_lists_and_several_files_and_standard_input_are_read(tmp_path: Path) -> None:
+    listed = {"apiVersion": "v1", "kind": "List", "items": [*POOLS, CLUSTER]}
+    configs = write(tmp_path / "c.yaml", *CONFIGS)
+    command = "import sys; from treenail.cli.controller import main; sys.exit(main())"
+    ran = subprocess.run(
+        [sys.executable, "-c", command, "render", "-f", "-", "-f", configs, "--pool", "infra"],
+        input=documents.dump(listed).encode(),
+        capture_output=True,
+        timeout=30,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(treenail.__file__).parent.parent)},
+    )
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert b"name: rendered-infra-38e72c6154dac67840eadbc0772e00d1\n" in ran.stdout
+
+
+def test_the_secret_of_another_document_is_not_printed(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, err = run(capsys, "-f", str(repository))
+    assert "Yg==" not in out + err
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (
+            [pool("worker"), machine_config("00", "worker", kernelType="rt")],
+            (
+                "FILE, document 2, MachineConfig 00: spec.kernelType: expected one of default, "
+                "realtime, 64k-pages, found 'rt'\n"
+            ),
+        ),
+        (
+            [pool("worker"), machine_config("00", "worker", fips="yes")],
+            (
+                "FILE, document 2, MachineConfig 00: spec.fips: expected true or false, "
+                "found a string\n"
+            ),
+        ),
+        (
+            [{**pool("worker"), "spec": {"maxUnavailable": []}}],
+            (
+                "FILE, document 1, MachineConfigPool worker: spec.maxUnavailable: expected a "
+                "count or a percentage, found a list\n"
+            ),
+        ),
+        (
+            [pool("worker"), machine_config("00", "other")],
+            (
+                "FILE, document 1: couldn't find any MachineConfigs for pool: worker (give a "
+                "MachineConfig the labels that the pool's machineConfigSelector names)\n"
+            ),
+        ),
+        (
+            [
+                pool("worker"),
+                machine_config("00", "worker", extensions=["kernel-devel"]),
+                machine_config("01", "worker", kernelType="realtime"),
+            ],
+            (
+                "FILE, document 2: MachineConfig 00: the extension kernel-devel needs the default "
+                "kernel, but MachineConfig 01 asks for realtime (take one of the two out of the "
+                "pool)\n"
+            ),
+        ),
+        (
+            [pool("worker"), pool("worker")],
+            (
+                "FILE, document 2: MachineConfigPool worker is there twice, first in FILE, "
+                "document 1\n"
+            ),
+        ),
+        (
+            [{"kind": "MachineConfig", "metadata": {}}],
+            "FILE, document 1: the MachineConfig has no metadata.name\n",
+        ),
+        ([SECRET], "there is no MachineConfigPool in the input\n"),
+        (
+            [pool("worker"), CLUSTER, {**CLUSTER, "metadata": {"name": "b"}}],
+            "expected one ControllerConfig, found b, machine-config-controller\n",
+        ),
+        (
+            [{"kind": "List", "items": [pool("worker"), 1]}],
+            "FILE, document 1.items[1]: expected an object, found 1\n",
+        ),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_one_sentence_and_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], found: list[dict[str, Any]], sentence: str
+) -> None:
+    path = write(tmp_path / "a.yaml", *found)
+    code, out, err = run(capsys, "-f", path)
+    assert (code, out) == (1, "")
+    assert err == f"treenail-controller: {sentence}".replace("FILE", path)
+
+
+def test_pools_are_judged_one_by_one_and_nothing_half_done_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "a.yaml", pool("a"), pool("b"), pool("c"), machine_config("1", "b"))
+    code, out, err = run(capsys, "-f", path)
+    assert (code, out) == (1, "")
+    assert [line.split(": ")[-1].split(" ")[0] for line in err.splitlines()] == ["a", "c"]
+
+
+def test_text_that_is_no_yaml_is_named_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("kind: MachineConfig\n  metadata: {\n")
+    code, _, err = run(capsys, "-f", str(path))
+    assert code == 1
+    assert err.startswith(f"treenail-controller: {path}, line 2, column ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["-f", "/nowhere.yaml"], "/nowhere.yaml: can't be read: No such file or directory"),
+        (["--pool", "gpu"], "there is no MachineConfigPool gpu, found are: infra, worker"),
+    ],
+)
+def test_a_wrong_argument_is_one_sentence_and_exit_code_2(
+    repository: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    sentence: str,
+) -> None:
+    code, out, err = run(capsys, "-f", str(repository), *arguments)
+    assert (code, out, err) == (2, "", f"treenail-controller: {sentence}\n")
+
+
+def test_a_forgotten_argument_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["render"])
+    assert raised.value.code == 2
+    assert "-f" in capsys.readouterr().err
+
+
+@needs_oracle
+def test_the_manifests_of_a_bootstrap_are_read_as_they_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = str(ROOT / "bootstrap" / "input")
+    code, out, _ = run(capsys, "-f", folder, "--pool", "worker")
+    assert code == 0
+    (found,) = documents.load_all(out, where="output")
+    # Without the MachineConfigs that templates make, this is the part that the inputs hold.
+    assert found["spec"]["config"] == {
+        "ignition": {"version": "3.5.0"},
+        "passwd": {
+            "users": [{"name": "core", "sshAuthorizedKeys": ["ssh-rsa SSH-AUTHORIZED-KEY"]}]
+        },
+    }
+    code, out, err = run(capsys, "-f", folder)
+    assert (code, out) == (1, "")
+    assert "couldn't find any MachineConfigs for pool: layered-worker" in err
