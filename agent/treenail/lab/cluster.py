@@ -62,7 +62,7 @@ class Lab:
         self.server = LabServer(directory / "api")
         self.machines: dict[str, Machine] = {}
         self._agent = tuple(agent) or (sys.executable, "-m", "treenail", "run")
-        self._clients: list[Client] = []
+        self._transports: list[HttpTransport] = []
         self._images = directory / "images.json"
         self._stop = threading.Event()
         self._kubelets = threading.Thread(target=self._attend, name="lab-kubelets", daemon=True)
@@ -92,6 +92,8 @@ class Lab:
             thread.join(30.0)
         if self._kubelets.is_alive():
             self._kubelets.join(10.0)
+        for transport in self._transports:
+            transport.close()
         self.server.stop()
 
     def __enter__(self) -> "Lab":
@@ -106,8 +108,10 @@ class Lab:
         self.stop()
 
     def client_of(self, kubeconfig: Path) -> Client:
-        """A client of the API server as somebody."""
-        return Client(HttpTransport(read_kubeconfig(str(kubeconfig)), SystemClock()))
+        """A client of the API server as somebody; `stop` ends its connections."""
+        transport = HttpTransport(read_kubeconfig(str(kubeconfig)), SystemClock())
+        self._transports.append(transport)
+        return Client(transport)
 
     def add_image(self, image: Image) -> None:
         """Put another image into the registry."""
