@@ -18,7 +18,14 @@ from tests.controllers.rollout.builders import (
 from tests.oracle import needs_oracle, records
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.meta import Condition
-from treenail.controllers.rollout.gate import BuildState, ImageBuild, ImageConfig, wanted
+from treenail.controllers.rollout.gate import (
+    Blocked,
+    BuildState,
+    ImageBuild,
+    ImageConfig,
+    built,
+    wanted,
+)
 from treenail.controllers.rollout.nodes import NodeFacts, Target
 from treenail.controllers.rollout.reported import Reported
 from treenail.controllers.rollout.status import Counts, Trouble, View, calculate, count
@@ -197,6 +204,20 @@ def test_a_failed_build_is_forgotten_when_nobody_builds_any_more() -> None:
     waiting = View(found, NEW, [], ImageConfig("c"))
     assert said(waiting, "ImageBuildDegraded")[:2] == ("False", "BuildPending")
     assert said(waiting, "Degraded")[0] == "False"
+
+
+def test_a_failed_build_freezes_no_count() -> None:
+    # The reference returns the build's error before it writes any status.
+    build = ImageBuild("b-1", "new", state=BuildState.FAILED)
+    config = ImageConfig("c", image("new", "1").image or "")
+    verdict = built(pool(), config, build)
+    assert isinstance(verdict, Blocked)
+    nodes = [node("a", image("new", "1")), on_its_way("b"), failed("c")]
+    trouble = Trouble("Blocked", verdict.reason)
+    view = View(pool(), wanted(pool(), config, build), nodes, config, build, trouble=trouble)
+    status = calculate(view, now=NOW)
+    assert status.counts == Counts(total=3, updated=1, ready=1, unavailable=1, degraded=1)
+    assert said(view, "Degraded")[2] == "image build b-1 for MachineConfigPool worker failed"
 
 
 def test_a_pool_waits_aloud() -> None:

@@ -1,0 +1,140 @@
+"""Whatever a cluster or a file holds, it is understood or refused with our own error."""
+
+import contextlib
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.api.fuzzing import damaged, fuzz
+from tests.controllers.rollout.builders import NEW, pool, proceed
+from treenail.api.decode import Json
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.controllers import offline
+from treenail.controllers.rollout.decide import decide
+from treenail.controllers.rollout.gate import ImageBuild, ImageConfig, annotated, built, wanted
+from treenail.controllers.rollout.nodes import NodeFacts
+from treenail.controllers.rollout.pools import membership
+from treenail.controllers.rollout.progress import Record
+from treenail.controllers.rollout.reported import Reported
+from treenail.controllers.rollout.status import View, calculate
+from treenail.errors import ConfigError
+
+ROLE = "machineconfiguration.openshift.io/role"
+LABELS = {ROLE: "worker"}
+POOL: Json = {
+    "kind": "MachineConfigPool",
+    "metadata": {"name": "worker", "annotations": {"treenail.io/rollout": "{canary: {}}"}},
+    "spec": {
+        "machineConfigSelector": {
+            "matchLabels": dict(LABELS),
+            "matchExpressions": [{"key": "x", "operator": "NotIn", "values": ["y"]}],
+        },
+        "nodeSelector": {"matchLabels": dict(LABELS)},
+        "maxUnavailable": "10%",
+        "configuration": {"name": "new", "source": [{"name": "00"}]},
+    },
+    "status": {"conditions": [{"type": "Updated", "status": "True"}]},
+}
+MACHINE_CONFIG: Json = {
+    "kind": "MachineConfig",
+    "metadata": {"name": "00", "labels": dict(LABELS)},
+    "spec": {
+        "config": {
+            "ignition": {"version": "3.5.0", "proxy": {"noProxy": ["x"]}},
+            "storage": {
+                "files": [{"path": "/a", "contents": {"source": "data:,x"}, "mode": 420}],
+                "disks": [{"device": "/dev/sda", "partitions": [{"number": 1, "label": "x"}]}],
+                "luks": [{"name": "r", "clevis": {"tang": [{"url": "u"}]}}],
+                "raid": [{"name": "md", "devices": ["/dev/sdb"], "options": ["--x"]}],
+            },
+            "passwd": {"users": [{"name": "core", "groups": ["wheel"]}]},
+            "systemd": {"units": [{"name": "a.service", "dropins": [{"name": "b.conf"}]}]},
+        },
+        "kernelArguments": ["quiet"],
+        "osImageURL": "x",
+    },
+}
+NODE: Json = {
+    "metadata": {
+        "name": "n",
+        "labels": dict(LABELS),
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+        "annotations": {
+            "machineconfiguration.openshift.io/currentConfig": "old",
+            "treenail.io/rollout-started-at": "2026-01-01T00:00:00Z",
+        },
+    },
+    "spec": {"unschedulable": True},
+    "status": {
+        "conditions": [
+            {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        ]
+    },
+}
+POLICY: Json = {
+    "canary": {"nodes": 1, "soak": "5m", "nodeSelector": {"matchLabels": {"a": "b"}}},
+    "waves": [2, "50%"],
+    "soak": "1h",
+    "maxFailures": 1,
+    "rebootTimeout": "20m",
+    "order": "spread",
+    "windows": [{"days": ["Sat"], "start": "01:00", "duration": "4h", "timeZone": "UTC"}],
+}
+RECORD: Json = {"config": "new", "image": "i", "wave": 1, "settledAt": 5, "forgiven": ["a"]}
+
+
+@fuzz
+@given(damaged(POOL), damaged(MACHINE_CONFIG))
+def test_files_are_rendered_or_refused(found: object, config: object) -> None:
+    second = {**MACHINE_CONFIG, "metadata": {"name": "01", "labels": LABELS}}
+    text = json.dumps({"kind": "List", "items": [found, config, second]})
+    with contextlib.suppress(ConfigError):
+        rendered, errors = offline.render_all(offline.read([("f", text)]))
+        for each in rendered:
+            assert each.name.startswith("rendered-")
+        for error in errors:
+            assert "\n" not in str(error)
+
+
+@fuzz
+@given(damaged(POOL), st.lists(damaged(NODE), max_size=3), damaged(RECORD))
+def test_a_rollout_is_decided_or_refused(found: object, nodes: list[Any], kept: object) -> None:
+    with contextlib.suppress(ConfigError):
+        seen = MachineConfigPool.from_json(found)
+        facts = [NodeFacts.from_json(each) for each in nodes]
+        record = Record.from_text(json.dumps(kept))
+        for each in facts:
+            membership(each.name, each.labels, [seen])
+        image = annotated(seen)
+        turn = decide(seen, facts, image, record, now=1e9)
+        view = View(seen, image.target, facts, waiting=turn.waiting, trouble=turn.trouble)
+        json.dumps(calculate(view, now="2026-01-01T00:00:00Z").to_json())
+
+
+@fuzz
+@given(damaged(POLICY))
+def test_a_policy_is_obeyed_or_named_as_the_trouble(policy: object) -> None:
+    facts = [NodeFacts("a", current_config="old", desired_config="old", state="Done")]
+    turn = decide(pool(json.dumps(policy)), facts, proceed(NEW), None, now=1e9)
+    assert turn.trouble is None or turn.trouble.message
+
+
+@fuzz
+@given(
+    damaged({"metadata": {"name": "c"}, "status": {"currentImagePullSpec": "x"}}),
+    damaged(
+        {
+            "metadata": {"name": "b"},
+            "spec": {"machineConfig": {"name": "new"}},
+            "status": {"conditions": [{"type": "Failed", "status": "True"}]},
+        }
+    ),
+)
+def test_a_build_opens_the_gate_or_is_refused(config: object, build: object) -> None:
+    with contextlib.suppress(ConfigError):
+        found = ImageConfig.from_json(config), ImageBuild.from_json(build)
+        assert built(pool(), *found)
+        assert wanted(pool(), *found)
+        Reported.from_json(build)
