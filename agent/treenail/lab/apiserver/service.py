@@ -122,6 +122,11 @@ class ApiServer:
         self.upkeep.detach()
         self.watches.cut()
         if self._runner is not None:
+            server = self._runner.server
+            for one in server.connections if server is not None else ():
+                # One that is closed in order would wait for its peer, which may say nothing more.
+                if one.transport is not None and not one.transport.is_closing():
+                    one.transport.abort()
             await self._runner.cleanup()
             self._runner = None
 
