@@ -271,7 +271,7 @@ def _drain(facts: Facts, update: Update) -> Decision:
     if handshake.asked == handshake.applied == token:
         # Drained once, but somebody made the node schedulable: only a new token drains it again.
         return Drain(update.target, drain_token(update.target.config, token))
-    if handshake.asked != token:
+    if handshake.asked != token or update.phase is not Phase.DRAINING:
         return Drain(update.target, token)
     overdue = facts.now - update.entered > facts.drain_limit_s
     return Wait("waiting for the drain", overdue=overdue)
