@@ -1,0 +1,71 @@
+"""The agent with a ledger that kills it; a command to be run in place of ``treenail run``.
+
+The file `ORDER` beside the root says when: ``before 3`` kills the process right before its third
+write from now, ``after 3`` right after it. The order goes with the process; without one, and once
+it was obeyed, the agent is the ordinary one.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+
+from treenail import log as journal
+from treenail.cli.agent import JOURNAL, Agent
+from treenail.daemon.settings import FILE, Given, load
+from treenail.host.kernel import Kernel
+from treenail.host.ledger import Json, Ledger
+from treenail.host.root import Root
+
+ORDER = "die"
+
+
+class DyingLedger:
+    """A ledger that obeys the order in a file."""
+
+    def __init__(self, ledger: Ledger, order: Path) -> None:
+        self._ledger = ledger
+        self._order = order
+
+    def read(self) -> Json | None:
+        return self._ledger.read()
+
+    def write(self, document: Json) -> None:
+        when = self._when()
+        if when == "before":
+            self._die()
+        self._ledger.write(document)
+        if when == "after":
+            self._die()
+
+    def _when(self) -> str:
+        """What the order says of this write; empty when it is not meant."""
+        if not self._order.exists():
+            return ""
+        when, count = self._order.read_text().split()
+        self._order.write_text(f"{when} {int(count) - 1}")
+        return when if count == "1" else ""
+
+    def _die(self) -> None:
+        self._order.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    for name in ("--root", "--node-name", "--kubeconfig"):
+        parser.add_argument(name, required=True)
+    given = parser.parse_args()
+    root = Root(given.root)
+    arguments = Given(kubeconfig=given.kubeconfig, node_name=given.node_name, root=given.root)
+    settings = load(root.path(FILE), arguments, host_name="", required=False)
+    journal.setup(root.path(JOURNAL), level=settings.log_level, stream=sys.stderr)
+    ledger = Ledger(root)
+    with ledger.lock():
+        dying = DyingLedger(ledger, root.prefix.parent / ORDER)
+        return Agent(settings, root, Kernel(root), dying).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

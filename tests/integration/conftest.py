@@ -1,0 +1,61 @@
+"""A site for each test, shared within a module as long as nothing went wrong on it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.site import Options, Site
+from tests.waiting import wait_until
+
+REST_LIMIT_S = 15.0
+
+
+class Sites:
+    """Hands one site to test after test, and another one after a test that left it in trouble."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._site: Site | None = None
+
+    def take(self) -> Site:
+        site, self._site = self._site, None
+        if site is None:
+            return Site(self._options)
+        site.begin()
+        return site
+
+    def give_back(self, site: Site) -> None:
+        """Check what holds after every test: the node is at rest, and never changed in service."""
+        try:
+            site.recover()
+            wait_until(site.calm, limit_s=REST_LIMIT_S)
+            assert site.witness.violations() == []
+        except BaseException:
+            print(site.story())
+            site.stop()
+            raise
+        self._site = site
+
+    def close(self) -> None:
+        if self._site is not None:
+            self._site.stop()
+
+
+@pytest.fixture(scope="module")
+def options() -> Options:
+    """How the sites of a module are; modules that need others override it."""
+    return Options()
+
+
+@pytest.fixture(scope="module")
+def sites(options: Options) -> Iterator[Sites]:
+    pool = Sites(options)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def site(sites: Sites) -> Iterator[Site]:
+    taken = sites.take()
+    yield taken
+    sites.give_back(taken)

@@ -1,0 +1,295 @@
+"""A lab of one node with a drain controller and a witness: what the tests of this folder run on."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.integration.witness import Sight, Witness, Write
+from tests.waiting import wait_until
+from treenail.api import annotations as key
+from treenail.clock import SystemClock
+from treenail.kube.resources import NODES
+from treenail.lab.apiserver.faults import Match, Reject
+from treenail.lab.cluster import Lab, Plan, rendered
+from treenail.lab.handshake import Handshake
+from treenail.lab.images import Credential, Image, make_image
+from treenail.lab.machine.journal import Entry
+from treenail.lab.machine.machine import Machine
+from treenail.lab.machine.settings import Settings
+
+NODE = "n1"
+USER = f"system:node:{NODE}"
+DRAINER = "drain-controller"
+PASSWORD = "canary-7f3a90c1"
+LOGIN = Credential("puller", PASSWORD)
+LIMIT_S = 30.0
+
+FAST = 1e9
+SLOW = 2e6
+"""Bytes a second; at this speed an image of `SIZE` takes long enough to be interfered with."""
+SIZE = 20_000_000
+LAYERS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a site differs from others."""
+
+    agent: tuple[str, ...] = ()
+    agent_settings: str = "[limits]\nretry_first_s = 0.1\nretry_most_s = 0.5\n"
+    machine_config_nodes: bool = True
+    behaviour: Settings = field(
+        default_factory=lambda: Settings(pull_bytes_per_s=FAST, staging_s=0.02)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A rendered config and the image built from it."""
+
+    config: str
+    image: Image
+
+    @property
+    def pull_spec(self) -> str:
+        return self.image.pull_spec
+
+
+class Site:
+    """One node at rest at a goal, and the means to interfere with it."""
+
+    def __init__(self, options: Options) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="tn", dir="/tmp"))
+        self._goals = 0
+        first = make_image("os/node", "1", SIZE, layers=LAYERS, credential=LOGIN)
+        plan = Plan(
+            (NODE,),
+            (first,),
+            behaviour=options.behaviour,
+            agent_settings=options.agent_settings,
+            machine_config_nodes=options.machine_config_nodes,
+        )
+        self.lab = Lab(self.directory, plan, agent=options.agent)
+        self.lab.start()
+        self.server = self.lab.server
+        self.machine: Machine = self.lab.machines[NODE]
+        self.witness = Witness(NODE, self.machine)
+        self.server.call(self.witness.attend)
+        drainer = self.server.kubeconfig_for(DRAINER, ["system:masters"])
+        self.drains = Handshake(self.lab.client_of(drainer), SystemClock())
+        self.drains.start()
+        self.current = self.goal(image=first)
+        self.ask(self.current)
+        self.settle()
+        self.begin()
+
+    def stop(self) -> None:
+        self.drains.stop()
+        self.lab.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def begin(self) -> None:
+        """From here on is this test's story."""
+        self._sights, self._writes = len(self.witness.sights), len(self.witness.writes)
+        self._entries = len(self.machine.journal())
+        self._daemon_log = len(self._daemons())
+        self.boots = self.machine.boot_count
+
+    # Asking
+
+    def goal(
+        self, *, image: Image | None = None, size_bytes: int = SIZE, published: bool = True
+    ) -> Goal:
+        """Another config and another image, which no machine has a layer of."""
+        self._goals += 1
+        name = str(self._goals)
+        image = image or make_image("os/node", name, size_bytes, layers=LAYERS, credential=LOGIN)
+        if published:
+            self.lab.add_image(image)
+        return Goal(self.lab.add_config(rendered(f"rendered-worker-{name}")), image)
+
+    def ask(self, goal: Goal, *, spelling: str = key.DESIRED_OS_IMAGE) -> None:
+        """Ask for the goal in one spelling alone."""
+        self.annotate({key.DESIRED_CONFIG: goal.config, spelling: goal.pull_spec})
+
+    def annotate(self, notes: dict[str, str]) -> None:
+        """Ask by annotations; an image is asked for in the given spellings alone."""
+        asked: dict[str, str | None] = dict.fromkeys(key.IMAGE_SPELLINGS)
+        self.lab.client.patch(NODES, NODE, {"metadata": {"annotations": asked | notes}})
+
+    def settle(self, goal: Goal | None = None, *, limit_s: float = LIMIT_S) -> None:
+        """Wait until the node is at the goal and in service, and says so."""
+        goal = goal or self.current
+        self.current = goal
+        wait_until(lambda: self.is_at(goal), limit_s=limit_s)
+
+    def reach(self, goal: Goal) -> None:
+        """Ask for the goal and settle there."""
+        self.ask(goal)
+        self.settle(goal)
+
+    def is_at(self, goal: Goal) -> bool:
+        notes = self.notes()
+        return (
+            notes.get(key.STATE) == "Done"
+            and notes.get(key.CURRENT_CONFIG) == goal.config
+            and goal.pull_spec in [notes.get(each) for each in key.IMAGE_SPELLINGS.values()]
+            and self.booted() == goal.image.digest
+            and self.calm()
+        )
+
+    def calm(self) -> bool:
+        """In service, nothing under way and nothing left behind."""
+        notes = self.notes()
+        return (
+            self.machine.agent.ready
+            and not self.cordoned()
+            and notes.get(key.DESIRED_DRAIN) == notes.get(key.LAST_APPLIED_DRAIN)
+            and self.machine.staged is None
+            and self.phase() == ""
+        )
+
+    def wait_degraded(self, *words: str) -> str:
+        """The reason that the Node gives once it is Degraded for one that has these words."""
+
+        def reason() -> str:
+            notes = self.notes()
+            text = notes.get(key.REASON, "")
+            found = notes.get(key.STATE) == "Degraded" and all(word in text for word in words)
+            return text if found else ""
+
+        return wait_until(reason, limit_s=LIMIT_S)
+
+    # Looking
+
+    def notes(self) -> dict[str, str]:
+        """The Node's annotations, also while the server is away."""
+        return dict(self._node()["metadata"].get("annotations") or {})
+
+    def cordoned(self) -> bool:
+        return bool(self._node()["spec"].get("unschedulable"))
+
+    def booted(self) -> str:
+        """The manifest digest of the booted deployment."""
+        booted = self.machine.booted
+        return booted.digest if booted else ""
+
+    def phase(self) -> str:
+        """Of the update in the ledger; empty without one."""
+        return self.witness.phase()
+
+    def wait_phase(self, phase: str) -> None:
+        wait_until(lambda: self.phase() == phase, limit_s=LIMIT_S)
+
+    def wait_progress(self) -> int:
+        """Wait until an image is being pulled; the percentage."""
+
+        def percent() -> object:
+            progress = self.lab.live(NODE).get("progress")
+            return progress.get("percent") if isinstance(progress, dict) else None
+
+        return int(str(wait_until(percent, limit_s=LIMIT_S)))
+
+    def sights(self) -> list[Sight]:
+        """The Node's history in this test, beginning with how it was before."""
+        return self.witness.sights[self._sights - 1 :]
+
+    def was(self, state: str) -> bool:
+        """Whether the Node showed this state in this test."""
+        return any(sight.notes.get(key.STATE) == state for sight in self.sights()[1:])
+
+    def was_cordoned(self) -> bool:
+        return any(sight.cordoned for sight in self.sights())
+
+    def writes(self) -> list[Write]:
+        """The agent's writes in this test."""
+        return self.witness.writes[self._writes :]
+
+    def journal(self, **match: str) -> list[Entry]:
+        """The agent's journal in this test."""
+        wanted = {"SYSLOG_IDENTIFIER": "treenail", **match}.items()
+        entries = self.machine.journal()[self._entries :]
+        return [entry for entry in entries if all(entry.get(k) == v for k, v in wanted)]
+
+    def messages(self, **match: str) -> list[str]:
+        return [str(entry["MESSAGE"]) for entry in self.journal(**match)]
+
+    def transactions(self, what: str = "") -> list[str]:
+        """What rpm-ostreed said of each transaction of this test that ended."""
+        lines = self._daemons()[self._daemon_log :].splitlines()
+        return [line.partition("txn ")[2] for line in lines if "txn " in line and what in line]
+
+    def events(self) -> list[tuple[str, str, str]]:
+        """Type, reason and message of every Event about the Node."""
+        found = self.server.call(lambda api: list(api.store.list(("", "events"))))
+        return [(each["type"], each["reason"], each["message"]) for each in found]
+
+    # Interfering
+
+    @contextmanager
+    def slow_pull(self) -> Iterator[None]:
+        """Within, pulls take long; afterwards they don't, also the one that runs."""
+        self.machine.change(pull_bytes_per_s=SLOW)
+        try:
+            yield
+        finally:
+            self.machine.change(pull_bytes_per_s=FAST)
+
+    @contextmanager
+    def drains_held(self) -> Iterator[None]:
+        """Within, the drain controller neither cordons nor uncordons, nor answers."""
+        match = Match(verb="patch", resource="nodes", user=DRAINER)
+        number = self.server.inject(Reject(503, retry_after_s=0), match)
+        try:
+            yield
+        finally:
+            self.server.lift(number)
+
+    @contextmanager
+    def server_away(self) -> Iterator[None]:
+        """Within, there is no API server."""
+        self.server.stop()
+        try:
+            yield
+        finally:
+            self.server.start()
+
+    # The end
+
+    def recover(self) -> None:
+        """Take every interference back."""
+        self.server.lift()
+        self.machine.change(pull_bytes_per_s=FAST)
+
+    def story(self) -> str:
+        """Everything there is to say of this test, for a person who looks for what went wrong."""
+        lines = [
+            f"{entry['__REALTIME_TIMESTAMP']} {entry.get('SYSLOG_IDENTIFIER')} "
+            f"{entry.get('TREENAIL_PHASE', '')} {entry['MESSAGE']}"
+            for entry in self.machine.journal()[self._entries :]
+        ]
+        log = self.machine.agent_log.read_text() if self.machine.agent_log.exists() else ""
+        return "\n".join(
+            (
+                *lines,
+                "sights:",
+                *map(str, self.sights()),
+                "agent.log:",
+                log[-4000:],
+                "live:",
+                json.dumps(self.lab.live(NODE), indent=1),
+            )
+        )
+
+    def _node(self) -> dict[str, dict[str, object]]:
+        found = self.server.call(lambda api: api.store.get(("", "nodes"), ("", NODE)))
+        assert found is not None
+        return found
+
+    def _daemons(self) -> str:
+        path = self.directory / NODE / "daemons.log"
+        return path.read_text() if path.exists() else ""

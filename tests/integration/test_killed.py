@@ -1,0 +1,46 @@
+"""The agent is killed, by SIGKILL, at every record of an update."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.dying_ledger import ORDER
+from tests.integration.site import NODE, Options, Site
+
+pytestmark = pytest.mark.integration
+
+RECORDS = 6
+"""Writes to the ledger in one update; see the first test."""
+
+
+@pytest.fixture(scope="module")
+def options() -> Options:
+    return Options(agent=(sys.executable, "-m", "tests.fakes.dying_ledger"))
+
+
+def order(site: Site) -> Path:
+    return site.directory / NODE / ORDER
+
+
+def test_an_update_has_so_many_records(site: Site) -> None:
+    order(site).write_text("before 1000")
+    site.reach(site.goal())
+    assert order(site).read_text() == f"before {1000 - RECORDS}"
+    order(site).unlink()
+
+
+@pytest.mark.parametrize("record", range(1, RECORDS + 1))
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_agent_killed_at_a_record_still_brings_the_node_to_its_goal(
+    site: Site, when: str, record: int
+) -> None:
+    goal = site.goal()
+    starts = site.machine.agent.starts
+    order(site).write_text(f"{when} {record}")
+    site.reach(goal)
+    assert not order(site).exists()
+    assert site.machine.agent.starts == starts + 2, "once more for the boot, once for the death"
+    assert site.machine.boot_count == site.boots + 1
+    assert len(site.transactions("stage")) == 1
+    assert not site.was("Degraded")

@@ -1,0 +1,129 @@
+"""What happened to a node, in the order in which it happened.
+
+The witness is told of every change within the very call that makes it, and looks at the machine at
+that moment: so "the image was staged and locked when the drain was asked for" is seen, not guessed.
+"""
+
+import json
+import time
+from dataclasses import dataclass, field
+
+from treenail.api import annotations as key
+from treenail.lab.apiserver.service import ApiServer
+from treenail.lab.apiserver.store import Event, Storage
+from treenail.lab.machine.machine import Machine
+from treenail.lab.machine.sysroot import Sysroot
+
+AGENT_KEYS = (
+    key.STATE,
+    key.REASON,
+    key.POST_CONFIG_ACTION,
+    key.DESIRED_DRAIN,
+    *((key.CURRENT_CONFIG, *key.IMAGE_SPELLINGS.values())),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The Node after a change, and its machine at that moment."""
+
+    at: float
+    """Seconds since the epoch."""
+    notes: dict[str, str]
+    cordoned: bool
+    booted: str
+    """Manifest digest; empty while the machine is down."""
+    staged: str
+    locked: bool
+    phase: str
+    """Of the ledger; empty when no update is under way."""
+
+    def changes(self, before: "Sight") -> set[str]:
+        """What differs, in short names."""
+        names = {*self.notes, *before.notes}
+        found = {
+            name.removeprefix(key.PREFIX)
+            for name in names
+            if self.notes.get(name) != before.notes.get(name)
+        }
+        return found | ({"cordoned"} if self.cordoned != before.cordoned else set())
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A write of the agent's, and the phase of its ledger at that moment."""
+
+    resource: str
+    phase: str
+
+
+@dataclass(slots=True)
+class Witness:
+    """Everything about one node since the beginning."""
+
+    node: str
+    machine: Machine
+    sights: list[Sight] = field(default_factory=list)
+    writes: list[Write] = field(default_factory=list)
+
+    def attend(self, api: ApiServer) -> None:
+        """See every change from now on; to be called in the server's thread."""
+        api.store.listen(self._see)
+
+    def violations(self) -> list[str]:
+        """Each time the machine took another OS while its Node was in service."""
+        found = []
+        for entry in self.machine.journal({"SYSLOG_IDENTIFIER": "ostree"}):
+            text, at = str(entry["MESSAGE"]), int(str(entry["__REALTIME_TIMESTAMP"])) / 1e6
+            last = next((sight for sight in reversed(self.sights) if sight.at <= at), None)
+            if text.startswith("Finalized") and not (last and last.cordoned):
+                found.append(f"{text} while in service, {last}")
+        return found
+
+    def _see(self, storage: Storage, event: Event) -> None:
+        _, plural = storage
+        metadata = event.object["metadata"]
+        if plural == "nodes" and metadata["name"] == self.node:
+            self._see_node(event)
+        elif plural == "events" and event.object["involvedObject"]["name"] == self.node:
+            self.writes.append(Write("events", self.phase()))
+        elif plural == "machineconfignodes" and event.previous is not None:
+            self.writes.append(Write("machineconfignodes", self.phase()))
+
+    def _see_node(self, event: Event) -> None:
+        notes = event.object["metadata"].get("annotations") or {}
+        before = self.sights[-1].notes if self.sights else {}
+        if any(notes.get(each) != before.get(each) for each in AGENT_KEYS):
+            self.writes.append(Write("nodes", self.phase()))
+        booted, staged, locked = self._deployed()
+        self.sights.append(
+            Sight(
+                at=time.time(),
+                notes=dict(notes),
+                cordoned=bool(event.object["spec"].get("unschedulable")),
+                booted=booted,
+                staged=staged,
+                locked=locked,
+                phase=self.phase(),
+            )
+        )
+
+    def phase(self) -> str:
+        """Of the update that the ledger holds; empty without one."""
+        try:
+            ledger = json.loads((self.machine.root / "var/lib/treenail/ledger.json").read_bytes())
+        except FileNotFoundError:
+            return ""
+        return str(ledger["update"]["phase"]) if ledger["update"] else ""
+
+    def _deployed(self) -> tuple[str, str, bool]:
+        sysroot = Sysroot(self.machine.root)
+        try:
+            booted, staged = sysroot.booted(), sysroot.staged()
+        except FileNotFoundError:  # in the middle of a change, which is over before the next look
+            return self._deployed()
+        return (
+            booted.digest if booted and self.machine.on else "",
+            staged.digest if staged else "",
+            sysroot.locked(),
+        )
