@@ -94,7 +94,12 @@ class Agent:
         )
         bus = SystemBus()
         ports = Ports(
-            os=RpmOstree(bus, clock, TransactionLimits(limits.stage_s, limits.stall_s)),
+            os=RpmOstree(
+                bus,
+                clock,
+                TransactionLimits(limits.stage_s, limits.stall_s),
+                alive=self._live.beat,
+            ),
             power=Logind(bus),
             kernel=kernel,
             ledger=ledger,

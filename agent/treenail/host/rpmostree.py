@@ -1,7 +1,7 @@
 """rpm-ostree over D-Bus: deployments, and the transactions that change them."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from treenail.clock import Clock
@@ -59,8 +59,17 @@ class RpmOstree:
     and forgets its clients; `release` lets it.
     """
 
-    def __init__(self, bus: SystemBus, clock: Clock, limits: Limits = _LIMITS) -> None:
+    def __init__(
+        self,
+        bus: SystemBus,
+        clock: Clock,
+        limits: Limits = _LIMITS,
+        *,
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``alive`` is called once a second while a transaction runs that nobody watches."""
         self._bus = bus
+        self._alive = alive
         self._clock = clock
         self._limits = limits
         self._registered = False
@@ -223,7 +232,7 @@ class RpmOstree:
         self._register()
         try:
             address = self._bus.call(self._os(), method, *arguments, timeout_s=_CALL_S)
-            return self._follow(str(address), watch or _patient, ours=True)
+            return self._follow(str(address), watch or self._patient, ours=True)
         except BusyError as error:
             raise self._busy(error) from error
         except BusError as error:
@@ -243,7 +252,15 @@ class RpmOstree:
             if not str(title).startswith(f"{_CLIENT}: "):
                 return
             log.info("ending our transaction: %s", title)
-            follow(peer, _unwilling, clock=self._clock, limits=self._limits, ours=True)
+            follow(peer, self._unwilling, clock=self._clock, limits=self._limits, ours=True)
+
+    def _patient(self, _: Progress) -> Verdict:
+        self._alive()
+        return Verdict.GO_ON
+
+    def _unwilling(self, _: Progress) -> Verdict:
+        self._alive()
+        return Verdict.CANCEL
 
     def _busy(self, error: BusyError) -> BusyError:
         transaction = _deployments(self._bus.properties(_SYSROOT, timeout_s=_PEER_S)).transaction
@@ -261,14 +278,6 @@ class RpmOstree:
         except BusError:
             return f"{transaction.method}, whose caller {transaction.sender} has left"
         return f"{transaction.method}, called by process {pid} ({transaction.sender})"
-
-
-def _patient(_: Progress) -> Verdict:
-    return Verdict.GO_ON
-
-
-def _unwilling(_: Progress) -> Verdict:
-    return Verdict.CANCEL
 
 
 def _deployments(properties: dict[str, object]) -> Deployments:
