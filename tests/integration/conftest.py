@@ -1,5 +1,6 @@
 """A site for each test, shared within a module as long as nothing went wrong on it."""
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -31,7 +32,7 @@ class Sites:
             wait_until(site.calm, limit_s=REST_LIMIT_S)
             assert site.witness.violations() == []
         except BaseException:
-            print(site.story())
+            sys.stdout.write(site.story())
             site.stop()
             raise
         self._site = site

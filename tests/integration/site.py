@@ -3,7 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from treenail.api import annotations as key
 from treenail.clock import SystemClock
 from treenail.kube.resources import NODES
 from treenail.lab.apiserver.faults import Match, Reject
+from treenail.lab.apiserver.service import ApiServer
 from treenail.lab.cluster import Lab, Plan, rendered
 from treenail.lab.handshake import Handshake
 from treenail.lab.images import Credential, Image, make_image
@@ -250,18 +251,19 @@ class Site:
             self.server.lift(number)
 
     @contextmanager
-    def server_away(self) -> Iterator[None]:
-        """Within, there is no API server."""
-        self.server.stop()
+    def at_each_change(self, strike: Callable[[ApiServer], object]) -> Iterator[None]:
+        """Within, whenever the Node has changed, do this to the API server."""
+        self.witness.then = lambda: strike(self.server.api)
         try:
             yield
         finally:
-            self.server.start()
+            self.witness.then = None
 
     # The end
 
     def recover(self) -> None:
         """Take every interference back."""
+        self.witness.then = None
         self.server.lift()
         self.machine.change(pull_bytes_per_s=FAST)
 

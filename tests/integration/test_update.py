@@ -3,6 +3,7 @@
 import base64
 import json
 import stat
+from itertools import pairwise
 
 import pytest
 
@@ -26,8 +27,7 @@ STORY = [
 
 def changes(sights: list[Sight]) -> list[set[str]]:
     """What changed on the Node, write by write."""
-    pairs = zip(sights, sights[1:], strict=False)
-    return [found for before, after in pairs if (found := after.changes(before))]
+    return [found for before, after in pairwise(sights) if (found := after.changes(before))]
 
 
 def first(sights: list[Sight], name: str, value: str) -> Sight:

@@ -6,6 +6,7 @@ that moment: so "the image was staged and locked when the drain was asked for" i
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from treenail.api import annotations as key
@@ -51,10 +52,11 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A write of the agent's, and the phase of its ledger at that moment."""
+    """A write of the agent's, and what it was about."""
 
     resource: str
     phase: str
+    """The phase of the ledger; before and after it the state of the Node."""
 
 
 @dataclass(slots=True)
@@ -65,6 +67,8 @@ class Witness:
     machine: Machine
     sights: list[Sight] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
+    then: Callable[[], object] | None = None
+    """What to do in the server's thread once a change of the Node was seen."""
 
     def attend(self, api: ApiServer) -> None:
         """See every change from now on; to be called in the server's thread."""
@@ -86,15 +90,15 @@ class Witness:
         if plural == "nodes" and metadata["name"] == self.node:
             self._see_node(event)
         elif plural == "events" and event.object["involvedObject"]["name"] == self.node:
-            self.writes.append(Write("events", self.phase()))
+            self._wrote("events", self.sights[-1].notes)
         elif plural == "machineconfignodes" and event.previous is not None:
-            self.writes.append(Write("machineconfignodes", self.phase()))
+            self._wrote("machineconfignodes", self.sights[-1].notes)
 
     def _see_node(self, event: Event) -> None:
         notes = event.object["metadata"].get("annotations") or {}
         before = self.sights[-1].notes if self.sights else {}
         if any(notes.get(each) != before.get(each) for each in AGENT_KEYS):
-            self.writes.append(Write("nodes", self.phase()))
+            self._wrote("nodes", notes)
         booted, staged, locked = self._deployed()
         self.sights.append(
             Sight(
@@ -107,6 +111,13 @@ class Witness:
                 phase=self.phase(),
             )
         )
+        if self.then is not None:
+            self.then()
+
+    def _wrote(self, resource: str, notes: dict[str, str]) -> None:
+        # That it reboots is said before it is recorded, because there may be no later.
+        action = notes.get(key.POST_CONFIG_ACTION, "").lower()
+        self.writes.append(Write(resource, action or self.phase() or notes.get(key.STATE, "")))
 
     def phase(self) -> str:
         """Of the update that the ledger holds; empty without one."""

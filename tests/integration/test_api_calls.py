@@ -1,0 +1,62 @@
+"""What a node costs the API server: nothing at rest, and few writes for an update."""
+
+from collections import Counter
+
+import pytest
+
+from tests.integration.site import USER, Options, Site
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.integration
+
+MOST_WRITES = 12
+MOST_A_PHASE = 2
+WRITING = ("create", "update", "patch", "delete")
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["conditions", "no conditions"])
+def options(request: pytest.FixtureRequest) -> Options:
+    """An agent that looks around ten times a second and says so."""
+    settings = 'log_level = "debug"\n[limits]\nretry_first_s = 0.1\nlook_s = 0.1\n'
+    return Options(agent_settings=settings, machine_config_nodes=request.param)
+
+
+def requests(site: Site) -> dict[str, int]:
+    """The agent's requests by verb."""
+    counts = site.server.call(lambda api: api.requests.counts())
+    found: Counter[str] = Counter()
+    for (user, verb, _), count in counts.items():
+        if user == USER:
+            found[verb] += count
+    return dict(found)
+
+
+def rest(site: Site) -> None:
+    """Wait until the agent has looked around often, with nothing left to do or to tell."""
+    looks = len(site.messages())
+    wait_until(lambda: len(site.messages()) >= looks + 10)
+
+
+def test_nothing_is_asked_of_the_server_at_rest(site: Site) -> None:
+    rest(site)
+    before = requests(site)
+    rest(site)
+    assert requests(site) == before
+    assert site.transactions() == []
+
+
+def test_an_update_takes_few_writes(site: Site) -> None:
+    rest(site)
+    site.begin()
+    before = requests(site)
+    site.reach(site.goal())
+    rest(site)
+    made = {verb: count - before.get(verb, 0) for verb, count in requests(site).items()}
+    written = sum(made.get(verb, 0) for verb in WRITING)
+    assert written == len(site.writes()), "the witness saw them all"
+    assert written <= MOST_WRITES
+    assert made.get("update", 0) == made.get("delete", 0) == 0
+    assert made["list"] == 1, "by the watch, after the boot"
+    phases = Counter(write.phase for write in site.writes())
+    assert list(phases) == ["Working", "staging", "draining", "rebooting", "resuming", "Done"]
+    assert max(phases.values()) <= MOST_A_PHASE, site.writes()

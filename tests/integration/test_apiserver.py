@@ -1,0 +1,104 @@
+"""The API server is away, or is not well, during an update."""
+
+import pytest
+
+from tests.integration.site import NODE, USER, Site
+from tests.waiting import wait_until
+from treenail.api import annotations as key
+from treenail.lab.apiserver.faults import Delay, Fault, LoseAnswer, Match, Refuse, Reject
+from treenail.lab.apiserver.service import ApiServer
+
+pytestmark = pytest.mark.integration
+
+LIMIT_S = 45.0
+
+
+def api_server(site: Site) -> object:
+    """What the agent knows of the API server: whether it is reachable."""
+    found = site.lab.live(NODE).get("apiServer")
+    return found.get("reachable") if isinstance(found, dict) else None
+
+
+def test_server_gone_right_after_the_wish_was_seen(site: Site) -> None:
+    before, goal = site.current, site.goal()
+    with site.slow_pull():
+        site.ask(goal)
+        site.wait_progress()
+        site.server.stop()
+    site.wait_phase("draining")
+    wait_until(lambda: api_server(site) is False)
+    assert site.machine.staged_locked, "staging needs no API server"
+    assert site.booted() == before.image.digest, "nobody could be asked for the drain"
+    assert not site.was_cordoned()
+    site.server.start()
+    site.settle(goal, limit_s=LIMIT_S)
+    assert len(site.transactions("stage")) == 1
+
+
+def test_server_gone_from_the_drain_until_after_the_boot(site: Site) -> None:
+    before, goal = site.current, site.goal()
+    with site.machine.inhibit_shutdown("backup", "nightly run"):
+        site.ask(goal)
+        site.wait_phase("rebooting")
+        site.server.stop()
+    assert site.machine.wait_for_boot(site.boots + 1, LIMIT_S)
+    site.wait_phase("resuming")
+    assert site.booted() == goal.image.digest, "what was decided and drained for goes through"
+    assert site.notes()[key.CURRENT_CONFIG] == before.config, "nobody could be told"
+    site.server.start()
+    site.settle(goal, limit_s=LIMIT_S)
+    assert site.machine.boot_count == site.boots + 1
+
+
+def test_agent_starts_and_finishes_without_a_server(site: Site) -> None:
+    goal = site.goal()
+    with site.machine.inhibit_shutdown("backup", "nightly run"):
+        site.ask(goal)
+        site.wait_phase("rebooting")
+        site.server.stop()
+        site.machine.kill_agent()
+    site.wait_phase("resuming")
+    assert site.booted() == goal.image.digest
+    site.machine.kill_agent()
+    wait_until(lambda: api_server(site) is False)
+    assert site.phase() == "resuming"
+    site.server.start()
+    site.settle(goal, limit_s=LIMIT_S)
+
+
+def test_config_that_cannot_be_read_is_staged_for_but_not_drained_for(site: Site) -> None:
+    goal = site.goal()
+    number = site.server.inject(Refuse(), Match(verb="get", resource="machineconfigs"))
+    site.ask(goal)
+    wait_until(lambda: site.machine.staged_locked)
+    wait_until(lambda: goal.config in str(site.lab.live(NODE).get("failure")))
+    assert not site.was_cordoned()
+    site.server.lift(number)
+    site.settle(goal)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Refuse(), Reject(503), Reject(429), LoseAnswer(), Delay(0.2)],
+    ids=["refuse", "503", "429", "lost", "slow"],
+)
+def test_after_every_change_the_next_requests_fail(site: Site, fault: Fault) -> None:
+    goal = site.goal()
+    with site.at_each_change(lambda api: api.inject(fault, Match(user=USER), times=2)):
+        site.ask(goal)
+        site.settle(goal, limit_s=LIMIT_S)
+    assert site.machine.boot_count == site.boots + 1
+    assert not site.was("Degraded")
+
+
+def test_after_every_change_watches_are_cut_and_versions_expire(site: Site) -> None:
+    def strike(api: ApiServer) -> None:
+        api.store.expire()
+        api.watches.cut(user=USER)
+
+    goal = site.goal()
+    with site.at_each_change(strike):
+        site.ask(goal)
+        site.settle(goal, limit_s=LIMIT_S)
+    assert site.machine.boot_count == site.boots + 1
+    assert not site.was("Degraded")
