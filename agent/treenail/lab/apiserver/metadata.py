@@ -37,6 +37,9 @@ _KEPT = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSe
 
 def placed(kind: Kind, namespace: str, name: str, body: Json) -> Json:
     """A copy of a request's body whose kind, namespace and name agree with its URL; else 400."""
+    for field in ("apiVersion", "kind") if kind.custom else ():
+        if not body.get(field):
+            raise bad_request(f"Object '{field}' is missing in the body of the request")
     api_version = body.get("apiVersion") or kind.api_version
     if api_version != kind.api_version:
         raise bad_request(

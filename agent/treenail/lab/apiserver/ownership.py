@@ -5,7 +5,7 @@ their owners; an apply also gives up the leaves its applier no longer mentions, 
 nobody else owns vanish.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -158,37 +158,41 @@ def _merged(old: Any, new: Any, topology: Topology) -> Any:
 
 
 def _without(
-    value: Any, doomed: set[FieldPath] | frozenset[FieldPath], foreign: set[FieldPath],
-    topology: Topology, path: FieldPath = (),
-) -> Any:  # fmt: skip
-    """The document without some leaves; None when nothing of it is left."""
-    if not doomed:
-        return value
+    value: Any,
+    doomed: Set[FieldPath],
+    foreign: Set[FieldPath],
+    topology: Topology,
+    path: FieldPath = (),
+) -> Any:
+    """The document without the doomed leaves, but for what foreign ones need.
+
+    A map or list that loses all it had becomes null, which most schemas do not allow: the real
+    server refuses such an apply as well.
+    """
     below = {doom for doom in doomed if doom[: len(path)] == path}
     if not below:
         return value
     match value:
-        case dict() if value and not topology.atomic:
-            kept = {}
-            for name, inner in value.items():
-                left = _without(inner, below, foreign, topology.child(name), (*path, f"f:{name}"))
-                if left is not None or inner is None:
-                    kept[name] = left
+        case dict() if not topology.atomic:
+            kept = {
+                name: _without(inner, below, foreign, topology.child(name), (*path, f"f:{name}"))
+                for name, inner in value.items()
+                if not _goes((*path, f"f:{name}"), below, foreign)
+            }
             return kept or None
-        case list() if value and topology.list_keys is not None:
-            items = []
-            for step, item in steps(value, topology):
-                here = (*path, step)
-                if here in below and not any(p[: len(here)] == here for p in foreign):
-                    continue
-                left = item
-                if topology.list_keys:
-                    left = _without(item, below - {here}, foreign, topology.item(), here)
-                if left is not None:
-                    items.append(left)
+        case list() if topology.list_keys is not None:
+            items = [
+                _without(item, below - {(*path, step)}, foreign, topology.item(), (*path, step))
+                for step, item in steps(value, topology)
+                if not _goes((*path, step), below, foreign)
+            ]
             return items or None
         case _:
-            return None if path in below else value
+            return value
+
+
+def _goes(path: FieldPath, doomed: Set[FieldPath], foreign: Set[FieldPath]) -> bool:
+    return path in doomed and not any(other[: len(path)] == path for other in foreign)
 
 
 def _conflict(contested: list[tuple[Owner, list[FieldPath]]]) -> ApiError:

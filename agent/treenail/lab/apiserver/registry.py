@@ -70,6 +70,7 @@ class Registry:
         """
         old = self.get(kind, namespace, name)
         new = metadata.placed(kind, namespace, name, change(old))
+        new = schema.without_nulls(dict(kind.schema), new) if kind.custom else new
         new = self._changed(kind, old, new, part)
         owner = self._owner(kind, write, UPDATE, part)
         owners = updated(old, new, owner, topology_of(kind))
@@ -115,7 +116,8 @@ class Registry:
         intended = frozenset(path for path, _ in leaves(own_fields(obj), topology))
         obj = metadata.begun(obj, self.now, generation=kind.generation)
         if kind.custom:
-            obj = schema.conformed(dict(kind.schema), _without_status(kind, obj))
+            given = schema.without_nulls(dict(kind.schema), _without_status(kind, obj))
+            obj = schema.conformed(dict(kind.schema), given)
         else:
             obj = builtin.begun(kind, obj)
         self._check(kind, obj, None)

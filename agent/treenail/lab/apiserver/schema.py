@@ -34,6 +34,28 @@ _JUNCTORS = (
 _INTEGER_BITS = {"int32": 31, "int64": 63}
 
 
+def without_nulls(schema: Json, value: Any) -> Any:
+    """The value without the nulls that mean "not set": all that the schema does not allow."""
+    match value:
+        case dict():
+            properties: Json = schema.get("properties") or {}
+            others = schema.get("additionalProperties")
+            rest = others if isinstance(others, dict) else {}
+            return {
+                name: without_nulls(properties.get(name, rest), item)
+                for name, item in value.items()
+                if not (item is None and name in properties and not _keeps_null(properties[name]))
+            }
+        case list():
+            return [without_nulls(schema.get("items") or {}, item) for item in value]
+        case _:
+            return value
+
+
+def _keeps_null(schema: Json) -> bool:
+    return bool(schema.get("nullable")) or "default" in schema
+
+
 def conformed(schema: Json, obj: Json) -> Json:
     """The object without unknown fields and with defaults, as the server would store it."""
     shaped = _shaped(schema, obj, resource=True)
@@ -59,16 +81,14 @@ def _shaped_object(schema: Json, value: Json, *, resource: bool) -> Json:
     shaped: Json = {}
     for name, item in value.items():
         if name in properties:
-            # null means "not set" where the schema does not allow null.
-            if item is None and not properties[name].get("nullable"):
-                continue
             shaped[name] = _shaped(properties[name], item)
         elif isinstance(others, dict):
             shaped[name] = _shaped(others, item)
         elif keeps or (embedded and name in _KEPT_AT_ROOT):
             shaped[name] = item
     for name, inner in properties.items():
-        if name not in shaped and "default" in inner:
+        unset = shaped.get(name) is None and not (name in shaped and inner.get("nullable"))
+        if unset and "default" in inner:
             shaped[name] = _shaped(inner, copy(inner["default"]))
     return shaped
 
