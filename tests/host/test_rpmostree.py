@@ -15,7 +15,7 @@ from gi.repository import GLib
 from tests.fakes.bus_service import BusService, Exports
 from tests.fakes.clock import FakeClock
 from treenail.clock import SystemClock
-from treenail.errors import BusyError, CancelledError, HostError, TransactionError
+from treenail.errors import BusError, BusyError, CancelledError, HostError, TransactionError
 from treenail.host.bus import Peer, SystemBus, Target, options
 from treenail.host.deployments import Deployment, Deployments, Progress, Verdict
 from treenail.host.rpmostree import RpmOstree
@@ -335,7 +335,7 @@ def test_daemon_that_dies_in_mid_transaction_is_an_error_and_look_tells_the_trut
             os.kill(daemon_pid(bus), signal.SIGKILL)
         return Verdict.GO_ON
 
-    with pytest.raises(TransactionError, match=r"could not stage .*: rpm-ostreed went away"):
+    with pytest.raises(BusError, match=r"could not stage .*: rpm-ostreed went away"):
         rpmostree.stage(B.pull_spec, watch=watch)
     assert rpmostree.look() == Deployments((HERE,))
 

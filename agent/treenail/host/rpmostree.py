@@ -310,7 +310,8 @@ def _check(ending: Ending, what: str) -> None:
                 remedy=_remedy(text),
             )
         case Vanished():
-            raise TransactionError(
+            # Restarted perhaps, and back in a moment; no verdict on what was asked of it.
+            raise BusError(
                 f"rpm-ostree could not {what}: rpm-ostreed went away",
                 remedy="see: journalctl -u rpm-ostreed",
             )
