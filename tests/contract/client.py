@@ -6,7 +6,7 @@ import http.client
 import json
 import ssl
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -56,11 +56,18 @@ class Answer:
 class Cluster:
     """An API server, as one of its users."""
 
-    def __init__(self, server: str, context: ssl.SSLContext, token: str = "") -> None:
+    def __init__(
+        self,
+        server: str,
+        context: ssl.SSLContext,
+        token: str = "",
+        impersonated: Sequence[tuple[str, str]] = (),
+    ) -> None:
         url = urlsplit(server)
         self._host, self._port, self._base = url.hostname or "", url.port or 443, url.path
         self._context = context
         self._token = token
+        self._impersonated = impersonated
 
     @classmethod
     def of_kubeconfig(cls, path: Path) -> Self:
@@ -84,6 +91,12 @@ class Cluster:
         context = ssl.create_default_context()
         context.load_verify_locations(cadata=b"".join(self._context.get_ca_certs(binary_form=True)))
         return Cluster(f"https://{self._host}:{self._port}{self._base}", context, token)
+
+    def as_user(self, name: str, *groups: str) -> "Cluster":
+        """The same server, as somebody this user may stand in for."""
+        headers = [("Impersonate-User", name), *(("Impersonate-Group", one) for one in groups)]
+        server = f"https://{self._host}:{self._port}{self._base}"
+        return Cluster(server, self._context, self._token, headers)
 
     def request(
         self,
@@ -150,7 +163,11 @@ class Cluster:
             texts = {k: str(v).lower() if isinstance(v, bool) else v for k, v in query.items()}
             target += "?" + urlencode(texts)
         try:
-            connection.request(method, target, body=content, headers=headers)
+            connection.putrequest(method, target)
+            for name, value in (*headers.items(), *self._impersonated):
+                connection.putheader(name, value)
+            connection.putheader("Content-Length", str(len(content or b"")))
+            connection.endheaders(content)
             return connection, connection.getresponse()
         except BaseException:
             connection.close()

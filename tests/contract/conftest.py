@@ -77,8 +77,16 @@ def group(cluster: Cluster) -> Iterator[str]:
 
 @pytest.fixture
 def minor(cluster: Cluster) -> int:
-    """The server's minor version, for what not all versions do."""
-    return int(str(cluster.get("/version").ok()["minor"]).rstrip("+"))
+    """The server's minor version, for what not all versions do; 0 when it does not say."""
+    return int(cluster.get("/version").ok()["minor"].rstrip("+") or 0)
+
+
+@pytest.fixture
+def policy(cluster: Cluster) -> str:
+    """The API version of budgets and evictions: servers before 1.22 know an older one only."""
+    served = cluster.get("/apis/policy").ok()["versions"]
+    versions = {entry["groupVersion"] for entry in served}
+    return "policy/v1" if "policy/v1" in versions else "policy/v1beta1"
 
 
 def definition(group: str, kind: str, plural: str, schema: Json, subresources: Json | None) -> Json:

@@ -1,18 +1,8 @@
 """Evictions and PodDisruptionBudgets."""
 
-import pytest
-
-from tests.contract.client import Answer, Cluster, Json
+from tests.contract.client import Answer, Json
 from tests.contract.space import POLL_LIMIT_S, Space, pod
 from tests.waiting import wait_until
-
-
-@pytest.fixture
-def policy(cluster: Cluster) -> str:
-    """The API version of budgets and evictions: servers before 1.22 know an older one only."""
-    served = cluster.get("/apis/policy").ok()["versions"]
-    versions = {entry["groupVersion"] for entry in served}
-    return "policy/v1" if "policy/v1" in versions else "policy/v1beta1"
 
 
 def run(space: Space, name: str, **labels: str) -> None:

@@ -1,6 +1,6 @@
 """Who may do what: RBAC from the stored roles and bindings, and the Node authorizer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from treenail.lab.apiserver import nodes
@@ -94,6 +94,16 @@ class Authorizer:
             if not why:
                 return
         raise _refused(user, attempt, ask, why)
+
+    def impersonated(self, user: User, name: str, groups: Sequence[str]) -> User:
+        """The user that somebody wants to be taken for; raises 403 when he may not."""
+        wanted = [("users", name), *(("groups", group) for group in groups)]
+        for resource, who in wanted:
+            attempt = Attempt("impersonate", "", resource, "", who, "")
+            if not self.allows(user, attempt):
+                why = f'User "{user.name}" cannot impersonate resource "{resource}" in API group ""'
+                raise forbidden("", resource, who, f"{why} at the cluster scope")
+        return User(name, (*groups, AUTHENTICATED))
 
     def allows(self, user: User, attempt: Attempt) -> bool:
         """Whether system:masters or RBAC allows it."""

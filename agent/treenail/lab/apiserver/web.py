@@ -120,7 +120,11 @@ class Web:
     def _user(self, request: web.Request) -> User:
         certificate: Any = request.get_extra_info("peercert")
         authorization = request.headers.get("Authorization", "")
-        return self._backend.authenticator.user(authorization, certificate)
+        user = self._backend.authenticator.user(authorization, certificate)
+        if name := request.headers.get("Impersonate-User"):
+            groups = request.headers.getall("Impersonate-Group", [])
+            return self._backend.authorizer.impersonated(user, name, groups)
+        return user
 
     async def _watch(
         self, request: web.Request, ask: Ask, kind: Kind, user: User
