@@ -12,14 +12,14 @@ from tests.integration.witness import Sight, Witness, Write
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.clock import SystemClock
-from treenail.kube.resources import NODES
+from treenail.kube.resources import MACHINECONFIGNODES, NODES
 from treenail.lab.apiserver.faults import Match, Reject
 from treenail.lab.apiserver.service import ApiServer
 from treenail.lab.cluster import Lab, Plan, rendered
 from treenail.lab.handshake import Handshake
 from treenail.lab.images import Credential, Image, make_image
 from treenail.lab.machine.journal import Entry
-from treenail.lab.machine.machine import Machine
+from treenail.lab.machine.machine import KUBELET_CONFIG, Machine
 from treenail.lab.machine.settings import Settings
 
 NODE = "n1"
@@ -78,6 +78,8 @@ class Site:
         self.lab.start()
         self.server = self.lab.server
         self.machine: Machine = self.lab.machines[NODE]
+        self.pull_secret = self.machine.root / KUBELET_CONFIG
+        self._pull_secret = self.pull_secret.read_text()
         self.witness = Witness(NODE, self.machine)
         self.server.call(self.witness.attend)
         drainer = self.server.kubeconfig_for(DRAINER, ["system:masters"])
@@ -97,6 +99,7 @@ class Site:
         """From here on is this test's story."""
         self._sights, self._writes = len(self.witness.sights), len(self.witness.writes)
         self._entries = len(self.machine.journal())
+        self._events = len(self._all_events())
         self._daemon_log = len(self._daemons())
         self.boots = self.machine.boot_count
 
@@ -153,6 +156,10 @@ class Site:
             and self.machine.staged is None
             and self.phase() == ""
         )
+
+    def wait_note(self, name: str, value: str) -> None:
+        """Wait until the Node has this annotation."""
+        wait_until(lambda: self.notes().get(name) == value, limit_s=LIMIT_S)
 
     def wait_degraded(self, *words: str) -> str:
         """The reason that the Node gives once it is Degraded for one that has these words."""
@@ -225,9 +232,17 @@ class Site:
         return [line.partition("txn ")[2] for line in lines if "txn " in line and what in line]
 
     def events(self) -> list[tuple[str, str, str]]:
-        """Type, reason and message of every Event about the Node."""
-        found = self.server.call(lambda api: list(api.store.list(("", "events"))))
-        return [(each["type"], each["reason"], each["message"]) for each in found]
+        """Type, reason and message of every Event that began in this test."""
+        return [
+            (each["type"], each["reason"], each["message"])
+            for each in self._all_events()[self._events :]
+        ]
+
+    def conditions(self) -> dict[str, str]:
+        """The status of each condition of the MachineConfigNode."""
+        found = self.lab.client.get(MACHINECONFIGNODES, NODE)["status"]
+        assert isinstance(found, dict)
+        return {each["type"]: each["status"] for each in found["conditions"]}
 
     # Interfering
 
@@ -266,6 +281,7 @@ class Site:
         self.witness.then = None
         self.server.lift()
         self.machine.change(pull_bytes_per_s=FAST)
+        self.pull_secret.write_text(self._pull_secret)
 
     def story(self) -> str:
         """Everything there is to say of this test, for a person who looks for what went wrong."""
@@ -291,6 +307,9 @@ class Site:
         found = self.server.call(lambda api: api.store.get(("", "nodes"), ("", NODE)))
         assert found is not None
         return found
+
+    def _all_events(self) -> list[dict[str, str]]:
+        return self.server.call(lambda api: list(api.store.list(("", "events"))))
 
     def _daemons(self) -> str:
         path = self.directory / NODE / "daemons.log"

@@ -1,0 +1,123 @@
+"""The wish changes before the reboot was asked for; and deployments that are not the agent's."""
+
+import pytest
+
+from tests.integration.site import Site
+from tests.waiting import wait_until
+from treenail.api import annotations as key
+from treenail.lab.images import make_image
+from treenail.lab.machine.sysroot import Sysroot
+
+pytestmark = pytest.mark.integration
+
+
+def assert_nothing_happened(site: Site) -> None:
+    """No reboot, and nothing left behind."""
+    assert site.machine.boot_count == site.boots
+    assert site.machine.staged is None
+    assert not site.cordoned()
+
+
+def test_back_to_the_old_goal_while_staging(site: Site) -> None:
+    before = site.current
+    with site.slow_pull():
+        site.ask(site.goal())
+        site.wait_progress()
+        site.ask(before)
+        site.settle(before)
+    assert_nothing_happened(site)
+    assert not site.was_cordoned()
+    assert not site.was("Degraded")
+    (ending,) = site.transactions("stage")
+    assert "cancelled" in ending
+
+
+def test_back_to_the_old_goal_while_the_drain_is_awaited(site: Site) -> None:
+    before, goal = site.current, site.goal()
+    with site.drains_held():
+        site.ask(goal)
+        site.wait_phase("draining")
+        assert site.machine.staged_locked
+        site.wait_note(key.DESIRED_DRAIN, f"drain-{goal.config}")
+        site.ask(before)
+        site.wait_note(key.DESIRED_DRAIN, f"uncordon-{goal.config}")
+    site.settle(before)
+    assert_nothing_happened(site)
+
+
+def test_back_to_the_old_goal_while_the_reboot_is_held_up(site: Site) -> None:
+    before = site.current
+    with site.machine.inhibit_shutdown("backup", "nightly run"):
+        site.ask(site.goal())
+        site.wait_degraded("backup")
+        assert site.cordoned()
+        site.ask(before)
+        site.settle(before)
+    assert_nothing_happened(site)
+
+
+def test_another_goal_while_staging(site: Site) -> None:
+    goal = site.goal()
+    with site.slow_pull():
+        site.ask(site.goal())
+        site.wait_progress()
+        site.ask(goal)
+        wait_until(lambda: len(site.transactions("stage")) == 1)
+    site.settle(goal)
+    assert site.machine.boot_count == site.boots + 1
+    assert not site.was("Degraded")
+
+
+def test_another_goal_while_the_drain_is_awaited(site: Site) -> None:
+    goal = site.goal()
+    with site.drains_held():
+        site.ask(site.goal())
+        site.wait_phase("draining")
+        site.ask(goal)
+        wait_until(lambda: site.phase() in ("releasing", ""))
+    site.settle(goal)
+    assert site.machine.boot_count == site.boots + 1
+
+
+def test_cancelled_update_is_told(site: Site) -> None:
+    before = site.current
+    with site.drains_held():
+        site.ask(site.goal())
+        site.wait_phase("draining")
+        site.ask(before)
+        site.wait_phase("releasing")
+    site.settle(before)
+    assert "OSUpdateCancelled" in [reason for _, reason, _ in site.events()]
+    assert [text for text in site.messages() if "called off, the node is as it was" in text]
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_foreign_staged_deployment_is_named_and_left_alone(site: Site, *, locked: bool) -> None:
+    foreign = make_image("os/other", f"7-{locked}", 1_000_000)
+    site.machine.stage_foreign(foreign, locked=locked)
+    staged = site.machine.staged
+    assert staged is not None
+    goal = site.goal()
+    site.ask(goal)
+    site.wait_degraded(staged.id, "rpm-ostree cleanup --pending")
+    assert site.machine.staged == staged
+    assert not site.was_cordoned()
+    assert site.transactions() == []
+    Sysroot(site.machine.root).drop_staged()
+    site.settle(goal)
+    assert site.notes()[key.REASON] == ""
+
+
+def test_deployment_that_another_stages_during_the_drain_is_named(site: Site) -> None:
+    goal = site.goal()
+    with site.drains_held():
+        site.ask(goal)
+        site.wait_phase("draining")
+        site.machine.stage_foreign(make_image("os/other", "8", 1_000_000))
+        staged = site.machine.staged
+    assert staged is not None
+    site.wait_degraded(staged.id)
+    assert site.machine.staged == staged
+    assert site.machine.boot_count == site.boots
+    Sysroot(site.machine.root).drop_staged()
+    site.settle(goal)

@@ -1,0 +1,105 @@
+"""Pull secrets that are wrong, broken or in more than one place, and images that are not there."""
+
+import base64
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.integration.site import LAYERS, LOGIN, SIZE, Site
+from tests.waiting import wait_until
+from treenail.lab.cluster import pull_secret
+from treenail.lab.images import Credential, make_image
+from treenail.log import MessageId
+
+pytestmark = pytest.mark.integration
+
+INTERNAL = "image-registry.openshift-image-registry.svc:5000"
+WRONG = "canary-that-is-wrong"
+
+
+def untouched(site: Site) -> bool:
+    return (
+        not site.was_cordoned()
+        and site.machine.staged is None
+        and site.machine.boot_count == site.boots
+    )
+
+
+def test_wrong_credential_is_told_and_a_right_one_heals_without_a_restart(site: Site) -> None:
+    goal, starts = site.goal(), site.machine.agent.starts
+    path, right = site.pull_secret, site.pull_secret.read_text()
+    path.write_text(pull_secret([replace(goal.image, credential=Credential("puller", WRONG))]))
+    site.ask(goal)
+    reason = site.wait_degraded("unauthorized")
+    assert "check the pull secret for the image's registry" in reason
+    assert untouched(site)
+    wait_until(lambda: site.conditions().get("NodeDegraded") == "True")
+    path.write_text(right)
+    site.settle(goal)
+    assert site.machine.agent.starts == starts + 1, "by the boot"
+    assert WRONG not in json.dumps(site.machine.journal()) + repr(site.events()) + reason
+
+
+def test_no_credential_at_all(site: Site) -> None:
+    goal = site.goal()
+    path, right = site.pull_secret, site.pull_secret.read_text()
+    path.write_text('{"auths": {}}')
+    site.ask(goal)
+    site.wait_degraded("authentication required", "pull secret")
+    assert untouched(site)
+    path.write_text(right)
+    site.settle(goal)
+
+
+def test_missing_image_is_told_and_another_goal_heals(site: Site) -> None:
+    site.ask(site.goal(published=False))
+    site.wait_degraded("manifest unknown", "check that the registry has the image by this digest")
+    assert untouched(site)
+    site.reach(site.goal())
+
+
+def test_missing_image_heals_once_it_is_there(site: Site) -> None:
+    goal = site.goal(published=False)
+    site.ask(goal)
+    site.wait_degraded("manifest unknown")
+    assert untouched(site)
+    site.lab.add_image(goal.image)
+    site.settle(goal)
+
+
+@pytest.mark.parametrize("form", ["dockerconfigjson", "dockercfg"])
+def test_secret_of_the_internal_registry_is_merged(site: Site, form: str) -> None:
+    login = Credential("node", f"internal-{form}")
+    image = make_image(
+        "os/node", f"internal-{form}", SIZE, registry=INTERNAL, layers=LAYERS, credential=login
+    )
+    path = site.machine.root / "etc/mco/internal-registry-pull-secret.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = json.loads(pull_secret([image]))
+    path.write_text(json.dumps(document if form == "dockerconfigjson" else document["auths"]))
+    site.reach(site.goal(image=image))
+    site.reach(site.goal())
+    merged = json.loads((site.machine.root / "var/lib/treenail/auth.json").read_text())
+    assert merged["auths"] == {
+        INTERNAL: {"auth": encoded(login)},
+        site.current.image.registry: {"auth": encoded(LOGIN)},
+    }
+    path.unlink()
+
+
+def encoded(login: Credential) -> str:
+    return base64.b64encode(f"{login.username}:{login.password}".encode()).decode()
+
+
+def test_broken_source_keeps_the_last_good_one_and_is_told(site: Site) -> None:
+    path, right = site.pull_secret, site.pull_secret.read_text()
+    path.write_text(right[: len(right) // 2])
+    site.reach(site.goal())
+    told = [event for event in site.events() if "/var/lib/kubelet/config.json" in event[2]]
+    (text,) = {message for _, _, message in told}
+    assert told[0][:2] == ("Warning", "PullSecretUnusable")
+    assert "stay in use" in text
+    assert text in site.messages(MESSAGE_ID=MessageId.CREDENTIALS_BROKEN)
+    path.write_text(right)
+    site.reach(site.goal())
