@@ -251,3 +251,16 @@ def test_a_deleted_definition_takes_its_objects_with_it(space: Space) -> None:
     serve()
     assert names(cluster.get(at).ok()) == []
     cluster.delete(f"{CRDS}/gizmos.{group}").ok()
+
+
+def test_unknown_fields_are_refused_on_request(space: Space, group: str, minor: int) -> None:
+    if minor < 25:
+        pytest.skip("servers before 1.25 do not check fields")
+    at = space.at("widgets", group=group)
+    body = widget(group, nonsense=1, ports=[{"name": "a", "port": 1, "junk": 1}])
+    answer = space.cluster.post(at, body, fieldValidation="Strict")
+    assert answer.verdict == (400, "BadRequest")
+    for field in ("spec.nonsense", "spec.ports[0].junk"):
+        assert f'unknown field "{field}"' in answer.body["message"]
+    assert space.cluster.get(space.at("widgets", "w", group=group)).code == 404
+    assert space.cluster.post(at, widget(group), fieldValidation="Strict").code == 201

@@ -33,6 +33,7 @@ class Write:
     field_manager: str = "unknown"
     dry_run: bool = False
     force: bool = False
+    strict: bool = False
 
 
 class Registry:
@@ -71,6 +72,7 @@ class Registry:
         old = self.get(kind, namespace, name)
         new = metadata.placed(kind, namespace, name, change(old))
         new = schema.without_nulls(dict(kind.schema), new) if kind.custom else new
+        _check_known(kind, new, write)
         new = self._changed(kind, old, new, part)
         owner = self._owner(kind, write, UPDATE, part)
         owners = updated(old, new, owner, topology_of(kind))
@@ -94,6 +96,7 @@ class Registry:
                 raise not_found(kind.group, kind.plural, name)
             return self._create(kind, intent, owner, write), True
         old = served(kind, old)
+        _check_known(kind, intent, write)
         metadata.check_uid(kind, old, intent)
         new, owners = applied(old, intent, owner, topology_of(kind), force=write.force)
         if "resourceVersion" in intent["metadata"]:
@@ -116,6 +119,7 @@ class Registry:
         intended = frozenset(path for path, _ in leaves(own_fields(obj), topology))
         obj = metadata.begun(obj, self.now, generation=kind.generation)
         if kind.custom:
+            _check_known(kind, obj, write)
             given = schema.without_nulls(dict(kind.schema), _without_status(kind, obj))
             obj = schema.conformed(dict(kind.schema), given)
         else:
@@ -201,6 +205,15 @@ def check_versioned(kind: Kind, body: Json) -> None:
     message = "Invalid value: 0x0: must be specified for an update"
     cause = Cause("FieldValueInvalid", message, "metadata.resourceVersion")
     raise invalid(kind.group, kind.kind, (body.get("metadata") or {}).get("name", ""), [cause])
+
+
+def _check_known(kind: Kind, obj: Json, write: Write) -> None:
+    """Raise 400 for fields that nobody knows, when the request wants to be told."""
+    if not write.strict or not kind.custom:
+        return
+    found = [f'unknown field "{path}"' for path in schema.unknown_fields(dict(kind.schema), obj)]
+    if found:
+        raise bad_request(f"strict decoding error: {', '.join(found)}")
 
 
 def served(kind: Kind, obj: Json) -> Json:

@@ -93,6 +93,29 @@ def _shaped_object(schema: Json, value: Json, *, resource: bool) -> Json:
     return shaped
 
 
+def unknown_fields(schema: Json, value: Any, path: str = "") -> Iterator[str]:
+    """The paths of what the schema does not know, and :func:`conformed` therefore drops."""
+    match value:
+        case dict():
+            kept = _shaped_object(schema, value, resource=not path)
+            properties: Json = schema.get("properties") or {}
+            others = schema.get("additionalProperties")
+            for name, item in value.items():
+                if name in _KEPT_AT_ROOT and name in kept:
+                    continue
+                if name not in kept:
+                    yield _join(path, name)
+                elif name in properties:
+                    yield from unknown_fields(properties[name], item, _join(path, name))
+                elif isinstance(others, dict):
+                    yield from unknown_fields(others, item, _join(path, name))
+        case list() if "items" in schema:
+            for index, item in enumerate(value):
+                yield from unknown_fields(schema["items"], item, f"{path}[{index}]")
+        case _:
+            pass
+
+
 def problems(schema: Json, obj: Json) -> list[Cause]:
     """What the schema forbids about an object."""
     return list(_problems(schema, obj, ""))

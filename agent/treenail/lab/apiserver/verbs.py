@@ -87,6 +87,7 @@ class Verbs:
             field_manager=_field_manager(ask, body),
             dry_run=ask.dry_run,
             force=ask.flag("force"),
+            strict=ask.query.get("fieldValidation") == "Strict",
         )
         match ask.verb, ask.subresource:
             case "get", "" | "status":

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from treenail.lab.apiserver import discovery
+from treenail.lab.apiserver import discovery, openapi
 from treenail.lab.apiserver.authorization import Authorizer
 from treenail.lab.apiserver.errors import ApiError, bad_request
 from treenail.lab.apiserver.faults import Delay, Faults, LoseAnswer, Refuse, Reject
@@ -92,7 +92,8 @@ class Web:
         backend = self._backend
         backend.authorizer.check(user, ask)
         if not ask.on_resource:
-            return _json(Answer(200, discovery.document(backend.registry.kinds, ask.path)))
+            source = openapi if ask.path.startswith(openapi.ROOT) else discovery
+            return _json(Answer(200, source.document(backend.registry.kinds, ask.path)))
         kind = backend.registry.kinds.find(ask.group, ask.version, ask.plural)
         if ask.verb == "watch":
             return await self._watch(request, ask, kind, user)
