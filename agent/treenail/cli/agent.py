@@ -20,7 +20,7 @@ from treenail.daemon.observe import Observer
 from treenail.daemon.ports import LedgerFile, Ports
 from treenail.daemon.settings import FILE, Drain, Given, Settings, load
 from treenail.daemon.wakeup import Wakeup
-from treenail.errors import ClusterError, FileError
+from treenail.errors import ClusterError, FileError, Forbidden, Unreachable
 from treenail.host.bus import SystemBus
 from treenail.host.files import Files
 from treenail.host.kernel import Kernel
@@ -77,7 +77,8 @@ class Agent:
         )
         connection = read_kubeconfig(settings.kubeconfig, locate=root.path)
         client = Client(HttpTransport(connection, clock), limit_s=limits.call_s)
-        cluster = NodeCluster(
+        self._settings = settings
+        self._cluster = NodeCluster(
             client,
             Recorder(client, "treenail", settings.node_name, clock),
             node_name=settings.node_name,
@@ -88,7 +89,7 @@ class Agent:
             client,
             Scope(NODES, field_selector=f"metadata.name={settings.node_name}"),
             clock,
-            on_change=lambda _, node: self._node(cluster, node),
+            on_change=lambda _, node: self._node(node),
             on_connected=self._connected,
             on_lost=self._lost,
         )
@@ -103,7 +104,7 @@ class Agent:
             power=Logind(bus),
             kernel=kernel,
             ledger=ledger,
-            cluster=cluster,
+            cluster=self._cluster,
             credentials=Credentials(root, files, settings),
             clock=clock,
         )
@@ -151,20 +152,35 @@ class Agent:
         self._stop.set()
         self._bell.ring(f"{name} died")
 
-    def _node(self, cluster: NodeCluster, node: Json | None) -> None:
+    def _node(self, node: Json | None) -> None:
         if node is None:
-            log.warning("the Node was deleted; waiting for it to come back")
+            self._missing()
             return
-        cluster.offer(node)
+        self._cluster.offer(node)
+        self._live.api_server(reachable=True)
 
     def _connected(self) -> None:
-        log.info("the API server shows this Node")
-        self._live.api_server(reachable=True)
+        if self._cluster.node() is None:
+            self._missing()
+        else:
+            log.info("the API server shows this Node")
+            self._live.api_server(reachable=True)
         self._bell.ring("the API server is back")
 
+    def _missing(self) -> None:
+        problem = f"there is no Node {self._settings.node_name}"
+        log.warning("%s; waiting for the kubelet to register it", problem)
+        self._live.api_server(reachable=True, problem=problem)
+
     def _lost(self, error: ClusterError) -> None:
-        log.warning("lost sight of the Node: %s", error)
-        self._live.api_server(reachable=False)
+        problem = str(error)
+        if isinstance(error, Forbidden):
+            problem += (
+                f"; check that {self._settings.kubeconfig} is a credential of "
+                f"Node {self._settings.node_name}"
+            )
+        log.warning("lost sight of the Node: %s", problem)
+        self._live.api_server(reachable=not isinstance(error, Unreachable), problem=problem)
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:

@@ -202,7 +202,8 @@ def _deployment_line(deployment: Json) -> str:
 def _api_line(api: Json) -> str:
     if not api:
         return "not asked yet"
-    return f"{'reachable' if api['reachable'] else 'away'} since {api['since']}"
+    text = f"{'reachable' if api['reachable'] else 'away'} since {api['since']}"
+    return f"{text}: {api['problem']}" if api.get("problem") else text
 
 
 def _object(value: object) -> Json:

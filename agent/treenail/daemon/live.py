@@ -99,14 +99,20 @@ class Live:
         with self._lock:
             self._document["credentials"] = list(problems)
 
-    def api_server(self, *, reachable: bool) -> None:
-        """Show whether the API server answers, and since when it is so."""
+    def api_server(self, *, reachable: bool, problem: str = "") -> None:
+        """Show whether the API server answers, since when, and why it does not show our Node."""
         with self._lock:
             before = self._document.get("apiServer")
-            if not isinstance(before, dict) or before.get("reachable") is not reachable:
+            known = before if isinstance(before, dict) else {}
+            since = known.get("since")
+            if known.get("reachable") is not reachable:
                 since = rfc3339(self._clock.now())
-                self._document["apiServer"] = {"reachable": reachable, "since": since}
-                self._flush(self._sentence)
+            self._document["apiServer"] = {
+                "reachable": reachable,
+                "since": since,
+                "problem": problem,
+            }
+            self._flush(self._sentence)
 
     def _flush(self, line: str) -> None:
         if self._document == self._written:
