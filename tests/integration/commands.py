@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tests.integration.site import Site
 
@@ -14,12 +16,25 @@ Ended = subprocess.CompletedProcess[str]
 
 def status(site: Site, *arguments: str) -> Ended:
     """``treenail status`` on the machine."""
-    return treenail(site, "status", "--root", str(site.machine.root), *arguments)
+    root = str(site.machine.root)
+    return _run(AGENT, "status", "--root", root, *arguments, bus=site.machine.address)
 
 
-def treenail(site: Site, *arguments: str, limit_s: float = LIMIT_S) -> Ended:
-    """``treenail`` on the machine's bus."""
-    return _run(AGENT, *arguments, limit_s=limit_s, bus=site.machine.address)
+@contextmanager
+def running(site: Site, *arguments: str) -> Iterator[None]:
+    """Within, ``treenail`` runs on the machine's bus; its output is the machine's agent.log."""
+    with site.machine.agent_log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", AGENT, *arguments],
+            env=_environment(site.machine.address),
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(LIMIT_S)
 
 
 def treenail_lab(*arguments: str, limit_s: float = LIMIT_S) -> Ended:
@@ -27,13 +42,17 @@ def treenail_lab(*arguments: str, limit_s: float = LIMIT_S) -> Ended:
     return _run(LAB, *arguments, limit_s=limit_s)
 
 
-def _run(program: str, *arguments: str, limit_s: float, bus: str = "") -> Ended:
-    paths = os.pathsep.join(filter(None, sys.path))
+def _run(program: str, *arguments: str, limit_s: float = LIMIT_S, bus: str = "") -> Ended:
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
-        env={**os.environ, "PYTHONPATH": paths, "DBUS_SYSTEM_BUS_ADDRESS": bus},
+        env=_environment(bus),
         capture_output=True,
         text=True,
         check=False,
         timeout=limit_s,
     )
+
+
+def _environment(bus: str) -> dict[str, str]:
+    paths = os.pathsep.join(filter(None, sys.path))
+    return {**os.environ, "PYTHONPATH": paths, "DBUS_SYSTEM_BUS_ADDRESS": bus}

@@ -1,0 +1,67 @@
+"""A node's credential is for its own Node."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.integration.commands import running, status
+from tests.integration.site import NODE, Site
+from tests.waiting import wait_until
+from treenail.errors import Forbidden
+from treenail.kube.resources import NODES
+
+pytestmark = pytest.mark.integration
+
+OTHER = "n2"
+
+
+def test_credential_of_a_second_agent_can_not_change_the_first_ones_node(site: Site) -> None:
+    site.lab.client.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": OTHER}})
+    second = site.lab.client_of(site.server.node_kubeconfig(OTHER))
+    wish: dict[str, object] = {"metadata": {"annotations": {"test": "x"}}}
+    second.patch(NODES, OTHER, wish)
+    for body in (wish, {"spec": {"unschedulable": True}}, {"metadata": {"labels": {"a": "b"}}}):
+        with pytest.raises(Forbidden, match=OTHER):
+            second.patch(NODES, NODE, body)
+    with pytest.raises(Forbidden):
+        second.delete(NODES, NODE)
+    assert "test" not in site.notes()
+    assert not site.cordoned()
+
+
+@contextmanager
+def agent(site: Site, name: str, kubeconfig: Path | None = None) -> Iterator[None]:
+    """Within, an agent runs under this name in place of the right one."""
+    arguments = ["run", "--root", str(site.machine.root), "--node-name", name]
+    if kubeconfig is not None:
+        place = site.machine.root / "etc/kubeconfig"
+        place.write_text(kubeconfig.read_text())
+        place.chmod(0o600)
+        arguments += ["--kubeconfig", "/etc/kubeconfig"]
+    site.machine.stop_agent()
+    try:
+        with running(site, *arguments):
+            yield
+    finally:
+        site.machine.start_agent()
+
+
+def test_agent_of_a_wrong_node_name_says_so_in_a_sentence(site: Site) -> None:
+    with agent(site, "n7"):
+        (said,) = wait_until(lambda: [text for text in site.messages() if "forbidden" in text])
+        assert "node 'n1' cannot read 'n7', only its own Node object" in said
+        assert "check that /var/lib/kubelet/kubeconfig is a credential of Node n7" in said
+        screen = status(site).stdout
+        assert re.search("API server +reachable since .*cannot read 'n7'", screen)
+
+
+def test_agent_without_a_node_says_so_and_begins_when_there_is_one(site: Site) -> None:
+    with agent(site, "n8", site.server.node_kubeconfig("n8")):
+        wait_until(lambda: [text for text in site.messages() if "there is no Node n8" in text])
+        assert re.search("API server +reachable since .*: there is no Node n8", status(site).stdout)
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n8"}}
+        site.lab.client.create(NODES, node)
+        wait_until(lambda: "there is no Node" not in status(site).stdout)
