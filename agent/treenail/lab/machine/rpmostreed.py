@@ -273,6 +273,9 @@ def main(arguments: list[str] | None = None) -> int:
     loop = GLib.MainLoop()
     for number in (signal.SIGTERM, signal.SIGINT):
         GLib.unix_signal_add(GLib.PRIORITY_HIGH, number, loop.quit)
+    if chosen.pid_file is not None:
+        # Before the name is owned: who started us then finds us.
+        chosen.pid_file.write_text(f"{os.getpid()}\n", encoding="ascii")
     connection = connect(os.environ["DBUS_SYSTEM_BUS_ADDRESS"])
     connection.connect("closed", lambda *_: loop.quit())
     daemon = Rpmostreed(connection, chosen.root, chosen.images, chosen.settings)
@@ -282,8 +285,6 @@ def main(arguments: list[str] | None = None) -> int:
     idle_exit_s = daemon.settings().idle_exit_s
     if idle_exit_s:
         IdleExit(daemon.idle, idle_exit_s, loop.quit).watch()
-    if chosen.pid_file is not None:
-        chosen.pid_file.write_text(f"{os.getpid()}\n", encoding="ascii")
     loop.run()
     return 0
 
