@@ -1,0 +1,102 @@
+"""``treenail status`` on a node that is at rest, at work, cut off or without its agent."""
+
+import json
+import re
+
+import pytest
+
+from tests.integration.commands import status
+from tests.integration.site import NODE, Site
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.integration
+
+DEGRADED = 4
+
+
+def shown(site: Site) -> dict[str, str]:
+    """The screen, line by line, by what stands before each."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in status(site).stdout.splitlines():
+        name = line[:12].strip() or name
+        found[name] = f"{found[name]} {line[13:]}" if name in found else line[13:]
+    return found
+
+
+def test_at_rest(site: Site) -> None:
+    site.reach(site.goal())
+    before = site.machine.deployments[1]
+    goal = site.current
+    screen = shown(site)
+    image = goal.image
+    assert screen.pop("Agent") == f"running, process {site.machine.agent.pid}"
+    assert screen.pop("API server").startswith("reachable since ")
+    assert screen == {
+        "Node": NODE,
+        "State": "Done",
+        "Doing": f"at {goal.config} with {image.pull_spec[:-52]}",
+        "Current": f"{goal.config} {goal.pull_spec}",
+        "Desired": f"{goal.config} {goal.pull_spec}",
+        "Booted": f"{image.version}  {image.digest}",
+        "Staged": "none",
+        "Rollback": f"{before.version}  {before.digest}",
+    }
+
+
+def test_while_staging(site: Site) -> None:
+    goal = site.goal()
+    with site.slow_pull():
+        site.ask(goal)
+        site.wait_progress()
+        screen = shown(site)
+        document = json.loads(status(site, "--json").stdout)
+    assert re.fullmatch(r"Working, staging since \d{4}-.*Z", screen["State"])
+    assert re.search(r"\(\d+ %, .*Fetching", screen["Doing"])
+    assert screen["Desired"] == f"{goal.config} {goal.pull_spec}"
+    assert document["update"]["target"] == {"config": goal.config, "image": goal.pull_spec}
+    assert isinstance(document["progress"]["percent"], int)
+    assert document["state"] == "Working"
+    site.settle(goal)
+
+
+def test_with_the_server_away_while_the_drain_is_awaited(site: Site) -> None:
+    goal = site.goal()
+    with site.drains_held():
+        site.ask(goal)
+        site.wait_phase("draining")
+        site.server.stop()
+        wait_until(lambda: shown(site)["API server"].startswith("away since "))
+        screen = shown(site)
+        document = json.loads(status(site, "--json").stdout)
+        site.server.start()
+    assert screen["State"].startswith("Working, draining since ")
+    assert screen["Staged"] == f"{goal.image.version} (locked)  {goal.image.digest}"
+    assert document["apiServer"]["reachable"] is False
+    assert document["deployments"]["staged"]["locked"] is True
+    assert document["problems"] == []
+    site.settle(goal, limit_s=45.0)
+
+
+def test_without_an_agent(site: Site) -> None:
+    goal = site.current
+    site.machine.stop_agent()
+    screen = shown(site)
+    document = json.loads(status(site, "--json").stdout)
+    site.machine.start_agent()
+    assert screen["Agent"] == "is not running; see: systemctl status treenail"
+    assert screen["State"] == "Done"
+    assert screen["Booted"] == f"{goal.image.version}  {goal.image.digest}"
+    assert document["current"] == {"config": goal.config, "image": goal.pull_spec}
+
+
+def test_degraded(site: Site) -> None:
+    site.ask(site.goal(published=False))
+    site.wait_degraded("manifest unknown")
+    ended = status(site)
+    assert ended.returncode == DEGRADED
+    assert "manifest unknown" in ended.stdout
+    assert "check that the registry has the image by this digest" in ended.stdout
+    assert json.loads(status(site, "--json").stdout)["failure"]["state"] == "Degraded"
+    site.reach(site.goal())
+    assert status(site).returncode == 0
