@@ -1,6 +1,8 @@
 """Objects: create, read, update, delete; names, versions and what the server adds."""
 
-from tests.contract.client import Cluster
+import pytest
+
+from tests.contract.client import Cluster, Json
 from tests.contract.space import Space, config_map, names, pod
 
 
@@ -53,6 +55,16 @@ def test_a_missing_namespace_takes_no_objects(cluster: Cluster) -> None:
 def test_a_malformed_body_is_a_bad_request(space: Space) -> None:
     answer = space.cluster.request("POST", space.at("configmaps"), b'{"metadata": ')
     assert answer.verdict == (400, "BadRequest")
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{"labels": ["a"]}, {"labels": "a"}, {"annotations": [1]}, {"finalizers": {"a": "b"}},
+     {"finalizers": [1]}, {"ownerReferences": ["a"]}],
+)  # fmt: skip
+def test_values_of_the_wrong_type_are_a_bad_request(space: Space, metadata: Json) -> None:
+    body = config_map("a", None, **metadata)
+    assert space.cluster.post(space.at("configmaps"), body).verdict == (400, "BadRequest")
 
 
 def test_a_body_of_another_kind_is_a_bad_request(space: Space) -> None:

@@ -114,6 +114,15 @@ def _conditions(obj: Json) -> list[Json]:
     return found
 
 
+def test_what_a_strategic_patch_adds_comes_before_what_it_does_not_name(space: Space) -> None:
+    space.cluster.post(space.at("pods"), pod("p")).ok()
+    at = space.at("pods", "p", "status")
+    for names in ("AB", "C", "DBE"):
+        conditions = [condition(f"example.com/{name}", "True") for name in names]
+        changed = space.cluster.patch(at, {"status": {"conditions": conditions}}, STRATEGIC).ok()
+    assert "".join(one["type"][-1] for one in _conditions(changed)) == "DCABE"
+
+
 def test_a_merge_patch_replaces_conditions(space: Space) -> None:
     space.cluster.post(space.at("pods"), pod("p")).ok()
     at = space.at("pods", "p", "status")

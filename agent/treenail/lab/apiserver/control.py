@@ -109,17 +109,27 @@ def _set_kubelet(server: Server, node: str, *, gone: bool) -> Json:
 
 
 def _inject(server: Server, body: Json) -> Json:
-    match = _match(body.get("match") or {})
+    match = _match(body.get("match", {}))
     if body.get("fault") == "cut-watches":
         return {"cut": server.watches.cut(match.resource, match.user)}
     if body.get("fault") == "expire-versions":
         server.store.expire()
         return {}
-    times, for_s = body.get("times"), body.get("forSeconds")
+    times = None if body.get("times") is None else int(_number(body, "times"))
+    for_s = None if body.get("forSeconds") is None else _number(body, "forSeconds")
     return {"id": server.inject(_fault(body), match, times=times, for_s=for_s)}
 
 
-def _match(fields: Json) -> Match:
+def _number(body: Json, name: str, default: float = 0) -> float:
+    value = body.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise bad_request(f"{name}: expected a number, found {value!r}")
+    return value
+
+
+def _match(fields: object) -> Match:
+    if not isinstance(fields, dict) or not all(isinstance(one, str) for one in fields.values()):
+        raise bad_request("match: expected an object of strings")
     unknown = sorted(set(fields) - set(MATCH_FIELDS))
     if unknown:
         raise bad_request(f"match: unknown {', '.join(unknown)}")
@@ -131,9 +141,9 @@ def _fault(body: Json) -> Fault:
         case "refuse":
             return Refuse()
         case "delay":
-            return Delay(float(body.get("seconds", 0)))
+            return Delay(_number(body, "seconds"))
         case "reject" if body.get("code") in {429, 500, 503}:
-            return Reject(body["code"], int(body.get("retryAfterSeconds", 1)))
+            return Reject(body["code"], int(_number(body, "retryAfterSeconds", 1)))
         case "reject":
             raise bad_request("reject: expected code 429, 500 or 503")
         case "lose-answer":

@@ -50,8 +50,7 @@ def placed(kind: Kind, namespace: str, name: str, body: Json) -> Json:
         raise bad_request(f'{said} in version "{kind.version}" cannot be handled as a {kind.kind}')
     obj: Json = copy(body)
     metadata = obj.get("metadata") or {}
-    if not isinstance(metadata, dict):
-        raise bad_request("metadata: expected an object")
+    _check_types(kind, obj, metadata)
     said_namespace = metadata.get("namespace") or namespace
     if said_namespace != namespace:
         raise bad_request(
@@ -71,6 +70,21 @@ def placed(kind: Kind, namespace: str, name: str, body: Json) -> Json:
     if name:
         metadata["name"] = name
     return obj | {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
+
+
+def _check_types(kind: Kind, obj: Json, metadata: Json) -> None:
+    """Raise 400 for values of another type than the server counts on."""
+    if not isinstance(metadata, dict):
+        raise bad_request("metadata: expected an object")
+    objects = [] if kind.custom else [(name, obj.get(name)) for name in ("spec", "status")]
+    objects += [(f"metadata.{name}", metadata.get(name)) for name in ("labels", "annotations")]
+    for where, value in objects:
+        if value is not None and not isinstance(value, dict):
+            raise bad_request(f"{where}: expected an object")
+    for name, wanted in (("finalizers", str), ("ownerReferences", dict)):
+        items = metadata.get(name) or []
+        if not isinstance(items, list) or not all(isinstance(item, wanted) for item in items):
+            raise bad_request(f"metadata.{name}: expected a list of {wanted.__name__}")
 
 
 def begun(obj: Json, now: str, *, generation: bool) -> Json:

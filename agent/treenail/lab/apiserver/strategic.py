@@ -71,8 +71,8 @@ def _merged(old: Any, new: Any, path: tuple[str, ...]) -> Any:
         case dict():
             return _merge_objects(old if isinstance(old, dict) else {}, new, path)
         case list() if path in MERGED_SETS:
-            kept = list(old or [])
-            return kept + [value for value in new if value not in kept]
+            had = list(old or [])
+            return _interleaved([value for value in had if value not in new], list(new), had)
         case list() if path[-1] in MERGE_KEYS and all(isinstance(item, dict) for item in new):
             return _merge_lists(old if isinstance(old, list) else [], new, path)
         case _:
@@ -85,19 +85,38 @@ def _merge_lists(old: list[Json], new: list[Json], path: tuple[str, ...]) -> lis
     field = MERGE_KEYS[path[-1]]
     if field == "containerPort" and not any(field in item for item in new):
         field = "port"
-    merged = list(old)
+    known = [item.get(field) for item in old]
+    patched: dict[Any, Json] = {}
+    gone = []
     for item in new:
         if field not in item:
             raise bad_request(f"map: {item} does not contain declared merge key: {field}")
-        where = next((i for i, had in enumerate(merged) if had.get(field) == item[field]), None)
+        name = item[field]
         if item.get("$patch") == "delete":
-            if where is not None:
-                del merged[where]
-        elif where is None:
-            merged.append(_merge_objects({}, item, path))
+            gone.append(name)
         else:
-            merged[where] = _merge_objects(merged[where], item, path)
-    return merged
+            had = old[known.index(name)] if name in known else {}
+            patched[name] = _merge_objects(patched.get(name, had), item, path)
+    kept = {name: item for name, item in zip(known, old, strict=True) if name not in gone}
+    rest = [name for name in kept if name not in patched]
+    return [
+        patched[name] if name in patched else kept[name]
+        for name in _interleaved(rest, list(patched), known)
+    ]
+
+
+def _interleaved(kept: list[Any], patched: list[Any], known: list[Any]) -> list[Any]:
+    """What is kept and what is patched, each in its order; together as they were before.
+
+    What the patch adds comes before all that is not known to stand in front of it.
+    """
+    merged = []
+    waiting = list(kept)
+    for name in patched:
+        while waiting and name in known and known.index(waiting[0]) < known.index(name):
+            merged.append(waiting.pop(0))
+        merged.append(name)
+    return merged + waiting
 
 
 def _delete_values(target: Json, name: str, values: list[Any]) -> None:

@@ -97,7 +97,7 @@ class Tokens:
             claims: Json = json.loads(_unbase64(body.partition(".")[2]))
         except (ValueError, binascii.Error):
             raise unauthorized() from None
-        if claims.get("exp", self._clock.now()) < self._clock.now():
+        if "exp" in claims and claims["exp"] < self._clock.now():
             raise unauthorized()
         return claims
 

@@ -1,0 +1,157 @@
+"""The server as a thing one starts, stops and gets credentials from."""
+
+import asyncio
+import json
+import ssl
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.contract.client import Cluster
+from treenail.lab.apiserver.server import LabServer
+from treenail.lab.apiserver.service import ApiServer
+
+NODES = "/api/v1/nodes"
+
+
+def add_node(cluster: Cluster, name: str) -> None:
+    cluster.post(NODES, {"metadata": {"name": name}}).ok()
+
+
+def test_a_server_that_was_gone_comes_back_as_it_was(lab: LabServer, admin: Cluster) -> None:
+    add_node(admin, "a")
+    url, before = lab.url, admin.get(f"{NODES}/a").ok()
+    lab.stop()
+    with pytest.raises(ConnectionRefusedError):
+        admin.get(f"{NODES}/a")
+    lab.start()
+    assert lab.url == url
+    assert admin.get(f"{NODES}/a").body == before
+
+
+def test_a_stop_ends_watches(lab: LabServer, admin: Cluster) -> None:
+    with admin.watch(NODES) as events:
+        lab.stop()
+        assert list(events) == []
+
+
+def test_stopping_what_does_not_run_is_harmless(tmp_path: Path) -> None:
+    LabServer(tmp_path).stop()
+
+
+def test_credentials_outlive_the_server_that_made_them(tmp_path: Path) -> None:
+    with LabServer(tmp_path) as first:
+        kubeconfig = first.admin_kubeconfig
+        token = first.token_for("robot", ["system:masters"])
+        port = int(first.url.rpartition(":")[2])
+    with LabServer(tmp_path, port):
+        admin = Cluster.of_kubeconfig(kubeconfig)
+        assert admin.get(NODES).code == 200
+        assert admin.as_bearer(token).get(NODES).code == 200
+
+
+def test_secrets_on_disk_are_for_their_owner_only(tmp_path: Path) -> None:
+    directory = tmp_path / "lab"
+    with LabServer(directory) as lab:
+        made = [
+            lab.admin_kubeconfig,
+            lab.node_kubeconfig("a"),
+            lab.kubeconfig_for("system:serviceaccount:x:y", ["z"]),
+            directory / "ca.key",
+            directory / "token.key",
+            directory / "server.pem",
+        ]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made} == {0o600}
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert len(set(made)) == len(made)
+
+
+def test_a_kubeconfig_needs_no_other_file(lab: LabServer) -> None:
+    document = json.loads(lab.node_kubeconfig("a").read_text())
+    assert document["clusters"][0]["cluster"].keys() == {"server", "certificate-authority-data"}
+    assert document["users"][0]["user"].keys() == {"client-certificate-data", "client-key-data"}
+    assert document["users"][0]["name"] == "system:node:a"
+
+
+def test_certificates_name_user_and_groups(lab: LabServer) -> None:
+    lone = Cluster.of_kubeconfig(lab.kubeconfig_for("lone"))
+    assert 'User "lone" cannot list' in lone.get(NODES).body["message"]
+    master = Cluster.of_kubeconfig(lab.kubeconfig_for("boss", ["staff", "system:masters"]))
+    assert master.get(NODES).code == 200
+
+
+def test_nobody_is_unauthorized(lab: LabServer) -> None:
+    context = ssl.create_default_context(cafile=str(lab.ca_file))
+    nobody = Cluster(lab.url, context)
+    assert nobody.get(NODES).verdict == (401, "Unauthorized")
+    assert nobody.get("/version").verdict == (401, "Unauthorized")
+    assert nobody.get("/healthz").code == 200
+
+
+@pytest.mark.parametrize("tail", ["", "x", ".x"])
+def test_a_token_with_another_signature_is_unauthorized(
+    lab: LabServer, admin: Cluster, tail: str
+) -> None:
+    token = lab.token_for("robot", ["system:masters"])
+    forged = token.rpartition(".")[0] + tail
+    assert admin.as_bearer(forged).get(NODES).code == 401
+
+
+def test_a_certificate_of_another_authority_is_refused(lab: LabServer, tmp_path: Path) -> None:
+    with LabServer(tmp_path / "other") as other:
+        document = json.loads(other.admin_kubeconfig.read_text())
+    mine = json.loads(lab.admin_kubeconfig.read_text())
+    document["clusters"] = mine["clusters"]
+    mixed = tmp_path / "mixed"
+    mixed.write_text(json.dumps(document))
+    with pytest.raises((ssl.SSLError, OSError)):
+        Cluster.of_kubeconfig(mixed).get(NODES)
+
+
+def test_only_masters_stand_in_for_others(lab: LabServer) -> None:
+    lone = Cluster.of_kubeconfig(lab.kubeconfig_for("lone"))
+    answer = lone.as_user("boss", "system:masters").get(NODES)
+    assert answer.verdict == (403, "Forbidden")
+    assert 'cannot impersonate resource "users"' in answer.body["message"]
+
+
+def test_a_server_runs_in_a_loop_that_is_there(tmp_path: Path) -> None:
+    async def serve() -> int:
+        server = ApiServer(tmp_path)
+        await server.start()
+        try:
+            cluster = Cluster.of_kubeconfig(server.admin_kubeconfig)
+            answer = await asyncio.to_thread(cluster.get, NODES)
+            return answer.code
+        finally:
+            await server.stop()
+
+    assert asyncio.run(serve()) == 200
+
+
+def test_a_port_that_is_taken_is_an_error(lab: LabServer, tmp_path: Path) -> None:
+    port = int(lab.url.rpartition(":")[2])
+    with pytest.raises(OSError, match="Address already in use"):
+        LabServer(tmp_path / "second", port).start()
+
+
+def test_a_body_that_is_too_large_is_refused(admin: Cluster) -> None:
+    node = {"metadata": {"name": "a", "labels": {"x": "y" * 4_000_000}}}
+    assert admin.post(NODES, node).verdict == (413, "RequestEntityTooLarge")
+
+
+def test_a_config_as_large_as_etcd_takes_is_accepted(admin: Cluster) -> None:
+    secret = {"metadata": {"name": "a"}, "data": {"x": "eHh4" * 350_000}}
+    at = "/api/v1/namespaces/default/secrets"
+    assert admin.post(at, secret).ok()["data"] == secret["data"]
+
+
+def test_what_kubectl_asks_first_is_answered(admin: Cluster) -> None:
+    index = admin.get("/openapi/v3").ok()["paths"]
+    assert {"api/v1", "apis/apps/v1"} <= index.keys()
+    described = admin.get(index["api/v1"]["serverRelativeURL"]).ok()
+    patch = described["paths"]["/api/v1/nodes/{name}"]["patch"]
+    assert "fieldValidation" in {one["name"] for one in patch["parameters"]}
+    assert admin.get("/openapi/v3/apis/nobody/v1").code == 404
+    assert admin.get("/openapi/v2").code == 404
