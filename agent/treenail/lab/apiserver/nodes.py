@@ -2,7 +2,8 @@
 
 As in Kubernetes 1.32 and newer, a node reads its own Node and the pods bound to it, and what those
 pods refer to. Two things are the cluster's own, which a real one grants to ``system:nodes`` by
-RBAC: reading MachineConfigs, and the status of the MachineConfigNode of its own name.
+RBAC and an admission policy: reading MachineConfigs, and the status of the MachineConfigNode of
+its own name.
 """
 
 from collections.abc import Iterator
@@ -168,6 +169,8 @@ def restrict(node: str, kind: Kind, subresource: str, old: Json | None, new: Jso
             why = f'can only access leases in the "{NODE_LEASES}" system namespace'
         case "coordination.k8s.io", "leases" if name != node:
             why = "can only access node lease with the same name as the requesting node"
+        case group, "machineconfignodes" if group == MACHINE_CONFIG and name != node:
+            why = "can only access the MachineConfigNode of its own name"
         case _:
             pass
     if why:

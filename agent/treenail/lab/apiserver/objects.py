@@ -19,6 +19,17 @@ def copy(value: Any) -> Any:
     return value
 
 
+def equal(left: Any, right: Any) -> bool:
+    """Whether two JSON values are the same; unlike in Python, true is not 1."""
+    match left, right:
+        case dict(), dict():
+            return left.keys() == right.keys() and all(equal(left[k], right[k]) for k in left)
+        case list(), list():
+            return len(left) == len(right) and all(map(equal, left, right))
+        case _:
+            return isinstance(left, bool) == isinstance(right, bool) and bool(left == right)
+
+
 def key(obj: Json) -> Key:
     """Namespace (empty for cluster-scoped objects) and name."""
     metadata = obj["metadata"]

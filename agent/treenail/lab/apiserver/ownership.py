@@ -19,7 +19,7 @@ from treenail.lab.apiserver.fields import (
     shown,
     steps,
 )
-from treenail.lab.apiserver.objects import Json, copy
+from treenail.lab.apiserver.objects import Json, copy, equal
 from treenail.lab.apiserver.topology import Topology
 
 APPLY = "Apply"
@@ -125,7 +125,9 @@ def _changed(old: Json, new: Json, topology: Topology) -> set[FieldPath]:
     """The leaves of the new document that the old one does not have, or has with other values."""
     before = dict(leaves(old, topology))
     return {
-        path for path, value in leaves(new, topology) if path not in before or before[path] != value
+        path
+        for path, value in leaves(new, topology)
+        if path not in before or not equal(before[path], value)
     }
 
 

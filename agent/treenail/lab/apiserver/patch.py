@@ -3,7 +3,7 @@
 from typing import Any
 
 from treenail.lab.apiserver.errors import ApiError, bad_request
-from treenail.lab.apiserver.objects import Json, copy
+from treenail.lab.apiserver.objects import Json, copy, equal
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
@@ -48,7 +48,7 @@ def _operate(document: Any, operation: Json) -> Any:
         case "copy":
             return _add(document, path, copy(_find(document, _pointer(operation.get("from")))))
         case "test":
-            if _find(document, path, missing=None) != operation.get("value"):
+            if not equal(_find(document, path, missing=None), operation.get("value")):
                 raise _does_not_apply(f"testing value {operation.get('path')} failed")
         case other:
             raise bad_request(f"unexpected kind of operation: {other}")

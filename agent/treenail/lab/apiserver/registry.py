@@ -15,7 +15,7 @@ from treenail.lab.apiserver.errors import (
 )
 from treenail.lab.apiserver.fields import leaves, own_fields
 from treenail.lab.apiserver.kinds import Kind, Kinds
-from treenail.lab.apiserver.objects import Json, deleting, finalizers
+from treenail.lab.apiserver.objects import Json, deleting, equal, finalizers
 from treenail.lab.apiserver.ownership import APPLY, UPDATE, Owner, applied, updated, with_owners
 from treenail.lab.apiserver.store import Store
 from treenail.lab.apiserver.topology import topology_of
@@ -150,14 +150,14 @@ class Registry:
             new = builtin.changed(kind, old, new)
         if kind.storage == crds.CRDS and not crds.problems(new):
             new = crds.established(new, self.now)
-        if kind.generation and _counted(kind, old) != _counted(kind, new):
+        if kind.generation and not equal(_counted(kind, old), _counted(kind, new)):
             new["metadata"]["generation"] = old["metadata"].get("generation", 0) + 1
         return new
 
     def _finish(self, kind: Kind, old: Json, new: Json, write: Write, part: str) -> Json:
         self.restrict(write.user, kind, old, new, part)
         self._check(kind, new, old)
-        if new == old or write.dry_run:
+        if equal(new, old) or write.dry_run:
             return new
         where = new["metadata"].get("namespace", ""), new["metadata"]["name"]
         if deleting(new) and not finalizers(new) and not waits(kind, new):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from treenail.lab.apiserver.errors import Cause
-from treenail.lab.apiserver.objects import Json, copy
+from treenail.lab.apiserver.objects import Json, copy, equal
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -128,7 +128,7 @@ def _problems(schema: Json, value: Any, path: str) -> Iterator[Cause]:
     if wrong_type is not None:
         yield wrong_type
         return
-    if "enum" in schema and value not in schema["enum"]:
+    if "enum" in schema and not _among(schema["enum"], value):
         supported = ", ".join(json.dumps(choice) for choice in schema["enum"])
         message = f"Unsupported value: {_shown(value)}: supported values: {supported}"
         yield Cause("FieldValueNotSupported", message, path)
@@ -245,7 +245,7 @@ def _duplicates(schema: Json, value: list[Any], path: str) -> Iterator[Cause]:
             identity = item
         else:
             return
-        if identity in seen:
+        if _among(seen, identity):
             message = f"Duplicate value: {_shown(identity)}"
             yield Cause("FieldValueDuplicate", message, f"{path}[{index}]")
         seen.append(identity)
@@ -280,6 +280,10 @@ def _junctor_problems(schema: Json, value: Any, path: str) -> Iterator[Cause]:
             yield _invalid(path, value, f"must validate {what}")
     if "not" in schema and not any(_problems(schema["not"], value, path)):
         yield _invalid(path, value, "must not validate the schema (not)")
+
+
+def _among(values: list[Any], value: Any) -> bool:
+    return any(equal(one, value) for one in values)
 
 
 def _join(path: str, name: str) -> str:

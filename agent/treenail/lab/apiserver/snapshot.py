@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from treenail.lab.apiserver.errors import bad_request
 from treenail.lab.apiserver.kinds import Storage
-from treenail.lab.apiserver.objects import Json
+from treenail.lab.apiserver.objects import Json, key
 from treenail.lab.apiserver.store import Store
 
 _FORMAT = 1
@@ -28,11 +28,12 @@ def restore(store: Store, document: Json) -> None:
         objects = list(_objects(document))
     except (KeyError, TypeError, ValueError) as error:
         raise bad_request(f"snapshot: {error!r}") from None
-    # Versions never go back, or watches that are open now would miss what comes.
-    store.load(max(version, store.version), iter(objects))
+    # The version goes on in any case, which ends the watches that are open now.
+    store.load(max(version, store.version) + 1, iter(objects))
 
 
 def _objects(document: Json) -> Iterator[tuple[Storage, Json]]:
     for kind in document["kinds"]:
         for obj in kind["objects"]:
+            key(obj)
             yield (kind["group"], kind["plural"]), obj

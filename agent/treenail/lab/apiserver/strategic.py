@@ -119,6 +119,8 @@ def _interleaved(kept: list[Any], patched: list[Any], known: list[Any]) -> list[
     return merged + waiting
 
 
-def _delete_values(target: Json, name: str, values: list[Any]) -> None:
+def _delete_values(target: Json, name: str, values: Any) -> None:
+    if not isinstance(values, list):
+        raise bad_request(f"$deleteFromPrimitiveList/{name}: expected a list")
     if isinstance(target.get(name), list):
         target[name] = [value for value in target[name] if value not in values]

@@ -1,6 +1,7 @@
 """Watches: the changes of a kind as a client sees them through its selectors."""
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from treenail.clock import Clock
@@ -65,22 +66,27 @@ class Watches:
         plurals = [watch.kind.plural for watch in self._watches.values()]
         return {plural: plurals.count(plural) for plural in sorted(set(plurals))}
 
-    async def events(self, kind: Kind, user: str, options: WatchOptions) -> AsyncIterator[Json]:
-        """Watch events as documents, until the time is over, the watch is cut, or 410."""
+    @contextmanager
+    def open(self, kind: Kind, user: str) -> Iterator[OpenWatch]:
+        """A watch that counts and can be cut from now on."""
         with self.store.waiter(kind.storage) as waiter:
             watch = OpenWatch(kind, user, waiter)
             self._watches[id(watch)] = watch
             try:
-                async for event in self._stream(kind, watch, options):
-                    yield event
-            except ApiError as error:
-                yield {"type": "ERROR", "object": error.status()}
+                yield watch
             finally:
                 del self._watches[id(watch)]
 
-    async def _stream(
-        self, kind: Kind, watch: OpenWatch, options: WatchOptions
-    ) -> AsyncIterator[Json]:
+    async def events(self, watch: OpenWatch, options: WatchOptions) -> AsyncIterator[Json]:
+        """Watch events as documents, until the time is over, the watch is cut, or 410."""
+        try:
+            async for event in self._stream(watch, options):
+                yield event
+        except ApiError as error:
+            yield {"type": "ERROR", "object": error.status()}
+
+    async def _stream(self, watch: OpenWatch, options: WatchOptions) -> AsyncIterator[Json]:
+        kind = watch.kind
         end = self.clock.monotonic() + options.timeout_s
         seen = options.version
         if seen is None:

@@ -132,12 +132,13 @@ class Web:
     ) -> web.StreamResponse:
         options = _watch_options(ask, kind)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
-        await response.prepare(request)
-        async for event in self._backend.watches.events(kind, user.name, options):
-            obj = event["object"]
-            if event["type"] != "ERROR":
-                obj = served(kind, obj)
-            await response.write(_dumps({"type": event["type"], "object": obj}) + b"\n")
+        with self._backend.watches.open(kind, user.name) as watch:
+            await response.prepare(request)
+            async for event in self._backend.watches.events(watch, options):
+                obj = event["object"]
+                if event["type"] != "ERROR":
+                    obj = served(kind, obj)
+                await response.write(_dumps({"type": event["type"], "object": obj}) + b"\n")
         return response
 
 

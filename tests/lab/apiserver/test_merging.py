@@ -1,0 +1,135 @@
+"""Patches and selectors, where servers differ or the contract suite does not look."""
+
+from typing import Any
+
+import pytest
+
+from tests.contract.client import Json
+from treenail.lab.apiserver.errors import ApiError
+from treenail.lab.apiserver.patch import json_patch, merge_patch
+from treenail.lab.apiserver.selectors import labels_match, selector_matches
+from treenail.lab.apiserver.strategic import strategic_merge
+
+
+def test_a_patch_leaves_its_target_as_it_was() -> None:
+    target = {"a": {"b": [1]}, "spec": {"containers": [{"name": "c", "x": 1}]}}
+    before = str(target)
+    json_patch(target, [{"op": "add", "path": "/a/b/0", "value": 2}])
+    merge_patch(target, {"a": {"b": None}})
+    strategic_merge(target, {"spec": {"containers": [{"name": "c", "x": 2}]}})
+    assert str(target) == before
+
+
+@pytest.mark.parametrize(
+    ("target", "patch", "expected"),
+    [
+        ({"a": "b"}, {"a": "c"}, {"a": "c"}),
+        ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
+        ({"a": "b"}, {"a": None}, {}),
+        ({"a": ["b"]}, {"a": "c"}, {"a": "c"}),
+        ({"a": "c"}, {"a": ["b"]}, {"a": ["b"]}),
+        ({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}, {"a": {"b": "d"}}),
+        ({"a": [{"b": "c"}]}, {"a": [1]}, {"a": [1]}),
+        (["a", "b"], ["c", "d"], ["c", "d"]),
+        ({"a": "b"}, ["c"], ["c"]),
+        ({"a": "foo"}, None, None),
+        ({"e": None}, {"a": 1}, {"e": None, "a": 1}),
+        ([1, 2], {"a": "b", "c": None}, {"a": "b"}),
+        ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
+    ],
+)
+def test_merge_patches_are_those_of_rfc_7386(target: Any, patch: Any, expected: Any) -> None:
+    assert merge_patch(target, patch) == expected
+
+
+@pytest.mark.parametrize(
+    ("target", "operation", "expected"),
+    [
+        ({"a": [1, 2]}, {"op": "add", "path": "/a/1", "value": 9}, {"a": [1, 9, 2]}),
+        ({"a": [1, 2]}, {"op": "add", "path": "/a/-", "value": 9}, {"a": [1, 2, 9]}),
+        ({"a": [1, 2]}, {"op": "remove", "path": "/a/0"}, {"a": [2]}),
+        ({"a": [1, 2]}, {"op": "replace", "path": "/a/1", "value": 9}, {"a": [1, 9]}),
+        ({"a": 1}, {"op": "replace", "path": "", "value": {"b": 2}}, {"b": 2}),
+        ({"a": {"b": 1}}, {"op": "move", "from": "/a/b", "path": "/c"}, {"a": {}, "c": 1}),
+        ({"a": {"b": 1}}, {"op": "test", "path": "/a", "value": {"b": 1}}, {"a": {"b": 1}}),
+        ({}, {"op": "test", "path": "/a", "value": None}, {}),
+        ({"a/b": 1, "c~d": 2}, {"op": "remove", "path": "/a~1b"}, {"c~d": 2}),
+    ],
+)
+def test_json_patches_are_those_of_rfc_6902(target: Json, operation: Json, expected: Json) -> None:
+    assert json_patch(target, [operation]) == expected
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        {"op": "add", "path": "/a/9", "value": 1},
+        {"op": "add", "path": "/a/x", "value": 1},
+        {"op": "add", "path": "/n"},
+        {"op": "replace", "path": "/none", "value": 1},
+        {"op": "remove", "path": ""},
+        {"op": "copy", "path": "/c", "from": "/none"},
+        {"op": "test", "path": "/n", "value": True},
+    ],
+)
+def test_a_json_patch_that_does_not_fit_is_invalid(operation: Json) -> None:
+    with pytest.raises(ApiError) as caught:
+        json_patch({"a": [1], "n": 1}, [operation])
+    assert (caught.value.code, caught.value.reason) == (422, "Invalid")
+
+
+@pytest.mark.parametrize(
+    "patch", [{}, ["add"], [{"op": "jump", "path": "/a"}], [{"op": "add", "path": "a", "value": 1}]]
+)
+def test_what_is_no_json_patch_is_a_bad_request(patch: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        json_patch({"a": 1}, patch)
+    assert caught.value.code == 400
+
+
+def test_volumes_drop_what_a_patch_does_not_retain() -> None:
+    target = {"spec": {"volumes": [{"name": "v", "emptyDir": {}}]}}
+    volume = {"name": "v", "$retainKeys": ["name", "hostPath"], "hostPath": {"path": "/x"}}
+    merged = strategic_merge(target, {"spec": {"volumes": [volume]}})
+    assert merged == {"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/x"}}]}}
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        [],
+        {"spec": {"containers": [{"image": "x"}]}},
+        {"spec": {"$patch": "explode"}},
+        {"metadata": {"$deleteFromPrimitiveList/finalizers": "a"}},
+    ],
+)
+def test_a_strategic_patch_without_sense_is_a_bad_request(patch: Any) -> None:
+    target = {"spec": {"containers": []}, "metadata": {"finalizers": ["a"]}}
+    with pytest.raises(ApiError) as caught:
+        strategic_merge(target, patch)
+    assert caught.value.code == 400
+
+
+def test_a_label_selector_object_matches_by_all_its_terms() -> None:
+    matches = selector_matches(
+        {
+            "matchLabels": {"a": "1"},
+            "matchExpressions": [
+                {"key": "b", "operator": "In", "values": ["x", "y"]},
+                {"key": "c", "operator": "DoesNotExist"},
+            ],
+        }
+    )
+    assert matches({"a": "1", "b": "x"})
+    assert not matches({"a": "1", "b": "z"})
+    assert not matches({"a": "1", "b": "x", "c": ""})
+
+
+def test_an_empty_selector_object_matches_all_and_none_matches_nothing() -> None:
+    assert selector_matches({})({})
+    assert not selector_matches(None)({})
+
+
+def test_numbers_are_compared_as_numbers() -> None:
+    assert labels_match("size>9")({"metadata": {"labels": {"size": "10"}}})
+    assert not labels_match("size>9")({"metadata": {"labels": {"size": "big"}}})
