@@ -66,6 +66,7 @@ class Site:
     def __init__(self, options: Options) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="tn", dir="/tmp"))
         self._goals = 0
+        self._away = False
         first = make_image("os/node", "1", SIZE, layers=LAYERS, credential=LOGIN)
         plan = Plan(
             (NODE,),
@@ -274,11 +275,22 @@ class Site:
         finally:
             self.witness.then = None
 
+    def stop_server(self) -> None:
+        """There is no API server until `start_server`, or the end of the test."""
+        self.server.stop()
+        self._away = True
+
+    def start_server(self) -> None:
+        self.server.start()
+        self._away = False
+
     # The end
 
     def recover(self) -> None:
         """Take every interference back."""
         self.witness.then = None
+        if self._away:
+            self.start_server()
         self.server.lift()
         self.machine.change(pull_bytes_per_s=FAST)
         self.pull_secret.write_text(self._pull_secret)

@@ -24,13 +24,13 @@ def test_server_gone_right_after_the_wish_was_seen(site: Site) -> None:
     with site.slow_pull():
         site.ask(goal)
         site.wait_progress()
-        site.server.stop()
+        site.stop_server()
     site.wait_phase("draining")
     wait_until(lambda: api_server(site) is False)
     assert site.machine.staged_locked, "staging needs no API server"
     assert site.booted() == before.image.digest, "nobody could be asked for the drain"
     assert not site.was_cordoned()
-    site.server.start()
+    site.start_server()
     site.settle(goal, limit_s=LIMIT_S)
     assert len(site.transactions("stage")) == 1
 
@@ -40,12 +40,12 @@ def test_server_gone_from_the_drain_until_after_the_boot(site: Site) -> None:
     with site.machine.inhibit_shutdown("backup", "nightly run"):
         site.ask(goal)
         site.wait_phase("rebooting")
-        site.server.stop()
+        site.stop_server()
     assert site.machine.wait_for_boot(site.boots + 1, LIMIT_S)
     site.wait_phase("resuming")
     assert site.booted() == goal.image.digest, "what was decided and drained for goes through"
     assert site.notes()[key.CURRENT_CONFIG] == before.config, "nobody could be told"
-    site.server.start()
+    site.start_server()
     site.settle(goal, limit_s=LIMIT_S)
     assert site.machine.boot_count == site.boots + 1
 
@@ -55,14 +55,14 @@ def test_agent_starts_and_finishes_without_a_server(site: Site) -> None:
     with site.machine.inhibit_shutdown("backup", "nightly run"):
         site.ask(goal)
         site.wait_phase("rebooting")
-        site.server.stop()
+        site.stop_server()
         site.machine.kill_agent()
     site.wait_phase("resuming")
     assert site.booted() == goal.image.digest
     site.machine.kill_agent()
     wait_until(lambda: api_server(site) is False)
     assert site.phase() == "resuming"
-    site.server.start()
+    site.start_server()
     site.settle(goal, limit_s=LIMIT_S)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.fakes.dying_ledger import ORDER
 from tests.integration.site import NODE, Options, Site
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -44,3 +45,20 @@ def test_an_agent_killed_at_a_record_still_brings_the_node_to_its_goal(
     assert site.machine.boot_count == site.boots + 1
     assert len(site.transactions("stage")) == 1
     assert not site.was("Degraded")
+
+
+@pytest.mark.parametrize("record", [1, 2])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_agent_killed_while_it_calls_an_update_off_leaves_nothing(
+    site: Site, when: str, record: int
+) -> None:
+    before = site.current
+    with site.drains_held():
+        site.ask(site.goal())
+        site.wait_phase("draining")
+        order(site).write_text(f"{when} {record}")
+        site.ask(before)
+        wait_until(lambda: site.phase() == "releasing" or not order(site).exists())
+    wait_until(lambda: not order(site).exists())
+    site.settle(before)
+    assert site.machine.boot_count == site.boots

@@ -1,5 +1,7 @@
 """The power is cut, or somebody reboots the machine, in every phase of an update."""
 
+from contextlib import ExitStack
+
 import pytest
 
 from tests.integration.site import NODE, Site
@@ -70,12 +72,14 @@ def test_power_cut_while_the_machine_goes_down(site: Site) -> None:
 
 def test_power_cut_while_the_uncordon_is_awaited(site: Site) -> None:
     goal = site.goal()
-    with site.drains_held():
-        site.ask(goal)
-        site.wait_phase("draining")
-    site.wait_phase("resuming")
-    with site.drains_held():
+    with ExitStack() as held:
+        with site.machine.inhibit_shutdown("backup", "nightly run"):
+            site.ask(goal)
+            site.wait_phase("rebooting")
+            held.enter_context(site.drains_held())
+        site.wait_phase("resuming")
         cut_power(site, "resuming")
+        assert site.cordoned()
     site.settle(goal)
     assert boots(site) == 2
     assert len(site.transactions("stage")) == 1

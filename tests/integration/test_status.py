@@ -65,11 +65,11 @@ def test_with_the_server_away_while_the_drain_is_awaited(site: Site) -> None:
     with site.drains_held():
         site.ask(goal)
         site.wait_phase("draining")
-        site.server.stop()
+        site.stop_server()
         wait_until(lambda: shown(site)["API server"].startswith("away since "))
         screen = shown(site)
         document = json.loads(status(site, "--json").stdout)
-        site.server.start()
+        site.start_server()
     assert screen["State"].startswith("Working, draining since ")
     assert screen["Staged"] == f"{goal.image.version} (locked)  {goal.image.digest}"
     assert document["apiServer"]["reachable"] is False

@@ -39,6 +39,13 @@ class Sight:
     phase: str
     """Of the ledger; empty when no update is under way."""
 
+    @property
+    def drained(self) -> bool:
+        """Out of service, as asked by the agent and acknowledged by the drain controller."""
+        asked = self.notes.get(key.DESIRED_DRAIN, "")
+        acknowledged = self.notes.get(key.LAST_APPLIED_DRAIN, "")
+        return self.cordoned and asked == acknowledged and asked.startswith("drain-")
+
     def changes(self, before: "Sight") -> set[str]:
         """What differs, in short names."""
         names = {*self.notes, *before.notes}
@@ -80,7 +87,7 @@ class Witness:
         for entry in self.machine.journal({"SYSLOG_IDENTIFIER": "ostree"}):
             text, at = str(entry["MESSAGE"]), int(str(entry["__REALTIME_TIMESTAMP"])) / 1e6
             last = next((sight for sight in reversed(self.sights) if sight.at <= at), None)
-            if text.startswith("Finalized") and not (last and last.cordoned):
+            if text.startswith("Finalized") and not (last and last.drained):
                 found.append(f"{text} while in service, {last}")
         return found
 
