@@ -24,12 +24,8 @@ class Collector:
         # A dict for its order: what is looked at first is what changed first.
         self._dirty: dict[Place, None] = {}
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self._dirty)
-
-    def note(self, storage: Storage, event: Event) -> None:
-        """Remember what a change may be the reason to look at."""
+    def note(self, storage: Storage, event: Event) -> bool:
+        """Remember what a change may be the reason to look at; whether there is anything."""
         obj, place = event.object, (storage, key(event.object))
         if event.previous is not None:
             for owner in owners(event.previous):
@@ -37,7 +33,7 @@ class Collector:
         if event.type == "DELETED":
             self._dirty.update(dict.fromkeys(sorted(self._dependents.pop(uid(obj), ()))))
             self._note_waiting(obj)
-            return
+            return bool(self._dirty)
         for owner in owners(obj):
             self._dependents[owner["uid"]].add(place)
         is_new = event.previous is None
@@ -47,6 +43,7 @@ class Collector:
             or (event.previous is not None and owners(obj) != owners(event.previous))
         ):
             self._dirty[place] = None
+        return bool(self._dirty)
 
     def _note_waiting(self, gone: Json) -> None:
         """Owners and the namespace may wait for the end of an object."""

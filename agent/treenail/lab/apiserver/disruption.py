@@ -7,7 +7,7 @@ from treenail.lab.apiserver.kinds import Storage
 from treenail.lab.apiserver.objects import Json, deleting, dig, labels, owners
 from treenail.lab.apiserver.registry import Registry, Write
 from treenail.lab.apiserver.selectors import selector_matches
-from treenail.lab.apiserver.store import Store
+from treenail.lab.apiserver.store import Event, Store
 from treenail.lab.apiserver.users import MASTERS, User
 
 BUDGETS: Storage = ("policy", "poddisruptionbudgets")
@@ -16,6 +16,7 @@ _WORKLOADS: dict[str, Storage] = {
     "Deployment": ("apps", "deployments"),
     "ReplicaSet": ("apps", "replicasets"),
 }
+_COUNTED = frozenset({BUDGETS, PODS, *_WORKLOADS.values()})
 _WRITE = Write(User("system:serviceaccount:kube-system:disruption-controller", (MASTERS,)),
                "kube-controller-manager")  # fmt: skip
 
@@ -37,18 +38,41 @@ def is_ready(pod: Json) -> bool:
     )
 
 
-def sync(registry: Registry) -> None:
-    """Bring the status of every budget up to date."""
-    kind = registry.kinds.find(BUDGETS[0], "v1", BUDGETS[1])
-    for budget in registry.store.list(BUDGETS):
-        status = _status(registry, budget)
-        if status != budget.get("status"):
-            namespace, name = budget["metadata"]["namespace"], budget["metadata"]["name"]
+class Disruption:
+    """Keeps the status of every budget up to date."""
 
-            def change(old: Json, status: Json = status) -> Json:
-                return old | {"status": status}
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._dirty: set[str] = set()
 
-            registry.update(kind, namespace, name, change, _WRITE, "status")
+    def note(self, storage: Storage, event: Event) -> bool:
+        """Remember whose budgets a change may concern; whether it is any."""
+        if storage not in _COUNTED:
+            return False
+        self._dirty.add(event.object["metadata"]["namespace"])
+        return True
+
+    def reload(self) -> None:
+        """Look at all budgets, after the store was loaded."""
+        self._dirty = {budget["metadata"]["namespace"] for budget in self._budgets("")}
+
+    def sync(self) -> None:
+        """Write what has changed."""
+        kind = self._registry.kinds.find(BUDGETS[0], "v1", BUDGETS[1])
+        for namespace in sorted(self._dirty):
+            for budget in self._budgets(namespace):
+                status = _status(self._registry, budget)
+                if status != budget.get("status"):
+                    name = budget["metadata"]["name"]
+
+                    def change(old: Json, status: Json = status) -> Json:
+                        return old | {"status": status}
+
+                    self._registry.update(kind, namespace, name, change, _WRITE, "status")
+        self._dirty.clear()
+
+    def _budgets(self, namespace: str) -> Sequence[Json]:
+        return self._registry.store.list(BUDGETS, namespace)
 
 
 def _status(registry: Registry, budget: Json) -> Json:

@@ -6,8 +6,9 @@ A kubelet can be made to be gone, as when its machine is off: its pods then stay
 from treenail.lab.apiserver.deletion import DeleteOptions, delete
 from treenail.lab.apiserver.disruption import PODS
 from treenail.lab.apiserver.kinds import Storage
-from treenail.lab.apiserver.objects import Json, deleting, dig, uid
+from treenail.lab.apiserver.objects import Json, Key, deleting, dig, key
 from treenail.lab.apiserver.registry import Registry, Write
+from treenail.lab.apiserver.store import Event
 from treenail.lab.apiserver.users import MASTERS, User
 
 NODES: Storage = ("", "nodes")
@@ -22,7 +23,27 @@ class Kubelets:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._gone: set[str] = set()
-        self._ends: dict[str, float] = {}
+        # Pods that a kubelet may have something to do for, and when those that stop will have.
+        self._open: dict[Key, float | None] = {}
+
+    def note(self, storage: Storage, event: Event) -> bool:
+        """Remember what a change may be the reason to do; whether it is any."""
+        if storage == NODES:
+            # Nodes report their status all the time, which is of no interest to their pods.
+            return event.type != "MODIFIED"
+        if storage != PODS:
+            return False
+        where = key(event.object)
+        if event.type == "DELETED" or not _is_open(event.object):
+            self._open.pop(where, None)
+            return False
+        self._open.setdefault(where, None)
+        return True
+
+    def reload(self) -> None:
+        """Look at all pods, after the store was loaded."""
+        pods = self._registry.store.list(PODS)
+        self._open = {key(pod): None for pod in pods if _is_open(pod)}
 
     @property
     def gone(self) -> frozenset[str]:
@@ -38,30 +59,29 @@ class Kubelets:
 
     def sync(self) -> float | None:
         """Start and end pods; in how many seconds there is more to do, None for never."""
-        now = self._registry.clock.monotonic()
-        pods = self._registry.store.list(PODS)
-        self._ends = {pod_uid: end for pod_uid, end in self._ends.items() if end > now - 3600}
-        waits = [wait for pod in pods if (wait := self._sync_pod(pod, now)) is not None]
+        waits = [wait for where in list(self._open) if (wait := self._sync_pod(where)) is not None]
         return min(waits, default=None)
 
-    def _sync_pod(self, pod: Json, now: float) -> float | None:
+    def _sync_pod(self, where: Key) -> float | None:
+        pod = self._registry.store.get(PODS, where)
+        if pod is None:
+            return None
         node = dig(pod, "spec", "nodeName")
-        if not node or node in self._gone:
+        if node in self._gone:
             return None
         there = self._registry.store.get(NODES, ("", node)) is not None
         if not deleting(pod):
-            if there and dig(pod, "status", "phase") == "Pending":
+            if there:
                 self._start(pod)
             return None
-        if not pod["metadata"].get("deletionGracePeriodSeconds"):
-            return None
-        end = self._ends.setdefault(uid(pod), now + _stop_s(pod)) if there else now
+        now = self._registry.clock.monotonic()
+        end = self._open[where]
+        if end is None:
+            end = self._open[where] = now + _stop_s(pod) if there else now
         if end > now:
             return end - now
-        self._ends.pop(uid(pod), None)
         kind = self._registry.kinds.find("", "v1", "pods")
-        namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
-        delete(self._registry, kind, namespace, name, DeleteOptions(grace_s=0), _WRITE.user)
+        delete(self._registry, kind, *where, DeleteOptions(grace_s=0), _WRITE.user)
         return None
 
     def _start(self, pod: Json) -> None:
@@ -76,6 +96,15 @@ class Kubelets:
         self._registry.update(
             kind, namespace, name, lambda old: old | {"status": status}, _WRITE, "status"
         )
+
+
+def _is_open(pod: Json) -> bool:
+    """Whether a pod is to be started or ended."""
+    if not dig(pod, "spec", "nodeName"):
+        return False
+    if deleting(pod):
+        return bool(pod["metadata"].get("deletionGracePeriodSeconds"))
+    return bool(dig(pod, "status", "phase") == "Pending")
 
 
 def _stop_s(pod: Json) -> float:

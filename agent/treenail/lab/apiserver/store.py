@@ -40,7 +40,7 @@ class _Shelf:
 class Store:
     """The state of the cluster, in memory; ``history`` changes of each kind are remembered."""
 
-    def __init__(self, *, history: int = 10_000, version: int = 1_000) -> None:
+    def __init__(self, *, history: int = 4_000, version: int = 1_000) -> None:
         self.version = version
         self._history = history
         self._oldest = version
