@@ -7,14 +7,36 @@ import random
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from treenail.host.disk import Disk
 
-Entry = tuple[str, int, bytes]
-"""What is at a path: its kind, its mode, a file's content or a link's text."""
+
+class Entry(NamedTuple):
+    """What is at a path: its kind, its mode, a file's content or a link's text."""
+
+    kind: str
+    mode: int
+    content: bytes
+    uid: int = 0
+    gid: int = 0
+    attributes: tuple[tuple[str, bytes], ...] = ()
+
+
+class Inode(NamedTuple):
+    """What is known of an entry beside its content."""
+
+    mode: int
+    uid: int = 0
+    gid: int = 0
+    attributes: tuple[tuple[str, bytes], ...] = ()
+
+
 Tree = dict[str, Entry]
+Outcome = tuple[Inode, bytes, dict[str, "Node"]]
 
 _STATES = 1_000
+_LABEL = "security.selinux"
 
 
 class PowerCut(BaseException):
@@ -24,11 +46,11 @@ class PowerCut(BaseException):
 class Node:
     """A file, link or directory: as the running system sees it, and as the disk has it."""
 
-    def __init__(self, kind: str, mode: int, content: bytes = b"") -> None:
+    def __init__(self, kind: str, inode: Inode, content: bytes = b"") -> None:
         self.kind = kind
-        self.mode = mode
+        self.inode = inode
         self.content = content
-        self.flushed: tuple[int, bytes] | None = None
+        self.flushed: tuple[Inode, bytes] | None = None
         self.entries: dict[str, Node] = {}
         self.flushed_entries: dict[str, Node] = {}
         self.pending: list[dict[str, Node | None]] = []
@@ -39,7 +61,7 @@ class Node:
         _apply(self.entries, entries)
 
     def flush(self) -> None:
-        self.flushed = (self.mode, self.content)
+        self.flushed = (self.inode, self.content)
         self.flushed_entries = dict(self.entries)
         self.pending.clear()
 
@@ -48,21 +70,21 @@ class Node:
         for below in self.entries.values():
             yield from below.everything()
 
-    def outcomes(self) -> list[tuple[int, bytes, dict[str, "Node"]]]:
+    def outcomes(self) -> list[Outcome]:
         """What the disk may have of this after a power cut.
 
         Without a flush any part of a file may have arrived, its length before its bytes, and
         any of the changes to a directory.
         """
-        now = (self.mode, self.content)
+        now = (self.inode, self.content)
         found = (
             [now]
             if self.kind == "link" or self.flushed == now
             else [
-                self.flushed or (0, b""),
+                self.flushed or (Inode(0), b""),
                 now,
-                (self.mode, self.content[: len(self.content) // 2]),
-                (self.mode, bytes(len(self.content))),
+                (self.inode, self.content[: len(self.content) // 2]),
+                (self.inode, bytes(len(self.content))),
             ]
         )
         subsets = itertools.product((False, True), repeat=len(self.pending))
@@ -93,10 +115,10 @@ class MemoryDisk(Disk):
 
     def __init__(self, tree: Tree | None = None, *, flushed: bool = True) -> None:
         """A disk with these entries, the first of which has been flushed in any case."""
-        self.root = Node("directory", 0o755)
-        for number, (path, (kind, mode, content)) in enumerate(sorted((tree or {}).items())):
+        self.root = Node("directory", Inode(0o755))
+        for number, (path, (kind, mode, content, *rest)) in enumerate(sorted((tree or {}).items())):
             parent = self._node(Path(path).parent)
-            parent.change({Path(path).name: Node(kind, mode, content)})
+            parent.change({Path(path).name: Node(kind, Inode(mode, *rest), content)})
             if flushed or number == 0:
                 for node in self.root.everything():
                     node.flush()
@@ -107,22 +129,20 @@ class MemoryDisk(Disk):
 
     def tree(self) -> Tree:
         """What the running system sees."""
-        return _tree(self.root, lambda node: (node.mode, node.content, node.entries))
+        return _tree(self.root, lambda node: (node.inode, node.content, node.entries))
 
-    def after_power_cut(self) -> Iterator[Tree]:
-        """What the next start may find: all there is, or a great many when there is too much."""
+    def after_power_cut(self, states_limit: int = _STATES) -> Iterator[Tree]:
+        """What the next start may find: all there is, or so many when there is too much."""
         nodes = list({id(node): node for node in self._reachable()}.values())
         outcomes = [node.outcomes() for node in nodes]
         total = 1
         for each in outcomes:
             total *= len(each)
-        if total <= _STATES:
-            states: Iterator[tuple[tuple[int, bytes, dict[str, Node]], ...]] = itertools.product(
-                *outcomes
-            )
+        if total <= states_limit:
+            states: Iterator[tuple[Outcome, ...]] = itertools.product(*outcomes)
         else:
             chance = random.Random(total)
-            states = (tuple(chance.choice(each) for each in outcomes) for _ in range(_STATES))
+            states = (tuple(chance.choice(each) for each in outcomes) for _ in range(states_limit))
         for state in states:
             chosen = dict(zip(map(id, nodes), state, strict=True))
             yield _tree(self.root, lambda node, chosen=chosen: chosen[id(node)])
@@ -155,7 +175,7 @@ class MemoryDisk(Disk):
         if path.name in parent.entries:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         self._count()
-        parent.change({path.name: Node("file", 0o600)})
+        parent.change({path.name: Node("file", Inode(0o600))})
         return self.open(path)
 
     def open(self, path: Path) -> int:
@@ -177,17 +197,38 @@ class MemoryDisk(Disk):
         return len(content[:3])
 
     def own(self, descriptor: int, uid: int, gid: int) -> None:
-        raise NotImplementedError
+        self._count()
+        _own(self._open[descriptor][0], uid, gid)
+
+    def own_link(self, path: Path, uid: int, gid: int) -> None:
+        self._count()
+        _own(self._node(path), uid, gid)
 
     def change_mode(self, descriptor: int, mode: int) -> None:
         self._count()
-        self._open[descriptor][0].mode = mode
+        node = self._open[descriptor][0]
+        node.inode = node.inode._replace(mode=mode)
 
     def label(self, target: Path | int) -> bytes:
-        return b""
+        try:
+            node = self._open[target][0] if isinstance(target, int) else self._node(target)
+        except FileNotFoundError:
+            return b""
+        return dict(node.inode.attributes).get(_LABEL, b"")
 
     def change_label(self, descriptor: int, label: bytes) -> None:
-        raise NotImplementedError
+        self.change_attribute(descriptor, _LABEL, label)
+
+    def attributes(self, descriptor: int) -> dict[str, bytes]:
+        return dict(self._open[descriptor][0].inode.attributes)
+
+    def change_attribute(self, descriptor: int, name: str, value: bytes) -> None:
+        self._count()
+        _label(self._open[descriptor][0], {name: value})
+
+    def remove_attribute(self, descriptor: int, name: str) -> None:
+        self._count()
+        _label(self._open[descriptor][0], {name: None})
 
     def sync(self, descriptor: int) -> None:
         self._count()
@@ -204,6 +245,8 @@ class MemoryDisk(Disk):
         old = parent.entries.get(target.name)
         if old is not None and old.kind == "directory":
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if old is not None and old is parent.entries[path.name]:
+            return  # two names of one file stay, as POSIX has it
         parent.change({path.name: None, target.name: parent.entries[path.name]})
 
     def link_text(self, path: Path) -> str:
@@ -212,7 +255,16 @@ class MemoryDisk(Disk):
     def symlink(self, path: Path, text: str) -> None:
         self._count()
         assert path.name not in self._node(path.parent).entries
-        self._node(path.parent).change({path.name: Node("link", 0o777, text.encode())})
+        self._node(path.parent).change({path.name: Node("link", Inode(0o777), text.encode())})
+
+    def link(self, path: Path, new: Path) -> None:
+        self._count()
+        node = self._node(path)
+        assert node.kind != "directory"
+        parent = self._node(new.parent)
+        if new.name in parent.entries:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        parent.change({new.name: node})
 
     def unlink(self, path: Path) -> None:
         node = self._node(path)
@@ -224,7 +276,7 @@ class MemoryDisk(Disk):
     def make_directory(self, path: Path) -> None:
         self._count()
         assert path.name not in self._node(path.parent).entries
-        self._node(path.parent).change({path.name: Node("directory", 0o700)})
+        self._node(path.parent).change({path.name: Node("directory", Inode(0o700))})
 
     def remove_directory(self, path: Path) -> None:
         self._count()
@@ -257,16 +309,33 @@ class MemoryDisk(Disk):
 
 def _status(node: Node) -> os.stat_result:
     kind = {"file": stat.S_IFREG, "directory": stat.S_IFDIR, "link": stat.S_IFLNK}[node.kind]
-    return os.stat_result((kind | node.mode, id(node), 1, 1, 0, 0, len(node.content), 0, 0, 0))
+    mode, uid, gid, _ = node.inode
+    return os.stat_result((kind | mode, id(node), 1, 1, uid, gid, len(node.content), 0, 0, 0))
 
 
-def _tree(root: Node, outcome: Callable[[Node], tuple[int, bytes, dict[str, Node]]]) -> Tree:
+def _own(node: Node, uid: int, gid: int) -> None:
+    """As the kernel has it: -1 is no change, and the set-user-ID bit goes."""
+    inode = node.inode
+    node.inode = inode._replace(
+        mode=inode.mode & 0o1777 if node.kind == "file" else inode.mode,
+        uid=inode.uid if uid == -1 else uid,
+        gid=inode.gid if gid == -1 else gid,
+    )
+
+
+def _label(node: Node, changes: dict[str, bytes | None]) -> None:
+    attributes = dict(node.inode.attributes) | changes
+    kept = sorted((name, value) for name, value in attributes.items() if value is not None)
+    node.inode = node.inode._replace(attributes=tuple(kept))
+
+
+def _tree(root: Node, outcome: Callable[[Node], Outcome]) -> Tree:
     found: Tree = {}
     todo = [("", root)]
     while todo:
         path, node = todo.pop()
-        mode, content, entries = outcome(node)
+        inode, content, entries = outcome(node)
         if path:
-            found[path] = (node.kind, mode, content)
+            found[path] = Entry(node.kind, inode.mode, content, *inode[1:])
         todo.extend((f"{path}/{name}", below) for name, below in entries.items())
     return found

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyfakefs.fake_filesystem_unittest import Patcher
 
-from tests.fakes.disk import MemoryDisk
+from tests.fakes.disk import Entry, MemoryDisk
 from treenail.host import disk as module
 from treenail.host.disk import Disk
 from treenail.host.files import File, Files
@@ -34,7 +34,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[]
             yield lambda: Files(Root(tmp_path))
         case "memory":
             root = Root("/no-such-root")
-            disk = MemoryDisk({"/no-such-root": ("directory", 0o755, b"")})
+            disk = MemoryDisk({"/no-such-root": Entry("directory", 0o755, b"")})
             yield lambda: Files(root, disk)
         case _:
             with Patcher() as patcher:
@@ -101,9 +101,13 @@ def test_only_calls_that_a_faked_file_system_knows_are_used():
         "os.close",
         "os.fsync",
         "os.getxattr",
+        "os.lchown",
+        "os.link",
+        "os.listxattr",
         "os.open",
         "os.read",
         "os.readlink",
+        "os.removexattr",
         "os.setxattr",
         "os.stat",
         "os.strerror",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.fakes.disk import MemoryDisk, PowerCut, Tree
+from tests.fakes.disk import Entry, MemoryDisk, PowerCut, Tree
 from treenail.errors import FileError
 from treenail.host.files import File, Files
 from treenail.host.ledger import Ledger
@@ -17,15 +17,15 @@ ROOT = Root("/no-such-root")
 
 def tree(**entries: str | int) -> Tree:
     """A file for text (mode 0644), a link for text with an arrow, a directory for a mode."""
-    found: Tree = {"/no-such-root": ("directory", 0o755, b"")}
+    found: Tree = {"/no-such-root": Entry("directory", 0o755, b"")}
     for name, entry in entries.items():
         path = "/no-such-root/" + name.replace("_", "/")
         if isinstance(entry, int):
-            found[path] = ("directory", entry, b"")
+            found[path] = Entry("directory", entry, b"")
         elif entry.startswith("->"):
-            found[path] = ("link", 0o777, entry[2:].encode())
+            found[path] = Entry("link", 0o777, entry[2:].encode())
         else:
-            found[path] = ("file", 0o644, entry.encode())
+            found[path] = Entry("file", 0o644, entry.encode())
     return found
 
 

@@ -64,6 +64,21 @@ class Disk:
     def change_label(self, descriptor: int, label: bytes) -> None:
         os.setxattr(descriptor, _LABEL, label)
 
+    def attributes(self, descriptor: int) -> dict[str, bytes]:
+        """All extended attributes, the label among them; none where there can be none."""
+        try:
+            return {name: os.getxattr(descriptor, name) for name in os.listxattr(descriptor)}
+        except OSError as error:
+            if error.errno in {errno.ENODATA, errno.ENOTSUP}:
+                return {}
+            raise
+
+    def change_attribute(self, descriptor: int, name: str, value: bytes) -> None:
+        os.setxattr(descriptor, name, value)
+
+    def remove_attribute(self, descriptor: int, name: str) -> None:
+        os.removexattr(descriptor, name)
+
     def sync(self, descriptor: int) -> None:
         """Return when the file, or the directory's entries, outlive a power cut."""
         try:
@@ -94,6 +109,13 @@ class Disk:
 
     def symlink(self, path: Path, text: str) -> None:
         path.symlink_to(text)
+
+    def own_link(self, path: Path, uid: int, gid: int) -> None:
+        os.lchown(path, uid, gid)
+
+    def link(self, path: Path, new: Path) -> None:
+        """A second name for the entry; a symbolic link gets one itself."""
+        os.link(path, new, follow_symlinks=False)
 
     def unlink(self, path: Path) -> None:
         path.unlink()

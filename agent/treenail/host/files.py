@@ -65,7 +65,7 @@ class Files:
         Raises `FileError` for more than ``limit`` bytes, and for what is not a regular file.
         """
         found = self._root.path(path)
-        with _failing("read", found):
+        with failing("read", found):
             try:
                 return self._content(found, limit)
             except (FileNotFoundError, NotADirectoryError):
@@ -115,7 +115,7 @@ class Files:
                 for entry, temporary in temporaries.items():
                     self._prepare(temporary, wanted[entry], entry, flush=True)
             for entry, temporary in temporaries.items():
-                with _failing("replace", entry):
+                with failing("replace", entry):
                     self._disk.replace(temporary, entry)
         except FileError:
             for temporary in temporaries.values():
@@ -133,7 +133,7 @@ class Files:
         """
         entry = self._entry(path)
         self._have_directory(entry.parent)
-        with _failing("link", entry):
+        with failing("link", entry):
             changed = self._link_text(entry) != target
             if changed:
                 self._sweep(entry.parent)
@@ -146,13 +146,26 @@ class Files:
     def link_text(self, path: str) -> str | None:
         """What the symbolic link says; None when the path is none, or nothing at all."""
         entry = self._root.entry(path)
-        with _failing("read the link", entry):
+        with failing("read the link", entry):
             return self._link_text(entry)
+
+    def is_there(self, path: str) -> bool:
+        """Whether anything is there, be it a link to nothing."""
+        return self._status(self._root.entry(path)) is not None
+
+    def names(self, path: str) -> tuple[str, ...]:
+        """What is in the directory, sorted, links to it followed; nothing when there is none."""
+        directory = self._root.path(path)
+        with failing("list", directory):
+            try:
+                return tuple(sorted(self._disk.names(directory)))
+            except (FileNotFoundError, NotADirectoryError):
+                return ()
 
     def remove(self, path: str) -> bool:
         """Have no file and no link there; whether that was a change."""
         entry = self._root.entry(path)
-        with _failing("remove", entry):
+        with failing("remove", entry):
             try:
                 self._disk.unlink(entry)
             except (FileNotFoundError, NotADirectoryError):
@@ -173,7 +186,7 @@ class Files:
         directory = self._root.path(path)
         if self._have_directory(directory, mode, uid, gid):
             return True
-        with _failing("change", directory), self._opened(directory) as descriptor:
+        with failing("change", directory), self._opened(directory) as descriptor:
             changed = self._own(descriptor, mode, uid, gid)
             self._disk.sync(descriptor)
         return changed
@@ -208,7 +221,7 @@ class Files:
             return False
         self._have_directory(directory.parent)
         if status is None:
-            with _failing("make the directory", directory):
+            with failing("make the directory", directory):
                 self._sweep(directory.parent)
                 temporary = directory.parent / f"{_TEMPORARY}0"
                 self._disk.make_directory(temporary)
@@ -222,7 +235,7 @@ class Files:
 
     def _sweep(self, directory: Path) -> None:
         """Remove what a run that was cut short left behind."""
-        with _failing("clean up", directory):
+        with failing("clean up", directory):
             for name in self._disk.names(directory):
                 if name.startswith(_TEMPORARY):
                     left = directory / name
@@ -242,11 +255,11 @@ class Files:
             or status.st_size != len(file.content)
         ):
             return False
-        with _failing("read", entry):
+        with failing("read", entry):
             return self._content(entry, status.st_size) == file.content
 
     def _prepare(self, temporary: Path, file: File, entry: Path, *, flush: bool) -> None:
-        with _failing("write", entry):
+        with failing("write", entry):
             descriptor = self._disk.create(temporary)
             try:
                 written = 0
@@ -287,7 +300,7 @@ class Files:
         return b"".join(parts)
 
     def _status(self, path: Path) -> os.stat_result | None:
-        with _failing("look at", path):
+        with failing("look at", path):
             try:
                 return self._disk.status(path)
             except (FileNotFoundError, NotADirectoryError):
@@ -300,7 +313,7 @@ class Files:
         return self._disk.link_text(entry)
 
     def _sync(self, path: Path) -> None:
-        with _failing("flush", path), self._opened(path) as descriptor:
+        with failing("flush", path), self._opened(path) as descriptor:
             self._disk.sync(descriptor)
 
     @contextmanager
@@ -317,19 +330,20 @@ class Files:
         with ExitStack() as stack:
             file_systems: dict[int, tuple[Path, int]] = {}
             for directory in directories:
-                with _failing("open", directory):
+                with failing("open", directory):
                     device = self._disk.status(directory).st_dev
                     if device not in file_systems:
                         descriptor = stack.enter_context(self._opened(directory))
                         file_systems[device] = directory, descriptor
             yield
             for directory, descriptor in file_systems.values():
-                with _failing("flush the file system of", directory):
+                with failing("flush the file system of", directory):
                     self._disk.sync_filesystem(descriptor)
 
 
 @contextmanager
-def _failing(verb: str, path: Path) -> Iterator[None]:
+def failing(verb: str, path: Path) -> Iterator[None]:
+    """Let an `OSError` out as a `FileError` that says what could not be done to which path."""
     try:
         yield
     except OSError as error:

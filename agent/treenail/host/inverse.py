@@ -1,0 +1,67 @@
+"""What stood at a path before it was changed, as the undo log keeps it."""
+
+import base64
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeAlias
+
+from treenail.host.entries import NAMES, Directory
+
+Row: TypeAlias = "list[object]"
+
+
+class Before(StrEnum):
+    """What stood at a path."""
+
+    NOTHING = "nothing"
+    KEPT = "kept"
+    """A file or a link, which has a second name beside its place."""
+    DIRECTORY = "directory"
+
+
+@dataclass(frozen=True, slots=True)
+class Inverse:
+    """What to have at ``place`` again; ``directory`` is what one was like."""
+
+    place: Path
+    number: int
+    before: Before
+    directory: Directory = field(default_factory=Directory)
+
+    @property
+    def made(self) -> Path:
+        """Where the new entry is made."""
+        return self.place.parent / f"{NAMES}+{self.number}"
+
+    @property
+    def kept(self) -> Path:
+        """The second name of the old one."""
+        return self.place.parent / f"{NAMES}~{self.number}"
+
+    def to_json(self, prefix: Path) -> Row:
+        """The inverse with its path below ``prefix``."""
+        row: Row = [below(self.place, prefix), self.before.value, self.number]
+        if self.before is Before.DIRECTORY:
+            attributes = (self.directory.attributes or {}).items()
+            row += [self.directory.mode, self.directory.uid, self.directory.gid]
+            row.append({name: base64.b64encode(value).decode() for name, value in attributes})
+        return row
+
+    @classmethod
+    def from_json(cls, row: Row, prefix: Path) -> "Inverse":
+        """What `to_json` wrote; raises `ValueError` for anything else."""
+        match row:
+            case [str(path), str(before), int(number)]:
+                return cls(prefix / path[1:], number, Before(before))
+            case [str(path), str(before), int(number), int(mode), int(uid), int(gid), dict(found)]:
+                attributes = {str(name): base64.b64decode(value) for name, value in found.items()}
+                directory = Directory(mode, uid, gid, attributes)
+                return cls(prefix / path[1:], number, Before(before), directory)
+            case _:
+                raise ValueError("no inverse")
+
+
+def below(path: Path, prefix: Path) -> str:
+    """The path as somebody sees it whose root is ``prefix``."""
+    return f"/{path.relative_to(prefix)}"
