@@ -1,0 +1,144 @@
+"""What a unit file says about its installation, and what presets say about units."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from treenail.errors import UnitError
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """The [Install] sections of a unit file and its drop-ins together."""
+
+    wanted_by: tuple[str, ...] = ()
+    required_by: tuple[str, ...] = ()
+    upheld_by: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    default_instance: str = ""
+
+    @property
+    def linked(self) -> bool:
+        """Enabling the unit makes a link."""
+        return bool(self.wanted_by or self.required_by or self.upheld_by or self.aliases)
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """Whether the vendor wants a unit enabled, and which instances if it is a template."""
+
+    enable: bool
+    instances: tuple[str, ...] = field(default=())
+
+
+_LISTS = {
+    "WantedBy": "wanted_by",
+    "RequiredBy": "required_by",
+    "UpheldBy": "upheld_by",
+    "Alias": "aliases",
+    "Also": "also",
+}
+_SPECIFIER = re.compile(r"%(.)", re.DOTALL)
+
+
+def read_install(texts: Iterable[str]) -> Install:
+    """The section in these texts, as systemd reads them one after the other."""
+    lists: dict[str, list[str]] = {name: [] for name in _LISTS.values()}
+    instance = ""
+    for text in texts:
+        for key, value in _assignments(text):
+            if key == "DefaultInstance":
+                instance = value
+            elif key in _LISTS and value:
+                lists[_LISTS[key]] += value.split()
+            elif key in _LISTS:
+                lists[_LISTS[key]].clear()
+    return Install(
+        **{name: tuple(dict.fromkeys(values)) for name, values in lists.items()},
+        default_instance=instance,
+    )
+
+
+def read_preset(texts: Iterable[str], unit: str) -> Preset:
+    """What the first line that is for the unit says; without one it is to be enabled."""
+    for text in texts:
+        for line in map(str.strip, text.splitlines()):
+            verb, *words = line.split() or [""]
+            if verb not in {"enable", "disable", "ignore"} or not words:
+                continue
+            if fnmatchcase(unit, words[0]) or _instance_of(unit, words):
+                return Preset(verb == "enable", tuple(words[1:]) if is_template(unit) else ())
+    return Preset(enable=True)
+
+
+def expand(text: str, unit: str) -> str:
+    """The text with systemd's specifiers that a unit's name answers; others are refused."""
+    stem, _, _ = unit.rpartition(".")
+    prefix, _, instance = stem.partition("@")
+    values = {
+        "%": "%",
+        "n": unit,
+        "N": stem,
+        "p": prefix,
+        "i": instance,
+        "j": prefix.rpartition("-")[2],
+    }
+
+    def value(found: re.Match[str]) -> str:
+        if found[1] not in values:
+            raise UnitError(f"{unit}: {text} has %{found[1]}, which only a running systemd knows")
+        return values[found[1]]
+
+    return _SPECIFIER.sub(value, text)
+
+
+def template(unit: str) -> str:
+    """The name of the template of an instance; empty for what is no instance."""
+    name, at, rest = unit.partition("@")
+    instance, dot, suffix = rest.rpartition(".")
+    return f"{name}@.{suffix}" if at and dot and instance else ""
+
+
+def is_template(unit: str) -> bool:
+    """Whether the unit is a template, of which only instances can run."""
+    return "@." in unit
+
+
+def instance_of(unit: str, instance: str) -> str:
+    """The name of a template's instance."""
+    return unit.replace("@.", f"@{instance}.", 1)
+
+
+def _instance_of(unit: str, words: list[str]) -> bool:
+    """Whether a preset line that lists instances of a template lists this one."""
+    found = template(unit)
+    return bool(found) and found == words[0] and unit in (instance_of(found, w) for w in words[1:])
+
+
+def _assignments(text: str) -> Iterator[tuple[str, str]]:
+    section = ""
+    for line in _lines(text):
+        if line.startswith("["):
+            section = line
+            continue
+        key, equals, value = line.partition("=")
+        if equals and section == "[Install]":
+            yield key.strip(), value.strip()
+
+
+def _lines(text: str) -> Iterator[str]:
+    """The lines, continued ones joined; comments within a continued line are left out."""
+    begun = ""
+    for line in text.splitlines():
+        stripped = line.strip()
+        if stripped.startswith(("#", ";")) or not (stripped or begun):
+            continue
+        if stripped.endswith("\\"):
+            begun += stripped[:-1] + " "
+            continue
+        yield begun + stripped
+        begun = ""
+    if begun:
+        yield begun
