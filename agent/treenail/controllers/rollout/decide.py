@@ -71,7 +71,7 @@ def decide(
         return Turn(record=record, trouble=invalid(error))
     for found in (image, *gates):
         if isinstance(found, Blocked):
-            return Turn(record=record, trouble=Trouble("Blocked", found.reason))
+            return Turn(record=record, trouble=Trouble(found.kind, found.reason))
     waiting = "; ".join(found.reason for found in (image, *gates) if isinstance(found, Hold))
     if not isinstance(image, Proceed):
         return Turn(record=record, waiting=waiting)

@@ -96,6 +96,8 @@ class Blocked:
     """Not before a person has done something."""
 
     reason: str
+    kind: str = "Blocked"
+    """The reason as a CamelCase word."""
 
 
 Verdict = Proceed | Hold | Blocked

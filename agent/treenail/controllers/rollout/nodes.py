@@ -18,6 +18,8 @@ from treenail.api.meta import Condition, ObjectMeta
 ZONE_LABEL = "topology.kubernetes.io/zone"
 STARTED_AT = "treenail.io/rollout-started-at"
 """When the node was given its target, RFC 3339; written with the target."""
+LOCKED_BY = "treenail.io/fleet-lock"
+"""Which lock server lets the node be out of service; written with the target, gone afterwards."""
 
 _DEGRADED = (NodeState.DEGRADED, NodeState.UNRECONCILABLE)
 
@@ -55,6 +57,10 @@ class NodeFacts:
     state: str = ""
     reason: str = ""
     started_at: float | None = None
+    locked_by: str = ""
+    uid: str = field(default="", compare=False)
+    resource_version: str = field(default="", compare=False)
+    """What a write is conditional on; another version alone is no other node."""
 
     @classmethod
     def from_json(cls, document: object, *, image_key: str = key.DESIRED_OS_IMAGE) -> "NodeFacts":
@@ -82,6 +88,9 @@ class NodeFacts:
             state=found.get(key.STATE, ""),
             reason=found.get(key.REASON, ""),
             started_at=seconds(found.get(STARTED_AT, "")),
+            locked_by=found.get(LOCKED_BY, ""),
+            uid=meta.uid,
+            resource_version=meta.resource_version,
         )
 
     @property

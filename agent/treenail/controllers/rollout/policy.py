@@ -11,25 +11,33 @@
       order: spread              # over zones, or zones: one after the other
       windows:
       - {days: [Sat, Sun], start: "01:00", duration: 4h, timeZone: Europe/Berlin}
+      fleetLock: {url: "http://locks.example.com", group: workers}
+      alerts: {url: "http://prometheus.example.com", names: [ApiErrors]}
 
 Every field may be left out. Without the annotation nothing but ``maxUnavailable`` limits a
 rollout, as with the Machine Config Operator.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from treenail.api import documents
 from treenail.api.decode import Fields
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.selector import LabelSelector, optional_selector
+from treenail.controllers.rollout import external
+from treenail.controllers.rollout.external import Alerts, LockServer
 from treenail.controllers.rollout.windows import Window, window
 from treenail.errors import ConfigError
 
 POLICY = "treenail.io/rollout"
 RESUME = "treenail.io/rollout-resume"
 """Annotation of a pool: any value that it did not have before lets a halted rollout go on."""
+
+_T = TypeVar("_T")
 
 _DURATION = re.compile(r"(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?")
 _PERCENTAGE = re.compile(r"(100|[1-9]?[0-9])%")
@@ -74,6 +82,8 @@ class Policy:
     reboot_timeout_s: float | None = None
     order: Order = Order.ZONES
     windows: tuple[Window, ...] = ()
+    lock: LockServer | None = None
+    alerts: Alerts | None = None
 
 
 def policy(pool: MachineConfigPool) -> Policy:
@@ -107,7 +117,10 @@ def duration_s(fields: Fields, name: str) -> float | None:
 
 
 def _read(fields: Fields) -> Policy:
-    known = {"canary", "waves", "soak", "maxFailures", "rebootTimeout", "order", "windows"}
+    known = {
+        "canary", "waves", "soak", "maxFailures", "rebootTimeout", "order", "windows", "fleetLock",
+        "alerts",
+    }  # fmt: skip
     # A field that is not obeyed would be a promise that is not kept.
     if unknown := sorted(fields.values.keys() - known):
         raise ConfigError(
@@ -119,7 +132,13 @@ def _read(fields: Fields) -> Policy:
         reboot_timeout_s=duration_s(fields, "rebootTimeout"),
         order=_order(fields),
         windows=fields.each("windows", lambda each: window(each, duration_s(each, "duration"))),
+        lock=_asked(fields, "fleetLock", external.lock_server),
+        alerts=_asked(fields, "alerts", external.alerts),
     )
+
+
+def _asked(fields: Fields, name: str, read: Callable[[Fields], _T]) -> _T | None:
+    return None if fields.values.get(name) is None else read(fields.nested(name))
 
 
 def _waves(fields: Fields) -> tuple[Wave, ...]:

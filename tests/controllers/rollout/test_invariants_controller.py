@@ -1,0 +1,489 @@
+"""What holds of the controller's writes whatever happens, in walks of random events.
+
+The invariants, counted in the cluster itself and never by what a cache shows:
+
+* limit: no write takes more nodes out of service than ``maxUnavailable``;
+* progress: with a current cache, no pass leaves room unused; in the end all nodes are there;
+* retarget: a node that fails is given a better target, another config or another image;
+* status: every pass leaves conditions with a CamelCase reason, a Degraded that says why, and in
+  the end the counts that are true;
+* owner: only what the controller owns is written, and only to nodes that are the pool's; a
+  person's cordon and another controller's condition stay;
+* canary: a bad target breaks no more nodes than the canary, through any restart;
+* quiet: when nothing changes, nothing is written.
+
+Each of them is worth something only if it notices the defect it is there for, so defects are
+planted.
+"""
+
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.controllers.rollout.world import ROLE, Json, Killed, NoGates, World
+from treenail.api import annotations as key
+from treenail.clock import rfc3339
+from treenail.controllers.rollout.controller import RolloutController, Settings
+from treenail.controllers.rollout.gate import OS_IMAGE, Proceed
+from treenail.controllers.rollout.nodes import STARTED_AT, ZONE_LABEL, NodeFacts, Target
+from treenail.controllers.rollout.policy import POLICY, RESUME
+from treenail.controllers.rollout.progress import STATE
+from treenail.controllers.rollout.status import RENDER_DEGRADED as RENDERED
+from treenail.errors import ClusterError, TooManyRequests, Unreachable
+
+NAMES = [f"n{number}" for number in range(6)]
+OWNED = {key.DESIRED_CONFIG, key.DESIRED_OS_IMAGE, STARTED_AT}
+
+
+def image(digit: str) -> str:
+    return f"registry.example.com/os@sha256:{digit * 64}"
+
+
+TARGETS = [
+    Target("a", image("1")), Target("a", image("2")), Target("b", image("2")), Target("c"),
+    Target("d"),
+]  # fmt: skip
+BAD = {TARGETS[1], TARGETS[3]}
+GOOD = TARGETS[4]
+CANARY = "{canary: {}, soak: 5m}"
+POLICIES = [None, CANARY, "{canary: {}, waves: [50%], maxFailures: 1, order: spread}", None]
+
+EVENTS = {
+    "wait": 14, "target": 2, "away": 2, "back": 3, "heartbeat": 3, "cordon": 1, "uncordon": 2,
+    "leave": 1, "join": 2, "zone": 2, "render": 1, "lag": 5, "deliver": 8, "restart": 2,
+    "resume": 1, "unreachable": 2, "lost": 3, "conflict": 2, "kill before": 2, "kill after": 3,
+}  # fmt: skip
+STALE = {"wait": 8, "target": 6, "zone": 10, "lag": 6, "deliver": 16, "lost": 4, "unreachable": 2}
+"""What shows best whether a lagging cache leads astray: other nodes come first all the time."""
+WAITS_S = [1, 2, 30, 200, 500, 600, 4000]
+
+Build = Callable[[World], RolloutController]
+
+
+def sound(world: World) -> RolloutController:
+    return RolloutController(world, world, world, NoGates(), world, Settings())
+
+
+class Broken(AssertionError):
+    """An invariant does not hold; its word comes first."""
+
+
+class Walk:
+    """A world, a controller in it, and what has to hold of both."""
+
+    def __init__(self, seed: int, build: Build = sound) -> None:
+        self.chance = random.Random(seed)
+        self.stale = seed % 4 == 3
+        self.policy = POLICIES[seed % len(POLICIES)]
+        self.limit = 1 + seed % 3
+        self.build = build
+        self.world = World()
+        self.world.bad = set(BAD)
+        self.world.stays_cordoned = seed % 5 > 1
+        self.world.on_write = self.check_write
+        self.target = TARGETS[0]
+        self.word = ""
+        self.lags = False
+        self.moved = False
+        for name in NAMES:
+            self.world.add_node(name, "old")
+        self.ask(self.target)
+        self.world.deliver()
+        self.controller = build(self.world)
+
+    def ask(self, target: Target) -> None:
+        self.target = target
+        notes = {RESUME: self.word or None, OS_IMAGE: target.image}
+        self.world.set_pool(
+            "worker", target.config, self.policy, maxUnavailable=self.limit, annotations=notes
+        )
+
+    def happen(self, event: str) -> None:
+        world, name = self.world, self.chance.choice(NAMES)
+        match event:
+            case "wait":
+                world.pass_time(float(self.chance.choice(WAITS_S)))
+            case "target":
+                self.ask(self.chance.choice(TARGETS))
+            case "away" | "back":
+                world.flap(name, healthy=event == "back")
+            case "heartbeat":
+                world.touch("nodes", name)
+            case "cordon" | "uncordon":
+                world.cordon(name, on=event == "cordon")
+            case "leave":
+                self.moved = True
+                world.change("nodes", name, {"metadata": {"labels": {ROLE: None}}})
+            case "join":
+                world.change("nodes", name, {"metadata": {"labels": {ROLE: ""}}})
+            case "zone":
+                zone = self.chance.choice(["a", "b", "c"])
+                world.change("nodes", name, {"metadata": {"labels": {ZONE_LABEL: zone}}})
+            case "render":
+                self.render()
+            case "lag":
+                self.lags = True
+            case "deliver":
+                plural = self.chance.choice(["nodes", "nodes", "machineconfigpools"])
+                world.deliver(plural, self.chance.choice([1, 1, 2, 4]))
+            case "restart":
+                self.restart()
+            case "resume":
+                self.word += "x"
+                self.ask(self.target)
+            case fault:
+                world.next_fault = fault
+                world.fault_on = self.chance.choice(["", "nodes"])
+        if not self.lags:
+            world.deliver()
+        elif self.chance.random() < (0.05 if self.stale else 0.2):
+            self.lags = False
+
+    def render(self) -> None:
+        """Another controller writes its condition."""
+        status = self.chance.choice(["True", "False"])
+        others = [each for each in self.world.said().values() if each["type"] != RENDERED]
+        mine = {"type": RENDERED, "status": status, "reason": "Rendered", "message": "said"}
+        conditions = [*others, {**mine, "lastTransitionTime": rfc3339(self.world.now())}]
+        self.world.change("machineconfigpools", "worker", {"status": {"conditions": conditions}})
+
+    def restart(self) -> None:
+        """A new process lists what there is, and remembers nothing."""
+        self.world.deliver()
+        self.controller = self.build(self.world)
+
+    def step(self) -> float | None:
+        """One pass, with what has to hold after it."""
+        world = self.world
+        current = not any(world.backlog.values())
+        written = len(world.writes)
+        try:
+            again_s = self.controller.sync("worker")
+        except Killed:
+            self.restart()
+            return None
+        except ClusterError:
+            return 1.0
+        self.check_conditions()
+        gave = any(plural == "nodes" for plural, _, _ in world.writes[written:])
+        if current and not gave and self.policy is None and (again_s is None or again_s > 1.0):
+            self.check_room()
+        return again_s
+
+    def check_write(self, plural: str, name: str, body: Json) -> None:
+        """What a write may be, looked at before it is done."""
+        notes = set(body["metadata"].get("annotations", {}))
+        if plural == "machineconfigpools":
+            owned = notes <= {STATE} and set(body) <= {"metadata", "status"}
+            if said := body.get("status", {}).get("conditions"):
+                theirs = [each for each in said if each["type"] == RENDERED]
+                owned &= theirs == [x for x in self.world.said().values() if x["type"] == RENDERED]
+        else:
+            owned = notes <= OWNED and set(body) == {"metadata"} and name in self.members()
+        if not owned:
+            raise Broken(f"owner: {body} is not the controller's to write")
+        if plural != "nodes":
+            return
+        before = self.members()
+        wanted = body["metadata"]["annotations"]
+        target = Target(wanted[key.DESIRED_CONFIG], wanted[key.DESIRED_OS_IMAGE])
+        after = {**before, name: before[name].given(target, self.world.now())}
+        if taken(after) > max(self.limit, taken(before)):
+            raise Broken(f"limit: {taken(after)} nodes are out, {self.limit} may be")
+        if before[name].has(target):
+            raise Broken(f"limit: {name} has the target and is disturbed once more")
+
+    def members(self) -> dict[str, NodeFacts]:
+        return {name: node for name, node in self.world.truth.items() if ROLE in node.labels}
+
+    def check_room(self) -> None:
+        nodes = self.members().values()
+        out = sum(
+            node.unavailable or (node.failing and node.asked_for(self.target)) for node in nodes
+        )
+        able = [node for node in nodes if node.in_service and not node.asked_for(self.target)]
+        if out < self.limit and able:
+            raise Broken(f"progress: {able[0].name} was not taken, {out} are out")
+
+    def check_conditions(self) -> None:
+        for condition in self.world.said().values():
+            if not re.fullmatch("[A-Z][A-Za-z]+", condition["reason"]):
+                raise Broken(f"status: {condition['reason']!r} is no reason")
+        said = self.world.said().get("Degraded")
+        if said is not None and said["status"] == "True" and not said["message"]:
+            raise Broken("status: degraded, and does not say why")
+
+    def check_canary(self) -> None:
+        """Unless a node left the pool: then it is nobody's canary any more."""
+        for bad in BAD:
+            found = [name for name, node in self.members().items() if node.asked_for(bad)]
+            if len(found) > 1 and not self.moved:
+                raise Broken(f"canary: {bad} was given to {found}")
+
+    def end(self) -> None:
+        """In the end all are back, the target is good, and a person has looked."""
+        world = self.world
+        self.lags, world.next_fault = False, ""
+        self.word += "x"
+        self.ask(GOOD)
+        for name in NAMES:
+            world.flap(name, healthy=True)
+            world.cordon(name, on=False)
+            world.change("nodes", name, {"metadata": {"labels": {ROLE: ""}}})
+        for _ in range(200):
+            world.deliver()
+            again_s = self.step()
+            if again_s is None and all(node.has(GOOD) for node in world.truth.values()):
+                break
+            world.pass_time(100.0)
+        if not all(node.has(GOOD) for node in world.truth.values()):
+            raise Broken(f"progress: stuck with {world.said()}")
+        world.pass_time(10.0)
+        world.deliver()
+        self.step()
+        world.deliver()
+        self.check_end()
+
+    def check_end(self) -> None:
+        status = self.world.status()
+        counts = [status.get("updatedMachineCount"), status.get("unavailableMachineCount")]
+        if counts != [len(NAMES), 0] or self.world.said()["Updated"]["status"] != "True":
+            raise Broken(f"status: {status} at the end")
+        written = len(self.world.writes)
+        for _ in range(3):
+            self.world.pass_time(100.0)
+            self.world.deliver()
+            self.step()
+        if len(self.world.writes) != written:
+            raise Broken(f"quiet: {self.world.writes[written:]}")
+
+
+def taken(nodes: Mapping[str, NodeFacts]) -> int:
+    """Nodes that the rollout has taken out of service and that are not back."""
+    return sum(
+        node.desired_config != ""
+        and not node.done
+        and not (node.failing and node.in_service)
+        for node in nodes.values()
+    )  # fmt: skip
+
+
+def walked(seed: int, build: Build = sound, events: int = 60) -> Walk:
+    walk = Walk(seed, build)
+    walk.step()
+    found = STALE if walk.stale else EVENTS
+    for event in walk.chance.choices(list(found), weights=list(found.values()), k=events):
+        walk.happen(event)
+        walk.step()
+        if walk.policy == CANARY and not walk.word:
+            walk.check_canary()
+    walk.end()
+    return walk
+
+
+def led_astray(build: Build = sound) -> None:
+    """The cache lags, an answer is lost, and then another node comes first."""
+    walk = Walk(0, build)
+    world = walk.world
+    walk.limit = 1
+    walk.ask(GOOD)
+    world.deliver()
+    world.change("nodes", "n3", {"metadata": {"labels": {ZONE_LABEL: "a"}}})
+    # Not told yet: that, and everything after it.
+    world.next_fault, world.fault_on = "lost", "nodes"
+    walk.step()
+    world.deliver("nodes", 1)
+    walk.step()
+    walk.end()
+
+
+def test_invariants_hold_when_the_cache_leads_astray() -> None:
+    led_astray()
+
+
+@pytest.mark.parametrize("start", range(0, 300, 50))
+def test_invariants_hold_in_random_walks(start: int) -> None:
+    for seed in range(start, start + 50):
+        try:
+            walked(seed)
+        except Broken as error:
+            raise AssertionError(f"walk {seed}: {error}") from error
+
+
+# Planted defects: each is the controller with one thing wrong about what surrounds it.
+
+
+class Around(World):
+    """Stands between a controller and the world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def now(self) -> float:
+        return self.world.now()
+
+    def monotonic(self) -> float:
+        return self.world.monotonic()
+
+    def pools(self) -> Any:
+        return self.world.pools()
+
+    def nodes(self) -> Mapping[str, NodeFacts]:
+        return self.world.nodes()
+
+    def get(self, *found: Any) -> Json:
+        return self.world.get(*found)
+
+    def patch(self, resource: Any, name: str, body: Json, *kind: Any, **more: Any) -> Json:
+        return self.world.patch(resource, name, body, *kind, **more)
+
+    def warning(self, *said: Any) -> None:
+        self.world.warning(*said)
+
+    def controller(self, settings: Settings | None = None) -> RolloutController:
+        return RolloutController(self, self, self, NoGates(), self, settings or Settings())
+
+
+class ForgetsItsWrites(Around):
+    """Takes every look at a node as news of what was written."""
+
+    def nodes(self) -> Mapping[str, NodeFacts]:
+        self.looks = getattr(self, "looks", 0) + 1
+        return {
+            name: replace(node, resource_version=f"{node.resource_version}.{self.looks}")
+            for name, node in super().nodes().items()
+        }
+
+    def patch(self, resource: Any, name: str, body: Json, *kind: Any, **more: Any) -> Json:
+        version = body["metadata"].get("resourceVersion", "").partition(".")[0]
+        body = {**body, "metadata": {**body["metadata"], "resourceVersion": version}}
+        return super().patch(resource, name, body, *kind, **more)
+
+
+class WritesBlindly(Around):
+    """Writes whatever the object has become."""
+
+    def patch(self, resource: Any, name: str, body: Json, *kind: Any, **more: Any) -> Json:
+        metadata = {each: value for each, value in body["metadata"].items()
+                    if each != "resourceVersion"}  # fmt: skip
+        return super().patch(resource, name, {**body, "metadata": metadata}, *kind, **more)
+
+
+class TakesSilenceForNo(Around):
+    """A write without an answer did not happen."""
+
+    def patch(self, resource: Any, name: str, body: Json, *kind: Any, **more: Any) -> Json:
+        try:
+            return super().patch(resource, name, body, *kind, **more)
+        except Unreachable as error:
+            raise TooManyRequests("no answer") from error
+
+
+class KeepsItsRecordToItself(Around):
+    """Does not write how far the rollout got."""
+
+    def patch(self, resource: Any, name: str, body: Json, *kind: Any, **more: Any) -> Json:
+        if STATE in body["metadata"].get("annotations", {}):
+            return super().get(resource, name)
+        return super().patch(resource, name, body, *kind, **more)
+
+
+class OverlooksThePolicy(Around):
+    """Does not see how carefully the pool wants it."""
+
+    def pools(self) -> Any:
+        found = super().pools()
+        for seen in found.values():
+            dict.pop(seen.pool.metadata.annotations, POLICY, None)
+        return found
+
+
+class SaysNothingOfTrouble(Around):
+    """Writes no status that is bad news."""
+
+    def patch(self, resource: Any, name: str, body: Json, *kind: Any, **more: Any) -> Json:
+        for condition in body.get("status", {}).get("conditions", ()):
+            if condition["type"] == "Degraded":
+                condition["message"] = ""
+        return super().patch(resource, name, body, *kind, **more)
+
+
+class FreesCordonedNodes(Around):
+    """Takes a cordon away with the target."""
+
+    def patch(self, resource: Any, name: str, body: Json, *kind: Any, **more: Any) -> Json:
+        if resource.plural == "nodes":
+            body = {**body, "spec": {"unschedulable": False}}
+        return super().patch(resource, name, body, *kind, **more)
+
+
+class StampsEveryPass(Around):
+    """Writes the status although nothing differs."""
+
+    def pools(self) -> Any:
+        return {
+            name: replace(seen, pool=replace(seen.pool, conditions=()))
+            for name, seen in super().pools().items()
+        }
+
+
+class LeavesTheUnanswered(RolloutController):
+    """Never finds out what became of a write without an answer."""
+
+    def _unanswered(self, found: Any, target: Target) -> tuple[NodeFacts, ...]:
+        return ()
+
+
+DEFECTS: dict[str, tuple[str, Build]] = {
+    "its own writes are forgotten": ("limit", lambda world: ForgetsItsWrites(world).controller()),
+    "writes are unconditional": ("owner", lambda world: WritesBlindly(world).controller()),
+    "silence is taken for no": ("limit", lambda world: TakesSilenceForNo(world).controller()),
+    "the record is not kept": (
+        "progress", lambda world: KeepsItsRecordToItself(world).controller(),
+    ),
+    "the policy is overlooked": (
+        "canary", lambda world: OverlooksThePolicy(world).controller(),
+    ),
+    "trouble is not explained": (
+        "status", lambda world: SaysNothingOfTrouble(world).controller(),
+    ),
+    "a person's cordon is taken away": (
+        "owner", lambda world: FreesCordonedNodes(world).controller(),
+    ),
+    "nothing new is written": ("quiet", lambda world: StampsEveryPass(world).controller()),
+    "unanswered writes are left": (
+        "progress",
+        lambda world: LeavesTheUnanswered(world, world, world, NoGates(), world, Settings()),
+    ),
+    "images are never asked for": (
+        "progress",
+        lambda world: Around(world).controller(Settings(image=images_too_late)),
+    ),
+}  # fmt: skip
+
+
+def images_too_late(pool: Any) -> Proceed:
+    """A target that lags behind what the pool names."""
+    return Proceed(Target(pool.reported.name or pool.configuration.name), "")
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_planted_defect_breaks_the_invariant_it_should(defect: str) -> None:
+    word, build = DEFECTS[defect]
+    assert word in broken(build)
+
+
+def broken(build: Build) -> Iterator[str]:
+    """The words of the invariants that some walk finds broken."""
+    walks: list[Callable[[], object]] = [partial(led_astray, build)]
+    walks += [partial(walked, seed, build) for seed in range(200)]
+    for walk in walks:
+        try:
+            walk()
+        except Broken as error:
+            yield str(error).partition(":")[0]

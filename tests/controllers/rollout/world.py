@@ -1,0 +1,304 @@
+"""A cluster in memory, in virtual time: versions, conditional writes, watches that lag, agents.
+
+What it models it models as a real server does: a write over another version is refused, status and
+the rest are written apart, a watch tells every change of an object in order, but late.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from treenail.api import annotations as key
+from treenail.clock import rfc3339
+from treenail.controllers.rollout.nodes import NodeFacts, Target
+from treenail.controllers.rollout.observe import SeenPool
+from treenail.controllers.rollout.policy import POLICY
+from treenail.errors import Conflict, NotFound, Unreachable
+from treenail.kube.client import PatchKind
+from treenail.kube.events import Regarding
+from treenail.kube.resources import MACHINECONFIGPOOLS, MACHINECONFIGS, NODES, Resource
+
+Json = dict[str, Any]
+
+ANSWER_S = 1.0
+"""How long an agent takes to answer to a new target."""
+ROLE = "node-role.kubernetes.io/worker"
+
+
+class Killed(BaseException):
+    """The process of the controller ended here."""
+
+
+class World:
+    """Objects, their watches and the agents; also the clock."""
+
+    def __init__(self, *, takes_s: float = 480.0) -> None:
+        self.objects: dict[str, dict[str, Json]] = {}
+        self.told: dict[str, dict[str, Json]] = {}
+        self.backlog: dict[str, list[tuple[str, Json | None]]] = {}
+        self.takes_s = takes_s
+        self.bad: set[Target] = set()
+        self.stays_cordoned = True
+        self.seconds = 1_000_000_000.0
+        self.writes: list[tuple[str, str, Json]] = []
+        self.next_fault = ""
+        self.fault_on = ""
+        self.on_write: Callable[[str, str, Json], None] = lambda *_: None
+        self.warnings: list[tuple[str, str, str]] = []
+        self._version = 0
+        self._facts: dict[tuple[str, str], NodeFacts] = {}
+
+    # The clock.
+
+    def now(self) -> float:
+        return self.seconds
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+
+    # What a controller sees.
+
+    def pools(self) -> Mapping[str, SeenPool]:
+        found = self.told.get("machineconfigpools", {})
+        return {name: SeenPool.from_json(document) for name, document in found.items()}
+
+    def nodes(self) -> Mapping[str, NodeFacts]:
+        return {name: self.facts(found) for name, found in self.told.get("nodes", {}).items()}
+
+    def deliver(self, plural: str = "", count: int | None = None) -> None:
+        """Let watches tell what they hold back, all of it or the first ``count`` changes."""
+        for each in [plural] if plural else list(self.backlog):
+            waiting = self.backlog.get(each, [])
+            taken = waiting[:count]
+            self.backlog[each] = waiting[len(taken) :]
+            for name, document in taken:
+                # As in an informer, what changed last comes last.
+                known = self.told.setdefault(each, {})
+                known.pop(name, None)
+                if document is not None:
+                    known[name] = document
+
+    # What a controller writes.
+
+    def get(self, resource: Resource, name: str) -> Json:
+        return copy.deepcopy(self._object(resource.plural, name))
+
+    def patch(
+        self,
+        resource: Resource,
+        name: str,
+        body: Json,
+        kind: PatchKind = PatchKind.MERGE,
+        *,
+        subresource: str = "",
+    ) -> Json:
+        fault = ""
+        if self.fault_on in ("", resource.plural):
+            fault, self.next_fault = self.next_fault, ""
+        if fault == "kill before":
+            raise Killed
+        if fault == "unreachable":
+            raise Unreachable("no answer")
+        if resource.plural not in ("nodes", "machineconfigpools"):
+            raise NotFound(f"{resource.plural}: no such kind")
+        assert kind is PatchKind.MERGE
+        found = self._object(resource.plural, name)
+        version = body["metadata"].get("resourceVersion")
+        if version is not None and version != found["metadata"]["resourceVersion"]:
+            raise Conflict(f"{name} changed")
+        if fault == "conflict":
+            self.touch(resource.plural, name)
+            raise Conflict(f"{name} changed")
+        self.on_write(resource.plural, name, body)
+        part = {"status": body["status"]} if subresource else {**body, "status": {}}
+        answer = self._store(resource.plural, name, merged(found, part))
+        self.writes.append((resource.plural, name, body))
+        if fault == "lost":
+            raise Unreachable("the answer got lost")
+        if fault == "kill after":
+            raise Killed
+        return copy.deepcopy(answer)
+
+    def warning(self, regarding: Regarding, reason: str, message: str) -> None:
+        self.warnings.append((regarding.name, reason, message))
+
+    # What others do.
+
+    def put(self, resource: Resource, document: Json) -> None:
+        """Create an object, or replace all of it."""
+        name = document["metadata"]["name"]
+        before = self.objects.get(resource.plural, {}).get(name)
+        generation = 1 if before is None else before["metadata"]["generation"] + 1
+        document["metadata"]["generation"] = generation
+        self._store(resource.plural, name, copy.deepcopy(document))
+
+    def change(self, plural: str, name: str, body: Json) -> None:
+        """Merge something into an object."""
+        self._store(plural, name, merged(self._object(plural, name), body))
+
+    def touch(self, plural: str, name: str) -> None:
+        """A heartbeat: another version of the same."""
+        self.change(plural, name, {})
+
+    def remove(self, plural: str, name: str) -> None:
+        del self.objects[plural][name]
+        self.backlog.setdefault(plural, []).append((name, None))
+
+    def add_config(self, name: str) -> None:
+        self.put(MACHINECONFIGS, {"metadata": {"name": name}})
+
+    def add_node(self, name: str, config: str, *, labels: dict[str, str] | None = None) -> None:
+        """A node that has the config and is in service."""
+        notes = {key.CURRENT_CONFIG: config, key.DESIRED_CONFIG: config, key.STATE: "Done"}
+        self.put(
+            NODES,
+            {
+                "metadata": {
+                    "name": name,
+                    "uid": f"uid-{name}",
+                    "labels": {ROLE: "", **(labels or {})},
+                    "annotations": notes,
+                    "creationTimestamp": "2026-01-01T00:00:00Z",
+                },
+                "spec": {},
+                "status": {"conditions": [ready(healthy=True, at=self.seconds)]},
+            },
+        )
+
+    def set_pool(self, name: str, config: str, policy: str | None = None, **spec: Any) -> None:
+        """Create the pool, or change what it asks for."""
+        before = self.objects.get("machineconfigpools", {}).get(name, {"metadata": {}})
+        notes = {**before["metadata"].get("annotations", {}), **spec.pop("annotations", {})}
+        notes[POLICY] = policy
+        notes = {note: text for note, text in notes.items() if text is not None}
+        selector = {"matchLabels": {f"node-role.kubernetes.io/{name}": ""}}
+        self.put(
+            MACHINECONFIGPOOLS,
+            {
+                "metadata": {**before["metadata"], "name": name, "annotations": notes},
+                "spec": {"configuration": {"name": config}, "nodeSelector": selector, **spec},
+                "status": before.get("status", {}),
+            },
+        )
+        if config and config not in self.objects.get("machineconfigs", {}):
+            self.add_config(config)
+
+    def flap(self, name: str, *, healthy: bool) -> None:
+        conditions = [ready(healthy=healthy, at=self.seconds)]
+        self.change("nodes", name, {"status": {"conditions": conditions}})
+
+    def cordon(self, name: str, *, on: bool) -> None:
+        """By a person."""
+        self.change("nodes", name, {"spec": {"unschedulable": on, "byHand": on}})
+
+    def pass_time(self, seconds: float) -> None:
+        """Let every agent go on."""
+        self.seconds += seconds
+        for name, document in self.objects.get("nodes", {}).items():
+            changes = self._agent(self.facts(document), document)
+            if changes:
+                self.change("nodes", name, changes)
+
+    # How it is.
+
+    def facts(self, document: Json) -> NodeFacts:
+        meta = document["metadata"]
+        at = (meta["name"], meta["resourceVersion"])
+        if at not in self._facts:
+            self._facts[at] = NodeFacts.from_json(document)
+        return self._facts[at]
+
+    @property
+    def truth(self) -> dict[str, NodeFacts]:
+        return {name: self.facts(found) for name, found in self.objects["nodes"].items()}
+
+    def status(self, pool: str = "worker") -> Json:
+        return self.objects["machineconfigpools"][pool].get("status", {})
+
+    def said(self, pool: str = "worker") -> dict[str, Json]:
+        """The pool's conditions by type."""
+        return {found["type"]: found for found in self.status(pool).get("conditions", ())}
+
+    def _object(self, plural: str, name: str) -> Json:
+        try:
+            return self.objects[plural][name]
+        except KeyError:
+            raise NotFound(f"{plural} {name}: not found") from None
+
+    def _store(self, plural: str, name: str, document: Json) -> Json:
+        self._version += 1
+        # Older versions are still in somebody's cache.
+        metadata = {**document["metadata"], "resourceVersion": str(self._version)}
+        document = {**document, "metadata": metadata}
+        self.objects.setdefault(plural, {})[name] = document
+        self.backlog.setdefault(plural, []).append((name, document))
+        return document
+
+    def _agent(self, node: NodeFacts, document: Json) -> Json:
+        """What the agent of the node writes now."""
+        by_hand = bool(document["spec"].get("byHand"))
+        if node.started_at is None or node.done:
+            return {"spec": {"unschedulable": False}} if _left_cordoned(node, by_hand) else {}
+        since_s = self.seconds - node.started_at
+        target = Target(node.desired_config, node.desired_image)
+        if since_s < ANSWER_S or not node.healthy:
+            return {}
+        if since_s < self.takes_s:
+            if node.state == "Working":
+                return {}
+            return report(node, "Working", unschedulable=True)
+        if target in self.bad:
+            if node.degraded:
+                return {}
+            stays = self.stays_cordoned or by_hand
+            return report(node, "Degraded", "it does not boot", unschedulable=stays)
+        changes = report(node, "Done", unschedulable=by_hand)
+        current = {key.CURRENT_CONFIG: target.config, key.CURRENT_OS_IMAGE: target.image}
+        changes["metadata"]["annotations"].update(current)
+        changes["status"] = {"conditions": [ready(healthy=True, at=self.seconds)]}
+        return changes
+
+
+def _left_cordoned(node: NodeFacts, by_hand: bool) -> bool:
+    return node.unschedulable and not by_hand
+
+
+def report(node: NodeFacts, state: str, reason: str = "", *, unschedulable: bool) -> Json:
+    return {
+        "metadata": {"annotations": {key.STATE: state, key.REASON: reason}},
+        "spec": {"unschedulable": unschedulable},
+    }
+
+
+def ready(*, healthy: bool, at: float) -> Json:
+    status = "True" if healthy else "Unknown"
+    return {"type": "Ready", "status": status, "lastTransitionTime": rfc3339(at)}
+
+
+def merged(target: Any, patch: Any) -> Any:
+    """The result of a merge patch, by RFC 7386."""
+    if not isinstance(patch, dict):
+        return copy.deepcopy(patch)
+    found = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            found.pop(name, None)
+        else:
+            found[name] = merged(found.get(name), value)
+    return found
+
+
+class NoGates:
+    """Nobody else is asked."""
+
+    def ask(self, policy: object) -> None:
+        return None
+
+    def lock(self, server: object, node: str) -> None:
+        return None
+
+    def unlock(self, server: object, node: str) -> None:
+        return None
