@@ -32,6 +32,11 @@ class SeenPool:
             return cls(MachineConfigPool.from_json(rest), error)
 
     @property
+    def selects(self) -> tuple[object, ...]:
+        """What the membership of nodes depends on."""
+        return self.pool.node_selector, self.error is None
+
+    @property
     def relevant(self) -> tuple[object, ...]:
         """What a decision or the pool's conditions depend on."""
         meta = self.pool.metadata
@@ -96,7 +101,8 @@ class Grouping:
                 self._selectors, self._known = selectors, {}
             for name in self._known.keys() - nodes.keys():
                 del self._known[name]
-            for name, node in nodes.items():
+            # By name, so that nothing depends on what the cache learned last.
+            for name, node in sorted(nodes.items(), key=_name):
                 known = self._known.get(name)
                 if known is None or known[0] is not node:
                     self._known[name] = known = (node, _found(node, readable))
@@ -113,6 +119,10 @@ class Grouping:
             {pool: tuple(found) for pool, found in members.items()},
             {pool: tuple(found) for pool, found in disputes.items()},
         )
+
+
+def _name(item: tuple[str, NodeFacts]) -> str:
+    return item[0]
 
 
 def concerned(node: NodeFacts, pools: Iterable[SeenPool]) -> tuple[str, ...]:

@@ -1,0 +1,213 @@
+"""Simulated agents: one watch for all nodes, and the annotations that each node's agent writes."""
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from treenail.api import annotations as key
+from treenail.clock import SystemClock, rfc3339
+from treenail.controllers import crds
+from treenail.errors import ClusterError, Conflict
+from treenail.kube.client import Client
+from treenail.kube.informer import Informer
+from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.resources import (
+    CUSTOMRESOURCEDEFINITIONS,
+    MACHINECONFIGPOOLS,
+    MACHINECONFIGS,
+    NODES,
+)
+from treenail.kube.transport import HttpTransport
+from treenail.kube.watch import Scope
+from treenail.lab.apiserver.server import LabServer
+
+Json = dict[str, Any]
+ROLE = "node-role.kubernetes.io/worker"
+THREADS = 8
+
+
+def client_of(kubeconfig: Path, *, keep: int = THREADS) -> tuple[Client, HttpTransport]:
+    transport = HttpTransport(read_kubeconfig(str(kubeconfig)), SystemClock(), keep=keep)
+    return Client(transport), transport
+
+
+def install_kinds(client: Client) -> None:
+    documents = crds.documents()
+    for document in documents:
+        client.create(CUSTOMRESOURCEDEFINITIONS, document)
+    if not any("machineconfigpools" in str(document) for document in documents):
+        client.create(CUSTOMRESOURCEDEFINITIONS, POOLS)
+
+
+POOLS: Json = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "machineconfigpools.machineconfiguration.openshift.io"},
+    "spec": {
+        "group": "machineconfiguration.openshift.io",
+        "scope": "Cluster",
+        "names": {"kind": "MachineConfigPool", "listKind": "MachineConfigPoolList",
+                  "plural": "machineconfigpools", "singular": "machineconfigpool"},
+        "versions": [{
+            "name": "v1", "served": True, "storage": True, "subresources": {"status": {}},
+            "schema": {"openAPIV3Schema": {
+                "type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+        }],
+    },
+}  # fmt: skip
+
+
+def add_config(client: Client, name: str) -> None:
+    client.create(
+        MACHINECONFIGS,
+        {
+            "apiVersion": MACHINECONFIGS.api_version,
+            "kind": "MachineConfig",
+            "metadata": {"name": name},
+            "spec": {"config": {"ignition": {"version": "3.5.0"}}},
+        },
+    )
+
+
+def add_pool(client: Client, name: str, config: str, **spec: Any) -> None:
+    client.create(
+        MACHINECONFIGPOOLS,
+        {
+            "apiVersion": MACHINECONFIGPOOLS.api_version,
+            "kind": "MachineConfigPool",
+            "metadata": {"name": name, "annotations": spec.pop("annotations", {})},
+            "spec": {
+                "configuration": {"name": config},
+                "nodeSelector": {"matchLabels": {f"node-role.kubernetes.io/{name}": ""}},
+                **spec,
+            },
+        },
+    )
+
+
+def add_nodes(client: Client, names: list[str], config: str) -> None:
+    """Nodes that have the config and are in service, made by several threads."""
+    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for name in names:
+        waiting.put(name)
+
+    def make() -> None:
+        while not waiting.empty():
+            try:
+                name = waiting.get_nowait()
+            except queue.Empty:
+                return
+            notes = {key.CURRENT_CONFIG: config, key.DESIRED_CONFIG: config, key.STATE: "Done"}
+            metadata = {"name": name, "labels": {ROLE: ""}, "annotations": notes}
+            client.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+            status = {"conditions": [ready()]}
+            client.patch(NODES, name, {"status": status}, subresource="status")
+
+    threads = [threading.Thread(target=make) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def ready() -> Json:
+    now = rfc3339(SystemClock().now())
+    return {
+        "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "",
+        "lastTransitionTime": now, "lastHeartbeatTime": now,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a node is asked for, and what it said last."""
+
+    config: str
+    image: str | None
+    state: str
+    at: tuple[str, str | None]
+
+    @classmethod
+    def of(cls, document: Any) -> "Asked":
+        notes = document["metadata"].get("annotations", {})
+        return cls(
+            notes.get(key.DESIRED_CONFIG, ""),
+            notes.get(key.DESIRED_OS_IMAGE),
+            notes.get(key.STATE, ""),
+            (notes.get(key.CURRENT_CONFIG, ""), notes.get(key.CURRENT_OS_IMAGE)),
+        )
+
+
+@dataclass
+class Agents:
+    """Agents of all nodes of a cluster; each update takes them two writes."""
+
+    client: Client
+    is_bad: Callable[[Asked], bool] = lambda asked: False
+    touched: set[str] = field(default_factory=set)
+    """Nodes that were asked for something else than they had."""
+
+    def __post_init__(self) -> None:
+        self._work: queue.SimpleQueue[tuple[str, Asked] | None] = queue.SimpleQueue()
+        self._nodes = Informer(self.client, Scope(NODES), SystemClock(), Asked.of)
+        self._nodes.tell(self._note)
+        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(THREADS)]
+
+    def __enter__(self) -> "Agents":
+        self._nodes.start()
+        assert self._nodes.wait_until_synced(60.0)
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._nodes.stop()
+        for _thread in self._threads:
+            self._work.put(None)
+        for thread in self._threads:
+            thread.join(10.0)
+
+    def _note(self, name: str, _before: Asked | None, after: Asked | None) -> None:
+        if after is not None and (after.config, after.image) != after.at:
+            self.touched.add(name)
+            if after.state != "Degraded":
+                self._work.put((name, after))
+
+    def _run(self) -> None:
+        while (item := self._work.get()) is not None:
+            name, asked = item
+            try:
+                self._answer(name, asked)
+            except (Conflict, ClusterError):
+                self._work.put(item)
+
+    def _answer(self, name: str, asked: Asked) -> None:
+        if asked.state == "Done":
+            self._write(name, {key.STATE: "Working"}, unschedulable=True)
+        elif self.is_bad(asked):
+            notes = {key.STATE: "Degraded", key.REASON: "the image does not boot"}
+            self._write(name, notes, unschedulable=True)
+        else:
+            notes = {
+                key.STATE: "Done",
+                key.CURRENT_CONFIG: asked.config,
+                key.CURRENT_OS_IMAGE: asked.image,
+            }
+            self._write(name, notes, unschedulable=None)
+
+    def _write(self, name: str, notes: Json, *, unschedulable: bool | None) -> None:
+        body: Json = {
+            "metadata": {"annotations": notes},
+            "spec": {"unschedulable": unschedulable},
+        }
+        self.client.patch(NODES, name, body)
+
+
+def started(server: LabServer) -> tuple[Client, HttpTransport]:
+    """A client of a server with all kinds installed, as one who may do everything."""
+    client, transport = client_of(server.admin_kubeconfig)
+    install_kinds(client)
+    return client, transport

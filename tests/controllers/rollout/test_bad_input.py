@@ -1,0 +1,211 @@
+"""What a person may get wrong, the condition and the sentence for it, and that no node changes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.controllers.rollout.world import NoGates, World
+from treenail.api.machineconfig import MachineConfig
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.controllers import render
+from treenail.controllers.render import ControllerConfig
+from treenail.controllers.rollout.controller import RolloutController, Settings
+from treenail.controllers.rollout.gate import OS_IMAGE
+from treenail.controllers.rollout.progress import STATE
+from treenail.errors import ConfigError
+
+WORKER = {"matchLabels": {"node-role.kubernetes.io/worker": ""}}
+
+
+def start() -> World:
+    """Two nodes that have what their pool is after."""
+    found = World()
+    for name in ("n0", "n1"):
+        found.add_node(name, "old")
+    found.set_pool("worker", "old")
+    return found
+
+
+def looked_at(found: World, *pools: str) -> None:
+    found.deliver()
+    controlled = RolloutController(found, found, found, NoGates(), found, Settings())
+    for _ in range(3):
+        for pool in pools:
+            controlled.sync(pool)
+        found.deliver()
+        found.pass_time(600)
+        found.deliver()
+
+
+def everything(found: World) -> None:
+    found.set_pool("infra", "new", nodeSelector={})
+
+
+def percentage(found: World) -> None:
+    found.set_pool("worker", "new", maxUnavailable="5 %")
+
+
+def negative(found: World) -> None:
+    found.set_pool("worker", "new", maxUnavailable=-1)
+
+
+def two_pools(found: World) -> None:
+    for name in ("infra", "gpu"):
+        found.set_pool(name, "new", nodeSelector=WORKER)
+
+
+def selector(found: World) -> None:
+    wrong = {"matchExpressions": [{"key": "role", "operator": "In"}]}
+    found.set_pool("infra", "new", nodeSelector=wrong)
+    found.set_pool("worker", "new")
+
+
+def policy(found: World) -> None:
+    found.set_pool("worker", "new", "{canary: {nodes: none}}")
+
+
+def unknown_field(found: World) -> None:
+    found.set_pool("worker", "new", "{soakTime: 5m}")
+
+
+def gate(found: World) -> None:
+    found.set_pool("worker", "new", "{alerts: {url: prometheus, names: [ApiErrors]}}")
+
+
+def image(found: World) -> None:
+    notes = {OS_IMAGE: "registry.example.com/os:latest"}
+    found.set_pool("worker", "new", annotations=notes)
+
+
+def record(found: World) -> None:
+    found.set_pool("worker", "new", annotations={STATE: "{"})
+
+
+def absent(found: World) -> None:
+    found.set_pool("worker", "new")
+    del found.objects["machineconfigs"]["new"]
+
+
+@dataclass(frozen=True)
+class Case:
+    write: Callable[[World], None]
+    pool: str
+    reason: str
+    sentence: str
+
+
+CASES = {
+    "a pool that selects everything": Case(
+        everything, "infra", "InvalidConfiguration",
+        "spec.nodeSelector of pool infra has no requirements and would select every node, so it "
+        "selects none; write a nodeSelector with at least one requirement",
+    ),
+    "two custom pools on one node": Case(
+        two_pools, "gpu", "NodeInTwoPools",
+        "node n0 is selected by 2 custom pools: gpu, infra; change the labels of the node or the "
+        "nodeSelector of a pool, so that only one custom pool selects it; until then the node "
+        "keeps the configuration it has; and 1 more such nodes",
+    ),
+    "a wrong percentage": Case(
+        percentage, "worker", "InvalidConfiguration",
+        "spec.maxUnavailable of pool worker is '5 %', which is neither a count nor a percentage; "
+        "set it to a number such as 2, or to a percentage such as 10%",
+    ),
+    "a negative count": Case(
+        negative, "worker", "InvalidConfiguration",
+        "spec.maxUnavailable of pool worker is -1, which is neither a count nor a percentage; "
+        "set it to a number such as 2, or to a percentage such as 10%",
+    ),
+    "a selector that says nothing": Case(
+        selector, "infra", "InvalidConfiguration",
+        "spec.nodeSelector.matchExpressions[0].values: expected at least one beside In, found 0",
+    ),
+    "a policy with a wrong value": Case(
+        policy, "worker", "InvalidConfiguration",
+        "annotation treenail.io/rollout of pool worker: canary.nodes: expected a count of nodes "
+        "or a percentage from 1% to 100%, found 'none'",
+    ),
+    "a policy with an unknown field": Case(
+        unknown_field, "worker", "InvalidConfiguration",
+        "annotation treenail.io/rollout of pool worker: unknown field 'soakTime'; known are "
+        "alerts, canary, fleetLock, maxFailures, order, rebootTimeout, soak, waves, windows",
+    ),
+    "a gate that is nowhere": Case(
+        gate, "worker", "InvalidConfiguration",
+        "annotation treenail.io/rollout of pool worker: alerts.url: expected an http or https URL "
+        "without user, query and fragment, found a string",
+    ),
+    "an image by tag": Case(
+        image, "worker", "InvalidConfiguration",
+        "annotation treenail.io/os-image of pool worker",
+    ),
+    "a record that somebody edited": Case(
+        record, "worker", "InvalidConfiguration", "annotation treenail.io/rollout-state",
+    ),
+    "a config that does not exist": Case(
+        absent, "worker", "MissingMachineConfig",
+        "MachineConfig new, which spec.configuration names, does not exist",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_bad_input_is_named_and_changes_no_node(case: Case) -> None:
+    found = start()
+    looked_at(found, "worker")
+    before = dict(found.objects["nodes"])
+    case.write(found)
+    looked_at(found, *found.objects["machineconfigpools"])
+    said = found.said(case.pool)
+    for kind in ("Degraded", "Stalled"):
+        assert (said[kind]["status"], said[kind]["reason"]) == ("True", case.reason)
+        assert said[kind]["message"].startswith(case.sentence)
+    assert said.get("Updated", {}).get("status") != "True" or case.pool in ("gpu", "infra")
+    assert found.objects["nodes"] == before
+
+
+def test_nodes_stay_as_they_are_while_nobody_knows_whose_they_are() -> None:
+    found = start()
+    selector(found)
+    looked_at(found, "worker", "infra")
+    assert "pool infra can't be read" in found.said("worker")["Updating"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ({"config": {"ignition": {"version": "3.9.0"}}}, "MachineConfig 50-wrong"),
+        (
+            {"config": {"ignition": {"version": "3.5.0"}, "storage": {"files": [
+                {"path": "/etc/large", "contents": {"source": "data:," + "x" * 1_600_000}}]}}},
+            "the rendered config of pool worker",
+        ),
+    ],
+    ids=["invalid Ignition", "an over-large result"],
+)  # fmt: skip
+def test_what_can_not_be_rendered_is_shown_and_changes_no_node(
+    spec: dict[str, Any], sentence: str
+) -> None:
+    pool = MachineConfigPool.from_json(
+        {
+            "metadata": {"name": "worker"},
+            "spec": {"machineConfigSelector": {"matchLabels": {"role": "worker"}}},
+        }
+    )
+    config = {"metadata": {"name": "50-wrong", "labels": {"role": "worker"}}, "spec": spec}
+    with pytest.raises(ConfigError) as raised:
+        render.render(pool, [MachineConfig.from_json(config)], ControllerConfig())
+    assert sentence in str(raised.value)
+
+    found = start()
+    condition = {"type": "RenderDegraded", "status": "True", "reason": "RenderFailed",
+                 "message": str(raised.value)}  # fmt: skip
+    found.change("machineconfigpools", "worker", {"status": {"conditions": [condition]}})
+    before = dict(found.objects["nodes"])
+    looked_at(found, "worker")
+    said = found.said()
+    assert (said["Degraded"]["status"], said["Degraded"]["reason"]) == ("True", "RenderDegraded")
+    assert said["Degraded"]["message"] == str(raised.value)
+    assert found.objects["nodes"] == before

@@ -1,0 +1,159 @@
+"""The controller with real watches on the lab's API server, up to 500 nodes."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.controllers.rollout.agents import (
+    Agents,
+    add_config,
+    add_nodes,
+    add_pool,
+    client_of,
+    started,
+)
+from tests.waiting import wait_until
+from treenail.api import annotations as key
+from treenail.clock import SystemClock
+from treenail.controllers.informers import Informers
+from treenail.controllers.metrics import Metrics
+from treenail.controllers.rollout.asking import Asker
+from treenail.controllers.rollout.controller import Settings
+from treenail.controllers.rollout.gate import OS_IMAGE
+from treenail.controllers.rollout.live import Rollout
+from treenail.controllers.rollout.policy import POLICY
+from treenail.controllers.runtime import Runtime
+from treenail.controllers.web import Web
+from treenail.controllers.workers import Crew
+from treenail.kube.client import Client
+from treenail.kube.events import Recorder
+from treenail.kube.resources import MACHINECONFIGNODES, MACHINECONFIGPOOLS, NODES
+from treenail.lab.apiserver.server import LabServer
+
+CLOCK = SystemClock()
+USER = "rollout"
+IMAGE = f"registry.example.com/os@sha256:{'1' * 64}"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LabServer]:
+    with LabServer(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def client(server: LabServer) -> Iterator[Client]:
+    found, transport = started(server)
+    yield found
+    transport.close()
+
+
+@contextmanager
+def running(server: LabServer) -> Iterator[None]:
+    """The rollout controller in its runtime, as a user of its own."""
+    client, transport = client_of(server.kubeconfig_for(USER, ["system:masters"]), keep=16)
+    events = Recorder(client, "treenail-rollout", "here", CLOCK)
+    rollout = Rollout(client, CLOCK, Asker(Web()), events, Settings())
+    runtime = Runtime([Crew(rollout)], Informers(client, CLOCK), CLOCK, Metrics())
+    stop = threading.Event()
+    thread = threading.Thread(target=runtime.run, args=(stop,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(20)
+        transport.close()
+        assert not thread.is_alive()
+
+
+def status(client: Client, pool: str = "worker") -> dict[str, Any]:
+    found: Any = client.get(MACHINECONFIGPOOLS, pool)
+    return found.get("status", {})
+
+
+def condition(client: Client, kind: str, pool: str = "worker") -> dict[str, Any]:
+    found = status(client, pool).get("conditions", ())
+    return next((each for each in found if each["type"] == kind), {})
+
+
+def notes(client: Client, node: str) -> dict[str, str]:
+    found: Any = client.get(NODES, node)
+    return found["metadata"]["annotations"]
+
+
+@pytest.mark.limit(120)
+def test_a_pool_is_brought_to_its_config_and_image_and_says_so(
+    server: LabServer, client: Client
+) -> None:
+    for config in ("old", "new"):
+        add_config(client, config)
+    add_nodes(client, [f"n{number}" for number in range(5)], "old")
+    add_pool(client, "worker", "old", maxUnavailable=2)
+    with Agents(client), running(server):
+        wait_until(lambda: condition(client, "Updated").get("status") == "True")
+        assert not writes(server, "nodes")
+        change = {
+            "metadata": {"annotations": {OS_IMAGE: IMAGE}},
+            "spec": {"configuration": {"name": "new"}},
+        }
+        client.patch(MACHINECONFIGPOOLS, "worker", change)
+        wait_until(lambda: status(client).get("configuration") == {"name": "new"}, limit_s=30)
+    found = notes(client, "n3")
+    assert found[key.CURRENT_CONFIG] == "new"
+    assert found[key.CURRENT_OS_IMAGE] == IMAGE
+    assert {name: status(client)[name] for name in status(client) if name.endswith("Count")} == {
+        "machineCount": 5,
+        "updatedMachineCount": 5,
+        "readyMachineCount": 5,
+        "unavailableMachineCount": 0,
+        "degradedMachineCount": 0,
+    }
+    told: Any = client.get(MACHINECONFIGNODES, "n3")
+    assert told["spec"] == {
+        "node": {"name": "n3"},
+        "pool": {"name": "worker"},
+        "configVersion": {"desired": "new"},
+        "configImage": {"desiredImage": IMAGE},
+    }
+    # One for the node and one for its MachineConfigNode.
+    assert writes(server, "nodes") == 5
+    assert writes(server, "machineconfignodes") == 5
+
+
+@pytest.mark.limit(180)
+def test_a_bad_image_touches_no_more_than_the_canary_of_500_nodes(
+    server: LabServer, client: Client
+) -> None:
+    add_config(client, "old")
+    names = [f"n{number:03}" for number in range(500)]
+    add_nodes(client, names, "old")
+    policy = {POLICY: "{canary: {nodes: 2}, soak: 1h}"}
+    add_pool(client, "worker", "old", maxUnavailable="10%", annotations=policy)
+    agents = Agents(client, is_bad=lambda asked: asked.image == IMAGE)
+    with agents, running(server):
+        wait_until(lambda: condition(client, "Updated").get("status") == "True", limit_s=60)
+        change = {"metadata": {"annotations": {OS_IMAGE: IMAGE}}}
+        client.patch(MACHINECONFIGPOOLS, "worker", change)
+        # A node has a minute to answer before what it said of the target before counts no more.
+        halted = wait_until(
+            lambda: found if (found := condition(client, "Degraded")).get("status") == "True"
+            else None, limit_s=120,
+        )  # fmt: skip
+    assert len(agents.touched) == 2
+    first = min(agents.touched)
+    assert halted["reason"] in ("Halted", "NodeDegraded")
+    assert first in halted["message"]
+    assert "the image does not boot" in halted["message"]
+    assert writes(server, "nodes") == 2
+
+
+def writes(server: LabServer, resource: str) -> int:
+    return sum(
+        server.count_requests(user=USER, verb=verb, resource=resource)
+        for verb in ("create", "update", "patch", "delete")
+    )
