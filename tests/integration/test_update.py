@@ -69,6 +69,17 @@ def test_every_step_comes_after_the_one_before_it(site: Site) -> None:
     assert site.machine.boot_count == site.boots + 1
 
 
+def test_nothing_moves_until_the_drain_is_acknowledged(site: Site) -> None:
+    goal = site.goal()
+    with site.drains_held():
+        site.ask(goal)
+        site.wait_note(key.DESIRED_DRAIN, f"drain-{goal.config}")
+        assert not site.machine.wait_for_boot(site.boots + 1, 1.0)
+        assert site.machine.staged_locked
+        assert site.phase() == "draining"
+    site.settle(goal)
+
+
 @pytest.mark.parametrize("spelling", key.IMAGE_SPELLINGS)
 def test_the_reply_uses_the_spelling_that_was_asked(site: Site, spelling: str) -> None:
     goal = site.goal()
