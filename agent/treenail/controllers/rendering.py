@@ -19,6 +19,7 @@ from treenail.clock import Clock, rfc3339
 from treenail.config.identity import rendered_name
 from treenail.controllers.informers import Informers, View
 from treenail.controllers.render import ControllerConfig, Rendered, is_rendered, render
+from treenail.controllers.rollout.expected import ExpectedPools
 from treenail.errors import AlreadyExists, ConfigError, NotFound, UnreconcilableError
 from treenail.kube.client import Client
 from treenail.kube.events import Recorder, Regarding
@@ -93,6 +94,7 @@ class Rendering:
         self._configs: View[Seen]
         self._cluster: View[ControllerConfig]
         self._nodes: View[frozenset[str]]
+        self._written = ExpectedPools()
         self._lock = threading.Lock()
         self._changed: dict[str, float] = {}
 
@@ -125,9 +127,11 @@ class Rendering:
 
     def sync(self, key: str) -> float | None:
         """Render the pool; raises `ClusterError` when it is to be tried again."""
-        pool = self._pools.find(key)
-        if pool is None or pool.deleting:
+        cached = self._pools.find(key)
+        if cached is None or cached.deleting:
+            self._written.forget(key)
             return None
+        pool = self._written.latest(cached)
         if (early_s := self._early_s(key)) > 0:
             return early_s
         try:
@@ -198,7 +202,7 @@ class Rendering:
         regarding = Regarding(KIND, pool.name, uid=pool.metadata.uid, api_version=API_VERSION)
         text = f"{rendered.name} from {', '.join(rendered.sources)}"
         self._events.normal(regarding, "RenderedConfigGenerated", text)
-        return MachineConfigPool.from_json(found)
+        return self._written.wrote(pool, MachineConfigPool.from_json(found))
 
     def _say(self, pool: MachineConfigPool, condition: Condition) -> None:
         """Write the pool's RenderDegraded, if it says something else, and no other condition."""
@@ -211,7 +215,8 @@ class Rendering:
             "metadata": {"resourceVersion": pool.metadata.resource_version},
             "status": {"conditions": [each.to_json() for each in conditions]},
         }
-        self._client.patch(MACHINECONFIGPOOLS, pool.name, body, subresource="status")
+        found = self._client.patch(MACHINECONFIGPOOLS, pool.name, body, subresource="status")
+        self._written.wrote(pool, MachineConfigPool.from_json(found))
         if condition.status == "True":
             log.warning("%s", condition.message)
             regarding = Regarding(KIND, pool.name, uid=pool.metadata.uid, api_version=API_VERSION)
