@@ -90,7 +90,7 @@ def test_without_an_agent(site: Site) -> None:
     assert document["current"] == {"config": goal.config, "image": goal.pull_spec}
 
 
-def test_degraded(site: Site) -> None:
+def test_a_degraded_node_has_an_exit_code_of_its_own(site: Site) -> None:
     site.ask(site.goal(published=False))
     site.wait_degraded("manifest unknown")
     ended = status(site)
