@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench.result import Result
 
-MODULES = ("imports", "decode", "node")
+MODULES = ("imports", "decode", "node", "render")
 ROOT = Path(__file__).parent.parent
 
 

@@ -1,0 +1,65 @@
+"""Rendering the MachineConfigs of one pool: check, merge, name, and read back what came out."""
+
+import base64
+import time
+from collections.abc import Iterator
+
+from bench.result import Result
+from treenail.api.machineconfig import MachineConfig
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.controllers.render import ControllerConfig, render
+
+ROLE = "machineconfiguration.openshift.io/role"
+REPEATS = 5
+POOL = MachineConfigPool.from_json(
+    {
+        "kind": "MachineConfigPool",
+        "metadata": {"name": "worker"},
+        "spec": {"machineConfigSelector": {"matchLabels": {ROLE: "worker"}}},
+    }
+)
+
+
+def measure(_seconds: float) -> Iterator[Result]:
+    for count in (10, 100, 500):
+        took_ms = best_ms(configs(count, total_bytes=count * 1600))
+        yield Result(f"rendering {count} MachineConfigs of 1.6 kB", "ms", took_ms)
+    took_ms = best_ms(configs(50, total_bytes=160_000))
+    yield Result("rendering 50 MachineConfigs, 160 kB in all", "ms", took_ms, 150.0)
+
+
+def best_ms(found: list[MachineConfig]) -> float:
+    """The quickest of some runs: the others were disturbed."""
+    times = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        render(POOL, found, ControllerConfig())
+        times.append((time.perf_counter() - began) * 1000)
+    return min(times)
+
+
+def configs(count: int, *, total_bytes: int) -> list[MachineConfig]:
+    """MachineConfigs of two files and a unit each."""
+    size = total_bytes // count // 2 * 3 // 4
+    return [config(number, size) for number in range(count)]
+
+
+def config(number: int, size: int) -> MachineConfig:
+    source = "data:;base64," + base64.b64encode(bytes(size)).decode()
+    files = [
+        {"path": f"/etc/part-{number}/{each}", "mode": 0o644, "contents": {"source": source}}
+        for each in range(2)
+    ]
+    unit = {"name": f"part-{number}.service", "enabled": True, "contents": "[Service]\n"}
+    return MachineConfig.from_json(
+        {
+            "metadata": {"name": f"{number:03d}-part", "labels": {ROLE: "worker"}},
+            "spec": {
+                "config": {
+                    "ignition": {"version": "3.5.0"},
+                    "storage": {"files": files},
+                    "systemd": {"units": [unit]},
+                }
+            },
+        }
+    )
