@@ -1,4 +1,4 @@
-"""The command ``treenail-controller``: the controllers, and what they can do without a cluster.
+"""The command ``treenail-controller``: the controllers, and what a person asks of them.
 
 Exit codes: 0 done, 1 the input can't be used, 2 used wrongly.
 """
@@ -6,26 +6,24 @@ Exit codes: 0 done, 1 the input can't be used, 2 used wrongly.
 import argparse
 import json
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 from treenail import __version__
 from treenail.api import documents
+from treenail.cli import plan, pools
+from treenail.cli.files import texts
 from treenail.controllers import offline
 from treenail.errors import ConfigError, TreenailError, UsageError
 
 FAILED = 1
 USAGE = 2
 
-STDIN = "-"
-SUFFIXES = (".json", ".yaml", ".yml")
-
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = _parser().parse_args(argv)
     try:
-        return _render(arguments)
+        return _run(arguments)
     except UsageError as error:
         return _complain(error, USAGE)
     except TreenailError as error:
@@ -60,11 +58,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     render.add_argument("--pool", metavar="NAME", help="render this pool only")
     render.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml")
+    render.set_defaults(run=_render)
+    plan.add_to(commands)
+    pools.add_to(commands)
     return parser
 
 
+def _run(arguments: argparse.Namespace) -> int:
+    run: Callable[[argparse.Namespace], int] = arguments.run
+    return run(arguments)
+
+
 def _render(arguments: argparse.Namespace) -> int:
-    found = offline.read(_texts(arguments.filename))
+    found = offline.read(texts(arguments.filename))
     rendered, errors = offline.render_all(found, arguments.pool)
     for error in errors:
         _complain(error, FAILED)
@@ -79,25 +85,6 @@ def _render(arguments: argparse.Namespace) -> int:
     sys.stdout.write(printed)
     sys.stdout.flush()
     return 0
-
-
-def _texts(names: list[str]) -> Iterator[tuple[str, bytes]]:
-    for name in names:
-        if name == STDIN:
-            yield "standard input", sys.stdin.buffer.read()
-            continue
-        path = Path(name)
-        found = sorted(path.iterdir()) if path.is_dir() else [path]
-        for file in found:
-            if file is path or (file.suffix in SUFFIXES and file.is_file()):
-                yield str(file), _read(file)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path}: can't be read: {error.strerror or error}") from error
 
 
 def _complain(error: TreenailError, code: int) -> int:

@@ -1,0 +1,59 @@
+"""``treenail-controller plan``: what would happen to each pool and node."""
+
+import argparse
+import json
+import sys
+
+from treenail.cli.connect import connected
+from treenail.cli.files import texts
+from treenail.clock import SystemClock
+from treenail.controllers import offline, plan, plan_read, plan_text
+from treenail.errors import UsageError
+
+FAILED = 1
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The command's arguments."""
+    parser = commands.add_parser(
+        "plan",
+        help="show what a change would do to each pool and node",
+        description="Show what happens to each pool and node when documents are applied: what is "
+        "restarted, drained or rebooted and which MachineConfig asks for it, in which order, how "
+        "long it takes, and which PodDisruptionBudgets never let a drain end. Nothing is changed.",
+    )
+    parser.add_argument(
+        "-f",
+        "--filename",
+        metavar="FILE",
+        action="append",
+        help="MachineConfigs, MachineConfigPools or a ControllerConfig to be applied: a file, a "
+        "directory, or - for standard input; may be given several times",
+    )
+    parser.add_argument(
+        "--live", action="store_true", help="plan what the cluster asks for already"
+    )
+    parser.add_argument("--pool", metavar="NAME", help="plan this pool only")
+    parser.add_argument("--kubeconfig", metavar="FILE", help="how to reach the cluster")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the plan; 1 when some pool can't be planned."""
+    if bool(arguments.filename) == arguments.live:
+        raise UsageError("name the change with -f, or plan what is asked for already with --live")
+    documents = offline.read(texts(arguments.filename or ()))
+    with connected(arguments.kubeconfig) as client:
+        found = plan_read.snapshot(client)
+    after = plan.applied(found, documents)
+    if arguments.pool is not None and arguments.pool not in after.pools:
+        known = ", ".join(sorted(after.pools)) or "none"
+        raise UsageError(f"there is no MachineConfigPool {arguments.pool}, found are: {known}")
+    plans = plan.plan(after, now=SystemClock().now(), only=arguments.pool)
+    if arguments.json:
+        print(json.dumps(plan_text.document(plans), indent=2))
+    else:
+        print("\n".join(plan_text.lines(plans)) or "there are no MachineConfigPools")
+    sys.stdout.flush()
+    return FAILED if any(each.problems for each in plans) else 0

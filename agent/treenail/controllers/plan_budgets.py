@@ -1,0 +1,69 @@
+"""PodDisruptionBudgets that let no pod go, ever: a drain that meets one does not end."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from treenail.api.decode import Fields, Json
+from treenail.api.meta import ObjectMeta
+from treenail.errors import ConfigError
+from treenail.kube.selector import selects
+
+
+@dataclass(frozen=True, slots=True)
+class StuckBudget:
+    """A budget that can never pass, and the nodes that its pods run on."""
+
+    name: str
+    """With its namespace."""
+    why: str
+    nodes: tuple[str, ...] = ()
+
+    def blocks(self, nodes: Iterable[str]) -> bool:
+        """One of its pods is on one of the nodes."""
+        return not frozenset(self.nodes).isdisjoint(nodes)
+
+
+def why_never(budget: Json) -> str:
+    """Why the budget lets no pod go even when all are well; empty when it does."""
+    try:
+        fields = Fields.of(budget, "PodDisruptionBudget")
+        spec, status = fields.nested("spec"), fields.nested("status")
+        expected = status.optional_integer("expectedPods") or 0
+    except ConfigError as error:
+        return str(error)
+    most, least = spec.values.get("maxUnavailable"), spec.values.get("minAvailable")
+    if most in (0, "0", "0%"):
+        return f"maxUnavailable is {most}"
+    if isinstance(least, str) and least.endswith("%") and least.rstrip("%").isdecimal():
+        # Rounded up, as the disruption controller does.
+        needed = -(-expected * int(least.rstrip("%")) // 100)
+    elif isinstance(least, int):
+        needed = least
+    else:
+        return ""
+    if expected and needed >= expected:
+        return f"minAvailable is {least}, and there are {expected} pods"
+    return ""
+
+
+def stuck(budget: Json, pods: Sequence[Mapping[str, object]]) -> StuckBudget | None:
+    """The budget with the nodes of its pods, None when it can pass or has no pod.
+
+    ``pods`` are those of its namespace.
+    """
+    why = why_never(budget)
+    if not why:
+        return None
+    fields = Fields.of(budget, "PodDisruptionBudget")
+    meta = ObjectMeta.from_fields(fields.nested("metadata"))
+    selector = fields.nested("spec").values.get("selector")
+    nodes = set()
+    for pod in pods:
+        found = Fields.of(pod, "Pod")
+        labels = found.nested("metadata").text_map("labels")
+        node = found.nested("spec").text("nodeName")
+        if node and selects(selector, labels):
+            nodes.add(node)
+    return (
+        StuckBudget(f"{meta.namespace}/{meta.name}", why, tuple(sorted(nodes))) if nodes else None
+    )
