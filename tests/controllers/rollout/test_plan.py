@@ -1,6 +1,7 @@
 """What a change would do, told beforehand, and how pools and nodes are shown."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from tests.controllers.rollout.agents import add_nodes, client_of, install_kinds
 from tests.controllers.rollout.world import World
 from treenail.api.machineconfig import MachineConfig
+from treenail.api.machineconfigpool import Configuration
 from treenail.cli import controller as command
 from treenail.controllers import offline, plan, plan_text, status_table
 from treenail.controllers.plan import Snapshot
@@ -61,7 +63,6 @@ def snapshot(nodes: int, document: dict[str, Any], *configs: dict[str, Any]) -> 
     """A cluster whose nodes have what its pool renders."""
     seen = SeenPool.from_json(document)
     base = {each["metadata"]["name"]: MachineConfig.from_json(each) for each in configs}
-    found = Snapshot({"worker": seen}, {}, base)
     world = World()
     rendered, errors = offline.render_all(
         offline.Documents({"worker": seen.pool}, base, {}), "worker"
@@ -71,7 +72,8 @@ def snapshot(nodes: int, document: dict[str, Any], *configs: dict[str, Any]) -> 
         world.add_node(f"n{number}", rendered[0].name)
     world.deliver()
     known = {**base, rendered[0].name: rendered[0].config}
-    return Snapshot(found.pools, world.nodes(), known)
+    now = replace(seen.pool, configuration=Configuration(rendered[0].name))
+    return Snapshot({"worker": SeenPool(now)}, world.nodes(), known)
 
 
 def planned(found: Snapshot, *documents: dict[str, Any]) -> str:
