@@ -7,6 +7,8 @@ controllers and these controllers can drive its daemon.
 from enum import StrEnum
 
 PREFIX = "machineconfiguration.openshift.io/"
+OWN_PREFIX = "treenail.io/"
+"""Of what the Machine Config Operator does not know."""
 
 # Written by the rollout controller.
 DESIRED_CONFIG = PREFIX + "desiredConfig"
@@ -25,8 +27,10 @@ REASON = PREFIX + "reason"
 POST_CONFIG_ACTION = PREFIX + "post-config-action"
 DESIRED_DRAIN = PREFIX + "desiredDrain"
 
-# Written by the drain controller.
+# Written by the drain controller; the last two are for itself, and for people.
 LAST_APPLIED_DRAIN = PREFIX + "lastAppliedDrain"
+DRAIN = OWN_PREFIX + "drain"
+DRAIN_BLOCKED = OWN_PREFIX + "drain-blocked"
 
 # The three spellings of "the OS image to have", and the reply each one gets.
 IMAGE_SPELLINGS: dict[str, str] = {

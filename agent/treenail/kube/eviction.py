@@ -141,7 +141,8 @@ class Drain:
     """The pods of one node, watched while they are asked to go; to be used in a ``with``.
 
     One thread calls ``turn``; ``ring`` is called from another when a pod changed. Cordon the
-    node first, so that what is listed here stays all there is.
+    node first, so that what is listed here stays all there is. ``patience`` says after how many
+    seconds a pod that does not go is asked again, if not after five.
     """
 
     def __init__(
@@ -153,12 +154,14 @@ class Drain:
         ring: Callable[[], None],
         grace_s: int | None = None,
         limit_s: float = 30.0,
+        patience: Callable[[Blocker], float] = lambda _: _AGAIN_S,
     ) -> None:
         self._client = client
         self._node = node
         self._clock = clock
         self._grace_s = grace_s
         self._limit_s = limit_s
+        self._patience = patience
         self._lost: ClusterError | None = None
         self._pods = Informer(
             client,
@@ -224,6 +227,8 @@ class Drain:
                 again_s = max(again_s, error.retry_after_s)
             since = before.refused.since if before and before.refused else self._clock.now()
             refused = refusal(pod, error, budgets.of(pod), since)
+            if refused is not None:
+                again_s = max(again_s, self._patience(refused))
         self._answers[pod.uid] = _Answer(now + again_s, refused)
 
     def _blocker(self, pod: Pod) -> Blocker | None:

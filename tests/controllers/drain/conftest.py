@@ -1,0 +1,32 @@
+"""A server with the kinds, a site on it, and controllers that are gone after the test."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.controllers.drain.site import Acting, Site
+from treenail.controllers import crds
+from treenail.lab.apiserver.server import LabServer
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with LabServer(tmp_path) as server:
+        found = Site(server, kinds=tuple(crds.documents()))
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def act(site: Site) -> Iterator[Callable[..., Acting]]:
+    """Makes controllers."""
+    made: list[Acting] = []
+
+    def make(**options: object) -> Acting:
+        made.append(Acting(site, **options))  # type: ignore[arg-type]  # what a test wants
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.kill()

@@ -1,0 +1,257 @@
+"""Nodes and pods on the lab's API server, and drain controllers that can be watched and killed."""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+
+from tests.fakes.clock import FakeClock
+from tests.waiting import wait_until
+from treenail.api import annotations as key
+from treenail.clock import Clock, SystemClock
+from treenail.controllers.drain.controller import DrainController
+from treenail.controllers.informers import Informers
+from treenail.controllers.metrics import Metrics
+from treenail.controllers.workqueue import WorkQueue
+from treenail.errors import ClusterError, NotFound
+from treenail.kube.client import Client, Json
+from treenail.kube.events import Recorder
+from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.request import Reply, Request
+from treenail.kube.resources import (
+    CUSTOMRESOURCEDEFINITIONS,
+    EVENTS,
+    MACHINECONFIGNODES,
+    NAMESPACES,
+    NODES,
+    PODDISRUPTIONBUDGETS,
+    PODS,
+)
+from treenail.kube.transport import HttpTransport
+from treenail.lab.apiserver.server import LabServer
+
+Hook = Callable[[Request], Reply | None]
+"""Sees a request before it is sent, and may answer it or raise instead."""
+
+
+class Wire(HttpTransport):
+    """A transport that a test can interfere with, and that notes what is written."""
+
+    def __init__(self, server: LabServer) -> None:
+        super().__init__(
+            read_kubeconfig(str(server.kubeconfig_for("drainer", ["system:masters"]))),
+            SystemClock(),
+            keep=4,
+        )
+        self.before: Hook = lambda _: None
+        self.after: Callable[[Request], None] = lambda _: None
+        self.writes: list[tuple[str, str]] = []
+
+    def send(self, request: Request) -> Reply:
+        reply = self.before(request)
+        if reply is None:
+            reply = super().send(request)
+        if request.method != "GET":
+            self.writes.append((request.method, request.path))
+        self.after(request)
+        return reply
+
+    def written(self, word: str) -> int:
+        """How many writes went to paths with this word."""
+        return sum(word in path for _, path in self.writes)
+
+
+class Site:
+    """What a test puts into the cluster, and what it finds there."""
+
+    def __init__(self, server: LabServer, *, kinds: tuple[Json, ...] = ()) -> None:
+        self.server = server
+        self._transport = HttpTransport(
+            read_kubeconfig(str(server.admin_kubeconfig)), SystemClock(), keep=4
+        )
+        self.client = Client(self._transport)
+        self.client.create(NAMESPACES, {"metadata": {"name": "shop"}})
+        for kind in kinds:
+            self.client.create(CUSTOMRESOURCEDEFINITIONS, kind)
+        self.clock = FakeClock(SystemClock().now())
+
+    def close(self) -> None:
+        self._transport.close()
+
+    # Arranging
+
+    def node(
+        self, name: str, notes: dict[str, str] | None = None, *, unschedulable: bool = False
+    ) -> None:
+        body: Json = {"metadata": {"name": name, "annotations": notes or {}}}
+        if unschedulable:
+            body["spec"] = {"unschedulable": True}
+        self.client.create(NODES, body)
+
+    def machine_config_node(self, name: str) -> None:
+        spec: Json = {
+            "node": {"name": name},
+            "pool": {"name": "worker"},
+            "configVersion": {"desired": "rendered-a"},
+        }
+        body: Json = {
+            "apiVersion": MACHINECONFIGNODES.api_version,
+            "kind": MACHINECONFIGNODES.kind,
+            "metadata": {"name": name},
+            "spec": spec,
+        }
+        self.client.create(MACHINECONFIGNODES, body)
+
+    def pod(self, node: str, name: str, *, app: str = "", stop_s: int = 0, **more: object) -> None:
+        """A pod that runs and is ready."""
+        metadata: Json = {
+            "name": name,
+            "labels": {"app": app or name},
+            "annotations": {"lab.treenail/stop-seconds": str(stop_s)},
+            **more,
+        }
+        spec = {"nodeName": node, "containers": [{"name": "main", "image": "i"}]}
+        self.client.create(PODS, {"metadata": metadata, "spec": spec}, namespace="shop")
+        wait_until(lambda: self.phase(name) == "Running")
+
+    def budget(self, name: str, app: str, *, keep: int = 100) -> None:
+        """A budget that the server has counted; by default nothing may go."""
+        spec = {"minAvailable": keep, "selector": {"matchLabels": {"app": app}}}
+        body: Json = {"metadata": {"name": name}, "spec": spec}
+        self.client.create(PODDISRUPTIONBUDGETS, body, namespace="shop")
+        wait_until(lambda: self._counted(name))
+
+    def drop_budget(self, name: str) -> None:
+        self.client.delete(PODDISRUPTIONBUDGETS, name, namespace="shop")
+
+    def ask(self, node: str, request: str | None) -> None:
+        self.annotate(node, {key.DESIRED_DRAIN: request})
+
+    def annotate(self, node: str, notes: dict[str, str | None]) -> None:
+        self.client.patch(NODES, node, {"metadata": {"annotations": notes}})
+
+    def set_cordon(self, node: str, *, cordoned: bool) -> None:
+        """As kubectl does."""
+        self.client.patch(NODES, node, {"spec": {"unschedulable": cordoned or None}})
+
+    # Looking
+
+    def notes(self, node: str) -> dict[str, str]:
+        return dict(self._read(node)["metadata"].get("annotations") or {})  # type: ignore[call-overload,no-any-return]  # a dict
+
+    def cordoned(self, node: str) -> bool:
+        return bool((self._read(node).get("spec") or {}).get("unschedulable"))
+
+    def applied(self, node: str) -> str:
+        return self.notes(node).get(key.LAST_APPLIED_DRAIN, "")
+
+    def record(self, node: str) -> Json:
+        found: Json = json.loads(self.notes(node).get(key.DRAIN, "{}"))
+        return found
+
+    def blocked(self, node: str) -> list[tuple[str, str]]:
+        """Pod and reason of what the Node names as being in the way."""
+        found = json.loads(self.notes(node).get(key.DRAIN_BLOCKED, "[]"))
+        return [(each["pod"], each["reason"]) for each in found]
+
+    def phase(self, pod: str) -> object:
+        found = self.client.get(PODS, pod, namespace="shop")
+        return found["status"].get("phase")  # type: ignore[attr-defined]  # a dict
+
+    def pods(self, node: str = "") -> list[str]:
+        params = {"fieldSelector": f"spec.nodeName={node}"} if node else {}
+        items = self.client.list(PODS, namespace="shop", params=params).items
+        return sorted(str(found["metadata"]["name"]) for found in items)  # type: ignore[index]  # a dict
+
+    def events(self, node: str) -> list[tuple[str, str]]:
+        """Reason and message of what was said about a node."""
+        found = self.client.list(EVENTS, namespace="default").items
+        return [
+            (str(each["reason"]), str(each["message"]))
+            for each in found
+            if each["involvedObject"]["name"] == node  # type: ignore[index]  # a dict
+        ]
+
+    def conditions(self, node: str) -> dict[str, tuple[str, str]]:
+        """Status and reason of each condition of the MachineConfigNode."""
+        status = self.client.get(MACHINECONFIGNODES, node).get("status") or {}
+        found = status.get("conditions") or []  # type: ignore[attr-defined]  # a dict
+        return {each["type"]: (each["status"], each["reason"]) for each in found}
+
+    def pod_watches(self) -> int:
+        """How many watches of pods are open."""
+        return self.server.call(lambda api: api.watches.counts().get("pods", 0))
+
+    def _read(self, node: str) -> dict[str, dict[str, object]]:
+        return self.client.get(NODES, node)  # type: ignore[return-value]  # dicts
+
+    def _counted(self, budget: str) -> bool:
+        found = self.client.get(PODDISRUPTIONBUDGETS, budget, namespace="shop")
+        return "currentHealthy" in (found.get("status") or {})  # type: ignore[operator]  # a dict
+
+
+class Acting:
+    """A drain controller, moved turn by turn; ``kill`` drops it without a word."""
+
+    def __init__(self, site: Site, *, clock: Clock | None = None, at_once: int = 50) -> None:
+        self.wire = Wire(site.server)
+        self.clock = clock or site.clock
+        self.metrics = Metrics()
+        client = Client(self.wire)
+        self._informers = Informers(client, SystemClock())
+        recorder = Recorder(client, "treenail-controller", "test", self.clock)
+        self.controller = DrainController(
+            client, recorder, self.clock, self.metrics, at_once=at_once
+        )
+        self.queue = WorkQueue(self.clock, first_s=0.01, most_s=0.05)
+        self.controller.watch(self._informers, self.queue.add)
+        self._informers.start()
+        assert self._informers.wait_until_synced(10)
+
+    def turn(self) -> bool:
+        """One turn for the next node that is due; False if none is."""
+        item = self.queue.get(0)
+        if item is None:
+            return False
+        name, _ = item
+        try:
+            again_s = self.controller.sync(name)
+        except ClusterError:
+            self.queue.retry(name)
+        else:
+            self.queue.forget(name)
+            if again_s is not None:
+                self.queue.add_after(name, again_s)
+        self.queue.done(name)
+        return True
+
+    def until(self, reached: Callable[[], object], *, limit_s: float = 15.0) -> None:
+        """Turn after turn until it is so; its clock goes on a little when nothing is due."""
+
+        def look() -> object:
+            while self.turn():
+                pass
+            if reached():
+                return True
+            if isinstance(self.clock, FakeClock):
+                self.clock.move(0.5)
+            return False
+
+        wait_until(look, limit_s=limit_s)
+
+    def settle(self) -> None:
+        """Take every turn that is due."""
+        while self.turn():
+            pass
+
+    def kill(self) -> None:
+        """Nothing is written any more; what a process holds is given back."""
+        self._informers.stop()
+        self.controller.close()
+        self.wire.close()
+
+
+def forget_pod(site: Site, name: str) -> None:
+    """Remove a pod at once, finalizers and all."""
+    with suppress(NotFound):
+        site.client.patch(PODS, name, {"metadata": {"finalizers": None}}, namespace="shop")
+        site.client.delete(PODS, name, namespace="shop", grace_s=0)

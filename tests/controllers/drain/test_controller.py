@@ -1,0 +1,333 @@
+"""The drain protocol against a real API server: cordon, evict, acknowledge, uncordon."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.controllers.drain.site import Acting, Site, forget_pod
+from tests.waiting import wait_until
+from treenail.api import annotations as key
+from treenail.kube.resources import NODES
+
+Act = Callable[..., Acting]
+
+
+def test_node_is_emptied_and_the_whole_request_acknowledged(site: Site, act: Act) -> None:
+    site.node("a")
+    site.machine_config_node("a")
+    site.pod("a", "web")
+    acting = act()
+    site.ask("a", "drain-rendered-worker-b-1f-2")
+    acting.until(lambda: site.applied("a") == "drain-rendered-worker-b-1f-2")
+
+    assert site.cordoned("a")
+    assert site.pods("a") == []
+    assert site.record("a")["cordonedBy"] == "drain-controller"
+    assert site.conditions("a") == {
+        "Cordoned": ("True", "UpdateExecutedCordoned"),
+        "Drained": ("True", "UpdateExecutedDrained"),
+        "Uncordoned": ("False", "NotYetOccurred"),
+    }
+    assert site.events("a") == []
+
+
+def test_uncordon_ends_the_drain_in_one_write(site: Site, act: Act) -> None:
+    site.node("a")
+    site.machine_config_node("a")
+    acting = act()
+    site.ask("a", "drain-b")
+    acting.until(lambda: site.applied("a") == "drain-b")
+    before = acting.wire.written("/nodes/a")
+    site.ask("a", "uncordon-b")
+    acting.until(lambda: site.applied("a") == "uncordon-b")
+    acting.settle()
+
+    assert acting.wire.written("/nodes/a") == before + 1
+    assert not site.cordoned("a")
+    assert site.notes("a") == {
+        key.DESIRED_DRAIN: "uncordon-b",
+        key.LAST_APPLIED_DRAIN: "uncordon-b",
+    }
+    assert {kind: status for kind, (status, _) in site.conditions("a").items()} == {
+        "Cordoned": "False",
+        "Drained": "False",
+        "Uncordoned": "True",
+    }
+
+
+def test_drain_of_an_empty_node_costs_two_writes_and_one_for_the_conditions(
+    site: Site, act: Act
+) -> None:
+    site.node("a")
+    site.machine_config_node("a")
+    acting = act()
+    site.ask("a", "drain-b")
+    acting.until(lambda: site.applied("a") == "drain-b")
+
+    assert acting.wire.written("/nodes/a") == 2
+    assert acting.wire.written("machineconfignodes") == 1
+
+
+def test_nodes_that_ask_for_nothing_are_not_written(site: Site, act: Act) -> None:
+    site.node("a")
+    site.node("b", {key.DESIRED_DRAIN: "uncordon-x", key.LAST_APPLIED_DRAIN: "uncordon-x"})
+    acting = act()
+    site.annotate("a", {"any": "thing"})
+    site.set_cordon("a", cordoned=True)
+    wait_until(acting.turn)
+    acting.settle()
+
+    assert acting.wire.writes == []
+
+
+def test_unknown_request_is_said_once_and_not_tried_again(site: Site, act: Act) -> None:
+    site.node("a")
+    acting = act()
+    site.ask("a", "reboot-now")
+    acting.until(lambda: site.events("a"))
+    site.clock.move(3600)
+    acting.settle()
+
+    ((reason, message),) = site.events("a")
+    assert reason == "UnknownDrainRequest"
+    assert "'reboot-now'" in message
+    assert len(acting.wire.writes) == 1
+    site.ask("a", "drain-b")
+    acting.until(lambda: site.applied("a") == "drain-b")
+
+
+def test_cordon_of_a_human_is_never_taken_away(site: Site, act: Act) -> None:
+    site.node("a", unschedulable=True)
+    site.machine_config_node("a")
+    site.pod("a", "web")
+    acting = act()
+    site.ask("a", "drain-b")
+    acting.until(lambda: site.applied("a") == "drain-b")
+    assert site.record("a")["cordonedBy"] == "other"
+    site.ask("a", "uncordon-b")
+    acting.until(lambda: site.applied("a") == "uncordon-b")
+
+    assert site.cordoned("a")
+    assert key.DRAIN not in site.notes("a")
+    assert site.conditions("a")["Uncordoned"] == ("False", "CordonedByOther")
+    assert site.conditions("a")["Cordoned"] == ("True", "CordonedByOther")
+
+
+def test_uncordon_during_a_drain_is_answered_by_another_cordon(site: Site, act: Act) -> None:
+    site.node("a")
+    site.pod("a", "web")
+    site.budget("keep-web", "web")
+    acting = act()
+    site.ask("a", "drain-b")
+    acting.until(lambda: site.cordoned("a"))
+    began = site.record("a")
+    site.set_cordon("a", cordoned=False)
+    site.pod("a", "newcomer")
+    acting.until(lambda: site.cordoned("a") and site.events("a"))
+
+    assert site.applied("a") == ""
+    assert site.record("a") == began
+    assert [reason for reason, _ in site.events("a")] == ["CordonedAgain"]
+    site.drop_budget("keep-web")
+    acting.until(lambda: site.applied("a") == "drain-b")
+    assert site.pods("a") == []
+
+
+def test_human_who_uncordons_during_the_drain_gives_their_cordon_up(site: Site, act: Act) -> None:
+    site.node("a", unschedulable=True)
+    site.pod("a", "web")
+    site.budget("keep-web", "web")
+    acting = act()
+    site.ask("a", "drain-b")
+    acting.until(lambda: site.record("a"))
+    site.set_cordon("a", cordoned=False)
+    acting.until(lambda: site.cordoned("a"))
+    site.ask("a", "uncordon-b")
+    acting.until(lambda: site.applied("a") == "uncordon-b")
+
+    assert not site.cordoned("a")
+
+
+def test_uncordon_just_before_the_acknowledgement_is_seen(site: Site, act: Act) -> None:
+    site.node("a")
+    acting = act()
+
+    def uncordon(request: object) -> None:
+        # When the node is found empty, and before its acknowledgement is on the way.
+        if site.cordoned("a"):
+            acting.wire.after = lambda _: None
+            site.set_cordon("a", cordoned=False)
+
+    acting.wire.after = uncordon
+    site.ask("a", "drain-b")
+    acting.until(lambda: site.applied("a") == "drain-b")
+
+    assert site.cordoned("a")
+    assert ("CordonedAgain" in dict(site.events("a"))) is True
+
+
+def test_uncordon_in_the_middle_of_a_drain_is_obeyed_at_once(site: Site, act: Act) -> None:
+    site.node("a")
+    site.pod("a", "web")
+    site.pod("a", "db")
+    site.budget("keep-web", "web")
+    acting = act()
+    site.ask("a", "drain-b")
+    acting.until(lambda: site.pods("a") == ["web"])
+    site.ask("a", "uncordon-b")
+    acting.until(lambda: site.applied("a") == "uncordon-b")
+    evictions = acting.wire.written("/eviction")
+    site.drop_budget("keep-web")
+    site.clock.move(60)
+    acting.settle()
+
+    assert acting.wire.written("/eviction") == evictions
+    assert not site.cordoned("a")
+    assert site.pods("a") == ["web"]
+    wait_until(lambda: site.pod_watches() == 0)
+
+
+def test_another_drain_takes_the_place_of_the_first(site: Site, act: Act) -> None:
+    site.node("a")
+    site.pod("a", "web")
+    site.budget("keep-web", "web")
+    acting = act()
+    site.ask("a", "drain-b")
+    acting.until(lambda: site.record("a"))
+    site.ask("a", "drain-c")
+    acting.until(lambda: site.record("a").get("request") == "drain-c")
+    site.drop_budget("keep-web")
+    acting.until(lambda: site.applied("a") == "drain-c")
+
+    assert site.record("a")["cordonedBy"] == "drain-controller"
+
+
+def test_drain_that_is_asked_for_no_more_stops(site: Site, act: Act) -> None:
+    site.node("a")
+    site.pod("a", "web")
+    site.budget("keep-web", "web")
+    acting = act()
+    site.ask("a", "drain-b")
+    acting.until(lambda: site.blocked("a"))
+    site.ask("a", None)
+    acting.until(lambda: not site.blocked("a"))
+    evictions = acting.wire.written("/eviction")
+    site.clock.move(60)
+    acting.settle()
+
+    assert acting.wire.written("/eviction") == evictions
+    assert site.cordoned("a"), "whoever asks again, or for the uncordon, decides about that"
+    site.ask("a", "uncordon-b")
+    acting.until(lambda: not site.cordoned("a"))
+
+
+def test_node_that_goes_away_is_forgotten(site: Site, act: Act) -> None:
+    site.node("a")
+    site.pod("a", "web")
+    site.budget("keep-web", "web")
+    acting = act()
+    site.ask("a", "drain-b")
+    acting.until(lambda: site.record("a"))
+    assert site.pod_watches() == 1
+    site.client.delete(NODES, "a")
+    acting.until(lambda: site.pod_watches() == 0)
+
+
+def test_cluster_without_machine_config_nodes_is_drained_too(site: Site, act: Act) -> None:
+    site.node("a")
+    acting = act()
+    for request in ("drain-b", "uncordon-b", "drain-c"):
+        site.ask("a", request)
+        acting.until(lambda request=request: site.applied("a") == request)  # type: ignore[misc]
+
+    assert acting.wire.written("machineconfignodes") == 0
+
+
+def test_nodes_are_drained_at_the_same_time_up_to_the_limit(site: Site, act: Act) -> None:
+    for name in "abc":
+        site.node(name)
+        site.pod(name, f"web-{name}", stop_s=30)
+    acting = act(at_once=2)
+    for name in "abc":
+        site.ask(name, "drain-b")
+    acting.until(lambda: 'drains{state="waiting"} 1' in acting.metrics.text())
+
+    cordoned = [name for name in "abc" if site.cordoned(name)]
+    assert len(cordoned) == 2, "who waits serves on"
+    (waiting,) = set("abc") - set(cordoned)
+    forget_pod(site, f"web-{cordoned[0]}")
+    acting.until(lambda: site.cordoned(waiting))
+    forget_pod(site, f"web-{cordoned[1]}")
+    forget_pod(site, f"web-{waiting}")
+    acting.until(lambda: all(site.applied(name) == "drain-b" for name in "abc"))
+
+
+def test_drain_that_is_held_up_gives_way_to_one_that_is_not(site: Site, act: Act) -> None:
+    for name in "ab":
+        site.node(name)
+        site.pod(name, f"web-{name}")
+    site.budget("keep", "web-a")
+    acting = act(at_once=1)
+    site.ask("a", "drain-x")
+    acting.until(lambda: site.cordoned("a"))
+    site.ask("b", "drain-x")
+    acting.until(lambda: 'drains{state="waiting"} 1' in acting.metrics.text())
+    assert not site.cordoned("b")
+    site.clock.move(60)
+    acting.until(lambda: site.applied("b") == "drain-x")
+
+    assert site.cordoned("a")
+    assert site.blocked("a") == [("shop/web-a", "pdb")]
+    site.drop_budget("keep")
+    site.clock.move(30)
+    acting.until(lambda: site.applied("a") == "drain-x")
+
+
+def test_drain_that_began_first_gets_the_budget_first(site: Site, act: Act) -> None:
+    for name in "ab":
+        site.node(name)
+        for number in range(2):
+            site.pod(name, f"web-{name}-{number}", app="web")
+    site.node("c")
+    site.budget("keep", "web", keep=4)
+    acting = act()
+    site.ask("a", "drain-x")
+    acting.until(lambda: site.cordoned("a"))
+    site.clock.move(2)
+    site.ask("b", "drain-x")
+    acting.until(lambda: site.cordoned("b"))
+    acting.settle()
+    left = []
+    for number in range(4):
+        site.pod("c", f"more-{number}", app="web")
+        more = 3 - number
+        acting.until(lambda more=more: len(site.pods("a") + site.pods("b")) == more)  # type: ignore[misc]
+        left.append((len(site.pods("a")), len(site.pods("b"))))
+
+    assert left == [(1, 2), (0, 2), (0, 1), (0, 0)]
+
+
+def test_metrics_tell_of_drains(site: Site, act: Act) -> None:
+    site.node("a")
+    site.pod("a", "web")
+    site.budget("keep-web", "web")
+    acting = act()
+    site.ask("a", "drain-b")
+    acting.until(lambda: 'drains{state="blocked"} 1' in acting.metrics.text())
+    site.clock.move(100)
+    assert "treenail_controller_longest_drain_seconds 10" in acting.metrics.text()
+    site.drop_budget("keep-web")
+    acting.until(lambda: site.applied("a") == "drain-b")
+
+    text = acting.metrics.text()
+    assert "treenail_controller_drain_duration_seconds_count 1" in text
+    assert 'treenail_controller_drains{state="blocked"} 0' in text
+    assert 'treenail_controller_drains{state="running"} 0' in text
+
+
+@pytest.mark.parametrize("request_text", ["drain-", "drain-a-b-c", "drain-ä/ö 1"])
+def test_token_is_opaque(site: Site, act: Act, request_text: str) -> None:
+    site.node("a")
+    acting = act()
+    site.ask("a", request_text)
+    acting.until(lambda: site.applied("a") == request_text)
