@@ -188,10 +188,10 @@ class Agents:
         if asked.state == "Done":
             self._write(name, {key.STATE: "Working"}, unschedulable=True)
         elif self.is_bad(asked):
-            notes = {key.STATE: "Degraded", key.REASON: "the image does not boot"}
-            self._write(name, notes, unschedulable=True)
+            degraded = {key.STATE: "Degraded", key.REASON: "the image does not boot"}
+            self._write(name, degraded, unschedulable=True)
         else:
-            notes = {
+            notes: Json = {
                 key.STATE: "Done",
                 key.CURRENT_CONFIG: asked.config,
                 key.CURRENT_OS_IMAGE: asked.image,

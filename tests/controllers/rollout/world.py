@@ -216,7 +216,8 @@ class World:
         return {name: self.facts(found) for name, found in self.objects["nodes"].items()}
 
     def status(self, pool: str = "worker") -> Json:
-        return self.objects["machineconfigpools"][pool].get("status", {})
+        found: Json = self.objects["machineconfigpools"][pool].get("status", {})
+        return found
 
     def said(self, pool: str = "worker") -> dict[str, Json]:
         """The pool's conditions by type."""
