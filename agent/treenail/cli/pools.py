@@ -10,6 +10,7 @@ from treenail.cli.connect import connected
 from treenail.clock import Clock, SystemClock
 from treenail.controllers import plan_read, status_table
 from treenail.controllers.status_table import PoolRow
+from treenail.errors import ClusterError
 from treenail.kube.client import Client
 
 LOOK_S = 2.0
@@ -53,9 +54,14 @@ def look(client: Client) -> tuple[PoolRow, ...]:
 
 
 def follow(client: Client, clock: Clock, picture: "Picture") -> None:
-    """Show the table again and again."""
+    """Show the table again and again, also when the API server is away for a while."""
+    lines: list[str] = []
     while True:
-        picture.show(list(status_table.lines(look(client))))
+        try:
+            lines = list(status_table.lines(look(client)))
+            picture.show(lines)
+        except ClusterError as error:
+            picture.show([f"as it was before: {error}", *lines])
         clock.sleep(LOOK_S)
 
 

@@ -35,29 +35,8 @@ def client_of(kubeconfig: Path, *, keep: int = THREADS) -> tuple[Client, HttpTra
 
 
 def install_kinds(client: Client) -> None:
-    documents = crds.documents()
-    for document in documents:
+    for document in crds.documents():
         client.create(CUSTOMRESOURCEDEFINITIONS, document)
-    if not any("machineconfigpools" in str(document) for document in documents):
-        client.create(CUSTOMRESOURCEDEFINITIONS, POOLS)
-
-
-POOLS: Json = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "machineconfigpools.machineconfiguration.openshift.io"},
-    "spec": {
-        "group": "machineconfiguration.openshift.io",
-        "scope": "Cluster",
-        "names": {"kind": "MachineConfigPool", "listKind": "MachineConfigPoolList",
-                  "plural": "machineconfigpools", "singular": "machineconfigpool"},
-        "versions": [{
-            "name": "v1", "served": True, "storage": True, "subresources": {"status": {}},
-            "schema": {"openAPIV3Schema": {
-                "type": "object", "x-kubernetes-preserve-unknown-fields": True}},
-        }],
-    },
-}  # fmt: skip
 
 
 def add_config(client: Client, name: str) -> None:

@@ -110,6 +110,22 @@ def test_a_pause_takes_effect_between_two_nodes() -> None:
     assert found.said()["Updating"]["reason"] == "Paused"
 
 
+def test_nodes_that_never_had_a_config_are_given_their_first_one_by_one() -> None:
+    found = World()
+    for number in range(3):
+        found.add_node(f"n{number}", "old")
+        notes = dict.fromkeys((key.CURRENT_CONFIG, key.DESIRED_CONFIG, key.STATE))
+        found.change("nodes", f"n{number}", {"metadata": {"annotations": notes}})
+    found.set_pool("worker", "new")
+    controlled = controller(found)
+    turn(found, controlled)
+    assert asked_for(found) == ["n0"]
+    assert found.status()["unavailableMachineCount"] == 1
+    for _ in range(9):
+        turn(found, controlled, after_s=300)
+    assert found.said()["Updated"]["status"] == "True"
+
+
 def test_the_node_of_the_controller_itself_goes_last() -> None:
     found = world()
     controlled = controller(found, own_node="n0")

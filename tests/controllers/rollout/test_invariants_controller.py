@@ -91,7 +91,7 @@ class Walk:
         self.lags = False
         self.moved = False
         for name in NAMES:
-            self.world.add_node(name, "old")
+            self.world.add_node(name, "old" if seed % 7 else "")
         self.ask(self.target)
         self.world.deliver()
         self.controller = build(self.world)

@@ -1,4 +1,4 @@
-"""What may be said of a node: every recorded judgement, and the one deliberate difference."""
+"""What may be said of a node: every recorded judgement, and the deliberate differences."""
 
 from typing import Any
 
@@ -23,6 +23,8 @@ from treenail.controllers.rollout.reported import Reported
 # A Degraded node whose image annotations are there, under the config it should have: the
 # reference counts it as unavailable, which can dead-lock the pool (see `nodes`).
 FAILING_BY_IMAGE = 55
+# A node without any annotation: to the reference it is unavailable until its first boot is over.
+UNTOUCHED = 15
 
 
 @needs_oracle
@@ -35,6 +37,9 @@ def test_recorded_nodes_are_in_the_recorded_states() -> None:
         expected = {key: record[key] for key in ("updated", "ready", "unavailable", "degraded")}
         if number == FAILING_BY_IMAGE:
             assert expected["unavailable"] == ["node-0"]
+            expected["unavailable"] = []
+        if number == UNTOUCHED:
+            assert expected["unavailable"] == ["node1"]
             expected["unavailable"] = []
         assert {
             "updated": [each.name for each in nodes if each.has(target)],
@@ -140,7 +145,8 @@ def test_only_some_conditions_take_a_node_out_of_service(
         (failed("n"), False, True, False),
         (failed("n", state="Unreconcilable"), False, True, False),
         (failed("n", unschedulable=True), False, True, True),
-        (NodeFacts("n"), False, False, True),
+        (NodeFacts("n"), False, False, False),
+        (NodeFacts("n", desired_config="new"), False, False, True),
         (node(target=image("old", "1")), True, False, False),
         (node(target=image("old", "1"), current_image=""), False, False, True),
         (node(target=image("old", "1"), current_image=None), False, False, True),

@@ -1,9 +1,10 @@
 """A node as the rollout sees it, and what may be said of it.
 
-The predicates are those of the Machine Config Operator, with one deliberate difference:
-a node that is Degraded by an image under an unchanged config is *failing* here. There it only
+The predicates are those of the Machine Config Operator, with two deliberate differences.
+A node that is Degraded by an image under an unchanged config is *failing* here. There it only
 counts as unavailable, keeps the pool's capacity for itself and can never be given the image that
-would heal it.
+would heal it. A node that was never asked for anything is available: there its first boot gave it
+a config, here a pool may be made for nodes that have none yet, and they would wait for ever.
 """
 
 from collections.abc import Iterable, Mapping
@@ -134,9 +135,14 @@ class NodeFacts:
         return behind and self.degraded
 
     @property
+    def untouched(self) -> bool:
+        """Nobody ever asked the node for anything: it serves, and waits for its first target."""
+        return self.current_config == "" and self.desired_config == ""
+
+    @property
     def unavailable(self) -> bool:
         """The node counts against ``maxUnavailable``."""
-        return not self.in_service or not (self.done or self.failing)
+        return not self.in_service or not (self.done or self.failing or self.untouched)
 
     def asked_for(self, target: Target) -> bool:
         """The node is asked to have the target already."""

@@ -1,0 +1,99 @@
+"""A rollout with real agents on the lab's machines: staged, drained, rebooted."""
+
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.controllers.rollout.agents import add_config, add_pool
+from tests.waiting import wait_until
+from treenail.clock import SystemClock
+from treenail.controllers.informers import Informers
+from treenail.controllers.metrics import Metrics
+from treenail.controllers.rollout.asking import Asker
+from treenail.controllers.rollout.controller import Settings as Rules
+from treenail.controllers.rollout.gate import OS_IMAGE
+from treenail.controllers.rollout.live import Rollout
+from treenail.controllers.rollout.policy import POLICY
+from treenail.controllers.runtime import Runtime
+from treenail.controllers.web import Web
+from treenail.controllers.workers import Crew
+from treenail.kube.events import Recorder
+from treenail.kube.resources import MACHINECONFIGPOOLS
+from treenail.lab.cluster import Lab, Plan
+from treenail.lab.handshake import Handshake
+from treenail.lab.images import make_image
+from treenail.lab.machine.settings import Settings
+
+CLOCK = SystemClock()
+BEFORE = make_image("os", "1", 2_000_000)
+AFTER = make_image("os", "2", 2_000_000)
+FAST = Settings(pull_bytes_per_s=1e9, staging_s=0.02)
+AGENT = "[limits]\nretry_first_s = 0.1\nretry_most_s = 0.5\n"
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    # The sockets' names must stay short.
+    with tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as folder:
+        plan = Plan(("n1", "n2", "n3"), (BEFORE, AFTER), behaviour=FAST, agent_settings=AGENT)
+        with Lab(Path(folder), plan) as found:
+            for config in ("rendered-worker-a", "rendered-worker-b"):
+                add_config(found.client, config)
+            drains = Handshake(found.client, CLOCK)
+            drains.start()
+            yield found
+            drains.stop()
+
+
+@contextmanager
+def rollout(lab: Lab) -> Iterator[None]:
+    client = lab.client_of(lab.server.kubeconfig_for("rollout", ["system:masters"]))
+    events = Recorder(client, "treenail-rollout", "here", CLOCK)
+    controller = Rollout(client, CLOCK, Asker(Web()), events, Rules())
+    runtime = Runtime([Crew(controller)], Informers(client, CLOCK), CLOCK, Metrics())
+    stop = threading.Event()
+    thread = threading.Thread(target=runtime.run, args=(stop,), daemon=True)
+    thread.start()
+    yield
+    stop.set()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def status(lab: Lab) -> Any:
+    found: Any = lab.client.get(MACHINECONFIGPOOLS, "worker")
+    return found.get("status", {})
+
+
+@pytest.mark.integration
+@pytest.mark.limit(180)
+def test_real_agents_are_taken_to_an_image_and_a_wrong_one_stops_at_the_canary(lab: Lab) -> None:
+    notes = {OS_IMAGE: BEFORE.pull_spec, POLICY: "{canary: {}, soak: 0s}"}
+    add_pool(lab.client, "worker", "rendered-worker-a", maxUnavailable=2, annotations=notes)
+    with rollout(lab):
+        wait_until(lambda: status(lab).get("updatedMachineCount") == 3, limit_s=60)
+        change: dict[str, Any] = {
+            "metadata": {"annotations": {OS_IMAGE: AFTER.pull_spec}},
+            "spec": {"configuration": {"name": "rendered-worker-b"}},
+        }
+        lab.client.patch(MACHINECONFIGPOOLS, "worker", change)
+        wait_until(
+            lambda: status(lab).get("configuration", {}).get("name") == "rendered-worker-b",
+            limit_s=90,
+        )
+        booted = {machine.booted.digest for machine in lab.machines.values()}
+        assert booted == {AFTER.digest}
+
+        wrong = f"{AFTER.pull_spec.partition('@')[0]}@sha256:{'0' * 64}"
+        lab.client.patch(
+            MACHINECONFIGPOOLS, "worker", {"metadata": {"annotations": {OS_IMAGE: wrong}}}
+        )
+        wait_until(lambda: status(lab).get("degradedMachineCount") == 1, limit_s=60)
+        asked = [name for name in lab.machines if wrong in lab.annotations(name).values()]
+        assert len(asked) == 1
+        assert {machine.booted.digest for machine in lab.machines.values()} == {AFTER.digest}

@@ -1,0 +1,86 @@
+"""The table that ``treenail-controller status`` keeps in place on a terminal."""
+
+import io
+import re
+
+import pytest
+
+from tests.controllers.rollout.world import World
+from treenail.cli.pools import Picture, follow
+from treenail.errors import Unreachable
+from treenail.kube.client import Listing
+from treenail.kube.resources import Resource
+
+
+class Terminal(io.StringIO):
+    """What a person sees: understands moving up and clearing."""
+
+    @property
+    def screen(self) -> list[str]:
+        lines: list[str] = []
+        at = 0
+        for part in re.split(r"(\x1b\[\d*[AKJ]|\n)", self.getvalue()):
+            if part.endswith("A") and part.startswith("\x1b"):
+                at -= int(part[2:-1])
+            elif part == "\x1b[J":
+                del lines[at:]
+            elif part == "\n":
+                at += 1
+            elif part and not part.startswith("\x1b"):
+                lines[at:] = [part, *lines[at + 1 :]]
+        return lines
+
+
+class Ended(Exception):
+    """The person has seen enough."""
+
+
+class Cluster:
+    """Answers lists from a world; away at the second look."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.looks = 0
+
+    def list(self, resource: Resource) -> Listing:
+        if resource.plural == "machineconfigpools":
+            self.looks += 1
+            if self.looks == 2:
+                raise Unreachable("no answer from the API server")
+        return Listing(tuple(self.world.objects.get(resource.plural, {}).values()), "1")
+
+    def now(self) -> float:
+        return 0.0
+
+    monotonic = now
+
+    def sleep(self, seconds: float) -> None:
+        if self.looks == 2:
+            raise Ended
+
+
+def test_a_picture_replaces_the_one_before() -> None:
+    terminal = Terminal()
+    picture = Picture(terminal)
+    picture.show(["a", "b", "c"])
+    picture.show(["d"])
+    picture.show(["e", "f"])
+    assert terminal.screen == ["e", "f"]
+
+
+def test_a_line_longer_than_the_terminal_is_cut() -> None:
+    terminal = Terminal()
+    Picture(terminal).show(["x" * 10_000])
+    assert len(terminal.screen[0]) < 10_000
+
+
+def test_the_table_stays_while_the_api_server_is_away() -> None:
+    world = World()
+    world.add_node("n0", "old")
+    world.set_pool("worker", "new")
+    cluster = Cluster(world)
+    terminal = Terminal()
+    with pytest.raises(Ended):
+        follow(cluster, cluster, Picture(terminal))  # type: ignore[arg-type]
+    assert terminal.screen[0] == "as it was before: no answer from the API server"
+    assert terminal.screen[-1].split() == ["n0", "Done", "old"]
