@@ -74,17 +74,21 @@ class Node:
         """What the disk may have of this after a power cut.
 
         Without a flush any part of a file may have arrived, its length before its bytes, and
-        any of the changes to a directory.
+        any of the changes to a directory. What was flushed before more was added stays.
         """
         now = (self.inode, self.content)
+        kept = self.flushed[1] if self.flushed else b""
+        if not self.content.startswith(kept):
+            kept = b""
+        added = self.content[len(kept) :]
         found = (
             [now]
             if self.kind == "link" or self.flushed == now
             else [
                 self.flushed or (Inode(0), b""),
                 now,
-                (self.inode, self.content[: len(self.content) // 2]),
-                (self.inode, bytes(len(self.content))),
+                (self.inode, kept + added[: len(added) // 2]),
+                (self.inode, kept + bytes(len(added))),
             ]
         )
         subsets = itertools.product((False, True), repeat=len(self.pending))
@@ -109,8 +113,8 @@ def _apply(entries: dict[str, Node], change: dict[str, Node | None]) -> None:
 class MemoryDisk(Disk):
     """The same calls as a real disk.
 
-    ``calls`` is the number of calls after which the power goes; ``deaf_to`` is told the number
-    of each flush and says whether it is forgotten.
+    ``calls_left`` is the number of calls after which the power goes; ``deaf_to`` is told the number
+    of each flush and says whether it is forgotten. A call writes ``chunk`` bytes.
     """
 
     def __init__(self, tree: Tree | None = None, *, flushed: bool = True) -> None:
@@ -119,13 +123,21 @@ class MemoryDisk(Disk):
         for number, (path, (kind, mode, content, *rest)) in enumerate(sorted((tree or {}).items())):
             parent = self._node(Path(path).parent)
             parent.change({Path(path).name: Node(kind, Inode(mode, *rest), content)})
-            if flushed or number == 0:
-                for node in self.root.everything():
-                    node.flush()
+            if number == 0:
+                self._flush_all()
+        if flushed:
+            self._flush_all()
+        self.chunk = 3
         self.flushes = 0
         self.deaf_to: Callable[[int], bool] = lambda _: False
         self.calls_left: int | None = None
         self._open: dict[int, tuple[Node, int]] = {}
+
+    def replace_by(self, tree: Tree) -> None:
+        """Have these entries, all of them flushed, and nothing open."""
+        fresh = MemoryDisk(tree)
+        self.root = fresh.root
+        self._open.clear()
 
     def tree(self) -> Tree:
         """What the running system sees."""
@@ -193,8 +205,8 @@ class MemoryDisk(Disk):
 
     def write(self, descriptor: int, content: bytes) -> int:
         self._count()
-        self._open[descriptor][0].content += content[:3]
-        return len(content[:3])
+        self._open[descriptor][0].content += content[: self.chunk]
+        return len(content[: self.chunk])
 
     def own(self, descriptor: int, uid: int, gid: int) -> None:
         self._count()
@@ -295,6 +307,10 @@ class MemoryDisk(Disk):
         if not self.deaf_to(self.flushes - 1):
             for node in nodes:
                 node.flush()
+
+    def _flush_all(self) -> None:
+        for node in self.root.everything():
+            node.flush()
 
     def _node(self, path: Path) -> Node:
         node = self.root

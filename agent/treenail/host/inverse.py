@@ -18,6 +18,8 @@ class Before(StrEnum):
     KEPT = "kept"
     """A file or a link, which has a second name beside its place."""
     DIRECTORY = "directory"
+    EMPTIED = "emptied directory"
+    """One that is to go if it is empty once all is done; until then it stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Inverse:
     def to_json(self, prefix: Path) -> Row:
         """The inverse with its path below ``prefix``."""
         row: Row = [below(self.place, prefix), self.before.value, self.number]
-        if self.before is Before.DIRECTORY:
+        if self.before in {Before.DIRECTORY, Before.EMPTIED}:
             attributes = (self.directory.attributes or {}).items()
             row += [self.directory.mode, self.directory.uid, self.directory.gid]
             row.append({name: base64.b64encode(value).decode() for name, value in attributes})

@@ -15,14 +15,14 @@ put back is the old file itself: its owner, mode and attributes were never away.
 
 import logging
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from treenail.errors import FileError, LedgerError
 from treenail.host.disk import Disk
 from treenail.host.entries import (
-    NAMES,
     Absent,
     Directory,
     Entries,
@@ -35,6 +35,7 @@ from treenail.host.entries import (
 from treenail.host.files import failing
 from treenail.host.flushing import FEW, Flushing
 from treenail.host.inverse import Before, Inverse, below
+from treenail.host.linktree import LinkTree
 from treenail.host.root import Root
 from treenail.host.undolog import Json, UndoLog
 
@@ -53,6 +54,8 @@ class Change:
 class Recorded:
     """A change whose inverse is in the log."""
 
+    path: str
+    """As it was asked for; of a directory that was missing above, where it is."""
     inverse: Inverse
     entry: Entry
 
@@ -77,10 +80,13 @@ class Undo:
         self._disk = disk or Disk()
         self._entries = Entries(self._disk)
         self._log = UndoLog(root, self._disk)
+        self._links = LinkTree(root, self._disk)
         self._flushing = Flushing(self._disk)
         self._number = 0
         self._few = True
-        self._kept: list[Path] = []
+        self._done: list[Inverse] = []
+        self.at = ""
+        """The path of the change that is being made, or whose making failed."""
 
     def record(self, changes: Sequence[Change]) -> tuple[Recorded, ...]:
         """Return once the inverses outlive a power cut; raises before anything is touched.
@@ -92,10 +98,11 @@ class Undo:
         there: set[Path] = set()
         for change, place in self._places(changes):
             if place in found:
-                raise FileError(f"{change.path} is to be changed twice: it is {place}")
+                found[place] = _merged(found[place], change)
+                continue
             for parent in reversed(list(self._missing(place, there, found))):
-                found[parent] = self._recorded(parent, Directory())
-            found[place] = self._recorded(place, change.entry)
+                found[parent] = self._recorded(Change(self._below(parent), Directory()), parent)
+            found[place] = self._recorded(change, place)
         rows = [recorded.inverse.to_json(self._root.prefix) for recorded in found.values()]
         self._log.append({"entries": rows})
         self._few = len(found) <= FEW
@@ -106,10 +113,10 @@ class Undo:
 
     def prepare(self, change: Recorded) -> None:
         """Make the new entry beside its place, and give the old one its second name."""
-        inverse = change.inverse
+        self.at, inverse = change.path, change.inverse
         if inverse.before is Before.KEPT:
             self._entries.link(inverse.place, inverse.kept)
-            self._kept.append(inverse.kept)
+        self._done.append(inverse)
         match change.entry:
             case Regular() as entry:
                 self._entries.make(entry, inverse.made, inverse.place, flush=self._few)
@@ -136,11 +143,11 @@ class Undo:
 
     def put(self, change: Recorded) -> None:
         """Have the new entry at its place."""
-        inverse = change.inverse
+        self.at, inverse = change.path, change.inverse
         match change.entry:
             case Absent():
-                self._entries.remove(inverse.place)
-                self._flushing.removed(inverse.place)
+                if inverse.before is Before.KEPT:
+                    self._entries.remove(inverse.place)
             case Directory() as entry:
                 if inverse.before is Before.DIRECTORY:
                     self._entries.change_directory(entry, inverse.place)
@@ -150,18 +157,11 @@ class Undo:
     def keep_links(self, top: str) -> None:
         """Record every symbolic link below a directory, for somebody else is to change them."""
         self._refuse_to_forget()
-        links, directories = self._links(self._root.path(top))
-        self._log.append(
-            {
-                "links": {self._below(path): text for path, text in links.items()},
-                "directories": [self._below(path) for path in directories],
-                "top": top,
-            }
-        )
+        self._log.append({"links": self._links.described(top)})
 
     def links_changed(self, top: str) -> None:
         """Somebody else has changed links below the directory."""
-        for directory in self._links(self._root.path(top))[1]:
+        for directory in self._links.directories(top):
             self._flushing.changed(directory)
 
     def note(self, note: Json) -> None:
@@ -175,9 +175,9 @@ class Undo:
             return
         self._flushing.flush()
         self._log.commit()
-        kept, self._kept = self._kept, []
+        done, self._done = self._done, []
         try:
-            self._clean(kept)
+            self._clean(done)
         except FileError as error:
             log.warning("what is replaced is cleaned up at the next start: %s", error)
 
@@ -204,7 +204,7 @@ class Undo:
             return ()
         if written.committed:
             inverses = [inverse for record in written.records for inverse in self._inverses(record)]
-            self._clean([each.kept for each in inverses if each.before is Before.KEPT])
+            self._clean(inverses)
             return ()
         failed: list[str] = []
         for action in (*self._putting_back(written.records), self._flushing.flush):
@@ -217,7 +217,7 @@ class Undo:
     def forget(self) -> None:
         """Return once no later start puts anything back."""
         self._start_anew()
-        self._log.remove()
+        self._log.remove(flush=True)
 
     # Recording.
 
@@ -231,6 +231,7 @@ class Undo:
     def _places(self, changes: Sequence[Change]) -> Iterator[tuple[Change, Path]]:
         parents: dict[str, Path] = {}
         for change in changes:
+            self.at = change.path
             refuse_our_names(change.path)
             parent, _, name = change.path.rpartition("/")
             if not parent or name in {"", ".", ".."}:
@@ -255,19 +256,23 @@ class Undo:
                 return
             yield parent
 
-    def _recorded(self, place: Path, entry: Entry) -> Recorded:
+    def _recorded(self, change: Change, place: Path) -> Recorded:
         mode = self._mode(place)
+        directory = isinstance(change.entry, Directory)
         self._number += 1
         if mode is None:
-            return Recorded(Inverse(place, self._number, Before.NOTHING), entry)
-        if stat.S_ISDIR(mode):
-            if not isinstance(entry, Directory | Absent):
+            inverse = Inverse(place, self._number, Before.NOTHING)
+        elif stat.S_ISDIR(mode):
+            if not directory and not isinstance(change.entry, Absent):
                 raise FileError(f"{place} is a directory, and is to be none", remedy="move it away")
             described = self._entries.described(place)
-            return Recorded(Inverse(place, self._number, Before.DIRECTORY, described), entry)
-        if isinstance(entry, Directory):
+            before = Before.DIRECTORY if directory else Before.EMPTIED
+            inverse = Inverse(place, self._number, before, described)
+        elif directory:
             raise FileError(f"{place} is no directory, and is to be one", remedy="move it away")
-        return Recorded(Inverse(place, self._number, Before.KEPT), entry)
+        else:
+            inverse = Inverse(place, self._number, Before.KEPT)
+        return Recorded(change.path, inverse, change.entry)
 
     def _mode(self, path: Path) -> int | None:
         with failing("look at", path):
@@ -279,11 +284,23 @@ class Undo:
     # Putting back.
 
     def _putting_back(self, records: Sequence[Json]) -> Iterator[Callable[[], None]]:
-        for record in reversed(records):
+        """What there is to do, from the last to the first.
+
+        A path that was changed more than once is put back to what stood there first, in one go: a
+        second attempt would otherwise take what the first has put back for a later state.
+        """
+        batches = [self._inverses(record) for record in records]
+        first: dict[Path, Inverse] = {}
+        for inverse in (each for batch in batches for each in batch):
+            first.setdefault(inverse.place, inverse)
+        for record, batch in zip(reversed(records), reversed(batches), strict=True):
             if "links" in record:
-                yield lambda record=record: self._put_links_back(record)  # type: ignore[misc]
-            for inverse in reversed(self._inverses(record)):
-                yield lambda inverse=inverse: self._put_entry_back(inverse)  # type: ignore[misc]
+                yield partial(self._links.put_back, record["links"], first.keys(), self._flushing)
+            for inverse in reversed(batch):
+                if first[inverse.place] is inverse:
+                    yield partial(self._put_entry_back, inverse)
+                else:
+                    yield partial(self._drop_made, inverse)
 
     def _inverses(self, record: Json) -> list[Inverse]:
         rows = record.get("entries", ())
@@ -291,88 +308,71 @@ class Undo:
             return []
         return [Inverse.from_json(row, self._root.prefix) for row in rows]
 
+    def _drop_made(self, inverse: Inverse) -> None:
+        with failing("clean up", inverse.place.parent):
+            self._entries.drop(inverse.made)
+            self._entries.drop(inverse.kept)
+
     def _put_entry_back(self, inverse: Inverse) -> None:
         place = inverse.place
         if self._mode(place.parent) is None:
             return  # nor was it ever made, or it is gone with its directory
         self._flushing.changed(place.parent)
-        self._entries.drop(inverse.made)
+        with failing("clean up", place.parent):
+            self._entries.drop(inverse.made)
         match inverse.before:
             case Before.NOTHING:
-                self._entries.remove(place)
-                self._flushing.removed(place)
+                self._remove(place)
             case Before.KEPT:
                 if self._mode(inverse.kept) is not None:
                     self._entries.put(inverse.kept, place)
             case Before.DIRECTORY:
-                if self._mode(place) is None:
-                    self._entries.make_directory(inverse.directory, place)
-                else:
-                    self._entries.change_directory(inverse.directory, place)
+                self._entries.change_directory(inverse.directory, place)
                 self._flushing.changed(place)
+            case Before.EMPTIED:
+                pass
 
-    def _put_links_back(self, record: Json) -> None:
-        links, before = record["links"], record["directories"]
-        if not isinstance(links, dict) or not isinstance(before, list):
-            return
-        found, directories = self._links(self._root.path(str(record["top"])))
-        for path in found:
-            if self._below(path) not in links:
-                self._entries.remove(path)
-                self._flushing.changed(path.parent)
-        for name, text in links.items():
-            path = self._root.prefix / str(name)[1:]
-            if found.get(path) == text:
-                continue
-            if self._mode(path.parent) is None:
-                self._entries.make_directory(Directory(), path.parent)
-                self._flushing.changed(path.parent.parent)
-            made = path.parent / f"{NAMES}+0"
-            self._entries.make_symlink(Symlink(str(text)), made, path)
-            self._entries.put(made, path)
-            self._flushing.changed(path.parent)
-        for directory in reversed(directories):
-            if self._below(directory) not in before:
-                self._entries.remove(directory)
-                self._flushing.removed(directory)
-                self._flushing.changed(directory.parent)
+    def _remove(self, place: Path) -> None:
+        self._entries.remove(place)
+        if self._mode(place) is None:
+            self._flushing.removed(place)
 
-    def _links(self, top: Path) -> tuple[dict[Path, str], list[Path]]:
-        """The links below, and the directories, those above before those below."""
-        links: dict[Path, str] = {}
-        directories: list[Path] = []
-        todo = [top]
-        while todo:
-            directory = todo.pop()
-            with failing("look at", directory):
-                try:
-                    names = self._disk.names(directory)
-                except FileNotFoundError:
-                    continue
-                directories.append(directory)
-                for path in sorted(directory / name for name in names):
-                    mode = self._disk.status(path).st_mode
-                    if stat.S_ISDIR(mode):
-                        todo.append(path)
-                    elif stat.S_ISLNK(mode) and not path.name.startswith(NAMES):
-                        links[path] = self._disk.link_text(path)
-        return links, directories
-
-    def _clean(self, kept: Iterable[Path]) -> None:
-        """Have no second names, for good, and then no log."""
+    def _clean(self, inverses: Sequence[Inverse]) -> None:
+        """Have no second names and no emptied directories, for good, and then no log."""
         self._start_anew()
-        for path in kept:
-            with failing("remove", path):
-                self._entries.drop(path)
-            self._flushing.changed(path.parent)
+        for inverse in inverses:
+            if inverse.before is Before.KEPT:
+                with failing("remove", inverse.kept):
+                    self._entries.drop(inverse.kept)
+                self._flushing.changed(inverse.kept.parent)
+        for inverse in reversed(inverses):
+            if inverse.before is Before.EMPTIED:
+                self._remove(inverse.place)
+                self._flushing.changed(inverse.place.parent)
         self._flushing.flush()
-        self.forget()
+        self._start_anew()
+        # Whoever finds it nevertheless cleans up what is clean.
+        self._log.remove(flush=False)
 
     def _start_anew(self) -> None:
         self._log.close()
         self._flushing.close()
-        self._kept.clear()
+        self._done.clear()
         self._number = 0
 
     def _below(self, path: Path) -> str:
         return below(path, self._root.prefix)
+
+
+def _merged(recorded: Recorded, change: Change) -> Recorded:
+    """What is asked for a directory that is to be made anyway; anything else is a conflict."""
+    match recorded.entry, change.entry:
+        case old, new if old == new:
+            return recorded
+        case Directory(mode=None), Directory():
+            return Recorded(change.path, recorded.inverse, change.entry)
+        case Directory(), Directory(mode=None):
+            return recorded
+        case _:
+            place = recorded.inverse.place
+            raise FileError(f"{change.path} is to be changed twice: it is {place}")

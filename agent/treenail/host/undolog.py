@@ -86,8 +86,8 @@ class UndoLog:
             self._disk.close(self._descriptor)
             self._descriptor = None
 
-    def remove(self) -> None:
-        """Return once no later start finds it."""
+    def remove(self, *, flush: bool) -> None:
+        """Have no log; with ``flush`` return once no later start finds it."""
         self.close()
         path = self._root.path(LOG)
         with failing("remove", path):
@@ -95,7 +95,8 @@ class UndoLog:
                 self._disk.unlink(path)
             except FileNotFoundError:
                 return
-            self._sync_directory()
+            if flush:
+                self._sync_directory()
 
     def _sync_directory(self) -> None:
         descriptor = self._disk.open(self._root.path(DIRECTORY))

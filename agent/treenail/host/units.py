@@ -236,16 +236,20 @@ class Units:
 
     def _links(self, top: str) -> Iterator[tuple[str, str]]:
         """Every link in the directory and those that targets have in it, with its text."""
-        for name in self._files.names(top):
+        for name in self._visible(top):
             below = f"{top}/{name}"
             text = self._files.link_text(below)
             if text is not None:
                 yield below, text
             elif name.endswith(_LINKED_FROM):
-                for link in self._files.names(below):
+                for link in self._visible(below):
                     text = self._files.link_text(f"{below}/{link}")
                     if text is not None:
                         yield f"{below}/{link}", text
+
+    def _visible(self, directory: str) -> Iterator[str]:
+        """The names that systemd looks at, which hidden ones are not."""
+        return (name for name in self._files.names(directory) if not name.startswith("."))
 
     def _enables(self, link: str, text: str, unit: str) -> bool:
         """Whether the link is one that enabling the unit makes; a link to itself is none."""

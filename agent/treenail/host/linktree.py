@@ -1,0 +1,107 @@
+"""Every symbolic link below a directory, to be put back after somebody else changed them."""
+
+import stat
+from collections.abc import Container
+from pathlib import Path
+
+from treenail.host.disk import Disk
+from treenail.host.entries import NAMES, Directory, Entries, Symlink
+from treenail.host.files import failing
+from treenail.host.flushing import Flushing
+from treenail.host.inverse import below
+from treenail.host.root import Root
+
+Json = dict[str, object]
+
+
+class LinkTree:
+    """Reads and restores links below a root. Raises `FileError`; flushing is left to others."""
+
+    def __init__(self, root: Root, disk: Disk) -> None:
+        self._root = root
+        self._disk = disk
+        self._entries = Entries(disk)
+
+    def described(self, top: str) -> Json:
+        """The links below a directory, and the directories they are in."""
+        links, directories = self._walk(self._root.path(top))
+        return {
+            "top": top,
+            "links": {self._below(path): text for path, text in links.items()},
+            "directories": [self._below(path) for path in directories],
+        }
+
+    def directories(self, top: str) -> list[Path]:
+        """The directory and all below, those above before those below."""
+        return self._walk(self._root.path(top))[1]
+
+    def put_back(self, described: object, others: Container[Path], flushing: Flushing) -> None:
+        """Have the links that `described` told, no others, and no directories made for those.
+
+        ``others`` are the paths that somebody else puts back.
+        """
+        match described:
+            case {"top": str(top), "links": dict(links), "directories": list(before)}:
+                self._put_links_back(top, links, others, flushing)
+                self._put_directories_back(top, before, flushing)
+            case _:
+                raise ValueError("no links")
+
+    def _put_links_back(
+        self, top: str, links: dict[str, str], others: Container[Path], flushing: Flushing
+    ) -> None:
+        found, _ = self._walk(self._root.path(top))
+        for path in found:
+            if self._below(path) not in links and path not in others:
+                self._entries.remove(path)
+                flushing.changed(path.parent)
+        for name, text in links.items():
+            path = self._root.prefix / name[1:]
+            if found.get(path) != text and path not in others:
+                self._link(path, text, flushing)
+
+    def _put_directories_back(self, top: str, before: list[str], flushing: Flushing) -> None:
+        for directory in reversed(self.directories(top)):
+            if self._below(directory) not in before and not self._names(directory):
+                self._entries.remove(directory)
+                flushing.removed(directory)
+                flushing.changed(directory.parent)
+
+    def _link(self, path: Path, text: str, flushing: Flushing) -> None:
+        if self._names(path.parent) is None:
+            self._entries.make_directory(Directory(), path.parent)
+            flushing.changed(path.parent.parent)
+        made = path.parent / f"{NAMES}+0"
+        self._entries.make_symlink(Symlink(text), made, path)
+        self._entries.put(made, path)
+        flushing.changed(path.parent)
+
+    def _walk(self, top: Path) -> tuple[dict[Path, str], list[Path]]:
+        links: dict[Path, str] = {}
+        directories: list[Path] = []
+        todo = [top]
+        while todo:
+            directory = todo.pop()
+            names = self._names(directory)
+            if names is None:
+                continue
+            directories.append(directory)
+            with failing("look at", directory):
+                for path in (directory / name for name in names):
+                    mode = self._disk.status(path).st_mode
+                    if stat.S_ISDIR(mode):
+                        todo.append(path)
+                    elif stat.S_ISLNK(mode) and not path.name.startswith(NAMES):
+                        links[path] = self._disk.link_text(path)
+        return links, directories
+
+    def _names(self, directory: Path) -> list[str] | None:
+        """What is in the directory, sorted; None when there is none."""
+        with failing("look at", directory):
+            try:
+                return sorted(self._disk.names(directory))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def _below(self, path: Path) -> str:
+        return below(path, self._root.prefix)

@@ -1,0 +1,81 @@
+"""What stands at paths now."""
+
+import hashlib
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from treenail.host.disk import Disk
+from treenail.host.files import failing
+from treenail.host.root import Root
+
+FILE = "file"
+DIRECTORY = "directory"
+LINK = "link"
+NOTHING = "nothing"
+OTHER = "something else"
+_KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: LINK}
+_CHUNK = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What stands at a path; a link at its end is itself. ``inode`` names it on its device."""
+
+    kind: str
+    mode: int = 0
+    uid: int = 0
+    gid: int = 0
+    sha256: str = ""
+    target: str = ""
+    inode: tuple[int, int] = (0, 0)
+
+
+_NOTHING = Standing(NOTHING)
+
+
+def standing(root: Root, disk: Disk, paths: Iterable[str]) -> dict[str, Standing]:
+    """What stands at each of the paths below the root; raises `FileError`."""
+    parents: dict[str, Path] = {}
+    found: dict[str, Standing] = {}
+    for path in paths:
+        parent, _, name = path.rpartition("/")
+        if not parent or name in {"", ".", ".."}:
+            found[path] = _standing(disk, root.entry(path))
+            continue
+        if parent not in parents:
+            parents[parent] = root.path(parent)
+        found[path] = _standing(disk, parents[parent] / name)
+    return found
+
+
+def _standing(disk: Disk, place: Path) -> Standing:
+    with failing("look at", place):
+        try:
+            status = disk.status(place)
+        except (FileNotFoundError, NotADirectoryError):
+            return _NOTHING
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), OTHER)
+        return Standing(
+            kind=kind,
+            mode=stat.S_IMODE(status.st_mode),
+            uid=status.st_uid,
+            gid=status.st_gid,
+            sha256=_digest(disk, place) if kind == FILE else "",
+            target=disk.link_text(place) if kind == LINK else "",
+            inode=(status.st_dev, status.st_ino),
+        )
+
+
+def _digest(disk: Disk, place: Path) -> str:
+    digest = hashlib.sha256()
+    descriptor = disk.open(place)
+    try:
+        while part := disk.read(descriptor, _CHUNK):
+            digest.update(part)
+            if len(part) < _CHUNK:
+                break
+    finally:
+        disk.close(descriptor)
+    return digest.hexdigest()
