@@ -1,0 +1,69 @@
+"""What on a machine belongs to its config: the paths, units and users that it may let go of."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from treenail.config import names
+from treenail.config.drift import expected
+from treenail.config.wanted import Wanted
+from treenail.errors import LedgerError
+
+Json = dict[str, object]
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Managed:
+    """What a config put on a machine; no contents."""
+
+    config: str = ""
+    """The name of the config, empty if it has none."""
+    paths: frozenset[str] = frozenset()
+    units: Mapping[str, bool | None] = field(default_factory=dict)
+    """Each unit, and whether it is to be enabled; None leaves it to the presets."""
+    users: frozenset[str] = frozenset()
+
+
+def managed(config: str, wanted: Wanted) -> Managed:
+    """What belongs to a config once a machine has it."""
+    hard = {path for path, link in wanted.links.items() if link.hard}
+    return Managed(
+        config=config,
+        paths=frozenset({*expected(wanted), *hard, *(names.CREDENTIALS & wanted.files.keys())}),
+        units={name: None if unit.mask else unit.enabled for name, unit in wanted.units.items()},
+        users=frozenset(wanted.users.keys() & {names.LOGIN}),
+    )
+
+
+def to_json(found: Managed) -> Json:
+    """The record as it is kept on disk."""
+    return {
+        "version": _VERSION,
+        "config": found.config,
+        "paths": sorted(found.paths),
+        "units": dict(sorted(found.units.items())),
+        "users": sorted(found.users),
+    }
+
+
+def from_json(document: object) -> Managed:
+    """What `to_json` wrote; raises `LedgerError` for anything else."""
+    match document:
+        case {
+            "version": 1,
+            "config": str(config),
+            "paths": list(paths),
+            "units": dict(units),
+            "users": list(users),
+        } if all(enabled in {True, False, None} for enabled in units.values()):
+            return Managed(
+                config,
+                frozenset(map(str, paths)),
+                {str(name): enabled for name, enabled in units.items()},
+                frozenset(map(str, users)),
+            )
+        case _:
+            raise LedgerError(
+                "the record of what belongs to the config is not of a form this version writes",
+                remedy="install the version that wrote it",
+            )

@@ -1,0 +1,226 @@
+"""What belongs to the old config, the new config and what is on disk, to the steps to take.
+
+What is as wanted costs no step, so that a second plan is empty. What the config lets go of comes
+back as it was before the config took it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from treenail.api.disruptionpolicy import Action, DaemonReload, Reload, Restart
+from treenail.config import names
+from treenail.config.diff import Change, Diff
+from treenail.config.drift import MASK, Attribute, Drift, Expected, Found, Kind, drifted, expected
+from treenail.config.wanted import ROOT, Wanted, WantedFile
+from treenail.update.enablement import enablement
+from treenail.update.logins import logins
+from treenail.update.managed import Managed, managed
+from treenail.update.seen import NOT_THERE, Seen
+from treenail.update.steps import (
+    AtPath,
+    Enabling,
+    Keep,
+    MakeDirectory,
+    MakeLink,
+    ReloadDaemon,
+    ReloadUnit,
+    Remember,
+    Remove,
+    RestartUnit,
+    Restore,
+    SetKeys,
+    SetPassword,
+    Step,
+    WriteFile,
+)
+
+_LET_GO = "the config no longer has it"
+# Where pull secrets stand: no copy of one outlives its time.
+_NEVER_KEPT = names.CREDENTIALS | {"/var/lib/kubelet/config.json"}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The steps, in order; ``notes`` are what is left out, one sentence each."""
+
+    steps: tuple[Step, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def plan(old: Managed, new: Wanted, seen: Seen, *, config: str = "") -> Plan:
+    """What brings the machine from what it has to the new config, whose name is ``config``.
+
+    Nothing that runs takes notice yet: that is for `serving`, once it is known what it costs.
+    """
+    notes: list[str] = []
+    cleared, placed = _placing(old, new, seen)
+    before, after = enablement(old, new, seen, (*cleared, *placed), notes)
+    of_users = [*logins(old, new, seen, notes)]
+    now = managed(config, new)
+    steps: list[Step] = [*before, *cleared, *placed]
+    steps += [step for step in of_users if isinstance(step, SetKeys)]
+    if now != old:
+        steps.append(Remember(now))
+    steps += after
+    steps += [step for step in of_users if isinstance(step, SetPassword)]
+    return Plan(tuple(steps), tuple(notes))
+
+
+def serving(steps: Sequence[Step], actions: Sequence[Action]) -> tuple[Step, ...]:
+    """How what runs takes notice of the steps: the ``actions`` that a disruption policy asks for.
+
+    systemd reads its units again when one of them changed, before any is reloaded or restarted.
+    """
+    found: list[Step] = []
+    if DaemonReload() in actions or any(map(_touches_units, steps)):
+        found.append(ReloadDaemon())
+    for action in actions:
+        if isinstance(action, Reload):
+            found.append(ReloadUnit(action.unit))
+        elif isinstance(action, Restart):
+            found.append(RestartUnit(action.unit))
+    return tuple(found)
+
+
+def as_diff(new: Wanted, steps: Sequence[Step]) -> Diff:
+    """The steps as differences between configs, for a disruption policy to say what they cost."""
+    written = {step.path for step in steps if isinstance(step, WriteFile | Restore)}
+    removed = {step.path for step in steps if isinstance(step, Remove)}
+    links = {step.path for step in steps if isinstance(step, MakeLink)}
+
+    def of_unit(path: str) -> bool:
+        return _of_unit(path) and path not in new.files
+
+    units = {
+        *(name for step in steps if isinstance(step, Enabling) for name in step.units),
+        *(_unit_of(path) for path in written | removed | links if of_unit(path)),
+    }
+    return Diff(
+        files=tuple(
+            Change(path, WantedFile(path), None)
+            if path in removed
+            else Change(path, None, new.files.get(path, WantedFile(path)))
+            for path in sorted(written | removed)
+            if not of_unit(path)
+        ),
+        directories=tuple(
+            Change(step.path, None, new.directories.get(step.path))
+            for step in steps
+            if isinstance(step, MakeDirectory)
+        ),
+        links=tuple(
+            Change(path, None, new.links.get(path)) for path in sorted(links) if not of_unit(path)
+        ),
+        units=tuple(Change(name, None, new.units.get(name)) for name in sorted(units)),
+        users=tuple(
+            Change(name, None, new.users.get(name))
+            for name in dict.fromkeys(
+                step.user for step in steps if isinstance(step, SetKeys | SetPassword)
+            )
+        ),
+    )
+
+
+def _placing(old: Managed, new: Wanted, seen: Seen) -> tuple[list[AtPath], list[AtPath]]:
+    """What makes room, and what is put there; copies are made before either."""
+    kept: list[AtPath] = []
+    cleared: list[AtPath] = list(_let_go(old, new, seen))
+    placed: list[AtPath] = []
+    for entry in _entries(new, seen):
+        found = seen.found.get(entry.path, NOT_THERE)
+        if _to_keep(entry.path, found, old, seen):
+            kept.append(Keep(entry.path))
+        if drifts := drifted(entry, found):
+            step = _step(entry, new, _reason(drifts))
+            (cleared if isinstance(step, Remove) else placed).append(step)
+    for path, link in new.links.items():
+        if link.hard and path not in seen.same_files:
+            if _to_keep(path, seen.found.get(path, NOT_THERE), old, seen):
+                kept.append(Keep(path))
+            reason = "it is no name of that file"
+            placed.append(MakeLink(path, link.target, link.user, link.group, reason, hard=True))
+    return [*kept, *cleared], placed
+
+
+def _let_go(old: Managed, new: Wanted, seen: Seen) -> Iterator[Remove | Restore]:
+    """What the config no longer has, what is below others before them."""
+    for path in sorted(old.paths - managed("", new).paths, reverse=True):
+        if names.outlives_config(path):
+            continue
+        if path in seen.kept:
+            yield Restore(path, _LET_GO)
+        elif seen.found.get(path, NOT_THERE).kind is not Kind.NOTHING:
+            yield Remove(path, _LET_GO)
+    for unit in new.units.values():
+        path = names.unit_path(unit.name)
+        found = seen.found.get(path, NOT_THERE)
+        masked = found.kind is Kind.LINK and found.target == MASK
+        if unit.mask is False and masked and path not in old.paths:
+            yield Remove(path, "the unit is not to be masked")
+
+
+def _entries(new: Wanted, seen: Seen) -> Iterator[Expected]:
+    """What to have at each path, directories first, those above before those below."""
+    entries = expected(new).values()
+    directories = [entry for entry in entries if entry.kind is Kind.DIRECTORY]
+    yield from sorted(directories, key=lambda entry: entry.path)
+    yield from (entry for entry in entries if entry.kind is not Kind.DIRECTORY)
+    # Credentials are renewed from elsewhere; here they are only begun with.
+    for path in sorted(names.CREDENTIALS & new.files.keys()):
+        if seen.found.get(path, NOT_THERE).kind is Kind.NOTHING:
+            file = new.files[path]
+            yield Expected(path, Kind.FILE, file.contents, file.mode, file.user, file.group)
+
+
+def _to_keep(path: str, found: Found, old: Managed, seen: Seen) -> bool:
+    return (
+        path not in old.paths
+        and path not in seen.kept
+        and path not in _NEVER_KEPT
+        and found.kind in {Kind.FILE, Kind.LINK, Kind.DIRECTORY}
+    )
+
+
+def _step(entry: Expected, new: Wanted, reason: str) -> AtPath:
+    user = ROOT if entry.user is None else entry.user
+    group = ROOT if entry.group is None else entry.group
+    match entry.kind:
+        case Kind.FILE:
+            contents = "" if entry.contents is None else entry.contents
+            return WriteFile(entry.path, contents, entry.mode or 0, user, group, reason)
+        case Kind.DIRECTORY:
+            return MakeDirectory(entry.path, entry.mode or 0, user, group, reason)
+        case Kind.LINK:
+            link = new.links.get(entry.path)
+            if link is not None:
+                user, group = link.user, link.group
+            return MakeLink(entry.path, entry.target or "", user, group, reason)
+        case Kind.NOTHING | Kind.OTHER:
+            return Remove(entry.path, "the config has it empty")
+
+
+def _reason(drifts: Iterable[Drift]) -> str:
+    """What is not as wanted; contents are only said to be others."""
+    return ", ".join(
+        "nothing is there"
+        if drift.attribute is Attribute.KIND and drift.actual == Kind.NOTHING
+        else "other contents"
+        if drift.attribute is Attribute.CONTENTS
+        else f"{drift.attribute} {drift.expected} instead of {drift.actual}"
+        for drift in drifts
+    )
+
+
+def _touches_units(step: Step) -> bool:
+    if isinstance(step, Enabling):
+        return True
+    return isinstance(step, AtPath) and not isinstance(step, Keep) and _of_unit(step.path)
+
+
+def _of_unit(path: str) -> bool:
+    return path.startswith(names.UNITS + "/")
+
+
+def _unit_of(path: str) -> str:
+    """The unit whose file or drop-in is at the path."""
+    return path.removeprefix(names.UNITS + "/").partition("/")[0].removesuffix(".d")
