@@ -1,0 +1,164 @@
+"""Every step of a plan, or none: also when the power goes in between."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from itertools import pairwise
+
+from treenail.daemon.runner import Runner
+from treenail.errors import RollbackError, StepError, TreenailError
+from treenail.host.undo import Change
+from treenail.update.steps import (
+    Disable,
+    Enable,
+    Placing,
+    Preset,
+    ReloadDaemon,
+    ReloadUnit,
+    Remove,
+    RestartUnit,
+    Restore,
+    SetPassword,
+    Step,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Recovery(StrEnum):
+    """What became of a plan that was cut short."""
+
+    UNDONE = "undone"
+    CONFIRMED = "confirmed"
+
+
+def apply(steps: Sequence[Step], runner: Runner) -> None:
+    """Return once all of it is done for good.
+
+    Raises `StepError` that names the step which failed, all others being undone; `RollbackError`
+    that lists what is left when undoing failed, too; `recover` then tries that again.
+    """
+    if not steps:
+        return
+    runner.check(steps)
+    progress = _Progress(steps[0])
+    try:
+        for batch in _batches(steps):
+            _carry_out(batch, runner, progress)
+        runner.undo.commit()
+    except TreenailError as error:
+        _undo(progress.step, error, runner)
+
+
+def recover(runner: Runner) -> Recovery | None:
+    """Finish what a crash cut short: all is as before the plan, or as after it.
+
+    None when nothing was cut short. Raises `RollbackError`, and `LedgerError` when the log can't be
+    read. To be called before anything else is done to the machine.
+    """
+    left = runner.undo.left()
+    if left is None:
+        return None
+    failed = _put_back(runner)
+    if failed:
+        raise RollbackError(
+            f"undoing a change that was cut short failed: {'; '.join(failed)}",
+            remedy="mend what is listed; the next start tries again",
+        )
+    if left.committed:
+        return Recovery.CONFIRMED
+    log.info("undid a change that was cut short")
+    return Recovery.UNDONE
+
+
+class _Progress:
+    """Which step is being carried out."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+
+
+def _carry_out(batch: Sequence[Step], runner: Runner, progress: _Progress) -> None:
+    progress.step = step = batch[0]
+    match step:
+        case Enable() | Disable() | Preset():
+            _place([(step, change) for change in runner.enabling(step)], runner, progress)
+            runner.enable(step)
+        case SetPassword():
+            runner.set_password(step)
+        case ReloadDaemon() | ReloadUnit() | RestartUnit():
+            runner.serve(step)
+        case _:
+            changes = []
+            for each in batch:
+                if isinstance(each, Placing):
+                    progress.step = each
+                    changes += [(each, change) for change in runner.changes(each)]
+            _place(changes, runner, progress)
+    for each in batch:
+        log.debug("done: %s", each)
+
+
+def _place(changes: Sequence[tuple[Step, Change]], runner: Runner, progress: _Progress) -> None:
+    if not changes:
+        return
+    undo = runner.undo
+    try:
+        recorded = undo.record([change for _, change in changes])
+        for each in recorded:
+            undo.prepare(each)
+        undo.flush(recorded)
+        for each in recorded:
+            undo.put(each)
+    except TreenailError:
+        steps = {change.path: step for step, change in changes}
+        progress.step = steps.get(undo.at, progress.step)
+        raise
+
+
+def _batches(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
+    """Steps that change paths together, but what makes room before what needs it."""
+    begun = 0
+    for number, (step, following) in enumerate(pairwise([*steps, None]), start=1):
+        together = isinstance(step, Placing) and isinstance(following, Placing)
+        room_made = isinstance(step, Remove | Restore) and not isinstance(
+            following, Remove | Restore
+        )
+        if not together or room_made:
+            yield steps[begun:number]
+            begun = number
+
+
+def _undo(step: Step, error: TreenailError, runner: Runner) -> None:
+    left = runner.undo.left()
+    if left is not None and left.committed:
+        # It failed after the last line had been written: nothing is undone any more.
+        log.warning("done, though the end of it failed: %s", error)
+        _put_back(runner)
+        return
+    failed = _put_back(runner)
+    if failed:
+        raise RollbackError(
+            f"can't {step}: {error}; undoing what was done before failed, too, and this is left: "
+            f"{'; '.join(failed)}",
+            remedy=error.remedy or "mend what is listed; the next start tries again",
+        ) from error
+    raise StepError(
+        f"can't {step}: {error}; nothing is changed: the machine is as it was before",
+        remedy=error.remedy,
+    ) from error
+
+
+def _put_back(runner: Runner) -> tuple[str, ...]:
+    """What could not be put back; when that is nothing, no later start tries it again."""
+    left = runner.undo.left()
+    if left is None:
+        runner.undo.forget()
+        return ()
+    failed = runner.undo.put_back()
+    if left.committed:
+        return failed
+    failed += runner.take_back(left.notes)
+    if not failed:
+        runner.undo.forget()
+    return failed
