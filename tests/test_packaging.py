@@ -118,7 +118,7 @@ def test_every_module_is_in_one_package(tmp_path: Path) -> None:
     assert sorted(path for paths in owned.values() for path in paths) == sorted(there)
     assert {row(path) for path in owned["treenail-controller"]} == {"controllers"}
     assert {row(path) for path in owned["treenail-lab"]} == {"lab"}
-    assert {row(path) for path in owned["treenail"]} == {"cli", "daemon", "host"}
+    assert {row(path) for path in owned["treenail"]} == {"daemon", "host"}
 
 
 def modules(folder: Path, package: str) -> list[str]:
