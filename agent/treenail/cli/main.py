@@ -1,6 +1,6 @@
 """The command ``treenail``: arguments, dispatch, exit codes.
 
-Exit codes: 0 done, 1 failed, 2 used wrongly, 4 the node is degraded.
+Exit codes: 0 done, 1 failed, 2 used wrongly, 3 done but for a reboot, 4 the node is degraded.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from treenail.errors import TreenailError, UsageError
 
 FAILED = 1
 USAGE = 2
+REBOOT_NEEDED = 3
 DEGRADED = 4
 
 Command = Callable[[argparse.Namespace], int]
@@ -58,6 +59,23 @@ def _parser() -> argparse.ArgumentParser:
     status.set_defaults(module="treenail.cli.inspect")
     _where(status)
     status.add_argument("--json", action="store_true", help="print one JSON document")
+
+    once = commands.add_parser(
+        "once",
+        help="bring a machine, or a directory, to a config",
+        description="Bring a machine, or a directory, to a MachineConfig or an Ignition config, "
+        "all of it or nothing.",
+    )
+    once.set_defaults(module="treenail.cli.once")
+    once.add_argument("file", metavar="FILE", help="YAML or JSON; - for standard input")
+    once.add_argument("--root", metavar="DIR", help="where the machine's root is (/)")
+    once.add_argument(
+        "--no-services",
+        action="store_true",
+        help="link units as systemctl --root does, and tell nothing that runs; so it is with any "
+        "other root than /",
+    )
+    once.add_argument("--json", action="store_true", help="print one JSON document")
     return parser
 
 

@@ -36,10 +36,12 @@ def apply(steps: Sequence[Step], runner: Runner) -> None:
     """Return once all of it is done for good.
 
     Raises `StepError` that names the step which failed, all others being undone; `RollbackError`
-    that lists what is left when undoing failed, too; `recover` then tries that again.
+    that lists what is left when undoing failed, too; `recover` then tries that again. While that
+    is to be done, `LedgerError`.
     """
     if not steps:
         return
+    runner.undo.check()
     runner.check(steps)
     progress = _Progress(steps[0])
     try:

@@ -88,12 +88,21 @@ class Undo:
         self.at = ""
         """The path of the change that is being made, or whose making failed."""
 
+    def check(self) -> None:
+        """Raise `LedgerError` while there is an earlier change to be undone."""
+        if not self._log.begun and self._log.read() is not None:
+            raise LedgerError(
+                f"an earlier change of {self._root.prefix} was cut short and is not undone yet",
+                remedy="start the agent, or run treenail once: both undo it first",
+            )
+
     def record(self, changes: Sequence[Change]) -> tuple[Recorded, ...]:
         """Return once the inverses outlive a power cut; raises before anything is touched.
 
         Directories that are missing above a path come before it in the answer.
         """
-        self._refuse_to_forget()
+        self.check()
+        self._log.make_directory()  # it is not part of the change, though it may be missing, too
         found: dict[Path, Recorded] = {}
         there: set[Path] = set()
         for change, place in self._places(changes):
@@ -156,7 +165,7 @@ class Undo:
 
     def keep_links(self, top: str) -> None:
         """Record every symbolic link below a directory, for somebody else is to change them."""
-        self._refuse_to_forget()
+        self.check()
         self._log.append({"links": self._links.described(top)})
 
     def links_changed(self, top: str) -> None:
@@ -166,7 +175,7 @@ class Undo:
 
     def note(self, note: Json) -> None:
         """Return once the note, which `left` tells, outlives a power cut."""
-        self._refuse_to_forget()
+        self.check()
         self._log.append({"note": note})
 
     def commit(self) -> None:
@@ -220,13 +229,6 @@ class Undo:
         self._log.remove(flush=True)
 
     # Recording.
-
-    def _refuse_to_forget(self) -> None:
-        if not self._log.begun and self._log.read() is not None:
-            raise LedgerError(
-                f"an earlier change of {self._root.prefix} was cut short and is not undone yet",
-                remedy="start the agent, or run treenail once: both undo it first",
-            )
 
     def _places(self, changes: Sequence[Change]) -> Iterator[tuple[Change, Path]]:
         parents: dict[str, Path] = {}

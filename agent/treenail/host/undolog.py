@@ -39,13 +39,17 @@ class UndoLog:
         """This process has written to it."""
         return self._descriptor is not None
 
+    def make_directory(self) -> None:
+        """Have the directory of the log, for nobody else."""
+        self._files.make_directory(DIRECTORY, mode=0o700)
+
     def append(self, record: Json) -> None:
         """Return once the record outlives a power cut; the first one makes the log."""
         text = json.dumps(record, separators=(",", ":")).encode()
         line = b"%08x %s\n" % (zlib.crc32(text), text)
         path = self._root.path(LOG)
         if self._descriptor is None:
-            self._files.make_directory(DIRECTORY, mode=0o700)
+            self.make_directory()
         with failing("write", path):
             if self._descriptor is None:
                 self._descriptor = self._disk.create(path)

@@ -1,0 +1,158 @@
+"""``treenail once``: a machine or a directory brought to a config, all of it or nothing."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from treenail.api import documents, ignition
+from treenail.api.disruptionpolicy import DEFAULTS
+from treenail.api.machineconfig import DEFAULT_KERNEL, MachineConfig
+from treenail.cli.main import REBOOT_NEEDED
+from treenail.clock import SystemClock
+from treenail.config.wanted import Wanted, wanted
+from treenail.daemon.apply import Recovery, apply, recover
+from treenail.daemon.runner import Runner
+from treenail.daemon.survey import AskedStates, Survey
+from treenail.errors import ConfigError, UsageError
+from treenail.host.ledger import Ledger
+from treenail.host.root import Root
+from treenail.host.users import Shadow
+from treenail.update.disruption import Disruption, Level, disruption
+from treenail.update.plan import as_diff, plan, serving
+from treenail.update.steps import Step
+
+Json = dict[str, object]
+STDIN = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was done, and what was not."""
+
+    steps: tuple[Step, ...] = ()
+    notes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    cost: Disruption = field(default_factory=Disruption)
+    recovered: Recovery | None = None
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Apply the config; 3 when it takes effect with a reboot."""
+    root = Root(arguments.root or "/")
+    if not root.prefix.is_dir():
+        raise UsageError(f"--root: there is no directory {root.prefix}")
+    config = _read(arguments.file)
+    running = root.prefix == Path("/") and not arguments.no_services
+    outcome = once(config, root, running=running)
+    if arguments.json:
+        print(json.dumps(_document(outcome), indent=1))
+    else:
+        for line in _lines(outcome):
+            print(line)
+    return REBOOT_NEEDED if outcome.cost.reboots else 0
+
+
+def once(config: MachineConfig, root: Root, *, running: bool) -> Outcome:
+    """Have the config below the root; ``running`` is a machine whose services take notice.
+
+    Raises `ConfigError` before anything is touched, `StepError` when all is as it was.
+    """
+    wish = wanted(config)
+    left_out = tuple(_left_out(config, wish))
+    with Ledger(root).lock():
+        survey, runner = _adapters(root, running=running)
+        recovered = recover(runner)
+        old = survey.managed()
+        found = plan(old, wish, survey.see(old, wish), config=config.name)
+        cost = disruption(as_diff(wish, found.steps), DEFAULTS) if running else Disruption()
+        steps = found.steps
+        if running and not cost.reboots:
+            steps += serving(steps, [each.action for each in cost.costs])
+        try:
+            apply(steps, runner)
+        except KeyboardInterrupt:
+            recover(runner)
+            raise
+    return Outcome(steps, found.notes, left_out, cost, recovered)
+
+
+def _adapters(root: Root, *, running: bool) -> tuple[Survey, Runner]:
+    clock = SystemClock()
+    shadow = Shadow(root, clock)
+    if not running:
+        return Survey(root, shadow), Runner(root, shadow)
+    # Rare, and a directory needs no bus.
+    from treenail.host.bus import SystemBus
+    from treenail.host.systemd import Systemd
+
+    systemd = Systemd(SystemBus(), clock)
+    survey = Survey(root, shadow, systemd=AskedStates(systemd))
+    return survey, Runner(root, shadow, services=systemd)
+
+
+def _read(name: str) -> MachineConfig:
+    """The config in a file, be it a MachineConfig or an Ignition config."""
+    try:
+        text = sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
+    except OSError as error:
+        raise UsageError(f"can't read {name}: {error.strerror}") from error
+    document = documents.load(text, where=name)
+    if "ignition" in document:
+        return MachineConfig(config=document)
+    if document.get("kind") != "MachineConfig":
+        raise ConfigError(
+            f"{name}: expected a MachineConfig or an Ignition config, found neither",
+            remedy="one has kind: MachineConfig, the other has ignition.version",
+        )
+    return MachineConfig.from_json(document)
+
+
+def _left_out(config: MachineConfig, wish: Wanted) -> Iterator[str]:
+    """What the config has and files do not do."""
+    for name, value in (
+        ("osImageURL", wish.os.image),
+        ("baseOSExtensionsContainerImage", wish.os.extensions_image),
+        ("kernelArguments", " ".join(wish.os.kernel_arguments)),
+        ("kernelType", "" if wish.os.kernel_type == DEFAULT_KERNEL else wish.os.kernel_type),
+        ("extensions", ", ".join(sorted(wish.os.extensions))),
+        ("fips", "true" if wish.os.fips else ""),
+    ):
+        if value:
+            yield f"{name} ({value}): it is for the operating system, not for its files"
+    found = ignition.read(config.config)
+    for name in ("disks", "filesystems", "raid", "luks"):
+        if getattr(found, name):
+            yield f"{name}: made once, at a machine's first boot"
+    if found.groups:
+        yield "groups: made once, at a machine's first boot"
+    if found.kernel_arguments or found.absent_kernel_arguments:
+        yield "Ignition's kernelArguments: changed once, at a machine's first boot"
+
+
+def _lines(outcome: Outcome) -> Iterator[str]:
+    if outcome.recovered is Recovery.UNDONE:
+        yield "undid an earlier change that was cut short"
+    yield from (f"{step}" for step in outcome.steps)
+    yield from (f"note: {note}" for note in outcome.notes)
+    yield from (f"left out: {text}" for text in outcome.left_out)
+    yield f"done: {len(outcome.steps)} steps" if outcome.steps else "nothing to do"
+    if outcome.cost.level is Level.DRAIN:
+        yield "note: the node should have been drained for this; nothing here does that"
+    if outcome.cost.reboots:
+        yield "reboot the machine for it to take effect:"
+        yield from (f"  {reason}" for cost in outcome.cost.costs for reason in cost.reasons)
+
+
+def _document(outcome: Outcome) -> Json:
+    return {
+        "changed": bool(outcome.steps),
+        "steps": [str(step) for step in outcome.steps],
+        "notes": list(outcome.notes),
+        "leftOut": list(outcome.left_out),
+        "rebootNeeded": outcome.cost.reboots,
+        "reasons": [str(reason) for cost in outcome.cost.costs for reason in cost.reasons],
+        "recovered": outcome.recovered,
+    }

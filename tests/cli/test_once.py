@@ -1,0 +1,298 @@
+"""The command, on directories."""
+
+import base64
+import json
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import oracle
+from treenail.api import documents
+from treenail.api.machineconfig import MachineConfig
+from treenail.cli.main import main
+from treenail.config.wanted import wanted
+
+CANARY = "canary-7e2b91"
+RENDERED = sorted((oracle.ROOT / "bootstrap/output/machine-configs").glob("*.yaml"))
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
+SYSTEMCTL = shutil.which("systemctl")
+
+
+def data_url(text: str) -> str:
+    return "data:;base64," + base64.b64encode(text.encode()).decode()
+
+
+def written(path: Path, storage: object = None, **sections: object) -> str:
+    """A file with an Ignition config, whose files belong to whoever runs the tests."""
+    document = {"ignition": {"version": "3.5.0"}, "storage": storage or {}, **sections}
+    path.write_text(json.dumps(document))
+    return str(path)
+
+
+def entry(path: str, text: str, **others: object) -> dict[str, object]:
+    owner = {"user": {"id": os.geteuid()}, "group": {"id": os.getegid()}}
+    return {"path": path, "contents": {"source": data_url(text)}, **owner, **others}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    top = tmp_path / "root"
+    (top / "etc").mkdir(parents=True)
+    return top
+
+
+def run(*arguments: object) -> int:
+    return main(["once", *map(str, arguments)])
+
+
+def tree(root: Path) -> dict[str, tuple[str, int, str]]:
+    found = {}
+    for path in sorted(root.rglob("*")):
+        status = path.lstat()
+        text = str(path.readlink()) if path.is_symlink() else ""
+        if path.is_file() and not path.is_symlink():
+            text = path.read_text()
+        found[str(path.relative_to(root))] = (
+            stat.filemode(status.st_mode),
+            status.st_mtime_ns,
+            text,
+        )
+    return found
+
+
+def test_a_config_is_applied_and_a_second_run_changes_nothing_and_says_so(tmp_path, root, capsys):
+    file = written(
+        tmp_path / "a.json",
+        {"files": [entry("/etc/one", "1"), entry("/opt/d/two", "2", mode=0o600)]},
+    )
+    assert run(file, "--root", root) == 0
+    assert (root / "etc/one").read_text() == "1"
+    assert stat.S_IMODE((root / "opt/d/two").stat().st_mode) == 0o600
+    before = tree(root)
+    capsys.readouterr()
+    assert run(file, "--root", root) == 0
+    assert capsys.readouterr().out == "nothing to do\n"
+    assert {path: seen for path, seen in tree(root).items() if "lock" not in path} == {
+        path: seen for path, seen in before.items() if "lock" not in path
+    }
+
+
+def test_what_the_next_config_lets_go_of_comes_back_as_it_was(tmp_path, root):
+    (root / "etc/motd").write_text("the vendor's")
+    (root / "etc/motd").chmod(0o640)
+    first = written(tmp_path / "a", {"files": [entry("/etc/motd", "ours"), entry("/etc/x", "x")]})
+    assert run(first, "--root", root) == 0
+    assert (root / "etc/motd").read_text() == "ours"
+    assert run(written(tmp_path / "b"), "--root", root) == 0
+    assert (root / "etc/motd").read_text() == "the vendor's"
+    assert stat.S_IMODE((root / "etc/motd").stat().st_mode) == 0o640
+    assert not (root / "etc/x").exists()
+    assert not list((root / "var/lib/treenail/original").rglob("*.original"))
+
+
+def test_json_tells_the_steps_and_what_is_left_out(tmp_path, root, capsys):
+    file = tmp_path / "mc.yaml"
+    file.write_text(
+        documents.dump(
+            {
+                "apiVersion": "machineconfiguration.openshift.io/v1",
+                "kind": "MachineConfig",
+                "metadata": {"name": "rendered-a"},
+                "spec": {
+                    "kernelArguments": ["quiet"],
+                    "kernelType": "realtime",
+                    "extensions": ["usbguard"],
+                    "osImageURL": "quay.io/example/os:1",
+                    "config": {
+                        "ignition": {"version": "3.4.0"},
+                        "storage": {
+                            "files": [entry("/etc/a", "a")],
+                            "disks": [{"device": "/dev/sda"}],
+                        },
+                    },
+                },
+            }
+        )
+    )
+    assert run(file, "--root", root, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "changed": True,
+        "steps": [
+            "write /etc/a (0644): nothing is there",
+            "remember what belongs to rendered-a",
+        ],
+        "notes": [],
+        "leftOut": [
+            "osImageURL (quay.io/example/os:1): it is for the operating system, not for its files",
+            "kernelArguments (quiet): it is for the operating system, not for its files",
+            "kernelType (realtime): it is for the operating system, not for its files",
+            "extensions (usbguard): it is for the operating system, not for its files",
+            "disks: made once, at a machine's first boot",
+        ],
+        "rebootNeeded": False,
+        "reasons": [],
+        "recovered": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "message"),
+    [
+        (None, 2, "can't read"),
+        ("- a\n", 1, "expected an object"),
+        ("kind: Secret\n", 1, "expected a MachineConfig or an Ignition config, found neither"),
+        ("ignition: {version: 9.0.0}\n", 1, "spec.config.ignition.version: expected one of"),
+        (
+            json.dumps({"ignition": {"version": "3.5.0"}, "storage": {"files": [{"path": "etc"}]}}),
+            1,
+            "spec.config.storage.files[0].path",
+        ),
+    ],
+)
+def test_wrong_input_is_refused_before_anything_is_touched(
+    tmp_path, root, capsys, content, code, message
+):
+    file = tmp_path / "config"
+    if content is not None:
+        file.write_text(content)
+    assert run(file, "--root", root) == code
+    assert message in capsys.readouterr().err
+    assert list(root.rglob("*")) == [root / "etc"]
+
+
+def test_an_unknown_owner_is_refused_before_anything_is_touched(tmp_path, root, capsys):
+    files = [entry("/etc/a", "a"), {**entry("/etc/b", "b"), "user": {"name": "nobody-here"}}]
+    assert run(written(tmp_path / "a", {"files": files}), "--root", root) == 1
+    assert "there is no user nobody-here on this machine" in capsys.readouterr().err
+    assert not (root / "etc/a").exists()
+
+
+def test_a_root_that_is_not_there_is_a_usage_error(tmp_path, capsys):
+    assert run(written(tmp_path / "a"), "--root", tmp_path / "none") == 2
+    assert "--root: there is no directory" in capsys.readouterr().err
+
+
+def test_a_failure_leaves_everything_as_it_was_and_names_the_step(tmp_path, root, capsys):
+    (root / "etc/dir/in").mkdir(parents=True)
+    (root / "etc/old").write_text("old")
+    before = {path: (seen[0], seen[2]) for path, seen in tree(root).items()}
+    files = [entry("/etc/old", "new"), entry("/etc/new", "new"), entry("/etc/dir", "a file")]
+    assert run(written(tmp_path / "a", {"files": files}), "--root", root) == 1
+    told = capsys.readouterr().err
+    assert "can't write /etc/dir (0644" in told
+    assert "nothing is changed: the machine is as it was before" in told
+    after = {path: (seen[0], seen[2]) for path, seen in tree(root).items()}
+    assert {path: seen for path, seen in after.items() if not path.startswith("var")} == before
+
+
+def test_nothing_is_written_outside_of_the_root(tmp_path, root):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (root / "etc/up").symlink_to("../../../outside")
+    (root / "etc/abs").symlink_to("/outside")
+    files = [entry("/etc/up/a", "a"), entry("/etc/abs/b", "b")]
+    assert run(written(tmp_path / "a", {"files": files}), "--root", root) == 0
+    assert list(outside.iterdir()) == []
+    assert {path.name for path in (root / "outside").iterdir()} == {"a", "b"}
+
+
+@needs_root
+def test_no_secret_is_in_what_is_printed_or_told(tmp_path, root, capsys, caplog):
+    (root / "etc/passwd").write_text("core:x:1000:1000::/home/core:/bin/sh\n")
+    (root / "etc/group").write_text("core:x:1000:\n")
+    (root / "etc/shadow").write_text(f"core:{CANARY}old:1::::::\n")
+    (root / "etc/shadow").chmod(0)
+    (root / "etc/dir").mkdir()
+    user = {"name": "core", "passwordHash": CANARY, "sshAuthorizedKeys": [f"ssh-rsa {CANARY}"]}
+    files = [entry("/etc/secret", CANARY, mode=0o600)]
+    unit = {
+        "name": "a.service",
+        "enabled": True,
+        "contents": f"[Service]\nEnvironment=A={CANARY}\n",
+        "dropins": [{"name": "b.conf", "contents": f"# {CANARY}"}],
+    }
+    caplog.set_level("DEBUG")
+    sections = {"passwd": {"users": [user]}, "systemd": {"units": [unit]}}
+    broken = written(tmp_path / "b", {"files": [*files, entry("/etc/dir", CANARY)]}, **sections)
+    good = written(tmp_path / "a", {"files": files}, **sections)
+    assert run(broken, "--root", root) == 1
+    assert (root / "etc/shadow").read_text() == f"core:{CANARY}old:1::::::\n"
+    assert run(good, "--root", root, "--json") == 0
+    assert run(good, "--root", root) == 0
+    told = capsys.readouterr()
+    assert CANARY not in told.out + told.err + caplog.text
+    assert f"core:{CANARY}:" in (root / "etc/shadow").read_text()
+    keys = root / "home/core/.ssh/authorized_keys.d/ignition"
+    assert keys.read_text() == f"ssh-rsa {CANARY}\n"
+    assert [(stat.S_IMODE(p.stat().st_mode), p.stat().st_uid) for p in (keys, keys.parent)] == [
+        (0o600, 1000),
+        (0o700, 1000),
+    ]
+    holding = [path for path in root.rglob("var/lib/treenail/**/*") if path.is_file()]
+    assert [path for path in holding if CANARY in path.read_text()] == []
+
+
+@needs_root
+@oracle.needs_oracle
+@pytest.mark.parametrize("rendered", RENDERED, ids=lambda path: path.stem.rsplit("-", 1)[0])
+def test_a_real_rendered_config_is_written_whole(tmp_path, root, rendered, capsys):
+    (root / "etc/passwd").write_text("core:x:1000:1000::/home/core:/bin/sh\nx:x:800:800::/:/\n")
+    (root / "etc/group").write_text("core:x:1000:\n")
+    (root / "etc/shadow").write_text("core:*:1::::::\n")
+    wish = wanted(MachineConfig.from_json(documents.load(rendered.read_bytes(), where="rendered")))
+    assert run(rendered, "--root", root) == 0
+    for path, file in wish.files.items():
+        assert (root / path[1:]).read_bytes() == file.contents.decode(), path
+        assert stat.S_IMODE((root / path[1:]).lstat().st_mode) == file.mode, path
+    for path, text in wish.unit_files().items():
+        assert (root / path[1:]).read_text() == text, path
+    for path in wish.masks():
+        assert str((root / path[1:]).readlink()) == "/dev/null", path
+    for path, link in wish.links.items():
+        assert str((root / path[1:]).readlink()) == link.target, path
+    capsys.readouterr()
+    assert run(rendered, "--root", root, "--json") == 0
+    again = json.loads(capsys.readouterr().out)
+    assert (again["changed"], again["steps"]) == (False, [])
+    enabled = [name for name, unit in wish.units.items() if unit.enabled and unit.contents]
+    if SYSTEMCTL is not None and enabled:
+        links = unit_links(root)
+        subprocess.run(
+            [SYSTEMCTL, f"--root={root}", "--quiet", "enable", *enabled],
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
+        assert unit_links(root) == links
+
+
+def unit_links(root: Path) -> dict[str, str]:
+    units = root / "etc/systemd/system"
+    return {
+        str(path.relative_to(units)): str(path.readlink())
+        for path in units.rglob("*")
+        if path.is_symlink()
+    }
+
+
+def test_a_node_of_the_machine_config_daemon_is_taken_over(tmp_path, root):
+    mcd = root / "etc/machine-config-daemon"
+    mcd.mkdir()
+    (mcd / "orig/etc").mkdir(parents=True)
+    (mcd / "orig/etc/motd.mcdorig").write_text("the vendor's")
+    (root / "etc/motd").write_text("ours")
+    (root / "etc/gone").write_text("ours")
+    config = {
+        "ignition": {"version": "3.4.0"},
+        "storage": {"files": [entry("/etc/motd", "ours"), entry("/etc/gone", "ours")]},
+    }
+    (mcd / "currentconfig").write_text(
+        json.dumps({"metadata": {"name": "rendered-a"}, "spec": {"config": config}})
+    )
+    assert run(written(tmp_path / "a"), "--root", root) == 0
+    assert (root / "etc/motd").read_text() == "the vendor's"
+    assert not (root / "etc/gone").exists()
