@@ -101,6 +101,11 @@ BUILT_IN: tuple[Kind, ...] = (
          create_on_update=True),
     Kind(RBAC, "v1", "Role", "roles", namespaced=True, create_on_update=True),
     Kind(RBAC, "v1", "RoleBinding", "rolebindings", namespaced=True, create_on_update=True),
+    # Kept and served; what the policies forbid here is nodes.restrict's.
+    Kind("admissionregistration.k8s.io", "v1", "ValidatingAdmissionPolicy",
+         "validatingadmissionpolicies", namespaced=False, subresources=STATUS, generation=True),
+    Kind("admissionregistration.k8s.io", "v1", "ValidatingAdmissionPolicyBinding",
+         "validatingadmissionpolicybindings", namespaced=False),
     Kind("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions",
          namespaced=False, short_names=("crd", "crds"), subresources=STATUS, generation=True,
          unconditional=False),
