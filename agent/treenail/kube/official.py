@@ -36,9 +36,11 @@ class OfficialTransport:
         *,
         connect_s: float = 10.0,
         most_bytes: int = MOST_BYTES,
+        keep: int = 32,
     ) -> None:
         self._api = api
         self._pool = api.rest_client.pool_manager
+        self._pool.connection_pool_kw["maxsize"] = keep
         self._pool.connection_pool_kw["socket_options"] = list(OPTIONS)
         self._clock = clock
         self._connect_s = connect_s
