@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from treenail import __version__
 from treenail.api import documents
-from treenail.cli import plan, pools
+from treenail.cli import manifests, plan, pools, run
 from treenail.cli.files import texts
 from treenail.controllers import offline
 from treenail.errors import ConfigError, TreenailError, UsageError
@@ -61,6 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     render.set_defaults(run=_render)
     plan.add_to(commands)
     pools.add_to(commands)
+    manifests.add_to(commands)
+    run.add_to(commands)
     return parser
 
 

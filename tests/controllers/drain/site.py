@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from tests.fakes.clock import FakeClock
 from tests.waiting import wait_until
@@ -36,12 +37,9 @@ Hook = Callable[[Request], Reply | None]
 class Wire(HttpTransport):
     """A transport that a test can interfere with, and that notes what is written."""
 
-    def __init__(self, server: LabServer) -> None:
-        super().__init__(
-            read_kubeconfig(str(server.kubeconfig_for("drainer", ["system:masters"]))),
-            SystemClock(),
-            keep=4,
-        )
+    def __init__(self, server: LabServer, kubeconfig: Path | None = None) -> None:
+        path = kubeconfig or server.kubeconfig_for("drainer", ["system:masters"])
+        super().__init__(read_kubeconfig(str(path)), SystemClock(), keep=4)
         self.before: Hook = lambda _: None
         self.after: Callable[[Request], None] = lambda _: None
         self.writes: list[tuple[str, str]] = []

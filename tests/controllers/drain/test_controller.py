@@ -228,7 +228,7 @@ def test_node_that_goes_away_is_forgotten(site: Site, act: Act) -> None:
     acting = act()
     site.ask("a", "drain-b")
     acting.until(lambda: site.record("a"))
-    assert site.pod_watches() == 1
+    wait_until(lambda: site.pod_watches() == 1)
     site.client.delete(NODES, "a")
     acting.until(lambda: site.pod_watches() == 0)
 

@@ -38,7 +38,7 @@ from treenail.kube.watch import Scope
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 50
-_LISTED_WITHIN_S = 5.0
+_LISTED_WITHIN_S = 2.0
 _CONFLICTS = 3
 _CONFLICT_S = 1.0
 _SLOT_S = 30.0

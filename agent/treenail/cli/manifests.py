@@ -1,0 +1,33 @@
+"""``treenail-controller manifests``: all that a cluster needs, for ``kubectl apply -f -``."""
+
+import argparse
+import sys
+
+from treenail.api import documents
+from treenail.cli.run import CONTROLLERS, controllers
+from treenail.controllers import installation
+from treenail.controllers.installation import Options
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The command's arguments."""
+    parser = commands.add_parser(
+        "manifests",
+        help="print what to apply to a cluster to have the controllers run there",
+        description="Print the custom resource definitions, what the agents of nodes and the "
+        "controllers may do, and the controllers' Deployment, for kubectl apply -f -.",
+    )
+    defaults = Options()
+    parser.add_argument("--enable", type=controllers, default=CONTROLLERS, metavar="NAME,...",
+                        help=f"which controllers ({','.join(CONTROLLERS)})")  # fmt: skip
+    parser.add_argument("--namespace", default=defaults.namespace, help="(%(default)s)")
+    parser.add_argument("--image", default=defaults.image, help="(%(default)s)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the documents."""
+    options = Options(arguments.enable, arguments.namespace, arguments.image)
+    sys.stdout.write("---\n".join(map(documents.dump, installation.documents(options))))
+    sys.stdout.flush()
+    return 0

@@ -1,0 +1,97 @@
+"""A cluster that the manifests were applied to, and the controllers with only their account."""
+
+import base64
+from pathlib import Path
+
+import yaml
+
+from treenail.clock import SystemClock
+from treenail.controllers.installation import NAME, Options, documents
+from treenail.kube.client import Client, Json, PatchKind
+from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.resources import Resource
+from treenail.kube.transport import HttpTransport
+from treenail.lab.apiserver.server import LabServer
+
+OPTIONS = Options()
+ACCOUNT = f"system:serviceaccount:{OPTIONS.namespace}:{NAME}"
+
+Granted = frozenset[tuple[str, str]]
+
+
+def apply(server: LabServer, found: list[Json]) -> None:
+    """Apply documents one after the other, as ``kubectl apply --server-side`` does."""
+    transport = HttpTransport(read_kubeconfig(str(server.admin_kubeconfig)), SystemClock())
+    client = Client(transport)
+    for document in found:
+        metadata = document["metadata"]
+        assert isinstance(metadata, dict)
+        client.patch(
+            resource_of(server, document),
+            str(metadata["name"]),
+            document,
+            PatchKind.APPLY,
+            namespace=str(metadata.get("namespace", "")),
+        )
+    transport.close()
+
+
+def resource_of(server: LabServer, document: Json) -> Resource:
+    """Where documents of this kind live."""
+    kind = server.call(lambda api: api.kinds.of(str(document["apiVersion"]), str(document["kind"])))
+    assert kind is not None, f"{document['kind']} is not served"
+    return Resource(kind.group, kind.version, kind.plural, kind.kind, namespaced=kind.namespaced)
+
+
+def account_kubeconfig(server: LabServer, folder: Path) -> Path:
+    """A kubeconfig with the token of the controllers' service account."""
+    groups = ["system:serviceaccounts", f"system:serviceaccounts:{OPTIONS.namespace}"]
+    authority = base64.b64encode(server.ca_file.read_bytes()).decode()
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "clusters": [
+            {
+                "name": "c",
+                "cluster": {"server": server.url, "certificate-authority-data": authority},
+            }
+        ],
+        "users": [{"name": "u", "user": {"token": server.token_for(ACCOUNT, groups)}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    }
+    path = folder / "account.kubeconfig"
+    path.touch(mode=0o600)
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def used(server: LabServer) -> Granted:
+    """Resource (without its group) and verb of all that the account asked for."""
+    counts = server.call(lambda api: api.requests.counts())
+    return frozenset((resource, verb) for user, verb, resource in counts if user == ACCOUNT)
+
+
+def denied(server: LabServer) -> Granted:
+    """Of that, what was refused for want of a permission."""
+    latest = server.call(lambda api: api.requests.latest())
+    return frozenset(
+        (entry.resource, entry.verb)
+        for entry in latest
+        if entry.user == ACCOUNT and entry.code == 403
+    )
+
+
+def without(resource: str, verb: str) -> list[Json]:
+    """The manifests, with one permission of the controllers left out."""
+    found = documents(OPTIONS)
+    for document in found:
+        metadata, rules = document["metadata"], document.get("rules")
+        if not (isinstance(rules, list) and isinstance(metadata, dict)):
+            continue
+        if not str(metadata["name"]).startswith(NAME):
+            continue
+        for rule in rules:
+            if resource in rule["resources"]:
+                rule["verbs"] = [each for each in rule["verbs"] if each != verb]
+    return found

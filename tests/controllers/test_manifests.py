@@ -1,0 +1,265 @@
+"""What ``treenail-controller manifests`` prints, applied to a cluster."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.controllers.installed import apply
+from treenail.api import documents as yaml_documents
+from treenail.cli.controller import main
+from treenail.clock import SystemClock
+from treenail.controllers.installation import Options, documents
+from treenail.errors import Forbidden, Invalid
+from treenail.kube.client import Client, Json, PatchKind
+from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.resources import (
+    CONTROLLERCONFIGS,
+    MACHINECONFIGNODES,
+    MACHINECONFIGPOOLS,
+    NODES,
+    Resource,
+)
+from treenail.kube.transport import HttpTransport
+from treenail.lab.apiserver.server import LabServer
+
+COMMAND = "import sys; from treenail.cli.controller import main; sys.exit(main())"
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LabServer]:
+    with LabServer(tmp_path) as found:
+        yield found
+
+
+class Clients:
+    """Clients that are closed in the end."""
+
+    def __init__(self) -> None:
+        self._transports: list[HttpTransport] = []
+
+    def of(self, kubeconfig: Path) -> Client:
+        self._transports.append(HttpTransport(read_kubeconfig(str(kubeconfig)), SystemClock()))
+        return Client(self._transports[-1])
+
+    def close(self) -> None:
+        for transport in self._transports:
+            transport.close()
+
+
+@pytest.fixture
+def clients() -> Iterator[Clients]:
+    found = Clients()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def client(server: LabServer, clients: Clients) -> Client:
+    apply(server, documents(Options()))
+    return clients.of(server.admin_kubeconfig)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    assert main(["manifests", *arguments]) == 0
+    text = capsys.readouterr().out
+    return yaml_documents.load_all(text, where="manifests")
+
+
+def of_kind(found: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [each for each in found if each["kind"] == kind]
+
+
+@needs_kubectl
+@pytest.mark.integration
+def test_manifests_can_be_piped_into_kubectl_twice(server: LabServer) -> None:
+    paths = os.pathsep.join(filter(None, sys.path))
+    told = subprocess.run(
+        [sys.executable, "-c", COMMAND, "manifests"],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        check=True,
+        timeout=30,
+    )
+    apply_command = ["kubectl", "--kubeconfig", str(server.admin_kubeconfig), "apply", "-f", "-"]
+    said = []
+    for _ in range(2):
+        applied = subprocess.run(
+            apply_command, input=told.stdout, capture_output=True, check=False, timeout=50
+        )
+        assert applied.returncode == 0, applied.stderr
+        said.append(applied.stdout.decode())
+    again = said[1].splitlines()
+    assert "deployment.apps/treenail-controller unchanged" in again
+    assert len(again) == len(documents(Options()))
+
+
+def test_printed_manifests_are_all_documents(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys) == documents(Options())
+
+
+def test_choice_of_controllers_place_and_image_is_obeyed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = printed(
+        capsys, "--enable", "drain", "--namespace", "ops", "--image", "r.example.com/c@sha256:1"
+    )
+    (deployment,) = of_kind(found, "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (role,) = [
+        each
+        for each in of_kind(found, "ClusterRole")
+        if each["metadata"]["name"] == "treenail-controller"
+    ]
+
+    assert container["image"] == "r.example.com/c@sha256:1"
+    assert container["args"] == ["run", "--enable=drain", "--metrics=:8080"]
+    assert {resource for rule in role["rules"] for resource in rule["resources"]} == {
+        "daemonsets",
+        "machineconfignodes",
+        "machineconfignodes/status",
+        "nodes",
+        "poddisruptionbudgets",
+        "pods",
+        "pods/eviction",
+    }
+    (namespace,) = of_kind(found, "Namespace")
+    assert namespace["metadata"]["name"] == "ops"
+    placed = {each["metadata"].get("namespace") for each in found}
+    assert placed == {None, "default", "ops"}
+    subjects = [
+        subject
+        for kind in ("ClusterRoleBinding", "RoleBinding")
+        for each in of_kind(found, kind)
+        for subject in each["subjects"]
+        if subject["kind"] == "ServiceAccount"
+    ]
+    assert {subject["namespace"] for subject in subjects} == {"ops"}
+
+
+@pytest.mark.parametrize("names", ["", ",", "drain,reboot"])
+def test_unknown_controller_is_refused(names: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["manifests", "--enable", names])
+    assert ended.value.code == 2
+    assert "render, rollout, drain" in capsys.readouterr().err or names in ("", ",")
+
+
+def test_pods_are_allowed_by_the_restricted_standard() -> None:
+    (deployment,) = of_kind(documents(Options()), "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+
+    assert deployment["spec"]["replicas"] == 2
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
+
+
+def make(client: Client, resource: Resource, **more: object) -> Json:
+    body: Json = {
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "metadata": {"name": "a"},
+        **more,
+    }
+    return client.create(resource, body)
+
+
+@pytest.mark.parametrize(
+    ("resource", "spec", "said"),
+    [
+        (MACHINECONFIGPOOLS, {"maxUnavailable": [1]}, "maxUnavailable"),
+        (MACHINECONFIGPOOLS, {"paused": "yes"}, "paused"),
+        (MACHINECONFIGPOOLS, {"pinnedImageSets": [{"name": "A_"}]}, "pinnedImageSets"),
+        (MACHINECONFIGPOOLS, {"osImageStream": {}}, "osImageStream.name"),
+        (CONTROLLERCONFIGS, {"baseOSContainerImage": 1}, "baseOSContainerImage"),
+        (MACHINECONFIGNODES, {"node": {"name": "a"}}, "configVersion"),
+        (
+            MACHINECONFIGNODES,
+            {"node": {"name": "a"}, "pool": {"name": "A_"}, "configVersion": {"desired": "x"}},
+            "pool.name",
+        ),
+    ],
+)
+def test_bad_object_is_refused_by_the_definitions(
+    client: Client, resource: Resource, spec: Json, said: str
+) -> None:
+    with pytest.raises(Invalid, match=said):
+        make(client, resource, spec=spec)
+
+
+def test_good_pool_is_kept_as_it_was_written(client: Client) -> None:
+    spec: Json = {
+        "machineConfigSelector": {
+            "matchExpressions": [{"key": "role", "operator": "In", "values": ["a", "b"]}]
+        },
+        "nodeSelector": {"matchLabels": {"role": ""}},
+        "paused": True,
+        "maxUnavailable": "10%",
+        "configuration": {"name": "x", "source": [{"kind": "MachineConfig", "name": "00"}]},
+        "osImageStream": {"name": "rhel-10"},
+    }
+    made = make(client, MACHINECONFIGPOOLS, spec=spec)
+    status: Json = {
+        "observedGeneration": 1,
+        "machineCount": 3,
+        "conditions": [{"type": "Updated", "status": "True", "reason": "x"}],
+    }
+    written = client.patch(MACHINECONFIGPOOLS, "a", {"status": status}, subresource="status")
+
+    assert made["spec"] == spec
+    assert written["status"] == status
+
+
+def test_what_others_write_into_the_controller_config_is_kept(client: Client) -> None:
+    spec: Json = {"baseOSContainerImage": "x", "infra": {"status": {"platform": "None"}}}
+    assert make(client, CONTROLLERCONFIGS, spec=spec)["spec"] == spec
+
+
+def test_node_may_write_the_conditions_of_its_own_object_only(
+    server: LabServer, client: Client, clients: Clients
+) -> None:
+    for name in ("a", "b"):
+        client.create(NODES, {"metadata": {"name": name}})
+        spec = {
+            "node": {"name": name},
+            "pool": {"name": "worker"},
+            "configVersion": {"desired": "x"},
+        }
+        body = {
+            "apiVersion": MACHINECONFIGNODES.api_version,
+            "kind": MACHINECONFIGNODES.kind,
+            "metadata": {"name": name},
+        }
+        client.create(MACHINECONFIGNODES, {**body, "spec": spec})
+    node = clients.of(server.node_kubeconfig("a"))
+
+    def tell(name: str) -> None:
+        status: Json = {
+            "apiVersion": MACHINECONFIGNODES.api_version,
+            "kind": MACHINECONFIGNODES.kind,
+            "metadata": {"name": name},
+            "status": {"configVersion": {"desired": "x"}},
+        }
+        node.patch(MACHINECONFIGNODES, name, status, PatchKind.APPLY, subresource="status")
+
+    tell("a")
+    with pytest.raises(Forbidden):
+        tell("b")
+    (policy,) = of_kind(documents(Options()), "ValidatingAdmissionPolicy")
+    (rule,) = policy["spec"]["validations"]
+    assert rule["expression"] == "request.userInfo.username == 'system:node:' + request.name"

@@ -1,0 +1,204 @@
+"""``treenail-controller run``, as the process that a Deployment starts."""
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.controllers.drain.site import Site
+from tests.controllers.installed import OPTIONS, account_kubeconfig, apply
+from tests.waiting import wait_until
+from treenail.cli.controller import main
+from treenail.cli.run import BUILDERS
+from treenail.controllers.installation import NAME, documents
+from treenail.controllers.permissions import BY_CONTROLLER
+from treenail.kube.client import Json
+from treenail.kube.resources import LEASES
+from treenail.lab.apiserver.server import LabServer
+
+pytestmark = pytest.mark.integration
+COMMAND = "import sys; from treenail.cli.controller import main; sys.exit(main())"
+LIMIT_S = 30.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LabServer]:
+    with LabServer(tmp_path / "api") as found:
+        apply(found, documents(OPTIONS))
+        yield found
+
+
+@pytest.fixture
+def site(server: LabServer) -> Iterator[Site]:
+    found = Site(server)
+    yield found
+    found.close()
+
+
+class Running:
+    """The process, and the port it serves on."""
+
+    def __init__(self, kubeconfig: Path, log: Path, *arguments: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.log = log
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "POD_NAMESPACE": OPTIONS.namespace,
+            "POD_NAME": log.stem,
+        }
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-c", COMMAND, "run", "--kubeconfig", str(kubeconfig)),
+                    *("--metrics", f"127.0.0.1:{self.port}", *arguments),
+                ],
+                env=environment,
+                stdout=output,
+                stderr=output,
+            )
+
+    def get(self, path: str) -> str:
+        """The page, or an empty text while there is none."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            body = response.read().decode()
+        except OSError:
+            return ""
+        finally:
+            connection.close()
+        return body if response.status == 200 else ""
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Its exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(LIMIT_S)
+
+
+@contextmanager
+def running(kubeconfig: Path, log: Path, *arguments: str) -> Iterator[Running]:
+    found = Running(kubeconfig, log, *arguments)
+    try:
+        yield found
+    except BaseException:
+        sys.stdout.write(log.read_text())
+        raise
+    finally:
+        if found.process.poll() is None:
+            found.process.kill()
+        found.process.wait(LIMIT_S)
+
+
+def test_process_drains_a_node_and_ends_in_order(
+    server: LabServer, site: Site, tmp_path: Path
+) -> None:
+    site.node("a")
+    site.pod("a", "web")
+    site.ask("a", "drain-b")
+    kubeconfig = account_kubeconfig(server, tmp_path)
+    with running(kubeconfig, tmp_path / "one.log", "--enable", "drain") as process:
+        wait_until(lambda: site.applied("a") == "drain-b", limit_s=LIMIT_S)
+        assert process.get("/healthz") == "ok\n"
+        assert process.get("/readyz") == "ok\n"
+        metrics = process.get("/metrics")
+        assert "treenail_controller_leader 1\n" in metrics
+        assert "treenail_controller_drain_duration_seconds_count 1\n" in metrics
+        assert process.end() == 0
+
+    lease = site.client.get(LEASES, NAME, namespace=OPTIONS.namespace)
+    assert lease["spec"]["holderIdentity"] == ""  # type: ignore[index]  # a dict
+    log = process.log.read_text()
+    assert " INFO    drain-b applied on a after " in log
+    assert "Traceback" not in log
+
+
+def test_process_whose_leader_was_killed_takes_over(
+    server: LabServer, site: Site, tmp_path: Path
+) -> None:
+    site.node("a")
+    site.pod("a", "web")
+    site.budget("keep-web", "web")
+    kubeconfig = account_kubeconfig(server, tmp_path)
+    with running(kubeconfig, tmp_path / "one.log", "--enable=drain") as first:
+        wait_until(lambda: "controller_leader 1" in first.get("/metrics"), limit_s=LIMIT_S)
+        with running(kubeconfig, tmp_path / "two.log", "--enable=drain") as second:
+            wait_until(lambda: second.get("/readyz"), limit_s=LIMIT_S)
+            assert "controller_leader 0" in second.get("/metrics")
+            site.ask("a", "drain-b")
+            wait_until(lambda: site.cordoned("a"))
+            began = site.record("a")
+            first.end(signal.SIGKILL)
+            # The lease would run out after a minute.
+            spec: Json = {"spec": {"holderIdentity": ""}}
+            site.client.patch(LEASES, NAME, spec, namespace=OPTIONS.namespace)
+            site.drop_budget("keep-web")
+            wait_until(lambda: site.applied("a") == "drain-b", limit_s=LIMIT_S)
+            assert site.record("a") == began
+            assert second.end() == 0
+
+
+def test_process_that_lost_the_lease_fails(server: LabServer, tmp_path: Path, site: Site) -> None:
+    kubeconfig = account_kubeconfig(server, tmp_path)
+    with running(kubeconfig, tmp_path / "one.log", "--enable", "drain,render,rollout") as process:
+        wait_until(lambda: "controller_leader 1" in process.get("/metrics"), limit_s=LIMIT_S)
+        spec: Json = {"spec": {"holderIdentity": "them"}}
+        site.client.patch(LEASES, NAME, spec, namespace=OPTIONS.namespace)
+        assert process.process.wait(LIMIT_S) == 1
+    assert "the lease is another's now" in process.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--enable", "drain"], "no service account"),
+        (["--enable", "drain", "--kubeconfig", "/nowhere"], "kubeconfig /nowhere can't be used"),
+        (["--enable", "drain", "--metrics", "8080"], "'8080' is no address"),
+    ],
+)
+def test_bad_argument_is_one_sentence(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--enable", "reboot"],
+        ["--enable", "drain", "--drains", "0"],
+        ["--enable", "drain", "--image-annotation", "image"],
+    ],
+)
+def test_unknown_argument_shows_the_usage(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *arguments])
+    assert ended.value.code == 2
+    assert "usage: treenail-controller run" in capsys.readouterr().err
+
+
+def test_namespace_of_the_lease_has_to_be_known(
+    server: LabServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubeconfig = str(account_kubeconfig(server, tmp_path))
+    assert main(["run", "--enable=drain", "--kubeconfig", kubeconfig]) == 2
+    assert "in which namespace the Lease is" in capsys.readouterr().err
+
+
+def test_every_controller_has_its_permissions() -> None:
+    assert BUILDERS.keys() == BY_CONTROLLER.keys()
