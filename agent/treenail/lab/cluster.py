@@ -11,7 +11,7 @@ from pathlib import Path
 
 from treenail.api import annotations as key
 from treenail.clock import SystemClock
-from treenail.controllers import crds
+from treenail.controllers import crds, installation
 from treenail.errors import ClusterError
 from treenail.kube.client import Client, Json
 from treenail.kube.kubeconfig import read_kubeconfig
@@ -33,11 +33,6 @@ log = logging.getLogger(__name__)
 
 POOL = "worker"
 _READY_LOOK_S = 0.2
-_RBAC = "rbac.authorization.k8s.io"
-_CLUSTER_ROLES = Resource(_RBAC, "v1", "clusterroles", "ClusterRole", namespaced=False)
-_CLUSTER_ROLE_BINDINGS = Resource(
-    _RBAC, "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +143,19 @@ class Lab:
             if kind == "MachineConfigNode" and not self.plan.machine_config_nodes:
                 continue
             self.client.create(CUSTOMRESOURCEDEFINITIONS, document)
-        self.client.create(_CLUSTER_ROLES, _NODE_ROLE)
-        self.client.create(_CLUSTER_ROLE_BINDINGS, _NODE_BINDING)
+        for document in installation.node_access():
+            self._create(document)
+
+    def _create(self, document: Json) -> None:
+        """Create an object of any kind that the server has."""
+        metadata = _of(document, "metadata")
+        kind = self.server.call(
+            lambda api: api.kinds.of(str(document["apiVersion"]), str(document["kind"]))
+        )
+        if kind is not None:
+            resource = Resource(kind.group, kind.version, kind.plural, kind.kind, kind.namespaced)
+            namespace = str(metadata.get("namespace", ""))
+            self.client.create(resource, document, namespace=namespace)
 
     def _install_node(self, name: str) -> None:
         directory = self.directory / name
@@ -247,33 +253,6 @@ def rendered(name: str, spec: Mapping[str, object] | None = None) -> Json:
         "metadata": {"name": name},
         "spec": {"config": {"ignition": {"version": "3.5.0"}}, **(spec or {})},
     }
-
-
-_NODE_ROLE: Json = {
-    "apiVersion": f"{_RBAC}/v1",
-    "kind": "ClusterRole",
-    "metadata": {"name": "treenail-node"},
-    "rules": [
-        {
-            "apiGroups": ["machineconfiguration.openshift.io"],
-            "resources": ["machineconfigs", "machineconfignodes"],
-            "verbs": ["get"],
-        },
-        {
-            "apiGroups": ["machineconfiguration.openshift.io"],
-            "resources": ["machineconfignodes/status"],
-            "verbs": ["patch"],
-        },
-        {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
-    ],
-}
-_NODE_BINDING: Json = {
-    "apiVersion": f"{_RBAC}/v1",
-    "kind": "ClusterRoleBinding",
-    "metadata": {"name": "treenail-node"},
-    "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": "treenail-node"},
-    "subjects": [{"apiGroup": _RBAC, "kind": "Group", "name": "system:nodes"}],
-}
 
 
 def _of(document: Json, name: str) -> Json:
