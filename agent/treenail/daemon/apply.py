@@ -20,6 +20,7 @@ from treenail.update.steps import (
     Restore,
     SetPassword,
     Step,
+    undoing,
 )
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,10 @@ def apply(steps: Sequence[Step], runner: Runner) -> None:
             _carry_out(batch, runner, progress)
         runner.undo.commit()
     except TreenailError as error:
+        begun = steps[: steps.index(progress.step) + 1]
+        log.warning("undoing %d steps: can't %s", len(begun), progress.step)
+        for each in undoing(begun):
+            log.debug("undoing: %s", each)
         _undo(progress.step, error, runner)
 
 
