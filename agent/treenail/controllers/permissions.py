@@ -39,7 +39,7 @@ BY_CONTROLLER: Mapping[str, Verbs] = {
         "pods": _WATCHED,
         "pods/eviction": ("create",),
         "daemonsets.apps": ("get",),
-        "poddisruptionbudgets.policy": ("list",),
+        "poddisruptionbudgets.policy": _WATCHED,
         f"machineconfignodes.{GROUP}": ("get",),
         f"machineconfignodes/status.{GROUP}": ("patch",),
     },

@@ -1,6 +1,7 @@
 """Emptying a node: which pods go, asking them to, and the names of those that stay and why."""
 
 import logging
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -29,6 +30,8 @@ MOST_NAMED = 10
 # gets a little longer than its grace period before it is called stuck.
 _AGAIN_S = 5.0
 _SLACK_S = 15.0
+# A server that takes seconds for each eviction is not asked for all of them in one turn.
+_TURN_S = 10.0
 
 
 class Reason(StrEnum):
@@ -140,9 +143,10 @@ def cordon(client: Client, node: str, *, cordoned: bool) -> Json:
 class Drain:
     """The pods of one node, watched while they are asked to go; to be used in a ``with``.
 
-    One thread calls ``turn``; ``ring`` is called from another when a pod changed. Cordon the
-    node first, so that what is listed here stays all there is. ``patience`` says after how many
-    seconds a pod that does not go is asked again, if not after five.
+    One thread calls ``turn``, any may call ``hurry``; ``ring`` is called from another one when a
+    pod changed. Cordon the node first, so that what is listed here stays all there is.
+    ``patience`` says after how many seconds a pod that does not go is asked again, if not after
+    five.
     """
 
     def __init__(
@@ -171,6 +175,7 @@ class Drain:
             on_lost=self._lose,
         )
         self._pods.tell(lambda *_: ring())
+        self._hurried: deque[str] = deque()
         self._daemonsets: dict[str, bool] = {}
         self._answers: dict[str, _Answer] = {}
 
@@ -180,6 +185,10 @@ class Drain:
 
     def __exit__(self, *_: object) -> None:
         self._pods.stop()
+
+    def hurry(self, budget: str) -> None:
+        """At the next turn, ask those again that this budget (``namespace/name``) kept."""
+        self._hurried.append(budget)
 
     def turn(self) -> Progress:
         """Ask every pod that has to go and was not asked lately; what is left afterwards.
@@ -194,9 +203,14 @@ class Drain:
         here = {pod.uid for pod in leaving}
         self._answers = {uid: a for uid, a in self._answers.items() if uid in here}
         budgets = _Budgets(self._client)
+        hurried = {self._hurried.popleft() for _ in range(len(self._hurried))}
+        end = self._clock.monotonic() + _TURN_S
+        in_time = True
         for pod in leaving:
             if pod.terminates_at is None:
-                self._ask(pod, budgets)
+                self._ask(pod, budgets, hurried)
+            if not (in_time := self._clock.monotonic() < end):
+                break
         blockers = sorted(
             (blocker for pod in leaving if (blocker := self._blocker(pod))),
             key=lambda blocker: (blocker.since, blocker.pod),
@@ -205,13 +219,13 @@ class Drain:
             remaining=tuple(sorted(pod.key for pod in leaving)),
             blockers=tuple(blockers[:MOST_NAMED]),
             blocked=len(blockers),
-            again_s=_AGAIN_S,
+            again_s=_AGAIN_S if in_time else 0.0,
         )
 
-    def _ask(self, pod: Pod, budgets: "_Budgets") -> None:
+    def _ask(self, pod: Pod, budgets: "_Budgets", hurried: Collection[str]) -> None:
         now = self._clock.monotonic()
         before = self._answers.get(pod.uid)
-        if before and now < before.again_at:
+        if before and now < before.again_at and not _is_kept_by(before.refused, hurried):
             return
         refused: Blocker | None = None
         again_s = _AGAIN_S
@@ -264,6 +278,14 @@ class _Answer:
 
     again_at: float
     refused: Blocker | None
+
+
+def _is_kept_by(refused: Blocker | None, budgets: Collection[str]) -> bool:
+    """Whether one of the budgets, by ``namespace/name``, is what the pod was refused for."""
+    if refused is None:
+        return False
+    namespace = refused.pod.partition("/")[0]
+    return any(f"{namespace}/{budget.name}" in budgets for budget in refused.budgets)
 
 
 class _Budgets:

@@ -222,15 +222,20 @@ class Acting:
         self.queue.done(name)
         return True
 
-    def until(self, reached: Callable[[], object], *, limit_s: float = 15.0) -> None:
-        """Turn after turn until it is so; its clock goes on a little when nothing is due."""
+    def until(
+        self, reached: Callable[[], object], *, limit_s: float = 15.0, still: bool = False
+    ) -> None:
+        """Turn after turn until it is so.
+
+        Its clock goes on a little when nothing is due, unless it is to stand ``still``.
+        """
 
         def look() -> object:
             while self.turn():
                 pass
             if reached():
                 return True
-            if isinstance(self.clock, FakeClock):
+            if isinstance(self.clock, FakeClock) and not still:
                 self.clock.move(0.5)
             return False
 

@@ -148,6 +148,20 @@ def test_human_who_uncordons_during_the_drain_gives_their_cordon_up(site: Site, 
     assert not site.cordoned("a")
 
 
+def test_cordon_that_a_human_sets_after_lifting_ours_is_theirs(site: Site, act: Act) -> None:
+    site.node("a")
+    acting = act()
+    site.ask("a", "drain-b")
+    acting.until(lambda: site.applied("a") == "drain-b")
+    site.set_cordon("a", cordoned=False)
+    acting.until(lambda: site.record("a")["cordonedBy"] == "other")
+    site.set_cordon("a", cordoned=True)
+    site.ask("a", "uncordon-b")
+    acting.until(lambda: site.applied("a") == "uncordon-b")
+
+    assert site.cordoned("a")
+
+
 def test_uncordon_just_before_the_acknowledgement_is_seen(site: Site, act: Act) -> None:
     site.node("a")
     acting = act()
@@ -305,6 +319,23 @@ def test_drain_that_began_first_gets_the_budget_first(site: Site, act: Act) -> N
         left.append((len(site.pods("a")), len(site.pods("b"))))
 
     assert left == [(1, 2), (0, 2), (0, 1), (0, 0)]
+
+
+def test_drain_goes_on_as_soon_as_the_budget_lets_it(site: Site, act: Act) -> None:
+    site.node("a")
+    site.pod("a", "web-0", app="web")
+    site.pod("a", "web-1", app="web")
+    site.node("c")
+    site.budget("keep", "web", keep=2)
+    acting = act()
+    site.ask("a", "drain-x")
+    acting.until(lambda: acting.wire.written("/eviction") == 2)
+    for number in range(2):
+        site.pod("c", f"more-{number}", app="web")
+        left = 1 - number
+        # Without the clock, which would bring the next ordinary try.
+        acting.until(lambda left=left: len(site.pods("a")) == left, still=True)  # type: ignore[misc]
+    acting.until(lambda: site.applied("a") == "drain-x", still=True)
 
 
 def test_metrics_tell_of_drains(site: Site, act: Act) -> None:

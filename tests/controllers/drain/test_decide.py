@@ -1,5 +1,6 @@
 """What a Node asks for, to what is done next."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from treenail.controllers.drain.decide import (
     Cordon,
     Cordoner,
     Decision,
+    Disown,
     Empty,
     NodeSeen,
     Record,
@@ -37,9 +39,19 @@ CASES: list[tuple[str, NodeSeen, Decision]] = [
     ("a drain that was withdrawn is named no more", node("", blocked="[]"), Rest(stale=True)),
     ("what is asked for is so", node("drain-b", "drain-b", **CORDONED), Rest()),
     (
-        "somebody uncordoned a drained node, which is for the agent to see",
+        "somebody uncordoned a drained node: that it has to go back is for the agent to say",
         node("drain-b", "drain-b", record=OURS),
+        Disown(replace(OURS, cordoner=Cordoner.OTHER)),
+    ),
+    (
+        "somebody uncordoned a drained node, and that is known",
+        node("drain-b", "drain-b", record=THEIRS),
         Rest(),
+    ),
+    (
+        "another drain of a node that somebody uncordoned",
+        node("drain-c", "drain-b", record=THEIRS),
+        Cordon(Record("drain-c", 1_700_000_000.0, Cordoner.US)),
     ),
     ("no verb", node("drain", "uncordon-a"), Refuse("drain")),
     ("another verb", node("reboot-b", "uncordon-a"), Refuse("reboot-b")),

@@ -94,3 +94,20 @@ def test_one_that_waits_no_more_is_passed_over() -> None:
     line.wait("old", 1.0, [])
 
     assert line.patience_s("new", 2.0, refused(WEB)) == 5
+
+
+def test_what_a_budget_allows_goes_to_the_first_and_what_is_left_to_the_next() -> None:
+    line = Line()
+    line.wait("second", 2.0, [refused(WEB), refused(WEB)])
+    line.wait("first", 1.0, [refused(WEB), refused(WEB)])
+    line.wait("third", 3.0, [refused(WEB)])
+    line.wait("other", 0.0, [refused(Budget("db", 0))])
+
+    found = [line.next("shop/web", allowed) for allowed in (0, 1, 2, 3, 99)]
+    assert found == [
+        [],
+        ["first"],
+        ["first"],
+        ["first", "second"],
+        ["first", "second", "third"],
+    ]

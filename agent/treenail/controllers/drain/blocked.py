@@ -49,15 +49,20 @@ class Blocked:
         return f"{named}; and {self.more} more" if self.more else named
 
 
-def blocked(progress: Progress, named: str, now: float) -> Blocked:
-    """What to name now; ``named`` is the annotation, which knows for how long already."""
+def blocked(
+    progress: Progress, named: str, now: float, *, after_s: float = NAMED_AFTER_S
+) -> Blocked:
+    """What to name now; ``named`` is the annotation, which knows for how long already.
+
+    Only what has been in the way for ``after_s`` is named.
+    """
     since = {key: at for key, at in _since(named).items() if at <= now}
     found = [
         replace(each, since=min(each.since, since.get((each.pod, str(each.reason)), each.since)))
         for each in progress.blockers
     ]
-    due = [each for each in found if now - each.since >= NAMED_AFTER_S]
-    waits = [NAMED_AFTER_S - (now - each.since) for each in found if each not in due]
+    due = [each for each in found if now - each.since >= after_s]
+    waits = [after_s - (now - each.since) for each in found if each not in due]
     due.sort(key=lambda each: (each.since, each.pod))
     more = progress.blocked - len(progress.blockers) if due else 0
     return Blocked(tuple(due), more, min(waits, default=None))

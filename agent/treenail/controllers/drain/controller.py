@@ -10,11 +10,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
+from treenail.api.decode import Json
 from treenail.clock import Clock, rfc3339
-from treenail.controllers.drain.blocked import RENAMED_AFTER_S, Blocked, blocked, keys_of
+from treenail.controllers.drain.blocked import (
+    NAMED_AFTER_S,
+    RENAMED_AFTER_S,
+    Blocked,
+    blocked,
+    keys_of,
+)
 from treenail.controllers.drain.conditions import Reporter, Stage, conditions
 from treenail.controllers.drain.decide import (
     Cordon,
+    Disown,
     Empty,
     NodeSeen,
     Record,
@@ -32,7 +40,7 @@ from treenail.errors import Conflict, Forbidden, Invalid
 from treenail.kube.client import Client
 from treenail.kube.events import Regarding
 from treenail.kube.eviction import Drain
-from treenail.kube.resources import NODES
+from treenail.kube.resources import NODES, PODDISRUPTIONBUDGETS
 from treenail.kube.watch import Scope
 
 log = logging.getLogger(__name__)
@@ -45,6 +53,7 @@ _SLOT_S = 30.0
 _HELD_S = 60.0
 """How long a drain that is held up keeps its slot while others wait for one."""
 _REMIND_S = 600.0
+_ALL = 1_000_000
 
 
 class Events(Protocol):
@@ -86,7 +95,10 @@ class _Running:
 
 
 class DrainController:
-    """Cordons, empties and uncordons nodes, at most ``at_once`` of them at a time."""
+    """Cordons, empties and uncordons nodes, at most ``at_once`` of them at a time.
+
+    What is in the way for ``named_after_s`` is named.
+    """
 
     name = "drain"
 
@@ -98,11 +110,13 @@ class DrainController:
         metrics: Metrics,
         *,
         at_once: int = _AT_ONCE,
+        named_after_s: float = NAMED_AFTER_S,
     ) -> None:
         self._client = client
         self._events = events
         self._clock = clock
         self._measured = Measured(metrics)
+        self._named_after_s = named_after_s
         self._slots = Slots(at_once)
         self._line = Line()
         self._reporter = Reporter(client, clock)
@@ -112,9 +126,13 @@ class DrainController:
         self._measure()
 
     def watch(self, informers: Informers, look_at: LookAt) -> None:
-        """Look at a node whenever what it asks for, or its cordon, becomes another."""
+        """Look at a node when what it asks for or its cordon becomes another, or a budget it needs.
+
+        Its pods are watched only while it is being drained.
+        """
         view = informers.view(Scope(NODES), NodeSeen.from_json)
         view.tell(lambda name, _before, _after: look_at(name))
+        informers.view(Scope(PODDISRUPTIONBUDGETS), _allowed).tell(self._budget_moved)
         self._nodes = Nodes(self._client, view)
         self._look_at = look_at
 
@@ -146,6 +164,10 @@ class DrainController:
                 self._end(node.name)
                 if stale:
                     self._nodes.name_blockers(node, "")
+                return self._reporter.keep(node.name)
+            case Disown(record):
+                self._end(node.name)
+                self._nodes.disown(node, record)
                 return self._reporter.keep(node.name)
             case Refuse(request):
                 self._end(node.name)
@@ -192,7 +214,8 @@ class DrainController:
             return self._drained(node, record)
         self._line.wait(node.name, record.began, progress.blockers)
         running.held_up = progress.blocked == len(progress.remaining)
-        found = blocked(progress, node.blocked, self._clock.now())
+        now = self._clock.now()
+        found = blocked(progress, node.blocked, now, after_s=self._named_after_s)
         again_s = self._name(node, running, found)
         self._reporter.tell(node.name, conditions(Stage.DRAINING, record.request, found.sentence))
         if self._gives_way(node.name, running):
@@ -228,6 +251,13 @@ class DrainController:
             self._warn(node.name, "DrainBlocked", message)
             log.warning("%s: %s", node.name, message)
         return RENAMED_AFTER_S if found.due_in_s is None else found.due_in_s
+
+    def _budget_moved(self, budget: str, _before: int | None, allowed: int | None) -> None:
+        # A budget that is gone allows everything.
+        for name in self._line.next(budget, _ALL if allowed is None else allowed):
+            if (running := self._running.get(name)) is not None:
+                running.drain.hurry(budget)
+                self._look_at(name)
 
     def _gives_way(self, name: str, running: _Running) -> bool:
         """Let another node be drained while this one can't be; its cordon and names stay."""
@@ -285,3 +315,10 @@ class DrainController:
         drains.read("blocked", by=lambda: float(held_up()))
         drains.read("waiting", by=lambda: float(self._slots.waiting))
         self._measured.longest.read(by=longest_s)
+
+
+def _allowed(document: Json) -> int:
+    """How many pods a PodDisruptionBudget lets go now."""
+    status = document.get("status")
+    allowed = status.get("disruptionsAllowed") if isinstance(status, dict) else None
+    return allowed if isinstance(allowed, int) else 0

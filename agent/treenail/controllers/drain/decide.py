@@ -101,6 +101,13 @@ class Rest:
 
 
 @dataclass(frozen=True, slots=True)
+class Disown:
+    """Somebody lifted our cordon after the drain: keep this record, by which the next is theirs."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
 class Refuse:
     """Nobody knows what is asked for."""
 
@@ -130,18 +137,20 @@ class Uncordon:
     lift: bool
 
 
-Decision = Rest | Refuse | Cordon | Empty | Uncordon
+Decision = Rest | Disown | Refuse | Cordon | Empty | Uncordon
 
 
 def decide(node: NodeSeen, now: float) -> Decision:
     """The next step for a node."""
+    record = node.record
     if not node.asked or node.asked == node.applied:
+        if record is not None and record.cordoner is Cordoner.US and not node.unschedulable:
+            return Disown(replace(record, cordoner=Cordoner.OTHER))
         return Rest(stale=node.blocked != "")
     if node.asked.startswith(_UNCORDON):
         return Uncordon(node.asked, lift=node.unschedulable and not _is_anothers(node))
     if not node.asked.startswith(_DRAIN):
         return Refuse(node.asked)
-    record = node.record
     if record is None or record.request != node.asked:
         cordoner = Cordoner.OTHER if _is_anothers(node) else Cordoner.US
         return Cordon(Record(node.asked, float(int(now)), cordoner))

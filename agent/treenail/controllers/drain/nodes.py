@@ -42,6 +42,10 @@ class Nodes:
         notes: Json = {key.DRAIN: record.to_text()}
         return self._write(node, notes, {"unschedulable": True})
 
+    def disown(self, node: NodeSeen, record: Record) -> NodeSeen:
+        """Keep this record on it."""
+        return self._write(node, {key.DRAIN: record.to_text()})
+
     def name_blockers(self, node: NodeSeen, text: str) -> NodeSeen:
         """Name on it what is in the way; an empty text takes that back."""
         return self._write(node, {key.DRAIN_BLOCKED: text or None})

@@ -2,12 +2,13 @@
 
 Several nodes may wait for the same PodDisruptionBudget. If all asked as often, the disruptions
 it allows would be spread over them and all would end late; so the drain that began first asks
-more often, and ends first. No node waits for ever on behalf of another: the others ask less
-often, but they ask.
+as soon as the budget allows something, and ends first. No node waits for ever on behalf of
+another: the others ask less often, but they ask.
 """
 
 import threading
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from treenail.kube.eviction import Blocker, Reason
@@ -73,7 +74,8 @@ class Slots:
 @dataclass(frozen=True, slots=True)
 class _Place:
     began: float
-    budgets: frozenset[str]
+    pods: Mapping[str, int]
+    """How many pods wait for each budget."""
 
 
 class Line:
@@ -85,10 +87,10 @@ class Line:
 
     def wait(self, node: str, began: float, blockers: Iterable[Blocker]) -> None:
         """The drain of a node, which began then, is held up by these."""
-        budgets = frozenset(budget for each in blockers for budget in _budgets(each))
+        pods = Counter(budget for each in blockers if (budget := _budget(each)))
         with self._lock:
-            if budgets:
-                self._places[node] = _Place(began, budgets)
+            if pods:
+                self._places[node] = _Place(began, pods)
             else:
                 self._places.pop(node, None)
 
@@ -99,19 +101,37 @@ class Line:
 
     def patience_s(self, node: str, began: float, blocker: Blocker) -> float:
         """After how many seconds the pod of a node is asked again."""
-        budgets = _budgets(blocker)
+        budget = _budget(blocker)
         with self._lock:
             ahead = any(
-                (place.began, other) < (began, node) and place.budgets & budgets
+                (place.began, other) < (began, node) and budget in place.pods
                 for other, place in self._places.items()
                 if other != node
             )
         return OTHERS_ASK_S if ahead else FIRST_ASKS_S
 
+    def next(self, budget: str, allowed: int) -> list[str]:
+        """The nodes whose turn it is when a budget allows so many disruptions."""
+        with self._lock:
+            waiting = sorted(
+                (place.began, node, place.pods[budget])
+                for node, place in self._places.items()
+                if budget in place.pods
+            )
+        found: list[str] = []
+        for _, node, pods in waiting:
+            if allowed <= 0:
+                break
+            found.append(node)
+            allowed -= pods
+        return found
 
-def _budgets(blocker: Blocker) -> frozenset[str]:
-    """The budget that a pod waits for; a pod of several waits for a person."""
+
+def _budget(blocker: Blocker) -> str:
+    """The budget that a pod waits for, as ``namespace/name``.
+
+    Empty for one that waits for something else; a pod of several budgets waits for a person.
+    """
     if blocker.reason is not Reason.BUDGET or len(blocker.budgets) != 1:
-        return frozenset()
-    namespace = blocker.pod.partition("/")[0]
-    return frozenset({f"{namespace}/{blocker.budgets[0].name}"})
+        return ""
+    return f"{blocker.pod.partition('/')[0]}/{blocker.budgets[0].name}"

@@ -1,0 +1,230 @@
+"""Whatever people, agents, kills and lost answers do to a node: what always holds of its drain."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from treenail.api import annotations as key
+from treenail.controllers.drain.blocked import keys_of
+from treenail.controllers.drain.decide import (
+    Cordon,
+    Cordoner,
+    Disown,
+    Empty,
+    NodeSeen,
+    Rest,
+    Uncordon,
+    decide,
+)
+from treenail.controllers.drain.nodes import Nodes
+from treenail.errors import ConfigError, Conflict, Unreachable
+from treenail.kube.client import Json, PatchKind
+from treenail.kube.resources import Resource
+
+AT_REST = 12
+"""Turns after which everything that is asked for has to be so, when nothing else happens."""
+
+
+class Server:
+    """One Node: merge patches, conditional on its version; answers may get lost."""
+
+    def __init__(self) -> None:
+        self.version = 1
+        self.annotations: dict[str, str] = {}
+        self.unschedulable = False
+        self.lose_answer = False
+
+    def document(self) -> Json:
+        return {
+            "metadata": {
+                "name": "n",
+                "resourceVersion": str(self.version),
+                "annotations": dict(self.annotations),
+            },
+            "spec": {"unschedulable": self.unschedulable},
+        }
+
+    def get(self, _resource: Resource, _name: str) -> Json:
+        return self.document()
+
+    def patch(
+        self,
+        _resource: Resource,
+        _name: str,
+        body: Any,
+        _kind: PatchKind = PatchKind.MERGE,
+        **_: Any,
+    ) -> Json:
+        if body["metadata"]["resourceVersion"] != str(self.version):
+            raise Conflict("the object has been modified")
+        self.change(body["metadata"]["annotations"])
+        if "spec" in body:
+            self.unschedulable = bool(body["spec"]["unschedulable"])
+        if self.lose_answer:
+            self.lose_answer = False
+            raise Unreachable("the answer is lost")
+        return self.document()
+
+    def change(self, notes: dict[str, str | None]) -> None:
+        self.version += 1
+        for name, value in notes.items():
+            if value is None:
+                self.annotations.pop(name, None)
+            else:
+                self.annotations[name] = value
+
+
+class Cache:
+    """What the watch has told, which may be the past."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.look()
+
+    def look(self) -> None:
+        self._seen = NodeSeen.from_json(self._server.document())
+
+    def find(self, _name: str) -> NodeSeen:
+        return self._seen
+
+
+class Draining(RuleBasedStateMachine):
+    """A node, its people, its agent, and controllers that come and go."""
+
+    @initialize(cordoned=st.booleans())
+    def begin(self, cordoned: bool) -> None:
+        self.server = Server()
+        self.server.unschedulable = cordoned
+        self.pods = 2
+        self.token = 0
+        # Whose the cordon is, by what the people of this story know.
+        self.theirs = cordoned
+        self.restart()
+
+    @rule()
+    def restart(self) -> None:
+        """The controller is killed, and another one starts."""
+        self.cache = Cache(self.server)
+        self.nodes = Nodes(self.server, self.cache)  # type: ignore[arg-type]  # stand-ins
+
+    @rule()
+    def watch_tells(self) -> None:
+        self.cache.look()
+
+    @rule()
+    def agent_asks_for_a_drain(self) -> None:
+        self.token += 1
+        self.server.change({key.DESIRED_DRAIN: f"drain-{self.token}"})
+
+    @rule()
+    def agent_asks_for_the_uncordon(self) -> None:
+        self.server.change({key.DESIRED_DRAIN: f"uncordon-{self.token}"})
+
+    @rule()
+    def somebody_cordons(self) -> None:
+        self.server.version += 1
+        if not self.server.unschedulable:
+            self.server.unschedulable = True
+            # One that is lifted and set again within a moment can't be told from ours.
+            self.theirs = not self._is_ours()
+
+    @rule()
+    def somebody_uncordons(self) -> None:
+        self.server.version += 1
+        self.server.unschedulable = self.theirs = False
+
+    @rule()
+    def heartbeat(self) -> None:
+        self.server.version += 1
+
+    @rule()
+    def next_answer_is_lost(self) -> None:
+        self.server.lose_answer = True
+
+    @rule()
+    def pod_leaves(self) -> None:
+        self.pods = max(self.pods - 1, 0)
+
+    @rule()
+    def pod_comes(self) -> None:
+        if not self.server.unschedulable:
+            self.pods += 1
+
+    @rule()
+    def turn(self) -> None:
+        """One turn of the controller."""
+        was_cordoned, was_theirs = self.server.unschedulable, self.theirs
+        node = self.nodes.newest("n")
+        assert node is not None
+        try:
+            self._act(node)
+        except Conflict:
+            self.nodes.read("n")
+        except Unreachable:
+            pass
+        if was_cordoned and not self.server.unschedulable:
+            assert not was_theirs, "a cordon that is not ours was lifted"
+        if not was_cordoned and self.server.unschedulable:
+            self.theirs = False
+
+    def _act(self, node: NodeSeen) -> None:
+        decision = decide(node, 1_700_000_000.0)
+        match decision:
+            case Cordon(record):
+                self.nodes.cordon(node, record)
+            case Empty() if self.pods == 0:
+                before = self.server.annotations.get(key.LAST_APPLIED_DRAIN)
+                try:
+                    self.nodes.drained(node)
+                finally:
+                    if self.server.annotations.get(key.LAST_APPLIED_DRAIN) != before:
+                        assert self.server.unschedulable
+                        assert self.pods == 0
+            case Disown(record):
+                self.nodes.disown(node, record)
+            case Uncordon(_, lift):
+                self.nodes.uncordoned(node, lift=lift)
+            case _:
+                pass
+
+    def _is_ours(self) -> bool:
+        record = NodeSeen.from_json(self.server.document()).record
+        return record is not None and record.cordoner is Cordoner.US
+
+    @invariant()
+    def cordon_is_ours_by_the_record_or_theirs(self) -> None:
+        if hasattr(self, "server") and self.server.unschedulable:
+            assert self._is_ours() is not self.theirs
+
+    def teardown(self) -> None:
+        """When nothing else happens, everything that is asked for is so soon after."""
+        if not hasattr(self, "server"):
+            return
+        self.server.lose_answer = False
+        for _ in range(AT_REST + self.pods):
+            self.cache.look()
+            self.pod_leaves()
+            self.turn()
+        node = NodeSeen.from_json(self.server.document())
+        assert decide(node, 0.0) == Rest()
+        assert node.asked == node.applied
+        if node.asked.startswith("uncordon-"):
+            assert node.unschedulable == self.theirs
+            assert node.record is None
+
+
+TestDraining = Draining.TestCase
+TestDraining.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+
+
+@given(st.dictionaries(st.sampled_from([key.DESIRED_DRAIN, key.DRAIN, key.DRAIN_BLOCKED]),
+                       st.text() | st.integers().map(str)))  # fmt: skip
+def test_any_text_in_an_annotation_can_be_read(notes: dict[str, str]) -> None:
+    try:
+        node = NodeSeen.from_json({"metadata": {"name": "n", "annotations": notes}})
+    except ConfigError:
+        return
+    decide(node, 1_700_000_000.0)
+    keys_of(node.blocked)
