@@ -18,7 +18,7 @@ from bench.result import Result
 from treenail.api import annotations as key
 from treenail.clock import SystemClock
 from treenail.lab.cluster import Lab, Plan, rendered
-from treenail.lab.handshake import Handshake
+from treenail.lab.drains import Drains
 from treenail.lab.images import make_image
 
 NODE = "node-a"
@@ -37,7 +37,7 @@ def measure(seconds: float) -> Iterator[Result]:
         with Lab(Path(folder), plan) as lab:
             for config in ("rendered-worker-a", "rendered-worker-b"):
                 lab.add_config(rendered(config))
-            drains = Handshake(lab.client, SystemClock())
+            drains = Drains(lab.client, SystemClock())
             drains.start()
             try:
                 lab.ask(NODE, "rendered-worker-a", BEFORE.pull_spec)

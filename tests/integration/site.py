@@ -14,9 +14,10 @@ from treenail.api import annotations as key
 from treenail.clock import SystemClock
 from treenail.kube.resources import MACHINECONFIGNODES, NODES
 from treenail.lab.apiserver.faults import Match, Reject
+from treenail.lab.apiserver.objects import Json
 from treenail.lab.apiserver.service import ApiServer
 from treenail.lab.cluster import Lab, Plan, rendered
-from treenail.lab.handshake import Handshake
+from treenail.lab.drains import Drains
 from treenail.lab.images import Credential, Image, make_image
 from treenail.lab.machine.journal import Entry
 from treenail.lab.machine.machine import KUBELET_CONFIG, Machine
@@ -84,7 +85,7 @@ class Site:
         self.witness = Witness(NODE, self.machine)
         self.server.call(self.witness.attend)
         drainer = self.server.kubeconfig_for(DRAINER, ["system:masters"])
-        self.drains = Handshake(self.lab.client_of(drainer), SystemClock())
+        self.drains = Drains(self.lab.client_of(drainer), SystemClock())
         self.drains.start()
         self.current = self.goal(image=first)
         self.ask(self.current)
@@ -124,7 +125,7 @@ class Site:
     def annotate(self, notes: dict[str, str]) -> None:
         """Ask by annotations; an image is asked for in the given spellings alone."""
         asked: dict[str, str | None] = dict.fromkeys(key.IMAGE_SPELLINGS)
-        self.lab.client.patch(NODES, NODE, {"metadata": {"annotations": asked | notes}})
+        self.lab.client.patch(NODES, NODE, {"metadata": {"annotations": {**asked, **notes}}})
 
     def settle(self, goal: Goal | None = None, *, limit_s: float = LIMIT_S) -> None:
         """Wait until the node is at the goal and in service, and says so."""
@@ -315,7 +316,7 @@ class Site:
             )
         )
 
-    def _node(self) -> dict[str, dict[str, object]]:
+    def _node(self) -> Json:
         found = self.server.call(lambda api: api.store.get(("", "nodes"), ("", NODE)))
         assert found is not None
         return found

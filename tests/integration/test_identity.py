@@ -11,6 +11,7 @@ from tests.integration.commands import running, status
 from tests.integration.site import NODE, Site
 from tests.waiting import wait_until
 from treenail.errors import Forbidden
+from treenail.kube.client import Json
 from treenail.kube.resources import NODES
 
 pytestmark = pytest.mark.integration
@@ -21,9 +22,11 @@ OTHER = "n2"
 def test_credential_of_a_second_agent_can_not_change_the_first_ones_node(site: Site) -> None:
     site.lab.client.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": OTHER}})
     second = site.lab.client_of(site.server.node_kubeconfig(OTHER))
-    wish: dict[str, object] = {"metadata": {"annotations": {"test": "x"}}}
+    wish: Json = {"metadata": {"annotations": {"test": "x"}}}
     second.patch(NODES, OTHER, wish)
-    for body in (wish, {"spec": {"unschedulable": True}}, {"metadata": {"labels": {"a": "b"}}}):
+    cordon: Json = {"spec": {"unschedulable": True}}
+    label: Json = {"metadata": {"labels": {"a": "b"}}}
+    for body in (wish, cordon, label):
         with pytest.raises(Forbidden, match=OTHER):
             second.patch(NODES, NODE, body)
     with pytest.raises(Forbidden):
@@ -62,6 +65,6 @@ def test_agent_without_a_node_says_so_and_begins_when_there_is_one(site: Site) -
     with agent(site, "n8", site.server.node_kubeconfig("n8")):
         wait_until(lambda: [text for text in site.messages() if "there is no Node n8" in text])
         assert re.search("API server +reachable since .*: there is no Node n8", status(site).stdout)
-        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n8"}}
+        node: Json = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n8"}}
         site.lab.client.create(NODES, node)
         wait_until(lambda: "there is no Node" not in status(site).stdout)

@@ -7,6 +7,7 @@ import pytest
 from tests.integration.site import NODE, Site
 from tests.waiting import wait_until
 from treenail.api import annotations as key
+from treenail.kube.client import Json
 from treenail.kube.resources import PODDISRUPTIONBUDGETS
 from treenail.lab.workload import APP, NAMESPACE, Workload
 
@@ -126,7 +127,7 @@ def test_somebody_reboots_while_the_node_is_drained(site: Site) -> None:
         wait_until(lambda: site.machine.staged_locked)
         site.wait_phase("draining")
         assert site.notes()[key.STATE] == "Working"
-        allowed = {"spec": {"maxUnavailable": 2}}
+        allowed: Json = {"spec": {"maxUnavailable": 2}}
         site.lab.client.patch(PODDISRUPTIONBUDGETS, APP, allowed, namespace=NAMESPACE)
         site.settle(goal)
     finally:

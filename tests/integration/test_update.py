@@ -47,8 +47,7 @@ def test_every_step_comes_after_the_one_before_it(site: Site) -> None:
         {"lastAppliedDrain"},
         {"post-config-action"},
         {"currentConfig", "currentOSImage", "desiredDrain", "post-config-action"},
-        {"cordoned"},
-        {"lastAppliedDrain"},
+        {"cordoned", "lastAppliedDrain"},
         {"state"},
     ]
     assert [sight.notes[key.STATE] for sight in (sights[0], *sights[2:4], sights[-1])] == [

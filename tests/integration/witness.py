@@ -10,11 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from treenail.api import annotations as key
+from treenail.lab.apiserver.kinds import Storage
+from treenail.lab.apiserver.objects import Json
 from treenail.lab.apiserver.service import ApiServer
-from treenail.lab.apiserver.store import Event, Storage
+from treenail.lab.apiserver.store import Event
 from treenail.lab.machine.machine import Machine
 from treenail.lab.machine.sysroot import Sysroot
+from treenail.update.status import CONDITIONS_OF_THE_AGENT as AGENT_CONDITIONS
 
+AGENT = "treenail"
 AGENT_KEYS = (
     key.STATE,
     key.REASON,
@@ -22,6 +26,12 @@ AGENT_KEYS = (
     key.DESIRED_DRAIN,
     *((key.CURRENT_CONFIG, *key.IMAGE_SPELLINGS.values())),
 )
+
+
+def told(machine_config_node: Json | None) -> list[Json]:
+    """The conditions that the agent writes."""
+    status: Json = (machine_config_node or {}).get("status") or {}
+    return [each for each in status.get("conditions") or [] if each["type"] in AGENT_CONDITIONS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +57,12 @@ class Sight:
         return self.cordoned and asked == acknowledged and asked.startswith("drain-")
 
     def changes(self, before: "Sight") -> set[str]:
-        """What differs, in short names."""
+        """What differs of the handshake between agent and controllers, in short names."""
         names = {*self.notes, *before.notes}
         found = {
             name.removeprefix(key.PREFIX)
             for name in names
-            if self.notes.get(name) != before.notes.get(name)
+            if name.startswith(key.PREFIX) and self.notes.get(name) != before.notes.get(name)
         }
         return found | ({"cordoned"} if self.cordoned != before.cordoned else set())
 
@@ -96,9 +106,9 @@ class Witness:
         metadata = event.object["metadata"]
         if plural == "nodes" and metadata["name"] == self.node:
             self._see_node(event)
-        elif plural == "events" and event.object["involvedObject"]["name"] == self.node:
+        elif plural == "events" and event.object["source"]["component"] == AGENT:
             self._wrote("events", self.sights[-1].notes)
-        elif plural == "machineconfignodes" and event.previous is not None:
+        elif plural == "machineconfignodes" and told(event.object) != told(event.previous):
             self._wrote("machineconfignodes", self.sights[-1].notes)
 
     def _see_node(self, event: Event) -> None:

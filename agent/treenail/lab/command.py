@@ -25,7 +25,7 @@ from treenail.errors import ConfigError, TreenailError, UsageError
 from treenail.lab import control
 from treenail.lab.cluster import Lab, Plan, rendered
 from treenail.lab.demo import PODS_PER_NODE, Demo, Ending, Story
-from treenail.lab.handshake import Handshake
+from treenail.lab.drains import Drains
 from treenail.lab.images import Credential, Image, make_image
 from treenail.lab.machine.machine import Machine
 from treenail.lab.machine.settings import Settings
@@ -139,11 +139,11 @@ def _up(arguments: argparse.Namespace) -> int:
     with _stopped_by_signals(), _directory(arguments) as directory, Lab(directory, plan) as lab:
         config = lab.add_config(rendered("rendered-worker-a"))
         lab.add_config(rendered("rendered-worker-b"))
-        handshake = Handshake(lab.client, SystemClock())
+        drains = Drains(lab.client, SystemClock())
         workload = Workload(lab.client, replicas=PODS_PER_NODE * len(plan.nodes))
         for node in plan.nodes:
             lab.ask(node, config, plan.images[0].pull_spec)
-        handshake.start()
+        drains.start()
         workload.start()
         try:
             with control.Control(directory, _orders(lab)):
@@ -151,7 +151,7 @@ def _up(arguments: argparse.Namespace) -> int:
                 stop.wait()
         finally:
             workload.stop()
-            handshake.stop()
+            drains.stop()
     return 0
 
 

@@ -1,7 +1,7 @@
 """The rollout that ``make demo`` shows: a pool of nodes moves to a new image, one by one.
 
-Sets the nodes' annotations itself, as long as no rollout controller runs, and answers the drain
-handshake by really evicting pods through the API.
+Sets the nodes' annotations itself, as long as no rollout controller runs; the nodes are drained by
+the drain controller.
 """
 
 import time
@@ -12,7 +12,7 @@ from treenail.api import annotations as key
 from treenail.clock import Clock
 from treenail.errors import ClusterError
 from treenail.lab.cluster import Lab, rendered
-from treenail.lab.handshake import Handshake
+from treenail.lab.drains import Drains
 from treenail.lab.images import Image
 from treenail.lab.machine.machine import Machine
 from treenail.lab.view import Json, NodeView
@@ -57,7 +57,7 @@ class Demo:
         self._story = story
         self._clock = clock
         self._show = show
-        self._handshake = Handshake(lab.client, clock)
+        self._drains = Drains(lab.client, clock)
         nodes = len(lab.machines)
         self._workload = Workload(
             lab.client, replicas=PODS_PER_NODE * nodes, disrupted=story.disrupted
@@ -74,7 +74,7 @@ class Demo:
         wanted = lab.add_config(story.document)
         for node in lab.machines:
             lab.ask(node, before, first.pull_spec)
-        self._handshake.start()
+        self._drains.start()
         try:
             self._until(lambda: all(self._is_at(node, before) for node in lab.machines))
             self._workload.start()
@@ -90,7 +90,7 @@ class Demo:
         finally:
             self._look()
             self._workload.stop()
-            self._handshake.stop()
+            self._drains.stop()
         self._ending.seconds = self._clock.monotonic() - self._began
         return self._ending
 
@@ -124,7 +124,7 @@ class Demo:
         return self._is_at(node, config)
 
     def _look(self) -> None:
-        out = self._handshake.out_of_service()
+        out = self._drains.out_of_service()
         self._ending.most_out_of_service = max(self._ending.most_out_of_service, len(out))
         self._ending.cordoned |= out
         for name, machine in self._lab.machines.items():
@@ -146,9 +146,9 @@ class Demo:
             percent=progress.get("percent") if isinstance(progress, dict) else None,
             version=booted.version if booted else "",
             updated=booted is not None and booted.digest == self._story.image.digest,
-            evicted=self._handshake.evicted(name),
-            out_of_service_s=self._handshake.out_of_service_s(name),
-            reason=notes.get(key.REASON, "") or self._handshake.blocked(name),
+            evicted=self._drains.evicted(name),
+            out_of_service_s=self._drains.out_of_service_s(name),
+            reason=notes.get(key.REASON, "") or self._drains.blocked(name),
         )
         before = self._views.get(name)
         if (booted is None or not live) and before is not None:

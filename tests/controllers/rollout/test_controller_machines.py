@@ -25,7 +25,7 @@ from treenail.controllers.workers import Crew
 from treenail.kube.events import Recorder
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail.lab.cluster import Lab, Plan
-from treenail.lab.handshake import Handshake
+from treenail.lab.drains import Drains
 from treenail.lab.images import make_image
 from treenail.lab.machine.settings import Settings
 
@@ -44,7 +44,7 @@ def lab() -> Iterator[Lab]:
         with Lab(Path(folder), plan) as found:
             for config in ("rendered-worker-a", "rendered-worker-b"):
                 add_config(found.client, config)
-            drains = Handshake(found.client, CLOCK)
+            drains = Drains(found.client, CLOCK)
             drains.start()
             yield found
             drains.stop()
