@@ -131,7 +131,7 @@ def test_json_tells_the_steps_and_what_is_left_out(tmp_path, root, capsys):
             "kernelArguments (quiet): it is for the operating system, not for its files",
             "kernelType (realtime): it is for the operating system, not for its files",
             "extensions (usbguard): it is for the operating system, not for its files",
-            "disks: made once, at a machine's first boot",
+            "storage.disks: it is for a machine's first boot",
         ],
         "rebootNeeded": False,
         "reasons": [],

@@ -213,7 +213,7 @@ def test_without_any_one_of_the_flushes_something_is_lost(name, site):
     def make(found: Tree) -> MemoryDisk:
         return Deaf(found, set(), site)
 
-    assert Findings(CASES[name], states=60, make=make).look().wrong != []
+    assert Findings(CASES[name], states=25, make=make).look().wrong != []
 
 
 class Unwilling(MemoryDisk):
@@ -245,3 +245,8 @@ def test_letting_go_of_everything_brings_back_what_was_there_and_leaves_director
         assert visible(BASE).items() <= visible(disk.tree()).items(), seed
         # Without keys in it: whoever could log in before the config came can't any more.
         assert others in ([], ["/no-such-root/home/core/.ssh/authorized_keys.d/ignition"]), seed
+
+
+def test_a_replaced_file_keeps_its_label_and_loses_what_was_noted_on_it():
+    after = CASES["few"].after["/no-such-root/etc/motd"]
+    assert dict(after.attributes) == {"security.selinux": b"system_u:object_r:etc_t:s0\0"}

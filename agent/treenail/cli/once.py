@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from treenail.api import documents, ignition
+from treenail.api import documents
 from treenail.api.disruptionpolicy import DEFAULTS
 from treenail.api.machineconfig import DEFAULT_KERNEL, MachineConfig
 from treenail.cli.main import REBOOT_NEEDED
@@ -26,6 +26,11 @@ from treenail.update.steps import Step
 
 Json = dict[str, object]
 STDIN = "-"
+_FIRST_BOOT = (
+    *(("storage", name) for name in ("disks", "filesystems", "raid", "luks")),
+    ("passwd", "groups"),
+    *(("kernelArguments", name) for name in ("shouldExist", "shouldNotExist")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +127,11 @@ def _left_out(config: MachineConfig, wish: Wanted) -> Iterator[str]:
     ):
         if value:
             yield f"{name} ({value}): it is for the operating system, not for its files"
-    found = ignition.read(config.config)
-    for name in ("disks", "filesystems", "raid", "luks"):
-        if getattr(found, name):
-            yield f"{name}: made once, at a machine's first boot"
-    if found.groups:
-        yield "groups: made once, at a machine's first boot"
-    if found.kernel_arguments or found.absent_kernel_arguments:
-        yield "Ignition's kernelArguments: changed once, at a machine's first boot"
+    document = config.config or {}
+    for section, name in _FIRST_BOOT:
+        part = document.get(section)
+        if isinstance(part, dict) and part.get(name):
+            yield f"{section}.{name}: it is for a machine's first boot"
 
 
 def _lines(outcome: Outcome) -> Iterator[str]:

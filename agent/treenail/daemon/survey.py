@@ -92,15 +92,10 @@ class Survey:
         accounts = Accounts(self._files)
         stands = standing(self._root, self._disk, looked_at(old, new))
         units = sorted({*old.units, *new.units})
-        gone = old.paths - new.files.keys()
         users = old.users | new.users.keys()
         return Seen(
             found={path: _found(each, accounts) for path, each in stands.items()},
-            kept=frozenset(
-                path
-                for path, each in stands.items()
-                if (path in gone or each.kind != Kind.NOTHING) and self._originals.has(path)
-            ),
+            kept=self._originals.paths(),
             states=self._states.states(*units),
             vendored=frozenset(n for n in units if self._units.find(n, searched=_VENDOR)),
             login=accounts.has(names.LOGIN),

@@ -72,8 +72,10 @@ class Entries:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
 
-    def make(self, entry: Regular, temporary: Path, place: Path, *, flush: bool) -> None:
-        """Have a new file, complete, to be put at ``place``."""
+    def make(
+        self, entry: Regular, temporary: Path, place: Path, *, replaces: bool, flush: bool
+    ) -> None:
+        """Have a new file, complete, to be put at ``place``, where it ``replaces`` one or not."""
         content = entry.content()
         with failing("write", place):
             descriptor = self._create(temporary)
@@ -86,7 +88,7 @@ class Entries:
                 self._disk.change_mode(descriptor, entry.mode)
                 if entry.attributes is not None:
                     self._change_attributes(descriptor, entry.attributes)
-                else:
+                elif replaces:
                     label = self._disk.label(place)
                     if label and label != self._disk.label(descriptor):
                         self._disk.change_label(descriptor, label)
@@ -114,11 +116,16 @@ class Entries:
                 self._disk.link(path, new)
 
     def put(self, temporary: Path, place: Path) -> None:
-        """Have what was made at its place, in one step; ``temporary`` is gone."""
+        """Have what was made at its place, in one step."""
         with failing("replace", place):
             self._disk.replace(temporary, place)
+
+    def put_name(self, name: Path, place: Path) -> None:
+        """As `put` for what may be another name of the file that is there: ``name`` is gone."""
+        with failing("replace", place):
+            self._disk.replace(name, place)
             # Nothing happens when both are names of one file.
-            self.drop(temporary)
+            self.drop(name)
 
     def remove(self, place: Path) -> None:
         """Have nothing there; a directory that is not empty stays."""

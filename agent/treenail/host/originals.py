@@ -2,6 +2,7 @@
 
 import base64
 import json
+from collections.abc import Iterator
 
 from treenail.errors import FileError
 from treenail.host.disk import Disk
@@ -33,9 +34,10 @@ class Originals:
         self._disk = disk or Disk()
         self._files = Files(root, self._disk)
 
-    def has(self, path: str) -> bool:
-        """Whether there is a copy, ours or the Machine Config Daemon's."""
-        return self._files.is_there(_copy(path)) or self._files.is_there(_foreign(path))
+    def paths(self) -> frozenset[str]:
+        """The paths of which there is a copy, ours or the Machine Config Daemon's."""
+        ours, foreign = self._below(TOP, _SUFFIX), self._below(_FOREIGN, _FOREIGN_SUFFIX)
+        return frozenset((*ours, *foreign))
 
     def keeping(self, path: str) -> tuple[Change, ...]:
         """Have a copy of what stands there now."""
@@ -53,6 +55,17 @@ class Originals:
             entry = _entry(self._content(_foreign(path)), path)
             return Change(path, entry), Change(_foreign(path), Absent())
         return (Change(path, Absent()),)
+
+    def _below(self, top: str, suffix: str) -> Iterator[str]:
+        todo = [top]
+        while todo:
+            directory = todo.pop()
+            for name in self._files.names(directory):
+                path = f"{directory}/{name}"
+                if name.endswith(suffix):
+                    yield path.removeprefix(top).removesuffix(suffix)
+                elif self._files.link_text(path) is None:
+                    todo.append(path)
 
     def _content(self, path: str) -> bytes:
         found = standing(self._root, self._disk, [path])[path]

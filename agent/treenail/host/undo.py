@@ -128,7 +128,13 @@ class Undo:
         self._done.append(inverse)
         match change.entry:
             case Regular() as entry:
-                self._entries.make(entry, inverse.made, inverse.place, flush=self._few)
+                self._entries.make(
+                    entry,
+                    inverse.made,
+                    inverse.place,
+                    replaces=inverse.before is Before.KEPT,
+                    flush=self._few,
+                )
             case Symlink() as entry:
                 self._entries.make_symlink(entry, inverse.made, inverse.place)
             case Hardlink(target=target):
@@ -160,7 +166,9 @@ class Undo:
             case Directory() as entry:
                 if inverse.before is Before.DIRECTORY:
                     self._entries.change_directory(entry, inverse.place)
-            case Regular() | Symlink() | Hardlink():
+            case Hardlink():
+                self._entries.put_name(inverse.made, inverse.place)
+            case Regular() | Symlink():
                 self._entries.put(inverse.made, inverse.place)
 
     def keep_links(self, top: str) -> None:
@@ -327,7 +335,7 @@ class Undo:
                 self._remove(place)
             case Before.KEPT:
                 if self._mode(inverse.kept) is not None:
-                    self._entries.put(inverse.kept, place)
+                    self._entries.put_name(inverse.kept, place)
             case Before.DIRECTORY:
                 self._entries.change_directory(inverse.directory, place)
                 self._flushing.changed(place)
