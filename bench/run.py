@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench.result import Result
 
-MODULES = ("imports", "decode", "node", "render", "rollout")
+MODULES = ("imports", "decode", "node", "render", "rollout", "once")
 ROOT = Path(__file__).parent.parent
 
 
