@@ -1,0 +1,268 @@
+"""Text and documents without their secrets, and the difference of two files fit to be shown.
+
+What is shown goes to events, reports and bundles that more people read than may read the files, so
+a doubt withholds. A secret is known by where it stands (the path, the mode, the name of its key)
+or by what it looks like (a private key, a token, a password's hash).
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from fnmatch import fnmatchcase
+
+from treenail.config import names
+
+WITHHELD = "<withheld>"
+
+LINES_LIMIT = 200
+"""Lines that the difference of one file may have."""
+SIZE_LIMIT = 256 * 1024
+"""Bytes of a file that is still compared line by line."""
+
+_LINE_LIMIT = 300
+_REDACTED_LIMIT = 32 * 1024
+_CONTEXT = 3
+_OTHERS_READ = 0o004
+_SECRET_PATHS = (
+    "/var/lib/kubelet/config.json", "/etc/ostree/auth.json", "/run/ostree/auth.json",
+    "/etc/containers/auth.json", "*/.docker/config.json", "*/.dockercfg", "*/.netrc",
+    "/etc/shadow*", "/etc/gshadow*", "*kubeconfig*", "*/ipsec.secrets", "/etc/ipsec.d/*.secrets",
+    "/etc/NetworkManager/system-connections/*", "/etc/wireguard/*", "*.key", "*-key.pem",
+    "*/ssh_host_*_key", "*/id_rsa", "*/id_ecdsa", "*/id_ed25519", "*.p12", "*.pfx", "*.jks",
+    "*.keytab", "/var/lib/treenail/auth.json",
+)  # fmt: skip
+
+# The end of a key's name decides as much as its beginning: db_password_file, passwordHash.
+_WORDS = (
+    r"passw(?:or)?d|passphrase|secret|token|credential|private[-_.]?key|pre[-_.]?shared[-_.]?key"
+    r"|api[-_.]?key|access[-_.]?key|key[-_.]?data|(?<![a-z])(?:psk|auth|authorization|cookie)(?=\W)"
+)
+_KEY = re.compile(
+    rf"(?P<key>(?:{_WORDS})[\w.-]{{0,60}}\\{{0,8}}[\"']?\s{{0,8}}[:=]\s{{0,8}})(?P<value>\S.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+_OPENS = re.compile(
+    rf"(?:{_WORDS})[\w.-]{{0,60}}[\"']?\s*:\s*(?:[|>][-+\d]*|\[|\{{)?\s*$", re.IGNORECASE
+)
+_QUOTED = re.compile(rf"{WITHHELD}|\"(?:\\.|[^\"\\])*\"|'(?:''|[^'])*'|\\+[\"'].*?\\+[\"']")
+_SECRET_KEY = re.compile(
+    rf"{_WORDS}|^(?:auth|authorization|cookie|psk|httpHeaders)$", re.IGNORECASE
+)
+_LOOKS = tuple(
+    (re.compile(pattern), put)
+    for pattern, put in (
+        (r"(?<=//)[^\s/@\"']*@", f"{WITHHELD}@"),
+        (r"(https?://[^\s?\"']*\?)[^\s\"']+", rf"\1{WITHHELD}"),
+        (r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}", rf"\1 {WITHHELD}"),
+        (r"(\blogin\s+\S+\s+password\s+)\S+", rf"\1{WITHHELD}"),
+        (r"(\bPSK\s+)\"[^\"]*\"", rf"\1{WITHHELD}"),
+        (r"(\bdata:[^,\s\"']{0,200},)[^\s\"']+", rf"\1{WITHHELD}"),
+        (r"\$(?:1|2[abxy]?|5|6|7|y|gy|sha1)\$[^\s:\"',]+", WITHHELD),
+        (r"grub\.pbkdf2\.[\w.]+", WITHHELD),
+        (r"\beyJ[\w-]{5,}\.[\w-]*\.?[\w-]*", WITHHELD),
+        (r"\bsha256~[\w-]{10,}", WITHHELD),
+        (r"\b[a-z0-9]{6}\.[a-z0-9]{16}\b", WITHHELD),
+        (r"\b(?:gh[pousr]_|github_pat_|glpat-|xox[abprs]-)[\w-]{10,}", WITHHELD),
+    )
+)
+# A line of a certificate has 64 characters, a digest has no upper case.
+_ENCODED = re.compile(r"(?<![\w+/=-])[\w+/-]{80,}={0,2}")
+_BEGIN = re.compile(r"-----BEGIN [^-]*(?:PRIVATE KEY|Static key)[^-]*-----")
+_END = re.compile(r"-----END [^-]*(?:PRIVATE KEY|Static key)[^-]*-----")
+
+
+@dataclass(frozen=True, slots=True)
+class FileDiff:
+    """What differs between two files' contents, without secrets.
+
+    ``lines`` are those of a unified diff, without its head and without line ends; empty when the
+    contents may not, or can't usefully, be shown: ``note`` then says why, and how large they are.
+    """
+
+    lines: tuple[str, ...] = ()
+    note: str = ""
+
+    def __str__(self) -> str:
+        return "\n".join((*self.lines, self.note) if self.note else self.lines)
+
+
+def redacted_diff(old: bytes | None, new: bytes | None, *, path: str, mode: int) -> FileDiff:
+    """What differs, fit to be shown; None is a file that is not there.
+
+    ``mode`` is the stricter of the two files' modes.
+    """
+    if old == new:
+        return FileDiff()
+    if secret_file(path, mode):
+        return FileDiff(note=f"contents withheld: {_sizes(old, new)}")
+    texts = [_text(content) for content in (old, new)]
+    if any(text is None for text in texts):
+        return FileDiff(note=f"binary: {_digests(old, new)}")
+    if max(len(content or b"") for content in (old, new)) > SIZE_LIMIT:
+        return FileDiff(note=f"long: {_digests(old, new)}")
+    lines = list(_unified(texts[0] or "", texts[1] or ""))
+    if not lines:
+        return FileDiff(note=_sizes(old, new))
+    left = len(lines) - LINES_LIMIT
+    return FileDiff(tuple(lines[:LINES_LIMIT]), f"{left} lines more" if left > 0 else "")
+
+
+def secret_file(path: str, mode: int) -> bool:
+    """Whether not everybody on the machine may read the file, or its place is one of secrets."""
+    return (
+        not mode & _OTHERS_READ
+        or path in names.CREDENTIALS
+        or any(fnmatchcase(path, pattern) for pattern in _SECRET_PATHS)
+    )
+
+
+def redacted(text: str) -> str:
+    """The text, line for line, with its secrets withheld."""
+    return "\n".join(redacted_lines(text.split("\n")))
+
+
+def redacted_lines(lines: Iterable[str]) -> Iterator[str]:
+    """As many lines, with their secrets withheld; a secret may go over several."""
+    inside: re.Pattern[str] | None = None
+    deeper: int | None = None
+    for line in lines:
+        if inside is not None:
+            inside = None if inside.search(line) else inside
+            yield WITHHELD
+        elif deeper is not None and _below(line, deeper):
+            yield WITHHELD if line.strip() else line
+        else:
+            deeper = _indent(line) if _OPENS.search(line) else None
+            inside = _goes_on(line)
+            yield redacted_line(line)
+
+
+def redacted_line(line: str) -> str:
+    """One line with its secrets withheld, those apart that began in a line before."""
+    if len(line) > _REDACTED_LIMIT:
+        return f"<a line of {len(line)} characters withheld>"
+    if begin := _BEGIN.search(line):
+        end = _END.search(line, begin.end())
+        rest = redacted_line(line[end.end() :]) if end else ""
+        line = f"{line[: begin.start()]}{WITHHELD}"
+        return redacted_line(line) + rest
+    for pattern, put in _LOOKS:
+        line = pattern.sub(put, line)
+    return _ENCODED.sub(_unless_plain, _without_values(line))
+
+
+def redacted_json(value: object) -> object:
+    """A JSON document with the values of secret keys, and secrets in its texts, withheld."""
+    if isinstance(value, dict):
+        return {
+            key: WITHHELD if _secret_entry(key, each) else redacted_json(each)
+            for key, each in value.items()
+        }
+    if isinstance(value, list):
+        return [redacted_json(each) for each in value]
+    return redacted(value) if isinstance(value, str) else value
+
+
+def _secret_entry(key: str, value: object) -> bool:
+    if not value or isinstance(value, bool) or not _SECRET_KEY.search(key):
+        return False
+    # Ignition's section of users is no password.
+    return not (key == "passwd" and isinstance(value, dict))
+
+
+def _without_values(line: str) -> str:
+    """The line with the values of secret keys withheld: to the closing quote, or to its end."""
+    shown: list[str] = []
+    while found := _KEY.search(line):
+        value = found["value"]
+        quoted = _QUOTED.match(value)
+        shown += [line[: found.start("value")], WITHHELD]
+        line = value[quoted.end() :] if quoted else ""
+    return "".join((*shown, line))
+
+
+def _goes_on(line: str) -> re.Pattern[str] | None:
+    """What ends the secret that this line begins and does not end; None when there is none."""
+    begin = _BEGIN.search(line)
+    if begin and not _END.search(line, begin.end()):
+        return _END
+    found = _KEY.search(line)
+    while found:
+        value = found["value"]
+        if value[0] in "\"'" and not _QUOTED.match(value):
+            return re.compile(re.escape(value[0]))
+        if line.endswith("\\"):
+            return re.compile(r"(?<!\\)$")
+        found = _KEY.search(value)
+    return None
+
+
+def _below(line: str, indent: int) -> bool:
+    """Whether a line of YAML or JSON belongs to a key that is indented so far."""
+    return not line.strip() or _indent(line) > indent or line[indent : indent + 2] == "- "
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _unless_plain(found: re.Match[str]) -> str:
+    text = found[0]
+    mixed = any(map(str.isupper, text)) and any(map(str.islower, text))
+    return WITHHELD if mixed and any(map(str.isdigit, text)) else text
+
+
+def _text(content: bytes | None) -> str | None:
+    """The contents as text; None when they are none."""
+    try:
+        text = (content or b"").decode()
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text else text
+
+
+def _unified(old: str, new: str) -> Iterator[str]:
+    """Compared as they are and shown without secrets, so that another secret is a difference."""
+    before, after = old.split("\n"), new.split("\n")
+    if before[-1] == after[-1] == "":
+        before, after = before[:-1], after[:-1]
+    shown_before, shown_after = list(redacted_lines(before)), list(redacted_lines(after))
+    if not old:
+        before, shown_before = [], []
+    if not new:
+        after, shown_after = [], []
+    matcher = SequenceMatcher(None, before, after)
+    for group in matcher.get_grouped_opcodes(_CONTEXT):
+        first, last = group[0], group[-1]
+        yield f"@@ -{_span(first[1], last[2])} +{_span(first[3], last[4])} @@"
+        for tag, old_from, old_to, new_from, new_to in group:
+            if tag == "equal":
+                yield from (_cut(f" {line}") for line in shown_before[old_from:old_to])
+                continue
+            yield from (_cut(f"-{line}") for line in shown_before[old_from:old_to])
+            yield from (_cut(f"+{line}") for line in shown_after[new_from:new_to])
+
+
+def _span(start: int, stop: int) -> str:
+    length = stop - start
+    return f"{start + bool(length)},{length}"
+
+
+def _cut(line: str) -> str:
+    line = "".join(sign if sign.isprintable() or sign == "\t" else "?" for sign in line)
+    return line if len(line) <= _LINE_LIMIT else f"{line[: _LINE_LIMIT - 1]}…"
+
+
+def _sizes(old: bytes | None, new: bytes | None) -> str:
+    return " -> ".join("nothing" if each is None else f"{len(each)} bytes" for each in (old, new))
+
+
+def _digests(old: bytes | None, new: bytes | None) -> str:
+    return " -> ".join(
+        "nothing"
+        if each is None
+        else f"{len(each)} bytes, sha256:{hashlib.sha256(each).hexdigest()}"
+        for each in (old, new)
+    )

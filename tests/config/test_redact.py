@@ -1,0 +1,225 @@
+"""What is shown of files and documents, and what is not."""
+
+import base64
+import hashlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treenail.config import names
+from treenail.config.redact import (
+    LINES_LIMIT,
+    SIZE_LIMIT,
+    FileDiff,
+    redacted,
+    redacted_diff,
+    redacted_json,
+    redacted_line,
+)
+
+CANARY = "Canary7Zq"
+LONG = "Canary7Zq" * 12
+PEM = f"-----BEGIN RSA PRIVATE KEY-----\n{LONG}\n{CANARY}\n-----END RSA PRIVATE KEY-----"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"password={CANARY}",
+        f"db_password_file: {CANARY} {CANARY}",
+        f'{{"auths": {{"a.example": {{"auth": "{CANARY}", "email": "a"}}}}}}',
+        f'{{"auth":"{CANARY}\\"{CANARY}","x":1}}',
+        f'{{"inner": "{{\\"auth\\":\\"{CANARY}\\"}}"}}',
+        f"  token: {CANARY}",
+        f"  token: |\n    {CANARY}\n    {CANARY}\n",
+        f"tokens:\n- {CANARY}\n- {CANARY}\n",
+        f'"credentials": {{\n  "of": "{CANARY}"\n}}',
+        f'secret: "one\n {CANARY}"\nshown: yes',
+        f"Environment=API_KEY={CANARY} \\\n  {CANARY}\n",
+        f"client-key-data: {CANARY}",
+        f"PrivateKey = {CANARY}=",
+        f"PresharedKey={CANARY}=",
+        f"psk={CANARY}",
+        f': PSK "{CANARY}"',
+        f"machine a.example login me password {CANARY}",
+        f"Authorization: Digest {CANARY}",
+        f"curl -H 'X-Any: Bearer {CANARY}abc'",
+        f"HTTPS_PROXY=http://me:{CANARY}@proxy.example:3128",
+        f"see https://store.example/blob?sig={CANARY}&x=1 for more",
+        f"source: data:text/plain;charset=utf-8,{CANARY}",
+        f"core:$6$salt${CANARY}:19000:0:99999:7:::",
+        f"core:$y$j9T$salt${CANARY}:19000::::::",
+        f"set root_hash grub.pbkdf2.sha512.10000.{CANARY}",
+        f"x eyJhbGciOiJSUzI1NiJ9.{CANARY}.{CANARY}",
+        f"sha256~{CANARY}abc",
+        f"before\n{PEM}\nafter",
+        json.dumps({"key": PEM}),
+        f"-----BEGIN OpenVPN Static key V1-----\n{CANARY}",
+        f"blob {base64.b64encode(LONG.encode() + b'1aB').decode().replace('=', '')}{CANARY}",
+        "x" * (1 << 16) + CANARY,
+    ],
+)
+def test_secret_is_withheld_and_every_line_keeps_its_place(text: str) -> None:
+    shown = redacted(text)
+    assert CANARY not in shown
+    assert shown.count("\n") == text.count("\n")
+    assert redacted(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[main]\nkey = value\n# a comment: it has a colon",
+        "ExecStart=/usr/bin/kubelet --config=/etc/kubernetes/kubelet.conf --node-ip=10.0.0.1",
+        "PasswordAuthentication no",
+        "authentication:\n  anonymous:\n    enabled: false",
+        f"image: quay.example/os@sha256:{'0a' * 32}",
+        "server 0.pool.example iburst",
+        "-----BEGIN CERTIFICATE-----\n" + "Ab1/" * 16 + "\n-----END CERTIFICATE-----",
+        "/usr/lib/systemd/system/" + "a-long-name-" * 9 + ".service",
+    ],
+)
+def test_what_is_no_secret_is_shown(text: str) -> None:
+    assert redacted(text) == text
+
+
+def test_key_on_one_line_hides_itself_and_not_what_is_beside_it() -> None:
+    text = f'{{"user": "a", "password": "{CANARY}", "shell": "/bin/sh"}}'
+    assert redacted_line(text) == '{"user": "a", "password": <withheld>, "shell": "/bin/sh"}'
+
+
+@given(st.text())
+def test_any_text_keeps_its_lines_and_is_stable(text: str) -> None:
+    shown = redacted(text)
+    assert shown.count("\n") == text.count("\n")
+    assert redacted(shown).count("\n") == text.count("\n")
+
+
+def test_document_keeps_its_form_without_its_secrets() -> None:
+    document = {
+        "passwd": {"users": [{"name": "core", "passwordHash": f"$6$a${CANARY}"}]},
+        "storage": {
+            "files": [
+                {
+                    "path": "/etc/a",
+                    "mode": 420,
+                    "contents": {
+                        "source": f"data:,{CANARY}",
+                        "httpHeaders": [{"name": "X-Any", "value": CANARY}],
+                    },
+                }
+            ]
+        },
+        "systemd": {"units": [{"name": "a.service", "contents": f"[X]\nY=TOKEN={CANARY}\n"}]},
+        "automountServiceAccountToken": True,
+    }
+    assert redacted_json(document) == {
+        "passwd": {"users": [{"name": "core", "passwordHash": "<withheld>"}]},
+        "storage": {
+            "files": [
+                {
+                    "path": "/etc/a",
+                    "mode": 420,
+                    "contents": {"source": "data:,<withheld>", "httpHeaders": "<withheld>"},
+                }
+            ]
+        },
+        "systemd": {"units": [{"name": "a.service", "contents": "[X]\nY=TOKEN=<withheld>\n"}]},
+        "automountServiceAccountToken": True,
+    }
+
+
+def test_difference_has_three_lines_around_it() -> None:
+    old = b"".join(b"line %d\n" % number for number in range(1, 10))
+    new = old.replace(b"line 5\n", b"line five\n")
+    assert redacted_diff(old, new, path="/etc/a", mode=0o644) == FileDiff(
+        (
+            "@@ -2,7 +2,7 @@",
+            " line 2",
+            " line 3",
+            " line 4",
+            "-line 5",
+            "+line five",
+            " line 6",
+            " line 7",
+            " line 8",
+        )
+    )
+
+
+def test_new_and_removed_files_are_shown_whole() -> None:
+    content = b"one\ntwo\n"
+    assert redacted_diff(None, content, path="/etc/a", mode=0o644).lines == (
+        "@@ -0,0 +1,2 @@",
+        "+one",
+        "+two",
+    )
+    assert redacted_diff(content, None, path="/etc/a", mode=0o644).lines == (
+        "@@ -1,2 +0,0 @@",
+        "-one",
+        "-two",
+    )
+    assert redacted_diff(None, b"", path="/etc/a", mode=0o644) == FileDiff(
+        note="nothing -> 0 bytes"
+    )
+
+
+def test_other_secret_is_a_difference_that_does_not_tell_it() -> None:
+    old, new = b"user=a\npassword=Canary7Zq1\n", b"user=a\npassword=Canary7Zq2\n"
+    assert redacted_diff(old, new, path="/etc/a", mode=0o644).lines == (
+        "@@ -1,2 +1,2 @@",
+        " user=a",
+        "-password=<withheld>",
+        "+password=<withheld>",
+    )
+
+
+def test_key_that_begins_far_above_the_difference_is_withheld() -> None:
+    lines = [b"-----BEGIN PRIVATE KEY-----", *([b"Canary7Zq"] * 20), b"-----END PRIVATE KEY-----"]
+    new = b"\n".join([*lines[:15], b"Canary7Zqx", *lines[15:]])
+    shown = redacted_diff(b"\n".join(lines), new, path="/etc/a", mode=0o644)
+    assert CANARY not in str(shown)
+    assert "+<withheld>" in shown.lines
+
+
+@pytest.mark.parametrize(
+    ("path", "mode"),
+    [
+        *((path, 0o644) for path in sorted(names.CREDENTIALS)),
+        ("/etc/any", 0o600),
+        ("/etc/any", 0o400),
+        ("/etc/any", 0o640),
+        ("/var/lib/kubelet/config.json", 0o644),
+        ("/etc/kubernetes/kubeconfig", 0o644),
+        ("/etc/ssl/private/a.key", 0o644),
+        ("/etc/ssh/ssh_host_rsa_key", 0o644),
+    ],
+)
+def test_file_that_not_everybody_reads_is_not_shown(path: str, mode: int) -> None:
+    shown = redacted_diff(CANARY.encode(), None, path=path, mode=mode)
+    assert shown == FileDiff(note="contents withheld: 9 bytes -> nothing")
+
+
+def test_binary_and_long_contents_are_named_by_digest_and_size() -> None:
+    binary = b"\x1f\x8b\x08\x00\xff"
+    digest = hashlib.sha256(binary).hexdigest()
+    assert redacted_diff(None, binary, path="/etc/a", mode=0o644) == FileDiff(
+        note=f"binary: nothing -> 5 bytes, sha256:{digest}"
+    )
+    long = b"a" * (SIZE_LIMIT + 1)
+    assert redacted_diff(b"", long, path="/etc/a", mode=0o644).note.startswith("long: 0 bytes")
+
+
+def test_difference_is_bounded_in_both_directions() -> None:
+    many = b"".join(b"%d %s\n" % (number, b"x y" * 200) for number in range(LINES_LIMIT + 9))
+    shown = redacted_diff(None, many, path="/etc/a", mode=0o644)
+    assert len(shown.lines) == LINES_LIMIT
+    assert shown.note == "10 lines more"
+    assert max(map(len, shown.lines)) == 300
+
+
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    shown = redacted_diff(None, b"a\x1b[2Jb\r\n", path="/etc/a", mode=0o644)
+    assert shown.lines == ("@@ -0,0 +1,1 @@", "+a?[2Jb?")
