@@ -1,36 +1,16 @@
 """What one node state to another costs, why, and which MachineConfig asks for it."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from treenail.api.disruptionpolicy import (
-    Action,
-    DaemonReload,
-    DisruptionPolicy,
-    Drain,
-    Nothing,
-    Reboot,
-    Reload,
-    Restart,
-    Special,
-)
+from treenail.api.disruptionpolicy import DisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
-from treenail.config.diff import Aspect, Diff, diff
-from treenail.config.provenance import PROVENANCE, Provenance
+from treenail.config.diff import diff
 from treenail.config.wanted import Wanted, wanted
 from treenail.controllers.rollout.gate import OS_IMAGE
 from treenail.controllers.rollout.nodes import Target
 from treenail.errors import ConfigError
-from treenail.update.disruption import Reason, disruption
-
-
-@dataclass(frozen=True, slots=True)
-class Because:
-    """One thing that differs, the rule for it, and who brought it."""
-
-    subject: str
-    rule: str
-    source: str
+from treenail.update.because import Because, Sources, words
+from treenail.update.disruption import disruption
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +56,10 @@ def change(
         was, will_be = _with_image(wanted(old), before), _with_image(wanted(new), after)
         found = diff(was, will_be)
         cost = disruption(found, policy)
-        sources = dict(_sources(found, _provenance(old), _provenance(new), after))
+        image_source = f"annotation {OS_IMAGE}" if after.image else ""
+        because = Sources(found, old, new, image_source=image_source).because
     except ConfigError as error:
         return Change(nodes, before, unknown=str(error))
-
-    def because(reason: Reason) -> Because:
-        return Because(reason.subject, reason.rule, sources.get(reason.subject, ""))
 
     return Change(
         nodes,
@@ -94,54 +72,5 @@ def change(
     )  # fmt: skip
 
 
-def words(action: Action) -> str:
-    """An action for people."""
-    match action:
-        case Nothing():
-            return "nothing"
-        case DaemonReload():
-            return "systemd reads its units again"
-        case Reload(unit):
-            return f"reload {unit}"
-        case Restart(unit):
-            return f"restart {unit}"
-        case Drain() | Special():
-            return "drain"
-        case Reboot():
-            return "drain and reboot"
-
-
 def _with_image(found: Wanted, target: Target) -> Wanted:
     return replace(found, os=replace(found.os, image=target.image)) if target.image else found
-
-
-def _provenance(config: MachineConfig) -> Provenance:
-    text = config.metadata.annotations.get(PROVENANCE)
-    return Provenance({}) if text is None else Provenance.from_text(text)
-
-
-def _sources(
-    found: Diff, old: Provenance, new: Provenance, after: Target
-) -> Iterator[tuple[str, str]]:
-    """Who brought each subject of `disruption`; who had the last word on it."""
-
-    def last(section: str, key: str) -> str:
-        names = new.of(section, key) or old.of(section, key)
-        return f"MachineConfig {names[-1]}" if names else ""
-
-    for file in found.files:
-        yield f"file {file}", last("files", file.key)
-    for directory in found.directories:
-        yield f"directory {directory}", last("directories", directory.key)
-    for link in found.links:
-        yield f"link {link}", last("links", link.key)
-    for unit in found.units:
-        yield f"unit {unit}", last("units", unit.key)
-    for user in found.users:
-        yield f"keys or password of {user}", last("users", user.key)
-    for aspect in found.os:
-        names = new.of_section(aspect.value) or old.of_section(aspect.value)
-        source = f"MachineConfig {names[-1]}" if names else ""
-        if aspect is Aspect.IMAGE and after.image:
-            source = f"annotation {OS_IMAGE}"
-        yield f"{aspect} changed", source

@@ -5,9 +5,10 @@ from dataclasses import asdict
 
 from treenail.api.decode import Json
 from treenail.controllers.plan import Batch, PoolPlan
-from treenail.controllers.plan_change import Because, Change
+from treenail.controllers.plan_change import Change
 from treenail.controllers.rollout.estimate import words
 from treenail.controllers.rollout.nodes import Target
+from treenail.update.because import Because
 
 REASONS_AT_MOST = 20
 BATCHES_AT_MOST = 12
