@@ -30,7 +30,7 @@ from treenail.update.decide import (
     Wait,
 )
 from treenail.update.facts import Facts
-from treenail.update.record import Phase, Record, Target, Update
+from treenail.update.record import Outcome, Phase, Record, Target, Update
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Actor:
             case Refuse(error=error):
                 raise error
             case Adopt(target=target):
-                self._save(Record(current=target))
+                self._save(Record(current=target, history=self._record.history))
                 log.info("the machine already is at %s", target)
             case Forgive():
                 self._save(replace(self._record, refused=None))
@@ -186,7 +186,7 @@ class Actor:
         update = update.enter(
             Phase.RESUMING, boot_id=self._ports.kernel.boot_id(), now=self._ports.clock.now()
         )
-        self._save(Record(current=update.target, update=update))
+        self._save(replace(self._record, current=update.target, update=update, refused=None))
         log.info(
             "booted and verified %s after %d s",
             update.target,
@@ -213,7 +213,9 @@ class Actor:
                 self._record.current,
                 extra={"message_id": MessageId.CANCELLED},
             )
-        self._save(replace(self._record, update=None))
+        refused = self._record.refused is not None
+        outcome = Outcome.DONE if done else Outcome.FAILED if refused else Outcome.CALLED_OFF
+        self._save(self._record.closed(outcome, now=self._ports.clock.now()))
         self._ports.os.release()
 
     def _drop(self, reason: str, refuse: records.Refused | None) -> None:

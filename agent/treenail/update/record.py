@@ -12,6 +12,7 @@ from treenail.errors import LedgerError
 Json = dict[str, object]
 
 _SHORT = 12
+HISTORY_LIMIT = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,32 @@ class Refused:
     remedy: str = ""
 
 
+class Outcome(StrEnum):
+    """What became of an update."""
+
+    DONE = "done"
+    CALLED_OFF = "called off"
+    """Another target was asked for, or somebody interfered; the node was as before."""
+    FAILED = "failed"
+    """The target was refused for good; the node was as before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """One update that is over; times are seconds since the epoch."""
+
+    id: str
+    target: Target
+    origin: Target
+    began: float
+    ended: float
+    outcome: Outcome
+    reboots: int = 0
+    reasons: tuple[str, ...] = ()
+    """Why the node was drained or rebooted: what differed, and the rule."""
+    failure: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """What the ledger holds."""
@@ -92,6 +119,27 @@ class Record:
     """Booted and verified; never set on the strength of a request alone."""
     update: Update | None = None
     refused: Refused | None = None
+    history: tuple[Past, ...] = ()
+    """The last updates, the newest first; no more than `HISTORY_LIMIT`."""
+
+    def closed(self, outcome: Outcome, *, now: float) -> "Record":
+        """The record without its update, which is history."""
+        update = self.update
+        if update is None:
+            return self
+        refused = self.refused
+        past = Past(
+            id=update.id,
+            target=update.target,
+            origin=update.origin,
+            began=update.began,
+            ended=now,
+            outcome=outcome,
+            reboots=update.reboots,
+            failure=refused.reason if refused and refused.target == update.target else "",
+        )
+        history = (past, *self.history)[:HISTORY_LIMIT]
+        return replace(self, update=None, history=history)
 
 
 def to_json(record: Record) -> Json:
@@ -121,6 +169,7 @@ def to_json(record: Record) -> Json:
             "reason": refused.reason,
             "remedy": refused.remedy,
         },
+        "history": [_past_to_json(past) for past in record.history],
     }
 
 
@@ -137,6 +186,9 @@ def from_json(document: Json | None) -> Record:
             current=_target_from_json(document["current"]),
             update=None if update is None else _update_from_json(_mapping(update)),
             refused=None if refused is None else _refused_from_json(_mapping(refused)),
+            history=tuple(
+                _past_from_json(_mapping(past)) for past in _rows(document.get("history", []))
+            ),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise LedgerError(
@@ -169,6 +221,34 @@ def _refused_from_json(document: Json) -> Refused:
     )
 
 
+def _past_to_json(past: Past) -> Json:
+    return {
+        "id": past.id,
+        "target": _target_to_json(past.target),
+        "origin": _target_to_json(past.origin),
+        "began": past.began,
+        "ended": past.ended,
+        "outcome": str(past.outcome),
+        "reboots": past.reboots,
+        "reasons": list(past.reasons),
+        "failure": past.failure,
+    }
+
+
+def _past_from_json(document: Json) -> Past:
+    return Past(
+        id=_text(document["id"]),
+        target=_target_from_json(document["target"]),
+        origin=_target_from_json(document["origin"]),
+        began=_number(document["began"]),
+        ended=_number(document["ended"]),
+        outcome=Outcome(_text(document["outcome"])),
+        reboots=int(_number(document["reboots"])),
+        reasons=tuple(map(_text, _rows(document["reasons"]))),
+        failure=_text(document["failure"]),
+    )
+
+
 def _target_to_json(target: Target) -> Json:
     return {"config": target.config, "image": target.image}
 
@@ -181,6 +261,12 @@ def _target_from_json(value: object) -> Target:
 def _mapping(value: object) -> Json:
     if not isinstance(value, dict):
         raise TypeError(f"expected an object, found {type(value).__name__}")
+    return value
+
+
+def _rows(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise TypeError(f"expected a list, found {type(value).__name__}")
     return value
 
 
