@@ -10,6 +10,7 @@ import threading
 
 from treenail.clock import SystemClock
 from treenail.controllers.informers import Informers
+from treenail.controllers.machineconfignodes import MachineConfigNodes
 from treenail.controllers.metrics import Metrics
 from treenail.controllers.rollout.asking import Asker
 from treenail.controllers.rollout.controller import Settings
@@ -29,7 +30,9 @@ def main(kubeconfig: str) -> None:
     client = Client(transport)
     events = Recorder(client, "treenail-rollout", "bench", clock)
     rollout = Rollout(client, clock, Asker(Web()), events, Settings())
-    runtime = Runtime([Crew(rollout)], Informers(client, clock), clock, Metrics())
+    nodes = MachineConfigNodes(client, clock)
+    crews = [Crew(rollout), Crew(nodes, workers=4)]
+    runtime = Runtime(crews, Informers(client, clock), clock, Metrics())
     stop = threading.Event()
     thread = threading.Thread(target=runtime.run, args=(stop,))
     thread.start()

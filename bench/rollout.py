@@ -155,6 +155,7 @@ def rollout(
     size: int,
 ) -> Iterator[Result]:
     wait(lambda: said(client, "Updated") == "True")
+    wait(lambda: server.count_requests(user=USER, verb="create") >= size)
     yield Result(f"controller at rest, {size} nodes: RSS", "MiB", memory(process.pid, "Rss"))
     before = calls(server)
     began = time.monotonic()

@@ -23,6 +23,7 @@ from treenail.controllers import installation
 from treenail.controllers.drain.controller import DrainController
 from treenail.controllers.informers import Informers
 from treenail.controllers.installation import NAME, documents
+from treenail.controllers.machineconfignodes import MachineConfigNodes
 from treenail.controllers.metrics import Metrics
 from treenail.controllers.permissions import granted
 from treenail.controllers.rendering import Rendering
@@ -55,9 +56,8 @@ from treenail.lab.apiserver.server import LabServer
 CLOCK = SystemClock()
 ROLE = "machineconfiguration.openshift.io/role"
 
-# What the lab's server does not ask for, and others do: an admission plugin that not every cluster
-# has, and every real server when to apply is to create.
-ASKED_ELSEWHERE = {("machineconfigpools/finalizers", "update"), ("machineconfignodes", "create")}
+# What the lab's server does not ask for: an admission plugin of which not every cluster has it.
+ASKED_ELSEWHERE = {("machineconfigpools/finalizers", "update")}
 
 
 @pytest.fixture
@@ -199,6 +199,7 @@ def controllers(server: LabServer, kubeconfig: Path) -> Iterator[None]:
         [
             Crew(Rendering(client, CLOCK, recorder, settle_s=0.0), first_s=0.05, most_s=0.2),
             Crew(rollout, first_s=0.05, most_s=0.2),
+            Crew(MachineConfigNodes(client, CLOCK), first_s=0.05, most_s=0.2),
             Crew(DrainController(client, recorder, CLOCK, metrics), first_s=0.05, most_s=0.2),
         ],
         Informers(client, CLOCK),

@@ -53,34 +53,39 @@ class Kit:
     own_node: str
 
 
-def _render(kit: Kit) -> Crew:
+def _render(kit: Kit) -> tuple[Crew, ...]:
     from treenail.controllers.rendering import Rendering
 
-    return Crew(Rendering(kit.client, kit.clock, kit.recorder))
+    return (Crew(Rendering(kit.client, kit.clock, kit.recorder)),)
 
 
-def _rollout(kit: Kit) -> Crew:
+def _rollout(kit: Kit) -> tuple[Crew, ...]:
     from treenail.api import annotations as key
+    from treenail.controllers.machineconfignodes import MachineConfigNodes
     from treenail.controllers.rollout.asking import Asker
     from treenail.controllers.rollout.controller import Settings
     from treenail.controllers.rollout.live import Rollout
     from treenail.controllers.web import Web
 
-    settings = Settings(image_key=key.PREFIX + kit.image_annotation, own_node=kit.own_node)
-    return Crew(Rollout(kit.client, kit.clock, Asker(Web()), kit.recorder, settings))
+    image_key = key.PREFIX + kit.image_annotation
+    settings = Settings(image_key=image_key, own_node=kit.own_node)
+    return (
+        Crew(Rollout(kit.client, kit.clock, Asker(Web()), kit.recorder, settings)),
+        Crew(MachineConfigNodes(kit.client, kit.clock, image_key=image_key), workers=4),
+    )
 
 
-def _drain(kit: Kit) -> Crew:
+def _drain(kit: Kit) -> tuple[Crew, ...]:
     from treenail.controllers.drain.controller import DrainController
 
     controller = DrainController(
         kit.client, kit.recorder, kit.clock, kit.metrics, at_once=kit.drains
     )
-    return Crew(controller, workers=8, most_s=15.0)
+    return (Crew(controller, workers=8, most_s=15.0),)
 
 
 # Each is imported when it is asked for, so that a process has only what it runs.
-BUILDERS: Mapping[str, Callable[[Kit], Crew]] = {
+BUILDERS: Mapping[str, Callable[[Kit], tuple[Crew, ...]]] = {
     "render": _render,
     "rollout": _rollout,
     "drain": _drain,
@@ -162,7 +167,7 @@ class Process:
         if not arguments.no_leader_election:
             stand = self._standing(arguments.namespace or _own_namespace(), identity, clock)
         self._runtime = Runtime(
-            [BUILDERS[name](kit) for name in arguments.enable],
+            [crew for name in arguments.enable for crew in BUILDERS[name](kit)],
             Informers(client, clock),
             clock,
             metrics,

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar, cast
 
 from treenail.api.decode import Json
 from treenail.clock import Clock
-from treenail.errors import ClusterError, TreenailError
+from treenail.errors import ClusterError, NotFound, TreenailError
 from treenail.kube.client import Client
 from treenail.kube.informer import Informer, OnMove
 from treenail.kube.watch import Scope
@@ -63,9 +63,16 @@ class Informers:
         self._projects: dict[Scope, list[Project[object]]] = {}
         self._informers: dict[Scope, Informer[_Kept]] = {}
         self._lost: dict[Scope, str] = {}
+        self._optional: set[Scope] = set()
+        self._absent: set[Scope] = set()
 
-    def view(self, scope: Scope, project: Project[T]) -> View[T]:
-        """Another view of a scope; an object that ``project`` can't read is not kept."""
+    def view(self, scope: Scope, project: Project[T], *, optional: bool = False) -> View[T]:
+        """Another view of a scope; an object that ``project`` can't read is not kept.
+
+        Of a kind that is ``optional`` there may be nothing, not even the kind.
+        """
+        if optional:
+            self._optional.add(scope)
         projects = self._projects.setdefault(scope, [])
         projects.append(project)
         informer = self._informers.get(scope)
@@ -92,7 +99,10 @@ class Informers:
 
     def wait_until_synced(self, limit_s: float) -> bool:
         """Wait until everything there is has been seen once; False if one takes longer."""
-        return all(informer.wait_until_synced(limit_s) for informer in self._informers.values())
+        return all(
+            scope in self._absent or informer.wait_until_synced(limit_s)
+            for scope, informer in self._informers.items()
+        )
 
     @property
     def missing(self) -> str:
@@ -100,11 +110,13 @@ class Informers:
         return "; ".join(
             self._lost.get(scope, f"{scope.resource.plural} are being listed")
             for scope, informer in self._informers.items()
-            if not informer.has_synced
+            if not (informer.has_synced or scope in self._absent)
         )
 
     def _lose(self, scope: Scope, error: ClusterError) -> None:
         self._lost[scope] = str(error)
+        if scope in self._optional and isinstance(error, NotFound):
+            self._absent.add(scope)
         log.warning("lost sight of the %s: %s", scope.resource.plural, error)
 
 

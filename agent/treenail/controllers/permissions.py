@@ -31,7 +31,7 @@ BY_CONTROLLER: Mapping[str, Verbs] = {
         f"machineconfigs.{GROUP}": ("get",),
         f"machineconfigpools.{GROUP}": ("patch", *_WATCHED),
         f"machineconfigpools/status.{GROUP}": ("patch",),
-        f"machineconfignodes.{GROUP}": ("create", "patch"),
+        f"machineconfignodes.{GROUP}": ("create", "patch", *_WATCHED),
         "nodes": ("patch", *_WATCHED),
     },
     "drain": {

@@ -20,6 +20,7 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.clock import SystemClock
 from treenail.controllers.informers import Informers
+from treenail.controllers.machineconfignodes import MachineConfigNodes
 from treenail.controllers.metrics import Metrics
 from treenail.controllers.rollout.asking import Asker
 from treenail.controllers.rollout.controller import Settings
@@ -58,7 +59,8 @@ def running(server: LabServer) -> Iterator[None]:
     client, transport = client_of(server.kubeconfig_for(USER, ["system:masters"]), keep=16)
     events = Recorder(client, "treenail-rollout", "here", CLOCK)
     rollout = Rollout(client, CLOCK, Asker(Web()), events, Settings())
-    runtime = Runtime([Crew(rollout)], Informers(client, CLOCK), CLOCK, Metrics())
+    nodes = MachineConfigNodes(client, CLOCK)
+    runtime = Runtime([Crew(rollout), Crew(nodes)], Informers(client, CLOCK), CLOCK, Metrics())
     stop = threading.Event()
     thread = threading.Thread(target=runtime.run, args=(stop,), daemon=True)
     thread.start()
@@ -96,6 +98,7 @@ def test_a_pool_is_brought_to_its_config_and_image_and_says_so(
     add_pool(client, "worker", "old", maxUnavailable=2)
     with Agents(client), running(server):
         wait_until(lambda: condition(client, "Updated").get("status") == "True")
+        wait_until(lambda: writes(server, "machineconfignodes") == 5)
         assert not writes(server, "nodes")
         change = {
             "metadata": {"annotations": {OS_IMAGE: IMAGE}},
@@ -103,6 +106,7 @@ def test_a_pool_is_brought_to_its_config_and_image_and_says_so(
         }
         client.patch(MACHINECONFIGPOOLS, "worker", change)
         wait_until(lambda: status(client).get("configuration") == {"name": "new"}, limit_s=30)
+        wait_until(lambda: writes(server, "machineconfignodes") == 10)
     found = notes(client, "n3")
     assert found[key.CURRENT_CONFIG] == "new"
     assert found[key.CURRENT_OS_IMAGE] == IMAGE
@@ -120,9 +124,9 @@ def test_a_pool_is_brought_to_its_config_and_image_and_says_so(
         "configVersion": {"desired": "new"},
         "configImage": {"desiredImage": IMAGE},
     }
-    # One for the node and one for its MachineConfigNode.
+    # One for the node; one to make its MachineConfigNode, and one that says the new target.
     assert writes(server, "nodes") == 5
-    assert writes(server, "machineconfignodes") == 5
+    assert writes(server, "machineconfignodes") == 10
 
 
 @pytest.mark.limit(180)

@@ -11,7 +11,6 @@ from typing import Protocol
 
 from treenail.api import annotations as key
 from treenail.api.decode import Json
-from treenail.api.machineconfignode import NOT_YET_SET
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.clock import Clock, rfc3339
 from treenail.controllers.rollout.expected import ExpectedNodes
@@ -20,8 +19,7 @@ from treenail.controllers.rollout.observe import SeenPool
 from treenail.controllers.rollout.progress import STATE, Record
 from treenail.controllers.rollout.status import PoolStatus
 from treenail.errors import ClusterError, Conflict, Forbidden, Invalid, NotFound, TooManyRequests
-from treenail.kube.client import PatchKind
-from treenail.kube.resources import MACHINECONFIGNODES, MACHINECONFIGPOOLS, NODES, Resource
+from treenail.kube.resources import MACHINECONFIGPOOLS, NODES, Resource
 
 log = logging.getLogger(__name__)
 
@@ -37,13 +35,7 @@ class Api(Protocol):
 
     def get(self, resource: Resource, name: str) -> Json: ...
     def patch(
-        self,
-        resource: Resource,
-        name: str,
-        body: Json,
-        kind: PatchKind = PatchKind.MERGE,
-        *,
-        subresource: str = "",
+        self, resource: Resource, name: str, body: Json, *, subresource: str = ""
     ) -> Json: ...
 
 
@@ -67,14 +59,12 @@ class Writer:
         *,
         each: Each = map,
         image_key: str = key.DESIRED_OS_IMAGE,
-        machine_config_nodes: bool = True,
     ) -> None:
         self._api = api
         self._clock = clock
         self._expected = expected
         self._each = each
         self._image_key = image_key
-        self._machine_config_nodes = machine_config_nodes
 
     def give(
         self, nodes: Sequence[NodeFacts], target: Target, pool: str, lock: str = ""
@@ -153,46 +143,7 @@ class Writer:
             return error
         self._expected.confirm(node.name)
         log.info("node %s of pool %s is given %s", node.name, pool, _words(target))
-        self._tell(node, target, pool)
         return None
-
-    def _tell(self, node: NodeFacts, target: Target, pool: str) -> None:
-        """The same in the node's MachineConfigNode, where the cluster has such; made if missing.
-
-        Nothing depends on it, so a failure holds nothing up.
-        """
-        if not self._machine_config_nodes:
-            return
-        body = machine_config_node(node, target, pool)
-        try:
-            self._api.patch(MACHINECONFIGNODES, node.name, body, PatchKind.APPLY)
-        except NotFound:
-            # To apply is to create: what is not found is the kind.
-            log.info("this cluster has no MachineConfigNodes, none are written")
-            self._machine_config_nodes = False
-        except ClusterError as error:
-            log.warning("MachineConfigNode %s is not written: %s", node.name, error)
-
-
-def machine_config_node(node: NodeFacts, target: Target, pool: str) -> Json:
-    """The part of a node's MachineConfigNode that says what it is asked for."""
-    metadata: Json = {"name": node.name}
-    if node.uid:
-        owner: Json = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
-        metadata["ownerReferences"] = [owner]
-    spec: Json = {
-        "node": {"name": node.name},
-        "pool": {"name": pool},
-        "configVersion": {"desired": target.config or NOT_YET_SET},
-    }
-    if target.image:
-        spec["configImage"] = {"desiredImage": target.image}
-    return {
-        "apiVersion": MACHINECONFIGNODES.api_version,
-        "kind": MACHINECONFIGNODES.kind,
-        "metadata": metadata,
-        "spec": spec,
-    }
 
 
 def _words(target: Target) -> str:

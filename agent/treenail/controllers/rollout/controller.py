@@ -62,8 +62,6 @@ class Settings:
 
     image_key: str = key.DESIRED_OS_IMAGE
     """The annotation of a node that asks for an image."""
-    machine_config_nodes: bool = True
-    """Whether nodes get a MachineConfigNode, if the cluster has the kind."""
     own_node: str = ""
     """The node that this process runs on, which is left for last."""
     image: Callable[[MachineConfigPool], Verdict] = gate.annotated
@@ -122,7 +120,6 @@ class RolloutController:
             self._expected,
             each=each,
             image_key=settings.image_key,
-            machine_config_nodes=settings.machine_config_nodes,
         )
 
     def sync(self, name: str) -> float | None:
