@@ -142,7 +142,7 @@ def test_json_tells_the_steps_and_what_is_left_out(tmp_path, root, capsys):
 @pytest.mark.parametrize(
     ("content", "code", "message"),
     [
-        (None, 2, "can't read"),
+        (None, 2, "can't be read"),
         ("- a\n", 1, "expected an object"),
         ("kind: Secret\n", 1, "expected a MachineConfig or an Ignition config, found neither"),
         ("ignition: {version: 9.0.0}\n", 1, "spec.config.ignition.version: expected one of"),

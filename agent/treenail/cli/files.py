@@ -4,7 +4,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from treenail.errors import UsageError
+from treenail.api import documents
+from treenail.api.machineconfig import MachineConfig
+from treenail.errors import ConfigError, UsageError
 
 STDIN = "-"
 SUFFIXES = (".json", ".yaml", ".yml")
@@ -17,17 +19,34 @@ def texts(names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
     """
     for name in names:
         if name == STDIN:
-            yield "standard input", sys.stdin.buffer.read()
+            yield "standard input", content(STDIN)
             continue
         path = Path(name)
         found = sorted(path.iterdir()) if path.is_dir() else [path]
         for file in found:
             if file is path or (file.suffix in SUFFIXES and file.is_file()):
-                yield str(file), _read(file)
+                yield str(file), content(str(file))
 
 
-def _read(path: Path) -> bytes:
+def machine_config(name: str) -> MachineConfig:
+    """The config in a file, or on standard input, be it a MachineConfig or an Ignition config.
+
+    Raises `UsageError` for what can't be read, `ConfigError` for what is not one.
+    """
+    document = documents.load(content(name), where=name)
+    if "ignition" in document:
+        return MachineConfig(config=document)
+    if document.get("kind") != "MachineConfig":
+        raise ConfigError(
+            f"{name}: expected a MachineConfig or an Ignition config, found neither",
+            remedy="one has kind: MachineConfig, the other has ignition.version",
+        )
+    return MachineConfig.from_json(document)
+
+
+def content(name: str) -> bytes:
+    """What the file holds, or standard input; raises `UsageError`."""
     try:
-        return path.read_bytes()
+        return sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
     except OSError as error:
-        raise UsageError(f"{path}: can't be read: {error.strerror or error}") from error
+        raise UsageError(f"{name}: can't be read: {error.strerror or error}") from error

@@ -2,21 +2,20 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from treenail.api import documents
 from treenail.api.disruptionpolicy import DEFAULTS
 from treenail.api.machineconfig import DEFAULT_KERNEL, MachineConfig
+from treenail.cli.files import machine_config
 from treenail.cli.main import REBOOT_NEEDED
 from treenail.clock import SystemClock
 from treenail.config.wanted import Wanted, wanted
 from treenail.daemon.apply import Recovery, apply, recover
 from treenail.daemon.runner import Runner
 from treenail.daemon.survey import AskedStates, Survey
-from treenail.errors import ConfigError, UsageError
+from treenail.errors import UsageError
 from treenail.host.ledger import Ledger
 from treenail.host.root import Root
 from treenail.host.users import Shadow
@@ -25,7 +24,6 @@ from treenail.update.plan import as_diff, plan, serving
 from treenail.update.steps import Step
 
 Json = dict[str, object]
-STDIN = "-"
 _FIRST_BOOT = (
     *(("storage", name) for name in ("disks", "filesystems", "raid", "luks")),
     ("passwd", "groups"),
@@ -49,7 +47,7 @@ def main(arguments: argparse.Namespace) -> int:
     root = Root(arguments.root or "/")
     if not root.prefix.is_dir():
         raise UsageError(f"--root: there is no directory {root.prefix}")
-    config = _read(arguments.file)
+    config = machine_config(arguments.file)
     running = root.prefix == Path("/") and not arguments.no_services
     outcome = once(config, root, running=running)
     if arguments.json:
@@ -96,23 +94,6 @@ def _adapters(root: Root, *, running: bool) -> tuple[Survey, Runner]:
     systemd = Systemd(SystemBus(), clock)
     survey = Survey(root, shadow, systemd=AskedStates(systemd))
     return survey, Runner(root, shadow, services=systemd)
-
-
-def _read(name: str) -> MachineConfig:
-    """The config in a file, be it a MachineConfig or an Ignition config."""
-    try:
-        text = sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
-    except OSError as error:
-        raise UsageError(f"can't read {name}: {error.strerror}") from error
-    document = documents.load(text, where=name)
-    if "ignition" in document:
-        return MachineConfig(config=document)
-    if document.get("kind") != "MachineConfig":
-        raise ConfigError(
-            f"{name}: expected a MachineConfig or an Ignition config, found neither",
-            remedy="one has kind: MachineConfig, the other has ignition.version",
-        )
-    return MachineConfig.from_json(document)
 
 
 def _left_out(config: MachineConfig, wish: Wanted) -> Iterator[str]:

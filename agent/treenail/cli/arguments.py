@@ -1,0 +1,102 @@
+"""The arguments of ``treenail``'s commands; what each needs is imported when it is called."""
+
+import argparse
+import sys
+from typing import NoReturn
+
+from treenail import __version__
+
+FAILED = 1
+USAGE = 2
+
+
+class Parser(argparse.ArgumentParser):
+    """Wrong use ends with the exit code that the command keeps for it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(self.get_default("usage_code") or USAGE, f"{self.prog}: {message}\n")
+
+
+def parser() -> Parser:
+    """Of all commands; the parsed ``module`` carries the command out."""
+    parser = Parser(
+        prog="treenail",
+        description="Keeps this node at the OS image and the configuration its cluster asks for.",
+    )
+    parser.add_argument("--version", action="version", version=f"treenail {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    run = commands.add_parser("run", help="be the node's agent", description="Be the node's agent.")
+    run.set_defaults(module="treenail.cli.agent")
+    _where(run)
+    run.add_argument("--node-name", metavar="NAME", help="the Node's name (the host's, lower case)")
+    run.add_argument(
+        "--kubeconfig", metavar="FILE", help="how to reach the API server, and as whom"
+    )
+
+    status = commands.add_parser(
+        "status",
+        help="show what the node has, wants and does",
+        description="Show what the node has, wants and does; works with the API server away.",
+    )
+    status.set_defaults(module="treenail.cli.inspect")
+    _where(status)
+    _json(status)
+
+    plan = commands.add_parser(
+        "plan",
+        help="show what would change, what that costs and why",
+        description="Show what would change from one config to another: every file with its "
+        "difference (secrets withheld), unit, kernel argument; what that costs, and which path, "
+        "rule and MachineConfig asks for it. Nothing is changed. Exit code 0: nothing differs, "
+        "2: changes that disrupt nothing, 3: a drain or a reboot, 1: it can't be done or told.",
+    )
+    plan.set_defaults(module="treenail.cli.preview", usage_code=FAILED)
+    plan.add_argument(
+        "files",
+        metavar="FILE",
+        nargs="*",
+        help="OLD and NEW, each a MachineConfig or an Ignition config, YAML or JSON; - for "
+        "standard input",
+    )
+    plan.add_argument(
+        "--policy",
+        metavar="FILE",
+        help="a MachineConfiguration whose NodeDisruptionPolicy holds (the defaults)",
+    )
+    _json(plan)
+
+    once = commands.add_parser(
+        "once",
+        help="bring a machine, or a directory, to a config",
+        description="Bring a machine, or a directory, to a MachineConfig or an Ignition config, "
+        "all of it or nothing.",
+    )
+    once.set_defaults(module="treenail.cli.once")
+    once.add_argument("file", metavar="FILE", help="YAML or JSON; - for standard input")
+    _root(once)
+    once.add_argument(
+        "--no-services",
+        action="store_true",
+        help="link units as systemctl --root does, and tell nothing that runs; so it is with any "
+        "other root than /",
+    )
+    _json(once)
+    return parser
+
+
+def _where(parser: argparse.ArgumentParser) -> None:
+    _root(parser)
+    parser.add_argument(
+        "--config", metavar="FILE", help="the settings (/etc/treenail/agent.toml below the root)"
+    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="log at level DEBUG")
+
+
+def _root(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--root", metavar="DIR", help="where the machine's root is (/)")
+
+
+def _json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON document")

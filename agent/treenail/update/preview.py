@@ -1,0 +1,277 @@
+"""What a node would go through from one config to another, told before anything is touched.
+
+The differences, the obstacles and the costs are those that the agent itself works out; here they
+get their contents and their sources beside them, with the secrets left out.
+"""
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from treenail.api.disruptionpolicy import DisruptionPolicy
+from treenail.api.machineconfig import EXTENSIONS, MachineConfig
+from treenail.config import names
+from treenail.config.diff import Aspect, Change, Diff, diff
+from treenail.config.drift import UNIT_MODE
+from treenail.config.reconcilable import Obstacle, obstacles
+from treenail.config.redact import FileDiff, redacted_diff, redacted_line
+from treenail.config.wanted import (
+    Wanted,
+    WantedDirectory,
+    WantedFile,
+    WantedLink,
+    WantedOS,
+    WantedUnit,
+    WantedUser,
+    wanted,
+)
+from treenail.update.because import Because, Sources, words
+from treenail.update.disruption import disruption
+
+_KEY = re.compile(r"(?P<kind>(?:ssh|ecdsa|sk)-[\w.@-]{1,60})\s+(?P<blob>(?:[\w+/]{4})+[\w+/]{0,3})")
+_ENABLEMENT = {None: "as the presets say", True: "enabled", False: "disabled"}
+
+
+class Mark(StrEnum):
+    """What happens to an entry."""
+
+    ADDED = "added"
+    CHANGED = "changed"
+    REMOVED = "removed"
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One path whose contents differ."""
+
+    path: str
+    diff: FileDiff
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing that differs, in the words of the config; secrets are in none of it."""
+
+    kind: str
+    """``file``, ``directory``, ``link``, ``unit``, ``user``, or a field such as ``kernelType``."""
+    name: str
+    mark: Mark
+    details: tuple[str, ...] = ()
+    written: tuple[Written, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing that is done to the node, and everything that asks for it."""
+
+    words: str
+    reasons: tuple[Because, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """From one config to another; ``obstacles`` say why a running node can't go there at all."""
+
+    old: str
+    new: str
+    entries: tuple[Entry, ...] = ()
+    actions: tuple[Action, ...] = ()
+    """The least disruptive first; empty when nothing has to notice."""
+    free: tuple[Because, ...] = ()
+    """What differs and costs nothing."""
+    drains: bool = False
+    reboots: bool = False
+    obstacles: tuple[Obstacle, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Nothing differs that a node would notice."""
+        return not self.entries and not self.obstacles
+
+
+def preview(
+    old: MachineConfig, new: MachineConfig, policy: DisruptionPolicy, *, images: tuple[str, str]
+) -> Preview:
+    """What the one costs a node that has the other; raises `ConfigError`.
+
+    ``images`` are what annotations ask for beside the two configs, empty where they ask for none:
+    a node that has one beside its config is in image mode, and files and units are the image's.
+    """
+    before, after = (
+        _in_mode(wanted(config), image) for config, image in zip((old, new), images, strict=True)
+    )
+    found = diff(before, after)
+    cost = disruption(found, policy)
+    source = "the image beside the config" if images[1] else ""
+    because = Sources(found, old, new, image_source=source).because
+    return Preview(
+        old=old.name,
+        new=new.name,
+        entries=tuple(_entries(found, before, after)),
+        actions=tuple(
+            Action(words(each.action), tuple(map(because, each.reasons))) for each in cost.costs
+        ),
+        free=tuple(map(because, cost.free)),
+        drains=cost.drains,
+        reboots=cost.reboots,
+        obstacles=obstacles(old, new),
+    )
+
+
+def _in_mode(found: Wanted, image: str) -> Wanted:
+    if not image:
+        return found
+    return Wanted(users=found.users, os=replace(found.os, image=image))
+
+
+def _entries(found: Diff, before: Wanted, after: Wanted) -> Iterator[Entry]:
+    for aspect in found.os:
+        yield Entry(aspect, "", Mark.CHANGED, tuple(_aspect(aspect, before.os, after.os)))
+    for file in found.files:
+        yield _entry("file", file, _file_details(file), _file_diff(file))
+    for directory in found.directories:
+        yield _entry("directory", directory, _directory_details(directory))
+    for link in found.links:
+        yield _entry("link", link, _link_details(link))
+    for unit in found.units:
+        yield _entry("unit", unit, _unit_details(unit), *_unit_diffs(unit))
+    for user in found.users:
+        yield _entry("user", user, _user_details(user))
+
+
+def _entry(
+    kind: str, change: Change[object], details: Iterator[str], *diffs: Written | None
+) -> Entry:
+    mark = (
+        Mark.ADDED if change.old is None else Mark.REMOVED if change.new is None else Mark.CHANGED
+    )
+    written = tuple(each for each in diffs if each is not None and each.diff != FileDiff())
+    return Entry(kind, change.key, mark, tuple(details), written)
+
+
+def _aspect(aspect: Aspect, old: WantedOS, new: WantedOS) -> Iterator[str]:
+    match aspect:
+        case Aspect.IMAGE:
+            yield _turned(old.image, new.image)
+        case Aspect.KERNEL_ARGUMENTS:
+            yield from _arguments(old.kernel_arguments, new.kernel_arguments)
+        case Aspect.KERNEL_TYPE:
+            yield _turned(old.kernel_type, new.kernel_type)
+        case Aspect.EXTENSIONS:
+            for name in sorted(old.extensions - new.extensions):
+                yield f"- {name} ({', '.join(EXTENSIONS[name])})"
+            for name in sorted(new.extensions - old.extensions):
+                yield f"+ {name} ({', '.join(EXTENSIONS[name])})"
+        case Aspect.EXTENSIONS_IMAGE:
+            yield _turned(old.extensions_image, new.extensions_image)
+        case Aspect.FIPS:
+            yield _turned(str(old.fips).lower(), str(new.fips).lower())
+
+
+def _arguments(old: tuple[str, ...], new: tuple[str, ...]) -> Iterator[str]:
+    gone, added = _without(old, new), _without(new, old)
+    yield from (f"- {redacted_line(argument)}" for argument in gone)
+    yield from (f"+ {redacted_line(argument)}" for argument in added)
+    if not gone and not added:
+        yield "the same ones in another order"
+
+
+def _without(arguments: tuple[str, ...], others: tuple[str, ...]) -> list[str]:
+    """The arguments that others have not, each as often as it is more."""
+    left, found = list(others), []
+    for argument in arguments:
+        if argument in left:
+            left.remove(argument)
+        else:
+            found.append(argument)
+    return found
+
+
+def _file_details(change: Change[WantedFile]) -> Iterator[str]:
+    yield from _owned(change.old, change.new)
+    if change.key in names.CREDENTIALS:
+        yield "kept up to date on a way of its own"
+    elif change.new is None and names.outlives_config(change.key):
+        yield "stays on the node: what is trusted is not forgotten"
+
+
+def _directory_details(change: Change[WantedDirectory]) -> Iterator[str]:
+    yield from _owned(change.old, change.new)
+
+
+def _owned(
+    old: WantedFile | WantedDirectory | None, new: WantedFile | WantedDirectory | None
+) -> Iterator[str]:
+    if new is None:
+        return
+    if old is None:
+        yield f"mode {new.mode:04o}"
+        if (new.user, new.group) != (0, 0):
+            yield f"owner {new.user}:{new.group}"
+        return
+    if old.mode != new.mode:
+        yield f"mode {old.mode:04o} -> {new.mode:04o}"
+    if (old.user, old.group) != (new.user, new.group):
+        yield f"owner {old.user}:{old.group} -> {new.user}:{new.group}"
+
+
+def _file_diff(change: Change[WantedFile]) -> Written:
+    old, new = change.old, change.new
+    mode = (0o777 if old is None else old.mode) & (0o777 if new is None else new.mode)
+    found = redacted_diff(
+        None if old is None else old.contents.decode(),
+        None if new is None else new.contents.decode(),
+        path=change.key,
+        mode=mode,
+    )
+    return Written(change.key, found)
+
+
+def _link_details(change: Change[WantedLink]) -> Iterator[str]:
+    old, new = change.old, change.new
+    if new is not None:
+        kind = "hard link" if new.hard else "link"
+        yield f"{kind} to {new.target if old is None else _turned(old.target, new.target)}"
+
+
+def _unit_details(change: Change[WantedUnit]) -> Iterator[str]:
+    old = change.old or WantedUnit(change.key)
+    new = change.new or WantedUnit(change.key)
+    if old.mask != new.mask:
+        yield "masked" if new.mask else "not masked"
+    if old.enabled != new.enabled and not new.mask:
+        yield _ENABLEMENT[new.enabled]
+
+
+def _unit_diffs(change: Change[WantedUnit]) -> Iterator[Written]:
+    old, new = ({} if unit is None else dict(unit.written()) for unit in (change.old, change.new))
+    for path in dict.fromkeys((*old, *new)):
+        before, after = (
+            text if text is None else text.encode() for text in (old.get(path), new.get(path))
+        )
+        yield Written(path, redacted_diff(before, after, path=path, mode=UNIT_MODE))
+
+
+def _user_details(change: Change[WantedUser]) -> Iterator[str]:
+    old = change.old or WantedUser(change.key)
+    new = change.new or WantedUser(change.key)
+    yield from (f"- key {_fingerprint(key)}" for key in old.ssh_keys if key not in new.ssh_keys)
+    yield from (f"+ key {_fingerprint(key)}" for key in new.ssh_keys if key not in old.ssh_keys)
+    if old.password_hash != new.password_hash:
+        yield "the password is changed" if new.password_hash else "the password is taken away"
+
+
+def _fingerprint(key: str) -> str:
+    """As ssh-keygen shows it: the comment may be anything."""
+    found = _KEY.match(key)
+    if found is None:
+        return "of an unknown form"
+    digest = hashlib.sha256(base64.b64decode(found["blob"] + "==")).digest()
+    return f"{found['kind']} SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
+
+
+def _turned(old: str, new: str) -> str:
+    return f"{old or 'none'} -> {new or 'none'}"

@@ -1,0 +1,163 @@
+"""``treenail plan`` of two files, as a person and as a program reads it."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from treenail.cli.main import main
+from treenail.cli.terminal import paint
+
+OLD = """\
+kind: MachineConfig
+metadata: {name: rendered-worker-a}
+spec:
+  kernelArguments: [quiet]
+  config:
+    ignition: {version: 3.4.0}
+    storage:
+      files:
+      - {path: /etc/chrony.conf, contents: {source: "data:,pool%20a%0Amakestep%201%203%0A"}}
+"""
+NEW = """\
+kind: MachineConfig
+metadata:
+  name: rendered-worker-b
+  annotations:
+    treenail.io/provenance:
+      '{"sources":["99-chrony"],"entries":{"files":{"/etc/chrony.conf":[0]}}}'
+spec:
+  config:
+    ignition: {version: 3.4.0}
+    storage:
+      files:
+      - {path: /etc/chrony.conf, contents: {source: "data:,pool%20b%0Amakestep%201%203%0A"}}
+"""
+PLAN = """\
+rendered-worker-a -> rendered-worker-b
+
+~ kernelArguments
+    - quiet
+~ file /etc/chrony.conf
+    @@ -1,2 +1,2 @@
+    -pool a
+    +pool b
+     makestep 1 3
+
+The node is drained and reboots:
+  drain and reboot, because
+    file /etc/chrony.conf changed (no policy for this path), from MachineConfig 99-chrony
+    kernelArguments changed (part of the operating system)
+"""
+POLICY = """\
+kind: MachineConfiguration
+spec:
+  nodeDisruptionPolicy:
+    files:
+    - path: /etc/chrony.conf
+      actions: [{type: Restart, restart: {serviceName: chronyd.service}}]
+"""
+
+
+def given(folder: Path, **texts: str) -> list[str]:
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    return [str(folder / name) for name in texts]
+
+
+def test_plan_is_printed_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *given(tmp_path, old=OLD, new=NEW)]) == 3
+    assert capsys.readouterr().out == PLAN
+
+
+def test_plan_is_printed_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--json", *given(tmp_path, old=OLD, new=NEW)]) == 3
+    assert json.loads(capsys.readouterr().out) == {
+        "old": "rendered-worker-a",
+        "new": "rendered-worker-b",
+        "changes": [
+            {
+                "kind": "kernelArguments",
+                "name": "",
+                "change": "changed",
+                "details": ["- quiet"],
+                "diffs": [],
+            },
+            {
+                "kind": "file",
+                "name": "/etc/chrony.conf",
+                "change": "changed",
+                "details": [],
+                "diffs": [
+                    {
+                        "path": "/etc/chrony.conf",
+                        "lines": ["@@ -1,2 +1,2 @@", "-pool a", "+pool b", " makestep 1 3"],
+                        "note": "",
+                    }
+                ],
+            },
+        ],
+        "actions": [
+            {
+                "action": "drain and reboot",
+                "reasons": [
+                    {
+                        "subject": "file /etc/chrony.conf changed",
+                        "rule": "no policy for this path",
+                        "source": "MachineConfig 99-chrony",
+                    },
+                    {
+                        "subject": "kernelArguments changed",
+                        "rule": "part of the operating system",
+                        "source": "",
+                    },
+                ],
+            }
+        ],
+        "free": [],
+        "drains": True,
+        "reboots": True,
+        "obstacles": [],
+    }
+
+
+def test_policy_of_a_file_says_what_a_change_costs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = given(tmp_path, old=OLD.replace("[quiet]", "[]"), new=NEW, policy=POLICY)
+    assert main(["plan", "--policy", files[2], *files[:2]]) == 2
+    printed = capsys.readouterr().out
+    assert "The node stays in service:\n  restart chronyd.service, because\n" in printed
+
+
+def test_exit_code_says_what_a_program_has_to_know(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new, bad, fips = given(
+        tmp_path,
+        old=OLD,
+        new=NEW,
+        bad="kind: ConfigMap\n",
+        fips=NEW.replace("spec:", "spec:\n  fips: true"),
+    )
+    assert main(["plan", old, old]) == 0
+    assert main(["plan", old, fips]) == 1
+    assert main(["plan", old, bad]) == 1
+    assert main(["plan", old, f"{new}x"]) == 1
+    assert main(["plan", "-", "-"]) == 1
+    assert main(["plan", old, new, "--colour"]) == 1
+    assert "Traceback" not in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_colours_are_for_terminals_whose_user_wants_them() -> None:
+    assert paint(Terminal(), {"TERM": "xterm"})("a", "+") == "\x1b[32ma\x1b[0m"
+    assert paint(Terminal(), {"TERM": "xterm"})("a", " ") == "a"
+    assert paint(Terminal(), {"TERM": "dumb"})("a", "+") == "a"
+    assert paint(Terminal(), {"NO_COLOR": "1"})("a", "+") == "a"
+    assert paint(io.StringIO(), {"TERM": "xterm"})("a", "+") == "a"
