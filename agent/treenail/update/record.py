@@ -70,10 +70,18 @@ class Update:
     """The value of ``desiredDrain`` that we asked for last; empty before the first."""
     reboots: int = 0
     """How often the reboot into this target was asked for."""
+    spent: tuple[tuple[Phase, float], ...] = ()
+    """Seconds in each phase before this one, in the order in which they were entered first."""
 
     def enter(self, phase: Phase, *, boot_id: str, now: float) -> "Update":
         """The update as it goes into ``phase``."""
-        return replace(self, phase=phase, boot_id=boot_id, entered=now)
+        return replace(self, phase=phase, boot_id=boot_id, entered=now, spent=self.spent_until(now))
+
+    def spent_until(self, now: float) -> tuple[tuple[Phase, float], ...]:
+        """Seconds in each phase, up to now; a clock that was set back takes nothing away."""
+        found = dict(self.spent)
+        found[self.phase] = found.get(self.phase, 0.0) + max(now - self.entered, 0.0)
+        return tuple(found.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +117,8 @@ class Past:
     reasons: tuple[str, ...] = ()
     """Why the node was drained or rebooted: what differed, and the rule."""
     failure: str = ""
+    spent: tuple[tuple[Phase, float], ...] = ()
+    """Seconds in each phase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +147,7 @@ class Record:
             outcome=outcome,
             reboots=update.reboots,
             failure=refused.reason if refused and refused.target == update.target else "",
+            spent=update.spent_until(now),
         )
         history = (past, *self.history)[:HISTORY_LIMIT]
         return replace(self, update=None, history=history)
@@ -161,6 +172,7 @@ def to_json(record: Record) -> Json:
             "checked": update.checked,
             "drain": update.drain,
             "reboots": update.reboots,
+            "spent": _spent_to_json(update.spent),
         },
         "refused": None
         if refused is None
@@ -210,6 +222,7 @@ def _update_from_json(document: Json) -> Update:
         checked=document["checked"] is True,
         drain=_text(document["drain"]),
         reboots=int(_number(document["reboots"])),
+        spent=_spent_from_json(document.get("spent", {})),
     )
 
 
@@ -232,6 +245,7 @@ def _past_to_json(past: Past) -> Json:
         "reboots": past.reboots,
         "reasons": list(past.reasons),
         "failure": past.failure,
+        "spent": _spent_to_json(past.spent),
     }
 
 
@@ -246,7 +260,16 @@ def _past_from_json(document: Json) -> Past:
         reboots=int(_number(document["reboots"])),
         reasons=tuple(map(_text, _rows(document["reasons"]))),
         failure=_text(document["failure"]),
+        spent=_spent_from_json(document.get("spent", {})),
     )
+
+
+def _spent_to_json(spent: tuple[tuple[Phase, float], ...]) -> Json:
+    return {str(phase): seconds for phase, seconds in spent}
+
+
+def _spent_from_json(value: object) -> tuple[tuple[Phase, float], ...]:
+    return tuple((Phase(phase), _number(seconds)) for phase, seconds in _mapping(value).items())
 
 
 def _target_to_json(target: Target) -> Json:
