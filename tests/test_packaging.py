@@ -76,6 +76,10 @@ def test_the_manual_names_every_limit_with_its_default() -> None:
     [
         ("treenail", "run", "treenail.8"),
         ("treenail", "status", "treenail.8"),
+        ("treenail", "plan", "treenail.8"),
+        ("treenail", "why", "treenail.8"),
+        ("treenail", "history", "treenail.8"),
+        ("treenail", "once", "treenail.8"),
         ("treenail-lab", "demo", "treenail-lab.1"),
         ("treenail-lab", "up", "treenail-lab.1"),
     ],

@@ -67,6 +67,29 @@ def parser() -> Parser:
     )
     _json(plan)
 
+    why = commands.add_parser(
+        "why",
+        help="show what asked for the last, or the pending, drain or reboot",
+        description="Show what asked for the last, or the pending, drain or reboot: the path, the "
+        "rule and the MachineConfig it came from.",
+    )
+    why.set_defaults(module="treenail.cli.why")
+    _root(why)
+    _json(why)
+
+    history = commands.add_parser(
+        "history",
+        help="show the last updates and what became of them",
+        description="Show the last updates, the newest first: when, from what to what, how long "
+        "each phase took, and what became of it.",
+    )
+    history.set_defaults(module="treenail.cli.history")
+    history.add_argument(
+        "-n", "--number", metavar="N", type=_positive, default=5, help="how many at most (5)"
+    )
+    _root(history)
+    _json(history)
+
     once = commands.add_parser(
         "once",
         help="bring a machine, or a directory, to a config",
@@ -100,3 +123,10 @@ def _root(parser: argparse.ArgumentParser) -> None:
 
 def _json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("expected a number of at least 1")
+    return number

@@ -7,6 +7,8 @@ from treenail.host.files import Files
 from treenail.host.root import Root
 
 _LIMIT = 64 * 1024
+_STAT_LIMIT = 1024 * 1024
+_BOOTED = re.compile(rb"^btime (\d+)$", re.MULTILINE)
 _ASSIGNMENT = re.compile(r"""\s*([A-Z0-9_]+)=(["']?)(.*)\2\s*""")
 _ESCAPED = re.compile(r"""\\([$"'\\`])""")
 
@@ -25,6 +27,12 @@ class Kernel:
     def command_line(self) -> str:
         """The arguments the kernel was booted with; raises `FileError`."""
         return self._text("/proc/cmdline")
+
+    def booted_at(self) -> float | None:
+        """When the machine was booted, in seconds since the epoch; None if it can't be told."""
+        content = self._files.read("/proc/stat", limit=_STAT_LIMIT)
+        found = _BOOTED.search(content or b"")
+        return float(found[1]) if found else None
 
     def fips_enabled(self) -> bool:
         """Whether the kernel runs in FIPS mode; a kernel that does not know of it does not."""

@@ -1,0 +1,125 @@
+"""``treenail history`` and ``treenail why`` read the ledger; no agent and no cluster is needed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from treenail.cli.main import main
+from treenail.cli.terminal import duration
+from treenail.host.ledger import Ledger
+from treenail.host.root import Root
+from treenail.update.record import Outcome, Past, Phase, Record, Refused, Target, to_json
+
+REASON = "file /etc/a changed (no policy for this path), from MachineConfig 99-a"
+DONE = Past(
+    "2" * 32,
+    Target("rendered-worker-b"),
+    Target("rendered-worker-a"),
+    1_700_000_000.0,
+    1_700_000_252.0,
+    Outcome.DONE,
+    reboots=1,
+    reasons=(REASON,),
+    spent=((Phase.STAGING, 190.0), (Phase.DRAINING, 42.0), (Phase.REBOOTING, 20.0)),
+)
+FAILED = Past(
+    "1" * 32,
+    Target("rendered-worker-c"),
+    Target("rendered-worker-a"),
+    1_600_000_000.0,
+    1_600_003_700.0,
+    Outcome.FAILED,
+    reboots=3,
+    failure="it broke",
+)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    record = Record(DONE.target, refused=Refused(FAILED.target, "x"), history=(DONE, FAILED))
+    Ledger(Root(tmp_path)).write(to_json(record))
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/stat").write_text("cpu  1 2\nbtime 1700000240\n")
+    return tmp_path
+
+
+def test_updates_are_told_for_people(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["history", "--root", str(root)]) == 0
+    assert capsys.readouterr().out == (
+        "2023-11-14 22:13:20 UTC  done after 4 min 12 s\n"
+        "    from rendered-worker-a\n"
+        "    to   rendered-worker-b\n"
+        "    staging 3 min 10 s, draining 42 s, rebooting 20 s\n"
+        f"    because {REASON}\n"
+        f"    journalctl TREENAIL_UPDATE={'2' * 32}\n"
+        "2020-09-13 12:26:40 UTC  failed after 1 h 1 min\n"
+        "    from rendered-worker-a\n"
+        "    to   rendered-worker-c\n"
+        "    3 reboots were asked for\n"
+        "    it broke\n"
+        f"    journalctl TREENAIL_UPDATE={'1' * 32}\n"
+    )
+
+
+def test_updates_are_told_for_programs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["history", "-n", "1", "--json", "--root", str(root)]) == 0
+    assert json.loads(capsys.readouterr().out) == [
+        {
+            "id": "2" * 32,
+            "from": {"config": "rendered-worker-a", "image": ""},
+            "to": {"config": "rendered-worker-b", "image": ""},
+            "began": "2023-11-14T22:13:20Z",
+            "ended": "2023-11-14T22:17:32Z",
+            "outcome": "done",
+            "phases": {"staging": 190.0, "draining": 42.0, "rebooting": 20.0},
+            "reboots": 1,
+            "reasons": [REASON],
+            "failure": "",
+        }
+    ]
+
+
+def test_last_reboot_is_explained(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", "--root", str(root)]) == 0
+    assert capsys.readouterr().out == (
+        "last drain and reboot, from rendered-worker-a to rendered-worker-b, "
+        "begun 2023-11-14 22:13:20 UTC\n"
+        f"    because {REASON}\n"
+        f"    journalctl TREENAIL_UPDATE={'2' * 32}\n"
+    )
+
+
+def test_boot_that_nobody_recorded_is_told(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "proc/stat").write_text("btime 1800000000\n")
+    assert main(["why", "--json", "--root", str(root)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["boot"] == {"at": "2027-01-15T08:00:00Z", "update": None}
+    assert told["last"]["reasons"] == [REASON]
+    assert main(["why", "--root", str(root)]) == 0
+    assert "2027-01-15 08:00:00 UTC: not for an update" in capsys.readouterr().out
+
+
+def test_node_without_a_ledger_has_nothing_to_tell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["why", "--root", str(tmp_path)]) == 0
+    assert main(["history", "--root", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == (
+        "no drain or reboot by treenail is recorded\nno update of this node is recorded\n"
+    )
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "many"])
+def test_number_that_is_none_is_refused(number: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["history", "-n", number])
+    assert ended.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0, "0 s"), (59.6, "1 min"), (252, "4 min 12 s"), (3700, "1 h 1 min"), (187200, "2 d 4 h")],
+)
+def test_durations_are_in_words(seconds: float, words: str) -> None:
+    assert duration(seconds) == words

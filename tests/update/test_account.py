@@ -1,0 +1,55 @@
+"""Why a node was disturbed can be told from the ledger alone."""
+
+from tests.update.build import A, B, C, update
+from treenail.update.account import Account, Asked, account
+from treenail.update.record import Outcome, Past, Phase, Record, Target
+
+REASON = "file /etc/a changed (no policy for this path), from MachineConfig 99-a"
+QUIET = Past("3" * 32, C, B, 300.0, 310.0, Outcome.DONE, spent=((Phase.STAGING, 10.0),))
+REBOOTED = Past(
+    "2" * 32,
+    B,
+    A,
+    200.0,
+    290.0,
+    Outcome.DONE,
+    reboots=1,
+    reasons=(REASON,),
+    spent=((Phase.STAGING, 50.0), (Phase.DRAINING, 20.0), (Phase.REBOOTING, 20.0)),
+)
+ASKED = Asked("2" * 32, A, B, 200.0, drains=True, reboots=True, reasons=(REASON,))
+
+
+def test_last_update_that_disturbed_the_node_is_named_and_a_quiet_one_is_not() -> None:
+    record = Record(C, history=(QUIET, REBOOTED))
+    assert account(record, booted_at=None) == Account(last=ASKED)
+
+
+def test_boot_is_attributed_to_the_update_that_rebooted_then() -> None:
+    record = Record(C, history=(QUIET, REBOOTED))
+    assert account(record, booted_at=280.0).boot == ASKED
+    assert account(record, booted_at=305.0).boot is None
+    assert account(record, booted_at=100.0).boot is None
+
+
+def test_reboot_that_was_only_planned_explains_no_boot() -> None:
+    planned = Record(A, update(Phase.STAGING, began=400.0))
+    assert account(planned, booted_at=405.0).boot is None
+    asked = Record(A, update(Phase.REBOOTING, began=400.0, reboots=1))
+    found = account(asked, booted_at=405.0)
+    assert found.boot == found.pending
+
+
+def test_without_reasons_another_image_is_one() -> None:
+    (old, new) = (Target("a", "q.example/os@sha256:1"), Target("b", "q.example/os@sha256:2"))
+    past = Past("1" * 32, new, old, 1.0, 2.0, Outcome.DONE, reboots=1)
+    found = account(Record(new, history=(past,)), booted_at=None).last
+    assert found is not None
+    assert found.reasons == (
+        "the OS image is another: q.example/os@sha256:2 after q.example/os@sha256:1",
+    )
+    assert found.deed == "reboot"
+
+
+def test_node_that_was_never_updated_has_nothing_to_account_for() -> None:
+    assert account(Record(), booted_at=1.0) == Account()
