@@ -9,7 +9,7 @@ from treenail.api import annotations as key
 from treenail.controllers.rollout.controller import CONFLICT_S, RolloutController, Settings
 from treenail.controllers.rollout.external import LockServer
 from treenail.controllers.rollout.gate import OS_IMAGE, Blocked, Hold
-from treenail.controllers.rollout.nodes import LOCKED_BY, STARTED_AT, Target
+from treenail.controllers.rollout.nodes import LOCKED_BY, STARTED_AT, WAS_DEGRADED, Target
 from treenail.controllers.rollout.policy import RESUME, Policy
 from treenail.controllers.rollout.progress import STATE
 from treenail.controllers.rollout.report import COUNTS_EVERY_S
@@ -64,6 +64,20 @@ def test_a_node_is_given_config_and_image_in_one_conditional_write() -> None:
             }
         }
     ]
+
+
+def test_a_node_keeps_whether_it_was_degraded_when_it_was_given_its_target() -> None:
+    found = world()
+    failing = {key.STATE: "Degraded", key.DESIRED_CONFIG: "bad"}
+    found.change("nodes", "n0", {"metadata": {"annotations": failing}})
+    turn(found, controller(found))
+    assert found.objects["nodes"]["n0"]["metadata"]["annotations"][WAS_DEGRADED] == "true"
+    assert found.truth["n0"].was_degraded
+    found.pass_time(600.0)
+    found.set_pool("worker", "newer")
+    turn(found, controller(found))
+    assert asked_for(found, "newer") == ["n0"]
+    assert not found.truth["n0"].was_degraded
 
 
 def test_the_image_is_asked_for_by_the_annotation_of_the_setting() -> None:

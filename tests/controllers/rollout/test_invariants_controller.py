@@ -30,14 +30,20 @@ from treenail.api import annotations as key
 from treenail.clock import rfc3339
 from treenail.controllers.rollout.controller import RolloutController, Settings
 from treenail.controllers.rollout.gate import OS_IMAGE, Proceed
-from treenail.controllers.rollout.nodes import STARTED_AT, ZONE_LABEL, NodeFacts, Target
+from treenail.controllers.rollout.nodes import (
+    STARTED_AT,
+    WAS_DEGRADED,
+    ZONE_LABEL,
+    NodeFacts,
+    Target,
+)
 from treenail.controllers.rollout.policy import POLICY, RESUME
 from treenail.controllers.rollout.progress import STATE
 from treenail.controllers.rollout.status import RENDER_DEGRADED as RENDERED
 from treenail.errors import ClusterError, TooManyRequests, Unreachable
 
 NAMES = [f"n{number}" for number in range(6)]
-OWNED = {key.DESIRED_CONFIG, key.DESIRED_OS_IMAGE, STARTED_AT}
+OWNED = {key.DESIRED_CONFIG, key.DESIRED_OS_IMAGE, STARTED_AT, WAS_DEGRADED}
 
 
 def image(digit: str) -> str:

@@ -57,6 +57,16 @@ def test_failures_are_told_in_the_order_of_their_start() -> None:
     )
 
 
+def test_only_a_node_that_was_degraded_before_is_given_time_to_answer() -> None:
+    nodes = [
+        failed("a", started_at=100.0),
+        failed("b", started_at=100.0, was_degraded=True),
+    ]
+    told = (Failure("a", "no space left"), Failure("b", "no space left"))
+    assert failures(nodes, NEW, Policy(), now=101.0) == told[:1]
+    assert failures(nodes, NEW, Policy(), now=160.0) == told
+
+
 def test_a_node_that_was_never_given_the_target_did_not_fail_on_it() -> None:
     careful = policy(pool({"rebootTimeout": "1m"}))
     ill = node("a", NEW, healthy=False, ready_changed_at=10.0)
@@ -68,7 +78,7 @@ def test_the_next_look_is_when_the_first_thing_may_change() -> None:
     careful = policy(pool({"canary": {"soak": "10m"}, "rebootTimeout": "20m"}))
     nodes = [
         on_its_way("a", healthy=False, started_at=100.0, ready_changed_at=400.0),
-        failed("b", started_at=560.0),
+        failed("b", started_at=560.0, was_degraded=True),
     ]
     record = Record(NEW, settled_at=500.0)
     assert next_look_s(record, careful, nodes, NEW, now=600.0) == 20.0

@@ -14,7 +14,13 @@ from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.clock import Clock, rfc3339
 from treenail.controllers.rollout.expected import ExpectedNodes
-from treenail.controllers.rollout.nodes import LOCKED_BY, STARTED_AT, NodeFacts, Target
+from treenail.controllers.rollout.nodes import (
+    LOCKED_BY,
+    STARTED_AT,
+    WAS_DEGRADED,
+    NodeFacts,
+    Target,
+)
 from treenail.controllers.rollout.observe import SeenPool
 from treenail.controllers.rollout.progress import STATE, Record
 from treenail.controllers.rollout.status import PoolStatus
@@ -126,9 +132,10 @@ class Writer:
     def _give(
         self, node: NodeFacts, target: Target, pool: str, notes: Mapping[str, str | None]
     ) -> ClusterError | None:
-        body: Json = {
-            "metadata": {"resourceVersion": node.resource_version, "annotations": dict(notes)}
-        }
+        own = dict(notes)
+        if node.degraded or node.was_degraded:
+            own[WAS_DEGRADED] = "true" if node.degraded else None
+        body: Json = {"metadata": {"resourceVersion": node.resource_version, "annotations": own}}
         try:
             self._api.patch(NODES, node.name, body)
         except Conflict as error:

@@ -19,6 +19,8 @@ from treenail.api.meta import Condition, ObjectMeta
 ZONE_LABEL = "topology.kubernetes.io/zone"
 STARTED_AT = "treenail.io/rollout-started-at"
 """When the node was given its target, RFC 3339; written with the target."""
+WAS_DEGRADED = "treenail.io/rollout-was-degraded"
+"""Whether the node was degraded when it was given its target; written with the target."""
 LOCKED_BY = "treenail.io/fleet-lock"
 """Which lock server lets the node be out of service; written with the target, gone afterwards."""
 
@@ -58,6 +60,8 @@ class NodeFacts:
     state: str = ""
     reason: str = ""
     started_at: float | None = None
+    was_degraded: bool = False
+    """It was degraded when it was given its target, and may still say so of the one before."""
     locked_by: str = ""
     uid: str = field(default="", compare=False)
     resource_version: str = field(default="", compare=False)
@@ -89,6 +93,7 @@ class NodeFacts:
             state=found.get(key.STATE, ""),
             reason=found.get(key.REASON, ""),
             started_at=seconds(found.get(STARTED_AT, "")),
+            was_degraded=WAS_DEGRADED in found,
             locked_by=found.get(LOCKED_BY, ""),
             uid=meta.uid,
             resource_version=meta.resource_version,
@@ -160,7 +165,11 @@ class NodeFacts:
     def given(self, target: Target, now: float) -> "NodeFacts":
         """The node as it is once the target is written; for what a cache does not show yet."""
         return replace(
-            self, desired_config=target.config, desired_image=target.image, started_at=now
+            self,
+            desired_config=target.config,
+            desired_image=target.image,
+            started_at=now,
+            was_degraded=self.degraded,
         )
 
 

@@ -18,7 +18,7 @@ STATE = "treenail.io/rollout-state"
 
 FORGIVEN_AT_MOST = 500
 GRACE_S = 60.0
-"""How long an agent may take to answer to a new target."""
+"""How long an agent that was degraded may take to answer to a new target."""
 
 _REASON_LIMIT = 400
 
@@ -201,7 +201,7 @@ def _fails_at(node: NodeFacts, policy: Policy) -> float | None:
     started = node.started_at or 0.0
     if node.degraded:
         # Until the agent has looked at its new target, it still says how the one before went.
-        return started + GRACE_S
+        return started + GRACE_S if node.was_degraded else started
     if node.healthy or policy.reboot_timeout_s is None or node.started_at is None:
         return None
     return _gone_since(node) + policy.reboot_timeout_s
