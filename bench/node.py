@@ -15,10 +15,10 @@ from pathlib import Path
 from gi.repository import Gio, GLib
 
 from bench.result import Result
+from tests.drains import Drains
 from treenail.api import annotations as key
 from treenail.clock import SystemClock
 from treenail.lab.cluster import Lab, Plan, rendered
-from treenail.lab.drains import Drains
 from treenail.lab.images import make_image
 
 NODE = "node-a"

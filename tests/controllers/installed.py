@@ -1,9 +1,6 @@
 """A cluster that the manifests were applied to, and the controllers with only their account."""
 
-import base64
 from pathlib import Path
-
-import yaml
 
 from treenail.clock import SystemClock
 from treenail.controllers.installation import NAME, Options, documents
@@ -43,27 +40,9 @@ def resource_of(server: LabServer, document: Json) -> Resource:
     return Resource(kind.group, kind.version, kind.plural, kind.kind, namespaced=kind.namespaced)
 
 
-def account_kubeconfig(server: LabServer, folder: Path) -> Path:
+def account_kubeconfig(server: LabServer) -> Path:
     """A kubeconfig with the token of the controllers' service account."""
-    groups = ["system:serviceaccounts", f"system:serviceaccounts:{OPTIONS.namespace}"]
-    authority = base64.b64encode(server.ca_file.read_bytes()).decode()
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "clusters": [
-            {
-                "name": "c",
-                "cluster": {"server": server.url, "certificate-authority-data": authority},
-            }
-        ],
-        "users": [{"name": "u", "user": {"token": server.token_for(ACCOUNT, groups)}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-    }
-    path = folder / "account.kubeconfig"
-    path.touch(mode=0o600)
-    path.write_text(yaml.safe_dump(document))
-    return path
+    return server.account_kubeconfig(OPTIONS.namespace, NAME)
 
 
 def used(server: LabServer) -> Granted:

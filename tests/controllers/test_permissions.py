@@ -241,7 +241,7 @@ def test_account_may_do_what_the_controllers_do_and_nothing_else(
 ) -> None:
     apply(server, documents(OPTIONS))
     cluster.arrange()
-    with controllers(server, account_kubeconfig(server, tmp_path)):
+    with controllers(server, account_kubeconfig(server)):
         cluster.live_a_life()
 
     assert denied(server) == frozenset()
@@ -265,7 +265,7 @@ def test_permission_that_is_missing_is_noticed(
     apply(server, without(resource, verb))
     cluster.arrange()
     cluster.ask("drain-x")
-    with controllers(server, account_kubeconfig(server, tmp_path)):
+    with controllers(server, account_kubeconfig(server)):
         wait_until(lambda: denied(server))
 
     assert denied(server) == {(resource, verb)}

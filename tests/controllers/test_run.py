@@ -105,7 +105,7 @@ def test_process_drains_a_node_and_ends_in_order(
     site.node("a")
     site.pod("a", "web")
     site.ask("a", "drain-b")
-    kubeconfig = account_kubeconfig(server, tmp_path)
+    kubeconfig = account_kubeconfig(server)
     with running(kubeconfig, tmp_path / "one.log", "--enable", "drain") as process:
         wait_until(lambda: site.applied("a") == "drain-b", limit_s=LIMIT_S)
         assert process.get("/healthz") == "ok\n"
@@ -128,7 +128,7 @@ def test_process_whose_leader_was_killed_takes_over(
     site.node("a")
     site.pod("a", "web")
     site.budget("keep-web", "web")
-    kubeconfig = account_kubeconfig(server, tmp_path)
+    kubeconfig = account_kubeconfig(server)
     with running(kubeconfig, tmp_path / "one.log", "--enable=drain") as first:
         wait_until(lambda: "controller_leader 1" in first.get("/metrics"), limit_s=LIMIT_S)
         with running(kubeconfig, tmp_path / "two.log", "--enable=drain") as second:
@@ -148,7 +148,7 @@ def test_process_whose_leader_was_killed_takes_over(
 
 
 def test_process_that_lost_the_lease_fails(server: LabServer, tmp_path: Path, site: Site) -> None:
-    kubeconfig = account_kubeconfig(server, tmp_path)
+    kubeconfig = account_kubeconfig(server)
     with running(kubeconfig, tmp_path / "one.log", "--enable", "drain,render,rollout") as process:
         wait_until(lambda: "controller_leader 1" in process.get("/metrics"), limit_s=LIMIT_S)
         spec: Json = {"spec": {"holderIdentity": "them"}}
@@ -195,7 +195,7 @@ def test_unknown_argument_shows_the_usage(
 def test_namespace_of_the_lease_has_to_be_known(
     server: LabServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kubeconfig = str(account_kubeconfig(server, tmp_path))
+    kubeconfig = str(account_kubeconfig(server))
     assert main(["run", "--enable=drain", "--kubeconfig", kubeconfig]) == 2
     assert "in which namespace the Lease is" in capsys.readouterr().err
 

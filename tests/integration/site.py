@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.drains import Drains
 from tests.integration.witness import Sight, Witness, Write
 from tests.waiting import wait_until
 from treenail.api import annotations as key
@@ -17,7 +18,6 @@ from treenail.lab.apiserver.faults import Match, Reject
 from treenail.lab.apiserver.objects import Json
 from treenail.lab.apiserver.service import ApiServer
 from treenail.lab.cluster import Lab, Plan, rendered
-from treenail.lab.drains import Drains
 from treenail.lab.images import Credential, Image, make_image
 from treenail.lab.machine.journal import Entry
 from treenail.lab.machine.machine import KUBELET_CONFIG, Machine

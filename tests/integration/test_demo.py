@@ -32,6 +32,18 @@ def test_three_nodes_are_updated_one_after_the_other() -> None:
     assert document["mostOutOfService"] == 1
     assert all(node["evicted"] and node["out_of_service_s"] for node in nodes)
     assert document["failed"] == {}
+    assert document["halted"] == ""
+
+
+def test_plan_is_shown_before_anything_happens() -> None:
+    ended = treenail_lab("demo", "--nodes", "1", "--size", "100", "--speed", "500")
+    assert ended.returncode == 0, ended.stderr
+    plan, _, rollout = ended.stdout.partition("\n\n")
+    assert "pool worker: 1 of 1 node to rendered-worker-" in plan
+    assert "    drain and reboot\n" in plan
+    assert "osImageURL changed" in plan
+    assert "0.0 s  worker-0   Done      41.20260101  waiting" in rollout
+    assert "1 nodes updated in " in rollout
 
 
 def test_node_that_fails_to_stage_is_never_cordoned() -> None:
@@ -41,6 +53,7 @@ def test_node_that_fails_to_stage_is_never_cordoned() -> None:
     assert document["mostOutOfService"] == 0
     assert list(document["failed"]) == ["worker-0"]
     assert "received unexpected HTTP status: 500" in document["failed"]["worker-0"]
+    assert "is halted: node worker-0 failed first: " in document["halted"]
 
 
 def test_image_by_tag_is_refused_with_what_to_write_instead() -> None:
@@ -49,4 +62,5 @@ def test_image_by_tag_is_refused_with_what_to_write_instead() -> None:
     assert document["cordoned"] == []
     (reason,) = document["failed"].values()
     assert tag in reason
+    assert reason == document["halted"]
     assert "@sha256:" in reason

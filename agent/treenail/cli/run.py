@@ -37,6 +37,7 @@ NAME = "treenail-controller"
 FAILED = 1
 # Longer than client-go's: a leader need not start anew when the API server restarts.
 _LEASE_S, _RENEW_S, _RETRY_S, _CALL_S = 60.0, 40.0, 5.0, 10.0
+_MOST_S = 3600.0
 _SERVICE_ACCOUNT_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
@@ -49,6 +50,8 @@ class Kit:
     clock: Clock
     metrics: Metrics
     drains: int
+    named_after_s: float
+    settle_s: float
     image_annotation: str
     own_node: str
 
@@ -56,7 +59,7 @@ class Kit:
 def _render(kit: Kit) -> tuple[Crew, ...]:
     from treenail.controllers.rendering import Rendering
 
-    return (Crew(Rendering(kit.client, kit.clock, kit.recorder)),)
+    return (Crew(Rendering(kit.client, kit.clock, kit.recorder, settle_s=kit.settle_s)),)
 
 
 def _rollout(kit: Kit) -> tuple[Crew, ...]:
@@ -79,7 +82,12 @@ def _drain(kit: Kit) -> tuple[Crew, ...]:
     from treenail.controllers.drain.controller import DrainController
 
     controller = DrainController(
-        kit.client, kit.recorder, kit.clock, kit.metrics, at_once=kit.drains
+        kit.client,
+        kit.recorder,
+        kit.clock,
+        kit.metrics,
+        at_once=kit.drains,
+        named_after_s=kit.named_after_s,
     )
     return (Crew(controller, workers=8, most_s=15.0),)
 
@@ -116,6 +124,15 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     parser.add_argument("--drains", type=_count, default=50, metavar="N",
                         help="nodes that are drained at the same time (%(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--name-after", type=_seconds, default=30.0, metavar="S",
+        help="name what has been in the way of a drain for so many seconds (%(default)g)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--settle", type=_seconds, default=5.0, metavar="S",
+        help="render a pool whose MachineConfigs have not changed for so many seconds "
+        "(%(default)g)",
+    )  # fmt: skip
     parser.add_argument(
         "--image-annotation", choices=("desiredOSImage", "desiredImage"), default="desiredOSImage",
         help="how nodes are asked for an image (%(default)s)",
@@ -160,6 +177,8 @@ class Process:
             clock=clock,
             metrics=metrics,
             drains=arguments.drains,
+            named_after_s=arguments.name_after,
+            settle_s=arguments.settle,
             image_annotation=arguments.image_annotation,
             own_node=os.environ.get("NODE_NAME", ""),
         )
@@ -243,6 +262,18 @@ def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0.0 <= found <= _MOST_S:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of seconds from 0 to {_MOST_S:g}"
+        )
+    return found
 
 
 class _Line(logging.Formatter):

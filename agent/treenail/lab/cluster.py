@@ -5,14 +5,15 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from treenail.api import annotations as key
-from treenail.clock import SystemClock
+from treenail.clock import SystemClock, rfc3339
 from treenail.controllers import crds, installation
-from treenail.errors import ClusterError
+from treenail.errors import AlreadyExists, ClusterError
 from treenail.kube.client import Client, Json
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import (
@@ -143,11 +144,15 @@ class Lab:
             if kind == "MachineConfigNode" and not self.plan.machine_config_nodes:
                 continue
             self.client.create(CUSTOMRESOURCEDEFINITIONS, document)
-        for document in installation.node_access():
-            self._create(document)
+        self.install(installation.node_access())
+
+    def install(self, documents: Iterable[Json]) -> None:
+        """Create objects of any kind that the server has; those that are there stay as they are."""
+        for document in documents:
+            with suppress(AlreadyExists):
+                self._create(document)
 
     def _create(self, document: Json) -> None:
-        """Create an object of any kind that the server has."""
         metadata = _of(document, "metadata")
         kind = self.server.call(
             lambda api: api.kinds.of(str(document["apiVersion"]), str(document["kind"]))
@@ -230,6 +235,7 @@ class Lab:
             "status": "True" if ready else "Unknown",
             "reason": "KubeletReady" if ready else "NodeStatusUnknown",
             "message": "kubelet is posting ready status" if ready else "the machine is down",
+            "lastTransitionTime": rfc3339(SystemClock().now()),
         }
         body: Json = {"status": {"conditions": [condition]}}
         self.client.patch(NODES, name, body, subresource="status")

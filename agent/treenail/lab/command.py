@@ -21,11 +21,12 @@ from pathlib import Path
 from treenail.api import documents
 from treenail.api.machineconfig import MachineConfig
 from treenail.clock import SystemClock
+from treenail.controllers.rollout.gate import OS_IMAGE
 from treenail.errors import ConfigError, TreenailError, UsageError
-from treenail.lab import control
-from treenail.lab.cluster import Lab, Plan, rendered
+from treenail.lab import control, pool
+from treenail.lab.cluster import Lab, Plan
+from treenail.lab.controllers import Controllers
 from treenail.lab.demo import PODS_PER_NODE, Demo, Ending, Story
-from treenail.lab.drains import Drains
 from treenail.lab.images import Credential, Image, make_image
 from treenail.lab.machine.machine import Machine
 from treenail.lab.machine.settings import Settings
@@ -62,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(act=_demo)
     _makes_a_lab(demo)
     demo.add_argument("--image", metavar="PULLSPEC", help="the image to ask for")
-    demo.add_argument("-f", dest="file", metavar="FILE", help="the rendered MachineConfig to use")
+    demo.add_argument("-f", dest="file", metavar="FILE", help="a MachineConfig that the pool gets")
     demo.add_argument("--fail", choices=_FAILURES, help="let this phase fail")
     demo.add_argument("--limit", type=float, default=300.0, metavar="S", help="seconds for a node")
     demo.add_argument("--json", action="store_true", help="print the outcome as one document")
@@ -112,7 +113,12 @@ def _demo(arguments: argparse.Namespace) -> int:
     )
     with _stopped_by_signals(), _directory(arguments) as directory, Lab(directory, plan) as lab:
         demo = Demo(lab, story, SystemClock(), screen.show)
-        ending = demo.run()
+        try:
+            demo.prepare()
+            screen.tell(f"$ treenail-controller plan -f change.yaml\n{demo.plan()}")
+            ending = demo.run()
+        finally:
+            demo.stop()
         screen.end()
         journal = _one_update(lab, ending)
         if arguments.json:
@@ -120,6 +126,7 @@ def _demo(arguments: argparse.Namespace) -> int:
                 "nodes": [view.as_json() for view in demo.views()],
                 "updated": ending.updated,
                 "failed": ending.failed,
+                "halted": ending.halted,
                 "cordoned": sorted(ending.cordoned),
                 "mostOutOfService": ending.most_out_of_service,
                 "seconds": round(ending.seconds, 3),
@@ -137,13 +144,11 @@ def _up(arguments: argparse.Namespace) -> int:
     )
     stop = threading.Event()
     with _stopped_by_signals(), _directory(arguments) as directory, Lab(directory, plan) as lab:
-        config = lab.add_config(rendered("rendered-worker-a"))
-        lab.add_config(rendered("rendered-worker-b"))
-        drains = Drains(lab.client, SystemClock())
+        controllers = Controllers(lab)
         workload = Workload(lab.client, replicas=PODS_PER_NODE * len(plan.nodes))
-        for node in plan.nodes:
-            lab.ask(node, config, plan.images[0].pull_spec)
-        drains.start()
+        controllers.install()
+        pool.create(lab, plan.images[0].pull_spec)
+        controllers.start()
         workload.start()
         try:
             with control.Control(directory, _orders(lab)):
@@ -151,7 +156,7 @@ def _up(arguments: argparse.Namespace) -> int:
                 stop.wait()
         finally:
             workload.stop()
-            drains.stop()
+            controllers.stop()
     return 0
 
 
@@ -234,7 +239,7 @@ def _renamed(image: Image, pull_spec: str) -> Image:
 
 def _document(file: str | None) -> Json:
     if file is None:
-        return rendered("rendered-worker-b")
+        return pool.config("change", {"kernelArguments": ["audit=1"]})
     try:
         found = documents.load_all(Path(file).read_bytes(), where=file)
     except OSError as error:
@@ -247,7 +252,7 @@ def _document(file: str | None) -> Json:
 def _one_update(lab: Lab, ending: Ending) -> list[str]:
     """The journal of the last node that was updated, or that failed, across its reboot."""
     node = next(iter(ending.failed), None) or next(reversed(ending.updated), None)
-    if node is None:
+    if node not in lab.machines:
         return []
     entries = lab.machines[node].journal({"SYSLOG_IDENTIFIER": "treenail"})
     updates = [str(entry["TREENAIL_UPDATE"]) for entry in entries if entry.get("TREENAIL_UPDATE")]
@@ -268,6 +273,10 @@ def _print_ending(ending: Ending, journal: list[str]) -> None:
     )
     for node, why in ending.failed.items():
         print(f"{node} failed: {why}")
+    if ending.halted:
+        print(f"pool: {ending.halted}")
+    if not journal:
+        return
     print("\njournalctl TREENAIL_UPDATE=… of one node:")
     for line in journal:
         print(f"  {line}")
@@ -277,7 +286,8 @@ def _print_way_in(lab: Lab) -> None:
     images = {image.version: image.pull_spec for image in lab.plan.images}
     print(f"export KUBECONFIG={lab.server.admin_kubeconfig}")
     print(f"# images: {json.dumps(images)}")
-    print("# configs: rendered-worker-a, rendered-worker-b")
+    after = lab.plan.images[-1].pull_spec
+    print(f"# try: kubectl annotate mcp worker --overwrite {OS_IMAGE}={after}")
     print("# end with Ctrl-C", flush=True)
 
 

@@ -3,7 +3,7 @@
 import shutil
 from typing import TextIO
 
-from treenail.lab.view import NodeView, lines
+from treenail.lab.view import NodeView, PoolView, lines
 
 _UP = "\x1b[{}A"
 _CLEAR = "\x1b[K"
@@ -18,13 +18,22 @@ class Screen:
         self._title = title
         self._live = stream.isatty()
         self._drawn = 0
+        self._said = ""
         self._told: dict[str, tuple[str, str, str, str]] = {}
 
-    def show(self, nodes: list[NodeView], seconds: float) -> None:
-        """Show the nodes as they are; elsewhere than on a terminal, what changed of them."""
+    def tell(self, text: str) -> None:
+        """Print something before the picture."""
+        self._stream.write(f"{text.rstrip()}\n\n")
+        self._stream.flush()
+
+    def show(self, nodes: list[NodeView], pool: PoolView, seconds: float) -> None:
+        """Show how it is; elsewhere than on a terminal, what changed."""
         if self._live:
-            self._draw(lines(nodes, title=self._title, seconds=seconds))
+            self._draw(lines(nodes, pool, title=self._title, seconds=seconds))
             return
+        if self._said != pool.sentence:
+            self._said = pool.sentence
+            self._stream.write(f"{seconds:6.1f} s  pool {pool.name}: {pool.sentence}\n")
         for node in nodes:
             now = (node.state, node.phase, node.version, node.reason)
             if self._told.get(node.name) != now:

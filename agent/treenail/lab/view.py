@@ -29,13 +29,23 @@ class NodeView:
         return asdict(self)
 
 
-def lines(nodes: list[NodeView], *, title: str, seconds: float) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """What there is to see of the pool."""
+
+    name: str
+    sentence: str = ""
+    stalled: bool = False
+    """It does not go on before a person has done something."""
+
+
+def lines(nodes: list[NodeView], pool: PoolView, *, title: str, seconds: float) -> list[str]:
     """The picture, without colours."""
     head = f"{title:<94} {int(seconds) // 60:02d}:{int(seconds) % 60:02d}"
     columns = (
         f"  {'NODE':<10} {'STATE':<9} {'BOOTED':<12} {'UPDATE':<37} {'EVICTED':>7}  OUT OF SERVICE"
     )
-    found = [head, columns]
+    found = [head, f"  pool {pool.name}: {pool.sentence}", columns]
     for node in nodes:
         found.append(_line(node))
         if node.reason:

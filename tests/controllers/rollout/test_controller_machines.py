@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.controllers.rollout.agents import add_config, add_pool
+from tests.drains import Drains
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
 from treenail.controllers.informers import Informers
@@ -25,7 +26,6 @@ from treenail.controllers.workers import Crew
 from treenail.kube.events import Recorder
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail.lab.cluster import Lab, Plan
-from treenail.lab.drains import Drains
 from treenail.lab.images import make_image
 from treenail.lab.machine.settings import Settings
 

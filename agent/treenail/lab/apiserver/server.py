@@ -49,6 +49,10 @@ class LabServer:
         """A kubeconfig as a kubelet has it: it may change its own Node only."""
         return self.api.node_kubeconfig(node)
 
+    def account_kubeconfig(self, namespace: str, name: str) -> Path:
+        """A kubeconfig with the token of a ServiceAccount, which is all that its pods have."""
+        return self.api.account_kubeconfig(namespace, name)
+
     def token_for(self, user: str, groups: Sequence[str] = ()) -> str:
         """A bearer token for a user."""
         return self.api.token_for(user, groups)

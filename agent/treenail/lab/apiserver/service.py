@@ -87,6 +87,16 @@ class ApiServer:
         """A kubeconfig as a kubelet has it: it may change its own Node only."""
         return self.kubeconfig_for(f"{NODE_PREFIX}{node}", [NODES])
 
+    def account_kubeconfig(self, namespace: str, name: str) -> Path:
+        """A kubeconfig with the token of a ServiceAccount, which is all that its pods have."""
+        user = f"system:serviceaccount:{namespace}:{name}"
+        groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}"]
+        token = self.token_for(user, groups)
+        path = self._directory / f"{namespace}-{name}.kubeconfig"
+        text = kubeconfig(server=self.url, authority=self._authority.pem, user=user, token=token)
+        write_private(path, text.encode())
+        return path
+
     def token_for(self, user: str, groups: Sequence[str] = ()) -> str:
         """A bearer token for a user; it holds as long as the directory does."""
         return self._tokens.issue(user, groups)

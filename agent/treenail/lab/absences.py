@@ -1,24 +1,15 @@
-"""The drain controller, run within the lab, and what there is to see of its work."""
+"""What there is to see of drains: which nodes are out of service, for how long, and why still."""
 
-import threading
 from dataclasses import dataclass, field
 
 from treenail.api import annotations as key
 from treenail.api.decode import Fields, Json, load_json
 from treenail.clock import Clock
-from treenail.controllers.drain.controller import DrainController
 from treenail.controllers.drain.decide import NodeSeen
 from treenail.controllers.informers import Informers
-from treenail.controllers.metrics import Metrics
-from treenail.controllers.runtime import Runtime
-from treenail.controllers.workers import Crew
 from treenail.kube.client import Client
-from treenail.kube.events import Recorder
 from treenail.kube.resources import NODES, PODS
 from treenail.kube.watch import Scope
-
-# A person watches: what is in the way is worth a word sooner than in a cluster.
-_NAMED_AFTER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,34 +28,24 @@ class _Absence:
     evicted: set[str] = field(default_factory=set)
 
 
-class Drains:
-    """Drains and uncordons as nodes ask for it, and remembers how long each was out of service."""
+class Absences:
+    """Watches nodes and pods, and remembers how long each node was out of service."""
 
     def __init__(self, client: Client, clock: Clock) -> None:
         self._clock = clock
         self._absences: dict[str, _Absence] = {}
         self._blocked: dict[str, str] = {}
-        metrics = Metrics()
-        recorder = Recorder(client, "treenail-controller", "lab", clock)
-        informers = Informers(client, clock)
-        informers.view(Scope(NODES), NodeSeen.from_json).tell(self._node_moved)
-        informers.view(Scope(PODS), _pod).tell(self._pod_moved)
-        controller = DrainController(client, recorder, clock, metrics, named_after_s=_NAMED_AFTER_S)
-        crew = Crew(controller, first_s=0.05, most_s=0.5)
-        self._runtime = Runtime([crew], informers, clock, metrics)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(
-            target=self._runtime.run, args=(self._stop,), name="lab-drains", daemon=True
-        )
+        self._informers = Informers(client, clock)
+        self._informers.view(Scope(NODES), NodeSeen.from_json).tell(self._node_moved)
+        self._informers.view(Scope(PODS), _pod).tell(self._pod_moved)
 
     def start(self) -> None:
-        """Drain from now on."""
-        self._thread.start()
+        """Watch from now on."""
+        self._informers.start()
 
     def stop(self) -> None:
-        """Drain no more."""
-        self._stop.set()
-        self._thread.join(30.0)
+        """Watch no more."""
+        self._informers.stop()
 
     def out_of_service_s(self, node: str) -> float:
         """Seconds from the node's last cordon to its uncordon, or until now."""

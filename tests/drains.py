@@ -1,0 +1,44 @@
+"""The drain controller within the process of a test, and what there is to see of its work."""
+
+import threading
+
+from treenail.clock import Clock
+from treenail.controllers.drain.controller import DrainController
+from treenail.controllers.informers import Informers
+from treenail.controllers.metrics import Metrics
+from treenail.controllers.runtime import Runtime
+from treenail.controllers.workers import Crew
+from treenail.kube.client import Client
+from treenail.kube.events import Recorder
+from treenail.lab.absences import Absences
+
+NAMED_AFTER_S = 2.0
+
+
+class Drains:
+    """Drains and uncordons as nodes ask for it."""
+
+    def __init__(self, client: Client, clock: Clock) -> None:
+        self._absences = Absences(client, clock)
+        metrics = Metrics()
+        recorder = Recorder(client, "treenail-controller", "lab", clock)
+        controller = DrainController(client, recorder, clock, metrics, named_after_s=NAMED_AFTER_S)
+        crew = Crew(controller, first_s=0.05, most_s=0.5)
+        self._runtime = Runtime([crew], Informers(client, clock), clock, metrics)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=self._runtime.run, args=(self._stop,), name="drains", daemon=True
+        )
+
+    def start(self) -> None:
+        self._absences.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(30.0)
+        self._absences.stop()
+
+    def blocked(self, node: str) -> str:
+        """What keeps pods on a node that is being drained; empty when nothing does."""
+        return self._absences.blocked(node)
