@@ -10,6 +10,7 @@
     ├─ HostError                     Degraded         backoff     this machine refused
     │  ├─ FileError  UnitError  CommandError  LedgerError
     │  ├─ CredentialError                                         a pull secret can't be used
+    │  ├─ PreflightError                                          it would not work; nothing touched
     │  ├─ BusError                                                D-Bus said no, or nothing
     │  │  └─ BusyError               (unchanged)                  somebody else's transaction
     │  ├─ TransactionError                                        rpm-ostree or bootc failed
@@ -90,7 +91,19 @@ class UnitError(HostError):
 
 
 class CommandError(HostError):
-    """A program failed."""
+    """A program failed; ``told`` is what it wrote to its standard error, without credentials."""
+
+    def __init__(self, message: str, *, told: str = "", remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.told = told
+
+
+class PreflightError(HostError):
+    """The update can't begin, and nothing was touched; ``reasons`` are for programs."""
+
+    def __init__(self, message: str, *, reasons: tuple[str, ...] = (), remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.reasons = reasons
 
 
 class LedgerError(HostError):

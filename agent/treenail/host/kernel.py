@@ -1,5 +1,6 @@
 """What the running kernel and the booted system say about themselves."""
 
+import os
 import re
 
 from treenail.errors import FileError
@@ -9,6 +10,7 @@ from treenail.host.root import Root
 _LIMIT = 64 * 1024
 _STAT_LIMIT = 1024 * 1024
 _BOOTED = re.compile(rb"^btime (\d+)$", re.MULTILINE)
+_OCI = {"x86_64": "amd64", "aarch64": "arm64"}
 _ASSIGNMENT = re.compile(r"""\s*([A-Z0-9_]+)=(["']?)(.*)\2\s*""")
 _ESCAPED = re.compile(r"""\\([$"'\\`])""")
 
@@ -38,6 +40,11 @@ class Kernel:
         """Whether the kernel runs in FIPS mode; a kernel that does not know of it does not."""
         content = self._files.read("/proc/sys/crypto/fips_enabled", limit=_LIMIT)
         return (content or b"").strip() == b"1"
+
+    def architecture(self) -> str:
+        """The machine's, as OCI names it, such as ``amd64``."""
+        machine = os.uname().machine
+        return _OCI.get(machine, machine)
 
     def os_release(self) -> dict[str, str]:
         """The booted system's os-release fields; none where there is no such file.

@@ -56,9 +56,10 @@ class Programs:
                     os.killpg(program.pid, signal.SIGKILL)
                 raise
         if program.returncode != 0:
-            shown = scrub(errors.decode("utf-8", "replace"), limit=_STDERR_SHOWN)
+            told = scrub(errors.decode("utf-8", "replace"), limit=_STDERR_KEPT)
+            shown = scrub(told, limit=_STDERR_SHOWN)
             raise CommandError(
-                f"{argv[0]} {_ending(program.returncode)}{': ' if shown else ''}{shown}"
+                f"{argv[0]} {_ending(program.returncode)}{': ' if shown else ''}{shown}", told=told
             )
         return output
 

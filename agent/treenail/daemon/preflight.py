@@ -1,0 +1,175 @@
+"""The machine and the registry as a pre-flight sees them: probes to `Conditions`."""
+
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+from treenail.clock import Clock
+from treenail.daemon.credentials import AUTH
+from treenail.errors import ConfigError, FileError, HostError
+from treenail.host import registry as registries
+from treenail.host import space as spaces
+from treenail.host.drivers import Units, active_drivers
+from treenail.host.files import Files
+from treenail.host.ledger import DIRECTORY
+from treenail.host.logind import Inhibitor
+from treenail.host.root import Root
+from treenail.update.preflight import (
+    Conditions,
+    Layer,
+    Manifest,
+    Reason,
+    Space,
+    Trouble,
+    Unreadable,
+)
+from treenail.update.signatures import POLICY, Rule, Trust, rule
+
+log = logging.getLogger(__name__)
+
+PATHS = ("/boot", "/sysroot", "/var")
+_PROBE = f"{DIRECTORY}/preflight"
+_LIMIT = 1024 * 1024
+
+
+class Registry(Protocol):
+    """What a registry says of an image."""
+
+    def inspect(
+        self, image: str, *, auth_file: str = ""
+    ) -> registries.Inspected | registries.Trouble | None: ...
+
+
+class Inhibitors(Protocol):
+    """Who holds a shutdown up."""
+
+    def inhibitors(self) -> tuple[Inhibitor, ...]: ...
+
+
+class TimeServer(Protocol):
+    """Whether the clock follows one."""
+
+    def synchronized(self) -> bool | None: ...
+
+
+class Kernel(Protocol):
+    """What the running kernel says of itself."""
+
+    def architecture(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """Whom a pre-flight asks."""
+
+    registry: Registry
+    systemd: Units
+    logind: Inhibitors
+    timedate: TimeServer
+    kernel: Kernel
+
+
+class Preflight:
+    """Looks at everything that would make an update fail, and changes nothing."""
+
+    def __init__(self, root: Root, files: Files, probes: Probes, clock: Clock) -> None:
+        self._root = root
+        self._files = files
+        self._probes = probes
+        self._clock = clock
+
+    def look(self, image: str) -> Conditions:
+        """The conditions for an update to the pull spec; without one, of the machine alone."""
+        probes = self._probes
+        judged = self.rule(image) if image else None
+        return Conditions(
+            now=self._clock.now(),
+            image=image,
+            manifest=self._manifest(image) if image else None,
+            rule=judged,
+            missing_keys=self._missing_keys(judged),
+            architecture=probes.kernel.architecture(),
+            spaces=tuple(found for path in PATHS if (found := self._space(path)) is not None),
+            held_layers=spaces.held_layers(self._root),
+            kernel_bytes=spaces.kernel_bytes(self._root),
+            freeable_boot_bytes=spaces.freeable_boot_bytes(self._root),
+            drivers=active_drivers(self._files, probes.systemd),
+            inhibitors=self._inhibitors(),
+            synchronized=probes.timedate.synchronized(),
+            ledger_problem=self._ledger_problem(),
+        )
+
+    def rule(self, image: str) -> Rule | str | None:
+        """What the signature policy says of the image, or why it can't be read; None without."""
+        try:
+            policy = self._files.read(POLICY, limit=_LIMIT)
+            return None if policy is None else rule(policy, image)
+        except (FileError, ConfigError) as error:
+            return str(error)
+
+    def verifies(self, image: str) -> bool:
+        """Whether ostree is to be asked for a verified image, as the policy wants signatures."""
+        found = self.rule(image)
+        return isinstance(found, Rule) and found.trust is Trust.SIGNED and found.strict
+
+    def _manifest(self, image: str) -> Manifest | Trouble | None:
+        auth_file = self._root.path(AUTH)
+        found = self._probes.registry.inspect(
+            image, auth_file=str(auth_file) if auth_file.exists() else ""
+        )
+        match found:
+            case registries.Trouble(kind, text):
+                return Trouble(Reason(kind), text)
+            case registries.Inspected():
+                layers = tuple(Layer(each.digest, each.size_bytes) for each in found.layers)
+                return Manifest(found.architecture, found.created, layers)
+            case None:
+                log.info("there is no skopeo to ask the registry with; the pull will show")
+                return None
+
+    def _missing_keys(self, found: Rule | str | None) -> tuple[str, ...]:
+        keys = found.keys if isinstance(found, Rule) else ()
+        return tuple(key for key in keys if key.startswith("/") and not self._exists(key))
+
+    def _exists(self, path: str) -> bool:
+        try:
+            return self._root.path(path).exists()
+        except FileError:
+            return False
+
+    def _space(self, path: str) -> Space | Unreadable | None:
+        try:
+            found = spaces.file_system(self._root, path)
+        except FileError as error:
+            return Unreadable(path, str(error))
+        if found is None:
+            return None
+        return Space(
+            path,
+            found.device,
+            found.free_bytes,
+            found.size_bytes,
+            found.free_files,
+            found.files,
+            found.read_only,
+        )
+
+    def _inhibitors(self) -> tuple[str, ...]:
+        try:
+            held = self._probes.logind.inhibitors()
+        except HostError as error:
+            log.info("can't ask who blocks a reboot: %s", error)
+            return ()
+        return tuple(
+            f"{each.who} (process {each.pid}): {each.why}"
+            for each in held
+            if "shutdown" in each.what.split(":") and each.mode == "block"
+        )
+
+    def _ledger_problem(self) -> str:
+        try:
+            self._files.write(_PROBE, b"", mode=0o600)
+            self._files.remove(_PROBE)
+        except FileError as error:
+            return str(error)
+        return ""

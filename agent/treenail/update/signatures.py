@@ -1,0 +1,121 @@
+"""What the machine's signature policy, containers-policy.json(5), asks of an image."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from treenail.errors import ConfigError
+
+POLICY = "/etc/containers/policy.json"
+
+
+class Trust(StrEnum):
+    """How the policy has images of a registry treated."""
+
+    UNSIGNED = "unsigned"
+    """Taken without a signature."""
+    SIGNED = "signed"
+    """Taken with a good signature alone."""
+    REJECTED = "rejected"
+    """Never taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What the policy says of one image."""
+
+    trust: Trust
+    scope: str
+    """The part of the policy that says so, for people."""
+    keys: tuple[str, ...] = ()
+    """The paths of the keys that a signature is checked with."""
+    strict: bool = False
+    """Ask ostree for a verified image: it does so only where the policy's default is not to
+    accept anything. The rule is enforced either way, by whatever fetches the image."""
+
+
+_ANYTHING = "insecureAcceptAnything"
+_SIGNED = frozenset({"signedBy", "sigstoreSigned"})
+_KNOWN = frozenset({_ANYTHING, "reject", "signedBaseLayer", *_SIGNED})
+
+
+def rule(policy: bytes, image: str) -> Rule:
+    """What ``policy`` asks of the pull spec ``image``; raises `ConfigError` if it is unusable."""
+    try:
+        document: object = json.loads(policy)
+    except (ValueError, RecursionError) as error:
+        raise _unusable(f"it is not JSON: {error}") from error
+    if not isinstance(document, Mapping):
+        raise _unusable("it holds no JSON object")
+    default = _requirements(document.get("default"), "default")
+    docker = _object(_object(document.get("transports"), "transports").get("docker"), "docker")
+    for scope in _scopes(image):
+        if scope in docker:
+            where = f"transports.docker[{scope!r}]"
+            return _judged(_requirements(docker[scope], where), where, default)
+    return _judged(default, "default", default)
+
+
+def _judged(
+    found: list[Mapping[str, object]], scope: str, default: list[Mapping[str, object]]
+) -> Rule:
+    types = {str(each.get("type")) for each in found}
+    if "reject" in types:
+        return Rule(Trust.REJECTED, scope)
+    if not types & _SIGNED:
+        return Rule(Trust.UNSIGNED, scope)
+    keys = tuple(key for each in found for key in _keys(each))
+    strict = all(each.get("type") != _ANYTHING for each in default)
+    return Rule(Trust.SIGNED, scope, keys, strict)
+
+
+def _object(found: object, where: str) -> Mapping[str, object]:
+    if found is None:
+        return {}
+    if not isinstance(found, Mapping):
+        raise _unusable(f"{where} is no object")
+    return found
+
+
+def _requirements(found: object, where: str) -> list[Mapping[str, object]]:
+    if not isinstance(found, list) or not found:
+        raise _unusable(f"{where} is no list of requirements")
+    requirements = [each for each in found if isinstance(each, Mapping)]
+    for each in requirements:
+        if each.get("type") not in _KNOWN:
+            raise _unusable(f"{where} has a requirement of type {each.get('type')!r}")
+    if len(requirements) != len(found):
+        raise _unusable(f"{where} is no list of requirements")
+    return requirements
+
+
+def _keys(requirement: Mapping[str, object]) -> Iterator[str]:
+    path, paths = requirement.get("keyPath"), requirement.get("keyPaths")
+    yield from (
+        each
+        for each in (path, *(paths if isinstance(paths, list) else ()))
+        if isinstance(each, str)
+    )
+
+
+def _scopes(image: str) -> Iterator[str]:
+    """The scopes that an image is in, the narrowest first."""
+    yield image
+    name = image.partition("@")[0]
+    while "/" in name:
+        yield name
+        name = name.rpartition("/")[0]
+    yield name
+    domain = name.partition(":")[0]
+    while "." in domain:
+        domain = domain.partition(".")[2]
+        yield f"*.{domain}"
+    yield ""
+
+
+def _unusable(why: str) -> ConfigError:
+    return ConfigError(
+        f"{POLICY} can't be used: {why}",
+        remedy="mend it; see containers-policy.json(5)",
+    )

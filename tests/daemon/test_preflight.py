@@ -1,0 +1,156 @@
+"""The probes together, on a directory that stands for the machine."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.clock import FakeClock
+from tests.update.build import B
+from treenail.daemon.preflight import Preflight, Probes
+from treenail.errors import BusError
+from treenail.host import registry
+from treenail.host.files import Files
+from treenail.host.logind import Inhibitor
+from treenail.host.root import Root
+from treenail.host.systemd import Unit
+from treenail.update.preflight import Layer, Manifest, Reason, Trouble, findings
+from treenail.update.signatures import Rule, Trust
+
+
+class Machine:
+    """Everybody who is asked, on a machine in order."""
+
+    def __init__(self) -> None:
+        self.answer: registry.Inspected | registry.Trouble | None = registry.Inspected(
+            "amd64", 100.0, (registry.Blob("sha256:1", 10),), {}
+        )
+        self.asked: list[tuple[str, str]] = []
+        self.held: list[Inhibitor] = []
+        self.active: tuple[str, ...] = ()
+
+    def inspect(
+        self, image: str, *, auth_file: str = ""
+    ) -> registry.Inspected | registry.Trouble | None:
+        self.asked.append((image, auth_file))
+        return self.answer
+
+    def units(self, *names: str) -> tuple[Unit, ...]:
+        return tuple(Unit(name, "loaded", "active", "", "/") for name in self.active)
+
+    def inhibitors(self) -> tuple[Inhibitor, ...]:
+        return tuple(self.held)
+
+    def synchronized(self) -> bool | None:
+        return True
+
+    def architecture(self) -> str:
+        return "amd64"
+
+
+class NoLogind(Machine):
+    def inhibitors(self) -> tuple[Inhibitor, ...]:
+        raise BusError("logind does not answer")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    for path in ("var/lib/treenail", "sysroot", "etc/containers"):
+        (tmp_path / path).mkdir(parents=True)
+    return Root(tmp_path)
+
+
+def preflight(root: Root, machine: Machine) -> Preflight:
+    probes = Probes(machine, machine, machine, machine, machine)
+    return Preflight(root, Files(root), probes, FakeClock())
+
+
+def test_a_machine_in_order_has_no_findings(root: Root) -> None:
+    machine = Machine()
+    found = preflight(root, machine).look(B.image)
+    assert findings(found) == ()
+    assert found.manifest == Manifest("amd64", 100.0, (Layer("sha256:1", 10),))
+    assert [each.path for each in found.spaces] == ["/sysroot", "/var"]
+    assert machine.asked == [(B.image, "")]
+    assert list(root.path("/var/lib/treenail").iterdir()) == []
+
+
+def test_the_registry_is_shown_the_merged_logins(root: Root) -> None:
+    machine = Machine()
+    logins = root.path("/var/lib/treenail/auth.json")
+    logins.write_text("{}")
+    preflight(root, machine).look(B.image)
+    assert machine.asked == [(B.image, str(logins))]
+
+
+def test_a_registry_in_trouble_is_a_finding(root: Root) -> None:
+    machine = Machine()
+    machine.answer = registry.Trouble("ImageNotFound", "manifest unknown")
+    found = preflight(root, machine).look(B.image)
+    assert found.manifest == Trouble(Reason.IMAGE_NOT_FOUND, "manifest unknown")
+
+
+def test_without_skopeo_the_registry_is_left_to_the_pull(root: Root) -> None:
+    machine = Machine()
+    machine.answer = None
+    assert findings(preflight(root, machine).look(B.image)) == ()
+
+
+def test_without_an_image_no_registry_is_asked(root: Root) -> None:
+    machine = Machine()
+    assert preflight(root, machine).look("").manifest is None
+    assert machine.asked == []
+
+
+def test_only_locks_that_block_a_shutdown_are_in_the_way(root: Root) -> None:
+    machine = Machine()
+    machine.held = [
+        Inhibitor("shutdown:sleep", "backup", "copying", "block", 0, 7),
+        Inhibitor("shutdown", "NetworkManager", "waits", "delay", 0, 8),
+        Inhibitor("sleep", "player", "plays", "block", 0, 9),
+    ]
+    assert preflight(root, machine).look("").inhibitors == ("backup (process 7): copying",)
+
+
+def test_a_logind_that_does_not_answer_holds_nothing_up(root: Root) -> None:
+    assert findings(preflight(root, NoLogind()).look(B.image)) == ()
+
+
+def test_an_active_driver_is_a_finding(root: Root) -> None:
+    machine = Machine()
+    machine.active = ("zincati.service",)
+    (found,) = findings(preflight(root, machine).look(""))
+    assert found.reason is Reason.OTHER_UPDATE_DRIVER
+
+
+def test_a_ledger_that_cannot_be_written_is_a_finding(root: Root) -> None:
+    directory = root.path("/var/lib/treenail")
+    directory.rmdir()
+    directory.write_text("in the way")
+    (found,) = findings(preflight(root, Machine()).look(""))
+    assert found.reason is Reason.LEDGER_NOT_WRITABLE
+
+
+def test_a_key_that_the_policy_names_has_to_be_there(root: Root) -> None:
+    signed = [{"type": "sigstoreSigned", "keyPath": "/etc/node.pub"}]
+    root.path("/etc/containers/policy.json").write_text(json.dumps({"default": signed}))
+    flight = preflight(root, Machine())
+    found = flight.look(B.image)
+    assert found.rule == Rule(Trust.SIGNED, "default", ("/etc/node.pub",), strict=True)
+    assert [each.reason for each in findings(found)] == [Reason.SIGNATURE_KEY_MISSING]
+    root.path("/etc/node.pub").write_text("a key")
+    assert findings(flight.look(B.image)) == ()
+    assert flight.verifies(B.image)
+
+
+def test_a_policy_that_is_broken_is_a_finding(root: Root) -> None:
+    root.path("/etc/containers/policy.json").write_text("{")
+    flight = preflight(root, Machine())
+    assert [each.reason for each in findings(flight.look(B.image))] == [
+        Reason.SIGNATURE_POLICY_UNUSABLE
+    ]
+    assert not flight.verifies(B.image)
+
+
+def test_without_a_policy_images_are_taken_as_they_are(root: Root) -> None:
+    assert not preflight(root, Machine()).verifies(B.image)
