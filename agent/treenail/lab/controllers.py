@@ -71,17 +71,20 @@ class Controllers:
         process.kill()
         process.wait()
 
+    def end(self, number: int = 0) -> None:
+        """End a replica in order."""
+        process = self._processes.pop(number)
+        process.terminate()
+        try:
+            process.wait(_STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
     def stop(self) -> None:
         """End all replicas in order."""
-        for process in self._processes.values():
-            process.terminate()
-        for process in self._processes.values():
-            try:
-                process.wait(_STOP_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._processes.clear()
+        for number in list(self._processes):
+            self.end(number)
 
     def log(self, number: int = 0) -> Path:
         """Where a replica's log is."""

@@ -1,0 +1,271 @@
+"""``treenail-controller run`` with real agents: from the change of a pool to its last node.
+
+The controllers are processes with the account of the manifests, and may do what their roles allow.
+"""
+
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.controllers.installed import OPTIONS, denied
+from tests.waiting import wait_until
+from treenail.api import annotations as key
+from treenail.clock import SystemClock
+from treenail.controllers.installation import NAME
+from treenail.controllers.rollout.gate import OS_IMAGE
+from treenail.controllers.rollout.policy import POLICY, RESUME
+from treenail.kube.informer import Informer
+from treenail.kube.resources import (
+    LEASES,
+    MACHINECONFIGNODES,
+    MACHINECONFIGPOOLS,
+    MACHINECONFIGS,
+    NODES,
+)
+from treenail.kube.watch import Scope
+from treenail.lab import pool
+from treenail.lab.cluster import POOL, Lab, Plan
+from treenail.lab.controllers import Controllers
+from treenail.lab.images import Image, make_image
+from treenail.lab.machine.settings import Settings
+from treenail.lab.workload import Workload
+
+pytestmark = [pytest.mark.integration, pytest.mark.limit(180)]
+
+CAREFUL = "{canary: {nodes: 1, soak: 1s}, maxFailures: 0}"
+QUICK = ("--settle=0", "--name-after=2")
+LIMIT_S = 60.0
+SIZE = 2_000_000
+AGENT = "[limits]\nretry_first_s = 0.1\nretry_most_s = 0.5\n"
+BEHAVIOUR = Settings(pull_bytes_per_s=8e6, staging_s=0.02, boot_s=0.2)
+
+
+class Fleet:
+    """A pool of three nodes with an application, and its controllers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.images = 1
+        first = make_image("os", "1", SIZE)
+        plan = Plan(("n1", "n2", "n3"), (first,), behaviour=BEHAVIOUR, agent_settings=AGENT)
+        self.lab = Lab(folder, plan)
+        self.controllers = Controllers(self.lab, arguments=QUICK)
+        self.out: dict[str, bool] = {}
+        self.most_out = 0
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        self.lab.start()
+        self._nodes = Informer(self.lab.client, Scope(NODES), SystemClock(), out_of_service)
+        self._nodes.tell(self._see)
+        self._nodes.start()
+        self.workload = Workload(self.lab.client, replicas=6)
+        self.controllers.install()
+        self.controllers.start()
+        self.lab.add_config(pool.config("00-worker"))
+        self.ask(self.lab.plan.images[0])
+        self.settle(self.lab.plan.images[0])
+        self.workload.start()
+
+    def stop(self) -> None:
+        if hasattr(self, "workload"):
+            self.workload.stop()
+            self._nodes.stop()
+        self.controllers.stop()
+        self.lab.stop()
+
+    def begin(self) -> None:
+        """Count anew."""
+        with self._lock:
+            self.most_out = 0
+
+    # What a person does
+
+    def image(self) -> Image:
+        """Another image, in the registry."""
+        self.images += 1
+        found = make_image("os", str(self.images), SIZE)
+        self.lab.add_image(found)
+        return found
+
+    def ask(self, image: Image, **annotations: str) -> None:
+        """Have the pool's nodes at an image."""
+        wanted: Any = pool.document(image.pull_spec)
+        wanted["metadata"]["annotations"] |= {POLICY: CAREFUL, **annotations}
+        pool.apply(self.lab, wanted)
+
+    # How it is
+
+    def settle(self, image: Image) -> None:
+        wait_until(lambda: self.said("Updated") == "True" and self.at(image) == 3, limit_s=LIMIT_S)
+
+    def at(self, image: Image) -> int:
+        """How many machines run the image, in service, and say so."""
+        return sum(
+            machine.booted is not None
+            and machine.booted.digest == image.digest
+            and self.notes(name).get(key.CURRENT_OS_IMAGE) == image.pull_spec
+            and self.notes(name).get(key.STATE) == "Done"
+            and not self.out.get(name, True)
+            for name, machine in self.lab.machines.items()
+        )
+
+    def asked(self, image: Image) -> list[str]:
+        return [
+            name
+            for name in self.lab.machines
+            if self.notes(name).get(key.DESIRED_OS_IMAGE) == image.pull_spec
+        ]
+
+    def notes(self, node: str) -> dict[str, str]:
+        return self.lab.annotations(node)
+
+    def pool(self) -> Any:
+        return self.lab.client.get(MACHINECONFIGPOOLS, POOL)
+
+    def condition(self, kind: str) -> dict[str, str]:
+        found = self.pool().get("status", {}).get("conditions", ())
+        return next((dict(each) for each in found if each["type"] == kind), {})
+
+    def said(self, kind: str) -> str:
+        return self.condition(kind).get("status", "")
+
+    def config(self) -> str:
+        return str(self.pool()["spec"].get("configuration", {}).get("name", ""))
+
+    def leader(self) -> str:
+        lease: Any = self.lab.client.get(LEASES, NAME, namespace=OPTIONS.namespace)
+        return str(lease["spec"].get("holderIdentity", ""))
+
+    def _see(self, name: str, _before: bool | None, after: bool | None) -> None:
+        with self._lock:
+            self.out[name] = bool(after)
+            self.most_out = max(self.most_out, sum(self.out.values()))
+
+
+def out_of_service(node: Any) -> bool:
+    conditions = node.get("status", {}).get("conditions", ())
+    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return bool(node.get("spec", {}).get("unschedulable")) or not ready
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Fleet]:
+    # The sockets' names must stay short.
+    with tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as folder:
+        found = Fleet(Path(folder))
+        try:
+            found.start()
+            yield found
+            assert denied(found.lab.server) == frozenset()
+        finally:
+            found.stop()
+
+
+@pytest.fixture
+def fleet(shared: Fleet) -> Fleet:
+    shared.begin()
+    return shared
+
+
+def test_pool_is_rendered_and_its_nodes_drained_and_rebooted_canary_first(fleet: Fleet) -> None:
+    before, image = fleet.config(), fleet.image()
+    boots = {name: machine.boot_count for name, machine in fleet.lab.machines.items()}
+    pool.pause(fleet.lab)
+    change = pool.config("50-worker", {"kernelArguments": ["audit=1"]})
+    fleet.lab.client.create(MACHINECONFIGS, change)
+    wait_until(lambda: fleet.config() != before)
+    after = fleet.config()
+    fleet.ask(image)
+
+    (canary,) = wait_until(lambda: fleet.asked(image), limit_s=LIMIT_S)
+    wait_until(lambda: len(fleet.asked(image)) > 1, limit_s=LIMIT_S)
+    # Nobody else was asked before the canary was through.
+    assert fleet.notes(canary)[key.CURRENT_OS_IMAGE] == image.pull_spec
+    fleet.settle(image)
+
+    assert fleet.most_out == 1
+    for name, machine in fleet.lab.machines.items():
+        notes = fleet.notes(name)
+        assert machine.boot_count == boots[name] + 1
+        assert notes[key.CURRENT_CONFIG] == after
+        assert notes[key.LAST_APPLIED_DRAIN] == f"uncordon-{after}"
+        told: Any = fleet.lab.client.get(MACHINECONFIGNODES, name)
+        assert told["spec"]["configVersion"] == {"desired": after}
+        assert told["spec"]["configImage"] == {"desiredImage": image.pull_spec}
+        said = {each["type"]: each["status"] for each in told["status"]["conditions"]}
+        assert (said["Updated"], said["Uncordoned"]) == ("True", "True")
+
+
+MOMENTS: dict[str, Callable[[Fleet, Image], object]] = {
+    "the canary was asked": lambda fleet, image: fleet.asked(image),
+    "a node is out of service": lambda fleet, image: any(fleet.out.values()),
+    "a machine is down": lambda fleet, image: any(not m.on for m in fleet.lab.machines.values()),
+    "the canary is through": lambda fleet, image: fleet.at(image) == 1,
+    "the second node is on its way": lambda fleet, image: len(fleet.asked(image)) == 2,
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_rollout_goes_on_after_the_controller_was_killed(fleet: Fleet, moment: str) -> None:
+    image = fleet.image()
+    fleet.ask(image)
+    wait_until(lambda: MOMENTS[moment](fleet, image), limit_s=LIMIT_S)
+    fleet.controllers.kill()
+    # As a kubelet does: under the name that the lease is held by.
+    fleet.controllers.start()
+    fleet.settle(image)
+    assert fleet.most_out == 1
+
+
+def test_second_replica_goes_on_when_the_leader_is_gone(fleet: Fleet) -> None:
+    image = fleet.image()
+    fleet.controllers.start(1)
+    log = fleet.controllers.log(1)
+    assert fleet.leader() == f"{NAME}-0"
+    fleet.ask(image)
+    wait_until(lambda: any(fleet.out.values()), limit_s=LIMIT_S)
+    assert "the controllers start" not in log.read_text()
+    fleet.controllers.kill(0)
+    # The lease would run out after a minute.
+    spec: dict[str, object] = {"spec": {"holderIdentity": ""}}
+    fleet.lab.client.patch(LEASES, NAME, spec, namespace=OPTIONS.namespace)
+    fleet.settle(image)
+    assert fleet.leader() == f"{NAME}-1"
+    assert "the controllers start" in log.read_text()
+    assert fleet.most_out == 1
+
+    # One that ends in order gives the lease to the next at once.
+    fleet.controllers.start(0)
+    image = fleet.image()
+    fleet.controllers.end(1)
+    fleet.ask(image)
+    fleet.settle(image)
+    assert fleet.leader() == f"{NAME}-0"
+
+
+def test_wrong_image_halts_at_the_canary_and_goes_on_with_another(fleet: Fleet) -> None:
+    good = fleet.image()
+    bad = make_image("os", "bad", SIZE)  # and not in the registry
+    fleet.ask(bad)
+    wait_until(lambda: fleet.condition("Degraded").get("reason") == "Halted", limit_s=LIMIT_S)
+    (canary,) = fleet.asked(bad)
+    assert f"is halted: node {canary} failed first: " in fleet.condition("Degraded")["message"]
+    assert fleet.most_out == 0
+    fleet.ask(good)
+    fleet.settle(good)
+    assert fleet.said("Degraded") == "False"
+
+
+def test_person_lets_a_halted_rollout_go_on(fleet: Fleet) -> None:
+    image = make_image("os", "late", SIZE)
+    fleet.ask(image)
+    wait_until(lambda: fleet.condition("Degraded").get("reason") == "Halted", limit_s=LIMIT_S)
+    fleet.lab.add_image(image)
+    fleet.ask(image, **{RESUME: "the image is there now"})
+    fleet.settle(image)
+    annotations = fleet.pool()["metadata"]["annotations"]
+    assert annotations[OS_IMAGE] == image.pull_spec
