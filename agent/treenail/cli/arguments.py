@@ -90,6 +90,25 @@ def parser() -> Parser:
     _root(history)
     _json(history)
 
+    collect = commands.add_parser(
+        "collect",
+        help="put what a bug report needs into one file",
+        description="Put what a bug report needs into one file, secrets withheld: versions, "
+        "status, ledger, settings, deployments, the journals of the agent, rpm-ostreed and the "
+        "kubelet, the Node. What can't be got is named, and why.",
+    )
+    collect.set_defaults(module="treenail.cli.collect")
+    collect.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="the file to write, a compressed tar; - for standard output (named after the host "
+        "and the time, in this directory)",
+    )
+    _root(collect)
+    _config(collect)
+    _json(collect)
+
     once = commands.add_parser(
         "once",
         help="bring a machine, or a directory, to a config",
@@ -111,10 +130,14 @@ def parser() -> Parser:
 
 def _where(parser: argparse.ArgumentParser) -> None:
     _root(parser)
+    _config(parser)
+    parser.add_argument("-v", "--verbose", action="store_true", help="log at level DEBUG")
+
+
+def _config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", metavar="FILE", help="the settings (/etc/treenail/agent.toml below the root)"
     )
-    parser.add_argument("-v", "--verbose", action="store_true", help="log at level DEBUG")
 
 
 def _root(parser: argparse.ArgumentParser) -> None:

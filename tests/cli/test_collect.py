@@ -1,0 +1,151 @@
+"""``treenail collect`` puts everything into one file, but no secret."""
+
+import gzip
+import io
+import json
+import stat
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.clock import FakeClock
+from treenail.cli.bundle import PART_LIMIT, Bundle
+from treenail.cli.collect import UNITS, collect
+from treenail.cli.main import main
+from treenail.errors import FileError
+from treenail.host.ledger import Ledger
+from treenail.host.root import Root
+from treenail.update.record import Outcome, Past, Record, Refused, Target, to_json
+
+CANARY = "Canary7Zq"
+NOW = 1_700_000_000.0
+KUBECONFIG = f"""\
+current-context: a
+contexts: [{{name: a, context: {{cluster: a, user: a}}}}]
+clusters: [{{name: a, cluster: {{server: "https://127.0.0.1:1"}}}}]
+users: [{{name: a, user: {{token: {CANARY}}}}}]
+"""
+
+
+def programs(folder: Path, **scripts: str) -> dict[str, str]:
+    """An environment in which only these programs are found."""
+    folder.mkdir()
+    for name, script in scripts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin", "DBUS_SYSTEM_BUS_ADDRESS": "unix:path=/nowhere"}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A machine that has a secret wherever one can stand."""
+    root = tmp_path / "root"
+    refused = Refused(Target("b"), f"can't pull https://me:{CANARY}@registry.example/os")
+    past = Past("1", Target("b"), Target(), 1.0, 2.0, Outcome.FAILED, failure=f"token={CANARY}")
+    texts = {
+        "proc/cmdline": f"quiet rd.password={CANARY} root=UUID=1",
+        "proc/sys/kernel/random/boot_id": "a-b",
+        "proc/stat": "btime 1600000000\n",
+        "run/treenail/status.json": json.dumps(
+            {"sentence": f"Bearer {CANARY}{CANARY}", "auth": CANARY}
+        ),
+        "etc/os-release": "ID=fcos\n",
+        "etc/treenail/agent.toml": f'# password = "{CANARY}"\nnode_name = "a"\n',
+        "var/lib/kubelet/kubeconfig": KUBECONFIG,
+        "var/lib/treenail/auth.json": CANARY,
+        "var/lib/treenail/managed.json": json.dumps({"paths": ["/etc/a"], "secret": CANARY}),
+        "etc/machine-config-daemon/currentconfig": CANARY,
+    }
+    for name, text in texts.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    Ledger(Root(root)).write(to_json(Record(refused=refused, history=(past,))))
+    return root
+
+
+def parts(packed: bytes) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        found = {entry.name.partition("/")[2]: tar.extractfile(entry) for entry in tar}
+        return {name: file.read() for name, file in found.items() if file}
+
+
+def test_bundle_has_every_part_and_no_secret(root: Path, tmp_path: Path) -> None:
+    environ = programs(
+        tmp_path / "bin",
+        journalctl=f'echo "$*"; echo "password: {CANARY}"; echo "x eyJhbGciOi.{CANARY}.x"',
+        systemctl="echo a.service loaded failed failed",
+        bootc=f'echo \'{{"status": {{"booted": null}}, "token": "{CANARY}"}}\'',
+    )
+    bundle = Bundle(name="here", now=NOW)
+    collect(bundle, Root(root), None, environ, FakeClock())
+    # Whether a system bus answers is this machine's affair.
+    assert set(bundle.names) - {"deployments.json"} == {
+        "versions.json",
+        "boot.json",
+        "status.json",
+        "live.json",
+        "ledger.json",
+        "managed.json",
+        "settings.toml",
+        "kernel-arguments",
+        "disks.json",
+        "files.json",
+        "bootc.json",
+        "failed-units",
+        *(f"journal/{unit}" for unit in UNITS),
+    }
+    assert set(bundle.missing) - {"deployments.json"} == {"node.json"}
+    bundle.write(str(tmp_path / "x.tar.gz"))
+    packed = (tmp_path / "x.tar.gz").read_bytes()
+    assert CANARY.encode() not in gzip.decompress(packed)
+    found = parts(packed)
+    assert json.loads(found["index.json"])["missing"] == bundle.missing
+    assert found["kernel-arguments"] == b"quiet\nrd.password=<withheld>\nroot=UUID=1"
+    assert found["failed-units"] == b"a.service loaded failed failed\n"
+    assert b"--unit kubelet.service" in found["journal/kubelet.service"]
+    assert "/var/lib/treenail/auth.json" in {
+        entry["path"] for entry in json.loads(found["files.json"])
+    }
+
+
+def test_bundle_is_its_owners_alone_and_replaces_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "x.tar.gz"
+    Bundle(name="here", now=NOW).write(str(path))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with pytest.raises(FileError, match="is there already"):
+        Bundle(name="here", now=NOW).write(str(path))
+
+
+def test_long_part_keeps_its_end(tmp_path: Path) -> None:
+    bundle = Bundle(name="here", now=NOW)
+    bundle.records("long", lambda: "\n".join(f"line {number}" for number in range(400_000)))
+    bundle.write(str(tmp_path / "x.tar.gz"))
+    kept = parts((tmp_path / "x.tar.gz").read_bytes())["long"]
+    assert len(kept) < PART_LIMIT + 100
+    assert kept.startswith("… the beginning is left out\nline ".encode())
+    assert kept.endswith(b"line 399999")
+
+
+def test_journal_that_is_too_long_is_asked_for_less(root: Path, tmp_path: Path) -> None:
+    environ = programs(
+        tmp_path / "bin",
+        journalctl='case "$*" in *"--lines 250"*) echo few;; *) yes | head -c 2000000;; esac',
+    )
+    bundle = Bundle(name="here", now=NOW)
+    collect(bundle, Root(root), None, environ, FakeClock())
+    bundle.write(str(tmp_path / "x.tar.gz"))
+    found = parts((tmp_path / "x.tar.gz").read_bytes())
+    assert found["journal/treenail.service"] == b"few\n"
+
+
+def test_machine_with_nothing_still_makes_a_bundle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "x.tar.gz"
+    assert main(["collect", "--json", "--root", str(tmp_path), "-o", str(output)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["file"] == str(output)
+    assert "ledger.json" in told["missing"]
+    assert output.stat().st_size > 0
