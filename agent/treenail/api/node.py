@@ -17,6 +17,10 @@ class Node:
     unschedulable: bool = False
     ready: bool = False
     """The Ready condition is True."""
+    not_ready: str = ""
+    """Why it is not, as the kubelet says."""
+    boot_id: str = ""
+    """The boot in which the kubelet reported last."""
     uid: str = ""
     resource_version: str = ""
 
@@ -25,13 +29,17 @@ class Node:
         """The Node in an API object; raises `ConfigError`."""
         fields = Fields.of(document, "Node")
         meta = ObjectMeta.from_fields(fields.nested("metadata"))
-        conditions = fields.nested("status").each("conditions", Condition.from_fields)
+        status = fields.nested("status")
+        conditions = status.each("conditions", Condition.from_fields)
+        ready = next((each for each in conditions if each.type == "Ready"), None)
         return cls(
             name=fields.nested("metadata").required_text("name"),
             annotations=meta.annotations,
             labels=meta.labels,
             unschedulable=fields.nested("spec").flag("unschedulable"),
-            ready=any(found.type == "Ready" and found.status == "True" for found in conditions),
+            ready=ready is not None and ready.status == "True",
+            not_ready=ready.message if ready is not None and ready.status != "True" else "",
+            boot_id=status.nested("nodeInfo").text("bootID"),
             uid=meta.uid,
             resource_version=meta.resource_version,
         )
