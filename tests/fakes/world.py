@@ -13,7 +13,7 @@ from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.node import Node
 from treenail.errors import CancelledError, NotFound, TransactionError, Unreachable
-from treenail.host.deployments import Deployment, Deployments, Progress, Verdict
+from treenail.host.deployments import Change, Deployment, Deployments, Progress, Verdict
 from treenail.update.record import Target
 from treenail.update.status import Event, Report
 
@@ -109,8 +109,12 @@ class FakeMachine:
             found.append(_deployment(world.staged, staged=True, locked=world.locked))
         return Deployments(tuple(found), None)
 
-    def stage(self, image: str, *, watch: Callable[[Progress], Verdict]) -> None:
-        world, digest = self._world, image.partition("@")[2]
+    @property
+    def name(self) -> str:
+        return "rpm-ostree"
+
+    def stage(self, change: Change, *, watch: Callable[[Progress], Verdict]) -> None:
+        world, digest = self._world, change.image.partition("@")[2]
         if world.staged == digest:
             return
         world.fate("stage begins")
@@ -130,15 +134,15 @@ class FakeMachine:
     def wait_for_other(self, *, watch: Callable[[Progress], Verdict]) -> None:
         watch(Progress("waiting", None))
 
-    def drop(self, digest: str) -> None:
+    def drop(self, staged_id: str) -> None:
         self._world.fate("drop")
-        if self._world.staged == digest:
+        if _id(self._world.staged) == staged_id:
             self._world.staged, self._world.locked = "", False
         self._world.fate("dropped")
 
-    def finalize(self, digest: str) -> None:
+    def finalize(self, staged_id: str) -> None:
         world = self._world
-        if world.staged != digest:
+        if _id(world.staged) != staged_id:
             raise TransactionError("No pending staged deployment found")
         world.fate("unlock")
         world.locked = False
@@ -146,6 +150,9 @@ class FakeMachine:
             world.violations.append("unlocked while the node was in service")
         world.fate("unlocked")
         world.going_down = True
+
+    def roll_back(self) -> None:
+        pass
 
     def release(self) -> None:
         pass
@@ -257,7 +264,7 @@ def _deployment(
     digest: str, *, booted: bool = False, staged: bool = False, locked: bool = False
 ) -> Deployment:
     return Deployment(
-        id=f"os-{digest[7:13]}",
+        id=_id(digest),
         checksum=digest[7:],
         version="1",
         image=f"registry.example.com/os/node@{digest}",
@@ -267,3 +274,7 @@ def _deployment(
         locked=locked,
         pinned=False,
     )
+
+
+def _id(digest: str) -> str:
+    return f"os-{digest[7:13]}" if digest else ""

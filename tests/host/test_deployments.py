@@ -105,7 +105,21 @@ def test_staged_deployment_is_read_whole_from_json_as_from_the_bus() -> None:
         staged=True,
         locked=True,
         pinned=False,
+        origin=f"ostree-unverified-registry:{IMAGE}",
     )
+
+
+def test_packages_are_those_that_were_asked_for_beside_the_image() -> None:
+    found = {
+        "packages": ["usbguard", "audit"],
+        "requested-packages": ["usbguard"],
+        "requested-base-removals": ["kernel-core"],
+        "base-removals": [],
+        "origin": "fedora:fedora/x86_64/coreos/stable",
+    }
+    seen = deployment(found)
+    assert (seen.packages, seen.removed) == (("usbguard",), ("kernel-core",))
+    assert seen.origin == "fedora:fedora/x86_64/coreos/stable"
 
 
 def test_credentials_in_a_reference_are_not_passed_on() -> None:

@@ -23,7 +23,7 @@ def test_boot_id_and_command_line_are_what_the_kernel_says(root):
     write(root, "proc/cmdline", 'ostree=/ostree/boot.1/x root=UUID=1 a="b c"\n')
     kernel = Kernel(root)
     assert kernel.boot_id() == "0b4a1e2c-0000-4000-8000-000000000000"
-    assert kernel.command_line() == 'ostree=/ostree/boot.1/x root=UUID=1 a="b c"'
+    assert kernel.command_line() == ("ostree=/ostree/boot.1/x", "root=UUID=1", 'a="b c"')
 
 
 def test_this_machine_has_a_boot_id():

@@ -17,7 +17,7 @@ from tests.fakes.clock import FakeClock
 from treenail.clock import SystemClock
 from treenail.errors import BusError, BusyError, CancelledError, HostError, TransactionError
 from treenail.host.bus import Peer, SystemBus, Target, options
-from treenail.host.deployments import Deployment, Deployments, Progress, Verdict
+from treenail.host.deployments import Change, Deployment, Deployments, Progress, Verdict
 from treenail.host.rpmostree import RpmOstree
 from treenail.host.transaction import INTERFACE, Limits
 from treenail.lab.images import Credential, Image, make_image
@@ -116,10 +116,12 @@ def of(image: Image, **changes: bool) -> Deployment:
         staged=False,
         locked=False,
         pinned=False,
+        origin=f"ostree-unverified-registry:{image.pull_spec}",
     )
     return replace(deployment, **changes)
 
 
+TO_B = Change(image=B.pull_spec)
 HERE = of(A, booted=True)
 STAGED = of(B, staged=True, locked=True)
 
@@ -141,7 +143,7 @@ def test_staging_ends_with_a_locked_deployment_and_rising_progress(rpmostree: Rp
         seen.append(progress)
         return Verdict.GO_ON
 
-    rpmostree.stage(B.pull_spec, watch=watch)
+    rpmostree.stage(TO_B, watch=watch)
     percents = [progress.percent for progress in seen if progress.percent is not None]
     assert rpmostree.look() == Deployments((STAGED, HERE))
     assert (percents, percents[-2:]) == (sorted(percents), [99, 100])
@@ -154,22 +156,22 @@ def test_look_shows_the_end_of_a_transaction_at_once(
 ) -> None:
     """Finished comes before PropertiesChanged: without Reload, the old state would be seen."""
     host.change(Settings(properties_lag_s=600))
-    rpmostree.stage(B.pull_spec, watch=go_on)
+    rpmostree.stage(TO_B, watch=go_on)
     assert rpmostree.look().staged == STAGED
 
 
 def test_transaction_is_over_for_others_too_when_stage_returns(rpmostree: RpmOstree) -> None:
     """A peer that is not closed would keep the daemon busy for half a minute."""
-    rpmostree.stage(B.pull_spec, watch=go_on)
-    rpmostree.drop(B.digest)
-    rpmostree.stage(B.pull_spec, watch=go_on)
+    rpmostree.stage(TO_B, watch=go_on)
+    rpmostree.drop(STAGED.id)
+    rpmostree.stage(TO_B, watch=go_on)
     assert rpmostree.look() == Deployments((STAGED, HERE))
 
 
 def test_image_that_is_staged_and_locked_is_not_staged_again(rpmostree: RpmOstree) -> None:
-    rpmostree.stage(B.pull_spec, watch=go_on)
+    rpmostree.stage(TO_B, watch=go_on)
     seen: list[Progress] = []
-    rpmostree.stage(B.pull_spec, watch=lambda progress: seen.append(progress) or Verdict.GO_ON)
+    rpmostree.stage(TO_B, watch=lambda progress: seen.append(progress) or Verdict.GO_ON)
     assert seen == []
 
 
@@ -193,7 +195,7 @@ def test_failure_says_what_rpm_ostree_said_and_what_to_do(
     rpmostree: RpmOstree, image: str, text: str, remedy: str
 ) -> None:
     with pytest.raises(TransactionError, match=f"could not stage {image}: .*{text}$") as caught:
-        rpmostree.stage(image, watch=go_on)
+        rpmostree.stage(Change(image=image), watch=go_on)
     assert caught.value.remedy == remedy
     assert rpmostree.look() == Deployments((HERE,))
 
@@ -204,7 +206,7 @@ def test_foreign_transaction_is_busy_and_named(
     host.change(Settings(refresh_md_s=600))
     other.begin("RefreshMd", {})
     with pytest.raises(BusyError, match=rf"busy with RefreshMd, called by process {os.getpid()} "):
-        rpmostree.stage(B.pull_spec, watch=go_on)
+        rpmostree.stage(TO_B, watch=go_on)
 
 
 def test_foreign_transaction_whose_caller_left_is_named_too(
@@ -214,7 +216,7 @@ def test_foreign_transaction_whose_caller_left_is_named_too(
     other.begin("RefreshMd", {})
     other.leave()
     with pytest.raises(BusyError, match=r"busy with RefreshMd, whose caller :1\.\d+ has left"):
-        rpmostree.stage(B.pull_spec, watch=go_on)
+        rpmostree.stage(TO_B, watch=go_on)
 
 
 def test_foreign_transaction_is_waited_for(
@@ -262,7 +264,7 @@ def test_foreign_transaction_beyond_the_limits_is_busy_and_left_running(
 def test_cancelled_staging_leaves_nothing_behind(host: OstreeHost, rpmostree: RpmOstree) -> None:
     host.change(SLOW)
     with pytest.raises(CancelledError, match=r"did not stage .* it was cancelled"):
-        rpmostree.stage(B.pull_spec, watch=after_first_layer(Verdict.CANCEL))
+        rpmostree.stage(TO_B, watch=after_first_layer(Verdict.CANCEL))
     assert rpmostree.look() == Deployments((HERE,))
 
 
@@ -280,7 +282,7 @@ def test_staging_that_somebody_else_cancels_is_cancelled(
         return Verdict.GO_ON
 
     with pytest.raises(CancelledError):
-        rpmostree.stage(B.pull_spec, watch=watch)
+        rpmostree.stage(TO_B, watch=watch)
 
 
 def test_staging_that_was_left_runs_on_and_is_joined_by_the_next(
@@ -288,9 +290,9 @@ def test_staging_that_was_left_runs_on_and_is_joined_by_the_next(
 ) -> None:
     host.change(Settings(pull_bytes_per_s=1_000_000))
     with pytest.raises(CancelledError, match=f"goes on to stage {B.pull_spec}, and is not waited"):
-        rpmostree.stage(B.pull_spec, watch=after_first_layer(Verdict.LEAVE))
+        rpmostree.stage(TO_B, watch=after_first_layer(Verdict.LEAVE))
     left = rpmostree.look().transaction
-    rpmostree.stage(B.pull_spec, watch=go_on)
+    rpmostree.stage(TO_B, watch=go_on)
     assert left is not None
     assert (left.method, rpmostree.look()) == ("UpdateDeployment", Deployments((STAGED, HERE)))
 
@@ -302,12 +304,12 @@ def test_staging_of_a_killed_program_is_joined_by_the_next(
     program = f"""
 from treenail.clock import SystemClock
 from treenail.host.bus import SystemBus
-from treenail.host.deployments import Verdict
+from treenail.host.deployments import Change, Verdict
 from treenail.host.rpmostree import RpmOstree
 def watch(progress):
     print(progress.text, flush=True)
     return Verdict.GO_ON
-RpmOstree(SystemBus(), SystemClock()).stage("{B.pull_spec}", watch=watch)
+RpmOstree(SystemBus(), SystemClock()).stage(Change("{B.pull_spec}"), watch=watch)
 """
     environment = {**os.environ, "DBUS_SYSTEM_BUS_ADDRESS": host.address}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
@@ -319,7 +321,7 @@ RpmOstree(SystemBus(), SystemClock()).stage("{B.pull_spec}", watch=watch)
         process.kill()
     orphaned = rpmostree.look()
     seen: list[str] = []
-    rpmostree.stage(B.pull_spec, watch=lambda said: seen.append(said.text) or Verdict.GO_ON)
+    rpmostree.stage(TO_B, watch=lambda said: seen.append(said.text) or Verdict.GO_ON)
     assert orphaned.transaction is not None
     assert not any("Pulling manifest" in text for text in seen)
     assert rpmostree.look() == Deployments((STAGED, HERE))
@@ -336,7 +338,7 @@ def test_daemon_that_dies_in_mid_transaction_is_an_error_and_look_tells_the_trut
         return Verdict.GO_ON
 
     with pytest.raises(BusError, match=r"could not stage .*: rpm-ostreed went away"):
-        rpmostree.stage(B.pull_spec, watch=watch)
+        rpmostree.stage(TO_B, watch=watch)
     assert rpmostree.look() == Deployments((HERE,))
 
 
@@ -359,7 +361,7 @@ def test_staging_beyond_its_limits_is_cancelled(
         return Verdict.GO_ON
 
     with pytest.raises(TransactionError, match=f"could not stage .*: {why}$"):
-        rpmostree.stage(B.pull_spec, watch=watch)
+        rpmostree.stage(TO_B, watch=watch)
     assert rpmostree.look() == Deployments((HERE,))
 
 
@@ -368,31 +370,44 @@ def test_pending_deployment_of_another_is_not_built_upon(
 ) -> None:
     other.stage(B)
     with pytest.raises(HostError, match=f"{B.pull_spec} is pending, staged and not locked"):
-        rpmostree.stage(B.pull_spec, watch=go_on)
-    rpmostree.drop(B.digest)
-    rpmostree.stage(B.pull_spec, watch=go_on)
+        rpmostree.stage(TO_B, watch=go_on)
+    rpmostree.drop(STAGED.id)
+    rpmostree.stage(TO_B, watch=go_on)
     assert rpmostree.look() == Deployments((STAGED, HERE))
 
 
 def test_what_another_staged_is_not_dropped(rpmostree: RpmOstree, other: Other) -> None:
     other.stage(B)
-    rpmostree.drop(A.digest)
+    rpmostree.drop(HERE.id)
     staged = rpmostree.look().staged
     assert staged is not None
     assert staged.digest == B.digest
 
 
 def test_dropping_nothing_is_harmless(rpmostree: RpmOstree) -> None:
-    rpmostree.drop(B.digest)
+    rpmostree.drop(STAGED.id)
     assert rpmostree.look() == Deployments((HERE,))
 
 
 def test_drop_ends_our_own_transaction_first(host: OstreeHost, rpmostree: RpmOstree) -> None:
     host.change(SLOW)
     with pytest.raises(CancelledError, match=f"goes on to stage {B.pull_spec}, and is not waited"):
-        rpmostree.stage(B.pull_spec, watch=after_first_layer(Verdict.LEAVE))
-    rpmostree.drop(B.digest)
+        rpmostree.stage(TO_B, watch=after_first_layer(Verdict.LEAVE))
+    rpmostree.drop(STAGED.id)
     assert rpmostree.look() == Deployments((HERE,))
+
+
+def test_rolling_back_makes_the_previous_deployment_the_default(
+    host: OstreeHost, rpmostree: RpmOstree
+) -> None:
+    rpmostree.stage(TO_B, watch=go_on)
+    host.sysroot.unlock()
+    host.reboot()
+    for _ in range(2):
+        rpmostree.roll_back()
+    found = rpmostree.look()
+    assert [each.digest for each in found.all] == [A.digest, B.digest]
+    assert found.booted == of(B, booted=True)
 
 
 LOGIN1_XML = """<node><interface name="org.freedesktop.login1.Manager">
@@ -421,39 +436,41 @@ def test_finalizing_unlocks_and_reboots_and_can_be_repeated(
 ) -> None:
     login1 = Login1()
     objects = {"/org/freedesktop/login1": login1}
-    rpmostree.stage(B.pull_spec, watch=go_on)
+    rpmostree.stage(TO_B, watch=go_on)
     with BusService(host.address, "org.freedesktop.login1", objects):
-        rpmostree.finalize(B.digest)
+        rpmostree.finalize(STAGED.id)
         unlocked = rpmostree.look()
         # Killed between unlocking and rebooting, rpm-ostreed is asked again.
         os.kill(daemon_pid(bus), signal.SIGKILL)
-        rpmostree.finalize(B.digest)
+        rpmostree.finalize(STAGED.id)
         rpmostree.look()
     assert unlocked.staged == replace(STAGED, locked=False)
     assert login1.reboots == 2
 
 
-def test_finalizing_another_digest_is_refused(host: OstreeHost, rpmostree: RpmOstree) -> None:
-    rpmostree.stage(B.pull_spec, watch=go_on)
+def test_finalizing_another_than_what_is_staged_is_refused(
+    host: OstreeHost, rpmostree: RpmOstree
+) -> None:
+    rpmostree.stage(TO_B, watch=go_on)
     login1 = Login1()
     with (
         BusService(host.address, "org.freedesktop.login1", {"/org/freedesktop/login1": login1}),
-        pytest.raises(TransactionError, match=f"but found {B.digest}"),
+        pytest.raises(HostError, match=f"can't reboot into {HERE.id}: {STAGED.id} is staged"),
     ):
-        rpmostree.finalize(A.digest)
+        rpmostree.finalize(HERE.id)
     assert (login1.reboots, rpmostree.look().staged) == (0, STAGED)
 
 
 def test_finalizing_is_refused_while_somebody_blocks_the_shutdown(
     host: OstreeHost, rpmostree: RpmOstree
 ) -> None:
-    rpmostree.stage(B.pull_spec, watch=go_on)
+    rpmostree.stage(TO_B, watch=go_on)
     login1 = Login1(("shutdown", "backup", "running", "block", 0, 1))
     with (
         BusService(host.address, "org.freedesktop.login1", {"/org/freedesktop/login1": login1}),
         pytest.raises(TransactionError, match="Held by: backup") as caught,
     ):
-        rpmostree.finalize(B.digest)
+        rpmostree.finalize(STAGED.id)
     assert caught.value.remedy == "see who holds it with: systemd-inhibit --list"
     assert (login1.reboots, rpmostree.look().staged) == (0, STAGED)
 

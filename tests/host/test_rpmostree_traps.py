@@ -10,7 +10,6 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.private_bus import PrivateBus
 from treenail.errors import BusError, BusyError
 from treenail.host.bus import NO_REPLY, SystemBus, Target
-from treenail.host.deployments import Deployments
 from treenail.host.rpmostree import RpmOstree
 
 NAME = "org.projectatomic.rpmostree1"
@@ -28,21 +27,21 @@ OS_XML = f"""<node><interface name="{NAME}.OS">
     <arg type="a{{sv}}" direction="in"/><arg type="s" direction="out"/>
   </method>
 </interface></node>"""
-DIGEST = "sha256:" + "0" * 64
+STAGED = {"id": GLib.Variant("s", "os-abc.0"), "staged": GLib.Variant("b", True)}
 BUSY = "org.gtk.GDBus.UnmappedGError.Quark._g_2dio_2derror_2dquark.Code26"
 
 
 class Daemon:
     """A daemon that notes what it is asked, and may exit instead of answering."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, staged: dict[str, GLib.Variant]) -> None:
         sysroot = Exports(SYSROOT_XML, {
             "RegisterClient": self._register,
             "UnregisterClient": lambda _options: self.asked.append("UnregisterClient"),
             "Reload": lambda: self.asked.append("Reload"),
             "GetOS": lambda _name: GLib.Variant("(o)", (f"{BASE}/os",)),
         })  # fmt: skip
-        sysroot.properties = {"Deployments": GLib.Variant("aa{sv}", [])}
+        sysroot.properties = {"Deployments": GLib.Variant("aa{sv}", [staged])}
         system = Exports(OS_XML, {"FinalizeDeployment": self._finalize})
         self.service = BusService(address, NAME, {f"{BASE}/Sysroot": sysroot, f"{BASE}/os": system})
         self.asked: list[str] = []
@@ -67,7 +66,7 @@ REGISTERED = "RegisterClient {'id': 'treenail'}"
 
 @pytest.fixture
 def daemon(private_bus: PrivateBus) -> Iterator[Daemon]:
-    daemon = Daemon(private_bus.address)
+    daemon = Daemon(private_bus.address, STAGED)
     with daemon.service:
         yield daemon
 
@@ -88,7 +87,7 @@ def test_daemon_that_exits_for_idleness_just_then_is_asked_again(
     daemon: Daemon, rpmostree: RpmOstree
 ) -> None:
     daemon.exits = 2
-    assert rpmostree.look() == Deployments(())
+    assert [each.id for each in rpmostree.look().all] == ["os-abc.0"]
     assert daemon.asked == [REGISTERED] * 3 + ["Reload"]
 
 
@@ -135,7 +134,7 @@ def test_transaction_out_of_reach_does_not_keep_the_daemon_busy(
     bus.call(BUS, "GetId", timeout_s=10)
     assert watcher.call(BUS, "ListNames", timeout_s=10) != without
     with pytest.raises(BusError, match=r"connecting to .*Transaction failed: .*No such file"):
-        rpmostree.finalize(DIGEST)
+        rpmostree.finalize("os-abc.0")
     assert watcher.call(BUS, "ListNames", timeout_s=10) == without
     watcher.close()
 
@@ -143,5 +142,5 @@ def test_transaction_out_of_reach_does_not_keep_the_daemon_busy(
 def test_lock_held_outside_rpm_ostree_is_said_to_be(daemon: Daemon, rpmostree: RpmOstree) -> None:
     daemon.refusal = Refusal(BUSY, "System transaction in progress")
     with pytest.raises(BusyError, match="another program, such as bootc or ostree, holds") as e:
-        rpmostree.finalize(DIGEST)
+        rpmostree.finalize("os-abc.0")
     assert e.value.name == BUSY

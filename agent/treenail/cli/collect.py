@@ -78,7 +78,7 @@ def collect(
     bundle.document("ledger.json", partial(_document, files, PATH))
     bundle.document("managed.json", partial(_document, files, RECORD))
     bundle.text("settings.toml", partial(_settings_text, root, config))
-    bundle.records("kernel-arguments", lambda: "\n".join(kernel.command_line().split()))
+    bundle.records("kernel-arguments", lambda: "\n".join(kernel.command_line()))
     bundle.document("disks.json", partial(_disks, root))
     bundle.document("files.json", partial(_listing, root))
     bundle.document("deployments.json", partial(_deployments, clock))

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from treenail.daemon.ports import Ports, Watch
 from treenail.errors import BusyError, CancelledError, Unreachable, UnreconcilableError
-from treenail.host.deployments import Progress, Verdict
+from treenail.host.deployments import Change, Progress, Verdict
 from treenail.log import MessageId
 from treenail.update import record as records
 from treenail.update.decide import (
@@ -82,13 +82,13 @@ class Actor:
             case Drain(token=token):
                 return self._drain(token)
             case Reboot(target=target):
-                return self._reboot(target)
+                return self._reboot(target, _staged_id(facts, target))
             case Commit():
                 self._commit(facts)
             case Close(done=done):
                 self._close(done=done)
             case Drop(reason=reason, refuse=refuse):
-                self._drop(reason, refuse)
+                self._drop(reason, facts, refuse)
         return NOW
 
     def _stage(self, target: Target) -> None:
@@ -121,7 +121,7 @@ class Actor:
             log.info("can't read %s now, staging meanwhile", target.config)
         watch, called_off = self._watch(update)
         try:
-            self._ports.os.stage(target.image, watch=watch)
+            self._ports.os.stage(Change(image=target.image), watch=watch)
         except BusyError as error:
             log.info("waiting: %s", error)
             self._ports.os.wait_for_other(watch=watch)
@@ -169,7 +169,7 @@ class Actor:
         # The ledger has the token and so has the report; what is missing is the answer.
         return SOON_S if self._ports.cluster.node() is None else self._look_s
 
-    def _reboot(self, target: Target) -> float:
+    def _reboot(self, target: Target, staged_id: str) -> float:
         update = self._current_update()
         boot_id = self._ports.kernel.boot_id()
         if update.phase is not Phase.REBOOTING or update.boot_id != boot_id:
@@ -177,7 +177,7 @@ class Actor:
                 log.info("drained: %s", update.drain, extra={"message_id": MessageId.DRAINED})
             self._enter(Phase.REBOOTING, reboots=update.reboots + 1)
         log.info("rebooting into %s", target, extra={"message_id": MessageId.REBOOTING})
-        self._ports.os.finalize(target.digest)
+        self._ports.os.finalize(staged_id)
         self._ports.power.reboot()
         return SOON_S
 
@@ -218,12 +218,12 @@ class Actor:
         self._save(self._record.closed(outcome, now=self._ports.clock.now()))
         self._ports.os.release()
 
-    def _drop(self, reason: str, refuse: records.Refused | None) -> None:
+    def _drop(self, reason: str, facts: Facts, refuse: records.Refused | None) -> None:
         update = self._current_update()
         if update.phase is not Phase.RELEASING:
             log.info("calling update %s off: %s", update.id, reason)
             self._enter(Phase.RELEASING, refused=refuse)
-        self._ports.os.drop(update.target.digest)
+        self._ports.os.drop(_staged_id(facts, update.target))
         log.info(
             "dropped what was staged for %s",
             update.target,
@@ -260,3 +260,8 @@ class Actor:
             self._ports.ledger.write(records.to_json(record))
             self._record = record
             self._on_record(record)
+
+
+def _staged_id(facts: Facts, target: Target) -> str:
+    deployed = facts.deployed
+    return deployed.staged_id if deployed and deployed.staged == target.digest else ""

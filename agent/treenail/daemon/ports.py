@@ -7,7 +7,7 @@ from typing import Protocol
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.node import Node
 from treenail.clock import Clock
-from treenail.host.deployments import Deployments, Progress, Verdict
+from treenail.host.deployments import Change, Deployments, Progress, Verdict
 from treenail.update.status import Event, Report
 
 Json = dict[str, object]
@@ -15,13 +15,17 @@ Watch = Callable[[Progress], Verdict]
 
 
 class OperatingSystem(Protocol):
-    """The deployments of this machine; each call has a time limit of its own."""
+    """The deployments of this machine; each call has a time limit of its own, and is repeatable."""
+
+    @property
+    def name(self) -> str:
+        """What drives them: ``rpm-ostree`` or ``bootc``."""
 
     def look(self) -> Deployments:
         """The deployments as they are now."""
 
-    def stage(self, image: str, *, watch: Watch) -> None:
-        """Return once the image is staged and locked; a no-op when it already is.
+    def stage(self, change: Change, *, watch: Watch) -> None:
+        """Return once the change is staged and locked; a no-op when it already is.
 
         ``watch`` is asked at least once a second whether to go on.
         """
@@ -29,14 +33,20 @@ class OperatingSystem(Protocol):
     def wait_for_other(self, *, watch: Watch) -> None:
         """Return once somebody else's transaction has ended."""
 
-    def drop(self, digest: str) -> None:
-        """Drop the staged deployment of this digest, and end our transaction that would make it.
+    def drop(self, staged_id: str) -> None:
+        """Drop the staged deployment of this id, and end our transaction that would make it.
 
         Leaves alone what others staged.
         """
 
-    def finalize(self, digest: str) -> None:
-        """Unlock the staged deployment of this digest and have the machine rebooted."""
+    def finalize(self, staged_id: str) -> None:
+        """Unlock the staged deployment of this id; the next boot is into it.
+
+        The machine may reboot by that alone; the caller asks for it in any case.
+        """
+
+    def roll_back(self) -> None:
+        """Make the previous deployment the default; the caller asks for the reboot."""
 
     def release(self) -> None:
         """Let the OS daemon go: nothing is asked of it for now."""

@@ -21,6 +21,8 @@ class Deployment:
     ``image`` is a pull spec without the scheme that ostree puts before it (a transport other than
     a registry stays); ``digest`` is of the manifest, ``sha256:…``. Both are empty when unknown.
     ``locked``: no reboot makes the staged deployment the default before it is unlocked.
+    ``packages`` were asked for beside the image, ``removed`` are those of the image that were asked
+    to be left out; ``origin`` is what it was made from, for people.
     """
 
     id: str
@@ -32,6 +34,27 @@ class Deployment:
     staged: bool
     locked: bool
     pinned: bool
+    packages: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is asked of the operating system in one go; empty fields keep what is there."""
+
+    image: str = ""
+    """A pull spec by digest."""
+    append: tuple[str, ...] = ()
+    """Kernel arguments, in order, after those to ``delete`` are gone."""
+    delete: tuple[str, ...] = ()
+    install: tuple[str, ...] = ()
+    """Packages to layer on the image."""
+    uninstall: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+    """Packages of the image to leave out."""
+    reset: tuple[str, ...] = ()
+    """Packages of the image to leave out no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +127,9 @@ def deployment(found: Mapping[str, object]) -> Deployment:
         # Only there when true.
         locked=found.get("finalization-locked") is True,
         pinned=found.get("pinned") is True,
+        packages=_texts(found, "requested-packages"),
+        removed=_texts(found, "requested-base-removals"),
+        origin=scrub(_text(found, "container-image-reference") or _text(found, "origin")),
     )
 
 
@@ -135,3 +161,8 @@ def _pivoted(origin: object) -> str:
 def _text(found: Mapping[str, object], key: str) -> str:
     value = found.get(key)
     return value if isinstance(value, str) else ""
+
+
+def _texts(found: Mapping[str, object], key: str) -> tuple[str, ...]:
+    values = found.get(key)
+    return tuple(map(str, values)) if isinstance(values, list | tuple) else ()

@@ -13,6 +13,7 @@ _BOOTED = re.compile(rb"^btime (\d+)$", re.MULTILINE)
 _OCI = {"x86_64": "amd64", "aarch64": "arm64"}
 _ASSIGNMENT = re.compile(r"""\s*([A-Z0-9_]+)=(["']?)(.*)\2\s*""")
 _ESCAPED = re.compile(r"""\\([$"'\\`])""")
+_ARGUMENT = re.compile(r'(?:[^\s"]|"[^"]*"?)+')
 
 
 class Kernel:
@@ -26,9 +27,9 @@ class Kernel:
         """A UUID that is another one after every boot; raises `FileError` when there is none."""
         return self._text("/proc/sys/kernel/random/boot_id")
 
-    def command_line(self) -> str:
-        """The arguments the kernel was booted with; raises `FileError`."""
-        return self._text("/proc/cmdline")
+    def command_line(self) -> tuple[str, ...]:
+        """The arguments the kernel was booted with, in order; raises `FileError`."""
+        return split_arguments(self._text("/proc/cmdline"))
 
     def booted_at(self) -> float | None:
         """When the machine was booted, in seconds since the epoch; None if it can't be told."""
@@ -69,3 +70,8 @@ class Kernel:
                 remedy=f"have /proc mounted below {self._root.prefix}",
             )
         return content.decode("utf-8", "replace").strip()
+
+
+def split_arguments(text: str) -> tuple[str, ...]:
+    """The arguments of a kernel command line; what is in double quotes stays in one, quotes too."""
+    return tuple(_ARGUMENT.findall(text))

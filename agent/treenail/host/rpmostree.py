@@ -8,6 +8,7 @@ from treenail.clock import Clock
 from treenail.errors import BusError, BusyError, CancelledError, HostError, TransactionError
 from treenail.host.bus import NO_REPLY, Option, Peer, SystemBus, Target, options
 from treenail.host.deployments import (
+    Change,
     Deployment,
     Deployments,
     Progress,
@@ -74,6 +75,11 @@ class RpmOstree:
         self._limits = limits
         self._registered = False
 
+    @property
+    def name(self) -> str:
+        """What drives the deployments, for people."""
+        return "rpm-ostree"
+
     def look(self) -> Deployments:
         """The deployments and the transaction that runs, as they are now."""
         self._register()
@@ -81,8 +87,8 @@ class RpmOstree:
         self._bus.call(_SYSROOT, "Reload", timeout_s=_CALL_S)
         return _deployments(self._bus.properties(_SYSROOT, timeout_s=_PEER_S))
 
-    def stage(self, image: str, *, watch: Watch) -> None:
-        """Return once the image is staged and locked; at once when it already is.
+    def stage(self, change: Change, *, watch: Watch) -> None:
+        """Return once the change is staged and locked; at once when it already is.
 
         A transaction that already stages it is joined, whoever started it.
 
@@ -90,6 +96,9 @@ class RpmOstree:
         from that; `BusyError` when another transaction runs; `TransactionError`; `CancelledError`,
         also when the watcher said to leave, and the transaction runs on.
         """
+        image = change.image
+        if change != Change(image=image):
+            raise HostError("kernel arguments and packages can't be staged yet")
         found = self.look()
         if found.transaction is None and found.pending is not None:
             if _is(found.pending, image) and found.pending.locked:
@@ -137,33 +146,64 @@ class RpmOstree:
             case _:
                 assert_never(ending)
 
-    def drop(self, digest: str) -> None:
-        """End our own transaction, and drop what is pending if its manifest has this digest.
+    def drop(self, staged_id: str) -> None:
+        """End our own transaction, and drop what is pending if it has this id, or came of that.
 
         Harmless when there is nothing; what others staged is left to them.
         """
         found = self.look()
+        ours = {staged_id}
         if found.transaction is not None:
             try:
-                self._end_ours(found.transaction)
+                ended = self._end_ours(found.transaction)
             except BusError as error:
                 log.info("not ended, as it may be over: %s", error)
-            found = self.look()
-        if found.pending is not None and found.pending.digest == digest:
+                ended = False
+            before, found = found, self.look()
+            if ended and before.pending is None and found.pending is not None:
+                ours.add(found.pending.id)
+        if found.pending is not None and found.pending.id in ours:
             _check(self._run("Cleanup", ["pending-deploy"]), "drop the pending deployment")
 
-    def finalize(self, digest: str) -> None:
-        """Unlock the staged deployment of this manifest digest, and have rpm-ostreed reboot.
+    def finalize(self, staged_id: str) -> None:
+        """Unlock the staged deployment of this id, and have rpm-ostreed reboot.
 
         Refused when another is staged, or when a block inhibitor forbids the shutdown.
         """
+        staged = self.look().staged
+        if staged is None or staged.id != staged_id:
+            raise HostError(
+                f"can't reboot into {staged_id}: {staged.id if staged else 'nothing'} is staged",
+                remedy="see: rpm-ostree status",
+            )
+        what = staged.image or staged.id
         given: dict[str, Option] = {
-            "checksum": digest,
+            "checksum": staged.digest or staged.checksum,
             # Else one that was killed between unlocking and rebooting could not do it again.
             "allow-unlocked": True,
-            "initiating-command-line": f"{_CLIENT}: reboot into {digest}",
+            "initiating-command-line": f"{_CLIENT}: reboot into {what}",
         }
-        _check(self._run("FinalizeDeployment", options(given)), f"reboot into {digest}")
+        _check(self._run("FinalizeDeployment", options(given)), f"reboot into {what}")
+
+    def roll_back(self) -> None:
+        """Make the previous deployment the default, and return; nothing reboots.
+
+        What is staged is dropped, whoever staged it, for the shutdown would make it the default
+        again. Repeatable: when the previous one is the default already, nothing is done.
+        """
+        found = self.look()
+        if found.staged is not None:
+            log.warning("dropping %s, which is staged, to roll back", found.staged.id)
+            _check(self._run("Cleanup", ["pending-deploy"]), "drop the pending deployment")
+            found = self.look()
+        if found.pending is not None:
+            # Asked again, rpm-ostree would put the booted one back on top.
+            log.info("%s is the default already", found.pending.id)
+            return
+        if found.rollback is None:
+            raise HostError("there is no previous deployment to go back to")
+        given: dict[str, Option] = {"initiating-command-line": f"{_CLIENT}: roll back"}
+        _check(self._run("Rollback", options(given)), "roll back")
 
     def kernel_args(self, *, pending: bool) -> str:
         """The kernel arguments of the pending deployment, or else of the booted one."""
@@ -246,13 +286,14 @@ class RpmOstree:
         with Peer(address, INTERFACE, timeout_s=_PEER_S) as peer:
             return follow(peer, watch, clock=self._clock, limits=self._limits, ours=ours)
 
-    def _end_ours(self, transaction: Transaction) -> None:
+    def _end_ours(self, transaction: Transaction) -> bool:
         with Peer(transaction.address, INTERFACE, timeout_s=_PEER_S) as peer:
             title = peer.properties(timeout_s=_PEER_S).get("Title")
             if not str(title).startswith(f"{_CLIENT}: "):
-                return
+                return False
             log.info("ending our transaction: %s", title)
             follow(peer, self._unwilling, clock=self._clock, limits=self._limits, ours=True)
+            return True
 
     def _patient(self, _: Progress) -> Verdict:
         self._alive()
