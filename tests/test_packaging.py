@@ -80,6 +80,7 @@ def test_the_manual_names_every_limit_with_its_default() -> None:
         ("treenail", "why", "treenail.8"),
         ("treenail", "history", "treenail.8"),
         ("treenail", "collect", "treenail.8"),
+        ("treenail", "handback", "treenail.8"),
         ("treenail", "once", "treenail.8"),
         ("treenail-lab", "demo", "treenail-lab.1"),
         ("treenail-lab", "up", "treenail-lab.1"),

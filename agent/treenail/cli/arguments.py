@@ -109,6 +109,23 @@ def parser() -> Parser:
     _config(collect)
     _json(collect)
 
+    handback = commands.add_parser(
+        "handback",
+        help="make this node over to the Machine Config Daemon",
+        description="Make this node over to the Machine Config Daemon: write its state files and "
+        "annotations, so that its first look finds nothing to mend. Stop treenail first.",
+    )
+    handback.set_defaults(module="treenail.cli.handback")
+    handback.add_argument(
+        "file",
+        metavar="FILE",
+        nargs="?",
+        help="the MachineConfig that the node has, where this machine keeps no copy of it",
+    )
+    _root(handback)
+    _config(handback)
+    _json(handback)
+
     once = commands.add_parser(
         "once",
         help="bring a machine, or a directory, to a config",

@@ -17,8 +17,9 @@ from treenail import __version__
 from treenail.api.decode import Fields
 from treenail.cli import inspect
 from treenail.cli.bundle import STDOUT, Bundle
+from treenail.cli.node import own_node
 from treenail.clock import Clock, SystemClock, rfc3339
-from treenail.daemon.settings import FILE, Given, Settings, load
+from treenail.daemon.settings import FILE
 from treenail.daemon.survey import RECORD
 from treenail.errors import CommandError, FileError
 from treenail.host.files import Files
@@ -41,7 +42,6 @@ _OURS = ("machineconfiguration.openshift.io/", "treenail.io/")
 _LINES = (4000, 1000, 250)
 _SINCE = "-7d"
 _LIMIT_S = 20.0
-_CALL_S = 5.0
 _LISTED = 500
 
 
@@ -176,20 +176,12 @@ def _bootc(programs: Programs) -> object:
 
 def _node(root: Root, config: str | None, clock: Clock) -> Json:
     """Of the Node only what concerns treenail."""
-    # TLS is loaded only where the API server is asked.
-    from treenail.kube.client import Client
-    from treenail.kube.kubeconfig import read_kubeconfig
-    from treenail.kube.resources import NODES
-    from treenail.kube.transport import HttpTransport
-
-    settings = _settings(root, config)
-    connection = read_kubeconfig(settings.kubeconfig, locate=root.path)
-    client = Client(HttpTransport(connection, clock), limit_s=_CALL_S)
-    fields = Fields.of(client.get(NODES, settings.node_name), "Node")
+    with own_node(root, config, clock) as node:
+        fields = Fields.of(node.read(), "Node")
     metadata, spec = fields.nested("metadata"), fields.nested("spec")
     annotations = metadata.nested("annotations").values
     return {
-        "name": settings.node_name,
+        "name": node.name,
         "resourceVersion": metadata.text("resourceVersion"),
         "labels": metadata.nested("labels").values,
         "annotations": {k: v for k, v in annotations.items() if k.startswith(_OURS)},
@@ -198,12 +190,6 @@ def _node(root: Root, config: str | None, clock: Clock) -> Json:
         "conditions": fields.nested("status").list_of("conditions"),
         "nodeInfo": fields.nested("status").nested("nodeInfo").values,
     }
-
-
-def _settings(root: Root, config: str | None) -> Settings:
-    path = Path(config) if config else root.path(FILE)
-    given = Given(root=str(root.prefix))
-    return load(path, given, host_name=socket.gethostname(), required=config is not None)
 
 
 def _failed(programs: Programs) -> str:

@@ -9,16 +9,13 @@ from pathlib import Path
 from treenail.api.disruptionpolicy import DEFAULTS
 from treenail.api.machineconfig import DEFAULT_KERNEL, MachineConfig
 from treenail.cli.files import machine_config
+from treenail.cli.machine import on
 from treenail.cli.main import REBOOT_NEEDED
-from treenail.clock import SystemClock
 from treenail.config.wanted import Wanted, wanted
 from treenail.daemon.apply import Recovery, apply, recover
-from treenail.daemon.runner import Runner
-from treenail.daemon.survey import AskedStates, Survey
 from treenail.errors import UsageError
 from treenail.host.ledger import Ledger
 from treenail.host.root import Root
-from treenail.host.users import Shadow
 from treenail.update.disruption import Disruption, Level, disruption
 from treenail.update.plan import as_diff, plan, serving
 from treenail.update.steps import Step
@@ -66,7 +63,7 @@ def once(config: MachineConfig, root: Root, *, running: bool) -> Outcome:
     wish = wanted(config)
     left_out = tuple(_left_out(config, wish))
     with Ledger(root).lock():
-        survey, runner = _adapters(root, running=running)
+        survey, runner = on(root, running=running)
         recovered = recover(runner)
         old = survey.managed()
         found = plan(old, wish, survey.see(old, wish), config=config.name)
@@ -80,20 +77,6 @@ def once(config: MachineConfig, root: Root, *, running: bool) -> Outcome:
             recover(runner)
             raise
     return Outcome(steps, found.notes, left_out, cost, recovered)
-
-
-def _adapters(root: Root, *, running: bool) -> tuple[Survey, Runner]:
-    clock = SystemClock()
-    shadow = Shadow(root, clock)
-    if not running:
-        return Survey(root, shadow), Runner(root, shadow)
-    # Rare, and a directory needs no bus.
-    from treenail.host.bus import SystemBus
-    from treenail.host.systemd import Systemd
-
-    systemd = Systemd(SystemBus(), clock)
-    survey = Survey(root, shadow, systemd=AskedStates(systemd))
-    return survey, Runner(root, shadow, services=systemd)
 
 
 def _left_out(config: MachineConfig, wish: Wanted) -> Iterator[str]:

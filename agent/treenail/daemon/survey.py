@@ -22,7 +22,7 @@ from treenail.update.managed import Managed
 from treenail.update.seen import Seen, looked_at
 
 RECORD = "/var/lib/treenail/managed.json"
-_FOREIGN_RECORD = "/etc/machine-config-daemon/currentconfig"
+FOREIGN_RECORD = "/etc/machine-config-daemon/currentconfig"
 _VENDOR = SEARCHED[2:]
 _LIMIT = 64 * 1024 * 1024
 
@@ -104,10 +104,10 @@ class Survey:
         )
 
     def _taken_over(self) -> Managed:
-        content = self._files.read(_FOREIGN_RECORD, limit=_LIMIT)
+        content = self._files.read(FOREIGN_RECORD, limit=_LIMIT)
         if content is None:
             return Managed()
-        document = load_json(content, where=str(self._root.path(_FOREIGN_RECORD)))
+        document = load_json(content, where=str(self._root.path(FOREIGN_RECORD)))
         config = MachineConfig.from_json(document)
         return records.managed(config.name, wanted(config))
 

@@ -56,6 +56,20 @@ class Originals:
             return Change(path, entry), Change(_foreign(path), Absent())
         return (Change(path, Absent()),)
 
+    def handing_over(self) -> tuple[Change, ...]:
+        """Have our copies where the Machine Config Daemon has its own; it keeps no directories.
+
+        Where both have one, theirs is the older and stays.
+        """
+        changes: list[Change] = []
+        for path in sorted(self._below(TOP, _SUFFIX)):
+            content = self._files.read(_copy(path), limit=_LIMIT) or b""
+            entry = _entry(content, path)
+            if not isinstance(entry, Directory) and not self._files.is_there(_foreign(path)):
+                changes.append(Change(_foreign(path), entry))
+            changes.append(Change(_copy(path), Absent()))
+        return tuple(changes)
+
     def _below(self, top: str, suffix: str) -> Iterator[str]:
         todo = [top]
         while todo:

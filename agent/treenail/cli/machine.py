@@ -1,0 +1,22 @@
+"""The machine below a root, for commands that look at it or change it."""
+
+from treenail.clock import SystemClock
+from treenail.daemon.runner import Runner
+from treenail.daemon.survey import AskedStates, Survey
+from treenail.host.root import Root
+from treenail.host.users import Shadow
+
+
+def on(root: Root, *, running: bool) -> tuple[Survey, Runner]:
+    """Who looks and who changes; ``running`` is a machine whose services take notice."""
+    clock = SystemClock()
+    shadow = Shadow(root, clock)
+    if not running:
+        return Survey(root, shadow), Runner(root, shadow)
+    # Rare, and a directory needs no bus.
+    from treenail.host.bus import SystemBus
+    from treenail.host.systemd import Systemd
+
+    systemd = Systemd(SystemBus(), clock)
+    survey = Survey(root, shadow, systemd=AskedStates(systemd))
+    return survey, Runner(root, shadow, services=systemd)

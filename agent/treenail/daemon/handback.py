@@ -1,0 +1,61 @@
+"""A node made over to the Machine Config Daemon: its state files, all of them or none."""
+
+import json
+from collections.abc import Iterator
+
+from treenail.api.machineconfig import MachineConfig
+from treenail.daemon.survey import FOREIGN_RECORD, RECORD
+from treenail.errors import LedgerError, TreenailError
+from treenail.host import ledger
+from treenail.host.entries import Absent, Regular
+from treenail.host.files import Files
+from treenail.host.originals import Originals
+from treenail.host.root import Root
+from treenail.host.undo import Change, Undo
+from treenail.update.record import Target
+
+FOREIGN = "/etc/machine-config-daemon"
+FOREIGN_IMAGE = f"{FOREIGN}/currentimage"
+FIRST_BOOT = f"{FOREIGN}/node-annotations.json"
+HANDED_BACK = f"{ledger.PATH}.handed-back"
+
+
+def hand_back(root: Root, config: MachineConfig, current: Target) -> tuple[str, ...]:
+    """Write the daemon's files and put ours away; returns the paths that changed.
+
+    It is done as a whole, across crashes: whoever starts treenail next undoes what is cut short.
+    Raises `FileError` and `LedgerError`.
+    """
+    undo = Undo(root)
+    try:
+        changes = undo.record(list(_changes(root, config, current)))
+        for change in changes:
+            undo.prepare(change)
+        undo.flush(changes)
+        for change in changes:
+            undo.put(change)
+        undo.commit()
+    except TreenailError:
+        if not undo.put_back():
+            undo.forget()
+        raise
+    return tuple(change.path for change in changes)
+
+
+def _changes(root: Root, config: MachineConfig, current: Target) -> Iterator[Change]:
+    files = Files(root)
+    document = json.dumps(config.to_json()).encode()
+    # It holds secrets; whoever reads it is root.
+    yield Change(FOREIGN_RECORD, Regular(lambda: document, 0o600))
+    image = current.image.encode()
+    yield Change(FOREIGN_IMAGE, Regular(lambda: image, 0o600) if image else Absent())
+    # With it the daemon would take the node for one that boots for the first time.
+    yield Change(FIRST_BOOT, Absent())
+    yield from Originals(root).handing_over()
+    kept = files.read(ledger.PATH)
+    if kept is None:
+        raise LedgerError(f"there is no {root.path(ledger.PATH)}")
+    # Should the node come back to us, it is not what it is remembered to be.
+    yield Change(HANDED_BACK, Regular(lambda: kept, 0o600))
+    yield Change(ledger.PATH, Absent())
+    yield Change(RECORD, Absent())

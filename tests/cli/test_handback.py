@@ -1,0 +1,233 @@
+"""A node goes to the Machine Config Daemon and comes back, and nothing is found to differ."""
+
+import base64
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_once import entry
+from tests.kube.server import serving
+from treenail.api.machineconfig import MachineConfig
+from treenail.cli.main import main
+from treenail.config.wanted import Wanted, wanted
+from treenail.host.ledger import Ledger
+from treenail.host.root import Root
+from treenail.update.record import Phase, Record, Target, Update, from_json, to_json
+
+NAME = "rendered-worker-a"
+STATE = "etc/machine-config-daemon"
+IMAGE = "quay.example/os@sha256:" + "0" * 64
+
+
+def given(folder: Path, *files: dict[str, object], name: str = NAME) -> Path:
+    """The file of a MachineConfig, with a unit beside its files."""
+    unit = {
+        "name": "a.service",
+        "enabled": True,
+        "contents": "[Install]\nWantedBy=multi-user.target\n",
+        "dropins": [{"name": "10-b.conf", "contents": "[Service]\n"}],
+    }
+    config = MachineConfig.from_json(
+        {
+            "kind": "MachineConfig",
+            "metadata": {"name": name},
+            "spec": {
+                "config": {
+                    "ignition": {"version": "3.4.0"},
+                    "storage": {"files": list(files)},
+                    "systemd": {"units": [unit]},
+                }
+            },
+        }
+    )
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(config.to_json()))
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A machine whose own /etc/motd the config has replaced."""
+    root = tmp_path / "root"
+    (root / STATE).mkdir(parents=True)
+    (root / STATE / "node-annotations.json").write_text("{}")
+    (root / "etc/motd").write_text("the vendor's")
+    (root / "etc/motd").chmod(0o640)
+    return root
+
+
+@pytest.fixture
+def config(tmp_path: Path, root: Path) -> Path:
+    """The config that the machine has."""
+    path = given(tmp_path, entry("/etc/motd", "ours"), entry("/etc/b", "b", mode=0o600))
+    assert main(["once", "--root", str(root), str(path)]) == 0
+    recorded(root, Record(Target(NAME)))
+    return path
+
+
+def recorded(root: Path, record: Record) -> None:
+    Ledger(Root(root)).write(to_json(record))
+
+
+def hand_back(root: Path, *arguments: object) -> int:
+    return main(["handback", "--root", str(root), *map(str, arguments)])
+
+
+def first_look(root: Path) -> list[str]:
+    """What the daemon's first look at its machine complains of."""
+    wish: Wanted = wanted(
+        MachineConfig.from_json(json.loads((root / STATE / "currentconfig").read_bytes()))
+    )
+    problems = []
+    for path, file in wish.files.items():
+        there = root / path[1:]
+        if there.read_bytes() != file.contents.decode():
+            problems.append(f"content mismatch for file {path}")
+        if stat.S_IMODE(there.stat().st_mode) != file.mode:
+            problems.append(f"mode mismatch for file {path}")
+    for path, text in wish.unit_files().items():
+        if (root / path[1:]).read_text() != text:
+            problems.append(f"content mismatch for unit {path}")
+    return problems
+
+
+def test_daemon_finds_its_state_and_nothing_that_differs(root: Path, config: Path) -> None:
+    assert hand_back(root, config) == 0
+    assert first_look(root) == []
+    assert sorted(path.name for path in (root / STATE).iterdir()) == ["currentconfig", "orig"]
+    assert stat.S_IMODE((root / STATE / "currentconfig").stat().st_mode) == 0o600
+    assert json.loads((root / STATE / "currentconfig").read_bytes()) == json.loads(
+        config.read_bytes()
+    )
+
+
+def test_what_the_config_had_replaced_is_where_the_daemon_looks_for_it(
+    root: Path, config: Path
+) -> None:
+    assert hand_back(root, config) == 0
+    kept = root / STATE / "orig/etc/motd.mcdorig"
+    assert (kept.read_text(), stat.S_IMODE(kept.stat().st_mode)) == ("the vendor's", 0o640)
+    assert kept.stat().st_uid == os.geteuid()
+
+
+def test_node_that_comes_back_is_taken_over_as_it_is(
+    root: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert hand_back(root, config) == 0
+    assert Ledger(Root(root)).read() is None
+    capsys.readouterr()
+    assert main(["once", "--root", str(root), str(config)]) == 0
+    assert capsys.readouterr().out == "nothing to do\n"
+    assert main(["once", "--root", str(root), str(given(tmp_path, name="b"))]) == 0
+    assert (root / "etc/motd").read_text() == "the vendor's"
+    assert not (root / "etc/b").exists()
+
+
+def test_what_was_recorded_is_put_away(root: Path, config: Path) -> None:
+    assert hand_back(root, config) == 0
+    kept = root / "var/lib/treenail/ledger.json.handed-back"
+    assert from_json(json.loads(kept.read_bytes())) == Record(Target(NAME))
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+
+
+def test_node_in_image_mode_is_handed_back_with_its_image(root: Path, tmp_path: Path) -> None:
+    recorded(root, Record(Target(NAME, IMAGE)))
+    assert hand_back(root, given(tmp_path, entry("/usr/share/in-the-image", "x"))) == 0
+    assert (root / STATE / "currentimage").read_text() == IMAGE
+
+
+def test_node_that_is_left_to_be_annotated_says_how(
+    root: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert hand_back(root, "--json", config) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert "kubeconfig" in told["problem"]
+    assert told["annotations"]["machineconfiguration.openshift.io/state"] == "Done"
+    assert f"/{STATE}/currentconfig" in told["files"]
+
+
+def test_machine_that_differs_from_its_config_is_kept(
+    root: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / "etc/b").write_text("another")
+    assert hand_back(root, config) == 1
+    assert "write /etc/b" in capsys.readouterr().err
+    assert not (root / STATE / "currentconfig").exists()
+    assert Ledger(Root(root)).read() is not None
+
+
+def test_node_is_kept_while_it_is_updated_or_the_agent_runs(
+    root: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Ledger(Root(root)).lock():
+        assert hand_back(root, config) == 1
+    assert "systemctl stop treenail" in capsys.readouterr().err
+    update = Update("1", Target("b"), Target(NAME), Phase.STAGING, "x", 1.0, 1.0)
+    recorded(root, Record(Target(NAME), update))
+    assert hand_back(root, config) == 2
+    assert "an update to b is under way" in capsys.readouterr().err
+
+
+def test_config_has_to_be_the_one_that_the_node_has(
+    root: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert hand_back(root) == 2
+    assert f"kubectl get machineconfig {NAME}" in capsys.readouterr().err
+    assert hand_back(root, given(tmp_path, name="another")) == 2
+    assert f"expected {NAME}" in capsys.readouterr().err
+
+
+def test_node_is_annotated_where_the_api_server_answers(root: Path, tmp_path: Path) -> None:
+    """Image mode, asked for in a spelling that the daemon does not know."""
+    prefix = "machineconfiguration.openshift.io"
+    node = {
+        "metadata": {
+            "name": "a",
+            "annotations": {
+                f"{prefix}/currentConfig": NAME,
+                f"{prefix}/desiredOSImage": IMAGE,
+                f"{prefix}/state": "Done",
+                f"{prefix}/reason": "",
+            },
+        }
+    }
+    recorded(root, Record(Target(NAME, IMAGE)))
+    with serving(tmp_path, lambda exchange: exchange.reply(node)) as server:
+        identity = base64.b64encode(server.identity("system:node:a").read_bytes()).decode()
+        settings = root / "etc/treenail/agent.toml"
+        settings.parent.mkdir()
+        settings.write_text('node_name = "a"\n')
+        kubeconfig = {
+            "current-context": "a",
+            "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+            "clusters": [
+                {"name": "a", "cluster": {"server": server.url, "insecure-skip-tls-verify": True}}
+            ],
+            "users": [
+                {
+                    "name": "a",
+                    "user": {"client-certificate-data": identity, "client-key-data": identity},
+                }
+            ],
+        }
+        path = root / "var/lib/kubelet/kubeconfig"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(kubeconfig))
+        assert hand_back(root, given(tmp_path)) == 0
+        get, patch = server.seen
+    assert (get.method, get.path) == ("GET", "/api/v1/nodes/a")
+    assert (patch.method, patch.json) == (
+        "PATCH",
+        {
+            "metadata": {
+                "annotations": {
+                    f"{prefix}/currentImage": IMAGE,
+                    f"{prefix}/desiredImage": IMAGE,
+                    f"{prefix}/desiredOSImage": None,
+                }
+            }
+        },
+    )
