@@ -108,6 +108,8 @@ class Asked:
     image: str | None
     state: str
     at: tuple[str, str | None]
+    drain: str = ""
+    drained: str = ""
 
     @classmethod
     def of(cls, document: Any) -> "Asked":
@@ -117,21 +119,30 @@ class Asked:
             notes.get(key.DESIRED_OS_IMAGE),
             notes.get(key.STATE, ""),
             (notes.get(key.CURRENT_CONFIG, ""), notes.get(key.CURRENT_OS_IMAGE)),
+            notes.get(key.DESIRED_DRAIN, ""),
+            notes.get(key.LAST_APPLIED_DRAIN, ""),
         )
 
 
 @dataclass
 class Agents:
-    """Agents of all nodes of a cluster; each update takes them two writes."""
+    """Agents of the nodes of a cluster; each update takes them two writes.
+
+    They take their nodes out of service themselves, unless they are to ask for ``drains``.
+    """
 
     client: Client
     is_bad: Callable[[Asked], bool] = lambda asked: False
+    drains: bool = False
+    selector: str = ""
+    """Of the nodes' labels; empty for all."""
     touched: set[str] = field(default_factory=set)
     """Nodes that were asked for something else than they had."""
 
     def __post_init__(self) -> None:
         self._work: queue.SimpleQueue[tuple[str, Asked] | None] = queue.SimpleQueue()
-        self._nodes = Informer(self.client, Scope(NODES), SystemClock(), Asked.of)
+        scope = Scope(NODES, label_selector=self.selector)
+        self._nodes = Informer(self.client, scope, SystemClock(), Asked.of)
         self._nodes.tell(self._note)
         self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(THREADS)]
 
@@ -164,7 +175,9 @@ class Agents:
                 self._work.put(item)
 
     def _answer(self, name: str, asked: Asked) -> None:
-        if asked.state == "Done":
+        if self.drains:
+            self._ask_and_answer(name, asked)
+        elif asked.state == "Done":
             self._write(name, {key.STATE: "Working"}, unschedulable=True)
         elif self.is_bad(asked):
             degraded = {key.STATE: "Degraded", key.REASON: "the image does not boot"}
@@ -176,6 +189,26 @@ class Agents:
                 key.CURRENT_OS_IMAGE: asked.image,
             }
             self._write(name, notes, unschedulable=None)
+
+    def _ask_and_answer(self, name: str, asked: Asked) -> None:
+        request = f"drain-{asked.config}"
+        if asked.drain != request:
+            self._note_on(name, {key.STATE: "Working", key.DESIRED_DRAIN: request})
+        elif asked.drained != request:
+            return
+        elif self.is_bad(asked):
+            self._note_on(name, {key.STATE: "Degraded", key.REASON: "the image does not boot"})
+        else:
+            notes: Json = {
+                key.STATE: "Done",
+                key.CURRENT_CONFIG: asked.config,
+                key.CURRENT_OS_IMAGE: asked.image,
+                key.DESIRED_DRAIN: f"uncordon-{asked.config}",
+            }
+            self._note_on(name, notes)
+
+    def _note_on(self, name: str, notes: Json) -> None:
+        self.client.patch(NODES, name, {"metadata": {"annotations": notes}})
 
     def _write(self, name: str, notes: Json, *, unschedulable: bool | None) -> None:
         body: Json = {

@@ -1,0 +1,301 @@
+"""A cluster that the controllers are tried on, the lab's or one's own, and what is put into it."""
+
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.contract.client import Cluster
+from tests.controllers.rollout.agents import ready
+from tests.waiting import wait_until
+from treenail.api import annotations as key
+from treenail.clock import SystemClock
+from treenail.controllers import installation
+from treenail.controllers.drain.controller import DrainController
+from treenail.controllers.informers import Informers
+from treenail.controllers.installation import NAME, Options
+from treenail.controllers.machineconfignodes import MachineConfigNodes
+from treenail.controllers.metrics import Metrics
+from treenail.controllers.rendering import Rendering
+from treenail.controllers.rollout.asking import Asker
+from treenail.controllers.rollout.controller import Settings
+from treenail.controllers.rollout.live import Rollout
+from treenail.controllers.runtime import Runtime
+from treenail.controllers.web import Web
+from treenail.controllers.workers import Crew
+from treenail.errors import AlreadyExists, ClusterError, NotFound
+from treenail.kube.client import Client, PatchKind
+from treenail.kube.events import Recorder
+from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.lease import Candidacy, Election
+from treenail.kube.request import Reply, Request
+from treenail.kube.resources import (
+    MACHINECONFIGPOOLS,
+    MACHINECONFIGS,
+    NODES,
+    PODDISRUPTIONBUDGETS,
+    PODS,
+    Resource,
+)
+from treenail.kube.transport import HttpStream, HttpTransport
+
+Json = dict[str, Any]
+CLOCK = SystemClock()
+ROLE = "machineconfiguration.openshift.io/role"
+LIMIT_S = 60.0
+
+
+class Transport(HttpTransport):
+    """Tells servers before 1.22 of budgets and evictions in the version that they know."""
+
+    def __init__(self, kubeconfig: Path, policy: str) -> None:
+        super().__init__(read_kubeconfig(str(kubeconfig)), CLOCK, keep=16)
+        self._policy = policy
+
+    def send(self, request: Request) -> Reply:
+        return super().send(self._understood(request))
+
+    def open(self, request: Request, *, lasts_s: float) -> HttpStream:
+        return super().open(self._understood(request), lasts_s=lasts_s)
+
+    def _understood(self, request: Request) -> Request:
+        path = request.path.replace("/apis/policy/v1/", f"/apis/{self._policy}/")
+        body = request.body.replace(b'"policy/v1"', f'"{self._policy}"'.encode())
+        return replace(request, path=path, body=body)
+
+
+@dataclass
+class Place:
+    """A pool with nodes of its own in a cluster, all with names that begin with ``prefix``."""
+
+    kubeconfig: Path
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.prefix = f"treenail-test-{secrets.token_hex(3)}"
+        self.options = Options(namespace=self.prefix)
+        self._admin = Cluster.of_kubeconfig(self.kubeconfig)
+        served = self._admin.get("/apis/policy").ok()["versions"]
+        versions = [entry["groupVersion"] for entry in served]
+        self._policy = "policy/v1" if "policy/v1" in versions else "policy/v1beta1"
+        self._transport = Transport(self.kubeconfig, self._policy)
+        self.client = Client(self._transport)
+        self._made: list[tuple[Resource, str, str]] = []
+
+    # Installing
+
+    def install(self) -> None:
+        """Create what the manifests say; what the server does not know is left out."""
+        with suppress(NotFound):
+            if self.client.list(MACHINECONFIGPOOLS).items:
+                pytest.skip("the cluster has pools, which are not to be touched")
+        for document in installation.documents(self.options):
+            if document["kind"] == "Deployment":
+                # The controllers run here.
+                continue
+            metadata: Any = document["metadata"]
+            namespace = metadata.get("namespace", "")
+            resource = resource_of(document)
+            # Created and not applied: then an older server leaves out what it does not know.
+            with suppress(NotFound, AlreadyExists):
+                self.client.create(resource, document, namespace=namespace)
+                self._made.append((resource, metadata["name"], namespace))
+        wait_until(lambda: self._serves(MACHINECONFIGPOOLS), limit_s=LIMIT_S)
+        account = f"/api/v1/namespaces/{self.prefix}/serviceaccounts/default"
+        wait_until(lambda: self._admin.get(account).code == 200, limit_s=LIMIT_S)
+
+    def remove(self) -> None:
+        """Take away all that was put there, and nothing else."""
+        pods = self.client.list(PODS, namespace=self.prefix).items
+        for pod in pods:
+            with suppress(NotFound):
+                self.client.delete(PODS, str(_meta(pod)["name"]), namespace=self.prefix, grace_s=0)
+        for resource, name, namespace in reversed(self._made):
+            with suppress(NotFound, ClusterError):
+                self.client.delete(resource, name, namespace=namespace)
+        self._transport.close()
+
+    def _remember(self, resource: Resource, name: str, namespace: str) -> None:
+        try:
+            self.client.get(resource, name, namespace=namespace)
+        except NotFound:
+            self._made.append((resource, name, namespace))
+
+    def _serves(self, resource: Resource) -> bool:
+        try:
+            self.client.list(resource)
+        except NotFound:
+            return False
+        return True
+
+    # What people do
+
+    def pool(self, policy: str = "", **spec: Any) -> None:
+        """Create the pool of this place, or change it."""
+        notes = {"treenail.io/rollout": policy} if policy else {}
+        document: Json = {
+            "apiVersion": MACHINECONFIGPOOLS.api_version,
+            "kind": MACHINECONFIGPOOLS.kind,
+            "metadata": {"name": self.prefix, "annotations": notes},
+            "spec": {
+                "machineConfigSelector": {"matchLabels": {ROLE: self.prefix}},
+                "nodeSelector": {"matchLabels": {self.prefix: "node"}},
+                **spec,
+            },
+        }
+        self._remember(MACHINECONFIGPOOLS, self.prefix, "")
+        self.client.patch(MACHINECONFIGPOOLS, self.prefix, document, PatchKind.APPLY)
+
+    def config(self, name: str, **spec: Any) -> str:
+        """Create a MachineConfig of the pool, or change it; its full name."""
+        full = f"{name}-{self.prefix}"
+        document: Json = {
+            "apiVersion": MACHINECONFIGS.api_version,
+            "kind": MACHINECONFIGS.kind,
+            "metadata": {"name": full, "labels": {ROLE: self.prefix}},
+            "spec": {"config": {"ignition": {"version": "3.5.0"}}, **spec},
+        }
+        self._remember(MACHINECONFIGS, full, "")
+        self.client.patch(MACHINECONFIGS, full, document, PatchKind.APPLY)
+        return full
+
+    def node(self, name: str) -> str:
+        """A Node without a machine, ready and never asked for anything; its full name."""
+        full = f"{self.prefix}-{name}"
+        metadata = {"name": full, "labels": {self.prefix: "node"}}
+        self.client.create(NODES, {"metadata": metadata})
+        self._made.append((NODES, full, ""))
+        self.client.patch(NODES, full, {"status": {"conditions": [ready()]}}, subresource="status")
+        return full
+
+    def pod(self, node: str, name: str, app: str) -> None:
+        """A pod that runs on a node."""
+        metadata = {"name": name, "labels": {"app": app}}
+        spec = {
+            "nodeName": node,
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "main", "image": "example.invalid/image"}],
+        }
+        self.client.create(PODS, {"metadata": metadata, "spec": spec}, namespace=self.prefix)
+        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        self.client.patch(
+            PODS, name, {"status": status}, namespace=self.prefix, subresource="status"
+        )
+
+    def budget(self, name: str, app: str, keep: int) -> None:
+        """A budget of pods, once the cluster has counted them."""
+        spec = {"minAvailable": keep, "selector": {"matchLabels": {"app": app}}}
+        body: Json = {"metadata": {"name": name}, "spec": spec}
+        self.client.create(PODDISRUPTIONBUDGETS, body, namespace=self.prefix)
+
+        def counted() -> bool:
+            found: Json = self.client.get(PODDISRUPTIONBUDGETS, name, namespace=self.prefix)
+            return bool(found.get("status", {}).get("currentHealthy"))
+
+        wait_until(counted, limit_s=LIMIT_S)
+
+    # How it is
+
+    def condition(self, kind: str) -> Json:
+        found: Json = self.client.get(MACHINECONFIGPOOLS, self.prefix)
+        conditions = found.get("status", {}).get("conditions", ())
+        return next((each for each in conditions if each["type"] == kind), {})
+
+    def rendered(self) -> str:
+        """The config that the pool is after."""
+        found: Json = self.client.get(MACHINECONFIGPOOLS, self.prefix)
+        return str(found["spec"].get("configuration", {}).get("name", ""))
+
+    def notes(self, node: str) -> dict[str, str]:
+        found: Json = self.client.get(NODES, node)
+        return dict(found["metadata"].get("annotations") or {})
+
+    def cordoned(self, node: str) -> bool:
+        found: Json = self.client.get(NODES, node)
+        return bool(found["spec"].get("unschedulable"))
+
+    def at(self, config: str) -> set[str]:
+        """The nodes that have the config and are in service."""
+        items = self.client.list(NODES, params={"labelSelector": self.prefix}).items
+        return {
+            str(_meta(node)["name"])
+            for node in items
+            if _meta(node).get("annotations", {}).get(key.CURRENT_CONFIG) == config
+            and not _part(node, "spec").get("unschedulable")
+        }
+
+    def pods(self) -> set[str]:
+        found = self.client.list(PODS, namespace=self.prefix).items
+        return {str(_meta(pod)["name"]) for pod in found}
+
+    # The controllers
+
+    def account_kubeconfig(self) -> Path:
+        """With a token of the controllers' account, from the cluster."""
+        path = f"/api/v1/namespaces/{self.prefix}/serviceaccounts/{NAME}/token"
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        token = self._admin.post(path, request).ok()["status"]["token"]
+        document = yaml.safe_load(self.kubeconfig.read_text("utf-8"))
+        for user in document["users"]:
+            user["user"] = {"token": token}
+        found = self.folder / "account.kubeconfig"
+        found.touch(mode=0o600)
+        found.write_text(yaml.safe_dump(document), "utf-8")
+        return found
+
+    @contextmanager
+    def controllers(self) -> Iterator[None]:
+        """All controllers, elected, with nothing but their account."""
+        transport = Transport(self.account_kubeconfig(), self._policy)
+        client = Client(transport)
+        recorder = Recorder(client, NAME, "test", CLOCK)
+        metrics = Metrics()
+        candidacy = Candidacy(self.prefix, NAME, "test", retry_s=0.5)
+        controllers = (
+            Rendering(client, CLOCK, recorder, settle_s=0.0),
+            Rollout(client, CLOCK, Asker(Web()), recorder, Settings()),
+            MachineConfigNodes(client, CLOCK),
+            DrainController(client, recorder, CLOCK, metrics, named_after_s=1.0),
+        )
+        runtime = Runtime(
+            [Crew(each, first_s=0.05, most_s=1.0) for each in controllers],
+            Informers(client, CLOCK),
+            CLOCK,
+            metrics,
+            stand=lambda gain, loss: Election(client, candidacy, CLOCK, on_gain=gain, on_loss=loss),
+        )
+        stop = threading.Event()
+        thread = threading.Thread(target=runtime.run, args=(stop,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join(30)
+            transport.close()
+            assert not thread.is_alive()
+
+
+def resource_of(document: Json) -> Resource:
+    """Where a document of the manifests lives."""
+    group, _, version = str(document["apiVersion"]).rpartition("/")
+    kind = str(document["kind"])
+    plural = kind.lower()
+    plural = f"{plural[:-1]}ies" if plural.endswith("y") else f"{plural}s"
+    return Resource(group, version, plural, kind, namespaced="namespace" in document["metadata"])
+
+
+def _meta(found: Any) -> Json:
+    return _part(found, "metadata")
+
+
+def _part(found: Any, name: str) -> Json:
+    part: Json = found.get(name) or {}
+    return part
