@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import treenail
-from treenail.daemon.settings import Given, Limits
+from treenail.daemon.settings import FirstBoot, Given, Limits, Preflight, Trial
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -58,16 +58,19 @@ def test_every_command_can_be_loaded(script: str) -> None:
     assert callable(entry.load())
 
 
-@pytest.mark.parametrize("settings", [Given, Limits])
-def test_the_manual_names_every_setting(settings: type[Given] | type[Limits]) -> None:
+TABLES = {"limits": Limits, "health": Trial, "preflight": Preflight, "firstboot": FirstBoot}
+
+
+@pytest.mark.parametrize("settings", [Given, *TABLES.values()])
+def test_the_manual_names_every_setting(settings: type[Given]) -> None:
     manual = (ROOT / "rpm/man/treenail-agent.toml.5").read_text()
-    named = {field.name for field in fields(settings)} - {"limits"}
+    named = {field.name for field in fields(settings)} - TABLES.keys()
     assert {name for name in named if f"\n.B {name}\n" not in manual} == set()
 
 
 def test_the_manual_names_every_limit_with_its_default() -> None:
     manual = (ROOT / "rpm/man/treenail-agent.toml.5").read_text()
-    for field in fields(Limits):
+    for field in (*fields(Limits), *fields(Trial), fields(Preflight)[0]):
         assert f": {field.default:g}." in manual.split(f".B {field.name}\n")[1].split(".TP")[0]
 
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 from tests.fakes.clock import FakeClock
 from treenail.api.node import Node
-from treenail.daemon.health import Health, Limits, Probes
+from treenail.daemon.health import Health, Probes
+from treenail.daemon.settings import Trial as Limits
 from treenail.errors import BusError, FileError, Unreachable
 from treenail.host.systemd import Unit
 from treenail.update.health import Check, Trial

@@ -3,8 +3,20 @@ from pathlib import Path
 
 import pytest
 
-from treenail.daemon.settings import Drain, Given, Limits, Settings, load, merged, parse
+from treenail.daemon.settings import (
+    Drain,
+    FirstBoot,
+    Given,
+    Limits,
+    Preflight,
+    Settings,
+    Trial,
+    load,
+    merged,
+    parse,
+)
 from treenail.errors import UsageError
+from treenail.update.preflight import Reason
 
 DEFAULTS = Settings(
     kubeconfig="/var/lib/kubelet/kubeconfig",
@@ -41,7 +53,23 @@ call_s = 0.5
 retry_first_s = 2
 retry_most_s = 86400
 look_s = 10
+
+[health]
+deadline_s = 300
+settle_s = 0.1
+check_s = 5
+again_s = 1
+
+[preflight]
+registry_s = 20
+only_warn = ["OtherUpdateDriver", "NoSpaceOnBoot"]
+
 """
+IMAGE = "registry.example.com/os/node@sha256:" + "a" * 64
+EVERYTHING += f"""
+[firstboot]
+image = "{IMAGE}"
+""".encode()
 
 
 def test_without_a_word_the_defaults_hold():
@@ -66,6 +94,12 @@ def test_a_file_says_everything():
             retry_most_s=86400,
             look_s=10,
         ),
+        health=Trial(deadline_s=300, settle_s=0.1, check_s=5, again_s=1),
+        preflight=Preflight(
+            registry_s=20,
+            only_warn=frozenset({Reason.OTHER_UPDATE_DRIVER, Reason.NO_SPACE_ON_BOOT}),
+        ),
+        firstboot=FirstBoot(IMAGE),
     )
 
 
@@ -178,3 +212,19 @@ def test_the_file_is_read_and_may_be_missing_unless_it_was_asked_for(tmp_path: P
         load(path, Given(), host_name=name, required=False)
     with pytest.raises(UsageError, match=r"can't read .*: Is a directory"):
         load(tmp_path, Given(), host_name=name, required=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[health]\ndeadline_s = 0", "f: health.deadline_s is 0; allowed is a number of seconds"),
+        ("[health]\ntries = 1", "f: there is no setting health.tries"),
+        ("[preflight]\nonly_warn = 'NoSpaceOnBoot'", "allowed is a list of strings"),
+        ("[preflight]\nonly_warn = ['Everything']", "f: preflight.only_warn is 'Everything'"),
+        ("[firstboot]\nimage = 'os/node:latest'", "f: firstboot.image is 'os/node:latest', but"),
+    ],
+)
+def test_what_is_wrong_in_a_table_is_named_too(content, message):
+    with pytest.raises(UsageError) as refused:
+        parse(content.encode(), where="f")
+    assert message in str(refused.value)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from treenail.api.node import Node
 from treenail.clock import Clock
+from treenail.daemon.settings import Trial as Limits
 from treenail.errors import ClusterError, HostError
 from treenail.host.runtime import SOCKETS
 from treenail.host.systemd import Unit
@@ -64,16 +65,6 @@ class Probes:
     runtime: Runtime
     checks: OwnChecks
     cluster: Cluster
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How long a trial and its parts may take, in seconds."""
-
-    deadline_s: float = 600.0
-    settle_s: float = 10.0
-    check_s: float = 30.0
-    again_s: float = 5.0
 
 
 class Health:

@@ -8,7 +8,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
-from treenail.errors import UsageError
+from treenail.api import pullspec
+from treenail.errors import ConfigError, UsageError
+from treenail.update.preflight import Reason
 
 T = TypeVar("T")
 
@@ -57,6 +59,38 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Trial:
+    """How long a node that was rebooted into its target may take to be healthy, in seconds."""
+
+    deadline_s: float = 600.0
+    """From the agent's start after the boot until the node goes back."""
+    settle_s: float = 10.0
+    """How long everything has to be well without a break."""
+    check_s: float = 30.0
+    """One of the owner's checks."""
+    again_s: float = 5.0
+    """From one look to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """What is looked at before an update begins."""
+
+    registry_s: float = 60.0
+    """How long the registry may take to say what the image is."""
+    only_warn: frozenset[Reason] = frozenset()
+    """The reasons that are said and hold nothing up."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstBoot:
+    """What a node moves to before it joins its cluster."""
+
+    image: str = ""
+    """The pull spec, by digest; empty leaves it to the config that the node was given."""
+
+
+@dataclass(frozen=True, slots=True)
 class Given:
     """What the file, or the command line, says; None where it says nothing."""
 
@@ -68,6 +102,9 @@ class Given:
     drain: Drain | None = None
     log_level: int | None = None
     limits: Limits = Limits()
+    health: Trial = Trial()
+    preflight: Preflight = Preflight()
+    firstboot: FirstBoot = FirstBoot()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +121,9 @@ class Settings:
     drain: Drain
     log_level: int
     limits: Limits
+    health: Trial = Trial()
+    preflight: Preflight = Preflight()
+    firstboot: FirstBoot = FirstBoot()
 
 
 def load(path: Path, arguments: Given, *, host_name: str, required: bool) -> Settings:
@@ -121,6 +161,9 @@ def parse(content: bytes, *, where: str) -> Given:
         drain=table.choice("drain", {str(drain): drain for drain in Drain}),
         log_level=table.choice("log_level", _LEVELS),
         limits=_limits(table.table("limits")),
+        health=_trial(table.table("health")),
+        preflight=_preflight(table.table("preflight")),
+        firstboot=_first_boot(table.table("firstboot"), where=where),
     )
     table.refuse_the_rest()
     return given
@@ -141,6 +184,9 @@ def merged(file: Given, arguments: Given, *, host_name: str) -> Settings:
         drain=_first(arguments.drain, file.drain, Drain.ASK),
         log_level=_first(arguments.log_level, file.log_level, logging.INFO),
         limits=file.limits,
+        health=file.health,
+        preflight=file.preflight,
+        firstboot=file.firstboot,
     )
     for key in ("kubeconfig", "root", "pull_secret", "internal_pull_secret"):
         value: str = getattr(settings, key)
@@ -178,6 +224,39 @@ def _limits(table: "_Table") -> Limits:
     return limits
 
 
+def _trial(table: "_Table") -> Trial:
+    default = Trial()
+    trial = Trial(
+        deadline_s=table.seconds("deadline_s", default.deadline_s),
+        settle_s=table.seconds("settle_s", default.settle_s),
+        check_s=table.seconds("check_s", default.check_s),
+        again_s=table.seconds("again_s", default.again_s),
+    )
+    table.refuse_the_rest()
+    return trial
+
+
+def _preflight(table: "_Table") -> Preflight:
+    default = Preflight()
+    preflight = Preflight(
+        registry_s=table.seconds("registry_s", default.registry_s),
+        only_warn=frozenset(table.choices("only_warn", {str(each): each for each in Reason})),
+    )
+    table.refuse_the_rest()
+    return preflight
+
+
+def _first_boot(table: "_Table", *, where: str) -> FirstBoot:
+    image = table.text("image") or ""
+    table.refuse_the_rest()
+    if image:
+        try:
+            pullspec.parse(image, where=f"{where}: firstboot.image")
+        except ConfigError as error:
+            raise UsageError(str(error), remedy=error.remedy) from error
+    return FirstBoot(image)
+
+
 class _Table:
     """One TOML table, whose keys are taken one by one; what is left over is refused."""
 
@@ -200,6 +279,17 @@ class _Table:
         if isinstance(value, str) and value in choices:
             return choices[value]
         raise self.refused(key, value, " or ".join(f'"{choice}"' for choice in choices))
+
+    def choices(self, key: str, choices: Mapping[str, T]) -> tuple[T, ...]:
+        values = self._take(key)
+        if values is None:
+            return ()
+        if not isinstance(values, list):
+            raise self.refused(key, values, "a list of strings")
+        for value in values:
+            if not isinstance(value, str) or value not in choices:
+                raise self.refused(key, value, " or ".join(f'"{each}"' for each in choices))
+        return tuple(choices[value] for value in values)
 
     def seconds(self, key: str, default: float) -> float:
         value = self._take(key)
