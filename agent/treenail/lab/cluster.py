@@ -219,25 +219,28 @@ class Lab:
 
     def _attend(self) -> None:
         """Keep each Node's Ready condition as its kubelet would."""
-        told: dict[str, bool] = {}
+        told: dict[str, tuple[bool, str]] = {}
         while not self._stop.wait(_READY_LOOK_S):
             for name, machine in self.machines.items():
-                if told.get(name) is not machine.on:
+                ready = machine.on and machine.kubelet_runs
+                # A kubelet that does not run says nothing, also not of another boot.
+                boot_id = machine.boot_id if ready else told.get(name, (False, ""))[1]
+                if told.get(name) != (ready, boot_id):
                     try:
-                        self._tell_ready(name, ready=machine.on)
-                        told[name] = machine.on
+                        self._tell_ready(name, ready=ready, boot_id=boot_id)
+                        told[name] = (ready, boot_id)
                     except ClusterError as error:
                         log.debug("%s can't report: %s", name, error)
 
-    def _tell_ready(self, name: str, *, ready: bool) -> None:
+    def _tell_ready(self, name: str, *, ready: bool, boot_id: str) -> None:
         condition: Json = {
             "type": "Ready",
             "status": "True" if ready else "Unknown",
             "reason": "KubeletReady" if ready else "NodeStatusUnknown",
-            "message": "kubelet is posting ready status" if ready else "the machine is down",
+            "message": "kubelet is posting ready status" if ready else "the kubelet is away",
             "lastTransitionTime": rfc3339(SystemClock().now()),
         }
-        body: Json = {"status": {"conditions": [condition]}}
+        body: Json = {"status": {"conditions": [condition], "nodeInfo": {"bootID": boot_id}}}
         self.client.patch(NODES, name, body, subresource="status")
 
 

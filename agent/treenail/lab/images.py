@@ -37,8 +37,9 @@ class Layer:
 class Image:
     """An OS image in a registry.
 
-    ``faults`` maps a phase (``pull``, ``stage``, ``finalize``) to the error text with which that
-    phase fails for this image; ``labels`` is what was baked in, such as the rendered config's name.
+    ``faults`` maps a phase (``inspect``, ``pull``, ``stage``, ``finalize``, ``boot``) to the error
+    text with which that phase fails for this image; ``labels`` is what was baked in, such as the
+    rendered config's name.
     """
 
     registry: str

@@ -1,4 +1,4 @@
-"""What others do on a machine besides the agent: hold the OS, hold up the shutdown."""
+"""What others do on a machine besides the agent: hold the OS, hold up the shutdown, look."""
 
 import os
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ from treenail.lab.machine.connections import call, connected
 
 _RPM_OSTREE = "org.projectatomic.rpmostree1"
 _OS_PATH = "/org/projectatomic/rpmostree1/fedora_coreos"
+_SYSTEMD1 = "org.freedesktop.systemd1"
 _LOGIN1 = "org.freedesktop.login1"
 _CALL_LIMIT_MS = 10_000
 
@@ -49,3 +50,14 @@ def shutdown_inhibited(address: str, *, who: str, why: str, mode: str) -> Iterat
             yield
         finally:
             os.close(lock)
+
+
+def unit_runs(address: str, name: str) -> bool:
+    """Whether the unit is active."""
+    with connected(address) as bus:
+        (rows,) = call(
+            bus,
+            (_SYSTEMD1, "/org/freedesktop/systemd1", f"{_SYSTEMD1}.Manager", "ListUnitsByNames"),
+            GLib.Variant("(as)", ([name],)),
+        )
+    return any(row[3] == "active" for row in rows)

@@ -14,7 +14,7 @@ another boot id. All methods may be called from any thread and return when the d
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,14 +22,16 @@ from pathlib import Path
 from treenail.errors import HostError
 from treenail.lab import images
 from treenail.lab.images import Image
-from treenail.lab.machine import intruders, rootfs, settings
+from treenail.lab.machine import intruders, rootfs, settings, skopeo
 from treenail.lab.machine.agentunit import AgentUnit
 from treenail.lab.machine.daemons import Daemons, check_length, environment
 from treenail.lab.machine.journal import Entry, Journal
 from treenail.lab.machine.pull import image_of
+from treenail.lab.machine.runtime import Runtime
 from treenail.lab.machine.settings import Settings
 from treenail.lab.machine.sysroot import Deployment, Sysroot, boot_options, deployment_of
 
+KUBELET = "kubelet.service"
 KUBELET_CONFIG = "var/lib/kubelet/config.json"
 _POWER_LIMIT_S = 60.0
 
@@ -57,6 +59,10 @@ class Machine:
         self.root = directory / "root"
         self.agent_log = directory / "agent.log"
         self.boot_count = 0
+        self.failed_boots = 0
+        self.kubelet_runs = False
+        self.at_boot: Callable[[Deployment], None] = lambda _: None
+        """Called in each boot before anything runs, to make the system a bad one."""
         self._images_file = images_file
         self._settings_file = directory / "settings.json"
         self._agent_command = list(agent)
@@ -74,6 +80,8 @@ class Machine:
             place.chmod(0o600)
         settings.save(behaviour or Settings(), self._settings_file)
         self._journal = Journal(self.root)
+        self._runtime = Runtime(self.root)
+        commands = skopeo.install(directory, self.root, images_file)
         self._daemons = Daemons(
             directory, self.root, images_file, self._settings_file, asked=self._asked
         )
@@ -82,6 +90,7 @@ class Machine:
             self.root,
             environment={
                 **environment(directory),
+                "PATH": f"{commands}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
                 **(agent_environment or {}),
                 "DBUS_SYSTEM_BUS_ADDRESS": self.address,
             },
@@ -166,6 +175,7 @@ class Machine:
         """Take the power away in the middle of whatever it does, and give it back."""
         with self._locked():
             self._on = False
+            self._runtime.stop()
             self._agent.power_off()
             self._daemons.stop(hard=True)
             self._journal.stop()
@@ -267,11 +277,14 @@ class Machine:
             self._boot()
 
     def _boot(self) -> None:
-        booted = rootfs.boot(self.root)
+        booted = rootfs.boot(self.root, self._first_that_boots())
+        self.at_boot(booted)
         self._journal.start()
         self._log("kernel", f"Command line: {boot_options(booted)}")
         try:
             self._daemons.start()
+            self._runtime.start()
+            self.kubelet_runs = intruders.unit_runs(self.address, KUBELET)
         except HostError:
             self._daemons.stop(hard=True)
             self._journal.stop()
@@ -286,10 +299,22 @@ class Machine:
     def _shut_down(self) -> None:
         self._on = False
         self._agent.stop()
+        self._runtime.stop()
         self._daemons.stop_rpmostreed(signal.SIGTERM)
         self._finalize()
         self._daemons.stop(hard=False)
         self._journal.stop()
+
+    def _first_that_boots(self) -> int:
+        """The boot loader's choice: what dies when it boots is tried some times, and then left."""
+        deployments = Sysroot(self.root).written()
+        catalogue = images.load(self._images_file)
+        for number, each in enumerate(deployments):
+            image = catalogue.find(image_of(each.refspec))
+            if image is None or "boot" not in image.faults:
+                return number
+            self.failed_boots += self.behaviour().boot_tries
+        raise HostError(f"{self.name} has no deployment that boots")
 
     def _finalize(self) -> None:
         """What ostree-finalize-staged.service does while the machine goes down."""
@@ -323,6 +348,8 @@ class Machine:
         match line.split():
             case ["reboot"]:
                 self._reboot_if_still(self.boot_count)
+            case ["unit", verb, name] if name == KUBELET:
+                self.kubelet_runs = verb != "stop"
             case ["unit", "restart" | "stop", "rpm-ostreed.service"]:
                 self._daemons.stop_rpmostreed(signal.SIGTERM)
             case _:

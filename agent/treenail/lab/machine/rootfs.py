@@ -55,8 +55,8 @@ def install(root: Path, image: Image) -> None:
     UnitFiles(root).enable(list(_ENABLED), runtime=False, force=False)
 
 
-def boot(root: Path) -> Deployment:
-    """Empty /run, take a new boot id, and start what the boot loader starts."""
+def boot(root: Path, number: int = 0) -> Deployment:
+    """Empty /run, take a new boot id, and start the deployment of that number."""
     run = root / "run"
     shutil.rmtree(run, ignore_errors=True)
     for directory in ("ostree", "systemd/journal", "systemd/system"):
@@ -65,7 +65,7 @@ def boot(root: Path) -> Deployment:
     identity = root / _BOOT_ID
     identity.parent.mkdir(parents=True, exist_ok=True)
     identity.write_text(f"{uuid.uuid4()}\n", encoding="utf-8")
-    booted = Sysroot(root).boot()
+    booted = Sysroot(root).boot(number)
     release = (
         'NAME="Lab OS"\n'
         "ID=lab\n"

@@ -31,6 +31,8 @@ class Settings:
     inhibit_delay_max_s: float = 1.0
     systemd_version: int = 252
     failing_units: tuple[str, ...] = ()
+    boot_tries: int = 3
+    """How often the boot loader starts a deployment whose kernel dies, before it falls back."""
     boot_s: float = 0.0
     """Seconds between the end of one boot and the beginning of the next."""
     agent_stop_s: float = 10.0

@@ -175,9 +175,9 @@ class Sysroot:
         self.drop_staged()
         return staged
 
-    def boot(self) -> Deployment:
-        """What the boot loader does: start the first deployment."""
-        chosen = self.written()[0]
+    def boot(self, number: int = 0) -> Deployment:
+        """What the boot loader does: start a deployment, the first unless it fell back."""
+        chosen = self.written()[number]
         self._cmdline.parent.mkdir(parents=True, exist_ok=True)
         self._cmdline.write_text(boot_options(chosen) + "\n", encoding="utf-8")
         return chosen

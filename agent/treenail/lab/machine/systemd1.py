@@ -74,8 +74,7 @@ class Systemd1:
         self._load_all()
         for name in self._files.wanted():
             unit = self._unit(name)
-            unit.begin()
-            unit.run()
+            self._pretend_to_start(unit, again=False)
             self._show(unit)
 
     def _methods(self) -> dict[str, Method]:

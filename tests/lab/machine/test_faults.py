@@ -1,0 +1,100 @@
+"""Systems that boot badly, or not at all, and what a machine says of a registry's images."""
+
+import json
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from treenail.clock import SystemClock
+from treenail.host.process import Programs
+from treenail.host.registry import Inspected, Registry, Trouble
+from treenail.lab import images
+from treenail.lab.images import Catalogue, Credential, make_image
+from treenail.lab.machine import intruders, skopeo
+from treenail.lab.machine.machine import Machine
+from treenail.lab.machine.settings import Settings
+from treenail.lab.machine.sysroot import Deployment
+
+pytestmark = pytest.mark.integration
+
+GOOD = make_image("os/node", "41.1", 1_000_000, layers=2)
+DEAD = make_image("os/node", "41.2", 1_000_000, faults={"boot": "Kernel panic"})
+LOCKED = make_image("os/secret", "1", 1_000, credential=Credential("u", "p"))
+QUICK = Settings(pull_bytes_per_s=100e6, staging_s=0.02)
+
+
+def made(directory: Path) -> Machine:
+    catalogue = directory / "images.json"
+    images.save(Catalogue((GOOD, DEAD, LOCKED)), catalogue)
+    return Machine("n", directory / "m", catalogue, image=GOOD, behaviour=QUICK)
+
+
+def version(machine: Machine) -> str:
+    booted = machine.booted
+    return booted.version if booted else ""
+
+
+def test_a_kernel_that_never_boots_is_left_for_the_earlier_one(directory: Path) -> None:
+    with made(directory) as machine:
+        machine.stage_foreign(DEAD)
+        machine.reboot()
+        assert version(machine) == "41.1"
+        assert [each.version for each in machine.deployments] == ["41.2", "41.1"]
+        assert (machine.failed_boots, machine.boot_count) == (3, 2)
+
+
+def test_units_that_fail_fail_at_boot_too(directory: Path) -> None:
+    with made(directory) as machine:
+        before = machine.kubelet_runs
+        machine.change(failing_units=("kubelet.service",))
+        machine.reboot()
+        after = machine.kubelet_runs
+        assert (before, after) == (True, False)
+        assert intruders.unit_runs(machine.address, "crio.service")
+
+
+def test_a_boot_can_be_made_a_bad_one_before_anything_runs(directory: Path) -> None:
+    seen: list[str] = []
+
+    def mask(booted: Deployment) -> None:
+        seen.append(booted.version)
+        machine.change(failing_units=("kubelet.service",))
+
+    machine = made(directory)
+    machine.at_boot = mask
+    with machine:
+        assert (seen, machine.kubelet_runs) == (["41.1"], False)
+
+
+def test_the_container_runtime_takes_connections_while_the_machine_runs(directory: Path) -> None:
+    with made(directory) as machine, socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(machine.root / "run/crio/crio.sock"))
+
+
+def test_skopeo_says_what_the_registry_has(directory: Path) -> None:
+    catalogue = directory / "images.json"
+    images.save(
+        Catalogue((GOOD, LOCKED, replace(DEAD, faults={"inspect": "i/o timeout"}))), catalogue
+    )
+    root = directory / "root"
+    root.mkdir()
+    commands = skopeo.install(directory, root, catalogue)
+    environment = {**os.environ, "PATH": f"{commands}:/usr/bin:/bin"}
+    registry = Registry(Programs(SystemClock(), environment), limit_s=30.0)
+    found = registry.inspect(GOOD.pull_spec)
+    assert isinstance(found, Inspected)
+    assert (found.architecture, sum(each.size_bytes for each in found.layers)) == (
+        "amd64",
+        1_000_000,
+    )
+    assert found.created == GOOD.timestamp
+    assert json.loads(GOOD.configuration())["config"]["Labels"] == found.labels
+    kinds = {}
+    for spec in (LOCKED.pull_spec, DEAD.pull_spec, GOOD.pull_spec.replace("/node", "/none")):
+        trouble = registry.inspect(spec)
+        assert isinstance(trouble, Trouble)
+        kinds[spec] = trouble.kind
+    assert list(kinds.values()) == ["RegistryUnauthorized", "RegistryTimeout", "ImageNotFound"]
