@@ -32,6 +32,7 @@ def test_at_rest(site: Site) -> None:
     image = goal.image
     assert screen.pop("Agent") == f"running, process {site.machine.agent.pid}"
     assert screen.pop("API server").startswith("reachable since ")
+    assert re.fullmatch(rf"done \d{{4}}-.*Z, to {goal.config}", screen.pop("Last update"))
     assert screen == {
         "Node": NODE,
         "State": "Done",
@@ -84,7 +85,10 @@ def test_without_an_agent(site: Site) -> None:
     screen = shown(site)
     document = json.loads(status(site, "--json").stdout)
     site.machine.start_agent()
-    assert screen["Agent"] == "is not running; see: systemctl status treenail"
+    assert screen["Agent"].startswith("is not running; it last wrote its status 2")
+    assert screen["Doing"].startswith("nothing; the agent last said: at ")
+    assert screen["What to do"].startswith("systemctl start treenail; ")
+    assert document["agent"]["running"] is False
     assert screen["State"] == "Done"
     assert screen["Booted"] == f"{goal.image.version}  {goal.image.digest}"
     assert document["current"] == {"config": goal.config, "image": goal.pull_spec}

@@ -73,7 +73,7 @@ def collect(
     programs = Programs(clock, environ)
     bundle.document("versions.json", partial(_versions, kernel, clock))
     bundle.document("boot.json", partial(_boot, kernel))
-    bundle.document("status.json", partial(inspect.gather, root))
+    bundle.document("status.json", partial(inspect.gather, root, clock))
     bundle.document("live.json", partial(_document, files, inspect.LIVE))
     bundle.document("ledger.json", partial(_document, files, PATH))
     bundle.document("managed.json", partial(_document, files, RECORD))

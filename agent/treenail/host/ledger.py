@@ -95,6 +95,26 @@ class Ledger:
         finally:
             os.close(descriptor)
 
+    def holder(self) -> int | None:
+        """The process that has the lock; None when none has. Raises `LedgerError`."""
+        path = self._root.path(LOCK)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise LedgerError(
+                f"can't tell whether an agent runs: {path}: {error.strerror}", remedy="run as root"
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.pread(descriptor, 20, 0).strip()
+            return int(pid) if pid.isdigit() else 0
+        finally:
+            os.close(descriptor)
+        return None
+
     def _take(self, descriptor: int) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
