@@ -22,7 +22,9 @@ pytestmark = pytest.mark.integration
 
 GOOD = make_image("os/node", "41.1", 1_000_000, layers=2)
 DEAD = make_image("os/node", "41.2", 1_000_000, faults={"boot": "Kernel panic"})
-LOCKED = make_image("os/secret", "1", 1_000, credential=Credential("u", "p"))
+LOCKED = make_image(
+    "os/secret", "1", 1_000, registry="private.lab.example", credential=Credential("u", "p")
+)
 QUICK = Settings(pull_bytes_per_s=100e6, staging_s=0.02)
 
 
