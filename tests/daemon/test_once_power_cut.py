@@ -220,9 +220,16 @@ class Unwilling(MemoryDisk):
     """Replaces nothing: it removes what is there, and then gives the new one its name."""
 
     def replace(self, path, target):
-        if target.name in self._node(target.parent).entries:
+        parent, name = self._split(target)
+        if name in parent.entries:
             super().unlink(target)
         super().replace(path, target)
+
+    def exchange(self, path, other):
+        third = f"{path}-"
+        super().replace(other, third)
+        super().replace(path, other)
+        super().replace(third, path)
 
 
 @pytest.mark.parametrize("name", CASES)

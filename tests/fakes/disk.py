@@ -6,10 +6,9 @@ import os
 import random
 import stat
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
-from treenail.host.disk import Disk
+from treenail.host.disk import Disk, Place
 
 
 class Entry(NamedTuple):
@@ -33,6 +32,16 @@ class Inode(NamedTuple):
 
 
 Tree = dict[str, Entry]
+
+
+class Found(dict[str, Entry]):
+    """A tree that knows which of its entries is which inode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inodes: dict[str, int] = {}
+
+
 Outcome = tuple[Inode, bytes, dict[str, "Node"]]
 
 _STATES = 1_000
@@ -46,7 +55,8 @@ class PowerCut(BaseException):
 class Node:
     """A file, link or directory: as the running system sees it, and as the disk has it."""
 
-    def __init__(self, kind: str, inode: Inode, content: bytes = b"") -> None:
+    def __init__(self, number: int, kind: str, inode: Inode, content: bytes = b"") -> None:
+        self.number = number
         self.kind = kind
         self.inode = inode
         self.content = content
@@ -119,10 +129,15 @@ class MemoryDisk(Disk):
 
     def __init__(self, tree: Tree | None = None, *, flushed: bool = True) -> None:
         """A disk with these entries, the first of which has been flushed in any case."""
-        self.root = Node("directory", Inode(0o755))
+        self.root = Node(1, "directory", Inode(0o755))
+        inodes = tree.inodes if isinstance(tree, Found) else {}
+        nodes: dict[int, Node] = {}
         for number, (path, (kind, mode, content, *rest)) in enumerate(sorted((tree or {}).items())):
-            parent = self._node(Path(path).parent)
-            parent.change({Path(path).name: Node(kind, Inode(mode, *rest), content)})
+            inode = inodes.get(path, number + 2)
+            if inode not in nodes:
+                nodes[inode] = Node(inode, kind, Inode(mode, *rest), content)
+            parent, name = self._split(path)
+            parent.change({name: nodes[inode]})
             if number == 0:
                 self._flush_all()
         if flushed:
@@ -173,24 +188,24 @@ class MemoryDisk(Disk):
 
     # The calls.
 
-    def status(self, path: Path) -> os.stat_result:
+    def status(self, path: Place) -> os.stat_result:
         return _status(self._node(path))
 
     def status_of(self, descriptor: int) -> os.stat_result:
         return _status(self._open[descriptor][0])
 
-    def names(self, directory: Path) -> list[str]:
+    def names(self, directory: Place) -> list[str]:
         return sorted(self._node(directory).entries)
 
-    def create(self, path: Path) -> int:
-        parent = self._node(path.parent)
-        if path.name in parent.entries:
+    def create(self, path: Place) -> int:
+        parent, name = self._split(path)
+        if name in parent.entries:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         self._count()
-        parent.change({path.name: Node("file", Inode(0o600))})
+        parent.change({name: Node(self._unused(), "file", Inode(0o600))})
         return self.open(path)
 
-    def open(self, path: Path) -> int:
+    def open(self, path: Place) -> int:
         descriptor = next(number for number in itertools.count(3) if number not in self._open)
         self._open[descriptor] = self._node(path), 0
         return descriptor
@@ -212,7 +227,7 @@ class MemoryDisk(Disk):
         self._count()
         _own(self._open[descriptor][0], uid, gid)
 
-    def own_link(self, path: Path, uid: int, gid: int) -> None:
+    def own_link(self, path: Place, uid: int, gid: int) -> None:
         self._count()
         _own(self._node(path), uid, gid)
 
@@ -221,7 +236,7 @@ class MemoryDisk(Disk):
         node = self._open[descriptor][0]
         node.inode = node.inode._replace(mode=mode)
 
-    def label(self, target: Path | int) -> bytes:
+    def label(self, target: Place | int) -> bytes:
         try:
             node = self._open[target][0] if isinstance(target, int) else self._node(target)
         except FileNotFoundError:
@@ -250,51 +265,63 @@ class MemoryDisk(Disk):
         self._count()
         self._flush(list(self.root.everything()))
 
-    def replace(self, path: Path, target: Path) -> None:
+    def replace(self, path: Place, target: Place) -> None:
         self._count()
-        assert path.parent == target.parent
-        parent = self._node(path.parent)
-        old = parent.entries.get(target.name)
+        (parent, name), (other, new) = self._split(path), self._split(target)
+        assert parent is other
+        old = parent.entries.get(new)
         if old is not None and old.kind == "directory":
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if old is not None and old is parent.entries[path.name]:
+        if old is not None and old is parent.entries[name]:
             return  # two names of one file stay, as POSIX has it
-        parent.change({path.name: None, target.name: parent.entries[path.name]})
+        parent.change({name: None, new: parent.entries[name]})
 
-    def link_text(self, path: Path) -> str:
+    def exchange(self, path: Place, other: Place) -> None:
+        self._count()
+        (parent, name), (above, new) = self._split(path), self._split(other)
+        assert parent is above
+        if not {name, new} <= parent.entries.keys():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        parent.change({name: parent.entries[new], new: parent.entries[name]})
+
+    def link_text(self, path: Place) -> str:
         return self._node(path).content.decode()
 
-    def symlink(self, path: Path, text: str) -> None:
+    def symlink(self, path: Place, text: str) -> None:
         self._count()
-        assert path.name not in self._node(path.parent).entries
-        self._node(path.parent).change({path.name: Node("link", Inode(0o777), text.encode())})
+        parent, name = self._split(path)
+        assert name not in parent.entries
+        parent.change({name: Node(self._unused(), "link", Inode(0o777), text.encode())})
 
-    def link(self, path: Path, new: Path) -> None:
+    def link(self, path: Place, new: Place) -> None:
         self._count()
         node = self._node(path)
         assert node.kind != "directory"
-        parent = self._node(new.parent)
-        if new.name in parent.entries:
+        parent, name = self._split(new)
+        if name in parent.entries:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        parent.change({new.name: node})
+        parent.change({name: node})
 
-    def unlink(self, path: Path) -> None:
+    def unlink(self, path: Place) -> None:
         node = self._node(path)
         if node.kind == "directory":
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         self._count()
-        self._node(path.parent).change({path.name: None})
+        parent, name = self._split(path)
+        parent.change({name: None})
 
-    def make_directory(self, path: Path) -> None:
+    def make_directory(self, path: Place) -> None:
         self._count()
-        assert path.name not in self._node(path.parent).entries
-        self._node(path.parent).change({path.name: Node("directory", Inode(0o700))})
+        parent, name = self._split(path)
+        assert name not in parent.entries
+        parent.change({name: Node(self._unused(), "directory", Inode(0o700))})
 
-    def remove_directory(self, path: Path) -> None:
+    def remove_directory(self, path: Place) -> None:
         self._count()
         if self._node(path).entries:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
-        self._node(path.parent).change({path.name: None})
+        parent, name = self._split(path)
+        parent.change({name: None})
 
     def _count(self) -> None:
         if self.calls_left is not None:
@@ -312,9 +339,27 @@ class MemoryDisk(Disk):
         for node in self.root.everything():
             node.flush()
 
-    def _node(self, path: Path) -> Node:
+    def _unused(self) -> int:
+        """The lowest number that no inode has, be it one that only the disk still has."""
+        used: set[int] = set()
+        todo = [self.root]
+        while todo:
+            node = todo.pop()
+            if node.number not in used:
+                used.add(node.number)
+                todo += node.entries.values()
+                todo += node.flushed_entries.values()
+                todo += (each for change in node.pending for each in change.values() if each)
+        return next(number for number in itertools.count(1) if number not in used)
+
+    def _split(self, path: Place) -> tuple[Node, str]:
+        """The directory that it is in, and its name there."""
+        parent, _, name = os.fspath(path).rpartition("/")
+        return self._node(parent), name
+
+    def _node(self, path: Place) -> Node:
         node = self.root
-        for name in path.parts[1:]:
+        for name in os.fspath(path).split("/")[1:]:
             if node.kind != "directory":
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             if name not in node.entries:
@@ -326,7 +371,7 @@ class MemoryDisk(Disk):
 def _status(node: Node) -> os.stat_result:
     kind = {"file": stat.S_IFREG, "directory": stat.S_IFDIR, "link": stat.S_IFLNK}[node.kind]
     mode, uid, gid, _ = node.inode
-    return os.stat_result((kind | mode, id(node), 1, 1, uid, gid, len(node.content), 0, 0, 0))
+    return os.stat_result((kind | mode, node.number, 1, 1, uid, gid, len(node.content), 0, 0, 0))
 
 
 def _own(node: Node, uid: int, gid: int) -> None:
@@ -346,12 +391,13 @@ def _label(node: Node, changes: dict[str, bytes | None]) -> None:
 
 
 def _tree(root: Node, outcome: Callable[[Node], Outcome]) -> Tree:
-    found: Tree = {}
+    found = Found()
     todo = [("", root)]
     while todo:
         path, node = todo.pop()
         inode, content, entries = outcome(node)
         if path:
             found[path] = Entry(node.kind, inode.mode, content, *inode[1:])
+            found.inodes[path] = node.number
         todo.extend((f"{path}/{name}", below) for name, below in entries.items())
     return found

@@ -35,6 +35,8 @@ class WantedFile:
     mode: int = FILE_MODE
     user: Who = ROOT
     group: Who = ROOT
+    sha256: str = field(default="", compare=False)
+    """Of the contents, where they have been decoded already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +164,8 @@ def _file(file: File) -> WantedFile:
         raise IgnitionError(
             f"{file.place}.mode: expected at most {_MAX_FILE_MODE} (0777), found {mode} ({mode:#o})"
         )
-    file.contents.decode()
-    return WantedFile(file.path, file.contents, mode, _who(file.user), _who(file.group))
+    digest = file.contents.sha256()
+    return WantedFile(file.path, file.contents, mode, _who(file.user), _who(file.group), digest)
 
 
 def _directory(entry: Directory) -> WantedDirectory:

@@ -111,12 +111,7 @@ def _place(changes: Sequence[tuple[Step, Change]], runner: Runner, progress: _Pr
         return
     undo = runner.undo
     try:
-        recorded = undo.record([change for _, change in changes])
-        for each in recorded:
-            undo.prepare(each)
-        undo.flush(recorded)
-        for each in recorded:
-            undo.put(each)
+        undo.place([change for _, change in changes])
     except TreenailError:
         steps = {change.path: step for step, change in changes}
         progress.step = steps.get(undo.at, progress.step)

@@ -28,18 +28,13 @@ def hand_back(root: Root, config: MachineConfig, current: Target) -> tuple[str, 
     """
     undo = Undo(root)
     try:
-        changes = undo.record(list(_changes(root, config, current)))
-        for change in changes:
-            undo.prepare(change)
-        undo.flush(changes)
-        for change in changes:
-            undo.put(change)
+        paths = undo.place(list(_changes(root, config, current)))
         undo.commit()
     except TreenailError:
         if not undo.put_back():
             undo.forget()
         raise
-    return tuple(change.path for change in changes)
+    return paths
 
 
 def _changes(root: Root, config: MachineConfig, current: Target) -> Iterator[Change]:

@@ -1,14 +1,14 @@
 """What may stand at a path, how it is made beside that path, and how it is put there."""
 
+import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from treenail.errors import FileError
-from treenail.host.disk import Disk
-from treenail.host.files import failing
+from treenail.host.disk import Disk, Place
+from treenail.host.files import failing, failure
 
 NAMES = ".treenail"
 """What the names of our own temporary entries begin with; nobody else may ask for them."""
@@ -73,61 +73,70 @@ class Entries:
         self._disk = disk
 
     def make(
-        self, entry: Regular, temporary: Path, place: Path, *, replaces: bool, flush: bool
-    ) -> None:
-        """Have a new file, complete, to be put at ``place``, where it ``replaces`` one or not."""
+        self, entry: Regular, temporary: str, place: str, *, replaces: bool, flush: bool
+    ) -> int:
+        """Have a new file, complete, to be put at ``place``, where it ``replaces`` one or not.
+
+        Returns the number of its inode.
+        """
         content = entry.content()
-        with failing("write", place):
+        disk = self._disk
+        try:
             descriptor = self._create(temporary)
             try:
-                written = self._disk.write(descriptor, content)
+                written = disk.write(descriptor, content)
                 while written < len(content):
-                    written += self._disk.write(descriptor, content[written:])
+                    written += disk.write(descriptor, content[written:])
                 # After the content: writing takes the set-user-ID bit away from all but root.
-                self._own(descriptor, entry.uid, entry.gid)
-                self._disk.change_mode(descriptor, entry.mode)
+                status = disk.status_of(descriptor)
+                self._own(descriptor, status, entry.uid, entry.gid)
+                disk.change_mode(descriptor, entry.mode)
                 if entry.attributes is not None:
                     self._change_attributes(descriptor, entry.attributes)
                 elif replaces:
-                    label = self._disk.label(place)
-                    if label and label != self._disk.label(descriptor):
-                        self._disk.change_label(descriptor, label)
+                    label = disk.label(place)
+                    if label and label != disk.label(descriptor):
+                        disk.change_label(descriptor, label)
                 if flush:
-                    self._disk.sync(descriptor)
+                    disk.sync(descriptor)
             finally:
-                self._disk.close(descriptor)
+                disk.close(descriptor)
+        except OSError as error:
+            raise failure("write", place, error) from error
+        return status.st_ino
 
-    def make_symlink(self, entry: Symlink, temporary: Path, place: Path) -> None:
-        """Have a symbolic link, to be put at ``place``."""
+    def make_symlink(self, entry: Symlink, temporary: Place, place: Place) -> int:
+        """Have a symbolic link, to be put at ``place``; returns the number of its inode."""
         with failing("link", place):
             self.drop(temporary)
             self._disk.symlink(temporary, entry.text)
             status = self._disk.status(temporary)
             if entry.uid not in {None, status.st_uid} or entry.gid not in {None, status.st_gid}:
                 self._disk.own_link(temporary, _number(entry.uid), _number(entry.gid))
+            return status.st_ino
 
-    def link(self, path: Path, new: Path) -> None:
-        """Have a second name of the file or link."""
+    def make_name(self, path: Place, temporary: Place) -> int:
+        """Have a second name of the file or link; returns the number of its inode."""
         with failing("link", path):
-            try:
-                self._disk.link(path, new)
-            except FileExistsError:
-                self._disk.unlink(new)
-                self._disk.link(path, new)
+            self.drop(temporary)
+            self._disk.link(path, temporary)
+            return self._disk.status(temporary).st_ino
 
-    def put(self, temporary: Path, place: Path) -> None:
+    def put(self, temporary: Place, place: Place) -> None:
         """Have what was made at its place, in one step."""
-        with failing("replace", place):
+        try:
             self._disk.replace(temporary, place)
+        except OSError as error:
+            raise failure("replace", place, error) from error
 
-    def put_name(self, name: Path, place: Path) -> None:
-        """As `put` for what may be another name of the file that is there: ``name`` is gone."""
-        with failing("replace", place):
-            self._disk.replace(name, place)
-            # Nothing happens when both are names of one file.
-            self.drop(name)
+    def exchange(self, temporary: str, place: str) -> None:
+        """As `put`, and what was there has the name ``temporary``."""
+        try:
+            self._disk.exchange(temporary, place)
+        except OSError as error:
+            raise failure("replace", place, error) from error
 
-    def remove(self, place: Path) -> None:
+    def remove(self, place: Place) -> None:
         """Have nothing there; a directory that is not empty stays."""
         with failing("remove", place):
             try:
@@ -140,20 +149,20 @@ class Entries:
                 if not self._disk.names(place):
                     self._disk.remove_directory(place)
 
-    def make_directory(self, entry: Directory, place: Path) -> None:
+    def make_directory(self, entry: Directory, place: Place) -> None:
         """Have a directory where nothing is."""
         with failing("make the directory", place):
             self._disk.make_directory(place)
             mode = _DIRECTORY_MODE if entry.mode is None else entry.mode
             self._change(place, entry.uid, entry.gid, mode, entry.attributes)
 
-    def change_directory(self, entry: Directory, place: Path) -> None:
+    def change_directory(self, entry: Directory, place: Place) -> None:
         """Have this mode and owner on the directory that is there."""
         if entry.mode is not None:
             with failing("change", place):
                 self._change(place, entry.uid, entry.gid, entry.mode, entry.attributes)
 
-    def described(self, place: Path) -> Directory:
+    def described(self, place: Place) -> Directory:
         """What stands there, as a directory is described: mode, owner, attributes."""
         with failing("look at", place), self._opened(place) as descriptor:
             status = self._disk.status_of(descriptor)
@@ -164,17 +173,16 @@ class Entries:
                 self._disk.attributes(descriptor),
             )
 
-    def drop(self, temporary: Path) -> None:
+    def drop(self, temporary: Place) -> None:
         """Have no such file or link."""
-        with suppress(FileNotFoundError, NotADirectoryError):
+        try:
             self._disk.unlink(temporary)
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            raise failure("remove", temporary, error) from error
 
-    def sync(self, path: Path) -> None:
-        """Return when the file, or the directory's entries, outlive a power cut."""
-        with failing("flush", path), self._opened(path) as descriptor:
-            self._disk.sync(descriptor)
-
-    def _create(self, temporary: Path) -> int:
+    def _create(self, temporary: str) -> int:
         try:
             return self._disk.create(temporary)
         except FileExistsError:
@@ -183,23 +191,22 @@ class Entries:
 
     def _change(
         self,
-        place: Path,
+        place: Place,
         uid: int | None,
         gid: int | None,
         mode: int,
         attributes: Mapping[str, bytes] | None,
     ) -> None:
         with self._opened(place) as descriptor:
-            self._own(descriptor, uid, gid)
+            self._own(descriptor, self._disk.status_of(descriptor), uid, gid)
             self._disk.change_mode(descriptor, mode)
             if attributes is not None:
                 self._change_attributes(descriptor, attributes)
 
-    def _own(self, descriptor: int, uid: int | None, gid: int | None) -> None:
+    def _own(
+        self, descriptor: int, status: os.stat_result, uid: int | None, gid: int | None
+    ) -> None:
         """Before the mode: a change of owner takes the set-user-ID bit away."""
-        if uid is None and gid is None:
-            return
-        status = self._disk.status_of(descriptor)
         if uid not in {None, status.st_uid} or gid not in {None, status.st_gid}:
             self._disk.own(descriptor, _number(uid), _number(gid))
 
@@ -212,7 +219,7 @@ class Entries:
                 self._disk.change_attribute(descriptor, name, value)
 
     @contextmanager
-    def _opened(self, path: Path) -> Iterator[int]:
+    def _opened(self, path: Place) -> Iterator[int]:
         descriptor = self._disk.open(path)
         try:
             yield descriptor

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from treenail.errors import FileError
-from treenail.host.disk import Disk
+from treenail.host.disk import Disk, Place
 from treenail.host.root import Root
 
 _TEMPORARY = ".treenail-"
@@ -342,12 +342,17 @@ class Files:
 
 
 @contextmanager
-def failing(verb: str, path: Path) -> Iterator[None]:
+def failing(verb: str, path: Place) -> Iterator[None]:
     """Let an `OSError` out as a `FileError` that says what could not be done to which path."""
     try:
         yield
     except OSError as error:
-        raise FileError(
-            f"can't {verb} {path}: {error.strerror or error}",
-            remedy=_REMEDIES.get(error.errno or 0, ""),
-        ) from error
+        raise failure(verb, path, error) from error
+
+
+def failure(verb: str, path: Place, error: OSError) -> FileError:
+    """The error to raise; for loops over thousands of paths, where `failing` would show."""
+    return FileError(
+        f"can't {verb} {path}: {error.strerror or error}",
+        remedy=_REMEDIES.get(error.errno or 0, ""),
+    )

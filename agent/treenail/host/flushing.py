@@ -1,7 +1,6 @@
 """Directories that were changed, and flushing them: one by one, or their file systems."""
 
 from contextlib import suppress
-from pathlib import Path
 
 from treenail.host.disk import Disk
 from treenail.host.files import failing
@@ -15,10 +14,10 @@ class Flushing:
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._directories: dict[Path, None] = {}
-        self._file_systems: dict[int, tuple[Path, int]] = {}
+        self._directories: dict[str, None] = {}
+        self._file_systems: dict[int, tuple[str, int]] = {}
 
-    def open(self, directory: Path) -> None:
+    def open(self, directory: str) -> None:
         """Open its file system, before anything is written there.
 
         An error of writing is heard by those who had it open.
@@ -28,11 +27,11 @@ class Flushing:
             if device not in self._file_systems:
                 self._file_systems[device] = directory, self._disk.open(directory)
 
-    def changed(self, directory: Path) -> None:
+    def changed(self, directory: str) -> None:
         """Entries of the directory, or its own mode or owner, were changed."""
         self._directories[directory] = None
 
-    def removed(self, directory: Path) -> None:
+    def removed(self, directory: str) -> None:
         """There is no such directory any more."""
         self._directories.pop(directory, None)
 
@@ -52,7 +51,7 @@ class Flushing:
         for directory in self._directories:
             self.sync(directory)
 
-    def sync(self, path: Path) -> None:
+    def sync(self, path: str) -> None:
         """Return once the file, or the directory, outlives a power cut."""
         with failing("flush", path):
             descriptor = self._disk.open(path)

@@ -3,7 +3,6 @@
 import base64
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import TypeAlias
 
 from treenail.host.entries import NAMES, Directory
@@ -16,7 +15,7 @@ class Before(StrEnum):
 
     NOTHING = "nothing"
     KEPT = "kept"
-    """A file or a link, which has a second name beside its place."""
+    """A file or a link, which is put aside: it then has the name of the new one."""
     DIRECTORY = "directory"
     EMPTIED = "emptied directory"
     """One that is to go if it is empty once all is done; until then it stays."""
@@ -26,22 +25,22 @@ class Before(StrEnum):
 class Inverse:
     """What to have at ``place`` again; ``directory`` is what one was like."""
 
-    place: Path
+    place: str
     number: int
     before: Before
     directory: Directory = field(default_factory=Directory)
 
     @property
-    def made(self) -> Path:
-        """Where the new entry is made."""
-        return self.place.parent / f"{NAMES}+{self.number}"
+    def parent(self) -> str:
+        """The directory it is in."""
+        return self.place.rpartition("/")[0] or "/"
 
     @property
-    def kept(self) -> Path:
-        """The second name of the old one."""
-        return self.place.parent / f"{NAMES}~{self.number}"
+    def aside(self) -> str:
+        """A name beside it: of the new entry at first, and then of the old one."""
+        return f"{self.place.rpartition('/')[0]}/{NAMES}+{self.number}"
 
-    def to_json(self, prefix: Path) -> Row:
+    def to_json(self, prefix: str) -> Row:
         """The inverse with its path below ``prefix``."""
         row: Row = [below(self.place, prefix), self.before.value, self.number]
         if self.before in {Before.DIRECTORY, Before.EMPTIED}:
@@ -51,19 +50,24 @@ class Inverse:
         return row
 
     @classmethod
-    def from_json(cls, row: Row, prefix: Path) -> "Inverse":
+    def from_json(cls, row: Row, prefix: str) -> "Inverse":
         """What `to_json` wrote; raises `ValueError` for anything else."""
         match row:
             case [str(path), str(before), int(number)]:
-                return cls(prefix / path[1:], number, Before(before))
+                return cls(above(path, prefix), number, Before(before))
             case [str(path), str(before), int(number), int(mode), int(uid), int(gid), dict(found)]:
                 attributes = {str(name): base64.b64decode(value) for name, value in found.items()}
                 directory = Directory(mode, uid, gid, attributes)
-                return cls(prefix / path[1:], number, Before(before), directory)
+                return cls(above(path, prefix), number, Before(before), directory)
             case _:
                 raise ValueError("no inverse")
 
 
-def below(path: Path, prefix: Path) -> str:
+def below(path: str, prefix: str) -> str:
     """The path as somebody sees it whose root is ``prefix``."""
-    return f"/{path.relative_to(prefix)}"
+    return path if prefix == "/" else path.removeprefix(prefix)
+
+
+def above(path: str, prefix: str) -> str:
+    """Where the path is that somebody sees whose root is ``prefix``."""
+    return path if prefix == "/" else prefix + path

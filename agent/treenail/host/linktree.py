@@ -35,7 +35,7 @@ class LinkTree:
         """The directory and all below, those above before those below."""
         return self._walk(self._root.path(top))[1]
 
-    def put_back(self, described: object, others: Container[Path], flushing: Flushing) -> None:
+    def put_back(self, described: object, others: Container[str], flushing: Flushing) -> None:
         """Have the links that `described` told, no others, and no directories made for those.
 
         ``others`` are the paths that somebody else puts back.
@@ -48,33 +48,33 @@ class LinkTree:
                 raise ValueError("no links")
 
     def _put_links_back(
-        self, top: str, links: dict[str, str], others: Container[Path], flushing: Flushing
+        self, top: str, links: dict[str, str], others: Container[str], flushing: Flushing
     ) -> None:
         found, _ = self._walk(self._root.path(top))
         for path in found:
-            if self._below(path) not in links and path not in others:
+            if self._below(path) not in links and str(path) not in others:
                 self._entries.remove(path)
-                flushing.changed(path.parent)
+                flushing.changed(str(path.parent))
         for name, text in links.items():
             path = self._root.prefix / name[1:]
-            if found.get(path) != text and path not in others:
+            if found.get(path) != text and str(path) not in others:
                 self._link(path, text, flushing)
 
     def _put_directories_back(self, top: str, before: list[str], flushing: Flushing) -> None:
         for directory in reversed(self.directories(top)):
             if self._below(directory) not in before and not self._names(directory):
                 self._entries.remove(directory)
-                flushing.removed(directory)
-                flushing.changed(directory.parent)
+                flushing.removed(str(directory))
+                flushing.changed(str(directory.parent))
 
     def _link(self, path: Path, text: str, flushing: Flushing) -> None:
         if self._names(path.parent) is None:
             self._entries.make_directory(Directory(), path.parent)
-            flushing.changed(path.parent.parent)
+            flushing.changed(str(path.parent.parent))
         made = path.parent / f"{NAMES}+0"
         self._entries.make_symlink(Symlink(text), made, path)
         self._entries.put(made, path)
-        flushing.changed(path.parent)
+        flushing.changed(str(path.parent))
 
     def _walk(self, top: Path) -> tuple[dict[Path, str], list[Path]]:
         links: dict[Path, str] = {}
@@ -104,4 +104,4 @@ class LinkTree:
                 return None
 
     def _below(self, path: Path) -> str:
-        return below(path, self._root.prefix)
+        return below(str(path), str(self._root.prefix))

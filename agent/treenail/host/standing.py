@@ -1,13 +1,13 @@
 """What stands at paths now."""
 
 import hashlib
+import os
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from treenail.host.disk import Disk
-from treenail.host.files import failing
+from treenail.host.files import failure
 from treenail.host.root import Root
 
 FILE = "file"
@@ -37,44 +37,49 @@ _NOTHING = Standing(NOTHING)
 
 def standing(root: Root, disk: Disk, paths: Iterable[str]) -> dict[str, Standing]:
     """What stands at each of the paths below the root; raises `FileError`."""
-    parents: dict[str, Path] = {}
+    parents: dict[str, str] = {}
     found: dict[str, Standing] = {}
     for path in paths:
         parent, _, name = path.rpartition("/")
         if not parent or name in {"", ".", ".."}:
-            found[path] = _standing(disk, root.entry(path))
-            continue
-        if parent not in parents:
-            parents[parent] = root.path(parent)
-        found[path] = _standing(disk, parents[parent] / name)
+            place = os.fspath(root.entry(path))
+        else:
+            if parent not in parents:
+                parents[parent] = os.fspath(root.path(parent)).removesuffix("/")
+            place = f"{parents[parent]}/{name}"
+        try:
+            found[path] = _standing(disk, place)
+        except OSError as error:
+            raise failure("look at", place, error) from error
     return found
 
 
-def _standing(disk: Disk, place: Path) -> Standing:
-    with failing("look at", place):
-        try:
-            status = disk.status(place)
-        except (FileNotFoundError, NotADirectoryError):
-            return _NOTHING
-        kind = _KINDS.get(stat.S_IFMT(status.st_mode), OTHER)
-        return Standing(
-            kind=kind,
-            mode=stat.S_IMODE(status.st_mode),
-            uid=status.st_uid,
-            gid=status.st_gid,
-            sha256=_digest(disk, place) if kind == FILE else "",
-            target=disk.link_text(place) if kind == LINK else "",
-            inode=(status.st_dev, status.st_ino),
-        )
+def _standing(disk: Disk, place: str) -> Standing:
+    try:
+        status = disk.status(place)
+    except (FileNotFoundError, NotADirectoryError):
+        return _NOTHING
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode), OTHER)
+    return Standing(
+        kind=kind,
+        mode=stat.S_IMODE(status.st_mode),
+        uid=status.st_uid,
+        gid=status.st_gid,
+        sha256=_digest(disk, place, status.st_size) if kind == FILE else "",
+        target=disk.link_text(place) if kind == LINK else "",
+        inode=(status.st_dev, status.st_ino),
+    )
 
 
-def _digest(disk: Disk, place: Path) -> str:
+def _digest(disk: Disk, place: str, size: int) -> str:
+    """``size`` is what it had a moment ago: one byte more tells the end in one call."""
     digest = hashlib.sha256()
+    chunk = min(size + 1, _CHUNK)
     descriptor = disk.open(place)
     try:
-        while part := disk.read(descriptor, _CHUNK):
+        while part := disk.read(descriptor, chunk):
             digest.update(part)
-            if len(part) < _CHUNK:
+            if len(part) < chunk:
                 break
     finally:
         disk.close(descriptor)

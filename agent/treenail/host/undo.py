@@ -2,23 +2,24 @@
 
 ::
 
-    record    what stands at the paths goes into the log           the log is flushed
-    prepare   new entries are made beside their places, and old ones get a second name there
-    flush                                                          the file systems are flushed
-    put       each new entry is renamed to its place
-    commit    a last line goes into the log                        directories and log are flushed
-              the second names go, and then the log
+    record    what stands at the paths goes into the log             the log is flushed
+    make      new entries are made beside their places
+    describe  which inodes take the place of old ones goes into the log   that is flushed, and then
+                                                                     the file systems
+    put       each new entry is renamed to its place, or changes names with the old one
+    commit    directories are flushed; a last line goes into the log it is flushed
+              the old entries go, and then the log
 
 Without the last line, whoever starts next puts everything back; with it, they clean up. What is
 put back is the old file itself: its owner, mode and attributes were never away.
 """
 
 import logging
+import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from treenail.errors import FileError, LedgerError
 from treenail.host.disk import Disk
@@ -32,7 +33,7 @@ from treenail.host.entries import (
     Symlink,
     refuse_our_names,
 )
-from treenail.host.files import failing
+from treenail.host.files import failure
 from treenail.host.flushing import FEW, Flushing
 from treenail.host.inverse import Before, Inverse, below
 from treenail.host.linktree import LinkTree
@@ -47,16 +48,6 @@ class Change:
     """What to have at a path below the root."""
 
     path: str
-    entry: Entry
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """A change whose inverse is in the log."""
-
-    path: str
-    """As it was asked for; of a directory that was missing above, where it is."""
-    inverse: Inverse
     entry: Entry
 
 
@@ -77,6 +68,7 @@ class Undo:
 
     def __init__(self, root: Root, disk: Disk | None = None) -> None:
         self._root = root
+        self._prefix = os.fspath(root.prefix)
         self._disk = disk or Disk()
         self._entries = Entries(self._disk)
         self._log = UndoLog(root, self._disk)
@@ -96,80 +88,25 @@ class Undo:
                 remedy="start the agent, or run treenail once: both undo it first",
             )
 
-    def record(self, changes: Sequence[Change]) -> tuple[Recorded, ...]:
-        """Return once the inverses outlive a power cut; raises before anything is touched.
+    def place(self, changes: Sequence[Change]) -> tuple[str, ...]:
+        """Have all of it at its place; returns the paths, missing directories above among them.
 
-        Directories that are missing above a path come before it in the answer.
+        Nothing is touched before all of it is in the log.
         """
-        self.check()
-        self._log.make_directory()  # it is not part of the change, though it may be missing, too
-        found: dict[Path, Recorded] = {}
-        there: set[Path] = set()
-        for change, place in self._places(changes):
-            if place in found:
-                found[place] = _merged(found[place], change)
-                continue
-            for parent in reversed(list(self._missing(place, there, found))):
-                found[parent] = self._recorded(Change(self._below(parent), Directory()), parent)
-            found[place] = self._recorded(change, place)
-        rows = [recorded.inverse.to_json(self._root.prefix) for recorded in found.values()]
-        self._log.append({"entries": rows})
-        self._few = len(found) <= FEW
-        if not self._few:
-            for directory in there:
-                self._flushing.open(directory)
-        return tuple(found.values())
-
-    def prepare(self, change: Recorded) -> None:
-        """Make the new entry beside its place, and give the old one its second name."""
-        self.at, inverse = change.path, change.inverse
-        if inverse.before is Before.KEPT:
-            self._entries.link(inverse.place, inverse.kept)
-        self._done.append(inverse)
-        match change.entry:
-            case Regular() as entry:
-                self._entries.make(
-                    entry,
-                    inverse.made,
-                    inverse.place,
-                    replaces=inverse.before is Before.KEPT,
-                    flush=self._few,
-                )
-            case Symlink() as entry:
-                self._entries.make_symlink(entry, inverse.made, inverse.place)
-            case Hardlink(target=target):
-                self._entries.link(self._root.path(target), inverse.made)
-            case Directory() as entry:
-                if inverse.before is Before.NOTHING:
-                    self._entries.make_directory(entry, inverse.place)
-                self._flushing.changed(inverse.place)
-            case Absent():
-                pass
-        self._flushing.changed(inverse.place.parent)
-
-    def flush(self, changes: Sequence[Recorded]) -> None:
-        """Return once what was prepared outlives a power cut; few files have been flushed."""
+        recorded = self._record(changes)
+        self._few = len(recorded) <= FEW
+        made: dict[int, int] = {}
+        for each in recorded:
+            inode = self._make(each)
+            if each.inverse.before is Before.KEPT:
+                made[each.inverse.number] = inode
+        if made:
+            self._log.append({"made": list(made.items())}, flush=self._few)
         if not self._few:
             self._flushing.flush_file_systems()
-            return
-        kept = [change.inverse for change in changes if change.inverse.before is Before.KEPT]
-        for directory in dict.fromkeys(inverse.place.parent for inverse in kept):
-            self._flushing.sync(directory)
-
-    def put(self, change: Recorded) -> None:
-        """Have the new entry at its place."""
-        self.at, inverse = change.path, change.inverse
-        match change.entry:
-            case Absent():
-                if inverse.before is Before.KEPT:
-                    self._entries.remove(inverse.place)
-            case Directory() as entry:
-                if inverse.before is Before.DIRECTORY:
-                    self._entries.change_directory(entry, inverse.place)
-            case Hardlink():
-                self._entries.put_name(inverse.made, inverse.place)
-            case Regular() | Symlink():
-                self._entries.put(inverse.made, inverse.place)
+        for each in recorded:
+            self._put(each)
+        return tuple(each.path for each in recorded)
 
     def keep_links(self, top: str) -> None:
         """Record every symbolic link below a directory, for somebody else is to change them."""
@@ -179,7 +116,7 @@ class Undo:
     def links_changed(self, top: str) -> None:
         """Somebody else has changed links below the directory."""
         for directory in self._links.directories(top):
-            self._flushing.changed(directory)
+            self._flushing.changed(os.fspath(directory))
 
     def note(self, note: Json) -> None:
         """Return once the note, which `left` tells, outlives a power cut."""
@@ -236,37 +173,60 @@ class Undo:
         self._start_anew()
         self._log.remove(flush=True)
 
-    # Recording.
+    # Placing.
 
-    def _places(self, changes: Sequence[Change]) -> Iterator[tuple[Change, Path]]:
-        parents: dict[str, Path] = {}
+    def _record(self, changes: Sequence[Change]) -> Sequence["_Recorded"]:
+        """Return once the inverses outlive a power cut; raises before anything is touched."""
+        self.check()
+        self._log.make_directory()  # it is not part of the change, though it may be missing, too
+        found: dict[str, _Recorded] = {}
+        there: set[str] = set()
+        for change, place in self._places(changes):
+            if place in found:
+                found[place] = _merged(found[place], change)
+                continue
+            for parent in self._missing(place, there, found):
+                path = below(parent, self._prefix)
+                found[parent] = self._recorded(Change(path, Directory()), parent)
+            found[place] = self._recorded(change, place)
+        self._log.append({"entries": [e.inverse.to_json(self._prefix) for e in found.values()]})
+        if len(found) > FEW:
+            for directory in (self._log.directory, *there):
+                self._flushing.open(directory)
+        return tuple(found.values())
+
+    def _places(self, changes: Sequence[Change]) -> Iterator[tuple[Change, str]]:
+        parents: dict[str, str] = {}
         for change in changes:
             self.at = change.path
             refuse_our_names(change.path)
             parent, _, name = change.path.rpartition("/")
             if not parent or name in {"", ".", ".."}:
-                yield change, self._root.entry(change.path)
+                yield change, os.fspath(self._root.entry(change.path))
                 continue
             if parent not in parents:
-                parents[parent] = self._root.path(parent)
-            yield change, parents[parent] / name
+                found = os.fspath(self._root.path(parent))
+                parents[parent] = "" if found == "/" else found
+            yield change, f"{parents[parent]}/{name}"
 
-    def _missing(
-        self, place: Path, there: set[Path], found: Mapping[Path, Recorded]
-    ) -> Iterator[Path]:
-        """The directories above that are neither there nor recorded to be made."""
-        for parent in place.parents:
-            if parent in there or (parent in found and isinstance(found[parent].entry, Directory)):
-                return
+    def _missing(self, place: str, there: set[str], found: "Mapping[str, _Recorded]") -> list[str]:
+        """The directories above that are neither there nor recorded to be made, topmost first."""
+        missing: list[str] = []
+        parent = _parent(place)
+        while parent not in there and not (
+            parent in found and isinstance(found[parent].entry, Directory)
+        ):
             mode = self._mode(parent)
             if mode is not None:
                 if not stat.S_ISDIR(mode):
                     raise FileError(f"{parent} is not a directory, and {place} is to be in it")
                 there.add(parent)
-                return
-            yield parent
+                break
+            missing.append(parent)
+            parent = _parent(parent)
+        return missing[::-1]
 
-    def _recorded(self, change: Change, place: Path) -> Recorded:
+    def _recorded(self, change: Change, place: str) -> "_Recorded":
         mode = self._mode(place)
         directory = isinstance(change.entry, Directory)
         self._number += 1
@@ -282,14 +242,57 @@ class Undo:
             raise FileError(f"{place} is no directory, and is to be one", remedy="move it away")
         else:
             inverse = Inverse(place, self._number, Before.KEPT)
-        return Recorded(change.path, inverse, change.entry)
+        return _Recorded(change.path, inverse, inverse.aside, change.entry)
 
-    def _mode(self, path: Path) -> int | None:
-        with failing("look at", path):
-            try:
-                return self._disk.status(path).st_mode
-            except (FileNotFoundError, NotADirectoryError):
-                return None
+    def _make(self, each: "_Recorded") -> int:
+        """Make the new entry beside its place; the number of its inode, 0 if there is no new one.
+
+        A new directory is made at its place: nothing else can be.
+        """
+        self.at, inverse = each.path, each.inverse
+        place = inverse.place
+        self._done.append(inverse)
+        self._flushing.changed(inverse.parent)
+        match each.entry:
+            case Regular() as entry:
+                replaces = inverse.before is Before.KEPT
+                return self._entries.make(
+                    entry, each.aside, place, replaces=replaces, flush=self._few
+                )
+            case Symlink() as entry:
+                return self._entries.make_symlink(entry, each.aside, place)
+            case Hardlink(target=target):
+                return self._entries.make_name(self._root.path(target), each.aside)
+            case Directory() as entry:
+                if inverse.before is Before.NOTHING:
+                    self._entries.make_directory(entry, place)
+                self._flushing.changed(place)
+                return 0
+            case Absent():
+                return 0
+
+    def _put(self, each: "_Recorded") -> None:
+        """Have the new entry at its place."""
+        self.at, inverse = each.path, each.inverse
+        match inverse.before, each.entry:
+            case Before.KEPT, Absent():
+                self._entries.put(inverse.place, each.aside)
+            case Before.KEPT, _:
+                self._entries.exchange(each.aside, inverse.place)
+            case Before.DIRECTORY, Directory() as entry:
+                self._entries.change_directory(entry, inverse.place)
+            case Before.NOTHING, Regular() | Symlink() | Hardlink():
+                self._entries.put(each.aside, inverse.place)
+            case _:
+                pass
+
+    def _mode(self, path: str) -> int | None:
+        try:
+            return self._disk.status(path).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise failure("look at", path, error) from error
 
     # Putting back.
 
@@ -300,7 +303,8 @@ class Undo:
         second attempt would otherwise take what the first has put back for a later state.
         """
         batches = [self._inverses(record) for record in records]
-        first: dict[Path, Inverse] = {}
+        made = {number: inode for record in records for number, inode in _made(record)}
+        first: dict[str, Inverse] = {}
         for inverse in (each for batch in batches for each in batch):
             first.setdefault(inverse.place, inverse)
         for record, batch in zip(reversed(records), reversed(batches), strict=True):
@@ -308,57 +312,61 @@ class Undo:
                 yield partial(self._links.put_back, record["links"], first.keys(), self._flushing)
             for inverse in reversed(batch):
                 if first[inverse.place] is inverse:
-                    yield partial(self._put_entry_back, inverse)
+                    yield partial(self._put_entry_back, inverse, made.get(inverse.number))
                 else:
-                    yield partial(self._drop_made, inverse)
+                    yield partial(self._entries.drop, inverse.aside)
 
     def _inverses(self, record: Json) -> list[Inverse]:
         rows = record.get("entries", ())
         if not isinstance(rows, list):
             return []
-        return [Inverse.from_json(row, self._root.prefix) for row in rows]
+        return [Inverse.from_json(row, self._prefix) for row in rows]
 
-    def _drop_made(self, inverse: Inverse) -> None:
-        with failing("clean up", inverse.place.parent):
-            self._entries.drop(inverse.made)
-            self._entries.drop(inverse.kept)
-
-    def _put_entry_back(self, inverse: Inverse) -> None:
+    def _put_entry_back(self, inverse: Inverse, made: int | None) -> None:
+        """``made`` is the inode of the new entry; None when it never was at its place."""
         place = inverse.place
-        if self._mode(place.parent) is None:
+        if self._mode(inverse.parent) is None:
             return  # nor was it ever made, or it is gone with its directory
-        self._flushing.changed(place.parent)
-        with failing("clean up", place.parent):
-            self._entries.drop(inverse.made)
+        self._flushing.changed(inverse.parent)
         match inverse.before:
             case Before.NOTHING:
+                self._entries.drop(inverse.aside)
                 self._remove(place)
             case Before.KEPT:
-                if self._mode(inverse.kept) is not None:
-                    self._entries.put_name(inverse.kept, place)
+                if made is None or self._inode(inverse.aside) in {None, made}:
+                    self._entries.drop(inverse.aside)
+                else:
+                    self._entries.put(inverse.aside, place)
             case Before.DIRECTORY:
                 self._entries.change_directory(inverse.directory, place)
                 self._flushing.changed(place)
             case Before.EMPTIED:
                 pass
 
-    def _remove(self, place: Path) -> None:
+    def _inode(self, path: str) -> int | None:
+        try:
+            return self._disk.status(path).st_ino
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise failure("look at", path, error) from error
+
+    def _remove(self, place: str) -> None:
         self._entries.remove(place)
         if self._mode(place) is None:
             self._flushing.removed(place)
 
     def _clean(self, inverses: Sequence[Inverse]) -> None:
-        """Have no second names and no emptied directories, for good, and then no log."""
+        """Have no old entries and no emptied directories, for good, and then no log."""
         self._start_anew()
         for inverse in inverses:
             if inverse.before is Before.KEPT:
-                with failing("remove", inverse.kept):
-                    self._entries.drop(inverse.kept)
-                self._flushing.changed(inverse.kept.parent)
+                self._entries.drop(inverse.aside)
+                self._flushing.changed(inverse.parent)
         for inverse in reversed(inverses):
             if inverse.before is Before.EMPTIED:
                 self._remove(inverse.place)
-                self._flushing.changed(inverse.place.parent)
+                self._flushing.changed(inverse.parent)
         self._flushing.flush()
         self._start_anew()
         # Whoever finds it nevertheless cleans up what is clean.
@@ -370,17 +378,34 @@ class Undo:
         self._done.clear()
         self._number = 0
 
-    def _below(self, path: Path) -> str:
-        return below(path, self._root.prefix)
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A change whose inverse is in the log; ``aside`` is the inverse's, reckoned once."""
+
+    path: str
+    """As it was asked for; of a directory that was missing above, where it is."""
+    inverse: Inverse
+    aside: str
+    entry: Entry
 
 
-def _merged(recorded: Recorded, change: Change) -> Recorded:
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0] or "/"
+
+
+def _made(record: Json) -> list[list[int]]:
+    found = record.get("made", ())
+    return found if isinstance(found, list) else []
+
+
+def _merged(recorded: _Recorded, change: Change) -> _Recorded:
     """What is asked for a directory that is to be made anyway; anything else is a conflict."""
     match recorded.entry, change.entry:
         case old, new if old == new:
             return recorded
         case Directory(mode=None), Directory():
-            return Recorded(change.path, recorded.inverse, change.entry)
+            return _Recorded(change.path, recorded.inverse, recorded.aside, change.entry)
         case Directory(), Directory(mode=None):
             return recorded
         case _:

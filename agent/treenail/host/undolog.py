@@ -1,6 +1,7 @@
 """The log of inverses: lines that are only ever added, each flushed before what it undoes."""
 
 import json
+import os
 import zlib
 from dataclasses import dataclass
 
@@ -39,12 +40,20 @@ class UndoLog:
         """This process has written to it."""
         return self._descriptor is not None
 
+    @property
+    def directory(self) -> str:
+        """Where it is, on the disk itself."""
+        return os.fspath(self._root.path(DIRECTORY))
+
     def make_directory(self) -> None:
         """Have the directory of the log, for nobody else."""
         self._files.make_directory(DIRECTORY, mode=0o700)
 
-    def append(self, record: Json) -> None:
-        """Return once the record outlives a power cut; the first one makes the log."""
+    def append(self, record: Json, *, flush: bool = True) -> None:
+        """Return once the record outlives a power cut, unless somebody else is to ``flush`` it.
+
+        The first one makes the log.
+        """
         text = json.dumps(record, separators=(",", ":")).encode()
         line = b"%08x %s\n" % (zlib.crc32(text), text)
         path = self._root.path(LOG)
@@ -57,7 +66,8 @@ class UndoLog:
             written = 0
             while written < len(line):
                 written += self._disk.write(self._descriptor, line[written:])
-            self._disk.sync(self._descriptor)
+            if flush:
+                self._disk.sync(self._descriptor)
 
     def commit(self) -> None:
         """Return once nothing that was recorded is undone any more."""

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from treenail.config import names
-from treenail.config.drift import expected
+from treenail.config import drift, names
 from treenail.config.wanted import Wanted
 from treenail.errors import LedgerError
 
@@ -29,7 +28,7 @@ def managed(config: str, wanted: Wanted) -> Managed:
     hard = {path for path, link in wanted.links.items() if link.hard}
     return Managed(
         config=config,
-        paths=frozenset({*expected(wanted), *hard, *(names.CREDENTIALS & wanted.files.keys())}),
+        paths=frozenset({*drift.paths(wanted), *hard, *(names.CREDENTIALS & wanted.files.keys())}),
         units={name: None if unit.mask else unit.enabled for name, unit in wanted.units.items()},
         users=frozenset(wanted.users.keys() & {names.LOGIN}),
     )

@@ -53,10 +53,10 @@ def plan(old: Managed, new: Wanted, seen: Seen, *, config: str = "") -> Plan:
     Nothing that runs takes notice yet: that is for `serving`, once it is known what it costs.
     """
     notes: list[str] = []
-    cleared, placed = _placing(old, new, seen)
+    now = managed(config, new)
+    cleared, placed = _placing(old, now, new, seen)
     before, after = enablement(old, new, seen, (*cleared, *placed), notes)
     of_users = [*logins(old, new, seen, notes)]
-    now = managed(config, new)
     steps: list[Step] = [*before, *cleared, *placed]
     steps += [step for step in of_users if isinstance(step, SetKeys)]
     if now != old:
@@ -121,10 +121,12 @@ def as_diff(new: Wanted, steps: Sequence[Step]) -> Diff:
     )
 
 
-def _placing(old: Managed, new: Wanted, seen: Seen) -> tuple[list[AtPath], list[AtPath]]:
+def _placing(
+    old: Managed, now: Managed, new: Wanted, seen: Seen
+) -> tuple[list[AtPath], list[AtPath]]:
     """What makes room, and what is put there; copies are made before either."""
     kept: list[AtPath] = []
-    cleared: list[AtPath] = list(_let_go(old, new, seen))
+    cleared: list[AtPath] = list(_let_go(old, now, new, seen))
     placed: list[AtPath] = []
     for entry in _entries(new, seen):
         found = seen.found.get(entry.path, NOT_THERE)
@@ -142,9 +144,9 @@ def _placing(old: Managed, new: Wanted, seen: Seen) -> tuple[list[AtPath], list[
     return [*kept, *cleared], placed
 
 
-def _let_go(old: Managed, new: Wanted, seen: Seen) -> Iterator[Remove | Restore]:
+def _let_go(old: Managed, now: Managed, new: Wanted, seen: Seen) -> Iterator[Remove | Restore]:
     """What the config no longer has, what is below others before them."""
-    for path in sorted(old.paths - managed("", new).paths, reverse=True):
+    for path in sorted(old.paths - now.paths, reverse=True):
         if names.outlives_config(path):
             continue
         if path in seen.kept:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from treenail.config import names
-from treenail.config.drift import Found, Kind, expected
+from treenail.config import drift, names
+from treenail.config.drift import Found, Kind
 from treenail.config.wanted import Wanted
 from treenail.update.managed import Managed
 
@@ -41,5 +41,7 @@ def looked_at(old: Managed, new: Wanted) -> tuple[str, ...]:
     keys = (names.AUTHORIZED_KEYS, *KEY_DIRECTORIES)
     hard = (path for path, link in new.links.items() if link.hard)
     return tuple(
-        dict.fromkeys((*expected(new), *hard, *unmasked, *credentials, *keys, *sorted(old.paths)))
+        dict.fromkeys(
+            (*drift.paths(new), *hard, *unmasked, *credentials, *keys, *sorted(old.paths))
+        )
     )
