@@ -10,8 +10,9 @@ from treenail.host import ledger
 from treenail.host.entries import Absent, Regular
 from treenail.host.files import Files
 from treenail.host.originals import Originals
+from treenail.host.recording import Change
 from treenail.host.root import Root
-from treenail.host.undo import Change, Undo
+from treenail.host.undo import Undo
 from treenail.update.record import Target
 
 FOREIGN = "/etc/machine-config-daemon"

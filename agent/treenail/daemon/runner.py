@@ -13,8 +13,9 @@ from treenail.host.disk import Disk
 from treenail.host.entries import Absent, Directory, Hardlink, Regular, Symlink
 from treenail.host.files import Files
 from treenail.host.originals import Originals
+from treenail.host.recording import Change
 from treenail.host.root import Root
-from treenail.host.undo import Change, Undo
+from treenail.host.undo import Undo
 from treenail.host.units import Links, Units
 from treenail.host.users import Accounts, Shadow
 from treenail.update import managed as records

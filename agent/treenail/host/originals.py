@@ -8,9 +8,9 @@ from treenail.errors import FileError
 from treenail.host.disk import Disk
 from treenail.host.entries import Absent, Directory, Entries, Entry, Regular, Symlink
 from treenail.host.files import Files
+from treenail.host.recording import Change
 from treenail.host.root import Root
 from treenail.host.standing import DIRECTORY, FILE, LINK, standing
-from treenail.host.undo import Change
 
 Json = dict[str, object]
 

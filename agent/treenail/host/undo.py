@@ -16,8 +16,7 @@ put back is the old file itself: its owner, mode and attributes were never away.
 
 import logging
 import os
-import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,28 +26,19 @@ from treenail.host.entries import (
     Absent,
     Directory,
     Entries,
-    Entry,
     Hardlink,
     Regular,
     Symlink,
-    refuse_our_names,
 )
 from treenail.host.files import failure
 from treenail.host.flushing import FEW, Flushing
-from treenail.host.inverse import Before, Inverse, below
+from treenail.host.inverse import Before, Inverse
 from treenail.host.linktree import LinkTree
+from treenail.host.recording import Change, Recorded, Recording
 from treenail.host.root import Root
 from treenail.host.undolog import Json, UndoLog
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What to have at a path below the root."""
-
-    path: str
-    entry: Entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,76 +165,22 @@ class Undo:
 
     # Placing.
 
-    def _record(self, changes: Sequence[Change]) -> Sequence["_Recorded"]:
+    def _record(self, changes: Sequence[Change]) -> Sequence[Recorded]:
         """Return once the inverses outlive a power cut; raises before anything is touched."""
         self.check()
         self._log.make_directory()  # it is not part of the change, though it may be missing, too
-        found: dict[str, _Recorded] = {}
-        there: set[str] = set()
-        for change, place in self._places(changes):
-            if place in found:
-                found[place] = _merged(found[place], change)
-                continue
-            for parent in self._missing(place, there, found):
-                path = below(parent, self._prefix)
-                found[parent] = self._recorded(Change(path, Directory()), parent)
-            found[place] = self._recorded(change, place)
-        self._log.append({"entries": [e.inverse.to_json(self._prefix) for e in found.values()]})
+        recording = Recording(self._root, self._disk, self._number)
+        try:
+            found = recording.record(changes)
+        finally:
+            self.at, self._number = recording.at, recording.number
+        self._log.append({"entries": [each.inverse.to_json(self._prefix) for each in found]})
         if len(found) > FEW:
-            for directory in (self._log.directory, *there):
+            for directory in (self._log.directory, *recording.directories):
                 self._flushing.open(directory)
-        return tuple(found.values())
+        return found
 
-    def _places(self, changes: Sequence[Change]) -> Iterator[tuple[Change, str]]:
-        parents: dict[str, str] = {}
-        for change in changes:
-            self.at = change.path
-            refuse_our_names(change.path)
-            parent, _, name = change.path.rpartition("/")
-            if not parent or name in {"", ".", ".."}:
-                yield change, os.fspath(self._root.entry(change.path))
-                continue
-            if parent not in parents:
-                found = os.fspath(self._root.path(parent))
-                parents[parent] = "" if found == "/" else found
-            yield change, f"{parents[parent]}/{name}"
-
-    def _missing(self, place: str, there: set[str], found: "Mapping[str, _Recorded]") -> list[str]:
-        """The directories above that are neither there nor recorded to be made, topmost first."""
-        missing: list[str] = []
-        parent = _parent(place)
-        while parent not in there and not (
-            parent in found and isinstance(found[parent].entry, Directory)
-        ):
-            mode = self._mode(parent)
-            if mode is not None:
-                if not stat.S_ISDIR(mode):
-                    raise FileError(f"{parent} is not a directory, and {place} is to be in it")
-                there.add(parent)
-                break
-            missing.append(parent)
-            parent = _parent(parent)
-        return missing[::-1]
-
-    def _recorded(self, change: Change, place: str) -> "_Recorded":
-        mode = self._mode(place)
-        directory = isinstance(change.entry, Directory)
-        self._number += 1
-        if mode is None:
-            inverse = Inverse(place, self._number, Before.NOTHING)
-        elif stat.S_ISDIR(mode):
-            if not directory and not isinstance(change.entry, Absent):
-                raise FileError(f"{place} is a directory, and is to be none", remedy="move it away")
-            described = self._entries.described(place)
-            before = Before.DIRECTORY if directory else Before.EMPTIED
-            inverse = Inverse(place, self._number, before, described)
-        elif directory:
-            raise FileError(f"{place} is no directory, and is to be one", remedy="move it away")
-        else:
-            inverse = Inverse(place, self._number, Before.KEPT)
-        return _Recorded(change.path, inverse, inverse.aside, change.entry)
-
-    def _make(self, each: "_Recorded") -> int:
+    def _make(self, each: Recorded) -> int:
         """Make the new entry beside its place; the number of its inode, 0 if there is no new one.
 
         A new directory is made at its place: nothing else can be.
@@ -271,7 +207,7 @@ class Undo:
             case Absent():
                 return 0
 
-    def _put(self, each: "_Recorded") -> None:
+    def _put(self, each: Recorded) -> None:
         """Have the new entry at its place."""
         self.at, inverse = each.path, each.inverse
         match inverse.before, each.entry:
@@ -379,35 +315,6 @@ class Undo:
         self._number = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Recorded:
-    """A change whose inverse is in the log; ``aside`` is the inverse's, reckoned once."""
-
-    path: str
-    """As it was asked for; of a directory that was missing above, where it is."""
-    inverse: Inverse
-    aside: str
-    entry: Entry
-
-
-def _parent(path: str) -> str:
-    return path.rpartition("/")[0] or "/"
-
-
 def _made(record: Json) -> list[list[int]]:
     found = record.get("made", ())
     return found if isinstance(found, list) else []
-
-
-def _merged(recorded: _Recorded, change: Change) -> _Recorded:
-    """What is asked for a directory that is to be made anyway; anything else is a conflict."""
-    match recorded.entry, change.entry:
-        case old, new if old == new:
-            return recorded
-        case Directory(mode=None), Directory():
-            return _Recorded(change.path, recorded.inverse, recorded.aside, change.entry)
-        case Directory(), Directory(mode=None):
-            return recorded
-        case _:
-            place = recorded.inverse.place
-            raise FileError(f"{change.path} is to be changed twice: it is {place}")
