@@ -106,6 +106,7 @@ def test_staged_deployment_is_read_whole_from_json_as_from_the_bus() -> None:
         locked=True,
         pinned=False,
         origin=f"ostree-unverified-registry:{IMAGE}",
+        base="abc",
     )
 
 

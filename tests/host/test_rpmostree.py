@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from gi.repository import GLib
 
-from tests.fakes.bus_service import BusService, Exports
+from tests.fakes.bus_service import BusService
 from tests.fakes.clock import FakeClock
+from tests.fakes.login1 import Login1
 from treenail.clock import SystemClock
 from treenail.errors import BusError, BusyError, CancelledError, HostError, TransactionError
 from treenail.host.bus import Peer, SystemBus, Target, options
@@ -117,6 +118,8 @@ def of(image: Image, **changes: bool) -> Deployment:
         locked=False,
         pinned=False,
         origin=f"ostree-unverified-registry:{image.pull_spec}",
+        base=image.commit,
+        labels={"org.opencontainers.image.version": image.version, "containers.bootc": "1"},
     )
     return replace(deployment, **changes)
 
@@ -369,7 +372,7 @@ def test_pending_deployment_of_another_is_not_built_upon(
     rpmostree: RpmOstree, other: Other
 ) -> None:
     other.stage(B)
-    with pytest.raises(HostError, match=f"{B.pull_spec} is pending, staged and not locked"):
+    with pytest.raises(HostError, match=f"{B.pull_spec} is pending; it is staged and not locked"):
         rpmostree.stage(TO_B, watch=go_on)
     rpmostree.drop(STAGED.id)
     rpmostree.stage(TO_B, watch=go_on)
@@ -395,40 +398,6 @@ def test_drop_ends_our_own_transaction_first(host: OstreeHost, rpmostree: RpmOst
         rpmostree.stage(TO_B, watch=after_first_layer(Verdict.LEAVE))
     rpmostree.drop(STAGED.id)
     assert rpmostree.look() == Deployments((HERE,))
-
-
-def test_rolling_back_makes_the_previous_deployment_the_default(
-    host: OstreeHost, rpmostree: RpmOstree
-) -> None:
-    rpmostree.stage(TO_B, watch=go_on)
-    host.sysroot.unlock()
-    host.reboot()
-    for _ in range(2):
-        rpmostree.roll_back()
-    found = rpmostree.look()
-    assert [each.digest for each in found.all] == [A.digest, B.digest]
-    assert found.booted == of(B, booted=True)
-
-
-LOGIN1_XML = """<node><interface name="org.freedesktop.login1.Manager">
-  <method name="Reboot"><arg type="b" direction="in"/></method>
-  <method name="ListInhibitors"><arg type="a(ssssuu)" direction="out"/></method>
-</interface></node>"""
-
-
-class Login1(Exports):
-    """Counts reboots, and lists inhibitors as told."""
-
-    def __init__(self, *inhibitors: tuple[str, str, str, str, int, int]) -> None:
-        methods = {
-            "Reboot": self._reboot,
-            "ListInhibitors": lambda: GLib.Variant("(a(ssssuu))", (list(inhibitors),)),
-        }
-        super().__init__(LOGIN1_XML, methods)
-        self.reboots = 0
-
-    def _reboot(self, _interactive: object) -> None:
-        self.reboots += 1
 
 
 def test_finalizing_unlocks_and_reboots_and_can_be_repeated(
@@ -473,19 +442,6 @@ def test_finalizing_is_refused_while_somebody_blocks_the_shutdown(
         rpmostree.finalize(STAGED.id)
     assert caught.value.remedy == "see who holds it with: systemd-inhibit --list"
     assert (login1.reboots, rpmostree.look().staged) == (0, STAGED)
-
-
-def test_kernel_arguments_are_staged_locked_and_repeatable(rpmostree: RpmOstree) -> None:
-    before = rpmostree.kernel_args(pending=False)
-    for _ in range(2):
-        existing = rpmostree.kernel_args(pending=True)
-        rpmostree.set_kernel_args(existing, ["nosmt", "a=1"], ["gone"], watch=go_on)
-    after = rpmostree.kernel_args(pending=True)
-    staged = rpmostree.look().staged
-    assert [word for word in after.split() if word in ("nosmt", "a=1")] == ["nosmt", "a=1"]
-    assert rpmostree.kernel_args(pending=False) == before
-    assert staged is not None
-    assert staged.locked
 
 
 def test_released_daemon_exits_when_idle_and_is_started_again_when_needed(

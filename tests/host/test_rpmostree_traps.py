@@ -27,7 +27,11 @@ OS_XML = f"""<node><interface name="{NAME}.OS">
     <arg type="a{{sv}}" direction="in"/><arg type="s" direction="out"/>
   </method>
 </interface></node>"""
-STAGED = {"id": GLib.Variant("s", "os-abc.0"), "staged": GLib.Variant("b", True)}
+STAGED = {
+    "id": GLib.Variant("s", "os-abc.0"),
+    "checksum": GLib.Variant("s", "abc"),
+    "staged": GLib.Variant("b", True),
+}
 BUSY = "org.gtk.GDBus.UnmappedGError.Quark._g_2dio_2derror_2dquark.Code26"
 
 

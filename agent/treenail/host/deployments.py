@@ -1,8 +1,9 @@
 """Deployments, as both OS back ends report them, and what a running transaction says."""
 
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from treenail.host.scrub import scrub
@@ -12,6 +13,7 @@ _REMOTES = ("ostree-remote-registry:", "ostree-remote-image:")
 _SCHEMES = ("ostree-unverified-registry:", "ostree-unverified-image:", "ostree-image-signed:")
 _REGISTRIES = ("docker://", "registry:")
 _PIVOT = "pivot://"
+_CONFIGURATION = "ostree.container.image-config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,10 @@ class Deployment:
     packages: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     origin: str = ""
+    base: str = ""
+    """The commit of the image alone: ``checksum`` unless there are packages beside it."""
+    labels: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
+    """Of the image's configuration; empty where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,15 @@ class Change:
     """Packages of the image to leave out."""
     reset: tuple[str, ...] = ()
     """Packages of the image to leave out no longer."""
+
+    def __str__(self) -> str:
+        packages = self.install or self.uninstall or self.remove or self.reset
+        named = (
+            (self.image, self.image),
+            (packages, "packages"),
+            (self.append or self.delete, "kernel arguments"),
+        )
+        return " and ".join(name for asked, name in named if asked) or "nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +144,8 @@ def deployment(found: Mapping[str, object]) -> Deployment:
         pinned=found.get("pinned") is True,
         packages=_texts(found, "requested-packages"),
         removed=_texts(found, "requested-base-removals"),
+        base=_text(found, "base-checksum") or _text(found, "checksum"),
+        labels=labels_of(found),
         origin=scrub(_text(found, "container-image-reference") or _text(found, "origin")),
     )
 
@@ -144,6 +161,21 @@ def image_of(found: Mapping[str, object]) -> str:
     for prefix in (*_SCHEMES, *_REGISTRIES):
         reference = reference.removeprefix(prefix)
     return reference
+
+
+def labels_of(found: Mapping[str, object]) -> dict[str, str]:
+    """The labels in the image configuration that came with the commit; empty without one."""
+    metadata = found.get("base-commit-meta")
+    text = metadata.get(_CONFIGURATION) if isinstance(metadata, Mapping) else None
+    try:
+        configuration = json.loads(text) if isinstance(text, str) else None
+    except ValueError:
+        return {}
+    match configuration:
+        case {"config": {"Labels": dict(labels)}}:
+            return {str(key): value for key, value in labels.items() if isinstance(value, str)}
+        case _:
+            return {}
 
 
 def digest_of(image: str) -> str:

@@ -4,6 +4,7 @@ import os
 import re
 
 from treenail.errors import FileError
+from treenail.host.arguments import split_arguments
 from treenail.host.files import Files
 from treenail.host.root import Root
 
@@ -13,7 +14,6 @@ _BOOTED = re.compile(rb"^btime (\d+)$", re.MULTILINE)
 _OCI = {"x86_64": "amd64", "aarch64": "arm64"}
 _ASSIGNMENT = re.compile(r"""\s*([A-Z0-9_]+)=(["']?)(.*)\2\s*""")
 _ESCAPED = re.compile(r"""\\([$"'\\`])""")
-_ARGUMENT = re.compile(r'(?:[^\s"]|"[^"]*"?)+')
 
 
 class Kernel:
@@ -70,8 +70,3 @@ class Kernel:
                 remedy=f"have /proc mounted below {self._root.prefix}",
             )
         return content.decode("utf-8", "replace").strip()
-
-
-def split_arguments(text: str) -> tuple[str, ...]:
-    """The arguments of a kernel command line; what is in double quotes stays in one, quotes too."""
-    return tuple(_ARGUMENT.findall(text))

@@ -1,64 +1,29 @@
-"""rpm-ostree over D-Bus: deployments, and the transactions that change them."""
+"""The operating system by rpm-ostree over D-Bus: what is deployed, and changing it in one go."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import assert_never
 
 from treenail.clock import Clock
-from treenail.errors import BusError, BusyError, CancelledError, HostError, TransactionError
-from treenail.host.bus import NO_REPLY, Option, Peer, SystemBus, Target, options
-from treenail.host.deployments import (
-    Change,
-    Deployment,
-    Deployments,
-    Progress,
-    Transaction,
-    Verdict,
-    deployment,
-    digest_of,
-)
-from treenail.host.transaction import (
-    INTERFACE,
-    Ending,
-    Finished,
-    Left,
-    Limits,
-    Overdue,
-    Vanished,
-    Watch,
-    follow,
-)
+from treenail.errors import BusError, BusyError, HostError, TransactionError
+from treenail.host.arguments import edit, split_arguments, stand
+from treenail.host.bus import Option, SystemBus, options
+from treenail.host.deployments import Change, Deployment, Deployments
+from treenail.host.intended import Intended, intended
+from treenail.host.rpmostreed import CLIENT, Rpmostreed, check
+from treenail.host.transaction import Finished, Left, Limits, Overdue, Vanished, Watch
 
 log = logging.getLogger(__name__)
 
-_NAME = "org.projectatomic.rpmostree1"
-_SYSROOT = Target(_NAME, "/org/projectatomic/rpmostree1/Sysroot", f"{_NAME}.Sysroot")
-_BUS = Target("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus")
-_CLIENT = "treenail"
 _REGISTRY = "ostree-unverified-registry:"
-
-# The daemon loads and locks the sysroot within the call that makes a transaction.
-_CALL_S = 300.0
-_PEER_S = 60.0
-_ATTEMPTS = 5
 _LIMITS = Limits()
-_REMEDIES = (
-    ("unauthorized", "check the pull secret for the image's registry"),
-    ("authentication required", "check the pull secret for the image's registry"),
-    ("denied", "check that the pull secret may read the image"),
-    ("manifest unknown", "check that the registry has the image by this digest"),
-    ("no such host", "check the name of the registry and this node's DNS"),
-    ("no space left", "free space in /sysroot and /boot"),
-    ("inhibitor", "see who holds it with: systemd-inhibit --list"),
-)
+_STATUS = "see: rpm-ostree status"
+_REBOOTING = "Reboot initiated"
+_ANOTHER_CHECKSUM = "expected staged base checksum"
 
 
 class RpmOstree:
-    """The deployments of this machine. Raises `HostError` alone; to be used by one thread.
-
-    Every operation registers this program as a client first, because rpm-ostreed exits when idle
-    and forgets its clients; `release` lets it.
-    """
+    """The deployments of this machine. Raises `HostError` alone; to be used by one thread."""
 
     def __init__(
         self,
@@ -69,11 +34,7 @@ class RpmOstree:
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         """``alive`` is called once a second while a transaction runs that nobody watches."""
-        self._bus = bus
-        self._alive = alive
-        self._clock = clock
-        self._limits = limits
-        self._registered = False
+        self._daemon = Rpmostreed(bus, clock, limits, alive=alive)
 
     @property
     def name(self) -> str:
@@ -82,44 +43,30 @@ class RpmOstree:
 
     def look(self) -> Deployments:
         """The deployments and the transaction that runs, as they are now."""
-        self._register()
-        # Properties follow a transaction with a delay; this makes them be read anew.
-        self._bus.call(_SYSROOT, "Reload", timeout_s=_CALL_S)
-        return _deployments(self._bus.properties(_SYSROOT, timeout_s=_PEER_S))
+        return self._daemon.look()
 
     def stage(self, change: Change, *, watch: Watch) -> None:
-        """Return once the change is staged and locked; at once when it already is.
+        """Return once all of the change is staged in one deployment, and locked.
 
-        A transaction that already stages it is joined, whoever started it.
+        Image and packages are one transaction, kernel arguments another one on what that staged;
+        one that was cut short between the two is taken up, and one that runs is joined, whoever
+        started it. Nothing is done when it is all staged, or booted, already. What was staged is
+        compared with what was asked, and dropped if it is something else.
 
         Raises `HostError` when another deployment is pending, for the new one would be derived
         from that; `BusyError` when another transaction runs; `TransactionError`; `CancelledError`,
         also when the watcher said to leave, and the transaction runs on.
         """
-        image = change.image
-        if change != Change(image=image):
-            raise HostError("kernel arguments and packages can't be staged yet")
         found = self.look()
-        if found.transaction is None and found.pending is not None:
-            if _is(found.pending, image) and found.pending.locked:
-                log.info("%s is staged already", image)
-                return
-            raise HostError(
-                f"can't stage {image}: {found.pending.image or found.pending.id} is pending"
-                f"{', staged and not locked' if found.pending.staged else ''}",
-                remedy="drop what is pending with: rpm-ostree cleanup --pending",
-            )
-        ending = self._run(
-            "UpdateDeployment",
-            options({"set-refspec": _REGISTRY + image}),
-            options({
-                "lock-finalization": True,
-                "skip-purge": True,
-                "initiating-command-line": f"{_CLIENT}: stage {image}",
-            }),
-            watch=watch,
-        )  # fmt: skip
-        _check(ending, f"stage {image}")
+        booted = found.booted
+        if booted is None:
+            raise HostError("rpm-ostree does not know which deployment is booted", remedy=_STATUS)
+        goal = intended(booted, change)
+        self._refuse_other(found, goal, change)
+        if goal.differences(found.pending or booted):
+            self._update(change, booted, watch)
+        self._arrange(change, watch)
+        self._verify(goal, change)
 
     def wait_for_other(self, *, watch: Watch) -> None:
         """Return once the transaction that runs has ended, however; or the watcher wants no more.
@@ -130,7 +77,7 @@ class RpmOstree:
         if transaction is None:
             return
         try:
-            ending = self._follow(transaction.address, watch, ours=False)
+            ending = self._daemon.follow(transaction.address, watch, ours=False)
         except BusError:
             if self.look().transaction == transaction:
                 raise
@@ -140,8 +87,8 @@ class RpmOstree:
                 log.info("waited for %s, called by another", transaction.method)
             case Overdue(why=why):
                 raise BusyError(
-                    f"rpm-ostree is busy with {self._naming(transaction)}: {why}",
-                    remedy="see: rpm-ostree status; to end it: rpm-ostree cancel",
+                    f"rpm-ostree is busy with {self._daemon.naming(transaction)}: {why}",
+                    remedy=f"{_STATUS}; to end it: rpm-ostree cancel",
                 )
             case _:
                 assert_never(ending)
@@ -155,7 +102,7 @@ class RpmOstree:
         ours = {staged_id}
         if found.transaction is not None:
             try:
-                ended = self._end_ours(found.transaction)
+                ended = self._daemon.end_ours(found.transaction)
             except BusError as error:
                 log.info("not ended, as it may be over: %s", error)
                 ended = False
@@ -163,27 +110,30 @@ class RpmOstree:
             if ended and before.pending is None and found.pending is not None:
                 ours.add(found.pending.id)
         if found.pending is not None and found.pending.id in ours:
-            _check(self._run("Cleanup", ["pending-deploy"]), "drop the pending deployment")
+            self._clean_up()
 
     def finalize(self, staged_id: str) -> None:
         """Unlock the staged deployment of this id, and have rpm-ostreed reboot.
 
-        Refused when another is staged, or when a block inhibitor forbids the shutdown.
+        Refused when another is staged, or when a block inhibitor forbids the shutdown. Nothing is
+        done when that reboot is under way already.
         """
         staged = self.look().staged
         if staged is None or staged.id != staged_id:
             raise HostError(
                 f"can't reboot into {staged_id}: {staged.id if staged else 'nothing'} is staged",
-                remedy="see: rpm-ostree status",
+                remedy=_STATUS,
             )
-        what = staged.image or staged.id
-        given: dict[str, Option] = {
-            "checksum": staged.digest or staged.checksum,
-            # Else one that was killed between unlocking and rebooting could not do it again.
-            "allow-unlocked": True,
-            "initiating-command-line": f"{_CLIENT}: reboot into {what}",
-        }
-        _check(self._run("FinalizeDeployment", options(given)), f"reboot into {what}")
+        # The daemon compares the manifest's digest; before it knew images by that, the commit of
+        # the image, without the packages on it.
+        for known_as in filter(None, (staged.digest, staged.base)):
+            try:
+                self._finalize(known_as, staged.image or staged.id)
+            except TransactionError as error:
+                if known_as == staged.base or _ANOTHER_CHECKSUM not in str(error).lower():
+                    raise
+            else:
+                return
 
     def roll_back(self) -> None:
         """Make the previous deployment the default, and return; nothing reboots.
@@ -194,177 +144,126 @@ class RpmOstree:
         found = self.look()
         if found.staged is not None:
             log.warning("dropping %s, which is staged, to roll back", found.staged.id)
-            _check(self._run("Cleanup", ["pending-deploy"]), "drop the pending deployment")
+            self._clean_up()
             found = self.look()
         if found.pending is not None:
             # Asked again, rpm-ostree would put the booted one back on top.
             log.info("%s is the default already", found.pending.id)
             return
         if found.rollback is None:
-            raise HostError("there is no previous deployment to go back to")
-        given: dict[str, Option] = {"initiating-command-line": f"{_CLIENT}: roll back"}
-        _check(self._run("Rollback", options(given)), "roll back")
-
-    def kernel_args(self, *, pending: bool) -> str:
-        """The kernel arguments of the pending deployment, or else of the booted one."""
-        self._register()
-        booted = self._os()
-        found = self._bus.call(booted, "GetDeploymentBootConfig", "", pending, timeout_s=_CALL_S)
-        text = found.get("options") if isinstance(found, dict) else None
-        if not isinstance(text, str):
-            raise HostError("rpm-ostree does not know the kernel arguments of this machine")
-        return text
-
-    def set_kernel_args(
-        self,
-        existing: str,
-        append: Sequence[str],
-        delete: Sequence[str],
-        *,
-        watch: Watch,
-    ) -> None:
-        """Stage, locked, a deployment with these arguments; repeatable, and raises as `stage`.
-
-        The result is made of ``existing``: take it from `kernel_args` right before.
-        """
-        given: dict[str, Option] = {
-            "append-if-missing": append,
-            "delete-if-present": delete,
-            "lock-finalization": True,
-            "initiating-command-line": f"{_CLIENT}: kernel arguments",
-        }
-        nothing: list[str] = []
-        ending = self._run(
-            "KernelArgs", existing, nothing, nothing, nothing, options(given), watch=watch
-        )
-        _check(ending, "set the kernel arguments")
+            raise HostError("there is no previous deployment to go back to", remedy=_STATUS)
+        given: dict[str, Option] = {"initiating-command-line": f"{CLIENT}: roll back"}
+        check(self._daemon.run("Rollback", options(given)), "roll back")
 
     def release(self) -> None:
         """Let rpm-ostreed exit when idle; the next operation starts it again."""
-        if not self._registered:
+        self._daemon.release()
+
+    def _refuse_other(self, found: Deployments, goal: Intended, change: Change) -> None:
+        """Raise if what is pending is nothing that this change was about to stage."""
+        pending = found.pending
+        if pending is None:
             return
-        self._registered = False
-        try:
-            # Not told blindly, for that would start it.
-            if self._bus.call(_BUS, "NameHasOwner", _NAME, timeout_s=_PEER_S):
-                self._bus.call(_SYSROOT, "UnregisterClient", {}, timeout_s=_PEER_S)
-        except BusError as error:
-            log.warning("rpm-ostreed runs on for nothing: %s", error)
+        differences = goal.differences(pending)
+        if found.transaction is not None:
+            if differences:
+                raise self._daemon.busy(found.transaction)
+            return
+        if pending.staged and not pending.locked:
+            differences += ("is staged and not locked",)
+        if differences:
+            raise HostError(
+                f"can't stage {change}: {pending.image or pending.id} is pending; "
+                f"it {', and it '.join(differences)}",
+                remedy="drop what is pending with: rpm-ostree cleanup --pending",
+            )
 
-    def _register(self) -> None:
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                client = options({"id": _CLIENT})
-                self._bus.call(_SYSROOT, "RegisterClient", client, timeout_s=_CALL_S)
-            except BusError as error:
-                # It was about to exit for idleness; asked again, the bus starts it anew.
-                if error.name != NO_REPLY or attempt == _ATTEMPTS:
-                    raise
-            else:
-                self._registered = True
-                return
-
-    def _os(self) -> Target:
-        path = str(self._bus.call(_SYSROOT, "GetOS", "", timeout_s=_CALL_S))
-        return Target(_NAME, path, f"{_NAME}.OS")
-
-    def _run(self, method: str, *arguments: object, watch: Watch | None = None) -> Ending:
-        self._register()
-        try:
-            address = self._bus.call(self._os(), method, *arguments, timeout_s=_CALL_S)
-            return self._follow(str(address), watch or self._patient, ours=True)
-        except BusyError as error:
-            raise self._busy(error) from error
-        except BusError as error:
-            if not error.name:
-                # A transaction that is made but not started lasts while its caller is on the bus.
-                self._bus.close()
-            raise
-
-    def _follow(self, address: str, watch: Watch, *, ours: bool) -> Ending:
-        # Until every peer has hung up, the daemon takes no other transaction.
-        with Peer(address, INTERFACE, timeout_s=_PEER_S) as peer:
-            return follow(peer, watch, clock=self._clock, limits=self._limits, ours=ours)
-
-    def _end_ours(self, transaction: Transaction) -> bool:
-        with Peer(transaction.address, INTERFACE, timeout_s=_PEER_S) as peer:
-            title = peer.properties(timeout_s=_PEER_S).get("Title")
-            if not str(title).startswith(f"{_CLIENT}: "):
-                return False
-            log.info("ending our transaction: %s", title)
-            follow(peer, self._unwilling, clock=self._clock, limits=self._limits, ours=True)
-            return True
-
-    def _patient(self, _: Progress) -> Verdict:
-        self._alive()
-        return Verdict.GO_ON
-
-    def _unwilling(self, _: Progress) -> Verdict:
-        self._alive()
-        return Verdict.CANCEL
-
-    def _busy(self, error: BusyError) -> BusyError:
-        transaction = _deployments(self._bus.properties(_SYSROOT, timeout_s=_PEER_S)).transaction
-        if transaction is None:
-            text = "another program, such as bootc or ostree, holds the sysroot"
+    def _update(self, change: Change, booted: Deployment, watch: Watch) -> None:
+        """Stage image and packages; the same call for the same change, so that it can be joined."""
+        modifiers: dict[str, Option] = {
+            "install-packages": [each for each in change.install if each not in booted.packages],
+            "uninstall-packages": [each for each in change.uninstall if each in booted.packages],
+            "override-remove-packages": [x for x in change.remove if x not in booted.removed],
+            "override-reset-packages": [each for each in change.reset if each in booted.removed],
+        }
+        modifiers = {key: names for key, names in modifiers.items() if names}
+        given: dict[str, Option] = {
+            "lock-finalization": True,
+            "initiating-command-line": f"{CLIENT}: stage {change}",
+        }
+        if modifiers:
+            given["idempotent-layering"] = True
+        # rpm-ostree refuses to rebase to what it is at.
+        if change.image and intended(booted, Change(change.image)).differences(booted):
+            modifiers["set-refspec"] = _REGISTRY + change.image
+            given["skip-purge"] = True
         else:
-            text = f"rpm-ostree is busy with {self._naming(transaction)}"
-        return BusyError(text, name=error.name, remedy="see: rpm-ostree status")
+            given["no-pull-base"] = True
+        check(
+            self._daemon.run("UpdateDeployment", options(modifiers), options(given), watch=watch),
+            f"stage {change}",
+        )
 
-    def _naming(self, transaction: Transaction) -> str:
-        try:
-            pid = self._bus.call(
-                _BUS, "GetConnectionUnixProcessID", transaction.sender, timeout_s=_PEER_S
-            )
-        except BusError:
-            return f"{transaction.method}, whose caller {transaction.sender} has left"
-        return f"{transaction.method}, called by process {pid} ({transaction.sender})"
-
-
-def _deployments(properties: dict[str, object]) -> Deployments:
-    found = properties.get("Deployments")
-    each = found if isinstance(found, list) else []
-    active = properties.get("ActiveTransaction")
-    address = str(properties.get("ActiveTransactionPath") or "")
-    transaction = None
-    if isinstance(active, tuple) and address:
-        transaction = Transaction(str(active[0]), str(active[1]), address)
-    return Deployments(tuple(map(deployment, each)), transaction)
-
-
-def _is(staged: Deployment, image: str) -> bool:
-    digest = digest_of(image)
-    return staged.digest == digest if digest else staged.image == image
-
-
-def _check(ending: Ending, what: str) -> None:
-    match ending:
-        case Finished(success=True):
+    def _arrange(self, change: Change, watch: Watch) -> None:
+        """Stage the pending deployment, or else the booted one, with the kernel arguments."""
+        # What is not in here is taken away: it has to be as of now, and of that deployment.
+        existing = self._daemon.kernel_options(pending=True)
+        removed, added = edit(split_arguments(existing), change.append, change.delete)
+        if not removed and not added:
             return
-        case Left():
-            raise CancelledError(f"rpm-ostree goes on to {what}, and is not waited for any more")
-        case Finished(text=text, cancelled=cancelled):
-            if cancelled or "cancelled" in text.lower():
-                raise CancelledError(f"rpm-ostree did not {what}: it was cancelled")
-            raise TransactionError(
-                f"rpm-ostree could not {what}: {text or 'it gave no reason'}",
-                remedy=_remedy(text),
-            )
-        case Vanished():
-            # Restarted perhaps, and back in a moment; no verdict on what was asked of it.
-            raise BusError(
-                f"rpm-ostree could not {what}: rpm-ostreed went away",
-                remedy="see: journalctl -u rpm-ostreed",
-            )
-        case Overdue(why=why):
-            raise TransactionError(
-                f"rpm-ostree could not {what}: {why}", remedy="see: rpm-ostree status"
-            )
-        case _:
-            assert_never(ending)
+        given: dict[str, Option] = {
+            "lock-finalization": True,
+            "initiating-command-line": f"{CLIENT}: stage {change}",
+        }
+        replaced: list[str] = []
+        ending = self._daemon.run(
+            "KernelArgs",
+            existing,
+            list(added),
+            replaced,
+            list(removed),
+            options(given),
+            watch=watch,
+        )
+        check(ending, f"stage {change}")
 
+    def _verify(self, goal: Intended, change: Change) -> None:
+        """Log what is staged; raise, with nothing left, if it is not what was asked for."""
+        found = self.look()
+        there = found.pending or found.booted
+        if there is None:
+            raise HostError("rpm-ostree does not know its deployments any more", remedy=_STATUS)
+        differences = goal.differences(there)
+        arguments = split_arguments(self._daemon.kernel_options(pending=True))
+        if not stand(arguments, change.append, change.delete):
+            differences += (f"has the kernel arguments {' '.join(arguments)}",)
+        if there is found.pending and not there.locked:
+            differences += ("is not locked",)
+        if not differences:
+            log.info("%s %s", there.id, "is staged" if there.staged else "is as asked for already")
+            return
+        if there is found.pending:
+            self._clean_up()
+        raise TransactionError(
+            f"rpm-ostree did not stage {change}: it {', and it '.join(differences)}",
+            remedy="see: journalctl -u rpm-ostreed",
+        )
 
-def _remedy(text: str) -> str:
-    lowered = text.lower()
-    known = (remedy for sign, remedy in _REMEDIES if sign in lowered)
-    return next(known, "see: journalctl -u rpm-ostreed")
+    def _finalize(self, checksum: str, what: str) -> None:
+        given: dict[str, Option] = {
+            "checksum": checksum,
+            # Else one that was killed between unlocking and rebooting could not do it again.
+            "allow-unlocked": True,
+            "initiating-command-line": f"{CLIENT}: reboot into {what}",
+        }
+        try:
+            ending = self._daemon.run("FinalizeDeployment", options(given))
+        except BusError as error:
+            if _REBOOTING not in str(error):
+                raise
+            log.info("rpm-ostree is about to reboot already")
+            return
+        check(ending, f"reboot into {what}")
+
+    def _clean_up(self) -> None:
+        check(self._daemon.run("Cleanup", ["pending-deploy"]), "drop the pending deployment")

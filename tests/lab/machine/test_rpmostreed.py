@@ -312,10 +312,43 @@ def test_rollback_without_an_older_deployment_fails(client: RpmOstreeClient) -> 
     assert run(address) == (False, "No rollback deployment found")
 
 
-def test_package_layering_is_refused_and_not_ignored(client: RpmOstreeClient) -> None:
-    modifiers = variants(install_packages=("as", ["strace"]))
-    with pytest.raises(GLib.Error, match="no packages: install-packages"):
-        client.os("UpdateDeployment", "(a{sv}a{sv})", modifiers, {})
+def change_packages(client: RpmOstreeClient, **modifiers: list[str]) -> tuple[bool, str]:
+    options = variants(no_pull_base=("b", True), idempotent_layering=("b", True))
+    asked = variants(**{key: ("as", names) for key, names in modifiers.items()})
+    (address,) = client.os("UpdateDeployment", "(a{sv}a{sv})", asked, options)
+    return run(address)
+
+
+def test_packages_make_a_commit_of_their_own_on_the_image(client: RpmOstreeClient) -> None:
+    assert change_packages(client, install_packages=["usbguard"]) == (True, "")
+    assert change_packages(client, override_remove_packages=["kernel"]) == (True, "")
+    staged = client.deployments()[0]
+    assert (staged["requested-packages"], staged["requested-base-removals"]) == (
+        ["usbguard"],
+        ["kernel"],
+    )
+    assert staged["base-checksum"] == A.commit
+    assert staged["checksum"] != A.commit
+    back = {"uninstall_packages": ["usbguard"], "override_reset_packages": ["kernel"]}
+    assert change_packages(client, **back) == (True, "")
+    assert client.deployments()[0]["checksum"] == A.commit
+
+
+def test_packages_stay_when_the_image_changes(client: RpmOstreeClient) -> None:
+    change_packages(client, install_packages=["usbguard"])
+    run(client.rebase(B.pull_spec, locked=False))
+    staged = client.deployments()[0]
+    assert (staged["requested-packages"], staged["base-checksum"]) == (["usbguard"], B.commit)
+
+
+def test_package_that_no_repository_has_is_not_found(
+    host: OstreeHost, client: RpmOstreeClient
+) -> None:
+    host.change(replace(QUICK, missing_packages=("strace",)))
+    assert change_packages(client, install_packages=["strace"]) == (
+        False,
+        "Packages not found: strace",
+    )
 
 
 def test_deployment_that_somebody_else_staged_shows_by_itself(

@@ -6,14 +6,10 @@ from gi.repository import GLib
 
 from treenail.lab.machine.sysroot import Deployment, Sysroot
 
-_WITHOUT_PACKAGES = {
-    "packages": "as",
-    "requested-packages": "as",
+_NEVER_THERE = {
     "requested-local-packages": "as",
     "requested-local-fileoverride-packages": "as",
-    "requested-base-removals": "as",
     "requested-base-local-replacements": "as",
-    "base-removals": "av",
     "base-local-replacements": "a(vv)",
     "base-remote-replacements": "a{sv}",
 }
@@ -39,7 +35,20 @@ def deployment_values(deployment: Deployment, sysroot: Sysroot) -> dict[str, Any
         "container-image-reference-digest": GLib.Variant("s", deployment.digest),
         "base-commit-meta": GLib.Variant("a{sv}", _commit_metadata(deployment)),
     }
-    for key, signature in _WITHOUT_PACKAGES.items():
+    for key, names in {
+        "packages": deployment.packages,
+        "requested-packages": deployment.packages,
+        "requested-base-removals": deployment.removals,
+    }.items():
+        values[key] = GLib.Variant("as", names)
+    removed = [GLib.Variant("s", name) for name in deployment.removals]
+    values["base-removals"] = GLib.Variant("av", removed)
+    if deployment.base:
+        values["base-checksum"] = GLib.Variant("s", deployment.base)
+        values["base-version"] = values["version"]
+        values["base-timestamp"] = values["timestamp"]
+        values["layered-commit-meta"] = GLib.Variant("a{sv}", {})
+    for key, signature in _NEVER_THERE.items():
         values[key] = GLib.Variant(signature, {} if signature == "a{sv}" else [])
     if staged and sysroot.locked():
         values["finalization-locked"] = GLib.Variant("b", True)  # noqa: FBT003  gi's own signature

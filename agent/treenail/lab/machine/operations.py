@@ -21,7 +21,13 @@ from treenail.lab.machine.steps import (
     task_begin,
     task_end,
 )
-from treenail.lab.machine.sysroot import Deployment, Sysroot, boot_options, deployment_of
+from treenail.lab.machine.sysroot import (
+    Deployment,
+    Sysroot,
+    boot_options,
+    deployment_of,
+    with_packages,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,33 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
+class Packages:
+    """What is asked to change about packages: those beside the image, and those left out of it."""
+
+    install: tuple[str, ...] = ()
+    uninstall: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+    reset: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, modifiers: Any) -> "Packages":
+        return cls(
+            install=tuple(option(modifiers, "install-packages", "as") or ()),
+            uninstall=tuple(option(modifiers, "uninstall-packages", "as") or ()),
+            remove=tuple(option(modifiers, "override-remove-packages", "as") or ()),
+            reset=tuple(option(modifiers, "override-reset-packages", "as") or ()),
+        )
+
+    def on(self, base: Deployment, deployment: Deployment, *, idempotent: bool) -> Deployment:
+        """``deployment`` with the packages of ``base``, changed so."""
+        return with_packages(
+            deployment,
+            _changed(base.packages, self.install, self.uninstall, idempotent=idempotent),
+            _changed(base.removals, self.remove, self.reset, idempotent=idempotent),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """The options that several methods share, read as GVariantDict reads them."""
 
@@ -44,6 +77,8 @@ class Options:
     lock: bool
     command_line: str
     revision: str
+    idempotent: bool
+    no_pull_base: bool
     custom_origin: tuple[str, str] | None
 
     @classmethod
@@ -54,17 +89,21 @@ class Options:
             lock=bool(option(dictionary, "lock-finalization", "b")),
             command_line=option(dictionary, "initiating-command-line", "s") or "",
             revision=option(dictionary, "revision", "s") or "",
+            idempotent=bool(option(dictionary, "idempotent-layering", "b")),
+            no_pull_base=bool(option(dictionary, "no-pull-base", "b")),
             custom_origin=option(dictionary, "custom-origin", "(ss)"),
         )
 
 
-def rebase(host: Host, refspec: str, options: Options) -> Work:
+def rebase(host: Host, refspec: str, options: Options, packages: Packages = Packages()) -> Work:
     """Pull the image and stage it."""
+    if options.no_pull_base:
+        raise OperationFailed("Can't specify no-pull-base if setting a new refspec or revision")
     wanted = pull.canonical(refspec)
     base = _base(host)
     if wanted == base.refspec:
         raise OperationFailed(f"Old and new refs are equal: {wanted}")
-    yield from _deploy(host, base, wanted, options)
+    yield from _deploy(host, base, wanted, options, packages)
 
 
 def upgrade(host: Host, options: Options) -> Work:
@@ -84,6 +123,20 @@ def deploy(host: Host, revision: str, options: Options) -> Work:
     if not revision.startswith("sha256:"):
         raise OperationFailed(f"Invalid container image digest: {revision}")
     yield from _deploy(host, base, _at_digest(base.refspec, revision), options)
+
+
+def change_packages(host: Host, packages: Packages, options: Options) -> Work:
+    """Stage the base deployment again with other packages."""
+    base = _base(host)
+    wanted = packages.on(base, base, idempotent=options.idempotent)
+    if wanted == base:
+        yield message("No change.")
+        return
+    missing = [name for name in packages.install if name in host.settings().missing_packages]
+    if missing:
+        raise OperationFailed(f"Packages not found: {', '.join(missing)}")
+    yield message("Resolving dependencies...done")
+    yield from _stage(host, replace(wanted, pinned=False), None, options)
 
 
 def change_kernel_arguments(host: Host, arguments: KernelArguments, options: Options) -> Work:
@@ -150,10 +203,10 @@ def finalize(host: Host, dictionary: Any) -> Work:
     if checksum is None and not option(dictionary, "allow-missing-checksum", "b"):
         raise OperationFailed("Missing expected checksum")
     # Of a container deployment only the manifest digest is known to whoever asked for it.
-    if checksum is not None and checksum != staged.digest:
-        raise OperationFailed(
-            f"Expected staged base checksum {checksum}, but found {staged.digest}"
-        )
+    commit = staged.base or staged.checksum
+    known_as = commit if host.settings().finalizes_by_commit else staged.digest
+    if checksum is not None and checksum != known_as:
+        raise OperationFailed(f"Expected staged base checksum {checksum}, but found {known_as}")
     if not host.sysroot.unlock() and not option(dictionary, "allow-unlocked", "b"):
         raise OperationFailed("Staged deployment already unlocked")
     yield message(f"Finalized deployment; rebooting into {staged.checksum}")
@@ -174,8 +227,29 @@ def refuse_blocked(host: Host) -> None:
     raise OperationFailed(text)
 
 
+def _changed(
+    names: tuple[str, ...],
+    more: tuple[str, ...],
+    fewer: tuple[str, ...],
+    *,
+    idempotent: bool,
+) -> tuple[str, ...]:
+    for name in () if idempotent else more:
+        if name in names:
+            raise OperationFailed(f"Package/capability '{name}' is already requested")
+    for name in () if idempotent else fewer:
+        if name not in names:
+            raise OperationFailed(f"Package/capability '{name}' is not currently requested")
+    kept = tuple(name for name in names if name not in fewer)
+    return kept + tuple(name for name in more if name not in kept)
+
+
 def _deploy(
-    host: Host, base: Deployment, refspec: str, options: Options
+    host: Host,
+    base: Deployment,
+    refspec: str,
+    options: Options,
+    packages: Packages = Packages(),
 ) -> Generator[Emit | Pause, None, None]:
     if options.reboot:
         refuse_blocked(host)
@@ -188,6 +262,7 @@ def _deploy(
         settings=host.settings,
     )
     deployment = deployment_of(image, refspec, base.kernel_arguments)
+    deployment = packages.on(base, deployment, idempotent=options.idempotent)
     if "@sha256:" in refspec:
         deployment = replace(deployment, custom_origin=options.custom_origin)
     yield from _stage(host, deployment, image, options)

@@ -9,7 +9,7 @@ from gi.repository import GLib
 from treenail.lab.machine import operations
 from treenail.lab.machine.exported import FAILED, Call, Method, Refusal, Values, option
 from treenail.lab.machine.kargs import KernelArguments
-from treenail.lab.machine.operations import Host, Options
+from treenail.lab.machine.operations import Host, Options, Packages
 from treenail.lab.machine.steps import Work, message
 from treenail.lab.machine.sysroot import Deployment
 
@@ -50,10 +50,7 @@ class OsMethods:
 
     def _update_deployment(self, call: Call) -> Values:
         modifiers, options = call.argument(0), Options.read(call.argument(1))
-        unsupported = {"install-packages", "uninstall-packages", "override-remove-packages"}
-        asked = unsupported & set(modifiers.unpack())
-        if asked:
-            raise Refusal(FAILED, f"this stand-in has no packages: {', '.join(sorted(asked))}")
+        packages = Packages.read(modifiers)
         refspec = option(modifiers, "set-refspec", "s")
         revision = option(modifiers, "set-revision", "s")
         if refspec:
@@ -61,13 +58,19 @@ class OsMethods:
             return self._begin(
                 call,
                 options.command_line or f"rebase {refspec}",
-                lambda: operations.rebase(self._host, refspec, chosen),
+                lambda: operations.rebase(self._host, refspec, chosen, packages),
             )
         if revision:
             return self._begin(
                 call,
                 options.command_line or "deploy",
                 lambda: operations.deploy(self._host, revision, options),
+            )
+        if packages != Packages():
+            return self._begin(
+                call,
+                options.command_line or "pkg-change",
+                lambda: operations.change_packages(self._host, packages, options),
             )
         title = options.command_line or "upgrade"
         return self._begin(call, title, lambda: operations.upgrade(self._host, options))

@@ -8,6 +8,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 DISK_FULL = "min-free-space-percent '3%' would be exceeded, at least 1.2 GB requested"
 
@@ -22,6 +23,10 @@ class Settings:
     staging_error: str = ""
     finalization_error: str = ""
     refresh_md_s: float = 0.2
+    missing_packages: tuple[str, ...] = ()
+    """Packages that no repository has."""
+    finalizes_by_commit: bool = False
+    """FinalizeDeployment compares the base commit, as before rpm-ostree knew images by digest."""
     idle_exit_s: float = 0.0
     """Seconds after which rpm-ostreed exits with nobody registered; 0 for never."""
     force_close_s: float = 30.0
@@ -49,7 +54,10 @@ def load(path: Path | None) -> Settings:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return Settings()
-    return Settings(**{**document, "failing_units": tuple(document["failing_units"])})
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in document.items()
+    }
+    return Settings(**values)
 
 
 def save(settings: Settings, path: Path) -> None:

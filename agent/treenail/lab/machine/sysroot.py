@@ -5,6 +5,7 @@ so a power cut loses it; so does the lock file that tells the shutdown to leave 
 """
 
 import fcntl
+import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +19,11 @@ STATEROOT = "fedora-coreos"
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """One bootable tree: a commit, where it came from and how its kernel is started."""
+    """One bootable tree: a commit, where it came from and how its kernel is started.
+
+    With ``packages`` beside those of the image, or ``removals`` from it, the commit is one of its
+    own and ``base`` is the image's.
+    """
 
     checksum: str
     serial: int
@@ -33,6 +38,9 @@ class Deployment:
     custom_origin: tuple[str, str] | None = None
     pinned: bool = False
     osname: str = STATEROOT
+    packages: tuple[str, ...] = ()
+    removals: tuple[str, ...] = ()
+    base: str = ""
 
     @property
     def id(self) -> str:
@@ -59,6 +67,24 @@ def deployment_of(
         manifest=image.manifest(),
         configuration=image.configuration(),
         layers=tuple(layer.digest for layer in image.layers),
+    )
+
+
+def with_packages(
+    deployment: Deployment, packages: tuple[str, ...], removals: tuple[str, ...]
+) -> Deployment:
+    """The deployment with these packages layered on its image, and those left out of it."""
+    base = deployment.base or deployment.checksum
+    checksum = base
+    if packages or removals:
+        layered = json.dumps([base, sorted(packages), sorted(removals)])
+        checksum = hashlib.sha256(layered.encode()).hexdigest()
+    return replace(
+        deployment,
+        checksum=checksum,
+        base=base if checksum != base else "",
+        packages=packages,
+        removals=removals,
     )
 
 
@@ -215,15 +241,12 @@ def boot_options(deployment: Deployment) -> str:
 
 
 def _decoded(document: dict[str, Any]) -> Deployment:
-    origin = document.pop("custom_origin")
-    arguments = tuple(document.pop("kernel_arguments"))
-    layers = tuple(document.pop("layers"))
-    return Deployment(
-        **document,
-        kernel_arguments=arguments,
-        layers=layers,
-        custom_origin=(origin[0], origin[1]) if origin else None,
-    )
+    lists = ("kernel_arguments", "layers", "packages", "removals", "custom_origin")
+    values: dict[str, Any] = {
+        key: tuple(value) if key in lists and value is not None else value
+        for key, value in document.items()
+    }
+    return Deployment(**values)
 
 
 def _write(path: Path, document: object) -> None:

@@ -1,0 +1,126 @@
+"""What the agent relies on, whatever manages the operating system.
+
+A class of tests for each back end derives from this, and has the fixture ``machine``.
+"""
+
+import pytest
+
+from tests.contract.os_machines import OsMachine, at_once, digest, digests, go_on
+from treenail.errors import CancelledError, HostError, TransactionError
+from treenail.host.deployments import Change, Verdict
+
+
+class OperatingSystemContract:
+    """Tests of `treenail.daemon.ports.OperatingSystem`."""
+
+    def test_new_machine_has_what_it_was_installed_from(self, machine: OsMachine) -> None:
+        os = machine.os()
+        assert digests(os) == [f"{digest(machine.images.here)} booted"]
+        assert os.look().transaction is None
+
+    def test_staged_image_is_locked_and_staging_it_again_changes_nothing(
+        self, machine: OsMachine
+    ) -> None:
+        os, images = machine.os(), machine.images
+        os.stage(images.to_there, watch=go_on)
+        first = os.look()
+        machine.os().stage(images.to_there, watch=go_on)
+        assert os.look() == first
+        assert digests(os) == [
+            f"{digest(images.there)} staged locked",
+            f"{digest(images.here)} booted",
+        ]
+        assert first.staged is not None
+        assert first.staged.image == images.there
+
+    def test_nobodys_reboot_boots_what_is_locked(self, machine: OsMachine) -> None:
+        machine.os().stage(machine.images.to_there, watch=go_on)
+        machine.reboot()
+        booted = machine.os().look().booted
+        assert booted is not None
+        assert booted.digest == digest(machine.images.here)
+
+    def test_image_is_booted_once_it_is_finalized(self, machine: OsMachine) -> None:
+        os, images = machine.os(), machine.images
+        os.stage(images.to_there, watch=go_on)
+        staged = os.look().staged
+        assert staged is not None
+        os.finalize(staged.id)
+        assert [each.locked for each in os.look().all] == [False, False]
+        machine.reboot()
+        assert digests(machine.os()) == [f"{digest(images.there)} booted", digest(images.here)]
+
+    def test_finalizing_what_is_final_already_changes_nothing(self, machine: OsMachine) -> None:
+        machine.os().stage(machine.images.to_there, watch=go_on)
+        staged = machine.os().look().staged
+        assert staged is not None
+        machine.os().finalize(staged.id)
+        first = machine.os().look()
+        machine.os().finalize(staged.id)
+        assert machine.os().look() == first
+
+    def test_finalizing_what_is_not_staged_is_refused(self, machine: OsMachine) -> None:
+        os = machine.os()
+        with pytest.raises(HostError, match="nothing is staged"):
+            os.finalize("unknown")
+        os.stage(machine.images.to_there, watch=go_on)
+        before = os.look()
+        with pytest.raises(HostError, match="can't reboot into unknown"):
+            os.finalize("unknown")
+        assert os.look() == before
+
+    def test_dropped_image_is_gone_and_dropping_can_be_repeated(self, machine: OsMachine) -> None:
+        os = machine.os()
+        os.stage(machine.images.to_there, watch=go_on)
+        staged = os.look().staged
+        assert staged is not None
+        os.drop("unknown")
+        assert os.look().staged == staged
+        for _ in range(2):
+            os.drop(staged.id)
+            assert digests(os) == [f"{digest(machine.images.here)} booted"]
+
+    def test_machine_rolls_back_to_what_it_was_before(self, machine: OsMachine) -> None:
+        images = machine.images
+        machine.os().stage(images.to_there, watch=go_on)
+        staged = machine.os().look().staged
+        assert staged is not None
+        machine.os().finalize(staged.id)
+        machine.reboot()
+        for _ in range(2):
+            machine.os().roll_back()
+        machine.reboot()
+        booted = machine.os().look().booted
+        assert booted is not None
+        assert booted.digest == digest(images.here)
+
+    def test_there_is_no_way_back_from_the_first_image(self, machine: OsMachine) -> None:
+        with pytest.raises(HostError, match="no previous deployment"):
+            machine.os().roll_back()
+
+    def test_image_that_is_booted_needs_no_staging(self, machine: OsMachine) -> None:
+        os = machine.os()
+        os.stage(Change(image=machine.images.here), watch=go_on)
+        assert digests(os) == [f"{digest(machine.images.here)} booted"]
+
+    def test_failed_pull_says_why_and_stages_nothing(self, machine: OsMachine) -> None:
+        os = machine.os()
+        with pytest.raises(TransactionError, match="corrupt layer"):
+            os.stage(Change(image=machine.images.broken), watch=go_on)
+        assert digests(os) == [f"{digest(machine.images.here)} booted"]
+
+    def test_staging_ends_at_the_watchers_word(self, machine: OsMachine) -> None:
+        os = machine.os()
+        machine.slow_down()
+        with pytest.raises(CancelledError):
+            os.stage(machine.images.to_there, watch=at_once(Verdict.CANCEL))
+        assert digests(os) == [f"{digest(machine.images.here)} booted"]
+
+    def test_staging_that_was_left_is_ended_by_drop(self, machine: OsMachine) -> None:
+        os = machine.os()
+        machine.slow_down()
+        with pytest.raises(CancelledError):
+            os.stage(machine.images.to_there, watch=at_once(Verdict.LEAVE))
+        machine.os().drop("")
+        found = machine.os().look()
+        assert (found.transaction, found.staged) == (None, None)
