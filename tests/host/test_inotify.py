@@ -122,3 +122,12 @@ def test_what_happens_beside_an_awaited_directory_is_nothing(site):
     (site.top / "etc/resolv.conf").write_text("1")
 
     assert (site.inotify.wait(0.0) or Moved()) == Moved()
+
+
+def test_a_directory_that_goes_with_the_one_above_it_is_told(site):
+    (site.top / "etc/b/c").mkdir(parents=True)
+    site.until(lambda: site.lost)
+    site.lost = False
+    (site.top / "etc/b").rename(site.top / "etc/gone")
+
+    site.until(lambda: site.lost)

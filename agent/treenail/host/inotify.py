@@ -26,6 +26,7 @@ _MASK = (
     _IN_MODIFY | _IN_ATTRIB | _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
     | _IN_DELETE_SELF | _IN_MOVE_SELF | _IN_ONLYDIR | _IN_DONT_FOLLOW
 )  # fmt: skip
+_COMES_OR_GOES = _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
 _SELF = _IN_DELETE_SELF | _IN_MOVE_SELF | _IN_IGNORED
 _EVENT = struct.Struct("iIII")
 _BUFFER = 64 * 1024
@@ -44,7 +45,7 @@ class Moved:
 class Inotify:
     """Watches the directories that a set of paths stands in, below a root.
 
-    A directory that is not there yet is waited for in the nearest one above it. Linux only; to be
+    A directory that is not there yet, or goes, is waited for in those above it. Linux only; to be
     used by one thread, but for `interrupt`. Raises `FileError` when the kernel has no inotify
     instance to spare.
     """
@@ -65,7 +66,7 @@ class Inotify:
         self._directories: dict[int, set[str]] = {}
         """What each watched directory is called; links may give it several names."""
         self._awaited: dict[int, set[bytes]] = {}
-        """The names in a directory that lead on to one that is not there yet."""
+        """The names in a directory that lead on to a wanted one, there already or not."""
         self._complained = False
 
     def watch(self, directories: Iterable[str]) -> None:
@@ -95,17 +96,19 @@ class Inotify:
         awaited: dict[int, set[bytes]] = {}
         left = 0
         for directory in self._wanted:
-            place, missing = directory, ""
-            while (number := self._add(place, full=len(found) >= WATCHES_LIMIT)) is None:
-                place, _, missing = place.rpartition("/")
+            number = self._add(directory, full=len(found) >= WATCHES_LIMIT)
+            if number is not None and number >= 0:
+                found.setdefault(number, set()).add(directory)
+            left += number is not None and number < 0
+            place = directory
+            # Nobody is told when a directory goes with one above it.
+            while place != "/":
+                place, _, name = place.rpartition("/")
                 place = place or "/"
-            if number < 0:
-                left += 1
-            elif missing:
-                found.setdefault(number, set())
-                awaited.setdefault(number, set()).add(os.fsencode(missing))
-            else:
-                found.setdefault(number, set()).add(place)
+                number = self._add(place, full=len(found) >= WATCHES_LIMIT)
+                if number is not None and number >= 0:
+                    found.setdefault(number, set())
+                    awaited.setdefault(number, set()).add(os.fsencode(name))
         for number in self._directories.keys() - found.keys():
             self._libc.inotify_rm_watch(self._fd, number)
         self._directories, self._awaited = found, awaited
@@ -150,7 +153,8 @@ class Inotify:
                 lost = lost or bool(mask & _IN_Q_OVERFLOW)
                 if number not in self._directories:
                     continue
-                stale = stale or bool(mask & _SELF) or name in self._awaited.get(number, ())
+                leads_on = mask & _COMES_OR_GOES and name in self._awaited.get(number, ())
+                stale = stale or bool(mask & _SELF or leads_on)
                 for directory in self._directories[number] if name else ():
                     paths.add(f"{directory.rstrip('/')}/{os.fsdecode(name)}")
         if stale:
