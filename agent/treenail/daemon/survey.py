@@ -94,7 +94,7 @@ class Survey:
         units = sorted({*old.units, *new.units})
         users = old.users | new.users.keys()
         return Seen(
-            found={path: _found(each, accounts) for path, each in stands.items()},
+            found={path: found_at(each, accounts) for path, each in stands.items()},
             kept=self._originals.paths(),
             states=self._states.states(*units),
             vendored=frozenset(n for n in units if self._units.find(n, searched=_VENDOR)),
@@ -121,7 +121,7 @@ class Survey:
         )
 
 
-def _found(each: Standing, accounts: Accounts) -> Found:
+def found_at(each: Standing, accounts: Accounts) -> Found:
     return Found(
         kind=Kind(each.kind),
         sha256=each.sha256,
