@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import treenail
-from treenail.daemon.settings import FirstBoot, Given, Limits, Preflight, Trial
+from treenail.daemon.settings import DriftSettings, FirstBoot, Given, Limits, Preflight, Trial
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -58,7 +58,13 @@ def test_every_command_can_be_loaded(script: str) -> None:
     assert callable(entry.load())
 
 
-TABLES = {"limits": Limits, "health": Trial, "preflight": Preflight, "firstboot": FirstBoot}
+TABLES = {
+    "limits": Limits,
+    "health": Trial,
+    "preflight": Preflight,
+    "firstboot": FirstBoot,
+    "drift": DriftSettings,
+}
 
 
 @pytest.mark.parametrize("settings", [Given, *TABLES.values()])

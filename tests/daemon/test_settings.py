@@ -5,6 +5,7 @@ import pytest
 
 from treenail.daemon.settings import (
     Drain,
+    DriftSettings,
     FirstBoot,
     Given,
     Limits,
@@ -16,6 +17,7 @@ from treenail.daemon.settings import (
     parse,
 )
 from treenail.errors import UsageError
+from treenail.update.drifting import Reaction
 from treenail.update.preflight import Reason
 
 DEFAULTS = Settings(
@@ -64,6 +66,14 @@ again_s = 1
 registry_s = 20
 only_warn = ["OtherUpdateDriver", "NoSpaceOnBoot"]
 
+[drift]
+default = "report"
+heals_per_hour = 5
+full_every_s = 60
+
+[drift.paths]
+"/etc/motd" = "heal"
+"/etc/systemd/system/*" = "block"
 """
 IMAGE = "registry.example.com/os/node@sha256:" + "a" * 64
 EVERYTHING += f"""
@@ -100,6 +110,12 @@ def test_a_file_says_everything():
             only_warn=frozenset({Reason.OTHER_UPDATE_DRIVER, Reason.NO_SPACE_ON_BOOT}),
         ),
         firstboot=FirstBoot(IMAGE),
+        drift=DriftSettings(
+            default=Reaction.REPORT,
+            paths=(("/etc/motd", Reaction.HEAL), ("/etc/systemd/system/*", Reaction.BLOCK)),
+            heals_per_hour=5,
+            full_every_s=60,
+        ),
     )
 
 
@@ -127,6 +143,18 @@ def test_the_command_line_is_stronger_than_the_file():
         ("kubeconfig = 1", "f: kubeconfig is 1; allowed is a string"),
         ("root = ['/']", "f: root is ['/']; allowed is a string"),
         ('drain = "later"', """f: drain is 'later'; allowed is "ask" or "never\""""),
+        (
+            '[drift]\ndefault = "mend"',
+            """f: drift.default is 'mend'; allowed is "report" or "heal" or "block\"""",
+        ),
+        (
+            '[drift.paths]\n"/etc/*" = true',
+            """f: drift.paths./etc/* is True; allowed is "report" or "heal" or "block\"""",
+        ),
+        (
+            "[drift]\nheals_per_hour = -1",
+            "f: drift.heals_per_hour is -1; allowed is a number from 0 to 1000",
+        ),
         ("drain = false", """f: drain is False; allowed is "ask" or "never\""""),
         (
             'log_level = "loud"',

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from treenail.api import pullspec
 from treenail.errors import ConfigError, UsageError
+from treenail.update.drifting import DriftPolicy, Reaction
 from treenail.update.preflight import Reason
 
 T = TypeVar("T")
@@ -27,6 +28,7 @@ _NODE_NAME = re.compile(
 )
 _LEAST_S = 0.1
 _MOST_S = 86_400.0
+_MOST = 1000
 
 
 class Drain(StrEnum):
@@ -83,6 +85,22 @@ class Preflight:
 
 
 @dataclass(frozen=True, slots=True)
+class DriftSettings:
+    """How drift is looked for, and what it leads to."""
+
+    default: Reaction = Reaction.BLOCK
+    paths: tuple[tuple[str, Reaction], ...] = ()
+    """The first glob that matches decides."""
+    heals_per_hour: int = 3
+    full_every_s: float = 600.0
+    """From one look at everything to the next; what is touched is looked at within seconds."""
+
+    @property
+    def policy(self) -> DriftPolicy:
+        return DriftPolicy(self.default, self.paths, self.heals_per_hour)
+
+
+@dataclass(frozen=True, slots=True)
 class FirstBoot:
     """What a node moves to before it joins its cluster."""
 
@@ -105,6 +123,7 @@ class Given:
     health: Trial = Trial()
     preflight: Preflight = Preflight()
     firstboot: FirstBoot = FirstBoot()
+    drift: DriftSettings = DriftSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +143,7 @@ class Settings:
     health: Trial = Trial()
     preflight: Preflight = Preflight()
     firstboot: FirstBoot = FirstBoot()
+    drift: DriftSettings = DriftSettings()
 
 
 def load(path: Path, arguments: Given, *, host_name: str, required: bool) -> Settings:
@@ -164,6 +184,7 @@ def parse(content: bytes, *, where: str) -> Given:
         health=_trial(table.table("health")),
         preflight=_preflight(table.table("preflight")),
         firstboot=_first_boot(table.table("firstboot"), where=where),
+        drift=_drift(table.table("drift")),
     )
     table.refuse_the_rest()
     return given
@@ -187,6 +208,7 @@ def merged(file: Given, arguments: Given, *, host_name: str) -> Settings:
         health=file.health,
         preflight=file.preflight,
         firstboot=file.firstboot,
+        drift=file.drift,
     )
     for key in ("kubeconfig", "root", "pull_secret", "internal_pull_secret"):
         value: str = getattr(settings, key)
@@ -246,6 +268,20 @@ def _preflight(table: "_Table") -> Preflight:
     return preflight
 
 
+def _drift(table: "_Table") -> DriftSettings:
+    default = DriftSettings()
+    reactions = {str(each): each for each in Reaction}
+    paths = table.table("paths")
+    drift = DriftSettings(
+        default=_first(table.choice("default", reactions), default.default),
+        paths=tuple((glob, _first(paths.choice(glob, reactions))) for glob in paths.names()),
+        heals_per_hour=table.count("heals_per_hour", default.heals_per_hour),
+        full_every_s=table.seconds("full_every_s", default.full_every_s),
+    )
+    table.refuse_the_rest()
+    return drift
+
+
 def _first_boot(table: "_Table", *, where: str) -> FirstBoot:
     image = table.text("image") or ""
     table.refuse_the_rest()
@@ -303,10 +339,21 @@ class _Table:
             return float(value)
         raise self.refused(key, value, f"a number of seconds from {_LEAST_S:g} to {_MOST_S:g}")
 
+    def count(self, key: str, default: int) -> int:
+        value = self._take(key)
+        if value is None:
+            return default
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST:
+            return value
+        raise self.refused(key, value, f"a number from 0 to {_MOST}")
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._content)
+
     def table(self, key: str) -> "_Table":
         value = self._take(key)
         if value is None or isinstance(value, dict):
-            return _Table(value or {}, where=self._where, path=f"{key}.")
+            return _Table(value or {}, where=self._where, path=f"{self._path}{key}.")
         raise self.refused(key, value, "a table")
 
     def refuse_the_rest(self) -> None:
