@@ -36,7 +36,7 @@ from treenail.host.inverse import Before, Inverse
 from treenail.host.linktree import LinkTree
 from treenail.host.recording import Change, Recorded, Recording
 from treenail.host.root import Root
-from treenail.host.undolog import Json, UndoLog
+from treenail.host.undolog import HELD, LOG, Json, UndoLog
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +56,14 @@ class Undo:
     once, when the change is recorded.
     """
 
-    def __init__(self, root: Root, disk: Disk | None = None) -> None:
+    def __init__(self, root: Root, disk: Disk | None = None, *, place: str = LOG) -> None:
+        """``place`` is where the log is."""
         self._root = root
         self._prefix = os.fspath(root.prefix)
         self._disk = disk or Disk()
         self._entries = Entries(self._disk)
-        self._log = UndoLog(root, self._disk)
+        self._log = UndoLog(root, self._disk, place)
+        self._held = UndoLog(root, self._disk, HELD)
         self._links = LinkTree(root, self._disk)
         self._flushing = Flushing(self._disk)
         self._number = 0
@@ -125,6 +127,13 @@ class Undo:
         except FileError as error:
             log.warning("what is replaced is cleaned up at the next start: %s", error)
 
+    def hold(self, owner: str) -> None:
+        """Return once all of it outlives a power cut; `Held` says what becomes of it."""
+        self.note({"held": owner})
+        self._flushing.flush()
+        self._log.move(HELD)
+        self._start_anew()
+
     def left(self) -> Left | None:
         """What is to be put back, or cleaned up after; None when there is nothing.
 
@@ -169,6 +178,8 @@ class Undo:
         """Return once the inverses outlive a power cut; raises before anything is touched."""
         self.check()
         self._log.make_directory()  # it is not part of the change, though it may be missing, too
+        if not self._log.begun:
+            self._number = self._held.last_number()  # what is held has names in the same places
         recording = Recording(self._root, self._disk, self._number)
         try:
             found = recording.record(changes)
@@ -305,8 +316,7 @@ class Undo:
                 self._flushing.changed(inverse.parent)
         self._flushing.flush()
         self._start_anew()
-        # Whoever finds it nevertheless cleans up what is clean.
-        self._log.remove(flush=False)
+        self._log.discard()
 
     def _start_anew(self) -> None:
         self._log.close()

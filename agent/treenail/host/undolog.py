@@ -14,6 +14,10 @@ Json = dict[str, object]
 
 DIRECTORY = "/var/lib/treenail/undo"
 LOG = f"{DIRECTORY}/log"
+HELD = f"{DIRECTORY}/held"
+"""Of a change that is complete, and neither undone at a start nor yet for good."""
+DONE = f"{DIRECTORY}/done"
+"""Of one that was held, and is for good."""
 _LIMIT = 256 * 1024 * 1024
 _COMMITTED: Json = {"committed": True}
 
@@ -29,9 +33,10 @@ class Records:
 class UndoLog:
     """The log below a root. Raises `LedgerError` and `FileError`."""
 
-    def __init__(self, root: Root, disk: Disk) -> None:
+    def __init__(self, root: Root, disk: Disk, place: str = LOG) -> None:
         self._root = root
         self._disk = disk
+        self._place = place
         self._files = Files(root, disk)
         self._descriptor: int | None = None
 
@@ -56,7 +61,7 @@ class UndoLog:
         """
         text = json.dumps(record, separators=(",", ":")).encode()
         line = b"%08x %s\n" % (zlib.crc32(text), text)
-        path = self._root.path(LOG)
+        path = self._root.path(self._place)
         if self._descriptor is None:
             self.make_directory()
         with failing("write", path):
@@ -75,7 +80,7 @@ class UndoLog:
 
     def read(self) -> Records | None:
         """The records, without one that was cut short; None when there is no log."""
-        content = self._files.read(LOG, limit=_LIMIT)
+        content = self._files.read(self._place, limit=_LIMIT)
         if content is None:
             return None
         records: list[Json] = []
@@ -85,14 +90,14 @@ class UndoLog:
             if check != b"%08x" % zlib.crc32(text):
                 if number < len(lines):
                     raise LedgerError(
-                        f"{self._root.path(LOG)} is damaged in line {number}",
+                        f"{self._root.path(self._place)} is damaged in line {number}",
                         remedy="move it away, and bring the node to its config: treenail once",
                     )
                 break
             records.append(json.loads(text))
         if records and records[-1] == _COMMITTED:
             return Records(tuple(records[:-1]), committed=True)
-        return Records(tuple(records), committed=False)
+        return Records(tuple(records), committed=self._place == DONE)
 
     def close(self) -> None:
         """Write no more to it; it stays."""
@@ -100,10 +105,32 @@ class UndoLog:
             self._disk.close(self._descriptor)
             self._descriptor = None
 
+    def move(self, place: str) -> None:
+        """Return once it is there for good, in place of any other."""
+        self.close()
+        path = self._root.path(self._place)
+        with failing("rename", path):
+            self._disk.replace(path, self._root.path(place))
+            self._sync_directory()
+
+    def last_number(self) -> int:
+        """The highest number of an inverse in it; 0 without a log."""
+        found = self.read()
+        batches = (record.get("entries", ()) for record in found.records) if found else ()
+        return max((row[2] for batch in batches for row in batch), default=0)  # type: ignore[attr-defined]
+
+    def discard(self) -> None:
+        """Have no log of what is done.
+
+        Whoever finds the usual one nevertheless cleans up what is clean; but a later change may
+        have second names while another one is found again.
+        """
+        self.remove(flush=self._place != LOG)
+
     def remove(self, *, flush: bool) -> None:
         """Have no log; with ``flush`` return once no later start finds it."""
         self.close()
-        path = self._root.path(LOG)
+        path = self._root.path(self._place)
         with failing("remove", path):
             try:
                 self._disk.unlink(path)
