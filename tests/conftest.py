@@ -8,6 +8,8 @@ from types import FrameType
 import hypothesis
 import pytest
 
+pytest.register_assert_rewrite("tests.daemon.nodes")
+
 LIMIT_S = 60.0
 
 # A test that should have one of these sets it: the service manager, bus, cluster and journal of the

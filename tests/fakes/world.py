@@ -1,15 +1,20 @@
 """A node, its cluster and its fate: small, honest, and able to lose power at any step.
 
-What survives what is as on a real machine: the ledger and the booted deployment survive all; a
-staged deployment survives the agent's death, but not a power cut; a clean reboot finalizes it if
-it is unlocked and drops it if it is locked; the agent's memory survives nothing.
+What survives what is as on a real machine: the ledger and the booted deployment survive all; what
+was flushed survives a power cut, what was written survives the agent's death; a staged deployment
+survives the agent's death, but not a power cut; a clean reboot finalizes it if it is unlocked and
+drops it if it is locked; the agent's memory survives nothing. A deployment that is finalized takes
+along, of /etc, what differs from the /usr/etc of the deployment before it.
 """
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tests.daemon.machines import BASE, TOP
+from tests.fakes.disk import MemoryDisk, Tree
 from treenail.api import annotations as key
+from treenail.api.disruptionpolicy import DEFAULTS, ClusterPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.node import Node
 from treenail.errors import CancelledError, NotFound, TransactionError, Unreachable
@@ -18,6 +23,8 @@ from treenail.update.record import Target
 from treenail.update.status import Event, Report
 
 Json = dict[str, object]
+PLATFORM = ("root=LABEL=root", "rw")
+_ETC = f"{TOP}/etc/"
 
 
 class Killed(BaseException):
@@ -36,6 +43,19 @@ def _live_on(_step: str) -> None:
     """The fate of most."""
 
 
+@dataclass(frozen=True, slots=True)
+class System:
+    """What a deployment is made of; ``serial`` tells two of the same image apart."""
+
+    digest: str
+    arguments: tuple[str, ...] = PLATFORM
+    serial: int = 0
+
+    @property
+    def id(self) -> str:
+        return f"os-{self.digest[7:13]}.{self.serial}"
+
+
 @dataclass
 class World:
     """Everything outside the agent's process. ``fate`` is asked before and after each effect."""
@@ -45,8 +65,12 @@ class World:
     meanwhile: Callable[[], None] = lambda: None
     """What happens in the world while the agent waits for a long call."""
     boots: int = 1
-    staged: str = ""
+    system: System = field(init=False)
+    staging: System | None = None
+    serials: int = 0
     locked: bool = False
+    finalizes: bool = True
+    """Whether the boot loader's entry can be written."""
     going_down: bool = False
     ledger: str | None = None
     api_up: bool = True
@@ -57,10 +81,30 @@ class World:
     events: list[Event] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     configs: dict[str, MachineConfig] = field(default_factory=dict)
+    vendor: dict[str, Tree] = field(default_factory=dict)
+    """What each image has in /usr/etc, by digest and path below it."""
+    disk: MemoryDisk = field(default_factory=lambda: MemoryDisk(BASE))
+
+    def __post_init__(self) -> None:
+        self.disk.chunk = 1 << 20
+        self.system = System(self.booted)
+
+    @property
+    def staged(self) -> str:
+        """The digest of what is staged; empty when nothing is."""
+        return self.staging.digest if self.staging else ""
 
     def ask_for(self, target: Target, spelling: str = key.DESIRED_OS_IMAGE) -> None:
         self.annotations[key.DESIRED_CONFIG] = target.config
-        self.annotations[spelling] = target.image
+        if target.image:
+            self.annotations[spelling] = target.image
+        else:
+            self.annotations.pop(spelling, None)
+
+    def file(self, path: str) -> bytes | None:
+        """What the file holds; None without one."""
+        entry = self.disk.tree().get(TOP + path)
+        return None if entry is None else entry.content
 
     @property
     def in_service(self) -> bool:
@@ -69,18 +113,33 @@ class World:
 
     def reboot(self) -> None:
         """A clean reboot, whoever asked for it."""
-        if self.staged and not self.locked:
+        self.disk.replace_by(self.disk.tree())
+        if self.staging is not None and not self.locked and self.finalizes:
             if self.in_service:
                 self.violations.append("the OS changed while the node was in service")
-            self.booted = self.staged
+            self._merge(self.staging.digest)
+            self.system = self.staging
         self._up_again()
 
     def power_cut(self) -> None:
+        self.disk.replace_by(next(self.disk.after_power_cut(1)))
         self._up_again()
+
+    def _merge(self, digest: str) -> None:
+        """What becomes of /etc: local changes stay, all else is the new deployment's."""
+        old, new = self.vendor.get(self.booted, {}), self.vendor.get(digest, {})
+        tree = self.disk.tree()
+        etc = {path.removeprefix(_ETC): each for path, each in tree.items() if _ETC in path}
+        changed = {path: each for path, each in etc.items() if old.get(path) != each}
+        gone = old.keys() - etc.keys()
+        merged = {**{p: e for p, e in new.items() if p not in gone}, **changed}
+        others = {path: entry for path, entry in tree.items() if _ETC not in path}
+        self.disk.replace_by(others | {_ETC + path: each for path, each in merged.items()})
 
     def _up_again(self) -> None:
         self.boots += 1
-        self.staged, self.locked, self.going_down = "", False, False
+        self.booted = self.system.digest
+        self.staging, self.locked, self.going_down = None, False, False
 
     def drain_controller(self) -> None:
         """One step of the drain controller."""
@@ -96,26 +155,36 @@ class FakeMachine:
     def __init__(self, world: World) -> None:
         self._world = world
 
+    @property
+    def name(self) -> str:
+        return "rpm-ostree"
+
+    def roll_back(self) -> None:
+        raise TransactionError("there is no previous deployment")
+
     def boot_id(self) -> str:
         return f"boot-{self._world.boots}"
 
     def fips_enabled(self) -> bool:
         return False
 
+    def command_line(self) -> tuple[str, ...]:
+        return self._world.system.arguments
+
     def look(self) -> Deployments:
         world = self._world
-        found = [_deployment(world.booted, booted=True)]
-        if world.staged:
-            found.append(_deployment(world.staged, staged=True, locked=world.locked))
+        found = [_deployment(world.system, booted=True)]
+        if world.staging:
+            found.append(_deployment(world.staging, staged=True, locked=world.locked))
         return Deployments(tuple(found), None)
 
-    @property
-    def name(self) -> str:
-        return "rpm-ostree"
-
     def stage(self, change: Change, *, watch: Callable[[Progress], Verdict]) -> None:
-        world, digest = self._world, change.image.partition("@")[2]
-        if world.staged == digest:
+        world = self._world
+        kept = (each for each in world.system.arguments if each not in change.delete)
+        digest = change.image.partition("@")[2] or world.system.digest
+        asked = System(digest, (*kept, *change.append), world.serials + 1)
+        staged = world.staging
+        if staged and (staged.digest, staged.arguments) == (asked.digest, asked.arguments):
             return
         world.fate("stage begins")
         for percent in (0, 50, 100):
@@ -128,21 +197,23 @@ class FakeMachine:
                 case Verdict.GO_ON:
                     pass
             world.fate("staging")
-        world.staged, world.locked = digest, True
+        world.serials += 1
+        world.staging, world.locked = asked, True
         world.fate("staged")
 
     def wait_for_other(self, *, watch: Callable[[Progress], Verdict]) -> None:
         watch(Progress("waiting", None))
 
     def drop(self, staged_id: str) -> None:
-        self._world.fate("drop")
-        if _id(self._world.staged) == staged_id:
-            self._world.staged, self._world.locked = "", False
-        self._world.fate("dropped")
+        world = self._world
+        world.fate("drop")
+        if world.staging is not None and world.staging.id == staged_id:
+            world.staging, world.locked = None, False
+        world.fate("dropped")
 
     def finalize(self, staged_id: str) -> None:
         world = self._world
-        if _id(world.staged) != staged_id:
+        if world.staging is None or world.staging.id != staged_id:
             raise TransactionError("No pending staged deployment found")
         world.fate("unlock")
         world.locked = False
@@ -150,9 +221,6 @@ class FakeMachine:
             world.violations.append("unlocked while the node was in service")
         world.fate("unlocked")
         world.going_down = True
-
-    def roll_back(self) -> None:
-        pass
 
     def release(self) -> None:
         pass
@@ -216,6 +284,11 @@ class FakeCluster:
             raise NotFound(f"MachineConfig {name} does not exist")
         return self._world.configs[name]
 
+    def policy(self) -> ClusterPolicy:
+        if not self._world.api_up:
+            raise Unreachable("the API server does not answer")
+        return ClusterPolicy(DEFAULTS)
+
     def report(self, report: Report) -> None:
         world = self._world
         known = self._cached.annotations if self._cached else {}
@@ -261,20 +334,16 @@ class FakeNotifier:
 
 
 def _deployment(
-    digest: str, *, booted: bool = False, staged: bool = False, locked: bool = False
+    system: System, *, booted: bool = False, staged: bool = False, locked: bool = False
 ) -> Deployment:
     return Deployment(
-        id=_id(digest),
-        checksum=digest[7:],
+        id=system.id,
+        checksum=system.digest[7:],
         version="1",
-        image=f"registry.example.com/os/node@{digest}",
-        digest=digest,
+        image=f"registry.example.com/os/node@{system.digest}",
+        digest=system.digest,
         booted=booted,
         staged=staged,
         locked=locked,
         pinned=False,
     )
-
-
-def _id(digest: str) -> str:
-    return f"os-{digest[7:13]}" if digest else ""

@@ -147,7 +147,13 @@ def test_the_journal_tells_one_update_across_the_reboot(site: Site) -> None:
     assert {entry["TREENAIL_CONFIG"] for entry in entries} == {goal.config}
     assert len({str(entry["_BOOT_ID"]) for entry in entries}) == 2
     phases = [str(entry["TREENAIL_PHASE"]) for entry in entries]
-    assert list(dict.fromkeys(phases)) == ["staging", "draining", "rebooting", "resuming"]
+    assert list(dict.fromkeys(phases)) == [
+        "staging",
+        "draining",
+        "applying",
+        "rebooting",
+        "resuming",
+    ]
     assert site.machine.agent_log.read_text() == "", "with a journal there is nothing on stderr"
 
 
@@ -191,7 +197,10 @@ def everything(site: Site) -> str:
 
 def test_what_the_agent_keeps_is_for_its_owner_alone(site: Site) -> None:
     kept = site.machine.root / "var/lib/treenail"
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in kept.iterdir()}
-    assert {"ledger.json", "auth.json"} <= modes.keys()
-    assert set(modes.values()) == {0o600}
+    found = {path: path.stat() for path in kept.rglob("*")}
+    assert {"ledger.json", "auth.json"} <= {path.name for path in found}
+    directories = [each for each in found.values() if stat.S_ISDIR(each.st_mode)]
+    files = [each for each in found.values() if stat.S_ISREG(each.st_mode)]
+    assert {stat.S_IMODE(each.st_mode) for each in files} == {0o600}
+    assert {stat.S_IMODE(each.st_mode) for each in directories} <= {0o700}
     assert stat.S_IMODE(kept.stat().st_mode) == 0o700

@@ -4,8 +4,11 @@ from dataclasses import replace
 
 from treenail.api import annotations as key
 from treenail.update import wish
+from treenail.update.disruption import Level
 from treenail.update.facts import Deployed, Facts, Handshake, NodeSeen
+from treenail.update.oschange import OSChange
 from treenail.update.record import Phase, Record, Target, Update
+from treenail.update.work import Work
 
 DIGEST_A = "sha256:" + "a" * 64
 DIGEST_B = "sha256:" + "b" * 64
@@ -13,6 +16,7 @@ DIGEST_C = "sha256:" + "c" * 64
 A = Target("rendered-worker-a", f"registry.example.com/os/node@{DIGEST_A}")
 B = Target("rendered-worker-b", f"registry.example.com/os/node@{DIGEST_B}")
 C = Target("rendered-worker-c", f"registry.example.com/os/node@{DIGEST_C}")
+IMAGE_B = Work(OSChange(image=B.image), level=Level.REBOOT)
 BOOT_1 = "11111111-1111-1111-1111-111111111111"
 BOOT_2 = "22222222-2222-2222-2222-222222222222"
 
@@ -38,7 +42,14 @@ def drained(token: str, target: Target = B) -> NodeSeen:
 
 def update(phase: Phase = Phase.STAGING, **changes: object) -> Update:
     start = Update(
-        id="0" * 32, target=B, origin=A, phase=phase, boot_id=BOOT_1, began=0.0, entered=0.0
+        id="0" * 32,
+        target=B,
+        origin=A,
+        phase=phase,
+        boot_id=BOOT_1,
+        began=0.0,
+        entered=0.0,
+        work=IMAGE_B,
     )
     return replace(start, **changes)  # type: ignore[arg-type]
 

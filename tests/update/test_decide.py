@@ -29,7 +29,9 @@ from tests.update.build import (
 )
 from treenail.api import annotations as key
 from treenail.update import wish
-from treenail.update.decide import (
+from treenail.update.decide import decide, drain_token, looks_at_deployments
+from treenail.update.facts import Deployed, Handshake, NodeSeen
+from treenail.update.moves import (
     Adopt,
     Close,
     Commit,
@@ -43,11 +45,8 @@ from treenail.update.decide import (
     Resume,
     Stage,
     Wait,
-    decide,
-    drain_token,
-    looks_at_deployments,
+    Weigh,
 )
-from treenail.update.facts import Deployed, Handshake, NodeSeen
 from treenail.update.record import Phase, Record, Refused, Target
 
 TOKEN = "drain-rendered-worker-b"
@@ -68,17 +67,21 @@ def test_a_node_at_its_target_rests() -> None:
     assert decide(at) == Rest(f"at {B}", settled=True)
 
 
-def test_a_new_image_is_staged_first() -> None:
-    assert decide(facts()) == Stage(B)
+def test_a_new_image_is_weighed_and_then_staged() -> None:
+    assert decide(facts()) == Weigh(B)
+    assert decide(facts(record=in_phase(Phase.STAGING, work=None))) == Weigh(B)
+    assert decide(facts(record=in_phase(Phase.STAGING))) == Stage(B)
 
 
-def test_an_image_that_is_booted_already_is_adopted_without_a_reboot() -> None:
-    assert decide(facts(deployed=Deployed(booted=DIGEST_B))) == Adopt(B)
+def test_an_image_that_is_booted_already_is_adopted_where_nobody_remembers_another() -> None:
+    booted = Deployed(booted=DIGEST_B)
+    assert decide(facts(record=Record(), deployed=booted)) == Adopt(B)
+    assert decide(facts(deployed=booted)) == Weigh(B), "keys and arguments may be others"
 
 
 def test_a_machine_that_was_rolled_back_by_hand_is_brought_to_its_target_again() -> None:
     at = facts(record=Record(current=B), deployed=Deployed(booted=DIGEST_A))
-    assert decide(at) == Stage(B)
+    assert decide(at) == Weigh(B)
 
 
 def test_a_foreign_staged_deployment_is_named_and_left_alone() -> None:
@@ -105,7 +108,7 @@ def test_a_drain_that_takes_too_long_is_overdue() -> None:
 
 def test_a_drained_node_reboots() -> None:
     record = in_phase(Phase.DRAINING, drain=TOKEN)
-    assert decide(facts(record=record, deployed=staged(), node=drained(TOKEN))) == Reboot(B)
+    assert decide(facts(record=record, deployed=staged(), node=drained(TOKEN))) == Reboot(B, "os-1")
 
 
 def test_a_node_somebody_uncordoned_is_drained_anew_with_a_new_token() -> None:
@@ -136,19 +139,19 @@ def test_a_drain_is_not_asked_for_while_an_uncordon_is_under_way() -> None:
 
 def test_a_single_replica_node_reboots_without_a_drain() -> None:
     at = facts(record=in_phase(Phase.STAGING), deployed=staged(), drains=False)
-    assert decide(at) == Reboot(B)
+    assert decide(at) == Reboot(B, "os-1")
 
 
 @pytest.mark.parametrize("phase", [Phase.STAGING, Phase.DRAINING])
 def test_a_changed_mind_drops_what_was_staged(phase: Phase) -> None:
     at = facts(record=in_phase(phase, drain=TOKEN), deployed=staged(), node=wanting(C))
-    assert decide(at) == Drop("another target is asked for")
+    assert decide(at) == Drop("another target is asked for", "os-1")
 
 
 def test_a_mind_changed_between_the_record_and_the_reboot_is_obeyed() -> None:
     record = in_phase(Phase.REBOOTING, drain=TOKEN, reboots=1)
     at = facts(record=record, deployed=staged(locked=False), node=drained(TOKEN, A))
-    assert decide(at) == Drop("another target is asked for")
+    assert decide(at) == Drop("another target is asked for", "os-1")
 
 
 def test_after_dropping_the_drain_is_taken_back_and_the_update_closed() -> None:
@@ -173,7 +176,7 @@ def test_what_is_still_staged_after_a_crash_in_the_drop_is_dropped() -> None:
 
 def test_the_point_of_no_return_is_passed_without_the_api_server() -> None:
     record = in_phase(Phase.REBOOTING, drain=TOKEN, reboots=1)
-    assert decide(facts(record=record, deployed=staged(), node=None)) == Reboot(B)
+    assert decide(facts(record=record, deployed=staged(), node=None)) == Reboot(B, "os-1")
 
 
 def test_without_the_api_server_no_drain_is_invented() -> None:
@@ -235,10 +238,6 @@ def test_a_drain_left_over_from_a_lost_ledger_is_taken_back() -> None:
 def test_a_node_that_is_asked_for_nothing_rests() -> None:
     node = NodeSeen(wish.Nothing(), Handshake(), Target())
     assert decide(facts(node=node)) == Rest("no config is asked of this node")
-
-
-def test_a_config_without_an_image_is_refused_with_what_to_do() -> None:
-    assert "without an OS image" in refusal(decide(facts(node=wanting(Target("rendered-b")))))
 
 
 def test_a_node_taken_over_outside_image_mode_rests_at_what_it_claims() -> None:

@@ -112,6 +112,8 @@ class ClusterPolicy:
 
     policy: DisruptionPolicy
     settled: bool = True
+    overrides: tuple[str, ...] = ()
+    """What of ``storage`` may differ between a node and its config."""
 
     @classmethod
     def from_json(cls, document: object) -> "ClusterPolicy":
@@ -120,12 +122,15 @@ class ClusterPolicy:
         status = fields.nested("status")
         generation = fields.nested("metadata").optional_integer("generation")
         settled = generation == status.optional_integer("observedGeneration")
+        overrides = (
+            fields.nested("spec").nested("irreconcilableValidationOverrides").texts("storage")
+        )
         made = status.nested("nodeDisruptionPolicyStatus").nested("clusterPolicies")
         if made.values:
-            return cls(DisruptionPolicy.from_fields(made), settled=settled)
+            return cls(DisruptionPolicy.from_fields(made), settled=settled, overrides=overrides)
         asked = fields.nested("spec").nested("nodeDisruptionPolicy")
         policy = DEFAULTS.overridden_by(DisruptionPolicy.from_fields(asked))
-        return cls(policy, settled=settled)
+        return cls(policy, settled=settled, overrides=overrides)
 
 
 _CRIO = "crio.service"

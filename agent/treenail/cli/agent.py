@@ -13,12 +13,16 @@ from pathlib import Path
 from treenail import log as journal
 from treenail.clock import SystemClock
 from treenail.daemon.cluster import NodeCluster
+from treenail.daemon.configs import Configs
+from treenail.daemon.configuration import Configuration
 from treenail.daemon.credentials import Credentials
 from treenail.daemon.live import Live
 from treenail.daemon.loop import Loop, Pace
 from treenail.daemon.observe import Observer
 from treenail.daemon.ports import LedgerFile, Ports
+from treenail.daemon.runner import Runner
 from treenail.daemon.settings import FILE, Drain, Given, Settings, load
+from treenail.daemon.survey import AskedStates, Survey
 from treenail.daemon.wakeup import Wakeup
 from treenail.errors import ClusterError, FileError, Forbidden, Unreachable
 from treenail.host.bus import SystemBus
@@ -29,7 +33,9 @@ from treenail.host.logind import Logind
 from treenail.host.notify import Notifier
 from treenail.host.root import Root
 from treenail.host.rpmostree import RpmOstree
+from treenail.host.systemd import Systemd
 from treenail.host.transaction import Limits as TransactionLimits
+from treenail.host.users import Shadow
 from treenail.kube.client import Client, Json
 from treenail.kube.events import Recorder
 from treenail.kube.kubeconfig import read_kubeconfig
@@ -94,6 +100,7 @@ class Agent:
             on_lost=self._lost,
         )
         bus = SystemBus()
+        shadow, systemd = Shadow(root, clock), Systemd(bus, clock)
         ports = Ports(
             os=RpmOstree(
                 bus,
@@ -106,6 +113,11 @@ class Agent:
             ledger=ledger,
             cluster=self._cluster,
             credentials=Credentials(root, files, settings),
+            configuration=Configuration(
+                Survey(root, shadow, systemd=AskedStates(systemd)),
+                Runner(root, shadow, services=systemd),
+            ),
+            configs=Configs(files, self._cluster),
             clock=clock,
         )
         self._loop = Loop(

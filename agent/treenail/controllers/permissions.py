@@ -6,7 +6,7 @@ By resource (with its group, as in ``daemonsets.apps``; a subresource after a sl
 from collections.abc import Iterable, Iterator, Mapping
 
 from treenail.api.decode import Json
-from treenail.kube.resources import MACHINECONFIGPOOLS
+from treenail.kube.resources import MACHINECONFIGPOOLS, MACHINECONFIGURATIONS
 
 GROUP = MACHINECONFIGPOOLS.group
 
@@ -49,6 +49,7 @@ OF_NODES: Verbs = {
     f"machineconfigs.{GROUP}": ("get",),
     f"machineconfignodes.{GROUP}": ("get",),
     f"machineconfignodes/status.{GROUP}": ("patch",),
+    f"machineconfigurations.{MACHINECONFIGURATIONS.group}": ("get",),
 }
 """Of the agent, beside what the Node authorizer lets a node's credential do."""
 

@@ -10,32 +10,44 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from treenail.daemon.ports import Ports, Watch
-from treenail.errors import BusyError, CancelledError, Unreachable, UnreconcilableError
+from treenail.daemon.weighing import Weighing
+from treenail.errors import BusError, BusyError, CancelledError, StepError
 from treenail.host.deployments import Change, Progress, Verdict
 from treenail.log import MessageId
 from treenail.update import record as records
-from treenail.update.decide import (
+from treenail.update.facts import Facts
+from treenail.update.moves import (
     Adopt,
+    Apply,
     Close,
     Commit,
     Decision,
     Drain,
     Drop,
     Forgive,
+    PutBack,
     Reboot,
+    Recover,
     Refuse,
     Rest,
     Resume,
     Stage,
     Wait,
+    Weigh,
 )
-from treenail.update.facts import Facts
-from treenail.update.record import Outcome, Phase, Record, Target, Update
+from treenail.update.oschange import OSChange
+from treenail.update.record import Outcome, Phase, Record, Refused, Target, Update
+from treenail.update.work import Work
 
 log = logging.getLogger(__name__)
 
 NOW = 0.0
 SOON_S = 10.0
+APPLYING_TRIES = 3
+"""Of a step that failed because a service did not answer: it may be back in a moment."""
+
+
+Inward = Weigh | Stage | Apply | PutBack | Commit | Close | Drop
 
 
 class Actor:
@@ -53,6 +65,8 @@ class Actor:
         self._look_s = look_s
         self._on_progress = on_progress
         self._on_record = on_record
+        self._weighing = Weighing(ports)
+        self._failed_to_apply = 0
         self._record = records.from_json(ports.ledger.read())
         on_record(self._record)
 
@@ -72,56 +86,87 @@ class Actor:
                 return self._look_s
             case Refuse(error=error):
                 raise error
+            case Drain(token=token):
+                return self._drain(token)
+            case Reboot(target=target, staged_id=staged_id):
+                return self._reboot(target, staged_id)
             case Adopt(target=target):
-                self._save(Record(current=target, history=self._record.history))
+                self._save(self._at(target, facts))
                 log.info("the machine already is at %s", target)
             case Forgive():
                 self._save(replace(self._record, refused=None))
+            case Recover():
+                update = self._record.update
+                self._ports.configuration.recover(update.id if update else "")
+            case _:
+                self._move_on(decision, facts)
+        return NOW
+
+    def _move_on(self, decision: Inward, facts: Facts) -> None:
+        """One step of the update, of which the next can be taken at once."""
+        match decision:
+            case Weigh(target=target):
+                self._weigh(target, facts)
             case Stage(target=target):
                 self._stage(target)
-            case Drain(token=token):
-                return self._drain(token)
-            case Reboot(target=target):
-                return self._reboot(target, _staged_id(facts, target))
+            case Apply(target=target):
+                self._apply(target, facts)
+            case PutBack():
+                self._ports.configuration.put_back()
             case Commit():
                 self._commit(facts)
             case Close(done=done):
                 self._close(done=done)
-            case Drop(reason=reason, refuse=refuse):
-                self._drop(reason, facts, refuse)
-        return NOW
+            case Drop(reason=reason, staged_id=staged_id, refuse=refuse):
+                self._drop(reason, staged_id, refuse)
 
-    def _stage(self, target: Target) -> None:
+    def _weigh(self, target: Target, facts: Facts) -> None:
         update = self._record.update
         if update is None or update.target != target:
-            update = Update(
-                id=secrets.token_hex(16),
-                target=target,
-                origin=self._record.current,
-                phase=Phase.STAGING,
-                boot_id=self._ports.kernel.boot_id(),
-                began=self._ports.clock.now(),
-                entered=self._ports.clock.now(),
-            )
-            self._save(replace(self._record, update=update, refused=None))
-            log.info(
-                "update %s began: from %s to %s",
-                update.id,
-                update.origin,
-                target,
-                extra={"message_id": MessageId.UPDATE_BEGAN},
-            )
-        elif update.phase is not Phase.STAGING:
-            update = self._enter(Phase.STAGING)
+            update = self._begin(target, facts)
+        deployed = facts.deployed
+        if deployed is None:
+            raise AssertionError("an update was to be weighed without a look at the deployments")
+        work = self._weighing.weigh(target, update.origin, deployed)
+        log.info(
+            "%s asks for: %s%s",
+            target,
+            work.cost,
+            "".join(f"; {reason}" for reason in work.reasons),
+        )
+        self._enter(Phase.STAGING, work=work)
+
+    def _begin(self, target: Target, facts: Facts) -> Update:
+        claimed = facts.node.claimed if facts.node else Target()
+        update = Update(
+            id=secrets.token_hex(16),
+            target=target,
+            origin=self._record.current if self._record.current != Target() else claimed,
+            phase=Phase.STAGING,
+            boot_id=self._ports.kernel.boot_id(),
+            began=self._ports.clock.now(),
+            entered=self._ports.clock.now(),
+        )
+        self._failed_to_apply = 0
+        self._save(replace(self._record, update=update, refused=None))
+        log.info(
+            "update %s began: from %s to %s",
+            update.id,
+            update.origin,
+            target,
+            extra={"message_id": MessageId.UPDATE_BEGAN},
+        )
+        return update
+
+    def _stage(self, target: Target) -> None:
+        update = self._current_update()
+        if update.phase is not Phase.STAGING or update.staged_id:
+            # What was staged before is gone; until it is noted, what is staged now has no name.
+            update = self._enter(Phase.STAGING, staged_id="")
         self._ports.credentials.refresh()
-        try:
-            self._check()
-        except Unreachable:
-            # Staging harms nobody; the check is made up for before the drain.
-            log.info("can't read %s now, staging meanwhile", target.config)
         watch, called_off = self._watch(update)
         try:
-            self._ports.os.stage(Change(image=target.image), watch=watch)
+            self._ports.os.stage(_change(self._work().os), watch=watch)
         except BusyError as error:
             log.info("waiting: %s", error)
             self._ports.os.wait_for_other(watch=watch)
@@ -130,7 +175,10 @@ class Actor:
             if not called_off:
                 raise
             return
-        log.info("staged %s, locked", target.image, extra={"message_id": MessageId.STAGED})
+        staged = self._ports.os.look().staged
+        noted = replace(update, staged_id=staged.id if staged else "")
+        self._save(replace(self._record, update=noted))
+        log.info("staged %s, locked", target, extra={"message_id": MessageId.STAGED})
 
     def _watch(self, update: Update) -> tuple[Watch, list[Verdict]]:
         """A watch for the transaction, and where it notes that we ended it ourselves."""
@@ -144,23 +192,7 @@ class Actor:
 
         return watch, ended
 
-    def _check(self) -> None:
-        """Read the rendered config and refuse what a running node can't be made to be."""
-        update = self._record.update
-        if update is None or update.checked:
-            return
-        wanted = self._ports.cluster.machine_config(update.target.config)
-        if wanted.fips != self._ports.kernel.fips_enabled():
-            raise UnreconcilableError(
-                f"{update.target.config} wants FIPS mode {'on' if wanted.fips else 'off'}, and "
-                "this node runs with it the other way",
-                remedy="FIPS mode is chosen when a node is installed: reinstall it, or change the "
-                "MachineConfig back",
-            )
-        self._save(replace(self._record, update=replace(update, checked=True)))
-
     def _drain(self, token: str) -> float:
-        self._check()
         update = self._current_update()
         if update.phase is not Phase.DRAINING or update.drain != token:
             self._enter(Phase.DRAINING, drain=token)
@@ -169,26 +201,68 @@ class Actor:
         # The ledger has the token and so has the report; what is missing is the answer.
         return SOON_S if self._ports.cluster.node() is None else self._look_s
 
+    def _apply(self, target: Target, facts: Facts) -> None:
+        update, work = self._current_update(), self._work()
+        if update.phase is not Phase.APPLYING or update.boot_id != facts.boot_id:
+            self._told_of_drain(update)
+            update = self._enter(Phase.APPLYING)
+        due = self._weighing.due(target, update.origin, work)
+        if due.work.level > work.level:
+            log.info("%s has come to ask for more: %s", target, "; ".join(due.work.reasons))
+            self._enter(Phase.STAGING, work=due.work)
+            return
+        try:
+            self._ports.configuration.apply(
+                due.steps, due.wish, target.config, owner=update.id if work.reboots else ""
+            )
+        except StepError as error:
+            self._failed_to_apply += 1
+            gone = isinstance(error.__cause__, BusError)
+            if gone and self._failed_to_apply < APPLYING_TRIES:
+                raise
+            log.warning("%s", error, extra={"message_id": MessageId.DEGRADED})
+            refused = Refused(target, str(error), error.remedy)
+            self._enter(Phase.RELEASING, refused=refused)
+            return
+        log.info("applied %s in %d steps", target, len(due.steps))
+        if not work.reboots:
+            self._reached(facts)
+        elif not due.steps:
+            self._enter(Phase.APPLYING, work=replace(work, writes=False))
+
     def _reboot(self, target: Target, staged_id: str) -> float:
         update = self._current_update()
         boot_id = self._ports.kernel.boot_id()
         if update.phase is not Phase.REBOOTING or update.boot_id != boot_id:
-            if update.drain:
-                log.info("drained: %s", update.drain, extra={"message_id": MessageId.DRAINED})
+            self._told_of_drain(update)
             self._enter(Phase.REBOOTING, reboots=update.reboots + 1)
         log.info("rebooting into %s", target, extra={"message_id": MessageId.REBOOTING})
-        self._ports.os.finalize(staged_id)
+        if staged_id:
+            self._ports.os.finalize(staged_id)
         self._ports.power.reboot()
         return SOON_S
 
+    def _told_of_drain(self, update: Update) -> None:
+        if update.phase is Phase.DRAINING:
+            log.info("drained: %s", update.drain, extra={"message_id": MessageId.DRAINED})
+
     def _commit(self, facts: Facts) -> None:
-        update = self._current_update()
-        update = update.enter(
-            Phase.RESUMING, boot_id=self._ports.kernel.boot_id(), now=self._ports.clock.now()
-        )
-        self._save(replace(self._record, current=update.target, update=update, refused=None))
+        """What an image, or a merge of two /etc, took away with it is written again."""
+        update, work = self._current_update(), self._work()
+        if work.reboots:
+            due = self._weighing.due(update.target, update.origin, work)
+            if due.steps:
+                log.info("%d steps are left to do after the boot", len(due.steps))
+                self._ports.configuration.complete(due.steps, due.wish, update.target.config)
+            self._ports.configuration.confirm()
+        self._reached(facts)
+
+    def _reached(self, facts: Facts) -> None:
+        """Verified: the target is current from now on."""
+        update = self._enter(Phase.RESUMING, at=facts)
+        self._ports.configs.keep_only({update.target.config})
         log.info(
-            "booted and verified %s after %d s",
+            "verified %s after %d s",
             update.target,
             facts.now - update.began,
             extra={"message_id": MessageId.VERIFIED},
@@ -218,12 +292,13 @@ class Actor:
         self._save(self._record.closed(outcome, now=self._ports.clock.now()))
         self._ports.os.release()
 
-    def _drop(self, reason: str, facts: Facts, refuse: records.Refused | None) -> None:
+    def _drop(self, reason: str, staged_id: str, refuse: Refused | None) -> None:
         update = self._current_update()
         if update.phase is not Phase.RELEASING:
             log.info("calling update %s off: %s", update.id, reason)
             self._enter(Phase.RELEASING, refused=refuse)
-        self._ports.os.drop(_staged_id(facts, update.target))
+        if update.work is None or update.work.reboots:
+            self._ports.os.drop(staged_id)
         log.info(
             "dropped what was staged for %s",
             update.target,
@@ -236,24 +311,42 @@ class Actor:
             raise AssertionError("a move within an update was decided without one")
         return update
 
+    def _work(self) -> Work:
+        work = self._current_update().work
+        if work is None:
+            raise AssertionError("a move was decided before the update was weighed")
+        return work
+
     def _enter(
         self,
         phase: Phase,
         *,
+        work: Work | None = None,
+        staged_id: str | None = None,
         drain: str | None = None,
         reboots: int | None = None,
-        refused: records.Refused | None = None,
+        refused: Refused | None = None,
+        at: Facts | None = None,
     ) -> Update:
+        """Have the update in the phase, for good; ``at``: with its target as current."""
         update = self._current_update().enter(
             phase, boot_id=self._ports.kernel.boot_id(), now=self._ports.clock.now()
         )
         update = replace(
             update,
+            work=update.work if work is None else work,
+            staged_id=update.staged_id if staged_id is None else staged_id,
             drain=update.drain if drain is None else drain,
             reboots=update.reboots if reboots is None else reboots,
         )
-        self._save(replace(self._record, update=update, refused=refused or self._record.refused))
+        record = self._record if at is None else self._at(update.target, at)
+        self._save(replace(record, update=update, refused=refused or record.refused))
         return update
+
+    def _at(self, target: Target, facts: Facts) -> Record:
+        """The record with the target as current."""
+        booted = facts.deployed.booted if facts.deployed else self._record.booted
+        return replace(self._record, current=target, booted=booted, refused=None)
 
     def _save(self, record: Record) -> None:
         if record != self._record:
@@ -262,6 +355,13 @@ class Actor:
             self._on_record(record)
 
 
-def _staged_id(facts: Facts, target: Target) -> str:
-    deployed = facts.deployed
-    return deployed.staged_id if deployed and deployed.staged == target.digest else ""
+def _change(asked: OSChange) -> Change:
+    return Change(
+        image=asked.image,
+        append=asked.append,
+        delete=asked.delete,
+        install=asked.install,
+        uninstall=asked.uninstall,
+        remove=asked.remove,
+        reset=asked.reset,
+    )

@@ -1,7 +1,7 @@
 """Every step of a plan, or none: also when the power goes in between."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from itertools import pairwise
 
@@ -33,8 +33,16 @@ class Recovery(StrEnum):
     CONFIRMED = "confirmed"
 
 
-def apply(steps: Sequence[Step], runner: Runner) -> None:
-    """Return once all of it is done for good.
+def apply(
+    steps: Sequence[Step],
+    runner: Runner,
+    *,
+    verify: Callable[[], None] = lambda: None,
+    owner: str = "",
+) -> None:
+    """Return once all of it is done and verified, for good.
+
+    With an ``owner`` it is held instead: done, and the owner says later what becomes of it.
 
     Raises `StepError` that names the step which failed, all others being undone; `RollbackError`
     that lists what is left when undoing failed, too; `recover` then tries that again. While that
@@ -48,13 +56,18 @@ def apply(steps: Sequence[Step], runner: Runner) -> None:
     try:
         for batch in _batches(steps):
             _carry_out(batch, runner, progress)
-        runner.undo.commit()
+        progress.what = "verify what was done"
+        verify()
+        if owner:
+            runner.undo.hold(owner)
+        else:
+            runner.undo.commit()
     except TreenailError as error:
         begun = steps[: steps.index(progress.step) + 1]
-        log.warning("undoing %d steps: can't %s", len(begun), progress.step)
+        log.warning("undoing %d steps: can't %s", len(begun), progress)
         for each in undoing(begun):
             log.debug("undoing: %s", each)
-        _undo(progress.step, error, runner)
+        _undo(progress, error, runner)
 
 
 def recover(runner: Runner) -> Recovery | None:
@@ -63,26 +76,40 @@ def recover(runner: Runner) -> Recovery | None:
     None when nothing was cut short. Raises `RollbackError`, and `LedgerError` when the log can't be
     read. To be called before anything else is done to the machine.
     """
+    runner.held.clean()
     left = runner.undo.left()
     if left is None:
         return None
-    failed = _put_back(runner)
-    if failed:
-        raise RollbackError(
-            f"undoing a change that was cut short failed: {'; '.join(failed)}",
-            remedy="mend what is listed; the next start tries again",
-        )
+    _refuse_if(_put_back(runner))
     if left.committed:
         return Recovery.CONFIRMED
     log.info("undid a change that was cut short")
     return Recovery.UNDONE
 
 
+def put_back(runner: Runner) -> None:
+    """Undo what is held, for good; nothing happens when nothing is.
+
+    Raises `RollbackError`, and can be called again.
+    """
+    left = runner.held.left()
+    if left is None:
+        return
+    failed = runner.held.put_back() + runner.take_back(left.notes)
+    _refuse_if(failed)
+    runner.held.forget()
+    log.info("files, units and users are as they were before")
+
+
 class _Progress:
-    """Which step is being carried out."""
+    """Which step is being carried out, or what comes after the last one."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
+        self.what = ""
+
+    def __str__(self) -> str:
+        return self.what or str(self.step)
 
 
 def _carry_out(batch: Sequence[Step], runner: Runner, progress: _Progress) -> None:
@@ -131,7 +158,7 @@ def _batches(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
             begun = number
 
 
-def _undo(step: Step, error: TreenailError, runner: Runner) -> None:
+def _undo(progress: _Progress, error: TreenailError, runner: Runner) -> None:
     left = runner.undo.left()
     if left is not None and left.committed:
         # It failed after the last line had been written: nothing is undone any more.
@@ -141,14 +168,22 @@ def _undo(step: Step, error: TreenailError, runner: Runner) -> None:
     failed = _put_back(runner)
     if failed:
         raise RollbackError(
-            f"can't {step}: {error}; undoing what was done before failed, too, and this is left: "
-            f"{'; '.join(failed)}",
+            f"can't {progress}: {error}; undoing what was done before failed, too, and this is "
+            f"left: {'; '.join(failed)}",
             remedy=error.remedy or "mend what is listed; the next start tries again",
         ) from error
     raise StepError(
-        f"can't {step}: {error}; nothing is changed: the machine is as it was before",
+        f"can't {progress}: {error}; nothing is changed: the machine is as it was before",
         remedy=error.remedy,
     ) from error
+
+
+def _refuse_if(failed: Sequence[str]) -> None:
+    if failed:
+        raise RollbackError(
+            f"undoing a change that was cut short failed: {'; '.join(failed)}",
+            remedy="mend what is listed; it is tried again",
+        )
 
 
 def _put_back(runner: Runner) -> tuple[str, ...]:

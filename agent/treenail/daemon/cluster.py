@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from treenail.api import machineconfignode
+from treenail.api.disruptionpolicy import DEFAULTS, ClusterPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfignode import MachineConfigNode
 from treenail.api.meta import Condition, renewed
@@ -15,12 +16,20 @@ from treenail.daemon.observe import seen
 from treenail.errors import ClusterError, NotFound
 from treenail.kube.client import Client, PatchKind
 from treenail.kube.events import Regarding
-from treenail.kube.resources import MACHINECONFIGNODES, MACHINECONFIGS, NODES
+from treenail.kube.resources import (
+    MACHINECONFIGNODES,
+    MACHINECONFIGS,
+    MACHINECONFIGURATIONS,
+    NODES,
+)
 from treenail.update.status import CONDITIONS_OF_THE_AGENT, Event, Report, Verdict
 
 log = logging.getLogger(__name__)
 
 Json = dict[str, object]
+
+_CLUSTER = "cluster"
+"""The name of the one MachineConfiguration."""
 
 
 class Recorder(Protocol):
@@ -83,6 +92,13 @@ class NodeCluster:
                 remedy="create it, or set desiredConfig to one that exists",
             ) from error
         return MachineConfig.from_json(document)
+
+    def policy(self) -> ClusterPolicy:
+        try:
+            return ClusterPolicy.from_json(self._client.get(MACHINECONFIGURATIONS, _CLUSTER))
+        except NotFound:
+            # Not every cluster has the kind, and the operator makes the object.
+            return ClusterPolicy(DEFAULTS)
 
     def report(self, report: Report) -> None:
         """Write what differs from what the Node and the MachineConfigNode show."""

@@ -18,8 +18,9 @@ from treenail.daemon.wakeup import Wakeup
 from treenail.errors import Again, ClusterError, TreenailError
 from treenail.host.deployments import Progress, Verdict
 from treenail.log import MessageId
-from treenail.update.decide import Decision, Reboot, Refuse, Wait, decide, stands
+from treenail.update.decide import decide, stands
 from treenail.update.facts import Facts
+from treenail.update.moves import Decision, Reboot, Refuse, Wait
 from treenail.update.record import Record, Update
 from treenail.update.status import Event, reason_text, report
 

@@ -38,15 +38,17 @@ class Observer:
 
     def look(self, record: Record) -> Facts:
         """The facts as of now; raises `HostError` when the machine can't be asked."""
-        facts = self.glance(record)
-        if not looks_at_deployments(facts, first=not self._looked):
-            return facts
-        facts = replace(
-            facts,
-            deployed=deployed(self._ports.os.look()),
-            shutting_down=self._ports.power.shutting_down(),
-        )
-        self._looked = True
+        update = record.update
+        unfinished = self._ports.configuration.unfinished(update.id if update else "")
+        facts = replace(self.glance(record), cut_short=unfinished.cut_short, held=unfinished.held)
+        looks = looks_at_deployments(facts, first=not self._looked)
+        if looks or update is not None:
+            facts = replace(facts, shutting_down=self._ports.power.shutting_down())
+        if looks:
+            found = deployed(self._ports.os.look(), self._ports.kernel.command_line())
+            facts = replace(facts, deployed=found)
+        # What an update leaves behind is looked at once more.
+        self._looked = update is None and (self._looked or looks)
         return facts
 
 
@@ -67,14 +69,17 @@ def seen(node: Node) -> NodeSeen:
     )
 
 
-def deployed(deployments: Deployments) -> Deployed:
-    """The deployments, reduced to what decisions read."""
+def deployed(deployments: Deployments, arguments: tuple[str, ...]) -> Deployed:
+    """The deployments, and the booted kernel arguments, reduced to what decisions read."""
     booted, staged = deployments.booted, deployments.staged
     return Deployed(
         booted=booted.digest if booted else "",
         staged=staged.digest if staged else "",
         staged_id=staged.id if staged else "",
         locked=staged.locked if staged else False,
+        arguments=arguments,
+        packages=booted.packages if booted else (),
+        removed=booted.removed if booted else (),
     )
 
 

@@ -4,9 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from treenail.api.disruptionpolicy import ClusterPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.node import Node
 from treenail.clock import Clock
+from treenail.daemon.configs import Configs
+from treenail.daemon.configuration import Configuration
 from treenail.host.deployments import Change, Deployments, Progress, Verdict
 from treenail.update.status import Event, Report
 
@@ -25,7 +28,7 @@ class OperatingSystem(Protocol):
         """The deployments as they are now."""
 
     def stage(self, change: Change, *, watch: Watch) -> None:
-        """Return once the change is staged and locked; a no-op when it already is.
+        """Return once all of it is staged and locked; a no-op when it already is.
 
         ``watch`` is asked at least once a second whether to go on.
         """
@@ -34,7 +37,7 @@ class OperatingSystem(Protocol):
         """Return once somebody else's transaction has ended."""
 
     def drop(self, staged_id: str) -> None:
-        """Drop the staged deployment of this id, and end our transaction that would make it.
+        """Drop the staged deployment of this id, and end our transaction that would make one.
 
         Leaves alone what others staged.
         """
@@ -78,6 +81,9 @@ class Kernel(Protocol):
     def boot_id(self) -> str:
         """A new one for every boot."""
 
+    def command_line(self) -> tuple[str, ...]:
+        """The arguments that the kernel was booted with."""
+
     def fips_enabled(self) -> bool:
         """Whether the kernel runs in FIPS mode."""
 
@@ -93,6 +99,9 @@ class Cluster(Protocol):
 
     def machine_config(self, name: str) -> MachineConfig:
         """The MachineConfig of this name; raises `ClusterError`, `ConfigError`."""
+
+    def policy(self) -> ClusterPolicy:
+        """What changes cost; the defaults where the cluster says nothing. `ClusterError`."""
 
     def report(self, report: Report) -> None:
         """Tell what differs from what was told before; raises `ClusterError`."""
@@ -118,4 +127,6 @@ class Ports:
     ledger: LedgerFile
     cluster: Cluster
     credentials: Credentials
+    configuration: Configuration
+    configs: Configs
     clock: Clock

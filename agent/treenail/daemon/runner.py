@@ -12,6 +12,7 @@ from treenail.errors import HostError, UnitError
 from treenail.host.disk import Disk
 from treenail.host.entries import Absent, Directory, Hardlink, Regular, Symlink
 from treenail.host.files import Files
+from treenail.host.held import Held
 from treenail.host.originals import Originals
 from treenail.host.recording import Change
 from treenail.host.root import Root
@@ -57,6 +58,7 @@ class Services(Protocol):
     def reload(self) -> None: ...
     def reload_unit(self, unit: str) -> None: ...
     def restart(self, unit: str) -> None: ...
+    def start_default(self) -> None: ...
 
 
 class Runner:
@@ -66,6 +68,7 @@ class Runner:
         self, root: Root, shadow: Shadow, disk: Disk | None = None, services: Services | None = None
     ) -> None:
         self.undo = Undo(root, disk)
+        self.held = Held(root, disk)
         self._shadow = shadow
         self._files = Files(root, disk)
         self._originals = Originals(root, disk)
@@ -147,6 +150,11 @@ class Runner:
         """Have what runs take notice; the note is what a restart after a crash repeats."""
         self.undo.note(_note(step))
         self._serve(step)
+
+    def start_enabled(self) -> None:
+        """Have started what a boot would have, had it been enabled by then."""
+        if self._services is not None:
+            self._services.start_default()
 
     def take_back(self, notes: Sequence[Json]) -> tuple[str, ...]:
         """Undo what the notes tell of; what could not be, one sentence for each.

@@ -18,6 +18,7 @@ _JOB_S = 300.0
 # The arguments "runtime", and "force" where there is one.
 _FOR_GOOD = (False,)
 _GENTLY = (False, False)
+_DEFAULT_TARGET = "default.target"
 # A unit that a condition keeps from starting is skipped, and that is what its author wanted.
 _WELL = ("done", "skipped")
 
@@ -87,6 +88,13 @@ class Systemd:
     def start(self, unit: str) -> None:
         """Return once it is started."""
         self._job("StartUnit", "start", unit)
+
+    def start_default(self) -> None:
+        """Have begun whatever the default target wants and does not run; returns at once."""
+        try:
+            self._bus.call(_MANAGER, "StartUnit", _DEFAULT_TARGET, "replace", timeout_s=_CALL_S)
+        except BusError as error:
+            raise _refused(error, "start", _DEFAULT_TARGET) from error
 
     def stop(self, unit: str) -> None:
         """Return once it is stopped."""

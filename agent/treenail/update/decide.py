@@ -1,127 +1,59 @@
 """Facts to the node's next move: start reading here.
 
-The order of an update is: stage the image locked while the node serves, have the node drained,
-unlock and reboot, verify the booted digest, ask for the uncordon. Two rules hold in every state:
+The order of an update is: weigh what there is to do, stage what the OS needs, locked, while the
+node serves, have the node drained if that costs a drain, write files, units and users, unlock and
+reboot if it costs a reboot, verify, ask for the uncordon. Two rules hold in every state:
 
-* The machine changes only out of service. A staged deployment stays locked until the drain is
-  acknowledged, because anybody's reboot finalizes an unlocked one.
-* Until the reboot is asked for, a changed mind costs nothing: what was staged is dropped and the
-  drain taken back. From then on the update goes through, whether the API server answers or not.
+* The machine changes only out of service, unless the change disturbs nothing. A staged deployment
+  stays locked until the drain is acknowledged, because anybody's reboot finalizes an unlocked one.
+* Until the reboot is asked for, a changed mind costs nothing: files are put back, what was staged
+  is dropped and the drain taken back. From then on the update goes through, whether the API server
+  answers or not.
 """
 
-from dataclasses import dataclass
-
-from treenail.errors import ConfigError, HostError, TreenailError
+from treenail.errors import HostError
 from treenail.update.facts import Deployed, Facts, Handshake, NodeSeen
+from treenail.update.moves import (
+    Adopt,
+    Apply,
+    Close,
+    Commit,
+    Decision,
+    Drain,
+    Drop,
+    Forgive,
+    PutBack,
+    Reboot,
+    Recover,
+    Refuse,
+    Rest,
+    Resume,
+    Stage,
+    Wait,
+    Weigh,
+)
+from treenail.update.oschange import in_effect
 from treenail.update.record import Phase, Refused, Target, Update
 from treenail.update.wish import Unusable, Wish
+from treenail.update.work import Work
 
 REBOOTS_ALLOWED = 3
 """Reboots into one target before it is refused: a power cut may take one, a broken boot all."""
 
-
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """Nothing to do. ``settled`` when the node is what it is asked to be."""
-
-    reason: str
-    settled: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Something is awaited from outside; ``overdue`` when it takes longer than it may."""
-
-    reason: str
-    overdue: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Adopt:
-    """The machine already is the target: record it as current."""
-
-    target: Target
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """Pull and deploy the target's image, locked."""
-
-    target: Target
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """Ask for the drain with this token."""
-
-    target: Target
-    token: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reboot:
-    """Unlock what is staged and reboot into it."""
-
-    target: Target
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """The target is booted: record it as current."""
-
-    target: Target
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """Ask for the uncordon with this token."""
-
-    token: str
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """The update is over; ``done`` when it reached its target."""
-
-    done: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Call the update off and drop what it staged; refuse its target if there is a reason to."""
-
-    reason: str
-    refuse: Refused | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """The wish can't be obeyed; a person has to act."""
-
-    error: TreenailError
-
-
-@dataclass(frozen=True, slots=True)
-class Forgive:
-    """Another target is asked for: forget the refusal of the former."""
-
-
-Decision = (
-    Rest | Wait | Adopt | Stage | Drain | Reboot | Commit | Resume | Close | Drop | Refuse | Forgive
-)
+_LOOK = Wait("waiting for a look at the deployments")
 
 
 def decide(facts: Facts) -> Decision:
     """The one next move that the facts call for."""
     if facts.shutting_down:
         return Rest("the machine is going down")
+    if facts.cut_short:
+        return Recover()
     update = facts.record.update
     if update is None:
         return _without_update(facts)
     match update.phase:
-        case Phase.STAGING:
-            return _before_reboot(facts, update)
-        case Phase.DRAINING:
+        case Phase.STAGING | Phase.DRAINING | Phase.APPLYING:
             return _before_reboot(facts, update)
         case Phase.REBOOTING:
             return _rebooting(facts, update)
@@ -138,7 +70,8 @@ def looks_at_deployments(facts: Facts, *, first: bool) -> bool:
     """
     update, node = facts.record.update, facts.node
     if update is not None:
-        return update.phase is not Phase.RESUMING
+        asks = update.work is None or update.work.reboots
+        return asks and update.phase is not Phase.RESUMING
     if node is None or not isinstance(node.wish, Wish):
         return False
     return first or node.wish.target != facts.record.current
@@ -181,38 +114,30 @@ def _without_update(facts: Facts) -> Decision:
         if refused.target != wish.target:
             return Forgive()
         return _unless_drained(facts, Refuse(HostError(refused.reason, remedy=refused.remedy)))
-    if not wish.target.image:
-        return _without_image(facts, wish)
-    deployed = facts.deployed
+    return _wished(facts, wish.target)
+
+
+def _wished(facts: Facts, target: Target) -> Decision:
+    record, deployed = facts.record, facts.deployed
     if deployed is None:
-        return _at_target(facts, wish.target)
-    if deployed.booted == wish.target.digest:
-        if facts.record.current != wish.target:
-            return Adopt(wish.target)
-        return _at_target(facts, wish.target)
-    return _foreign(deployed, wish.target) or Stage(wish.target)
+        # It is looked at whenever the wish is not what is current.
+        return _unless_drained(facts, Rest(f"at {target}", settled=True))
+    expected = target.digest or record.booted
+    as_booted = deployed.booted == expected or not expected
+    if record.current == target and as_booted:
+        return _unless_drained(facts, Rest(f"at {target}", settled=True))
+    if record.current == Target() and _found_at(facts, deployed, target):
+        return Adopt(target)
+    if target.image and deployed.booted != target.digest:
+        return _foreign(deployed, target) or Weigh(target)
+    return Weigh(target)
 
 
-def _without_image(facts: Facts, wish: Wish) -> Decision:
-    """Outside image mode: files and units are not written by this version."""
-    current = facts.record.current
-    if current == wish.target:
-        return _at_target(facts, wish.target)
-    if current == Target() and facts.node is not None and facts.node.claimed == wish.target:
-        return Adopt(wish.target)
-    return Refuse(
-        ConfigError(
-            f"the node is asked for {wish.target.config} without an OS image beside it, and "
-            "files and units are not written by this version",
-            remedy="set machineconfiguration.openshift.io/desiredOSImage to an image built from "
-            f"{wish.target.config}, or set desiredConfig back to "
-            f"{current.config or 'what the node has'}",
-        )
-    )
-
-
-def _at_target(facts: Facts, target: Target) -> Decision:
-    return _unless_drained(facts, Rest(f"at {target}", settled=True))
+def _found_at(facts: Facts, deployed: Deployed, target: Target) -> bool:
+    """Whether a machine that nobody has a record of is the target: by its image, or as claimed."""
+    if target.image:
+        return deployed.booted == target.digest
+    return facts.node is not None and facts.node.claimed == target
 
 
 def _unless_drained(facts: Facts, otherwise: Decision) -> Decision:
@@ -227,8 +152,14 @@ def _unless_drained(facts: Facts, otherwise: Decision) -> Decision:
 
 def _foreign(deployed: Deployed, target: Target) -> Refuse | None:
     """Somebody else's staged deployment is in the way; it is not ours to drop."""
-    if not deployed.staged_id or (deployed.staged == target.digest and deployed.locked):
+    if not deployed.staged_id:
         return None
+    if target.image and deployed.staged == target.digest and deployed.locked:
+        return None
+    return _refuse_foreign(deployed)
+
+
+def _refuse_foreign(deployed: Deployed) -> Refuse:
     return Refuse(
         HostError(
             f"deployment {deployed.staged_id} is staged on this machine, and not by treenail",
@@ -237,26 +168,63 @@ def _foreign(deployed: Deployed, target: Target) -> Refuse | None:
     )
 
 
+def _ours(update: Update, work: Work, deployed: Deployed) -> bool:
+    """Whether we staged what is staged; where that was not noted, by what we had asked for."""
+    if update.staged_id:
+        return deployed.staged_id == update.staged_id
+    if work.os.image:
+        return deployed.staged == work.os.digest
+    return deployed.locked and deployed.staged == deployed.booted
+
+
 def _before_reboot(facts: Facts, update: Update) -> Decision:
-    target, deployed = update.target, facts.deployed
+    target, work, deployed = update.target, update.work, facts.deployed
+    if work is None:
+        return Weigh(target) if stands(facts.node, update) else Drop("another target is asked for")
     if not stands(facts.node, update):
-        return Drop("another target is asked for")
-    if deployed is None:
-        return Wait("waiting for a look at the deployments")
-    if deployed.booted == target.digest:
-        return Commit(target)
+        return Drop("another target is asked for", _our_staged_id(facts, update))
+    if facts.held and update.boot_id != facts.boot_id:
+        return _booted(facts, update, work)
+    if work.reboots:
+        if deployed is None:
+            return _LOOK
+        if not work.os.empty and in_effect(work.os, deployed.running):
+            return Weigh(target)
+        staging = _staging(update, work, deployed)
+        if staging is not None:
+            return staging
+    return _in_service(facts, update, work) or _out_of_service(facts, update, work)
+
+
+def _staging(update: Update, work: Work, deployed: Deployed) -> Decision | None:
+    """What there is to do until that is staged, and nothing else, which the update needs."""
     if not deployed.staged_id:
-        return Stage(target)
-    if deployed.staged != target.digest:
-        return _foreign(deployed, target) or Stage(target)
+        return None if work.os.empty else Stage(update.target)
+    if work.os.empty or not _ours(update, work, deployed):
+        return _refuse_foreign(deployed)
     if not deployed.locked:
-        return Drop("somebody unlocked the staged deployment while the node was in service")
+        reason = "somebody unlocked the staged deployment while the node was in service"
+        return Drop(reason, deployed.staged_id)
+    return None
+
+
+def _in_service(facts: Facts, update: Update, work: Work) -> Decision | None:
+    """What there is to do until the node is out of service; None when it is, or need not be."""
+    if not facts.drains or not work.drains:
+        return None
+    if facts.node is None and update.phase is Phase.APPLYING and update.boot_id == facts.boot_id:
+        # The drain was acknowledged before this phase was entered, in this same boot.
+        return None
+    if facts.held and facts.node is not None:
+        if facts.node.handshake.drained_for(update.drain):
+            return None
+        reason = "the node came back into service while its files were being changed"
+        return Drop(reason, _our_staged_id(facts, update))
     return _drain(facts, update)
 
 
-def _drain(facts: Facts, update: Update) -> Decision:
-    if not facts.drains:
-        return Reboot(update.target)
+def _drain(facts: Facts, update: Update) -> Decision | None:
+    """What there is to do until the node is drained; None when it is."""
     if facts.node is None:
         return Wait("waiting for the API server, to ask for the drain")
     handshake = facts.node.handshake
@@ -267,7 +235,7 @@ def _drain(facts: Facts, update: Update) -> Decision:
     if not token.startswith("drain-"):
         return Drain(update.target, drain_token(update.target.config, ""))
     if handshake.drained_for(token):
-        return Reboot(update.target)
+        return None
     if handshake.asked == handshake.applied == token:
         # Drained once, but somebody made the node schedulable: only a new token drains it again.
         return Drain(update.target, drain_token(update.target.config, token))
@@ -277,45 +245,77 @@ def _drain(facts: Facts, update: Update) -> Decision:
     return Wait("waiting for the drain", overdue=overdue)
 
 
+def _out_of_service(facts: Facts, update: Update, work: Work) -> Decision:
+    if work.reboots and (facts.held or not work.writes):
+        return Reboot(update.target, _our_staged_id(facts, update))
+    return Apply(update.target)
+
+
 def _rebooting(facts: Facts, update: Update) -> Decision:
-    target, deployed = update.target, facts.deployed
+    target, work, deployed = update.target, update.work or Work(), facts.deployed
+    if update.boot_id != facts.boot_id:
+        return _booted(facts, update, work)
+    if not stands(facts.node, update):
+        return Drop("another target is asked for", _our_staged_id(facts, update))
     if deployed is None:
-        return Wait("waiting for a look at the deployments")
-    if deployed.booted == target.digest:
+        return _LOOK
+    staged_id = _our_staged_id(facts, update)
+    if deployed.staged_id and not staged_id:
+        return _refuse_foreign(deployed)
+    if not staged_id and not work.os.empty:
+        return Stage(target)
+    reboot = Reboot(target, staged_id)
+    if facts.node is None or not facts.drains or not work.drains:
+        # The drain was acknowledged before this phase was entered, in this same boot.
+        return reboot
+    if facts.node.handshake.drained_for(update.drain):
+        return reboot
+    if facts.held or (staged_id and not deployed.locked):
+        return Drop("the node came back into service while it was about to reboot", staged_id)
+    return _drain(facts, update) or reboot
+
+
+def _booted(facts: Facts, update: Update, work: Work) -> Decision:
+    """After a boot of an update that had changed files, or unlocked what it staged."""
+    target, deployed = update.target, facts.deployed
+    if deployed is None and not work.os.empty:
+        return _LOOK
+    if deployed is None or in_effect(work.os, deployed.running):
         return Commit(target)
-    if update.boot_id == facts.boot_id and not stands(facts.node, update):
-        return Drop("another target is asked for")
-    if update.boot_id != facts.boot_id and update.reboots >= REBOOTS_ALLOWED:
+    if update.reboots >= REBOOTS_ALLOWED:
         return Drop(
             "the reboot did not lead to the target",
+            _our_staged_id(facts, update),
             Refused(
                 target,
-                f"{target.image} was staged and rebooted into {update.reboots} times, but each "
+                f"{target} was staged and rebooted into {update.reboots} times, but each "
                 f"time {deployed.booted or 'something without a digest'} was booted",
                 "see why with 'journalctl -b -1 -u ostree-finalize-staged'; it is tried again "
                 "once another target was asked for in between",
             ),
         )
-    if not deployed.staged_id:
-        return Stage(target)
-    if deployed.staged != target.digest:
-        return _foreign(deployed, target) or Stage(target)
-    if facts.node is None or not facts.drains:
-        # The drain was acknowledged before this phase was entered, in this same boot.
-        return Reboot(target)
-    if facts.node.handshake.drained_for(update.drain):
-        return Reboot(target)
-    if not deployed.locked:
-        return Drop("the node came back into service while its deployment was unlocked")
-    return _drain(facts, update)
+    if facts.held:
+        return PutBack()
+    if not stands(facts.node, update):
+        return Drop("another target is asked for", _our_staged_id(facts, update))
+    return _staging(update, work, deployed) or Stage(target)
+
+
+def _our_staged_id(facts: Facts, update: Update) -> str:
+    """The staged deployment if it is ours; empty otherwise."""
+    work, deployed = update.work, facts.deployed
+    if work is None or deployed is None or work.os.empty or not deployed.staged_id:
+        return ""
+    return deployed.staged_id if _ours(update, work, deployed) else ""
 
 
 def _releasing(facts: Facts, update: Update) -> Decision:
-    deployed = facts.deployed
-    if deployed is None:
-        return Wait("waiting for a look at the deployments")
-    if deployed.staged and deployed.staged == update.target.digest:
-        return Drop("called off")
+    if facts.deployed is None and looks_at_deployments(facts, first=False):
+        return _LOOK
+    if staged_id := _our_staged_id(facts, update):
+        return Drop("called off", staged_id)
+    if facts.held:
+        return PutBack()
     return _back_in_service(facts, update, done=False)
 
 

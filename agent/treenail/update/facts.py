@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from treenail.update.oschange import Running
 from treenail.update.record import Record, Target
 from treenail.update.wish import Nothing, Unusable, Wish
 
@@ -44,13 +45,24 @@ class NodeSeen:
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """The deployments, reduced to digests; empty where there is none or it has none."""
+    """The deployments, reduced to what decides; digests are empty where there are none."""
 
     booted: str
     staged: str = ""
     staged_id: str = ""
     """Names the staged deployment for people; not empty whenever something is staged."""
     locked: bool = False
+    arguments: tuple[str, ...] = ()
+    """The kernel arguments that are booted."""
+    packages: tuple[str, ...] = ()
+    """Those asked for beside the image of the booted deployment."""
+    removed: tuple[str, ...] = ()
+    """Those of its image that are left out."""
+
+    @property
+    def running(self) -> Running:
+        """What is booted."""
+        return Running(self.booted, self.arguments, self.packages, self.removed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +78,10 @@ class Facts:
     deployed: Deployed | None
     """None when nothing asks for a look at the deployments."""
     shutting_down: bool = False
+    cut_short: bool = False
+    """A change of files was cut short, and is neither put back nor cleaned up after."""
+    held: bool = False
+    """The update has changed files, which it can still put back."""
     drains: bool = True
     """The node is drained before it reboots."""
     drain_limit_s: float = 3600.0

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from treenail.errors import LedgerError
+from treenail.update import work as works
+from treenail.update.work import Work
 
 Json = dict[str, object]
 
@@ -39,15 +41,17 @@ class Phase(StrEnum):
     """How far an update has come; each is entered by a write to the ledger."""
 
     STAGING = "staging"
-    """The image is being pulled and deployed, locked, while the node serves."""
+    """Configs are read, what the OS needs is pulled and deployed, locked; the node serves."""
     DRAINING = "draining"
     """The drain is asked for; the deployment is still locked."""
+    APPLYING = "applying"
+    """Files, units and users are being written; all of that can be undone."""
     REBOOTING = "rebooting"
     """The point of no return: the deployment is unlocked and the reboot asked for."""
     RESUMING = "resuming"
-    """The new deployment is booted and verified; the uncordon is asked for."""
+    """The target is reached and verified; the uncordon is asked for."""
     RELEASING = "releasing"
-    """Called off: what was staged is dropped, the drain is taken back."""
+    """Called off: what was staged is dropped, files are put back, the drain is taken back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +68,10 @@ class Update:
     """Seconds since the epoch."""
     entered: float
     """When ``phase`` was entered, seconds since the epoch."""
-    checked: bool = False
-    """The rendered config was read and can be reconciled with this node."""
+    work: Work | None = None
+    """What there is to do; None until the configs were read, and can be reconciled."""
+    staged_id: str = ""
+    """The deployment that we staged; empty before, and when we died before it was noted."""
     drain: str = ""
     """The value of ``desiredDrain`` that we asked for last; empty before the first."""
     reboots: int = 0
@@ -131,6 +137,8 @@ class Record:
     refused: Refused | None = None
     history: tuple[Past, ...] = ()
     """The last updates, the newest first; no more than `HISTORY_LIMIT`."""
+    booted: str = ""
+    """The manifest digest that was booted when ``current`` was verified; empty if unknown."""
 
     def closed(self, outcome: Outcome, *, now: float) -> "Record":
         """The record without its update, which is history."""
@@ -146,6 +154,7 @@ class Record:
             ended=now,
             outcome=outcome,
             reboots=update.reboots,
+            reasons=update.work.reasons if update.work else (),
             failure=refused.reason if refused and refused.target == update.target else "",
             spent=update.spent_until(now),
         )
@@ -169,7 +178,8 @@ def to_json(record: Record) -> Json:
             "bootID": update.boot_id,
             "began": update.began,
             "entered": update.entered,
-            "checked": update.checked,
+            "work": None if update.work is None else works.to_json(update.work),
+            "stagedID": update.staged_id,
             "drain": update.drain,
             "reboots": update.reboots,
             "spent": _spent_to_json(update.spent),
@@ -182,6 +192,7 @@ def to_json(record: Record) -> Json:
             "remedy": refused.remedy,
         },
         "history": [_past_to_json(past) for past in record.history],
+        "booted": record.booted,
     }
 
 
@@ -219,7 +230,8 @@ def _update_from_json(document: Json) -> Update:
         boot_id=_text(document["bootID"]),
         began=_number(document["began"]),
         entered=_number(document["entered"]),
-        checked=document["checked"] is True,
+        work=None if (work := document["work"]) is None else works.from_json(_mapping(work)),
+        staged_id=_text(document["stagedID"]),
         drain=_text(document["drain"]),
         reboots=int(_number(document["reboots"])),
         spent=_spent_from_json(document.get("spent", {})),

@@ -4,14 +4,16 @@ Everything that anybody is told of an update is computed here from the same valu
 the MachineConfigNode, the journal and ``treenail status`` cannot disagree.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from treenail.api import annotations as key
 from treenail.api.annotations import NodeState
-from treenail.errors import Again, DrainError, TreenailError
-from treenail.update.decide import (
+from treenail.errors import Again, DrainError, HostError, TreenailError
+from treenail.update.facts import Facts
+from treenail.update.moves import (
     Adopt,
+    Apply,
     Close,
     Commit,
     Decision,
@@ -19,16 +21,15 @@ from treenail.update.decide import (
     Drop,
     Forgive,
     Reboot,
-    Refuse,
+    Recover,
     Rest,
     Resume,
-    Stage,
     Wait,
-    uncordon_token,
+    Weigh,
 )
-from treenail.update.facts import Facts
 from treenail.update.record import Phase, Record, Target, Update
 from treenail.update.wish import Wish
+from treenail.update.work import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +65,15 @@ class Report:
 
 def report(facts: Facts, decision: Decision, failure: TreenailError | None) -> Report:
     """The report of a decision about to be carried out, or of how its last attempt failed."""
-    told = sentence(decision)
-    if isinstance(decision, Adopt | Commit | Close | Forgive):
-        # Over in an instant; what they lead to is reported by the move after them.
-        return Report(told)
-    if isinstance(decision, Rest) and not decision.settled:
-        return Report(told)
+    told = str(decision)
     if failure is not None and failure.state is None:
         failure = None
+    if failure is None and isinstance(decision, Adopt | Recover | Commit | Close | Forgive):
+        # Over in an instant; what they lead to is reported by the move after them.
+        return Report(told, event=_event(facts, decision, None))
+    if isinstance(decision, Rest) and not decision.settled:
+        return Report(told)
+    failure = failure or _refused(facts)
     return Report(
         sentence=told if failure is None else f"{told}: {failure}",
         annotations=_annotations(facts, decision, failure),
@@ -82,37 +84,18 @@ def report(facts: Facts, decision: Decision, failure: TreenailError | None) -> R
     )
 
 
+def _refused(facts: Facts) -> TreenailError | None:
+    """Why the update that is being called off is refused from now on."""
+    record = facts.record
+    if record.update is None or record.refused is None:
+        return None
+    return HostError(record.refused.reason, remedy=record.refused.remedy)
+
+
 def reason_text(failure: TreenailError) -> str:
     """The failure and its remedy as one text for people, as long as an annotation may be."""
     text = f"{failure}; {failure.remedy}" if failure.remedy else str(failure)
     return text[: key.REASON_LIMIT]
-
-
-def sentence(decision: Decision) -> str:
-    """What the node is doing, in a few words."""
-    match decision:
-        case Rest(reason=reason) | Wait(reason=reason):
-            return reason
-        case Adopt(target=target):
-            return f"already at {target}"
-        case Stage(target=target):
-            return f"staging {target}"
-        case Drain():
-            return "asking for the drain"
-        case Reboot(target=target):
-            return f"rebooting into {target}"
-        case Commit(target=target):
-            return f"verified {target}"
-        case Resume():
-            return "asking for the uncordon"
-        case Close(done=done):
-            return "update done" if done else "update called off"
-        case Drop(reason=reason):
-            return f"calling the update off: {reason}"
-        case Refuse():
-            return "can't do what is asked for"
-        case Forgive():
-            return "another target is asked for"
 
 
 def _annotations(
@@ -165,17 +148,18 @@ def _drain_wanted(update: Update | None, decision: Decision) -> str:
     if update is None:
         return ""
     match update.phase:
-        case Phase.STAGING | Phase.DRAINING | Phase.REBOOTING:
+        case Phase.STAGING | Phase.DRAINING | Phase.APPLYING | Phase.REBOOTING:
             return update.drain
         case Phase.RESUMING | Phase.RELEASING:
-            return uncordon_token(update.target.config) if update.drain else ""
+            # Only the move that asks for the uncordon may: before it, files are still put back.
+            return ""
 
 
-_PREPARED = ("UpdatePrepared", "ImagePulledFromRegistry")
 _PROGRESS = (
     "UpdatePrepared",
     "ImagePulledFromRegistry",
     "UpdateExecuted",
+    "AppliedFiles",
     "AppliedOSImage",
     "UpdatePostActionComplete",
     "RebootedNode",
@@ -193,35 +177,57 @@ def _conditions(
 ) -> tuple[Verdict, ...]:
     """The conditions of the MachineConfigNode that are the agent's to write.
 
-    Cordoned, Drained and Uncordoned are the drain controller's. Written when the staging begins,
-    when it is over and when the update is, so that an update stays within two writes a phase.
+    Cordoned, Drained and Uncordoned are the drain controller's. Written at most once in a phase,
+    and when the update is over.
     """
     if failure is not None:
         return (Verdict("NodeDegraded", "True", str(failure.state), reason_text(failure)),)
-    healthy = Verdict("NodeDegraded", "False", "AsExpected", "The node is not degraded")
     if isinstance(decision, Rest):
         to = f"Action during update to {facts.record.current.config}"
         over = tuple(Verdict(kind, "False", "UpdateDone", f"{to} is over") for kind in _PROGRESS)
         at = Verdict("Updated", "True", "Updated", f"Node is at {facts.record.current}")
-        return (at, *over, healthy)
+        return (at, *over, _HEALTHY)
+    found = tuple(_progress(facts.record.update, decision))
+    if not found or not isinstance(decision, Weigh | Drain | Apply):
+        return ()
+    updating = f"Node is updating to {decision.target}"
+    return (Verdict("Updated", "False", "Updating", updating), *found, _HEALTHY)
+
+
+_HEALTHY = Verdict("NodeDegraded", "False", "AsExpected", "The node is not degraded")
+
+
+def _progress(update: Update | None, decision: Decision) -> Iterator[Verdict]:
+    """How far the update is when the move begins."""
+    work = update.work if update else None
     match decision:
-        case Stage(target=target):
-            updated = Verdict("Updated", "False", "Updating", f"Node is updating to {target}")
-            pending = tuple(
-                Verdict(kind, "Unknown", "Staging", f"Staging {target}") for kind in _PREPARED
-            )
-            return (updated, *pending, healthy)
-        case Drain(target=target):
-            updated = Verdict("Updated", "False", "Updating", f"Node is updating to {target}")
-            staged = tuple(
-                Verdict(kind, "True", "Staged", f"Staged {target}") for kind in _PREPARED
-            )
-            executing = Verdict(
+        case Weigh(target=target):
+            yield Verdict("UpdatePrepared", "Unknown", "Preparing", f"Preparing {target}")
+            if target.image:
+                pulling = f"Preparing {target}"
+                yield Verdict("ImagePulledFromRegistry", "Unknown", "Preparing", pulling)
+        case Drain(target=target) if work is not None:
+            yield from _prepared(target, work)
+            yield Verdict(
                 "UpdateExecuted", "Unknown", "Draining", "Waiting for the node to be drained"
             )
-            return (updated, *staged, executing, healthy)
+        case Apply(target=target) if work is not None:
+            yield from _prepared(target, work)
+            applying = f"Writing files, units and users of {target.config}"
+            yield Verdict("UpdateExecuted", "Unknown", "UpdateExecutedAppliedFiles", applying)
+            yield Verdict("AppliedFiles", "Unknown", "UpdateExecutedAppliedFiles", applying)
         case _:
-            return ()
+            return
+
+
+def _prepared(target: Target, work: Work) -> Iterator[Verdict]:
+    if work.os.empty:
+        message = f"{target.config} can be reached; it costs: {work.cost}"
+        yield Verdict("UpdatePrepared", "True", "UpdatePrepared", message)
+        return
+    yield Verdict("UpdatePrepared", "True", "Staged", f"Staged {target}")
+    if work.os.image:
+        yield Verdict("ImagePulledFromRegistry", "True", "Staged", f"Staged {target}")
 
 
 def _event(facts: Facts, decision: Decision, failure: TreenailError | None) -> Event | None:
@@ -229,13 +235,21 @@ def _event(facts: Facts, decision: Decision, failure: TreenailError | None) -> E
         called = "FailedToReconcile" if failure.again is Again.ON_CHANGE else "OSUpdateFailed"
         return Event("Warning", called, reason_text(failure))
     update = facts.record.update
+    work = update.work if update else None
+    if update is None or work is None:
+        return None
+    why = f" because of {work.reasons[0]}" if work.reasons else ""
     match decision:
+        case Drain(target=target) if work.os.empty:
+            return Event("Normal", "Drain", f"Asking for the drain, for {target}{why}")
         case Drain(target=target):
             return Event("Normal", "OSUpdateStaged", f"Staged {target}; asking for the drain")
         case Reboot(target=target):
-            return Event("Normal", "Reboot", f"Node will reboot into {target}")
-        case Resume() if update is not None and update.phase is Phase.RESUMING:
+            return Event("Normal", "Reboot", f"Node will reboot into {target}{why}")
+        case Resume() if update.phase is Phase.RESUMING and not work.os.empty:
             return Event("Normal", "OSUpgradeApplied", f"Booted and verified {update.target}")
+        case Close(done=True) if not work.reboots:
+            return Event("Normal", "SkipReboot", "Config changes do not require reboot.")
         case Drop(reason=reason):
             return Event("Normal", "OSUpdateCancelled", f"Update called off: {reason}")
         case _:

@@ -1,5 +1,6 @@
 """What the Node's annotations ask of this machine."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -7,6 +8,8 @@ from treenail.api import annotations as key
 from treenail.api import pullspec
 from treenail.errors import ConfigError
 from treenail.update.record import Target
+
+_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,13 @@ def read(annotations: Mapping[str, str]) -> Wish | Unusable | Nothing:
                 f"{name} is set, but {key.DESIRED_CONFIG} is not",
                 remedy=f"set {key.DESIRED_CONFIG} to the name of the rendered MachineConfig that "
                 "the image was built from",
+            )
+        )
+    if not _NAME.fullmatch(config):
+        return Unusable(
+            ConfigError(
+                f"{key.DESIRED_CONFIG} is {config!r:.300}, which is no name of a MachineConfig",
+                remedy="set it to the name of a rendered MachineConfig",
             )
         )
     try:

@@ -1,0 +1,186 @@
+"""The moves there are: `decide` chooses one, the daemon makes it. Each says itself to people."""
+
+from dataclasses import dataclass
+
+from treenail.errors import TreenailError
+from treenail.update.record import Refused, Target
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Nothing to do. ``settled`` when the node is what it is asked to be."""
+
+    reason: str
+    settled: bool = False
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Something is awaited from outside; ``overdue`` when it takes longer than it may."""
+
+    reason: str
+    overdue: bool = False
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """The machine already is the target: record it as current."""
+
+    target: Target
+
+    def __str__(self) -> str:
+        return f"already at {self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """Put back, or clean up after, what a change of files that was cut short has left."""
+
+    def __str__(self) -> str:
+        return "putting in order what was cut short"
+
+
+@dataclass(frozen=True, slots=True)
+class Weigh:
+    """Read the configs and work out what there is to do, and what it costs."""
+
+    target: Target
+
+    def __str__(self) -> str:
+        return f"working out what {self.target} asks for"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Pull and deploy what the target asks of the operating system, locked."""
+
+    target: Target
+
+    def __str__(self) -> str:
+        return f"staging {self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Ask for the drain with this token."""
+
+    target: Target
+    token: str
+
+    def __str__(self) -> str:
+        return "asking for the drain"
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Write files, units and users, all or none; whatever needs no reboot is over with that."""
+
+    target: Target
+
+    def __str__(self) -> str:
+        return f"applying {self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reboot:
+    """Unlock what is staged, if anything is, and reboot into it."""
+
+    target: Target
+    staged_id: str = ""
+
+    def __str__(self) -> str:
+        return f"rebooting into {self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class PutBack:
+    """Have files, units and users as before the update."""
+
+    def __str__(self) -> str:
+        return "putting files, units and users back"
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The target is booted: verify its files, units and users, and record it as current."""
+
+    target: Target
+
+    def __str__(self) -> str:
+        return f"verifying {self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Ask for the uncordon with this token."""
+
+    token: str
+
+    def __str__(self) -> str:
+        return "asking for the uncordon"
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The update is over; ``done`` when it reached its target."""
+
+    done: bool
+
+    def __str__(self) -> str:
+        return "update done" if self.done else "update called off"
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Call the update off and drop what it staged; refuse its target if there is a reason to."""
+
+    reason: str
+    staged_id: str = ""
+    refuse: Refused | None = None
+
+    def __str__(self) -> str:
+        return f"calling the update off: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The wish can't be obeyed; a person has to act."""
+
+    error: TreenailError
+
+    def __str__(self) -> str:
+        return "can't do what is asked for"
+
+
+@dataclass(frozen=True, slots=True)
+class Forgive:
+    """Another target is asked for: forget the refusal of the former."""
+
+    def __str__(self) -> str:
+        return "another target is asked for"
+
+
+Decision = (
+    Rest
+    | Wait
+    | Adopt
+    | Recover
+    | Weigh
+    | Stage
+    | Drain
+    | Apply
+    | Reboot
+    | PutBack
+    | Commit
+    | Resume
+    | Close
+    | Drop
+    | Refuse
+    | Forgive
+)

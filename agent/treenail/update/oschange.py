@@ -1,0 +1,158 @@
+"""What a config asks of the operating system, and whether what is booted already has it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from treenail.api import pullspec
+from treenail.api.machineconfig import DEFAULT_KERNEL, EXTENSIONS
+from treenail.config.diff import Aspect
+from treenail.config.wanted import WantedOS
+
+_STOCK_KERNEL = frozenset(
+    {"kernel", "kernel-core", "kernel-modules", "kernel-modules-core", "kernel-modules-extra"}
+)
+_KERNELS: dict[str, frozenset[str]] = {
+    "realtime": frozenset({"kernel-rt-core", "kernel-rt-modules", "kernel-rt-modules-extra"}),
+    "64k-pages": frozenset(
+        {
+            "kernel-64k-core",
+            "kernel-64k-modules",
+            "kernel-64k-modules-core",
+            "kernel-64k-modules-extra",
+        }
+    ),
+}
+"""The packages that take the stock kernel's place, by kernelType."""
+
+
+@dataclass(frozen=True, slots=True)
+class OSChange:
+    """What is asked of the operating system in one go; empty fields keep what is there."""
+
+    image: str = ""
+    """The pull spec of the image to boot, by digest."""
+    append: tuple[str, ...] = ()
+    """Kernel arguments, in order, once ``delete`` is gone."""
+    delete: tuple[str, ...] = ()
+    install: tuple[str, ...] = ()
+    """Packages to layer on the image."""
+    uninstall: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+    """Packages of the image to leave out."""
+    reset: tuple[str, ...] = ()
+    """Packages of the image to leave out no longer."""
+
+    @property
+    def digest(self) -> str:
+        """The manifest digest of the image; empty without one."""
+        return self.image.partition("@")[2]
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is asked."""
+        return self == NO_CHANGE
+
+    @property
+    def aspects(self) -> tuple[Aspect, ...]:
+        """What of a config asks for it."""
+        kernels = frozenset[str]().union(*_KERNELS.values())
+        packages = {*self.install, *self.uninstall}
+        asked = (
+            (Aspect.IMAGE, self.image),
+            (Aspect.KERNEL_ARGUMENTS, self.append or self.delete),
+            (Aspect.KERNEL_TYPE, self.remove or self.reset or packages & kernels),
+            (Aspect.EXTENSIONS, packages - kernels),
+        )
+        return tuple(aspect for aspect, found in asked if found)
+
+
+NO_CHANGE = OSChange()
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The operating system that is booted."""
+
+    digest: str
+    """Of the image's manifest; empty when it has none."""
+    arguments: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    """Those that were asked for beside the image."""
+    removed: tuple[str, ...] = ()
+    """Those of the image that were asked to be left out."""
+
+
+def os_change(old: WantedOS, new: WantedOS, running: Running, *, image: str) -> OSChange:
+    """What brings the machine from the one to the other; empty when all of it is booted.
+
+    ``image`` is the one asked for beside the config: it has its packages in it, and its kernel.
+    Raises `ConfigError` when the config names an image other than by its digest.
+    """
+    append, delete = _arguments(old.kernel_arguments, new.kernel_arguments, running.arguments)
+    before, after = _packages(old), frozenset[str]() if image else _packages(new)
+    left_out = frozenset[str]() if image else _left_out(new)
+    return OSChange(
+        image=_image(image or new.image, running),
+        append=append,
+        delete=delete,
+        install=_sorted(after - set(running.packages)),
+        uninstall=_sorted((before - after) & set(running.packages)),
+        remove=_sorted(left_out - set(running.removed)),
+        reset=_sorted((_left_out(old) - left_out) & set(running.removed)),
+    )
+
+
+def in_effect(change: OSChange, running: Running) -> bool:
+    """Whether what was asked for is booted."""
+    return (
+        (not change.image or change.digest == running.digest)
+        and _arguments_stand(change.append, change.delete, running.arguments)
+        and set(change.install) <= set(running.packages)
+        and not set(change.uninstall) & set(running.packages)
+        and set(change.remove) <= set(running.removed)
+        and not set(change.reset) & set(running.removed)
+    )
+
+
+def _image(image: str, running: Running) -> str:
+    if not image or image.partition("@")[2] == running.digest != "":
+        return ""
+    pullspec.parse(image, where="osImageURL")
+    return image
+
+
+def _arguments(
+    old: Sequence[str], new: Sequence[str], booted: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What to append and what to delete first; order and repetitions mean something."""
+    delete: tuple[str, ...] = ()
+    if tuple(new[: len(old)]) == tuple(old):
+        missing = list(new)
+        for argument in booted:
+            if argument in missing:
+                missing.remove(argument)
+        append = tuple(missing)
+    else:
+        append = tuple(new)
+        delete = tuple(dict.fromkeys(argument for argument in old if argument in booted))
+    return ((), ()) if _arguments_stand(append, delete, booted) else (append, delete)
+
+
+def _arguments_stand(append: Sequence[str], delete: Sequence[str], booted: Sequence[str]) -> bool:
+    if any(argument in booted for argument in delete if argument not in append):
+        return False
+    concerned = [argument for argument in booted if argument in append]
+    return not append or concerned[-len(append) :] == list(append)
+
+
+def _packages(os: WantedOS) -> frozenset[str]:
+    extensions = (package for name in os.extensions for package in EXTENSIONS[name])
+    return frozenset(extensions) | _KERNELS.get(os.kernel_type, frozenset())
+
+
+def _left_out(os: WantedOS) -> frozenset[str]:
+    return frozenset() if os.kernel_type == DEFAULT_KERNEL else _STOCK_KERNEL
+
+
+def _sorted(names: frozenset[str]) -> tuple[str, ...]:
+    return tuple(sorted(names))

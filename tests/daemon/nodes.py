@@ -1,0 +1,153 @@
+"""A node of a made-up world: the daemon's real loop, started again whenever it ends."""
+
+import threading
+
+from tests.daemon.machines import ROOT, TOP, planned
+from tests.fakes import disk
+from tests.fakes.clock import FakeClock
+from tests.fakes.world import (
+    PLATFORM,
+    FakeCluster,
+    FakeCredentials,
+    FakeLedger,
+    FakeMachine,
+    FakeNotifier,
+    Killed,
+    PowerCut,
+    WentDown,
+    World,
+)
+from treenail.api import annotations as key
+from treenail.api.machineconfig import MachineConfig
+from treenail.config.wanted import wanted
+from treenail.daemon.configs import Configs
+from treenail.daemon.configuration import Configuration
+from treenail.daemon.live import Live
+from treenail.daemon.loop import Loop, Pace
+from treenail.daemon.observe import Observer
+from treenail.daemon.ports import Ports
+from treenail.daemon.runner import Runner
+from treenail.daemon.survey import Survey
+from treenail.daemon.wakeup import Wakeup
+from treenail.host.files import Files
+from treenail.host.undolog import DIRECTORY as UNDO
+from treenail.host.users import Shadow
+from treenail.update.record import Target
+from treenail.update.steps import Remember
+from treenail.update.work import in_image_mode
+
+TURNS_TO_REST = 60
+
+
+class Process:
+    """The agent's process: what is lost with it, and nothing else."""
+
+    def __init__(self, world: World, clock: FakeClock, *, drains: bool = True) -> None:
+        machine = FakeMachine(world)
+        self.cluster = FakeCluster(world)
+        shadow = Shadow(ROOT, clock, world.disk)
+        ports = Ports(
+            os=machine,
+            power=machine,
+            kernel=machine,
+            ledger=FakeLedger(world),
+            cluster=self.cluster,
+            credentials=FakeCredentials(),
+            configuration=Configuration(
+                Survey(ROOT, shadow, world.disk), Runner(ROOT, shadow, world.disk)
+            ),
+            configs=Configs(Files(ROOT, world.disk), self.cluster),
+            clock=clock,
+        )
+        self.loop = Loop(
+            ports,
+            observer=Observer(ports, drains=drains, drain_limit_s=3600.0),
+            live=Live(write=lambda _: None, notifier=FakeNotifier(), clock=clock, node="node-1"),
+            bell=Wakeup(),
+            stop=threading.Event(),
+            pace=Pace(),
+        )
+
+
+class Node:
+    """A node whose agent is started again whenever it ends, as systemd would."""
+
+    def __init__(self, world: World, *, drains: bool = True) -> None:
+        self.world = world
+        self.clock = FakeClock()
+        self.drains = drains
+        self.process: Process | None = None
+        self.disk_kills = False
+        """When the disk's calls are used up, the process is killed; else the power goes."""
+
+    def turn(self) -> float:
+        """One turn of the agent, and what becomes of the machine in it."""
+        try:
+            if self.process is None:
+                self.process = Process(self.world, self.clock, drains=self.drains)
+            self.process.cluster.see()
+            delay_s = self.process.loop.turn()
+        except Killed:
+            self.process = None
+            return 0.0
+        except PowerCut:
+            self.process = None
+            self.world.power_cut()
+            return 0.0
+        except disk.PowerCut:
+            self.process = None
+            self.world.disk.calls_left = None
+            if self.disk_kills:
+                self.disk_kills = False
+            else:
+                self.world.power_cut()
+            return 0.0
+        except WentDown:
+            self.process = None
+            self.world.reboot()
+            return 0.0
+        if self.world.going_down:
+            # rpm-ostreed had asked for the reboot before an agent died that was about to.
+            self.process = None
+            self.world.reboot()
+        self.clock.move(min(delay_s, 60.0))
+        return delay_s
+
+    def settle(self) -> None:
+        """Calm turns, with the drain controller at work."""
+        for _ in range(TURNS_TO_REST):
+            self.world.drain_controller()
+            self.turn()
+
+
+def world_at(target: Target, *configs: MachineConfig) -> World:
+    """A world with these configs, whose node was installed from the target's image."""
+    world = World(booted=target.digest)
+    world.configs = {each.name: each for each in configs}
+    world.ask_for(target)
+    return world
+
+
+def assert_at_rest(world: World, target: Target) -> None:
+    """The node is all that the target asks for, in service, and says so; nothing is left over."""
+    assert world.violations == []
+    config = world.configs[target.config]
+    image = target.image or config.os_image_url
+    if image:
+        assert world.booted == image.partition("@")[2]
+    assert not world.staged
+    assert not world.unschedulable
+    notes = world.annotations
+    assert notes[key.STATE] == "Done", notes
+    assert (notes[key.CURRENT_CONFIG], notes.get(key.CURRENT_OS_IMAGE, "")) == (
+        target.config,
+        target.image,
+    )
+    assert notes.get(key.DESIRED_DRAIN) == notes.get(key.LAST_APPLIED_DRAIN)
+    wish = in_image_mode(wanted(config)) if target.image else wanted(config)
+    steps = planned(world.disk, wish, target.config).steps
+    assert [str(step) for step in steps if not isinstance(step, Remember)] == []
+    assert world.system.arguments[len(PLATFORM) :] == wish.os.kernel_arguments
+    hidden = [path for path in world.disk.tree() if "/.treenail" in path]
+    assert hidden == []
+    assert [p for p in world.disk.tree() if p.startswith(f"{TOP}{UNDO}/")] == []

@@ -1,0 +1,236 @@
+"""Random walks of a node between configs with and without an image, and with one that fails.
+
+As in the walks between images; and whatever happens, files, units, kernel arguments and the image
+are at last all of one config, and what needs a drain never changes on a node in service.
+"""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.daemon import nodes
+from tests.daemon.machines import TOP
+from tests.daemon.nodes import Node, assert_at_rest
+from tests.daemon.test_walks import Chaos as OSChaos
+from tests.fakes.disk import Entry
+from tests.fakes.world import Killed, PowerCut, World
+from tests.update.build import A, B, C
+from treenail.api import annotations as key
+from treenail.api.machineconfig import MachineConfig
+from treenail.api.meta import ObjectMeta
+from treenail.host.undolog import DIRECTORY as UNDO
+from treenail.update.record import Target
+
+WALKS = int(os.environ.get("TREENAIL_WALKS", "400"))
+APP, FREE, BAKED = "/etc/app.conf", "/etc/nmstate/openshift/free", "/etc/baked.conf"
+
+
+def config(
+    name: str,
+    files: dict[str, str],
+    *,
+    image: str = "",
+    arguments: tuple[str, ...] = (),
+    units: tuple[dict[str, object], ...] = (),
+) -> MachineConfig:
+    return MachineConfig(
+        ObjectMeta(name=name),
+        config={
+            "ignition": {"version": "3.5.0"},
+            "storage": {
+                "files": [
+                    {"path": path, "contents": {"source": f"data:,{text}"}, "overwrite": True}
+                    for path, text in files.items()
+                ]
+            },
+            "systemd": {"units": list(units)},
+        },
+        os_image_url=image,
+        kernel_arguments=arguments,
+    )
+
+
+UNIT = {
+    "name": "app.service",
+    "contents": "[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n",
+    "enabled": True,
+}
+BAD = {
+    "name": "bad.service",
+    "contents": "[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=%H.target\n",
+    "enabled": True,
+}
+STOCK, NEXT, FREELY, BROKEN = map(Target, ("stock", "next", "freely", "broken"))
+BAKED_TEXT = "from-the-image"
+CONFIGS = (
+    config(A.config, {}),
+    config(B.config, {}, arguments=("b=1",)),
+    config(STOCK.config, {APP: "stock", BAKED: BAKED_TEXT}, image=C.image, units=(UNIT,)),
+    config(NEXT.config, {APP: "next"}, image=C.image, arguments=("n=1", "n=2")),
+    config(FREELY.config, {APP: "next", FREE: "x"}, image=C.image, arguments=("n=1", "n=2")),
+    config(BROKEN.config, {APP: "broken", FREE: "broken"}, image=A.image, units=(BAD,)),
+)
+TARGETS = (A, B, STOCK, NEXT, FREELY, BROKEN)
+
+
+def world_at(target: Target) -> World:
+    world = nodes.world_at(A, *CONFIGS)
+    # What the image has baked in is what a config without the image wants to write.
+    baked = Entry("file", 0o644, BAKED_TEXT.encode())
+    world.vendor = {A.digest: {"baked.conf": baked}, B.digest: {"app.conf": baked}}
+    world.disk.replace_by(world.disk.tree() | {TOP + BAKED: baked})
+    node = Node(world)
+    node.settle()
+    world.ask_for(target)
+    node.settle()
+    assert_at_rest(world, target)
+    world.violations.clear()
+    return world
+
+
+class Chaos(OSChaos):
+    """Misfortune that strikes between any two calls to the disk, too."""
+
+    def step(self) -> None:
+        super().step()
+        self._node.world.disk.calls_left = None
+        draw = self._random.random()
+        if draw < 0.25:
+            self._node.world.disk.calls_left = self._random.randrange(60)
+            self._node.disk_kills = draw < 0.12
+
+    def uncordon_by_hand(self) -> None:
+        # While files are being changed that has them change back in service, as it must.
+        if not any(path.startswith(f"{TOP}{UNDO}/") for path in self._node.world.disk.tree()):
+            super().uncordon_by_hand()
+
+    def change_target(self) -> None:
+        if self._node.world.api_up:
+            self.target = self._random.choice(TARGETS)
+            self._node.world.ask_for(self.target)
+
+
+def watched(world: World) -> tuple[bytes | None, ...]:
+    """What is not to change on a node in service."""
+    return world.file(APP), world.file(BAKED), world.file("/etc/systemd/system/app.service")
+
+
+@pytest.mark.parametrize("start", range(0, WALKS, 100))
+def test_every_walk_ends_with_all_of_one_config(start: int) -> None:
+    for seed in range(start, min(start + 100, WALKS)):
+        world = world_at(STOCK)
+        node = Node(world)
+        chaos = Chaos(node, seed)
+        chaos.target = STOCK
+        world.fate, world.meanwhile = chaos.fate, chaos.meanwhile
+        try:
+            for _ in range(80):
+                chaos.step()
+                before, served = watched(world), world.in_service
+                node.turn()
+                if served and world.in_service and watched(world) != before:
+                    world.violations.append(f"{before} became {watched(world)} in service")
+            world.fate, world.meanwhile = (lambda _: None), (lambda: None)
+            world.disk.calls_left = None
+            world.api_up, world.loses_answers = True, 0
+            node.settle()
+            if chaos.target == BROKEN:
+                assert world.annotations[key.STATE] == "Degraded"
+                assert "enable bad.service" in world.annotations[key.REASON]
+                assert world.file(APP) != b"broken"
+            if '"refused": {' in (world.ledger or ""):
+                ask_for_another_and_back(node, STOCK if chaos.target == BROKEN else chaos.target)
+                assert_at_rest(world, STOCK if chaos.target == BROKEN else chaos.target)
+            else:
+                assert_at_rest(world, chaos.target)
+        except AssertionError as error:
+            raise AssertionError(
+                f"seed {seed}: {error}\n{world.annotations}\n{world.ledger}"
+            ) from error
+
+
+def ask_for_another_and_back(node: Node, target: Target) -> None:
+    for asked in (A if target == B else B, target):
+        node.world.ask_for(asked)
+        node.settle()
+
+
+WAYS = [(STOCK, NEXT), (NEXT, FREELY), (STOCK, A), (A, STOCK), (A, B), (B, NEXT)]
+
+
+@pytest.mark.parametrize(("origin", "target"), WAYS)
+def test_each_way_is_gone_with_one_reboot_or_none(origin: Target, target: Target) -> None:
+    world = world_at(origin)
+    boots = world.boots
+    world.ask_for(target)
+    Node(world).settle()
+    assert_at_rest(world, target)
+    assert world.boots - boots == (0 if target == FREELY else 1)
+
+
+def effects(origin: Target, target: Target) -> int:
+    """How many effects, beside those on the disk, the update has."""
+    steps: list[str] = []
+    world = world_at(origin)
+    world.ask_for(target)
+    world.fate = steps.append
+    Node(world).settle()
+    return len(steps)
+
+
+def interruptions() -> Iterator[tuple[Target, Target, int, type[BaseException]]]:
+    for origin, target in WAYS:
+        for index in range(effects(origin, target)):
+            yield origin, target, index, Killed
+            yield origin, target, index, PowerCut
+
+
+@pytest.mark.parametrize(("origin", "target", "index", "misfortune"), list(interruptions()))
+def test_an_update_survives_an_interruption_at_any_effect(
+    origin: Target, target: Target, index: int, misfortune: type[BaseException]
+) -> None:
+    world = world_at(origin)
+    world.ask_for(target)
+    countdown = iter(range(index + 1))
+
+    def fate(_step: str) -> None:
+        if next(countdown, None) == index:
+            raise misfortune
+
+    world.fate = fate
+    Node(world).settle()
+    assert_at_rest(world, target)
+
+
+@pytest.mark.parametrize(("origin", "target"), WAYS)
+@pytest.mark.parametrize("kills", [True, False], ids=["killed", "power cut"])
+def test_an_update_survives_an_end_at_any_call_to_the_disk(
+    origin: Target, target: Target, kills: bool
+) -> None:
+    for calls in range(0, 400, 7):
+        world = world_at(origin)
+        world.ask_for(target)
+        node = Node(world)
+        node.disk_kills = kills
+        world.disk.calls_left = calls
+        node.settle()
+        assert_at_rest(world, target)
+        if world.disk.calls_left is not None:
+            return
+
+
+def test_a_failing_step_leaves_the_node_as_it_was_and_in_service() -> None:
+    world = world_at(NEXT)
+    before = world.disk.tree()
+    world.ask_for(BROKEN)
+    Node(world).settle()
+    assert not world.unschedulable
+    assert not world.staged
+    assert world.annotations[key.STATE] == "Degraded"
+    assert "enable bad.service" in world.annotations[key.REASON]
+    left = {path for path, _ in before.items() ^ world.disk.tree().items()}
+    assert {path for path in left if "/var/lib/treenail/configs" not in path} == set()
+    world.ask_for(NEXT)
+    Node(world).settle()
+    assert_at_rest(world, NEXT)
