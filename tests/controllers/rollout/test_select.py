@@ -157,3 +157,10 @@ def test_spreading_takes_the_zone_that_has_most_in_service() -> None:
 def test_while_the_image_is_being_made_every_node_is_outdated() -> None:
     being_made = Target("old", "")
     assert candidates([node("a")], being_made, 1).nodes == (node("a"),)
+
+
+def test_a_node_that_was_left_cordoned_on_its_very_first_target_turns() -> None:
+    bad = Target("bad")
+    stuck = NodeFacts("a", state="Degraded", unschedulable=True).given(bad, 0.0)
+    silent = NodeFacts("b", unschedulable=True).given(bad, 0.0)
+    assert redirected([stuck, silent], NEW) == (stuck,)

@@ -45,13 +45,16 @@ def candidates(nodes: Iterable[NodeFacts], target: Target, max_unavailable: int)
 def redirected(nodes: Iterable[NodeFacts], target: Target) -> tuple[NodeFacts, ...]:
     """Nodes that already count as unavailable because they are on their way to another target.
 
-    They include those that failed there and were left cordoned; without this they would hold the
-    capacity that giving them a better target needs.
+    They include those that failed there and were left cordoned, be it on their very first target;
+    without this they would hold the capacity that giving them a better target needs.
     """
     return tuple(
         node
         for node in nodes
-        if node.unavailable and not node.done and node.managed and not node.asked_for(target)
+        if node.unavailable
+        and not node.done
+        and (node.managed or node.degraded)
+        and not node.asked_for(target)
     )
 
 
