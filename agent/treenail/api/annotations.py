@@ -16,6 +16,9 @@ DESIRED_OS_IMAGE = PREFIX + "desiredOSImage"
 DESIRED_OS_IMAGE_STORY = PREFIX + "desiredOSimage"
 DESIRED_IMAGE = PREFIX + "desiredImage"
 CONTROL_PLANE_TOPOLOGY = PREFIX + "controlPlaneTopology"
+STAGE_CONFIG = OWN_PREFIX + "stage-config"
+STAGE_IMAGE = OWN_PREFIX + "stage-image"
+"""The two ask for an image to be staged ahead, while the node is at rest at what it has."""
 
 # Written by the agent.
 CURRENT_CONFIG = PREFIX + "currentConfig"
@@ -26,6 +29,10 @@ STATE = PREFIX + "state"
 REASON = PREFIX + "reason"
 POST_CONFIG_ACTION = PREFIX + "post-config-action"
 DESIRED_DRAIN = PREFIX + "desiredDrain"
+STAGED = OWN_PREFIX + "staged"
+"""The image that was asked to be staged ahead, once it is."""
+STAGING_ERROR = OWN_PREFIX + "staging-error"
+"""Why it is not."""
 
 # Written by the drain controller; the last two are for itself, and for people.
 LAST_APPLIED_DRAIN = PREFIX + "lastAppliedDrain"

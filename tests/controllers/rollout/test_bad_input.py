@@ -130,7 +130,8 @@ CASES = {
     "a policy with an unknown field": Case(
         unknown_field, "worker", "InvalidConfiguration",
         "annotation treenail.io/rollout of pool worker: unknown field 'soakTime'; known are "
-        "alerts, canary, fleetLock, maxFailures, order, rebootTimeout, soak, waves, windows",
+        "alerts, canary, fleetLock, maxFailures, order, rebootTimeout, soak, staging, waves, "
+        "windows",
     ),
     "a gate that is nowhere": Case(
         gate, "worker", "InvalidConfiguration",

@@ -38,6 +38,7 @@ class World:
         self.backlog: dict[str, list[tuple[str, Json | None]]] = {}
         self.takes_s = takes_s
         self.bad: set[Target] = set()
+        self.not_there: set[str | None] = set()
         self.stays_cordoned = True
         self.seconds = 1_000_000_000.0
         self.writes: list[tuple[str, str, Json]] = []
@@ -238,8 +239,22 @@ class World:
         self.backlog.setdefault(plural, []).append((name, document))
         return document
 
+    def _staged(self, node: NodeFacts) -> Json:
+        """What the agent of a node at rest says of what it is to stage ahead; empty for no news."""
+        wish = node.stage
+        if not node.done or not node.healthy:
+            return {}
+        if wish is None:
+            said = node.staged or node.staging_error
+            return _reported(None, None) if said else {}
+        if wish.image in self.not_there:
+            return {} if node.staging_error else _reported(None, "manifest unknown")
+        return {} if node.staged == wish.image else _reported(wish.image, None)
+
     def _agent(self, node: NodeFacts, document: Json) -> Json:
         """What the agent of the node writes now."""
+        if ahead := self._staged(node):
+            return ahead
         by_hand = bool(document["spec"].get("byHand"))
         if node.started_at is None or node.done:
             return {"spec": {"unschedulable": False}} if _left_cordoned(node, by_hand) else {}
@@ -261,6 +276,10 @@ class World:
         changes["metadata"]["annotations"].update(current)
         changes["status"] = {"conditions": [ready(healthy=True, at=self.seconds)]}
         return changes
+
+
+def _reported(staged: str | None, error: str | None) -> Json:
+    return {"metadata": {"annotations": {key.STAGED: staged, key.STAGING_ERROR: error}}}
 
 
 def _left_cordoned(node: NodeFacts, by_hand: bool) -> bool:

@@ -36,6 +36,9 @@ Each = Callable[
 """``map``, or the ``map`` of an executor: how many nodes are written at the same time."""
 
 
+_UNSTAGED: Mapping[str, str | None] = {key.STAGE_CONFIG: None, key.STAGE_IMAGE: None}
+
+
 class Api(Protocol):
     """The verbs of a `Client` that a rollout needs."""
 
@@ -90,6 +93,28 @@ class Writer:
         given = tuple(node.name for node, error in zip(nodes, found, strict=True) if error is None)
         return Outcome(given, tuple(error for error in found if error is not None))
 
+    def stage(self, nodes: Iterable[NodeFacts], target: Target | None) -> tuple[ClusterError, ...]:
+        """Ask the nodes to stage the target ahead, or not to any more; all are tried."""
+        notes = dict(_UNSTAGED)
+        if target is not None:
+            notes = {key.STAGE_CONFIG: target.config, key.STAGE_IMAGE: target.image}
+
+        def write(node: NodeFacts) -> ClusterError | None:
+            body: Json = {
+                "metadata": {"resourceVersion": node.resource_version, "annotations": notes}
+            }
+            try:
+                self._api.patch(NODES, node.name, body)
+            except (Conflict, NotFound):
+                # Judged anew as soon as the cache shows what became of it.
+                log.debug("node %s changed before it could be asked to stage", node.name)
+            except ClusterError as error:
+                return error
+            self._expected.stages(node, target)
+            return None
+
+        return tuple(error for error in self._each(write, nodes) if error is not None)
+
     def record(self, pool: MachineConfigPool, record: Record) -> MachineConfigPool:
         """Keep the record on the pool; the pool as it is afterwards."""
         body: Json = {
@@ -133,6 +158,8 @@ class Writer:
         self, node: NodeFacts, target: Target, pool: str, notes: Mapping[str, str | None]
     ) -> ClusterError | None:
         own = dict(notes)
+        if node.stage is not None:
+            own |= _UNSTAGED
         if node.degraded or node.was_degraded:
             own[WAS_DEGRADED] = "true" if node.degraded else None
         body: Json = {"metadata": {"resourceVersion": node.resource_version, "annotations": own}}

@@ -227,6 +227,7 @@ class RolloutController:
                 found.met(error)
                 return
         self._give(found)
+        self._stage(found)
         self._unlock(found)
         found.nodes = self._expected.over(found.sight.nodes)
 
@@ -249,6 +250,15 @@ class RolloutController:
         outcome = self._writer.give(chosen, turn.target, found.pool.name, server)
         for error in outcome.errors:
             found.met(error)
+
+    def _stage(self, found: _Pass) -> None:
+        """Ask for what is to be staged ahead, or take it back; nothing depends on it."""
+        ahead = found.turn.staging
+        by_name = {node.name: node for node in found.sight.nodes}
+        for names, target in ((ahead.ask, found.turn.target), (ahead.take_back, None)):
+            nodes = [by_name[name] for name in names if name not in found.turn.give]
+            for error in self._writer.stage(nodes, target):
+                found.met(error)
 
     def _unanswered(self, found: _Pass, target: Target) -> tuple[NodeFacts, ...]:
         """Nodes whose last write got no answer: they count as given, so it has to be made sure."""

@@ -5,7 +5,7 @@ something changed or the turn asks for it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.controllers.rollout import estimate, order, windows
@@ -23,6 +23,7 @@ from treenail.controllers.rollout.progress import (
     soaked_at,
 )
 from treenail.controllers.rollout.select import candidates, max_unavailable, redirected
+from treenail.controllers.rollout.staging import Staging, ready, staging
 from treenail.controllers.rollout.status import Trouble, update_line
 from treenail.errors import ConfigError
 
@@ -46,6 +47,8 @@ class Turn:
     trouble: Trouble | None = None
     look_again_s: float | None = None
     """When time alone may change the answer."""
+    staging: Staging = field(default_factory=Staging)
+    """What to ask of nodes that serve; it takes none out of service."""
 
 
 def decide(
@@ -80,11 +83,16 @@ def decide(
     resume = pool.metadata.annotations.get(RESUME, "")
     record = advance(record, careful, nodes, image.target, now=now, resume=resume)
     look = _Look(careful, nodes, image.target, record, limit, now, last)
+    stopped = pool.paused or pool.deleting
+    ahead = staging(careful, nodes, image.target, stopped=stopped)
     if record.halted is not None:
+        # What is staged stays: a person looks, and may let it go on.
         return look.turn(trouble=_halted(record, record.halted))
-    if pool.paused or pool.deleting or waiting:
-        return look.turn(waiting=waiting)
-    return _take(look)
+    if stopped or waiting:
+        return replace(look.turn(waiting=waiting), staging=ahead)
+    if ahead.waiting:
+        return replace(look.turn(waiting=ahead.waiting), staging=ahead)
+    return replace(_take(look), staging=ahead)
 
 
 def invalid(error: ConfigError) -> Trouble:
@@ -173,6 +181,8 @@ def _chosen(look: _Look) -> Sequence[NodeFacts]:
     found = candidates(look.nodes, look.target, look.max_unavailable)
     turned = {node.name for node in turning}
     fresh = [node for node in _of_wave(look, found.nodes) if node.name not in turned]
+    if look.policy.staged_at_once is not None and look.target.image:
+        fresh = [node for node in fresh if ready(node, look.target)]
     if len(fresh) > 1:
         fresh = [node for node in fresh if node.name != look.last]
     # A node that fails already has the most to win, and its pods the least to lose.

@@ -31,6 +31,7 @@ class ExpectedNodes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._by_node: dict[str, Expectation] = {}
+        self._staging: dict[str, tuple[str, Target | None]] = {}
 
     def expect(self, node: NodeFacts, target: Target, at: float) -> None:
         """Count the target as written from before it is: the answer may get lost."""
@@ -48,9 +49,14 @@ class ExpectedNodes:
         with self._lock:
             self._by_node.pop(name, None)
 
+    def stages(self, node: NodeFacts, target: Target | None) -> None:
+        """The node was asked to stage this ahead, or nothing any more."""
+        with self._lock:
+            self._staging[node.name] = (node.resource_version, target)
+
     def over(self, nodes: Iterable[NodeFacts]) -> tuple[NodeFacts, ...]:
         """The nodes with what they were given, where the cache can't tell what came of it."""
-        seen = tuple(nodes)
+        seen = self._over_stages(tuple(nodes))
         written = {}
         with self._lock:
             for node in seen if self._by_node else ():
@@ -78,6 +84,22 @@ class ExpectedNodes:
         with self._lock:
             for name in self._by_node.keys() - known:
                 del self._by_node[name]
+            for name in self._staging.keys() - known:
+                del self._staging[name]
+
+    def _over_stages(self, nodes: tuple[NodeFacts, ...]) -> tuple[NodeFacts, ...]:
+        with self._lock:
+            if not self._staging:
+                return nodes
+            found = []
+            for node in nodes:
+                version, target = self._staging.get(node.name, ("", None))
+                if version == node.resource_version:
+                    found.append(replace(node, stage=target))
+                else:
+                    self._staging.pop(node.name, None)
+                    found.append(node)
+        return tuple(found)
 
 
 class ExpectedPools:

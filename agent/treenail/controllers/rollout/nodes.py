@@ -60,6 +60,11 @@ class NodeFacts:
     state: str = ""
     reason: str = ""
     started_at: float | None = None
+    stage: Target | None = None
+    """What the node is asked to stage ahead."""
+    staged: str = ""
+    """The image that it staged ahead."""
+    staging_error: str = ""
     was_degraded: bool = False
     """It was degraded when it was given its target, and may still say so of the one before."""
     locked_by: str = ""
@@ -93,6 +98,9 @@ class NodeFacts:
             state=found.get(key.STATE, ""),
             reason=found.get(key.REASON, ""),
             started_at=seconds(found.get(STARTED_AT, "")),
+            stage=_staging(found),
+            staged=found.get(key.STAGED, ""),
+            staging_error=found.get(key.STAGING_ERROR, ""),
             was_degraded=WAS_DEGRADED in found,
             locked_by=found.get(LOCKED_BY, ""),
             uid=meta.uid,
@@ -169,6 +177,7 @@ class NodeFacts:
             desired_config=target.config,
             desired_image=target.image,
             started_at=now,
+            stage=None,
             was_degraded=self.degraded,
         )
 
@@ -196,6 +205,11 @@ def seconds(text: str) -> float | None:
     except ValueError:
         return None
     return moment.timestamp() if moment.tzinfo else None
+
+
+def _staging(notes: Mapping[str, str]) -> Target | None:
+    image = notes.get(key.STAGE_IMAGE, "")
+    return Target(notes.get(key.STAGE_CONFIG, ""), image) if image else None
 
 
 def _is_healthy(condition: Condition) -> bool:

@@ -9,6 +9,7 @@
       maxFailures: 0             # more nodes that fail halt the rollout
       rebootTimeout: 30m         # a node that is not ready for longer has failed
       order: spread              # over zones, or zones: one after the other
+      staging: {maxParallel: 10} # all nodes pull the image before the first is drained
       windows:
       - {days: [Sat, Sun], start: "01:00", duration: 4h, timeZone: Europe/Berlin}
       fleetLock: {url: "http://locks.example.com", group: workers}
@@ -36,6 +37,9 @@ from treenail.errors import ConfigError
 POLICY = "treenail.io/rollout"
 RESUME = "treenail.io/rollout-resume"
 """Annotation of a pool: any value that it did not have before lets a halted rollout go on."""
+
+STAGED_AT_ONCE = 10
+"""Enough to be quick, and few enough for a registry."""
 
 _T = TypeVar("_T")
 
@@ -81,6 +85,8 @@ class Policy:
     """Nodes that may fail; None means any number."""
     reboot_timeout_s: float | None = None
     order: Order = Order.ZONES
+    staged_at_once: int | None = None
+    """How many nodes stage the image ahead at the same time; None means that none does."""
     windows: tuple[Window, ...] = ()
     lock: LockServer | None = None
     alerts: Alerts | None = None
@@ -119,7 +125,7 @@ def duration_s(fields: Fields, name: str) -> float | None:
 def _read(fields: Fields) -> Policy:
     known = {
         "canary", "waves", "soak", "maxFailures", "rebootTimeout", "order", "windows", "fleetLock",
-        "alerts",
+        "alerts", "staging",
     }  # fmt: skip
     # A field that is not obeyed would be a promise that is not kept.
     if unknown := sorted(fields.values.keys() - known):
@@ -131,6 +137,7 @@ def _read(fields: Fields) -> Policy:
         max_failures=_max_failures(fields),
         reboot_timeout_s=duration_s(fields, "rebootTimeout"),
         order=_order(fields),
+        staged_at_once=_staged_at_once(fields),
         windows=fields.each("windows", lambda each: window(each, duration_s(each, "duration"))),
         lock=_asked(fields, "fleetLock", external.lock_server),
         alerts=_asked(fields, "alerts", external.alerts),
@@ -188,6 +195,16 @@ def _max_failures(fields: Fields) -> int:
     if value < 0:
         raise fields.refuse("maxFailures", "a count of nodes")
     return value
+
+
+def _staged_at_once(fields: Fields) -> int | None:
+    if fields.values.get("staging") is None:
+        return None
+    staging = fields.nested("staging")
+    value = staging.optional_integer("maxParallel")
+    if value is not None and value < 1:
+        raise staging.refuse("maxParallel", "a count of nodes from 1 on")
+    return value or STAGED_AT_ONCE
 
 
 def _order(fields: Fields) -> Order:

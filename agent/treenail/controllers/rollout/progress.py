@@ -156,7 +156,7 @@ def failures(
     found = sorted(
         (node.started_at or 0.0, node.name, reason)
         for node in nodes
-        if node.asked_for(target) and (reason := _why(node, policy, now))
+        if (reason := _why(node, policy, now, target))
     )
     return tuple(Failure(name, reason) for _at, name, reason in found)
 
@@ -184,8 +184,12 @@ def next_look_s(
     return max(0.0, min(times) - now) if times else None
 
 
-def _why(node: NodeFacts, policy: Policy, now: float) -> str:
-    """Why the node counts as failed on the target it was given; empty when it does not."""
+def _why(node: NodeFacts, policy: Policy, now: float, target: Target) -> str:
+    """Why the node counts as failed on the target; empty when it does not."""
+    if not node.asked_for(target):
+        if node.stage != target or not node.staging_error:
+            return ""
+        return f"staging: {node.staging_error}"[:_REASON_LIMIT]
     at = _fails_at(node, policy)
     if at is None or now < at:
         return ""

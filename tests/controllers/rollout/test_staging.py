@@ -1,0 +1,217 @@
+"""Staging on the nodes before the first is drained: who is asked, and what it holds up."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.controllers.rollout.builders import failed, image, node, on_its_way
+from tests.controllers.rollout.world import NoGates, World
+from treenail.api import annotations as key
+from treenail.controllers.rollout.controller import RolloutController, Settings
+from treenail.controllers.rollout.gate import OS_IMAGE
+from treenail.controllers.rollout.nodes import NodeFacts, Target
+from treenail.controllers.rollout.policy import Policy
+from treenail.controllers.rollout.staging import Staging, staging
+
+OLD, NEW = image("old", "a"), image("new", "b")
+TWO = Policy(staged_at_once=2)
+IMAGE = f"registry.example.com/os@sha256:{'1' * 64}"
+OTHER = f"registry.example.com/os@sha256:{'2' * 64}"
+
+
+def at_rest(name: str, **more: object) -> NodeFacts:
+    return node(name, OLD, **more)
+
+
+def asked(name: str, target: Target = NEW, **more: object) -> NodeFacts:
+    return at_rest(name, stage=target, **more)
+
+
+def staged(name: str, target: Target = NEW) -> NodeFacts:
+    return asked(name, target, staged=target.image)
+
+
+def told(*nodes: NodeFacts, policy: Policy = TWO, target: Target = NEW) -> Staging:
+    return staging(policy, nodes, target, stopped=False)
+
+
+def test_no_more_nodes_are_asked_than_may_pull_at_the_same_time() -> None:
+    nodes = [at_rest(name) for name in "abcd"]
+    assert told(*nodes) == Staging(("a", "b"), waiting="0 of 4 nodes have staged the image")
+    assert told(staged("a"), asked("b"), at_rest("c"), at_rest("d")) == Staging(
+        ("c",), waiting="1 of 4 nodes have staged the image"
+    )
+    assert told(asked("a"), asked("b"), at_rest("c")).ask == ()
+
+
+def test_the_first_node_may_be_drained_once_all_that_can_have_staged() -> None:
+    ill = at_rest("c", healthy=False)
+    assert told(staged("a"), staged("b"), ill) == Staging()
+    # A node whose agent says why it can't holds up nobody, and no slot.
+    assert told(staged("a"), asked("b", staging_error="disk full")) == Staging()
+    assert told(asked("a", staging_error="x"), asked("b"), at_rest("c"), at_rest("d")).ask == ("c",)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        node("x", Target("old", NEW.image)),
+        on_its_way("x", NEW),
+        failed("x", image("bad", "c")),
+        NodeFacts("x"),
+    ],
+    ids=["has the image", "was given the target", "fails", "was never asked for anything"],
+)
+def test_a_node_that_has_nothing_to_stage_is_not_asked(other: NodeFacts) -> None:
+    assert told(other, staged("b")) == Staging()
+
+
+def test_a_node_that_joins_later_holds_up_nobody() -> None:
+    assert told(on_its_way("a", NEW), at_rest("b")) == Staging(("b",))
+
+
+def test_another_target_is_asked_for_in_place_of_the_one_before() -> None:
+    newer = image("newer", "c")
+    nodes = [staged("a"), asked("b"), asked("c"), at_rest("d")]
+    found = told(*nodes, target=newer)
+    assert (found.ask, found.take_back) == (("a", "b"), ("c",))
+
+
+def test_the_same_image_of_another_config_is_not_pulled_anew() -> None:
+    same = Target("newer", NEW.image)
+    nodes = [staged("a"), staged("b"), staged("c")]
+    found = told(*nodes, target=same)
+    assert (found.ask, found.take_back) == (("a", "b", "c"), ())
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_what_was_asked_is_taken_back_when_it_is_stopped(*, stopped: bool) -> None:
+    policy = TWO if stopped else Policy()
+    nodes = [asked("a"), staged("b"), at_rest("c")]
+    assert staging(policy, nodes, NEW, stopped=stopped) == Staging(take_back=("a", "b"))
+
+
+def test_a_config_without_an_image_has_nothing_to_stage() -> None:
+    assert told(asked("a"), at_rest("b"), target=Target("new")) == Staging(take_back=("a",))
+
+
+class Staged:
+    """A pool whose nodes stage ahead, one turn after the other."""
+
+    def __init__(self, *, nodes: int = 5, policy: str = "{staging: {maxParallel: 2}}") -> None:
+        self.world = World()
+        for number in range(nodes):
+            self.world.add_node(f"n{number}", "old")
+        self.policy = policy
+        self.change()
+        self.controller = RolloutController(
+            self.world, self.world, self.world, NoGates(), self.world, Settings()
+        )
+
+    def change(self, pull_spec: str = IMAGE, **spec: object) -> None:
+        notes = {OS_IMAGE: pull_spec}
+        self.world.set_pool("worker", "new", self.policy, annotations=notes, **spec)
+
+    def turn(self, seconds: float = 0.0) -> None:
+        self.world.pass_time(seconds)
+        self.world.deliver()
+        self.controller.sync("worker")
+
+    @property
+    def nodes(self) -> list[NodeFacts]:
+        return list(self.world.truth.values())
+
+    def count(self, what: str) -> int:
+        """How many nodes are asked to stage, have staged, or were given the target."""
+        match what:
+            case "asked":
+                return sum(each.stage is not None for each in self.nodes)
+            case "staged":
+                return sum(bool(each.staged) for each in self.nodes)
+            case _:
+                return sum(each.desired_config == "new" for each in self.nodes)
+
+
+def test_all_nodes_stage_before_the_first_is_given_the_target() -> None:
+    found = Staged()
+    for asked_for in (2, 4, 5):
+        found.turn(10.0)
+        assert (found.count("asked"), found.count("given")) == (asked_for, 0)
+        assert found.world.said()["Updating"]["reason"] == "Waiting"
+    found.turn(10.0)
+    assert (found.count("staged"), found.count("given")) == (5, 1)
+    given = next(each for each in found.nodes if each.desired_config == "new")
+    assert given.stage is None
+    while found.count("given") < 5 or not all(each.done for each in found.nodes):
+        found.turn(60.0)
+    assert found.count("asked") == 0
+    # One to stage, one to go.
+    assert len([1 for plural, _, _ in found.world.writes if plural == "nodes"]) == 10
+
+
+def test_a_pool_that_is_paused_takes_back_what_it_asked_for() -> None:
+    found = Staged()
+    found.turn()
+    assert found.count("asked") == 2
+    found.change(paused=True)
+    found.turn()
+    assert (found.count("asked"), found.count("given")) == (0, 0)
+    found.turn(10.0)
+    assert found.count("staged") == 0
+
+
+def test_an_image_that_is_not_there_halts_before_any_node_is_drained() -> None:
+    found = Staged(policy="{staging: {maxParallel: 2}, maxFailures: 0}")
+    found.world.not_there = {IMAGE}
+    found.turn()
+    found.turn(10.0)
+    said = found.world.said()["Degraded"]
+    assert said["reason"] == "Halted"
+    assert "node n0 failed first: staging: manifest unknown" in said["message"]
+    found.turn(10.0)
+    assert (found.count("asked"), found.count("given")) == (2, 0)
+    found.change(OTHER)
+    for _ in range(6):
+        found.turn(10.0)
+    assert (found.count("staged"), found.count("given")) == (5, 1)
+    assert found.world.said()["Degraded"]["status"] == "False"
+
+
+def test_staging_goes_on_outside_the_maintenance_window() -> None:
+    window = '{start: "00:00", duration: 1m, timeZone: UTC}'
+    found = Staged(policy=f"{{staging: {{maxParallel: 9}}, windows: [{window}]}}")
+    found.turn()
+    found.turn(10.0)
+    found.turn()
+    assert (found.count("staged"), found.count("given")) == (5, 0)
+    assert "the maintenance window opens at" in found.world.said()["Updating"]["message"]
+
+
+def test_a_node_is_written_once_however_late_the_cache_is() -> None:
+    found = Staged()
+    found.world.deliver()
+    for _ in range(3):
+        found.controller.sync("worker")
+    writes = [name for plural, name, _ in found.world.writes if plural == "nodes"]
+    assert writes == ["n0", "n1"]
+
+
+def test_a_write_whose_answer_was_lost_is_repeated() -> None:
+    found = Staged(nodes=1)
+    found.world.deliver()
+    found.world.fault_on, found.world.next_fault = "nodes", "lost"
+    with pytest.raises(Exception, match="the answer got lost"):
+        found.controller.sync("worker")
+    found.controller.sync("worker")
+    (seen,) = found.nodes
+    assert seen.stage == Target("new", IMAGE)
+    assert replace(seen, stage=None).stage is None
+
+
+@pytest.mark.parametrize("text", ["{staging: {maxParallel: 0}}", "{staging: {maxParallel: x}}"])
+def test_staging_of_no_node_is_refused(text: str) -> None:
+    found = Staged(policy=text)
+    found.turn()
+    said = found.world.said()["Degraded"]
+    assert "staging.maxParallel" in said["message"]
+    assert key.STAGE_IMAGE not in str(found.world.objects["nodes"])
