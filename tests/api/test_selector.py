@@ -84,3 +84,19 @@ def test_an_absent_selector_is_not_one_that_selects_all() -> None:
     everything = optional_selector(fields, "everything")
     assert everything is not None
     assert everything.selects_all
+
+
+def test_a_selector_is_asked_for_as_a_query() -> None:
+    found = selector(
+        {
+            "matchLabels": {"b": "1", "a": ""},
+            "matchExpressions": [
+                {"key": "c", "operator": "In", "values": ["x", "y"]},
+                {"key": "d", "operator": "NotIn", "values": ["z"]},
+                {"key": "e", "operator": "Exists"},
+                {"key": "f", "operator": "DoesNotExist"},
+            ],
+        }
+    )
+    assert found.query == "a in (),b in (1),c in (x,y),d notin (z),e,!f"
+    assert LabelSelector().query == ""

@@ -35,6 +35,19 @@ class Requirement:
             case Operator.DOES_NOT_EXIST:
                 return self.key not in labels
 
+    @property
+    def query(self) -> str:
+        """As a part of the query parameter ``labelSelector``."""
+        match self.operator:
+            case Operator.IN:
+                return f"{self.key} in ({','.join(self.values)})"
+            case Operator.NOT_IN:
+                return f"{self.key} notin ({','.join(self.values)})"
+            case Operator.EXISTS:
+                return self.key
+            case Operator.DOES_NOT_EXIST:
+                return f"!{self.key}"
+
 
 @dataclass(frozen=True, slots=True)
 class LabelSelector:
@@ -55,6 +68,11 @@ class LabelSelector:
     @property
     def selects_all(self) -> bool:
         return not self.requirements
+
+    @property
+    def query(self) -> str:
+        """As the query parameter ``labelSelector``, which matches everything when empty."""
+        return ",".join(requirement.query for requirement in self.requirements)
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         return all(requirement.matches(labels) for requirement in self.requirements)

@@ -33,6 +33,8 @@ BY_CONTROLLER: Mapping[str, Verbs] = {
         f"machineconfigpools/status.{GROUP}": ("patch",),
         f"machineconfignodes.{GROUP}": ("create", "patch", *_WATCHED),
         "nodes": ("patch", *_WATCHED),
+        "pods": ("list",),
+        "poddisruptionbudgets.policy": _WATCHED,
     },
     "drain": {
         "nodes": ("get", "patch", *_WATCHED),

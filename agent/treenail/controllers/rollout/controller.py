@@ -102,6 +102,7 @@ class RolloutController:
         settings: Settings,
         *,
         each: Each = map,
+        blocked: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self._api = api
         self._caches = caches
@@ -109,6 +110,7 @@ class RolloutController:
         self._gates = gates
         self._events = events
         self._settings = settings
+        self._blocked = blocked
         self._grouping = Grouping()
         self._expected = ExpectedNodes()
         self._pools = ExpectedPools()
@@ -166,7 +168,7 @@ class RolloutController:
         except ConfigError as error:
             return Turn(trouble=invalid(error))
 
-        def turn(*outside: Hold | Blocked) -> Turn:
+        def turn(*outside: Hold | Blocked, blocked: frozenset[str] = frozenset()) -> Turn:
             return decide(
                 pool,
                 found.nodes,
@@ -175,6 +177,7 @@ class RolloutController:
                 now=found.now,
                 gates=(*inside, *outside),
                 last=self._settings.own_node,
+                blocked=blocked,
             )
 
         decided = turn()
@@ -182,7 +185,8 @@ class RolloutController:
             return decided
         asked = self._missing(pool) or self._gates.ask(policy(pool))
         if asked is None:
-            return decided
+            blocked = self._blocked()
+            return turn(blocked=blocked) if blocked else decided
         found.again_s.append(GATE_S)
         return turn(asked)
 

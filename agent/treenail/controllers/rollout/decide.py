@@ -4,7 +4,7 @@ Everything here is pure. The controller observes, writes what a turn says, and l
 something changed or the turn asks for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from treenail.api.machineconfigpool import MachineConfigPool
@@ -60,12 +60,14 @@ def decide(
     now: float,
     gates: Sequence[Hold | Blocked] = (),
     last: str = "",
+    blocked: Collection[str] = (),
 ) -> Turn:
     """The next turn.
 
     ``nodes`` are those of the pool, with what was written but may not be seen yet. ``image`` says
     what the target is; ``gates`` are others who ask to wait. The node ``last`` is taken when no
-    other is left: the one that the controller runs on.
+    other is left: the one that the controller runs on. Those that are ``blocked`` have pods that
+    can't be evicted now; others are preferred to them.
     """
     try:
         careful = policy(pool)
@@ -82,7 +84,7 @@ def decide(
         return Turn(record=record, waiting="no configuration is rendered yet")
     resume = pool.metadata.annotations.get(RESUME, "")
     record = advance(record, careful, nodes, image.target, now=now, resume=resume)
-    look = _Look(careful, nodes, image.target, record, limit, now, last)
+    look = _Look(careful, nodes, image.target, record, limit, now, last, frozenset(blocked))
     stopped = pool.paused or pool.deleting
     ahead = staging(careful, nodes, image.target, stopped=stopped)
     if record.halted is not None:
@@ -112,6 +114,7 @@ class _Look:
     max_unavailable: int
     now: float
     last: str
+    blocked: frozenset[str]
 
     @property
     def wave(self) -> Wave | None:
@@ -188,6 +191,8 @@ def _chosen(look: _Look) -> Sequence[NodeFacts]:
     # A node that fails already has the most to win, and its pods the least to lose.
     failing = order.by_zone(node for node in fresh if node.failing)
     sound = _ordered(look, [node for node in fresh if not node.failing])
+    # The sort is stable: among the blocked and among the others the order is as it was.
+    sound = sorted(sound, key=lambda node: node.name in look.blocked)
     return [*turning, *(*failing, *sound)[: found.capacity]]
 
 

@@ -3,12 +3,14 @@
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import ARBITER, MASTER
 from treenail.clock import Clock
 from treenail.controllers.informers import Informers, View
-from treenail.controllers.rollout.act import Api
+from treenail.controllers.rollout import act, budgets
+from treenail.controllers.rollout.budgets import Budgets
 from treenail.controllers.rollout.controller import Events, Gates, RolloutController, Settings
 from treenail.controllers.rollout.nodes import NodeFacts
 from treenail.controllers.rollout.observe import SeenPool, concerned
@@ -22,6 +24,10 @@ all report at once does not keep a CPU busy."""
 REST_MOST_S = 1.0
 
 
+class Api(act.Api, budgets.Api, Protocol):
+    """The verbs of a `Client` that a rollout needs."""
+
+
 class Rollout:
     """A `treenail.controllers.workers.Controller`, whose keys are the names of pools."""
 
@@ -33,8 +39,16 @@ class Rollout:
         self._clock = clock
         self._settings = settings
         self._writers = ThreadPoolExecutor(WRITES_AT_ONCE, thread_name_prefix="rollout-writes")
+        self._budgets = Budgets(api, clock)
         self._controller = RolloutController(
-            api, self, clock, gates, events, settings, each=self._writers.map
+            api,
+            self,
+            clock,
+            gates,
+            events,
+            settings,
+            each=self._writers.map,
+            blocked=self._budgets.blocked,
         )
         self._pools: View[SeenPool] | None = None
         self._nodes: View[NodeFacts] | None = None
@@ -42,7 +56,8 @@ class Rollout:
         self._not_before: dict[str, float] = {}
 
     def watch(self, informers: Informers, look_at: Callable[[str], None]) -> None:
-        """Watch pools and nodes."""
+        """Watch pools and nodes, and the budgets of pods."""
+        self._budgets.watch(informers)
         image_key = self._settings.image_key
         pools = informers.view(Scope(MACHINECONFIGPOOLS), SeenPool.from_json)
 

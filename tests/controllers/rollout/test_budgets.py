@@ -1,0 +1,114 @@
+"""Nodes with pods that can't be evicted now go last."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.controllers.drain.site import Site
+from tests.controllers.rollout.builders import NEW, node, pool, proceed
+from tests.fakes.clock import FakeClock
+from tests.waiting import wait_until
+from treenail.clock import SystemClock
+from treenail.controllers.informers import Informers
+from treenail.controllers.rollout.budgets import TRUE_FOR_S, Budgets
+from treenail.controllers.rollout.decide import decide
+from treenail.controllers.rollout.policy import Order
+from treenail.kube.client import Client
+from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.resources import PODS
+from treenail.kube.transport import HttpTransport
+from treenail.lab.apiserver.faults import Match, Reject
+from treenail.lab.apiserver.server import LabServer
+
+USER = "rollout"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LabServer]:
+    with LabServer(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def site(server: LabServer) -> Iterator[Site]:
+    found = Site(server)
+    for name in "abc":
+        found.node(name)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(SystemClock().now())
+
+
+@pytest.fixture
+def budgets(server: LabServer, site: Site, clock: FakeClock) -> Iterator[Budgets]:
+    kubeconfig = read_kubeconfig(str(server.kubeconfig_for(USER, ["system:masters"])))
+    transport = HttpTransport(kubeconfig, SystemClock())
+    client = Client(transport)
+    informers = Informers(client, SystemClock())
+    found = Budgets(client, clock)
+    found.watch(informers)
+    informers.start()
+    assert informers.wait_until_synced(10)
+    yield found
+    informers.stop()
+    transport.close()
+
+
+def looked_up(budgets: Budgets, clock: FakeClock) -> frozenset[str]:
+    clock.move(TRUE_FOR_S)
+    return budgets.blocked()
+
+
+def test_nodes_with_pods_of_an_exhausted_budget_are_blocked(
+    site: Site, budgets: Budgets, clock: FakeClock
+) -> None:
+    site.pod("a", "web-1", app="web")
+    site.pod("b", "web-2", app="web")
+    site.pod("c", "other")
+    assert looked_up(budgets, clock) == frozenset()
+    site.budget("keep", "web")
+    wait_until(lambda: looked_up(budgets, clock) == {"a", "b"})
+    site.budget("free", "other", keep=0)
+    site.drop_budget("keep")
+    wait_until(lambda: looked_up(budgets, clock) == frozenset())
+
+
+def test_pods_are_looked_up_no_more_often_than_is_worth_it(
+    server: LabServer, site: Site, budgets: Budgets, clock: FakeClock
+) -> None:
+    site.pod("a", "web-1", app="web")
+    site.budget("keep", "web")
+    wait_until(lambda: looked_up(budgets, clock))
+    before = server.count_requests(user=USER, verb="list", resource="pods")
+    for _ in range(5):
+        assert budgets.blocked() == {"a"}
+    assert server.count_requests(user=USER, verb="list", resource="pods") == before
+
+
+def test_what_can_not_be_looked_up_blocks_nobody(
+    server: LabServer, site: Site, budgets: Budgets, clock: FakeClock
+) -> None:
+    site.pod("a", "web-1", app="web")
+    site.budget("keep", "web")
+    wait_until(lambda: looked_up(budgets, clock))
+    server.inject(Reject(503), Match(user=USER, resource=PODS.plural))
+    assert looked_up(budgets, clock) == frozenset()
+
+
+@pytest.mark.parametrize("order", Order)
+def test_who_is_not_blocked_is_preferred_and_who_is_comes_in_the_end(order: Order) -> None:
+    nodes = [node(name) for name in "abc"]
+    careful = pool({"order": str(order)}, maxUnavailable=2)
+
+    def given(*blocked: str) -> tuple[str, ...]:
+        return decide(careful, nodes, proceed(NEW), None, now=0.0, blocked=blocked).give
+
+    assert given() == ("a", "b")
+    assert given("a") == ("b", "c")
+    assert given("a", "b") == ("c", "a")
+    assert given("a", "b", "c") == ("a", "b")
