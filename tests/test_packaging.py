@@ -88,6 +88,8 @@ def test_the_manual_names_every_limit_with_its_default() -> None:
         ("treenail", "plan", "treenail.8"),
         ("treenail", "why", "treenail.8"),
         ("treenail", "history", "treenail.8"),
+        ("treenail", "cancel", "treenail.8"),
+        ("treenail", "forgive", "treenail.8"),
         ("treenail", "collect", "treenail.8"),
         ("treenail", "handback", "treenail.8"),
         ("treenail", "once", "treenail.8"),

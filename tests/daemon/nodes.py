@@ -12,6 +12,7 @@ from tests.fakes.world import (
     FakeLedger,
     FakeMachine,
     FakeNotifier,
+    FakeRequests,
     Killed,
     PowerCut,
     WentDown,
@@ -53,6 +54,7 @@ class Process:
             ledger=FakeLedger(world),
             cluster=self.cluster,
             credentials=FakeCredentials(),
+            requests=FakeRequests(world),
             configuration=Configuration(
                 Survey(ROOT, shadow, world.disk), Runner(ROOT, shadow, world.disk)
             ),

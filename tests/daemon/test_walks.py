@@ -5,6 +5,7 @@ keeps and loses what it loses. Two things must hold whatever happens: the OS nev
 node in service, and once the world calms down the node comes to rest at what is asked of it.
 """
 
+import json
 import os
 import random
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ from tests.update.build import A, B, C
 from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
-from treenail.update.record import Target
+from treenail.update import record as records
+from treenail.update.record import Outcome, Record, Target
+from treenail.update.request import Kind, Request, too_late
 
 WALKS = int(os.environ.get("TREENAIL_WALKS", "600"))
 
@@ -28,6 +31,10 @@ CONFIGS = tuple(MachineConfig(ObjectMeta(name=each.config)) for each in (A, B, C
 
 def world_at(target: Target) -> World:
     return nodes.world_at(target, *CONFIGS)
+
+
+def recorded(world: World) -> Record:
+    return records.from_json(json.loads(world.ledger) if world.ledger else None)
 
 
 class Chaos:
@@ -63,11 +70,20 @@ class Chaos:
             world.drain_controller()
         elif draw < 0.62:
             self.uncordon_by_hand()
+        elif draw < 0.65:
+            self.call_off()
+        elif draw < 0.67:
+            world.request = Request(Kind.FORGIVE)
 
     def change_target(self) -> None:
         if self._node.world.api_up:
             self.target = self._random.choice((A, B, C))
             self._node.world.ask_for(self.target)
+
+    def call_off(self) -> None:
+        update = recorded(self._node.world).update
+        if update is not None:
+            self._node.world.request = Request(Kind.CANCEL, update.id)
 
     def uncordon_by_hand(self) -> None:
         # Behind the back of an agent past its point of no return nothing can be promised.
@@ -76,7 +92,10 @@ class Chaos:
             world.unschedulable = False
 
     def meanwhile(self) -> None:
-        if self._random.random() < 0.2:
+        draw = self._random.random()
+        if draw < 0.05:
+            self.call_off()
+        elif draw < 0.2:
             self.change_target()
             if self._node.process is not None:
                 self._node.process.cluster.see()
@@ -97,7 +116,8 @@ def test_every_walk_ends_at_the_target_and_never_changes_a_node_in_service(start
         world.api_up, world.loses_answers = True, 0
         node.settle()
         if '"refused": {' in (world.ledger or ""):
-            # Three power cuts in three reboots look like an image that does not boot.
+            # Called off; or three power cuts in three reboots, which look like an image that
+            # does not boot.
             ask_for_another_and_back(node, chaos.target)
         try:
             assert_at_rest(world, chaos.target)
@@ -201,6 +221,81 @@ def test_a_changed_mind_before_the_reboot_costs_no_reboot() -> None:
     node.settle()
     assert_at_rest(world, A)
     assert world.boots == boots
+
+
+@pytest.mark.parametrize("turns", range(12))
+def test_an_update_that_is_called_off_leaves_the_node_as_it_was(turns: int) -> None:
+    """Whenever it is asked for; once it is too late, the update goes through."""
+    world = world_at(A)
+    node = Node(world)
+    node.settle()
+    boots = world.boots
+    world.ask_for(B)
+    for _ in range(turns):
+        node.turn()
+        world.drain_controller()
+    update = recorded(world).update
+    late = "" if update is None else too_late(update)
+    world.request = None if update is None else Request(Kind.CANCEL, update.id)
+    node.settle()
+    assert world.request is None, "whoever asked is not answered"
+    if update is None or late:
+        assert_at_rest(world, B)
+        return
+    assert (world.booted, world.boots, world.staged) == (A.digest, boots, "")
+    assert world.in_service
+    assert world.violations == []
+    assert world.annotations[key.STATE] == "Degraded"
+    assert "called off on this machine; ask for another" in world.annotations[key.REASON]
+    (past,) = recorded(world).history
+    assert past.outcome is Outcome.CALLED_OFF
+
+
+def test_a_target_that_was_called_off_is_tried_again_once_it_is_forgiven() -> None:
+    world = world_at(A)
+    node = Node(world)
+    node.settle()
+    world.ask_for(B)
+    node.turn()
+    update = recorded(world).update
+    assert update is not None
+    world.request = Request(Kind.CANCEL, update.id)
+    node.settle()
+    assert world.booted == A.digest
+    world.request = Request(Kind.FORGIVE)
+    node.settle()
+    assert world.request is None
+    assert_at_rest(world, B)
+
+
+def test_a_pull_that_is_called_off_ends_at_once() -> None:
+    world = world_at(A)
+    node = Node(world)
+    node.settle()
+
+    def call_off() -> None:
+        update = recorded(world).update
+        assert update is not None
+        world.request = Request(Kind.CANCEL, update.id)
+
+    world.ask_for(B)
+    world.meanwhile = call_off
+    steps: list[str] = []
+    world.fate = steps.append
+    node.settle()
+    assert "staged" not in steps
+    assert world.booted == A.digest
+
+
+def test_a_request_for_what_is_over_is_taken_away() -> None:
+    world = world_at(A)
+    node = Node(world)
+    node.settle()
+    for request in (Request(Kind.CANCEL, "another"), Request(Kind.FORGIVE)):
+        world.request = request
+        node.turn()
+        assert world.request is None
+    assert_at_rest(world, A)
 
 
 def test_a_cordon_by_hand_from_before_a_cancelled_update_stays() -> None:

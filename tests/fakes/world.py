@@ -20,6 +20,7 @@ from treenail.api.node import Node
 from treenail.errors import CancelledError, NotFound, TransactionError, Unreachable
 from treenail.host.deployments import Change, Deployment, Deployments, Progress, Verdict
 from treenail.update.record import Target
+from treenail.update.request import Request
 from treenail.update.status import Event, Report
 
 Json = dict[str, object]
@@ -81,6 +82,8 @@ class World:
     events: list[Event] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     configs: dict[str, MachineConfig] = field(default_factory=dict)
+    request: Request | None = None
+    """What a person on the machine asks for."""
     vendor: dict[str, Tree] = field(default_factory=dict)
     """What each image has in /usr/etc, by digest and path below it."""
     disk: MemoryDisk = field(default_factory=lambda: MemoryDisk(BASE))
@@ -140,6 +143,7 @@ class World:
         self.boots += 1
         self.booted = self.system.digest
         self.staging, self.locked, self.going_down = None, False, False
+        self.request = None
 
     def drain_controller(self) -> None:
         """One step of the drain controller."""
@@ -319,6 +323,19 @@ class FakeCredentials:
 
     def refresh(self) -> tuple[str, ...]:
         return ()
+
+
+class FakeRequests:
+    """The request file; one in /run does not outlive the boot."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def read(self) -> Request | None:
+        return self._world.request
+
+    def drop(self) -> None:
+        self._world.request = None
 
 
 class FakeNotifier:

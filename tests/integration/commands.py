@@ -16,8 +16,13 @@ Ended = subprocess.CompletedProcess[str]
 
 def status(site: Site, *arguments: str) -> Ended:
     """``treenail status`` on the machine."""
+    return treenail(site, "status", *arguments)
+
+
+def treenail(site: Site, command: str, *arguments: str) -> Ended:
+    """``treenail`` with a command, on the machine."""
     root = str(site.machine.root)
-    return _run(AGENT, "status", "--root", root, *arguments, bus=site.machine.address)
+    return _run(AGENT, command, "--root", root, *arguments, bus=site.machine.address)
 
 
 @contextmanager

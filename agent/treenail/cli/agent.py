@@ -20,6 +20,7 @@ from treenail.daemon.live import Live
 from treenail.daemon.loop import Loop, Pace
 from treenail.daemon.observe import Observer
 from treenail.daemon.ports import LedgerFile, Ports
+from treenail.daemon.requests import RequestFile
 from treenail.daemon.runner import Runner
 from treenail.daemon.settings import FILE, Drain, Given, Settings, load
 from treenail.daemon.survey import AskedStates, Survey
@@ -113,6 +114,7 @@ class Agent:
             ledger=ledger,
             cluster=self._cluster,
             credentials=Credentials(root, files, settings),
+            requests=RequestFile(files),
             configuration=Configuration(
                 Survey(root, shadow, systemd=AskedStates(systemd)),
                 Runner(root, shadow, services=systemd),
@@ -138,6 +140,7 @@ class Agent:
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._signalled)
+        signal.signal(signal.SIGUSR1, lambda *_: self._bell.ring("somebody asks for something"))
         threading.excepthook = self._thread_died
         log.info("treenail starts")
         self._watch.start()

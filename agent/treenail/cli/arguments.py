@@ -26,7 +26,23 @@ def parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"treenail {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for add in (
+        _run,
+        _status,
+        _plan,
+        _why,
+        _history,
+        _cancel,
+        _forgive,
+        _collect,
+        _handback,
+        _once,
+    ):
+        add(commands)
+    return parser
 
+
+def _run(commands: "argparse._SubParsersAction[Parser]") -> None:
     run = commands.add_parser("run", help="be the node's agent", description="Be the node's agent.")
     run.set_defaults(module="treenail.cli.agent")
     _where(run)
@@ -35,6 +51,8 @@ def parser() -> Parser:
         "--kubeconfig", metavar="FILE", help="how to reach the API server, and as whom"
     )
 
+
+def _status(commands: "argparse._SubParsersAction[Parser]") -> None:
     status = commands.add_parser(
         "status",
         help="show what the node has, wants and does",
@@ -44,6 +62,8 @@ def parser() -> Parser:
     _where(status)
     _json(status)
 
+
+def _plan(commands: "argparse._SubParsersAction[Parser]") -> None:
     plan = commands.add_parser(
         "plan",
         help="show what would change, what that costs and why",
@@ -67,6 +87,8 @@ def parser() -> Parser:
     )
     _json(plan)
 
+
+def _why(commands: "argparse._SubParsersAction[Parser]") -> None:
     why = commands.add_parser(
         "why",
         help="show what asked for the last, or the pending, drain or reboot",
@@ -77,6 +99,8 @@ def parser() -> Parser:
     _root(why)
     _json(why)
 
+
+def _history(commands: "argparse._SubParsersAction[Parser]") -> None:
     history = commands.add_parser(
         "history",
         help="show the last updates and what became of them",
@@ -90,6 +114,33 @@ def parser() -> Parser:
     _root(history)
     _json(history)
 
+
+def _cancel(commands: "argparse._SubParsersAction[Parser]") -> None:
+    cancel = commands.add_parser(
+        "cancel",
+        help="call the update under way off",
+        description="Call the update under way off and have the node as it was, while that costs "
+        "no reboot. Its target is not tried again until another one was asked for, or until "
+        "treenail forgive.",
+    )
+    cancel.set_defaults(module="treenail.cli.request:cancel")
+    _root(cancel)
+    _json(cancel)
+
+
+def _forgive(commands: "argparse._SubParsersAction[Parser]") -> None:
+    forgive = commands.add_parser(
+        "forgive",
+        help="try a target again that was refused or called off",
+        description="Forget that a target was refused or called off, so that it is tried again if "
+        "it is still asked for.",
+    )
+    forgive.set_defaults(module="treenail.cli.request:forgive")
+    _root(forgive)
+    _json(forgive)
+
+
+def _collect(commands: "argparse._SubParsersAction[Parser]") -> None:
     collect = commands.add_parser(
         "collect",
         help="put what a bug report needs into one file",
@@ -109,6 +160,8 @@ def parser() -> Parser:
     _config(collect)
     _json(collect)
 
+
+def _handback(commands: "argparse._SubParsersAction[Parser]") -> None:
     handback = commands.add_parser(
         "handback",
         help="make this node over to the Machine Config Daemon",
@@ -126,6 +179,8 @@ def parser() -> Parser:
     _config(handback)
     _json(handback)
 
+
+def _once(commands: "argparse._SubParsersAction[Parser]") -> None:
     once = commands.add_parser(
         "once",
         help="bring a machine, or a directory, to a config",
@@ -142,7 +197,6 @@ def parser() -> Parser:
         "other root than /",
     )
     _json(once)
-    return parser
 
 
 def _where(parser: argparse.ArgumentParser) -> None:

@@ -39,8 +39,9 @@ def _command(module: str, unknown: list[str]) -> Command:
         raise UsageError(f"unknown arguments: {' '.join(unknown)}")
     # Imported when called for, so that a command needs only what it uses, and one whose
     # package is not installed says so instead of failing with a traceback.
+    module, _, name = module.partition(":")
     try:
-        return cast("Command", import_module(module).main)
+        return cast("Command", getattr(import_module(module), name or "main"))
     except ModuleNotFoundError as error:
         raise UsageError(
             f"this command needs {error.name}, which is not installed",

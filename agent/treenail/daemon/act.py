@@ -287,8 +287,9 @@ class Actor:
                 self._record.current,
                 extra={"message_id": MessageId.CANCELLED},
             )
-        refused = self._record.refused is not None
-        outcome = Outcome.DONE if done else Outcome.FAILED if refused else Outcome.CALLED_OFF
+        refused = self._record.refused
+        failed = refused is not None and not refused.called_off
+        outcome = Outcome.DONE if done else Outcome.FAILED if failed else Outcome.CALLED_OFF
         self._save(self._record.closed(outcome, now=self._ports.clock.now()))
         self._ports.os.release()
 

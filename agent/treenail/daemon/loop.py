@@ -22,6 +22,7 @@ from treenail.update.decide import decide, stands
 from treenail.update.facts import Facts
 from treenail.update.moves import Decision, Reboot, Refuse, Wait
 from treenail.update.record import Record, Update
+from treenail.update.request import answered, cancels
 from treenail.update.status import Event, reason_text, report
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ class Loop:
     def turn(self) -> float:
         """Do the one next thing; returns in how many seconds to look again."""
         self._refresh_credentials()
+        self._answer()
         facts, decision = self._see()
         self._note(decision)
         told = self._tell(facts, decision)
@@ -110,6 +112,12 @@ class Loop:
         if not isinstance(decision, Wait):
             self._failure = None
         return min(delay_s, told)
+
+    def _answer(self) -> None:
+        """Take away a request about which nothing is left to do: who asked is waiting for that."""
+        request = self._ports.requests.read()
+        if request is not None and answered(request, self._actor.record):
+            self._ports.requests.drop()
 
     def _see(self) -> tuple[Facts, Decision]:
         """Facts and the decision they call for.
@@ -215,5 +223,7 @@ class Loop:
             return Verdict.LEAVE
         node = self._ports.cluster.node()
         if node is not None and not stands(seen(node), update):
+            return Verdict.CANCEL
+        if cancels(self._ports.requests.read(), update):
             return Verdict.CANCEL
         return Verdict.GO_ON

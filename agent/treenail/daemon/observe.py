@@ -32,6 +32,7 @@ class Observer:
             now=self._ports.clock.now(),
             node=None if node is None else seen(node),
             deployed=None,
+            request=self._ports.requests.read(),
             drains=self._drains and not _single(node),
             drain_limit_s=self._drain_limit_s,
         )

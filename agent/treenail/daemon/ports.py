@@ -11,6 +11,7 @@ from treenail.clock import Clock
 from treenail.daemon.configs import Configs
 from treenail.daemon.configuration import Configuration
 from treenail.host.deployments import Change, Deployments, Progress, Verdict
+from treenail.update.request import Request
 from treenail.update.status import Event, Report
 
 Json = dict[str, object]
@@ -117,6 +118,16 @@ class Credentials(Protocol):
         """Put the pull secrets in place; returns what is wrong with their sources."""
 
 
+class Requests(Protocol):
+    """What people on this machine ask for."""
+
+    def read(self) -> Request | None:
+        """The one request; None when there is none."""
+
+    def drop(self) -> None:
+        """Have none: it is answered."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """Everything the daemon acts on and asks."""
@@ -127,6 +138,7 @@ class Ports:
     ledger: LedgerFile
     cluster: Cluster
     credentials: Credentials
+    requests: Requests
     configuration: Configuration
     configs: Configs
     clock: Clock

@@ -34,6 +34,7 @@ from treenail.update.moves import (
 )
 from treenail.update.oschange import in_effect
 from treenail.update.record import Phase, Refused, Target, Update
+from treenail.update.request import Kind, Request, cancels, refused
 from treenail.update.wish import Unusable, Wish
 from treenail.update.work import Work
 
@@ -109,11 +110,11 @@ def _without_update(facts: Facts) -> Decision:
         return Refuse(wish.error)
     if not isinstance(wish, Wish):
         return Rest("no config is asked of this node")
-    refused = facts.record.refused
-    if refused is not None:
-        if refused.target != wish.target:
+    bad = facts.record.refused
+    if bad is not None:
+        if bad.target != wish.target or facts.request == Request(Kind.FORGIVE):
             return Forgive()
-        return _unless_drained(facts, Refuse(HostError(refused.reason, remedy=refused.remedy)))
+        return _unless_drained(facts, Refuse(HostError(bad.reason, remedy=bad.remedy)))
     return _wished(facts, wish.target)
 
 
@@ -179,10 +180,13 @@ def _ours(update: Update, work: Work, deployed: Deployed) -> bool:
 
 def _before_reboot(facts: Facts, update: Update) -> Decision:
     target, work, deployed = update.target, update.work, facts.deployed
-    if work is None:
-        return Weigh(target) if stands(facts.node, update) else Drop("another target is asked for")
+    if cancels(facts.request, update):
+        reason = "a person on this machine asked for that"
+        return Drop(reason, _our_staged_id(facts, update), refused(update))
     if not stands(facts.node, update):
         return Drop("another target is asked for", _our_staged_id(facts, update))
+    if work is None:
+        return Weigh(target)
     if facts.held and update.boot_id != facts.boot_id:
         return _booted(facts, update, work)
     if work.reboots:

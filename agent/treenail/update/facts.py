@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from treenail.update.oschange import Running
 from treenail.update.record import Record, Target
+from treenail.update.request import Request
 from treenail.update.wish import Nothing, Unusable, Wish
 
 
@@ -78,6 +79,8 @@ class Facts:
     deployed: Deployed | None
     """None when nothing asks for a look at the deployments."""
     shutting_down: bool = False
+    request: Request | None = None
+    """What a person on this machine asks for."""
     cut_short: bool = False
     """A change of files was cut short, and is neither put back nor cleaned up after."""
     held: bool = False

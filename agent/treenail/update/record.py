@@ -97,6 +97,8 @@ class Refused:
     target: Target
     reason: str
     remedy: str = ""
+    called_off: bool = False
+    """A person on the machine did not want it; nothing is wrong with it."""
 
 
 class Outcome(StrEnum):
@@ -190,6 +192,7 @@ def to_json(record: Record) -> Json:
             "target": _target_to_json(refused.target),
             "reason": refused.reason,
             "remedy": refused.remedy,
+            "calledOff": refused.called_off,
         },
         "history": [_past_to_json(past) for past in record.history],
         "booted": record.booted,
@@ -243,6 +246,7 @@ def _refused_from_json(document: Json) -> Refused:
         target=_target_from_json(document["target"]),
         reason=_text(document["reason"]),
         remedy=_text(document["remedy"]),
+        called_off=document.get("calledOff") is True,
     )
 
 

@@ -1,0 +1,104 @@
+"""``treenail cancel`` and ``treenail forgive``: requests to the agent, or done in its place."""
+
+import argparse
+import json
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from treenail.clock import Clock, SystemClock
+from treenail.daemon.requests import RequestFile
+from treenail.errors import HostError
+from treenail.host.files import Files
+from treenail.host.kernel import Kernel
+from treenail.host.ledger import Ledger
+from treenail.host.root import Root
+from treenail.update import record as records
+from treenail.update.record import Phase, Record, Target, Update
+from treenail.update.request import Kind, Request, called_off, too_late
+
+_ANSWER_S = 30.0
+_LOOK_S = 0.1
+
+
+def cancel(arguments: argparse.Namespace) -> int:
+    """Have the update under way called off; refuses when there is none or it is too late."""
+    root, clock = Root(arguments.root or "/"), SystemClock()
+    ledger = Ledger(root)
+    update = _read(ledger).update
+    if update is None:
+        raise HostError("no update of this node is under way")
+    _refuse_late(update)
+    boot_id = Kernel(root).boot_id()
+    _ask(
+        root,
+        Request(Kind.CANCEL, update.id),
+        clock,
+        lambda record: called_off(record, boot_id=boot_id, now=clock.now()),
+    )
+    after = _read(ledger).update
+    if after is not None and after.id == update.id and after.phase is not Phase.RELEASING:
+        _refuse_late(after)
+    if arguments.json:
+        print(json.dumps({"cancelled": update.id, "target": _target(update.target)}))
+        return 0
+    print(f"the update to {update.target} is called off; the node is put back as it was")
+    print("it is not tried again until another target is asked for, or: treenail forgive")
+    return 0
+
+
+def forgive(arguments: argparse.Namespace) -> int:
+    """Have a refused target tried again."""
+    root = Root(arguments.root or "/")
+    refused = _read(Ledger(root)).refused
+    if refused is None:
+        raise HostError("this node refuses no target")
+    _ask(root, Request(Kind.FORGIVE), SystemClock(), lambda record: replace(record, refused=None))
+    if arguments.json:
+        print(json.dumps({"forgiven": _target(refused.target)}))
+        return 0
+    print(f"{refused.target} is tried again, if it is still asked for")
+    return 0
+
+
+def _ask(root: Root, request: Request, clock: Clock, instead: Callable[[Record], Record]) -> None:
+    """Return once the agent has answered; where none runs, ``instead`` is done to its record."""
+    ledger = Ledger(root)
+    pid = ledger.holder()
+    if pid is None:
+        with ledger.lock():
+            ledger.write(records.to_json(instead(_read(ledger))))
+        return
+    requests = RequestFile(Files(root))
+    requests.leave(request)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGUSR1)
+    deadline = clock.monotonic() + _ANSWER_S
+    while requests.read() == request:
+        if clock.monotonic() > deadline:
+            requests.drop()
+            raise HostError(
+                f"the agent, process {pid}, did not answer within {_ANSWER_S:g} s",
+                remedy="it is busy with a step that it finishes first; see: treenail status",
+            )
+        clock.sleep(_LOOK_S)
+
+
+def _read(ledger: Ledger) -> Record:
+    return records.from_json(ledger.read())
+
+
+def _refuse_late(update: Update) -> None:
+    """Raise when the update has got beyond being called off."""
+    sentence = too_late(update)
+    if sentence:
+        raise HostError(
+            f"it is too late to call the update off: {sentence}",
+            remedy="to go back, ask for the former target: set desiredConfig back",
+        )
+
+
+def _target(target: Target) -> dict[str, str]:
+    return {"config": target.config, "image": target.image}

@@ -1,0 +1,65 @@
+"""A person on the machine calls an update off, and has it tried again."""
+
+import json
+
+import pytest
+
+from tests.integration.commands import treenail
+from tests.integration.site import Site
+from treenail.api import annotations as key
+
+pytestmark = pytest.mark.integration
+
+CALLED_OFF = "called off on this machine"
+
+
+def assert_as_it_was(site: Site) -> None:
+    """No reboot, nothing left behind, and nothing begun again."""
+    assert site.machine.boot_count == site.boots
+    assert site.machine.staged is None
+    assert not site.cordoned()
+
+
+def test_while_the_image_is_pulled_and_with_the_server_away(site: Site) -> None:
+    goal = site.goal()
+    with site.slow_pull():
+        site.ask(goal)
+        site.wait_progress()
+        site.stop_server()
+        ended = treenail(site, "cancel")
+        site.start_server()
+        site.wait_degraded(CALLED_OFF)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith(f"the update to {goal.config} ")
+    assert_as_it_was(site)
+    assert not site.was_cordoned()
+    history = json.loads(treenail(site, "history", "--json").stdout)
+    assert (history[0]["to"]["config"], history[0]["outcome"]) == (goal.config, "called off")
+    assert treenail(site, "forgive").returncode == 0
+    site.settle(goal)
+
+
+def test_while_the_drain_is_awaited(site: Site) -> None:
+    goal = site.goal()
+    with site.drains_held():
+        site.ask(goal)
+        site.wait_phase("draining")
+        site.wait_note(key.DESIRED_DRAIN, f"drain-{goal.config}")
+        assert treenail(site, "cancel").returncode == 0
+        site.wait_note(key.DESIRED_DRAIN, f"uncordon-{goal.config}")
+    site.wait_degraded(CALLED_OFF)
+    assert_as_it_was(site)
+    another = site.goal()
+    site.ask(another)
+    site.settle(another)
+
+
+def test_after_the_reboot_was_asked_for(site: Site) -> None:
+    goal = site.goal()
+    with site.machine.inhibit_shutdown("backup", "nightly run"):
+        site.ask(goal)
+        site.wait_phase("rebooting")
+        ended = treenail(site, "cancel")
+    assert ended.returncode == 1
+    assert "too late to call the update off: the reboot was asked for already" in ended.stderr
+    site.settle(goal)
