@@ -119,6 +119,8 @@ def test_plan_is_printed_for_programs(tmp_path: Path, capsys: pytest.CaptureFixt
         "drains": True,
         "reboots": True,
         "obstacles": [],
+        "steps": [],
+        "notes": [],
     }
 
 

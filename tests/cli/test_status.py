@@ -9,10 +9,13 @@ from treenail.cli.main import main
 from treenail.cli.screen import screen
 from treenail.host.ledger import Ledger
 from treenail.host.root import Root
+from treenail.update.disruption import Level
 from treenail.update.record import Outcome, Past, Phase, Record, Refused, Target, Update, to_json
+from treenail.update.work import Work
 
 OLD, NEW = Target("rendered-a"), Target("rendered-b", "q.example/os@sha256:" + "1" * 64)
-UPDATE = Update("1" * 32, NEW, OLD, Phase.DRAINING, "boot", 1_700_000_000.0, 1_700_000_060.0)
+WORK = Work(level=Level.REBOOT, reasons=("file /etc/a changed",))
+UPDATE = Update("1" * 32, NEW, OLD, Phase.DRAINING, "boot", 1_700_000_000.0, 1_700_000_060.0, WORK)
 PAST = Past("0" * 32, OLD, Target(), 1_600_000_000.0, 1_600_000_100.0, Outcome.DONE)
 LIVE = {
     "node": "worker-0",
@@ -55,9 +58,7 @@ def test_update_of_an_agent_that_died_is_told_from_what_it_wrote(
             "origin": {"config": OLD.config, "image": ""},
             "began": "2023-11-14T22:13:20Z",
             "entered": "2023-11-14T22:14:20Z",
-            "reasons": [
-                f"the OS image is another: {NEW.image} after an image that no annotation named"
-            ],
+            "reasons": ["file /etc/a changed"],
         },
         "progress": None,
         "failure": None,

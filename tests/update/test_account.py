@@ -1,8 +1,12 @@
 """Why a node was disturbed can be told from the ledger alone."""
 
+from dataclasses import replace
+
 from tests.update.build import A, B, C, update
 from treenail.update.account import Account, Asked, account
-from treenail.update.record import Outcome, Past, Phase, Record, Target
+from treenail.update.disruption import Level
+from treenail.update.record import Outcome, Past, Phase, Record
+from treenail.update.work import Work
 
 REASON = "file /etc/a changed (no policy for this path), from MachineConfig 99-a"
 QUIET = Past("3" * 32, C, B, 300.0, 310.0, Outcome.DONE, spent=((Phase.STAGING, 10.0),))
@@ -40,15 +44,15 @@ def test_reboot_that_was_only_planned_explains_no_boot() -> None:
     assert found.boot == found.pending
 
 
-def test_without_reasons_another_image_is_one() -> None:
-    (old, new) = (Target("a", "q.example/os@sha256:1"), Target("b", "q.example/os@sha256:2"))
-    past = Past("1" * 32, new, old, 1.0, 2.0, Outcome.DONE, reboots=1)
-    found = account(Record(new, history=(past,)), booted_at=None).last
+def test_update_under_way_says_what_it_asks_for_once_that_is_known() -> None:
+    begun = Record(A, update(Phase.STAGING, began=400.0, work=None))
+    found = account(begun, booted_at=None).pending
     assert found is not None
-    assert found.reasons == (
-        "the OS image is another: q.example/os@sha256:2 after q.example/os@sha256:1",
-    )
-    assert found.deed == "reboot"
+    assert found.deed == "change that is being worked out"
+    work = Work(level=Level.REBOOT, reasons=(REASON,))
+    found = account(replace(begun, update=update(work=work)), booted_at=None).pending
+    assert found is not None
+    assert (found.deed, found.reasons) == ("drain and reboot", (REASON,))
 
 
 def test_node_that_was_never_updated_has_nothing_to_account_for() -> None:

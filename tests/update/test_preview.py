@@ -16,12 +16,11 @@ from treenail.update.disruption import disruption
 from treenail.update.preview import Action, Entry, Mark, Preview, Written, preview
 
 CANARY = "Canary7Zq"
-NO_IMAGES = ("", "")
 RULE = "no policy for this path"
 
 
 def seen(old: MachineConfig, new: MachineConfig) -> Preview:
-    return preview(old, new, DEFAULTS, images=NO_IMAGES)
+    return preview(old, new, DEFAULTS)
 
 
 def config(document: object = None, name: str = "", **spec: object) -> MachineConfig:

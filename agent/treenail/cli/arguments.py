@@ -67,7 +67,8 @@ def _plan(commands: "argparse._SubParsersAction[Parser]") -> None:
     plan = commands.add_parser(
         "plan",
         help="show what would change, what that costs and why",
-        description="Show what would change from one config to another: every file with its "
+        description="Show what would change from one config to another, or, without files, on "
+        "this node from what it has to what it is asked to be: every file with its "
         "difference (secrets withheld), unit, kernel argument; what that costs, and which path, "
         "rule and MachineConfig asks for it. Nothing is changed. Exit code 0: nothing differs, "
         "2: changes that disrupt nothing, 3: a drain or a reboot, 1: it can't be done or told.",
@@ -85,6 +86,8 @@ def _plan(commands: "argparse._SubParsersAction[Parser]") -> None:
         metavar="FILE",
         help="a MachineConfiguration whose NodeDisruptionPolicy holds (the defaults)",
     )
+    _root(plan)
+    _config(plan)
     _json(plan)
 
 

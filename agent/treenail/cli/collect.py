@@ -15,9 +15,10 @@ from pathlib import Path
 
 from treenail import __version__
 from treenail.api.decode import Fields
-from treenail.cli import inspect
+from treenail.cli import inspect, preview
 from treenail.cli.bundle import STDOUT, Bundle
 from treenail.cli.node import own_node
+from treenail.cli.node_plan import node_plan
 from treenail.clock import Clock, SystemClock, rfc3339
 from treenail.daemon.settings import FILE
 from treenail.daemon.survey import RECORD
@@ -83,6 +84,7 @@ def collect(
     bundle.document("files.json", partial(_listing, root))
     bundle.document("deployments.json", partial(_deployments, clock))
     bundle.document("bootc.json", partial(_bootc, programs))
+    bundle.document("plan.json", partial(_plan, root, config, clock))
     bundle.document("node.json", partial(_node, root, config, clock))
     bundle.records("failed-units", partial(_failed, programs))
     for unit in UNITS:
@@ -168,6 +170,11 @@ def _deployments(clock: Clock) -> Json:
     finally:
         bus.close()
     return found
+
+
+def _plan(root: Root, config: str | None, clock: Clock) -> Json:
+    found, notes = node_plan(root, config, None, clock)
+    return {**preview.document(found), "notes": list(notes)}
 
 
 def _bootc(programs: Programs) -> object:

@@ -3,7 +3,6 @@
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from treenail.api.decode import Fields, load_json
@@ -13,6 +12,7 @@ from treenail.cli.machine import on
 from treenail.cli.node import own_node
 from treenail.clock import SystemClock
 from treenail.config.wanted import wanted
+from treenail.daemon.configs import DIRECTORY
 from treenail.daemon.handback import hand_back
 from treenail.daemon.survey import FOREIGN_RECORD, Survey
 from treenail.errors import DriftError, TreenailError, UsageError
@@ -24,6 +24,7 @@ from treenail.update.handback import annotations, check
 from treenail.update.plan import plan
 from treenail.update.record import Target
 from treenail.update.steps import Keep, Remember, Step
+from treenail.update.work import in_image_mode
 
 Changes = dict[str, str | None]
 _SHOWN = 5
@@ -64,7 +65,7 @@ def _config(given: str | None, files: Files, name: str) -> MachineConfig:
         if config.name != name:
             raise UsageError(f"{given}: expected {name}, which this node has, found {config.name}")
         return config
-    for path in (f"/var/lib/treenail/configs/{name}.json", FOREIGN_RECORD):
+    for path in (f"{DIRECTORY}/{name}.json", FOREIGN_RECORD):
         content = files.read(path, limit=_LIMIT)
         if content is not None:
             config = MachineConfig.from_json(load_json(content, where=path))
@@ -80,7 +81,7 @@ def _differing(survey: Survey, config: MachineConfig, current: Target) -> tuple[
     """What it would take to bring the machine to its own config; nothing when all is well."""
     wish = wanted(config)
     if current.image:
-        wish = replace(wish, files={}, directories={}, links={}, units={})
+        wish = in_image_mode(wish)
     old = survey.managed()
     steps = plan(old, wish, survey.see(old, wish), config=config.name).steps
     return tuple(step for step in steps if not isinstance(step, Keep | Remember))

@@ -6,10 +6,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treenail.api.disruptionpolicy import DEFAULTS, ClusterPolicy, DisruptionPolicy
+from treenail.api.machineconfig import MachineConfig
 from treenail.clock import Clock
 from treenail.daemon.settings import FILE, Given, Settings, load
+from treenail.errors import NotFound
 from treenail.host.root import Root
-from treenail.kube.resources import NODES
+from treenail.kube.resources import MACHINECONFIGS, MACHINECONFIGURATIONS, NODES
 
 if TYPE_CHECKING:
     from treenail.kube.client import Client
@@ -31,6 +34,19 @@ class OwnNode:
     def __init__(self, client: "Client", name: str) -> None:
         self._client = client
         self.name = name
+
+    def machine_config(self, name: str) -> MachineConfig:
+        """The MachineConfig of this name; raises `ConfigError`, too."""
+        return MachineConfig.from_json(self._client.get(MACHINECONFIGS, name))
+
+    def policy(self) -> DisruptionPolicy:
+        """The cluster's node disruption policy."""
+        try:
+            return ClusterPolicy.from_json(
+                self._client.get(MACHINECONFIGURATIONS, "cluster")
+            ).policy
+        except NotFound:
+            return DEFAULTS
 
     def read(self) -> Json:
         """The Node as it is."""

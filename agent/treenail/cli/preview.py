@@ -10,7 +10,9 @@ from treenail.api import documents
 from treenail.api.disruptionpolicy import DEFAULTS, ClusterPolicy, DisruptionPolicy
 from treenail.cli.files import STDIN, content, machine_config
 from treenail.cli.terminal import Paint, paint
+from treenail.clock import SystemClock
 from treenail.errors import UsageError
+from treenail.host.root import Root
 from treenail.update.preview import Action, Entry, Mark, Preview, preview
 
 Json = dict[str, object]
@@ -26,12 +28,14 @@ _REASONS_SHOWN = 20
 
 def main(arguments: argparse.Namespace) -> int:
     """Print the plan; 0 nothing differs, 2 it does, 3 with a drain, 1 it can't be done."""
-    found = _of_files(arguments)
+    found, notes = _of_files(arguments) if arguments.files else _of_node(arguments)
     if arguments.json:
-        print(json.dumps(document(found), indent=1))
-    else:
-        for line in lines(found, paint(sys.stdout, os.environ)):
-            print(line)
+        print(json.dumps({**document(found), "notes": list(notes)}, indent=1))
+        return code(found)
+    for line in lines(found, paint(sys.stdout, os.environ)):
+        print(line)
+    for note in notes:
+        print(f"note: {note}")
     return code(found)
 
 
@@ -96,22 +100,34 @@ def document(found: Preview) -> Json:
             {"place": each.place, "reason": each.reason, "remedy": each.remedy}
             for each in found.obstacles
         ],
+        "steps": list(found.steps),
     }
 
 
-def _of_files(arguments: argparse.Namespace) -> Preview:
+def _of_node(arguments: argparse.Namespace) -> tuple[Preview, tuple[str, ...]]:
+    # Two files need neither a machine nor a cluster.
+    from treenail.cli.node_plan import node_plan
+
+    root = Root(arguments.root or "/")
+    policy = _policy(arguments.policy) if arguments.policy else None
+    return node_plan(root, arguments.config, policy, SystemClock())
+
+
+def _of_files(arguments: argparse.Namespace) -> tuple[Preview, tuple[str, ...]]:
     if len(arguments.files) != 2:
-        raise UsageError("expected two files, OLD and NEW", remedy="see: treenail plan --help")
+        raise UsageError(
+            "expected two files, OLD and NEW, or none for the plan of this node",
+            remedy="see: treenail plan --help",
+        )
     if arguments.files == [STDIN, STDIN]:
         raise UsageError("only one of the two can be read from standard input")
     old, new = map(machine_config, arguments.files)
-    return preview(old, new, _policy(arguments.policy), images=("", ""))
+    policy = _policy(arguments.policy) if arguments.policy else DEFAULTS
+    return preview(old, new, policy), ()
 
 
-def _policy(name: str | None) -> DisruptionPolicy:
-    """The policy in the file of a MachineConfiguration, or the defaults."""
-    if name is None:
-        return DEFAULTS
+def _policy(name: str) -> DisruptionPolicy:
+    """The policy in the file of a MachineConfiguration."""
     return ClusterPolicy.from_json(documents.load(content(name), where=name)).policy
 
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 
 from treenail.api.machineconfig import MachineConfig
+from treenail.daemon import configs
 from treenail.daemon.survey import FOREIGN_RECORD, RECORD
 from treenail.errors import LedgerError, TreenailError
 from treenail.host import ledger
@@ -55,3 +56,5 @@ def _changes(root: Root, config: MachineConfig, current: Target) -> Iterator[Cha
     yield Change(HANDED_BACK, Regular(lambda: kept, 0o600))
     yield Change(ledger.PATH, Absent())
     yield Change(RECORD, Absent())
+    for name in files.names(configs.DIRECTORY):
+        yield Change(f"{configs.DIRECTORY}/{name}", Absent())

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from treenail.update.record import Past, Phase, Record, Target
 
-_OUT_OF_SERVICE = (Phase.DRAINING, Phase.REBOOTING)
-
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -19,10 +17,14 @@ class Asked:
     drains: bool
     reboots: bool
     reasons: tuple[str, ...]
+    weighed: bool = True
+    """It is known what it asks for."""
 
     @property
     def deed(self) -> str:
         """What it asks of the node, as a noun."""
+        if not self.weighed:
+            return "change that is being worked out"
         if self.reboots:
             return "drain and reboot" if self.drains else "reboot"
         return "drain" if self.drains else "change in service"
@@ -70,9 +72,10 @@ def _pending(record: Record) -> Asked | None:
         origin=update.origin,
         target=update.target,
         began=update.began,
-        drains=True,
-        reboots=True,
-        reasons=_reasons((), update.origin, update.target),
+        drains=update.work is not None and update.work.drains,
+        reboots=update.work is not None and update.work.reboots,
+        reasons=update.work.reasons if update.work else (),
+        weighed=update.work is not None,
     )
 
 
@@ -82,15 +85,7 @@ def _past(past: Past) -> Asked:
         origin=past.origin,
         target=past.target,
         began=past.began,
-        drains=any(phase in _OUT_OF_SERVICE for phase, _seconds in past.spent),
+        drains=any(phase is Phase.DRAINING for phase, _seconds in past.spent),
         reboots=past.reboots > 0,
-        reasons=_reasons(past.reasons, past.origin, past.target),
+        reasons=past.reasons,
     )
-
-
-def _reasons(reasons: tuple[str, ...], origin: Target, target: Target) -> tuple[str, ...]:
-    """The reasons that were written down; else what is plain from the images."""
-    if reasons or origin.image == target.image:
-        return reasons
-    before, after = (each.image or "an image that no annotation named" for each in (origin, target))
-    return (f"the OS image is another: {after} after {before}",)

@@ -7,7 +7,7 @@ get their contents and their sources beside them, with the secrets left out.
 import base64
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -30,8 +30,12 @@ from treenail.config.wanted import (
 )
 from treenail.update.because import Because, Sources, words
 from treenail.update.disruption import disruption
+from treenail.update.oschange import NO_CHANGE, OSChange
+from treenail.update.steps import Step
+from treenail.update.work import differences, in_image_mode
 
 _KEY = re.compile(r"(?P<kind>(?:ssh|ecdsa|sk)-[\w.@-]{1,60})\s+(?P<blob>(?:[\w+/]{4})+[\w+/]{0,3})")
+IMAGE_SOURCE = "the image beside the config"
 _ENABLEMENT = {None: "as the presets say", True: "enabled", False: "disabled"}
 
 
@@ -72,6 +76,15 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
+class Machine:
+    """What a machine needs until it has the new config, as the agent itself works it out."""
+
+    steps: tuple[Step, ...]
+    change: OSChange | None
+    """None when what is booted can't be told; then it is taken to be as the old config says."""
+
+
+@dataclass(frozen=True, slots=True)
 class Preview:
     """From one config to another; ``obstacles`` say why a running node can't go there at all."""
 
@@ -85,6 +98,8 @@ class Preview:
     drains: bool = False
     reboots: bool = False
     obstacles: tuple[Obstacle, ...] = ()
+    steps: tuple[str, ...] = ()
+    """What is done to the files, units and users of the machine, in order; empty without one."""
 
     @property
     def empty(self) -> bool:
@@ -93,24 +108,39 @@ class Preview:
 
 
 def preview(
-    old: MachineConfig, new: MachineConfig, policy: DisruptionPolicy, *, images: tuple[str, str]
+    old: MachineConfig,
+    new: MachineConfig,
+    policy: DisruptionPolicy,
+    *,
+    images: tuple[str, str] = ("", ""),
+    machine: Machine | None = None,
 ) -> Preview:
     """What the one costs a node that has the other; raises `ConfigError`.
 
     ``images`` are what annotations ask for beside the two configs, empty where they ask for none:
     a node that has one beside its config is in image mode, and files and units are the image's.
+    With a ``machine`` it is what that machine needs: more where it has drifted, less where
+    something is booted already.
     """
     before, after = (
         _in_mode(wanted(config), image) for config, image in zip((old, new), images, strict=True)
     )
-    found = diff(before, after)
+    between = diff(before, after)
+    steps, change = (machine.steps, machine.change) if machine else ((), None)
+    found = differences(before, after, steps, change or NO_CHANGE) if machine else between
+    if change is None:
+        found = replace(found, os=between.os)
     cost = disruption(found, policy)
-    source = "the image beside the config" if images[1] else ""
+    source = IMAGE_SOURCE if images[1] else ""
     because = Sources(found, old, new, image_source=source).because
     return Preview(
         old=old.name,
         new=new.name,
-        entries=tuple(_entries(found, before, after)),
+        entries=(
+            *_of_system(found, before.os, after.os, change),
+            *_of_configs(between),
+            *_of_machine(between, found),
+        ),
         actions=tuple(
             Action(words(each.action), tuple(map(because, each.reasons))) for each in cost.costs
         ),
@@ -118,18 +148,41 @@ def preview(
         drains=cost.drains,
         reboots=cost.reboots,
         obstacles=obstacles(old, new),
+        steps=tuple(map(str, steps)),
     )
 
 
 def _in_mode(found: Wanted, image: str) -> Wanted:
     if not image:
         return found
-    return Wanted(users=found.users, os=replace(found.os, image=image))
+    return in_image_mode(replace(found, os=replace(found.os, image=image)))
 
 
-def _entries(found: Diff, before: Wanted, after: Wanted) -> Iterator[Entry]:
+def _of_system(
+    found: Diff, before: WantedOS, after: WantedOS, change: OSChange | None
+) -> Iterator[Entry]:
     for aspect in found.os:
-        yield Entry(aspect, "", Mark.CHANGED, tuple(_aspect(aspect, before.os, after.os)))
+        details = _asked(aspect, change) if change else _aspect(aspect, before, after)
+        yield Entry(aspect, "", Mark.CHANGED, tuple(details))
+
+
+def _of_machine(between: Diff, found: Diff) -> Iterator[Entry]:
+    """What is not as the new config says, though the configs do not differ in it."""
+    drifted: tuple[tuple[str, Sequence[Change[object]], Sequence[Change[object]]], ...] = (
+        ("file", between.files, found.files),
+        ("directory", between.directories, found.directories),
+        ("link", between.links, found.links),
+        ("unit", between.units, found.units),
+        ("user", between.users, found.users),
+    )
+    for kind, known, seen in drifted:
+        keys = {change.key for change in known}
+        for change in seen:
+            if change.key not in keys:
+                yield Entry(kind, change.key, Mark.CHANGED, ("not as the config says",))
+
+
+def _of_configs(found: Diff) -> Iterator[Entry]:
     for file in found.files:
         yield _entry("file", file, _file_details(file), _file_diff(file))
     for directory in found.directories:
@@ -169,6 +222,21 @@ def _aspect(aspect: Aspect, old: WantedOS, new: WantedOS) -> Iterator[str]:
             yield _turned(old.extensions_image, new.extensions_image)
         case Aspect.FIPS:
             yield _turned(str(old.fips).lower(), str(new.fips).lower())
+
+
+def _asked(aspect: Aspect, change: OSChange) -> Iterator[str]:
+    """What is asked of the machine's operating system."""
+    match aspect:
+        case Aspect.IMAGE:
+            yield f"+ {change.image}"
+        case Aspect.KERNEL_ARGUMENTS:
+            yield from (f"- {redacted_line(argument)}" for argument in change.delete)
+            yield from (f"+ {redacted_line(argument)}" for argument in change.append)
+        case Aspect.KERNEL_TYPE | Aspect.EXTENSIONS:
+            yield from (f"- {name}" for name in (*change.remove, *change.uninstall))
+            yield from (f"+ {name}" for name in (*change.reset, *change.install))
+        case Aspect.EXTENSIONS_IMAGE | Aspect.FIPS:
+            return
 
 
 def _arguments(old: tuple[str, ...], new: tuple[str, ...]) -> Iterator[str]:
