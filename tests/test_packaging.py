@@ -13,6 +13,11 @@ from pathlib import Path
 import pytest
 
 import treenail
+from treenail.api import annotations as key
+from treenail.controllers.rollout.gate import OS_IMAGE
+from treenail.controllers.rollout.nodes import LOCKED_BY, STARTED_AT, WAS_DEGRADED
+from treenail.controllers.rollout.policy import FIELDS, POLICY, RESUME
+from treenail.controllers.rollout.progress import STATE
 from treenail.daemon.settings import DriftSettings, FirstBoot, Given, Limits, Preflight, Trial
 
 ROOT = Path(__file__).parent.parent
@@ -93,6 +98,11 @@ def test_the_manual_names_every_limit_with_its_default() -> None:
         ("treenail", "collect", "treenail.8"),
         ("treenail", "handback", "treenail.8"),
         ("treenail", "once", "treenail.8"),
+        ("treenail-controller", "run", "treenail-controller.8"),
+        ("treenail-controller", "manifests", "treenail-controller.8"),
+        ("treenail-controller", "render", "treenail-controller.8"),
+        ("treenail-controller", "plan", "treenail-controller.8"),
+        ("treenail-controller", "status", "treenail-controller.8"),
         ("treenail-lab", "demo", "treenail-lab.1"),
         ("treenail-lab", "up", "treenail-lab.1"),
     ],
@@ -103,6 +113,22 @@ def test_the_manual_names_every_option(script: str, command: str, manual: str) -
     shown = run(sys.executable, "-c", call, command, "--help")
     text = (ROOT / "rpm/man" / manual).read_text().replace("\\-", "-")
     assert set(re.findall(r"--[a-z-]+", shown)) - set(re.findall(r"--[a-z-]+", text)) <= {"--help"}
+
+
+def test_the_manual_names_every_field_of_a_rollout_policy() -> None:
+    manual = (ROOT / "rpm/man/treenail-controller.8").read_text()
+    section = manual.split(".SH ROLLOUT POLICY")[1].split(".SH")[0]
+    assert {field for field in FIELDS if f"\n.I {field}\n" not in section} == set()
+
+
+def test_the_manual_names_every_annotation_of_the_controllers() -> None:
+    manual = (ROOT / "rpm/man/treenail-controller.8").read_text().replace("\\-", "-")
+    keys = {
+        *(OS_IMAGE, POLICY, RESUME, STATE, STARTED_AT, WAS_DEGRADED, LOCKED_BY),
+        *(key.STAGE_CONFIG, key.STAGE_IMAGE, key.STAGED, key.STAGING_ERROR),
+        *(key.DRAIN, key.DRAIN_BLOCKED),
+    }
+    assert {name for name in keys if name not in manual} == set()
 
 
 def test_the_unit_starts_a_command_that_is_shipped() -> None:

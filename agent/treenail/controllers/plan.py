@@ -58,6 +58,8 @@ class PoolPlan:
     """One for each state that nodes are in now."""
     batches: tuple[Batch, ...] = ()
     max_unavailable: int = 1
+    staged_at_once: int | None = None
+    """How many nodes stage the image at the same time, before the first one is drained."""
     duration_s: float | None = None
     """None when it would never end: the maintenance windows are too short."""
     waiting: str = ""
@@ -117,6 +119,7 @@ def _planned(found: Snapshot, seen: SeenPool, nodes: Sequence[NodeFacts], now: f
         changes=changes,
         batches=batches,
         max_unavailable=limit,
+        staged_at_once=careful.staged_at_once if drains and target.image else None,
         duration_s=_duration_s(batches, nodes, target, careful, now, drains=drains),
         waiting=_waiting(pool, careful, now) if todo else "",
         budgets=tuple(

@@ -77,6 +77,8 @@ def _reasons(reasons: Sequence[Because], lead: str) -> Iterator[str]:
 def _order(plan: PoolPlan) -> Iterator[str]:
     if not plan.batches:
         return
+    if plan.staged_at_once is not None:
+        yield f"  all stage the image first, {plan.staged_at_once} at a time"
     yield f"  order, {plan.max_unavailable} at a time:"
     waves = plan.batches[-1].wave > 1
     for number, batch in enumerate(plan.batches[:BATCHES_AT_MOST], start=1):

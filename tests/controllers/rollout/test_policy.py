@@ -6,7 +6,7 @@ import pytest
 
 from tests.controllers.rollout.builders import pool
 from treenail.api.selector import LabelSelector, Operator, Requirement
-from treenail.controllers.rollout.policy import Order, Policy, Share, Wave, policy
+from treenail.controllers.rollout.policy import STAGED_AT_ONCE, Order, Policy, Share, Wave, policy
 from treenail.errors import ConfigError
 
 WHERE = "annotation treenail.io/rollout of pool worker"
@@ -28,6 +28,7 @@ def test_every_field_is_read_as_yaml() -> None:
     soak: 90s
     maxFailures: 3
     rebootTimeout: 20m
+    staging: {maxParallel: 7}
     order: spread
     windows:
     - {days: [Sat], start: "1:20", duration: 4h, timeZone: UTC}
@@ -40,8 +41,14 @@ def test_every_field_is_read_as_yaml() -> None:
         Wave(Share(percent=50), 90.0),
     )
     assert (found.max_failures, found.reboot_timeout_s, found.order) == (3, 1200.0, Order.SPREAD)
+    assert found.staged_at_once == 7
     (only,) = found.windows
     assert (only.days, only.start.isoformat(), only.length.seconds) == ({5}, "01:20:00", 14400)
+
+
+def test_staging_has_a_usual_limit() -> None:
+    assert policy(pool({"staging": {}})).staged_at_once == STAGED_AT_ONCE
+    assert policy(pool({"canary": {}})).staged_at_once is None
 
 
 def test_a_canary_is_one_node_that_soaks_like_the_others() -> None:

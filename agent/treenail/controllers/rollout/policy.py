@@ -38,6 +38,11 @@ POLICY = "treenail.io/rollout"
 RESUME = "treenail.io/rollout-resume"
 """Annotation of a pool: any value that it did not have before lets a halted rollout go on."""
 
+FIELDS = frozenset({
+    "canary", "waves", "soak", "maxFailures", "rebootTimeout", "order", "staging", "windows",
+    "fleetLock", "alerts",
+})  # fmt: skip
+
 STAGED_AT_ONCE = 10
 """Enough to be quick, and few enough for a registry."""
 
@@ -123,14 +128,10 @@ def duration_s(fields: Fields, name: str) -> float | None:
 
 
 def _read(fields: Fields) -> Policy:
-    known = {
-        "canary", "waves", "soak", "maxFailures", "rebootTimeout", "order", "windows", "fleetLock",
-        "alerts", "staging",
-    }  # fmt: skip
     # A field that is not obeyed would be a promise that is not kept.
-    if unknown := sorted(fields.values.keys() - known):
+    if unknown := sorted(fields.values.keys() - FIELDS):
         raise ConfigError(
-            f"unknown field {unknown[0]!r:.40}", remedy=f"known are {', '.join(sorted(known))}"
+            f"unknown field {unknown[0]!r:.40}", remedy=f"known are {', '.join(sorted(FIELDS))}"
         )
     return Policy(
         waves=_waves(fields),
