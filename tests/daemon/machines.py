@@ -1,11 +1,12 @@
 """Machines in memory, configs made up for them, and what becomes of both."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tests.fakes.clock import FakeClock
-from tests.fakes.disk import Entry, MemoryDisk, Tree
+from tests.fakes.disk import Entry, Found, MemoryDisk, Tree
 from treenail.api.contents import Contents
 from treenail.config.wanted import (
     Wanted,
@@ -16,10 +17,13 @@ from treenail.config.wanted import (
     WantedUser,
 )
 from treenail.daemon.apply import Recovery, apply, recover
-from treenail.daemon.runner import Runner
+from treenail.daemon.runner import Runner, Services
 from treenail.daemon.survey import Survey
+from treenail.errors import UnitError
+from treenail.host.files import Files
 from treenail.host.root import Root
 from treenail.host.undolog import DIRECTORY as UNDO
+from treenail.host.units import Links, Units
 from treenail.host.users import Shadow
 from treenail.update.plan import Plan, plan
 
@@ -44,7 +48,7 @@ BASE: Tree = {
         "/etc/motd": Entry("file", 0o644, b"welcome", 0, 0, LABEL),
         "/etc/group": Entry("file", 0o644, b"core:x:1001:\nweb:x:44:\n"),
         "/etc/passwd": Entry("file", 0o644, b"core:x:1000:1001::/home/core:/bin/sh\n"),
-        "/etc/shadow": Entry("file", 0o600, b"core:*:1::::::\n"),
+        "/etc/shadow": Entry("file", 0o600, b"root:!:1::::::\ncore:*:1::::::\nweb:!:1::::::\n"),
         "/etc/systemd": directory(),
         "/etc/systemd/system": directory(),
         "/home": directory(),
@@ -72,30 +76,88 @@ def machine(found: Tree) -> MemoryDisk:
     return disk
 
 
-def runner(disk: MemoryDisk) -> Runner:
-    return Runner(ROOT, Shadow(ROOT, FakeClock(), disk), disk)
+class Unlocked(Shadow):
+    """Without the lock, which only a real machine has, and on a day that does not end."""
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        yield
+
+
+class Systemd:
+    """Makes the links that systemd makes, and flushes none of them."""
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        self._disk = disk
+        self._units = Units(Files(ROOT, disk))
+
+    def enable(self, *units: str) -> None:
+        self._link(self._units.enabling(*units))
+
+    def disable(self, *units: str) -> None:
+        self._link(self._units.disabling(*units))
+
+    def preset(self, *units: str) -> None:
+        self._link(self._units.presetting(*units))
+
+    def reload(self) -> None:
+        pass
+
+    def reload_unit(self, unit: str) -> None:
+        pass
+
+    def restart(self, unit: str) -> None:
+        pass
+
+    def _link(self, links: Links) -> None:
+        try:
+            self._change(links)
+        except OSError as error:
+            raise UnitError(f"systemd says {error}") from error
+
+    def _change(self, links: Links) -> None:
+        for path in links.removed:
+            self._disk.unlink(TOP + path)
+        for path, text in links.made.items():
+            parent, name = TOP + path.rpartition("/")[0], path.rpartition("/")[2]
+            if parent.rpartition("/")[2] not in self._disk.names(parent.rpartition("/")[0]):
+                self._disk.make_directory(parent)
+            if name not in self._disk.names(parent):
+                self._disk.symlink(TOP + path, text)
+
+
+def runner(disk: MemoryDisk, services: Services | None = None) -> Runner:
+    return Runner(ROOT, Unlocked(ROOT, FakeClock(), disk), disk, services)
 
 
 def planned(disk: MemoryDisk, new: Wanted, name: str) -> Plan:
-    survey = Survey(ROOT, Shadow(ROOT, FakeClock(), disk), disk)
+    survey = Survey(ROOT, Unlocked(ROOT, FakeClock(), disk), disk)
     old = survey.managed()
     return plan(old, new, survey.see(old, new), config=name)
 
 
-def bring(disk: MemoryDisk, new: Wanted, name: str) -> Plan:
-    """Have the machine in memory as the config wants it."""
+def bring(disk: MemoryDisk, new: Wanted, name: str, *, asked: bool = False) -> Plan:
+    """Have the machine in memory as the config wants it; ``asked`` is a systemd that runs."""
     found = planned(disk, new, name)
-    apply(found.steps, runner(disk))
+    apply(found.steps, runner(disk, Systemd(disk) if asked else None))
     return found
 
 
-def restart(disk: MemoryDisk) -> Recovery | None:
-    return recover(runner(disk))
+def restart(disk: MemoryDisk, *, asked: bool = False) -> Recovery | None:
+    return recover(runner(disk, Systemd(disk) if asked else None))
 
 
 def settled(found: Tree) -> Tree:
     """The tree without the log and without what a file system would not keep of it."""
     return {path: entry for path, entry in found.items() if not path.startswith(TOP + UNDO)}
+
+
+def names(found: Tree) -> frozenset[frozenset[str]]:
+    """The paths that are names of one file."""
+    same: dict[int, set[str]] = {}
+    for path, inode in (found.inodes if isinstance(found, Found) else {}).items():
+        same.setdefault(inode, set()).add(path)
+    return frozenset(frozenset(paths) for paths in same.values() if len(paths) > 1)
 
 
 def visible(found: Tree) -> Tree:
@@ -115,15 +177,25 @@ class Case:
     before: Tree
     new: Wanted
     after: Tree
+    asked: bool = False
 
 
-def case(name: str, old: Wanted | None, new: Wanted) -> Case:
+def case(name: str, old: Wanted | None, new: Wanted, *, asked: bool = False) -> Case:
     disk = machine(BASE)
     if old is not None:
-        bring(disk, old, "old")
+        bring(disk, old, "old", asked=asked)
     before = disk.tree()
-    bring(disk, new, "new")
-    return Case(name, before, new, disk.tree())
+    bring(disk, new, "new", asked=asked)
+    return Case(name, before, new, disk.tree(), asked)
+
+
+def made_up_case(seed: int, *, asked: bool | None = None) -> Case:
+    """A systemd that runs is ``asked`` or is not, or is in some cases."""
+    chance = random.Random(seed)
+    old = made_up(chance) if chance.random() < 0.8 else None
+    if asked is None:
+        asked = seed % 3 == 0
+    return case(str(seed), old, made_up(chance), asked=asked)
 
 
 def wanted(
@@ -132,8 +204,10 @@ def wanted(
     links: Sequence[WantedLink] = (),
     units: Sequence[WantedUnit] = (),
     keys: tuple[str, ...] | None = None,
+    password_hash: str | None = None,
 ) -> Wanted:
-    users: Mapping[str, WantedUser] = {} if keys is None else {"core": WantedUser("core", keys)}
+    core = WantedUser("core", keys or (), password_hash)
+    users: Mapping[str, WantedUser] = {} if keys is None else {"core": core}
     return Wanted(
         {file.path: file for file in files},
         {entry.path: entry for entry in directories},
@@ -178,10 +252,13 @@ def made_up(chance: random.Random) -> Wanted:
         else WantedUnit(name, mask=True)
         for name in some(["ours.service", "vendor.service"], 2)
     ]
+    links = [WantedLink(path, chance.choice(("a", "b"))) for path in some(["/etc/vendor.link"], 1)]
+    targets = [file.path for file in files] + ["/etc/passwd"]
     return wanted(
         files,
         [WantedDirectory(path, chance.choice((0o755, 0o700))) for path in some(["/etc/d"], 1)],
-        [WantedLink(path, chance.choice(("a", "b"))) for path in some(["/etc/vendor.link"], 1)],
+        links + [WantedLink(path, chance.choice(targets), hard=True) for path in some(["/x"], 1)],
         units,
         chance.choice((None, (), ("ssh-ed25519 AAAA", "ssh-rsa BBBB"))),
+        chance.choice((None, "$6$salt$one", "$6$salt$two")),
     )

@@ -11,6 +11,7 @@ from treenail.host.recording import Change
 from treenail.update.steps import (
     Disable,
     Enable,
+    MakeLink,
     Placing,
     Preset,
     ReloadDaemon,
@@ -146,14 +147,18 @@ def _place(changes: Sequence[tuple[Step, Change]], runner: Runner, progress: _Pr
 
 
 def _batches(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
-    """Steps that change paths together, but what makes room before what needs it."""
+    """Steps that change paths together, but what makes room before what needs it.
+
+    A hard link comes after its file, which may be new.
+    """
     begun = 0
     for number, (step, following) in enumerate(pairwise([*steps, None]), start=1):
         together = isinstance(step, Placing) and isinstance(following, Placing)
         room_made = isinstance(step, Remove | Restore) and not isinstance(
             following, Remove | Restore
         )
-        if not together or room_made:
+        linked = isinstance(following, MakeLink) and following.hard
+        if not together or room_made or linked:
             yield steps[begun:number]
             begun = number
 

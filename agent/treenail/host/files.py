@@ -176,6 +176,15 @@ class Files:
             self._sync(entry.parent)
         return removed
 
+    def sweep(self, path: str) -> None:
+        """Have nothing in the directory of what a write left there that was cut short.
+
+        The next write there does that, too.
+        """
+        directory = self._root.path(path)
+        if self._sweep(directory):
+            self._sync(directory)
+
     def make_directory(
         self, path: str, *, mode: int = 0o755, uid: int | None = None, gid: int | None = None
     ) -> bool:
@@ -233,16 +242,19 @@ class Files:
         self._lasting.add(directory)
         return status is None
 
-    def _sweep(self, directory: Path) -> None:
-        """Remove what a run that was cut short left behind."""
+    def _sweep(self, directory: Path) -> bool:
+        """Remove what a run that was cut short left behind; whether there was anything."""
+        swept = False
         with failing("clean up", directory):
             for name in self._disk.names(directory):
                 if name.startswith(_TEMPORARY):
+                    swept = True
                     left = directory / name
                     if stat.S_ISDIR(self._disk.status(left).st_mode):
                         self._disk.remove_directory(left)
                     else:
                         self._disk.unlink(left)
+        return swept
 
     def _is(self, entry: Path, file: File) -> bool:
         status = self._status(entry)

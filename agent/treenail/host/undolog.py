@@ -39,6 +39,7 @@ class UndoLog:
         self._place = place
         self._files = Files(root, disk)
         self._descriptor: int | None = None
+        self._made = False
 
     @property
     def begun(self) -> bool:
@@ -52,7 +53,9 @@ class UndoLog:
 
     def make_directory(self) -> None:
         """Have the directory of the log, for nobody else."""
-        self._files.make_directory(DIRECTORY, mode=0o700)
+        if not self._made:
+            self._files.make_directory(DIRECTORY, mode=0o700)
+            self._made = True
 
     def append(self, record: Json, *, flush: bool = True) -> None:
         """Return once the record outlives a power cut, unless somebody else is to ``flush`` it.

@@ -89,6 +89,8 @@ class Shadow:
         with self._locked():
             if self.line(user) != line:
                 self._put(user, line)
+            # A copy of all passwords that was never put to its place.
+            self._files.sweep(SHADOW.rpartition("/")[0])
 
     def _put(self, user: str, line: str | None) -> None:
         lines = [each for each in self._lines() if each.split(":")[0] != user]

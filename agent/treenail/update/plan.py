@@ -135,8 +135,9 @@ def _placing(
         if drifts := drifted(entry, found):
             step = _step(entry, new, _reason(drifts))
             (cleared if isinstance(step, Remove) else placed).append(step)
+    written = {step.path for step in placed if isinstance(step, WriteFile)}
     for path, link in new.links.items():
-        if link.hard and path not in seen.same_files:
+        if link.hard and (path not in seen.same_files or link.target in written):
             if _to_keep(path, seen.found.get(path, NOT_THERE), old, seen):
                 kept.append(Keep(path))
             reason = "it is no name of that file"

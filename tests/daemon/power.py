@@ -1,0 +1,219 @@
+"""What is wrong with the machines that somebody finds after the power went."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from tests.daemon.machines import Case, bring, names, restart, settled, visible
+from tests.fakes.disk import Found, MemoryDisk, PowerCut, Tree
+from treenail.daemon.apply import Recovery
+from treenail.errors import TreenailError
+
+
+class Site(NamedTuple):
+    """Where in the code a call of the disk is, by the functions that lead to it."""
+
+    call: str
+    functions: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.call} in {' > '.join(self.functions)}"
+
+
+CALLS = ("sync", "sync_filesystem", "replace", "exchange")
+"""What a promise rests on."""
+
+
+class WitnessedDisk(MemoryDisk):
+    """Tells somebody before each call that changes something, and leaves out the calls of a site.
+
+    ``sites`` are those that were called, of `CALLS`.
+    """
+
+    def __init__(self, found: Tree, without: Site | None = None) -> None:
+        super().__init__(found)
+        self.chunk = 1 << 20
+        self.without = without
+        self.sites: set[Site] = set()
+        self.told: Callable[[], None] = lambda: None
+
+    def sync(self, descriptor):
+        if self._called("sync"):
+            super().sync(descriptor)
+
+    def sync_filesystem(self, descriptor):
+        if self._called("sync_filesystem"):
+            super().sync_filesystem(descriptor)
+
+    def replace(self, path, target):
+        if self._called("replace"):
+            super().replace(path, target)
+
+    def exchange(self, path, other):
+        if self._called("exchange"):
+            super().exchange(path, other)
+
+    def _called(self, call: str) -> bool:
+        functions: list[str] = []
+        frame = sys._getframe()
+        while frame.f_back is not None and not frame.f_code.co_qualname.startswith("Findings."):
+            frame = frame.f_back
+            code = frame.f_code
+            if f"{os.sep}host{os.sep}" in code.co_filename and "<" not in code.co_name:
+                functions.insert(0, code.co_qualname)
+        # Found again and again in directories of directories.
+        functions = list(dict.fromkeys(functions))
+        site = Site(call, tuple(functions))
+        self.sites.add(site)
+        return site != self.without
+
+    def _count(self) -> None:
+        self.told()
+        super()._count()
+
+
+class Findings:
+    """Brings a machine to a config once, and looks at what each call would have left behind.
+
+    Each state is looked at as a killed process leaves it, and in so many ``states`` as a power cut
+    may leave it.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        *,
+        states: int,
+        make: Callable[[Tree], MemoryDisk] = WitnessedDisk,
+    ) -> None:
+        self.case = case
+        self.states = states
+        self.make = make
+        self.sites: set[Site] = set()
+        self.wrong: list[str] = []
+        self._calls = 0
+        self._starts = 0
+        self._known: dict[object, None] = {}
+
+    def look(self) -> "Findings":
+        """Stops at the first thing that is wrong."""
+        try:
+            self._bring()
+            self.sites |= self._disk.sites
+        except StopIteration:
+            pass
+        return self
+
+    def _bring(self) -> None:
+        self._disk = self.make(self.case.before)
+        self._disk.told = lambda: self._look([self.case.before, self.case.after])
+        try:
+            bring(self._disk, self.case.new, "new", asked=self.case.asked)
+        except TreenailError as error:
+            self._tell(f"nothing happened, and yet: {error}")
+        self._disk.told = lambda: None
+        self._look([self.case.after])
+
+    def _look(self, allowed: list[Tree]) -> None:
+        self._calls += 1
+        for found in self._disk.after_power_cut(self.states):
+            if self._is_new(found, allowed):
+                self._torn(found, f"power cut after {self._calls} calls")
+                self._start(found, allowed, f"power cut after {self._calls} calls")
+        found = self._disk.tree()
+        if self._is_new(found, allowed):
+            self._start(found, allowed, f"killed after {self._calls} calls")
+
+    def _is_new(self, found: Tree, allowed: list[Tree]) -> bool:
+        inodes = sorted(found.inodes.items()) if isinstance(found, Found) else ()
+        key = (len(allowed), tuple(sorted(found.items())), tuple(inodes))
+        if key in self._known:
+            return False
+        self._known[key] = None
+        return True
+
+    def _torn(self, found: Tree, story: str) -> None:
+        """What programs see that start before us: each path as before or as after."""
+        before, after, now = map(visible, (self.case.before, self.case.after, found))
+        for path in before.keys() | after.keys() | now.keys():
+            entry = now.get(path)
+            # A new directory may still be without its mode, and a unit that is enabled anew has
+            # a moment without links.
+            new = path not in before and after.get(path, ("",))[0] == "directory"
+            anew = entry is None and ".wants/" in path
+            if entry not in (before.get(path), after.get(path)) and not (new or anew):
+                self._tell(f"{story}: {path} is torn: {entry}")
+
+    def _start(self, found: Tree, allowed: list[Tree], story: str) -> None:
+        disk = self.make(found)
+        self._starts += 1
+        try:
+            if self._starts % 5 == 0:
+                self._start_cut_short(disk)
+            restart(disk, asked=self.case.asked)
+        except TreenailError as error:
+            self._tell(f"{story}: {error}")
+        now = disk.tree()
+        if not any(_same(now, tree) for tree in allowed):
+            paths = {path for path, _ in settled(now).items() ^ settled(allowed[0]).items()}
+            self._tell(f"{story}: neither as before nor as after: {sorted(paths)}")
+        for after in disk.after_power_cut(min(self.states, 3)):
+            again = self.make(after)
+            if restart(again, asked=self.case.asked) is Recovery.UNDONE:
+                self._tell(f"{story}: undone twice, and who knows what came in between")
+            if not _same(again.tree(), now):
+                self._tell(f"{story}: undone, and that is lost")
+        self.sites |= disk.sites
+
+    def _start_cut_short(self, disk: MemoryDisk) -> None:
+        disk.calls_left = self._starts % 17
+        try:
+            restart(disk, asked=self.case.asked)
+        except PowerCut:
+            disk.replace_by(next(disk.after_power_cut(1)))
+        disk.calls_left = None
+
+    def _tell(self, wrong: str) -> None:
+        self.wrong.append(wrong)
+        raise StopIteration
+
+
+def _same(one: Tree, other: Tree) -> bool:
+    return settled(one) == settled(other) and names(one) == names(other)
+
+
+def failing_calls(case: Case, chosen: Callable[[int], Iterator[int]]) -> list[str]:
+    """What is wrong when one of the calls fails; it is ``chosen`` of so many."""
+    disk = CountedDisk(case.before)
+    bring(disk, case.new, "new", asked=case.asked)
+    wrong: list[str] = []
+    for number in chosen(disk.calls):
+        disk = CountedDisk(case.before, fails_at=number)
+        try:
+            bring(disk, case.new, "new", asked=case.asked)
+            expected = case.after
+        except TreenailError as error:
+            expected = case.before
+            if "nothing is changed" not in str(error):
+                wrong.append(f"call {number}: {error}")
+        disk.calls = -1_000_000
+        restart(disk, asked=case.asked)
+        if not _same(disk.tree(), expected):
+            wrong.append(f"call {number} failed, and something is left")
+    return wrong
+
+
+class CountedDisk(MemoryDisk):
+    """One call fails, once."""
+
+    def __init__(self, found: Tree, fails_at: int = -1) -> None:
+        super().__init__(found)
+        self.chunk = 1 << 20
+        self.calls = 0
+        self.fails_at = fails_at
+
+    def _count(self) -> None:
+        self.calls += 1
+        if self.calls - 1 == self.fails_at:
+            raise OSError(28, "No space left on device")
