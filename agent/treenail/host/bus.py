@@ -62,6 +62,14 @@ def options(values: Mapping[str, Option]) -> dict[str, object]:
     return {key: _variant(value) for key, value in values.items()}
 
 
+def unit_properties(
+    command: Sequence[str], values: Mapping[str, Option | int]
+) -> list[tuple[str, object]]:
+    """The ``a(sv)`` of a transient service that runs the command; numbers are ``t``."""
+    start = GLib.Variant("a(sasb)", [(command[0], list(command), False)])
+    return [("ExecStart", start), *((key, _variant(value)) for key, value in values.items())]
+
+
 class SystemBus:
     """Calls on the system bus; each has a time limit and raises only `BusError`.
 
@@ -352,9 +360,11 @@ def _error(error: GLib.Error, what: str, name: str, timeout_s: float) -> BusErro
     return BusError(f"{what} failed: {text}", name=remote, remedy=remedy)
 
 
-def _variant(value: Option) -> GLib.Variant:
+def _variant(value: Option | int) -> GLib.Variant:
     if isinstance(value, bool):
         return GLib.Variant("b", value)
+    if isinstance(value, int):
+        return GLib.Variant("t", value)
     if isinstance(value, str):
         return GLib.Variant("s", value)
     return GLib.Variant("as", list(value))

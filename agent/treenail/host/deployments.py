@@ -42,7 +42,9 @@ class Deployment:
     base: str = ""
     """The commit of the image alone: ``checksum`` unless there are packages beside it."""
     labels: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
-    """Of the image's configuration; empty where there is none."""
+    """Of the image's configuration; empty where they are not known."""
+    soft_reboot: bool = False
+    """It can be booted without restarting the kernel."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from treenail.host.deployments import (
     Verdict,
     deployment,
 )
+from treenail.host.remedies import remedy_for
 from treenail.host.transaction import (
     INTERFACE,
     Ending,
@@ -39,15 +40,6 @@ _BUS = Target("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.
 _CALL_S = 300.0
 _PEER_S = 60.0
 _ATTEMPTS = 5
-_REMEDIES = (
-    ("unauthorized", "check the pull secret for the image's registry"),
-    ("authentication required", "check the pull secret for the image's registry"),
-    ("denied", "check that the pull secret may read the image"),
-    ("manifest unknown", "check that the registry has the image by this digest"),
-    ("no such host", "check the name of the registry and this node's DNS"),
-    ("no space left", "free space in /sysroot and /boot"),
-    ("inhibitor", "see who holds it with: systemd-inhibit --list"),
-)
 
 
 class Rpmostreed:
@@ -202,7 +194,7 @@ def check(ending: Ending, what: str) -> None:
                 raise CancelledError(f"rpm-ostree did not {what}: it was cancelled")
             raise TransactionError(
                 f"rpm-ostree could not {what}: {text or 'it gave no reason'}",
-                remedy=_remedy(text),
+                remedy=remedy_for(text, "see: journalctl -u rpm-ostreed"),
             )
         case Vanished():
             # Restarted perhaps, and back in a moment; no verdict on what was asked of it.
@@ -216,9 +208,3 @@ def check(ending: Ending, what: str) -> None:
             )
         case _:
             assert_never(ending)
-
-
-def _remedy(text: str) -> str:
-    lowered = text.lower()
-    known = (remedy for sign, remedy in _REMEDIES if sign in lowered)
-    return next(known, "see: journalctl -u rpm-ostreed")

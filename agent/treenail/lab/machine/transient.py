@@ -107,6 +107,8 @@ class TransientService:
         ended: Callable[[Outcome], None],
     ) -> int:
         path, argv, ignore = self.commands[position]
+        if self.output is None and self.errors is None:
+            self.output = _appending(unit_log(root, environment["INVOCATION_ID"]))
         program = root / path.lstrip("/")
         try:
             process = subprocess.Popen(
@@ -207,5 +209,11 @@ def _set(service: TransientService, name: str, variant: Any, fds: list[int], roo
             raise Refusal(READ_ONLY, f"Cannot set property {name}, or unknown property.")
 
 
+def unit_log(root: Path, invocation: str) -> Path:
+    """Where the output of a run goes, instead of the journal."""
+    return root / "var/log/units" / f"{invocation}.log"
+
+
 def _appending(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)

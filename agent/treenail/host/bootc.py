@@ -1,0 +1,383 @@
+"""The operating system by bootc, which has no D-Bus interface: its commands as transient units.
+
+bootc can't stage an image locked so that it could be dropped again, and what it has staged is
+booted by anybody's reboot. So the image is pulled into the storage of podman, which arms nothing,
+while the node serves, and ``bootc switch --transport containers-storage`` takes it from there once
+the node is drained. Both are documented: https://bootc.dev/bootc/man/bootc-switch.8.html. The
+price is that the image is on disk twice in between. ``switch --download-only``, of bootc since
+summer 2026, is not used: it leaves what is staged unlocked as it is
+(https://github.com/bootc-dev/bootc/issues/2425), and nothing takes back what it staged.
+
+That an image was pulled is remembered by its unit, which stays until it is released; so it is
+forgotten at a reboot, as a staged deployment is.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from treenail.clock import Clock
+from treenail.errors import (
+    BusyError,
+    CancelledError,
+    CommandError,
+    FileError,
+    HostError,
+    TransactionError,
+)
+from treenail.host import bootcstatus
+from treenail.host.bootcprogress import reading
+from treenail.host.bootcstatus import Status
+from treenail.host.bus import SystemBus
+from treenail.host.deployments import (
+    Change,
+    Deployment,
+    Deployments,
+    Progress,
+    Transaction,
+    Verdict,
+    digest_of,
+)
+from treenail.host.files import File, Files
+from treenail.host.journal import Journal
+from treenail.host.podman import Podman
+from treenail.host.process import Programs
+from treenail.host.remedies import remedy_for
+from treenail.host.root import Root
+from treenail.host.transaction import Limits, Watch
+from treenail.host.transient import Job, Run, TransientUnits
+
+log = logging.getLogger(__name__)
+
+PULL = "treenail-pull.service"
+SWITCH = "treenail-bootc-switch.service"
+ROLLBACK = "treenail-bootc-rollback.service"
+UNDEPLOY = "treenail-undeploy.service"
+
+_BOOTC = "/usr/bin/bootc"
+_OSTREE = "/usr/bin/ostree"
+_FIFO = "/run/treenail/bootc-progress"
+_SEEN = "/run/treenail/bootc-status.json"
+_SEEN_LIMIT = 1024 * 1024
+# It waits for the lock of the sysroot, which somebody may hold for as long as a pull takes.
+_STATUS_S = 60.0
+_WAIT_S = 5.0
+_LIMITS = Limits()
+# The descriptor is opened by the shell: ExtraFileDescriptors= is too new for RHEL 9.
+_WITH_PROGRESS = 'exec "$@" 3>"$0" 1>&2'
+_IMAGE_MODE = (
+    "have packages, and arguments in /usr/lib/bootc/kargs.d, in the image; or, where rpm-ostree is "
+    'installed, set backend = "rpm-ostree"'
+)
+
+
+class Bootc:
+    """The deployments of this machine. Raises `HostError` alone; to be used by one thread.
+
+    Programs are run below ``root``, whose paths have to be those that systemd sees too.
+    """
+
+    def __init__(
+        self,
+        bus: SystemBus,
+        programs: Programs,
+        root: Root,
+        clock: Clock,
+        limits: Limits = _LIMITS,
+        *,
+        status_s: float = _STATUS_S,
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``status_s``: how long ``bootc status`` may take.
+
+        ``alive`` is called once a second while something runs that nobody watches.
+        """
+        self._status_s = status_s
+        self._units = TransientUnits(bus)
+        self._programs = programs
+        self._podman = Podman(programs, root)
+        self._journal = Journal(programs, root)
+        self._root = root
+        self._files = Files(root)
+        self._clock = clock
+        self._limits = limits
+        self._alive = alive
+
+    @property
+    def name(self) -> str:
+        """What drives the deployments, for people."""
+        return "bootc"
+
+    def look(self) -> Deployments:
+        """The deployments as they are now; an image that was pulled is a staged, locked one.
+
+        While bootc is at work for us they are as they were before, for it would not answer.
+        """
+        switching = self._working(SWITCH, ROLLBACK, UNDEPLOY)
+        status = self._status() if switching is None else self._status_before()
+        pulled = self._units.find(PULL)
+        running = switching or (pulled if pulled and pulled.running else None)
+        found = status.in_boot_order
+        image = _image(pulled) if pulled and pulled.done else ""
+        if image and digest_of(image) not in {each.digest for each in found[:1]}:
+            found = (self._pulled(image), *found)
+        return Deployments(found, Transaction(running.what, "systemd", "") if running else None)
+
+    def stage(self, change: Change, *, watch: Watch) -> None:
+        """Return once the image is on this host; it is not deployed, and nobody can boot it.
+
+        A pull that runs is joined, one that was done is not done again. Raises `HostError` for
+        what bootc can't do, or when something else is staged; `TransactionError`;
+        `CancelledError`, also when the watcher said to leave, and the pull goes on.
+        """
+        if change != Change(image=change.image):
+            raise HostError(
+                "bootc changes nothing but the image of an installed host; asked for: "
+                f"{replace(change, image='')}",
+                remedy=_IMAGE_MODE,
+            )
+        status = self._status() if self._working(SWITCH, ROLLBACK) is None else None
+        if status is not None:
+            digest = digest_of(change.image)
+            if not status.staged and status.booted.digest == digest:
+                log.info("%s is booted already", change.image)
+                return
+            self._refuse(status, change.image)
+        found = self._units.find(PULL)
+        if found is not None and _image(found) != change.image:
+            raise HostError(
+                f"can't stage {change.image}: {_image(found)} was pulled to be booted",
+                remedy=f"drop it with: systemctl stop {PULL}",
+            )
+        self._pull(change.image, watch)
+
+    def wait_for_other(self, *, watch: Watch) -> None:
+        """Return once bootc answers again, or the watcher wants no more.
+
+        Raises `BusyError` when it exceeds the limits.
+        """
+        deadline = self._clock.monotonic() + self._limits.transaction_s
+        waiting = Progress("waiting for the lock of the sysroot", None)
+        while watch(waiting) is Verdict.GO_ON:
+            try:
+                self._status(limit_s=min(_WAIT_S, self._status_s))
+            except BusyError:
+                if self._clock.monotonic() >= deadline:
+                    raise
+            else:
+                return
+
+    def drop(self, staged_id: str) -> None:
+        """End our pull, and drop what was pulled or staged if it has this digest.
+
+        Harmless when there is nothing; what others staged is left to them.
+        """
+        pulled = self._units.find(PULL)
+        if pulled is not None and (pulled.running or digest_of(_image(pulled)) == staged_id):
+            self._units.stop(PULL, self._alive)
+            self._podman.forget(_image(pulled))
+        staged = self._status().staged if staged_id else None
+        if staged is not None and staged.id == staged_id:
+            # bootc has no word for it, but what it staged is ostree's like any other.
+            argv = (self._program(_OSTREE), "admin", "undeploy", "0")
+            self._carry_out(UNDEPLOY, f"drop {staged.image}", argv)
+
+    def finalize(self, staged_id: str) -> None:
+        """Have the image of this digest deployed, so that the next boot is into it.
+
+        Nothing reboots. Refused when another is staged; done already when it is deployed.
+        """
+        pulled = self._units.find(PULL)
+        image = _image(pulled) if pulled and pulled.done else ""
+        status = self._status() if self._working(SWITCH) is None else self._status_before()
+        if status.staged is None or status.staged.id != staged_id:
+            if digest_of(image) != staged_id:
+                there = status.staged.id if status.staged else digest_of(image)
+                raise HostError(
+                    f"can't reboot into {staged_id}: {there or 'nothing'} is staged",
+                    remedy="see: bootc status",
+                )
+            self._refuse(status, image)
+            self._switch(image)
+        self._units.stop(PULL, self._alive)
+        if image:
+            self._podman.forget(image)
+
+    def roll_back(self) -> None:
+        """Make the previous deployment the default, and return; nothing reboots.
+
+        bootc drops what is staged with that. Repeatable: asked again it would change them back, so
+        nothing is done when the previous one is the default already.
+        """
+        status = self._status()
+        if status.rollback_queued:
+            log.info("%s is the default already", status.rollback and status.rollback.id)
+            return
+        if status.rollback is None:
+            raise HostError(
+                "there is no previous deployment to go back to", remedy="see: bootc status"
+            )
+        argv = (self._program(_BOOTC), "rollback")
+        self._carry_out(ROLLBACK, f"roll back to {status.rollback.image}", argv)
+
+    def release(self) -> None:
+        """Nothing to let go: bootc does not stay."""
+
+    def _pull(self, image: str, watch: Watch) -> None:
+        job = Job(
+            PULL, f"treenail: pull {image}", self._podman.pull(image), self._limits.transaction_s
+        )
+
+        def each() -> None:
+            match watch(Progress(f"pulling {image}", None)):
+                case Verdict.CANCEL:
+                    self._units.stop(PULL, self._alive)
+                    raise CancelledError(f"{image} was not pulled: it was cancelled")
+                case Verdict.LEAVE:
+                    raise CancelledError(
+                        f"podman goes on to pull {image}, and is not waited for any more"
+                    )
+                case Verdict.GO_ON:
+                    pass
+
+        self._check(self._units.run(job, each), f"podman could not pull {image}")
+        watch(Progress(f"pulled {image}", 100))
+
+    def _switch(self, image: str) -> None:
+        fifo = self._root.path(_FIFO)
+        argv = (
+            "/bin/sh", "-c", _WITH_PROGRESS, str(fifo),
+            self._program(_BOOTC), "switch", "--progress-fd", "3", "--quiet",
+            "--transport", "containers-storage", image,
+        )  # fmt: skip
+        with reading(fifo) as progress:
+            self._carry_out(SWITCH, f"switch to {image}", argv, lambda: progress.last)
+        staged = self._status().staged
+        if staged is None or staged.digest != digest_of(image) or staged.locked:
+            raise TransactionError(
+                f"bootc did not stage {image}: {staged.digest if staged else 'nothing'} is staged",
+                remedy=f"see: bootc status; journalctl -u {SWITCH}",
+            )
+
+    def _carry_out(
+        self,
+        unit: str,
+        what: str,
+        argv: tuple[str, ...],
+        progress: Callable[[], Progress] = lambda: Progress("", None),
+    ) -> None:
+        """Run it to its end, whoever began it; the next one of its name is another run."""
+        told = Progress("", None)
+
+        def each() -> None:
+            nonlocal told
+            self._alive()
+            if told != progress():
+                told = progress()
+                log.info("%s: %s %s%%", what, told.text, told.percent)
+
+        run = self._units.run(Job(unit, f"treenail: {what}", argv, self._limits.stall_s), each)
+        try:
+            self._check(run, f"bootc could not {what}")
+        finally:
+            self._units.release(unit)
+
+    def _check(self, run: Run, failed: str) -> None:
+        if run.done:
+            return
+        if run.result == "timeout":
+            raise TransactionError(
+                f"{failed}: it was not done in time", remedy="see: journalctl -u treenail-*"
+            )
+        text = self._journal.error_of(run.invocation)
+        raise TransactionError(
+            f"{failed}: {text or f'it ended with {run.result} {run.status}'}",
+            remedy=remedy_for(text, f"see: journalctl _SYSTEMD_INVOCATION_ID={run.invocation}"),
+        )
+
+    def _refuse(self, status: Status, image: str) -> None:
+        """Raise if bootc would, or if somebody else's image is staged."""
+        if status.incompatible:
+            raise HostError(
+                f"bootc can't replace the booted deployment: it was changed by rpm-ostree"
+                f"{self._local_changes(status.origin)}",
+                remedy="take the changes back with: rpm-ostree reset; or set backend = "
+                '"rpm-ostree"',
+            )
+        if status.staged is not None and status.staged.digest != digest_of(image):
+            raise HostError(
+                f"can't stage {image}: {status.staged.image or status.staged.id} is staged",
+                remedy="drop what is staged with: ostree admin undeploy 0",
+            )
+
+    def _local_changes(self, origin: str) -> str:
+        """What the origin file has beside the image, for the end of a sentence."""
+        try:
+            content = self._files.read(f"/sysroot{origin}", limit=_SEEN_LIMIT) if origin else None
+        except FileError:
+            return ""
+        lines = (content or b"").decode("utf-8", "replace").splitlines()
+        section, found = "", list[str]()
+        for line in map(str.strip, lines):
+            if line.startswith("["):
+                section = line.strip("[]")
+            elif line and section in {"rpmostree", "packages", "overrides", "modules"}:
+                found.append(f"{section} {line.rstrip(';')}")
+        return f": {', '.join(found)}" if found else ""
+
+    def _working(self, *units: str) -> Run | None:
+        runs = (self._units.find(unit) for unit in units)
+        return next((run for run in runs if run is not None and run.running), None)
+
+    def _status(self, *, limit_s: float | None = None) -> Status:
+        limit_s = limit_s or self._status_s
+        command = [self._program(_BOOTC), "status", "--json", "--format-version=1"]
+        try:
+            content = self._programs.run(command, limit_s=limit_s)
+        except CommandError as error:
+            if "not done within" not in str(error):
+                raise
+            raise BusyError(
+                f"bootc status did not answer within {limit_s:g} s: another program, such as "
+                "rpm-ostree or ostree, holds the sysroot",
+                remedy="see: fuser -v /ostree/lock",
+            ) from error
+        status = bootcstatus.parse(content)
+        seen = File(_SEEN, content, 0o600)
+        if not self._files.has(seen):
+            self._files.write_all([seen])
+        return status
+
+    def _status_before(self) -> Status:
+        """As it was last seen since the boot, while bootc would not answer."""
+        content = self._files.read(_SEEN, limit=_SEEN_LIMIT)
+        return self._status() if content is None else bootcstatus.parse(content)
+
+    def _pulled(self, image: str) -> Deployment:
+        digest = digest_of(image)
+        labels: dict[str, str] = {}
+        with suppress(HostError):
+            labels = self._podman.labels(image)
+        return Deployment(
+            id=digest,
+            checksum="",
+            version=labels.get("org.opencontainers.image.version", ""),
+            image=image,
+            digest=digest,
+            booted=False,
+            staged=True,
+            locked=True,
+            pinned=False,
+            origin=image,
+            labels=labels,
+        )
+
+    def _program(self, path: str) -> str:
+        return str(self._root.path(path))
+
+
+def _image(run: Run) -> str:
+    """The image that a pull is about; empty when it is about something else."""
+    _, told, image = run.what.partition("treenail: pull ")
+    return image if told else ""

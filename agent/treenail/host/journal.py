@@ -1,0 +1,44 @@
+"""What programs told the journal."""
+
+import logging
+
+from treenail.errors import CommandError
+from treenail.host.process import Programs
+from treenail.host.root import Root
+from treenail.host.scrub import scrub
+
+log = logging.getLogger(__name__)
+
+_JOURNALCTL = "/usr/bin/journalctl"
+_LIMIT_S = 20.0
+_LINES = "40"
+_TEXT_LIMIT = 1000
+_ERROR = "error:"
+
+
+class Journal:
+    """Asked by ``journalctl``, for journald itself answers nobody."""
+
+    def __init__(self, programs: Programs, root: Root) -> None:
+        self._programs = programs
+        self._root = root
+
+    def error_of(self, invocation: str) -> str:
+        """The last error, or else the last line, of this run of a unit; empty if not to be had."""
+        own = self._root.path(_JOURNALCTL)
+        journalctl = str(own) if own.exists() else "journalctl"
+        of_run = f"_SYSTEMD_INVOCATION_ID={invocation}"
+        try:
+            # What was written right before the end may still be on its way.
+            self._programs.run([journalctl, "--sync"], limit_s=_LIMIT_S)
+            content = self._programs.run(
+                [journalctl, "--quiet", "--no-pager", "-o", "cat", "-n", _LINES, of_run],
+                limit_s=_LIMIT_S,
+            )
+        except CommandError as error:
+            log.warning("can't read the journal: %s", error)
+            return ""
+        lines = list(filter(str.strip, content.decode("utf-8", "replace").splitlines()))
+        errors = [line for line in lines if line.lower().startswith(_ERROR)]
+        told = errors[-1][len(_ERROR) :] if errors else next(reversed(lines), "")
+        return scrub(told.strip(), limit=_TEXT_LIMIT)

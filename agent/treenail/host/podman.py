@@ -1,0 +1,51 @@
+"""podman's storage, where an image waits until it is booted."""
+
+import json
+import logging
+
+from treenail.errors import CommandError, HostError
+from treenail.host.process import Programs
+from treenail.host.root import Root
+
+log = logging.getLogger(__name__)
+
+_PODMAN = "/usr/bin/podman"
+# As bootc and rpm-ostree read them: the first that is there, and without one anonymously.
+_AUTH_FILES = ("/run/ostree/auth.json", "/etc/ostree/auth.json", "/usr/lib/ostree/auth.json")
+_LIMIT_S = 60.0
+
+
+class Podman:
+    """The images on this host. Raises `HostError` alone."""
+
+    def __init__(self, programs: Programs, root: Root) -> None:
+        self._programs = programs
+        self._root = root
+
+    def pull(self, image: str) -> tuple[str, ...]:
+        """The command that pulls the image with the logins that bootc would use."""
+        found = (path for path in map(self._root.path, _AUTH_FILES) if path.exists())
+        auth = next(found, None)
+        logins = () if auth is None else ("--authfile", str(auth))
+        return (str(self._root.path(_PODMAN)), "pull", "--quiet", *logins, image)
+
+    def labels(self, image: str) -> dict[str, str]:
+        """The labels of a pulled image."""
+        command = [str(self._root.path(_PODMAN)), "image", "inspect", "--format", "json", image]
+        content = self._programs.run(command, limit_s=_LIMIT_S)
+        try:
+            match json.loads(content):
+                case [{"Labels": dict(labels)}]:
+                    return {str(key): str(value) for key, value in labels.items()}
+                case _:
+                    return {}
+        except ValueError as error:
+            raise HostError(f"podman answered no JSON about {image}: {error}") from error
+
+    def forget(self, image: str) -> None:
+        """Free the space of a pulled image; one that is used by a container stays."""
+        command = [str(self._root.path(_PODMAN)), "image", "rm", "--ignore", image]
+        try:
+            self._programs.run(command, limit_s=_LIMIT_S)
+        except CommandError as error:
+            log.warning("%s stays in podman's storage: %s", image, error)

@@ -1,0 +1,124 @@
+"""Programs below a machine's root that behave as bootc, podman, ostree and journalctl do.
+
+Only at the border of the process: arguments, what is written where, exit codes, signals, locks.
+They work on the same `Sysroot` as the stand-in of rpm-ostreed, as the real ones do.
+
+    python -m treenail.lab.machine.commands ROOT CATALOGUE SETTINGS PROGRAM ARGUMENT...
+"""
+
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from treenail.lab import images
+from treenail.lab.machine import pull, settings
+from treenail.lab.machine.bootc import Bootc
+from treenail.lab.machine.host import CommandFailed, CommandHost
+from treenail.lab.machine.steps import OperationFailed
+from treenail.lab.machine.transient import unit_log
+
+_PODMAN_FAILED = 125
+
+
+def install(root: Path, catalogue: Path, settings_file: Path) -> None:
+    """Put the programs below the root, where the agent expects them."""
+    paths = os.pathsep.join(filter(None, sys.path))
+    for program in _PROGRAMS:
+        place = root / "usr/bin" / program
+        place.parent.mkdir(parents=True, exist_ok=True)
+        words = [sys.executable, "-m", __name__, root, catalogue, settings_file, program]
+        command = shlex.join(map(str, words))
+        text = f'#!/bin/sh\nPYTHONPATH={shlex.quote(paths)} exec {command} "$@"\n'
+        place.write_text(text, encoding="utf-8")
+        place.chmod(0o755)
+
+
+def _bootc(host: CommandHost, arguments: list[str]) -> int:
+    try:
+        return Bootc(host).run(arguments)
+    except CommandFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _podman(host: CommandHost, arguments: list[str]) -> int:
+    match arguments:
+        case ["pull", "--quiet", *logins, image]:
+            if logins and not Path(logins[1]).exists():
+                print(f"Error: checking authfile: stat {logins[1]}: no such file", file=sys.stderr)
+                return _PODMAN_FAILED
+            return _podman_pull(host, image)
+        case ["image", "inspect", "--format", "json", image] if image in host.stored():
+            found = images.load(host.catalogue).find(image)
+            labels = {} if found is None else json.loads(found.configuration())["config"]["Labels"]
+            print(json.dumps([{"RepoDigests": [image], "Labels": labels}]))
+            return 0
+        case ["image", "rm", "--ignore", image]:
+            host.store({*host.stored()} - {image})
+            return 0
+        case _:
+            print(f"Error: {shlex.join(arguments)}: no such image or command", file=sys.stderr)
+            return _PODMAN_FAILED
+
+
+def _podman_pull(host: CommandHost, image: str) -> int:
+    try:
+        found = pull.open_image(image, images.load(host.catalogue), host.root)
+    except OperationFailed as error:
+        print(f"Error: initializing source docker://{image}: {error}", file=sys.stderr)
+        return _PODMAN_FAILED
+    if image not in host.stored():
+        for layer in found.layers:
+            host.wait(layer.size_bytes / host.settings().pull_bytes_per_s)
+            failure = host.settings().pull_error or found.faults.get("pull", "")
+            if failure:
+                print(f"Error: copying system image from manifest: {failure}", file=sys.stderr)
+                return _PODMAN_FAILED
+        host.store({*host.stored(), image})
+    print(found.digest)
+    return 0
+
+
+def _ostree(host: CommandHost, arguments: list[str]) -> int:
+    if arguments != ["admin", "undeploy", "0"]:
+        print(f"error: Unknown command '{shlex.join(arguments)}'", file=sys.stderr)
+        return 1
+    with host.locked():
+        if not host.sysroot.drop_staged():
+            print("error: Cannot undeploy currently booted deployment 0", file=sys.stderr)
+            return 1
+    return 0
+
+
+def _journalctl(host: CommandHost, arguments: list[str]) -> int:
+    *_, last = arguments
+    if last == "--sync":
+        return 0
+    log = unit_log(host.root, last.partition("_SYSTEMD_INVOCATION_ID=")[2])
+    sys.stdout.write(log.read_text(encoding="utf-8") if log.exists() else "")
+    return 0
+
+
+_PROGRAMS: Mapping[str, Callable[[CommandHost, list[str]], int]] = {
+    "bootc": _bootc,
+    "podman": _podman,
+    "ostree": _ostree,
+    "journalctl": _journalctl,
+}
+
+
+def main() -> int:
+    """One of the programs, as the script of its name calls it."""
+    root, catalogue, settings_file, program, *arguments = sys.argv[1:]
+    host = CommandHost(
+        Path(root), Path(catalogue), lambda: settings.load(Path(settings_file)), time.sleep
+    )
+    return _PROGRAMS[program](host, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

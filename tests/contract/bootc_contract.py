@@ -1,0 +1,193 @@
+"""bootc by a systemd, whichever one that is: the contract, and what is bootc's own."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from tests.contract.bootc_machine import BAD, HERE, QUICK, THERE, UNITS, BootcMachine
+from tests.contract.os_contract import OperatingSystemContract
+from tests.contract.os_machines import go_on
+from tests.waiting import wait_until
+from treenail.errors import BusyError, HostError, TransactionError
+from treenail.host.bootc import PULL, SWITCH
+from treenail.host.deployments import Change, Progress, Verdict
+from treenail.host.transaction import Limits
+from treenail.lab.machine.sysroot import with_packages
+
+TO_THERE = Change(image=THERE.pull_spec)
+PROGRAM = """
+import os, sys
+from treenail.clock import SystemClock
+from treenail.host.bootc import Bootc
+from treenail.host.bus import SystemBus
+from treenail.host.deployments import Change, Verdict
+from treenail.host.process import Programs
+from treenail.host.root import Root
+clock = SystemClock()
+root, address, verb, given = sys.argv[1:]
+alive = lambda: print("alive", flush=True)
+bootc = Bootc(SystemBus(address), Programs(clock, os.environ), Root(root), clock, alive=alive)
+if verb == "finalize":
+    bootc.finalize(given)
+else:
+    bootc.stage(Change(given), watch=lambda said: print(said.text, flush=True) or Verdict.GO_ON)
+"""
+
+
+class BootcContract(OperatingSystemContract):
+    def killed_at_work(self, machine: BootcMachine, verb: str, given: str) -> None:
+        """Another process begins it, and is killed as soon as it says a word."""
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        arguments = [str(machine.root), machine.address, verb, given]
+        with subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *arguments],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            process.send_signal(signal.SIGKILL)
+
+    def test_pull_of_a_killed_agent_goes_on_and_is_joined(self, machine: BootcMachine) -> None:
+        machine.change(replace(QUICK, pull_bytes_per_s=400_000))
+        self.killed_at_work(machine, "stage", THERE.pull_spec)
+        run = machine.units().find(PULL)
+        assert run is not None
+        assert run.running
+        transaction = machine.os().look().transaction
+        assert transaction is not None
+        assert transaction.method == f"treenail: pull {THERE.pull_spec}"
+        machine.os().stage(TO_THERE, watch=go_on)
+        again = machine.units().find(PULL)
+        assert again is not None
+        assert (again.invocation, again.done) == (run.invocation, True)
+
+    def test_switch_of_a_killed_agent_goes_on_and_is_joined(self, machine: BootcMachine) -> None:
+        machine.os().stage(TO_THERE, watch=go_on)
+        machine.change(replace(QUICK, pull_bytes_per_s=400_000))
+        self.killed_at_work(machine, "finalize", THERE.digest)
+        run = machine.units().find(SWITCH)
+        assert run is not None
+        assert run.running
+        during = machine.os().look()
+        assert during.transaction is not None
+        assert during.transaction.method == f"treenail: switch to {THERE.pull_spec}"
+        assert during.booted is not None
+        assert during.booted.digest == HERE.digest
+        machine.os().finalize(THERE.digest)
+        staged = machine.os().look().staged
+        assert staged is not None
+        assert (staged.digest, staged.locked) == (THERE.digest, False)
+
+    def test_nothing_is_left_once_an_image_is_deployed(self, machine: BootcMachine) -> None:
+        bootc = machine.os()
+        bootc.stage(TO_THERE, watch=go_on)
+        bootc.finalize(THERE.digest)
+        assert [unit for unit in UNITS if machine.units().find(unit)] == []
+        stored = machine.root / "var/lib/containers/storage/images.json"
+        assert stored.read_text() == "[]"
+
+    def test_switch_that_fails_tells_what_bootc_told(self, machine: BootcMachine) -> None:
+        bootc = machine.os()
+        bootc.stage(Change(image=BAD.pull_spec), watch=go_on)
+        with pytest.raises(TransactionError) as caught:
+            bootc.finalize(BAD.digest)
+        assert str(caught.value) == (
+            f"bootc could not switch to {BAD.pull_spec}: "
+            "Switching: Staging: no space left on device"
+        )
+        assert caught.value.remedy == "free space in /sysroot and /boot"
+        staged = bootc.look().staged
+        assert staged is not None
+        assert staged.locked
+
+    def test_status_that_waits_for_the_lock_is_busy(self, machine: BootcMachine) -> None:
+        lock = machine.sysroot.lock()
+        assert lock is not None
+        try:
+            with pytest.raises(BusyError, match=r"did not answer within 1 s.* holds the sysroot"):
+                machine.os(status_s=1.0).look()
+            hurried = machine.os(Limits(transaction_s=0.0), status_s=0.2)
+            with pytest.raises(BusyError):
+                hurried.wait_for_other(watch=go_on)
+        finally:
+            os.close(lock)
+        assert machine.os().look().booted is not None
+
+    def test_others_are_waited_for(self, machine: BootcMachine) -> None:
+        lock = machine.sysroot.lock()
+        assert lock is not None
+        told: list[str] = []
+
+        def watch(progress: Progress) -> Verdict:
+            if not told:
+                os.close(lock)
+            told.append(progress.text)
+            return Verdict.GO_ON
+
+        machine.os().wait_for_other(watch=watch)
+        assert told == ["waiting for the lock of the sysroot"]
+
+    def test_labels_are_known_before_the_image_is_deployed(self, machine: BootcMachine) -> None:
+        bootc = machine.os()
+        bootc.stage(TO_THERE, watch=go_on)
+        staged = bootc.look().staged
+        assert staged is not None
+        assert staged.labels["machineconfig"] == "rendered-worker-2"
+
+    @pytest.mark.parametrize(
+        ("change", "named"),
+        [
+            (Change(append=("nosmt",)), "kernel arguments"),
+            (Change(image=THERE.pull_spec, install=("usbguard",)), "packages"),
+        ],
+    )
+    def test_what_bootc_can_not_change_is_refused_with_a_remedy(
+        self, machine: BootcMachine, change: Change, named: str
+    ) -> None:
+        with pytest.raises(HostError, match=f"nothing but the image .* asked for: {named}$") as e:
+            machine.os().stage(change, watch=go_on)
+        assert "/usr/lib/bootc/kargs.d" in e.value.remedy
+        assert 'backend = "rpm-ostree"' in e.value.remedy
+
+    def test_deployment_changed_by_rpm_ostree_is_refused_before_the_pull(
+        self, machine: BootcMachine
+    ) -> None:
+        sysroot = machine.sysroot
+        booted = sysroot.booted()
+        assert booted is not None
+        changed = with_packages(booted, ("usbguard",), ())
+        sysroot.write((changed,))
+        sysroot.boot()
+        name = f"{changed.checksum}.{changed.serial}.origin"
+        origin = machine.root / f"sysroot/ostree/deploy/{changed.osname}/deploy/{name}"
+        origin.parent.mkdir(parents=True)
+        origin.write_text(
+            f"[origin]\ncontainer-image-reference={changed.refspec}\n\n"
+            "[packages]\nrequested=usbguard;\n"
+        )
+        with pytest.raises(HostError) as caught:
+            machine.os().stage(TO_THERE, watch=go_on)
+        assert str(caught.value) == (
+            "bootc can't replace the booted deployment: it was changed by rpm-ostree: "
+            "packages requested=usbguard"
+        )
+        assert machine.units().find(PULL) is None
+
+    def test_what_another_staged_is_not_replaced(self, machine: BootcMachine) -> None:
+        subprocess.run([machine.root / "usr/bin/bootc", "switch", THERE.pull_spec], check=True)
+        with pytest.raises(HostError, match=f"can't stage .*: {THERE.pull_spec} is staged"):
+            machine.os().stage(Change(image=BAD.pull_spec), watch=go_on)
+
+    def test_what_we_deployed_can_still_be_dropped(self, machine: BootcMachine) -> None:
+        bootc = machine.os()
+        bootc.stage(TO_THERE, watch=go_on)
+        bootc.finalize(THERE.digest)
+        bootc.drop(THERE.digest)
+        assert bootc.look().staged is None
+        wait_until(lambda: machine.sysroot.staged() is None)

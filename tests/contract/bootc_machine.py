@@ -1,0 +1,79 @@
+"""A root directory with bootc's stand-in, and a systemd on a bus that runs it."""
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.contract.os_machines import Images
+from treenail.clock import SystemClock
+from treenail.host.bootc import PULL, ROLLBACK, SWITCH, UNDEPLOY, Bootc
+from treenail.host.bus import SystemBus
+from treenail.host.process import Programs
+from treenail.host.root import Root
+from treenail.host.transaction import Limits
+from treenail.host.transient import TransientUnits
+from treenail.lab import images
+from treenail.lab.images import Catalogue, make_image
+from treenail.lab.machine import commands, rootfs, settings
+from treenail.lab.machine.settings import Settings
+from treenail.lab.machine.sysroot import Sysroot
+
+HERE = make_image("os/node", "1.0", 1_000_000)
+THERE = make_image("os/node", "2.0", 1_000_000, labels={"machineconfig": "rendered-worker-2"})
+BROKEN = make_image("os/node", "2.1", 1_000_000, faults={"pull": "corrupt layer"})
+BAD = make_image("os/node", "2.2", 1_000_000, faults={"stage": "no space left on device"})
+QUICK = Settings(staging_s=0.02)
+LIMITS = Limits()
+UNITS = (PULL, SWITCH, ROLLBACK, UNDEPLOY)
+
+
+class BootcMachine:
+    """``address`` is of the bus; ``power_cycle`` is what a reboot does to the services."""
+
+    images = Images(HERE.pull_spec, THERE.pull_spec, BROKEN.pull_spec)
+
+    def __init__(self, directory: Path, address: str, power_cycle: Callable[[], None]) -> None:
+        self.root = directory / "root"
+        self.address = address
+        self._power_cycle = power_cycle
+        self._settings = directory / "settings.json"
+        self._opened = ExitStack()
+        catalogue = directory / "images.json"
+        images.save(Catalogue((HERE, THERE, BROKEN, BAD)), catalogue)
+        self.change(QUICK)
+        rootfs.install(self.root, HERE)
+        rootfs.boot(self.root)
+        commands.install(self.root, catalogue, self._settings)
+
+    @property
+    def sysroot(self) -> Sysroot:
+        return Sysroot(self.root)
+
+    def change(self, new: Settings) -> None:
+        settings.save(new, self._settings)
+
+    def os(self, limits: Limits = LIMITS, *, status_s: float = 30.0) -> Bootc:
+        clock = SystemClock()
+        programs = Programs(clock, os.environ)
+        return Bootc(self._bus(), programs, Root(self.root), clock, limits, status_s=status_s)
+
+    def units(self) -> TransientUnits:
+        return TransientUnits(self._bus())
+
+    def reboot(self) -> None:
+        self._opened.close()
+        self._power_cycle()
+        self.sysroot.finalize()
+        rootfs.boot(self.root)
+
+    def slow_down(self) -> None:
+        self.change(Settings(pull_bytes_per_s=1000))
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def _bus(self) -> SystemBus:
+        bus = SystemBus(self.address)
+        self._opened.callback(bus.close)
+        return bus

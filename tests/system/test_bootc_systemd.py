@@ -1,0 +1,52 @@
+"""bootc's contract with a real systemd, as PID 1 of a container, and a real journal."""
+
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.bootc_contract import BootcContract
+from tests.contract.bootc_machine import UNITS, BootcMachine
+from tests.system.nspawn import Container, missing
+from treenail.host.bus import SystemBus
+from treenail.host.transient import TransientUnits
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(bool(missing()), reason=f"no container: {missing()}"),
+]
+
+
+@pytest.fixture(scope="module")
+def container() -> Iterator[Container]:
+    # Below /run, which is the container's own where the directory is not shared.
+    shared = Path(tempfile.mkdtemp(prefix="tn", dir="/run"))
+    try:
+        with Container(shared) as container:
+            yield container
+    finally:
+        shutil.rmtree(shared, ignore_errors=True)
+
+
+class TestBootcOnSystemd(BootcContract):
+    @pytest.fixture
+    def machine(self, container: Container) -> Iterator[BootcMachine]:
+        directory = Path(tempfile.mkdtemp(dir=container.shared))
+
+        def forget_units() -> None:
+            bus = SystemBus(container.address)
+            units = TransientUnits(bus)
+            for unit in UNITS:
+                units.stop(unit, lambda: None)
+            bus.close()
+
+        machine = BootcMachine(directory, container.address, forget_units)
+        journalctl = machine.root / "usr/bin/journalctl"
+        command = shlex.join(container.inside("journalctl"))
+        journalctl.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        yield machine
+        machine.close()
+        forget_units()
