@@ -27,6 +27,7 @@ from treenail.daemon.live import Live
 from treenail.daemon.loop import Loop, Pace
 from treenail.daemon.observe import Observer
 from treenail.daemon.ports import Ports
+from treenail.daemon.predecessor import Predecessor
 from treenail.daemon.runner import Runner
 from treenail.daemon.survey import Survey
 from treenail.daemon.wakeup import Wakeup
@@ -55,6 +56,7 @@ class Process:
             cluster=self.cluster,
             credentials=FakeCredentials(),
             requests=FakeRequests(world),
+            predecessor=Predecessor(Files(ROOT, world.disk)),
             configuration=Configuration(
                 Survey(ROOT, shadow, world.disk), Runner(ROOT, shadow, world.disk)
             ),

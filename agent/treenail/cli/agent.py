@@ -20,6 +20,7 @@ from treenail.daemon.live import Live
 from treenail.daemon.loop import Loop, Pace
 from treenail.daemon.observe import Observer
 from treenail.daemon.ports import LedgerFile, Ports
+from treenail.daemon.predecessor import Predecessor
 from treenail.daemon.requests import RequestFile
 from treenail.daemon.runner import Runner
 from treenail.daemon.settings import FILE, Drain, Given, Settings, load
@@ -115,6 +116,7 @@ class Agent:
             cluster=self._cluster,
             credentials=Credentials(root, files, settings),
             requests=RequestFile(files),
+            predecessor=Predecessor(files),
             configuration=Configuration(
                 Survey(root, shadow, systemd=AskedStates(systemd)),
                 Runner(root, shadow, services=systemd),

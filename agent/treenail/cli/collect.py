@@ -20,6 +20,7 @@ from treenail.cli.bundle import STDOUT, Bundle
 from treenail.cli.node import own_node
 from treenail.cli.node_plan import node_plan
 from treenail.clock import Clock, SystemClock, rfc3339
+from treenail.daemon import predecessor
 from treenail.daemon.settings import FILE
 from treenail.daemon.survey import RECORD
 from treenail.errors import CommandError, FileError
@@ -37,7 +38,6 @@ UNITS = (
     "ostree-finalize-staged.service",
     "kubelet.service",
 )
-_FOREIGN = "/etc/machine-config-daemon"
 _DISKS = ("/", "/boot", "/sysroot", "/var")
 _OURS = ("machineconfiguration.openshift.io/", "treenail.io/")
 _LINES = (4000, 1000, 250)
@@ -140,7 +140,7 @@ def _disks(root: Root) -> Json:
 def _listing(root: Root) -> list[Json]:
     """Names, modes and sizes of what treenail and the Machine Config Daemon keep; no contents."""
     entries: list[Json] = []
-    for folder in (DIRECTORY, _FOREIGN):
+    for folder in (DIRECTORY, predecessor.DIRECTORY):
         for path in sorted(root.path(folder).rglob("*")):
             if len(entries) == _LISTED:
                 return [*entries, {"path": "and more"}]

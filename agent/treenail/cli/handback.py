@@ -14,7 +14,8 @@ from treenail.clock import SystemClock
 from treenail.config.wanted import wanted
 from treenail.daemon.configs import DIRECTORY
 from treenail.daemon.handback import hand_back
-from treenail.daemon.survey import FOREIGN_RECORD, Survey
+from treenail.daemon.predecessor import CURRENT_CONFIG
+from treenail.daemon.survey import Survey
 from treenail.errors import DriftError, TreenailError, UsageError
 from treenail.host.files import Files
 from treenail.host.ledger import Ledger
@@ -65,7 +66,7 @@ def _config(given: str | None, files: Files, name: str) -> MachineConfig:
         if config.name != name:
             raise UsageError(f"{given}: expected {name}, which this node has, found {config.name}")
         return config
-    for path in (f"{DIRECTORY}/{name}.json", FOREIGN_RECORD):
+    for path in (f"{DIRECTORY}/{name}.json", CURRENT_CONFIG):
         content = files.read(path, limit=_LIMIT)
         if content is not None:
             config = MachineConfig.from_json(load_json(content, where=path))

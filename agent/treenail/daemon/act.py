@@ -25,6 +25,7 @@ from treenail.update.moves import (
     Drain,
     Drop,
     Forgive,
+    Introduce,
     PutBack,
     Reboot,
     Recover,
@@ -82,7 +83,7 @@ class Actor:
         the ledger, and deciding anew leads on from there.
         """
         match decision:
-            case Rest() | Wait() | Resume():
+            case Rest() | Wait() | Resume() | Introduce():
                 return self._look_s
             case Refuse(error=error):
                 raise error

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from treenail.api.machineconfig import MachineConfig
 from treenail.daemon import configs
-from treenail.daemon.survey import FOREIGN_RECORD, RECORD
+from treenail.daemon.predecessor import CURRENT_CONFIG, CURRENT_IMAGE, FIRST_BOOT
+from treenail.daemon.survey import RECORD
 from treenail.errors import LedgerError, TreenailError
 from treenail.host import ledger
 from treenail.host.entries import Absent, Regular
@@ -16,9 +17,6 @@ from treenail.host.root import Root
 from treenail.host.undo import Undo
 from treenail.update.record import Target
 
-FOREIGN = "/etc/machine-config-daemon"
-FOREIGN_IMAGE = f"{FOREIGN}/currentimage"
-FIRST_BOOT = f"{FOREIGN}/node-annotations.json"
 HANDED_BACK = f"{ledger.PATH}.handed-back"
 
 
@@ -43,9 +41,9 @@ def _changes(root: Root, config: MachineConfig, current: Target) -> Iterator[Cha
     files = Files(root)
     document = json.dumps(config.to_json()).encode()
     # It holds secrets; whoever reads it is root.
-    yield Change(FOREIGN_RECORD, Regular(lambda: document, 0o600))
+    yield Change(CURRENT_CONFIG, Regular(lambda: document, 0o600))
     image = current.image.encode()
-    yield Change(FOREIGN_IMAGE, Regular(lambda: image, 0o600) if image else Absent())
+    yield Change(CURRENT_IMAGE, Regular(lambda: image, 0o600) if image else Absent())
     # With it the daemon would take the node for one that boots for the first time.
     yield Change(FIRST_BOOT, Absent())
     yield from Originals(root).handing_over()

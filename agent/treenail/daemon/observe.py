@@ -26,12 +26,15 @@ class Observer:
     def glance(self, record: Record) -> Facts:
         """The facts that cost no question to the machine's services."""
         node = self._ports.cluster.node()
+        now_seen = None if node is None else seen(node)
+        unasked = now_seen is not None and isinstance(now_seen.wish, wish.Nothing)
         return Facts(
             record=record,
             boot_id=self._ports.kernel.boot_id(),
             now=self._ports.clock.now(),
-            node=None if node is None else seen(node),
+            node=now_seen,
             deployed=None,
+            introduction=self._ports.predecessor.introduction() if unasked else {},
             request=self._ports.requests.read(),
             drains=self._drains and not _single(node),
             drain_limit_s=self._drain_limit_s,

@@ -10,6 +10,7 @@ from treenail.api.node import Node
 from treenail.clock import Clock
 from treenail.daemon.configs import Configs
 from treenail.daemon.configuration import Configuration
+from treenail.daemon.predecessor import Predecessor
 from treenail.host.deployments import Change, Deployments, Progress, Verdict
 from treenail.update.request import Request
 from treenail.update.status import Event, Report
@@ -139,6 +140,7 @@ class Ports:
     cluster: Cluster
     credentials: Credentials
     requests: Requests
+    predecessor: Predecessor
     configuration: Configuration
     configs: Configs
     clock: Clock

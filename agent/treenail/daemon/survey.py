@@ -9,6 +9,7 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.config import names
 from treenail.config.drift import Found, Kind
 from treenail.config.wanted import Wanted, wanted
+from treenail.daemon.predecessor import CURRENT_CONFIG
 from treenail.errors import LedgerError
 from treenail.host.disk import Disk
 from treenail.host.files import Files
@@ -22,7 +23,6 @@ from treenail.update.managed import Managed
 from treenail.update.seen import Seen, looked_at
 
 RECORD = "/var/lib/treenail/managed.json"
-FOREIGN_RECORD = "/etc/machine-config-daemon/currentconfig"
 _VENDOR = SEARCHED[2:]
 _LIMIT = 64 * 1024 * 1024
 
@@ -104,10 +104,10 @@ class Survey:
         )
 
     def _taken_over(self) -> Managed:
-        content = self._files.read(FOREIGN_RECORD, limit=_LIMIT)
+        content = self._files.read(CURRENT_CONFIG, limit=_LIMIT)
         if content is None:
             return Managed()
-        document = load_json(content, where=str(self._root.path(FOREIGN_RECORD)))
+        document = load_json(content, where=str(self._root.path(CURRENT_CONFIG)))
         config = MachineConfig.from_json(document)
         return records.managed(config.name, wanted(config))
 

@@ -22,6 +22,7 @@ from treenail.update.moves import (
     Drain,
     Drop,
     Forgive,
+    Introduce,
     PutBack,
     Reboot,
     Recover,
@@ -109,6 +110,8 @@ def _without_update(facts: Facts) -> Decision:
     if isinstance(wish, Unusable):
         return Refuse(wish.error)
     if not isinstance(wish, Wish):
+        if facts.introduction and not facts.node.claimed.config:
+            return Introduce(facts.introduction)
         return Rest("no config is asked of this node")
     bad = facts.record.refused
     if bad is not None:

@@ -1,6 +1,7 @@
 """Everything a decision may depend on."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from treenail.update.oschange import Running
 from treenail.update.record import Record, Target
@@ -79,6 +80,8 @@ class Facts:
     deployed: Deployed | None
     """None when nothing asks for a look at the deployments."""
     shutting_down: bool = False
+    introduction: Mapping[str, str] = field(default_factory=dict)
+    """The annotations that a Node without a config is to begin with; empty when none are known."""
     request: Request | None = None
     """What a person on this machine asks for."""
     cut_short: bool = False

@@ -1,5 +1,6 @@
 """The moves there are: `decide` chooses one, the daemon makes it. Each says itself to people."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from treenail.errors import TreenailError
@@ -159,6 +160,16 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
+class Introduce:
+    """Annotate a Node that is new to its cluster with what its machine was made for."""
+
+    annotations: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return "telling the cluster which config this machine was made with"
+
+
+@dataclass(frozen=True, slots=True)
 class Forgive:
     """Another target is asked for: forget the refusal of the former."""
 
@@ -182,5 +193,6 @@ Decision = (
     | Close
     | Drop
     | Refuse
+    | Introduce
     | Forgive
 )

@@ -20,6 +20,7 @@ from treenail.update.moves import (
     Drain,
     Drop,
     Forgive,
+    Introduce,
     Reboot,
     Recover,
     Rest,
@@ -68,6 +69,8 @@ def report(facts: Facts, decision: Decision, failure: TreenailError | None) -> R
     told = str(decision)
     if failure is not None and failure.state is None:
         failure = None
+    if isinstance(decision, Introduce):
+        return Report(told, annotations=decision.annotations)
     if failure is None and isinstance(decision, Adopt | Recover | Commit | Close | Forgive):
         # Over in an instant; what they lead to is reported by the move after them.
         return Report(told, event=_event(facts, decision, None))
