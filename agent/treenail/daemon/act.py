@@ -236,7 +236,8 @@ class Actor:
         boot_id = self._ports.kernel.boot_id()
         if update.phase is not Phase.REBOOTING or update.boot_id != boot_id:
             self._told_of_drain(update)
-            self._enter(Phase.REBOOTING, reboots=update.reboots + 1)
+            # Once it is unlocked nothing but its name tells that it is ours.
+            self._enter(Phase.REBOOTING, reboots=update.reboots + 1, staged_id=staged_id)
         log.info("rebooting into %s", target, extra={"message_id": MessageId.REBOOTING})
         if staged_id:
             self._ports.os.finalize(staged_id)
