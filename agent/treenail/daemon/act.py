@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 
+from treenail.config.wanted import wanted
 from treenail.daemon.ports import Ports, Watch
 from treenail.daemon.weighing import Weighing
 from treenail.errors import BusError, BusyError, CancelledError, StepError
@@ -92,8 +93,7 @@ class Actor:
             case Reboot(target=target, staged_id=staged_id):
                 return self._reboot(target, staged_id)
             case Adopt(target=target):
-                self._save(self._at(target, facts))
-                log.info("the machine already is at %s", target)
+                self._adopt(target, facts)
             case Forgive():
                 self._save(replace(self._record, refused=None))
             case Recover():
@@ -102,6 +102,14 @@ class Actor:
             case _:
                 self._move_on(decision, facts)
         return NOW
+
+    def _adopt(self, target: Target, facts: Facts) -> None:
+        if not target.image:
+            # Whoever installed the machine wrote these files, and they go with their config.
+            config = self._ports.configs.fetch(target.config)
+            self._ports.configuration.adopt(wanted(config), target.config)
+        self._save(self._at(target, facts))
+        log.info("the machine already is at %s", target)
 
     def _move_on(self, decision: Inward, facts: Facts) -> None:
         """One step of the update, of which the next can be taken at once."""

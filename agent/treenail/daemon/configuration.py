@@ -8,8 +8,9 @@ from treenail.daemon.apply import apply, put_back, recover
 from treenail.daemon.runner import Runner
 from treenail.daemon.survey import Survey
 from treenail.errors import FileError
+from treenail.update.managed import Managed, managed
 from treenail.update.plan import Plan, plan, serving
-from treenail.update.steps import Enabling, Step
+from treenail.update.steps import Enabling, Remember, Step
 
 _SHOWN = 3
 
@@ -68,6 +69,11 @@ class Configuration:
                 raise FileError(f"this is still, or again, to be done: {shown}{more}")
 
         apply(steps, self._runner, verify=verify, owner=owner)
+
+    def adopt(self, new: Wanted, config: str) -> None:
+        """Have it written down that the config's belong to it, unless somebody wrote down what."""
+        if self._survey.managed() == Managed():
+            apply((Remember(managed(config, new)),), self._runner)
 
     def complete(self, steps: Sequence[Step], new: Wanted, config: str) -> None:
         """Do, after a boot, the steps that are still left, and have started what they enable."""
