@@ -162,8 +162,8 @@ class Lab:
             namespace = str(metadata.get("namespace", ""))
             self.client.create(resource, document, namespace=namespace)
 
-    def _install_node(self, name: str) -> None:
-        directory = self.directory / name
+    def add_node(self, name: str) -> Path:
+        """Create the Node, and what else a pool has of it; returns its kubelet's kubeconfig."""
         node: Json = {
             "apiVersion": "v1",
             "kind": "Node",
@@ -191,6 +191,11 @@ class Lab:
                     "spec": spec,
                 },
             )
+        return self.server.node_kubeconfig(name)
+
+    def _install_node(self, name: str) -> None:
+        directory = self.directory / name
+        credential = self.add_node(name)
         machine = Machine(
             name,
             directory,
@@ -211,7 +216,7 @@ class Lab:
         kubeconfig = machine.root / "var/lib/kubelet/kubeconfig"
         kubeconfig.parent.mkdir(parents=True, exist_ok=True)
         kubeconfig.touch(mode=0o600)
-        kubeconfig.write_bytes(self.server.node_kubeconfig(name).read_bytes())
+        kubeconfig.write_bytes(credential.read_bytes())
         settings = machine.root / "etc/treenail/agent.toml"
         settings.parent.mkdir(parents=True, exist_ok=True)
         settings.write_text(self.plan.agent_settings, "utf-8")

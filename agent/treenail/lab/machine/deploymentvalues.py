@@ -4,7 +4,8 @@ from typing import Any
 
 from gi.repository import GLib
 
-from treenail.lab.machine.sysroot import Deployment, Sysroot
+from treenail.lab.machine.operations import Deployments
+from treenail.lab.machine.sysroot import Deployment
 
 _NEVER_THERE = {
     "requested-local-packages": "as",
@@ -15,7 +16,7 @@ _NEVER_THERE = {
 }
 
 
-def deployment_values(deployment: Deployment, sysroot: Sysroot) -> dict[str, Any]:
+def deployment_values(deployment: Deployment, sysroot: Deployments) -> dict[str, Any]:
     """The ``a{sv}`` of one deployment: every key that a container deployment has."""
     staged = deployment == sysroot.staged()
     booted = not staged and deployment == sysroot.booted()

@@ -2,10 +2,8 @@
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from treenail.lab.images import Image
 from treenail.lab.machine import pull
 from treenail.lab.machine.exported import option
 from treenail.lab.machine.kargs import KernelArguments
@@ -21,22 +19,36 @@ from treenail.lab.machine.steps import (
     task_begin,
     task_end,
 )
-from treenail.lab.machine.sysroot import (
-    Deployment,
-    Sysroot,
-    boot_options,
-    deployment_of,
-    with_packages,
-)
+from treenail.lab.machine.sysroot import Deployment, boot_options, with_packages
+
+
+class Deployments(Protocol):
+    """What the operations need of a sysroot; see `treenail.lab.machine.sysroot.Sysroot`."""
+
+    def staged(self) -> Deployment | None: ...
+    def written(self) -> tuple[Deployment, ...]: ...
+    def booted(self) -> Deployment | None: ...
+    def everything(self) -> tuple[Deployment, ...]: ...
+    def base(self) -> Deployment | None: ...
+    def locked(self) -> bool: ...
+    def next_serial(self, checksum: str) -> int: ...
+    def staging(self, deployment: Deployment, *, locked: bool) -> Work: ...
+    def unlock(self) -> bool: ...
+    def drop_staged(self) -> bool: ...
+    def write(self, deployments: tuple[Deployment, ...]) -> None: ...
+    def prune_layers(self) -> int: ...
+
+
+Pull = Callable[[str, str, tuple[str, ...]], Generator[Emit | Pause, None, pull.Pulled]]
+"""Fetches what a refspec names, to be deployed as another refspec with these kernel arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
     """What the operations work on; ``blockers`` lists who blocks a shutdown, ``reboot`` asks."""
 
-    root: Path
-    sysroot: Sysroot
-    catalogue: Path
+    sysroot: Deployments
+    fetch: Pull
     settings: Callable[[], Settings]
     blockers: Callable[[], list[tuple[str, str]]]
     reboot: Callable[[], None]
@@ -136,14 +148,14 @@ def change_packages(host: Host, packages: Packages, options: Options) -> Work:
     if missing:
         raise OperationFailed(f"Packages not found: {', '.join(missing)}")
     yield message("Resolving dependencies...done")
-    yield from _stage(host, replace(wanted, pinned=False), None, options)
+    yield from _stage(host, replace(wanted, pinned=False), options)
 
 
 def change_kernel_arguments(host: Host, arguments: KernelArguments, options: Options) -> Work:
     """Stage the base deployment again with other kernel arguments."""
     base = _base(host)
     changed = replace(base, kernel_arguments=arguments.values(), pinned=False)
-    yield from _stage(host, changed, None, options)
+    yield from _stage(host, changed, options)
 
 
 def rollback(host: Host, options: Options) -> Work:
@@ -254,22 +266,15 @@ def _deploy(
     if options.reboot:
         refuse_blocked(host)
     pulled = _at_digest(refspec, options.revision) if options.revision else refspec
-    image = yield from pull.pull(
-        pulled,
-        root=host.root,
-        sysroot=host.sysroot,
-        catalogue=host.catalogue,
-        settings=host.settings,
-    )
-    deployment = deployment_of(image, refspec, base.kernel_arguments)
-    deployment = packages.on(base, deployment, idempotent=options.idempotent)
+    found = yield from host.fetch(pulled, refspec, base.kernel_arguments)
+    deployment = packages.on(base, found.deployment, idempotent=options.idempotent)
     if "@sha256:" in refspec:
         deployment = replace(deployment, custom_origin=options.custom_origin)
-    yield from _stage(host, deployment, image, options)
+    yield from _stage(host, deployment, options, fault=found.fault)
 
 
 def _stage(
-    host: Host, deployment: Deployment, image: Image | None, options: Options
+    host: Host, deployment: Deployment, options: Options, *, fault: str = ""
 ) -> Generator[Emit | Pause, None, None]:
     short = deployment.checksum[:7]
     yield task_begin(f"Checking out tree {short}")
@@ -278,11 +283,11 @@ def _stage(
     yield percent(text, 0)
     settings = host.settings()
     yield Pause(settings.staging_s)
-    failure = settings.staging_error or (image.faults.get("stage", "") if image else "")
+    failure = settings.staging_error or fault
     if failure:
         raise OperationFailed(failure)
     serial = host.sysroot.next_serial(deployment.checksum)
-    host.sysroot.stage(replace(deployment, serial=serial), locked=options.lock)
+    yield from host.sysroot.staging(replace(deployment, serial=serial), locked=options.lock)
     freed = host.sysroot.prune_layers()
     yield percent(text, 100)
     yield progress_end()

@@ -9,6 +9,7 @@ import binascii
 import json
 import re
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from pathlib import Path
 
 from gi.repository import GLib
@@ -24,7 +25,7 @@ from treenail.lab.machine.steps import (
     task_begin,
     task_end,
 )
-from treenail.lab.machine.sysroot import Sysroot
+from treenail.lab.machine.sysroot import Deployment, Sysroot, deployment_of
 
 AUTH_FILES = ("run/ostree/auth.json", "etc/ostree/auth.json", "usr/lib/ostree/auth.json")
 _SCHEMES = re.compile(
@@ -36,6 +37,14 @@ _SCHEMES = re.compile(
 )
 _OPEN_IMAGE = "Creating importer: failed to invoke method OpenImage: "
 _SYMLINKS_MAX = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What came of a pull: the deployment to make, and why staging it is to fail, if it is."""
+
+    deployment: Deployment
+    fault: str = ""
 
 
 def canonical(refspec: str) -> str:
@@ -83,6 +92,24 @@ def pull(
         sysroot.import_layer(layer.digest)
         yield task_end()
     return image
+
+
+def pulled(
+    source: str,
+    refspec: str,
+    kernel_arguments: tuple[str, ...],
+    *,
+    root: Path,
+    sysroot: Sysroot,
+    catalogue: Path,
+    settings: Callable[[], Settings],
+) -> Generator[Emit | Pause, None, Pulled]:
+    """`pull` what ``source`` names, to be deployed under the name ``refspec``."""
+    image = yield from pull(
+        source, root=root, sysroot=sysroot, catalogue=catalogue, settings=settings
+    )
+    deployment = deployment_of(image, refspec, kernel_arguments)
+    return Pulled(deployment, fault=image.faults.get("stage", ""))
 
 
 def open_image(pull_spec: str, catalogue: images.Catalogue, root: Path) -> Image:

@@ -21,8 +21,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gi.repository import Gio, GLib
 
@@ -40,8 +41,9 @@ from treenail.lab.machine.exported import (
     Values,
     interfaces,
 )
-from treenail.lab.machine.operations import Host
+from treenail.lab.machine.operations import Deployments, Host, Pull
 from treenail.lab.machine.osmethods import OsMethods
+from treenail.lab.machine.pull import pulled
 from treenail.lab.machine.steps import OperationFailed, Work
 from treenail.lab.machine.sysroot import STATEROOT, Sysroot
 from treenail.lab.machine.transaction import Order, Transaction
@@ -60,15 +62,28 @@ def object_path(osname: str) -> str:
     return f"{BASE_PATH}/" + "".join(map(_escaped, osname))
 
 
+class WatchedDeployments(Deployments, Protocol):
+    """A sysroot that can be locked, and watched for what others do to it."""
+
+    @property
+    def watched(self) -> Path: ...
+    def lock(self) -> int | None: ...
+
+
 class Rpmostreed:
     """The daemon: the Sysroot and OS objects, and at most one transaction."""
 
     def __init__(
-        self, connection: Any, root: Path, catalogue: Path, settings_file: Path | None
+        self,
+        connection: Any,
+        root: Path,
+        sysroot: WatchedDeployments,
+        fetch: Pull,
+        settings_file: Path | None = None,
     ) -> None:
         self._connection = connection
         self._root = root
-        self._sysroot = Sysroot(root)
+        self._sysroot = sysroot
         self._settings_file = settings_file
         self._transaction: Transaction | None = None
         self._lock: int | None = None
@@ -77,9 +92,8 @@ class Rpmostreed:
         self._interfaces = interfaces("rpmostree1.xml")
         self._clients = Clients(connection)
         host = Host(
-            root=root,
-            sysroot=self._sysroot,
-            catalogue=catalogue,
+            sysroot=sysroot,
+            fetch=fetch,
             settings=self.settings,
             blockers=self._blockers,
             reboot=self._reboot_soon,
@@ -278,7 +292,15 @@ def main(arguments: list[str] | None = None) -> int:
         chosen.pid_file.write_text(f"{os.getpid()}\n", encoding="ascii")
     connection = connect(os.environ["DBUS_SYSTEM_BUS_ADDRESS"])
     connection.connect("closed", lambda *_: loop.quit())
-    daemon = Rpmostreed(connection, chosen.root, chosen.images, chosen.settings)
+    sysroot = Sysroot(chosen.root)
+    fetch = partial(
+        pulled,
+        root=chosen.root,
+        sysroot=sysroot,
+        catalogue=chosen.images,
+        settings=lambda: settings.load(chosen.settings),
+    )
+    daemon = Rpmostreed(connection, chosen.root, sysroot, fetch, chosen.settings)
     Gio.bus_own_name_on_connection(
         connection, NAME, Gio.BusNameOwnerFlags.NONE, None, lambda *_: loop.quit()
     )

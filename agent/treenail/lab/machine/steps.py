@@ -4,7 +4,7 @@ Work is a generator of these, driven by the daemon's main loop: the daemon answe
 any two steps, and work that is cancelled just ends where it is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 
 
@@ -28,7 +28,7 @@ class Pause:
     seconds: float
 
 
-Work = Iterator[Emit | Pause]
+Work = Generator[Emit | Pause, None, None]
 
 
 def message(text: str) -> Emit:

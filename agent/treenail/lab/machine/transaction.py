@@ -127,6 +127,7 @@ class Transaction:
         return ()
 
     def _stop_work(self) -> bool:
+        self._work.close()
         self._finish(success=False, text=CANCELLED)
         return False
 
