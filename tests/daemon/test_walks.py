@@ -208,6 +208,21 @@ def test_an_update_that_is_past_the_drain_goes_through_without_the_api_server() 
     assert_at_rest(world, B)
 
 
+def test_what_fails_because_the_machine_goes_down_is_no_failure_of_the_update() -> None:
+    world = world_at(A)
+    node = Node(world)
+    node.settle()
+    world.ask_for(B)
+    while world.in_service:
+        node.turn()
+        world.drain_controller()
+    world.going_down = True
+    world.writes.clear()
+    node.turn()
+    assert world.writes == []
+    assert recorded(world).update is not None
+
+
 def test_a_changed_mind_before_the_reboot_costs_no_reboot() -> None:
     world = world_at(A)
     node = Node(world)

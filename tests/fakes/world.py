@@ -17,7 +17,7 @@ from treenail.api import annotations as key
 from treenail.api.disruptionpolicy import DEFAULTS, ClusterPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.node import Node
-from treenail.errors import CancelledError, NotFound, TransactionError, Unreachable
+from treenail.errors import BusError, CancelledError, NotFound, TransactionError, Unreachable
 from treenail.host.deployments import Change, Deployment, Deployments, Progress, Verdict
 from treenail.update.record import Target
 from treenail.update.request import Request
@@ -177,6 +177,8 @@ class FakeMachine:
 
     def look(self) -> Deployments:
         world = self._world
+        if world.going_down:
+            raise BusError("rpm-ostreed went away")
         found = [_deployment(world.system, booted=True)]
         if world.staging:
             found.append(_deployment(world.staging, staged=True, locked=world.locked))

@@ -48,7 +48,8 @@ class Observer:
         looks = looks_at_deployments(facts, first=not self._looked)
         if looks or update is not None:
             facts = replace(facts, shutting_down=self._ports.power.shutting_down())
-        if looks:
+        # rpm-ostreed may be stopped before the agent is, and nothing will be decided any more.
+        if looks and not facts.shutting_down:
             found = deployed(self._ports.os.look(), self._ports.kernel.command_line())
             facts = replace(facts, deployed=found)
         # What an update leaves behind is looked at once more.
