@@ -12,10 +12,10 @@ BIN = $(VENV)/bin
 RUN = $(BIN)/python -m
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test check format bench rpm clean
+.PHONY: help demo test check format bench vm-test vm-smoke rpm clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## /make \1	/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
 
 demo: $(READY)  ## a pool of three nodes moves to a new OS image, live in this terminal
 	$(BIN)/treenail-lab demo $(ARGS)
@@ -35,6 +35,12 @@ format: $(READY)  ## format the sources
 
 bench: $(READY)  ## measure; a table here, and build/bench.json
 	$(RUN) bench.run $(ARGS)
+
+vm-test: $(READY)  ## the agent in virtual machines that reboot and lose power; see vm-tests
+	$(RUN) pytest vm-tests -s -x $(ARGS)
+
+vm-smoke: $(READY)  ## of vm-test what takes a quarter of an hour at most
+	$(RUN) pytest vm-tests -s -x -m smoke $(ARGS)
 
 rpm:  ## build the RPMs into build/rpm; on Fedora, with rpm-build and the spec's BuildRequires
 	tools/rpm build/rpm

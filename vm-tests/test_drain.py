@@ -1,0 +1,26 @@
+"""A drain that a PodDisruptionBudget holds up."""
+
+from treenail.api import annotations as key
+from treenail.kube.client import Json
+from treenail.kube.resources import PODDISRUPTIONBUDGETS
+from treenail.lab.workload import APP, NAMESPACE, Workload
+from vmlab.site import NODE, Site
+
+
+def test_the_machine_does_not_reboot_while_a_budget_forbids_the_drain(site: Site) -> None:
+    goal = site.goal(site.image("2"))
+    workload = Workload(site.lab.client, replicas=2, disrupted=0)
+    workload.start()
+    try:
+        site.ask(goal)
+        site.wait(lambda: site.drains.blocked(NODE), "the drain is blocked", 300.0)
+        assert site.node()["spec"].get("unschedulable") is True
+        assert site.notes()[key.STATE] == "Working"
+        assert "staged" in site.machine.sh("ostree admin status")
+        assert site.story.boots == []
+        allowed: Json = {"spec": {"maxUnavailable": 2}}
+        site.lab.client.patch(PODDISRUPTIONBUDGETS, APP, allowed, namespace=NAMESPACE)
+        site.settle(goal)
+    finally:
+        workload.stop()
+    assert [boot.digest for boot in site.story.boots] == [goal.digest]

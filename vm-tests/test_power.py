@@ -1,0 +1,43 @@
+"""The power is cut at random moments of updates: un-synced data is lost, and no rule is broken."""
+
+import os
+import random
+from functools import partial
+
+import pytest
+
+from vmlab.site import Goal, Site
+from vmlab.tools import say
+
+CUTS = int(os.environ.get("TREENAIL_VM_CUTS", "50"))
+SEED = int(os.environ.get("TREENAIL_VM_SEED", "1"))
+UPDATE_S = 90.0
+"""About as long as an update takes under emulation, so that a cut may hit any part of it."""
+
+
+def cut_repeatedly(site: Site, cuts: int) -> None:
+    """Have the node move to and fro between two images, and cut the power again and again."""
+    chance = random.Random(SEED)
+    # What the kernel would write on its own within seconds stays unwritten: a lost sync shows.
+    site.hold_back_writes()
+    goals = (site.first, site.goal(site.image("2")))
+    goal: Goal = site.first
+    for number in range(1, cuts + 1):
+        if site.is_at(goal):
+            goal = goals[1] if goal == goals[0] else goals[0]
+            site.ask(goal)
+        delay_s = chance.uniform(0.0, UPDATE_S)
+        site.let_pass(delay_s, until=partial(site.is_at, goal))
+        phase = site.cut_power()
+        say(f"power cut {number} of {cuts}, {phase}")
+        assert site.story.violations == []
+    site.settle(goal)
+
+
+@pytest.mark.smoke
+def test_two_power_cuts_are_survived(site: Site) -> None:
+    cut_repeatedly(site, 2)
+
+
+def test_many_power_cuts_are_survived(site: Site) -> None:
+    cut_repeatedly(site, CUTS)

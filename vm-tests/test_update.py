@@ -1,0 +1,45 @@
+"""An update from one image to the next, with a real reboot."""
+
+import pytest
+
+from treenail.log import MessageId
+from vmlab.site import Site
+
+MOST_EXPOSED = 3.0
+STORY = [
+    MessageId.UPDATE_BEGAN,
+    MessageId.STAGED,
+    MessageId.DRAINED,
+    MessageId.REBOOTING,
+    MessageId.VERIFIED,
+    MessageId.DONE,
+]
+
+
+@pytest.mark.smoke
+def test_the_journal_tells_of_a_whole_update_across_its_reboot(site: Site) -> None:
+    goal = site.goal(site.image("2"))
+    site.reach(goal)
+    assert site.machine.sh("cat /usr/lib/treenail-vm/version") == "2\n"
+    assert [boot.digest for boot in site.story.boots] == [goal.digest]
+    update = site.journal(f"MESSAGE_ID={MessageId.DONE}")[-1]["TREENAIL_UPDATE"]
+    told = site.journal(f"TREENAIL_UPDATE={update}")
+    assert [each["MESSAGE_ID"] for each in told if "MESSAGE_ID" in each] == list(STORY)
+    boots = list(dict.fromkeys(each["_BOOT_ID"] for each in told))
+    now = site.machine.sh("cat /proc/sys/kernel/random/boot_id").strip()
+    assert len(boots) == 2
+    assert boots[1] == now.replace("-", "")
+
+
+@pytest.mark.smoke
+def test_the_service_is_ready_and_well_confined(site: Site) -> None:
+    shown = site.machine.sh("systemctl show -p Type,ActiveState,SubState,NRestarts treenail")
+    assert sorted(shown.split()) == [
+        "ActiveState=active",
+        "NRestarts=0",
+        "SubState=running",
+        "Type=notify",
+    ]
+    exposure = site.machine.sh("systemd-analyze security treenail.service | tail -1")
+    assert float(exposure.rpartition(":")[2].split()[0]) <= MOST_EXPOSED, exposure
+    assert "treenail" not in site.machine.sh("systemctl --failed --plain --no-legend; true")

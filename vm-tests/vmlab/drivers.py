@@ -1,0 +1,228 @@
+"""Two ways to run a virtual machine: virt-install on a libvirt of our own, or QEMU alone."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from vmlab.tools import ToolError, run
+
+MEMORY_MIB, PROCESSORS = 1024, 2
+CHANNELS = ("shell", "boot")
+_START_LIMIT_S = 30.0
+_MONITOR_LIMIT_S = 180.0
+_QEMU_CONFIG = """\
+user = "root"
+group = "root"
+security_driver = "none"
+remember_owner = 0
+cgroup_controllers = [ ]
+namespaces = [ ]
+stdio_handler = "file"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What a machine consists of; its console and channels are sockets in a directory."""
+
+    name: str
+    disk: Path
+    sockets: Path
+    log: Path
+
+    def socket(self, name: str) -> Path:
+        return self.sockets / name
+
+
+class Driver(Protocol):
+    """Runs one machine at a time."""
+
+    name: str
+
+    def start(self, hardware: Hardware, snapshot: str) -> None:
+        """Power on, or go on from a snapshot that this driver took of the same hardware."""
+
+    def monitor(self, command: str) -> str:
+        """What QEMU's monitor answers."""
+
+    def stop(self) -> None:
+        """Pull the plug, for good."""
+
+
+class Qemu:
+    """QEMU as a child of this process."""
+
+    name = "qemu"
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._monitor = Path()
+
+    def start(self, hardware: Hardware, snapshot: str) -> None:
+        self._monitor = hardware.socket("monitor")
+        words = [*_command(hardware), *(["-loadvm", snapshot] if snapshot else [])]
+        with hardware.log.open("ab") as log:
+            self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=log)
+        _wait_for(self._monitor, f"QEMU did not start; see {hardware.log}")
+
+    def monitor(self, command: str) -> str:
+        with socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(_MONITOR_LIMIT_S)
+            line.connect(str(self._monitor))
+            _until_prompt(line)
+            line.sendall(f"{command}\n".encode())
+            return _until_prompt(line)
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+
+class Libvirt:
+    """virt-install on a libvirtd that sees a configuration and a state of our own."""
+
+    name = "libvirt"
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._uri = f"qemu:///system?socket={directory}/run/libvirt-sock"
+        self._daemon: subprocess.Popen[bytes] | None = None
+        self._domain = ""
+
+    def start(self, hardware: Hardware, snapshot: str) -> None:
+        self._start_daemon()
+        self._domain = hardware.name
+        console = f"unix,source.mode=bind,source.path={hardware.socket('console')}"
+        channels = (
+            f"--channel=unix,source.mode=bind,source.path={hardware.socket(each)},"
+            f"target.type=virtio,target.name=treenail.{each}"
+            for each in CHANNELS
+        )
+        restored = [f"--qemu-commandline=-loadvm {snapshot}"] if snapshot else []
+        kvm = accelerator() == "kvm"
+        run(
+            "virt-install", "--connect", self._uri, "--name", hardware.name,
+            "--virt-type", "kvm" if kvm else "qemu",
+            "--cpu", "host-passthrough" if kvm else "qemu64,-cx16",
+            "--memory", str(MEMORY_MIB), "--vcpus", str(PROCESSORS), "--import",
+            "--disk", f"path={hardware.disk},format=qcow2,bus=virtio,cache=writeback",
+            "--osinfo", "detect=off,require=off", "--network", "user,model=virtio",
+            "--graphics", "none", "--noautoconsole", "--serial", console, *channels,
+            "--rng", "/dev/urandom", "--memballoon", "none", "--controller", "usb,model=none",
+            "--transient", *restored,
+        )  # fmt: skip
+
+    def monitor(self, command: str) -> str:
+        return run("virsh", "-c", self._uri, "qemu-monitor-command", "--hmp", self._domain, command)
+
+    def stop(self) -> None:
+        daemon, self._daemon = self._daemon, None
+        if daemon is None:
+            return
+        with suppress(ToolError):
+            run("virsh", "-c", self._uri, "destroy", self._domain, limit_s=60.0)
+        daemon.terminate()
+        daemon.wait(30)
+
+    def _start_daemon(self) -> None:
+        for name in ("etc", "run", "lib", "log", "cache"):
+            shutil.rmtree(self._directory / name, ignore_errors=True)
+            (self._directory / name).mkdir(parents=True)
+        (self._directory / "etc/qemu.conf").write_text(_QEMU_CONFIG)
+        places = {
+            "etc": "/etc/libvirt",
+            "run": "/run/libvirt",
+            "lib": "/var/lib/libvirt",
+            "log": "/var/log/libvirt",
+            "cache": "/var/cache/libvirt",
+        }
+        # In a mount namespace, so that a libvirt which this host may have is left alone.
+        binds = [f"mount --bind {self._directory / own} {its}" for own, its in places.items()]
+        Path("/run/libvirt").mkdir(exist_ok=True)
+        script = " && ".join([*binds, "exec libvirtd"])
+        with (self._directory / "libvirtd.log").open("ab") as log:
+            self._daemon = subprocess.Popen(
+                ["unshare", "--mount", "sh", "-c", script],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        _wait_for(
+            self._directory / "run/libvirt-sock",
+            f"libvirtd did not start; see {self._directory}/libvirtd.log",
+        )
+
+
+def driver(directory: Path) -> Driver:
+    """libvirt where it is installed, else QEMU alone; TREENAIL_VM_DRIVER chooses."""
+    chosen = os.environ.get("TREENAIL_VM_DRIVER")
+    present = all(map(shutil.which, ("virt-install", "libvirtd", "virsh", "unshare")))
+    if chosen == "libvirt" or (chosen is None and present):
+        return Libvirt(directory)
+    return Qemu()
+
+
+def accelerator() -> str:
+    """``kvm`` where it can be trusted, else ``tcg``; TREENAIL_VM_ACCEL chooses."""
+    chosen = os.environ.get("TREENAIL_VM_ACCEL")
+    if chosen in ("kvm", "tcg"):
+        return chosen
+    modules = {path.name for path in Path("/sys/module").glob("kvm*")}
+    # Paravirtual KVM in a guest runs firmware, and 64-bit kernels crawl and die on cmpxchg16b.
+    hardware = modules & {"kvm_intel", "kvm_amd"}
+    return "kvm" if hardware and os.access("/dev/kvm", os.W_OK) else "tcg"
+
+
+def _command(hardware: Hardware) -> list[str]:
+    kvm = accelerator() == "kvm"
+    channels = [
+        word
+        for each in CHANNELS
+        for word in (
+            "-chardev", _socket(hardware, each),
+            "-device", f"virtserialport,chardev={each},name=treenail.{each}",
+        )
+    ]  # fmt: skip
+    return [
+        "qemu-system-x86_64", "-machine", "q35", "-nodefaults", "-display", "none",
+        "-accel", "kvm" if kvm else "tcg,thread=multi",
+        "-cpu", "host" if kvm else "qemu64,-cx16",
+        "-m", str(MEMORY_MIB), "-smp", str(PROCESSORS),
+        "-drive", f"if=none,id=disk,file={hardware.disk},format=qcow2,cache=writeback",
+        "-device", "virtio-blk-pci,drive=disk,bootindex=1",
+        "-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile=",
+        "-device", "virtio-rng-pci", "-device", "virtio-serial-pci",
+        "-chardev", _socket(hardware, "console"), "-serial", "chardev:console", *channels,
+        "-chardev", _socket(hardware, "monitor"), "-mon", "chardev=monitor",
+    ]  # fmt: skip
+
+
+def _socket(hardware: Hardware, name: str) -> str:
+    return f"socket,id={name},path={hardware.socket(name)},server=on,wait=off"
+
+
+def _wait_for(path: Path, complaint: str) -> None:
+    end = time.monotonic() + _START_LIMIT_S
+    while not path.exists():
+        if time.monotonic() > end:
+            raise ToolError(complaint)
+        time.sleep(0.05)
+
+
+def _until_prompt(line: socket.socket) -> str:
+    found = b""
+    while not found.rstrip().endswith(b"(qemu)"):
+        content = line.recv(4096)
+        if not content:
+            raise ToolError("QEMU's monitor hung up")
+        found += content
+    return found.decode(errors="replace")

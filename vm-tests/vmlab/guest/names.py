@@ -1,0 +1,21 @@
+"""How container images and their layers are named in an OSTree repository, as ostree-ext does."""
+
+import re
+
+STATEROOT = "fedora-coreos"
+SCHEME = "ostree-unverified-registry:"
+DIGEST_KEY = "ostree.manifest-digest"
+
+
+def layer_ref(digest: str) -> str:
+    """The ref of a layer's commit."""
+    return f"ostree/container/blob/{_escaped(digest)}"
+
+
+def image_ref(pull_spec: str) -> str:
+    """The ref of an image's merged commit."""
+    return f"ostree/container/image/{_escaped(f'docker://{pull_spec}')}"
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.-]", lambda found: f"_{ord(found.group()):02X}_", text)

@@ -1,0 +1,137 @@
+"""The layers that images are made of, as tar files; the same content gives the same digest."""
+
+import gzip
+import hashlib
+import io
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmlab.image import rootfs
+from vmlab.tools import REPOSITORY, run
+
+_LATER = 1_700_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A compressed tar file, and its digests compressed and not."""
+
+    path: Path
+    digest: str
+    content_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file, or a link, of a small layer."""
+
+    content: bytes = b""
+    mode: int = 0o644
+    link: str = ""
+
+
+def of_tree(tree: Path, target: Path) -> Layer:
+    """A layer of everything below ``tree``."""
+    sort = ("--sort=name", "--numeric-owner", f"--mtime=@{_LATER}", "--xattrs")
+    plain = target.with_suffix(".tar")
+    run("tar", "-C", tree, *sort, "-cf", plain, ".")
+    content_digest = _digest(plain)
+    run("sh", "-c", 'gzip -1nc "$1" > "$2"', "sh", plain, target)
+    plain.unlink()
+    return Layer(target, _digest(target), content_digest)
+
+
+def of_entries(entries: Mapping[str, Entry], target: Path) -> Layer:
+    """A layer of these files, and the directories they need."""
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        folders = {str(parent) for name in entries for parent in Path(name).parents} - {"."}
+        for folder in sorted(folders):
+            member = tarfile.TarInfo(folder)
+            member.type, member.mode, member.mtime = tarfile.DIRTYPE, 0o755, _LATER
+            archive.addfile(member)
+        for name, entry in sorted(entries.items()):
+            member = tarfile.TarInfo(name)
+            member.mode, member.mtime = entry.mode, _LATER
+            if entry.link:
+                member.type, member.linkname = tarfile.SYMTYPE, entry.link
+                archive.addfile(member)
+            else:
+                member.size = len(entry.content)
+                archive.addfile(member, io.BytesIO(entry.content))
+    content_digest = f"sha256:{hashlib.sha256(plain.getvalue()).hexdigest()}"
+    with target.open("wb") as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
+        shutil.copyfileobj(io.BytesIO(plain.getvalue()), packed)
+    return Layer(target, _digest(target), content_digest)
+
+
+def agent(version: str) -> dict[str, Entry]:
+    """The agent as users' nodes have it, and the lab's stand-ins that this machine needs."""
+    site = "usr/lib/python3/dist-packages"
+    entries = {
+        f"{site}/{path.relative_to(REPOSITORY / 'agent')}": Entry(path.read_bytes())
+        for path in _sources(REPOSITORY / "agent/treenail")
+    }
+    lab = REPOSITORY / "vm-tests"
+    entries |= {
+        f"{site}/{path.relative_to(lab)}": Entry(path.read_bytes())
+        for path in (*_sources(lab / "vmlab/guest"), lab / "vmlab/__init__.py")
+    }
+    start = (
+        "#!/usr/bin/python3\nimport sys\n\nfrom treenail.cli.main import main\n\nsys.exit(main())\n"
+    )
+    entries["usr/bin/treenail"] = Entry(start.encode(), 0o755)
+    units = REPOSITORY / "systemd"
+    entries["usr/lib/systemd/system/treenail.service"] = _file(units / "treenail.service")
+    entries["usr/lib/tmpfiles.d/treenail.conf"] = _file(units / "treenail.tmpfiles")
+    entries["usr/lib/systemd/system-preset/80-treenail.preset"] = _file(units / "treenail.preset")
+    entries["usr/lib/systemd/catalog/treenail.catalog"] = _file(units / "treenail.catalog")
+    for unit in sorted((lab / "vmlab/guest/units").glob("*.service")):
+        entries[f"usr/lib/systemd/system/{unit.name}"] = _file(unit)
+    for name in ("treenail", "kubelet", "vm-shell", "vm-boot"):
+        wants = "usr/lib/systemd/system/multi-user.target.wants"
+        entries[f"{wants}/{name}.service"] = Entry(link=f"../{name}.service")
+    bus = lab / "vmlab/guest/units"
+    name = "org.projectatomic.rpmostree1"
+    entries[f"usr/share/dbus-1/system.d/{name}.conf"] = _file(bus / f"{name}.conf")
+    entries[f"usr/share/dbus-1/system-services/{name}.service"] = _file(bus / f"{name}.activation")
+    return entries | release(version)
+
+
+def release(version: str) -> dict[str, Entry]:
+    """What tells one version of the image from another."""
+    return {"usr/lib/treenail-vm/version": Entry(f"{version}\n".encode())}
+
+
+def compiled(entries: Mapping[str, Entry], tree: Path) -> dict[str, Entry]:
+    """The entries and their compiled Python modules, made by the interpreter of a root."""
+    with tempfile.TemporaryDirectory(dir=tree / "tmp") as scratch:
+        place = Path(scratch)
+        for name, entry in entries.items():
+            if name.endswith(".py"):
+                (place / name).parent.mkdir(parents=True, exist_ok=True)
+                (place / name).write_bytes(entry.content)
+        inside = f"/tmp/{place.name}"
+        rootfs.compile_modules(tree, inside, strip=inside)
+        found = {
+            str(path.relative_to(place)): Entry(path.read_bytes()) for path in place.rglob("*.pyc")
+        }
+    return {**entries, **found}
+
+
+def _sources(folder: Path) -> list[Path]:
+    kept = {".py", ".xml", ".yaml", ".typed"}
+    return sorted(path for path in folder.rglob("*") if path.suffix in kept and path.is_file())
+
+
+def _file(path: Path) -> Entry:
+    return Entry(path.read_bytes())
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"

@@ -1,0 +1,231 @@
+"""A node in a virtual machine, and the cluster on this host that it belongs to."""
+
+import base64
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.drains import Drains
+from treenail.api import annotations as key
+from treenail.clock import SystemClock
+from treenail.kube.client import Json
+from treenail.kube.resources import NODES
+from treenail.lab.apiserver.objects import Json as Document
+from treenail.lab.cluster import Lab, Plan, rendered
+from vmlab import registry
+from vmlab.drivers import Driver, accelerator
+from vmlab.image.build import Builder, Built
+from vmlab.image.layers import Entry
+from vmlab.machine import BOOT_LIMIT_S, SNAPSHOT, Machine, copied, overlay
+from vmlab.story import Story
+from vmlab.tools import ToolError, say
+
+NODE = "node"
+DRAINER = "drain-controller"
+_SETTINGS = "[limits]\nretry_first_s = 1.0\nretry_most_s = 5.0\n"
+_LOOK_S = 0.25
+SETTLE_LIMIT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A rendered config and the image beside it."""
+
+    config: str
+    pull_spec: str
+
+    @property
+    def digest(self) -> str:
+        return self.pull_spec.partition("@")[2]
+
+
+class Site:
+    """One node at rest at the image it was installed from, and the means to interfere with it."""
+
+    def __init__(self, directory: Path, built: Built, builder: Builder, driver: Driver) -> None:
+        self._directory = directory
+        self._built = built
+        self._driver = driver
+        self._builder = builder
+        self._goals = 0
+        self._open = ExitStack()
+        self._holding = False
+        self.story = Story(NODE, built.pull_spec.partition("@")[2])
+        self.lab = Lab(directory / "cluster", Plan(nodes=(), images=()))
+        self.machine = Machine(
+            directory,
+            directory / "disk.qcow2",
+            driver=driver,
+            booted=self.story.booted,
+        )
+        self.first = Goal("", built.pull_spec)
+
+    def start(self) -> None:
+        """Return once the node is at rest and says so."""
+        copied(kept(self._built, self._driver), self._directory / "disk.qcow2")
+        self._open.enter_context(self.lab)
+        self.lab.server.call(lambda api: api.store.listen(self.story.see))
+        drainer = self.lab.server.kubeconfig_for(DRAINER, ["system:masters"])
+        self.drains = Drains(self.lab.client_of(drainer), SystemClock())
+        self.drains.start()
+        self._open.callback(self.drains.stop)
+        credential = json.loads(self.lab.add_node(NODE).read_text())
+        cluster = credential["clusters"][0]["cluster"]
+        cluster["server"] = cluster["server"].replace("127.0.0.1", "10.0.2.2")
+        cluster["tls-server-name"] = "localhost"
+        self.machine.start(SNAPSHOT)
+        self._install(json.dumps(credential))
+        self.first = self.goal(self._built.pull_spec)
+        self.ask(self.first)
+        self.settle(self.first)
+
+    def stop(self) -> None:
+        """Pull the plug and end everything."""
+        self.machine.stop()
+        self._open.close()
+        (self._directory / "disk.qcow2").unlink(missing_ok=True)
+        shutil.rmtree(self._directory / "cluster", ignore_errors=True)
+
+    def image(self, version: str, entries: Mapping[str, Entry] | None = None) -> str:
+        """Publish another image; returns its pull spec."""
+        return self._builder.variant(self._built, version, entries or {})
+
+    def goal(self, pull_spec: str, spec: Mapping[str, object] | None = None) -> Goal:
+        """Another rendered config, with this image beside it."""
+        self._goals += 1
+        name = self.lab.add_config(rendered(f"rendered-worker-{self._goals}", spec))
+        return Goal(name, pull_spec)
+
+    def ask(self, goal: Goal) -> None:
+        """Ask the node for the goal."""
+        self.lab.ask(NODE, goal.config, goal.pull_spec)
+
+    def settle(self, goal: Goal, limit_s: float = SETTLE_LIMIT_S) -> None:
+        """Wait until the node is at the goal, says so and is in service."""
+        self.wait(lambda: self.is_at(goal), f"{goal.config} is reached", limit_s)
+
+    def reach(self, goal: Goal) -> None:
+        """Ask for the goal and wait until it is reached."""
+        self.ask(goal)
+        self.settle(goal)
+
+    def is_at(self, goal: Goal) -> bool:
+        """Whether the Node says so, is in service, and the image runs."""
+        node = self.node()
+        notes = self.notes()
+        return (
+            notes.get(key.STATE) == "Done"
+            and notes.get(key.CURRENT_CONFIG) == goal.config
+            and notes.get(key.CURRENT_OS_IMAGE) == goal.pull_spec
+            and notes.get(key.DESIRED_DRAIN) == notes.get(key.LAST_APPLIED_DRAIN)
+            and not node["spec"].get("unschedulable")
+            and self.story.digest == goal.digest
+        )
+
+    def wait(self, condition: Callable[[], object], what: str, limit_s: float = 120.0) -> None:
+        """Wait until the condition holds; raises `ToolError` naming what did not come about."""
+        end = time.monotonic() + limit_s
+        while not condition():
+            if time.monotonic() > end:
+                raise ToolError(
+                    f"not within {limit_s:g} s: {what}\n" + "\n".join(self.story.events)
+                )
+            time.sleep(_LOOK_S)
+
+    def node(self) -> Document:
+        """The Node as the API server has it."""
+        found = self.lab.server.call(lambda api: api.store.get(("", "nodes"), ("", NODE)))
+        assert found is not None
+        return found
+
+    def notes(self) -> dict[str, str]:
+        """The Node's annotations."""
+        return dict(self.node()["metadata"].get("annotations") or {})
+
+    def patch(self, body: Json) -> None:
+        """Change the Node as an administrator."""
+        self.lab.client.patch(NODES, NODE, body)
+
+    def journal(self, *matches: str) -> list[dict[str, str]]:
+        """The journal's entries of all boots that match, in order."""
+        lines = self.machine.sh(f"journalctl --no-pager -o json {' '.join(matches)}").splitlines()
+        return [json.loads(line) for line in lines]
+
+    def hold_back_writes(self) -> None:
+        """Have the kernel write what nobody syncs after minutes, not seconds."""
+        self._holding = True
+        self.machine.sh(
+            "sysctl -qw vm.dirty_writeback_centisecs=0 vm.dirty_expire_centisecs=360000; "
+            "mount -o remount,commit=300 /var"
+        )
+
+    def cut_power(self) -> str:
+        """Cut the power and wait for the next boot; returns what the ledger then said."""
+        before = len(self.story.boots)
+        self.machine.reset()
+        self.wait(lambda: len(self.story.boots) > before, "the machine boots", BOOT_LIMIT_S)
+        if self._holding:
+            self.hold_back_writes()
+        ledger = self.story.boots[-1].ledger
+        update = ledger.get("update") if isinstance(ledger, dict) else None
+        return str(update["phase"]) if update else "at rest"
+
+    def let_pass(self, seconds: float, *, until: Callable[[], bool]) -> None:
+        """Let time pass, but no longer than until the condition holds."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not until():
+            time.sleep(_LOOK_S)
+
+    def report(self) -> str:
+        """Everything that helps to see what went wrong; it is kept in the directory, too."""
+        try:
+            journal = self.machine.sh("journalctl --no-pager -n 3000; ostree admin status")
+        except ToolError as error:
+            journal = str(error)
+        (self._directory / "journal.txt").write_text(journal)
+        (self._directory / "story.txt").write_text("\n".join(self.story.events))
+        return "\n".join(("story:", *self.story.events, "console:", self.machine.last_lines()))
+
+    def _install(self, kubeconfig: str) -> None:
+        """What provisioning leaves on a node, beside the agent that came with the image."""
+        login = base64.b64encode(f"{registry.USER}:{registry.PASSWORD}".encode()).decode()
+        secret = json.dumps({"auths": {registry.ADDRESS: {"auth": login}}})
+        self.machine.sh(f"date -s @{time.time():.0f}; hostname {NODE}")
+        self.machine.sh("mkdir -p /var/lib/kubelet /etc/treenail; chmod 700 /var/lib/kubelet")
+        for path, content in (
+            ("/var/lib/kubelet/kubeconfig", kubeconfig),
+            ("/var/lib/kubelet/config.json", secret),
+            ("/etc/treenail/agent.toml", _SETTINGS),
+        ):
+            self.machine.sh(f"umask 077; cat > {path}", stdin=content)
+        self.machine.sh("sync; systemctl restart kubelet; systemctl restart --no-block treenail")
+
+
+def kept(built: Built, driver: Driver) -> Path:
+    """The disk with its snapshot right after the first boot; booted now if it never was."""
+    found = built.directory / f"booted-{driver.name}.qcow2"
+    if found.exists():
+        return found
+    scratch = built.directory / "first"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    disk = scratch / "disk.qcow2"
+    overlay(built.disk, disk, "raw")
+    say(f"first boot, with {driver.name} and {accelerator()}")
+    machine = Machine(scratch, disk, driver=driver, booted=lambda _: None)
+    try:
+        machine.start()
+        machine.wait_boots(1)
+        machine.sh("systemctl stop treenail; systemctl reset-failed; sync")
+        machine.save()
+    except ToolError as error:
+        raise ToolError(f"{error}\n{machine.last_lines()}") from error
+    finally:
+        machine.stop()
+    disk.rename(found)
+    say("the booted machine is kept")
+    return found

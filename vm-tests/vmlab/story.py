@@ -1,0 +1,110 @@
+"""What happened to the node, in order, and what must hold at every moment of it."""
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from treenail.api import annotations as key
+from treenail.lab.apiserver.kinds import Storage
+from treenail.lab.apiserver.objects import Json
+from treenail.lab.apiserver.store import Event
+from treenail.update.record import Phase
+
+_UNVERIFIED = (Phase.STAGING, Phase.DRAINING, Phase.REBOOTING)
+
+
+@dataclass(frozen=True, slots=True)
+class Boot:
+    """What a boot found on the disk before the agent started."""
+
+    digest: str
+    ledger: object
+    """Its document; None without one."""
+    drained: bool
+    """Whether the Node was out of service, as the drain controller had said."""
+    asked_drain: str
+    """The drain that the agent had asked for until then."""
+
+
+@dataclass(slots=True)
+class Story:
+    """Boots as the guest tells of them, and the Node as the API server has it."""
+
+    node: str
+    digest: str
+    """Of the image that runs."""
+    boots: list[Boot] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+    """Lines for people."""
+    _notes: dict[str, str] = field(default_factory=dict)
+    _cordoned: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _began: float = field(default_factory=time.monotonic)
+
+    def see(self, storage: Storage, event: Event) -> None:
+        """Be told of a change in the API server, within the call that makes it."""
+        metadata = event.object["metadata"]
+        if storage[1] != "nodes" or metadata["name"] != self.node:
+            return
+        notes = dict(metadata.get("annotations") or {})
+        with self._lock:
+            for name in sorted({*notes, *self._notes}):
+                if notes.get(name) != self._notes.get(name):
+                    self._tell(f"{name.rpartition('/')[2]} = {notes.get(name)}")
+            for spelling in key.IMAGE_SPELLINGS.values():
+                self._check_report(spelling, notes)
+            self._notes = notes
+            self._cordoned = bool(event.object["spec"].get("unschedulable"))
+
+    def booted(self, found: Json) -> None:
+        """Be told of a boot."""
+        with self._lock:
+            boot = Boot(
+                digest=str(found.get("digest", "")),
+                ledger=found.get("ledger"),
+                drained=self._drained(),
+                asked_drain=self._notes.get(key.DESIRED_DRAIN, ""),
+            )
+            update = _update(boot.ledger)
+            self._tell(f"boot of {boot.digest[:19]}, the ledger says {update.get('phase')}")
+            self._check_boot(boot, update)
+            self.boots.append(boot)
+            self.digest = boot.digest
+
+    def _check_report(self, spelling: str, notes: dict[str, str]) -> None:
+        """The image that the node says it has is the one that runs."""
+        said = notes.get(spelling, "")
+        if said and said != self._notes.get(spelling) and not said.endswith(self.digest):
+            self._complain(f"{spelling} became {said} while {self.digest} ran")
+
+    def _check_boot(self, boot: Boot, update: Mapping[str, object]) -> None:
+        if boot.digest != self.digest and not boot.drained:
+            self._complain(f"booted {boot.digest} in place of {self.digest} while in service")
+        if boot.ledger == "broken":
+            self._complain("the ledger is broken")
+        asked = boot.asked_drain
+        if asked.startswith("drain-") and update.get("drain") != asked:
+            self._complain(f"{asked} was asked for, and the ledger knows {update.get('drain')!r}")
+        target = update.get("target")
+        config = target.get("config") if isinstance(target, dict) else None
+        if update.get("phase") in _UNVERIFIED and config == self._notes.get(key.CURRENT_CONFIG):
+            self._complain(f"{config} was reported, and the ledger says {update.get('phase')}")
+
+    def _drained(self) -> bool:
+        asked = self._notes.get(key.DESIRED_DRAIN, "")
+        acknowledged = self._notes.get(key.LAST_APPLIED_DRAIN, "")
+        return self._cordoned and asked == acknowledged and asked.startswith("drain-")
+
+    def _complain(self, text: str) -> None:
+        self._tell(f"VIOLATION: {text}")
+        self.violations.append(text)
+
+    def _tell(self, text: str) -> None:
+        self.events.append(f"{time.monotonic() - self._began:8.1f} {text}")
+
+
+def _update(ledger: object) -> Mapping[str, object]:
+    found = ledger.get("update") if isinstance(ledger, dict) else None
+    return found if isinstance(found, dict) else {}
