@@ -247,6 +247,49 @@ def test_second_replica_goes_on_when_the_leader_is_gone(fleet: Fleet) -> None:
     assert fleet.leader() == f"{NAME}-0"
 
 
+STAGING = "{staging: {maxParallel: 2}, maxFailures: 0}"
+
+
+def test_all_nodes_stage_before_the_first_is_drained(fleet: Fleet) -> None:
+    image = fleet.image()
+    fleet.ask(image, **{POLICY: STAGING})
+    first = wait_until(lambda: fleet.asked(image), limit_s=LIMIT_S)
+    for name, machine in fleet.lab.machines.items():
+        if name not in first:
+            assert machine.staged is not None
+            assert (machine.staged.digest, machine.staged_locked) == (image.digest, True)
+            assert fleet.notes(name)[key.STAGED] == image.pull_spec
+    fleet.settle(image)
+    assert fleet.most_out == 1
+    for name, machine in fleet.lab.machines.items():
+        assert machine.staged is None
+        assert not {key.STAGE_IMAGE, key.STAGED, key.STAGING_ERROR} & fleet.notes(name).keys()
+
+
+def test_image_that_is_not_there_halts_before_any_node_is_touched(fleet: Fleet) -> None:
+    good, bad = fleet.image(), make_image("os", "nowhere", SIZE)
+    fleet.ask(bad, **{POLICY: STAGING})
+    wait_until(lambda: fleet.condition("Degraded").get("reason") == "Halted", limit_s=LIMIT_S)
+    assert " failed first: staging: " in fleet.condition("Degraded")["message"]
+    assert fleet.asked(bad) == []
+    assert {fleet.notes(name)[key.STATE] for name in fleet.lab.machines} == {"Done"}
+    fleet.ask(good, **{POLICY: STAGING})
+    fleet.settle(good)
+
+
+def test_pool_that_is_paused_takes_back_what_is_staged(fleet: Fleet) -> None:
+    image = fleet.image()
+    machines = fleet.lab.machines.values()
+    window = '{days: [Mon], start: "00:00", duration: 1s, timeZone: UTC}'
+    fleet.ask(image, **{POLICY: f"{{staging: {{}}, windows: [{window}]}}"})
+    wait_until(lambda: all(machine.staged_locked for machine in machines), limit_s=LIMIT_S)
+    pool.pause(fleet.lab)
+    wait_until(lambda: not any(machine.staged for machine in machines), limit_s=LIMIT_S)
+    assert fleet.most_out == 0
+    fleet.ask(image)
+    fleet.settle(image)
+
+
 def test_wrong_image_halts_at_the_canary_and_goes_on_with_another(fleet: Fleet) -> None:
     good = fleet.image()
     bad = make_image("os", "bad", SIZE)  # and not in the registry

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from treenail.config.wanted import wanted
+from treenail.daemon import ahead
 from treenail.daemon.ports import Ports, Watch
 from treenail.daemon.weighing import Weighing
 from treenail.errors import BusError, BusyError, CancelledError, StepError
-from treenail.host.deployments import Change, Progress, Verdict
+from treenail.host.deployments import Progress, Verdict
 from treenail.log import MessageId
 from treenail.update import record as records
 from treenail.update.facts import Facts
@@ -25,6 +26,7 @@ from treenail.update.moves import (
     Decision,
     Drain,
     Drop,
+    DropAhead,
     Forgive,
     Introduce,
     PutBack,
@@ -34,11 +36,11 @@ from treenail.update.moves import (
     Rest,
     Resume,
     Stage,
+    StageAhead,
     Wait,
     Weigh,
 )
-from treenail.update.oschange import OSChange
-from treenail.update.record import Outcome, Phase, Record, Refused, Target, Update
+from treenail.update.record import Outcome, Phase, Record, Refused, StagedAhead, Target, Update
 from treenail.update.work import Work
 
 log = logging.getLogger(__name__)
@@ -60,7 +62,7 @@ class Actor:
         ports: Ports,
         *,
         look_s: float,
-        on_progress: Callable[[Update, Progress], Verdict],
+        on_progress: Callable[[Update | StagedAhead, Progress], Verdict],
         on_record: Callable[[Record], None],
     ) -> None:
         self._ports = ports
@@ -94,6 +96,13 @@ class Actor:
                 return self._reboot(target, staged_id)
             case Adopt(target=target):
                 self._adopt(target, facts)
+            case StageAhead():
+                progress, save = self._on_progress, self._save
+                ahead.stage(
+                    decision, facts, self._ports, self._weighing, on_progress=progress, save=save
+                )
+            case DropAhead():
+                ahead.drop(decision, facts, self._ports, save=self._save)
             case Forgive():
                 self._save(replace(self._record, refused=None))
             case Recover():
@@ -157,7 +166,7 @@ class Actor:
             entered=self._ports.clock.now(),
         )
         self._failed_to_apply = 0
-        self._save(replace(self._record, update=update, refused=None))
+        self._save(replace(self._record, update=update, refused=None, ahead=None))
         log.info(
             "update %s began: from %s to %s",
             update.id,
@@ -175,7 +184,7 @@ class Actor:
         self._ports.credentials.refresh()
         watch, called_off = self._watch(update)
         try:
-            self._ports.os.stage(_change(self._work().os), watch=watch)
+            self._ports.os.stage(ahead.change(self._work().os), watch=watch)
         except BusyError as error:
             log.info("waiting: %s", error)
             self._ports.os.wait_for_other(watch=watch)
@@ -364,15 +373,3 @@ class Actor:
             self._ports.ledger.write(records.to_json(record))
             self._record = record
             self._on_record(record)
-
-
-def _change(asked: OSChange) -> Change:
-    return Change(
-        image=asked.image,
-        append=asked.append,
-        delete=asked.delete,
-        install=asked.install,
-        uninstall=asked.uninstall,
-        remove=asked.remove,
-        reset=asked.reset,
-    )

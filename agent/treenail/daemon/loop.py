@@ -18,10 +18,11 @@ from treenail.daemon.wakeup import Wakeup
 from treenail.errors import Again, ClusterError, TreenailError
 from treenail.host.deployments import Progress, Verdict
 from treenail.log import MessageId
+from treenail.update import ahead
 from treenail.update.decide import decide, stands
 from treenail.update.facts import Facts
 from treenail.update.moves import Decision, Reboot, Refuse, Wait
-from treenail.update.record import Record, Update
+from treenail.update.record import Record, StagedAhead, Update
 from treenail.update.request import answered, cancels
 from treenail.update.status import Event, reason_text, report
 
@@ -215,13 +216,17 @@ class Loop:
         )
         self._live.record(record)
 
-    def _progress(self, update: Update, progress: Progress) -> Verdict:
+    def _progress(self, update: Update | StagedAhead, progress: Progress) -> Verdict:
         """Show how an OS transaction gets on, and whether it is still wanted."""
         self._live.beat()
         self._live.progress(progress)
         if self._stop.is_set():
             return Verdict.LEAVE
         node = self._ports.cluster.node()
+        if isinstance(update, StagedAhead):
+            current = self._actor.record.current
+            stands_ahead = node is None or ahead.stands(seen(node), update, current)
+            return Verdict.GO_ON if stands_ahead else Verdict.CANCEL
         if node is not None and not stands(seen(node), update):
             return Verdict.CANCEL
         if cancels(self._ports.requests.read(), update):

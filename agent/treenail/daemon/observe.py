@@ -71,6 +71,7 @@ def seen(node: Node) -> NodeSeen:
             unschedulable=node.unschedulable,
         ),
         claimed=Target(notes.get(key.CURRENT_CONFIG, ""), next(filter(None, claims), "")),
+        ahead=wish.ahead(notes),
     )
 
 

@@ -12,6 +12,7 @@ reboot if it costs a reboot, verify, ask for the uncordon. Two rules hold in eve
 """
 
 from treenail.errors import HostError
+from treenail.update import ahead
 from treenail.update.facts import Deployed, Facts, Handshake, NodeSeen
 from treenail.update.moves import (
     Adopt,
@@ -76,7 +77,7 @@ def looks_at_deployments(facts: Facts, *, first: bool) -> bool:
         return asks and update.phase is not Phase.RESUMING
     if node is None or not isinstance(node.wish, Wish):
         return False
-    return first or node.wish.target != facts.record.current
+    return first or node.wish.target != facts.record.current or ahead.looks(facts)
 
 
 def stands(node: NodeSeen | None, update: Update) -> bool:
@@ -118,7 +119,7 @@ def _without_update(facts: Facts) -> Decision:
         if bad.target != wish.target or facts.request == Request(Kind.FORGIVE):
             return Forgive()
         return _unless_drained(facts, Refuse(HostError(bad.reason, remedy=bad.remedy)))
-    return _wished(facts, wish.target)
+    return ahead.beside(facts, _wished(facts, wish.target), wish.target)
 
 
 def _wished(facts: Facts, target: Target) -> Decision:

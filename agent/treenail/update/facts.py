@@ -43,6 +43,8 @@ class NodeSeen:
     handshake: Handshake
     claimed: Target
     """What the Node's annotations say is current; believed only where there is no ledger."""
+    ahead: Target | None = None
+    """What is to be at hand before the node is asked to move to it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,28 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class StageAhead:
+    """Pull and deploy a target that is to be at hand later, locked; the node stays as it is."""
+
+    target: Target
+    foreign_id: str = ""
+    """What somebody else has staged, which is in the way."""
+
+    def __str__(self) -> str:
+        return f"staging {self.target} ahead"
+
+
+@dataclass(frozen=True, slots=True)
+class DropAhead:
+    """Drop what was staged ahead."""
+
+    staged_id: str = ""
+
+    def __str__(self) -> str:
+        return "dropping what was staged ahead"
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """Ask for the drain with this token."""
 
@@ -184,6 +206,8 @@ Decision = (
     | Recover
     | Weigh
     | Stage
+    | StageAhead
+    | DropAhead
     | Drain
     | Apply
     | Reboot

@@ -101,6 +101,18 @@ class Refused:
     """A person on the machine did not want it; nothing is wrong with it."""
 
 
+@dataclass(frozen=True, slots=True)
+class StagedAhead:
+    """What is staged, or being staged, though the node is not asked to move to it yet."""
+
+    target: Target
+    boot_id: str
+    """The boot in which it was staged, which it does not outlive."""
+    staged_id: str = ""
+    """The deployment; empty before it was noted, and when nothing had to be staged."""
+    done: bool = False
+
+
 class Outcome(StrEnum):
     """What became of an update."""
 
@@ -141,6 +153,7 @@ class Record:
     """The last updates, the newest first; no more than `HISTORY_LIMIT`."""
     booted: str = ""
     """The manifest digest that was booted when ``current`` was verified; empty if unknown."""
+    ahead: StagedAhead | None = None
 
     def closed(self, outcome: Outcome, *, now: float) -> "Record":
         """The record without its update, which is history."""
@@ -196,6 +209,14 @@ def to_json(record: Record) -> Json:
         },
         "history": [_past_to_json(past) for past in record.history],
         "booted": record.booted,
+        "ahead": None
+        if record.ahead is None
+        else {
+            "target": _target_to_json(record.ahead.target),
+            "bootID": record.ahead.boot_id,
+            "stagedID": record.ahead.staged_id,
+            "done": record.ahead.done,
+        },
     }
 
 
@@ -215,6 +236,10 @@ def from_json(document: Json | None) -> Record:
             history=tuple(
                 _past_from_json(_mapping(past)) for past in _rows(document.get("history", []))
             ),
+            booted=_text(document.get("booted", "")),
+            ahead=None
+            if (ahead := document.get("ahead")) is None
+            else _ahead_from_json(_mapping(ahead)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise LedgerError(
@@ -247,6 +272,15 @@ def _refused_from_json(document: Json) -> Refused:
         reason=_text(document["reason"]),
         remedy=_text(document["remedy"]),
         called_off=document.get("calledOff") is True,
+    )
+
+
+def _ahead_from_json(document: Json) -> StagedAhead:
+    return StagedAhead(
+        target=_target_from_json(document["target"]),
+        boot_id=_text(document["bootID"]),
+        staged_id=_text(document["stagedID"]),
+        done=document["done"] is True,
     )
 
 

@@ -19,12 +19,14 @@ from treenail.update.moves import (
     Decision,
     Drain,
     Drop,
+    DropAhead,
     Forgive,
     Introduce,
     Reboot,
     Recover,
     Rest,
     Resume,
+    StageAhead,
     Wait,
     Weigh,
 )
@@ -67,6 +69,8 @@ class Report:
 def report(facts: Facts, decision: Decision, failure: TreenailError | None) -> Report:
     """The report of a decision about to be carried out, or of how its last attempt failed."""
     told = str(decision)
+    if isinstance(decision, StageAhead | DropAhead):
+        return _beside(facts, decision, failure)
     if failure is not None and failure.state is None:
         failure = None
     if isinstance(decision, Introduce):
@@ -82,6 +86,21 @@ def report(facts: Facts, decision: Decision, failure: TreenailError | None) -> R
         annotations=_annotations(facts, decision, failure),
         conditions=_conditions(facts, decision, failure),
         event=_event(facts, decision, failure),
+        current=facts.record.current,
+        desired=_desired(facts),
+    )
+
+
+def _beside(
+    facts: Facts, decision: StageAhead | DropAhead, failure: TreenailError | None
+) -> Report:
+    """Whether it succeeds or not, the node is at its target; so it says nothing else."""
+    why = None if failure is None else reason_text(failure)
+    at_rest = _annotations(facts, Rest(str(decision), settled=True), None)
+    return Report(
+        sentence=str(decision) if failure is None else f"{decision}: {failure}",
+        annotations={**at_rest, key.STAGED: None, key.STAGING_ERROR: why},
+        event=None if why is None else Event("Warning", "StagingAheadFailed", why),
         current=facts.record.current,
         desired=_desired(facts),
     )
@@ -110,10 +129,18 @@ def _annotations(
     wanted[key.REASON] = "" if failure is None else reason_text(failure)
     wanted[key.POST_CONFIG_ACTION] = "Rebooting" if isinstance(decision, Reboot) else ""
     wanted |= _current(facts)
+    wanted |= _staged(facts, decision)
     token = _drain_wanted(facts.record.update, decision)
     if token:
         wanted[key.DESIRED_DRAIN] = token
     return wanted
+
+
+def _staged(facts: Facts, decision: Decision) -> dict[str, str | None]:
+    """What is staged ahead, while the node is at rest beside it."""
+    kept = facts.record.ahead
+    has = isinstance(decision, Rest) and kept is not None and kept.done
+    return {key.STAGED: kept.target.image if kept and has else None, key.STAGING_ERROR: None}
 
 
 def _state(decision: Decision, failure: TreenailError | None) -> str | None:

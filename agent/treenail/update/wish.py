@@ -32,6 +32,16 @@ class Nothing:
     """No config is asked of this node."""
 
 
+def ahead(annotations: Mapping[str, str]) -> Target | None:
+    """What is to be staged ahead; None without a config's name and an image by digest."""
+    config, image = annotations.get(key.STAGE_CONFIG, ""), annotations.get(key.STAGE_IMAGE, "")
+    try:
+        pullspec.parse(image, where=key.STAGE_IMAGE)
+    except ConfigError:
+        return None
+    return Target(config, image) if _NAME.fullmatch(config) else None
+
+
 def read(annotations: Mapping[str, str]) -> Wish | Unusable | Nothing:
     """The wish in a Node's annotations.
 
