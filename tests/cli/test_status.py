@@ -47,6 +47,7 @@ def test_update_of_an_agent_that_died_is_told_from_what_it_wrote(
     assert status(tmp_path, capsys) == {
         "node": "worker-0",
         "agent": {"running": False, "pid": None, "lastSeen": "2023-11-14T22:15:00Z"},
+        "backend": None,
         "state": "Working",
         "sentence": "waiting for the drain",
         "current": {"config": OLD.config, "image": ""},
@@ -115,6 +116,7 @@ def test_screen_says_what_why_and_what_to_do() -> None:
         },
         "credentials": [],
         "apiServer": {"reachable": False, "since": "2023-11-14T22:14:00Z", "problem": "no route"},
+        "backend": {"name": "bootc", "why": "the setting backend says so"},
         "deployments": {"booted": None, "staged": None, "rollback": None},
         "problems": ["the deployments: no bus"],
     }
@@ -132,6 +134,7 @@ Why          three
 Current      a
 Desired      b
              q.example/os@sha256:1
+Managed by   bootc: the setting backend says so
 Booted       none
 Staged       none
 Rollback     none

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from treenail.daemon.settings import (
+    Backend,
     Drain,
     DriftSettings,
     FirstBoot,
@@ -27,6 +28,7 @@ DEFAULTS = Settings(
     pull_secret="/var/lib/kubelet/config.json",
     internal_pull_secret="/etc/mco/internal-registry-pull-secret.json",
     drain=Drain.ASK,
+    backend=Backend.AUTO,
     log_level=logging.INFO,
     limits=Limits(
         stage_s=3600,
@@ -45,6 +47,7 @@ root = "/rootfs"
 pull_secret = "/etc/pull.json"
 internal_pull_secret = "/etc/internal.json"
 drain = "never"
+backend = "bootc"
 log_level = "debug"
 
 [limits]
@@ -94,6 +97,7 @@ def test_a_file_says_everything():
         pull_secret="/etc/pull.json",
         internal_pull_secret="/etc/internal.json",
         drain=Drain.NEVER,
+        backend=Backend.BOOTC,
         log_level=logging.DEBUG,
         limits=Limits(
             stage_s=7200,

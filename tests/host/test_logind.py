@@ -71,7 +71,7 @@ def test_lock_of_an_unknown_mode_is_refused(logind: Logind) -> None:
     assert caught.value.name == "org.freedesktop.DBus.Error.InvalidArgs"
 
 
-@pytest.mark.parametrize("version", [257, 258])
+@pytest.mark.parametrize("version", [252, 257, 258])
 def test_blocked_reboot_names_who_blocks_it(
     services: Services, logind: Logind, version: int
 ) -> None:
@@ -84,12 +84,12 @@ def test_blocked_reboot_names_who_blocks_it(
     assert not logind.shutting_down()
 
 
-def test_block_lock_does_not_stop_root_before_systemd_257(
-    services: Services, logind: Logind
+@pytest.mark.parametrize("version", [252, 254, 258])
+def test_soft_reboot_is_a_reboot_where_systemd_knows_none(
+    services: Services, logind: Logind, version: int
 ) -> None:
-    services.change(Settings(systemd_version=252))
-    with logind.inhibit("shutdown", "backup", "copying", "block"):
-        logind.reboot()
+    services.change(Settings(systemd_version=version))
+    logind.reboot(soft=True)
     assert services.told() == "reboot"
 
 

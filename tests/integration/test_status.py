@@ -32,6 +32,7 @@ def test_at_rest(site: Site) -> None:
     image = goal.image
     assert screen.pop("Agent") == f"running, process {site.machine.agent.pid}"
     assert screen.pop("API server").startswith("reachable since ")
+    assert screen.pop("Managed by").startswith("rpm-ostree: it is installed")
     assert re.fullmatch(rf"done \d{{4}}-.*Z, to {goal.config}", screen.pop("Last update"))
     assert screen == {
         "Node": NODE,

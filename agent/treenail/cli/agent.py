@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 from treenail import log as journal
+from treenail.cli.backend import choose, operating_system
 from treenail.clock import SystemClock
 from treenail.daemon.cluster import NodeCluster
 from treenail.daemon.configs import Configs
@@ -34,7 +35,6 @@ from treenail.host.ledger import Ledger
 from treenail.host.logind import Logind
 from treenail.host.notify import Notifier
 from treenail.host.root import Root
-from treenail.host.rpmostree import RpmOstree
 from treenail.host.systemd import Systemd
 from treenail.host.transaction import Limits as TransactionLimits
 from treenail.host.users import Shadow
@@ -102,10 +102,15 @@ class Agent:
             on_lost=self._lost,
         )
         bus = SystemBus()
+        choice = choose(settings.backend, root)
+        log.info("the operating system is managed by %s: %s", choice.backend, choice.why)
+        self._live.backend(choice.backend, choice.why)
         shadow, systemd = Shadow(root, clock), Systemd(bus, clock)
         ports = Ports(
-            os=RpmOstree(
+            os=operating_system(
+                choice,
                 bus,
+                root,
                 clock,
                 TransactionLimits(limits.stage_s, limits.stall_s),
                 alive=self._live.beat,

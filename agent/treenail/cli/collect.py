@@ -82,7 +82,7 @@ def collect(
     bundle.records("kernel-arguments", lambda: "\n".join(kernel.command_line()))
     bundle.document("disks.json", partial(_disks, root))
     bundle.document("files.json", partial(_listing, root))
-    bundle.document("deployments.json", partial(_deployments, clock))
+    bundle.document("deployments.json", partial(_deployments, root, clock))
     bundle.document("bootc.json", partial(_bootc, programs))
     bundle.document("plan.json", partial(_plan, root, config, clock))
     bundle.document("node.json", partial(_node, root, config, clock))
@@ -157,19 +157,11 @@ def _listing(root: Root) -> list[Json]:
     return entries
 
 
-def _deployments(clock: Clock) -> Json:
+def _deployments(root: Root, clock: Clock) -> Json:
     # Without a bus and its services, all other parts are there all the same.
-    from treenail.host.bus import SystemBus
-    from treenail.host.rpmostree import RpmOstree
+    from treenail.cli.backend import deployments
 
-    bus = SystemBus()
-    try:
-        rpmostree = RpmOstree(bus, clock)
-        found = asdict(rpmostree.look())
-        rpmostree.release()
-    finally:
-        bus.close()
-    return found
+    return asdict(deployments(root, clock))
 
 
 def _plan(root: Root, config: str | None, clock: Clock) -> Json:

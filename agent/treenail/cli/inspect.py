@@ -7,7 +7,7 @@ from pathlib import Path
 from treenail.cli.main import DEGRADED
 from treenail.cli.screen import screen
 from treenail.clock import Clock, SystemClock, rfc3339
-from treenail.errors import BusError, FileError, LedgerError, TreenailError
+from treenail.errors import FileError, HostError, LedgerError, TreenailError
 from treenail.host.deployments import Deployment, Deployments
 from treenail.host.files import Files
 from treenail.host.ledger import Ledger
@@ -40,7 +40,7 @@ def gather(root: Root, clock: Clock) -> Json:
     problems: list[str] = []
     live = _live(root, problems)
     record = _record(root, problems)
-    found = _deployments(clock, problems)
+    found = _deployments(root, clock, problems)
     update = record.update
     failure = live.get("failure")
     if failure is None and record.refused is not None:
@@ -52,6 +52,7 @@ def gather(root: Root, clock: Clock) -> Json:
     return {
         "node": live.get("node"),
         "agent": _agent(root, live),
+        "backend": live.get("backend"),
         "state": _state(live, failure, record),
         "sentence": live.get("sentence"),
         "current": _target(record.current),
@@ -88,22 +89,15 @@ def _record(root: Root, problems: list[str]) -> Record:
         return Record()
 
 
-def _deployments(clock: Clock, problems: list[str]) -> Deployments:
+def _deployments(root: Root, clock: Clock, problems: list[str]) -> Deployments:
     # The record and what the agent says are there without a bus, too.
-    from treenail.host.bus import SystemBus
-    from treenail.host.rpmostree import RpmOstree
+    from treenail.cli.backend import deployments
 
-    bus = SystemBus()
-    rpmostree = RpmOstree(bus, clock)
     try:
-        found = rpmostree.look()
-        rpmostree.release()
-    except BusError as error:
+        return deployments(root, clock)
+    except HostError as error:
         problems.append(f"the deployments: {error}")
         return Deployments(())
-    finally:
-        bus.close()
-    return found
 
 
 def _agent(root: Root, live: Json) -> Json:

@@ -150,14 +150,6 @@ def _machine(
 
 
 def _running(root: Root, clock: Clock) -> Running:
-    from treenail.host.bus import SystemBus
-    from treenail.host.rpmostree import RpmOstree
+    from treenail.cli.backend import deployments
 
-    bus = SystemBus()
-    try:
-        rpmostree = RpmOstree(bus, clock)
-        found = deployed(rpmostree.look(), Kernel(root).command_line())
-        rpmostree.release()
-    finally:
-        bus.close()
-    return found.running
+    return deployed(deployments(root, clock), Kernel(root).command_line()).running

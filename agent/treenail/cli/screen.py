@@ -14,6 +14,7 @@ def screen(document: Json) -> str:
         *_activity(document),
         ("Current", _target_line(_object(document["current"]))),
         ("Desired", _target_line(_object(document["desired"]))),
+        *_backend(_object(document.get("backend"))),
         *_deployments(_object(document["deployments"])),
         ("API server", _api_line(_object(document["apiServer"]))),
         *_outcome(document),
@@ -71,6 +72,11 @@ def _progress(progress: Json) -> str:
     percent = progress.get("percent")
     shown = "" if percent is None else f"{percent} %, "
     return f" ({shown}{progress.get('text')})"
+
+
+def _backend(backend: Json) -> Iterator[Line]:
+    if backend:
+        yield "Managed by", f"{backend['name']}: {backend['why']}"
 
 
 def _deployments(deployments: Json) -> Iterator[Line]:

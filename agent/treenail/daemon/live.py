@@ -94,6 +94,11 @@ class Live:
             self._document["progress"] = {"text": progress.text, "percent": progress.percent}
             self._flush(f"{self._sentence}:{percent} {progress.text}".rstrip())
 
+    def backend(self, name: str, why: str) -> None:
+        """Show what manages the operating system, and why that."""
+        with self._lock:
+            self._document["backend"] = {"name": name, "why": why}
+
     def credential_problems(self, problems: tuple[str, ...]) -> None:
         """Show what is wrong with the sources of the pull secrets."""
         with self._lock:

@@ -40,6 +40,15 @@ class Drain(StrEnum):
     """Nobody: the reboot takes the pods down."""
 
 
+class Backend(StrEnum):
+    """What manages the operating system."""
+
+    AUTO = "auto"
+    """Whichever of the two is installed; rpm-ostree when both are."""
+    RPM_OSTREE = "rpm-ostree"
+    BOOTC = "bootc"
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How long things may take, and how often they are tried."""
@@ -118,6 +127,7 @@ class Given:
     pull_secret: str | None = None
     internal_pull_secret: str | None = None
     drain: Drain | None = None
+    backend: Backend | None = None
     log_level: int | None = None
     limits: Limits = Limits()
     health: Trial = Trial()
@@ -138,6 +148,7 @@ class Settings:
     internal_pull_secret: str
     """The pull secret of the cluster's own registry; the file may well be missing."""
     drain: Drain
+    backend: Backend
     log_level: int
     limits: Limits
     health: Trial = Trial()
@@ -179,6 +190,7 @@ def parse(content: bytes, *, where: str) -> Given:
         pull_secret=table.text("pull_secret"),
         internal_pull_secret=table.text("internal_pull_secret"),
         drain=table.choice("drain", {str(drain): drain for drain in Drain}),
+        backend=table.choice("backend", {str(backend): backend for backend in Backend}),
         log_level=table.choice("log_level", _LEVELS),
         limits=_limits(table.table("limits")),
         health=_trial(table.table("health")),
@@ -203,6 +215,7 @@ def merged(file: Given, arguments: Given, *, host_name: str) -> Settings:
             "/etc/mco/internal-registry-pull-secret.json",
         ),
         drain=_first(arguments.drain, file.drain, Drain.ASK),
+        backend=_first(arguments.backend, file.backend, Backend.AUTO),
         log_level=_first(arguments.log_level, file.log_level, logging.INFO),
         limits=file.limits,
         health=file.health,

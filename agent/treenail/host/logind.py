@@ -15,6 +15,13 @@ _NAME = "org.freedesktop.login1"
 _MANAGER = Target(_NAME, "/org/freedesktop/login1", f"{_NAME}.Manager")
 _CALL_S = 30.0
 _IN_PROGRESS = f"{_NAME}.OperationInProgress"
+# Flags of RebootWithFlags; it refuses those that it does not know.
+_CHECK_INHIBITORS = 1
+_SOFT = 4
+_NOT_KNOWN = {
+    "org.freedesktop.DBus.Error.InvalidArgs",
+    "org.freedesktop.DBus.Error.UnknownMethod",
+}
 # Before systemd 258, a blocked reboot is refused as if root had no right to it.
 _BLOCKED = {f"{_NAME}.BlockedByInhibitorLock", "org.freedesktop.DBus.Error.AccessDenied"}
 
@@ -37,15 +44,15 @@ class Logind:
     def __init__(self, bus: SystemBus) -> None:
         self._bus = bus
 
-    def reboot(self) -> None:
+    def reboot(self, *, soft: bool = False) -> None:
         """Return once a reboot is queued, by this call or before it.
 
-        From systemd 257 on, a block lock stops root too; the error names who holds it.
+        A block lock stops it, root's too, whatever systemd's version; the error names who holds
+        it. ``soft`` asks for a new user space on the kernel that runs, where systemd can do that
+        (from 254 on); elsewhere it is a reboot like any other.
         """
         try:
-            # Nobody is there to be asked for a password.
-            interactive = False
-            self._bus.call(_MANAGER, "Reboot", interactive, timeout_s=_CALL_S)
+            self._ask(_CHECK_INHIBITORS | (_SOFT if soft else 0))
         except BusError as error:
             if error.name == _IN_PROGRESS:
                 log.info("the machine is going down already")
@@ -53,6 +60,20 @@ class Logind:
             if error.name in _BLOCKED:
                 raise self._blocked(error) from error
             raise
+
+    def _ask(self, flags: int) -> None:
+        try:
+            self._bus.call(_MANAGER, "RebootWithFlags", flags, timeout_s=_CALL_S)
+        except BusError as error:
+            if error.name not in _NOT_KNOWN:
+                raise
+            if flags & _SOFT:
+                log.info("systemd knows no soft reboot: the whole machine reboots")
+                self._ask(flags & ~_SOFT)
+            else:
+                # Nobody is there to be asked for a password.
+                interactive = False
+                self._bus.call(_MANAGER, "Reboot", interactive, timeout_s=_CALL_S)
 
     def shutting_down(self) -> bool:
         """Whether the machine is going down: a shutdown was begun, perhaps held up by delays."""

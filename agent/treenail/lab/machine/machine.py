@@ -22,7 +22,7 @@ from pathlib import Path
 from treenail.errors import HostError
 from treenail.lab import images
 from treenail.lab.images import Image
-from treenail.lab.machine import intruders, rootfs, settings, skopeo
+from treenail.lab.machine import commands, intruders, rootfs, settings, skopeo
 from treenail.lab.machine.agentunit import AgentUnit
 from treenail.lab.machine.daemons import Daemons, check_length, environment
 from treenail.lab.machine.journal import Entry, Journal
@@ -81,7 +81,8 @@ class Machine:
         settings.save(behaviour or Settings(), self._settings_file)
         self._journal = Journal(self.root)
         self._runtime = Runtime(self.root)
-        commands = skopeo.install(directory, self.root, images_file)
+        on_path = skopeo.install(directory, self.root, images_file)
+        commands.install(self.root, images_file, self._settings_file)
         self._daemons = Daemons(
             directory, self.root, images_file, self._settings_file, asked=self._asked
         )
@@ -90,7 +91,7 @@ class Machine:
             self.root,
             environment={
                 **environment(directory),
-                "PATH": f"{commands}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+                "PATH": f"{on_path}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
                 **(agent_environment or {}),
                 "DBUS_SYSTEM_BUS_ADDRESS": self.address,
             },

@@ -1,0 +1,89 @@
+"""What manages the operating system of this host, and talking to it."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from treenail.clock import Clock
+from treenail.daemon.ports import OperatingSystem
+from treenail.daemon.settings import Backend
+from treenail.errors import FileError
+from treenail.host.bus import SystemBus
+from treenail.host.deployments import Deployments
+from treenail.host.files import Files
+from treenail.host.root import Root
+from treenail.host.transaction import Limits
+
+LIVE = "/run/treenail/status.json"
+_LIVE_LIMIT = 1024 * 1024
+_RPM_OSTREED = "/usr/lib/systemd/system/rpm-ostreed.service"
+_BOOTC = "/usr/bin/bootc"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of the two, and the reason, for people."""
+
+    backend: Backend
+    why: str
+
+
+def choose(wanted: Backend, root: Root) -> Choice:
+    """The back end that is set, or else the one that can do most of those that are installed."""
+    if wanted is not Backend.AUTO:
+        return Choice(wanted, "the setting backend says so")
+    if root.path(_RPM_OSTREED).exists():
+        return Choice(
+            Backend.RPM_OSTREE,
+            "it is installed, and changes kernel arguments and packages too",
+        )
+    if root.path(_BOOTC).exists():
+        return Choice(Backend.BOOTC, "it is installed, and rpm-ostree is not")
+    return Choice(Backend.RPM_OSTREE, f"there is neither {_RPM_OSTREED} nor {_BOOTC}")
+
+
+def operating_system(
+    choice: Choice,
+    bus: SystemBus,
+    root: Root,
+    clock: Clock,
+    limits: Limits,
+    *,
+    alive: Callable[[], None] = lambda: None,
+) -> OperatingSystem:
+    """The chosen back end; ``alive`` is called once a second while it is waited for."""
+    # Each is imported when it is asked for, so that a process has only what it runs.
+    if choice.backend is Backend.BOOTC:
+        from treenail.host.bootc import Bootc
+        from treenail.host.process import Programs
+
+        return Bootc(bus, Programs(clock, os.environ), root, clock, limits, alive=alive)
+    from treenail.host.rpmostree import RpmOstree
+
+    return RpmOstree(bus, clock, limits, alive=alive)
+
+
+def deployments(root: Root, clock: Clock) -> Deployments:
+    """The deployments as the agent's back end sees them, for a command; raises `HostError`."""
+    bus = SystemBus()
+    try:
+        os = operating_system(choose(_agents(root), root), bus, root, clock, Limits())
+        found = os.look()
+        os.release()
+    finally:
+        bus.close()
+    return found
+
+
+def _agents(root: Root) -> Backend:
+    """What the agent chose in this boot; if it has not run, what it would."""
+    try:
+        content = Files(root).read(LIVE, limit=_LIVE_LIMIT)
+        match json.loads(content or b"{}"):
+            case {"backend": {"name": str(name)}}:
+                return Backend(name)
+            case _:
+                return Backend.AUTO
+    except (FileError, ValueError):
+        return Backend.AUTO

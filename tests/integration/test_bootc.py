@@ -1,0 +1,84 @@
+"""A node that bootc manages, from the wish to Done."""
+
+import json
+
+import pytest
+
+from tests.integration.commands import status
+from tests.integration.site import FAST, SLOW, Options, Site
+from tests.waiting import wait_until
+from treenail.api import annotations as key
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def options() -> Options:
+    return Options(
+        agent_settings='backend = "bootc"\n[limits]\nretry_first_s = 0.1\nretry_most_s = 0.5\n'
+    )
+
+
+def test_image_is_pulled_in_service_and_deployed_after_the_drain(site: Site) -> None:
+    goal = site.goal()
+    with site.drains_held():
+        site.ask(goal)
+        site.wait_note(key.DESIRED_DRAIN, f"drain-{goal.config}")
+        assert site.machine.staged is None
+        stored = site.machine.root / "var/lib/containers/storage/images.json"
+        assert goal.pull_spec in stored.read_text()
+    site.settle(goal)
+    assert site.machine.boot_count == site.boots + 1
+    booted = site.machine.booted
+    assert booted is not None
+    assert booted.digest == goal.image.digest
+
+
+def test_killed_agent_finds_the_switch_that_it_began(site: Site) -> None:
+    goal = site.goal()
+    with site.drains_held():
+        site.ask(goal)
+        site.wait_note(key.DESIRED_DRAIN, f"drain-{goal.config}")
+        site.machine.change(pull_bytes_per_s=SLOW)
+    wait_until(lambda: site.phase() == "rebooting")
+    fifo = site.machine.root / "run/treenail/bootc-progress"
+    wait_until(fifo.exists)
+    starts = site.machine.agent.starts
+    site.machine.kill_agent()
+    wait_until(lambda: site.machine.agent.starts > starts)
+    site.machine.change(pull_bytes_per_s=FAST)
+    site.settle(goal)
+    assert site.machine.boot_count == site.boots + 1
+
+
+def test_changed_mind_drops_what_was_pulled(site: Site) -> None:
+    before, goal = site.current, site.goal()
+    with site.drains_held():
+        site.ask(goal)
+        site.wait_note(key.DESIRED_DRAIN, f"drain-{goal.config}")
+        site.ask(before)
+        site.wait_note(key.DESIRED_DRAIN, f"uncordon-{goal.config}")
+    site.settle(before)
+    stored = site.machine.root / "var/lib/containers/storage/images.json"
+    assert goal.pull_spec not in stored.read_text()
+    assert site.machine.boot_count == site.boots
+
+
+def test_changed_mind_takes_back_what_was_deployed(site: Site) -> None:
+    before, goal = site.current, site.goal()
+    with site.machine.inhibit_shutdown("backup", "nightly run"):
+        site.ask(goal)
+        site.wait_degraded("backup")
+        staged = site.machine.staged
+        assert staged is not None
+        assert (staged.digest, site.machine.staged_locked) == (goal.image.digest, False)
+        site.ask(before)
+        site.settle(before)
+    assert site.machine.staged is None
+    assert site.machine.boot_count == site.boots
+
+
+def test_status_says_what_manages_the_node_and_why(site: Site) -> None:
+    document = json.loads(status(site, "--json").stdout)
+    assert document["backend"] == {"name": "bootc", "why": "the setting backend says so"}
+    assert document["deployments"]["booted"]["digest"] == site.current.image.digest
