@@ -1,6 +1,6 @@
-"""The rollout controller in a process of its own, as a benchmark's subject.
+"""A controller in a process of its own, as a benchmark's subject.
 
-    python -m bench.controller KUBECONFIG
+    python -m bench.controller KUBECONFIG rollout|drain
 
 It works until its standard input ends.
 """
@@ -9,6 +9,7 @@ import sys
 import threading
 
 from treenail.clock import SystemClock
+from treenail.controllers.drain.controller import DrainController
 from treenail.controllers.informers import Informers
 from treenail.controllers.machineconfignodes import MachineConfigNodes
 from treenail.controllers.metrics import Metrics
@@ -24,15 +25,17 @@ from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.transport import HttpTransport
 
 
-def main(kubeconfig: str) -> None:
+def main(kubeconfig: str, name: str) -> None:
     clock = SystemClock()
     transport = HttpTransport(read_kubeconfig(kubeconfig), clock, keep=WRITES_AT_ONCE)
     client = Client(transport)
-    events = Recorder(client, "treenail-rollout", "bench", clock)
-    rollout = Rollout(client, clock, Asker(Web()), events, Settings())
-    nodes = MachineConfigNodes(client, clock)
-    crews = [Crew(rollout), Crew(nodes, workers=4)]
-    runtime = Runtime(crews, Informers(client, clock), clock, Metrics())
+    events, metrics = Recorder(client, f"treenail-{name}", "bench", clock), Metrics()
+    if name == "drain":
+        crews = [Crew(DrainController(client, events, clock, metrics), workers=8)]
+    else:
+        rollout = Rollout(client, clock, Asker(Web()), events, Settings())
+        crews = [Crew(rollout), Crew(MachineConfigNodes(client, clock), workers=4)]
+    runtime = Runtime(crews, Informers(client, clock), clock, metrics)
     stop = threading.Event()
     thread = threading.Thread(target=runtime.run, args=(stop,))
     thread.start()
@@ -43,4 +46,4 @@ def main(kubeconfig: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -34,7 +34,8 @@ from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail.lab.apiserver.server import LabServer
 
 SIZES = (500, 2000, 5000)
-USER = "rollout"
+USER, DRAINER = "rollout", "drain"
+WRITES = ("create", "update", "patch", "delete")
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete")
 SPREAD = "{order: spread, rebootTimeout: 1h}"
 CAREFUL = "{canary: {}, soak: 0s, waves: [50%], order: spread, rebootTimeout: 1h}"
@@ -46,6 +47,7 @@ def measure(_seconds: float) -> Iterator[Result]:
     yield from night()
     for size in SIZES:
         yield from on_a_cluster(size)
+    yield from drained(min(SIZES))
 
 
 def decision(size: int) -> Result:
@@ -118,6 +120,37 @@ def night() -> Iterator[Result]:
 
 
 def on_a_cluster(size: int) -> Iterator[Result]:
+    with (
+        cluster(size) as (server, client),
+        Agents(client) as agents,
+        controller(server, USER) as process,
+    ):
+        yield from rollout(server, client, agents, process, size)
+
+
+def drained(size: int) -> Iterator[Result]:
+    """The same with nodes that ask for their drain: what either controller writes for a node."""
+    with (
+        cluster(size) as (server, client),
+        Agents(client, drains=True),
+        controller(server, USER),
+        controller(server, DRAINER),
+    ):
+        wait(lambda: said(client, "Updated") == "True")
+        wait(lambda: server.count_requests(user=USER, verb="create") >= size)
+        before = {user: writes(server, user) for user in (USER, DRAINER)}
+        began = time.monotonic()
+        client.patch(MACHINECONFIGPOOLS, "worker", {"spec": {"configuration": {"name": "new"}}})
+        wait(lambda: done(client) == "new")
+        took_s = time.monotonic() - began
+        made = {user: (writes(server, user) - count) / size for user, count in before.items()}
+    yield Result(f"whole rollout with drains, {size} nodes", "s", took_s)
+    yield Result(f"writes per node beside drains, {size} nodes", "calls", made[USER], 3.0)
+    yield Result(f"writes per node for drains, {size} nodes", "calls", made[DRAINER])
+
+
+@contextmanager
+def cluster(size: int) -> Iterator[tuple[LabServer, Client]]:
     # The sockets' names must stay short.
     with (
         tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as folder,
@@ -130,16 +163,15 @@ def on_a_cluster(size: int) -> Iterator[Result]:
         add_nodes(client, [f"n{number:05}" for number in range(size)], "old")
         add_pool(client, "worker", "old", maxUnavailable="10%", annotations={POLICY: CAREFUL})
         try:
-            with Agents(client) as agents, controller(server) as process:
-                yield from rollout(server, client, agents, process, size)
+            yield server, client
         finally:
             transport.close()
 
 
 @contextmanager
-def controller(server: LabServer) -> Iterator["subprocess.Popen[bytes]"]:
-    kubeconfig = server.kubeconfig_for(USER, ["system:masters"])
-    command = [sys.executable, "-m", "bench.controller", str(kubeconfig)]
+def controller(server: LabServer, name: str) -> Iterator["subprocess.Popen[bytes]"]:
+    kubeconfig = server.kubeconfig_for(name, ["system:masters"])
+    command = [sys.executable, "-m", "bench.controller", str(kubeconfig), name]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         yield process
         assert process.stdin is not None
@@ -170,8 +202,8 @@ def rollout(
     for verb, count in made.items():
         if count:
             yield Result(f"calls per node, {size} nodes: {verb}", "calls", count / size)
-    writes = sum(made[verb] for verb in ("create", "update", "patch", "delete"))
-    yield Result(f"writes per node, {size} nodes", "calls", writes / size, 3.0)
+    written = sum(made[verb] for verb in WRITES)
+    yield Result(f"writes per node, {size} nodes", "calls", written / size, 3.0)
 
 
 def wait(condition: Callable[[], bool]) -> None:
@@ -183,6 +215,10 @@ def wait(condition: Callable[[], bool]) -> None:
 
 def calls(server: LabServer) -> dict[str, int]:
     return {verb: server.count_requests(user=USER, verb=verb) for verb in VERBS}
+
+
+def writes(server: LabServer, user: str) -> int:
+    return sum(server.count_requests(user=user, verb=verb) for verb in WRITES)
 
 
 def status(client: Client) -> Any:

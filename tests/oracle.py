@@ -28,3 +28,8 @@ def render_cases() -> list[dict[str, Any]]:
     """Inputs of ours and the bytes that Go hashed for them."""
     cases: list[dict[str, Any]] = json.loads((DATA / "render_cases.json").read_text("utf-8"))
     return cases
+
+
+def rendered() -> list[Path]:
+    """The rendered MachineConfigs that a bootstrap of the reference wrote."""
+    return sorted((ROOT / "bootstrap" / "output" / "machine-configs").glob("*.yaml"))

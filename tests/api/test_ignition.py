@@ -8,7 +8,7 @@ from hypothesis import given
 
 from tests.api.configs import configs, ignition, with_files, with_units, with_users
 from tests.api.fuzzing import damaged, fuzz, json_values
-from tests.api.oracle import records, render_cases, rendered
+from tests.oracle import needs_oracle, records, render_cases, rendered
 from treenail.api import documents
 from treenail.api.contents import Contents
 from treenail.api.ignition import VERSIONS, read
@@ -336,6 +336,7 @@ def test_secrets_do_not_show_in_a_representation() -> None:
     assert "canary" not in repr(read(document))
 
 
+@needs_oracle
 def test_configs_are_converted_as_go_converts_them() -> None:
     for record in records("parse_convert"):
         document = json.loads(str(record["raw"]))
@@ -345,11 +346,13 @@ def test_configs_are_converted_as_go_converts_them() -> None:
             refusal(document)
 
 
+@needs_oracle
 def test_a_config_for_an_older_reader_stays_what_it_was() -> None:
     for record in records("convert_version"):
         assert read(json.loads(str(record["out"]))) == Ignition(version=str(record["version"]))
 
 
+@needs_oracle
 def test_configs_that_go_finds_valid_are_read_and_no_others() -> None:
     for record in records("validate_mc"):
         spec = record["spec"]
@@ -360,6 +363,7 @@ def test_configs_that_go_finds_valid_are_read_and_no_others() -> None:
             assert "ignition.version" in refusal(spec["config"])
 
 
+@needs_oracle
 def test_what_go_renders_is_read_and_written_without_loss() -> None:
     for case in render_cases():
         spec = case.get("spec")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from tests.api.fuzzing import damaged, fuzz, json_objects
-from tests.api.oracle import rendered
+from tests.oracle import needs_oracle, rendered
 from treenail.api.documents import dump, load
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta, OwnerReference
@@ -101,6 +101,7 @@ def test_a_wrong_field_is_refused_with_its_place(document: object, message: str)
     assert refusal(document) == message
 
 
+@needs_oracle
 def test_rendered_configs_of_a_real_cluster_are_read_and_written_without_loss() -> None:
     for path in rendered():
         document = load(path.read_text(), where=path.name)

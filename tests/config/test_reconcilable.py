@@ -7,7 +7,7 @@ from hypothesis import given
 
 from tests.api.configs import configs, ignition, with_files, with_users
 from tests.api.fuzzing import damaged, fuzz
-from tests.api.oracle import records
+from tests.oracle import needs_oracle, records
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
 from treenail.config.reconcilable import Override, check, obstacles
@@ -27,6 +27,7 @@ def storage(**lists: object) -> dict[str, object]:
     return ignition(storage=lists)
 
 
+@needs_oracle
 def test_the_decisions_and_reasons_are_those_of_the_reference() -> None:
     for record in records("reconcilable"):
         old = MachineConfig.from_json(record["old"])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.api.configs import configs, ignition, with_files, with_units
 from tests.api.fuzzing import damaged, fuzz
-from tests.api.oracle import records, rendered
+from tests.oracle import needs_oracle, records, rendered
 from treenail.api import documents
 from treenail.api.contents import Contents
 from treenail.api.machineconfig import EXTENSIONS, MachineConfig
@@ -192,6 +192,7 @@ def test_a_refusal_names_the_config() -> None:
     )
 
 
+@needs_oracle
 def test_rendered_configs_of_a_real_cluster_are_wanted_as_they_are() -> None:
     for path in rendered():
         config = MachineConfig.from_json(documents.load(path.read_text(), where=path.name))
@@ -202,6 +203,7 @@ def test_rendered_configs_of_a_real_cluster_are_wanted_as_they_are() -> None:
         assert list(found.files) == [entry["path"] for entry in storage["files"]]
 
 
+@needs_oracle
 def test_what_go_finds_valid_is_wanted() -> None:
     for record in records("validate_mc"):
         config = MachineConfig.from_json({"spec": record["spec"]})
