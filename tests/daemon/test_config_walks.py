@@ -13,6 +13,7 @@ from tests.daemon import nodes
 from tests.daemon.machines import TOP
 from tests.daemon.nodes import Node, assert_at_rest
 from tests.daemon.test_walks import Chaos as OSChaos
+from tests.daemon.test_walks import recorded
 from tests.fakes.disk import Entry
 from tests.fakes.world import Killed, PowerCut, World
 from tests.update.build import A, B, C
@@ -21,6 +22,7 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
 from treenail.host.undolog import DIRECTORY as UNDO
 from treenail.update.record import Target
+from treenail.update.request import Kind, Request, too_late
 
 WALKS = int(os.environ.get("TREENAIL_WALKS", "400"))
 APP, FREE, BAKED = "/etc/app.conf", "/etc/nmstate/openshift/free", "/etc/baked.conf"
@@ -149,6 +151,28 @@ def test_every_walk_ends_with_all_of_one_config(start: int) -> None:
             raise AssertionError(
                 f"seed {seed}: {error}\n{world.annotations}\n{world.ledger}"
             ) from error
+
+
+@pytest.mark.parametrize("turns", range(1, 6))
+def test_files_of_an_update_that_is_called_off_are_as_they_were(turns: int) -> None:
+    world = world_at(STOCK)
+    node = Node(world)
+    node.settle()
+    boots, before = world.boots, watched(world)
+    world.ask_for(NEXT)
+    for _ in range(turns):
+        node.turn()
+        world.drain_controller()
+    update = recorded(world).update
+    assert update is not None
+    assert not too_late(update)
+    world.request = Request(Kind.CANCEL, update.id)
+    node.settle()
+    assert (world.boots, watched(world)) == (boots, before)
+    assert "called off on this machine" in world.annotations[key.REASON]
+    world.request = Request(Kind.FORGIVE)
+    node.settle()
+    assert_at_rest(world, NEXT)
 
 
 def ask_for_another_and_back(node: Node, target: Target) -> None:

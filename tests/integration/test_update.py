@@ -1,13 +1,15 @@
 """One update of one node, from the wish to Done, and wishes that can't be obeyed."""
 
 import base64
+import gzip
 import json
 import stat
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from tests.integration.commands import status
+from tests.integration.commands import status, treenail
 from tests.integration.site import LOGIN, NODE, PASSWORD, Site
 from tests.integration.witness import Sight
 from treenail.api import annotations as key
@@ -167,7 +169,7 @@ def test_systemd_is_told_the_percentage(site: Site) -> None:
     assert site.machine.agent.wait(lambda unit: unit.status.startswith(f"at {goal.config}"), 5.0)
 
 
-def test_no_secret_is_shown_to_anybody(site: Site) -> None:
+def test_no_secret_is_shown_to_anybody(site: Site, tmp_path: Path) -> None:
     with site.slow_pull():
         site.ask(goal := site.goal())
         site.wait_progress()
@@ -180,12 +182,21 @@ def test_no_secret_is_shown_to_anybody(site: Site) -> None:
     shown += [status(site).stdout, json.dumps(site.lab.live(NODE)), site.machine.agent.status]
     shown += [json.dumps(site.machine.journal()), site.machine.agent_log.read_text()]
     shown += [json.dumps([sight.notes for sight in site.witness.sights]), everything(site)]
+    shown += [treenail(site, name, "--json").stdout for name in ("plan", "why", "history")]
+    shown.append(bundle(site, tmp_path / "bundle.tar.gz"))
     token = base64.b64encode(f"{LOGIN.username}:{PASSWORD}".encode()).decode()
     auth = (site.machine.root / "run/ostree/auth.json").resolve().read_text()
     assert token in auth, "the canary is where it belongs"
     for text in shown:
         assert PASSWORD not in text
         assert token not in text
+
+
+def bundle(site: Site, path: Path) -> str:
+    """All that a bug report has, unpacked."""
+    told = treenail(site, "collect", "--json", "-o", str(path)).stdout
+    assert {"ledger.json", "deployments.json", "plan.json"} <= set(json.loads(told)["parts"])
+    return gzip.decompress(path.read_bytes()).decode()
 
 
 def everything(site: Site) -> str:
