@@ -1,6 +1,5 @@
 """A node goes to the Machine Config Daemon and comes back, and nothing is found to differ."""
 
-import base64
 import json
 import os
 import stat
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.reaching import reachable
 from tests.cli.test_once import entry
 from tests.kube.server import serving
 from treenail.api.machineconfig import MachineConfig
@@ -196,26 +196,7 @@ def test_node_is_annotated_where_the_api_server_answers(root: Path, tmp_path: Pa
     }
     recorded(root, Record(Target(NAME, IMAGE)))
     with serving(tmp_path, lambda exchange: exchange.reply(node)) as server:
-        identity = base64.b64encode(server.identity("system:node:a").read_bytes()).decode()
-        settings = root / "etc/treenail/agent.toml"
-        settings.parent.mkdir()
-        settings.write_text('node_name = "a"\n')
-        kubeconfig = {
-            "current-context": "a",
-            "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
-            "clusters": [
-                {"name": "a", "cluster": {"server": server.url, "insecure-skip-tls-verify": True}}
-            ],
-            "users": [
-                {
-                    "name": "a",
-                    "user": {"client-certificate-data": identity, "client-key-data": identity},
-                }
-            ],
-        }
-        path = root / "var/lib/kubelet/kubeconfig"
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps(kubeconfig))
+        reachable(root, server)
         assert hand_back(root, given(tmp_path)) == 0
         get, patch = server.seen
     assert (get.method, get.path) == ("GET", "/api/v1/nodes/a")

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.reaching import reachable
 from tests.cli.test_once import entry
+from tests.kube.server import Exchange, serving
 from treenail.api.machineconfig import MachineConfig
 from treenail.cli.main import main
 from treenail.host.ledger import Ledger
@@ -125,3 +127,35 @@ def test_config_that_nobody_kept_is_asked_for_in_vain(
     Ledger(Root(root)).write(to_json(Record()))
     assert main(["plan", "--root", str(root)]) == 1
     assert "nothing is known" in capsys.readouterr().err
+
+
+def test_api_server_is_asked_for_what_is_not_kept_and_for_the_policy(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = root / "var/lib/treenail/configs/rendered-b.json"
+    asked_for = json.loads(path.read_text())
+    path.unlink()
+    policy = {
+        "kind": "MachineConfiguration",
+        "spec": {
+            "nodeDisruptionPolicy": {
+                "files": [
+                    {
+                        "path": "/etc/a",
+                        "actions": [{"type": "Restart", "restart": {"serviceName": "a.service"}}],
+                    }
+                ]
+            }
+        },
+    }
+
+    def answer(exchange: Exchange) -> None:
+        exchange.reply(asked_for if "/machineconfigs/" in exchange.seen.path else policy)
+
+    with serving(tmp_path, answer) as server:
+        reachable(root, server)
+        code, told = plan(root, capsys)
+        assert [seen.path.rpartition("/")[2] for seen in server.seen] == ["rendered-b", "cluster"]
+    assert code == 2
+    assert [each["action"] for each in told["actions"]] == ["restart a.service"]  # type: ignore[attr-defined]  # a list
+    assert not path.exists(), "a plan changes nothing"

@@ -8,7 +8,7 @@ from pathlib import Path
 from treenail.api.decode import Fields, load_json
 from treenail.api.machineconfig import MachineConfig
 from treenail.cli.files import machine_config
-from treenail.cli.machine import on
+from treenail.cli.machine import survey_and_runner
 from treenail.cli.node import own_node
 from treenail.clock import SystemClock
 from treenail.config.wanted import wanted
@@ -40,7 +40,7 @@ def main(arguments: argparse.Namespace) -> int:
         record = records.from_json(ledger.read())
         check(record)
         config = _config(arguments.file, Files(root), record.current.config)
-        survey, runner = on(root, running=root.prefix == Path("/"))
+        survey, runner = survey_and_runner(root, running=root.prefix == Path("/"))
         runner.undo.check()
         _refuse_drift(_differing(survey, config, record.current))
         paths = hand_back(root, config, record.current)

@@ -7,7 +7,7 @@ from treenail.host.root import Root
 from treenail.host.users import Shadow
 
 
-def on(root: Root, *, running: bool) -> tuple[Survey, Runner]:
+def survey_and_runner(root: Root, *, running: bool) -> tuple[Survey, Runner]:
     """Who looks and who changes; ``running`` is a machine whose services take notice."""
     clock = SystemClock()
     shadow = Shadow(root, clock)

@@ -8,7 +8,7 @@ from typing import TypeVar
 from treenail.api.disruptionpolicy import DEFAULTS, DisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
-from treenail.cli.machine import on
+from treenail.cli.machine import survey_and_runner
 from treenail.cli.node import own_node
 from treenail.clock import Clock
 from treenail.config.wanted import wanted
@@ -135,7 +135,7 @@ def _machine(
     wish = wanted(new)
     wish = in_image_mode(wish) if target.image else wish
     try:
-        survey, _ = on(root, running=root.prefix == Path("/"))
+        survey, _ = survey_and_runner(root, running=root.prefix == Path("/"))
         managed = survey.managed()
         steps = plan(managed, wish, survey.see(managed, wish), config=new.name).steps
     except HostError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from treenail.api.disruptionpolicy import DEFAULTS
 from treenail.api.machineconfig import DEFAULT_KERNEL, MachineConfig
 from treenail.cli.files import machine_config
-from treenail.cli.machine import on
+from treenail.cli.machine import survey_and_runner
 from treenail.cli.main import REBOOT_NEEDED
 from treenail.config.wanted import Wanted, wanted
 from treenail.daemon.apply import Recovery, apply, recover
@@ -73,7 +73,7 @@ def once(config: MachineConfig, root: Root, *, running: bool) -> Outcome:
     wish = wanted(config)
     left_out = tuple(_left_out(config, wish))
     with Ledger(root).lock():
-        survey, runner = on(root, running=running)
+        survey, runner = survey_and_runner(root, running=running)
         recovered = recover(runner)
         old = survey.managed()
         found = plan(old, wish, survey.see(old, wish), config=config.name)
