@@ -25,6 +25,8 @@ class NodeRow:
     in_service: bool
     at_rest: bool
     reason: str = ""
+    ahead: str = ""
+    """``staging`` or ``staged``, for a node that has its next image at hand, or will have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ def document(found: Sequence[PoolRow]) -> Json:
                         "desired": node.desired,
                         "inService": node.in_service,
                         "reason": node.reason,
+                        "ahead": node.ahead,
                     }
                     for node in pool.nodes
                 ],
@@ -104,7 +107,7 @@ def _lines(row: PoolRow, width: int) -> Iterator[str]:
         wanted = "" if node.desired == node.current else f" -> {node.desired}"
         yield (
             f"  {node.name:<{width - 2}}  {node.state or '-':<14} {'':>9} {out_word:>5} {'':>5}  "
-            f"{node.current or '-'}{wanted}"
+            f"{node.current or '-'}{wanted}{f' ({node.ahead} ahead)' if node.ahead else ''}"
         )
         if node.reason:
             yield f"    {node.reason}"
@@ -164,8 +167,15 @@ def _node(node: NodeFacts) -> NodeRow:
         desired=_short(Target(node.desired_config, node.desired_image)),
         in_service=node.in_service,
         at_rest=node.done and node.in_service,
-        reason=node.reason if not node.done else "",
+        reason=node.staging_error if node.done else node.reason,
+        ahead=_ahead(node),
     )
+
+
+def _ahead(node: NodeFacts) -> str:
+    if node.stage is None:
+        return ""
+    return "staged" if node.staged == node.stage.image else "staging"
 
 
 def _short(target: Target) -> str:

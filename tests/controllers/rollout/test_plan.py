@@ -9,6 +9,7 @@ import pytest
 
 from tests.controllers.rollout.agents import add_nodes, client_of, install_kinds
 from tests.controllers.rollout.world import World
+from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import Configuration
 from treenail.cli import controller as command
@@ -192,6 +193,35 @@ def test_the_table_shows_who_needs_attention_first() -> None:
     assert text[1].split() == ["worker", "-", "0/0", "0", "0", "new"]
     assert text[2].split() == ["n7", "Done", "out", "old"]
     assert text[-1] == "  and 3 more nodes at rest"
+
+
+def test_the_table_shows_what_is_staged_ahead() -> None:
+    world = World()
+    stage = {key.STAGE_CONFIG: "new", key.STAGE_IMAGE: IMAGE}
+    for name, said in {
+        "a": {},
+        "b": {key.STAGED: IMAGE},
+        "c": {key.STAGING_ERROR: "no space left"},
+    }.items():
+        world.add_node(name, "old")
+        world.change("nodes", name, {"metadata": {"annotations": {**stage, **said}}})
+    world.set_pool("worker", "new")
+    world.deliver()
+    text = list(status_table.lines(status_table.rows(world.pools(), world.nodes())))
+    assert [line.split() for line in text[2:]] == [
+        ["a", "Done", "old", "(staging", "ahead)"],
+        ["b", "Done", "old", "(staged", "ahead)"],
+        ["c", "Done", "old", "(staging", "ahead)"],
+        ["no", "space", "left"],
+    ]
+
+
+def test_a_plan_says_when_all_nodes_stage_first() -> None:
+    found = snapshot(1, pool(), config("00-base"))
+    change = pool("{staging: {maxParallel: 3}}")
+    assert "stage" not in planned(found, change, config("50-kernel", kernelArguments=["quiet"]))
+    change["metadata"]["annotations"]["treenail.io/os-image"] = IMAGE
+    assert "  all stage the image first, 3 at a time\n  order, " in planned(found, change)
 
 
 def test_plan_and_status_work_on_a_cluster(
