@@ -3,7 +3,9 @@
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cache
 
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Entry, Found, MemoryDisk, Tree
@@ -16,7 +18,7 @@ from treenail.config.wanted import (
     WantedUnit,
     WantedUser,
 )
-from treenail.daemon.apply import Recovery, apply, recover
+from treenail.daemon.apply import Recovery, apply, put_back, recover
 from treenail.daemon.runner import Runner, Services
 from treenail.daemon.survey import Survey
 from treenail.errors import UnitError
@@ -136,15 +138,41 @@ def planned(disk: MemoryDisk, new: Wanted, name: str) -> Plan:
     return plan(old, new, survey.see(old, new), config=name)
 
 
-def bring(disk: MemoryDisk, new: Wanted, name: str, *, asked: bool = False) -> Plan:
+class Ends(StrEnum):
+    """What becomes of a change once it is made."""
+
+    COMMITTED = "committed"
+    CONFIRMED = "held, and confirmed"
+    PUT_BACK = "held, and put back"
+
+
+def bring(
+    disk: MemoryDisk, new: Wanted, name: str, *, asked: bool = False, ends: Ends = Ends.COMMITTED
+) -> Plan:
     """Have the machine in memory as the config wants it; ``asked`` is a systemd that runs."""
     found = planned(disk, new, name)
-    apply(found.steps, runner(disk, Systemd(disk) if asked else None))
+    carrying = runner(disk, Systemd(disk) if asked else None)
+    apply(found.steps, carrying, owner="" if ends is Ends.COMMITTED else "somebody")
+    end(carrying, ends)
     return found
 
 
-def restart(disk: MemoryDisk, *, asked: bool = False) -> Recovery | None:
-    return recover(runner(disk, Systemd(disk) if asked else None))
+def restart(
+    disk: MemoryDisk, *, asked: bool = False, ends: Ends = Ends.COMMITTED
+) -> Recovery | None:
+    carrying = runner(disk, Systemd(disk) if asked else None)
+    recovery = recover(carrying)
+    end(carrying, ends)
+    return recovery
+
+
+def end(carrying: Runner, ends: Ends) -> None:
+    """What the owner makes of what is held, if anything is."""
+    if carrying.held.owner():
+        if ends is Ends.PUT_BACK:
+            put_back(carrying)
+        else:
+            carrying.held.confirm()
 
 
 def settled(found: Tree) -> Tree:
@@ -176,26 +204,50 @@ class Case:
     name: str
     before: Tree
     new: Wanted
-    after: Tree
+    made: Tree
+    """With the next one, be it put back later."""
     asked: bool = False
+    ends: Ends = Ends.COMMITTED
+    next: "Case | None" = None
+    """What the machine is to have then."""
+
+    @property
+    def after(self) -> Tree:
+        """What comes of it at last."""
+        return self.before if self.ends is Ends.PUT_BACK else self.made
 
 
-def case(name: str, old: Wanted | None, new: Wanted, *, asked: bool = False) -> Case:
+def case(
+    name: str,
+    old: Wanted | None,
+    new: Wanted,
+    *,
+    asked: bool = False,
+    ends: Ends = Ends.COMMITTED,
+    then: Wanted | None = None,
+) -> Case:
     disk = machine(BASE)
     if old is not None:
         bring(disk, old, "old", asked=asked)
     before = disk.tree()
     bring(disk, new, "new", asked=asked)
-    return Case(name, before, new, disk.tree(), asked)
+    found = Case(name, before, new, disk.tree(), asked, ends)
+    if then is None:
+        return found
+    disk = machine(found.after)
+    bring(disk, then, "new")
+    return replace(found, next=Case(name, found.after, then, disk.tree()))
 
 
+@cache
 def made_up_case(seed: int, *, asked: bool | None = None) -> Case:
     """A systemd that runs is ``asked`` or is not, or is in some cases."""
     chance = random.Random(seed)
     old = made_up(chance) if chance.random() < 0.8 else None
     if asked is None:
         asked = seed % 3 == 0
-    return case(str(seed), old, made_up(chance), asked=asked)
+    ends = (Ends.COMMITTED, *Ends)[seed // 3 % 4]
+    return case(str(seed), old, made_up(chance), asked=asked, ends=ends)
 
 
 def wanted(

@@ -5,10 +5,19 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from tests.daemon.machines import Case, bring, names, restart, settled, visible
+from tests.daemon.machines import (
+    Case,
+    Ends,
+    bring,
+    names,
+    restart,
+    runner,
+    settled,
+    visible,
+)
 from tests.fakes.disk import Found, MemoryDisk, PowerCut, Tree
 from treenail.daemon.apply import Recovery
-from treenail.errors import TreenailError
+from treenail.errors import StepError, TreenailError
 
 
 class Site(NamedTuple):
@@ -107,13 +116,17 @@ class Findings:
 
     def _bring(self) -> None:
         self._disk = self.make(self.case.before)
-        self._disk.told = lambda: self._look([self.case.before, self.case.after])
-        try:
-            bring(self._disk, self.case.new, "new", asked=self.case.asked)
-        except TreenailError as error:
-            self._tell(f"nothing happened, and yet: {error}")
-        self._disk.told = lambda: None
-        self._look([self.case.after])
+        while True:
+            self._disk.told = lambda: self._look([self.case.before, self.case.after])
+            try:
+                bring(self._disk, self.case.new, "new", asked=self.case.asked, ends=self.case.ends)
+            except TreenailError as error:
+                self._tell(f"nothing happened, and yet: {error}")
+            self._disk.told = lambda: None
+            self._look([self.case.after])
+            if self.case.next is None:
+                return
+            self.case = self.case.next
 
     def _look(self, allowed: list[Tree]) -> None:
         self._calls += 1
@@ -135,7 +148,7 @@ class Findings:
 
     def _torn(self, found: Tree, story: str) -> None:
         """What programs see that start before us: each path as before or as after."""
-        before, after, now = map(visible, (self.case.before, self.case.after, found))
+        before, after, now = map(visible, (self.case.before, self.case.made, found))
         for path in before.keys() | after.keys() | now.keys():
             entry = now.get(path)
             # A new directory may still be without its mode, and a unit that is enabled anew has
@@ -148,10 +161,14 @@ class Findings:
     def _start(self, found: Tree, allowed: list[Tree], story: str) -> None:
         disk = self.make(found)
         self._starts += 1
+        if runner(disk).held.owner():
+            self._put_back(found, story)
+            if len(allowed) == 1 or self.case.ends is Ends.COMMITTED:
+                self._tell(f"{story}: held again")
         try:
             if self._starts % 5 == 0:
                 self._start_cut_short(disk)
-            restart(disk, asked=self.case.asked)
+            restart(disk, asked=self.case.asked, ends=self.case.ends)
         except TreenailError as error:
             self._tell(f"{story}: {error}")
         now = disk.tree()
@@ -160,16 +177,23 @@ class Findings:
             self._tell(f"{story}: neither as before nor as after: {sorted(paths)}")
         for after in disk.after_power_cut(min(self.states, 3)):
             again = self.make(after)
-            if restart(again, asked=self.case.asked) is Recovery.UNDONE:
+            if restart(again, asked=self.case.asked, ends=self.case.ends) is Recovery.UNDONE:
                 self._tell(f"{story}: undone twice, and who knows what came in between")
             if not _same(again.tree(), now):
                 self._tell(f"{story}: undone, and that is lost")
         self.sites |= disk.sites
 
+    def _put_back(self, found: Tree, story: str) -> None:
+        """Whatever its owner will make of it, as long as it is held it can be put back."""
+        disk = self.make(found)
+        restart(disk, asked=self.case.asked, ends=Ends.PUT_BACK)
+        if not _same(disk.tree(), self.case.before):
+            self._tell(f"{story}: held, and can't be put back")
+
     def _start_cut_short(self, disk: MemoryDisk) -> None:
         disk.calls_left = self._starts % 17
         try:
-            restart(disk, asked=self.case.asked)
+            restart(disk, asked=self.case.asked, ends=self.case.ends)
         except PowerCut:
             disk.replace_by(next(disk.after_power_cut(1)))
         disk.calls_left = None
@@ -186,19 +210,24 @@ def _same(one: Tree, other: Tree) -> bool:
 def failing_calls(case: Case, chosen: Callable[[int], Iterator[int]]) -> list[str]:
     """What is wrong when one of the calls fails; it is ``chosen`` of so many."""
     disk = CountedDisk(case.before)
-    bring(disk, case.new, "new", asked=case.asked)
+    bring(disk, case.new, "new", asked=case.asked, ends=case.ends)
     wrong: list[str] = []
     for number in chosen(disk.calls):
         disk = CountedDisk(case.before, fails_at=number)
         try:
-            bring(disk, case.new, "new", asked=case.asked)
+            bring(disk, case.new, "new", asked=case.asked, ends=case.ends)
             expected = case.after
-        except TreenailError as error:
+        except StepError as error:
             expected = case.before
             if "nothing is changed" not in str(error):
                 wrong.append(f"call {number}: {error}")
+        except TreenailError as error:
+            # Whoever holds it tries again until it is done.
+            expected = case.after
+            if case.ends is Ends.COMMITTED:
+                wrong.append(f"call {number}: {error}")
         disk.calls = -1_000_000
-        restart(disk, asked=case.asked)
+        restart(disk, asked=case.asked, ends=case.ends)
         if not _same(disk.tree(), expected):
             wrong.append(f"call {number} failed, and something is left")
     return wrong

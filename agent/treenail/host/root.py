@@ -19,6 +19,7 @@ class Root:
 
     def __init__(self, prefix: str | Path = "/") -> None:
         self.prefix = Path(prefix).resolve()
+        self._top = os.fspath(self.prefix).removesuffix("/")
 
     def path(self, below: str) -> Path:
         """Where the file ``below`` is, every symbolic link followed; it need not exist.
@@ -46,7 +47,7 @@ class Root:
             if part == "..":
                 del done[-1:]
                 continue
-            target = _target(self.prefix.joinpath(*done, part)) if follow or todo else None
+            target = _target("/".join((self._top, *done, part))) if follow or todo else None
             if target is None:
                 done.append(part)
                 continue
@@ -78,10 +79,10 @@ def _reversed_parts(path: str) -> list[str]:
     return [part for part in reversed(path.split("/")) if part not in {"", "."}]
 
 
-def _target(path: Path) -> str | None:
+def _target(path: str) -> str | None:
     """What the link says; None when there is no link, or nothing at all."""
     try:
-        return os.fspath(path.readlink())
+        return os.readlink(path)  # noqa: PTH115 - a Path costs as much again
     except OSError as error:
         if error.errno in {errno.EINVAL, errno.ENOENT, errno.ENOTDIR}:
             return None

@@ -316,7 +316,9 @@ class Undo:
                 self._flushing.changed(inverse.parent)
         self._flushing.flush()
         self._start_anew()
-        self._log.discard()
+        # Whoever finds it nevertheless cleans up what is clean; a later change flushes the
+        # directory before it makes anything.
+        self._log.remove(flush=False)
 
     def _start_anew(self) -> None:
         self._log.close()

@@ -111,24 +111,21 @@ class UndoLog:
     def move(self, place: str) -> None:
         """Return once it is there for good, in place of any other."""
         self.close()
-        path = self._root.path(self._place)
+        path, moved = self._root.path(self._place), self._root.path(place)
         with failing("rename", path):
-            self._disk.replace(path, self._root.path(place))
-            self._sync_directory()
+            self._disk.replace(path, moved)
+            try:
+                self._sync_directory()
+            except OSError:
+                # Whoever hears of the failure looks for it here, and undoes what it tells.
+                self._disk.replace(moved, path)
+                raise
 
     def last_number(self) -> int:
         """The highest number of an inverse in it; 0 without a log."""
         found = self.read()
         batches = (record.get("entries", ()) for record in found.records) if found else ()
         return max((row[2] for batch in batches for row in batch), default=0)  # type: ignore[attr-defined]
-
-    def discard(self) -> None:
-        """Have no log of what is done.
-
-        Whoever finds the usual one nevertheless cleans up what is clean; but a later change may
-        have second names while another one is found again.
-        """
-        self.remove(flush=self._place != LOG)
 
     def remove(self, *, flush: bool) -> None:
         """Have no log; with ``flush`` return once no later start finds it."""
