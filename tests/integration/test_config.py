@@ -1,0 +1,220 @@
+"""A node is brought from config to config: files, units and users, with and without a reboot."""
+
+import json
+import signal
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import pytest
+
+from tests.integration.commands import status
+from tests.integration.site import Goal, Site
+from tests.waiting import wait_until
+from treenail.api import annotations as key
+from treenail.lab.cluster import rendered
+
+pytestmark = pytest.mark.integration
+
+APP = "/etc/app.conf"
+FREE = "/etc/nmstate/openshift/net.yml"
+POLICY = "/etc/containers/policy.json"
+UNIT = "app.service"
+UNIT_FILE = f"/etc/systemd/system/{UNIT}"
+UNIT_TEXT = "[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n"
+LIMIT_S = 30.0
+
+
+def files(**texts: str) -> dict[str, object]:
+    """The part of a config that writes these files."""
+    return {
+        "storage": {
+            "files": [
+                {"path": path, "contents": {"source": f"data:,{quote(text)}"}}
+                for path, text in texts.items()
+            ]
+        }
+    }
+
+
+class Configs:
+    """Configs of the site's node, and what it has of them."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._count = 0
+
+    def add(self, *arguments: str, **config: object) -> str:
+        """Create a rendered config, with these kernel arguments; returns its name."""
+        self._count += 1
+        name = f"rendered-config-{id(self):x}-{self._count}"
+        spec = {
+            "config": {"ignition": {"version": "3.5.0"}, **config},
+            "kernelArguments": list(arguments),
+        }
+        return self._site.lab.add_config(rendered(name, spec))
+
+    def ask(self, name: str) -> None:
+        """Ask for the config without an image."""
+        self._site.annotate({key.DESIRED_CONFIG: name})
+
+    def reach(self, name: str) -> None:
+        """Ask for the config, and wait until the node has it and is in service."""
+        self.ask(name)
+        wait_until(lambda: self.at(name), limit_s=LIMIT_S)
+
+    def at(self, name: str) -> bool:
+        notes = self._site.notes()
+        return (
+            notes.get(key.STATE) == "Done"
+            and notes.get(key.CURRENT_CONFIG) == name
+            and not any(notes.get(each) for each in key.IMAGE_SPELLINGS.values())
+            and self._site.calm()
+        )
+
+    def text(self, path: str) -> str | None:
+        """What the file on the machine holds; None without one."""
+        place = self._site.machine.root / path[1:]
+        return place.read_text() if place.exists() else None
+
+    def drained(self) -> bool:
+        return self._site.was_cordoned()
+
+    def reboots(self) -> int:
+        return self._site.machine.boot_count - self._site.boots
+
+
+@pytest.fixture
+def configs(site: Site) -> Iterator[Configs]:
+    """The configs of a node outside image mode, which goes back into it in the end."""
+    found = Configs(site)
+    found.reach(found.add(**files(**{APP: "first", POLICY: "{}"})))
+    site.begin()
+    yield found
+    site.reach(site.goal())
+
+
+def test_a_file_that_costs_nothing_is_written_in_service(site: Site, configs: Configs) -> None:
+    configs.reach(configs.add(**files(**{APP: "first", POLICY: "{}", FREE: "a"})))
+    assert configs.text(FREE) == "a"
+    assert not configs.drained()
+    assert configs.reboots() == 0
+    assert site.transactions() == []
+    assert ("Normal", "SkipReboot", "Config changes do not require reboot.") in site.events()
+
+
+def test_a_service_that_has_to_notice_is_reloaded(site: Site, configs: Configs) -> None:
+    configs.reach(configs.add(**files(**{APP: "first", POLICY: "[]"})))
+    assert configs.text(POLICY) == "[]"
+    assert not configs.drained()
+    assert configs.reboots() == 0
+
+
+def test_a_unit_costs_a_drain_and_a_reboot_and_says_why(site: Site, configs: Configs) -> None:
+    unit = {"name": UNIT, "contents": UNIT_TEXT, "enabled": True}
+    name = configs.add(**files(**{APP: "first", POLICY: "{}"}), systemd={"units": [unit]})
+    with site.drains_held():
+        configs.ask(name)
+        site.wait_phase("draining")
+        assert configs.text(UNIT_FILE) is None, "nothing changes in service"
+        shown = status(site).stdout
+        assert f"unit {UNIT} added (no policy for this unit)" in shown
+    wait_until(lambda: configs.at(name), limit_s=LIMIT_S)
+    assert configs.text(UNIT_FILE) == UNIT_TEXT
+    assert (site.machine.root / f"etc/systemd/system/multi-user.target.wants/{UNIT}").is_symlink()
+    assert configs.drained()
+    assert configs.reboots() == 1
+    assert site.transactions() == [], "there was nothing to ask of rpm-ostree"
+    (past, *_) = ledger(site)["history"]
+    assert past["reasons"] == [f"unit {UNIT} added (no policy for this unit)"]
+
+
+def test_a_failing_step_leaves_the_node_as_it_was_and_says_so(site: Site, configs: Configs) -> None:
+    before = site.notes()[key.CURRENT_CONFIG]
+    wrong = {APP: "second", "/etc/treenail/agent.toml/below": "x"}
+    configs.ask(configs.add(**files(**wrong)))
+    reason = site.wait_degraded("is not a directory", "as it was before")
+    assert "write /etc/treenail/agent.toml/below" in reason
+    wait_until(site.calm)
+    assert configs.text(APP) == "first"
+    assert configs.reboots() == 0
+    assert site.was_cordoned()
+    assert not site.cordoned()
+    configs.reach(before)
+    assert site.notes()[key.REASON] == ""
+
+
+def test_kernel_arguments_come_in_the_same_reboot_as_files(site: Site, configs: Configs) -> None:
+    def booted() -> set[str]:
+        return set((site.machine.root / "proc/cmdline").read_text().split())
+
+    configs.reach(configs.add("quiet", "loglevel=3", **files(**{APP: "args", POLICY: "{}"})))
+    assert configs.text(APP) == "args"
+    assert configs.reboots() == 1
+    assert {"quiet", "loglevel=3"} <= booted()
+    configs.reach(configs.add(**files(**{APP: "args", POLICY: "{}"})))
+    assert configs.reboots() == 2
+    assert not {"quiet", "loglevel=3"} & booted()
+
+
+def test_an_agent_killed_between_writing_and_the_reboot_goes_on(
+    site: Site, configs: Configs
+) -> None:
+    name = configs.add("quiet", **files(**{APP: "second", POLICY: "{}"}))
+    with site.machine.inhibit_shutdown("test", "rpm-ostreed finalizes nothing"):
+        configs.ask(name)
+        wait_until(lambda: configs.text(APP) == "second", limit_s=LIMIT_S)
+        site.wait_phase("rebooting")
+        site.machine.kill_agent(signal.SIGKILL)
+        site.wait_degraded("inhibit")
+    wait_until(lambda: configs.at(name), limit_s=LIMIT_S)
+    assert configs.reboots() == 1
+
+
+def test_a_mind_changed_between_writing_and_the_reboot_puts_files_back(
+    site: Site, configs: Configs
+) -> None:
+    before = site.notes()[key.CURRENT_CONFIG]
+    with site.machine.inhibit_shutdown("test", "rpm-ostreed finalizes nothing"):
+        configs.ask(configs.add("quiet", **files(**{APP: "second", POLICY: "{}"})))
+        site.wait_phase("rebooting")
+        assert configs.text(APP) == "second"
+        configs.ask(before)
+        wait_until(lambda: configs.text(APP) == "first", limit_s=LIMIT_S)
+        wait_until(lambda: configs.at(before), limit_s=LIMIT_S)
+    assert configs.reboots() == 0
+
+
+def test_a_power_cut_before_the_reboot_ends_with_the_new_config(
+    site: Site, configs: Configs
+) -> None:
+    name = configs.add("quiet", **files(**{APP: "second", POLICY: "{}"}))
+    with site.machine.inhibit_shutdown("test", "rpm-ostreed finalizes nothing"):
+        configs.ask(name)
+        site.wait_phase("rebooting")
+    site.machine.power_cut()
+    wait_until(lambda: configs.at(name), limit_s=LIMIT_S)
+    assert configs.text(APP) == "second"
+
+
+def test_image_mode_is_entered_and_left_with_one_reboot_each(site: Site, configs: Configs) -> None:
+    outside = site.notes()[key.CURRENT_CONFIG]
+    goal: Goal = site.goal()
+    site.reach(goal)
+    assert configs.reboots() == 1
+    assert configs.text(APP) is None, "it would hide the image's own"
+    configs.reach(outside)
+    assert configs.text(APP) == "first"
+    assert configs.reboots() == 2
+
+
+def ledger(site: Site) -> dict[str, list[dict[str, object]]]:
+    path = site.machine.root / "var/lib/treenail/ledger.json"
+    found: dict[str, list[dict[str, object]]] = json.loads(path.read_text())
+    return found
+
+
+def test_what_is_kept_of_configs_is_the_current_one(site: Site, configs: Configs) -> None:
+    name = configs.add(**files(**{APP: "first", POLICY: "{}", FREE: "b"}))
+    configs.reach(name)
+    kept = site.machine.root / "var/lib/treenail/configs"
+    wait_until(lambda: [path.name for path in kept.iterdir()] == [f"{name}.json"])
