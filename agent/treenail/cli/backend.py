@@ -4,9 +4,9 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from treenail.clock import Clock
-from treenail.daemon.ports import OperatingSystem
 from treenail.daemon.settings import Backend
 from treenail.errors import FileError
 from treenail.host.bus import SystemBus
@@ -14,6 +14,10 @@ from treenail.host.deployments import Deployments
 from treenail.host.files import Files
 from treenail.host.root import Root
 from treenail.host.transaction import Limits
+
+if TYPE_CHECKING:
+    # The port drags the whole daemon behind it.
+    from treenail.daemon.ports import OperatingSystem
 
 LIVE = "/run/treenail/status.json"
 _LIVE_LIMIT = 1024 * 1024
@@ -51,7 +55,7 @@ def operating_system(
     limits: Limits,
     *,
     alive: Callable[[], None] = lambda: None,
-) -> OperatingSystem:
+) -> "OperatingSystem":
     """The chosen back end; ``alive`` is called once a second while it is waited for."""
     # Each is imported when it is asked for, so that a process has only what it runs.
     if choice.backend is Backend.BOOTC:

@@ -6,10 +6,12 @@ and "the update has passed its last step" are one atomic write, never two.
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from treenail.errors import LedgerError
-from treenail.update import work as works
-from treenail.update.work import Work
+
+if TYPE_CHECKING:
+    from treenail.update.work import Work
 
 Json = dict[str, object]
 
@@ -68,7 +70,7 @@ class Update:
     """Seconds since the epoch."""
     entered: float
     """When ``phase`` was entered, seconds since the epoch."""
-    work: Work | None = None
+    work: "Work | None" = None
     """What there is to do; None until the configs were read, and can be reconciled."""
     staged_id: str = ""
     """The deployment that we staged; empty before, and when we died before it was noted."""
@@ -193,7 +195,7 @@ def to_json(record: Record) -> Json:
             "bootID": update.boot_id,
             "began": update.began,
             "entered": update.entered,
-            "work": None if update.work is None else works.to_json(update.work),
+            "work": None if update.work is None else _work_to_json(update.work),
             "stagedID": update.staged_id,
             "drain": update.drain,
             "reboots": update.reboots,
@@ -258,7 +260,7 @@ def _update_from_json(document: Json) -> Update:
         boot_id=_text(document["bootID"]),
         began=_number(document["began"]),
         entered=_number(document["entered"]),
-        work=None if (work := document["work"]) is None else works.from_json(_mapping(work)),
+        work=None if (work := document["work"]) is None else _work_from_json(_mapping(work)),
         staged_id=_text(document["stagedID"]),
         drain=_text(document["drain"]),
         reboots=int(_number(document["reboots"])),
@@ -320,6 +322,21 @@ def _spent_to_json(spent: tuple[tuple[Phase, float], ...]) -> Json:
 
 def _spent_from_json(value: object) -> tuple[tuple[Phase, float], ...]:
     return tuple((Phase(phase), _number(seconds)) for phase, seconds in _mapping(value).items())
+
+
+# Work drags all of configuration behind it, of which commands that read a record need nothing.
+
+
+def _work_to_json(work: "Work") -> Json:
+    from treenail.update.work import to_json  # noqa: PLC0415 - see above
+
+    return to_json(work)
+
+
+def _work_from_json(document: Json) -> "Work":
+    from treenail.update.work import from_json  # noqa: PLC0415 - see above
+
+    return from_json(document)
 
 
 def _target_to_json(target: Target) -> Json:
