@@ -35,7 +35,7 @@ def lines(history: tuple[Past, ...], paint: Paint) -> Iterator[str]:
     if not history:
         yield "no update of this node is recorded"
     for past in history:
-        outcome = paint(past.outcome, _COLOURS[past.outcome])
+        outcome = paint(past.outcome, _COLOURS.get(past.outcome, "-"))
         took = duration(past.ended - past.began)
         yield f"{moment(past.began)}  {outcome} after {took}"
         yield f"    from {_target(past.origin)}"
