@@ -1,0 +1,49 @@
+import base64
+
+import pytest
+
+from treenail.api.controllerconfig import NodeTrust
+from treenail.errors import ConfigError
+
+
+def b64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def test_everything_that_is_handed_to_nodes_is_read():
+    document = {
+        "spec": {
+            "kubeAPIServerServingCAData": b64("kubelet"),
+            "cloudProviderCAData": b64("cloud"),
+            "imageRegistryBundleData": [{"file": "registry.example..5000", "data": b64("1")}],
+            "imageRegistryBundleUserData": [{"file": "other.example", "data": b64("2")}],
+            "internalRegistryPullSecret": b64("{}"),
+            "images": {},
+        }
+    }
+
+    assert NodeTrust.from_json(document) == NodeTrust(
+        kubelet_ca=b"kubelet",
+        cloud_ca=b"cloud",
+        registry_cas={"registry.example:5000": b"1", "other.example": b"2"},
+        pull_secret=b"{}",
+    )
+
+
+def test_fields_that_are_null_or_missing_hand_out_nothing():
+    document = {"spec": {"cloudProviderCAData": None, "imageRegistryBundleData": None}}
+
+    assert NodeTrust.from_json(document) == NodeTrust()
+
+
+@pytest.mark.parametrize("name", ["../etc", "a/b", "", ".", "a..5..6", "-", "a..123456"])
+def test_registry_whose_name_is_none_is_refused(name):
+    with pytest.raises(ConfigError, match="imageRegistryBundleData"):
+        NodeTrust.from_json({"spec": {"imageRegistryBundleData": [{"file": name, "data": ""}]}})
+
+
+def test_what_is_not_base64_is_named_and_not_shown():
+    with pytest.raises(ConfigError) as refused:
+        NodeTrust.from_json({"spec": {"internalRegistryPullSecret": "canary!"}})
+
+    assert str(refused.value) == "ControllerConfig.spec.internalRegistryPullSecret: expected base64"
