@@ -40,6 +40,8 @@ class MessageId(StrEnum):
     CREDENTIALS_CHANGED = "d415c932d7f94ed697be937c7c6397b3"
     CREDENTIALS_BROKEN = "8c8b4d4ae4ce4a8487b6f7701e9c24a0"
     CANCELLED = "542ec875ba4847c7830c5fe7f586b8e2"
+    DRIFTED = "3f0c6b1d8a7e4c0f9b52d6e1a4870c35"
+    HEALED = "9d1e57a2c6b84f3aa0e47b9265c8f1d4"
 
 
 def setup(socket_path: str | os.PathLike[str], *, level: int, stream: TextIO) -> "Journal":

@@ -1,6 +1,7 @@
 """A node of a made-up world: the daemon's real loop, started again whenever it ends."""
 
 import threading
+from collections.abc import Iterable
 
 from tests.daemon.machines import ROOT, TOP, planned
 from tests.fakes import disk
@@ -23,22 +24,40 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.config.wanted import wanted
 from treenail.daemon.configs import Configs
 from treenail.daemon.configuration import Configuration
+from treenail.daemon.drift import DriftCheck
 from treenail.daemon.live import Live
 from treenail.daemon.loop import Loop, Pace
 from treenail.daemon.observe import Observer
+from treenail.daemon.pathwatch import Touched
 from treenail.daemon.ports import Ports
 from treenail.daemon.predecessor import Predecessor
 from treenail.daemon.runner import Runner
 from treenail.daemon.survey import Survey
+from treenail.daemon.upkeep import Sayings, Upkeep
 from treenail.daemon.wakeup import Wakeup
 from treenail.host.files import Files
 from treenail.host.undolog import DIRECTORY as UNDO
+from treenail.host.units import Units
 from treenail.host.users import Shadow
+from treenail.update.drifting import DriftPolicy, Reaction
 from treenail.update.record import Target
 from treenail.update.steps import Remember
 from treenail.update.work import in_image_mode
 
 TURNS_TO_REST = 60
+
+
+HEALED = (("*/healed", Reaction.HEAL),)
+
+
+class Untouched:
+    """Nobody is ever told; a full look finds what there is to find."""
+
+    def watch(self, paths: Iterable[str], *, below: Iterable[str]) -> None:
+        """Nothing to arm."""
+
+    def take(self) -> Touched:
+        return Touched()
 
 
 class Process:
@@ -48,6 +67,11 @@ class Process:
         machine = FakeMachine(world)
         self.cluster = FakeCluster(world)
         shadow = Shadow(ROOT, clock, world.disk)
+        files = Files(ROOT, world.disk)
+        configuration = Configuration(
+            Survey(ROOT, shadow, world.disk), Runner(ROOT, shadow, world.disk)
+        )
+        configs = Configs(files, self.cluster)
         ports = Ports(
             os=machine,
             power=machine,
@@ -56,11 +80,19 @@ class Process:
             cluster=self.cluster,
             credentials=FakeCredentials(),
             requests=FakeRequests(world),
-            predecessor=Predecessor(Files(ROOT, world.disk)),
-            configuration=Configuration(
-                Survey(ROOT, shadow, world.disk), Runner(ROOT, shadow, world.disk)
+            predecessor=Predecessor(files),
+            configuration=configuration,
+            configs=configs,
+            upkeep=Upkeep(
+                Sayings(files, configs),
+                DriftCheck(ROOT, Units(files), world.disk),
+                Untouched(),
+                configuration,
+                files,
+                clock,
+                policy=DriftPolicy(paths=HEALED, heals_per_hour=1000),
+                full_every_s=600.0,
             ),
-            configs=Configs(Files(ROOT, world.disk), self.cluster),
             clock=clock,
         )
         self.loop = Loop(

@@ -12,7 +12,7 @@ from treenail.clock import SystemClock
 from treenail.config.drift import Attribute, Drift, Kind
 from treenail.config.wanted import wanted
 from treenail.daemon.apply import apply
-from treenail.daemon.drift import Asked, DriftCheck, DriftWatch
+from treenail.daemon.drift import Asked, Booted, DriftCheck, DriftWatch
 from treenail.daemon.pathwatch import PathWatch
 from treenail.daemon.runner import Runner
 from treenail.daemon.survey import Survey
@@ -49,19 +49,6 @@ CONFIG = {
 }
 
 
-class Booted:
-    """A system that was booted with these arguments."""
-
-    def __init__(self) -> None:
-        self.found: tuple[str, ...] = ("quiet",)
-
-    def arguments(self) -> tuple[str, ...]:
-        return self.found
-
-    def packages(self) -> tuple[str, ...] | None:
-        return ()
-
-
 class Site:
     """A root that has a config, and a watch over it."""
 
@@ -82,12 +69,12 @@ class Site:
             )
         )
         apply(self.plan(), self.runner)
-        self.booted = Booted()
+        self.booted = Booted(("quiet",))
         self.rings = 0
         self.paths = PathWatch(self.root, self.ring)
         self.paths.start()
         self.watch = DriftWatch(
-            DriftCheck(self.root, Units(Files(self.root)), self.booted),
+            DriftCheck(self.root, Units(Files(self.root))),
             self.paths,
             lambda _: Asked.of(self.wish),
             SystemClock(),
@@ -112,7 +99,7 @@ class Site:
         return found.steps
 
     def look(self) -> Drifted:
-        return self.watch.look(CURRENT)
+        return self.watch.look(CURRENT, self.booted)
 
     def heal(self) -> None:
         drifts = self.look().healed
@@ -213,8 +200,9 @@ def test_files_beside_those_of_the_config_ring_nobody(site):
 
 
 def test_missing_kernel_argument_is_found_by_a_full_look(site):
-    site.booted.found = ()
-    site.watch.forget()
+    site.booted = Booted()
+    # Another config, and then this one again.
+    site.watch.look(Target("rendered-worker-2"), site.booted)
 
     assert site.look().blocking == (
         drift("kernel command line", Attribute.ARGUMENTS, "quiet", "nothing"),
@@ -247,12 +235,12 @@ def test_config_that_nobody_knows_has_no_drift(tmp_path):
         def watch(self, paths, *, below) -> None:
             assert tuple(paths) == tuple(below) == ()
 
-    check = DriftCheck(Root(tmp_path), Units(Files(Root(tmp_path))), Booted())
+    check = DriftCheck(Root(tmp_path), Units(Files(Root(tmp_path))))
     watch = DriftWatch(
         check, Silent(), lambda _: None, SystemClock(), policy=DriftPolicy(), full_every_s=60.0
     )
 
-    assert watch.look(CURRENT) == Drifted()
+    assert watch.look(CURRENT, Booted()) == Drifted()
 
 
 def test_what_is_remembered_of_a_config_holds_no_contents():

@@ -17,15 +17,18 @@ from treenail.daemon.cluster import NodeCluster
 from treenail.daemon.configs import Configs
 from treenail.daemon.configuration import Configuration
 from treenail.daemon.credentials import Credentials
+from treenail.daemon.drift import DriftCheck
 from treenail.daemon.live import Live
 from treenail.daemon.loop import Loop, Pace
 from treenail.daemon.observe import Observer
+from treenail.daemon.pathwatch import PathWatch
 from treenail.daemon.ports import LedgerFile, Ports
 from treenail.daemon.predecessor import Predecessor
 from treenail.daemon.requests import RequestFile
 from treenail.daemon.runner import Runner
 from treenail.daemon.settings import FILE, Drain, Given, Settings, load
 from treenail.daemon.survey import AskedStates, Survey
+from treenail.daemon.upkeep import Sayings, Upkeep
 from treenail.daemon.wakeup import Wakeup
 from treenail.errors import ClusterError, FileError, Forbidden, Unreachable
 from treenail.host.bus import SystemBus
@@ -106,6 +109,12 @@ class Agent:
         log.info("the operating system is managed by %s: %s", choice.backend, choice.why)
         self._live.backend(choice.backend, choice.why)
         shadow, systemd = Shadow(root, clock), Systemd(bus, clock)
+        configuration = Configuration(
+            Survey(root, shadow, systemd=AskedStates(systemd)),
+            Runner(root, shadow, services=systemd),
+        )
+        configs = Configs(files, self._cluster)
+        self._path_watch = PathWatch(root, lambda: self._bell.ring("files were touched"))
         ports = Ports(
             os=operating_system(
                 choice,
@@ -122,11 +131,18 @@ class Agent:
             credentials=Credentials(root, files, settings),
             requests=RequestFile(files),
             predecessor=Predecessor(files),
-            configuration=Configuration(
-                Survey(root, shadow, systemd=AskedStates(systemd)),
-                Runner(root, shadow, services=systemd),
+            configuration=configuration,
+            configs=configs,
+            upkeep=Upkeep(
+                Sayings(files, configs),
+                DriftCheck(root, AskedStates(systemd)),
+                self._path_watch,
+                configuration,
+                files,
+                clock,
+                policy=settings.drift.policy,
+                full_every_s=settings.drift.full_every_s,
             ),
-            configs=Configs(files, self._cluster),
             clock=clock,
         )
         self._loop = Loop(
@@ -151,6 +167,7 @@ class Agent:
         threading.excepthook = self._thread_died
         log.info("treenail starts")
         self._watch.start()
+        self._path_watch.start()
         self._notifier.ready()
         gc.collect()
         gc.freeze()
@@ -159,6 +176,7 @@ class Agent:
         finally:
             self._notifier.stopping()
             self._watch.stop()
+            self._path_watch.stop()
             log.info("treenail stops")
         return self._exit_code
 

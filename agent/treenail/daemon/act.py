@@ -28,6 +28,7 @@ from treenail.update.moves import (
     Drop,
     DropAhead,
     Forgive,
+    Heal,
     Introduce,
     PutBack,
     Reboot,
@@ -105,6 +106,8 @@ class Actor:
                 ahead.drop(decision, facts, self._ports, save=self._save)
             case Forgive():
                 self._save(replace(self._record, refused=None))
+            case Heal(drifts=drifts):
+                self._ports.upkeep.heal(self._record.current, drifts)
             case Recover():
                 update = self._record.update
                 self._ports.configuration.recover(update.id if update else "")
@@ -153,6 +156,7 @@ class Actor:
             "".join(f"; {reason}" for reason in work.reasons),
         )
         self._enter(Phase.STAGING, work=work)
+        self._ports.upkeep.obeyed()
 
     def _begin(self, target: Target, facts: Facts) -> Update:
         claimed = facts.node.claimed if facts.node else Target()

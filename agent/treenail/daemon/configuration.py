@@ -81,6 +81,10 @@ class Configuration:
         if any(isinstance(step, Enabling) for step in steps):
             self._runner.start_enabled()
 
+    def put_right(self, steps: Sequence[Step]) -> None:
+        """Do the steps, all or none; others may be left to do."""
+        apply(steps, self._runner)
+
     def confirm(self) -> None:
         """Have for good what is held."""
         self._runner.held.confirm()

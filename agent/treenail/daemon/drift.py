@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from treenail.clock import Clock
 from treenail.config import names
@@ -35,14 +34,14 @@ _LINKS = (".wants", ".requires")
 _SOME = "x"
 
 
-class Booted(Protocol):
+@dataclass(frozen=True, slots=True)
+class Booted:
     """What of the booted system a config asks for."""
 
-    def arguments(self) -> tuple[str, ...]:
-        """The kernel's."""
-
-    def packages(self) -> tuple[str, ...] | None:
-        """Those that were layered; None where that can't be told now."""
+    arguments: tuple[str, ...] = ()
+    """The kernel's."""
+    packages: frozenset[str] | None = None
+    """Those that were layered; None where that can't be told without starting rpm-ostreed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +51,10 @@ class Asked:
     entries: Mapping[str, Expected] = field(default_factory=dict)
     units: Wanted = field(default_factory=Wanted)
     """Its units, and the paths of its files, to compare with."""
-    packages: tuple[str, ...] = ()
+    packages: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, wish: Wanted, packages: Iterable[str] = ()) -> "Asked":
+    def of(cls, wish: Wanted, packages: frozenset[str] = frozenset()) -> "Asked":
         """Raises `IgnitionError` for contents that can't be decoded."""
         return cls(
             entries={path: each.by_digest() for path, each in expected(wish).items()},
@@ -64,7 +63,7 @@ class Asked:
                 units={name: _without_contents(unit) for name, unit in wish.units.items()},
                 os=WantedOS(kernel_arguments=wish.os.kernel_arguments),
             ),
-            packages=tuple(packages),
+            packages=packages,
         )
 
     @property
@@ -76,21 +75,18 @@ class Asked:
 class DriftCheck:
     """Compares. Raises `HostError` when the machine can't be looked at."""
 
-    def __init__(
-        self, root: Root, states: UnitStates, booted: Booted, disk: Disk | None = None
-    ) -> None:
+    def __init__(self, root: Root, states: UnitStates, disk: Disk | None = None) -> None:
         self._root = root
         self._disk = disk or Disk()
         self._files = Files(root, self._disk)
         self._states = states
-        self._booted = booted
 
-    def everything(self, asked: Asked) -> dict[str, tuple[Drift, ...]]:
+    def everything(self, asked: Asked, booted: Booted) -> dict[str, tuple[Drift, ...]]:
         """All there is to find, by what drifted."""
         found = [*self._paths(asked, asked.entries), *self._units(asked)]
-        found += argument_drifts(asked.units.os.kernel_arguments, self._booted.arguments())
-        if asked.packages and (packages := self._booted.packages()) is not None:
-            found += package_drifts(asked.packages, packages)
+        found += argument_drifts(asked.units.os.kernel_arguments, booted.arguments)
+        if booted.packages is not None:
+            found += package_drifts(asked.packages, booted.packages)
         return _by_subject(found)
 
     def touched(self, asked: Asked, paths: Iterable[str]) -> dict[str, tuple[Drift, ...]]:
@@ -153,27 +149,25 @@ class DriftWatch:
         self._looked_at = float("-inf")
         self._heals: dict[str, tuple[float, ...]] = {}
 
-    def look(self, current: Target) -> Drifted:
+    def look(self, current: Target, booted: Booted) -> Drifted:
         """What drifted, as of now; raises `HostError` and `ConfigError`."""
         now = self._clock.monotonic()
-        fresh = current != self._current or self._asked is None
+        overdue = now - self._looked_at >= self._full_every_s
+        fresh = current != self._current or (self._asked is None and overdue)
         if fresh:
+            self._looked_at = now
             self._current, self._asked, self._found = current, self._ask(current), {}
             self._watch()
         if self._asked is None:
             return Drifted()
         touched = self._watcher.take()
-        if fresh or touched.all or now - self._looked_at >= self._full_every_s:
-            self._found = self._check.everything(self._asked)
+        if fresh or touched.all or overdue:
+            self._found = self._check.everything(self._asked, booted)
             self._looked_at = now
         elif touched.paths:
             self._look_at(self._asked, touched)
         found = (each for drifts in self._found.values() for each in drifts)
         return weigh(found, self._policy, self._heals, now)
-
-    def forget(self) -> None:
-        """Look at everything the next time: somebody has changed the machine on purpose."""
-        self._current, self._asked = Target(), None
 
     def healed(self, drifts: Iterable[Drift]) -> None:
         """Take note that these were put right, or that it was tried."""

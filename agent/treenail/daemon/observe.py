@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from treenail.api import annotations as key
 from treenail.api.node import Node
+from treenail.daemon.drift import Booted
 from treenail.daemon.ports import Ports
 from treenail.host.deployments import Deployments
 from treenail.update import wish
@@ -22,6 +23,7 @@ class Observer:
         self._drains = drains
         self._drain_limit_s = drain_limit_s
         self._looked = False
+        self._packages: frozenset[str] | None = None
 
     def glance(self, record: Record) -> Facts:
         """The facts that cost no question to the machine's services."""
@@ -44,7 +46,12 @@ class Observer:
         """The facts as of now; raises `HostError` when the machine can't be asked."""
         update = record.update
         unfinished = self._ports.configuration.unfinished(update.id if update else "")
-        facts = replace(self.glance(record), cut_short=unfinished.cut_short, held=unfinished.held)
+        facts = replace(
+            self.glance(record),
+            cut_short=unfinished.cut_short,
+            held=unfinished.held,
+            forced=update is None and self._ports.upkeep.forced(),
+        )
         looks = looks_at_deployments(facts, first=not self._looked)
         if looks or update is not None:
             facts = replace(facts, shutting_down=self._ports.power.shutting_down())
@@ -52,9 +59,18 @@ class Observer:
         if looks and not facts.shutting_down:
             found = deployed(self._ports.os.look(), self._ports.kernel.command_line())
             facts = replace(facts, deployed=found)
+            self._packages = frozenset(found.packages)
+        if update is None and not facts.cut_short:
+            facts = self._between_updates(facts)
         # What an update leaves behind is looked at once more.
         self._looked = update is None and (self._looked or looks)
         return facts
+
+    def _between_updates(self, facts: Facts) -> Facts:
+        if not facts.record.current.config or facts.forced:
+            return facts
+        booted = Booted(self._ports.kernel.command_line(), self._packages)
+        return replace(facts, drift=self._ports.upkeep.look(facts.record.current, booted))
 
 
 def seen(node: Node) -> NodeSeen:

@@ -1,6 +1,6 @@
 """What the daemon needs of the world, in its own words; adapters satisfy these unknowingly."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,10 +8,14 @@ from treenail.api.disruptionpolicy import ClusterPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.node import Node
 from treenail.clock import Clock
+from treenail.config.drift import Drift
 from treenail.daemon.configs import Configs
 from treenail.daemon.configuration import Configuration
+from treenail.daemon.drift import Booted
 from treenail.daemon.predecessor import Predecessor
 from treenail.host.deployments import Change, Deployments, Progress, Verdict
+from treenail.update.drifting import Drifted
+from treenail.update.record import Target
 from treenail.update.request import Request
 from treenail.update.status import Event, Report
 
@@ -129,6 +133,22 @@ class Requests(Protocol):
         """Have none: it is answered."""
 
 
+class Upkeep(Protocol):
+    """The machine between updates; raises `HostError` and `ConfigError`."""
+
+    def look(self, current: Target, booted: Booted) -> Drifted:
+        """What drifted from the current config, as of now."""
+
+    def heal(self, current: Target, drifts: Collection[Drift]) -> None:
+        """Have these as the config says, all or none."""
+
+    def forced(self) -> bool:
+        """Whether the config is to be applied whatever the machine is like."""
+
+    def obeyed(self) -> None:
+        """Return once that is asked no more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """Everything the daemon acts on and asks."""
@@ -143,4 +163,5 @@ class Ports:
     predecessor: Predecessor
     configuration: Configuration
     configs: Configs
+    upkeep: Upkeep
     clock: Clock

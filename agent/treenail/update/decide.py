@@ -11,8 +11,9 @@ reboot if it costs a reboot, verify, ask for the uncordon. Two rules hold in eve
   answers or not.
 """
 
-from treenail.errors import HostError
+from treenail.errors import DriftError, HostError
 from treenail.update import ahead
+from treenail.update.drifting import remedy, sentence
 from treenail.update.facts import Deployed, Facts, Handshake, NodeSeen
 from treenail.update.moves import (
     Adopt,
@@ -23,6 +24,7 @@ from treenail.update.moves import (
     Drain,
     Drop,
     Forgive,
+    Heal,
     Introduce,
     PutBack,
     Reboot,
@@ -77,7 +79,8 @@ def looks_at_deployments(facts: Facts, *, first: bool) -> bool:
         return asks and update.phase is not Phase.RESUMING
     if node is None or not isinstance(node.wish, Wish):
         return False
-    return first or node.wish.target != facts.record.current or ahead.looks(facts)
+    asks = facts.forced or ahead.looks(facts)
+    return first or asks or node.wish.target != facts.record.current
 
 
 def stands(node: NodeSeen | None, update: Update) -> bool:
@@ -114,12 +117,28 @@ def _without_update(facts: Facts) -> Decision:
         if facts.introduction and not facts.node.claimed.config:
             return Introduce(facts.introduction)
         return Rest("no config is asked of this node")
+    if facts.forced:
+        return _LOOK if facts.deployed is None else Weigh(wish.target)
     bad = facts.record.refused
     if bad is not None:
         if bad.target != wish.target or facts.request == Request(Kind.FORGIVE):
             return Forgive()
         return _unless_drained(facts, Refuse(HostError(bad.reason, remedy=bad.remedy)))
-    return ahead.beside(facts, _wished(facts, wish.target), wish.target)
+    return _drifted(facts) or ahead.beside(facts, _wished(facts, wish.target), wish.target)
+
+
+def _drifted(facts: Facts) -> Decision | None:
+    """What there is to do about drift before anything else is done; None when nothing is."""
+    drift, config = facts.drift, facts.record.current.config
+    if drift.healed:
+        return Heal(drift.healed)
+    if not drift.blocking:
+        return None
+    error = DriftError(
+        sentence(drift.blocking, config, drift.fought),
+        remedy=remedy(drift.blocking, drift.fought),
+    )
+    return _unless_drained(facts, Refuse(error))
 
 
 def _wished(facts: Facts, target: Target) -> Decision:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from treenail.update.drifting import Drifted
 from treenail.update.oschange import Running
 from treenail.update.record import Record, Target
 from treenail.update.request import Request
@@ -93,3 +94,7 @@ class Facts:
     drains: bool = True
     """The node is drained before it reboots."""
     drain_limit_s: float = 3600.0
+    drift: Drifted = field(default_factory=Drifted)
+    """What is not as the current config says; looked for between updates only."""
+    forced: bool = False
+    """Somebody asks for the config to be applied whatever the machine is like."""

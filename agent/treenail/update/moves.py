@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from treenail.config.drift import Drift
 from treenail.errors import TreenailError
 from treenail.update.record import Refused, Target
 
@@ -45,6 +46,16 @@ class Recover:
 
     def __str__(self) -> str:
         return "putting in order what was cut short"
+
+
+@dataclass(frozen=True, slots=True)
+class Heal:
+    """Have what drifted as the current config says."""
+
+    drifts: tuple[Drift, ...]
+
+    def __str__(self) -> str:
+        return "putting right what drifted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +215,7 @@ Decision = (
     | Wait
     | Adopt
     | Recover
+    | Heal
     | Weigh
     | Stage
     | StageAhead

@@ -89,7 +89,7 @@ def os_change(old: WantedOS, new: WantedOS, running: Running, *, image: str) -> 
     Raises `ConfigError` when the config names an image other than by its digest.
     """
     append, delete = _arguments(old.kernel_arguments, new.kernel_arguments, running.arguments)
-    before, after = _packages(old), frozenset[str]() if image else _packages(new)
+    before, after = packages(old), frozenset[str]() if image else packages(new)
     left_out = frozenset[str]() if image else _left_out(new)
     return OSChange(
         image=_image(image or new.image, running),
@@ -145,7 +145,8 @@ def _arguments_stand(append: Sequence[str], delete: Sequence[str], booted: Seque
     return not append or concerned[-len(append) :] == list(append)
 
 
-def _packages(os: WantedOS) -> frozenset[str]:
+def packages(os: WantedOS) -> frozenset[str]:
+    """Those that a config has layered on the image."""
     extensions = (package for name in os.extensions for package in EXTENSIONS[name])
     return frozenset(extensions) | _KERNELS.get(os.kernel_type, frozenset())
 

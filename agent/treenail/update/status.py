@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from treenail.api import annotations as key
 from treenail.api.annotations import NodeState
-from treenail.errors import Again, DrainError, HostError, TreenailError
+from treenail.errors import Again, DrainError, DriftError, HostError, TreenailError
 from treenail.update.facts import Facts
 from treenail.update.moves import (
     Adopt,
@@ -21,6 +21,7 @@ from treenail.update.moves import (
     Drop,
     DropAhead,
     Forgive,
+    Heal,
     Introduce,
     Reboot,
     Recover,
@@ -75,7 +76,7 @@ def report(facts: Facts, decision: Decision, failure: TreenailError | None) -> R
         failure = None
     if isinstance(decision, Introduce):
         return Report(told, annotations=decision.annotations)
-    if failure is None and isinstance(decision, Adopt | Recover | Commit | Close | Forgive):
+    if failure is None and isinstance(decision, Adopt | Recover | Heal | Commit | Close | Forgive):
         # Over in an instant; what they lead to is reported by the move after them.
         return Report(told, event=_event(facts, decision, None))
     if isinstance(decision, Rest) and not decision.settled:
@@ -262,6 +263,8 @@ def _prepared(target: Target, work: Work) -> Iterator[Verdict]:
 
 def _event(facts: Facts, decision: Decision, failure: TreenailError | None) -> Event | None:
     if failure is not None:
+        if isinstance(failure, DriftError):
+            return Event("Warning", "ConfigDriftDetected", reason_text(failure))
         called = "FailedToReconcile" if failure.again is Again.ON_CHANGE else "OSUpdateFailed"
         return Event("Warning", called, reason_text(failure))
     update = facts.record.update
