@@ -106,6 +106,21 @@ class BootcContract(OperatingSystemContract):
         assert staged is not None
         assert staged.locked
 
+    def test_switch_that_stands_still_is_ended(self, machine: BootcMachine) -> None:
+        machine.os().stage(TO_THERE, watch=go_on)
+        machine.slow_down()
+        hurried = machine.os(Limits(stall_s=0.5))
+        with pytest.raises(TransactionError, match=r"it has said nothing for 0\.5 s"):
+            hurried.finalize(THERE.digest)
+        assert machine.units().find(SWITCH) is None
+        staged = machine.os().look().staged
+        assert staged is not None
+        assert staged.locked
+
+    def test_image_that_is_not_named_by_its_digest_is_refused(self, machine: BootcMachine) -> None:
+        with pytest.raises(HostError, match="not named by its digest"):
+            machine.os().stage(Change(image="registry.lab.example/os/node:2.0"), watch=go_on)
+
     def test_status_that_waits_for_the_lock_is_busy(self, machine: BootcMachine) -> None:
         lock = machine.sysroot.lock()
         assert lock is not None

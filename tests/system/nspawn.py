@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -15,7 +16,7 @@ from tests.waiting import wait_until
 from treenail.errors import BusError
 from treenail.host.bus import SystemBus, Target
 
-_REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[2]
 _SYSTEMD = Target(
     "org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager"
 )
@@ -55,6 +56,11 @@ class Container:
         spaces = ("--mount", "--pid", "--uts", "--ipc", "--net", "--root", "--wd")
         return ["nsenter", f"--target={self.leader}", *spaces, "--", *command]
 
+    def wait(self) -> int:
+        """Its exit code, once it has gone down."""
+        assert self._nspawn is not None
+        return self._nspawn.wait(_LIMIT_S)
+
     def __enter__(self) -> Self:
         top = self.shared / "top"
         top.mkdir()
@@ -62,7 +68,7 @@ class Container:
             "systemd-nspawn", "--quiet", f"--directory={top}", "--volatile=overlay", "--boot",
             "--register=no", "--keep-unit", f"--machine=treenail-{os.getpid()}",
             "--private-network", "--link-journal=no", "--console=pipe", "--resolv-conf=off",
-            "--timezone=off", f"--bind-ro={_REPOSITORY}", f"--bind-ro={sys.prefix}",
+            "--timezone=off", f"--bind-ro={REPOSITORY}", f"--bind-ro={sys.prefix}",
             f"--bind={self.shared}", *_ARGUMENTS,
         )  # fmt: skip
         # The root directory itself is no directory for a container; a view of it is.
@@ -91,8 +97,10 @@ class Container:
         assert self._nspawn.poll() is None, "systemd-nspawn ended"
         tasks = Path(f"/proc/{self._nspawn.pid}/task").glob("*/children")
         for child in " ".join(path.read_text() for path in tasks).split():
-            if Path(f"/proc/{child}/comm").read_text().strip() == "systemd":
-                return int(child)
+            # nspawn has children that come and go before.
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if Path(f"/proc/{child}/comm").read_text().strip() == "systemd":
+                    return int(child)
         return 0
 
     def _answers(self) -> bool:

@@ -14,7 +14,6 @@ forgotten at a reboot, as a staged deployment is.
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 
 from treenail.clock import Clock
@@ -100,6 +99,7 @@ class Bootc:
         self._journal = Journal(programs, root)
         self._root = root
         self._files = Files(root)
+        self._labels: dict[str, dict[str, str]] = {}
         self._clock = clock
         self._limits = limits
         self._alive = alive
@@ -137,6 +137,8 @@ class Bootc:
                 f"{replace(change, image='')}",
                 remedy=_IMAGE_MODE,
             )
+        if not digest_of(change.image):
+            raise HostError(f"can't stage {change.image}: it is not named by its digest")
         status = self._status() if self._working(SWITCH, ROLLBACK) is None else None
         if status is not None:
             digest = digest_of(change.image)
@@ -200,8 +202,8 @@ class Bootc:
                 )
             self._refuse(status, image)
             self._switch(image)
-        self._units.stop(PULL, self._alive)
-        if image:
+        if image and digest_of(image) == staged_id:
+            self._units.stop(PULL, self._alive)
             self._podman.forget(image)
 
     def roll_back(self) -> None:
@@ -268,16 +270,24 @@ class Bootc:
         progress: Callable[[], Progress] = lambda: Progress("", None),
     ) -> None:
         """Run it to its end, whoever began it; the next one of its name is another run."""
-        told = Progress("", None)
+        told, heard = Progress("", None), self._clock.monotonic()
 
         def each() -> None:
-            nonlocal told
+            nonlocal told, heard
             self._alive()
             if told != progress():
-                told = progress()
-                log.info("%s: %s %s%%", what, told.text, told.percent)
+                told, heard = progress(), self._clock.monotonic()
+                log.debug("%s: %s %s%%", what, told.text, told.percent)
+            elif self._clock.monotonic() - heard >= self._limits.stall_s:
+                self._units.stop(unit, self._alive)
+                raise TransactionError(
+                    f"bootc could not {what}: it has said nothing for {self._limits.stall_s:g} s",
+                    remedy=f"see: journalctl -u {unit}",
+                )
 
-        run = self._units.run(Job(unit, f"treenail: {what}", argv, self._limits.stall_s), each)
+        run = self._units.run(
+            Job(unit, f"treenail: {what}", argv, self._limits.transaction_s), each
+        )
         try:
             self._check(run, f"bootc could not {what}")
         finally:
@@ -356,9 +366,10 @@ class Bootc:
 
     def _pulled(self, image: str) -> Deployment:
         digest = digest_of(image)
-        labels: dict[str, str] = {}
-        with suppress(HostError):
-            labels = self._podman.labels(image)
+        if image not in self._labels:
+            # They decide about the update, so without them it is tried again.
+            self._labels = {image: self._podman.labels(image)}
+        labels = self._labels[image]
         return Deployment(
             id=digest,
             checksum="",

@@ -15,8 +15,7 @@ _NAME = "org.freedesktop.login1"
 _MANAGER = Target(_NAME, "/org/freedesktop/login1", f"{_NAME}.Manager")
 _CALL_S = 30.0
 _IN_PROGRESS = f"{_NAME}.OperationInProgress"
-# Flags of RebootWithFlags; it refuses those that it does not know.
-_CHECK_INHIBITORS = 1
+# A flag of RebootWithFlags, which refuses those that it does not know.
 _SOFT = 4
 _NOT_KNOWN = {
     "org.freedesktop.DBus.Error.InvalidArgs",
@@ -51,29 +50,32 @@ class Logind:
         it. ``soft`` asks for a new user space on the kernel that runs, where systemd can do that
         (from 254 on); elsewhere it is a reboot like any other.
         """
+        if not self.shutting_down():
+            # Before systemd 257, logind lets root pass by every lock of root's.
+            self._refuse_if_blocked()
         try:
-            self._ask(_CHECK_INHIBITORS | (_SOFT if soft else 0))
+            self._ask(_SOFT if soft else 0)
         except BusError as error:
             if error.name == _IN_PROGRESS:
                 log.info("the machine is going down already")
                 return
             if error.name in _BLOCKED:
-                raise self._blocked(error) from error
+                self._refuse_if_blocked(error)
             raise
 
     def _ask(self, flags: int) -> None:
-        try:
-            self._bus.call(_MANAGER, "RebootWithFlags", flags, timeout_s=_CALL_S)
-        except BusError as error:
-            if error.name not in _NOT_KNOWN:
-                raise
-            if flags & _SOFT:
+        # Nobody is there to be asked for a password.
+        interactive = False
+        if flags:
+            try:
+                self._bus.call(_MANAGER, "RebootWithFlags", flags, timeout_s=_CALL_S)
+            except BusError as error:
+                if error.name not in _NOT_KNOWN:
+                    raise
                 log.info("systemd knows no soft reboot: the whole machine reboots")
-                self._ask(flags & ~_SOFT)
             else:
-                # Nobody is there to be asked for a password.
-                interactive = False
-                self._bus.call(_MANAGER, "Reboot", interactive, timeout_s=_CALL_S)
+                return
+        self._bus.call(_MANAGER, "Reboot", interactive, timeout_s=_CALL_S)
 
     def shutting_down(self) -> bool:
         """Whether the machine is going down: a shutdown was begun, perhaps held up by delays."""
@@ -96,16 +98,15 @@ class Logind:
         finally:
             os.close(lock)
 
-    def _blocked(self, error: BusError) -> BusError:
+    def _refuse_if_blocked(self, error: BusError | None = None) -> None:
         blocking = [
             f"{each.who} (process {each.pid}): {each.why}"
             for each in self.inhibitors()
             if "shutdown" in each.what.split(":") and each.mode == "block"
         ]
-        if not blocking:
-            return error
-        return BusError(
-            f"logind refuses to reboot, blocked by {'; '.join(blocking)}",
-            name=error.name,
-            remedy="wait for it, or end it; see: systemd-inhibit --list",
-        )
+        if blocking:
+            raise BusError(
+                f"can't reboot, blocked by {'; '.join(blocking)}",
+                name=error.name if error else f"{_NAME}.BlockedByInhibitorLock",
+                remedy="wait for it, or end it; see: systemd-inhibit --list",
+            ) from error

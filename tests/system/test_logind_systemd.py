@@ -1,0 +1,61 @@
+"""Rebooting, with a real logind."""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.nspawn import REPOSITORY, Container, missing
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(bool(missing()), reason=f"no container: {missing()}"),
+]
+# What systemd-nspawn ends with when its payload asked for a reboot.
+REBOOT = 133
+# logind asks the kernel about its callers, and those outside are none that it can see.
+PROGRAM = f"""
+import sys
+sys.path[:0] = ["{REPOSITORY}", "{REPOSITORY}/agent"]
+from tests.waiting import wait_until
+from treenail.errors import BusError
+from treenail.host.bus import SystemBus
+from treenail.host.logind import Logind
+logind, soft = Logind(SystemBus()), sys.argv[1:] == ["soft"]
+with logind.inhibit("shutdown", "backup", "copying", "block"):
+    print(*(each.who for each in logind.inhibitors()))
+    try:
+        logind.reboot(soft=soft)
+    except BusError as error:
+        print(error)
+    print(logind.shutting_down())
+wait_until(lambda: not logind.inhibitors())
+logind.reboot(soft=soft)
+"""
+
+
+@pytest.fixture
+def container() -> Iterator[Container]:
+    shared = Path(tempfile.mkdtemp(prefix="tn", dir="/run"))
+    try:
+        with Container(shared) as container:
+            yield container
+    finally:
+        shutil.rmtree(shared, ignore_errors=True)
+
+
+@pytest.mark.parametrize("kind", ["", "soft"])
+def test_reboot_heeds_a_block_lock_and_comes_when_that_is_gone(
+    container: Container, kind: str
+) -> None:
+    command = container.inside(sys.executable, "-c", PROGRAM, *filter(None, [kind]))
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+    who, refusal, going_down = done.stdout.splitlines()
+    assert (who, going_down) == ("backup", "False")
+    assert "can't reboot, blocked by backup (process " in refusal
+    assert container.wait() == REBOOT
