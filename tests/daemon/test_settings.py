@@ -9,6 +9,7 @@ from treenail.daemon.settings import (
     DriftSettings,
     FirstBoot,
     Given,
+    ImageFiles,
     Limits,
     Preflight,
     Settings,
@@ -28,6 +29,7 @@ DEFAULTS = Settings(
     pull_secret="/var/lib/kubelet/config.json",
     internal_pull_secret="/etc/mco/internal-registry-pull-secret.json",
     drain=Drain.ASK,
+    image_files=ImageFiles.BAKED,
     backend=Backend.AUTO,
     log_level=logging.INFO,
     limits=Limits(
@@ -47,6 +49,7 @@ root = "/rootfs"
 pull_secret = "/etc/pull.json"
 internal_pull_secret = "/etc/internal.json"
 drain = "never"
+image_files = "write"
 backend = "bootc"
 log_level = "debug"
 
@@ -97,6 +100,7 @@ def test_a_file_says_everything():
         pull_secret="/etc/pull.json",
         internal_pull_secret="/etc/internal.json",
         drain=Drain.NEVER,
+        image_files=ImageFiles.WRITE,
         backend=Backend.BOOTC,
         log_level=logging.DEBUG,
         limits=Limits(

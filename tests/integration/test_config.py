@@ -8,10 +8,11 @@ from urllib.parse import quote
 import pytest
 
 from tests.integration.commands import status
-from tests.integration.site import Goal, Site
+from tests.integration.site import LAYERS, LOGIN, SIZE, Goal, Site
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.lab.cluster import rendered
+from treenail.lab.images import make_image
 
 pytestmark = pytest.mark.integration
 
@@ -218,3 +219,18 @@ def test_what_is_kept_of_configs_is_the_current_one(site: Site, configs: Configs
     configs.reach(name)
     kept = site.machine.root / "var/lib/treenail/configs"
     wait_until(lambda: [path.name for path in kept.iterdir()] == [f"{name}.json"])
+
+
+def test_an_image_built_from_another_config_is_refused_before_the_drain(
+    site: Site, configs: Configs
+) -> None:
+    name = configs.add()
+    labels = {"machineconfig": "rendered-other"}
+    image = make_image("os/node", "misbaked", SIZE, layers=LAYERS, credential=LOGIN, labels=labels)
+    site.lab.add_image(image)
+    site.annotate({key.DESIRED_CONFIG: name, key.DESIRED_OS_IMAGE: image.pull_spec})
+    reason = site.wait_degraded("was built from rendered-other")
+    assert name in reason
+    assert not site.was_cordoned()
+    wait_until(lambda: site.machine.staged is None)
+    assert configs.text(APP) == "first"

@@ -12,6 +12,8 @@
 | any before  | moved     |                    |                | Drop, Close      |
 """
 
+from dataclasses import replace
+
 import pytest
 
 from tests.update.build import (
@@ -30,16 +32,20 @@ from tests.update.build import (
 from treenail.api import annotations as key
 from treenail.update import wish
 from treenail.update.decide import decide, drain_token, looks_at_deployments
+from treenail.update.disruption import Level
 from treenail.update.facts import Deployed, Handshake, NodeSeen
 from treenail.update.moves import (
     Adopt,
+    Apply,
     Close,
     Commit,
     Decision,
     Drain,
     Drop,
     Forgive,
+    PutBack,
     Reboot,
+    Recover,
     Refuse,
     Rest,
     Resume,
@@ -48,6 +54,7 @@ from treenail.update.moves import (
     Weigh,
 )
 from treenail.update.record import Phase, Record, Refused, Target
+from treenail.update.work import Work
 
 TOKEN = "drain-rendered-worker-b"
 UNCORDON = "uncordon-rendered-worker-b"
@@ -302,3 +309,83 @@ def test_anything_but_a_digest_is_refused_with_what_to_write(text: str, why: str
     assert isinstance(decide(facts(node=NodeSeen(asked, Handshake(), A))), Refuse), (
         "nothing is touched"
     )
+
+
+MISBAKED = "was built from rendered-worker-x, and the node is asked for rendered-worker-b"
+
+
+def test_an_image_that_was_built_from_another_config_is_refused_before_the_drain() -> None:
+    deployed = replace(staged(), staged_config="rendered-worker-x")
+    decision = decide(facts(record=in_phase(Phase.STAGING), deployed=deployed))
+    assert isinstance(decision, Drop)
+    assert decision.staged_id == "os-1"
+    assert decision.refuse is not None
+    assert MISBAKED in decision.refuse.reason
+    booted = Deployed(booted=DIGEST_B, booted_config="rendered-worker-x")
+    assert MISBAKED in refusal(decide(facts(deployed=booted)))
+
+
+def test_an_image_that_bakes_the_config_or_says_nothing_or_need_not_is_taken() -> None:
+    record = in_phase(Phase.STAGING)
+    for baked in ("", B.config):
+        deployed = replace(staged(), staged_config=baked)
+        assert decide(facts(record=record, deployed=deployed)) == Drain(B, TOKEN)
+    deployed = replace(staged(), staged_config="rendered-worker-x")
+    assert decide(facts(record=record, deployed=deployed, images_bake=False)) == Drain(B, TOKEN)
+
+
+CONFIG_ONLY = Target("rendered-worker-b")
+
+
+def config_only(phase: Phase, level: Level, **changes: object) -> Record:
+    work = Work(writes=True, level=level)
+    return in_phase(phase, target=CONFIG_ONLY, work=work, **changes)
+
+
+def test_a_config_that_disturbs_nothing_is_applied_in_service() -> None:
+    at = facts(record=config_only(Phase.STAGING, Level.RELOAD), node=wanting(CONFIG_ONLY))
+    assert not looks_at_deployments(at, first=False)
+    assert decide(replace(at, deployed=None)) == Apply(CONFIG_ONLY)
+
+
+def test_a_config_that_drains_is_applied_out_of_service_and_without_a_reboot() -> None:
+    record = config_only(Phase.STAGING, Level.DRAIN)
+    at = facts(record=record, node=wanting(CONFIG_ONLY), deployed=None)
+    assert decide(at) == Drain(CONFIG_ONLY, TOKEN)
+    record = config_only(Phase.DRAINING, Level.DRAIN, drain=TOKEN)
+    at = facts(record=record, node=drained(TOKEN, CONFIG_ONLY), deployed=None)
+    assert decide(at) == Apply(CONFIG_ONLY)
+
+
+def test_a_config_that_reboots_is_applied_and_held_first() -> None:
+    record = config_only(Phase.APPLYING, Level.REBOOT, drain=TOKEN)
+    at = facts(record=record, node=drained(TOKEN, CONFIG_ONLY))
+    assert decide(at) == Apply(CONFIG_ONLY)
+    assert decide(replace(at, held=True)) == Reboot(CONFIG_ONLY)
+    booted = replace(at, held=True, boot_id=BOOT_2)
+    assert decide(booted) == Commit(CONFIG_ONLY)
+
+
+def test_files_are_put_back_first_when_another_deployment_is_booted() -> None:
+    record = in_phase(Phase.REBOOTING, drain=TOKEN, reboots=1)
+    at = facts(record=record, boot_id=BOOT_2, node=drained(TOKEN), held=True)
+    assert decide(at) == PutBack()
+    assert decide(replace(at, held=False)) == Stage(B)
+
+
+def test_a_changed_mind_puts_files_back_once_nothing_is_staged_and_before_the_uncordon() -> None:
+    record = in_phase(Phase.RELEASING, drain=TOKEN)
+    at = facts(record=record, node=drained(TOKEN, C), deployed=staged(), held=True)
+    assert decide(at) == Drop("called off", "os-1")
+    dropped = replace(at, deployed=Deployed(booted=DIGEST_A))
+    assert decide(dropped) == PutBack()
+    assert decide(replace(dropped, held=False)) == Resume(UNCORDON)
+
+
+def test_what_was_cut_short_is_put_in_order_before_anything_else() -> None:
+    assert decide(facts(node=None, cut_short=True)) == Recover()
+
+
+def test_a_name_that_is_none_of_a_machine_config_is_refused() -> None:
+    asked = wish.read({key.DESIRED_CONFIG: "../../etc/shadow"})
+    assert isinstance(asked, wish.Unusable)

@@ -46,6 +46,9 @@ IMAGE_SPELLINGS: dict[str, str] = {
     DESIRED_IMAGE: CURRENT_IMAGE,
 }
 
+BAKED_CONFIG_LABEL = "machineconfig"
+"""The label of an OS image that names the rendered config it was built from."""
+
 REASON_LIMIT = 2000
 """Characters kept of a reason; the reference cuts with ``%.2000s``."""
 

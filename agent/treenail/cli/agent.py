@@ -26,7 +26,7 @@ from treenail.daemon.ports import LedgerFile, Ports
 from treenail.daemon.predecessor import Predecessor
 from treenail.daemon.requests import RequestFile
 from treenail.daemon.runner import Runner
-from treenail.daemon.settings import FILE, Drain, Given, Settings, load
+from treenail.daemon.settings import FILE, Drain, Given, ImageFiles, Settings, load
 from treenail.daemon.survey import AskedStates, Survey
 from treenail.daemon.upkeep import Sayings, Upkeep
 from treenail.daemon.wakeup import Wakeup
@@ -148,8 +148,12 @@ class Agent:
         self._loop = Loop(
             ports,
             observer=Observer(
-                ports, drains=settings.drain is Drain.ASK, drain_limit_s=limits.drain_s
+                ports,
+                drains=settings.drain is Drain.ASK,
+                drain_limit_s=limits.drain_s,
+                images_bake=settings.image_files is ImageFiles.BAKED,
             ),
+            images_bake=settings.image_files is ImageFiles.BAKED,
             live=self._live,
             bell=self._bell,
             stop=self._stop,

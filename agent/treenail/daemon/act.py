@@ -63,6 +63,7 @@ class Actor:
         ports: Ports,
         *,
         look_s: float,
+        images_bake: bool,
         on_progress: Callable[[Update | StagedAhead, Progress], Verdict],
         on_record: Callable[[Record], None],
     ) -> None:
@@ -70,7 +71,7 @@ class Actor:
         self._look_s = look_s
         self._on_progress = on_progress
         self._on_record = on_record
-        self._weighing = Weighing(ports)
+        self._weighing = Weighing(ports, images_bake=images_bake)
         self._failed_to_apply = 0
         self._record = records.from_json(ports.ledger.read())
         on_record(self._record)

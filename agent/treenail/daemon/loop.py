@@ -68,6 +68,7 @@ class Loop:
         bell: Wakeup,
         stop: threading.Event,
         pace: Pace,
+        images_bake: bool = True,
     ) -> None:
         self._ports = ports
         self._observer = observer
@@ -76,7 +77,11 @@ class Loop:
         self._stop = stop
         self._pace = pace
         self._actor = Actor(
-            ports, look_s=pace.look_s, on_progress=self._progress, on_record=self._recorded
+            ports,
+            images_bake=images_bake,
+            look_s=pace.look_s,
+            on_progress=self._progress,
+            on_record=self._recorded,
         )
         self._failure: Failure | None = None
         self._told_of_cluster = False

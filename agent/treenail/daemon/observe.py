@@ -18,8 +18,11 @@ SINGLE_REPLICA = "SingleReplica"
 class Observer:
     """Looks at everything a decision may depend on, and asks for nothing it does not need."""
 
-    def __init__(self, ports: Ports, *, drains: bool, drain_limit_s: float) -> None:
+    def __init__(
+        self, ports: Ports, *, drains: bool, drain_limit_s: float, images_bake: bool = True
+    ) -> None:
         self._ports = ports
+        self._images_bake = images_bake
         self._drains = drains
         self._drain_limit_s = drain_limit_s
         self._looked = False
@@ -38,6 +41,7 @@ class Observer:
             deployed=None,
             introduction=self._ports.predecessor.introduction() if unasked else {},
             request=self._ports.requests.read(),
+            images_bake=self._images_bake,
             drains=self._drains and not _single(node),
             drain_limit_s=self._drain_limit_s,
         )
@@ -102,6 +106,8 @@ def deployed(deployments: Deployments, arguments: tuple[str, ...]) -> Deployed:
         arguments=arguments,
         packages=booted.packages if booted else (),
         removed=booted.removed if booted else (),
+        booted_config=booted.labels.get(key.BAKED_CONFIG_LABEL, "") if booted else "",
+        staged_config=staged.labels.get(key.BAKED_CONFIG_LABEL, "") if staged else "",
     )
 
 

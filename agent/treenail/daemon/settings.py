@@ -49,6 +49,15 @@ class Backend(StrEnum):
     BOOTC = "bootc"
 
 
+class ImageFiles(StrEnum):
+    """Where a node in image mode has its config's files and units from."""
+
+    BAKED = "baked"
+    """From the image; one that says it was built from another config is refused."""
+    WRITE = "write"
+    """From the agent, as outside image mode: for images that bake nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How long things may take, and how often they are tried."""
@@ -127,6 +136,7 @@ class Given:
     pull_secret: str | None = None
     internal_pull_secret: str | None = None
     drain: Drain | None = None
+    image_files: ImageFiles | None = None
     backend: Backend | None = None
     log_level: int | None = None
     limits: Limits = Limits()
@@ -148,6 +158,7 @@ class Settings:
     internal_pull_secret: str
     """The pull secret of the cluster's own registry; the file may well be missing."""
     drain: Drain
+    image_files: ImageFiles
     backend: Backend
     log_level: int
     limits: Limits
@@ -190,6 +201,7 @@ def parse(content: bytes, *, where: str) -> Given:
         pull_secret=table.text("pull_secret"),
         internal_pull_secret=table.text("internal_pull_secret"),
         drain=table.choice("drain", {str(drain): drain for drain in Drain}),
+        image_files=table.choice("image_files", {str(each): each for each in ImageFiles}),
         backend=table.choice("backend", {str(backend): backend for backend in Backend}),
         log_level=table.choice("log_level", _LEVELS),
         limits=_limits(table.table("limits")),
@@ -215,6 +227,7 @@ def merged(file: Given, arguments: Given, *, host_name: str) -> Settings:
             "/etc/mco/internal-registry-pull-secret.json",
         ),
         drain=_first(arguments.drain, file.drain, Drain.ASK),
+        image_files=_first(arguments.image_files, file.image_files, ImageFiles.BAKED),
         backend=_first(arguments.backend, file.backend, Backend.AUTO),
         log_level=_first(arguments.log_level, file.log_level, logging.INFO),
         limits=file.limits,

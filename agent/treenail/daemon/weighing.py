@@ -37,8 +37,10 @@ class Due:
 class Weighing:
     """Reads and works out; nothing is changed but the kept copies of configs."""
 
-    def __init__(self, ports: Ports) -> None:
+    def __init__(self, ports: Ports, *, images_bake: bool = True) -> None:
+        """``images_bake``: in image mode there are no files and units to write."""
         self._ports = ports
+        self._images_bake = images_bake
         self._policy: DisruptionPolicy | None = None
 
     def weigh(self, target: Target, origin: Target, deployed: Deployed) -> Work:
@@ -58,7 +60,7 @@ class Weighing:
                 remedy="FIPS mode is chosen when a node is installed: reinstall it, or change the "
                 "MachineConfig back",
             )
-        wish, before = _in_mode(wanted(new), target), _before(old, origin)
+        wish, before = self._in_mode(wanted(new), target), self._before(old, origin)
         change = os_change(before.os, wish.os, deployed.running, image=target.image)
         steps = self._ports.configuration.plan(wish, target.config).steps
         self._ports.configuration.check(steps)
@@ -71,12 +73,12 @@ class Weighing:
         Raises as `weigh` does.
         """
         new = self._ports.configs.kept(target.config) or self._ports.configs.fetch(target.config)
-        wish = _in_mode(wanted(new), target)
+        wish = self._in_mode(wanted(new), target)
         steps = self._ports.configuration.plan(wish, target.config).steps
         if work.reboots:
             return Due(wish, work, steps)
         old = self._ports.configs.known(origin.config)
-        before = _before(old, origin)
+        before = self._before(old, origin)
         now, cost = self._weighed(steps, work.os, (old, before), (new, wish), target)
         if cost.reboots:
             return Due(wish, now, steps)
@@ -125,17 +127,15 @@ class Weighing:
         self._policy = found.policy
         return found.policy
 
+    def _before(self, old: MachineConfig | None, origin: Target) -> Wanted:
+        """What the node was to be; nothing if that can't be told."""
+        if old is None:
+            return Wanted()
+        try:
+            return self._in_mode(wanted(old), origin)
+        except ConfigError as error:
+            log.warning("what %s wanted can't be told: %s", origin.config, error)
+            return Wanted()
 
-def _before(old: MachineConfig | None, origin: Target) -> Wanted:
-    """What the node was to be; nothing if that can't be told."""
-    if old is None:
-        return Wanted()
-    try:
-        return _in_mode(wanted(old), origin)
-    except ConfigError as error:
-        log.warning("what %s wanted can't be told: %s", origin.config, error)
-        return Wanted()
-
-
-def _in_mode(found: Wanted, target: Target) -> Wanted:
-    return in_image_mode(found) if target.image else found
+    def _in_mode(self, found: Wanted, target: Target) -> Wanted:
+        return in_image_mode(found) if target.image and self._images_bake else found

@@ -11,7 +11,7 @@ reboot if it costs a reboot, verify, ask for the uncordon. Two rules hold in eve
   answers or not.
 """
 
-from treenail.errors import DriftError, HostError
+from treenail.errors import ConfigError, DriftError, HostError
 from treenail.update import ahead
 from treenail.update.drifting import remedy, sentence
 from treenail.update.facts import Deployed, Facts, Handshake, NodeSeen
@@ -150,6 +150,8 @@ def _wished(facts: Facts, target: Target) -> Decision:
     as_booted = deployed.booted == expected or not expected
     if record.current == target and as_booted:
         return _unless_drained(facts, Rest(f"at {target}", settled=True))
+    if as_booted and _misbaked(facts, target, deployed.booted_config):
+        return Refuse(_misbaked_error(target, deployed.booted_config))
     if record.current == Target() and _found_at(facts, deployed, target):
         return Adopt(target)
     if target.image and deployed.booted != target.digest:
@@ -162,6 +164,20 @@ def _found_at(facts: Facts, deployed: Deployed, target: Target) -> bool:
     if target.image:
         return deployed.booted == target.digest
     return facts.node is not None and facts.node.claimed == target
+
+
+def _misbaked(facts: Facts, target: Target, baked: str) -> bool:
+    """Whether files and units would be those of another config than the target's."""
+    return facts.images_bake and bool(target.image) and baked not in {"", target.config}
+
+
+def _misbaked_error(target: Target, baked: str) -> ConfigError:
+    return ConfigError(
+        f"the image {target.image} was built from {baked}, and the node is asked for "
+        f"{target.config} beside it",
+        remedy=f"ask for an image that was built from {target.config}, or set image_files in "
+        'agent.toml to "write" if this one bakes nothing',
+    )
 
 
 def _unless_drained(facts: Facts, otherwise: Decision) -> Decision:
@@ -217,13 +233,13 @@ def _before_reboot(facts: Facts, update: Update) -> Decision:
             return _LOOK
         if not work.os.empty and in_effect(work.os, deployed.running):
             return Weigh(target)
-        staging = _staging(update, work, deployed)
+        staging = _staging(facts, update, work, deployed)
         if staging is not None:
             return staging
     return _in_service(facts, update, work) or _out_of_service(facts, update, work)
 
 
-def _staging(update: Update, work: Work, deployed: Deployed) -> Decision | None:
+def _staging(facts: Facts, update: Update, work: Work, deployed: Deployed) -> Decision | None:
     """What there is to do until that is staged, and nothing else, which the update needs."""
     if not deployed.staged_id:
         return None if work.os.empty else Stage(update.target)
@@ -232,6 +248,10 @@ def _staging(update: Update, work: Work, deployed: Deployed) -> Decision | None:
     if not deployed.locked:
         reason = "somebody unlocked the staged deployment while the node was in service"
         return Drop(reason, deployed.staged_id)
+    if _misbaked(facts, update.target, deployed.staged_config):
+        error = _misbaked_error(update.target, deployed.staged_config)
+        bad = Refused(update.target, str(error), error.remedy)
+        return Drop("the image was built from another config", deployed.staged_id, bad)
     return None
 
 
@@ -325,7 +345,7 @@ def _booted(facts: Facts, update: Update, work: Work) -> Decision:
         return PutBack()
     if not stands(facts.node, update):
         return Drop("another target is asked for", _our_staged_id(facts, update))
-    return _staging(update, work, deployed) or Stage(target)
+    return _staging(facts, update, work, deployed) or Stage(target)
 
 
 def _our_staged_id(facts: Facts, update: Update) -> str:

@@ -63,6 +63,10 @@ class Deployed:
     """Those asked for beside the image of the booted deployment."""
     removed: tuple[str, ...] = ()
     """Those of its image that are left out."""
+    booted_config: str = ""
+    """The config that the booted image says it was built from; empty if it says nothing."""
+    staged_config: str = ""
+    """The same of the staged one."""
 
     @property
     def running(self) -> Running:
@@ -91,6 +95,8 @@ class Facts:
     """A change of files was cut short, and is neither put back nor cleaned up after."""
     held: bool = False
     """The update has changed files, which it can still put back."""
+    images_bake: bool = True
+    """In image mode files and units are the image's."""
     drains: bool = True
     """The node is drained before it reboots."""
     drain_limit_s: float = 3600.0
