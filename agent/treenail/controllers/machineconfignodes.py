@@ -69,7 +69,6 @@ class Said:
     image: str = ""
     owner: str = ""
     """The uid of the Node that owns it."""
-    resource_version: str = field(default="", compare=False)
 
     @classmethod
     def from_json(cls, document: Json) -> "Said":
@@ -82,7 +81,6 @@ class Said:
             config=spec.nested("configVersion").text("desired"),
             image=spec.nested("configImage").text("desiredImage"),
             owner=owners[0] if owners else "",
-            resource_version=meta.text("resourceVersion"),
         )
 
 
@@ -157,8 +155,8 @@ class MachineConfigNodes:
         if said is None:
             self._api.create(MACHINECONFIGNODES, body)
             return
+        # On no condition: the spec is ours, and those who report change the rest all the time.
         spec.setdefault("configImage", None)
-        metadata["resourceVersion"] = said.resource_version
         self._api.patch(MACHINECONFIGNODES, name, body)
 
     def _pool_of(self, node: NodeSeen) -> str | None:
