@@ -1,0 +1,118 @@
+"""What the agent relies on of any rpm-ostreed: the lab's, and the one of the host one has.
+
+For the latter set TREENAIL_TEST_OS_IMAGE to the pull spec, by digest, of an image that the host
+may stage. It is staged, locked, and dropped again; nothing reboots.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.contract.os_machines import go_on
+from treenail.clock import SystemClock
+from treenail.host.arguments import split_arguments
+from treenail.host.bus import SystemBus
+from treenail.host.deployments import Change, Deployment
+from treenail.host.rpmostree import RpmOstree
+from treenail.host.rpmostreed import Rpmostreed
+from treenail.host.transaction import Limits
+from treenail.lab.images import make_image
+from treenail.lab.machine.ostreehost import OstreeHost
+
+IMAGE = os.environ.get("TREENAIL_TEST_OS_IMAGE", "")
+A = make_image("os/node", "1.0", 1_000_000)
+B = make_image("os/node", "2.0", 1_000_000)
+ARGUMENTS = ("treenail.test=1", "treenail.test=2", 'treenail.quoted="a b"')
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """An rpm-ostreed on a bus, with nothing pending, and an image for it to stage."""
+
+    bus: SystemBus
+    image: str
+
+    def os(self) -> RpmOstree:
+        return RpmOstree(self.bus, SystemClock())
+
+    def staged(self) -> Deployment:
+        found = self.os().look().staged
+        assert found is not None
+        return found
+
+    def arguments(self, *, pending: bool) -> tuple[str, ...]:
+        daemon = Rpmostreed(self.bus, SystemClock(), Limits(), alive=lambda: None)
+        found = split_arguments(daemon.kernel_options(pending=pending))
+        # Which deployment is to be booted is not known before it is finalized.
+        return tuple(each for each in found if not each.startswith("ostree="))
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("lab", marks=pytest.mark.integration),
+        pytest.param(
+            "host",
+            marks=pytest.mark.skipif(not IMAGE, reason="TREENAIL_TEST_OS_IMAGE is not set"),
+        ),
+    ]
+)
+def host(request: pytest.FixtureRequest) -> Iterator[Host]:
+    if request.param == "host":
+        yield from _emptied(Host(SystemBus(), IMAGE))
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as folder,
+        OstreeHost(Path(folder), booted=A, images=(B,)) as lab,
+    ):
+        yield from _emptied(Host(SystemBus(lab.address), B.pull_spec))
+
+
+def _emptied(host: Host) -> Iterator[Host]:
+    before = host.os().look()
+    assert before.booted is not None
+    assert (before.pending, before.transaction) == (None, None), "something is pending already"
+    yield host
+    after = host.os().look()
+    if after.staged is not None:
+        host.os().drop(after.staged.id)
+    assert host.os().look() == before
+    host.os().release()
+    host.bus.close()
+
+
+def test_image_is_staged_locked_and_not_again(host: Host) -> None:
+    host.os().stage(Change(image=host.image), watch=go_on)
+    first = host.staged()
+    host.os().stage(Change(image=host.image), watch=go_on)
+    assert host.staged() == first
+    assert (first.digest, first.locked) == (host.image.partition("@")[2], True)
+
+
+def test_kernel_arguments_are_staged_locked_and_can_be_taken_back(host: Host) -> None:
+    before = host.arguments(pending=False)
+    host.os().stage(Change(append=ARGUMENTS), watch=go_on)
+    first = host.staged()
+    host.os().stage(Change(append=ARGUMENTS), watch=go_on)
+    assert host.staged() == first
+    assert first.locked
+    assert host.arguments(pending=True) == (*before, *ARGUMENTS)
+    assert host.arguments(pending=False) == before
+
+
+def test_image_and_kernel_arguments_are_one_deployment(host: Host) -> None:
+    host.os().stage(Change(image=host.image, append=ARGUMENTS[:1]), watch=go_on)
+    staged = host.staged()
+    assert (staged.digest, staged.locked) == (host.image.partition("@")[2], True)
+    assert host.arguments(pending=True)[-1] == ARGUMENTS[0]
+
+
+def test_what_is_dropped_is_gone(host: Host) -> None:
+    host.os().stage(Change(append=ARGUMENTS), watch=go_on)
+    staged = host.staged()
+    for _ in range(2):
+        host.os().drop(staged.id)
+        assert host.os().look().staged is None
