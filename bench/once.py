@@ -124,7 +124,7 @@ def _measured(count: int, folder: Path) -> Iterator[Result]:
                 ("no change", "second", -1),
                 ("one changed", "second", count // 2),
             ):
-                _write(config, count, begin, changed)
+                write_config(config, count, begin, changed)
                 if name in loops:
                     loops[name].append(_run(_loop(config, other, each=False)))
                     if count <= EACH_FLUSHED_LIMIT:
@@ -210,7 +210,7 @@ def _directory(path: Path) -> Path:
     return path
 
 
-def _write(config: Path, count: int, begin: str, changed: int) -> None:
+def write_config(config: Path, count: int, begin: str, changed: int) -> None:
     owner = {"user": {"id": os.geteuid()}, "group": {"id": os.getegid()}}
 
     def entry(number: int) -> dict[str, object]:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench.result import Result
 
-MODULES = ("imports", "decode", "node", "render", "rollout", "once")
+MODULES = ("imports", "decode", "node", "render", "rollout", "once", "drift")
 ROOT = Path(__file__).parent.parent
 
 

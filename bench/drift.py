@@ -1,0 +1,80 @@
+"""A full check of 10,000 files for drift: nothing drifted, and every hundredth.
+
+Every file is read and its digest compared, as at the agent's start. Reading the config is told
+apart: the agent does it when the config changes.
+"""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from bench.once import ROOT, write_config
+from bench.result import Result
+
+COUNT = 10_000
+TIMES = 5
+
+_PROGRAM = """
+import contextlib, io, sys, time
+from pathlib import Path
+from treenail.cli.files import machine_config
+from treenail.cli.main import main
+from treenail.config.wanted import wanted
+from treenail.daemon.drift import Asked, DriftCheck
+from treenail.host.files import Files
+from treenail.host.root import Root
+from treenail.host.units import Units
+
+config, top, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+with contextlib.redirect_stdout(io.StringIO()):
+    assert main(["once", config, "--root", top]) == 0
+
+class Booted:
+    def arguments(self):
+        return ()
+    def packages(self):
+        return None
+
+def checked(asked, expected):
+    begun = time.perf_counter()
+    found = DriftCheck(root, Units(Files(root)), Booted()).everything(asked)
+    taken_s = time.perf_counter() - begun
+    assert len(found) == expected, len(found)
+    return taken_s
+
+root = Root(top)
+begun = time.perf_counter()
+asked = Asked.of(wanted(machine_config(config)))
+read_s = time.perf_counter() - begun
+clean_s = checked(asked, 0)
+for path in list(asked.entries)[::100]:
+    Path(top + path).write_text("another")
+print(read_s, clean_s, checked(asked, count // 100))
+"""
+
+
+def measure(_seconds: float) -> Iterator[Result]:
+    (ROOT / "build").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
+        runs = list(zip(*(_run(Path(folder), time) for time in range(TIMES)), strict=True))
+    read_s, clean_s, drifted_s = map(median, runs)
+    yield Result(f"drift, {COUNT} files: nothing drifted", "s", clean_s, 1.0)
+    yield Result("  every hundredth drifted", "s", drifted_s, 1.0)
+    yield Result("  reading the config", "s", read_s)
+
+
+def _run(folder: Path, time: int) -> list[float]:
+    config, top = folder / "config.json", folder / str(time)
+    write_config(config, COUNT, "some", changed=-1)
+    top.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, config, top, str(COUNT)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=600,
+    )
+    return [float(word) for word in done.stdout.split()]
