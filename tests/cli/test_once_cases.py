@@ -1,0 +1,269 @@
+"""Cases that went wrong on other people's nodes, by the whole command, on directories."""
+
+import base64
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from treenail.cli.main import main
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
+
+UNITS = "etc/systemd/system"
+WANTED_BY = "[Install]\nWantedBy=multi-user.target\n"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    top = tmp_path / "root"
+    for directory in ("home/core", "usr/lib/systemd/system-preset", UNITS):
+        (top / directory).mkdir(parents=True)
+    (top / "etc/passwd").write_text("core:x:1000:1001::/home/core:/bin/sh\n")
+    (top / "etc/group").write_text("core:x:1001:\n")
+    (top / "etc/shadow").write_text("core:*:1::::::\n")
+    (top / "etc/motd").write_text("the vendor's")
+    return top
+
+
+class Node:
+    def __init__(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.root = root
+        self.capsys = capsys
+
+    def bring(self, **sections: object) -> list[str]:
+        """The steps and notes; the second time there are no steps."""
+        config = self.root.parent / "config.json"
+        config.write_text(json.dumps({"ignition": {"version": "3.4.0"}, **sections}))
+        found = self._once(config)
+        assert self._once(config)["steps"] == []
+        return [*found["steps"], *found["notes"]]
+
+    def _once(self, config: Path) -> dict[str, list[str]]:
+        self.capsys.readouterr()
+        assert main(["once", str(config), "--root", str(self.root), "--json"]) == 0
+        found: dict[str, list[str]] = json.loads(self.capsys.readouterr().out)
+        return found
+
+    def seen(self, path: str) -> tuple[str, str] | None:
+        """Mode and content, or a link's text."""
+        place = self.root / path
+        if place.is_symlink():
+            return "link", str(place.readlink())
+        if not place.exists():
+            return None
+        mode = stat.filemode(place.stat().st_mode)
+        return mode, place.read_text() if place.is_file() else ""
+
+    def owner(self, path: str) -> tuple[int, int]:
+        status = (self.root / path).lstat()
+        return status.st_uid, status.st_gid
+
+
+@pytest.fixture
+def node(root: Path, capsys: pytest.CaptureFixture[str]) -> Node:
+    return Node(root, capsys)
+
+
+def files(*paths: str, text: str = "ours") -> dict[str, object]:
+    source = "data:;base64," + base64.b64encode(text.encode()).decode()
+    return {"files": [{"path": f"/{path}", "contents": {"source": source}} for path in paths]}
+
+
+def unit(name: str = "a.service", **fields: object) -> dict[str, object]:
+    return {"units": [{"name": name, **fields}]}
+
+
+def test_a_file_of_the_vendor_is_back_when_the_config_lets_go_of_it_and_no_trace_of_ours(node):
+    node.bring(storage=files("etc/motd", "etc/only-ours", "etc/dir/only-ours"))
+    node.bring()
+    assert node.seen("etc/motd") == ("-rw-r--r--", "the vendor's")
+    assert node.seen("etc/only-ours") is None
+    assert not [path for path in node.root.rglob("*") if path.name.endswith(".original")]
+
+
+def test_a_dangling_link_is_kept_and_comes_back(node):
+    (node.root / "etc/link").symlink_to("nowhere")
+    node.bring(storage=files("etc/link"))
+    assert node.seen("etc/link") == ("-rw-r--r--", "ours")
+    node.bring()
+    assert node.seen("etc/link") == ("link", "nowhere")
+
+
+def test_a_dangling_link_that_the_daemon_kept_comes_back(node):
+    kept = node.root / "etc/machine-config-daemon/orig/etc/motd.mcdorig"
+    kept.parent.mkdir(parents=True)
+    kept.symlink_to("nowhere")
+    node.bring(storage=files("etc/motd"))
+    assert node.seen("etc/motd") == ("-rw-r--r--", "ours")
+    node.bring()
+    assert node.seen("etc/motd") == ("link", "nowhere")
+
+
+def test_a_link_in_the_place_of_a_file_is_replaced_and_what_it_leads_to_is_left(node):
+    (node.root / "etc/link").symlink_to("motd")
+    node.bring(storage=files("etc/link"))
+    assert node.seen("etc/link") == ("-rw-r--r--", "ours")
+    assert node.seen("etc/motd") == ("-rw-r--r--", "the vendor's")
+
+
+def test_a_pull_secret_is_never_kept(node):
+    secret = node.root / "var/lib/kubelet/config.json"
+    secret.parent.mkdir(parents=True)
+    secret.write_text("an old secret")
+    node.bring(storage=files("var/lib/kubelet/config.json"))
+    copies = [path for path in node.root.rglob("*") if path.is_file() and path != secret]
+    assert not [path for path in copies if "an old secret" in path.read_text()]
+
+
+def test_a_file_that_becomes_a_dropin_stays_and_back_again(node):
+    path = f"{UNITS}/a.service.d/x.conf"
+    node.bring(storage=files(path, text="[Unit]\n"))
+    dropins = [{"name": "x.conf", "contents": "[Unit]\n"}]
+    node.bring(systemd=unit(dropins=dropins))
+    assert node.seen(path) == ("-rw-r--r--", "[Unit]\n")
+    node.bring(storage=files(path, text="[Unit]\n"))
+    assert node.seen(path) == ("-rw-r--r--", "[Unit]\n")
+
+
+def test_certificates_outlive_the_config_that_brought_them(node):
+    path = "etc/docker/certs.d/registry/ca.crt"
+    node.bring(storage=files(path))
+    node.bring()
+    assert node.seen(path) == ("-rw-r--r--", "ours")
+
+
+def test_a_config_of_megabytes_is_applied(node):
+    node.bring(storage=files("etc/large", text="x" * 3_000_000))
+    assert (node.root / "etc/large").stat().st_size == 3_000_000
+
+
+def test_a_unit_that_nobody_has_is_noted_and_left_alone(node):
+    assert node.bring(systemd=unit(enabled=True)) == [
+        "remember what belongs to the config",
+        "there is no unit a.service on this machine: it is not enabled",
+    ]
+
+
+def test_a_unit_of_the_vendor_is_enabled_and_comes_back_to_its_preset(node):
+    vendor = node.root / "usr/lib/systemd/system"
+    vendor.mkdir()
+    (vendor / "a.service").write_text(WANTED_BY)
+    (node.root / "usr/lib/systemd/system-preset/1.preset").write_text("disable *\n")
+    link = f"{UNITS}/multi-user.target.wants/a.service"
+    node.bring(systemd=unit(enabled=True))
+    assert node.seen(link) == ("link", "/usr/lib/systemd/system/a.service")
+    node.bring()
+    assert node.seen(link) is None
+
+
+@pytest.mark.parametrize("contents", ["", None])
+def test_an_empty_dropin_does_not_exist(node, contents):
+    path = f"{UNITS}/a.service.d/x.conf"
+    node.bring(systemd=unit(dropins=[{"name": "x.conf", "contents": "[Unit]\n"}]))
+    node.bring(systemd=unit(dropins=[{"name": "x.conf", "contents": contents}]))
+    assert node.seen(path) is None
+
+
+def test_a_mask_wins_over_contents_and_is_lifted_again(node):
+    path = f"{UNITS}/a.service"
+    node.bring(systemd=unit(mask=True, contents=WANTED_BY))
+    assert node.seen(path) == ("link", "/dev/null")
+    node.bring(systemd=unit(mask=False, contents=WANTED_BY, enabled=True))
+    assert node.seen(path) == ("-rw-r--r--", WANTED_BY)
+    assert node.seen(f"{UNITS}/multi-user.target.wants/a.service") is not None
+    node.bring(systemd=unit(mask=True))
+    assert node.seen(path) == ("link", "/dev/null")
+    node.bring(systemd=unit(mask=False))
+    assert node.seen(path) is None
+
+
+def test_a_unit_that_others_are_to_want_is_wanted_by_those_alone(node):
+    node.bring(systemd=unit(enabled=True, contents=WANTED_BY))
+    node.bring(systemd=unit(enabled=True, contents=WANTED_BY.replace("multi-user", "other")))
+    links = sorted(path.parent.name for path in node.root.glob(f"{UNITS}/*.wants/*"))
+    assert links == ["other.target.wants"]
+
+
+def test_a_unit_that_nothing_is_said_of_is_in_no_step(node):
+    units = {"units": [{"name": f"{n}.service", "contents": WANTED_BY, "enabled": True}
+                       for n in "ab"]}  # fmt: skip
+    node.bring(systemd=units)
+    units["units"][0]["contents"] += "# changed\n"
+    steps = node.bring(systemd=units)
+    assert [step for step in steps if "a.service" in step] != []
+    assert [step for step in steps if "b.service" in step] == []
+
+
+KEYS = "home/core/.ssh/authorized_keys.d/ignition"
+
+
+def core(**fields: object) -> dict[str, object]:
+    return {"users": [{"name": "core", **fields}]}
+
+
+@pytest.mark.parametrize("before", ["nothing", "of root", "too open", "without directory"])
+def test_keys_stand_where_sshd_believes_them(node, before):
+    ssh = node.root / "home/core/.ssh"
+    if before != "nothing":
+        ssh.mkdir(0o755)
+        (ssh / "known_hosts").write_text("theirs")
+    if before in {"of root", "too open"}:
+        (ssh / "authorized_keys.d").mkdir(0o777)
+    if before == "too open":
+        for path in (ssh, ssh / "authorized_keys.d"):
+            os.chown(path, 1000, 1001)
+            path.chmod(0o777)
+    node.bring(passwd=core(sshAuthorizedKeys=["ssh-rsa A", "ssh-rsa B"]))
+    assert node.seen(KEYS) == ("-rw-------", "ssh-rsa A\nssh-rsa B\n")
+    assert node.seen("home/core/.ssh") == ("drwx------", "")
+    assert node.seen("home/core/.ssh/authorized_keys.d") == ("drwx------", "")
+    for path in ("home/core/.ssh", "home/core/.ssh/authorized_keys.d", KEYS):
+        assert node.owner(path) == (1000, 1001)
+    if before != "nothing":
+        assert node.seen("home/core/.ssh/known_hosts") == ("-rw-r--r--", "theirs")
+
+
+def test_keys_change_without_the_password_and_the_password_without_keys(node):
+    node.bring(passwd=core(sshAuthorizedKeys=["A"], passwordHash="$6$one"))
+    steps = node.bring(passwd=core(sshAuthorizedKeys=["B"], passwordHash="$6$one"))
+    assert steps == ["write 1 SSH keys of core: others are there"]
+    steps = node.bring(passwd=core(sshAuthorizedKeys=["B"], passwordHash="$6$two"))
+    assert steps == ["set the password of core: the config has another"]
+
+
+def test_users_who_are_let_go_of_have_no_keys_and_a_locked_password(node):
+    node.bring(passwd=core(sshAuthorizedKeys=["A"], passwordHash="$6$one"))
+    node.bring()
+    assert node.seen(KEYS) == ("-rw-------", "")
+    assert (node.root / "etc/shadow").read_text().startswith("core:*:")
+
+
+def test_another_user_than_core_is_left_alone_and_noted(node):
+    shadow = (node.root / "etc/shadow").read_text()
+    notes = node.bring(passwd={"users": [{"name": "eve", "passwordHash": "$6$one"}]})
+    assert [note for note in notes if note.startswith("user eve is left out")] != []
+    assert (node.root / "etc/shadow").read_text() == shadow
+
+
+def test_a_file_that_somebody_changed_is_written_again_and_one_that_was_touched_is_not(node):
+    node.bring(storage=files("etc/a", "etc/b", "etc/c"))
+    os.utime(node.root / "etc/a", (1, 1))
+    (node.root / "etc/b").chmod(0o600)
+    (node.root / "etc/c").unlink()
+    assert node.bring(storage=files("etc/a", "etc/b", "etc/c")) == [
+        "write /etc/b (0644): mode 0644 instead of 0600",
+        "write /etc/c (0644): nothing is there",
+    ]
+
+
+def test_hard_links_follow_their_file(node):
+    links = [{"path": "/usr/lib/x", "target": "/etc/a", "hard": True}]
+    for text in ("one", "two"):
+        node.bring(storage={**files("etc/a", text=text), "links": links})
+        assert (node.root / "usr/lib/x").samefile(node.root / "etc/a")
+        assert node.seen("usr/lib/x") == ("-rw-r--r--", text)
+    node.bring()
+    assert node.seen("usr/lib/x") is None
