@@ -11,25 +11,18 @@ reboot if it costs a reboot, verify, ask for the uncordon. Two rules hold in eve
   answers or not.
 """
 
-from treenail.errors import ConfigError, DriftError, HostError
 from treenail.update import ahead
-from treenail.update.drifting import remedy, sentence
-from treenail.update.facts import Deployed, Facts, Handshake, NodeSeen
+from treenail.update.facts import Deployed, Facts, NodeSeen
 from treenail.update.moves import (
-    Adopt,
     Apply,
     Close,
     Commit,
     Decision,
     Drain,
     Drop,
-    Forgive,
-    Heal,
-    Introduce,
     PutBack,
     Reboot,
     Recover,
-    Refuse,
     Rest,
     Resume,
     Stage,
@@ -37,15 +30,14 @@ from treenail.update.moves import (
     Weigh,
 )
 from treenail.update.oschange import in_effect
-from treenail.update.record import Phase, Refused, Target, Update
-from treenail.update.request import Kind, Request, cancels, refused
-from treenail.update.wish import Unusable, Wish
+from treenail.update.record import Phase, Refused, Update
+from treenail.update.request import cancels, refused
+from treenail.update.resting import LOOK, misbaked, misbaked_error, refuse_foreign, without_update
+from treenail.update.wish import Wish
 from treenail.update.work import Work
 
 REBOOTS_ALLOWED = 3
 """Reboots into one target before it is refused: a power cut may take one, a broken boot all."""
-
-_LOOK = Wait("waiting for a look at the deployments")
 
 
 def decide(facts: Facts) -> Decision:
@@ -56,7 +48,7 @@ def decide(facts: Facts) -> Decision:
         return Recover()
     update = facts.record.update
     if update is None:
-        return _without_update(facts)
+        return without_update(facts)
     match update.phase:
         case Phase.STAGING | Phase.DRAINING | Phase.APPLYING:
             return _before_reboot(facts, update)
@@ -107,107 +99,6 @@ def uncordon_token(config: str) -> str:
     return f"uncordon-{config}"
 
 
-def _without_update(facts: Facts) -> Decision:
-    if facts.node is None:
-        return Wait("waiting for the API server to show this Node")
-    wish = facts.node.wish
-    if isinstance(wish, Unusable):
-        return Refuse(wish.error)
-    if not isinstance(wish, Wish):
-        if facts.introduction and not facts.node.claimed.config:
-            return Introduce(facts.introduction)
-        return Rest("no config is asked of this node")
-    if facts.forced:
-        return _LOOK if facts.deployed is None else Weigh(wish.target)
-    bad = facts.record.refused
-    if bad is not None:
-        if bad.target != wish.target or facts.request == Request(Kind.FORGIVE):
-            return Forgive()
-        return _unless_drained(facts, Refuse(HostError(bad.reason, remedy=bad.remedy)))
-    return _drifted(facts) or ahead.beside(facts, _wished(facts, wish.target), wish.target)
-
-
-def _drifted(facts: Facts) -> Decision | None:
-    """What there is to do about drift before anything else is done; None when nothing is."""
-    drift, config = facts.drift, facts.record.current.config
-    if drift.healed:
-        return Heal(drift.healed)
-    if not drift.blocking:
-        return None
-    error = DriftError(
-        sentence(drift.blocking, config, drift.fought),
-        remedy=remedy(drift.blocking, drift.fought),
-    )
-    return _unless_drained(facts, Refuse(error))
-
-
-def _wished(facts: Facts, target: Target) -> Decision:
-    record, deployed = facts.record, facts.deployed
-    if deployed is None:
-        # It is looked at whenever the wish is not what is current.
-        return _unless_drained(facts, Rest(f"at {target}", settled=True))
-    expected = target.digest or record.booted
-    as_booted = deployed.booted == expected or not expected
-    if record.current == target and as_booted:
-        return _unless_drained(facts, Rest(f"at {target}", settled=True))
-    if as_booted and _misbaked(facts, target, deployed.booted_config):
-        return Refuse(_misbaked_error(target, deployed.booted_config))
-    if record.current == Target() and _found_at(facts, deployed, target):
-        return Adopt(target)
-    if target.image and deployed.booted != target.digest:
-        return _foreign(deployed, target) or Weigh(target)
-    return Weigh(target)
-
-
-def _found_at(facts: Facts, deployed: Deployed, target: Target) -> bool:
-    """Whether a machine that nobody has a record of is the target: by its image, or as claimed."""
-    if target.image:
-        return deployed.booted == target.digest
-    return facts.node is not None and facts.node.claimed == target
-
-
-def _misbaked(facts: Facts, target: Target, baked: str) -> bool:
-    """Whether files and units would be those of another config than the target's."""
-    return facts.images_bake and bool(target.image) and baked not in {"", target.config}
-
-
-def _misbaked_error(target: Target, baked: str) -> ConfigError:
-    return ConfigError(
-        f"the image {target.image} was built from {baked}, and the node is asked for "
-        f"{target.config} beside it",
-        remedy=f"ask for an image that was built from {target.config}, or set image_files in "
-        'agent.toml to "write" if this one bakes nothing',
-    )
-
-
-def _unless_drained(facts: Facts, otherwise: Decision) -> Decision:
-    """Take back a drain that nothing under way needs: one from before the ledger was lost."""
-    handshake = facts.node.handshake if facts.node else Handshake()
-    if handshake.drain_asked:
-        return Resume("uncordon-" + handshake.asked.removeprefix("drain-"))
-    if handshake.asked and not handshake.settled:
-        return Wait("waiting for the uncordon")
-    return otherwise
-
-
-def _foreign(deployed: Deployed, target: Target) -> Refuse | None:
-    """Somebody else's staged deployment is in the way; it is not ours to drop."""
-    if not deployed.staged_id:
-        return None
-    if target.image and deployed.staged == target.digest and deployed.locked:
-        return None
-    return _refuse_foreign(deployed)
-
-
-def _refuse_foreign(deployed: Deployed) -> Refuse:
-    return Refuse(
-        HostError(
-            f"deployment {deployed.staged_id} is staged on this machine, and not by treenail",
-            remedy="drop it with 'rpm-ostree cleanup --pending', or reboot into it",
-        )
-    )
-
-
 def _ours(update: Update, work: Work, deployed: Deployed) -> bool:
     """Whether we staged what is staged; where that was not noted, by what we had asked for."""
     if update.staged_id:
@@ -230,7 +121,7 @@ def _before_reboot(facts: Facts, update: Update) -> Decision:
         return _booted(facts, update, work)
     if work.reboots:
         if deployed is None:
-            return _LOOK
+            return LOOK
         if not work.os.empty and in_effect(work.os, deployed.running):
             return Weigh(target)
         staging = _staging(facts, update, work, deployed)
@@ -244,12 +135,12 @@ def _staging(facts: Facts, update: Update, work: Work, deployed: Deployed) -> De
     if not deployed.staged_id:
         return None if work.os.empty else Stage(update.target)
     if work.os.empty or not _ours(update, work, deployed):
-        return _refuse_foreign(deployed)
+        return refuse_foreign(deployed)
     if not deployed.locked:
         reason = "somebody unlocked the staged deployment while the node was in service"
         return Drop(reason, deployed.staged_id)
-    if _misbaked(facts, update.target, deployed.staged_config):
-        error = _misbaked_error(update.target, deployed.staged_config)
+    if misbaked(facts, update.target, deployed.staged_config):
+        error = misbaked_error(update.target, deployed.staged_config)
         bad = Refused(update.target, str(error), error.remedy)
         return Drop("the image was built from another config", deployed.staged_id, bad)
     return None
@@ -305,10 +196,10 @@ def _rebooting(facts: Facts, update: Update) -> Decision:
     if not stands(facts.node, update):
         return Drop("another target is asked for", _our_staged_id(facts, update))
     if deployed is None:
-        return _LOOK
+        return LOOK
     staged_id = _our_staged_id(facts, update)
     if deployed.staged_id and not staged_id:
-        return _refuse_foreign(deployed)
+        return refuse_foreign(deployed)
     if not staged_id and not work.os.empty:
         return Stage(target)
     reboot = Reboot(target, staged_id)
@@ -326,7 +217,7 @@ def _booted(facts: Facts, update: Update, work: Work) -> Decision:
     """After a boot of an update that had changed files, or unlocked what it staged."""
     target, deployed = update.target, facts.deployed
     if deployed is None and not work.os.empty:
-        return _LOOK
+        return LOOK
     if deployed is None or in_effect(work.os, deployed.running):
         return Commit(target)
     if update.reboots >= REBOOTS_ALLOWED:
@@ -358,7 +249,7 @@ def _our_staged_id(facts: Facts, update: Update) -> str:
 
 def _releasing(facts: Facts, update: Update) -> Decision:
     if facts.deployed is None and looks_at_deployments(facts, first=False):
-        return _LOOK
+        return LOOK
     if staged_id := _our_staged_id(facts, update):
         return Drop("called off", staged_id)
     if facts.held:
