@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
+from pathlib import Path
 
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Entry, Found, MemoryDisk, Tree
@@ -29,9 +30,17 @@ from treenail.host.units import Links, Units
 from treenail.host.users import Shadow
 from treenail.update.plan import Plan, plan
 
-# Nothing is there on the real disk, so that no link of it is followed.
 TOP = "/no-such-root"
-ROOT = Root(TOP)
+
+
+class Unlinked(Root):
+    """Without links on the way, for which the real disk would be asked."""
+
+    def _resolve(self, below: str, *, follow: bool) -> Path:
+        return self.prefix / below.lstrip("/")
+
+
+ROOT = Unlinked(TOP)
 LABEL = (("security.selinux", b"system_u:object_r:etc_t:s0\0"), ("user.note", b"kept"))
 
 

@@ -75,10 +75,11 @@ class Node:
         self.flushed_entries = dict(self.entries)
         self.pending.clear()
 
-    def everything(self) -> Iterator["Node"]:
-        yield self
-        for below in self.entries.values():
-            yield from below.everything()
+    def everything(self) -> list["Node"]:
+        found = [self]
+        for node in found:
+            found += node.entries.values()
+        return found
 
     def outcomes(self) -> list[Outcome]:
         """What the disk may have of this after a power cut.
@@ -87,6 +88,8 @@ class Node:
         any of the changes to a directory. What was flushed before more was added stays.
         """
         now = (self.inode, self.content)
+        if self.flushed == now and not self.pending:
+            return [(*now, self.flushed_entries)]
         kept = self.flushed[1] if self.flushed else b""
         if not self.content.startswith(kept):
             kept = b""
@@ -263,7 +266,7 @@ class MemoryDisk(Disk):
 
     def sync_filesystem(self, descriptor: int) -> None:
         self._count()
-        self._flush(list(self.root.everything()))
+        self._flush(self.root.everything())
 
     def replace(self, path: Place, target: Place) -> None:
         self._count()
