@@ -91,6 +91,7 @@ def test_the_manual_names_every_limit_with_its_default() -> None:
         ("treenail", "run", "treenail.8"),
         ("treenail", "status", "treenail.8"),
         ("treenail", "plan", "treenail.8"),
+        ("treenail", "drift", "treenail.8"),
         ("treenail", "why", "treenail.8"),
         ("treenail", "history", "treenail.8"),
         ("treenail", "cancel", "treenail.8"),

@@ -96,7 +96,7 @@ def test_bundle_has_every_part_and_no_secret(root: Path, tmp_path: Path) -> None
         "failed-units",
         *(f"journal/{unit}" for unit in UNITS),
     }
-    assert set(bundle.missing) - {"deployments.json"} == {"node.json", "plan.json"}
+    assert set(bundle.missing) - {"deployments.json"} == {"node.json", "plan.json", "drift.json"}
     bundle.write(str(tmp_path / "x.tar.gz"))
     packed = (tmp_path / "x.tar.gz").read_bytes()
     assert CANARY.encode() not in gzip.decompress(packed)

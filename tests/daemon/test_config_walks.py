@@ -175,6 +175,26 @@ def test_files_of_an_update_that_is_called_off_are_as_they_were(turns: int) -> N
     assert_at_rest(world, NEXT)
 
 
+def test_what_drifted_is_put_right_when_a_person_asks_for_it() -> None:
+    world = world_at(STOCK)
+    tree = dict(world.disk.tree())
+    tree |= {TOP + path: tree[TOP + path]._replace(content=b"other") for path in (APP, BAKED)}
+    world.disk.replace_by(tree)
+    node = Node(world)
+    node.turn()
+    assert "treenail drift --heal" in world.annotations[key.REASON]
+    world.request = Request(Kind.HEAL, paths=(APP,))
+    node.turn()
+    assert world.request is None
+    assert (world.file(APP), world.file(BAKED)) == (b"stock", b"other")
+    world.request = Request(Kind.HEAL, paths=("/etc/as-it-should-be",))
+    node.turn()
+    assert world.request is None
+    world.request = Request(Kind.HEAL, paths=(BAKED,))
+    node.settle()
+    assert_at_rest(world, STOCK)
+
+
 def ask_for_another_and_back(node: Node, target: Target) -> None:
     for asked in (A if target == B else B, target):
         node.world.ask_for(asked)

@@ -8,7 +8,14 @@ from treenail.errors import ConfigError
 from treenail.update.request import Kind, Request, from_json, to_json
 
 
-@pytest.mark.parametrize("request_", [Request(Kind.CANCEL, "1" * 32), Request(Kind.FORGIVE)])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request(Kind.CANCEL, "1" * 32),
+        Request(Kind.FORGIVE),
+        Request(Kind.HEAL, paths=("/etc/a", "b.service")),
+    ],
+)
 def test_request_is_read_as_it_was_written(request_: Request) -> None:
     assert from_json(json.loads(json.dumps(to_json(request_)))) == request_
 

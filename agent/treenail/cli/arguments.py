@@ -30,6 +30,7 @@ def parser() -> Parser:
         _run,
         _status,
         _plan,
+        _drift,
         _why,
         _history,
         _cancel,
@@ -89,6 +90,23 @@ def _plan(commands: "argparse._SubParsersAction[Parser]") -> None:
     _root(plan)
     _config(plan)
     _json(plan)
+
+
+def _drift(commands: "argparse._SubParsersAction[Parser]") -> None:
+    drift = commands.add_parser(
+        "drift",
+        help="show what is not as the current config says, and put it right",
+        description="Show what is not as the current config says: by path and attribute, with the "
+        "difference of contents (secrets withheld) and what it leads to. Exit code 0: nothing, "
+        "4: something.",
+    )
+    drift.set_defaults(module="treenail.cli.drift")
+    drift.add_argument(
+        "--heal", metavar="PATH", nargs="+", default=[], help="have these as the config says"
+    )
+    _root(drift)
+    _config(drift)
+    _json(drift)
 
 
 def _why(commands: "argparse._SubParsersAction[Parser]") -> None:

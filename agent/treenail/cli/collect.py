@@ -85,6 +85,7 @@ def collect(
     bundle.document("deployments.json", partial(_deployments, root, clock))
     bundle.document("bootc.json", partial(_bootc, programs))
     bundle.document("plan.json", partial(_plan, root, config, clock))
+    bundle.document("drift.json", partial(_drift, root, config, clock))
     bundle.document("node.json", partial(_node, root, config, clock))
     bundle.records("failed-units", partial(_failed, programs))
     for unit in UNITS:
@@ -167,6 +168,12 @@ def _deployments(root: Root, clock: Clock) -> Json:
 def _plan(root: Root, config: str | None, clock: Clock) -> Json:
     found, notes = node_plan(root, config, None, clock)
     return {**preview.document(found), "notes": list(notes)}
+
+
+def _drift(root: Root, config: str | None, clock: Clock) -> object:
+    from treenail.cli.drift import documents
+
+    return documents(root, config, clock)
 
 
 def _bootc(programs: Programs) -> object:

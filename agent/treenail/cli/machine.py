@@ -2,9 +2,22 @@
 
 from treenail.clock import SystemClock
 from treenail.daemon.runner import Runner
-from treenail.daemon.survey import AskedStates, Survey
+from treenail.daemon.survey import AskedStates, Survey, UnitStates
+from treenail.host.files import Files
 from treenail.host.root import Root
+from treenail.host.units import Units
 from treenail.host.users import Shadow
+
+
+def unit_states(root: Root, *, running: bool) -> UnitStates:
+    """Who knows whether units are enabled: systemd, or their files."""
+    if not running:
+        return Units(Files(root))
+    # As below.
+    from treenail.host.bus import SystemBus
+    from treenail.host.systemd import Systemd
+
+    return AskedStates(Systemd(SystemBus(), SystemClock()))
 
 
 def survey_and_runner(root: Root, *, running: bool) -> tuple[Survey, Runner]:

@@ -32,12 +32,8 @@ def cancel(arguments: argparse.Namespace) -> int:
         raise HostError("no update of this node is under way")
     _refuse_late(update)
     boot_id = Kernel(root).boot_id()
-    _ask(
-        root,
-        Request(Kind.CANCEL, update.id),
-        clock,
-        lambda record: called_off(record, boot_id=boot_id, now=clock.now()),
-    )
+    if not asked(root, Request(Kind.CANCEL, update.id), clock):
+        _change(ledger, lambda record: called_off(record, boot_id=boot_id, now=clock.now()))
     after = _read(ledger).update
     if after is not None and after.id == update.id and after.phase is not Phase.RELEASING:
         _refuse_late(after)
@@ -52,10 +48,12 @@ def cancel(arguments: argparse.Namespace) -> int:
 def forgive(arguments: argparse.Namespace) -> int:
     """Have a refused target tried again."""
     root = Root(arguments.root or "/")
-    refused = _read(Ledger(root)).refused
+    ledger = Ledger(root)
+    refused = _read(ledger).refused
     if refused is None:
         raise HostError("this node refuses no target")
-    _ask(root, Request(Kind.FORGIVE), SystemClock(), lambda record: replace(record, refused=None))
+    if not asked(root, Request(Kind.FORGIVE), SystemClock()):
+        _change(ledger, lambda record: replace(record, refused=None))
     if arguments.json:
         print(json.dumps({"forgiven": _target(refused.target)}))
         return 0
@@ -63,14 +61,11 @@ def forgive(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _ask(root: Root, request: Request, clock: Clock, instead: Callable[[Record], Record]) -> None:
-    """Return once the agent has answered; where none runs, ``instead`` is done to its record."""
-    ledger = Ledger(root)
-    pid = ledger.holder()
+def asked(root: Root, request: Request, clock: Clock) -> bool:
+    """Whether an agent runs, which then has answered; raises `HostError` when it does not."""
+    pid = Ledger(root).holder()
     if pid is None:
-        with ledger.lock():
-            ledger.write(records.to_json(instead(_read(ledger))))
-        return
+        return False
     requests = RequestFile(Files(root))
     requests.leave(request)
     with suppress(ProcessLookupError):
@@ -84,6 +79,13 @@ def _ask(root: Root, request: Request, clock: Clock, instead: Callable[[Record],
                 remedy="it is busy with a step that it finishes first; see: treenail status",
             )
         clock.sleep(_LOOK_S)
+    return True
+
+
+def _change(ledger: Ledger, change: Callable[[Record], Record]) -> None:
+    """Do to the record what an agent would, while none runs."""
+    with ledger.lock():
+        ledger.write(records.to_json(change(_read(ledger))))
 
 
 def _read(ledger: Ledger) -> Record:

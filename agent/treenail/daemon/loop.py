@@ -23,7 +23,7 @@ from treenail.update.decide import decide, stands
 from treenail.update.facts import Facts
 from treenail.update.moves import Decision, Reboot, Refuse, Wait
 from treenail.update.record import Record, StagedAhead, Update
-from treenail.update.request import answered, cancels
+from treenail.update.request import Kind, answered, cancels
 from treenail.update.status import Event, reason_text, report
 
 log = logging.getLogger(__name__)
@@ -106,6 +106,13 @@ class Loop:
         self._refresh_credentials()
         self._answer()
         facts, decision = self._see()
+        try:
+            return self._carry_out(facts, decision)
+        finally:
+            if facts.request is not None and facts.request.kind is Kind.HEAL:
+                self._ports.requests.drop()
+
+    def _carry_out(self, facts: Facts, decision: Decision) -> float:
         self._note(decision)
         told = self._tell(facts, decision)
         pending = self._pending(decision)

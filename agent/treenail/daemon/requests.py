@@ -10,7 +10,7 @@ from treenail.update.request import Request, from_json, to_json
 log = logging.getLogger(__name__)
 
 PATH = "/run/treenail/request.json"
-_LIMIT = 4096
+_LIMIT = 1024 * 1024
 
 
 class RequestFile:

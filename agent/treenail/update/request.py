@@ -1,4 +1,4 @@
-"""What a person on the machine asks of the agent: call the update off, or try again."""
+"""What a person on the machine asks of the agent: call off, try again, put right what drifted."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -16,14 +16,17 @@ class Kind(StrEnum):
     """Call the update off while that costs nothing, and do not begin it again."""
     FORGIVE = "forgive"
     """Forget that a target was refused or called off, and try it again."""
+    HEAL = "heal"
+    """Have what drifted at some paths as the config says."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request; ``update`` is the id of the one to be called off."""
+    """One request; ``update`` is the id of the one to be called off, ``paths`` are to be healed."""
 
     kind: Kind
     update: str = ""
+    paths: tuple[str, ...] = ()
 
 
 def cancels(request: Request | None, update: Update) -> bool:
@@ -52,6 +55,9 @@ def answered(request: Request, record: Record) -> bool:
             return update is None or update.id != request.update or bool(too_late(update))
         case Kind.FORGIVE:
             return record.refused is None
+        case Kind.HEAL:
+            # Between updates, one turn of the agent is its answer.
+            return record.update is not None
 
 
 def refused(update: Update) -> Refused:
@@ -74,13 +80,23 @@ def called_off(record: Record, *, boot_id: str, now: float) -> Record:
 
 
 def to_json(request: Request) -> Json:
-    return {"version": 1, "kind": str(request.kind), "update": request.update}
+    return {
+        "version": 1,
+        "kind": str(request.kind),
+        "update": request.update,
+        "paths": list(request.paths),
+    }
 
 
 def from_json(document: object) -> Request:
     """What `to_json` wrote; raises `ConfigError` for anything else."""
     match document:
-        case {"version": 1, "kind": "cancel" | "forgive" as kind, "update": str(update)}:
-            return Request(Kind(kind), update)
+        case {
+            "version": 1,
+            "kind": "cancel" | "forgive" | "heal" as kind,
+            "update": str(update),
+            "paths": list(paths),
+        }:
+            return Request(Kind(kind), update, tuple(map(str, paths)))
         case _:
             raise ConfigError("a request that this version of treenail does not understand")

@@ -1,5 +1,6 @@
 """A node without an update: whether it rests, and what it begins."""
 
+from treenail.config.drift import Drift
 from treenail.errors import ConfigError, DriftError, HostError
 from treenail.update import ahead
 from treenail.update.drifting import remedy, sentence
@@ -69,11 +70,21 @@ def refuse_foreign(deployed: Deployed) -> Refuse:
     )
 
 
+def _asked_to_heal(facts: Facts) -> tuple[Drift, ...]:
+    """What a person asks to have put right, of what would be left as it is."""
+    request, drift = facts.request, facts.drift
+    if request is None or request.kind is not Kind.HEAL:
+        return ()
+    left_alone = (*drift.blocking, *drift.reported)
+    return tuple(each for each in left_alone if each.subject in request.paths)
+
+
 def _drifted(facts: Facts) -> Decision | None:
     """What there is to do about drift before anything else is done; None when nothing is."""
     drift, config = facts.drift, facts.record.current.config
-    if drift.healed:
-        return Heal(drift.healed)
+    healed = (*drift.healed, *_asked_to_heal(facts))
+    if healed:
+        return Heal(healed)
     if not drift.blocking:
         return None
     error = DriftError(

@@ -1,0 +1,111 @@
+"""``treenail drift`` of a machine on which no agent runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_node_plan import config, kept
+from tests.cli.test_once import entry
+from treenail.cli.main import main
+from treenail.host.ledger import Ledger
+from treenail.host.root import Root
+from treenail.update.record import Record, Target, to_json
+
+CURRENT = Record(Target("rendered-a"))
+CANARY = "Canary7Zq"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A machine that is as its config says."""
+    root = tmp_path / "root"
+    (root / "etc").mkdir(parents=True)
+    (root / "proc").mkdir()
+    (root / "proc/cmdline").write_text("quiet\n")
+    files = (
+        entry("/etc/a", "one\ntwo\n"),
+        entry("/etc/b", "b"),
+        entry("/etc/secret", CANARY, mode=0o600),
+    )
+    path = kept(root, config("rendered-a", *files))
+    assert main(["once", "--root", str(root), str(path)]) == 0
+    Ledger(Root(root)).write(to_json(CURRENT))
+    return root
+
+
+def drift(root: Path, *options: str) -> int:
+    return main(["drift", "--root", str(root), *options])
+
+
+def test_machine_that_is_as_its_config_says_has_not_drifted(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert drift(root) == 0
+    assert capsys.readouterr().out == "the machine is as rendered-a says\n"
+
+
+def test_what_drifted_is_shown_with_its_difference_and_no_secret(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / "etc/a").write_text("one\n2\n")
+    (root / "etc/b").chmod(0o600)
+    (root / "etc/secret").write_text(f"{CANARY}{CANARY}")
+    capsys.readouterr()
+    assert drift(root) == 4
+    assert capsys.readouterr().out == (
+        "/etc/a: other contents (holds updates up)\n"
+        "    @@ -1,2 +1,2 @@\n"
+        "     one\n"
+        "    -two\n"
+        "    +2\n"
+        "/etc/b: expected mode 0644, found 0600 (holds updates up)\n"
+        "/etc/secret: other contents (holds updates up)\n"
+        "    (contents withheld: 9 bytes -> 18 bytes)\n"
+    )
+
+
+def test_what_drifted_is_told_to_programs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "etc/treenail").mkdir()
+    (root / "etc/treenail/agent.toml").write_text('[drift]\n[drift.paths]\n"/etc/*" = "report"\n')
+    (root / "etc/b").unlink()
+    capsys.readouterr()
+    assert drift(root, "--json") == 4
+    assert json.loads(capsys.readouterr().out) == {
+        "config": "rendered-a",
+        "drifts": [
+            {
+                "subject": "/etc/b",
+                "attribute": "kind",
+                "expected": "file",
+                "actual": "nothing",
+                "reaction": "report",
+                "diff": {"lines": [], "note": ""},
+            }
+        ],
+    }
+
+
+def test_only_what_is_named_is_put_right(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "etc/a").write_text("another")
+    (root / "etc/b").write_text("another")
+    assert drift(root, "--heal", "/etc/a") == 4
+    assert (root / "etc/a").read_text() == "one\ntwo\n"
+    assert (root / "etc/b").read_text() == "another"
+    assert drift(root, "--heal", "/etc/b") == 0
+    assert (root / "etc/b").read_text() == "b"
+    assert drift(root, "--heal", "/etc/b") == 2
+    assert "/etc/b has not drifted" in capsys.readouterr().err
+
+
+def test_node_that_nothing_is_known_of_is_compared_with_nothing(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / "var/lib/treenail/configs/rendered-a.json").unlink()
+    assert drift(root) == 1
+    Ledger(Root(root)).write(to_json(Record()))
+    assert drift(root) == 1
+    told = capsys.readouterr().err
+    assert "no copy of rendered-a on this machine" in told
+    assert "no config of this node is recorded" in told
