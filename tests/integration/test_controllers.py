@@ -123,6 +123,14 @@ class Fleet:
     def notes(self, node: str) -> dict[str, str]:
         return self.lab.annotations(node)
 
+    def machine_config_node(self, node: str) -> Any:
+        return self.lab.client.get(MACHINECONFIGNODES, node)
+
+    def reported(self, node: str) -> set[str]:
+        """The conditions of the MachineConfigNode that are true."""
+        conditions = self.machine_config_node(node)["status"]["conditions"]
+        return {each["type"] for each in conditions if each["status"] == "True"}
+
     def pool(self) -> Any:
         return self.lab.client.get(MACHINECONFIGPOOLS, POOL)
 
@@ -193,11 +201,11 @@ def test_pool_is_rendered_and_its_nodes_drained_and_rebooted_canary_first(fleet:
         assert machine.boot_count == boots[name] + 1
         assert notes[key.CURRENT_CONFIG] == after
         assert notes[key.LAST_APPLIED_DRAIN] == f"uncordon-{after}"
-        told: Any = fleet.lab.client.get(MACHINECONFIGNODES, name)
-        assert told["spec"]["configVersion"] == {"desired": after}
-        assert told["spec"]["configImage"] == {"desiredImage": image.pull_spec}
-        said = {each["type"]: each["status"] for each in told["status"]["conditions"]}
-        assert (said["Updated"], said["Uncordoned"]) == ("True", "True")
+        spec = fleet.machine_config_node(name)["spec"]
+        assert spec["configVersion"] == {"desired": after}
+        assert spec["configImage"] == {"desiredImage": image.pull_spec}
+        # What is reported may come a little later than what is so.
+        wait_until(lambda name=name: fleet.reported(name) >= {"Updated", "Uncordoned"})  # type: ignore[misc]
 
 
 MOMENTS: dict[str, Callable[[Fleet, Image], object]] = {
