@@ -148,12 +148,19 @@ class BootcContract(OperatingSystemContract):
         machine.os().wait_for_other(watch=watch)
         assert told == ["waiting for the lock of the sysroot"]
 
-    def test_labels_are_known_before_the_image_is_deployed(self, machine: BootcMachine) -> None:
+    def test_labels_are_known_before_and_after_the_image_is_deployed(
+        self, machine: BootcMachine
+    ) -> None:
         bootc = machine.os()
         bootc.stage(TO_THERE, watch=go_on)
         staged = bootc.look().staged
         assert staged is not None
         assert staged.labels["machineconfig"] == "rendered-worker-2"
+        bootc.finalize(THERE.digest)
+        machine.reboot()
+        booted = machine.os().look().booted
+        assert booted is not None
+        assert booted.labels == staged.labels
 
     @pytest.mark.parametrize(
         ("change", "named"),

@@ -21,7 +21,6 @@ from treenail.errors import (
     BusyError,
     CancelledError,
     CommandError,
-    FileError,
     HostError,
     TransactionError,
 )
@@ -40,6 +39,7 @@ from treenail.host.deployments import (
 )
 from treenail.host.files import File, Files
 from treenail.host.journal import Journal
+from treenail.host.ostree import PROGRAM, Ostree
 from treenail.host.podman import Podman
 from treenail.host.process import Programs
 from treenail.host.remedies import remedy_for
@@ -55,7 +55,6 @@ ROLLBACK = "treenail-bootc-rollback.service"
 UNDEPLOY = "treenail-undeploy.service"
 
 _BOOTC = "/usr/bin/bootc"
-_OSTREE = "/usr/bin/ostree"
 _FIFO = "/run/treenail/bootc-progress"
 _SEEN = "/run/treenail/bootc-status.json"
 _SEEN_LIMIT = 1024 * 1024
@@ -97,6 +96,7 @@ class Bootc:
         self._programs = programs
         self._podman = Podman(programs, root)
         self._journal = Journal(programs, root)
+        self._ostree = Ostree(programs, root)
         self._root = root
         self._files = Files(root)
         self._labels: dict[str, dict[str, str]] = {}
@@ -118,7 +118,10 @@ class Bootc:
         status = self._status() if switching is None else self._status_before()
         pulled = self._units.find(PULL)
         running = switching or (pulled if pulled and pulled.running else None)
-        found = status.in_boot_order
+        found = tuple(
+            replace(each, labels=self._ostree.labels(each.checksum))
+            for each in status.in_boot_order
+        )
         image = _image(pulled) if pulled and pulled.done else ""
         if image and digest_of(image) not in {each.digest for each in found[:1]}:
             found = (self._pulled(image), *found)
@@ -182,7 +185,7 @@ class Bootc:
         staged = self._status().staged if staged_id else None
         if staged is not None and staged.id == staged_id:
             # bootc has no word for it, but what it staged is ostree's like any other.
-            argv = (self._program(_OSTREE), "admin", "undeploy", "0")
+            argv = (self._program(PROGRAM), "admin", "undeploy", "0")
             self._carry_out(UNDEPLOY, f"drop {staged.image}", argv)
 
     def finalize(self, staged_id: str) -> None:
@@ -309,9 +312,10 @@ class Bootc:
     def _refuse(self, status: Status, image: str) -> None:
         """Raise if bootc would, or if somebody else's image is staged."""
         if status.incompatible:
+            changes = ", ".join(self._ostree.local_changes(status.origin))
             raise HostError(
-                f"bootc can't replace the booted deployment: it was changed by rpm-ostree"
-                f"{self._local_changes(status.origin)}",
+                "bootc can't replace the booted deployment: it was changed by rpm-ostree"
+                f"{': ' if changes else ''}{changes}",
                 remedy="take the changes back with: rpm-ostree reset; or set backend = "
                 '"rpm-ostree"',
             )
@@ -320,21 +324,6 @@ class Bootc:
                 f"can't stage {image}: {status.staged.image or status.staged.id} is staged",
                 remedy="drop what is staged with: ostree admin undeploy 0",
             )
-
-    def _local_changes(self, origin: str) -> str:
-        """What the origin file has beside the image, for the end of a sentence."""
-        try:
-            content = self._files.read(f"/sysroot{origin}", limit=_SEEN_LIMIT) if origin else None
-        except FileError:
-            return ""
-        lines = (content or b"").decode("utf-8", "replace").splitlines()
-        section, found = "", list[str]()
-        for line in map(str.strip, lines):
-            if line.startswith("["):
-                section = line.strip("[]")
-            elif line and section in {"rpmostree", "packages", "overrides", "modules"}:
-                found.append(f"{section} {line.rstrip(';')}")
-        return f": {', '.join(found)}" if found else ""
 
     def _working(self, *units: str) -> Run | None:
         runs = (self._units.find(unit) for unit in units)

@@ -170,9 +170,13 @@ def labels_of(found: Mapping[str, object]) -> dict[str, str]:
     metadata = found.get("base-commit-meta")
     text = metadata.get(_CONFIGURATION) if isinstance(metadata, Mapping) else None
     try:
-        configuration = json.loads(text) if isinstance(text, str) else None
+        return labels_in(json.loads(text) if isinstance(text, str) else None)
     except ValueError:
         return {}
+
+
+def labels_in(configuration: object) -> dict[str, str]:
+    """The labels in an OCI image configuration; empty when there are none."""
     match configuration:
         case {"config": {"Labels": dict(labels)}}:
             return {str(key): value for key, value in labels.items() if isinstance(value, str)}

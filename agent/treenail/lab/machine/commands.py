@@ -84,9 +84,22 @@ def _podman_pull(host: CommandHost, image: str) -> int:
 
 
 def _ostree(host: CommandHost, arguments: list[str]) -> int:
-    if arguments != ["admin", "undeploy", "0"]:
-        print(f"error: Unknown command '{shlex.join(arguments)}'", file=sys.stderr)
-        return 1
+    match arguments:
+        case ["show", "--print-metadata-key=ostree.container.image-config", checksum]:
+            commits = {each.checksum: each for each in host.sysroot.everything()}
+            if checksum not in commits:
+                print(f"error: No such metadata object {checksum}.commit", file=sys.stderr)
+                return 1
+            print(repr(commits[checksum].configuration))
+            return 0
+        case ["admin", "undeploy", "0"]:
+            return _undeploy(host)
+        case _:
+            print(f"error: Unknown command '{shlex.join(arguments)}'", file=sys.stderr)
+            return 1
+
+
+def _undeploy(host: CommandHost) -> int:
     with host.locked():
         if not host.sysroot.drop_staged():
             print("error: Cannot undeploy currently booted deployment 0", file=sys.stderr)
