@@ -1,11 +1,14 @@
 """One image for all scenarios, one machine for each; what a failed one leaves is kept."""
 
+import os
 import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from vmlab.drivers import driver
+from vmlab.drivers import Driver, driver
 from vmlab.image.build import Builder, Built
 from vmlab.registry import Registry
 from vmlab.site import Site
@@ -34,18 +37,32 @@ def builder() -> Iterator[Builder]:
 
 @pytest.fixture(scope="session")
 def built(builder: Builder) -> Built:
-    """The disk that machines start from."""
-    return builder.disk()
+    """The disk that machines start from: ours, or the one that TREENAIL_VM_IMAGE names."""
+    image = os.environ.get("TREENAIL_VM_IMAGE")
+    if image is None:
+        return builder.disk()
+    ignition = os.environ.get("TREENAIL_VM_IGNITION")
+    return builder.given(Path(image), Path(ignition) if ignition else None)
 
 
 @pytest.fixture
-def site(request: pytest.FixtureRequest, built: Built, builder: Builder) -> Iterator[Site]:
+def chosen() -> Iterator[Driver]:
+    """virt-install, or QEMU alone."""
+    # A socket's path must be short.
+    with tempfile.TemporaryDirectory(prefix="tnvm", dir="/tmp") as directory:
+        yield driver(Path(directory))
+
+
+@pytest.fixture
+def site(
+    request: pytest.FixtureRequest, built: Built, builder: Builder, chosen: Driver
+) -> Iterator[Site]:
     """A node at rest; whatever happens to it, its story breaks no rule."""
     directory = RESULTS / str(request.node.name)
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     say(f"{request.node.name}: starting")
-    found = Site(directory, built, builder, driver(directory / "libvirt"))
+    found = Site(directory, built, builder, chosen)
     try:
         found.start()
         say(f"{request.node.name}: the node is at rest")

@@ -11,8 +11,8 @@ from vmlab.tools import say
 
 CUTS = int(os.environ.get("TREENAIL_VM_CUTS", "50"))
 SEED = int(os.environ.get("TREENAIL_VM_SEED", "1"))
-UPDATE_S = 90.0
-"""About as long as an update takes under emulation, so that a cut may hit any part of it."""
+CHANGES, CHANGE_S = 12, 10.0
+"""How often an update tells the API server something, and about how long that takes each time."""
 
 
 def cut_repeatedly(site: Site, cuts: int) -> None:
@@ -26,8 +26,8 @@ def cut_repeatedly(site: Site, cuts: int) -> None:
         if site.is_at(goal):
             goal = goals[1] if goal == goals[0] else goals[0]
             site.ask(goal)
-        delay_s = chance.uniform(0.0, UPDATE_S)
-        site.let_pass(delay_s, until=partial(site.is_at, goal))
+        changes, delay_s = chance.randrange(CHANGES), chance.uniform(0.0, CHANGE_S)
+        site.let_pass(changes, delay_s, until=partial(site.is_at, goal))
         phase = site.cut_power()
         say(f"power cut {number} of {cuts}, {phase}")
         assert site.story.violations == []

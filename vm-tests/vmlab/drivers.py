@@ -13,7 +13,10 @@ from typing import Protocol
 
 from vmlab.tools import ToolError, run
 
-MEMORY_MIB, PROCESSORS = 1024, 2
+MEMORY_MIB = int(os.environ.get("TREENAIL_VM_MEMORY_MIB", "1024"))
+PROCESSORS = 2
+PROCESSOR = os.environ.get("TREENAIL_VM_CPU", "qemu64,-cx16")
+"""Under emulation."""
 CHANNELS = ("shell", "boot")
 _START_LIMIT_S = 30.0
 _MONITOR_LIMIT_S = 180.0
@@ -36,9 +39,18 @@ class Hardware:
     disk: Path
     sockets: Path
     log: Path
+    ignition: Path | None = None
+    """The Ignition config that the firmware hands to the first boot."""
 
     def socket(self, name: str) -> Path:
         return self.sockets / name
+
+    def options(self, snapshot: str) -> list[str]:
+        """QEMU's options that libvirt has no words for."""
+        found = ["-loadvm", snapshot] if snapshot else []
+        if self.ignition is not None:
+            found += ["-fw_cfg", f"name=opt/com.coreos/config,file={self.ignition}"]
+        return found
 
 
 class Driver(Protocol):
@@ -67,7 +79,7 @@ class Qemu:
 
     def start(self, hardware: Hardware, snapshot: str) -> None:
         self._monitor = hardware.socket("monitor")
-        words = [*_command(hardware), *(["-loadvm", snapshot] if snapshot else [])]
+        words = [*_command(hardware), *hardware.options(snapshot)]
         with hardware.log.open("ab") as log:
             self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=log)
         _wait_for(self._monitor, f"QEMU did not start; see {hardware.log}")
@@ -107,18 +119,19 @@ class Libvirt:
             f"target.type=virtio,target.name=treenail.{each}"
             for each in CHANNELS
         )
-        restored = [f"--qemu-commandline=-loadvm {snapshot}"] if snapshot else []
+        further = hardware.options(snapshot)
+        more = [f"--qemu-commandline={' '.join(further)}"] if further else []
         kvm = accelerator() == "kvm"
         run(
             "virt-install", "--connect", self._uri, "--name", hardware.name,
             "--virt-type", "kvm" if kvm else "qemu",
-            "--cpu", "host-passthrough" if kvm else "qemu64,-cx16",
+            "--cpu", "host-passthrough" if kvm else PROCESSOR,
             "--memory", str(MEMORY_MIB), "--vcpus", str(PROCESSORS), "--import",
             "--disk", f"path={hardware.disk},format=qcow2,bus=virtio,cache=writeback",
             "--osinfo", "detect=off,require=off", "--network", "user,model=virtio",
             "--graphics", "none", "--noautoconsole", "--serial", console, *channels,
             "--rng", "/dev/urandom", "--memballoon", "none", "--controller", "usb,model=none",
-            "--transient", *restored,
+            "--transient", *more,
         )  # fmt: skip
 
     def monitor(self, command: str) -> str:
@@ -195,7 +208,7 @@ def _command(hardware: Hardware) -> list[str]:
     return [
         "qemu-system-x86_64", "-machine", "q35", "-nodefaults", "-display", "none",
         "-accel", "kvm" if kvm else "tcg,thread=multi",
-        "-cpu", "host" if kvm else "qemu64,-cx16",
+        "-cpu", "host" if kvm else PROCESSOR,
         "-m", str(MEMORY_MIB), "-smp", str(PROCESSORS),
         "-drive", f"if=none,id=disk,file={hardware.disk},format=qcow2,cache=writeback",
         "-device", "virtio-blk-pci,drive=disk,bootindex=1",

@@ -29,14 +29,20 @@ class Machine:
     """
 
     def __init__(
-        self, directory: Path, disk: Path, *, driver: Driver, booted: Callable[[Json], None]
+        self,
+        directory: Path,
+        disk: Path,
+        *,
+        driver: Driver,
+        booted: Callable[[Json], None],
+        ignition: Path | None = None,
     ) -> None:
         self.serial = directory / "serial.log"
         self._driver = driver
         # A socket's path must be short.
         self._sockets = Path(tempfile.mkdtemp(prefix="tnvm", dir="/tmp"))
         name = f"treenail-{os.getpid()}"
-        self._hardware = Hardware(name, disk, self._sockets, directory / "qemu.log")
+        self._hardware = Hardware(name, disk, self._sockets, directory / "qemu.log", ignition)
         self._booted = booted
         self._shell: Shell | None = None
         self._boots = 0

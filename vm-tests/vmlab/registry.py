@@ -1,17 +1,28 @@
 """A registry with TLS and credentials on this host, where the machines reach it."""
 
+import base64
+import json
+import signal
 import socket
 import subprocess
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from vmlab.tools import ToolError, run
+from vmlab.tools import ToolError, cache, run
 
 PORT = 5443
 ADDRESS = f"10.0.2.2:{PORT}"
 """How a machine names it: QEMU's user network gives it this host's loopback there."""
 USER, PASSWORD = "puller", "canary-5d0b77e2"
 _START_LIMIT_S = 20.0
+
+
+def pull_secret() -> str:
+    """The credential of a node, as the kubelet's config.json has it."""
+    login = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    return json.dumps({"auths": {ADDRESS: {"auth": login}}})
 
 
 class Registry:
@@ -22,10 +33,12 @@ class Registry:
         self.certificate = directory / "trust/ca.crt"
         self._process: subprocess.Popen[bytes] | None = None
 
-    @property
-    def push_options(self) -> tuple[str, ...]:
-        """How this host's skopeo gets in."""
-        return (f"--dest-creds={USER}:{PASSWORD}", f"--dest-cert-dir={self.certificate.parent}")
+    def options(self, prefix: str = "") -> tuple[str, ...]:
+        """How this host's skopeo gets in; with ``dest-`` or ``src-`` when it copies."""
+        return (
+            f"--{prefix}creds={USER}:{PASSWORD}",
+            f"--{prefix}cert-dir={self.certificate.parent}",
+        )
 
     @property
     def local(self) -> str:
@@ -89,3 +102,17 @@ class Registry:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def main() -> int:
+    """Serve until Ctrl-C, so that images made elsewhere can be pushed."""
+    store = Registry(cache() / "registry")
+    with store, suppress(KeyboardInterrupt):
+        options = " ".join(store.options("dest-"))
+        print(f"push with: skopeo copy {options} SOURCE docker://{store.local}/os/node:1")
+        signal.pause()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

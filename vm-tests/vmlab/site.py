@@ -1,6 +1,5 @@
 """A node in a virtual machine, and the cluster on this host that it belongs to."""
 
-import base64
 import json
 import shutil
 import time
@@ -29,6 +28,8 @@ DRAINER = "drain-controller"
 _SETTINGS = "[limits]\nretry_first_s = 1.0\nretry_most_s = 5.0\n"
 _LOOK_S = 0.25
 SETTLE_LIMIT_S = 600.0
+FIRST_BOOT_LIMIT_S = 1800.0
+"""A disk that somebody else made pulls its image first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +175,30 @@ class Site:
         update = ledger.get("update") if isinstance(ledger, dict) else None
         return str(update["phase"]) if update else "at rest"
 
-    def let_pass(self, seconds: float, *, until: Callable[[], bool]) -> None:
-        """Let time pass, but no longer than until the condition holds."""
+    def let_pass(self, changes: int, seconds: float, *, until: Callable[[], bool]) -> None:
+        """Let the story go on by so many lines, then time pass; no longer than until it holds."""
+        seen = len(self.story.events)
+        while len(self.story.events) < seen + changes and not until():
+            time.sleep(_LOOK_S)
         end = time.monotonic() + seconds
         while time.monotonic() < end and not until():
             time.sleep(_LOOK_S)
+
+    def misprogram(self, module: str, *, line: str, instead: str) -> None:
+        """Have the node run an agent in which one line is another: the rules are to notice it."""
+        place = "/var/lib/misprogrammed"
+        self.machine.sh(f"mkdir {place} && cp -r /usr/lib/python3/dist-packages/treenail {place}")
+        # Else the compiled one would run.
+        self.machine.sh(f"rm -r {place}/treenail/{module.partition('/')[0]}/__pycache__")
+        path = f"{place}/treenail/{module}"
+        text = self.machine.sh(f"cat {path}")
+        if text.count(line) != 1:
+            raise ToolError(f"{module} has {line!r} {text.count(line)} times")
+        self.machine.sh(f"cat > {path}", stdin=text.replace(line, instead))
+        drop_in = "/etc/systemd/system/treenail.service.d"
+        setting = f"[Service]\nEnvironment=PYTHONPATH={place}\n"
+        self.machine.sh(f"mkdir {drop_in}; cat > {drop_in}/wrong.conf", stdin=setting)
+        self.machine.sh("sync; systemctl daemon-reload; systemctl restart treenail")
 
     def report(self) -> str:
         """Everything that helps to see what went wrong; it is kept in the directory, too."""
@@ -192,13 +212,11 @@ class Site:
 
     def _install(self, kubeconfig: str) -> None:
         """What provisioning leaves on a node, beside the agent that came with the image."""
-        login = base64.b64encode(f"{registry.USER}:{registry.PASSWORD}".encode()).decode()
-        secret = json.dumps({"auths": {registry.ADDRESS: {"auth": login}}})
         self.machine.sh(f"date -s @{time.time():.0f}; hostname {NODE}")
         self.machine.sh("mkdir -p /var/lib/kubelet /etc/treenail; chmod 700 /var/lib/kubelet")
         for path, content in (
             ("/var/lib/kubelet/kubeconfig", kubeconfig),
-            ("/var/lib/kubelet/config.json", secret),
+            ("/var/lib/kubelet/config.json", registry.pull_secret()),
             ("/etc/treenail/agent.toml", _SETTINGS),
         ):
             self.machine.sh(f"umask 077; cat > {path}", stdin=content)
@@ -214,12 +232,12 @@ def kept(built: Built, driver: Driver) -> Path:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     disk = scratch / "disk.qcow2"
-    overlay(built.disk, disk, "raw")
+    overlay(built.disk, disk, built.disk_format)
     say(f"first boot, with {driver.name} and {accelerator()}")
-    machine = Machine(scratch, disk, driver=driver, booted=lambda _: None)
+    machine = Machine(scratch, disk, driver=driver, booted=lambda _: None, ignition=built.ignition)
     try:
         machine.start()
-        machine.wait_boots(1)
+        machine.wait_boots(1, FIRST_BOOT_LIMIT_S)
         machine.sh("systemctl stop treenail; systemctl reset-failed; sync")
         machine.save()
     except ToolError as error:

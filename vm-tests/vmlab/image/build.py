@@ -1,8 +1,10 @@
 """Everything that machines are made of, made once and kept: loader, base, images, disk."""
 
+import base64
 import hashlib
 import json
 import shutil
+import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +15,19 @@ from vmlab.image.layers import Entry, Layer
 from vmlab.registry import Registry
 from vmlab.tools import REPOSITORY, cache, say
 
-REPOSITORY_NAME = "os/node"
+NAME = "os/node"
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A disk installed from the image ``pull_spec``, and what further images are made of."""
+    """A disk installed from the image ``pull_spec``, and a directory for what is made of it."""
 
     directory: Path
     disk: Path
     pull_spec: str
-    layers: tuple[Layer, ...]
+    disk_format: str = "raw"
+    ignition: Path | None = None
+    """What a machine is told at its first boot, which then has to lead to that image."""
 
 
 class Builder:
@@ -50,8 +54,8 @@ class Builder:
             stamp.unlink(missing_ok=True)
             for old in place.glob("booted-*.qcow2"):
                 old.unlink()
-            digest = self.push(parts, "1")
-            pull_spec = f"{registry.ADDRESS}/{REPOSITORY_NAME}@{digest}"
+            digest = oci.push(parts, "1", self._named("1"), self._store)
+            pull_spec = f"{registry.ADDRESS}/{NAME}@{digest}"
             disk.make(
                 place / "disk.img",
                 repository=base / "repository",
@@ -61,19 +65,35 @@ class Builder:
             )
             known = {"key": key, "pull_spec": pull_spec}
             stamp.write_text(json.dumps(known))
-        return Built(place, place / "disk.img", known["pull_spec"], parts)
+        return Built(place, place / "disk.img", known["pull_spec"])
+
+    def given(self, image: Path, ignition: Path | None) -> Built:
+        """A disk that somebody else made, of the image that the registry has as version 1."""
+        place = self._cache / f"given-{_hash(str(image), str(image.stat().st_mtime_ns))[:12]}"
+        place.mkdir(exist_ok=True)
+        pull_spec = f"{registry.ADDRESS}/{NAME}@{oci.digest(self._named('1'), self._store)}"
+        if ignition is None:
+            return Built(place, image, pull_spec, disk_format="qcow2")
+        values = {
+            "pull_spec": pull_spec,
+            "registry": registry.ADDRESS,
+            "certificate": base64.b64encode(self._store.certificate.read_bytes()).decode(),
+            "login": base64.b64encode(registry.pull_secret().encode()).decode(),
+        }
+        text = string.Template(ignition.read_text()).substitute(values)
+        (place / ignition.name).write_text(text)
+        return Built(place, image, pull_spec, "qcow2", place / ignition.name)
 
     def variant(self, built: Built, version: str, entries: Mapping[str, Entry]) -> str:
         """An image like the disk's with other content on top; returns its pull spec."""
         top = built.directory / f"{version}.tar.gz"
         layer = layers.of_entries({**layers.release(version), **entries}, top)
-        digest = self.push((*built.layers, layer), version)
-        return f"{registry.ADDRESS}/{REPOSITORY_NAME}@{digest}"
+        base = f"{self._store.local}/{NAME}@{built.pull_spec.partition('@')[2]}"
+        digest = oci.extend(base, layer, self._named(version), self._store)
+        return f"{registry.ADDRESS}/{NAME}@{digest}"
 
-    def push(self, parts: tuple[Layer, ...], version: str) -> str:
-        """Put an image into the registry; returns its digest."""
-        aim = f"{self._store.local}/{REPOSITORY_NAME}:{version}"
-        return oci.push(parts, version, aim, *self._store.push_options)
+    def _named(self, version: str) -> str:
+        return f"{self._store.local}/{NAME}:{version}"
 
     def _base(self, packages: Path) -> Path:
         return self._kept(

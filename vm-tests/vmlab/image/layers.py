@@ -78,7 +78,7 @@ def agent(version: str) -> dict[str, Entry]:
     }
     lab = REPOSITORY / "vm-tests"
     entries |= {
-        f"{site}/{path.relative_to(lab)}": Entry(path.read_bytes())
+        f"usr/lib/treenail-vm/{path.relative_to(lab)}": Entry(path.read_bytes())
         for path in (*_sources(lab / "vmlab/guest"), lab / "vmlab/__init__.py")
     }
     start = (
@@ -92,7 +92,7 @@ def agent(version: str) -> dict[str, Entry]:
     entries["usr/lib/systemd/catalog/treenail.catalog"] = _file(units / "treenail.catalog")
     for unit in sorted((lab / "vmlab/guest/units").glob("*.service")):
         entries[f"usr/lib/systemd/system/{unit.name}"] = _file(unit)
-    for name in ("treenail", "kubelet", "vm-shell", "vm-boot"):
+    for name in ("treenail", "crio", "kubelet", "vm-shell", "vm-boot"):
         wants = "usr/lib/systemd/system/multi-user.target.wants"
         entries[f"{wants}/{name}.service"] = Entry(link=f"../{name}.service")
     bus = lab / "vmlab/guest/units"

@@ -2,40 +2,73 @@
 
 import hashlib
 import json
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from vmlab.image.layers import Layer
 from vmlab.tools import run
 
+
+class Login(Protocol):
+    """How skopeo gets into a registry."""
+
+    def options(self, prefix: str = "") -> tuple[str, ...]: ...
+
+
 _MEDIA = "application/vnd.oci.image"
 
 
-def push(layers: Sequence[Layer], version: str, aim: str, *options: str) -> str:
+def push(layers: Sequence[Layer], version: str, aim: str, store: Login) -> str:
     """Put an image into a registry at ``aim``, REGISTRY/REPOSITORY:TAG; returns its digest."""
+    described = [_described(layer) for layer in layers]
+    return _copy(layers, _configuration(layers, version), described, aim, store)
+
+
+def extend(base: str, layer: Layer, aim: str, store: Login) -> str:
+    """Put the image ``base`` of a registry with a layer on top at ``aim``; returns its digest."""
+    options = store.options()
+    manifest = json.loads(run("skopeo", "inspect", "--raw", *options, f"docker://{base}"))
+    raw = run("skopeo", "inspect", "--raw", "--config", *options, f"docker://{base}")
+    configuration = json.loads(raw)
+    configuration["rootfs"]["diff_ids"].append(layer.content_digest)
+    # Says of each layer how it came about, and would now be one short.
+    configuration.pop("history", None)
+    described = [*manifest["layers"], _described(layer)]
+    return _copy([layer], configuration, described, aim, store)
+
+
+def digest(name: str, store: Login) -> str:
+    """The digest of an image that a registry has."""
+    raw = run("skopeo", "inspect", "--raw", *store.options(), f"docker://{name}")
+    return f"sha256:{hashlib.sha256(raw.encode()).hexdigest()}"
+
+
+def _copy(
+    layers: Sequence[Layer],
+    configuration: dict[str, object],
+    described: Sequence[dict[str, object]],
+    aim: str,
+    store: Login,
+) -> str:
+    """Push a manifest and what of it the registry lacks: it is not asked for the other layers."""
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
         blobs = place / "blobs/sha256"
         blobs.mkdir(parents=True)
         for layer in layers:
             (blobs / layer.digest.removeprefix("sha256:")).symlink_to(layer.path)
-        configuration = _put(blobs, _configuration(layers, version))
         manifest = _put(
             blobs,
             {
                 "schemaVersion": 2,
                 "mediaType": f"{_MEDIA}.manifest.v1+json",
-                "config": {"mediaType": f"{_MEDIA}.config.v1+json", **configuration},
-                "layers": [
-                    {
-                        "mediaType": f"{_MEDIA}.layer.v1.tar+gzip",
-                        "digest": layer.digest,
-                        "size": layer.path.stat().st_size,
-                    }
-                    for layer in layers
-                ],
+                "config": {
+                    "mediaType": f"{_MEDIA}.config.v1+json",
+                    **_put(blobs, configuration),
+                },
+                "layers": list(described),
             },
         )
         index = {
@@ -45,9 +78,17 @@ def push(layers: Sequence[Layer], version: str, aim: str, *options: str) -> str:
         (place / "index.json").write_text(json.dumps(index))
         (place / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
         kept = ("--preserve-digests", "--quiet", "--insecure-policy")
+        options = store.options("dest-")
         run("skopeo", "copy", *kept, *options, f"oci:{place}", f"docker://{aim}")
-        shutil.rmtree(blobs)
     return str(manifest["digest"])
+
+
+def _described(layer: Layer) -> dict[str, object]:
+    return {
+        "mediaType": f"{_MEDIA}.layer.v1.tar+gzip",
+        "digest": layer.digest,
+        "size": layer.path.stat().st_size,
+    }
 
 
 def _configuration(layers: Sequence[Layer], version: str) -> dict[str, object]:

@@ -1,0 +1,36 @@
+"""Agents that are wrong on purpose: the rules that all scenarios are held to notice them."""
+
+from treenail.api import annotations as key
+from vmlab.site import Site
+
+
+def noticed(site: Site) -> list[str]:
+    """The rules that were broken, which this once is no failure."""
+    found = list(site.story.violations)
+    site.story.violations.clear()
+    return found
+
+
+def test_a_ledger_that_is_not_synced_is_noticed(site: Site) -> None:
+    site.misprogram("host/disk.py", line="os.fsync(descriptor)", instead="pass")
+    goal = site.goal(site.image("2"))
+    site.hold_back_writes()
+    site.ask(goal)
+    asked = f"drain-{goal.config}"
+    site.wait(lambda: site.notes().get(key.DESIRED_DRAIN) == asked, "the drain is asked for", 300.0)
+    site.cut_power()
+    assert [each for each in noticed(site) if f"{asked} was asked for" in each]
+
+
+def test_an_agent_that_reports_before_it_verified_is_noticed(site: Site) -> None:
+    site.misprogram(
+        "update/status.py",
+        line="    record: Record = facts.record\n",
+        instead="    record = facts.record\n"
+        "    if record.update is not None:\n"
+        "        record = Record(current=record.update.target)\n",
+    )
+    goal = site.goal(site.image("2"))
+    site.ask(goal)
+    site.wait(lambda: site.story.violations, "a rule is broken", 300.0)
+    assert [each for each in noticed(site) if f"became {goal.pull_spec} while" in each]
