@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.integration.commands import status
+from tests.integration.commands import status, treenail
 from tests.integration.site import LAYERS, LOGIN, SIZE, Goal, Site
 from tests.waiting import wait_until
 from treenail.api import annotations as key
@@ -234,3 +234,42 @@ def test_an_image_built_from_another_config_is_refused_before_the_drain(
     assert not site.was_cordoned()
     wait_until(lambda: site.machine.staged is None)
     assert configs.text(APP) == "first"
+
+
+def test_what_drifted_is_shown_and_put_right(site: Site, configs: Configs) -> None:
+    place = site.machine.root / APP[1:]
+    place.write_text("somebody's")
+    site.wait_degraded(APP)
+    shown = treenail(site, "drift", "--json")
+    assert shown.returncode == 4
+    (found,) = json.loads(shown.stdout)["drifts"]
+    assert (found["subject"], found["reaction"]) == (APP, "block")
+    assert found["diff"]["lines"] == ["@@ -1,1 +1,1 @@", "-first", "+somebody's"]
+    assert treenail(site, "plan").returncode == 3
+    ended = treenail(site, "drift", "--heal", APP)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert place.read_text() == "first"
+    wait_until(lambda: site.notes().get(key.STATE) == "Done")
+    assert configs.reboots() == 0
+
+
+def test_plan_of_a_config_is_what_is_then_done(site: Site, configs: Configs) -> None:
+    name = configs.add("quiet", **files(**{APP: "second", POLICY: "{}"}))
+    with site.drains_held():
+        configs.ask(name)
+        site.wait_phase("draining")
+        ended = treenail(site, "plan", "--json")
+    plan = json.loads(ended.stdout)
+    assert ended.returncode == 3
+    assert [(each["kind"], each["name"], each["details"]) for each in plan["changes"]] == [
+        ("kernelArguments", "", ["+ quiet"]),
+        ("file", APP, []),
+    ]
+    assert plan["changes"][1]["diffs"][0]["lines"] == ["@@ -1,1 +1,1 @@", "-first", "+second"]
+    wait_until(lambda: configs.at(name), limit_s=LIMIT_S)
+    told = json.loads(treenail(site, "why", "--json").stdout)["last"]["reasons"]
+    assert told == [
+        f"{each['subject']} ({each['rule']})"
+        for action in plan["actions"]
+        for each in action["reasons"]
+    ]
