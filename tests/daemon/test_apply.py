@@ -211,6 +211,25 @@ def test_a_full_disk_is_named_with_the_step_and_the_remedy(top):
     assert machine.tree() == before
 
 
+class SharedDisk(Disk):
+    """As NFS: names can't be exchanged."""
+
+    def exchange(self, path: str, other: str) -> None:
+        raise OSError(22, "Invalid argument")
+
+
+def test_a_file_system_that_can_not_exchange_names_is_named_and_left_as_it_was(top):
+    machine = Machine(top)
+    before = machine.tree()
+    runner = Runner(machine.root, Shadow(machine.root, FakeClock()), SharedDisk())
+    new = wanted(file("/etc/motd", "new"))
+    old = machine.survey.managed()
+    with pytest.raises(StepError, match="two names can't be exchanged on its file system") as told:
+        apply(plan(old, new, machine.survey.see(old, new)).steps, runner)
+    assert told.value.remedy == "have it on ext4, xfs, btrfs or tmpfs"
+    assert machine.tree() == before
+
+
 def test_a_damaged_log_is_not_guessed_at(top):
     machine = Machine(top)
     machine.runner.undo.note({"a": 1})

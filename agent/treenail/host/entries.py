@@ -1,5 +1,6 @@
 """What may stand at a path, how it is made beside that path, and how it is put there."""
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -134,6 +135,11 @@ class Entries:
         try:
             self._disk.exchange(temporary, place)
         except OSError as error:
+            if error.errno in {errno.EINVAL, errno.ENOSYS}:
+                raise FileError(
+                    f"can't replace {place}: two names can't be exchanged on its file system",
+                    remedy="have it on ext4, xfs, btrfs or tmpfs",
+                ) from error
             raise failure("replace", place, error) from error
 
     def remove(self, place: Place) -> None:
