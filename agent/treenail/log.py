@@ -42,6 +42,8 @@ class MessageId(StrEnum):
     CANCELLED = "542ec875ba4847c7830c5fe7f586b8e2"
     DRIFTED = "3f0c6b1d8a7e4c0f9b52d6e1a4870c35"
     HEALED = "9d1e57a2c6b84f3aa0e47b9265c8f1d4"
+    UNHEALTHY = "1f5db34cdaba718c3878e71b7a369b52"
+    RETURNING = "ffd4f8fd2e9c7b7d5ab83bfc367eb2a7"
 
 
 def setup(socket_path: str | os.PathLike[str], *, level: int, stream: TextIO) -> "Journal":

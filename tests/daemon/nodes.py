@@ -10,9 +10,11 @@ from tests.fakes.world import (
     PLATFORM,
     FakeCluster,
     FakeCredentials,
+    FakeHealth,
     FakeLedger,
     FakeMachine,
     FakeNotifier,
+    FakePreflight,
     FakeRequests,
     Killed,
     PowerCut,
@@ -25,6 +27,7 @@ from treenail.config.wanted import wanted
 from treenail.daemon.configs import Configs
 from treenail.daemon.configuration import Configuration
 from treenail.daemon.drift import DriftCheck
+from treenail.daemon.lifeline import Lifeline
 from treenail.daemon.live import Live
 from treenail.daemon.loop import Loop, Pace
 from treenail.daemon.observe import Observer
@@ -93,8 +96,15 @@ class Process:
                 policy=DriftPolicy(paths=HEALED, heals_per_hour=1000),
                 full_every_s=600.0,
             ),
+            preflight=FakePreflight(),
+            health=FakeHealth(world, clock),
             clock=clock,
         )
+        Lifeline(
+            ports.ledger, machine, clock, machine=lambda: (machine, machine, ports.configuration)
+        ).started()
+        if world.crashes(world):
+            raise Killed
         self.loop = Loop(
             ports,
             observer=Observer(ports, drains=drains, drain_limit_s=3600.0),

@@ -12,13 +12,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.daemon.machines import BASE, TOP
+from tests.fakes.clock import FakeClock
 from tests.fakes.disk import MemoryDisk, Tree
 from treenail.api import annotations as key
 from treenail.api.disruptionpolicy import DEFAULTS, ClusterPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.node import Node
-from treenail.errors import BusError, CancelledError, NotFound, TransactionError, Unreachable
+from treenail.errors import (
+    BusError,
+    CancelledError,
+    LedgerError,
+    NotFound,
+    TransactionError,
+    Unreachable,
+)
 from treenail.host.deployments import Change, Deployment, Deployments, Progress, Verdict
+from treenail.update.health import API_SERVER, Check, Trial
+from treenail.update.probation import Probation
 from treenail.update.record import Target
 from treenail.update.request import Request
 from treenail.update.status import Event, Report
@@ -84,6 +94,21 @@ class World:
     configs: dict[str, MachineConfig] = field(default_factory=dict)
     request: Request | None = None
     """What a person on the machine asks for."""
+    sick: Callable[["World"], bool] = lambda _: False
+    """Whether the machine is not healthy as it is."""
+    full: Callable[["World"], bool] = lambda _: False
+    """Whether the ledger can't be written."""
+    crashes: Callable[["World"], bool] = lambda _: False
+    """Whether the agent dies soon after each of its starts."""
+    dead: frozenset[str] = frozenset()
+    """The images whose kernel never boots."""
+    previous: System | None = None
+    """What was booted before, and is still deployed."""
+    kept_etc: Tree = field(default_factory=dict)
+    """The /etc of the previous deployment."""
+    rolled_back: bool = False
+    """The previous deployment is the default."""
+    returns: int = 0
     vendor: dict[str, Tree] = field(default_factory=dict)
     """What each image has in /usr/etc, by digest and path below it."""
     disk: MemoryDisk = field(default_factory=lambda: MemoryDisk(BASE))
@@ -120,13 +145,35 @@ class World:
         if self.staging is not None and not self.locked and self.finalizes:
             if self.in_service:
                 self.violations.append("the OS changed while the node was in service")
-            self._merge(self.staging.digest)
-            self.system = self.staging
+            self._finalize(self.staging)
+        elif self.rolled_back and self.previous is not None:
+            self._go_back(self.previous)
         self._up_again()
 
     def power_cut(self) -> None:
         self.disk.replace_by(next(self.disk.after_power_cut(1)))
+        if self.rolled_back and self.previous is not None:
+            self._go_back(self.previous)
         self._up_again()
+
+    def _finalize(self, staged: System) -> None:
+        if staged.digest in self.dead:
+            # The boot loader gives it up, and starts what was booted; that stays deployed too.
+            self.previous = staged
+            return
+        self.previous, self.kept_etc = self.system, self._etc()
+        self._merge(staged.digest)
+        self.system = staged
+
+    def _go_back(self, previous: System) -> None:
+        others = {path: each for path, each in self.disk.tree().items() if _ETC not in path}
+        etc, self.kept_etc = self.kept_etc, self._etc()
+        self.disk.replace_by(others | etc)
+        self.previous, self.system = self.system, previous
+        self.returns += 1
+
+    def _etc(self) -> Tree:
+        return {path: each for path, each in self.disk.tree().items() if _ETC in path}
 
     def _merge(self, digest: str) -> None:
         """What becomes of /etc: local changes stay, all else is the new deployment's."""
@@ -144,6 +191,7 @@ class World:
         self.booted = self.system.digest
         self.staging, self.locked, self.going_down = None, False, False
         self.request = None
+        self.rolled_back = False
 
     def drain_controller(self) -> None:
         """One step of the drain controller."""
@@ -164,7 +212,12 @@ class FakeMachine:
         return "rpm-ostree"
 
     def roll_back(self) -> None:
-        raise TransactionError("there is no previous deployment")
+        world = self._world
+        if world.previous is None:
+            raise TransactionError("there is no previous deployment")
+        world.fate("roll back")
+        world.staging, world.rolled_back = None, True
+        world.fate("rolled back")
 
     def boot_id(self) -> str:
         return f"boot-{self._world.boots}"
@@ -182,6 +235,8 @@ class FakeMachine:
         found = [_deployment(world.system, booted=True)]
         if world.staging:
             found.append(_deployment(world.staging, staged=True, locked=world.locked))
+        if world.previous:
+            found.append(_deployment(world.previous))
         return Deployments(tuple(found), None)
 
     def stage(self, change: Change, *, watch: Callable[[Progress], Verdict]) -> None:
@@ -215,6 +270,8 @@ class FakeMachine:
         world.fate("drop")
         if world.staging is not None and world.staging.id == staged_id:
             world.staging, world.locked = None, False
+        if world.previous is not None and world.previous.id == staged_id:
+            world.previous = None
         world.fate("dropped")
 
     def finalize(self, staged_id: str) -> None:
@@ -254,6 +311,8 @@ class FakeLedger:
 
     def write(self, document: Json) -> None:
         text = json.dumps(document)
+        if self._world.full(self._world):
+            raise LedgerError("the ledger: no space left on device")
         self._world.fate("ledger write")
         self._world.ledger = text
         self._world.fate("ledger written")
@@ -325,6 +384,49 @@ class FakeCredentials:
 
     def refresh(self) -> tuple[str, ...]:
         return ()
+
+
+class FakeHealth:
+    """Checks of a world: one of the machine, and the API server."""
+
+    DEADLINE_S = 60.0
+    again_s = 10.0
+
+    def __init__(self, world: World, clock: FakeClock) -> None:
+        self._world = world
+        self._clock = clock
+        self._well_since: float | None = None
+        self._marked: dict[str, str] = {}
+
+    def mark(self, name: str, problem: str) -> None:
+        self._marked[name] = problem
+
+    def look(self, probation: Probation, boot_id: str) -> Trial:
+        world, now = self._world, self._clock.monotonic()
+        found = (
+            *(Check(name, not text, text) for name, text in self._marked.items()),
+            Check("Kubelet", not world.sick(world), "kubelet.service is failed"),
+            Check(API_SERVER, world.api_up, "the API server does not answer"),
+        )
+        if not all(each.well for each in found):
+            self._well_since = None
+        elif self._well_since is None:
+            self._well_since = now
+        return Trial(
+            elapsed_s=now - probation.since,
+            deadline_s=self.DEADLINE_S,
+            settle_s=5.0,
+            checks=found,
+            api_answers=world.api_up,
+            well_for_s=0.0 if self._well_since is None else now - self._well_since,
+        )
+
+
+class FakePreflight:
+    """Nothing is ever in the way."""
+
+    def clear(self, image: str) -> None:
+        pass
 
 
 class FakeRequests:

@@ -32,7 +32,7 @@ def test_wrong_credential_is_told_and_a_right_one_heals_without_a_restart(site: 
     path.write_text(pull_secret([replace(goal.image, credential=Credential("puller", WRONG))]))
     site.ask(goal)
     reason = site.wait_degraded("unauthorized")
-    assert "check the pull secret for the image's registry" in reason
+    assert "see that the cluster's pull secret has a login" in reason
     assert untouched(site)
     wait_until(lambda: site.conditions().get("NodeDegraded") == "True")
     path.write_text(right)
@@ -54,7 +54,7 @@ def test_no_credential_at_all(site: Site) -> None:
 
 def test_missing_image_is_told_and_another_goal_heals(site: Site) -> None:
     site.ask(site.goal(published=False))
-    site.wait_degraded("manifest unknown", "check that the registry has the image by this digest")
+    site.wait_degraded("manifest unknown", "push this one again")
     assert untouched(site)
     site.reach(site.goal())
 

@@ -154,6 +154,7 @@ def test_the_journal_tells_one_update_across_the_reboot(site: Site) -> None:
         "draining",
         "applying",
         "rebooting",
+        "proving",
         "resuming",
     ]
     assert site.machine.agent_log.read_text() == "", "with a journal there is nothing on stderr"

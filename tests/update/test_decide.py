@@ -38,11 +38,11 @@ from treenail.update.moves import (
     Adopt,
     Apply,
     Close,
-    Commit,
     Decision,
     Drain,
     Drop,
     Forgive,
+    Prove,
     PutBack,
     Reboot,
     Recover,
@@ -191,10 +191,10 @@ def test_without_the_api_server_no_drain_is_invented() -> None:
     assert decide(at) == Wait("waiting for the API server, to ask for the drain")
 
 
-def test_the_booted_digest_is_what_commits_an_update() -> None:
+def test_the_booted_digest_is_what_puts_an_update_on_trial() -> None:
     record = in_phase(Phase.REBOOTING, drain=TOKEN, reboots=1)
     at = facts(record=record, boot_id=BOOT_2, deployed=Deployed(booted=DIGEST_B), node=None)
-    assert decide(at) == Commit(B)
+    assert decide(at) == Prove(B, "the checks begin")
 
 
 def test_a_reboot_that_lost_the_staged_deployment_stages_again() -> None:
@@ -363,7 +363,7 @@ def test_a_config_that_reboots_is_applied_and_held_first() -> None:
     assert decide(at) == Apply(CONFIG_ONLY)
     assert decide(replace(at, held=True)) == Reboot(CONFIG_ONLY)
     booted = replace(at, held=True, boot_id=BOOT_2)
-    assert decide(booted) == Commit(CONFIG_ONLY)
+    assert decide(booted) == Prove(CONFIG_ONLY, "the checks begin")
 
 
 def test_files_are_put_back_first_when_another_deployment_is_booted() -> None:

@@ -18,27 +18,37 @@ from treenail.daemon.configs import Configs
 from treenail.daemon.configuration import Configuration
 from treenail.daemon.credentials import Credentials
 from treenail.daemon.drift import DriftCheck
+from treenail.daemon.health import Health
+from treenail.daemon.health import Probes as HealthProbes
+from treenail.daemon.lifeline import Lifeline
 from treenail.daemon.live import Live
 from treenail.daemon.loop import Loop, Pace
 from treenail.daemon.observe import Observer
 from treenail.daemon.pathwatch import PathWatch
-from treenail.daemon.ports import LedgerFile, Ports
+from treenail.daemon.ports import LedgerFile, OperatingSystem, Ports
 from treenail.daemon.predecessor import Predecessor
+from treenail.daemon.preflight import Preflight
+from treenail.daemon.preflight import Probes as PreflightProbes
 from treenail.daemon.requests import RequestFile
 from treenail.daemon.runner import Runner
-from treenail.daemon.settings import FILE, Drain, Given, ImageFiles, Settings, load
+from treenail.daemon.settings import FILE, Backend, Drain, Given, ImageFiles, Settings, load
 from treenail.daemon.survey import AskedStates, Survey
 from treenail.daemon.upkeep import Sayings, Upkeep
 from treenail.daemon.wakeup import Wakeup
 from treenail.errors import ClusterError, FileError, Forbidden, Unreachable
 from treenail.host.bus import SystemBus
+from treenail.host.checks import Checks
 from treenail.host.files import Files
 from treenail.host.kernel import Kernel
 from treenail.host.ledger import Ledger
 from treenail.host.logind import Logind
 from treenail.host.notify import Notifier
+from treenail.host.process import Programs
+from treenail.host.registry import Registry
 from treenail.host.root import Root
+from treenail.host.runtime import Runtime
 from treenail.host.systemd import Systemd
+from treenail.host.timedate import Timedate
 from treenail.host.transaction import Limits as TransactionLimits
 from treenail.host.users import Shadow
 from treenail.kube.client import Client, Json
@@ -50,12 +60,15 @@ from treenail.kube.watch import Scope, Watch
 
 log = logging.getLogger(__name__)
 
+CHECKS = "/etc/treenail/health.d"
 LIVE = "/run/treenail/status.json"
 JOURNAL = "/run/systemd/journal/socket"
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the agent; returns when it was told to stop, or when this host is not its business."""
+    if _sent_back(Root(arguments.root or "/")):
+        return 0
     settings = _settings(arguments)
     root = Root(settings.root)
     journal.setup(root.path(JOURNAL), level=settings.log_level, stream=sys.stderr)
@@ -67,6 +80,29 @@ def main(arguments: argparse.Namespace) -> int:
     ledger = Ledger(root)
     with ledger.lock():
         return Agent(settings, root, kernel, ledger).run()
+
+
+def _sent_back(root: Root) -> bool:
+    """Whether the node is on its way back, as this was one start too many.
+
+    Before the settings are read, for they may be what makes the agent crash.
+    """
+    journal.setup(root.path(JOURNAL), level=logging.INFO, stream=sys.stderr)
+    kernel, clock, ledger = Kernel(root), SystemClock(), Ledger(root)
+
+    def machine() -> tuple[OperatingSystem, Logind, Configuration]:
+        bus = SystemBus()
+        shadow, systemd = Shadow(root, clock), Systemd(bus, clock)
+        survey = Survey(root, shadow, systemd=AskedStates(systemd))
+        runner = Runner(root, shadow, services=systemd)
+        choice = choose(Backend.AUTO, root)
+        os = operating_system(choice, bus, root, clock, TransactionLimits())
+        return os, Logind(bus), Configuration(survey, runner)
+
+    if not kernel.is_ostree():
+        return False
+    with ledger.lock():
+        return Lifeline(ledger, kernel, clock, machine=machine).started()
 
 
 class Agent:
@@ -143,6 +179,8 @@ class Agent:
                 policy=settings.drift.policy,
                 full_every_s=settings.drift.full_every_s,
             ),
+            preflight=self._preflight(root, files, bus, systemd),
+            health=self._health(root, systemd),
             clock=clock,
         )
         self._loop = Loop(
@@ -159,6 +197,23 @@ class Agent:
             stop=self._stop,
             pace=Pace(limits.look_s, limits.retry_first_s, limits.retry_most_s),
         )
+
+    def _preflight(self, root: Root, files: Files, bus: SystemBus, systemd: Systemd) -> Preflight:
+        clock, wanted = SystemClock(), self._settings.preflight
+        registry = Registry(Programs(clock, os.environ), limit_s=wanted.registry_s)
+        probes = PreflightProbes(registry, systemd, Logind(bus), Timedate(bus), Kernel(root))
+        return Preflight(root, files, probes, clock, only_warn=wanted.only_warn)
+
+    def _health(self, root: Root, systemd: Systemd) -> Health:
+        clock, limits = SystemClock(), self._settings.health
+        programs = Programs(clock, os.environ)
+        probes = HealthProbes(
+            systemd,
+            Runtime(root, programs, limit_s=limits.check_s),
+            Checks(root, programs, CHECKS),
+            self._cluster,
+        )
+        return Health(probes, limits, clock, alive=self._live.beat)
 
     def run(self) -> int:
         """Watch and turn until a signal says to stop; the step under way is finished first.

@@ -11,12 +11,13 @@ from dataclasses import replace
 
 from treenail.config.wanted import wanted
 from treenail.daemon import ahead
+from treenail.daemon.book import Book
 from treenail.daemon.ports import Ports, Watch
+from treenail.daemon.trial import Trial
 from treenail.daemon.weighing import Weighing
 from treenail.errors import BusError, BusyError, CancelledError, StepError
 from treenail.host.deployments import Progress, Verdict
 from treenail.log import MessageId
-from treenail.update import record as records
 from treenail.update.facts import Facts
 from treenail.update.moves import (
     Adopt,
@@ -30,19 +31,21 @@ from treenail.update.moves import (
     Forgive,
     Heal,
     Introduce,
+    Prove,
     PutBack,
     Reboot,
     Recover,
     Refuse,
     Rest,
     Resume,
+    Return,
     Stage,
     StageAhead,
     Wait,
     Weigh,
 )
+from treenail.update.probation import Probation
 from treenail.update.record import Outcome, Phase, Record, Refused, StagedAhead, Target, Update
-from treenail.update.work import Work
 
 log = logging.getLogger(__name__)
 
@@ -70,16 +73,15 @@ class Actor:
         self._ports = ports
         self._look_s = look_s
         self._on_progress = on_progress
-        self._on_record = on_record
         self._weighing = Weighing(ports, images_bake=images_bake)
         self._failed_to_apply = 0
-        self._record = records.from_json(ports.ledger.read())
-        on_record(self._record)
+        self._book = Book(ports, on_record=on_record)
+        self._trial = Trial(ports, self._book, self._weighing)
 
     @property
     def record(self) -> Record:
         """What the ledger holds."""
-        return self._record
+        return self._book.record
 
     def act(self, decision: Decision, facts: Facts) -> float:
         """Carry the decision out; returns in how many seconds to look again.
@@ -95,33 +97,42 @@ class Actor:
             case Drain(token=token):
                 return self._drain(token)
             case Reboot(target=target, staged_id=staged_id):
-                return self._reboot(target, staged_id)
+                return self._reboot(target, staged_id, facts)
+            case Prove():
+                return self._trial.prove(facts)
+            case Return(refuse=refuse):
+                return self._trial.go_back(refuse, facts)
             case Adopt(target=target):
                 self._adopt(target, facts)
-            case StageAhead():
-                progress, save = self._on_progress, self._save
-                ahead.stage(
-                    decision, facts, self._ports, self._weighing, on_progress=progress, save=save
-                )
-            case DropAhead():
-                ahead.drop(decision, facts, self._ports, save=self._save)
+            case StageAhead() | DropAhead():
+                self._beside(decision, facts)
             case Forgive():
-                self._save(replace(self._record, refused=None))
+                self._book.save(replace(self._book.record, refused=None))
             case Heal(drifts=drifts):
-                self._ports.upkeep.heal(self._record.current, drifts)
+                self._ports.upkeep.heal(self._book.record.current, drifts)
             case Recover():
-                update = self._record.update
+                update = self._book.record.update
                 self._ports.configuration.recover(update.id if update else "")
             case _:
                 self._move_on(decision, facts)
         return NOW
+
+    def _beside(self, decision: StageAhead | DropAhead, facts: Facts) -> None:
+        progress, save = self._on_progress, self._book.save
+        match decision:
+            case StageAhead():
+                ahead.stage(
+                    decision, facts, self._ports, self._weighing, on_progress=progress, save=save
+                )
+            case DropAhead():
+                ahead.drop(decision, facts, self._ports, save=save)
 
     def _adopt(self, target: Target, facts: Facts) -> None:
         if not target.image:
             # Whoever installed the machine wrote these files, and they go with their config.
             config = self._ports.configs.fetch(target.config)
             self._ports.configuration.adopt(wanted(config), target.config)
-        self._save(self._at(target, facts))
+        self._book.save(self._book.at(target, facts))
         log.info("the machine already is at %s", target)
 
     def _move_on(self, decision: Inward, facts: Facts) -> None:
@@ -143,7 +154,7 @@ class Actor:
                 self._drop(reason, staged_id, refuse)
 
     def _weigh(self, target: Target, facts: Facts) -> None:
-        update = self._record.update
+        update = self._book.record.update
         if update is None or update.target != target:
             update = self._begin(target, facts)
         deployed = facts.deployed
@@ -156,7 +167,7 @@ class Actor:
             work.cost,
             "".join(f"; {reason}" for reason in work.reasons),
         )
-        self._enter(Phase.STAGING, work=work)
+        self._book.enter(Phase.STAGING, work=work)
         self._ports.upkeep.obeyed()
 
     def _begin(self, target: Target, facts: Facts) -> Update:
@@ -164,14 +175,14 @@ class Actor:
         update = Update(
             id=secrets.token_hex(16),
             target=target,
-            origin=self._record.current if self._record.current != Target() else claimed,
+            origin=self._book.record.current if self._book.record.current != Target() else claimed,
             phase=Phase.STAGING,
             boot_id=self._ports.kernel.boot_id(),
             began=self._ports.clock.now(),
             entered=self._ports.clock.now(),
         )
         self._failed_to_apply = 0
-        self._save(replace(self._record, update=update, refused=None, ahead=None))
+        self._book.save(replace(self._book.record, update=update, refused=None, ahead=None))
         log.info(
             "update %s began: from %s to %s",
             update.id,
@@ -182,14 +193,15 @@ class Actor:
         return update
 
     def _stage(self, target: Target) -> None:
-        update = self._current_update()
+        update = self._book.update
         if update.phase is not Phase.STAGING or update.staged_id:
             # What was staged before is gone; until it is noted, what is staged now has no name.
-            update = self._enter(Phase.STAGING, staged_id="")
+            update = self._book.enter(Phase.STAGING, staged_id="")
         self._ports.credentials.refresh()
+        self._ports.preflight.clear(self._book.work.os.image)
         watch, called_off = self._watch(update)
         try:
-            self._ports.os.stage(ahead.change(self._work().os), watch=watch)
+            self._ports.os.stage(ahead.change(self._book.work.os), watch=watch)
         except BusyError as error:
             log.info("waiting: %s", error)
             self._ports.os.wait_for_other(watch=watch)
@@ -200,7 +212,7 @@ class Actor:
             return
         staged = self._ports.os.look().staged
         noted = replace(update, staged_id=staged.id if staged else "")
-        self._save(replace(self._record, update=noted))
+        self._book.save(replace(self._book.record, update=noted))
         log.info("staged %s, locked", target, extra={"message_id": MessageId.STAGED})
 
     def _watch(self, update: Update) -> tuple[Watch, list[Verdict]]:
@@ -216,23 +228,23 @@ class Actor:
         return watch, ended
 
     def _drain(self, token: str) -> float:
-        update = self._current_update()
+        update = self._book.update
         if update.phase is not Phase.DRAINING or update.drain != token:
-            self._enter(Phase.DRAINING, drain=token)
+            self._book.enter(Phase.DRAINING, drain=token)
             log.info("asking for the drain: %s", token)
             return NOW
         # The ledger has the token and so has the report; what is missing is the answer.
         return SOON_S if self._ports.cluster.node() is None else self._look_s
 
     def _apply(self, target: Target, facts: Facts) -> None:
-        update, work = self._current_update(), self._work()
+        update, work = self._book.update, self._book.work
         if update.phase is not Phase.APPLYING or update.boot_id != facts.boot_id:
             self._told_of_drain(update)
-            update = self._enter(Phase.APPLYING)
+            update = self._book.enter(Phase.APPLYING)
         due = self._weighing.due(target, update.origin, work)
         if due.work.level > work.level:
             log.info("%s has come to ask for more: %s", target, "; ".join(due.work.reasons))
-            self._enter(Phase.STAGING, work=due.work)
+            self._book.enter(Phase.STAGING, work=due.work)
             return
         try:
             self._ports.configuration.apply(
@@ -245,21 +257,26 @@ class Actor:
                 raise
             log.warning("%s", error, extra={"message_id": MessageId.DEGRADED})
             refused = Refused(target, str(error), error.remedy)
-            self._enter(Phase.RELEASING, refused=refused)
+            self._book.enter(Phase.RELEASING, refused=refused)
             return
         log.info("applied %s in %d steps", target, len(due.steps))
         if not work.reboots:
             self._reached(facts)
         elif not due.steps:
-            self._enter(Phase.APPLYING, work=replace(work, writes=False))
+            self._book.enter(Phase.APPLYING, work=replace(work, writes=False))
 
-    def _reboot(self, target: Target, staged_id: str) -> float:
-        update = self._current_update()
+    def _reboot(self, target: Target, staged_id: str, facts: Facts) -> float:
+        update = self._book.update
         boot_id = self._ports.kernel.boot_id()
         if update.phase is not Phase.REBOOTING or update.boot_id != boot_id:
             self._told_of_drain(update)
             # Once it is unlocked nothing but its name tells that it is ours.
-            self._enter(Phase.REBOOTING, reboots=update.reboots + 1, staged_id=staged_id)
+            self._book.enter(
+                Phase.REBOOTING,
+                reboots=update.reboots + 1,
+                staged_id=staged_id,
+                probation=Probation(api_before=facts.api_answers),
+            )
         log.info("rebooting into %s", target, extra={"message_id": MessageId.REBOOTING})
         if staged_id:
             self._ports.os.finalize(staged_id)
@@ -272,18 +289,18 @@ class Actor:
 
     def _commit(self, facts: Facts) -> None:
         """What an image, or a merge of two /etc, took away with it is written again."""
-        update, work = self._current_update(), self._work()
-        if work.reboots:
-            due = self._weighing.due(update.target, update.origin, work)
-            if due.steps:
-                log.info("%d steps are left to do after the boot", len(due.steps))
-                self._ports.configuration.complete(due.steps, due.wish, update.target.config)
-            self._ports.configuration.confirm()
+        self._trial.passed()
+        update = self._book.update
+        due = self._weighing.due(update.target, update.origin, self._book.work)
+        if due.steps:
+            log.info("%d steps are left to do after the boot", len(due.steps))
+            self._ports.configuration.complete(due.steps, due.wish, update.target.config)
+        self._ports.configuration.confirm()
         self._reached(facts)
 
     def _reached(self, facts: Facts) -> None:
         """Verified: the target is current from now on."""
-        update = self._enter(Phase.RESUMING, at=facts)
+        update = self._book.enter(Phase.RESUMING, at=facts)
         self._ports.configs.keep_only({update.target.config})
         log.info(
             "verified %s after %d s",
@@ -293,7 +310,7 @@ class Actor:
         )
 
     def _close(self, *, done: bool) -> None:
-        update = self._current_update()
+        update = self._book.update
         took_s = self._ports.clock.now() - update.began
         if done:
             log.info(
@@ -308,20 +325,20 @@ class Actor:
                 "update %s to %s called off, the node is as it was: %s",
                 update.id,
                 update.target,
-                self._record.current,
+                self._book.record.current,
                 extra={"message_id": MessageId.CANCELLED},
             )
-        refused = self._record.refused
+        refused = self._book.record.refused
         failed = refused is not None and not refused.called_off
         outcome = Outcome.DONE if done else Outcome.FAILED if failed else Outcome.CALLED_OFF
-        self._save(self._record.closed(outcome, now=self._ports.clock.now()))
+        self._book.save(self._book.record.closed(outcome, now=self._ports.clock.now()))
         self._ports.os.release()
 
     def _drop(self, reason: str, staged_id: str, refuse: Refused | None) -> None:
-        update = self._current_update()
+        update = self._book.update
         if update.phase is not Phase.RELEASING:
             log.info("calling update %s off: %s", update.id, reason)
-            self._enter(Phase.RELEASING, refused=refuse)
+            self._book.enter(Phase.RELEASING, refused=refuse)
         if update.work is None or update.work.reboots:
             self._ports.os.drop(staged_id)
         log.info(
@@ -329,52 +346,3 @@ class Actor:
             update.target,
             extra={"message_id": MessageId.UNDONE},
         )
-
-    def _current_update(self) -> Update:
-        update = self._record.update
-        if update is None:
-            raise AssertionError("a move within an update was decided without one")
-        return update
-
-    def _work(self) -> Work:
-        work = self._current_update().work
-        if work is None:
-            raise AssertionError("a move was decided before the update was weighed")
-        return work
-
-    def _enter(
-        self,
-        phase: Phase,
-        *,
-        work: Work | None = None,
-        staged_id: str | None = None,
-        drain: str | None = None,
-        reboots: int | None = None,
-        refused: Refused | None = None,
-        at: Facts | None = None,
-    ) -> Update:
-        """Have the update in the phase, for good; ``at``: with its target as current."""
-        update = self._current_update().enter(
-            phase, boot_id=self._ports.kernel.boot_id(), now=self._ports.clock.now()
-        )
-        update = replace(
-            update,
-            work=update.work if work is None else work,
-            staged_id=update.staged_id if staged_id is None else staged_id,
-            drain=update.drain if drain is None else drain,
-            reboots=update.reboots if reboots is None else reboots,
-        )
-        record = self._record if at is None else self._at(update.target, at)
-        self._save(replace(record, update=update, refused=refused or record.refused))
-        return update
-
-    def _at(self, target: Target, facts: Facts) -> Record:
-        """The record with the target as current."""
-        booted = facts.deployed.booted if facts.deployed else self._record.booted
-        return replace(self._record, current=target, booted=booted, refused=None)
-
-    def _save(self, record: Record) -> None:
-        if record != self._record:
-            self._ports.ledger.write(records.to_json(record))
-            self._record = record
-            self._on_record(record)

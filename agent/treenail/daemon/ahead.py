@@ -44,6 +44,7 @@ def stage(
     save(replace(record, ahead=kept))
     if not work.os.empty:
         ports.credentials.refresh()
+        ports.preflight.clear(work.os.image)
         ended: list[Verdict] = []
 
         def watch(progress: Progress) -> Verdict:

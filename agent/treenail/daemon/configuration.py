@@ -85,6 +85,12 @@ class Configuration:
         """Do the steps, all or none; others may be left to do."""
         apply(steps, self._runner)
 
+    def complete_first(self, steps: Sequence[Step]) -> None:
+        """Do some of them, before it is known whether the boot is any good."""
+        apply((*steps, *serving(steps, ())), self._runner)
+        if any(isinstance(step, Enabling) for step in steps):
+            self._runner.start_enabled()
+
     def confirm(self) -> None:
         """Have for good what is held."""
         self._runner.held.confirm()

@@ -81,15 +81,24 @@ class Health:
         self._since: dict[str, tuple[bool | None, float]] = {}
         self._passed: set[str] = set()
         self._well_since: float | None = None
+        self._marked: dict[str, str] = {}
 
     @property
     def again_s(self) -> float:
         """How long to wait between two looks."""
         return self._limits.again_s
 
+    def mark(self, name: str, problem: str) -> None:
+        """Count it as a check that failed from now on; without a problem, no longer."""
+        if problem:
+            self._marked[name] = problem
+        else:
+            self._marked.pop(name, None)
+
     def look(self, probation: Probation, boot_id: str) -> Trial:
         """Every check, made now; never raises for what it finds."""
-        found = [*self._units(), *self._of_cluster(boot_id)]
+        marked = (Check(name, well=False, text=text) for name, text in self._marked.items())
+        found = [*marked, *self._units(), *self._of_cluster(boot_id)]
         if all(each.well is not False for each in found):
             # The owner's checks may well need what the others look at.
             left_s = probation.since + self._limits.deadline_s - self._clock.monotonic()

@@ -7,7 +7,7 @@ traceback, systemd starts it again, and the ledger leads on.
 import logging
 import random
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treenail import log as journal
 from treenail.daemon.act import Actor
@@ -143,11 +143,13 @@ class Loop:
             facts = self._observer.look(record)
             decision = decide(facts)
             if isinstance(decision, Reboot):
+                answers = True
                 try:
                     self._ports.cluster.refresh()
                 except ClusterError as error:
+                    answers = False
                     log.info("no fresh look at the Node before the reboot: %s", error)
-                facts = self._observer.look(record)
+                facts = replace(self._observer.look(record), api_answers=answers)
                 decision = decide(facts)
         except TreenailError as error:
             return self._observer.glance(record), Refuse(error)

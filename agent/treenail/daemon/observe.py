@@ -10,7 +10,7 @@ from treenail.host.deployments import Deployments
 from treenail.update import wish
 from treenail.update.decide import looks_at_deployments
 from treenail.update.facts import Deployed, Facts, Handshake, NodeSeen
-from treenail.update.record import Record, Target
+from treenail.update.record import Phase, Record, Target
 
 SINGLE_REPLICA = "SingleReplica"
 
@@ -66,6 +66,8 @@ class Observer:
             self._packages = frozenset(found.packages)
         if update is None and not facts.cut_short:
             facts = self._between_updates(facts)
+        if update is not None and update.phase is Phase.PROVING and update.boot_id == facts.boot_id:
+            facts = replace(facts, trial=self._ports.health.look(update.probation, facts.boot_id))
         # What an update leaves behind is looked at once more.
         self._looked = update is None and (self._looked or looks)
         return facts
@@ -108,6 +110,7 @@ def deployed(deployments: Deployments, arguments: tuple[str, ...]) -> Deployed:
         removed=booted.removed if booted else (),
         booted_config=booted.labels.get(key.BAKED_CONFIG_LABEL, "") if booted else "",
         staged_config=staged.labels.get(key.BAKED_CONFIG_LABEL, "") if staged else "",
+        others=tuple(each.id for each in deployments.all if not (each.booted or each.staged)),
     )
 
 

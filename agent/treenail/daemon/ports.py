@@ -15,6 +15,8 @@ from treenail.daemon.drift import Booted
 from treenail.daemon.predecessor import Predecessor
 from treenail.host.deployments import Change, Deployments, Progress, Verdict
 from treenail.update.drifting import Drifted
+from treenail.update.health import Trial
+from treenail.update.probation import Probation
 from treenail.update.record import Target
 from treenail.update.request import Request
 from treenail.update.status import Event, Report
@@ -149,6 +151,27 @@ class Upkeep(Protocol):
         """Return once that is asked no more."""
 
 
+class Preflight(Protocol):
+    """What would make an update fail."""
+
+    def clear(self, image: str) -> None:
+        """Return when nothing is in the way of this image, or else raise `PreflightError`."""
+
+
+class Health(Protocol):
+    """Whether this boot is healthy."""
+
+    @property
+    def again_s(self) -> float:
+        """How long to wait between two looks."""
+
+    def look(self, probation: Probation, boot_id: str) -> Trial:
+        """Every check, made now."""
+
+    def mark(self, name: str, problem: str) -> None:
+        """Count it as a check that failed from now on; without a problem, no longer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """Everything the daemon acts on and asks."""
@@ -164,4 +187,6 @@ class Ports:
     configuration: Configuration
     configs: Configs
     upkeep: Upkeep
+    preflight: Preflight
+    health: Health
     clock: Clock

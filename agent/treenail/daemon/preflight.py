@@ -16,12 +16,15 @@ from treenail.host.logind import Inhibitor
 from treenail.host.root import Root
 from treenail.update.preflight import (
     Conditions,
+    Finding,
     Layer,
     Manifest,
     Reason,
     Space,
     Trouble,
     Unreadable,
+    findings,
+    refusal,
 )
 from treenail.update.signatures import POLICY, Rule, Trust, rule
 
@@ -72,11 +75,34 @@ class Probes:
 class Preflight:
     """Looks at everything that would make an update fail, and changes nothing."""
 
-    def __init__(self, root: Root, files: Files, probes: Probes, clock: Clock) -> None:
+    def __init__(
+        self,
+        root: Root,
+        files: Files,
+        probes: Probes,
+        clock: Clock,
+        *,
+        only_warn: frozenset[Reason] = frozenset(),
+    ) -> None:
         self._root = root
         self._files = files
         self._probes = probes
         self._clock = clock
+        self._only_warn = only_warn
+        self._warned: frozenset[Finding] = frozenset()
+
+    def clear(self, image: str) -> None:
+        """Raise `PreflightError` for all that would make an update to the pull spec fail.
+
+        What is wrong and does not block is logged, once.
+        """
+        found = findings(self.look(image), only_warn=self._only_warn)
+        for each in found:
+            if not each.blocks and each not in self._warned:
+                log.warning("%s; %s", each, each.remedy)
+        self._warned = frozenset(found)
+        if error := refusal(found):
+            raise error
 
     def look(self, image: str) -> Conditions:
         """The conditions for an update to the pull spec; without one, of the machine alone."""

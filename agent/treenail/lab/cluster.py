@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 POOL = "worker"
 _READY_LOOK_S = 0.2
+# A machine that boots in a moment need not be watched for long.
+_QUICK = "\n[health]\nsettle_s = 0.1\nagain_s = 0.1\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +221,8 @@ class Lab:
         kubeconfig.write_bytes(credential.read_bytes())
         settings = machine.root / "etc/treenail/agent.toml"
         settings.parent.mkdir(parents=True, exist_ok=True)
-        settings.write_text(self.plan.agent_settings, "utf-8")
+        quick = "" if "[health]" in self.plan.agent_settings else _QUICK
+        settings.write_text(self.plan.agent_settings + quick, "utf-8")
         self.machines[name] = machine
 
     def _attend(self) -> None:

@@ -16,10 +16,10 @@ from treenail.update.facts import Deployed, Facts, NodeSeen
 from treenail.update.moves import (
     Apply,
     Close,
-    Commit,
     Decision,
     Drain,
     Drop,
+    Prove,
     PutBack,
     Reboot,
     Recover,
@@ -30,6 +30,7 @@ from treenail.update.moves import (
     Weigh,
 )
 from treenail.update.oschange import in_effect
+from treenail.update.proving import fell_back, proving, returning
 from treenail.update.record import Phase, Refused, Update
 from treenail.update.request import cancels, refused
 from treenail.update.resting import LOOK, misbaked, misbaked_error, refuse_foreign, without_update
@@ -54,6 +55,10 @@ def decide(facts: Facts) -> Decision:
             return _before_reboot(facts, update)
         case Phase.REBOOTING:
             return _rebooting(facts, update)
+        case Phase.PROVING:
+            return proving(facts, update, update.work or Work())
+        case Phase.RETURNING:
+            return returning(facts, update, update.work or Work())
         case Phase.RESUMING:
             return _back_in_service(facts, update, done=True)
         case Phase.RELEASING:
@@ -219,7 +224,9 @@ def _booted(facts: Facts, update: Update, work: Work) -> Decision:
     if deployed is None and not work.os.empty:
         return LOOK
     if deployed is None or in_effect(work.os, deployed.running):
-        return Commit(target)
+        return Prove(target, "the checks begin")
+    if update.staged_id and update.staged_id in deployed.others:
+        return fell_back(facts, update, deployed)
     if update.reboots >= REBOOTS_ALLOWED:
         return Drop(
             "the reboot did not lead to the target",

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from treenail.update.drifting import Drifted
+from treenail.update.health import Trial
 from treenail.update.oschange import Running
 from treenail.update.record import Record, Target
 from treenail.update.request import Request
@@ -68,6 +69,9 @@ class Deployed:
     staged_config: str = ""
     """The same of the staged one."""
 
+    others: tuple[str, ...] = ()
+    """The deployments that are neither booted nor staged, by id."""
+
     @property
     def running(self) -> Running:
         """What is booted."""
@@ -97,6 +101,10 @@ class Facts:
     """The update has changed files, which it can still put back."""
     images_bake: bool = True
     """In image mode files and units are the image's."""
+    trial: Trial | None = None
+    """What the checks of a boot on trial found; None when nothing is on trial."""
+    api_answers: bool = False
+    """The API server answered a moment ago; only looked at before a reboot."""
     drains: bool = True
     """The node is drained before it reboots."""
     drain_limit_s: float = 3600.0

@@ -141,6 +141,27 @@ class PutBack:
 
 
 @dataclass(frozen=True, slots=True)
+class Prove:
+    """The target is booted: see whether the node is healthy with it."""
+
+    target: Target
+    reason: str
+
+    def __str__(self) -> str:
+        return f"seeing whether {self.target} is healthy: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """Go back to what was before: the deployment and the config, as one."""
+
+    refuse: Refused
+
+    def __str__(self) -> str:
+        return "going back to what was before"
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """The target is booted: verify its files, units and users, and record it as current."""
 
@@ -204,10 +225,10 @@ class Introduce:
 
 @dataclass(frozen=True, slots=True)
 class Forgive:
-    """Another target is asked for: forget the refusal of the former."""
+    """Forget the refusal: another target is asked for, or somebody asked to try it again."""
 
     def __str__(self) -> str:
-        return "another target is asked for"
+        return "nothing is refused any more"
 
 
 Decision = (
@@ -224,6 +245,8 @@ Decision = (
     | Apply
     | Reboot
     | PutBack
+    | Prove
+    | Return
     | Commit
     | Resume
     | Close

@@ -26,6 +26,10 @@ class Probation:
     """Boots into the target so far."""
     starts: int = 0
     """Starts of the agent in the boot on trial."""
+    returns: int = 0
+    """How often the way back was begun."""
+    healthy: bool = False
+    """The verdict: from here on there is no way back, for what was before is being cleaned up."""
 
     def started(self, boot_id: str, now: float) -> "Probation":
         """After another start of the agent; ``now`` is on the monotonic clock."""
@@ -37,6 +41,8 @@ class Probation:
     @property
     def crashes(self) -> str:
         """Why the trial is lost without a verdict, as a sentence; empty while it is not."""
+        if self.healthy:
+            return ""
         if self.boots > BOOTS_ALLOWED:
             return f"it was booted {self.boots} times, and no boot lasted until a verdict"
         if self.starts > STARTS_ALLOWED:
@@ -53,6 +59,8 @@ def to_json(probation: Probation) -> Json:
         "since": probation.since,
         "boots": probation.boots,
         "starts": probation.starts,
+        "returns": probation.returns,
+        "healthy": probation.healthy,
     }
 
 
@@ -66,8 +74,12 @@ def from_json(found: object) -> Probation:
             "since": int() | float() as since,
             "boots": int(boots),
             "starts": int(starts),
+            "returns": int(returns),
+            "healthy": bool(healthy),
         }:
-            return Probation(api_before, api_seen, boot_id, float(since), boots, starts)
+            return Probation(
+                api_before, api_seen, boot_id, float(since), boots, starts, returns, healthy
+            )
         case None:
             return Probation()
         case _:

@@ -4,11 +4,13 @@ One document holds both what is current and what is under way, so that "the new 
 and "the update has passed its last step" are one atomic write, never two.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from treenail.errors import LedgerError
+from treenail.update import probation as probations
+from treenail.update.probation import Probation
 
 if TYPE_CHECKING:
     from treenail.update.work import Work
@@ -50,6 +52,10 @@ class Phase(StrEnum):
     """Files, units and users are being written; all of that can be undone."""
     REBOOTING = "rebooting"
     """The point of no return: the deployment is unlocked and the reboot asked for."""
+    PROVING = "proving"
+    """The target is booted; whether the node is healthy with it is being found out."""
+    RETURNING = "returning"
+    """The target is not healthy: the previous deployment is made the default and rebooted into."""
     RESUMING = "resuming"
     """The target is reached and verified; the uncordon is asked for."""
     RELEASING = "releasing"
@@ -80,6 +86,7 @@ class Update:
     """How often the reboot into this target was asked for."""
     spent: tuple[tuple[Phase, float], ...] = ()
     """Seconds in each phase before this one, in the order in which they were entered first."""
+    probation: Probation = field(default_factory=Probation)
 
     def enter(self, phase: Phase, *, boot_id: str, now: float) -> "Update":
         """The update as it goes into ``phase``."""
@@ -101,6 +108,8 @@ class Refused:
     remedy: str = ""
     called_off: bool = False
     """A person on the machine did not want it; nothing is wrong with it."""
+    check: str = ""
+    """The health check that failed; empty when it was refused before it was booted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +165,8 @@ class Record:
     booted: str = ""
     """The manifest digest that was booted when ``current`` was verified; empty if unknown."""
     ahead: StagedAhead | None = None
+    blamed: Target = Target()
+    """The target that the node was last sent back from because of the API server."""
 
     def closed(self, outcome: Outcome, *, now: float) -> "Record":
         """The record without its update, which is history."""
@@ -200,6 +211,7 @@ def to_json(record: Record) -> Json:
             "drain": update.drain,
             "reboots": update.reboots,
             "spent": _spent_to_json(update.spent),
+            "probation": probations.to_json(update.probation),
         },
         "refused": None
         if refused is None
@@ -208,6 +220,7 @@ def to_json(record: Record) -> Json:
             "reason": refused.reason,
             "remedy": refused.remedy,
             "calledOff": refused.called_off,
+            "check": refused.check,
         },
         "history": [_past_to_json(past) for past in record.history],
         "booted": record.booted,
@@ -219,6 +232,7 @@ def to_json(record: Record) -> Json:
             "stagedID": record.ahead.staged_id,
             "done": record.ahead.done,
         },
+        "blamed": _target_to_json(record.blamed),
     }
 
 
@@ -242,6 +256,7 @@ def from_json(document: Json | None) -> Record:
             ahead=None
             if (ahead := document.get("ahead")) is None
             else _ahead_from_json(_mapping(ahead)),
+            blamed=_target_from_json(document["blamed"]) if "blamed" in document else Target(),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise LedgerError(
@@ -265,6 +280,7 @@ def _update_from_json(document: Json) -> Update:
         drain=_text(document["drain"]),
         reboots=int(_number(document["reboots"])),
         spent=_spent_from_json(document.get("spent", {})),
+        probation=probations.from_json(document.get("probation")),
     )
 
 
@@ -274,6 +290,7 @@ def _refused_from_json(document: Json) -> Refused:
         reason=_text(document["reason"]),
         remedy=_text(document["remedy"]),
         called_off=document.get("calledOff") is True,
+        check=_text(document.get("check", "")),
     )
 
 

@@ -41,6 +41,10 @@ def too_late(update: Update) -> str:
             return ""
         case Phase.REBOOTING:
             return "the reboot was asked for already"
+        case Phase.PROVING:
+            return "the node was rebooted, and is being proved"
+        case Phase.RETURNING:
+            return "the node is going back already"
         case Phase.RESUMING:
             return f"the node is at {update.target} already"
         case Phase.RELEASING:

@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 
 from treenail.api import annotations as key
 from treenail.api.annotations import NodeState
-from treenail.errors import Again, DrainError, DriftError, HostError, TreenailError
+from treenail.errors import (
+    Again,
+    DrainError,
+    DriftError,
+    HostError,
+    PreflightError,
+    TreenailError,
+)
 from treenail.update.facts import Facts
 from treenail.update.moves import (
     Adopt,
@@ -23,10 +30,12 @@ from treenail.update.moves import (
     Forgive,
     Heal,
     Introduce,
+    Prove,
     Reboot,
     Recover,
     Rest,
     Resume,
+    Return,
     StageAhead,
     Wait,
     Weigh,
@@ -81,7 +90,7 @@ def report(facts: Facts, decision: Decision, failure: TreenailError | None) -> R
         return Report(told, event=_event(facts, decision, None))
     if isinstance(decision, Rest) and not decision.settled:
         return Report(told)
-    failure = failure or _refused(facts)
+    failure = failure or _refused(facts, decision)
     return Report(
         sentence=told if failure is None else f"{told}: {failure}",
         annotations=_annotations(facts, decision, failure),
@@ -107,9 +116,11 @@ def _beside(
     )
 
 
-def _refused(facts: Facts) -> TreenailError | None:
+def _refused(facts: Facts, decision: Decision) -> TreenailError | None:
     """Why the update that is being called off is refused from now on."""
     record = facts.record
+    if isinstance(decision, Return):
+        return HostError(decision.refuse.reason, remedy=decision.refuse.remedy)
     if record.update is None or record.refused is None:
         return None
     return HostError(record.refused.reason, remedy=record.refused.remedy)
@@ -127,8 +138,9 @@ def _annotations(
     wanted: dict[str, str | None] = {key.STATE: _state(decision, failure)}
     if isinstance(decision, Wait) and decision.overdue:
         failure = DrainError(f"{decision.reason} for longer than allowed")
+    rebooting = isinstance(decision, Reboot | Prove | Return)
     wanted[key.REASON] = "" if failure is None else reason_text(failure)
-    wanted[key.POST_CONFIG_ACTION] = "Rebooting" if isinstance(decision, Reboot) else ""
+    wanted[key.POST_CONFIG_ACTION] = "Rebooting" if rebooting else ""
     wanted |= _current(facts)
     wanted |= _staged(facts, decision)
     token = _drain_wanted(facts.record.update, decision)
@@ -179,7 +191,14 @@ def _drain_wanted(update: Update | None, decision: Decision) -> str:
     if update is None:
         return ""
     match update.phase:
-        case Phase.STAGING | Phase.DRAINING | Phase.APPLYING | Phase.REBOOTING:
+        case (
+            Phase.STAGING
+            | Phase.DRAINING
+            | Phase.APPLYING
+            | Phase.REBOOTING
+            | Phase.PROVING
+            | Phase.RETURNING
+        ):
             return update.drain
         case Phase.RESUMING | Phase.RELEASING:
             # Only the move that asks for the uncordon may: before it, files are still put back.
@@ -212,7 +231,8 @@ def _conditions(
     and when the update is over.
     """
     if failure is not None:
-        return (Verdict("NodeDegraded", "True", str(failure.state), reason_text(failure)),)
+        called = "PreflightFailed" if isinstance(failure, PreflightError) else str(failure.state)
+        return (Verdict("NodeDegraded", "True", called, reason_text(failure)),)
     if isinstance(decision, Rest):
         to = f"Action during update to {facts.record.current.config}"
         over = tuple(Verdict(kind, "False", "UpdateDone", f"{to} is over") for kind in _PROGRESS)
@@ -247,6 +267,11 @@ def _progress(update: Update | None, decision: Decision) -> Iterator[Verdict]:
             applying = f"Writing files, units and users of {target.config}"
             yield Verdict("UpdateExecuted", "Unknown", "UpdateExecutedAppliedFiles", applying)
             yield Verdict("AppliedFiles", "Unknown", "UpdateExecutedAppliedFiles", applying)
+        case Prove(target=target):
+            rebooted = f"Node was rebooted into {target}"
+            yield Verdict("RebootedNode", "True", "Rebooted", rebooted)
+            proving = f"Seeing whether the node is healthy with {target}"
+            yield Verdict("UpdatePostActionComplete", "Unknown", "Proving", proving)
         case _:
             return
 
@@ -266,6 +291,8 @@ def _event(facts: Facts, decision: Decision, failure: TreenailError | None) -> E
         if isinstance(failure, DriftError):
             return Event("Warning", "ConfigDriftDetected", reason_text(failure))
         called = "FailedToReconcile" if failure.again is Again.ON_CHANGE else "OSUpdateFailed"
+        if isinstance(failure, PreflightError):
+            called = "PreflightFailed"
         return Event("Warning", called, reason_text(failure))
     update = facts.record.update
     work = update.work if update else None

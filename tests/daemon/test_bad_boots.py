@@ -1,0 +1,312 @@
+"""Boots that are no good: the node goes back to the deployment and the config it had, as one.
+
+The daemon's real loop on a model of a machine, as in the walks; what is bad is an image, a config,
+the API server, the disk, or the agent itself.
+"""
+
+import json
+import os
+from collections.abc import Callable
+
+import pytest
+
+from tests.daemon import test_config_walks as configs
+from tests.daemon.machines import planned
+from tests.daemon.nodes import Node, assert_at_rest
+from tests.daemon.test_config_walks import APP, NEXT, STOCK, Chaos, config
+from tests.fakes.world import PLATFORM, FakeHealth, World
+from tests.update.build import A, B, C
+from treenail.api import annotations as key
+from treenail.config.wanted import wanted
+from treenail.update.record import Target
+from treenail.update.request import Kind, Request
+from treenail.update.steps import Remember
+from treenail.update.work import in_image_mode
+
+WALKS = int(os.environ.get("TREENAIL_WALKS", "100"))
+
+Bad = Callable[[World], bool]
+
+
+def booted_b(world: World) -> bool:
+    return world.booted == B.digest
+
+
+def has_next(world: World) -> bool:
+    return world.file(APP) == b"next"
+
+
+def started(target: Target = A) -> Node:
+    node = Node(configs.world_at(target))
+    node.settle()
+    node.world.returns = 0
+    return node
+
+
+def move(node: Node, target: Target) -> None:
+    """Ask for the target, and see it through to whatever end."""
+    node.world.ask_for(target)
+    for _ in range(3):
+        node.settle()
+
+
+def assert_has(world: World, target: Target) -> None:
+    """The machine is all of the target and nothing of another, and in service."""
+    assert world.violations == []
+    wish = wanted(world.configs[target.config])
+    if target.image:
+        wish = in_image_mode(wish)
+    image = target.image or wish.os.image
+    assert world.booted == image.partition("@")[2]
+    assert world.system.arguments[len(PLATFORM) :] == wish.os.kernel_arguments
+    steps = planned(world.disk, wish, target.config).steps
+    assert [str(step) for step in steps if not isinstance(step, Remember)] == []
+    assert not world.unschedulable
+    assert not world.staged
+
+
+def assert_came_back(world: World, target: Target, refused: Target, check: str) -> None:
+    """The node is at its former target, says which check failed, and leaves the other alone."""
+    assert_has(world, target)
+    ledger = json.loads(world.ledger or "")
+    assert ledger["current"] == {"config": target.config, "image": target.image}
+    assert ledger["update"] is None
+    assert ledger["refused"]["target"] == {"config": refused.config, "image": refused.image}
+    assert ledger["refused"]["check"] == check
+    notes = world.annotations
+    assert (notes[key.STATE], notes[key.CURRENT_CONFIG]) == ("Degraded", target.config)
+    assert refused.config in notes[key.REASON]
+    assert "forgive" in notes[key.REASON]
+
+
+def test_a_bad_image_sends_the_node_back_once_and_is_not_tried_again() -> None:
+    node = started()
+    node.world.sick = booted_b
+    move(node, B)
+    assert_came_back(node.world, A, B, "Kubelet")
+    assert "kubelet.service is failed" in node.world.annotations[key.REASON]
+    boots = node.world.boots
+    node.settle()
+    assert (node.world.boots, node.world.returns) == (boots, 1)
+
+
+def test_a_bad_config_goes_back_together_with_its_image() -> None:
+    node = started(B)
+    before = node.world.file(APP)
+    node.world.sick = has_next
+    move(node, NEXT)
+    assert_came_back(node.world, B, NEXT, "Kubelet")
+    assert node.world.file(APP) == before
+
+
+def test_a_bad_config_without_an_image_of_its_own_goes_back_by_its_files() -> None:
+    other = config("other", {"/etc/other.conf": "x", APP: "stock"}, image=C.image)
+    node = started(STOCK)
+    node.world.configs["other"] = other
+    node.world.sick = lambda world: world.file("/etc/other.conf") == b"x"
+    boots = node.world.boots
+    move(node, Target("other"))
+    assert_came_back(node.world, STOCK, Target("other"), "Kubelet")
+    assert (node.world.boots - boots, node.world.returns) == (2, 0)
+
+
+def test_a_kernel_that_never_boots_is_set_aside_without_another_reboot() -> None:
+    node = started()
+    node.world.dead = frozenset({B.digest})
+    boots = node.world.boots
+    move(node, B)
+    assert_came_back(node.world, A, B, "Boot")
+    assert node.world.boots == boots + 1
+    assert node.world.previous is None, "the bad deployment would be booted next"
+
+
+def test_a_person_who_chose_the_earlier_system_is_not_overruled() -> None:
+    node = started()
+    world = node.world
+    world.sick = booted_b
+    world.ask_for(B)
+    while not booted_b(world):
+        world.drain_controller()
+        node.turn()
+    node.turn()
+    node.process = None
+    world.rolled_back = True
+    world.reboot()
+    for _ in range(2):
+        node.settle()
+    assert_came_back(world, A, B, "Boot")
+
+
+def test_a_node_that_takes_most_of_its_deadline_stays() -> None:
+    node = started()
+    world, clock = node.world, node.clock
+    began: list[float] = []
+
+    def slow(of: World) -> bool:
+        if booted_b(of) and not began:
+            began.append(clock.monotonic())
+        return bool(began) and clock.monotonic() - began[0] < 0.8 * FakeHealth.DEADLINE_S
+
+    world.sick = slow
+    move(node, B)
+    assert_at_rest(world, B)
+    assert world.returns == 0
+
+
+def test_a_refused_target_is_tried_again_after_another_one() -> None:
+    node = started()
+    node.world.sick = booted_b
+    move(node, B)
+    node.world.sick = lambda _: False
+    move(node, A)
+    assert_at_rest(node.world, A)
+    move(node, B)
+    assert_at_rest(node.world, B)
+
+
+def test_a_refused_target_is_tried_again_when_somebody_forgives_it() -> None:
+    node = started()
+    node.world.sick = booted_b
+    move(node, B)
+    node.world.sick = lambda _: False
+    node.world.request = Request(Kind.FORGIVE)
+    node.settle()
+    assert_at_rest(node.world, B)
+
+
+def in_trial_of(node: Node, target: Target) -> None:
+    node.world.ask_for(target)
+    while node.world.booted != target.digest:
+        node.world.drain_controller()
+        node.turn()
+
+
+def test_an_api_server_that_is_lost_with_the_boot_sends_the_node_back_but_only_once() -> None:
+    node = started()
+    world = node.world
+    for booted in (A, B):
+        in_trial_of(node, B)
+        world.api_up = False
+        node.settle()
+        assert (world.booted, world.returns) == (booted.digest, 1)
+        world.api_up = True
+        node.settle()
+        world.request = Request(Kind.FORGIVE)
+    assert_at_rest(world, B)
+
+
+def test_an_api_server_that_was_away_before_the_reboot_sends_nobody_back() -> None:
+    node = started()
+    world = node.world
+    world.ask_for(B)
+    while world.in_service:
+        node.turn()
+        world.drain_controller()
+    node.turn()
+    world.api_up = False
+    node.settle()
+    assert (world.booted, world.returns) == (B.digest, 0)
+    world.api_up = True
+    node.settle()
+    assert_at_rest(world, B)
+
+
+def test_an_api_server_that_was_seen_in_the_new_boot_sends_nobody_back() -> None:
+    node = started()
+    world = node.world
+    slow = iter([True] * 3)
+    world.sick = lambda of: booted_b(of) and next(slow, False)
+    in_trial_of(node, B)
+    node.turn()
+    node.turn()
+    world.api_up = False
+    node.settle()
+    world.api_up = True
+    node.settle()
+    assert_at_rest(world, B)
+    assert world.returns == 0
+
+
+def test_going_back_needs_no_api_server() -> None:
+    node = started()
+    world = node.world
+    world.sick = booted_b
+    in_trial_of(node, B)
+    world.api_up = False
+    node.settle()
+    assert (world.booted, world.returns) == (A.digest, 1)
+    world.api_up = True
+    node.settle()
+    assert_came_back(world, A, B, "Kubelet")
+
+
+def test_a_disk_that_is_full_sends_the_node_back_without_a_ledger() -> None:
+    node = started()
+    node.world.full = booted_b
+    move(node, B)
+    assert_came_back(node.world, A, B, "Boot")
+    assert node.world.returns == 1
+
+
+def test_an_agent_that_crashes_at_each_start_sends_the_node_back() -> None:
+    node = started()
+    node.world.crashes = booted_b
+    move(node, B)
+    assert_came_back(node.world, A, B, "Agent")
+    assert "was started 6 times" in node.world.annotations[key.REASON]
+
+
+def test_boots_that_end_before_a_verdict_send_the_node_back() -> None:
+    node = started()
+    world = node.world
+    in_trial_of(node, B)
+    for _ in range(4):
+        if booted_b(world):
+            node.turn()
+            node.turn()
+            node.process = None
+            world.power_cut()
+    node.settle()
+    assert_came_back(world, A, B, "Agent")
+    assert "was booted 4 times" in world.annotations[key.REASON]
+
+
+BAD: list[tuple[str, Bad]] = [
+    ("image", booted_b),
+    ("config", has_next),
+    ("both", lambda world: booted_b(world) or has_next(world)),
+]
+
+
+@pytest.mark.parametrize(("what", "bad"), BAD)
+@pytest.mark.parametrize("start", range(0, WALKS, 50))
+def test_every_walk_ends_with_one_pair_whatever_is_bad(what: str, bad: Bad, start: int) -> None:
+    for seed in range(start, min(start + 50, WALKS)):
+        world = configs.world_at(STOCK)
+        node = Node(world)
+        world.sick = bad
+        chaos = Chaos(node, seed)
+        chaos.target = STOCK
+        world.fate, world.meanwhile = chaos.fate, chaos.meanwhile
+        try:
+            for _ in range(80):
+                chaos.step()
+                node.turn()
+            world.fate, world.meanwhile = (lambda _: None), (lambda: None)
+            world.disk.calls_left = None
+            world.api_up, world.loses_answers = True, 0
+            for _ in range(3):
+                node.settle()
+            ledger = json.loads(world.ledger or "")
+            assert ledger["update"] is None
+            if ledger["refused"] is None:
+                assert_at_rest(world, chaos.target)
+            current = Target(ledger["current"]["config"], ledger["current"]["image"])
+            assert_has(world, current)
+            returns = world.returns
+            node.settle()
+            assert world.returns == returns, "back twice"
+        except AssertionError as error:
+            raise AssertionError(
+                f"seed {seed}: {error}\n{world.annotations}\n{world.ledger}"
+            ) from error

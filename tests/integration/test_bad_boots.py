@@ -1,0 +1,238 @@
+"""Images and configs that are no good: the node is back on the old pair, without a human.
+
+Each test makes the boot into the new image a bad one, in one of the ways in which boots are bad,
+and undoes that for the boot into the old one, as the other deployment would.
+"""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.integration.commands import status
+from tests.integration.site import LAYERS, LIMIT_S, LOGIN, NODE, SIZE, USER, Goal, Options, Site
+from tests.waiting import wait_until
+from treenail.api import annotations as key
+from treenail.kube.resources import NODES
+from treenail.lab.apiserver.faults import Match, Refuse
+from treenail.lab.images import make_image
+from treenail.lab.machine.sysroot import Deployment
+from treenail.log import MessageId
+
+pytestmark = pytest.mark.integration
+
+DEADLINE_S = 3.0
+CHECKS = "etc/treenail/health.d"
+Make = Callable[[bool], None]
+"""Makes the boot that comes a bad one, or a good one again."""
+
+
+@pytest.fixture(scope="module")
+def options() -> Options:
+    return Options(
+        agent_settings="[limits]\nretry_first_s = 0.1\nretry_most_s = 0.5\n"
+        f"[health]\ndeadline_s = {DEADLINE_S}\nsettle_s = 0.1\ncheck_s = 0.5\nagain_s = 0.1\n"
+    )
+
+
+@contextmanager
+def bad_with(site: Site, goal: Goal, make: Make) -> Iterator[None]:
+    """Within, boots into the goal's image are bad."""
+
+    def at_boot(booted: Deployment) -> None:
+        make(booted.digest == goal.image.digest)
+
+    site.machine.at_boot = at_boot
+    try:
+        yield
+    finally:
+        site.machine.at_boot = lambda _: None
+        make(False)
+
+
+def ready(site: Site) -> bool:
+    found = site.lab.client.get(NODES, NODE)["status"]
+    assert isinstance(found, dict)
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in found["conditions"])
+
+
+def assert_comes_back(site: Site, goal: Goal, *words: str) -> None:
+    """Ask for the goal, and find the node on its former pair, ready and with the reason."""
+    former = site.current
+    site.ask(goal)
+    site.wait_degraded("forgive", goal.config, *words)
+    wait_until(lambda: site.calm() and ready(site), limit_s=LIMIT_S)
+    reason = site.wait_degraded("forgive", goal.config)
+    assert site.booted() == former.image.digest
+    assert site.notes()[key.CURRENT_CONFIG] == former.config
+    ledger = json.loads((site.machine.root / "var/lib/treenail/ledger.json").read_text())
+    assert ledger["refused"]["target"] == {"config": goal.config, "image": goal.pull_spec}
+    sentence = reason.partition("; ")[0]
+    assert sentence in " ".join(status(site).stdout.split())
+    assert any(sentence in message for message in site.messages())
+    boots = site.machine.boot_count
+    # Asked for once more, it is left alone; another goal is reached.
+    site.ask(goal)
+    site.reach(former)
+    assert site.machine.boot_count == boots
+
+
+def test_a_masked_kubelet_sends_the_node_back(site: Site) -> None:
+    link = site.machine.root / "etc/systemd/system/kubelet.service"
+
+    def mask(bad: bool) -> None:
+        link.unlink(missing_ok=True)
+        if bad:
+            link.symlink_to("/dev/null")
+
+    goal = site.goal()
+    with bad_with(site, goal, mask):
+        assert_comes_back(site, goal, "Kubelet", "kubelet.service is masked")
+    assert site.messages(MESSAGE_ID=MessageId.UNHEALTHY)
+    assert site.messages(MESSAGE_ID=MessageId.RETURNING)
+
+
+def test_a_dead_container_runtime_sends_the_node_back(site: Site) -> None:
+    def fail(bad: bool) -> None:
+        site.machine.change(failing_units=("crio.service",) if bad else ())
+
+    goal = site.goal()
+    with bad_with(site, goal, fail):
+        assert_comes_back(site, goal, "ContainerRuntime", "crio.service is failed")
+
+
+def test_a_node_without_network_goes_back(site: Site) -> None:
+    faults: list[int] = []
+
+    def cut(bad: bool) -> None:
+        if bad:
+            faults.append(site.server.inject(Refuse(), Match(user=USER)))
+        while faults and not bad:
+            site.server.lift(faults.pop())
+
+    goal = site.goal()
+    with bad_with(site, goal, cut):
+        assert_comes_back(site, goal, "ApiServer")
+
+
+def test_a_node_that_the_api_server_refuses_goes_back(site: Site) -> None:
+    kubeconfig = site.machine.root / "var/lib/kubelet/kubeconfig"
+    good = kubeconfig.read_text()
+
+    def misdirect(bad: bool) -> None:
+        kubeconfig.write_text(good.replace(site.server.url, "https://127.0.0.1:1") if bad else good)
+
+    goal = site.goal()
+    with bad_with(site, goal, misdirect):
+        assert_comes_back(site, goal, "ApiServer", "refused")
+
+
+def test_a_kernel_that_never_boots_is_given_up_by_the_boot_loader(site: Site) -> None:
+    dead = make_image(
+        "os/node", "dead", SIZE, layers=LAYERS, credential=LOGIN, faults={"boot": "Kernel panic"}
+    )
+    goal = site.goal(image=dead)
+    before = site.machine.failed_boots
+    assert_comes_back(site, goal, "failed to boot")
+    assert site.machine.failed_boots == before + 3
+    assert [each.digest for each in site.machine.deployments].count(dead.digest) == 0
+
+
+def test_a_health_check_that_hangs_sends_the_node_back(site: Site) -> None:
+    check = site.machine.root / CHECKS / "hangs"
+
+    def hang(bad: bool) -> None:
+        check.unlink(missing_ok=True)
+        if bad:
+            check.parent.mkdir(parents=True, exist_ok=True)
+            check.write_text("#!/bin/sh\nsleep 600\n")
+            check.chmod(0o755)
+
+    goal = site.goal()
+    with bad_with(site, goal, hang):
+        assert_comes_back(site, goal, "health.d/hangs", "not done within")
+
+
+def test_an_agent_that_crashes_at_start_sends_the_node_back(site: Site) -> None:
+    settings = site.machine.root / "etc/treenail/agent.toml"
+    good = settings.read_text()
+
+    def break_settings(bad: bool) -> None:
+        settings.write_text("this is no TOML" if bad else good)
+
+    goal = site.goal()
+    with bad_with(site, goal, break_settings):
+        assert_comes_back(site, goal, "Agent", "times in one boot")
+
+
+@pytest.fixture
+def small_disk(site: Site) -> Iterator[Path]:
+    """A disk of its own for the agent's state."""
+    state = site.machine.root / "var/lib/treenail"
+    site.machine.stop_agent()
+    kept = site.directory / "kept"
+    shutil.copytree(state, kept)
+    mounting = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m,mode=0700", "none", state],
+        check=False,
+        capture_output=True,
+    )
+    if mounting.returncode:
+        site.machine.start_agent()
+        pytest.skip("nothing can be mounted here")
+    shutil.copytree(kept, state, dirs_exist_ok=True)
+    site.machine.start_agent()
+    wait_until(site.calm, limit_s=LIMIT_S)
+    try:
+        yield state
+    finally:
+        site.machine.stop_agent()
+        shutil.rmtree(kept)
+        shutil.copytree(state, kept)
+        subprocess.run(["umount", "--lazy", state], check=True)
+        shutil.copytree(kept, state, dirs_exist_ok=True)
+        site.machine.start_agent()
+
+
+def test_a_full_disk_sends_the_node_back(site: Site, small_disk: Path) -> None:
+    filler = small_disk / "filler"
+
+    def fill(bad: bool) -> None:
+        filler.unlink(missing_ok=True)
+        if bad:
+            try:
+                with filler.open("wb", buffering=0) as file:
+                    while True:
+                        file.write(b"x" * 4096)
+            except OSError:
+                return
+
+    goal = site.goal()
+    with bad_with(site, goal, fill):
+        assert_comes_back(site, goal)
+    assert any("without a ledger" in message for message in site.messages())
+
+
+def test_a_node_that_takes_most_of_its_deadline_stays(site: Site) -> None:
+    check = site.machine.root / CHECKS / "slow"
+    slow_ns = int(0.8 * DEADLINE_S * 1e9)
+
+    def slow(bad: bool) -> None:
+        check.unlink(missing_ok=True)
+        if bad:
+            check.parent.mkdir(parents=True, exist_ok=True)
+            check.write_text(
+                f"#!/bin/sh\nbegan=$(stat -c %.9Y $0 | tr -d .)\n"
+                f"[ $(( $(date +%s%N) - began )) -gt {slow_ns} ]\n"
+            )
+            check.chmod(0o755)
+
+    goal = site.goal()
+    with bad_with(site, goal, slow):
+        boots = site.machine.boot_count
+        site.reach(goal)
+        assert site.machine.boot_count == boots + 1
