@@ -99,8 +99,10 @@ def test_node_at_rest_has_nothing_to_do(root: Path, capsys: pytest.CaptureFixtur
 def test_what_the_agent_was_asked_for_last_is_planned(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Ledger(Root(root)).write(to_json(Record(OLD, refused=Refused(NEW, "it broke"))))
-    assert plan(root, capsys)[1]["new"] == "rendered-b"
+    Ledger(Root(root)).write(to_json(Record(OLD, refused=Refused(NEW, "it broke", "mend it"))))
+    told = plan(root, capsys)[1]
+    assert told["new"] == "rendered-b"
+    assert told["notes"][0] == "it is not tried again: it broke; mend it"  # type: ignore[index]  # a list
     live = root / "run/treenail/status.json"
     live.parent.mkdir(parents=True)
     live.write_text(json.dumps({"desired": {"config": "rendered-a", "image": ""}}))

@@ -24,6 +24,7 @@ from treenail.update.oschange import Running, os_change
 from treenail.update.plan import plan
 from treenail.update.preview import Machine, Preview, preview
 from treenail.update.record import Record, Target
+from treenail.update.steps import Keep, Remember
 from treenail.update.work import in_image_mode
 
 T = TypeVar("T")
@@ -43,6 +44,9 @@ def node_plan(
     if not target.config:
         raise UsageError("nothing is known of what this node is asked to be")
     reader = _Reader(root, config, clock)
+    refused = record.refused
+    if refused is not None and refused.target == target:
+        reader.notes.append(f"it is not tried again: {refused.reason}; {refused.remedy}")
     new = reader.config(target.config)
     if new is None:
         raise HostError(
@@ -55,6 +59,12 @@ def node_plan(
         reader.notes.append(f"there is no copy of {current.config}: what it wrote is not known")
     old = old or MachineConfig(metadata=ObjectMeta(name=current.config))
     machine = _machine(root, old, new, target, reader.notes, clock)
+    if machine is not None and target == current:
+        # Drift alone moves no node; what is done about it is the policy's to say.
+        left = [step for step in machine.steps if not isinstance(step, Keep | Remember)]
+        if left:
+            reader.notes.append("something has drifted; see: treenail drift")
+        machine = None
     found = preview(
         old,
         new,
