@@ -36,7 +36,9 @@ class Configuration:
         """What is left of changes; whatever is held for another than ``owner`` is cut short."""
         held = self._runner.held.owner()
         return Unfinished(
-            cut_short=self._runner.undo.left() is not None or held not in {"", owner},
+            cut_short=self._runner.undo.left() is not None
+            or self._runner.held.unclean
+            or held not in {"", owner},
             held=bool(held) and held == owner,
         )
 

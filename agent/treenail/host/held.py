@@ -40,6 +40,11 @@ class Held:
             self._log.move(DONE)
         self.clean()
 
+    @property
+    def unclean(self) -> bool:
+        """A `confirm` was cut short; before a later change uses the same names, call `clean`."""
+        return self._done.left() is not None
+
     def clean(self) -> None:
         """Finish a `confirm` that was cut short."""
         self._done.put_back()
