@@ -131,6 +131,7 @@ class Node:
         try:
             if self.process is None:
                 self.process = Process(self.world, self.clock, drains=self.drains)
+                self.process.loop.finish_boot()
             self.process.cluster.see()
             delay_s = self.process.loop.turn()
         except Killed:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.daemon import nodes
 from tests.daemon.machines import TOP
-from tests.daemon.nodes import Node, assert_at_rest
+from tests.daemon.nodes import Node, Process, assert_at_rest
 from tests.daemon.test_walks import Chaos as OSChaos
 from tests.daemon.test_walks import recorded
 from tests.fakes.disk import Entry
@@ -212,6 +212,35 @@ def test_each_way_is_gone_with_one_reboot_or_none(origin: Target, target: Target
     Node(world).settle()
     assert_at_rest(world, target)
     assert world.boots - boots == (0 if target == FREELY else 1)
+
+
+def test_what_a_merge_took_away_is_back_before_the_agent_says_that_it_is_ready() -> None:
+    world = world_at(A)
+    world.ask_for(STOCK)
+    node = Node(world)
+    while world.booted != C.digest:
+        world.drain_controller()
+        node.turn()
+    assert world.file(BAKED) is None, "it was the same in the image's /usr/etc"
+    process = Process(world, node.clock)
+    process.loop.finish_boot()
+    assert world.file(BAKED) == BAKED_TEXT.encode()
+    assert process.cluster.node() is None, "and nobody was asked"
+
+
+def test_a_boot_into_the_old_deployment_puts_files_back_before_the_agent_is_ready() -> None:
+    world = world_at(STOCK)
+    world.ask_for(B)
+    world.finalizes = False
+    node = Node(world)
+    boots = world.boots
+    while world.boots == boots:
+        world.drain_controller()
+        node.turn()
+    assert world.file(APP) is None
+    process = Process(world, node.clock)
+    process.loop.finish_boot()
+    assert world.file(APP) == b"stock"
 
 
 def effects(origin: Target, target: Target) -> int:

@@ -225,6 +225,8 @@ class Agent:
         signal.signal(signal.SIGUSR1, lambda *_: self._bell.ring("somebody asks for something"))
         threading.excepthook = self._thread_died
         log.info("treenail starts")
+        # The kubelet is started when this one says that it is ready.
+        self._loop.finish_boot()
         self._watch.start()
         self._path_watch.start()
         self._notifier.ready()

@@ -14,7 +14,7 @@ from treenail.cli.machine import survey_and_runner
 from treenail.cli.main import REBOOT_NEEDED
 from treenail.config.wanted import Wanted, wanted
 from treenail.daemon.apply import Recovery, apply, recover
-from treenail.errors import UsageError
+from treenail.errors import LedgerError, UsageError
 from treenail.host.ledger import Ledger
 from treenail.host.root import Root
 from treenail.update.disruption import Disruption, Level, disruption
@@ -75,6 +75,11 @@ def once(config: MachineConfig, root: Root, *, running: bool) -> Outcome:
     with Ledger(root).lock():
         survey, runner = survey_and_runner(root, running=running)
         recovered = recover(runner)
+        if runner.held.owner():
+            raise LedgerError(
+                f"the agent has an update of {root.prefix} under way",
+                remedy="let it finish, or call it off: treenail cancel",
+            )
         old = survey.managed()
         found = plan(old, wish, survey.see(old, wish), config=config.name)
         cost = disruption(as_diff(wish, found.steps), DEFAULTS) if running else Disruption()

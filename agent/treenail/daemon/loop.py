@@ -21,12 +21,15 @@ from treenail.log import MessageId
 from treenail.update import ahead
 from treenail.update.decide import decide, stands
 from treenail.update.facts import Facts
-from treenail.update.moves import Decision, Reboot, Refuse, Wait
+from treenail.update.moves import Commit, Decision, PutBack, Reboot, Recover, Refuse, Wait
 from treenail.update.record import Record, StagedAhead, Update
 from treenail.update.request import Kind, answered, cancels
 from treenail.update.status import Event, reason_text, report
 
 log = logging.getLogger(__name__)
+
+_BOOT_TURNS = 5
+"""Each of the moves that finish a boot, and one more for each that has to be done again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,18 @@ class Loop:
                 else (delay_s - self._live.beat_s)
             )
             log.debug("awake: %s; next look in %.1f s", ", ".join(sorted(rung)) or "time", delay_s)
+
+    def finish_boot(self) -> None:
+        """Do what a boot has left to be done, as far as that needs nobody and goes well.
+
+        Files, units and users are then those of the deployment that is booted: to be called before
+        anything that reads them is started.
+        """
+        for _ in range(_BOOT_TURNS):
+            _, decision = self._see()
+            if self._failure is not None or not isinstance(decision, Recover | PutBack | Commit):
+                return
+            self.turn()
 
     def turn(self) -> float:
         """Do the one next thing; returns in how many seconds to look again."""
