@@ -23,6 +23,7 @@ from treenail.daemon.settings import DriftSettings, FirstBoot, Given, Limits, Pr
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 UNIT = ROOT / "systemd" / "treenail.service"
+UNITS = {UNIT: "run", UNIT.with_name("treenail-firstboot.service"): "firstboot"}
 PACKAGES = ("python3-treenail", "treenail", "treenail-controller", "treenail-lab")
 
 
@@ -89,6 +90,7 @@ def test_the_manual_names_every_limit_with_its_default() -> None:
     ("script", "command", "manual"),
     [
         ("treenail", "run", "treenail.8"),
+        ("treenail", "firstboot", "treenail.8"),
         ("treenail", "status", "treenail.8"),
         ("treenail", "plan", "treenail.8"),
         ("treenail", "drift", "treenail.8"),
@@ -132,22 +134,25 @@ def test_the_manual_names_every_annotation_of_the_controllers() -> None:
     assert {name for name in keys if name not in manual} == set()
 
 
-def test_the_unit_starts_a_command_that_is_shipped() -> None:
-    command = re.search(r"^ExecStart=/usr/bin/(\S+) run$", UNIT.read_text(), re.MULTILINE)
+@pytest.mark.parametrize(("unit", "verb"), UNITS.items())
+def test_each_unit_starts_a_command_that_is_shipped(unit: Path, verb: str) -> None:
+    command = re.search(rf"^ExecStart=/usr/bin/(\S+) {verb}$", unit.read_text(), re.MULTILINE)
     assert command is not None
     assert command[1] in PROJECT["scripts"]
 
 
 @needs("systemd-analyze")
-def test_the_unit_exposes_little() -> None:
+@pytest.mark.parametrize("unit", UNITS)
+def test_each_unit_exposes_little(unit: Path) -> None:
     # In tenths: 3.0, of 10.0 for a service without any sandbox.
-    run("systemd-analyze", "security", "--offline=true", "--threshold=30", UNIT)
+    run("systemd-analyze", "security", "--offline=true", "--threshold=30", unit)
 
 
 @needs("systemd-analyze")
-def test_systemd_understands_the_unit(tmp_path: Path) -> None:
-    here = tmp_path / "treenail.service"
-    here.write_text(UNIT.read_text().replace("/usr/bin/treenail run", "/bin/true"))
+@pytest.mark.parametrize(("unit", "verb"), UNITS.items())
+def test_systemd_understands_each_unit(unit: Path, verb: str, tmp_path: Path) -> None:
+    here = tmp_path / unit.name
+    here.write_text(unit.read_text().replace(f"/usr/bin/treenail {verb}", "/bin/true"))
     run("systemd-analyze", "verify", "--man=no", here)
 
 

@@ -12,14 +12,13 @@ from pathlib import Path
 
 from treenail import log as journal
 from treenail.cli.backend import choose, operating_system
+from treenail.cli.probes import health, preflight
 from treenail.clock import SystemClock
 from treenail.daemon.cluster import NodeCluster
 from treenail.daemon.configs import Configs
 from treenail.daemon.configuration import Configuration
 from treenail.daemon.credentials import Credentials
 from treenail.daemon.drift import DriftCheck
-from treenail.daemon.health import Health
-from treenail.daemon.health import Probes as HealthProbes
 from treenail.daemon.lifeline import Lifeline
 from treenail.daemon.live import Live
 from treenail.daemon.loop import Loop, Pace
@@ -27,8 +26,6 @@ from treenail.daemon.observe import Observer
 from treenail.daemon.pathwatch import PathWatch
 from treenail.daemon.ports import LedgerFile, OperatingSystem, Ports
 from treenail.daemon.predecessor import Predecessor
-from treenail.daemon.preflight import Preflight
-from treenail.daemon.preflight import Probes as PreflightProbes
 from treenail.daemon.requests import RequestFile
 from treenail.daemon.runner import Runner
 from treenail.daemon.settings import FILE, Backend, Drain, Given, ImageFiles, Settings, load
@@ -37,18 +34,13 @@ from treenail.daemon.upkeep import Sayings, Upkeep
 from treenail.daemon.wakeup import Wakeup
 from treenail.errors import ClusterError, FileError, Forbidden, Unreachable
 from treenail.host.bus import SystemBus
-from treenail.host.checks import Checks
 from treenail.host.files import Files
 from treenail.host.kernel import Kernel
 from treenail.host.ledger import Ledger
 from treenail.host.logind import Logind
 from treenail.host.notify import Notifier
-from treenail.host.process import Programs
-from treenail.host.registry import Registry
 from treenail.host.root import Root
-from treenail.host.runtime import Runtime
 from treenail.host.systemd import Systemd
-from treenail.host.timedate import Timedate
 from treenail.host.transaction import Limits as TransactionLimits
 from treenail.host.users import Shadow
 from treenail.kube.client import Client, Json
@@ -60,7 +52,6 @@ from treenail.kube.watch import Scope, Watch
 
 log = logging.getLogger(__name__)
 
-CHECKS = "/etc/treenail/health.d"
 LIVE = "/run/treenail/status.json"
 JOURNAL = "/run/systemd/journal/socket"
 
@@ -179,8 +170,8 @@ class Agent:
                 policy=settings.drift.policy,
                 full_every_s=settings.drift.full_every_s,
             ),
-            preflight=self._preflight(root, files, bus, systemd),
-            health=self._health(root, systemd),
+            preflight=preflight(root, files, bus, systemd, settings.preflight),
+            health=health(root, systemd, self._cluster, settings.health, alive=self._live.beat),
             clock=clock,
         )
         self._loop = Loop(
@@ -197,23 +188,6 @@ class Agent:
             stop=self._stop,
             pace=Pace(limits.look_s, limits.retry_first_s, limits.retry_most_s),
         )
-
-    def _preflight(self, root: Root, files: Files, bus: SystemBus, systemd: Systemd) -> Preflight:
-        clock, wanted = SystemClock(), self._settings.preflight
-        registry = Registry(Programs(clock, os.environ), limit_s=wanted.registry_s)
-        probes = PreflightProbes(registry, systemd, Logind(bus), Timedate(bus), Kernel(root))
-        return Preflight(root, files, probes, clock, only_warn=wanted.only_warn)
-
-    def _health(self, root: Root, systemd: Systemd) -> Health:
-        clock, limits = SystemClock(), self._settings.health
-        programs = Programs(clock, os.environ)
-        probes = HealthProbes(
-            systemd,
-            Runtime(root, programs, limit_s=limits.check_s),
-            Checks(root, programs, CHECKS),
-            self._cluster,
-        )
-        return Health(probes, limits, clock, alive=self._live.beat)
 
     def run(self) -> int:
         """Watch and turn until a signal says to stop; the step under way is finished first.

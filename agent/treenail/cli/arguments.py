@@ -28,6 +28,7 @@ def parser() -> Parser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for add in (
         _run,
+        _firstboot,
         _status,
         _plan,
         _drift,
@@ -51,6 +52,17 @@ def _run(commands: "argparse._SubParsersAction[Parser]") -> None:
     run.add_argument(
         "--kubeconfig", metavar="FILE", help="how to reach the API server, and as whom"
     )
+
+
+def _firstboot(commands: "argparse._SubParsersAction[Parser]") -> None:
+    firstboot = commands.add_parser(
+        "firstboot",
+        help="move a new machine to its operating system before it joins",
+        description="Move a new machine to the operating system of the config it was provisioned "
+        "with, or of the settings, before it joins its cluster.",
+    )
+    firstboot.set_defaults(module="treenail.cli.firstboot")
+    _where(firstboot)
 
 
 def _status(commands: "argparse._SubParsersAction[Parser]") -> None:

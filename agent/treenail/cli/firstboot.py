@@ -1,0 +1,70 @@
+"""``treenail firstboot``: the machine is what it was made to be before it joins its cluster."""
+
+import argparse
+import logging
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+from treenail import log as journal
+from treenail.cli.backend import choose, operating_system
+from treenail.cli.probes import preflight
+from treenail.clock import SystemClock
+from treenail.daemon.credentials import Credentials
+from treenail.daemon.firstboot import FirstBoot, Machine
+from treenail.daemon.settings import FILE, Given, Settings, load
+from treenail.host.bus import SystemBus
+from treenail.host.files import Files
+from treenail.host.kernel import Kernel
+from treenail.host.ledger import Ledger
+from treenail.host.logind import Logind
+from treenail.host.root import Root
+from treenail.host.systemd import Systemd
+from treenail.host.transaction import Limits
+
+log = logging.getLogger(__name__)
+
+JOURNAL = "/run/systemd/journal/socket"
+STOPPED = 1
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Return 0 when the machine may join; 1 when it was told to stop, as a reboot does."""
+    settings = _settings(arguments)
+    root = Root(settings.root)
+    journal.setup(root.path(JOURNAL), level=settings.log_level, stream=sys.stderr)
+    kernel, clock, files = Kernel(root), SystemClock(), Files(root)
+    if not kernel.is_ostree():
+        log.info("%s is not booted from OSTree; there is nothing to do", root.prefix)
+        return 0
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    bus = SystemBus()
+    limits = Limits(settings.limits.stage_s, settings.limits.stall_s)
+    machine = Machine(
+        os=operating_system(choose(settings.backend, root), bus, root, clock, limits),
+        power=Logind(bus),
+        kernel=kernel,
+        credentials=Credentials(root, files, settings),
+        preflight=preflight(root, files, bus, Systemd(bus, clock), settings.preflight),
+        clock=clock,
+    )
+    with Ledger(root).lock():
+        joins = FirstBoot(
+            files,
+            machine,
+            image=settings.firstboot.image,
+            pull_secret=settings.pull_secret,
+            stop=stop,
+        ).run()
+    return 0 if joins else STOPPED
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    given = Given(root=arguments.root, log_level=logging.DEBUG if arguments.verbose else None)
+    root = Root(arguments.root or "/")
+    path = Path(arguments.config) if arguments.config else root.path(FILE)
+    return load(path, given, host_name=socket.gethostname(), required=arguments.config is not None)

@@ -1,0 +1,46 @@
+"""What looks at the machine before an update and after its reboot, wired."""
+
+import os
+from collections.abc import Callable
+
+from treenail.clock import SystemClock
+from treenail.daemon.health import Cluster, Health
+from treenail.daemon.health import Probes as HealthProbes
+from treenail.daemon.preflight import Preflight
+from treenail.daemon.preflight import Probes as PreflightProbes
+from treenail.daemon.settings import Preflight as PreflightSettings
+from treenail.daemon.settings import Trial
+from treenail.host.bus import SystemBus
+from treenail.host.checks import Checks
+from treenail.host.files import Files
+from treenail.host.kernel import Kernel
+from treenail.host.logind import Logind
+from treenail.host.process import Programs
+from treenail.host.registry import Registry
+from treenail.host.root import Root
+from treenail.host.runtime import Runtime
+from treenail.host.systemd import Systemd
+from treenail.host.timedate import Timedate
+
+CHECKS = "/etc/treenail/health.d"
+
+
+def preflight(
+    root: Root, files: Files, bus: SystemBus, systemd: Systemd, wanted: PreflightSettings
+) -> Preflight:
+    """The pre-flight of this machine."""
+    clock = SystemClock()
+    registry = Registry(Programs(clock, os.environ), limit_s=wanted.registry_s)
+    probes = PreflightProbes(registry, systemd, Logind(bus), Timedate(bus), Kernel(root))
+    return Preflight(root, files, probes, clock, only_warn=wanted.only_warn)
+
+
+def health(
+    root: Root, systemd: Systemd, cluster: Cluster, limits: Trial, *, alive: Callable[[], None]
+) -> Health:
+    """The checks of a boot on trial; ``alive`` is called between them."""
+    clock = SystemClock()
+    programs = Programs(clock, os.environ)
+    runtime = Runtime(root, programs, limit_s=limits.check_s)
+    probes = HealthProbes(systemd, runtime, Checks(root, programs, CHECKS), cluster)
+    return Health(probes, limits, clock, alive=alive)

@@ -1,0 +1,87 @@
+"""A machine's first boot, before it joins: what it was made to be, and the next move to there."""
+
+from dataclasses import dataclass
+
+from treenail.api.machineconfig import MachineConfig
+from treenail.config.wanted import WantedOS, wanted
+from treenail.errors import HostError, UnreconcilableError
+from treenail.update.oschange import OSChange, Running, os_change
+
+Json = dict[str, object]
+
+REBOOTS_ALLOWED = 3
+"""Reboots into what is asked for before the machine waits for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the machine is to be; nothing is asked when all is empty."""
+
+    config: MachineConfig | None = None
+    """The config that it was provisioned with."""
+    image: str = ""
+    """An image that the settings name, which counts before the config's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What was done in earlier boots."""
+
+    reboots: int = 0
+    boot_id: str = ""
+    """The boot in which the last reboot was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The machine may join its cluster."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Stage this and reboot into it."""
+
+    change: OSChange
+
+
+def decide(
+    asked: Asked, running: Running, begun: Begun, *, fips: bool, boot_id: str
+) -> Ready | Move:
+    """The next move.
+
+    Raises `UnreconcilableError` for what a machine can't be made to be once it is installed,
+    `ConfigError` for what can't be read, and `HostError` when the reboots lead nowhere.
+    """
+    config = asked.config
+    if config is not None and config.fips != fips:
+        raise UnreconcilableError(
+            f"the config wants FIPS mode {'on' if config.fips else 'off'}, and this machine runs "
+            "with it the other way",
+            remedy="install the machine again, with fips=1 on the kernel's command line or without",
+        )
+    wish = wanted(config).os if config is not None else WantedOS()
+    change = os_change(WantedOS(), wish, running, image=asked.image)
+    if change.empty:
+        return Ready("it is what it was made to be")
+    if begun.reboots >= REBOOTS_ALLOWED and begun.boot_id != boot_id:
+        raise HostError(
+            f"{begun.reboots} reboots did not lead to what is asked for",
+            remedy="see 'journalctl -b -1 -u ostree-finalize-staged', then restart "
+            "treenail-firstboot.service after removing /var/lib/treenail/firstboot.json",
+        )
+    return Move(change)
+
+
+def to_json(begun: Begun) -> Json:
+    return {"version": 1, "reboots": begun.reboots, "bootID": begun.boot_id}
+
+
+def from_json(document: object) -> Begun:
+    """What `to_json` wrote; anything else counts as nothing done."""
+    match document:
+        case {"version": 1, "reboots": int(reboots), "bootID": str(boot_id)}:
+            return Begun(reboots, boot_id)
+        case _:
+            return Begun()

@@ -1,0 +1,207 @@
+"""A machine's first boot, through to the moment when it may join, whatever the power does."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.clock import FakeClock
+from tests.fakes.world import (
+    FakeCredentials,
+    FakeMachine,
+    FakePreflight,
+    Killed,
+    PowerCut,
+    WentDown,
+    World,
+)
+from tests.update.build import A, B
+from treenail.daemon.firstboot import ASIDE, DONE, ENCAPSULATED, FirstBoot, Machine
+from treenail.errors import ConfigError, HostError, UnreconcilableError
+from treenail.host.files import Files
+from treenail.host.root import Root
+
+SECRET = "/var/lib/kubelet/config.json"
+
+
+class Waits:
+    """A wait that ends at once, and is told to stop after some."""
+
+    def __init__(self, turns: int) -> None:
+        self._turns = turns
+
+    def wait(self, timeout: float) -> bool:
+        self._turns -= 1
+        return self.is_set()
+
+    def is_set(self) -> bool:
+        return self._turns <= 0
+
+
+class Host:
+    """A machine installed from A, with a directory as its disk."""
+
+    def __init__(self, root: Path) -> None:
+        self.world = World(booted=A.digest)
+        # No node is in service yet.
+        self.world.unschedulable = True
+        self.world.annotations["machineconfiguration.openshift.io/lastAppliedDrain"] = "drain-x"
+        self.root = root
+        self.image = ""
+        (root / "etc").mkdir(exist_ok=True)
+
+    def encapsulate(self, **spec: object) -> None:
+        document = {"kind": "MachineConfig", "metadata": {"name": "first"}, "spec": spec}
+        (self.root / ENCAPSULATED[1:]).write_text(json.dumps(document))
+
+    def first_boot(self, *, turns: int = 3) -> FirstBoot:
+        fake = FakeMachine(self.world)
+        machine = Machine(fake, fake, fake, FakeCredentials(), FakePreflight(), FakeClock())
+        files = Files(Root(self.root))
+        return FirstBoot(files, machine, image=self.image, pull_secret=SECRET, stop=Waits(turns))
+
+    def boot(self) -> bool:
+        """One boot: whether the machine joined in it."""
+        try:
+            return self.first_boot().run()
+        except WentDown:
+            self.world.reboot()
+        except PowerCut:
+            self.world.power_cut()
+        except Killed:
+            if self.world.going_down:
+                self.world.reboot()
+        return False
+
+    def join(self, *, boots: int = 8) -> None:
+        assert any(self.boot() for _ in range(boots))
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def assert_joined(host: Host) -> None:
+    assert (host.root / DONE[1:]).exists()
+    assert not (host.root / ENCAPSULATED[1:]).exists()
+    assert not host.world.staged
+
+
+def test_a_machine_of_which_nothing_is_asked_joins_at_once(host: Host) -> None:
+    assert host.boot()
+    assert host.world.boots == 1
+    assert_joined(host)
+
+
+def test_a_machine_moves_to_the_image_of_its_config_with_one_reboot(host: Host) -> None:
+    host.encapsulate(osImageURL=B.image, kernelArguments=["quiet", "nosmt"])
+    host.join()
+    assert (host.world.booted, host.world.boots) == (B.digest, 2)
+    assert host.world.system.arguments[-2:] == ("quiet", "nosmt")
+    assert_joined(host)
+    assert json.loads((host.root / ASIDE[1:]).read_text())["metadata"] == {"name": "first"}
+
+
+def test_a_machine_moves_to_the_image_of_the_settings(host: Host) -> None:
+    host.image = B.image
+    host.join()
+    assert (host.world.booted, host.world.boots) == (B.digest, 2)
+
+
+def test_the_image_of_the_settings_counts_before_that_of_the_config(host: Host) -> None:
+    host.encapsulate(osImageURL=A.image)
+    host.image = B.image
+    host.join()
+    assert host.world.booted == B.digest
+
+
+def test_a_machine_that_is_what_it_was_made_to_be_does_not_reboot(host: Host) -> None:
+    host.encapsulate(osImageURL=A.image)
+    assert host.boot()
+    assert host.world.boots == 1
+    assert_joined(host)
+
+
+def test_once_it_has_joined_nothing_is_looked_at_again(host: Host) -> None:
+    assert host.boot()
+    host.encapsulate(osImageURL=B.image)
+    assert host.boot()
+    assert host.world.booted == A.digest
+
+
+def effects(host: Host) -> list[str]:
+    steps: list[str] = []
+    host.world.fate = steps.append
+    host.encapsulate(osImageURL=B.image)
+    host.join()
+    return steps
+
+
+@pytest.mark.parametrize("misfortune", [Killed, PowerCut])
+def test_the_power_may_go_at_any_effect(tmp_path: Path, misfortune: type[BaseException]) -> None:
+    (tmp_path / "dry").mkdir()
+    count = len(effects(Host(tmp_path / "dry")))
+    assert count > 5
+    for index in range(count):
+        place = tmp_path / str(index)
+        place.mkdir()
+        host = Host(place)
+        host.encapsulate(osImageURL=B.image)
+        countdown = iter(range(index + 1))
+
+        def fate(_step: str, countdown: object = countdown, index: int = index) -> None:
+            if next(countdown, None) == index:  # type: ignore[call-overload]
+                raise misfortune
+
+        host.world.fate = fate
+        host.join()
+        assert host.world.booted == B.digest
+        assert_joined(host)
+
+
+def test_reboots_that_lead_nowhere_end_and_the_machine_does_not_join(host: Host) -> None:
+    host.encapsulate(osImageURL=B.image)
+    host.world.finalizes = False
+    for _ in range(8):
+        assert not host.boot()
+    assert host.world.boots == 4
+    with pytest.raises(HostError, match="3 reboots did not lead"):
+        host.first_boot().turn()
+
+
+def test_a_config_for_another_mode_of_the_kernel_is_refused(host: Host) -> None:
+    host.encapsulate(osImageURL=B.image, fips=True)
+    with pytest.raises(UnreconcilableError, match="FIPS mode on"):
+        host.first_boot().turn()
+    assert not host.boot()
+    assert host.world.boots == 1
+
+
+def test_a_config_that_is_broken_is_refused(host: Host) -> None:
+    (host.root / ENCAPSULATED[1:]).write_text("{")
+    with pytest.raises(ConfigError):
+        host.first_boot().turn()
+
+
+def test_a_login_that_only_the_config_has_is_put_in_place_for_nobody_else(host: Host) -> None:
+    secret = {"path": SECRET, "mode": 0o644, "contents": {"source": "data:,%7B%7D"}}
+    host.encapsulate(
+        osImageURL=B.image,
+        config={"ignition": {"version": "3.5.0"}, "storage": {"files": [secret]}},
+    )
+    host.join()
+    placed = host.root / SECRET[1:]
+    assert (placed.read_text(), oct(placed.stat().st_mode & 0o777)) == ("{}", "0o600")
+
+
+def test_a_stop_ends_the_wait(host: Host) -> None:
+    host.encapsulate(osImageURL=B.image)
+    stop = threading.Event()
+    stop.set()
+    fake = FakeMachine(host.world)
+    machine = Machine(fake, fake, fake, FakeCredentials(), FakePreflight(), FakeClock())
+    waiting = FirstBoot(Files(Root(host.root)), machine, image="", pull_secret=SECRET, stop=stop)
+    assert not waiting.run()
+    assert [each.name for each in (host.root / "etc").iterdir()] == [Path(ENCAPSULATED).name]

@@ -1,0 +1,117 @@
+"""``treenail firstboot`` as a process, on a machine that has never joined."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.commands import AGENT
+from tests.waiting import wait_until
+from treenail.lab import images
+from treenail.lab.cluster import pull_secret
+from treenail.lab.images import Catalogue, Credential, make_image
+from treenail.lab.machine.daemons import environment
+from treenail.lab.machine.machine import Machine
+from treenail.lab.machine.settings import Settings
+
+pytestmark = pytest.mark.integration
+
+STOCK = make_image("os/stock", "1", 1_000_000)
+WANTED = make_image("os/node", "2", 5_000_000, credential=Credential("puller", "canary-55"))
+LIMIT_S = 30.0
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def machine(directory: Path) -> Iterator[Machine]:
+    catalogue = directory / "images.json"
+    images.save(Catalogue((STOCK, WANTED)), catalogue)
+    behaviour = Settings(pull_bytes_per_s=1e9, staging_s=0.02)
+    with Machine(
+        "new",
+        directory / "m",
+        catalogue,
+        image=STOCK,
+        kubelet_config=pull_secret([WANTED]),
+        behaviour=behaviour,
+    ) as machine:
+        yield machine
+
+
+def first_boot(machine: Machine) -> "subprocess.Popen[bytes]":
+    home = machine.root.parent
+    return subprocess.Popen(
+        [sys.executable, "-c", AGENT, "firstboot", "--root", str(machine.root)],
+        env={
+            **environment(home),
+            "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
+            "DBUS_SYSTEM_BUS_ADDRESS": machine.address,
+        },
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def staging(machine: Machine) -> bool:
+    return any("staging" in str(each["MESSAGE"]) for each in machine.journal())
+
+
+def booted(machine: Machine) -> str:
+    found = machine.booted
+    return found.digest if found else ""
+
+
+def test_a_new_machine_moves_to_its_image_and_then_joins(machine: Machine) -> None:
+    document = {
+        "kind": "MachineConfig",
+        "metadata": {"name": "rendered-worker-1"},
+        "spec": {"osImageURL": WANTED.pull_spec, "kernelArguments": ["nosmt"]},
+    }
+    encapsulated = machine.root / "etc/ignition-machine-config-encapsulated.json"
+    encapsulated.write_text(json.dumps(document))
+    process = first_boot(machine)
+    assert machine.wait_for_boot(2, LIMIT_S)
+    process.terminate()
+    assert process.wait(LIMIT_S) != 0, "what waits for it must not start"
+    assert booted(machine) == WANTED.digest
+    again = first_boot(machine)
+    assert again.wait(LIMIT_S) == 0
+    assert machine.boot_count == 2
+    assert not encapsulated.exists()
+    assert encapsulated.with_name(encapsulated.name + ".bak").exists()
+    assert "nosmt" in (machine.root / "proc/cmdline").read_text().split()
+
+
+def test_a_power_cut_while_it_moves_is_made_up_for(machine: Machine) -> None:
+    machine.change(pull_bytes_per_s=5e6)
+    settings = machine.root / "etc/treenail/agent.toml"
+    settings.parent.mkdir(parents=True, exist_ok=True)
+    settings.write_text(f'[firstboot]\nimage = "{WANTED.pull_spec}"\n')
+    process = first_boot(machine)
+    wait_until(lambda: staging(machine), limit_s=LIMIT_S)
+    process.kill()
+    process.wait()
+    machine.power_cut()
+    machine.change(pull_bytes_per_s=1e9)
+    process = first_boot(machine)
+    assert machine.wait_for_boot(3, LIMIT_S)
+    process.terminate()
+    process.wait(LIMIT_S)
+    assert first_boot(machine).wait(LIMIT_S) == 0
+    assert (booted(machine), machine.boot_count) == (WANTED.digest, 3)
+
+
+def test_a_machine_of_which_nothing_is_asked_joins(machine: Machine) -> None:
+    assert first_boot(machine).wait(LIMIT_S) == 0
+    assert (machine.root / "var/lib/treenail/firstboot.done").exists()
+    assert machine.boot_count == 1
