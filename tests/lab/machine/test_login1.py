@@ -110,10 +110,14 @@ def test_locks_are_listed_and_gone_when_the_last_copy_is_closed(logind: Logind) 
     assert logind.shown()["BlockInhibited"] == ""
 
 
-def test_block_lock_does_not_stop_root_unless_root_asks(services: Services, logind: Logind) -> None:
+@pytest.mark.parametrize(
+    ("method", "signature", "value"), [("Reboot", "(b)", False), ("RebootWithFlags", "(t)", 1)]
+)
+def test_lock_of_the_same_user_stops_nobody_before_systemd_257(
+    logind: Logind, method: str, signature: str, value: object
+) -> None:
     with logind.inhibited("block"):
-        assert refused(logind, "RebootWithFlags", "(t)", 1) == ACCESS_DENIED
-        assert logind.do("Reboot", "(b)", False) == ()
+        assert logind.do(method, signature, value) == ()
 
 
 @pytest.mark.parametrize(("version", "name"), [(257, ACCESS_DENIED), (258, BLOCKED)])
@@ -123,6 +127,7 @@ def test_block_lock_stops_root_from_systemd_257_on(
     services.change(Settings(systemd_version=version))
     with logind.inhibited("block"):
         assert refused(logind, "Reboot", "(b)", False) == name
+        assert refused(logind, "RebootWithFlags", "(t)", 1) == ACCESS_DENIED
         assert logind.do("RebootWithFlags", "(t)", 16) == ()
 
 

@@ -98,12 +98,15 @@ class Login1:
 
     def _refuse_if_blocked(self, flags: int) -> None:
         version = self._settings().systemd_version
-        blocked = bool(self._inhibitors.held("shutdown", "block"))
+        blocking = self._inhibitors.held("shutdown", "block")
+        blocked = bool(blocking)
         weak = bool(self._inhibitors.held("shutdown", "block-weak"))
         asked = bool(flags & ROOT_CHECK_INHIBITORS)
         if flags & SKIP_INHIBITORS:
             return
-        if asked and (blocked or weak):
+        # Up to 256, who asks passes by the locks of their own user, so root by all of root's.
+        others = any(each.uid != os.getuid() for each in blocking)
+        if asked and (weak or (blocked if version >= 257 else others)):
             raise Refusal(ACCESS_DENIED, "Access denied to root due to active block inhibitor")
         if blocked and version >= 257:
             name = BLOCKED if version >= 258 else ACCESS_DENIED
