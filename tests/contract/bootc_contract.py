@@ -16,6 +16,7 @@ from treenail.errors import BusyError, HostError, TransactionError
 from treenail.host.bootc import PULL, SWITCH
 from treenail.host.deployments import Change, Progress, Verdict
 from treenail.host.transaction import Limits
+from treenail.host.transient import Job
 from treenail.lab.machine.sysroot import with_packages
 
 TO_THERE = Change(image=THERE.pull_spec)
@@ -91,6 +92,31 @@ class BootcContract(OperatingSystemContract):
         assert [unit for unit in UNITS if machine.units().find(unit)] == []
         stored = machine.root / "var/lib/containers/storage/images.json"
         assert stored.read_text() == "[]"
+
+    def test_switch_whose_end_nobody_saw_is_in_nobodys_way(self, machine: BootcMachine) -> None:
+        machine.os().stage(TO_THERE, watch=go_on)
+        for what in (f"treenail: switch to {THERE.pull_spec}", "treenail: switch to another"):
+            machine.units().run(Job(SWITCH, what, ("/bin/true",), 60.0), lambda: None)
+            machine.os().finalize(THERE.digest)
+            staged = machine.os().look().staged
+            assert staged is not None
+            assert (staged.digest, staged.locked) == (THERE.digest, False)
+            machine.os().drop(THERE.digest)
+            machine.os().stage(TO_THERE, watch=go_on)
+
+    def test_pull_that_failed_is_in_nobodys_way(self, machine: BootcMachine) -> None:
+        with pytest.raises(TransactionError):
+            machine.os().stage(Change(image=machine.images.broken), watch=go_on)
+        machine.os().stage(TO_THERE, watch=go_on)
+        staged = machine.os().look().staged
+        assert staged is not None
+        assert staged.digest == THERE.digest
+
+    def test_what_is_deployed_already_is_not_taken_for_locked(self, machine: BootcMachine) -> None:
+        machine.os().stage(TO_THERE, watch=go_on)
+        machine.os().finalize(THERE.digest)
+        with pytest.raises(HostError, match=f"can't stage .*: {THERE.pull_spec} is staged"):
+            machine.os().stage(TO_THERE, watch=go_on)
 
     def test_switch_that_fails_tells_what_bootc_told(self, machine: BootcMachine) -> None:
         bootc = machine.os()

@@ -150,7 +150,7 @@ class Bootc:
                 return
             self._refuse(status, change.image)
         found = self._units.find(PULL)
-        if found is not None and _image(found) != change.image:
+        if found is not None and found.matters and _image(found) != change.image:
             raise HostError(
                 f"can't stage {change.image}: {_image(found)} was pulled to be booted",
                 remedy=f"drop it with: systemctl stop {PULL}",
@@ -180,8 +180,7 @@ class Bootc:
         """
         pulled = self._units.find(PULL)
         if pulled is not None and (pulled.running or digest_of(_image(pulled)) == staged_id):
-            self._units.stop(PULL, self._alive)
-            self._podman.forget(_image(pulled))
+            self._forget(pulled)
         staged = self._status().staged if staged_id else None
         if staged is not None and staged.id == staged_id:
             # bootc has no word for it, but what it staged is ostree's like any other.
@@ -205,16 +204,18 @@ class Bootc:
                 )
             self._refuse(status, image)
             self._switch(image)
-        if image and digest_of(image) == staged_id:
-            self._units.stop(PULL, self._alive)
-            self._podman.forget(image)
+        if pulled is not None and digest_of(image) == staged_id:
+            self._forget(pulled)
 
     def roll_back(self) -> None:
         """Make the previous deployment the default, and return; nothing reboots.
 
-        bootc drops what is staged with that. Repeatable: asked again it would change them back, so
-        nothing is done when the previous one is the default already.
+        What is staged or pulled is dropped, whoever staged it. Repeatable: asked again, bootc
+        would change them back, so nothing is done when the previous one is the default already.
         """
+        pulled = self._units.find(PULL)
+        if pulled is not None:
+            self._forget(pulled)
         status = self._status()
         if status.rollback_queued:
             log.info("%s is the default already", status.rollback and status.rollback.id)
@@ -248,6 +249,10 @@ class Bootc:
 
         self._check(self._units.run(job, each), f"podman could not pull {image}")
         watch(Progress(f"pulled {image}", 100))
+
+    def _forget(self, pulled: Run) -> None:
+        self._units.stop(PULL, self._alive)
+        self._podman.forget(_image(pulled))
 
     def _switch(self, image: str) -> None:
         fifo = self._root.path(_FIFO)
@@ -288,6 +293,10 @@ class Bootc:
                     remedy=f"see: journalctl -u {unit}",
                 )
 
+        found = self._units.find(unit)
+        if found is not None and not found.running:
+            # Of an agent that died before it had read the outcome: what became of it is seen.
+            self._units.release(unit)
         run = self._units.run(
             Job(unit, f"treenail: {what}", argv, self._limits.transaction_s), each
         )
@@ -310,7 +319,7 @@ class Bootc:
         )
 
     def _refuse(self, status: Status, image: str) -> None:
-        """Raise if bootc would, or if somebody else's image is staged."""
+        """Raise if bootc would, or if something is deployed already, for any reboot to boot."""
         if status.incompatible:
             changes = ", ".join(self._ostree.local_changes(status.origin))
             raise HostError(
@@ -319,7 +328,7 @@ class Bootc:
                 remedy="take the changes back with: rpm-ostree reset; or set backend = "
                 '"rpm-ostree"',
             )
-        if status.staged is not None and status.staged.digest != digest_of(image):
+        if status.staged is not None:
             raise HostError(
                 f"can't stage {image}: {status.staged.image or status.staged.id} is staged",
                 remedy="drop what is staged with: ostree admin undeploy 0",

@@ -54,6 +54,11 @@ class Run:
     invocation: str
 
     @property
+    def matters(self) -> bool:
+        """It runs or has ended well; one that failed is forgotten by the next."""
+        return self.running or self.done
+
+    @property
     def done(self) -> bool:
         """It has ended well."""
         return not self.running and self.result == "success"
@@ -97,7 +102,7 @@ class TransientUnits:
         """
         with self._subscribed(), self._bus.signals(_MANAGER) as signals:
             found = self.find(job.unit)
-            if found is not None and not found.running and not found.done:
+            if found is not None and not found.matters:
                 self.release(job.unit)
                 found = None
             if found is None:
