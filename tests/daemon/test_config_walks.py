@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.daemon import nodes
-from tests.daemon.machines import TOP
+from tests.daemon.machines import TOP, bring
 from tests.daemon.nodes import Node, Process, assert_at_rest
 from tests.daemon.test_walks import Chaos as OSChaos
 from tests.daemon.test_walks import recorded
@@ -20,9 +20,11 @@ from tests.update.build import A, B, C
 from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
+from treenail.config.wanted import wanted
 from treenail.host.undolog import DIRECTORY as UNDO
 from treenail.update.record import Target
 from treenail.update.request import Kind, Request, too_late
+from treenail.update.work import in_image_mode
 
 WALKS = int(os.environ.get("TREENAIL_WALKS", "400"))
 APP, FREE, BAKED = "/etc/app.conf", "/etc/nmstate/openshift/free", "/etc/baked.conf"
@@ -241,6 +243,23 @@ def test_a_boot_into_the_old_deployment_puts_files_back_before_the_agent_is_read
     process = Process(world, node.clock)
     process.loop.finish_boot()
     assert world.file(APP) == b"stock"
+
+
+def test_what_the_image_brings_is_not_taken_for_removed() -> None:
+    world = world_at(A)
+    ours = Entry("file", 0o644, b"installed with")
+    # The machine was installed with a config's file over the vendor's, of which nobody has a copy.
+    there = world.disk.tree() | {
+        TOP + APP: ours,
+        TOP + "/usr/etc": Entry("directory", 0o755, b""),
+        TOP + "/usr/etc/app.conf": Entry("file", 0o644, b"vendor"),
+    }
+    world.disk.replace_by(there)
+    bring(world.disk, wanted(CONFIGS[2]), STOCK.config)
+    kept = {path for path in world.disk.tree() if "/original" in path}
+    world.disk.replace_by({p: e for p, e in world.disk.tree().items() if p not in kept})
+    bring(world.disk, in_image_mode(wanted(CONFIGS[1])), B.config)
+    assert world.file(APP) == b"vendor"
 
 
 def effects(origin: Target, target: Target) -> int:

@@ -93,9 +93,10 @@ class Survey:
         stands = standing(self._root, self._disk, looked_at(old, new))
         units = sorted({*old.units, *new.units})
         users = old.users | new.users.keys()
+        gone = old.paths - records.managed("", new).paths
         return Seen(
             found={path: found_at(each, accounts) for path, each in stands.items()},
-            kept=self._originals.paths(),
+            kept=self._originals.paths() | self._originals.vendored(gone),
             states=self._states.states(*units),
             vendored=frozenset(n for n in units if self._units.find(n, searched=_VENDOR)),
             login=accounts.has(names.LOGIN),

@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from treenail.errors import FileError
 from treenail.host.disk import Disk
@@ -46,14 +46,28 @@ class Originals:
         copy = Regular(lambda: content, 0o600)
         return Change(TOP, Directory(0o700)), Change(_copy(path), copy)
 
+    def vendored(self, paths: Iterable[str]) -> frozenset[str]:
+        """Those of the paths that the booted deployment has in its /usr/etc.
+
+        With nothing there, /etc would be told from it as if somebody had removed the entry, and
+        lack it in the next deployment, too.
+        """
+        return frozenset(
+            path
+            for path in paths
+            if path.startswith("/etc/") and self._files.is_there(f"/usr{path}")
+        )
+
     def restoring(self, path: str) -> tuple[Change, ...]:
-        """Have at the path what the copy says, and no copy; nothing when there is no copy."""
+        """Have at the path what the copy says, and no copy; without one, what the vendor has."""
         content = self._files.read(_copy(path), limit=_LIMIT)
         if content is not None:
             return Change(path, _entry(content, path)), Change(_copy(path), Absent())
         if self._files.is_there(_foreign(path)):
             entry = _entry(self._content(_foreign(path)), path)
             return Change(path, entry), Change(_foreign(path), Absent())
+        if self.vendored([path]):
+            return (Change(path, _entry(self._content(f"/usr{path}"), path)),)
         return (Change(path, Absent()),)
 
     def handing_over(self) -> tuple[Change, ...]:

@@ -22,7 +22,8 @@ class Seen:
     found: Mapping[str, Found] = field(default_factory=dict)
     """What stands at each of `looked_at`."""
     kept: frozenset[str] = frozenset()
-    """The paths of which there is a copy of what stood there before the config came."""
+    """The paths at which something is put back when the config lets go of them: of what stood
+    there before it came there is a copy, or the vendor has something of its own."""
     states: Mapping[str, str] = field(default_factory=dict)
     """The units' states, as ``systemctl is-enabled`` says; empty or absent without a file."""
     vendored: frozenset[str] = frozenset()
