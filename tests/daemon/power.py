@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tests.daemon.machines import (
+    TOP,
     Case,
     Ends,
     bring,
@@ -37,8 +38,10 @@ CALLS = ("sync", "sync_filesystem", "replace", "exchange")
 class WitnessedDisk(MemoryDisk):
     """Tells somebody before each call that changes something, and leaves out the calls of a site.
 
-    ``sites`` are those that were called, of `CALLS`.
+    ``sites`` are those that were called, of `CALLS`. The log is on another file system.
     """
+
+    mounts = (f"{TOP}/var",)
 
     def __init__(self, found: Tree, without: Site | None = None) -> None:
         super().__init__(found)

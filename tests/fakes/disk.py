@@ -57,6 +57,7 @@ class Node:
 
     def __init__(self, number: int, kind: str, inode: Inode, content: bytes = b"") -> None:
         self.number = number
+        self.device = 0
         self.kind = kind
         self.inode = inode
         self.content = content
@@ -67,6 +68,9 @@ class Node:
 
     def change(self, entries: "dict[str, Node | None]") -> None:
         """Change names in this directory, all in one step."""
+        for node in entries.values():
+            if node is not None:
+                node.device = node.device or self.device
         self.pending.append(entries)
         _apply(self.entries, entries)
 
@@ -127,18 +131,24 @@ class MemoryDisk(Disk):
     """The same calls as a real disk.
 
     ``calls_left`` is the number of calls after which the power goes; ``deaf_to`` is told the number
-    of each flush and says whether it is forgotten. A call writes ``chunk`` bytes.
+    of each flush and says whether it is forgotten. A call writes ``chunk`` bytes. At each of the
+    ``mounts`` there is another file system.
     """
+
+    mounts: tuple[str, ...] = ()
 
     def __init__(self, tree: Tree | None = None, *, flushed: bool = True) -> None:
         """A disk with these entries, the first of which has been flushed in any case."""
         self.root = Node(1, "directory", Inode(0o755))
+        self.root.device = 1
         inodes = tree.inodes if isinstance(tree, Found) else {}
         nodes: dict[int, Node] = {}
         for number, (path, (kind, mode, content, *rest)) in enumerate(sorted((tree or {}).items())):
             inode = inodes.get(path, number + 2)
             if inode not in nodes:
                 nodes[inode] = Node(inode, kind, Inode(mode, *rest), content)
+            if path in self.mounts:
+                nodes[inode].device = inode
             parent, name = self._split(path)
             parent.change({name: nodes[inode]})
             if number == 0:
@@ -153,8 +163,7 @@ class MemoryDisk(Disk):
 
     def replace_by(self, tree: Tree) -> None:
         """Have these entries, all of them flushed, and nothing open."""
-        fresh = MemoryDisk(tree)
-        self.root = fresh.root
+        self.root = type(self)(tree).root
         self._open.clear()
 
     def tree(self) -> Tree:
@@ -266,7 +275,8 @@ class MemoryDisk(Disk):
 
     def sync_filesystem(self, descriptor: int) -> None:
         self._count()
-        self._flush(self.root.everything())
+        device = self._open[descriptor][0].device
+        self._flush([node for node in self.root.everything() if node.device == device])
 
     def replace(self, path: Place, target: Place) -> None:
         self._count()
@@ -374,7 +384,9 @@ class MemoryDisk(Disk):
 def _status(node: Node) -> os.stat_result:
     kind = {"file": stat.S_IFREG, "directory": stat.S_IFDIR, "link": stat.S_IFLNK}[node.kind]
     mode, uid, gid, _ = node.inode
-    return os.stat_result((kind | mode, node.number, 1, 1, uid, gid, len(node.content), 0, 0, 0))
+    return os.stat_result(
+        (kind | mode, node.number, node.device, 1, uid, gid, len(node.content), 0, 0, 0)
+    )
 
 
 def _own(node: Node, uid: int, gid: int) -> None:
