@@ -23,7 +23,7 @@ from pathlib import Path
 from treenail.cli.files import machine_config
 from treenail.cli.main import main
 from treenail.config.wanted import wanted
-from treenail.daemon.drift import Asked, DriftCheck
+from treenail.daemon.drift import Asked, Booted, DriftCheck
 from treenail.host.files import Files
 from treenail.host.root import Root
 from treenail.host.units import Units
@@ -32,15 +32,9 @@ config, top, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 with contextlib.redirect_stdout(io.StringIO()):
     assert main(["once", config, "--root", top]) == 0
 
-class Booted:
-    def arguments(self):
-        return ()
-    def packages(self):
-        return None
-
 def checked(asked, expected):
     begun = time.perf_counter()
-    found = DriftCheck(root, Units(Files(root)), Booted()).everything(asked)
+    found = DriftCheck(root, Units(Files(root))).everything(asked, Booted())
     taken_s = time.perf_counter() - begun
     assert len(found) == expected, len(found)
     return taken_s
