@@ -55,7 +55,7 @@ class BootcContract(OperatingSystemContract):
             process.send_signal(signal.SIGKILL)
 
     def test_pull_of_a_killed_agent_goes_on_and_is_joined(self, machine: BootcMachine) -> None:
-        machine.change(replace(QUICK, pull_bytes_per_s=400_000))
+        machine.change(replace(QUICK, pull_bytes_per_s=100_000))
         self.killed_at_work(machine, "stage", THERE.pull_spec)
         run = machine.units().find(PULL)
         assert run is not None
@@ -63,6 +63,7 @@ class BootcContract(OperatingSystemContract):
         transaction = machine.os().look().transaction
         assert transaction is not None
         assert transaction.method == f"treenail: pull {THERE.pull_spec}"
+        machine.change(QUICK)
         machine.os().stage(TO_THERE, watch=go_on)
         again = machine.units().find(PULL)
         assert again is not None
@@ -70,7 +71,7 @@ class BootcContract(OperatingSystemContract):
 
     def test_switch_of_a_killed_agent_goes_on_and_is_joined(self, machine: BootcMachine) -> None:
         machine.os().stage(TO_THERE, watch=go_on)
-        machine.change(replace(QUICK, pull_bytes_per_s=400_000))
+        machine.change(replace(QUICK, pull_bytes_per_s=100_000))
         self.killed_at_work(machine, "finalize", THERE.digest)
         run = machine.units().find(SWITCH)
         assert run is not None
@@ -80,6 +81,7 @@ class BootcContract(OperatingSystemContract):
         assert during.transaction.method == f"treenail: switch to {THERE.pull_spec}"
         assert during.booted is not None
         assert during.booted.digest == HERE.digest
+        machine.change(QUICK)
         machine.os().finalize(THERE.digest)
         staged = machine.os().look().staged
         assert staged is not None
