@@ -109,6 +109,7 @@ class World:
     rolled_back: bool = False
     """The previous deployment is the default."""
     returns: int = 0
+    policy: ClusterPolicy = field(default_factory=lambda: ClusterPolicy(DEFAULTS))
     vendor: dict[str, Tree] = field(default_factory=dict)
     """What each image has in /usr/etc, by digest and path below it."""
     disk: MemoryDisk = field(default_factory=lambda: MemoryDisk(BASE))
@@ -352,7 +353,7 @@ class FakeCluster:
     def policy(self) -> ClusterPolicy:
         if not self._world.api_up:
             raise Unreachable("the API server does not answer")
-        return ClusterPolicy(DEFAULTS)
+        return self._world.policy
 
     def report(self, report: Report) -> None:
         world = self._world
