@@ -1,0 +1,73 @@
+"""Everything that a config may ask of the operating system, each alone and all together."""
+
+import pytest
+
+from tests.integration.site import LAYERS, LOGIN, SIZE, Site
+from tests.waiting import wait_until
+from treenail.api import annotations as key
+from treenail.lab.cluster import rendered
+from treenail.lab.images import Image, make_image
+from treenail.lab.machine.sysroot import Deployment
+
+pytestmark = pytest.mark.integration
+
+REALTIME = {"kernel-rt-core", "kernel-rt-modules", "kernel-rt-modules-extra"}
+STOCK = {
+    "kernel", "kernel-core", "kernel-modules", "kernel-modules-core", "kernel-modules-extra",
+}  # fmt: skip
+LIMIT_S = 30.0
+
+
+def reach(site: Site, number: int, **spec: object) -> Deployment:
+    """Bring the node to a config of its own, in one reboot; returns what is booted then."""
+    name = f"rendered-os-{id(site):x}-{number}"
+    boots = site.machine.boot_count
+    site.lab.add_config(rendered(name, {"config": {"ignition": {"version": "3.5.0"}}, **spec}))
+    site.annotate({key.DESIRED_CONFIG: name})
+
+    def there() -> bool:
+        notes = site.notes()
+        at = notes.get(key.STATE) == "Done" and notes.get(key.CURRENT_CONFIG) == name
+        return at and site.calm()
+
+    wait_until(there, limit_s=LIMIT_S)
+    assert site.machine.boot_count == boots + 1
+    booted = site.machine.booted
+    assert booted is not None
+    return booted
+
+
+def image(site: Site, number: int) -> Image:
+    found = make_image("os/base", f"{id(site):x}.{number}", SIZE, layers=LAYERS, credential=LOGIN)
+    site.lab.add_image(found)
+    return found
+
+
+@pytest.mark.limit(180)
+def test_each_change_costs_one_reboot_and_all_together_do(site: Site) -> None:
+    base, newer = image(site, 1), image(site, 2)
+    spec: dict[str, object] = {"osImageURL": base.pull_spec}
+    assert reach(site, 1, **spec).digest == base.digest
+
+    spec["kernelArguments"] = ["nosmt", "hugepages=4"]
+    assert reach(site, 2, **spec).kernel_arguments[-2:] == ("nosmt", "hugepages=4")
+
+    spec["extensions"] = ["usbguard"]
+    assert reach(site, 3, **spec).packages == ("usbguard",)
+
+    spec["kernelType"] = "realtime"
+    booted = reach(site, 4, **spec)
+    assert (set(booted.packages), set(booted.removals)) == ({"usbguard", *REALTIME}, STOCK)
+
+    booted = reach(site, 5, osImageURL=newer.pull_spec, kernelArguments=["quiet"])
+    assert (booted.checksum, booted.packages, booted.removals) == (newer.commit, (), ())
+    assert booted.kernel_arguments[-1] == "quiet"
+    assert not {"nosmt", "hugepages=4"} & set(booted.kernel_arguments)
+
+    booted = reach(site, 6, **spec)
+    assert (booted.digest, set(booted.removals)) == (base.digest, STOCK)
+    assert set(booted.packages) == {"usbguard", *REALTIME}
+    assert booted.kernel_arguments[-2:] == ("nosmt", "hugepages=4")
+    site.reach(site.goal())
+    assert site.machine.booted is not None
+    assert site.machine.booted.packages == ()
