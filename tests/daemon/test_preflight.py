@@ -7,8 +7,9 @@ import pytest
 
 from tests.fakes.clock import FakeClock
 from tests.update.build import B
+from treenail.daemon.policy import verifies
 from treenail.daemon.preflight import Preflight, Probes
-from treenail.errors import BusError
+from treenail.errors import BusError, PreflightError
 from treenail.host import registry
 from treenail.host.files import Files
 from treenail.host.logind import Inhibitor
@@ -140,7 +141,7 @@ def test_a_key_that_the_policy_names_has_to_be_there(root: Root) -> None:
     assert [each.reason for each in findings(found)] == [Reason.SIGNATURE_KEY_MISSING]
     root.path("/etc/node.pub").write_text("a key")
     assert findings(flight.look(B.image)) == ()
-    assert flight.verifies(B.image)
+    assert verifies(Files(root), B.image)
 
 
 def test_a_policy_that_is_broken_is_a_finding(root: Root) -> None:
@@ -149,8 +150,29 @@ def test_a_policy_that_is_broken_is_a_finding(root: Root) -> None:
     assert [each.reason for each in findings(flight.look(B.image))] == [
         Reason.SIGNATURE_POLICY_UNUSABLE
     ]
-    assert not flight.verifies(B.image)
+    assert not verifies(Files(root), B.image)
 
 
 def test_without_a_policy_images_are_taken_as_they_are(root: Root) -> None:
-    assert not preflight(root, Machine()).verifies(B.image)
+    assert not verifies(Files(root), B.image)
+
+
+def test_what_blocks_is_raised_and_what_only_warns_is_said_once(
+    root: Root, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = Machine()
+    machine.active = ("zincati.service",)
+    probes = Probes(machine, machine, machine, machine, machine)
+    strict = Preflight(root, Files(root), probes, FakeClock())
+    with pytest.raises(PreflightError, match=r"OtherUpdateDriver: zincati\.service is active"):
+        strict.clear(B.image)
+    lenient = Preflight(
+        root,
+        Files(root),
+        probes,
+        FakeClock(),
+        only_warn=frozenset({Reason.OTHER_UPDATE_DRIVER}),
+    )
+    lenient.clear(B.image)
+    lenient.clear(B.image)
+    assert len([each for each in caplog.messages if "OtherUpdateDriver" in each]) == 1

@@ -178,6 +178,18 @@ def test_image_that_is_staged_and_locked_is_not_staged_again(rpmostree: RpmOstre
     assert seen == []
 
 
+def test_an_image_that_has_to_be_signed_is_asked_for_as_such(bus: SystemBus) -> None:
+    asked: list[str] = []
+    rpmostree = RpmOstree(
+        bus, SystemClock(), verifies=lambda image: not asked.append(image) and True
+    )
+    rpmostree.stage(TO_B, watch=go_on)
+    staged = rpmostree.look().staged
+    assert staged is not None
+    assert staged.origin == f"ostree-image-signed:docker://{B.pull_spec}"
+    assert (staged.image, asked) == (B.pull_spec, [B.pull_spec])
+
+
 @pytest.mark.parametrize(
     ("image", "text", "remedy"),
     [

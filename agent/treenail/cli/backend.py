@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from treenail.clock import Clock
@@ -63,9 +64,11 @@ def operating_system(
         from treenail.host.process import Programs
 
         return Bootc(bus, Programs(clock, os.environ), root, clock, limits, alive=alive)
+    from treenail.daemon.policy import verifies
     from treenail.host.rpmostree import RpmOstree
 
-    return RpmOstree(bus, clock, limits, alive=alive)
+    signed = partial(verifies, Files(root))
+    return RpmOstree(bus, clock, limits, alive=alive, verifies=signed)
 
 
 def deployments(root: Root, clock: Clock) -> Deployments:

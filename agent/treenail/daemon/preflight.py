@@ -6,7 +6,8 @@ from typing import Protocol
 
 from treenail.clock import Clock
 from treenail.daemon.credentials import AUTH
-from treenail.errors import ConfigError, FileError, HostError
+from treenail.daemon.policy import rule_for
+from treenail.errors import FileError, HostError
 from treenail.host import registry as registries
 from treenail.host import space as spaces
 from treenail.host.drivers import Units, active_drivers
@@ -26,13 +27,12 @@ from treenail.update.preflight import (
     findings,
     refusal,
 )
-from treenail.update.signatures import POLICY, Rule, Trust, rule
+from treenail.update.signatures import Rule
 
 log = logging.getLogger(__name__)
 
 PATHS = ("/boot", "/sysroot", "/var")
 _PROBE = f"{DIRECTORY}/preflight"
-_LIMIT = 1024 * 1024
 
 
 class Registry(Protocol):
@@ -107,7 +107,7 @@ class Preflight:
     def look(self, image: str) -> Conditions:
         """The conditions for an update to the pull spec; without one, of the machine alone."""
         probes = self._probes
-        judged = self.rule(image) if image else None
+        judged = rule_for(self._files, image) if image else None
         return Conditions(
             now=self._clock.now(),
             image=image,
@@ -124,19 +124,6 @@ class Preflight:
             synchronized=probes.timedate.synchronized(),
             ledger_problem=self._ledger_problem(),
         )
-
-    def rule(self, image: str) -> Rule | str | None:
-        """What the signature policy says of the image, or why it can't be read; None without."""
-        try:
-            policy = self._files.read(POLICY, limit=_LIMIT)
-            return None if policy is None else rule(policy, image)
-        except (FileError, ConfigError) as error:
-            return str(error)
-
-    def verifies(self, image: str) -> bool:
-        """Whether ostree is to be asked for a verified image, as the policy wants signatures."""
-        found = self.rule(image)
-        return isinstance(found, Rule) and found.trust is Trust.SIGNED and found.strict
 
     def _manifest(self, image: str) -> Manifest | Trouble | None:
         auth_file = self._root.path(AUTH)

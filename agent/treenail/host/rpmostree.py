@@ -16,6 +16,7 @@ from treenail.host.transaction import Finished, Left, Limits, Overdue, Vanished,
 log = logging.getLogger(__name__)
 
 _REGISTRY = "ostree-unverified-registry:"
+_SIGNED = "ostree-image-signed:docker://"
 _LIMITS = Limits()
 _STATUS = "see: rpm-ostree status"
 _REBOOTING = "Reboot initiated"
@@ -32,8 +33,13 @@ class RpmOstree:
         limits: Limits = _LIMITS,
         *,
         alive: Callable[[], None] = lambda: None,
+        verifies: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """``alive`` is called once a second while a transaction runs that nobody watches."""
+        """``alive`` is called once a second while a transaction runs that nobody watches.
+
+        ``verifies`` says whether an image is to be taken with a good signature alone.
+        """
+        self._verifies = verifies
         self._daemon = Rpmostreed(bus, clock, limits, alive=alive)
 
     @property
@@ -195,7 +201,8 @@ class RpmOstree:
             given["idempotent-layering"] = True
         # rpm-ostree refuses to rebase to what it is at.
         if change.image and intended(booted, Change(change.image)).differences(booted):
-            modifiers["set-refspec"] = _REGISTRY + change.image
+            scheme = _SIGNED if self._verifies(change.image) else _REGISTRY
+            modifiers["set-refspec"] = scheme + change.image
             given["skip-purge"] = True
         else:
             given["no-pull-base"] = True

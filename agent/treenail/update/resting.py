@@ -1,7 +1,7 @@
 """A node without an update: whether it rests, and what it begins."""
 
 from treenail.config.drift import Drift
-from treenail.errors import ConfigError, DriftError, HostError
+from treenail.errors import ConfigError, DriftError, HostError, PreflightError
 from treenail.update import ahead
 from treenail.update.drifting import remedy, sentence
 from treenail.update.facts import Deployed, Facts, Handshake
@@ -17,6 +17,7 @@ from treenail.update.moves import (
     Wait,
     Weigh,
 )
+from treenail.update.preflight import staged_by_other
 from treenail.update.record import Target
 from treenail.update.request import Kind, Request
 from treenail.update.wish import Unusable, Wish
@@ -62,12 +63,8 @@ def misbaked_error(target: Target, baked: str) -> ConfigError:
 
 def refuse_foreign(deployed: Deployed) -> Refuse:
     """What is staged is somebody else's, and not ours to drop."""
-    return Refuse(
-        HostError(
-            f"deployment {deployed.staged_id} is staged on this machine, and not by treenail",
-            remedy="drop it with 'rpm-ostree cleanup --pending', or reboot into it",
-        )
-    )
+    found = staged_by_other(deployed.staged_id)
+    return Refuse(PreflightError(str(found), reasons=(found.reason,), remedy=found.remedy))
 
 
 def _asked_to_heal(facts: Facts) -> tuple[Drift, ...]:
