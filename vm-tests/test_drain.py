@@ -16,7 +16,7 @@ def test_the_machine_does_not_reboot_while_a_budget_forbids_the_drain(site: Site
         site.wait(lambda: site.drains.blocked(NODE), "the drain is blocked", 300.0)
         assert site.node()["spec"].get("unschedulable") is True
         assert site.notes()[key.STATE] == "Working"
-        assert "staged" in site.machine.sh("ostree admin status")
+        assert "finalization locked" in site.machine.sh("ostree admin status")
         assert site.story.boots == []
         allowed: Json = {"spec": {"maxUnavailable": 2}}
         site.lab.client.patch(PODDISRUPTIONBUDGETS, APP, allowed, namespace=NAMESPACE)

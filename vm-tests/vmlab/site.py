@@ -25,7 +25,14 @@ from vmlab.tools import ToolError, say
 
 NODE = "node"
 DRAINER = "drain-controller"
-_SETTINGS = "[limits]\nretry_first_s = 1.0\nretry_most_s = 5.0\n"
+_SETTINGS = """\
+[limits]
+retry_first_s = 1.0
+retry_most_s = 5.0
+[health]
+deadline_s = 120.0
+settle_s = 2.0
+"""
 _LOOK_S = 0.25
 SETTLE_LIMIT_S = 600.0
 FIRST_BOOT_LIMIT_S = 1800.0
@@ -34,10 +41,11 @@ FIRST_BOOT_LIMIT_S = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A rendered config and the image beside it."""
+    """A rendered config, and the image beside it or, outside image mode, within it."""
 
     config: str
     pull_spec: str
+    image_mode: bool = True
 
     @property
     def digest(self) -> str:
@@ -95,15 +103,25 @@ class Site:
         """Publish another image; returns its pull spec."""
         return self._builder.variant(self._built, version, entries or {})
 
-    def goal(self, pull_spec: str, spec: Mapping[str, object] | None = None) -> Goal:
-        """Another rendered config, with this image beside it."""
+    def goal(
+        self,
+        pull_spec: str,
+        spec: Mapping[str, object] | None = None,
+        *,
+        image_mode: bool = True,
+    ) -> Goal:
+        """Another rendered config, with this image beside it or, outside image mode, within it."""
         self._goals += 1
-        name = self.lab.add_config(rendered(f"rendered-worker-{self._goals}", spec))
-        return Goal(name, pull_spec)
+        inside = {} if image_mode else {"osImageURL": pull_spec}
+        name = f"rendered-worker-{self._goals}"
+        self.lab.add_config(rendered(name, {**inside, **(spec or {})}))
+        return Goal(name, pull_spec, image_mode)
 
     def ask(self, goal: Goal) -> None:
         """Ask the node for the goal."""
-        self.lab.ask(NODE, goal.config, goal.pull_spec)
+        image = goal.pull_spec if goal.image_mode else None
+        notes: Json = {key.DESIRED_CONFIG: goal.config, key.DESIRED_OS_IMAGE: image}
+        self.patch({"metadata": {"annotations": notes}})
 
     def settle(self, goal: Goal, limit_s: float = SETTLE_LIMIT_S) -> None:
         """Wait until the node is at the goal, says so and is in service."""
@@ -121,7 +139,7 @@ class Site:
         return (
             notes.get(key.STATE) == "Done"
             and notes.get(key.CURRENT_CONFIG) == goal.config
-            and notes.get(key.CURRENT_OS_IMAGE) == goal.pull_spec
+            and notes.get(key.CURRENT_OS_IMAGE) == (goal.pull_spec if goal.image_mode else None)
             and notes.get(key.DESIRED_DRAIN) == notes.get(key.LAST_APPLIED_DRAIN)
             and not node["spec"].get("unschedulable")
             and self.story.digest == goal.digest
