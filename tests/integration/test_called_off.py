@@ -1,6 +1,7 @@
 """A person on the machine calls an update off, and has it tried again."""
 
 import json
+from contextlib import ExitStack
 
 import pytest
 
@@ -56,8 +57,11 @@ def test_while_the_drain_is_awaited(site: Site) -> None:
 
 def test_after_the_reboot_was_asked_for(site: Site) -> None:
     goal = site.goal()
-    with site.machine.inhibit_shutdown("backup", "nightly run"):
-        site.ask(goal)
+    with ExitStack() as late:
+        with site.drains_held():
+            site.ask(goal)
+            site.wait_phase("draining")
+            late.enter_context(site.machine.inhibit_shutdown("backup", "nightly run"))
         site.wait_phase("rebooting")
         ended = treenail(site, "cancel")
     assert ended.returncode == 1

@@ -101,7 +101,7 @@ def test_a_degraded_node_has_an_exit_code_of_its_own(site: Site) -> None:
     ended = status(site)
     assert ended.returncode == DEGRADED
     assert "manifest unknown" in ended.stdout
-    assert "check that the registry has the image by this digest" in ended.stdout
+    assert "ask for an image that exists, or push this one again" in ended.stdout
     assert json.loads(status(site, "--json").stdout)["failure"]["state"] == "Degraded"
     site.reach(site.goal())
     assert status(site).returncode == 0
