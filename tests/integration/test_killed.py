@@ -11,7 +11,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.integration
 
-RECORDS = 8
+RECORDS = 11
 """Writes to the ledger in one update; see the first test."""
 
 
