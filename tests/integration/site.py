@@ -36,13 +36,20 @@ SLOW = 2e6
 SIZE = 20_000_000
 LAYERS = 100
 
+QUICK = "[limits]\nretry_first_s = 0.1\nretry_most_s = 0.5\n"
+# Inhibitors are how these tests hold a reboot up, which is past the pre-flight.
+SETTINGS = (
+    f"{QUICK}[health]\ndeadline_s = 10\nsettle_s = 0.1\nagain_s = 0.1\n"
+    '[preflight]\nonly_warn = ["ShutdownInhibited"]\n'
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """How a site differs from others."""
 
     agent: tuple[str, ...] = ()
-    agent_settings: str = "[limits]\nretry_first_s = 0.1\nretry_most_s = 0.5\n"
+    agent_settings: str = SETTINGS
     machine_config_nodes: bool = True
     behaviour: Settings = field(
         default_factory=lambda: Settings(pull_bytes_per_s=FAST, staging_s=0.02)

@@ -1,5 +1,7 @@
 """The API server is away, or is not well, during an update."""
 
+import json
+
 import pytest
 
 from tests.integration.site import NODE, USER, Site
@@ -35,12 +37,19 @@ def test_server_gone_right_after_the_wish_was_seen(site: Site) -> None:
     assert len(site.transactions("stage")) == 1
 
 
+def answered_before(site: Site) -> bool:
+    """Whether the ledger says that the server answered when the reboot was last asked for."""
+    ledger = json.loads((site.machine.root / "var/lib/treenail/ledger.json").read_text())
+    return bool(ledger["update"]["probation"]["apiBefore"])
+
+
 def test_server_gone_from_the_drain_until_after_the_boot(site: Site) -> None:
     before, goal = site.current, site.goal()
     with site.machine.inhibit_shutdown("backup", "nightly run"):
         site.ask(goal)
         site.wait_phase("rebooting")
         site.stop_server()
+        wait_until(lambda: not answered_before(site), limit_s=LIMIT_S)
     assert site.machine.wait_for_boot(site.boots + 1, LIMIT_S)
     site.wait_phase("resuming")
     assert site.booted() == goal.image.digest, "what was decided and drained for goes through"
@@ -56,6 +65,7 @@ def test_agent_starts_and_finishes_without_a_server(site: Site) -> None:
         site.ask(goal)
         site.wait_phase("rebooting")
         site.stop_server()
+        wait_until(lambda: not answered_before(site), limit_s=LIMIT_S)
         site.machine.kill_agent()
     site.wait_phase("resuming")
     assert site.booted() == goal.image.digest

@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.site import LAYERS, LIMIT_S, LOGIN, SIZE, Site
+from tests.integration.site import LAYERS, LIMIT_S, LOGIN, QUICK, SIZE, Options, Site
 from tests.waiting import wait_until
 from treenail.lab.images import make_image
 
 pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def options() -> Options:
+    return Options(agent_settings=QUICK)
 
 
 def policy(root: Path, *, broken: bool = False) -> None:

@@ -277,6 +277,10 @@ class Actor:
                 staged_id=staged_id,
                 probation=Probation(api_before=facts.api_answers),
             )
+        elif update.probation.api_before is not facts.api_answers:
+            # What counts is whether it answered right before the reboot, and this may be held up.
+            probation = Probation(api_before=facts.api_answers)
+            self._book.enter(Phase.REBOOTING, probation=probation)
         log.info("rebooting into %s", target, extra={"message_id": MessageId.REBOOTING})
         if staged_id:
             self._ports.os.finalize(staged_id)
