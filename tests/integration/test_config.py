@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integration
 
 APP = "/etc/app.conf"
 FREE = "/etc/nmstate/openshift/net.yml"
-POLICY = "/etc/containers/policy.json"
+POLICY = "/etc/crio/policies/app.json"
 UNIT = "app.service"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 UNIT_TEXT = "[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n"
