@@ -71,6 +71,7 @@ def test_update_of_an_agent_that_died_is_told_from_what_it_wrote(
             "outcome": "done",
         },
         "credentials": [],
+        "drift": [],
         "apiServer": None,
     }
 
@@ -115,6 +116,7 @@ def test_screen_says_what_why_and_what_to_do() -> None:
             "outcome": "done",
         },
         "credentials": [],
+        "drift": [],
         "apiServer": {"reachable": False, "since": "2023-11-14T22:14:00Z", "problem": "no route"},
         "backend": {"name": "bootc", "why": "the setting backend says so"},
         "deployments": {"booted": None, "staged": None, "rollback": None},

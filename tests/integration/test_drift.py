@@ -49,7 +49,7 @@ def test_a_changed_file_degrades_the_node_until_it_is_healed(site: Site, configs
     change(site, APP, "second\n")
     reason = site.wait_degraded(f"{APP}: expected contents sha256:")
     assert "treenail drift --heal PATH" in reason
-    assert APP in status(site).stdout
+    assert f"Drift        {APP}: expected contents" in status(site).stdout
 
     shown = treenail(site, "drift")
     assert shown.returncode == 4
@@ -117,3 +117,17 @@ def test_a_disabled_unit_is_found_and_enabled_again(site: Site, configs: Configs
     assert treenail(site, "drift", "--heal", UNIT).returncode == 0
     assert link.is_symlink()
     wait_until(lambda: done(site), limit_s=LIMIT_S)
+
+
+def test_what_only_is_reported_is_told_once_and_holds_no_update_up(
+    site: Site, configs: Configs
+) -> None:
+    dropins = site.machine.root / f"{UNIT_FILE[1:]}.d"
+    dropins.mkdir()
+    (dropins / "99-else.conf").write_text("[Unit]\n")
+    wait_until(lambda: "99-else.conf" in status(site).stdout, limit_s=LIMIT_S)
+    assert done(site)
+
+    configs.reach(configs.add(**{**configs.config, **files(**{APP: "third\n"})}))
+    assert (dropins / "99-else.conf").exists()
+    (dropins / "99-else.conf").unlink()

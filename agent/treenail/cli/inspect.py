@@ -62,6 +62,7 @@ def gather(root: Root, clock: Clock) -> Json:
         "failure": failure,
         "lastUpdate": _past(record.history[0]) if record.history else None,
         "credentials": live.get("credentials") or [],
+        "drift": live.get("drift") or [],
         "apiServer": live.get("apiServer"),
         "deployments": {
             "booted": _deployment(found.booted),

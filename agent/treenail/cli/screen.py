@@ -19,6 +19,7 @@ def screen(document: Json) -> str:
         ("API server", _api_line(_object(document["apiServer"]))),
         *_outcome(document),
         *(("Pull secret", str(each)) for each in _list(document["credentials"])),
+        *(("Drift", str(each)) for each in _list(document["drift"])),
         *(("Not known", str(each)) for each in _list(document["problems"])),
     ]
     return "\n".join(f"{name:<12} {text}" for name, text in lines)

@@ -7,10 +7,11 @@ agent knows. It holds no secret and is lost with the boot; what must not be lost
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from treenail.clock import Clock, rfc3339
+from treenail.config.drift import Drift
 from treenail.errors import TreenailError
 from treenail.host.deployments import Progress
 from treenail.update.facts import Facts
@@ -19,6 +20,7 @@ from treenail.update.status import Report
 
 Json = dict[str, object]
 PROGRESS_EVERY_S = 1.0
+DRIFTS_SHOWN = 20
 
 
 class Notifier(Protocol):
@@ -103,6 +105,11 @@ class Live:
         """Show what is wrong with the sources of the pull secrets."""
         with self._lock:
             self._document["credentials"] = list(problems)
+
+    def drift(self, drifts: Sequence[Drift]) -> None:
+        """Show what is not as the current config says, the first `DRIFTS_SHOWN` of it."""
+        with self._lock:
+            self._document["drift"] = [str(each) for each in drifts[:DRIFTS_SHOWN]]
 
     def api_server(self, *, reachable: bool, problem: str = "") -> None:
         """Show whether the API server answers, since when, and why it does not show our Node."""

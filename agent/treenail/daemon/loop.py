@@ -10,6 +10,7 @@ import threading
 from dataclasses import dataclass, replace
 
 from treenail import log as journal
+from treenail.config.drift import Drift
 from treenail.daemon.act import Actor
 from treenail.daemon.live import Live
 from treenail.daemon.observe import Observer, seen
@@ -20,6 +21,7 @@ from treenail.host.deployments import Progress, Verdict
 from treenail.log import MessageId
 from treenail.update import ahead
 from treenail.update.decide import decide, stands
+from treenail.update.drifting import sentence
 from treenail.update.facts import Facts
 from treenail.update.moves import Commit, Decision, PutBack, Reboot, Recover, Refuse, Wait
 from treenail.update.record import Record, StagedAhead, Update
@@ -27,6 +29,8 @@ from treenail.update.request import Kind, answered, cancels
 from treenail.update.status import Event, reason_text, report
 
 log = logging.getLogger(__name__)
+
+_DRIFTS_TOLD = 20
 
 _BOOT_TURNS = 5
 """Each of the moves that finish a boot, and one more for each that has to be done again."""
@@ -89,6 +93,7 @@ class Loop:
         self._failure: Failure | None = None
         self._told_of_cluster = False
         self._credential_problems: tuple[str, ...] = ()
+        self._drift: tuple[Drift, ...] = ()
         self._last_move = ""
 
     def run(self) -> None:
@@ -168,6 +173,7 @@ class Loop:
                 decision = decide(facts)
         except TreenailError as error:
             return self._observer.glance(record), Refuse(error)
+        self._note_drift(facts)
         return facts, decision
 
     def _note(self, decision: Decision) -> None:
@@ -177,6 +183,21 @@ class Loop:
             self._last_move = move
         if self._failure is not None and self._failure.move != move:
             self._failure = None
+
+    def _note_drift(self, facts: Facts) -> None:
+        """Tell once of each drift, also of such as holds nothing up, and once when it is gone."""
+        if facts.record.update is not None or facts.cut_short or facts.forced:
+            return
+        found = facts.drift.all
+        for drift in [each for each in found if each not in self._drift][:_DRIFTS_TOLD]:
+            log.warning("drifted: %s", drift, extra={"message_id": MessageId.DRIFTED})
+        if self._drift and not found:
+            log.info("nothing drifts any more: the machine is as %s says", facts.record.current)
+        if facts.drift.reported and found != self._drift:
+            told = sentence(facts.drift.reported, facts.record.current.config)
+            self._ports.cluster.tell(Event("Warning", "ConfigDriftDetected", told))
+        self._drift = found
+        self._live.drift(found)
 
     def _tell(self, facts: Facts, decision: Decision) -> float:
         """Report; returns in how many seconds to try again if nobody could be told."""
