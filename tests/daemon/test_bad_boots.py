@@ -263,7 +263,6 @@ def test_boots_that_end_before_a_verdict_send_the_node_back() -> None:
     for _ in range(4):
         if booted_b(world):
             node.turn()
-            node.turn()
             node.process = None
             world.power_cut()
     node.settle()

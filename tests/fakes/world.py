@@ -357,7 +357,10 @@ class FakeCluster:
 
     def report(self, report: Report) -> None:
         world = self._world
-        known = self._cached.annotations if self._cached else {}
+        if self._cached is None:
+            # Nothing differs from what nobody has seen.
+            return
+        known = self._cached.annotations
         changes = {k: v for k, v in report.annotations.items() if known.get(k) != v}
         if not changes:
             return

@@ -1,6 +1,7 @@
 """A node that bootc manages, from the wish to Done."""
 
 import json
+from contextlib import ExitStack
 
 import pytest
 
@@ -66,8 +67,11 @@ def test_changed_mind_drops_what_was_pulled(site: Site) -> None:
 
 def test_changed_mind_takes_back_what_was_deployed(site: Site) -> None:
     before, goal = site.current, site.goal()
-    with site.machine.inhibit_shutdown("backup", "nightly run"):
-        site.ask(goal)
+    with ExitStack() as locks:
+        with site.drains_held():
+            site.ask(goal)
+            site.wait_phase("draining")
+            locks.enter_context(site.machine.inhibit_shutdown("backup", "nightly run"))
         site.wait_degraded("backup")
         staged = site.machine.staged
         assert staged is not None

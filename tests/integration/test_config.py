@@ -1,5 +1,6 @@
 """A node is brought from config to config: files, units and users, with and without a reboot."""
 
+import itertools
 import json
 import signal
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ UNIT = "app.service"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 UNIT_TEXT = "[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n"
 LIMIT_S = 30.0
+NUMBERS = itertools.count(1)
 
 
 def files(**texts: str) -> dict[str, object]:
@@ -42,12 +44,10 @@ class Configs:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._count = 0
 
     def add(self, *arguments: str, **config: object) -> str:
         """Create a rendered config, with these kernel arguments; returns its name."""
-        self._count += 1
-        name = f"rendered-config-{id(self):x}-{self._count}"
+        name = f"rendered-config-{next(NUMBERS)}"
         spec = {
             "config": {"ignition": {"version": "3.5.0"}, **config},
             "kernelArguments": list(arguments),

@@ -23,7 +23,7 @@ from treenail.update import ahead
 from treenail.update.decide import decide, stands
 from treenail.update.drifting import sentence
 from treenail.update.facts import Facts
-from treenail.update.moves import Commit, Decision, PutBack, Reboot, Recover, Refuse, Wait
+from treenail.update.moves import Commit, Decision, Prove, PutBack, Reboot, Recover, Refuse, Wait
 from treenail.update.record import Record, StagedAhead, Update
 from treenail.update.request import Kind, answered, cancels
 from treenail.update.status import Event, reason_text, report
@@ -117,9 +117,13 @@ class Loop:
         """
         for _ in range(_BOOT_TURNS):
             _, decision = self._see()
-            if self._failure is not None or not isinstance(decision, Recover | PutBack | Commit):
+            finishes = isinstance(decision, Recover | PutBack | Prove | Commit)
+            if self._failure is not None or not finishes:
                 return
             self.turn()
+            if isinstance(decision, Prove):
+                # With it the trial has begun; the rest is for when everything runs.
+                return
 
     def turn(self) -> float:
         """Do the one next thing; returns in how many seconds to look again."""
