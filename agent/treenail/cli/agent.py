@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 from treenail import log as journal
+from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
 from treenail.cli.backend import choose, operating_system
 from treenail.cli.probes import health, preflight
 from treenail.clock import SystemClock
@@ -30,6 +31,7 @@ from treenail.daemon.requests import RequestFile
 from treenail.daemon.runner import Runner
 from treenail.daemon.settings import FILE, Backend, Drain, Given, ImageFiles, Settings, load
 from treenail.daemon.survey import AskedStates, Survey
+from treenail.daemon.trust import InOrder, Trust
 from treenail.daemon.upkeep import Sayings, Upkeep
 from treenail.daemon.wakeup import Wakeup
 from treenail.errors import ClusterError, FileError, Forbidden, Unreachable
@@ -43,10 +45,11 @@ from treenail.host.root import Root
 from treenail.host.systemd import Systemd
 from treenail.host.transaction import Limits as TransactionLimits
 from treenail.host.users import Shadow
+from treenail.kube.backoff import Backoff
 from treenail.kube.client import Client, Json
 from treenail.kube.events import Recorder
 from treenail.kube.kubeconfig import read_kubeconfig
-from treenail.kube.resources import NODES
+from treenail.kube.resources import CONTROLLERCONFIGS, NODES
 from treenail.kube.transport import HttpTransport
 from treenail.kube.watch import Scope, Watch
 
@@ -131,6 +134,16 @@ class Agent:
             on_connected=self._connected,
             on_lost=self._lost,
         )
+        self._trust = Trust(files, pull_secret=settings.internal_pull_secret)
+        self._trust_watch = Watch(
+            client,
+            Scope(CONTROLLERCONFIGS, field_selector=f"metadata.name={CONTROLLER_CONFIG}"),
+            clock,
+            on_change=lambda _, found: self._handed_out(found),
+            on_lost=lambda error: log.info("no credentials by a ControllerConfig: %s", error),
+            # Not every cluster has the kind, or lets nodes read it.
+            backoff=Backoff(first_s=60.0, most_s=600.0),
+        )
         bus = SystemBus()
         choice = choose(settings.backend, root)
         log.info("the operating system is managed by %s: %s", choice.backend, choice.why)
@@ -155,7 +168,7 @@ class Agent:
             kernel=kernel,
             ledger=ledger,
             cluster=self._cluster,
-            credentials=Credentials(root, files, settings),
+            credentials=InOrder(self._trust, Credentials(root, files, settings)),
             requests=RequestFile(files),
             predecessor=Predecessor(files),
             configuration=configuration,
@@ -202,6 +215,7 @@ class Agent:
         # The kubelet is started when this one says that it is ready.
         self._loop.finish_boot()
         self._watch.start()
+        self._trust_watch.start()
         self._path_watch.start()
         self._notifier.ready()
         gc.collect()
@@ -211,6 +225,7 @@ class Agent:
         finally:
             self._notifier.stopping()
             self._watch.stop()
+            self._trust_watch.stop()
             self._path_watch.stop()
             log.info("treenail stops")
         return self._exit_code
@@ -233,6 +248,10 @@ class Agent:
             return
         self._cluster.offer(node)
         self._live.api_server(reachable=True)
+
+    def _handed_out(self, found: Json | None) -> None:
+        self._trust.offer(found)
+        self._bell.ring("the ControllerConfig changed")
 
     def _connected(self) -> None:
         if self._cluster.node() is None:

@@ -45,7 +45,12 @@ def node_access() -> list[Json]:
     """What agents may do with the credential of their node, and only to what is their node's."""
     nodes: Json = {"apiGroup": _RBAC, "kind": "Group", "name": "system:nodes"}
     return [
-        _role("ClusterRole", NODES, "", permissions.rules([OF_NODES])),
+        _role(
+            "ClusterRole",
+            NODES,
+            "",
+            [*permissions.rules([OF_NODES]), permissions.handed_out_rule()],
+        ),
         _binding("ClusterRoleBinding", NODES, "", nodes),
         _role("Role", NODES, EVENTS_NAMESPACE, permissions.rules([EVENTS])),
         _binding("RoleBinding", NODES, EVENTS_NAMESPACE, nodes),

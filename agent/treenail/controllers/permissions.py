@@ -5,6 +5,7 @@ By resource (with its group, as in ``daemonsets.apps``; a subresource after a sl
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
 from treenail.api.decode import Json
 from treenail.kube.resources import MACHINECONFIGPOOLS, MACHINECONFIGURATIONS
 
@@ -46,6 +47,13 @@ BY_CONTROLLER: Mapping[str, Verbs] = {
         f"machineconfignodes/status.{GROUP}": ("patch",),
     },
 }
+
+
+def handed_out_rule() -> Json:
+    """The rule of agents to read the one ControllerConfig, whose credentials are for nodes."""
+    rule = _rule(f"controllerconfigs.{GROUP}", ["get", "list", "watch"])
+    return {**rule, "resourceNames": [CONTROLLER_CONFIG]}
+
 
 OF_NODES: Verbs = {
     f"machineconfigs.{GROUP}": ("get",),

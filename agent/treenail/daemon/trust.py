@@ -5,6 +5,7 @@ import logging
 import ssl
 import threading
 from collections.abc import Iterator
+from typing import Protocol
 
 from treenail.api.controllerconfig import NodeTrust
 from treenail.config import names
@@ -20,6 +21,24 @@ RECORD = "/var/lib/treenail/registry-cas.json"
 _CA = "ca.crt"
 _LIMIT = 1024 * 1024
 _WORLD, _OWNER = 0o644, 0o600
+
+
+class Source(Protocol):
+    """Credentials that are put in place."""
+
+    def refresh(self) -> tuple[str, ...]:
+        """Put them in place; returns what is wrong, a sentence each."""
+
+
+class InOrder:
+    """Several sources as one, the first one first."""
+
+    def __init__(self, *sources: Source) -> None:
+        self._sources = sources
+
+    def refresh(self) -> tuple[str, ...]:
+        """Put all in place; returns what is wrong with any, a sentence each."""
+        return tuple(problem for source in self._sources for problem in source.refresh())
 
 
 class Trust:
@@ -49,19 +68,25 @@ class Trust:
         """Put in place what was offered; returns what is wrong, a sentence each."""
         with self._lock:
             document = self._document
-        if document is None or (document == self._done and not self._problems):
+        if document is None:
             return ()
+        if document == self._done:
+            return self._problems
         problems: list[str] = []
+        failed = False
         try:
             found = NodeTrust.from_json(document)
         except ConfigError as error:
             problems.append(f"the ControllerConfig: {error}; what it handed out before stays")
         else:
-            self._place(found, problems)
-        self._done, self._problems = document, tuple(problems)
+            failed = not self._place(found, problems)
+        self._problems = tuple(problems)
+        if not failed:
+            self._done = document
         return self._problems
 
-    def _place(self, found: NodeTrust, problems: list[str]) -> None:
+    def _place(self, found: NodeTrust, problems: list[str]) -> bool:
+        """Whether nothing is left to be tried again."""
         try:
             files = [*self._certificates(found, problems)]
             if found.pull_secret is not None:
@@ -82,6 +107,8 @@ class Trust:
             self._remember(set(found.registry_cas))
         except FileError as error:
             problems.append(str(error))
+            return False
+        return True
 
     def _certificates(self, found: NodeTrust, problems: list[str]) -> Iterator[File]:
         wanted = {names.KUBELET_CA: found.kubelet_ca, names.CLOUD_CA: found.cloud_ca} | {

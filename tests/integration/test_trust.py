@@ -1,0 +1,69 @@
+"""What the cluster hands to nodes reaches them on a way of its own, whatever updates are doing."""
+
+import base64
+
+import pytest
+
+from tests.integration.commands import status
+from tests.integration.site import LIMIT_S, Site
+from tests.waiting import wait_until
+from treenail.api.controllerconfig import NAME
+from treenail.config.names import KUBELET_CA, REGISTRY_CAS
+from treenail.kube.resources import CONTROLLERCONFIGS
+from treenail.lab.apiserver.pki import Authority
+
+pytestmark = pytest.mark.integration
+
+REGISTRY_CA = f"{REGISTRY_CAS}/registry.example:5000/ca.crt"
+
+
+def test_authorities_arrive_while_an_update_is_held_up(
+    site: Site, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    pem = Authority(tmp_path_factory.mktemp("pki")).pem
+    handed = base64.b64encode(pem).decode()
+    before, goal = site.current, site.goal()
+    with site.drains_held():
+        site.ask(goal)
+        site.wait_phase("draining")
+        hand_out(
+            site,
+            kubeAPIServerServingCAData=handed,
+            imageRegistryBundleData=[{"file": "registry.example..5000", "data": handed}],
+        )
+        wait_until(lambda: read(site, REGISTRY_CA) == pem, limit_s=LIMIT_S)
+        assert read(site, KUBELET_CA) == pem
+
+        broken = base64.b64encode(pem[:200]).decode()
+        hand_out(site, kubeAPIServerServingCAData=broken, imageRegistryBundleData=[])
+        wait_until(lambda: read(site, REGISTRY_CA) is None, limit_s=LIMIT_S)
+        assert read(site, KUBELET_CA) == pem
+        wait_until(lambda: f"{KUBELET_CA} holds no certificate" in status(site).stdout)
+        assert site.machine.boot_count == site.boots
+        site.ask(before)
+    site.settle(before)
+    site.lab.client.delete(CONTROLLERCONFIGS, NAME)
+
+
+def hand_out(site: Site, **spec: object) -> None:
+    """Have a ControllerConfig that says this."""
+    client = site.lab.client
+    found = {each["metadata"]["name"] for each in client.list(CONTROLLERCONFIGS).items}
+    if NAME in found:
+        client.patch(CONTROLLERCONFIGS, NAME, {"spec": spec})
+        return
+    client.create(
+        CONTROLLERCONFIGS,
+        {
+            "apiVersion": "machineconfiguration.openshift.io/v1",
+            "kind": "ControllerConfig",
+            "metadata": {"name": NAME},
+            "spec": spec,
+        },
+    )
+
+
+def read(site: Site, path: str) -> bytes | None:
+    """What the machine has there."""
+    found = site.machine.root / path[1:]
+    return found.read_bytes() if found.exists() else None
