@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.controllers.rollout.builders import failed, image, node, on_its_way
+from tests.controllers.rollout.builders import failed, image, node, on_its_way, pool, proceed
 from tests.controllers.rollout.world import NoGates, World
 from treenail.api import annotations as key
 from treenail.controllers.rollout.controller import RolloutController, Settings
+from treenail.controllers.rollout.decide import decide
 from treenail.controllers.rollout.gate import OS_IMAGE
 from treenail.controllers.rollout.nodes import NodeFacts, Target
 from treenail.controllers.rollout.policy import Policy
@@ -68,6 +69,17 @@ def test_a_node_that_has_nothing_to_stage_is_not_asked(other: NodeFacts) -> None
 
 def test_a_node_that_joins_later_holds_up_nobody() -> None:
     assert told(on_its_way("a", NEW), at_rest("b")) == Staging(("b",))
+
+
+def test_a_node_that_joins_later_is_given_the_target_once_it_has_staged() -> None:
+    careful = pool({"staging": {"maxParallel": 2}}, maxUnavailable=3)
+    done = node("a", NEW)
+
+    def given(*nodes: NodeFacts) -> tuple[str, ...]:
+        return decide(careful, [done, *nodes], proceed(NEW), None, now=1000.0).give
+
+    assert given(at_rest("b"), asked("c")) == ()
+    assert given(at_rest("b"), staged("c")) == ("c",)
 
 
 def test_another_target_is_asked_for_in_place_of_the_one_before() -> None:
