@@ -199,8 +199,8 @@ class Site:
         """Of the update in the ledger; empty without one."""
         return self.witness.phase()
 
-    def wait_phase(self, phase: str) -> None:
-        wait_until(lambda: self.phase() == phase, limit_s=LIMIT_S)
+    def wait_phase(self, phase: str, *, limit_s: float = LIMIT_S) -> None:
+        wait_until(lambda: self.phase() == phase, limit_s=limit_s)
 
     def wait_progress(self) -> int:
         """Wait until an image is being pulled; the percentage."""
