@@ -37,10 +37,10 @@ bench: $(READY)  ## measure; a table here, and build/bench.json
 	$(RUN) bench.run $(ARGS)
 
 vm-test: $(READY)  ## the agent in virtual machines that reboot and lose power; see vm-tests
-	$(RUN) pytest vm-tests -s -x $(ARGS)
+	$(RUN) pytest vm-tests -s -x -o faulthandler_timeout=10800 $(ARGS)
 
 vm-smoke: $(READY)  ## of vm-test what takes a quarter of an hour at most
-	$(RUN) pytest vm-tests -s -x -m smoke $(ARGS)
+	$(RUN) pytest vm-tests -s -x -o faulthandler_timeout=10800 -m smoke $(ARGS)
 
 rpm:  ## build the RPMs into build/rpm; on Fedora, with rpm-build and the spec's BuildRequires
 	tools/rpm build/rpm

@@ -16,7 +16,7 @@ from treenail.kube.resources import NODES
 from treenail.lab.apiserver.objects import Json as Document
 from treenail.lab.cluster import Lab, Plan, rendered
 from vmlab import registry
-from vmlab.drivers import Driver, accelerator
+from vmlab.drivers import Driver, accelerator, processors
 from vmlab.image.build import Builder, Built
 from vmlab.image.layers import Entry
 from vmlab.machine import BOOT_LIMIT_S, SNAPSHOT, Machine, copied, overlay
@@ -243,7 +243,7 @@ class Site:
 
 def kept(built: Built, driver: Driver) -> Path:
     """The disk with its snapshot right after the first boot; booted now if it never was."""
-    found = built.directory / f"booted-{driver.name}.qcow2"
+    found = built.directory / f"booted-{driver.name}-{processors()}.qcow2"
     if found.exists():
         return found
     scratch = built.directory / "first"
