@@ -120,6 +120,30 @@ def test_entering_image_mode_lets_go_of_what_was_written(
     assert changes == {"": "changed", "/etc/a": "removed", "/etc/same": "removed"}
 
 
+def test_an_image_that_bakes_nothing_leaves_files_to_the_agent(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    update = Update("1" * 32, Target("rendered-b", IMAGE), OLD, Phase.STAGING, "boot", 1.0, 1.0)
+    Ledger(Root(root)).write(to_json(Record(OLD, update)))
+    settings = root / "etc/treenail/agent.toml"
+    settings.parent.mkdir()
+    settings.write_text('image_files = "write"')
+    code, told = plan(root, capsys)
+    assert code == 3
+    changes = {each["name"]: each["change"] for each in told["changes"]}  # type: ignore[attr-defined]  # a list
+    assert changes == {"": "changed", "/etc/a": "changed"}
+
+
+def test_where_nobody_asks_for_drains_the_plan_says_that_the_node_has_to_be_drained_before(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = root / "etc/treenail/agent.toml"
+    settings.parent.mkdir()
+    settings.write_text('drain = "never"')
+    told = plan(root, capsys)[1]
+    assert told["notes"][-1] == "nobody is asked for the drain, as drain is never: drain it before"  # type: ignore[index]  # a list
+
+
 def test_config_that_nobody_kept_is_asked_for_in_vain(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

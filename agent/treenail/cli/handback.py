@@ -9,12 +9,13 @@ from treenail.api.decode import Fields, load_json
 from treenail.api.machineconfig import MachineConfig
 from treenail.cli.files import machine_config
 from treenail.cli.machine import survey_and_runner
-from treenail.cli.node import own_node
+from treenail.cli.node import own_node, settings_of
 from treenail.clock import SystemClock
 from treenail.config.wanted import wanted
 from treenail.daemon.configs import DIRECTORY
 from treenail.daemon.handback import hand_back
 from treenail.daemon.predecessor import CURRENT_CONFIG
+from treenail.daemon.settings import ImageFiles
 from treenail.daemon.survey import Survey
 from treenail.errors import DriftError, TreenailError, UsageError
 from treenail.host.files import Files
@@ -42,7 +43,8 @@ def main(arguments: argparse.Namespace) -> int:
         config = _config(arguments.file, Files(root), record.current.config)
         survey, runner = survey_and_runner(root, running=root.prefix == Path("/"))
         runner.undo.check()
-        _refuse_drift(_differing(survey, config, record.current))
+        images_bake = settings_of(root, arguments.config).image_files is ImageFiles.BAKED
+        _refuse_drift(_differing(survey, config, record.current, images_bake=images_bake))
         paths = hand_back(root, config, record.current)
     told, problem = _annotate(root, arguments.config, record.current)
     if arguments.json:
@@ -78,10 +80,12 @@ def _config(given: str | None, files: Files, name: str) -> MachineConfig:
     )
 
 
-def _differing(survey: Survey, config: MachineConfig, current: Target) -> tuple[Step, ...]:
+def _differing(
+    survey: Survey, config: MachineConfig, current: Target, *, images_bake: bool
+) -> tuple[Step, ...]:
     """What it would take to bring the machine to its own config; nothing when all is well."""
     wish = wanted(config)
-    if current.image:
+    if current.image and images_bake:
         wish = in_image_mode(wish)
     old = survey.managed()
     steps = plan(old, wish, survey.see(old, wish), config=config.name).steps

@@ -9,11 +9,12 @@ from treenail.api.disruptionpolicy import DEFAULTS, DisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
 from treenail.cli.machine import survey_and_runner
-from treenail.cli.node import own_node
+from treenail.cli.node import own_node, settings_of
 from treenail.clock import Clock
 from treenail.config.wanted import wanted
 from treenail.daemon.configs import Configs
 from treenail.daemon.observe import deployed
+from treenail.daemon.settings import Drain, ImageFiles
 from treenail.errors import ClusterError, HostError, UsageError
 from treenail.host.files import Files
 from treenail.host.kernel import Kernel
@@ -39,10 +40,15 @@ def node_plan(
 
     It works without the API server, as far as the agent has read the configs before.
     """
+    settings = settings_of(root, config)
+    images_bake = settings.image_files is ImageFiles.BAKED
     record = records.from_json(Ledger(root).read())
     target = asked(root, record)
     if not target.config:
-        raise UsageError("nothing is known of what this node is asked to be")
+        raise UsageError(
+            "nothing is known of what this node is asked to be",
+            remedy="start the agent, which reads it: systemctl start treenail",
+        )
     reader = _Reader(root, config, clock)
     refused = record.refused
     if refused is not None and refused.target == target:
@@ -58,7 +64,7 @@ def node_plan(
     if old is None and current.config:
         reader.notes.append(f"there is no copy of {current.config}: what it wrote is not known")
     old = old or MachineConfig(metadata=ObjectMeta(name=current.config))
-    machine = _machine(root, old, new, target, reader.notes, clock)
+    machine = _machine(root, old, new, target, reader.notes, clock, images_bake=images_bake)
     if machine is not None and target == current:
         # Drift alone moves no node; what is done about it is the policy's to say.
         left = [step for step in machine.steps if not isinstance(step, Keep | Remember)]
@@ -70,8 +76,11 @@ def node_plan(
         new,
         policy or reader.policy(),
         images=(current.image, target.image),
+        images_bake=images_bake,
         machine=machine,
     )
+    if found.drains and settings.drain is Drain.NEVER:
+        reader.notes.append("nobody is asked for the drain, as drain is never: drain it before")
     return found, tuple(reader.notes)
 
 
@@ -140,10 +149,12 @@ def _machine(
     target: Target,
     notes: list[str],
     clock: Clock,
+    *,
+    images_bake: bool,
 ) -> Machine | None:
     """What this machine needs; less, with a note, when it can't be looked at."""
     wish = wanted(new)
-    wish = in_image_mode(wish) if target.image else wish
+    wish = in_image_mode(wish) if target.image and images_bake else wish
     try:
         survey, _ = survey_and_runner(root, running=root.prefix == Path("/"))
         managed = survey.managed()

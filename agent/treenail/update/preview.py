@@ -113,17 +113,20 @@ def preview(
     policy: DisruptionPolicy,
     *,
     images: tuple[str, str] = ("", ""),
+    images_bake: bool = True,
     machine: Machine | None = None,
 ) -> Preview:
     """What the one costs a node that has the other; raises `ConfigError`.
 
     ``images`` are what annotations ask for beside the two configs, empty where they ask for none:
-    a node that has one beside its config is in image mode, and files and units are the image's.
+    a node that has one beside its config is in image mode, and files and units are the image's
+    unless ``images_bake`` is false.
     With a ``machine`` it is what that machine needs: more where it has drifted, less where
     something is booted already.
     """
     before, after = (
-        _in_mode(wanted(config), image) for config, image in zip((old, new), images, strict=True)
+        _in_mode(wanted(config), image, images_bake=images_bake)
+        for config, image in zip((old, new), images, strict=True)
     )
     between = diff(before, after)
     steps, change = (machine.steps, machine.change) if machine else ((), None)
@@ -152,10 +155,11 @@ def preview(
     )
 
 
-def _in_mode(found: Wanted, image: str) -> Wanted:
+def _in_mode(found: Wanted, image: str, *, images_bake: bool) -> Wanted:
     if not image:
         return found
-    return in_image_mode(replace(found, os=replace(found.os, image=image)))
+    imaged = replace(found, os=replace(found.os, image=image))
+    return in_image_mode(imaged) if images_bake else imaged
 
 
 def _of_system(
