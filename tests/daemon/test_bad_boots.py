@@ -14,7 +14,7 @@ from tests.daemon import test_config_walks as configs
 from tests.daemon.machines import planned
 from tests.daemon.nodes import Node, assert_at_rest
 from tests.daemon.test_config_walks import APP, NEXT, STOCK, Chaos, config
-from tests.fakes.world import PLATFORM, FakeHealth, World
+from tests.fakes.world import PLATFORM, FakeHealth, Killed, World
 from tests.update.build import A, B, C
 from treenail.api import annotations as key
 from treenail.config.wanted import wanted
@@ -118,6 +118,28 @@ def test_a_kernel_that_never_boots_is_set_aside_without_another_reboot() -> None
     assert_came_back(node.world, A, B, "Boot")
     assert node.world.boots == boots + 1
     assert node.world.previous is None, "the bad deployment would be booted next"
+
+
+@pytest.mark.parametrize("steps", range(12))
+def test_a_kernel_that_never_boots_is_set_aside_whenever_the_agent_is_killed(steps: int) -> None:
+    node = started()
+    world = node.world
+    world.dead = frozenset({B.digest})
+    world.ask_for(B)
+    while world.previous is None or world.previous.digest != B.digest:
+        world.drain_controller()
+        node.turn()
+    left = iter(range(steps))
+
+    def fate(_step: str) -> None:
+        if next(left, None) is None:
+            world.fate = lambda _: None
+            raise Killed
+
+    world.fate = fate
+    node.settle()
+    assert_came_back(world, A, B, "Boot")
+    assert world.previous is None, "the bad deployment would be booted next"
 
 
 def test_a_person_who_chose_the_earlier_system_is_not_overruled() -> None:

@@ -106,6 +106,8 @@ class World:
     """What was booted before, and is still deployed."""
     kept_etc: Tree = field(default_factory=dict)
     """The /etc of the previous deployment."""
+    tried_again: bool = False
+    """The one beside the booted one did not boot, and is still the default."""
     rolled_back: bool = False
     """The previous deployment is the default."""
     returns: int = 0
@@ -160,9 +162,10 @@ class World:
     def _finalize(self, staged: System) -> None:
         if staged.digest in self.dead:
             # The boot loader gives it up, and starts what was booted; that stays deployed too.
-            self.previous = staged
+            self.previous, self.tried_again = staged, True
             return
-        self.previous, self.kept_etc = self.system, self._etc()
+        self.previous, self.tried_again = self.system, False
+        self.kept_etc = self._etc()
         self._merge(staged.digest)
         self.system = staged
 
@@ -237,7 +240,8 @@ class FakeMachine:
         if world.staging:
             found.append(_deployment(world.staging, staged=True, locked=world.locked))
         if world.previous:
-            found.append(_deployment(world.previous))
+            at = 0 if world.tried_again else len(found)
+            found.insert(at, _deployment(world.previous))
         return Deployments(tuple(found), None)
 
     def stage(self, change: Change, *, watch: Callable[[Progress], Verdict]) -> None:
@@ -272,7 +276,7 @@ class FakeMachine:
         if world.staging is not None and world.staging.id == staged_id:
             world.staging, world.locked = None, False
         if world.previous is not None and world.previous.id == staged_id:
-            world.previous = None
+            world.previous, world.tried_again = None, False
         world.fate("dropped")
 
     def finalize(self, staged_id: str) -> None:

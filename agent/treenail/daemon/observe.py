@@ -99,7 +99,7 @@ def seen(node: Node) -> NodeSeen:
 
 def deployed(deployments: Deployments, arguments: tuple[str, ...]) -> Deployed:
     """The deployments, and the booted kernel arguments, reduced to what decisions read."""
-    booted, staged = deployments.booted, deployments.staged
+    booted, staged, pending = deployments.booted, deployments.staged, deployments.pending
     return Deployed(
         booted=booted.digest if booted else "",
         staged=staged.digest if staged else "",
@@ -111,6 +111,7 @@ def deployed(deployments: Deployments, arguments: tuple[str, ...]) -> Deployed:
         booted_config=booted.labels.get(key.BAKED_CONFIG_LABEL, "") if booted else "",
         staged_config=staged.labels.get(key.BAKED_CONFIG_LABEL, "") if staged else "",
         others=tuple(each.id for each in deployments.all if not (each.booted or each.staged)),
+        pending_id=pending.id if pending else "",
     )
 
 

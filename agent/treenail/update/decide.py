@@ -254,10 +254,16 @@ def _our_staged_id(facts: Facts, update: Update) -> str:
     return deployed.staged_id if _ours(update, work, deployed) else ""
 
 
+def _given_up(facts: Facts, update: Update) -> str:
+    """What was ours and did not boot, if the boot loader would try it again; empty otherwise."""
+    pending = facts.deployed.pending_id if facts.deployed else ""
+    return pending if pending == update.staged_id else ""
+
+
 def _releasing(facts: Facts, update: Update) -> Decision:
     if facts.deployed is None and looks_at_deployments(facts, first=False):
         return LOOK
-    if staged_id := _our_staged_id(facts, update):
+    if staged_id := _our_staged_id(facts, update) or _given_up(facts, update):
         return Drop("called off", staged_id)
     if facts.held:
         return PutBack()

@@ -71,6 +71,8 @@ class Deployed:
 
     others: tuple[str, ...] = ()
     """The deployments that are neither booted nor staged, by id."""
+    pending_id: str = ""
+    """The deployment that boots next in place of the booted one, staged or not."""
 
     @property
     def running(self) -> Running:

@@ -94,7 +94,8 @@ def returning(facts: Facts, update: Update, work: Work) -> Decision:
             RollbackError(
                 f"{refused.reason}; going back did not succeed in {update.probation.returns} "
                 "reboots",
-                remedy="choose the earlier system in the boot menu, or 'rpm-ostree rollback'",
+                remedy="choose the earlier system in the boot menu, or with "
+                "'rpm-ostree rollback' or 'bootc rollback'",
             )
         )
     return Return(refused)
