@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from tests.contract.bootc_machine import BAD, HERE, QUICK, THERE, UNITS, BootcMachine
+from tests.contract.bootc_machine import BAD, BAD_AT_BOOT, HERE, QUICK, THERE, UNITS, BootcMachine
 from tests.contract.os_contract import OperatingSystemContract
 from tests.contract.os_machines import go_on
 from tests.waiting import wait_until
 from treenail.errors import BusyError, HostError, TransactionError
-from treenail.host.bootc import PULL, SWITCH
+from treenail.host.bootc import PULL, ROLLBACK, SWITCH
 from treenail.host.deployments import Change, Progress, Verdict
 from treenail.host.transaction import Limits
 from treenail.host.transient import Job
-from treenail.lab.machine.sysroot import with_packages
+from treenail.lab.machine.sysroot import deployment_of, with_packages
 
 TO_THERE = Change(image=THERE.pull_spec)
 PROGRAM = """
@@ -34,6 +34,8 @@ alive = lambda: print("alive", flush=True)
 bootc = Bootc(SystemBus(address), Programs(clock, os.environ), Root(root), clock, alive=alive)
 if verb == "finalize":
     bootc.finalize(given)
+elif verb == "roll back":
+    bootc.roll_back()
 else:
     bootc.stage(Change(given), watch=lambda said: print(said.text, flush=True) or Verdict.GO_ON)
 """
@@ -86,6 +88,60 @@ class BootcContract(OperatingSystemContract):
         staged = machine.os().look().staged
         assert staged is not None
         assert (staged.digest, staged.locked) == (THERE.digest, False)
+
+    def at_there(self, machine: BootcMachine) -> None:
+        """The machine was booted into `THERE`, from `HERE`."""
+        machine.os().stage(TO_THERE, watch=go_on)
+        machine.os().finalize(THERE.digest)
+        machine.reboot()
+
+    def assert_goes_back(self, machine: BootcMachine) -> None:
+        first, *_ = machine.sysroot.everything()
+        assert first.digest == HERE.digest
+        machine.reboot()
+        assert [each.digest for each in machine.os().look().all] == [HERE.digest, THERE.digest]
+
+    def test_rollback_of_a_killed_agent_goes_on_and_is_not_undone(
+        self, machine: BootcMachine
+    ) -> None:
+        self.at_there(machine)
+        machine.change(replace(QUICK, staging_s=3.0))
+        self.killed_at_work(machine, "roll back", "")
+        run = machine.units().find(ROLLBACK)
+        assert run is not None
+        assert run.running
+        machine.os().roll_back()
+        assert machine.units().find(ROLLBACK) is None
+        self.assert_goes_back(machine)
+
+    def test_rollback_whose_end_nobody_saw_is_not_undone(self, machine: BootcMachine) -> None:
+        self.at_there(machine)
+        bootc = (str(machine.root / "usr/bin/bootc"), "rollback")
+        what = f"treenail: roll back to {HERE.pull_spec}"
+        machine.units().run(Job(ROLLBACK, what, bootc, 60.0), lambda: None)
+        machine.os().roll_back()
+        self.assert_goes_back(machine)
+
+    def test_what_was_staged_since_the_rollback_is_dropped(self, machine: BootcMachine) -> None:
+        self.at_there(machine)
+        machine.os().roll_back()
+        subprocess.run(
+            [machine.root / "usr/bin/bootc", "switch", BAD_AT_BOOT.pull_spec], check=True
+        )
+        machine.os().roll_back()
+        self.assert_goes_back(machine)
+
+    def test_what_the_boot_loader_gave_up_is_dropped_for_good(self, machine: BootcMachine) -> None:
+        here = machine.sysroot.booted()
+        assert here is not None
+        there = deployment_of(THERE, THERE.pull_spec, here.kernel_arguments)
+        machine.sysroot.write((there, here))
+        machine.sysroot.boot(1)
+        machine.os().drop(BAD.digest)
+        assert len(machine.os().look().all) == 2
+        for _ in range(2):
+            machine.os().drop(THERE.digest)
+            assert [each.digest for each in machine.os().look().all] == [HERE.digest]
 
     def test_nothing_is_left_once_an_image_is_deployed(self, machine: BootcMachine) -> None:
         bootc = machine.os()

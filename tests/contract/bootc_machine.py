@@ -23,6 +23,7 @@ HERE = make_image("os/node", "1.0", 1_000_000)
 THERE = make_image("os/node", "2.0", 1_000_000, labels={"machineconfig": "rendered-worker-2"})
 BROKEN = make_image("os/node", "2.1", 1_000_000, faults={"pull": "corrupt layer"})
 BAD = make_image("os/node", "2.2", 1_000_000, faults={"stage": "no space left on device"})
+BAD_AT_BOOT = make_image("os/node", "2.3", 1_000_000, faults={"boot": "kernel panic"})
 QUICK = Settings(staging_s=0.02)
 LIMITS = Limits()
 UNITS = (PULL, SWITCH, ROLLBACK, UNDEPLOY)
@@ -40,7 +41,7 @@ class BootcMachine:
         self._settings = directory / "settings.json"
         self._opened = ExitStack()
         catalogue = directory / "images.json"
-        images.save(Catalogue((HERE, THERE, BROKEN, BAD)), catalogue)
+        images.save(Catalogue((HERE, THERE, BROKEN, BAD, BAD_AT_BOOT)), catalogue)
         self.change(QUICK)
         rootfs.install(self.root, HERE)
         rootfs.boot(self.root)

@@ -50,6 +50,8 @@ class Options:
 
     agent: tuple[str, ...] = ()
     agent_settings: str = SETTINGS
+    backend: str = ""
+    """Whatever is installed, unless it is ``bootc``, which is the only one then."""
     machine_config_nodes: bool = True
     behaviour: Settings = field(
         default_factory=lambda: Settings(pull_bytes_per_s=FAST, staging_s=0.02)
@@ -80,13 +82,15 @@ class Site:
             (NODE,),
             (first,),
             behaviour=options.behaviour,
-            agent_settings=options.agent_settings,
+            agent_settings=_backend(options.backend) + options.agent_settings,
             machine_config_nodes=options.machine_config_nodes,
         )
         self.lab = Lab(self.directory, plan, agent=options.agent)
         self.lab.start()
         self.server = self.lab.server
         self.machine: Machine = self.lab.machines[NODE]
+        if options.backend == "bootc":
+            (self.machine.root / "usr/lib/systemd/system/rpm-ostreed.service").unlink()
         self.pull_secret = self.machine.root / KUBELET_CONFIG
         self._pull_secret = self.pull_secret.read_text()
         self.witness = Witness(NODE, self.machine)
@@ -334,3 +338,7 @@ class Site:
     def _daemons(self) -> str:
         path = self.directory / NODE / "daemons.log"
         return path.read_text() if path.exists() else ""
+
+
+def _backend(name: str) -> str:
+    return f'backend = "{name}"\n' if name else ""

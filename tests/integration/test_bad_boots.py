@@ -31,11 +31,12 @@ Make = Callable[[bool], None]
 """Makes the boot that comes a bad one, or a good one again."""
 
 
-@pytest.fixture(scope="module")
-def options() -> Options:
+@pytest.fixture(scope="module", params=["rpm-ostree", "bootc"])
+def options(request: pytest.FixtureRequest) -> Options:
     return Options(
+        backend=request.param,
         agent_settings="[limits]\nretry_first_s = 0.1\nretry_most_s = 0.5\n"
-        f"[health]\ndeadline_s = {DEADLINE_S}\nsettle_s = 0.1\ncheck_s = 0.5\nagain_s = 0.1\n"
+        f"[health]\ndeadline_s = {DEADLINE_S}\nsettle_s = 0.1\ncheck_s = 0.5\nagain_s = 0.1\n",
     )
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
 @pytest.fixture(scope="module")
 def options() -> Options:
     return Options(
-        agent_settings='backend = "bootc"\n[limits]\nretry_first_s = 0.1\nretry_most_s = 0.5\n'
+        backend="bootc", agent_settings="[limits]\nretry_first_s = 0.1\nretry_most_s = 0.5\n"
     )
 
 

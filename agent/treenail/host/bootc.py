@@ -38,11 +38,11 @@ from treenail.host.deployments import (
     digest_of,
 )
 from treenail.host.files import File, Files
+from treenail.host.jobs import Jobs
 from treenail.host.journal import Journal
 from treenail.host.ostree import PROGRAM, Ostree
 from treenail.host.podman import Podman
 from treenail.host.process import Programs
-from treenail.host.remedies import remedy_for
 from treenail.host.root import Root
 from treenail.host.transaction import Limits, Watch
 from treenail.host.transient import Job, Run, TransientUnits
@@ -95,7 +95,6 @@ class Bootc:
         self._units = TransientUnits(bus)
         self._programs = programs
         self._podman = Podman(programs, root)
-        self._journal = Journal(programs, root)
         self._ostree = Ostree(programs, root)
         self._root = root
         self._files = Files(root)
@@ -103,6 +102,8 @@ class Bootc:
         self._clock = clock
         self._limits = limits
         self._alive = alive
+        journal = Journal(programs, root)
+        self._jobs = Jobs(self._units, journal, clock, limits, alive=alive)
 
     @property
     def name(self) -> str:
@@ -114,7 +115,7 @@ class Bootc:
 
         While bootc is at work for us they are as they were before, for it would not answer.
         """
-        switching = self._working(SWITCH, ROLLBACK, UNDEPLOY)
+        switching = self._jobs.running(SWITCH, ROLLBACK, UNDEPLOY)
         status = self._status() if switching is None else self._status_before()
         pulled = self._units.find(PULL)
         running = switching or (pulled if pulled and pulled.running else None)
@@ -142,7 +143,7 @@ class Bootc:
             )
         if not digest_of(change.image):
             raise HostError(f"can't stage {change.image}: it is not named by its digest")
-        status = self._status() if self._working(SWITCH, ROLLBACK) is None else None
+        status = self._status() if self._jobs.running(SWITCH, ROLLBACK) is None else None
         if status is not None:
             digest = digest_of(change.image)
             if not status.staged and status.booted.digest == digest:
@@ -174,18 +175,18 @@ class Bootc:
                 return
 
     def drop(self, staged_id: str) -> None:
-        """End our pull, and drop what was pulled or staged if it has this digest.
+        """End our pull, and drop what has this digest and was pulled, or boots next.
 
-        Harmless when there is nothing; what others staged is left to them.
+        That is what was staged, or what the boot loader gave up after it was deployed, and would
+        try again. Harmless when there is nothing; what others staged is left to them.
         """
         pulled = self._units.find(PULL)
         if pulled is not None and (pulled.running or digest_of(_image(pulled)) == staged_id):
             self._forget(pulled)
-        staged = self._status().staged if staged_id else None
-        if staged is not None and staged.id == staged_id:
-            # bootc has no word for it, but what it staged is ostree's like any other.
-            argv = (self._program(PROGRAM), "admin", "undeploy", "0")
-            self._carry_out(UNDEPLOY, f"drop {staged.image}", argv)
+        self._jobs.wait(UNDEPLOY)
+        pending = Deployments(self._status().in_boot_order).pending if staged_id else None
+        if pending is not None and pending.id == staged_id:
+            self._undeploy(pending)
 
     def finalize(self, staged_id: str) -> None:
         """Have the image of this digest deployed, so that the next boot is into it.
@@ -194,7 +195,7 @@ class Bootc:
         """
         pulled = self._units.find(PULL)
         image = _image(pulled) if pulled and pulled.done else ""
-        status = self._status() if self._working(SWITCH) is None else self._status_before()
+        status = self._status() if self._jobs.running(SWITCH) is None else self._status_before()
         if status.staged is None or status.staged.id != staged_id:
             if digest_of(image) != staged_id:
                 there = status.staged.id if status.staged else digest_of(image)
@@ -210,13 +211,19 @@ class Bootc:
     def roll_back(self) -> None:
         """Make the previous deployment the default, and return; nothing reboots.
 
-        What is staged or pulled is dropped, whoever staged it. Repeatable: asked again, bootc
-        would change them back, so nothing is done when the previous one is the default already.
+        What is staged or pulled is dropped, whoever staged it, for the shutdown would make it the
+        default again. Repeatable: asked again, bootc would change them back, so one that an agent
+        began which died is waited for, and nothing is done when the previous one is the default.
         """
         pulled = self._units.find(PULL)
         if pulled is not None:
             self._forget(pulled)
+        self._jobs.wait(UNDEPLOY, ROLLBACK)
         status = self._status()
+        if status.staged is not None:
+            log.warning("dropping %s, which is staged, to roll back", status.staged.id)
+            self._undeploy(status.staged)
+            status = self._status()
         if status.rollback_queued:
             log.info("%s is the default already", status.rollback and status.rollback.id)
             return
@@ -225,10 +232,15 @@ class Bootc:
                 "there is no previous deployment to go back to", remedy="see: bootc status"
             )
         argv = (self._program(_BOOTC), "rollback")
-        self._carry_out(ROLLBACK, f"roll back to {status.rollback.image}", argv)
+        self._jobs.carry_out(ROLLBACK, f"roll back to {status.rollback.image}", argv)
 
     def release(self) -> None:
         """Nothing to let go: bootc does not stay."""
+
+    def _undeploy(self, first: Deployment) -> None:
+        """Drop the first in boot order; bootc has no word for it, but it is ostree's like any."""
+        argv = (self._program(PROGRAM), "admin", "undeploy", "0")
+        self._jobs.carry_out(UNDEPLOY, f"drop {first.image}", argv)
 
     def _pull(self, image: str, watch: Watch) -> None:
         job = Job(
@@ -247,7 +259,7 @@ class Bootc:
                 case Verdict.GO_ON:
                     pass
 
-        self._check(self._units.run(job, each), f"podman could not pull {image}")
+        self._jobs.check(self._units.run(job, each), f"podman could not pull {image}")
         watch(Progress(f"pulled {image}", 100))
 
     def _forget(self, pulled: Run) -> None:
@@ -262,61 +274,13 @@ class Bootc:
             "--transport", "containers-storage", image,
         )  # fmt: skip
         with reading(fifo) as progress:
-            self._carry_out(SWITCH, f"switch to {image}", argv, lambda: progress.last)
+            self._jobs.carry_out(SWITCH, f"switch to {image}", argv, lambda: progress.last)
         staged = self._status().staged
         if staged is None or staged.digest != digest_of(image) or staged.locked:
             raise TransactionError(
                 f"bootc did not stage {image}: {staged.digest if staged else 'nothing'} is staged",
                 remedy=f"see: bootc status; journalctl -u {SWITCH}",
             )
-
-    def _carry_out(
-        self,
-        unit: str,
-        what: str,
-        argv: tuple[str, ...],
-        progress: Callable[[], Progress] = lambda: Progress("", None),
-    ) -> None:
-        """Run it to its end, whoever began it; the next one of its name is another run."""
-        told, heard = Progress("", None), self._clock.monotonic()
-
-        def each() -> None:
-            nonlocal told, heard
-            self._alive()
-            if told != progress():
-                told, heard = progress(), self._clock.monotonic()
-                log.debug("%s: %s %s%%", what, told.text, told.percent)
-            elif self._clock.monotonic() - heard >= self._limits.stall_s:
-                self._units.stop(unit, self._alive)
-                raise TransactionError(
-                    f"bootc could not {what}: it has said nothing for {self._limits.stall_s:g} s",
-                    remedy=f"see: journalctl -u {unit}",
-                )
-
-        found = self._units.find(unit)
-        if found is not None and not found.running:
-            # Of an agent that died before it had read the outcome: what became of it is seen.
-            self._units.release(unit)
-        run = self._units.run(
-            Job(unit, f"treenail: {what}", argv, self._limits.transaction_s), each
-        )
-        try:
-            self._check(run, f"bootc could not {what}")
-        finally:
-            self._units.release(unit)
-
-    def _check(self, run: Run, failed: str) -> None:
-        if run.done:
-            return
-        if run.result == "timeout":
-            raise TransactionError(
-                f"{failed}: it was not done in time", remedy="see: journalctl -u treenail-*"
-            )
-        text = self._journal.error_of(run.invocation)
-        raise TransactionError(
-            f"{failed}: {text or f'it ended with {run.result} {run.status}'}",
-            remedy=remedy_for(text, f"see: journalctl _SYSTEMD_INVOCATION_ID={run.invocation}"),
-        )
 
     def _refuse(self, status: Status, image: str) -> None:
         """Raise if bootc would, or if something is deployed already, for any reboot to boot."""
@@ -333,10 +297,6 @@ class Bootc:
                 f"can't stage {image}: {status.staged.image or status.staged.id} is staged",
                 remedy="drop what is staged with: ostree admin undeploy 0",
             )
-
-    def _working(self, *units: str) -> Run | None:
-        runs = (self._units.find(unit) for unit in units)
-        return next((run for run in runs if run is not None and run.running), None)
 
     def _status(self, *, limit_s: float | None = None) -> Status:
         limit_s = limit_s or self._status_s

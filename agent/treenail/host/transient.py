@@ -118,6 +118,11 @@ class TransientUnits:
             raise UnitError(f"{job.unit} was removed by somebody else during: {job.what}")
         return ended
 
+    def wait(self, unit: str, each: Callable[[], None]) -> None:
+        """Return once the job of this name, if there is one, has ended; ``each`` as for `run`."""
+        with self._subscribed(), self._bus.signals(_MANAGER) as signals:
+            self._end_of(unit, signals, each)
+
     def stop(self, unit: str, each: Callable[[], None]) -> None:
         """End the job if it runs, and forget it; returns when it has ended."""
         with self._subscribed(), self._bus.signals(_MANAGER) as signals:

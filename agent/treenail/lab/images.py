@@ -145,6 +145,10 @@ class Catalogue:
         """The image of that registry, repository and digest."""
         return next((image for image in self.images if image.pull_spec == pull_spec), None)
 
+    def of(self, digest: str) -> Image | None:
+        """An image of that digest, wherever it is."""
+        return next((image for image in self.images if image.digest == digest), None)
+
     def credential(self, pull_spec: str) -> Credential | None:
         """What the registry of ``pull_spec`` asks for, even when it has no such image."""
         image = self.find(pull_spec)

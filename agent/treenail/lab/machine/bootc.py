@@ -135,14 +135,18 @@ class Bootc:
         return image
 
     def _rollback(self) -> None:
+        """Put the other one first, whichever that is now: twice is as good as never."""
         sysroot = self._host.sysroot
         first, *others = sysroot.written()
         if not others:
             raise CommandFailed("No rollback available")
-        if sysroot.drop_staged():
+        self._host.wait(self._host.settings().staging_s)
+        sysroot.drop_staged()
+        reverting = first != sysroot.booted()
+        if reverting:
             print("notice: Reverting queued rollback state")
         sysroot.write((others[0], first, *others[1:]))
-        print("Next boot: rollback deployment")
+        print(f"Next boot: {'current' if reverting else 'rollback'} deployment")
 
 
 class _Teller:

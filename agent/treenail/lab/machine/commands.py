@@ -101,9 +101,13 @@ def _ostree(host: CommandHost, arguments: list[str]) -> int:
 
 def _undeploy(host: CommandHost) -> int:
     with host.locked():
-        if not host.sysroot.drop_staged():
+        if host.sysroot.drop_staged():
+            return 0
+        first, *others = host.sysroot.written()
+        if first == host.sysroot.booted():
             print("error: Cannot undeploy currently booted deployment 0", file=sys.stderr)
             return 1
+        host.sysroot.write(tuple(others))
     return 0
 
 

@@ -26,7 +26,6 @@ from treenail.lab.machine import commands, intruders, rootfs, settings, skopeo
 from treenail.lab.machine.agentunit import AgentUnit
 from treenail.lab.machine.daemons import Daemons, check_length, environment
 from treenail.lab.machine.journal import Entry, Journal
-from treenail.lab.machine.pull import image_of
 from treenail.lab.machine.runtime import Runtime
 from treenail.lab.machine.settings import Settings
 from treenail.lab.machine.sysroot import Deployment, Sysroot, boot_options, deployment_of
@@ -311,7 +310,7 @@ class Machine:
         deployments = Sysroot(self.root).written()
         catalogue = images.load(self._images_file)
         for number, each in enumerate(deployments):
-            image = catalogue.find(image_of(each.refspec))
+            image = catalogue.of(each.digest)
             if image is None or "boot" not in image.faults:
                 return number
             self.failed_boots += self.behaviour().boot_tries
@@ -327,7 +326,7 @@ class Machine:
             text = "Not finalizing; found /run/ostree/staged-deployment-locked"
             self._log("ostree", text)
             return
-        image = images.load(self._images_file).find(image_of(staged.refspec))
+        image = images.load(self._images_file).of(staged.digest)
         failure = self.behaviour().finalization_error
         failure = failure or (image.faults.get("finalize", "") if image else "")
         if failure:
