@@ -1,4 +1,5 @@
 import base64
+import contextlib
 import errno
 import json
 import logging
@@ -7,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from treenail.config.pullsecret import encode, parse
-from treenail.daemon.credentials import Credentials
+from treenail.config.logins import load
+from treenail.config.pullsecret import PullSecret, encode, parse
+from treenail.daemon.credentials import GOOD, Credentials
 from treenail.daemon.settings import Given, merged
+from treenail.errors import FileError
 from treenail.host.disk import Disk
 from treenail.host.files import Files
 from treenail.host.root import Root
@@ -413,3 +416,74 @@ def test_something_else_in_the_place_of_a_link_is_told(machine):
     machine.write(CLUSTER, secret(a="1"))
     machine.there(ETC).mkdir(parents=True)
     assert machine.credentials.refresh() == (f"{machine.there(ETC)} is not a regular file",)
+
+
+IMAGE = "a/os@sha256:" + "0" * 64
+
+
+def test_the_login_before_comes_back_when_the_newest_is_refused_also_after_a_restart(machine):
+    machine.write(CLUSTER, secret(a="1", b="x"))
+    machine.credentials.refresh()
+    machine.credentials.proven(IMAGE)
+    machine.write(CLUSTER, secret(a="2", b="y"))
+    assert machine.credentials.refresh() == ()
+    assert machine.pulls_with()[0] == canonical(a="2", b="y")
+    assert machine.credentials.refused(IMAGE)
+    machine.reboot()
+    assert machine.credentials.refresh() == (
+        "a refused the newest login for it; the one before stays in use",
+    )
+    assert machine.pulls_with()[0] == canonical(a="1", b="y")
+    assert machine.there(GOOD).stat().st_mode & 0o777 == 0o600
+    machine.write(CLUSTER, secret(a="3", b="y"))
+    assert machine.credentials.refresh() == ()
+    machine.credentials.proven(IMAGE)
+    assert not machine.credentials.refused(IMAGE), "nothing before it is needed any more"
+
+
+def test_a_login_without_another_before_it_is_not_replaced(machine):
+    machine.write(CLUSTER, secret(a="1"))
+    machine.credentials.refresh()
+    assert not machine.credentials.refused(IMAGE)
+    assert not machine.credentials.refused("elsewhere.example/os")
+    assert machine.pulls_with()[0] == canonical(a="1")
+
+
+def test_what_is_known_of_logins_goes_with_the_last_of_them(machine):
+    machine.write(CLUSTER, secret(a="1"))
+    machine.credentials.refresh()
+    machine.credentials.proven(IMAGE)
+    machine.write(CLUSTER, b"{}")
+    machine.credentials.refresh()
+    assert not machine.there(GOOD).exists()
+
+
+def test_the_login_before_is_never_lost_wherever_the_disk_fails(machine):
+    for calls in range(60):
+        machine.start()
+        machine.write(CLUSTER, secret(a="1"))
+        machine.credentials.refresh()
+        machine.credentials.proven(IMAGE)
+        machine.write(CLUSTER, secret(a="2"))
+        machine.start(Failing(calls))
+        machine.credentials.refresh()
+        with contextlib.suppress(FileError):
+            machine.credentials.refused(IMAGE)
+        machine.start()
+        machine.credentials.refresh()
+        machine.credentials.refused(IMAGE)
+        assert machine.pulls_with()[0] in {canonical(a="1"), canonical(a="2")}
+        machine.credentials.refused(IMAGE)
+        assert canonical(a="1") in {machine.pulls_with()[0], kept(machine)}
+
+
+def kept(machine: Machine) -> bytes:
+    return encode(PullSecret(load(machine.there(GOOD).read_bytes(), where="f").good))
+
+
+def test_experience_that_is_damaged_is_gained_anew(machine):
+    machine.write(CLUSTER, secret(a="1"))
+    machine.write(GOOD, CANARY.encode())
+    assert machine.credentials.refresh() == ()
+    machine.credentials.proven(IMAGE)
+    assert kept(machine) == canonical(a="1")

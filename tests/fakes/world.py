@@ -393,6 +393,12 @@ class FakeCredentials:
     def refresh(self) -> tuple[str, ...]:
         return ()
 
+    def refused(self, image: str) -> bool:
+        return False
+
+    def proven(self, image: str) -> None:
+        """There is one login."""
+
 
 class FakeHealth:
     """Checks of a world: one of the machine, and the API server."""

@@ -15,6 +15,7 @@ from treenail.log import MessageId
 pytestmark = pytest.mark.integration
 
 INTERNAL = "image-registry.openshift-image-registry.svc:5000"
+PRIVATE = "private.example"
 WRONG = "canary-that-is-wrong"
 
 
@@ -26,19 +27,43 @@ def untouched(site: Site) -> bool:
     )
 
 
-def test_wrong_credential_is_told_and_a_right_one_heals_without_a_restart(site: Site) -> None:
+def test_a_login_that_is_refused_is_told_and_the_one_before_it_goes_on(site: Site) -> None:
+    site.reach(site.goal())
     goal, starts = site.goal(), site.machine.agent.starts
     path, right = site.pull_secret, site.pull_secret.read_text()
     path.write_text(pull_secret([replace(goal.image, credential=Credential("puller", WRONG))]))
-    site.ask(goal)
-    reason = site.wait_degraded("unauthorized")
+    site.reach(goal)
+    assert site.machine.agent.starts == starts + 1, "by the boot"
+    refused = f"{goal.image.registry} refused the newest login for it; the one before stays in use"
+    wait_until(lambda: ("Warning", "PullSecretUnusable", refused) in site.events())
+    path.write_text(right)
+    site.reach(site.goal())
+    assert WRONG not in json.dumps(site.machine.journal()) + repr(site.events())
+
+
+def test_two_logins_that_are_refused_are_told_and_a_right_one_heals_without_a_restart(
+    site: Site,
+) -> None:
+    path, right = site.pull_secret, site.pull_secret.read_text()
+    login = Credential("puller", "renewed")
+    image = make_image(
+        "os/node", "renewed", SIZE, registry=PRIVATE, layers=LAYERS, credential=login
+    )
+    goal, starts = site.goal(image=image), site.machine.agent.starts
+    for password in ("old", WRONG):
+        wrong = replace(image, credential=Credential("puller", password))
+        path.write_text(pull_secret([site.current.image, wrong]))
+        site.ask(goal)
+        reason = site.wait_degraded("unauthorized")
     assert "see that the cluster's pull secret has a login" in reason
     assert untouched(site)
     wait_until(lambda: site.conditions().get("NodeDegraded") == "True")
-    path.write_text(right)
+    path.write_text(pull_secret([site.current.image, image]))
     site.settle(goal)
     assert site.machine.agent.starts == starts + 1, "by the boot"
     assert WRONG not in json.dumps(site.machine.journal()) + repr(site.events()) + reason
+    path.write_text(right)
+    site.reach(site.goal())
 
 
 def test_no_credential_at_all(site: Site) -> None:

@@ -168,7 +168,7 @@ class Agent:
             kernel=kernel,
             ledger=ledger,
             cluster=self._cluster,
-            credentials=InOrder(self._trust, Credentials(root, files, settings)),
+            credentials=InOrder(self._trust, pull_secrets=Credentials(root, files, settings)),
             requests=RequestFile(files),
             predecessor=Predecessor(files),
             configuration=configuration,

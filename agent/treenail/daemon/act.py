@@ -13,6 +13,7 @@ from treenail.config.wanted import wanted
 from treenail.daemon import ahead
 from treenail.daemon.book import Book
 from treenail.daemon.ports import Ports, Watch
+from treenail.daemon.pulling import pull
 from treenail.daemon.trial import Trial
 from treenail.daemon.weighing import Weighing
 from treenail.errors import BusError, BusyError, CancelledError, StepError
@@ -197,11 +198,16 @@ class Actor:
         if update.phase is not Phase.STAGING or update.staged_id:
             # What was staged before is gone; until it is noted, what is staged now has no name.
             update = self._book.enter(Phase.STAGING, staged_id="")
-        self._ports.credentials.refresh()
-        self._ports.preflight.clear(self._book.work.os.image)
+        asked = self._book.work.os
         watch, called_off = self._watch(update)
+
+        def attempt() -> bool:
+            self._ports.preflight.clear(asked.image)
+            self._ports.os.stage(ahead.change(asked), watch=watch)
+            return not called_off
+
         try:
-            self._ports.os.stage(ahead.change(self._book.work.os), watch=watch)
+            pull(self._ports.credentials, asked.image, attempt)
         except BusyError as error:
             log.info("waiting: %s", error)
             self._ports.os.wait_for_other(watch=watch)

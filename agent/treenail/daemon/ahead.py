@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from treenail.daemon.ports import Ports
+from treenail.daemon.pulling import pull
 from treenail.daemon.weighing import Weighing
 from treenail.errors import BusyError, CancelledError, HostError
 from treenail.host.deployments import Change, Progress, Verdict
@@ -43,8 +44,6 @@ def stage(
     kept = StagedAhead(move.target, facts.boot_id)
     save(replace(record, ahead=kept))
     if not work.os.empty:
-        ports.credentials.refresh()
-        ports.preflight.clear(work.os.image)
         ended: list[Verdict] = []
 
         def watch(progress: Progress) -> Verdict:
@@ -53,8 +52,13 @@ def stage(
                 ended.append(verdict)
             return verdict
 
-        try:
+        def attempt() -> bool:
+            ports.preflight.clear(work.os.image)
             ports.os.stage(change(work.os), watch=watch)
+            return not ended
+
+        try:
+            pull(ports.credentials, work.os.image, attempt)
         except BusyError as error:
             log.info("waiting: %s", error)
             ports.os.wait_for_other(watch=watch)

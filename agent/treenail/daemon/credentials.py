@@ -4,6 +4,8 @@ import logging
 import os
 from dataclasses import dataclass
 
+from treenail.config import logins
+from treenail.config.logins import Experience
 from treenail.config.pullsecret import PullSecret, encode, merge, parse
 from treenail.daemon.settings import Settings
 from treenail.errors import CredentialError, FileError
@@ -17,6 +19,8 @@ AUTH = "/var/lib/treenail/auth.json"
 RPM_OSTREE = "/run/ostree/auth.json"
 BOOTC = "/etc/ostree/auth.json"
 ASIDE = "/run/ostree/auth.json.before-treenail"
+GOOD = "/var/lib/treenail/pull-secret.good.json"
+"""What using logins has shown, and those that worked."""
 _LIMIT = 1024 * 1024
 
 
@@ -33,6 +37,9 @@ class Credentials:
     A source that is broken, or has vanished, counts with what was last understood of it, also
     after a restart. One that never was there is nothing; without any, pulls are anonymous, and
     neither a file nor a link of ours is left.
+
+    A new login for a registry takes the place of the one before, which is kept until the new one
+    was used with success, and comes back when the registry refuses the new one.
     """
 
     def __init__(self, root: Root, files: Files, settings: Settings) -> None:
@@ -42,6 +49,7 @@ class Credentials:
         self._internal = _Source(
             settings.internal_pull_secret, "/var/lib/treenail/pull-secret.internal.json"
         )
+        self._newest = PullSecret()
 
     def refresh(self) -> tuple[str, ...]:
         """Put the pull secrets in place; returns what is wrong, a sentence each.
@@ -53,10 +61,13 @@ class Credentials:
         problems: list[str] = []
         cluster = self._read(self._cluster, problems)
         internal = self._read(self._internal, problems)
-        secret = merge(internal, cluster)
+        self._newest = merge(internal, cluster)
         try:
-            if secret.logins:
-                self._write(secret)
+            if self._newest.logins:
+                in_place = self._understood_or_none(AUTH) or PullSecret()
+                known = logins.renewed(self._known(), in_place, self._newest)
+                self._use(known)
+                problems += logins.complaints(known, self._newest)
                 self._link(RPM_OSTREE, problems, aside=ASIDE)
                 self._link(BOOTC, problems)
             elif not problems:
@@ -64,6 +75,39 @@ class Credentials:
         except FileError as error:
             problems.append(str(error))
         return tuple(problems)
+
+    def refused(self, image: str) -> bool:
+        """A registry refused the login for this pull spec; whether there is now another to try.
+
+        Raises `FileError`.
+        """
+        known = self._known()
+        found = logins.refused(known, self._newest, image)
+        if found is None:
+            return False
+        self._use(found)
+        return len(found.refused) > len(known.refused)
+
+    def proven(self, image: str) -> None:
+        """This image was pulled, with the login in place; raises `FileError`."""
+        self._use(logins.proven(self._known(), self._newest, image))
+
+    def _known(self) -> Experience:
+        content = self._files.read(GOOD, limit=2 * _LIMIT)
+        try:
+            return Experience() if content is None else logins.load(content, where=GOOD)
+        except CredentialError as error:
+            log.warning("%s; which logins worked has to be found out anew", error)
+            return Experience()
+
+    def _use(self, known: Experience) -> None:
+        """In this order: what a cut in between leaves is put right by the next `refresh`."""
+        if not known.empty:
+            self._have(GOOD, logins.dump(known))
+        elif self._files.is_there(GOOD):
+            self._files.remove(GOOD)
+        if self._newest.logins:
+            self._write(logins.in_use(known, self._newest))
 
     def _read(self, source: _Source, problems: list[str]) -> PullSecret:
         problem = ""
@@ -96,6 +140,12 @@ class Credentials:
         """None when there is no file."""
         content = self._files.read(path, limit=_LIMIT)
         return None if content is None else parse(content, where=path)
+
+    def _understood_or_none(self, path: str) -> PullSecret | None:
+        try:
+            return self._understood(path)
+        except CredentialError:
+            return None
 
     def _write(self, secret: PullSecret) -> None:
         if self._have(AUTH, encode(secret)):
@@ -139,6 +189,8 @@ class Credentials:
             found = self._files.link_text(path)
             if found is not None and found.endswith(AUTH):
                 self._files.remove(path)
+        if self._files.is_there(GOOD):
+            self._files.remove(GOOD)
         if self._files.read(AUTH, limit=2 * _LIMIT) is not None:
             self._files.remove(AUTH)
             log.info(

@@ -12,6 +12,7 @@ from treenail.config.wanted import wanted
 from treenail.daemon import ahead
 from treenail.daemon.observe import deployed
 from treenail.daemon.ports import Credentials, Kernel, OperatingSystem, Power, Preflight
+from treenail.daemon.pulling import pull
 from treenail.errors import BusyError, HostError, TreenailError
 from treenail.host.deployments import Progress, Verdict
 from treenail.host.files import Files
@@ -119,10 +120,15 @@ class FirstBoot:
         self._have_login(asked)
         for problem in machine.credentials.refresh():
             log.warning("%s", problem)
-        machine.preflight.clear(move.change.image)
-        log.info("staging %s", move.change.image or "kernel arguments and packages")
-        try:
+
+        def attempt() -> bool:
+            machine.preflight.clear(move.change.image)
+            log.info("staging %s", move.change.image or "kernel arguments and packages")
             machine.os.stage(ahead.change(move.change), watch=self._watch)
+            return not self._stop.is_set()
+
+        try:
+            pull(machine.credentials, move.change.image, attempt)
         except BusyError as error:
             log.info("waiting: %s", error)
             machine.os.wait_for_other(watch=self._watch)

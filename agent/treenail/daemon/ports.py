@@ -122,7 +122,13 @@ class Credentials(Protocol):
     """The pull secrets on disk."""
 
     def refresh(self) -> tuple[str, ...]:
-        """Put the pull secrets in place; returns what is wrong with their sources."""
+        """Put the pull secrets in place; returns what is wrong with them."""
+
+    def refused(self, image: str) -> bool:
+        """The image's registry refused the login; whether there is now another to try."""
+
+    def proven(self, image: str) -> None:
+        """The image was pulled with the login that is in place."""
 
 
 class Requests(Protocol):

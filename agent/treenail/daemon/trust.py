@@ -9,6 +9,7 @@ from typing import Protocol
 
 from treenail.api.controllerconfig import NodeTrust
 from treenail.config import names
+from treenail.daemon.ports import Credentials
 from treenail.errors import ConfigError, FileError
 from treenail.host.files import File, Files
 from treenail.log import MessageId
@@ -31,14 +32,24 @@ class Source(Protocol):
 
 
 class InOrder:
-    """Several sources as one, the first one first."""
+    """Pull secrets, and what is put in place before them."""
 
-    def __init__(self, *sources: Source) -> None:
-        self._sources = sources
+    def __init__(self, *before: Source, pull_secrets: Credentials) -> None:
+        self._before = before
+        self._pull_secrets = pull_secrets
 
     def refresh(self) -> tuple[str, ...]:
         """Put all in place; returns what is wrong with any, a sentence each."""
-        return tuple(problem for source in self._sources for problem in source.refresh())
+        sources = (*self._before, self._pull_secrets)
+        return tuple(problem for source in sources for problem in source.refresh())
+
+    def refused(self, image: str) -> bool:
+        """The image's registry refused the login; whether there is now another to try."""
+        return self._pull_secrets.refused(image)
+
+    def proven(self, image: str) -> None:
+        """The image was pulled with the login that is in place."""
+        self._pull_secrets.proven(image)
 
 
 class Trust:

@@ -75,6 +75,12 @@ _SIGNS: tuple[tuple[str, str], ...] = (
 )
 
 
+def refuses_login(text: str) -> bool:
+    """Whether rpm-ostree, bootc or skopeo say with this that the registry wants another login."""
+    kinds = (kind for sign, kind in _SIGNS if sign in text.lower())
+    return next(kinds, "") == "RegistryUnauthorized"
+
+
 class Registry:
     """Asks registries what they have; nothing is fetched."""
 
