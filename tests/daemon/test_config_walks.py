@@ -197,6 +197,19 @@ def test_what_drifted_is_put_right_when_a_person_asks_for_it() -> None:
     assert_at_rest(world, STOCK)
 
 
+def test_what_drifted_and_was_put_back_by_hand_is_well_again_without_a_reboot() -> None:
+    world = world_at(STOCK)
+    node, boots, good = Node(world), world.boots, world.disk.tree()
+    world.disk.replace_by(good | {TOP + APP: Entry("file", 0o644, b"somebody else's")})
+    node.settle()
+    assert world.annotations[key.STATE] == "Degraded"
+    assert APP in world.annotations[key.REASON]
+    world.disk.replace_by(good)
+    node.settle()
+    assert_at_rest(world, STOCK)
+    assert world.boots == boots
+
+
 def ask_for_another_and_back(node: Node, target: Target) -> None:
     for asked in (A if target == B else B, target):
         node.world.ask_for(asked)

@@ -17,6 +17,7 @@ from tests.daemon.test_config_walks import (
     world_at,
 )
 from tests.fakes.disk import Entry
+from tests.update.build import A
 from treenail.api import annotations as key
 from treenail.api.disruptionpolicy import (
     DEFAULTS,
@@ -124,3 +125,36 @@ def test_what_a_running_node_cannot_be_made_to_be_is_refused_unless_it_is_allowe
     node.process = None
     node.settle()
     assert_at_rest(world, THIRD)
+
+
+def test_in_image_mode_keys_change_in_service_and_the_image_is_not_deployed_again() -> None:
+    world = world_at(A)
+    found = config("keys", {APP: "of-the-image"})
+    users = [{"name": "core", "sshAuthorizedKeys": ["ssh-ed25519 AAAA"]}]
+    world.configs["keys"] = replace(found, config={**found.config, "passwd": {"users": users}})
+    boots = world.boots
+    target = Target("keys", A.image)
+    world.ask_for(target)
+    Node(world).settle()
+    assert_at_rest(world, target)
+    assert (world.booted, world.staged, world.boots) == (A.digest, "", boots)
+    assert world.file("/home/core/.ssh/authorized_keys.d/ignition") == b"ssh-ed25519 AAAA\n"
+
+
+def test_a_drain_that_was_granted_is_not_asked_for_again_after_a_restart() -> None:
+    world = world_at(STOCK)
+    world.ask_for(NEXT)
+    node = Node(world)
+    while phase(node) is not Phase.DRAINING or world.annotations[key.STATE] != "Working":
+        node.turn()
+    node.turn()
+    token = world.annotations[key.DESIRED_DRAIN]
+    world.drain_controller()
+    node.process = None
+    seen = {token}
+    while phase(node) in {Phase.DRAINING, Phase.APPLYING, Phase.REBOOTING}:
+        node.turn()
+        seen.add(world.annotations[key.DESIRED_DRAIN])
+    assert seen - {token} <= {f"uncordon-{NEXT.config}"}
+    node.settle()
+    assert_at_rest(world, NEXT)

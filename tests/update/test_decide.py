@@ -20,6 +20,7 @@ from tests.update.build import (
     BOOT_2,
     DIGEST_A,
     DIGEST_B,
+    IMAGE_B,
     A,
     B,
     C,
@@ -53,6 +54,7 @@ from treenail.update.moves import (
     Wait,
     Weigh,
 )
+from treenail.update.oschange import OSChange
 from treenail.update.record import Phase, Record, Refused, Target
 from treenail.update.work import Work
 
@@ -200,6 +202,15 @@ def test_the_booted_digest_is_what_puts_an_update_on_trial() -> None:
 def test_a_reboot_that_lost_the_staged_deployment_stages_again() -> None:
     record = in_phase(Phase.REBOOTING, drain=TOKEN, reboots=1)
     assert decide(facts(record=record, boot_id=BOOT_2, node=drained(TOKEN))) == Stage(B)
+
+
+def test_a_boot_without_a_package_that_was_asked_for_is_not_done() -> None:
+    asked = OSChange(install=("usbguard",))
+    record = in_phase(Phase.REBOOTING, drain=TOKEN, reboots=1, work=replace(IMAGE_B, os=asked))
+    for packages, decision in (((), Stage(B)), (("usbguard",), Prove(B, "the checks begin"))):
+        deployed = Deployed(booted=DIGEST_A, packages=packages)
+        at = facts(record=record, boot_id=BOOT_2, deployed=deployed, node=drained(TOKEN))
+        assert decide(at) == decision
 
 
 def test_the_third_reboot_that_leads_elsewhere_is_the_last() -> None:
