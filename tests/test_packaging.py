@@ -24,6 +24,8 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 UNIT = ROOT / "systemd" / "treenail.service"
 UNITS = {UNIT: "run", UNIT.with_name("treenail-firstboot.service"): "firstboot"}
+UNCHECKED = 0b01
+"""The flags of a compiled module that has its source's hash, and is not compared by it."""
 PACKAGES = ("python3-treenail", "treenail", "treenail-controller", "treenail-lab")
 
 
@@ -141,6 +143,14 @@ def test_each_unit_starts_a_command_that_is_shipped(unit: Path, verb: str) -> No
     assert command[1] in PROJECT["scripts"]
 
 
+def test_the_agent_comes_after_the_first_boot_and_neither_after_the_network() -> None:
+    first, agent = (
+        UNIT.with_name(name).read_text() for name in ("treenail-firstboot.service", UNIT.name)
+    )
+    assert re.search(r"^Before=treenail\.service kubelet\.service ", first, re.MULTILINE)
+    assert not re.search(r"^(After|Wants)=.*network", first + agent, re.MULTILINE)
+
+
 @needs("systemd-analyze")
 @pytest.mark.parametrize("unit", UNITS)
 def test_each_unit_exposes_little(unit: Path) -> None:
@@ -156,10 +166,16 @@ def test_systemd_understands_each_unit(unit: Path, verb: str, tmp_path: Path) ->
     run("systemd-analyze", "verify", "--man=no", here)
 
 
+@pytest.fixture(scope="module")
+def rpms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rpms")
+    run("tools/rpm", folder, "rpm/macros.elsewhere")
+    return folder
+
+
 @needs("rpmbuild")
-def test_every_module_is_in_one_package(tmp_path: Path) -> None:
-    run("tools/rpm", tmp_path, "rpm/macros.elsewhere")
-    owned = {package: modules(tmp_path, package) for package in PACKAGES}
+def test_every_module_is_in_one_package(rpms: Path) -> None:
+    owned = {package: modules(rpms, package) for package in PACKAGES}
     there = {
         path.relative_to(ROOT / "agent").as_posix()
         for path in (ROOT / "agent/treenail").rglob("*.py")
@@ -168,6 +184,19 @@ def test_every_module_is_in_one_package(tmp_path: Path) -> None:
     assert {row(path) for path in owned["treenail-controller"]} == {"controllers"}
     assert {row(path) for path in owned["treenail-lab"]} == {"lab"}
     assert {row(path) for path in owned["treenail"]} == {"daemon", "host"}
+
+
+@needs("rpmbuild")
+@needs("cpio")
+def test_compiled_modules_are_taken_as_they_are_where_files_have_no_times(
+    rpms: Path, tmp_path: Path
+) -> None:
+    (package,) = rpms.glob("RPMS/noarch/treenail-[0-9]*.rpm")
+    unpack = 'rpm2cpio "$1" | cpio --extract --quiet --make-directories --directory="$2"'
+    run("sh", "-c", unpack, "sh", package, tmp_path)
+    compiled = list(tmp_path.rglob("*.pyc"))
+    assert {int.from_bytes(path.read_bytes()[4:8], "little") for path in compiled} == {UNCHECKED}
+    assert len(compiled) == len(modules(rpms, "treenail"))
 
 
 def modules(folder: Path, package: str) -> list[str]:
