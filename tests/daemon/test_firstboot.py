@@ -30,9 +30,11 @@ class Waits:
 
     def __init__(self, turns: int) -> None:
         self._turns = turns
+        self.timeouts: list[float] = []
 
     def wait(self, timeout: float) -> bool:
         self._turns -= 1
+        self.timeouts.append(timeout)
         return self.is_set()
 
     def is_set(self) -> bool:
@@ -205,3 +207,13 @@ def test_a_stop_ends_the_wait(host: Host) -> None:
     waiting = FirstBoot(Files(Root(host.root)), machine, image="", pull_secret=SECRET, stop=stop)
     assert not waiting.run()
     assert [each.name for each in (host.root / "etc").iterdir()] == [Path(ENCAPSULATED).name]
+
+
+def test_what_fails_is_tried_again_soon_and_in_the_end_every_minute(host: Host) -> None:
+    (host.root / ENCAPSULATED[1:]).write_text("{")
+    fake, stop = FakeMachine(host.world), Waits(10)
+    machine = Machine(fake, fake, fake, FakeCredentials(), FakePreflight(), FakeClock())
+    files = Files(Root(host.root))
+    assert not FirstBoot(files, machine, image="", pull_secret=SECRET, stop=stop).run()
+    assert 2.5 <= stop.timeouts[0] <= 5.0
+    assert 30.0 <= stop.timeouts[-1] <= 60.0

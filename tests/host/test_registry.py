@@ -117,6 +117,10 @@ PINGING = "Error parsing image name: pinging container registry registry.example
             "WrongArchitecture",
             "choosing image instance: no image found in image index for architecture amd64",
         ),
+        (
+            "RegistryFailed",
+            "loading registries configuration: lstat /root/.config/containers: permission denied",
+        ),
         ("RegistryFailed", "received unexpected HTTP status: 502 Bad Gateway"),
     ],
 )

@@ -16,6 +16,7 @@ from treenail.daemon.pulling import pull
 from treenail.errors import BusyError, HostError, TreenailError
 from treenail.host.deployments import Progress, Verdict
 from treenail.host.files import Files
+from treenail.kube.backoff import Backoff
 from treenail.update import firstboot
 from treenail.update.firstboot import Asked, Begun, Move, Ready, decide
 
@@ -26,7 +27,7 @@ ASIDE = f"{ENCAPSULATED}.bak"
 STATE = "/var/lib/treenail/firstboot.json"
 DONE = "/var/lib/treenail/firstboot.done"
 _LIMIT = 64 * 1024 * 1024
-_RETRY_S = 60.0
+_RETRY_FIRST_S, _RETRY_MOST_S = 5.0, 60.0
 
 
 class Stop(Protocol):
@@ -64,10 +65,11 @@ class FirstBoot:
     def run(self) -> bool:
         """Whether the machine may join; False when it was told to stop, as a reboot does.
 
-        What fails is tried again every minute, as long as it takes: a machine that is not what it
-        was made to be must not join.
+        What fails, as the network may not be there yet, is tried again, in the end every minute
+        and as long as it takes: a machine that is not what it was made to be must not join.
         """
         told = ""
+        backoff = Backoff(first_s=_RETRY_FIRST_S, most_s=_RETRY_MOST_S)
         while not self._stop.is_set():
             try:
                 if self.turn():
@@ -78,7 +80,7 @@ class FirstBoot:
                 if text != told:
                     log.warning("not ready to join: %s", text)
                 told = text
-            self._stop.wait(_RETRY_S)
+            self._stop.wait(backoff.pause_s())
         return False
 
     def turn(self) -> bool:

@@ -48,6 +48,8 @@ class Trouble:
 
 # What skopeo says, in lower case, to what it means; the first that fits counts.
 _SIGNS: tuple[tuple[str, str], ...] = (
+    # Files of this machine, which the words further down would lay to the registry's charge.
+    ("loading registries configuration", "RegistryFailed"),
     ("no such host", "RegistryNameUnknown"),
     ("name resolution", "RegistryNameUnknown"),
     ("server misbehaving", "RegistryNameUnknown"),
