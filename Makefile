@@ -10,6 +10,7 @@ READY = $(VENV)/.stamp
 BIN = $(VENV)/bin
 # By module, because a script's first line would name the place where the clone was set up.
 RUN = $(BIN)/python -m
+VM = PYTHONPATH=.:vm-tests $(RUN) vmlab.run
 
 .DEFAULT_GOAL = help
 .PHONY: help demo test check format bench vm-test vm-smoke rpm clean
@@ -20,8 +21,11 @@ help:  ## this list
 demo: $(READY)  ## a pool of three nodes moves to a new OS image, live in this terminal
 	$(BIN)/treenail-lab demo $(ARGS)
 
-test: check  ## check, then the tests
+test: check  ## check, then the tests, then vm-smoke where it is possible; TREENAIL_VM=no: without
 	$(RUN) pytest $(ARGS)
+ifeq ($(strip $(ARGS)),)
+	$(VM) --if-possible -m smoke
+endif
 
 check: $(READY)  ## format, lint, types and layers, changing nothing
 	$(RUN) ruff format --check .
@@ -37,10 +41,10 @@ bench: $(READY)  ## measure; a table here, and build/bench.json
 	$(RUN) bench.run $(ARGS)
 
 vm-test: $(READY)  ## the agent in virtual machines that reboot and lose power; see vm-tests
-	$(RUN) pytest vm-tests -s -x -o faulthandler_timeout=10800 $(ARGS)
+	$(VM) $(ARGS)
 
 vm-smoke: $(READY)  ## of vm-test what takes a quarter of an hour at most
-	$(RUN) pytest vm-tests -s -x -o faulthandler_timeout=10800 -m smoke $(ARGS)
+	$(VM) -m smoke $(ARGS)
 
 rpm:  ## build the RPMs into build/rpm; on Fedora, with rpm-build and the spec's BuildRequires
 	tools/rpm build/rpm

@@ -1,8 +1,9 @@
 """One image for all scenarios, one machine for each; what a failed one leaves is kept."""
 
-import os
+import re
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,20 +17,39 @@ from vmlab.tools import REPOSITORY, cache, missing, say
 
 RESULTS = REPOSITORY / "build/vm"
 FAILED = pytest.StashKey[bool]()
+SECONDS: dict[str, float] = {}
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> object:
     """Remember that a test failed, for the fixture that keeps what it left."""
-    report = yield
+    report: pytest.TestReport = yield
+    SECONDS[item.nodeid] = SECONDS.get(item.nodeid, 0.0) + report.duration
     item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A table: scenario, seconds, result, and the power cuts by the phases they hit."""
+    reports: dict[str, list[pytest.TestReport]] = {}
+    for outcome in ("passed", "failed", "error"):
+        for report in terminalreporter.getreports(outcome):
+            if isinstance(report, pytest.TestReport):
+                reports.setdefault(report.nodeid, []).append(report)
+    for name, parts in reports.items():
+        # What has passed is listed once, by its call.
+        result = "passed" if all(part.passed for part in parts) else "FAILED"
+        cuts = Counter(str(phase) for part in parts for _, phase in part.user_properties)
+        hit = ", ".join(f"{count} {phase}" for phase, count in cuts.most_common())
+        told = f"; power cuts survived: {cuts.total()} ({hit})" if cuts else ""
+        scenario = name.partition("::")[2].removeprefix("test_").replace("_", " ")
+        terminalreporter.write_line(f"{SECONDS.get(name, 0.0):8.0f} s  {result}  {scenario}{told}")
 
 
 @pytest.fixture(scope="session")
 def builder() -> Iterator[Builder]:
     """Makes images, and the registry that has them."""
-    if packages := missing():
+    if packages := missing(virt_install=False):
         pytest.fail(f"install first: apt-get install {' '.join(packages)}", pytrace=False)
     with Registry(cache() / "registry") as store:
         yield Builder(store)
@@ -37,12 +57,8 @@ def builder() -> Iterator[Builder]:
 
 @pytest.fixture(scope="session")
 def built(builder: Builder) -> Built:
-    """The disk that machines start from: ours, or the one that TREENAIL_VM_IMAGE names."""
-    image = os.environ.get("TREENAIL_VM_IMAGE")
-    if image is None:
-        return builder.disk()
-    ignition = os.environ.get("TREENAIL_VM_IGNITION")
-    return builder.given(Path(image), Path(ignition) if ignition else None)
+    """The disk that machines start from."""
+    return builder.chosen()
 
 
 @pytest.fixture
@@ -54,23 +70,23 @@ def chosen() -> Iterator[Driver]:
 
 
 @pytest.fixture
-def site(
+def new_site(
     request: pytest.FixtureRequest, built: Built, builder: Builder, chosen: Driver
 ) -> Iterator[Site]:
-    """A node at rest; whatever happens to it, its story breaks no rule."""
-    directory = RESULTS / str(request.node.name)
+    """A machine that runs and is to be a node; whatever happens to it, its story breaks no rule."""
+    name = re.sub(r"[^\w]+", "-", str(request.node.name)).strip("-")
+    directory = RESULTS / name
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    say(f"{request.node.name}: starting")
+    say(f"{name}: starting")
     found = Site(directory, built, builder, chosen)
     try:
-        found.start()
-        say(f"{request.node.name}: the node is at rest")
+        found.power_on()
         yield found
         if request.node.stash.get(FAILED, False):
             print(found.report())
         assert found.story.violations == []
-        say(f"{request.node.name}: over")
+        say(f"{name}: over")
     except BaseException:
         print(found.report())
         raise
@@ -78,3 +94,11 @@ def site(
         found.stop()
     if not request.node.stash.get(FAILED, False):
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def site(new_site: Site) -> Site:
+    """A node at rest."""
+    new_site.join()
+    say("the node is at rest")
+    return new_site

@@ -1,19 +1,93 @@
-"""An image with which the node is no good: it comes back by itself."""
+"""Images and configs with which the node is no good: it comes back by itself."""
+
+import pytest
 
 from treenail.api import annotations as key
+from vmlab.configs import with_files
 from vmlab.image.layers import Entry
-from vmlab.site import Site
+from vmlab.site import Goal, Site
 
-MASKED = {"usr/etc/systemd/system/kubelet.service": Entry(link="/dev/null")}
+SYSTEM = "usr/lib/systemd/system"
+CRASHING = Entry(b"[Service]\nExecStart=\nExecStart=/bin/false\nRestart=always\nRestartSec=1s\n")
+CUT_OFF = "[Match]\nName=en* eth*\n[Network]\nDHCP=no\n"
+NETWORK = "etc/systemd/network/10-cut-off.network"
+FILL_UNIT = """\
+[Unit]
+RequiresMountsFor=/var
+Before=treenail.service
+[Service]
+Type=oneshot
+ExecStart=-/usr/lib/treenail-vm/fill
+"""
+FILL = """\
+#!/bin/sh
+fallocate -l $(($(stat -f -c '%a * %S' /var))) /var/full
+cat /dev/zero >/var/full.rest
+"""
+FULL = {
+    "usr/lib/treenail-vm/fill": Entry(FILL.encode(), 0o755),
+    f"{SYSTEM}/full.service": Entry(FILL_UNIT.encode()),
+    f"{SYSTEM}/multi-user.target.wants/full.service": Entry(link="../full.service"),
+}
+BAD = {
+    "kubelet is masked": (
+        {"usr/etc/systemd/system/kubelet.service": Entry(link="/dev/null")},
+        "Kubelet failed",
+    ),
+    "kubelet crashes": (
+        {f"{SYSTEM}/kubelet.service.d/crash.conf": CRASHING},
+        "Kubelet failed",
+    ),
+    "container runtime crashes": (
+        {f"{SYSTEM}/crio.service.d/crash.conf": CRASHING},
+        "ContainerRuntime failed",
+    ),
+    "no network": (
+        {f"usr/{NETWORK}": Entry(CUT_OFF.encode())},
+        "ApiServer failed",
+    ),
+}
+DEADLINE_S = 60.0
 
 
-def test_an_image_whose_kubelet_is_masked_is_left_again(site: Site) -> None:
-    bad = site.goal(site.image("bad", MASKED))
+@pytest.mark.parametrize(("entries", "blamed"), BAD.values(), ids=BAD.keys())
+def test_the_node_comes_back_from_a_bad_image(
+    site: Site, entries: dict[str, Entry], blamed: str
+) -> None:
+    site.set_deadline(DEADLINE_S)
+    bad = site.goal(site.image("bad", entries))
+    site.ask(bad)
+    comes_back(site, bad, blamed)
+    assert [boot.digest for boot in site.story.boots] == [bad.digest, site.first.digest]
+
+
+def test_the_node_comes_back_from_a_config_that_cuts_its_network(site: Site) -> None:
+    site.set_deadline(DEADLINE_S)
+    asked = with_files({f"/{NETWORK}": CUT_OFF})
+    bad = site.goal(site.first.pull_spec, asked, image_mode=False)
+    site.ask(bad)
+    comes_back(site, bad, "ApiServer failed")
+    assert site.machine.sh(f"ls /{NETWORK} 2>/dev/null; true") == ""
+
+
+def test_the_node_comes_back_from_an_image_that_fills_its_disk(site: Site) -> None:
+    site.set_deadline(DEADLINE_S)
+    bad = site.goal(site.image("bad", FULL))
     site.ask(bad)
     site.wait(lambda: len(site.story.boots) == 2, "the node boots twice", 900.0)
+    # It stays out of service until it can remember again what it does.
+    site.wait(lambda: "No space left" in site.notes()[key.REASON], "what is full is told", 300.0)
+    site.machine.sh("rm /var/full*")
+    comes_back(site, bad, "")
     assert [boot.digest for boot in site.story.boots] == [bad.digest, site.first.digest]
+
+
+def comes_back(site: Site, bad: Goal, blamed: str) -> None:
+    """The node has what it had before, is in service, and says why."""
+    site.wait(lambda: len(site.story.boots) == 2, "the node boots twice", 900.0)
     site.wait(lambda: not site.node()["spec"].get("unschedulable"), "the node serves again", 300.0)
     notes = site.notes()
     assert notes[key.STATE] == "Degraded"
-    assert "kubelet" in notes[key.REASON]
+    assert bad.config in notes[key.REASON]
+    assert blamed in notes[key.REASON]
     assert notes[key.CURRENT_CONFIG] == site.first.config

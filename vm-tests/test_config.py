@@ -1,47 +1,32 @@
 """Configs that change, outside image mode, where the agent writes what they say."""
 
-from treenail.kube.client import Json
+from vmlab.configs import with_files
 from vmlab.site import Site
 
 FILE = "/etc/treenail-vm.conf"
 RELOADED = "/etc/containers/registries.d/vm.yaml"
 
 
-def config(**files: str) -> Json:
-    """The spec of a MachineConfig with these files: those that differ need a reboot or a reload."""
-    paths = {"file": FILE, "reloaded": RELOADED}
-    entries = [
-        {
-            "path": paths[name],
-            "mode": 0o644,
-            "overwrite": True,
-            "contents": {"source": f"data:,{text}"},
-        }
-        for name, text in files.items()
-    ]
-    return {"config": {"ignition": {"version": "3.5.0"}, "storage": {"files": entries}}}
-
-
 def test_configs_change_with_and_without_a_reboot_out_of_image_mode_and_back(site: Site) -> None:
     image = site.first.pull_spec
-    out = site.goal(image, config(file="one"), image_mode=False)
+    out = site.goal(image, with_files({FILE: "one"}), image_mode=False)
     site.reach(out)
     assert site.machine.sh(f"stat -c '%a %U' {FILE}; cat {FILE}") == "644 root\none"
     boots = len(site.story.boots)
 
-    reload = site.goal(image, config(file="one", reloaded="docker:"), image_mode=False)
+    reload = site.goal(image, with_files({FILE: "one", RELOADED: "docker:"}), image_mode=False)
     site.reach(reload)
     assert site.machine.sh(f"cat {RELOADED}") == "docker:"
     assert len(site.story.boots) == boots
     told = [each["MESSAGE"] for each in site.journal("UNIT=crio.service")]
     assert any(message.startswith("Reloaded crio.service") for message in told), told
 
-    reboot = site.goal(image, config(file="two", reloaded="docker:"), image_mode=False)
+    reboot = site.goal(image, with_files({FILE: "two", RELOADED: "docker:"}), image_mode=False)
     site.reach(reboot)
     assert site.machine.sh(f"cat {FILE}") == "two"
     assert len(site.story.boots) == boots + 1
 
-    back = site.goal(site.image("2"), config())
+    back = site.goal(site.image("2"), with_files({}))
     site.reach(back)
     assert site.machine.sh("cat /usr/lib/treenail-vm/version") == "2\n"
     assert site.machine.sh(f"ls {FILE} {RELOADED} 2>/dev/null; true") == ""

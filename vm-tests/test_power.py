@@ -15,8 +15,11 @@ CHANGES, CHANGE_S = 12, 10.0
 """How often an update tells the API server something, and about how long that takes each time."""
 
 
-def cut_repeatedly(site: Site, cuts: int) -> None:
-    """Have the node move to and fro between two images, and cut the power again and again."""
+def cut_repeatedly(site: Site, cuts: int, test: pytest.Item) -> None:
+    """Have the node move to and fro between two images, and cut the power again and again.
+
+    The table at the end tells of the test in which phases that was.
+    """
     chance = random.Random(SEED)
     # What the kernel would write on its own within seconds stays unwritten: a lost sync shows.
     site.hold_back_writes()
@@ -31,13 +34,14 @@ def cut_repeatedly(site: Site, cuts: int) -> None:
         phase = site.cut_power()
         say(f"power cut {number} of {cuts}, {phase}")
         assert site.story.violations == []
+        test.user_properties.append(("cut", phase))
     site.settle(goal)
 
 
 @pytest.mark.smoke
-def test_two_power_cuts_are_survived(site: Site) -> None:
-    cut_repeatedly(site, 2)
+def test_a_power_cut_is_survived(site: Site, request: pytest.FixtureRequest) -> None:
+    cut_repeatedly(site, 1, request.node)
 
 
-def test_many_power_cuts_are_survived(site: Site) -> None:
-    cut_repeatedly(site, CUTS)
+def test_many_power_cuts_are_survived(site: Site, request: pytest.FixtureRequest) -> None:
+    cut_repeatedly(site, CUTS, request.node)

@@ -31,7 +31,6 @@ def test_the_journal_tells_of_a_whole_update_across_its_reboot(site: Site) -> No
     assert boots[1] == now.replace("-", "")
 
 
-@pytest.mark.smoke
 def test_the_service_is_ready_and_well_confined(site: Site) -> None:
     shown = site.machine.sh("systemctl show -p Type,ActiveState,SubState,NRestarts treenail")
     assert sorted(shown.split()) == [

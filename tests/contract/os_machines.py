@@ -15,6 +15,8 @@ class Images:
     here: str
     there: str
     broken: str
+    complaint: str = "corrupt layer"
+    """What is said of the broken one, as a regular expression."""
 
     @property
     def to_there(self) -> Change:

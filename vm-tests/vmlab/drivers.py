@@ -160,7 +160,7 @@ class Libvirt:
         # In a mount namespace, so that a libvirt which this host may have is left alone.
         binds = [f"mount --bind {self._directory / own} {its}" for own, its in places.items()]
         Path("/run/libvirt").mkdir(exist_ok=True)
-        script = " && ".join([*binds, "exec libvirtd"])
+        script = " && ".join([*binds, f"exec libvirtd --pid-file {self._directory}/libvirtd.pid"])
         with (self._directory / "libvirtd.log").open("ab") as log:
             self._daemon = subprocess.Popen(
                 ["unshare", "--mount", "sh", "-c", script],

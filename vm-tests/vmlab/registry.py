@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -10,7 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from vmlab.tools import ToolError, cache, run
+from vmlab.tools import ToolError, cache, run, unpacked
 
 PORT = 5443
 ADDRESS = f"10.0.2.2:{PORT}"
@@ -45,6 +46,12 @@ class Registry:
         """How this host names it."""
         return f"localhost:{PORT}"
 
+    def blob(self, digest: str) -> Path:
+        """The file that a layer is kept in."""
+        algorithm, _, name = digest.partition(":")
+        blobs = self._directory / "images/docker/registry/v2/blobs"
+        return blobs / algorithm / name[:2] / name / "data"
+
     def prepare(self) -> None:
         """Make the certificate and the password file, unless they are there."""
         self.certificate.parent.mkdir(parents=True, exist_ok=True)
@@ -64,6 +71,9 @@ class Registry:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", PORT)) == 0:
                 raise ToolError(f"port {PORT} is taken on this host; the images name it")
+        # What Debian and what Fedora call it.
+        installed = shutil.which("docker-registry") or shutil.which("registry")
+        program = installed or str(unpacked("docker-registry", "docker-registry"))
         configuration = self._directory / "config.yml"
         configuration.write_text(
             "version: 0.1\n"
@@ -75,7 +85,7 @@ class Registry:
         )
         with (self._directory / "registry.log").open("ab") as output:
             self._process = subprocess.Popen(
-                ["docker-registry", "serve", str(configuration)],
+                [program, "serve", str(configuration)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

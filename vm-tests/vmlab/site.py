@@ -69,12 +69,12 @@ class Site:
             directory,
             directory / "disk.qcow2",
             driver=driver,
-            booted=self.story.booted,
+            booted=self._booted,
         )
         self.first = Goal("", built.pull_spec)
 
-    def start(self) -> None:
-        """Return once the node is at rest and says so."""
+    def power_on(self) -> None:
+        """Return once the machine runs that is to be a node, with all that it is given for that."""
         copied(kept(self._built, self._driver), self._directory / "disk.qcow2")
         self._open.enter_context(self.lab)
         self.lab.server.call(lambda api: api.store.listen(self.story.see))
@@ -88,9 +88,12 @@ class Site:
         cluster["tls-server-name"] = "localhost"
         self.machine.start(SNAPSHOT)
         self._install(json.dumps(credential))
+
+    def join(self) -> None:
+        """Return once the node is at rest and says so."""
+        self.machine.sh("systemctl restart kubelet; systemctl restart --no-block treenail")
         self.first = self.goal(self._built.pull_spec)
-        self.ask(self.first)
-        self.settle(self.first)
+        self.reach(self.first)
 
     def stop(self) -> None:
         """Pull the plug and end everything."""
@@ -174,6 +177,17 @@ class Site:
         lines = self.machine.sh(f"journalctl --no-pager -o json {' '.join(matches)}").splitlines()
         return [json.loads(line) for line in lines]
 
+    def add_settings(self, text: str) -> None:
+        """Have the agent run with further settings."""
+        self.machine.sh("cat >> /etc/treenail/agent.toml", stdin=text)
+        self.machine.sh("sync; systemctl restart treenail")
+
+    def set_deadline(self, seconds: float) -> None:
+        """Have a node with which something is wrong go back so soon after a reboot."""
+        change = f"s/^deadline_s = .*/deadline_s = {seconds}/"
+        self.machine.sh(f"sed -i '{change}' /etc/treenail/agent.toml")
+        self.machine.sh("sync; systemctl restart treenail")
+
     def hold_back_writes(self) -> None:
         """Have the kernel write what nobody syncs after minutes, not seconds."""
         self._holding = True
@@ -228,6 +242,10 @@ class Site:
         (self._directory / "story.txt").write_text("\n".join(self.story.events))
         return "\n".join(("story:", *self.story.events, "console:", self.machine.last_lines()))
 
+    def _booted(self, found: Document) -> None:
+        self.story.booted(found)
+        say(f"booted {self.story.digest[:19]}")
+
     def _install(self, kubeconfig: str) -> None:
         """What provisioning leaves on a node, beside the agent that came with the image."""
         self.machine.sh(f"date -s @{time.time():.0f}; hostname {NODE}")
@@ -238,10 +256,10 @@ class Site:
             ("/etc/treenail/agent.toml", _SETTINGS),
         ):
             self.machine.sh(f"umask 077; cat > {path}", stdin=content)
-        self.machine.sh("sync; systemctl restart kubelet; systemctl restart --no-block treenail")
+        self.machine.sh("sync")
 
 
-def kept(built: Built, driver: Driver) -> Path:
+def kept(built: Built, driver: Driver, limit_s: float = FIRST_BOOT_LIMIT_S) -> Path:
     """The disk with its snapshot right after the first boot; booted now if it never was."""
     found = built.directory / f"booted-{driver.name}-{processors()}.qcow2"
     if found.exists():
@@ -255,7 +273,9 @@ def kept(built: Built, driver: Driver) -> Path:
     machine = Machine(scratch, disk, driver=driver, booted=lambda _: None, ignition=built.ignition)
     try:
         machine.start()
-        machine.wait_boots(1, FIRST_BOOT_LIMIT_S)
+        machine.wait_boots(1, limit_s)
+        # Returns when it is over.
+        machine.sh("systemctl start treenail-firstboot")
         machine.sh("systemctl stop treenail; systemctl reset-failed; sync")
         machine.save()
     except ToolError as error:

@@ -80,7 +80,8 @@ class Story:
             self._complain(f"{spelling} became {said} while {self.digest} ran")
 
     def _check_boot(self, boot: Boot, update: Mapping[str, object]) -> None:
-        if boot.digest != self.digest and not boot.drained:
+        joined = key.CURRENT_CONFIG in self._notes
+        if boot.digest != self.digest and joined and not boot.drained:
             self._complain(f"booted {boot.digest} in place of {self.digest} while in service")
         if boot.ledger == "broken":
             self._complain("the ledger is broken")

@@ -4,27 +4,34 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PROGRAMS = {
+IMAGE_MAKING = {
     "cpio": "cpio",
-    "docker-registry": "docker-registry",
     "grub-mkimage": "grub-common",
-    "htpasswd": "apache2-utils",
     "mke2fs": "e2fsprogs",
     "mmdebstrap": "mmdebstrap",
-    "openssl": "openssl",
     "ostree": "ostree",
+    "sfdisk": "fdisk",
+}
+"""Program to the Debian package that has it; not needed for an image that somebody else made."""
+RUNNING = {
+    "htpasswd": "apache2-utils",
+    "openssl": "openssl",
     "qemu-img": "qemu-utils",
     "qemu-system-x86_64": "qemu-system-x86",
-    "sfdisk": "fdisk",
     "skopeo": "skopeo",
 }
-"""Program to the Debian package that has it."""
-BUSYBOX = Path("/bin/busybox")  # of busybox-static: a dynamic one is no use in an initramfs
+VIRT_INSTALL = {
+    "libvirtd": "libvirt-daemon",
+    "virsh": "libvirt-clients",
+    "virt-install": "virtinst",
+}
+"""What is left to QEMU alone without."""
 
 _STARTED = time.monotonic()
 
@@ -41,12 +48,33 @@ def cache() -> Path:
     return place
 
 
-def missing() -> list[str]:
-    """The Debian packages that this host lacks."""
-    packages = {package for name, package in PROGRAMS.items() if shutil.which(name) is None}
-    if not BUSYBOX.exists():
-        packages.add("busybox-static")
-    return sorted(packages)
+def given_image() -> Path | None:
+    """The disk image that somebody else made, if machines are to start from one."""
+    name = os.environ.get("TREENAIL_VM_IMAGE")
+    return Path(name) if name else None
+
+
+def missing(*, virt_install: bool) -> list[str]:
+    """The Debian packages that this host lacks; also those of virt-install, or not."""
+    making = {} if given_image() else IMAGE_MAKING
+    needed = {**RUNNING, **making, **(VIRT_INSTALL if virt_install else {})}
+    return sorted({package for name, package in needed.items() if shutil.which(name) is None})
+
+
+def unpacked(package: str, program: str) -> Path:
+    """A program of a Debian package that is fetched and not installed.
+
+    docker-registry would start a service, and busybox-static take the place of busybox.
+    """
+    place = cache() / "unpacked" / package
+    if not place.exists():
+        with tempfile.TemporaryDirectory(dir=cache()) as scratch:
+            run("sh", "-c", 'cd "$1" && apt-get -q download "$2"', "sh", scratch, package)
+            (found,) = Path(scratch).glob("*.deb")
+            run("dpkg-deb", "-x", found, Path(scratch) / "tree")
+            place.parent.mkdir(exist_ok=True)
+            (Path(scratch) / "tree").rename(place)
+    return next(place.glob(f"**/bin/{program}"))
 
 
 def say(text: str) -> None:
@@ -81,8 +109,3 @@ def run(
         complaint = done.stderr.strip()[-2000:]
         raise ToolError(f"{' '.join(words[:4])} failed with {done.returncode}: {complaint}")
     return done.stdout.strip()
-
-
-def option(name: str, key: str) -> str:
-    """How ``apt`` options of this host are passed on: ``key "value";``."""
-    return f'{key} "{name}";'

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import os
 import shutil
 import string
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from vmlab import registry
 from vmlab.image import disk, initramfs, layers, oci, rootfs
 from vmlab.image.layers import Entry, Layer
 from vmlab.registry import Registry
-from vmlab.tools import REPOSITORY, cache, say
+from vmlab.tools import REPOSITORY, cache, given_image, say
 
 NAME = "os/node"
 
@@ -36,6 +37,14 @@ class Builder:
     def __init__(self, store: Registry) -> None:
         self._store = store
         self._cache = cache()
+
+    def chosen(self) -> Built:
+        """The disk that machines start from: ours, or the one that TREENAIL_VM_IMAGE names."""
+        image = given_image()
+        if image is None:
+            return self.disk()
+        ignition = os.environ.get("TREENAIL_VM_IGNITION")
+        return self.given(image, Path(ignition) if ignition else None)
 
     def disk(self) -> Built:
         """The disk of version 1, with the agent as it is in this clone."""
@@ -91,6 +100,13 @@ class Builder:
         base = f"{self._store.local}/{NAME}@{built.pull_spec.partition('@')[2]}"
         digest = oci.extend(base, layer, self._named(version), self._store)
         return f"{registry.ADDRESS}/{NAME}@{digest}"
+
+    def broken(self, built: Built) -> str:
+        """An image of which the registry has a layer that is not what its digest says."""
+        pull_spec = self.variant(built, "broken", {})
+        with self._store.blob(layers.digest(built.directory / "broken.tar.gz")).open("r+b") as blob:
+            blob.write(b"spoilt")
+        return pull_spec
 
     def _named(self, version: str) -> str:
         return f"{self._store.local}/{NAME}:{version}"

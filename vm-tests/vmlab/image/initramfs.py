@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from vmlab.tools import BUSYBOX, run
+from vmlab.tools import run, unpacked
 
 _MODULES = ("virtio_blk",)
 _PREPARE = "usr/lib/ostree/ostree-prepare-root"
@@ -37,7 +37,8 @@ def make(tree: Path, target: Path) -> None:
         place = Path(scratch)
         for name in ("bin", "dev", "etc", "mod", "proc", "run", "sys", "sysroot", "tmp"):
             (place / name).mkdir()
-        shutil.copy(BUSYBOX, place / "bin/busybox")
+        # A dynamic one would need its libraries here.
+        shutil.copy(unpacked("busybox-static", "busybox"), place / "bin/busybox")
         for file in (f"/{_PREPARE}", *_libraries(tree)):
             aim = place / file.lstrip("/")
             aim.parent.mkdir(parents=True, exist_ok=True)

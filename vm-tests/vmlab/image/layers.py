@@ -39,10 +39,10 @@ def of_tree(tree: Path, target: Path) -> Layer:
     sort = ("--sort=name", "--numeric-owner", f"--mtime=@{_LATER}", "--xattrs")
     plain = target.with_suffix(".tar")
     run("tar", "-C", tree, *sort, "-cf", plain, ".")
-    content_digest = _digest(plain)
+    content_digest = digest(plain)
     run("sh", "-c", 'gzip -1nc "$1" > "$2"', "sh", plain, target)
     plain.unlink()
-    return Layer(target, _digest(target), content_digest)
+    return Layer(target, digest(target), content_digest)
 
 
 def of_entries(entries: Mapping[str, Entry], target: Path) -> Layer:
@@ -66,7 +66,7 @@ def of_entries(entries: Mapping[str, Entry], target: Path) -> Layer:
     content_digest = f"sha256:{hashlib.sha256(plain.getvalue()).hexdigest()}"
     with target.open("wb") as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
         shutil.copyfileobj(io.BytesIO(plain.getvalue()), packed)
-    return Layer(target, _digest(target), content_digest)
+    return Layer(target, digest(target), content_digest)
 
 
 def agent(version: str) -> dict[str, Entry]:
@@ -86,7 +86,10 @@ def agent(version: str) -> dict[str, Entry]:
     )
     entries["usr/bin/treenail"] = Entry(start.encode(), 0o755)
     units = REPOSITORY / "systemd"
-    entries["usr/lib/systemd/system/treenail.service"] = _file(units / "treenail.service")
+    for name in ("treenail.service", "treenail-firstboot.service"):
+        entries[f"usr/lib/systemd/system/{name}"] = _file(units / name)
+    requires = "usr/lib/systemd/system/kubelet.service.requires"
+    entries[f"{requires}/treenail-firstboot.service"] = Entry(link="../treenail-firstboot.service")
     entries["usr/lib/tmpfiles.d/treenail.conf"] = _file(units / "treenail.tmpfiles")
     entries["usr/lib/systemd/system-preset/80-treenail.preset"] = _file(units / "treenail.preset")
     entries["usr/lib/systemd/catalog/treenail.catalog"] = _file(units / "treenail.catalog")
@@ -132,6 +135,7 @@ def _file(path: Path) -> Entry:
     return Entry(path.read_bytes())
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """Of a file, as registries write it."""
     with path.open("rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
