@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.api.fuzzing import fuzz
-from treenail.api.documents import ALIAS_LIMIT, dump, load, load_all
+from treenail.api.documents import dump, load, load_all
+from treenail.api.yaml11 import ALIAS_LIMIT
 from treenail.errors import ConfigError
 
 

@@ -1,54 +1,18 @@
-"""Documents in YAML or JSON, read as the Go programs of a cluster read them.
-
-Those read YAML 1.1 with rules of their own and turn it into JSON, so that ``0o17`` is 15, ``1e3``
-is 1000, ``y`` is true, but ``1:20`` and ``2020-01-01`` are strings. PyYAML decides otherwise in
-each of these cases, therefore only its parser is used here, not its types.
-
-Two rules are stricter: a key that occurs twice is an error, and so is a tag JSON has no word for.
-"""
+"""Documents in YAML or JSON, read as the Go programs of a cluster read them."""
 
 import contextlib
-import math
-import re
-from collections.abc import Iterator
 
-import yaml
-
-from treenail.api.decode import DEPTH_LIMIT, Json, load_json
+from treenail.api.decode import Json, load_json
 from treenail.errors import ConfigError
 
 SIZE_LIMIT = 64 * 1024 * 1024
-ALIAS_LIMIT = 4 * 1024 * 1024
-"""What all aliases of a document may add to it, in characters, a value counting for 16 at least."""
-
-_Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_Dumper: type = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-
-_NODE_WEIGHT = 16
-_CONSTANTS: dict[str, object] = {
-    **dict.fromkeys(["y", "Y", "yes", "Yes", "YES", "true", "True", "TRUE"], True),
-    **dict.fromkeys(["on", "On", "ON"], True),
-    **dict.fromkeys(["n", "N", "no", "No", "NO", "false", "False", "FALSE"], False),
-    **dict.fromkeys(["off", "Off", "OFF"], False),
-    **dict.fromkeys(["", "~", "null", "Null", "NULL"]),
-    **dict.fromkeys([".nan", ".NaN", ".NAN"], math.nan),
-    **dict.fromkeys([".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"], math.inf),
-    **dict.fromkeys(["-.inf", "-.Inf", "-.INF"], -math.inf),
-}
-_INTEGER = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|0[oO]?[0-7]+|0[bB][01]+|0|[1-9][0-9]*)", re.ASCII)
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.ASCII)
-_TAG = "tag:yaml.org,2002:"
-_TAG_TYPES: dict[str, tuple[type, ...]] = {
-    _TAG + "bool": (bool,),
-    _TAG + "int": (int,),
-    _TAG + "float": (int, float),
-    _TAG + "null": (type(None),),
-}
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def load(text: str | bytes, *, where: str) -> Json:
     """The one object in a YAML or JSON text; raises `ConfigError` that names ``where``."""
-    found = load_all(text, where=where)
+    text = _decoded(text, where)  # so that the bytes, which are large, go before the values come
+    found = _objects(text, where)
     if len(found) != 1:
         raise ConfigError(f"{where}: expected one document, found {len(found)}")
     return found[0]
@@ -56,7 +20,30 @@ def load(text: str | bytes, *, where: str) -> Json:
 
 def load_all(text: str | bytes, *, where: str) -> list[Json]:
     """Every object in a YAML or JSON text, empty documents left out; raises `ConfigError`."""
-    text = _decoded(text, where)
+    return _objects(_decoded(text, where), where)
+
+
+def dump(document: Json) -> str:
+    """The document as YAML that `load` and Go read back as the same; keys are sorted."""
+    from treenail.api import yaml11  # noqa: PLC0415 - most documents are JSON
+
+    return yaml11.dump(document)
+
+
+def _decoded(text: str | bytes, where: str) -> str:
+    if len(text) > SIZE_LIMIT:
+        raise ConfigError(f"{where}: {len(text)} bytes, more than the limit of {SIZE_LIMIT}")
+    if isinstance(text, str):
+        return text.removeprefix("\ufeff")
+    try:
+        return text.removeprefix(_BYTE_ORDER_MARK).decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{where}: expected UTF-8, found another encoding at byte {error.start}"
+        ) from error
+
+
+def _objects(text: str, where: str) -> list[Json]:
     found: list[Json] = []
     for value in _values(text, where):
         if isinstance(value, dict):
@@ -66,213 +53,11 @@ def load_all(text: str | bytes, *, where: str) -> list[Json]:
     return found
 
 
-def dump(document: Json) -> str:
-    """The document as YAML that `load` and Go read back as the same; keys are sorted."""
-    try:
-        return str(
-            yaml.dump(
-                document,
-                Dumper=_Writer,
-                default_flow_style=False,
-                allow_unicode=True,
-                width=2**31 - 1,
-            )
-        )
-    except (yaml.YAMLError, UnicodeEncodeError, RecursionError) as error:
-        raise ConfigError("the document has a value that YAML can't hold") from error
-
-
-def resolve(scalar: str) -> object:
-    """What Go's YAML 1.1 takes an unquoted scalar for."""
-    if scalar in _CONSTANTS:
-        return _CONSTANTS[scalar]
-    if scalar[0] == ".":
-        number = _float(scalar) if _FLOAT.fullmatch(scalar) else None
-        return scalar if number is None else number
-    if scalar[0] not in "+-0123456789":
-        return scalar
-    plain = scalar.replace("_", "")
-    if _INTEGER.fullmatch(plain) and len(plain) <= 70:
-        value = _integer(plain)
-        if -(2**63) <= value < 2**63 or (value < 2**64 and plain[0].isdigit()):
-            return value
-    number = _float(plain) if _FLOAT.fullmatch(plain) else None
-    return scalar if number is None else number
-
-
-def _decoded(text: str | bytes, where: str) -> str:
-    if len(text) > SIZE_LIMIT:
-        raise ConfigError(f"{where}: {len(text)} bytes, more than the limit of {SIZE_LIMIT}")
-    if isinstance(text, str):
-        return text.removeprefix("\ufeff")
-    try:
-        return text.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{where}: expected UTF-8, found another encoding at byte {error.start}"
-        ) from error
-
-
 def _values(text: str, where: str) -> list[object]:
     if text.startswith("{"):
         # JSON, most likely; otherwise YAML's look-alike, whose errors serve for both.
         with contextlib.suppress(ConfigError):
             return [load_json(text, where=where)]
-    return _load_yaml(text, where)
+    from treenail.api import yaml11  # noqa: PLC0415 - as above
 
-
-def _load_yaml(text: str, where: str) -> list[object]:
-    try:
-        return list(_Reader(yaml.parse(text, Loader=_Loader), where).documents())
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f"{where}, line {mark.line + 1}, column {mark.column + 1}" if mark else where
-        raise ConfigError(f"{place}: not YAML: {error.problem or error.context}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{where}: not YAML: it has characters that YAML forbids") from error
-    except (RecursionError, UnicodeEncodeError) as error:
-        raise ConfigError(f"{where}: not YAML: nested too deeply or not Unicode") from error
-
-
-class _Reader:
-    """Turns parser events into JSON values; ``weight`` counts what the aliases add."""
-
-    def __init__(self, events: Iterator[yaml.Event], where: str) -> None:
-        self._events = events
-        self._where = where
-        self._anchors: dict[str, tuple[object, int]] = {}
-        self._weight = 0
-        self._aliased = 0
-
-    def documents(self) -> Iterator[object]:
-        for event in self._events:
-            if isinstance(event, yaml.DocumentStartEvent):
-                self._anchors.clear()
-                yield self._value(next(self._events), 0)
-
-    def _value(self, event: yaml.Event, depth: int) -> object:
-        if depth > DEPTH_LIMIT:
-            raise self._error(event, f"nested more than {DEPTH_LIMIT} deep")
-        before = self._weight
-        self._weight += _NODE_WEIGHT
-        match event:
-            case yaml.AliasEvent():
-                return self._alias(event)
-            case yaml.ScalarEvent():
-                self._weight += len(event.value)
-                value = self._scalar(event)
-            case yaml.SequenceStartEvent():
-                value = self._sequence(depth)
-            case yaml.MappingStartEvent():
-                value = self._mapping(depth)
-            case _:
-                raise self._error(event, "expected a value")
-        if event.anchor is not None:
-            self._anchors[event.anchor] = (value, self._weight - before)
-        return value
-
-    def _alias(self, event: yaml.AliasEvent) -> object:
-        if event.anchor not in self._anchors:
-            raise self._error(event, "an alias to nothing, or to what it is part of")
-        value, weight = self._anchors[event.anchor]
-        self._weight += weight
-        self._aliased += weight
-        if self._aliased > ALIAS_LIMIT:
-            raise self._error(event, "the aliases make the document too large")
-        return value
-
-    def _sequence(self, depth: int) -> list[object]:
-        found = []
-        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
-            found.append(self._value(event, depth + 1))
-        return found
-
-    def _mapping(self, depth: int) -> Json:
-        found: Json = {}
-        merged: Json = {}
-        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
-            if isinstance(event, yaml.ScalarEvent) and event.value == "<<" and event.implicit[0]:
-                source = next(self._events)
-                self._merge(source, self._value(source, depth + 1), merged)
-                continue
-            key = self._key(event, depth)
-            if key in found:
-                raise self._error(event, "a key that occurs twice")
-            found[key] = self._value(next(self._events), depth + 1)
-        return {**merged, **found}
-
-    def _merge(self, event: yaml.Event, value: object, merged: Json) -> None:
-        """Of several mappings merged into one the first has precedence; own keys win over all."""
-        for mapping in value if isinstance(value, list) else [value]:
-            if not isinstance(mapping, dict):
-                raise self._error(event, "a merge key needs a mapping or a list of mappings")
-            for key, part in mapping.items():
-                merged.setdefault(key, part)
-
-    def _key(self, event: yaml.Event, depth: int) -> str:
-        key = self._value(event, depth + 1)
-        if isinstance(key, bool):
-            return str(key).lower()
-        if isinstance(key, str | int):
-            return str(key)
-        raise self._error(event, "a key that is not a string; quote it")
-
-    def _scalar(self, event: yaml.ScalarEvent) -> object:
-        text: str = event.value
-        if event.tag == _TAG + "str" or (event.tag is None and not event.implicit[0]):
-            return text
-        if event.tag in (None, "!", _TAG + "timestamp"):
-            value = resolve(text) if event.tag is None else text
-        elif event.tag in _TAG_TYPES:
-            value = resolve(text)
-            wanted = _TAG_TYPES[event.tag]
-            if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-                raise self._error(event, f"not what the tag !!{event.tag[len(_TAG) :]} says")
-        else:
-            raise self._error(event, "a tag that JSON has no word for")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise self._error(event, "a number that JSON can't hold; quote it")
-        return value
-
-    def _error(self, event: yaml.Event, problem: str) -> ConfigError:
-        mark = event.start_mark
-        place = (
-            f"{self._where}, line {mark.line + 1}, column {mark.column + 1}"
-            if mark
-            else self._where
-        )
-        return ConfigError(f"{place}: {problem}")
-
-
-def _integer(plain: str) -> int:
-    digits = plain.lstrip("+-")
-    # A leading zero alone means octal, which Python no longer says that way.
-    base = 8 if len(digits) > 1 and digits[0] == "0" and digits[1].isdigit() else 0
-    return int(plain, base)
-
-
-def _float(plain: str) -> int | float | None:
-    """A number, whole ones as integers because so Go writes them; None when it is too large."""
-    value = float(plain)
-    if not math.isfinite(value):
-        return None
-    return int(value) if value.is_integer() and abs(value) < 1e21 else value
-
-
-class _Writer(_Dumper):  # type: ignore[misc]  # one of two base classes, chosen above
-    """Quotes every string that would be read as something else."""
-
-    def ignore_aliases(self, _data: object) -> bool:
-        return True
-
-
-def _represent_text(writer: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = None
-    if "\n" in text:
-        style = "|"
-    elif not text or resolve(text) is not text or text == "<<":
-        style = '"'
-    return writer.represent_scalar(_TAG + "str", text, style=style)
-
-
-_Writer.add_representer(str, _represent_text)
+    return yaml11.read(text, where=where)

@@ -10,7 +10,7 @@ import math
 import re
 
 from treenail.api.decode import Json
-from treenail.api.documents import resolve
+from treenail.api.yaml11 import resolve
 
 _WIDTH = 80
 _BREAKS = "\n\u2028\u2029"  # the line breaks of YAML 1.1 that are printable
