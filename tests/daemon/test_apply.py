@@ -19,7 +19,8 @@ from treenail.host.root import Root
 from treenail.host.undolog import LOG
 from treenail.host.units import Links, Units
 from treenail.host.users import Shadow
-from treenail.update.plan import plan, serving
+from treenail.update.consequences import serving
+from treenail.update.plan import plan
 from treenail.update.steps import RestartUnit
 
 UNITS = "etc/systemd/system"

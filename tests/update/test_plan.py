@@ -16,8 +16,9 @@ from treenail.config.wanted import (
     WantedUser,
 )
 from treenail.errors import LedgerError
+from treenail.update.consequences import as_diff, serving
 from treenail.update.managed import Managed, from_json, managed, to_json
-from treenail.update.plan import as_diff, plan, serving
+from treenail.update.plan import plan
 from treenail.update.seen import Seen, looked_at
 from treenail.update.steps import Remember
 

@@ -4,10 +4,10 @@ import argparse
 import gc
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from treenail.api.disruptionpolicy import DEFAULTS
 from treenail.api.machineconfig import DEFAULT_KERNEL, MachineConfig
 from treenail.cli.files import machine_config
 from treenail.cli.machine import survey_and_runner
@@ -17,9 +17,11 @@ from treenail.daemon.apply import Recovery, apply, recover
 from treenail.errors import LedgerError, UsageError
 from treenail.host.ledger import Ledger
 from treenail.host.root import Root
-from treenail.update.disruption import Disruption, Level, disruption
-from treenail.update.plan import as_diff, plan, serving
+from treenail.update.plan import plan
 from treenail.update.steps import Step
+
+if TYPE_CHECKING:
+    from treenail.update.disruption import Disruption
 
 Json = dict[str, object]
 _FIRST_BOOT = (
@@ -31,13 +33,17 @@ _FIRST_BOOT = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was done, and what was not."""
+    """What was done, and what was not; a directory is not disrupted."""
 
     steps: tuple[Step, ...] = ()
     notes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    cost: Disruption = field(default_factory=Disruption)
+    cost: "Disruption | None" = None
     recovered: Recovery | None = None
+
+    @property
+    def reboots(self) -> bool:
+        return self.cost is not None and self.cost.reboots
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -62,7 +68,7 @@ def _main(arguments: argparse.Namespace) -> int:
     else:
         for line in _lines(outcome):
             print(line)
-    return REBOOT_NEEDED if outcome.cost.reboots else 0
+    return REBOOT_NEEDED if outcome.reboots else 0
 
 
 def once(config: MachineConfig, root: Root, *, running: bool) -> Outcome:
@@ -82,16 +88,26 @@ def once(config: MachineConfig, root: Root, *, running: bool) -> Outcome:
             )
         old = survey.managed()
         found = plan(old, wish, survey.see(old, wish), config=config.name)
-        cost = disruption(as_diff(wish, found.steps), DEFAULTS) if running else Disruption()
-        steps = found.steps
-        if running and not cost.reboots:
-            steps += serving(steps, [each.action for each in cost.costs])
+        steps, cost = _noticed(wish, found.steps) if running else (found.steps, None)
         try:
             apply(steps, runner)
         except KeyboardInterrupt:
             recover(runner)
             raise
     return Outcome(steps, found.notes, left_out, cost, recovered)
+
+
+def _noticed(wish: Wanted, steps: tuple[Step, ...]) -> "tuple[tuple[Step, ...], Disruption]":
+    """The steps, with those by which what runs takes notice, and what they cost."""
+    # A directory needs none of this.
+    from treenail.api.disruptionpolicy import DEFAULTS
+    from treenail.update.consequences import as_diff, serving
+    from treenail.update.disruption import disruption
+
+    cost = disruption(as_diff(wish, steps), DEFAULTS)
+    if not cost.reboots:
+        steps += serving(steps, [each.action for each in cost.costs])
+    return steps, cost
 
 
 def _left_out(config: MachineConfig, wish: Wanted) -> Iterator[str]:
@@ -120,11 +136,13 @@ def _lines(outcome: Outcome) -> Iterator[str]:
     yield from (f"note: {note}" for note in outcome.notes)
     yield from (f"left out: {text}" for text in outcome.left_out)
     yield f"done: {len(outcome.steps)} steps" if outcome.steps else "nothing to do"
-    if outcome.cost.level is Level.DRAIN:
+    if outcome.cost is None:
+        return
+    if outcome.cost.drains and not outcome.reboots:
         yield "note: the node should have been drained for this; nothing here does that"
-    if outcome.cost.reboots:
+    if outcome.reboots:
         yield "reboot the machine for it to take effect:"
-        yield from (f"  {reason}" for cost in outcome.cost.costs for reason in cost.reasons)
+        yield from (f"  {reason}" for reason in _reasons(outcome.cost))
 
 
 def _document(outcome: Outcome) -> Json:
@@ -133,7 +151,11 @@ def _document(outcome: Outcome) -> Json:
         "steps": [str(step) for step in outcome.steps],
         "notes": list(outcome.notes),
         "leftOut": list(outcome.left_out),
-        "rebootNeeded": outcome.cost.reboots,
-        "reasons": [str(reason) for cost in outcome.cost.costs for reason in cost.reasons],
+        "rebootNeeded": outcome.reboots,
+        "reasons": [] if outcome.cost is None else _reasons(outcome.cost),
         "recovered": outcome.recovered,
     }
+
+
+def _reasons(found: "Disruption") -> list[str]:
+    return [str(reason) for cost in found.costs for reason in cost.reasons]

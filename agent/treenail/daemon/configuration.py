@@ -8,8 +8,9 @@ from treenail.daemon.apply import apply, put_back, recover
 from treenail.daemon.runner import Runner
 from treenail.daemon.survey import Survey
 from treenail.errors import FileError
+from treenail.update.consequences import serving
 from treenail.update.managed import Managed, managed
-from treenail.update.plan import Plan, plan, serving
+from treenail.update.plan import Plan, plan
 from treenail.update.steps import Enabling, Remember, Step
 
 _SHOWN = 3

@@ -11,10 +11,10 @@ from treenail.config.wanted import Wanted, wanted
 from treenail.daemon.ports import Ports
 from treenail.errors import ClusterError, ConfigError, Unreachable, UnreconcilableError
 from treenail.update.because import Sources
+from treenail.update.consequences import serving
 from treenail.update.disruption import Disruption, disruption
 from treenail.update.facts import Deployed
 from treenail.update.oschange import OSChange, os_change
-from treenail.update.plan import serving
 from treenail.update.record import Target
 from treenail.update.steps import Step
 from treenail.update.work import Work, differences, in_image_mode, weigh

@@ -20,7 +20,7 @@ from treenail.api.disruptionpolicy import (
     Restart,
     Special,
 )
-from treenail.config import names, registries
+from treenail.config import names
 from treenail.config.diff import Aspect, Change, Diff
 from treenail.config.wanted import WantedFile
 
@@ -171,4 +171,6 @@ def _safe(change: Change[WantedFile]) -> bool:
     """Whether what runs can go on while the container runtime reads this file again."""
     if change.key != names.REGISTRIES_CONF or change.old is None or change.new is None:
         return False
+    from treenail.config import registries  # noqa: PLC0415 - rare, and it needs tomllib
+
     return registries.safe_change(change.old.contents.decode(), change.new.contents.decode())

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from treenail.config import names
 from treenail.config.drift import Drift, Kind
-from treenail.update.plan import serving
+from treenail.update.consequences import serving
 from treenail.update.steps import (
     Disable,
     Enable,

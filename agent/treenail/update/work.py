@@ -6,9 +6,9 @@ from typing import Protocol, TypeVar
 
 from treenail.config.diff import Change, Diff, diff
 from treenail.config.wanted import Wanted
+from treenail.update.consequences import as_diff
 from treenail.update.disruption import Disruption, Level, Reason
 from treenail.update.oschange import NO_CHANGE, OSChange
-from treenail.update.plan import as_diff
 from treenail.update.steps import Step
 
 Json = dict[str, object]
