@@ -120,6 +120,12 @@ CASES = [
         wanted(keys=("ssh-rsa BBBB",), password_hash="$6$two"),
     ),
     case(
+        "a password alone",
+        None,
+        wanted(keys=("ssh-rsa BBBB",), password_hash="$6$one"),
+        then=wanted(keys=("ssh-rsa BBBB",), password_hash="$6$two"),
+    ),
+    case(
         "systemd is asked",
         wanted(units=[WantedUnit("ours.service", UNIT, enabled=True)]),
         wanted(

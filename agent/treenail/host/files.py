@@ -186,18 +186,26 @@ class Files:
             self._sync(directory)
 
     def make_directory(
-        self, path: str, *, mode: int = 0o755, uid: int | None = None, gid: int | None = None
+        self,
+        path: str,
+        *,
+        mode: int = 0o755,
+        uid: int | None = None,
+        gid: int | None = None,
+        flush: bool = True,
     ) -> bool:
         """Have a directory of this mode and owner; whether that was a change.
 
-        What is in it stays. Missing parents are made, 0755.
+        What is in it stays. Missing parents are made, 0755. Without ``flush`` it outlives a power
+        cut only if somebody else sees to that.
         """
         directory = self._root.path(path)
-        if self._have_directory(directory, mode, uid, gid):
+        if self._have_directory(directory, mode, uid, gid, flush=flush):
             return True
         with failing("change", directory), self._opened(directory) as descriptor:
             changed = self._own(descriptor, mode, uid, gid)
-            self._disk.sync(descriptor)
+            if flush:
+                self._disk.sync(descriptor)
         return changed
 
     def _entries(self, files: Sequence[File]) -> dict[Path, File]:
@@ -216,7 +224,13 @@ class Files:
         return entry
 
     def _have_directory(
-        self, directory: Path, mode: int = 0o755, uid: int | None = None, gid: int | None = None
+        self,
+        directory: Path,
+        mode: int = 0o755,
+        uid: int | None = None,
+        gid: int | None = None,
+        *,
+        flush: bool = True,
     ) -> bool:
         """Whether it was made; mode and owner of one that was there stay.
 
@@ -226,9 +240,11 @@ class Files:
         status = self._status(directory)
         if status is not None and not stat.S_ISDIR(status.st_mode):
             raise FileError(f"{directory} is not a directory")
-        if directory == self._root.prefix or (status is not None and directory in self._lasting):
+        if directory == self._root.prefix or (
+            status is not None and (directory in self._lasting or not flush)
+        ):
             return False
-        self._have_directory(directory.parent)
+        self._have_directory(directory.parent, flush=flush)
         if status is None:
             with failing("make the directory", directory):
                 self._sweep(directory.parent)
@@ -236,10 +252,12 @@ class Files:
                 self._disk.make_directory(temporary)
                 with self._opened(temporary) as descriptor:
                     self._own(descriptor, mode, uid, gid)
-                    self._disk.sync(descriptor)
+                    if flush:
+                        self._disk.sync(descriptor)
                 self._disk.replace(temporary, directory)
-        self._sync(directory.parent)
-        self._lasting.add(directory)
+        if flush:
+            self._sync(directory.parent)
+            self._lasting.add(directory)
         return status is None
 
     def _sweep(self, directory: Path) -> bool:

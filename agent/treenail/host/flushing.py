@@ -37,9 +37,14 @@ class Flushing:
 
     def flush_file_systems(self) -> None:
         """Return once all that is on the opened file systems outlives a power cut."""
-        for directory, descriptor in self._file_systems.values():
-            with failing("flush the file system of", directory):
-                self._disk.sync_filesystem(descriptor)
+        for device in self._file_systems:
+            self._flush_file_system(device)
+
+    def flush_file_system(self, directory: str) -> None:
+        """As `flush_file_systems`, but only the one that the directory is on."""
+        with failing("look at", directory):
+            device = self._disk.status(directory).st_dev
+        self._flush_file_system(device)
 
     def flush(self) -> None:
         """Return once the directories outlive a power cut; many cost one flush together."""
@@ -59,6 +64,11 @@ class Flushing:
                 self._disk.sync(descriptor)
             finally:
                 self._disk.close(descriptor)
+
+    def _flush_file_system(self, device: int) -> None:
+        directory, descriptor = self._file_systems[device]
+        with failing("flush the file system of", directory):
+            self._disk.sync_filesystem(descriptor)
 
     def close(self) -> None:
         """Forget all of it."""

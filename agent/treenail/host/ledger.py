@@ -85,7 +85,8 @@ class Ledger:
         """
         path = self._root.path(LOCK)
         try:
-            self._files.make_directory(DIRECTORY, mode=0o700)
+            # No lock outlives a power cut, nor has its directory to.
+            self._files.make_directory(DIRECTORY, mode=0o700, flush=False)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except (FileError, OSError) as error:
             raise LedgerError(f"can't lock the ledger: {error}") from error

@@ -12,6 +12,9 @@
 
 Without the last line, whoever starts next puts everything back; with it, they clean up. What is
 put back is the old file itself: its owner, mode and attributes were never away.
+
+Where all that is left to be done by then is such renames, the last line is written first and both
+are flushed at once: whoever finds the line does what it found undone.
 """
 
 import logging
@@ -68,6 +71,7 @@ class Undo:
         self._flushing = Flushing(self._disk)
         self._number = 0
         self._few = True
+        self._repeatable = True  # all that is not flushed yet can be done again after a crash
         self._done: list[Inverse] = []
         self.at = ""
         """The path of the change that is being made, or whose making failed."""
@@ -85,8 +89,9 @@ class Undo:
 
         Nothing is touched before all of it is in the log.
         """
+        self._few = len(changes) <= FEW
         recorded = self._record(changes)
-        self._few = len(recorded) <= FEW
+        self._repeatable &= not self._few and all(map(_repeatable, recorded))
         made: dict[int, int] = {}
         for each in recorded:
             inode = self._make(each)
@@ -103,6 +108,7 @@ class Undo:
     def keep_links(self, top: str) -> None:
         """Record every symbolic link below a directory, for somebody else is to change them."""
         self.check()
+        self._repeatable = False
         self._log.append({"links": self._links.described(top)})
 
     def links_changed(self, top: str) -> None:
@@ -119,9 +125,14 @@ class Undo:
         """Return once all of it is for good; without anything recorded there is nothing to do."""
         if not self._log.begun:
             return
-        self._flushing.flush()
-        self._log.commit()
+        if self._done and self._repeatable:
+            self._log.commit(flush=False)
+            self._flushing.flush_file_systems()
+        else:
+            self._flushing.flush()
+            self._log.commit()
         done, self._done = self._done, []
+        self._start_anew()
         try:
             self._clean(done)
         except FileError as error:
@@ -156,8 +167,7 @@ class Undo:
         if written is None:
             return ()
         if written.committed:
-            inverses = [inverse for record in written.records for inverse in self._inverses(record)]
-            self._clean(inverses)
+            self._complete(written.records)
             return ()
         failed: list[str] = []
         for action in (*self._putting_back(written.records), self._flushing.flush):
@@ -177,7 +187,8 @@ class Undo:
     def _record(self, changes: Sequence[Change]) -> Sequence[Recorded]:
         """Return once the inverses outlive a power cut; raises before anything is touched."""
         self.check()
-        self._log.make_directory()  # it is not part of the change, though it may be missing, too
+        # It is not part of the change, though it may be missing, too.
+        self._log.make_directory(flush=self._few)
         if not self._log.begun:
             self._number = self._held.last_number()  # what is held has names in the same places
         recording = Recording(self._root, self._disk, self._number)
@@ -185,10 +196,13 @@ class Undo:
             found = recording.record(changes)
         finally:
             self.at, self._number = recording.at, recording.number
-        self._log.append({"entries": [each.inverse.to_json(self._prefix) for each in found]})
-        if len(found) > FEW:
+        if not self._few:
             for directory in (self._log.directory, *recording.directories):
                 self._flushing.open(directory)
+        entries = [each.inverse.to_json(self._prefix) for each in found]
+        self._log.append({"entries": entries}, flush=self._few)
+        if not self._few:
+            self._flushing.flush_file_system(self._log.directory)
         return found
 
     def _make(self, each: Recorded) -> int:
@@ -250,7 +264,7 @@ class Undo:
         second attempt would otherwise take what the first has put back for a later state.
         """
         batches = [self._inverses(record) for record in records]
-        made = {number: inode for record in records for number, inode in _made(record)}
+        made = _made(records)
         first: dict[str, Inverse] = {}
         for inverse in (each for batch in batches for each in batch):
             first.setdefault(inverse.place, inverse)
@@ -303,9 +317,24 @@ class Undo:
         if self._mode(place) is None:
             self._flushing.removed(place)
 
+    # Committing.
+
+    def _complete(self, records: Sequence[Json]) -> None:
+        """Do what was committed and is not done yet, and clean up."""
+        made = _made(records)
+        inverses = [inverse for record in records for inverse in self._inverses(record)]
+        for inverse in inverses:
+            if self._mode(inverse.parent) is None:
+                continue  # it was emptied, and is gone
+            self._flushing.changed(inverse.parent)
+            aside = self._inode(inverse.aside)
+            new = made.get(inverse.number) if inverse.before is Before.KEPT else aside
+            if aside is not None and aside == new:
+                self._entries.put(inverse.aside, inverse.place)
+        self._clean(inverses)
+
     def _clean(self, inverses: Sequence[Inverse]) -> None:
         """Have no old entries and no emptied directories, for good, and then no log."""
-        self._start_anew()
         for inverse in inverses:
             if inverse.before is Before.KEPT:
                 self._entries.drop(inverse.aside)
@@ -325,8 +354,24 @@ class Undo:
         self._flushing.close()
         self._done.clear()
         self._number = 0
+        self._repeatable = True
 
 
-def _made(record: Json) -> list[list[int]]:
-    found = record.get("made", ())
-    return found if isinstance(found, list) else []
+def _repeatable(each: Recorded) -> bool:
+    """What is left to be done about it once all is made is to rename the new entry."""
+    match each.inverse.before, each.entry:
+        case Before.NOTHING, _:
+            return True
+        case Before.KEPT, Absent():
+            return False
+        case before, _:
+            return before is Before.KEPT
+
+
+def _made(records: Sequence[Json]) -> dict[int, int]:
+    """The inodes of the entries that take the places of others, by number."""
+    found: dict[int, int] = {}
+    for record in records:
+        rows = record.get("made", ())
+        found.update(rows if isinstance(rows, list) else ())
+    return found

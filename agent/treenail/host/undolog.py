@@ -39,7 +39,7 @@ class UndoLog:
         self._place = place
         self._files = Files(root, disk)
         self._descriptor: int | None = None
-        self._made = False
+        self._lasting = False
 
     @property
     def begun(self) -> bool:
@@ -51,11 +51,11 @@ class UndoLog:
         """Where it is, on the disk itself."""
         return os.fspath(self._root.path(DIRECTORY))
 
-    def make_directory(self) -> None:
-        """Have the directory of the log, for nobody else."""
-        if not self._made:
-            self._files.make_directory(DIRECTORY, mode=0o700)
-            self._made = True
+    def make_directory(self, *, flush: bool = True) -> None:
+        """Have the directory of the log, for nobody else; somebody else may ``flush`` it."""
+        if not self._lasting:
+            self._files.make_directory(DIRECTORY, mode=0o700, flush=flush)
+            self._lasting = flush
 
     def append(self, record: Json, *, flush: bool = True) -> None:
         """Return once the record outlives a power cut, unless somebody else is to ``flush`` it.
@@ -66,20 +66,21 @@ class UndoLog:
         line = b"%08x %s\n" % (zlib.crc32(text), text)
         path = self._root.path(self._place)
         if self._descriptor is None:
-            self.make_directory()
+            self.make_directory(flush=flush)
         with failing("write", path):
-            if self._descriptor is None:
-                self._descriptor = self._disk.create(path)
-                self._sync_directory()
+            new = self._descriptor is None
+            descriptor = self._descriptor = self._descriptor or self._disk.create(path)
             written = 0
             while written < len(line):
-                written += self._disk.write(self._descriptor, line[written:])
+                written += self._disk.write(descriptor, line[written:])
             if flush:
-                self._disk.sync(self._descriptor)
+                self._disk.sync(descriptor)
+                if new:
+                    self._sync_directory()
 
-    def commit(self) -> None:
-        """Return once nothing that was recorded is undone any more."""
-        self.append(_COMMITTED)
+    def commit(self, *, flush: bool = True) -> None:
+        """Return once nothing that was recorded is undone any more; ``flush`` as in `append`."""
+        self.append(_COMMITTED, flush=flush)
 
     def read(self) -> Records | None:
         """The records, without one that was cut short; None when there is no log."""
