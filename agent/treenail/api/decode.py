@@ -63,7 +63,7 @@ class Fields:
 
     def at(self, name: str) -> str:
         """The place of a field."""
-        if not _PLAIN_KEY.fullmatch(name):
+        if not (name.isascii() and name.isidentifier()) and not _PLAIN_KEY.fullmatch(name):
             return f"{self.path}[{json.dumps(name)}]"
         return f"{self.path}.{name}" if self.path else name
 
@@ -152,7 +152,9 @@ class Fields:
 
     def each(self, name: str, read: Callable[["Fields"], _T]) -> tuple[_T, ...]:
         """What ``read`` makes of every object of a list."""
-        return tuple(read(fields) for fields in self.objects(name))
+        if self.values.get(name) is None:
+            return ()
+        return tuple([read(fields) for fields in self.objects(name)])
 
     def text_map(self, name: str) -> dict[str, str]:
         """An object all of whose values are strings; ``null`` is an empty one."""

@@ -24,6 +24,7 @@ from treenail.update.seen import Seen, looked_at
 
 RECORD = "/var/lib/treenail/managed.json"
 _VENDOR = SEARCHED[2:]
+_KINDS = {kind.value: kind for kind in Kind}
 _LIMIT = 64 * 1024 * 1024
 
 
@@ -124,7 +125,7 @@ class Survey:
 
 def found_at(each: Standing, accounts: Accounts) -> Found:
     return Found(
-        kind=Kind(each.kind),
+        kind=_KINDS[each.kind],
         sha256=each.sha256,
         mode=each.mode,
         uid=each.uid,

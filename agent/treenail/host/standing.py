@@ -73,14 +73,14 @@ def _standing(disk: Disk, place: str) -> Standing:
 
 def _digest(disk: Disk, place: str, size: int) -> str:
     """``size`` is what it had a moment ago: one byte more tells the end in one call."""
-    digest = hashlib.sha256()
     chunk = min(size + 1, _CHUNK)
     descriptor = disk.open(place)
     try:
-        while part := disk.read(descriptor, chunk):
+        part = disk.read(descriptor, chunk)
+        digest = hashlib.sha256(part)
+        while len(part) == chunk:
+            part = disk.read(descriptor, chunk)
             digest.update(part)
-            if len(part) < chunk:
-                break
     finally:
         disk.close(descriptor)
     return digest.hexdigest()
