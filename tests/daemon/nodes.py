@@ -1,10 +1,14 @@
 """A node of a made-up world: the daemon's real loop, started again whenever it ends."""
 
+import os
+import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from tests.daemon.machines import ROOT, TOP, planned
 from tests.fakes import disk
+from tests.fakes.bootc_host import bootc_of
 from tests.fakes.clock import FakeClock
 from tests.fakes.world import (
     PLATFORM,
@@ -48,6 +52,7 @@ from treenail.update.steps import Remember
 from treenail.update.work import in_image_mode
 
 TURNS_TO_REST = 60
+BACK_ENDS = ("rpm-ostree", "bootc")
 
 
 HEALED = (("*/healed", Reaction.HEAL),)
@@ -66,8 +71,12 @@ class Untouched:
 class Process:
     """The agent's process: what is lost with it, and nothing else."""
 
-    def __init__(self, world: World, clock: FakeClock, *, drains: bool = True) -> None:
+    def __init__(
+        self, world: World, clock: FakeClock, *, drains: bool = True, bootc: str = ""
+    ) -> None:
+        """``bootc``: the directory where its adapter leaves things, if that is the back end."""
         machine = FakeMachine(world)
+        system = bootc_of(world, clock, bootc) if bootc else machine
         self.cluster = FakeCluster(world)
         shadow = Shadow(ROOT, clock, world.disk)
         files = Files(ROOT, world.disk)
@@ -76,7 +85,7 @@ class Process:
         )
         configs = Configs(files, self.cluster)
         ports = Ports(
-            os=machine,
+            os=system,
             power=machine,
             kernel=machine,
             ledger=FakeLedger(world),
@@ -101,7 +110,7 @@ class Process:
             clock=clock,
         )
         Lifeline(
-            ports.ledger, machine, clock, machine=lambda: (machine, machine, ports.configuration)
+            ports.ledger, machine, clock, machine=lambda: (system, machine, ports.configuration)
         ).started()
         if world.crashes(world):
             raise Killed
@@ -118,7 +127,8 @@ class Process:
 class Node:
     """A node whose agent is started again whenever it ends, as systemd would."""
 
-    def __init__(self, world: World, *, drains: bool = True) -> None:
+    def __init__(self, world: World, *, drains: bool = True, bootc: str = "") -> None:
+        self.bootc = bootc
         self.world = world
         self.clock = FakeClock()
         self.drains = drains
@@ -130,7 +140,7 @@ class Node:
         """One turn of the agent, and what becomes of the machine in it."""
         try:
             if self.process is None:
-                self.process = Process(self.world, self.clock, drains=self.drains)
+                self.process = Process(self.world, self.clock, drains=self.drains, bootc=self.bootc)
                 self.process.loop.finish_boot()
             self.process.cluster.see()
             delay_s = self.process.loop.turn()
@@ -165,6 +175,17 @@ class Node:
         for _ in range(TURNS_TO_REST):
             self.world.drain_controller()
             self.turn()
+
+
+NodeOf = Callable[[World], Node]
+
+
+@contextmanager
+def directories() -> Iterator[Callable[[str], str]]:
+    """Where the adapter of a back end, by name, leaves things while within; in memory, as /run."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="tn", dir=memory) as directory:
+        yield lambda back_end: directory if back_end == "bootc" else ""
 
 
 def world_at(target: Target, *configs: MachineConfig) -> World:

@@ -6,15 +6,16 @@ the API server, the disk, or the agent itself.
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.daemon import test_config_walks as configs
+from tests.daemon import test_walks as walks
 from tests.daemon.machines import planned
-from tests.daemon.nodes import Node, assert_at_rest
+from tests.daemon.nodes import Node, NodeOf, assert_at_rest
 from tests.daemon.test_config_walks import APP, NEXT, STOCK, Chaos, config
-from tests.fakes.world import PLATFORM, FakeHealth, Killed, World
+from tests.fakes.world import PLATFORM, FakeHealth, Killed, PowerCut, World
 from tests.update.build import A, B, C
 from treenail.api import annotations as key
 from treenail.config.wanted import wanted
@@ -290,6 +291,66 @@ def test_boots_that_end_before_a_verdict_send_the_node_back() -> None:
     node.settle()
     assert_came_back(world, A, B, "Agent")
     assert "was booted 4 times" in world.annotations[key.REASON]
+
+
+@pytest.mark.parametrize("unit_steps", [1, 4])
+@pytest.mark.parametrize("misfortune", [Killed, PowerCut])
+def test_the_way_back_survives_an_interruption_at_any_effect(
+    node_of: NodeOf, misfortune: type[BaseException], unit_steps: int
+) -> None:
+    for index in range(100):
+        world = walks.world_at(A)
+        world.unit_steps = unit_steps
+        node = node_of(world)
+        node.settle()
+        world.sick = booted_b
+        in_trial_of(node, B)
+        left = iter(range(index))
+
+        def fate(_step: str, world: World = world, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                world.fate = lambda _: None
+                raise misfortune
+
+        world.fate = fate
+        boots = world.boots
+        move(node, B)
+        assert_came_back(world, A, B, "Kubelet")
+        assert world.returns == 1
+        assert world.boots <= boots + (2 if misfortune is PowerCut else 1)
+        if next(left, None) is not None:
+            assert index > 10
+            return
+    pytest.fail("it never ends")
+
+
+@pytest.mark.parametrize("start", range(0, WALKS, 50))
+def test_every_walk_of_images_ends_with_one_pair(start: int, node_of: NodeOf) -> None:
+    for seed in range(start, min(start + 50, WALKS)):
+        world = walks.world_at(A)
+        node = node_of(world)
+        node.settle()
+        world.sick = booted_b
+        chaos = walks.Chaos(node, seed)
+        world.fate, world.meanwhile = chaos.fate, chaos.meanwhile
+        try:
+            for _ in range(80):
+                chaos.step()
+                node.turn()
+            world.fate, world.meanwhile = (lambda _: None), (lambda: None)
+            world.api_up, world.loses_answers = True, 0
+            for _ in range(3):
+                node.settle()
+            ledger = json.loads(world.ledger or "")
+            assert ledger["update"] is None
+            if ledger["refused"] is None:
+                assert_at_rest(world, chaos.target)
+            current = Target(ledger["current"]["config"], ledger["current"]["image"])
+            assert_has(world, current)
+        except AssertionError as error:
+            raise AssertionError(
+                f"seed {seed}: {error}\n{world.annotations}\n{world.ledger}"
+            ) from error
 
 
 BAD: list[tuple[str, Bad]] = [

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.daemon import nodes
-from tests.daemon.nodes import Node, assert_at_rest
+from tests.daemon.nodes import BACK_ENDS, Node, NodeOf, assert_at_rest, directories
 from tests.fakes.world import Killed, PowerCut, World
 from tests.update.build import A, B, C
 from treenail.api import annotations as key
@@ -88,7 +88,7 @@ class Chaos:
     def uncordon_by_hand(self) -> None:
         # Behind the back of an agent past its point of no return nothing can be promised.
         world = self._node.world
-        if world.api_up and world.locked and self._node.process is not None:
+        if world.api_up and world.may_be_uncordoned and self._node.process is not None:
             world.unschedulable = False
 
     def meanwhile(self) -> None:
@@ -102,10 +102,12 @@ class Chaos:
 
 
 @pytest.mark.parametrize("start", range(0, WALKS, 100))
-def test_every_walk_ends_at_the_target_and_never_changes_a_node_in_service(start: int) -> None:
+def test_every_walk_ends_at_the_target_and_never_changes_a_node_in_service(
+    start: int, node_of: NodeOf
+) -> None:
     for seed in range(start, min(start + 100, WALKS)):
         world = world_at(A)
-        node = Node(world)
+        node = node_of(world)
         node.settle()
         chaos = Chaos(node, seed)
         world.fate, world.meanwhile = chaos.fate, chaos.meanwhile
@@ -131,11 +133,11 @@ def ask_for_another_and_back(node: Node, target: Target) -> None:
         node.settle()
 
 
-def effects_of_an_update() -> list[str]:
+def effects_of_an_update(bootc: str) -> list[str]:
     """Every effect of one update, in order."""
     steps: list[str] = []
     world = world_at(A)
-    node = Node(world)
+    node = Node(world, bootc=bootc)
     node.settle()
     world.ask_for(B)
     world.fate = steps.append
@@ -144,18 +146,23 @@ def effects_of_an_update() -> list[str]:
     return steps
 
 
-def interruptions() -> Iterator[tuple[int, type[BaseException]]]:
-    for index in range(len(effects_of_an_update())):
-        yield index, Killed
-        yield index, PowerCut
+def interruptions() -> Iterator[tuple[str, int, type[BaseException]]]:
+    with directories() as directory_of:
+        for back_end in BACK_ENDS:
+            bootc = directory_of(back_end)
+            for index in range(len(effects_of_an_update(bootc))):
+                yield back_end, index, Killed
+                yield back_end, index, PowerCut
 
 
-@pytest.mark.parametrize(("index", "misfortune"), list(interruptions()))
+@pytest.mark.parametrize(
+    ("node_of", "index", "misfortune"), list(interruptions()), indirect=["node_of"]
+)
 def test_an_update_survives_an_interruption_at_any_effect(
-    index: int, misfortune: type[BaseException]
+    node_of: NodeOf, index: int, misfortune: type[BaseException]
 ) -> None:
     world = world_at(A)
-    node = Node(world)
+    node = node_of(world)
     node.settle()
     world.ask_for(B)
     countdown = iter(range(index + 1))
@@ -189,9 +196,11 @@ def test_a_node_at_rest_writes_nothing() -> None:
     assert world.writes == []
 
 
-def test_an_update_that_is_past_the_drain_goes_through_without_the_api_server() -> None:
+def test_an_update_that_is_past_the_drain_goes_through_without_the_api_server(
+    node_of: NodeOf,
+) -> None:
     world = world_at(A)
-    node = Node(world)
+    node = node_of(world)
     node.settle()
     world.ask_for(B)
     while world.in_service:
@@ -223,9 +232,11 @@ def test_what_fails_because_the_machine_goes_down_is_no_failure_of_the_update() 
     assert recorded(world).update is not None
 
 
-def test_a_changed_mind_before_the_reboot_costs_no_reboot() -> None:
+def test_a_changed_mind_before_the_reboot_costs_no_reboot(
+    node_of: NodeOf,
+) -> None:
     world = world_at(A)
-    node = Node(world)
+    node = node_of(world)
     node.settle()
     boots = world.boots
     world.ask_for(B)
@@ -239,10 +250,12 @@ def test_a_changed_mind_before_the_reboot_costs_no_reboot() -> None:
 
 
 @pytest.mark.parametrize("turns", range(12))
-def test_an_update_that_is_called_off_leaves_the_node_as_it_was(turns: int) -> None:
+def test_an_update_that_is_called_off_leaves_the_node_as_it_was(
+    turns: int, node_of: NodeOf
+) -> None:
     """Whenever it is asked for; once it is too late, the update goes through."""
     world = world_at(A)
-    node = Node(world)
+    node = node_of(world)
     node.settle()
     boots = world.boots
     world.ask_for(B)
@@ -358,9 +371,11 @@ def test_fips_the_other_way_is_unreconcilable_and_never_cordons() -> None:
     assert not world.staged
 
 
-def test_a_reboot_that_never_leads_to_the_image_is_given_up_after_three() -> None:
+def test_a_reboot_that_never_leads_to_the_image_is_given_up_after_three(
+    node_of: NodeOf,
+) -> None:
     world = world_at(A)
-    node = Node(world)
+    node = node_of(world)
     node.settle()
     world.ask_for(B)
     world.finalizes = False

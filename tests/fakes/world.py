@@ -68,6 +68,16 @@ class System:
 
 
 @dataclass
+class Unit:
+    """A transient unit of systemd; ``result`` is empty while it runs."""
+
+    what: str
+    argv: tuple[str, ...]
+    left: int
+    result: str = ""
+
+
+@dataclass
 class World:
     """Everything outside the agent's process. ``fate`` is asked before and after each effect."""
 
@@ -110,6 +120,12 @@ class World:
     """The one beside the booted one did not boot, and is still the default."""
     rolled_back: bool = False
     """The previous deployment is the default."""
+    units: dict[str, Unit] = field(default_factory=dict)
+    """Those of bootc, which end with the boot."""
+    unit_steps: int = 4
+    """How many questions to systemd such a unit outlives."""
+    stored: set[str] = field(default_factory=set)
+    """The images in podman's storage."""
     returns: int = 0
     policy: ClusterPolicy = field(default_factory=lambda: ClusterPolicy(DEFAULTS))
     vendor: dict[str, Tree] = field(default_factory=dict)
@@ -141,6 +157,12 @@ class World:
     def in_service(self) -> bool:
         applied = self.annotations.get(key.LAST_APPLIED_DRAIN, "")
         return not (self.unschedulable and applied.startswith("drain-"))
+
+    @property
+    def may_be_uncordoned(self) -> bool:
+        """Something is staged or pulled that nobody's reboot would boot, nor is about to."""
+        running = any(not each.result for each in self.units.values())
+        return not running and (self.locked or (bool(self.units) and self.staging is None))
 
     def reboot(self) -> None:
         """A clean reboot, whoever asked for it."""
@@ -196,6 +218,7 @@ class World:
         self.staging, self.locked, self.going_down = None, False, False
         self.request = None
         self.rolled_back = False
+        self.units.clear()
 
     def drain_controller(self) -> None:
         """One step of the drain controller."""

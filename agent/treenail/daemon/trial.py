@@ -27,6 +27,7 @@ class Trial:
         self._book = book
         self._weighing = weighing
         self._completed_in = ""
+        self._counted_in = ""
 
     def prove(self, facts: Facts) -> float:
         """The trial goes on, or begins: by the record of the agent's starts, or here."""
@@ -56,17 +57,25 @@ class Trial:
         update, work = self._book.update, self._book.work
         if update.phase is not Phase.RETURNING or update.boot_id != facts.boot_id:
             log.error("%s", refuse.reason, extra={"message_id": MessageId.UNHEALTHY})
-            probation = replace(update.probation, returns=update.probation.returns + 1)
-            self._book.enter(Phase.RETURNING, refused=refuse, probation=probation)
+            self._book.enter(Phase.RETURNING, refused=refuse)
             if refuse.check == API_SERVER:
                 self._book.save(replace(self._book.record, blamed=refuse.target))
         if work.os.empty and facts.held:
             return _NOW
         if not work.os.empty:
             self._ports.os.roll_back()
+        self._count(facts.boot_id)
         log.info("going back to %s", update.origin, extra={"message_id": MessageId.RETURNING})
         self._ports.power.reboot()
         return _SOON_S
+
+    def _count(self, boot_id: str) -> None:
+        """Once a boot, and not before what is to make the next boot the way back is done."""
+        if self._counted_in != boot_id:
+            update = self._book.update
+            probation = replace(update.probation, returns=update.probation.returns + 1)
+            self._book.save(replace(self._book.record, update=replace(update, probation=probation)))
+            self._counted_in = boot_id
 
     def _complete(self, boot_id: str) -> None:
         """Write what the boot took away and the kubelet may need to be healthy."""

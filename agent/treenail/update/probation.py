@@ -27,7 +27,7 @@ class Probation:
     starts: int = 0
     """Starts of the agent in the boot on trial."""
     returns: int = 0
-    """How often the way back was begun."""
+    """Reboots that were to lead back."""
     healthy: bool = False
     """The verdict: from here on there is no way back, for what was before is being cleaned up."""
 
