@@ -1,6 +1,7 @@
 """Drift on a real directory, with the kernel's own inotify."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from treenail.daemon.drift import Asked, Booted, DriftCheck, DriftWatch
 from treenail.daemon.pathwatch import PathWatch
 from treenail.daemon.runner import Runner
 from treenail.daemon.survey import Survey
+from treenail.host.disk import Disk
 from treenail.host.files import Files
 from treenail.host.root import Root
 from treenail.host.units import Units
@@ -24,8 +26,10 @@ from treenail.update.drifting import Drifted, DriftPolicy, Reaction
 from treenail.update.healing import healing
 from treenail.update.plan import plan
 from treenail.update.record import Target
+from treenail.update.steps import Relabel
 
 CURRENT = Target("rendered-worker-1")
+LABEL = "security.selinux"
 MOTD_DIGEST = "sha256:5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03"
 UNIT = "[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n"
 CONFIG = {
@@ -52,14 +56,14 @@ CONFIG = {
 class Site:
     """A root that has a config, and a watch over it."""
 
-    def __init__(self, top: Path, policy: DriftPolicy) -> None:
+    def __init__(self, top: Path, policy: DriftPolicy, disk: Disk | None = None) -> None:
         self.top = top
         (top / "etc").mkdir()
         (top / "etc/passwd").write_text("root:x:0:0::/:/bin/sh\n")
         (top / "etc/group").write_text("root:x:0:\n")
         self.root = Root(top)
         shadow = Shadow(self.root, SystemClock())
-        self.survey, self.runner = Survey(self.root, shadow), Runner(self.root, shadow)
+        self.survey, self.runner = Survey(self.root, shadow, disk), Runner(self.root, shadow, disk)
         self.wish = wanted(
             MachineConfig.from_json(
                 {
@@ -74,7 +78,7 @@ class Site:
         self.paths = PathWatch(self.root, self.ring)
         self.paths.start()
         self.watch = DriftWatch(
-            DriftCheck(self.root, Units(Files(self.root))),
+            DriftCheck(self.root, Units(Files(self.root)), disk),
             self.paths,
             lambda _: Asked.of(self.wish),
             SystemClock(),
@@ -250,6 +254,62 @@ def test_what_is_remembered_of_a_config_holds_no_contents():
 
     assert secret not in repr(asked) + str([each.contents for each in asked.entries.values()])
     assert all(unit.contents in ("", "x") for unit in asked.units.units.values())
+
+
+class Labels:
+    """A policy that has one label for all of /etc."""
+
+    label = "system_u:object_r:etc_t:s0"
+
+    def fitting(self, place: str, status: os.stat_result, present: bytes) -> bytes:
+        return f"{self.label}\0".encode() if "/etc/" in place else present
+
+    def rest(self) -> None:
+        pass
+
+
+@pytest.fixture
+def labelled(tmp_path: Path, policy: DriftPolicy) -> Iterator[Site]:
+    try:
+        os.setxattr(tmp_path, LABEL, b"etc_t")
+    except OSError as error:
+        pytest.skip(f"no labels here: {error}")
+    site = Site(tmp_path, policy, Disk(Labels()))
+    yield site
+    site.paths.stop()
+
+
+@pytest.mark.parametrize(
+    ("policy", "reaction"),
+    [
+        (DriftPolicy(), "reported"),
+        (DriftPolicy(default=Reaction.HEAL), "healed"),
+        (DriftPolicy(paths=(("/etc/*", Reaction.BLOCK),)), "blocking"),
+    ],
+)
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/motd", "/etc/systemd/system/a.service", "/etc/systemd/system/a.service.d/10-a.conf"],
+)
+def test_label_that_the_policy_would_change_is_drift_until_it_is_made_right(
+    labelled, path, reaction
+):
+    place = labelled.top / path[1:]
+    before = tree(labelled.top), place.stat().st_mode
+    os.setxattr(place, LABEL, b"system_u:object_r:wrong_t:s0\0")
+    labelled.rung()
+
+    found = labelled.look()
+    expected = drift(path, Attribute.LABEL, Labels.label, "system_u:object_r:wrong_t:s0")
+    assert (found.all, getattr(found, reaction)) == ((expected,), (expected,))
+
+    steps = healing(labelled.plan(), found.all)
+    assert [type(step) for step in steps] == [Relabel]
+    apply(steps, labelled.runner)
+    labelled.rung()
+    assert labelled.look() == Drifted()
+    assert os.getxattr(place, LABEL) == f"{Labels.label}\0".encode()
+    assert (tree(labelled.top), place.stat().st_mode) == before
 
 
 def tree(top: Path) -> dict[str, bytes | str]:

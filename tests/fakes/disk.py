@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from treenail.host.disk import Disk, Place
+from treenail.host.disk import Disk, Labels, Place
 
 
 class Entry(NamedTuple):
@@ -136,6 +136,7 @@ class MemoryDisk(Disk):
     """
 
     mounts: tuple[str, ...] = ()
+    labels: Labels | None = None
 
     def __init__(self, tree: Tree | None = None, *, flushed: bool = True) -> None:
         """A disk with these entries, the first of which has been flushed in any case."""
@@ -255,8 +256,13 @@ class MemoryDisk(Disk):
             return b""
         return dict(node.inode.attributes).get(_LABEL, b"")
 
-    def change_label(self, descriptor: int, label: bytes) -> None:
-        self.change_attribute(descriptor, _LABEL, label)
+    fitting_label = Disk.fitting_label
+    rest = Disk.rest
+
+    def change_label(self, target: Place | int, label: bytes) -> None:
+        self._count()
+        node = self._open[target][0] if isinstance(target, int) else self._node(target)
+        _label(node, {_LABEL: label})
 
     def attributes(self, descriptor: int) -> dict[str, bytes]:
         return dict(self._open[descriptor][0].inode.attributes)

@@ -103,6 +103,7 @@ def test_only_calls_that_a_faked_file_system_knows_are_used():
         "os.getxattr",
         "os.lchown",
         "os.fsencode",
+        "os.fspath",
         "os.link",
         "os.listdir",
         "os.listxattr",
@@ -122,6 +123,9 @@ def test_only_calls_that_a_faked_file_system_knows_are_used():
         "os.write",
         # The flush of a whole file system, which only many files ask for, and an exchange.
         "ctypes.CDLL",
+        # What the policy says of a path that was looked at.
+        "self.labels.fitting",
+        "self.labels.rest",
         "ctypes.get_errno",
         "_libc().renameat2",
         "_libc().syncfs",

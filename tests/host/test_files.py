@@ -289,7 +289,8 @@ class LabellingDisk(Disk):
     """A disk of a machine with SELinux: new files have the label of their directory."""
 
     def __init__(self) -> None:
-        self.labels: dict[int, bytes] = {}
+        super().__init__()
+        self.given: dict[int, bytes] = {}
         self.changes = 0
 
     def label(self, target: Path | int) -> bytes:
@@ -297,11 +298,12 @@ class LabellingDisk(Disk):
             status = self.status_of(target) if isinstance(target, int) else self.status(target)
         except FileNotFoundError:
             return b""
-        return self.labels.get(status.st_ino, b"etc_t")
+        return self.given.get(status.st_ino, b"etc_t")
 
-    def change_label(self, descriptor: int, label: bytes) -> None:
+    def change_label(self, target: Path | int, label: bytes) -> None:
         self.changes += 1
-        self.labels[os.stat(descriptor).st_ino] = label
+        status = self.status_of(target) if isinstance(target, int) else self.status(target)
+        self.given[status.st_ino] = label
 
 
 def test_a_replaced_file_keeps_its_label_and_a_new_one_has_that_of_its_directory(root):
@@ -309,6 +311,6 @@ def test_a_replaced_file_keeps_its_label_and_a_new_one_has_that_of_its_directory
     files = Files(root, disk)
     files.write("/a", b"old")
     assert (disk.label(root.prefix / "a"), disk.changes) == (b"etc_t", 0)
-    disk.labels[(root.prefix / "a").stat().st_ino] = b"shadow_t"
+    disk.given[(root.prefix / "a").stat().st_ino] = b"shadow_t"
     files.write("/a", b"new")
     assert (disk.label(root.prefix / "a"), disk.changes) == (b"shadow_t", 1)

@@ -1,6 +1,7 @@
 """What is wanted and what is seen, to sentences."""
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 
@@ -20,7 +21,7 @@ from treenail.update.consequences import as_diff, serving
 from treenail.update.managed import Managed, from_json, managed, to_json
 from treenail.update.plan import plan
 from treenail.update.seen import Seen, looked_at
-from treenail.update.steps import Remember
+from treenail.update.steps import Relabel, Remember
 
 UNITS = "/etc/systemd/system"
 
@@ -207,6 +208,24 @@ def sentences(old: Wanted | None, new: Wanted, seen: Seen) -> list[str]:
             id="directories and links",
         ),
         pytest.param(
+            wanted(file("/etc/a"), file("/etc/b"), WantedUnit("a.service", "x", enabled=True)),
+            wanted(file("/etc/a"), file("/etc/b"), WantedUnit("a.service", "x", enabled=True)),
+            Seen(
+                {
+                    "/etc/a": replace(found(), label="wrong_t", default_label="etc_t"),
+                    "/etc/b": replace(found("other"), label="", default_label="etc_t"),
+                    f"{UNITS}/a.service": replace(found("x"), label="x_t", default_label="unit_t"),
+                },
+                states={"a.service": "enabled"},
+            ),
+            [
+                "relabel /etc/a: label etc_t instead of wrong_t",
+                "write /etc/b (0644): other contents, label etc_t instead of nothing",
+                f"relabel {UNITS}/a.service: label unit_t instead of x_t",
+            ],
+            id="labels",
+        ),
+        pytest.param(
             wanted(WantedUser("core", ("a",))),
             wanted(WantedUser("core", ("a", "b"), "$6$x")),
             Seen(login=True, password_hash="$6$x"),
@@ -254,6 +273,22 @@ def test_systemd_reads_its_units_again_before_any_is_reloaded_or_restarted():
     ]
     assert [str(step) for step in serving((), (DaemonReload(),))] == ["daemon-reload"]
     assert serving(plan(Managed(), wanted(file("/etc/a")), Seen()).steps, ()) == ()
+
+
+def test_label_is_no_difference_and_nothing_takes_notice_of_it():
+    new = wanted(file("/etc/a"), WantedUnit("a.service", "x"))
+    labelled = {"label": "wrong_t", "default_label": "right_t"}
+    seen = Seen(
+        {
+            "/etc/a": replace(found(), **labelled),
+            f"{UNITS}/a.service": replace(found("x"), **labelled),
+        },
+        states={"a.service": "disabled"},
+    )
+    steps = plan(managed("new", new), new, seen).steps
+    assert [type(step) for step in steps[:2]] == [Relabel, Relabel]
+    assert as_diff(new, steps).empty
+    assert serving(steps, ()) == ()
 
 
 def test_steps_are_told_as_what_differs():

@@ -13,6 +13,7 @@ from treenail.update.steps import (
     PutBack,
     PutLinksBack,
     PutPasswordBack,
+    Relabel,
     ReloadDaemon,
     ReloadUnit,
     Remember,
@@ -32,6 +33,7 @@ STEPS: dict[Step, str] = {
     WriteFile("/a", CANARY, 0o600, 0, "core", "why"): "write /a (0600 0:core): why",
     MakeDirectory("/d", 0o755, 0, 0, "why"): "make directory /d (0755): why",
     MakeLink("/l", "t", 0, 0, "why"): "link /l to t: why",
+    Relabel("/a", "why"): "relabel /a: why",
     Remove("/r", "why"): "remove /r: why",
     Keep("/k"): "keep a copy of /k: the config takes its place",
     Restore("/k", "why"): "restore /k: why",
@@ -60,7 +62,7 @@ def test_every_step_has_an_inverse_that_says_itself(step):
 
 
 def test_what_runs_takes_notice_when_the_rest_is_undone():
-    steps = [*STEPS][:3] + [*STEPS][6:8] + [*STEPS][10:]
+    steps = [*STEPS][:3] + [*STEPS][7:9] + [*STEPS][11:]
     assert undoing(steps) == (
         PutPasswordBack("core"),
         PutLinksBack(),

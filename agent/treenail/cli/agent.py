@@ -13,6 +13,7 @@ from pathlib import Path
 from treenail import log as journal
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
 from treenail.cli.backend import choose, operating_system
+from treenail.cli.machine import labelled_disk
 from treenail.cli.probes import health, preflight
 from treenail.clock import SystemClock
 from treenail.daemon.cluster import NodeCluster
@@ -86,9 +87,10 @@ def _sent_back(root: Root) -> bool:
 
     def machine() -> tuple[OperatingSystem, Logind, Configuration]:
         bus = SystemBus()
-        shadow, systemd = Shadow(root, clock), Systemd(bus, clock)
-        survey = Survey(root, shadow, systemd=AskedStates(systemd))
-        runner = Runner(root, shadow, services=systemd)
+        disk = labelled_disk(root)
+        shadow, systemd = Shadow(root, clock, disk), Systemd(bus, clock)
+        survey = Survey(root, shadow, disk, AskedStates(systemd))
+        runner = Runner(root, shadow, disk, systemd)
         choice = choose(Backend.AUTO, root)
         os = operating_system(choice, bus, root, clock, TransactionLimits())
         return os, Logind(bus), Configuration(survey, runner)
@@ -104,7 +106,8 @@ class Agent:
 
     def __init__(self, settings: Settings, root: Root, kernel: Kernel, ledger: LedgerFile) -> None:
         clock = SystemClock()
-        files = Files(root)
+        disk = labelled_disk(root)
+        files, labelled = Files(root), Files(root, disk)
         limits = settings.limits
         self._bell = Wakeup()
         self._stop = threading.Event()
@@ -134,7 +137,7 @@ class Agent:
             on_connected=self._connected,
             on_lost=self._lost,
         )
-        self._trust = Trust(files, pull_secret=settings.internal_pull_secret)
+        self._trust = Trust(labelled, pull_secret=settings.internal_pull_secret)
         self._trust_watch = Watch(
             client,
             Scope(CONTROLLERCONFIGS, field_selector=f"metadata.name={CONTROLLER_CONFIG}"),
@@ -148,10 +151,10 @@ class Agent:
         choice = choose(settings.backend, root)
         log.info("the operating system is managed by %s: %s", choice.backend, choice.why)
         self._live.backend(choice.backend, choice.why)
-        shadow, systemd = Shadow(root, clock), Systemd(bus, clock)
+        shadow, systemd = Shadow(root, clock, disk), Systemd(bus, clock)
         configuration = Configuration(
-            Survey(root, shadow, systemd=AskedStates(systemd)),
-            Runner(root, shadow, services=systemd),
+            Survey(root, shadow, disk, AskedStates(systemd)),
+            Runner(root, shadow, disk, systemd),
         )
         configs = Configs(files, self._cluster)
         self._path_watch = PathWatch(root, lambda: self._bell.ring("files were touched"))
@@ -168,14 +171,14 @@ class Agent:
             kernel=kernel,
             ledger=ledger,
             cluster=self._cluster,
-            credentials=InOrder(self._trust, pull_secrets=Credentials(root, files, settings)),
+            credentials=InOrder(self._trust, pull_secrets=Credentials(root, labelled, settings)),
             requests=RequestFile(files),
             predecessor=Predecessor(files),
             configuration=configuration,
             configs=configs,
             upkeep=Upkeep(
                 Sayings(files, configs),
-                DriftCheck(root, AskedStates(systemd)),
+                DriftCheck(root, AskedStates(systemd), disk),
                 self._path_watch,
                 configuration,
                 files,

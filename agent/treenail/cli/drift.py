@@ -10,7 +10,7 @@ from pathlib import Path
 
 from treenail.api.contents import Contents
 from treenail.api.machineconfig import MachineConfig
-from treenail.cli.machine import survey_and_runner, unit_states
+from treenail.cli.machine import labelled_disk, survey_and_runner, unit_states
 from treenail.cli.main import DEGRADED
 from treenail.cli.node import settings_of
 from treenail.cli.request import asked
@@ -130,7 +130,8 @@ class _Machine:
 
     def look(self) -> list[Found]:
         """What drifted, by path."""
-        check = DriftCheck(self._root, unit_states(self._root, running=self._running))
+        states = unit_states(self._root, running=self._running)
+        check = DriftCheck(self._root, states, labelled_disk(self._root))
         found = check.everything(self._says, self._booted())
         return [
             Found(drift, self._policy.reaction(drift), self._diff(drift))

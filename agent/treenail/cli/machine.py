@@ -3,8 +3,10 @@
 from treenail.clock import SystemClock
 from treenail.daemon.runner import Runner
 from treenail.daemon.survey import AskedStates, Survey, UnitStates
+from treenail.host.disk import Disk
 from treenail.host.files import Files
 from treenail.host.root import Root
+from treenail.host.selinux import policy
 from treenail.host.units import Units
 from treenail.host.users import Shadow
 
@@ -20,16 +22,22 @@ def unit_states(root: Root, *, running: bool) -> UnitStates:
     return AskedStates(Systemd(SystemBus(), SystemClock()))
 
 
+def labelled_disk(root: Root) -> Disk:
+    """The disk, with labels as this machine's SELinux policy says, where it has one."""
+    return Disk(policy(root))
+
+
 def survey_and_runner(root: Root, *, running: bool) -> tuple[Survey, Runner]:
     """Who looks and who changes; ``running`` is a machine whose services take notice."""
     clock = SystemClock()
-    shadow = Shadow(root, clock)
+    disk = labelled_disk(root)
+    shadow = Shadow(root, clock, disk)
     if not running:
-        return Survey(root, shadow), Runner(root, shadow)
+        return Survey(root, shadow, disk), Runner(root, shadow, disk)
     # Rare, and a directory needs no bus.
     from treenail.host.bus import SystemBus
     from treenail.host.systemd import Systemd
 
     systemd = Systemd(SystemBus(), clock)
-    survey = Survey(root, shadow, systemd=AskedStates(systemd))
-    return survey, Runner(root, shadow, services=systemd)
+    survey = Survey(root, shadow, disk, AskedStates(systemd))
+    return survey, Runner(root, shadow, disk, systemd)

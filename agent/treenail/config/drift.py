@@ -44,7 +44,8 @@ class Found:
     """What stands at a path now; a link is not followed.
 
     ``user`` and ``group`` are the names the machine has for the numbers, empty when it has none;
-    ``default_label`` is what the policy of the machine says the path should have.
+    ``default_label`` is what the machine's policy would have the path labelled, which is ``label``
+    when it has nothing against that one.
     """
 
     kind: Kind

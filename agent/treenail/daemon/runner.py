@@ -8,14 +8,15 @@ from typing import Protocol, assert_never
 from treenail.api.contents import Contents
 from treenail.config import names
 from treenail.daemon.survey import RECORD
-from treenail.errors import HostError, UnitError
+from treenail.errors import FileError, HostError, UnitError
 from treenail.host.disk import Disk
-from treenail.host.entries import Absent, Directory, Hardlink, Regular, Symlink
+from treenail.host.entries import Absent, Directory, Entry, Hardlink, Regular, Symlink
 from treenail.host.files import Files
 from treenail.host.held import Held
 from treenail.host.originals import Originals
 from treenail.host.recording import Change
 from treenail.host.root import Root
+from treenail.host.standing import DIRECTORY, FILE, LINK, standing
 from treenail.host.undo import Undo
 from treenail.host.units import Links, Units
 from treenail.host.users import Accounts, Shadow
@@ -31,6 +32,7 @@ from treenail.update.steps import (
     MakeLink,
     Placing,
     Preset,
+    Relabel,
     ReloadDaemon,
     ReloadUnit,
     Remember,
@@ -45,6 +47,7 @@ from treenail.update.steps import (
 )
 
 Json = dict[str, object]
+_LIMIT = 256 * 1024 * 1024
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +72,8 @@ class Runner:
     ) -> None:
         self.undo = Undo(root, disk)
         self.held = Held(root, disk)
+        self._root = root
+        self._disk = disk or Disk()
         self._shadow = shadow
         self._files = Files(root, disk)
         self._originals = Originals(root, disk)
@@ -94,6 +99,8 @@ class Runner:
             case MakeLink(path=path, target=target, hard=hard):
                 owner = self._owner(step.user, step.group)
                 return (Change(path, Hardlink(target) if hard else Symlink(target, *owner)),)
+            case Relabel(path=path):
+                return (Change(path, self._made_anew(path)),)
             case Remove(path=path):
                 return (Change(path, Absent()),)
             case Keep(path=path):
@@ -193,6 +200,18 @@ class Runner:
 
     def _owner(self, user: int | str, group: int | str) -> tuple[int, int]:
         return self._accounts.uid(user), self._accounts.gid(group)
+
+    def _made_anew(self, path: str) -> Entry:
+        """What stands there, to be made with the label that it ought to have."""
+        found = standing(self._root, self._disk, [path])[path]
+        if found.kind == DIRECTORY:
+            return Directory(found.mode, found.uid, found.gid)
+        if found.kind == LINK:
+            return Symlink(found.target, found.uid, found.gid)
+        content = self._files.read(path, limit=_LIMIT)
+        if content is None or found.kind != FILE:
+            raise FileError(f"can't give {path} another label: it is {found.kind} now")
+        return Regular(lambda: content, found.mode, found.uid, found.gid)
 
     def _keys(self, user: str, keys: tuple[str, ...]) -> tuple[Change, ...]:
         uid, gid = self._owner(user, user)

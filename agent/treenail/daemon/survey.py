@@ -133,4 +133,6 @@ def found_at(each: Standing, accounts: Accounts) -> Found:
         user=accounts.user(each.uid),
         group=accounts.group(each.gid),
         target=each.target,
+        label=each.label,
+        default_label=each.fitting,
     )

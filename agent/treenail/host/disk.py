@@ -3,7 +3,7 @@
 import errno
 import os
 from functools import cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import ctypes
@@ -15,6 +15,13 @@ _HERE = -100  # AT_FDCWD: from the working directory, as all other calls take th
 _EXCHANGE = 2
 
 
+class Labels(Protocol):
+    """Who knows which SELinux label an entry ought to have: `treenail.host.selinux.Policy`."""
+
+    def fitting(self, place: str, status: os.stat_result, present: bytes) -> bytes: ...
+    def rest(self) -> None: ...
+
+
 class Disk:
     """What `Files` may call; a test's disk has the same methods and can lose power.
 
@@ -23,6 +30,12 @@ class Disk:
     process. `exchange` and `sync_filesystem` are the calls that only a real disk has: Python has
     none for them, and ctypes (0.4 MiB) is loaded when the first of them comes.
     """
+
+    labels: Labels | None = None
+    """Without it new entries have the labels that the kernel gives, and none is ever wrong."""
+
+    def __init__(self, labels: Labels | None = None) -> None:
+        self.labels = labels
 
     def status(self, path: Place) -> os.stat_result:
         """The entry itself, a link not followed."""
@@ -70,8 +83,22 @@ class Disk:
                 return b""
             raise
 
-    def change_label(self, descriptor: int, label: bytes) -> None:
-        os.setxattr(descriptor, _LABEL, label)
+    def fitting_label(self, place: Place, status: os.stat_result, present: bytes) -> bytes:
+        """The label for such an entry at a place where ``present`` is the label now."""
+        if self.labels is None:
+            return present
+        return self.labels.fitting(os.fspath(place), status, present)
+
+    def rest(self) -> None:
+        """Nothing is asked about labels for a while."""
+        if self.labels is not None:
+            self.labels.rest()
+
+    def change_label(self, target: Place | int, label: bytes) -> None:
+        if isinstance(target, int):
+            os.setxattr(target, _LABEL, label)
+        else:
+            os.setxattr(target, _LABEL, label, follow_symlinks=False)
 
     def attributes(self, descriptor: int) -> dict[str, bytes]:
         """All extended attributes, the label among them; none where there can be none."""

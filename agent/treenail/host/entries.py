@@ -19,9 +19,9 @@ NAMES = ".treenail"
 class Regular:
     """A file; ``content`` is asked for when it is written.
 
-    Without ``attributes`` the label of a replaced file is kept, and a new one has what the kernel
-    gives it; with them, these are all that it has. Without ``uid`` and ``gid`` it belongs to
-    whoever the agent runs as.
+    Without ``attributes`` the label of a replaced file is kept if the policy has nothing against
+    it, and a new one has what the policy says, or else the kernel; with them, these are all that it
+    has. Without ``uid`` and ``gid`` it belongs to whoever the agent runs as.
     """
 
     content: Callable[[], bytes] = field(repr=False)
@@ -94,10 +94,9 @@ class Entries:
                 disk.change_mode(descriptor, entry.mode)
                 if entry.attributes is not None:
                     self._change_attributes(descriptor, entry.attributes)
-                elif replaces:
-                    label = disk.label(place)
-                    if label and label != disk.label(descriptor):
-                        disk.change_label(descriptor, label)
+                else:
+                    present = disk.label(place) if replaces else b""
+                    self._label(descriptor, disk.fitting_label(place, status, present))
                 if flush:
                     disk.sync(descriptor)
             finally:
@@ -114,6 +113,8 @@ class Entries:
             status = self._disk.status(temporary)
             if entry.uid not in {None, status.st_uid} or entry.gid not in {None, status.st_gid}:
                 self._disk.own_link(temporary, _number(entry.uid), _number(entry.gid))
+            present = self._disk.label(place)
+            self._label(temporary, self._disk.fitting_label(place, status, present))
             return status.st_ino
 
     def make_name(self, path: Place, temporary: Place) -> int:
@@ -204,10 +205,14 @@ class Entries:
         attributes: Mapping[str, bytes] | None,
     ) -> None:
         with self._opened(place) as descriptor:
-            self._own(descriptor, self._disk.status_of(descriptor), uid, gid)
+            status = self._disk.status_of(descriptor)
+            self._own(descriptor, status, uid, gid)
             self._disk.change_mode(descriptor, mode)
             if attributes is not None:
                 self._change_attributes(descriptor, attributes)
+            elif self._disk.labels is not None:
+                present = self._disk.label(descriptor)
+                self._label(descriptor, self._disk.fitting_label(place, status, present))
 
     def _own(
         self, descriptor: int, status: os.stat_result, uid: int | None, gid: int | None
@@ -215,6 +220,10 @@ class Entries:
         """Before the mode: a change of owner takes the set-user-ID bit away."""
         if uid not in {None, status.st_uid} or gid not in {None, status.st_gid}:
             self._disk.own(descriptor, _number(uid), _number(gid))
+
+    def _label(self, target: Place | int, label: bytes) -> None:
+        if label and label != self._disk.label(target):
+            self._disk.change_label(target, label)
 
     def _change_attributes(self, descriptor: int, attributes: Mapping[str, bytes]) -> None:
         found = self._disk.attributes(descriptor)

@@ -48,9 +48,9 @@ class Files:
     Doing it again is always right. The last component of a path is the entry itself: a symbolic
     link there is replaced, not followed; links before it are followed inside the root.
 
-    A replaced file's SELinux label is kept, a new one has what the kernel gives in its
-    directory. One thread at a time may write in a directory; the ledger's lock keeps other agents
-    away.
+    A replaced entry's SELinux label is kept if the policy has nothing against it, a new one has
+    what the policy says, or else what the kernel gives in its directory. One thread at a time may
+    write in a directory; the ledger's lock keeps other agents away.
     Every `OSError` leaves as `FileError`.
     """
 
@@ -124,6 +124,7 @@ class Files:
             raise
         for directory in directories:
             self._sync(directory)
+        self._disk.rest()
         return tuple(wanted[entry].path for entry in changed)
 
     def symlink(self, path: str, target: str) -> bool:
@@ -139,6 +140,7 @@ class Files:
                 self._sweep(entry.parent)
                 temporary = entry.parent / f"{_TEMPORARY}0"
                 self._disk.symlink(temporary, target)
+                self._label(temporary, entry, self._disk.status(temporary))
                 self._disk.replace(temporary, entry)
         self._sync(entry.parent)
         return changed
@@ -252,6 +254,7 @@ class Files:
                 self._disk.make_directory(temporary)
                 with self._opened(temporary) as descriptor:
                     self._own(descriptor, mode, uid, gid)
+                    self._label(descriptor, directory, self._disk.status_of(descriptor))
                     if flush:
                         self._disk.sync(descriptor)
                 self._disk.replace(temporary, directory)
@@ -297,13 +300,17 @@ class Files:
                     written += self._disk.write(descriptor, file.content[written:])
                 # After the content: writing takes the set-user-ID bit away from all but root.
                 self._own(descriptor, file.mode, file.uid, file.gid)
-                label = self._disk.label(entry)
-                if label and label != self._disk.label(descriptor):
-                    self._disk.change_label(descriptor, label)
+                self._label(descriptor, entry, self._disk.status_of(descriptor))
                 if flush:
                     self._disk.sync(descriptor)
             finally:
                 self._disk.close(descriptor)
+
+    def _label(self, target: Path | int, entry: Path, status: os.stat_result) -> None:
+        """Have on what is to be put at the entry the label that it ought to have there."""
+        label = self._disk.fitting_label(entry, status, self._disk.label(entry))
+        if label and label != self._disk.label(target):
+            self._disk.change_label(target, label)
 
     def _own(self, descriptor: int, mode: int, uid: int | None, gid: int | None) -> bool:
         """The owner first: a change of owner takes the set-user-ID bit away."""

@@ -21,7 +21,11 @@ _CHUNK = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What stands at a path; a link at its end is itself. ``inode`` names it on its device."""
+    """What stands at a path; a link at its end is itself. ``inode`` names it on its device.
+
+    ``label`` is its SELinux label, and ``fitting`` the one that it ought to have; both are empty
+    where no policy says anything.
+    """
 
     kind: str
     mode: int = 0
@@ -30,6 +34,8 @@ class Standing:
     sha256: str = ""
     target: str = ""
     inode: tuple[int, int] = (0, 0)
+    label: str = ""
+    fitting: str = ""
 
 
 _NOTHING = Standing(NOTHING)
@@ -51,6 +57,7 @@ def standing(root: Root, disk: Disk, paths: Iterable[str]) -> dict[str, Standing
             found[path] = _standing(disk, place)
         except OSError as error:
             raise failure("look at", place, error) from error
+    disk.rest()
     return found
 
 
@@ -60,6 +67,10 @@ def _standing(disk: Disk, place: str) -> Standing:
     except (FileNotFoundError, NotADirectoryError):
         return _NOTHING
     kind = _KINDS.get(stat.S_IFMT(status.st_mode), OTHER)
+    label = fitting = ""
+    if disk.labels is not None:
+        present = disk.label(place)
+        label, fitting = _text(present), _text(disk.fitting_label(place, status, present))
     return Standing(
         kind=kind,
         mode=stat.S_IMODE(status.st_mode),
@@ -68,6 +79,8 @@ def _standing(disk: Disk, place: str) -> Standing:
         sha256=_digest(disk, place, status.st_size) if kind == FILE else "",
         target=disk.link_text(place) if kind == LINK else "",
         inode=(status.st_dev, status.st_ino),
+        label=label,
+        fitting=fitting,
     )
 
 
@@ -84,3 +97,7 @@ def _digest(disk: Disk, place: str, size: int) -> str:
     finally:
         disk.close(descriptor)
     return digest.hexdigest()
+
+
+def _text(label: bytes) -> str:
+    return label.rstrip(b"\0").decode(errors="replace")

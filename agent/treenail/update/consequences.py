@@ -12,6 +12,7 @@ from treenail.update.steps import (
     Keep,
     MakeDirectory,
     MakeLink,
+    Relabel,
     ReloadDaemon,
     ReloadUnit,
     Remove,
@@ -82,7 +83,7 @@ def as_diff(new: Wanted, steps: Sequence[Step]) -> Diff:
 def _touches_units(step: Step) -> bool:
     if isinstance(step, Enabling):
         return True
-    return isinstance(step, AtPath) and not isinstance(step, Keep) and _of_unit(step.path)
+    return isinstance(step, AtPath) and not isinstance(step, Keep | Relabel) and _of_unit(step.path)
 
 
 def _of_unit(path: str) -> bool:

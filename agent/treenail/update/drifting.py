@@ -31,7 +31,9 @@ class DriftPolicy:
     """The owner's reactions; the first glob that matches a path decides.
 
     A unit is matched by the path of its file. Drop-ins that the config does not know are only
-    reported unless a glob says otherwise: distributions and other programs write them, too.
+    reported unless a glob says otherwise: distributions and other programs write them, too. So are
+    SELinux labels where others block: the Machine Config Daemon never looked at those of what it
+    wrote, and a policy may change with the OS.
     """
 
     default: Reaction = Reaction.BLOCK
@@ -46,7 +48,8 @@ class DriftPolicy:
         found = next((each for glob, each in self.paths if fnmatchcase(path, glob)), None)
         if found is None:
             extra = drift.attribute is Attribute.KIND and drift.expected == Kind.NOTHING
-            found = Reaction.REPORT if extra else self.default
+            label = drift.attribute is Attribute.LABEL and self.default is Reaction.BLOCK
+            found = Reaction.REPORT if extra or label else self.default
         if found is Reaction.HEAL and drift.attribute in _OF_THE_BOOT:
             return Reaction.BLOCK
         return found

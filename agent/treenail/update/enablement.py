@@ -7,7 +7,7 @@ from treenail.config import names
 from treenail.config.wanted import Wanted, WantedUnit
 from treenail.update.managed import Managed
 from treenail.update.seen import Seen
-from treenail.update.steps import AtPath, Disable, Enable, Enabling, Keep, Preset, Remove
+from treenail.update.steps import AtPath, Disable, Enable, Enabling, Keep, Preset, Relabel, Remove
 
 _ENABLED = ("enabled", "enabled-runtime")
 _ABSENT = ("", "not-found")
@@ -22,7 +22,7 @@ def enablement(
     A unit whose file changes while it is enabled is disabled first, because only the old file says
     which links it has. What is as wanted is left alone.
     """
-    touched = {step.path for step in steps if not isinstance(step, Keep)}
+    touched = {step.path for step in steps if not isinstance(step, Keep | Relabel)}
     removed = {step.path for step in steps if isinstance(step, Remove)}
     gone = sorted(old.units.keys() - new.units.keys())
     first = [name for name in gone if seen.states.get(name) in _ENABLED]

@@ -13,6 +13,7 @@ from treenail.update.steps import (
     MakeDirectory,
     MakeLink,
     Preset,
+    Relabel,
     Remove,
     Step,
     WriteFile,
@@ -40,7 +41,7 @@ def _chosen(planned: Sequence[Step], subjects: Collection[str]) -> Iterator[Step
             case WriteFile(path=path) | MakeDirectory(path=path) | MakeLink(path=path):
                 if path in subjects:
                     yield step
-            case Remove(path=path):
+            case Relabel(path=path) | Remove(path=path):
                 if path in subjects:
                     yield step
             case Enable(units=units) | Disable(units=units) | Preset(units=units):

@@ -4,7 +4,7 @@ What is as wanted costs no step, so that a second plan is empty. What the config
 back as it was before the config took it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from treenail.config import names
@@ -19,6 +19,7 @@ from treenail.update.steps import (
     Keep,
     MakeDirectory,
     MakeLink,
+    Relabel,
     Remember,
     Remove,
     Restore,
@@ -73,9 +74,9 @@ def _placing(
         if _to_keep(entry.path, found, old, seen):
             kept.append(Keep(entry.path))
         if drifts := drifted(entry, found):
-            step = _step(entry, new, _reason(drifts))
+            step = _step(entry, new, drifts)
             (cleared if isinstance(step, Remove) else placed).append(step)
-    written = {step.path for step in placed if isinstance(step, WriteFile)}
+    written = {step.path for step in placed if isinstance(step, WriteFile | Relabel)}
     for path, link in new.links.items():
         if link.hard and (path not in seen.same_files or link.target in written):
             if _to_keep(path, seen.found.get(path, NOT_THERE), old, seen):
@@ -124,7 +125,10 @@ def _to_keep(path: str, found: Found, old: Managed, seen: Seen) -> bool:
     )
 
 
-def _step(entry: Expected, new: Wanted, reason: str) -> AtPath:
+def _step(entry: Expected, new: Wanted, drifts: Sequence[Drift]) -> AtPath:
+    reason = _reason(drifts)
+    if all(drift.attribute is Attribute.LABEL for drift in drifts):
+        return Relabel(entry.path, reason)
     user = ROOT if entry.user is None else entry.user
     group = ROOT if entry.group is None else entry.group
     match entry.kind:

@@ -26,6 +26,7 @@ from treenail.update.steps import (
     MakeDirectory,
     MakeLink,
     Preset,
+    Relabel,
     Step,
     WriteFile,
 )
@@ -49,7 +50,10 @@ def in_deployment(steps: Sequence[Step]) -> tuple[Step, ...]:
         step
         for step in steps
         if isinstance(step, Enable | Disable | Preset)
-        or (isinstance(step, WriteFile | MakeDirectory | MakeLink) and step.path.startswith(_ETC))
+        or (
+            isinstance(step, WriteFile | MakeDirectory | MakeLink | Relabel)
+            and step.path.startswith(_ETC)
+        )
     )
 
 

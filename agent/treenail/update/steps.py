@@ -59,6 +59,17 @@ class MakeLink:
 
 
 @dataclass(frozen=True, slots=True)
+class Relabel:
+    """Have what stands there with the SELinux label of the policy; nothing that runs notices."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"relabel {self.path}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class Remove:
     """Have nothing there; a directory that is not empty stays."""
 
@@ -198,7 +209,7 @@ class PutPasswordBack:
         return f"put back the password of {self.user}"
 
 
-AtPath = WriteFile | MakeDirectory | MakeLink | Remove | Keep | Restore
+AtPath = WriteFile | MakeDirectory | MakeLink | Relabel | Remove | Keep | Restore
 Placing = AtPath | SetKeys | Remember
 """Steps that change what stands at paths; many are carried out at once."""
 Enabling = Enable | Disable | Preset
@@ -211,7 +222,9 @@ Inverse = PutBack | PutLinksBack | PutPasswordBack | Serving
 def inverse(step: Step) -> Inverse:
     """The step that undoes it."""
     match step:
-        case WriteFile() | MakeDirectory() | MakeLink() | Remove() | Keep() | Restore():
+        case WriteFile() | MakeDirectory() | MakeLink() | Relabel():
+            return PutBack(step.path)
+        case Remove() | Keep() | Restore():
             return PutBack(step.path)
         case SetKeys():
             return PutBack(f"the SSH keys of {step.user}")
