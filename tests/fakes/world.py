@@ -423,6 +423,13 @@ class FakeCredentials:
         """There is one login."""
 
 
+class FakeTrust:
+    """There is no ControllerConfig."""
+
+    def refresh(self) -> tuple[str, ...]:
+        return ()
+
+
 class FakeHealth:
     """Checks of a world: one of the machine, and the API server."""
 

@@ -34,11 +34,16 @@ def test_authorities_arrive_while_an_update_is_held_up(
         wait_until(lambda: read(site, REGISTRY_CA) == pem, limit_s=LIMIT_S)
         assert read(site, KUBELET_CA) == pem
 
+        (site.machine.root / REGISTRY_CA[1:]).unlink()
+        (site.machine.root / KUBELET_CA[1:]).write_bytes(b"somebody else's")
+        wait_until(lambda: read(site, REGISTRY_CA) == read(site, KUBELET_CA) == pem)
+
         broken = base64.b64encode(pem[:200]).decode()
         hand_out(site, kubeAPIServerServingCAData=broken, imageRegistryBundleData=[])
         wait_until(lambda: read(site, REGISTRY_CA) is None, limit_s=LIMIT_S)
         assert read(site, KUBELET_CA) == pem
         wait_until(lambda: f"{KUBELET_CA} holds no certificate" in status(site).stdout)
+        wait_until(lambda: "ControllerConfigNotApplied" in {each[1] for each in site.events()})
         assert site.machine.boot_count == site.boots
         site.ask(before)
     site.settle(before)

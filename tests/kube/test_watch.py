@@ -42,7 +42,7 @@ class NoPause(Backoff):
 class Watcher:
     """A watch, and what it told."""
 
-    def __init__(self, server: Server, name: str = "") -> None:
+    def __init__(self, server: Server, name: str = "", *, optional: bool = False) -> None:
         self.told: list[tuple[str, str | None]] = []
         self.connected = 0
         self.lost: list[str] = []
@@ -50,7 +50,7 @@ class Watcher:
         self._transport = HttpTransport(read_kubeconfig(kubeconfig(server)), SystemClock())
         self.watch = Watch(
             Client(self._transport, limit_s=5),
-            Scope(NODES, field_selector=f"metadata.name={name}" if name else ""),
+            Scope(NODES, field_selector=f"metadata.name={name}" if name else "", optional=optional),
             SystemClock(),
             on_change=self._change,
             on_connected=self._connect,
@@ -278,6 +278,30 @@ def test_credential_that_may_not_is_told_once_and_tried_again(server: Server, no
     watcher.stop()
 
     assert watcher.lost == ["GET nodes: nodes is forbidden"]
+
+
+@pytest.mark.parametrize(("code", "reason"), [(404, "NotFound"), (403, "Forbidden")])
+def test_kind_that_need_not_be_there_is_asked_for_seldom(
+    server: Server, nodes: Nodes, code: int, reason: str
+) -> None:
+    nodes.refuse_lists = lambda exchange: exchange.refuse(code, reason, "none of that")
+    watcher = Watcher(server, optional=True)
+    wait_until(lambda: watcher.lost)
+    watcher.stop()
+
+    assert watcher.backoff.pauses == []
+    assert len(server.seen) == 1
+
+
+def test_kind_that_is_there_is_not_waited_for_because_it_need_not_be(
+    server: Server, nodes: Nodes
+) -> None:
+    nodes.refuse_lists = lambda exchange: exchange.refuse(500, "InternalError", "etcd is away")
+    watcher = Watcher(server, optional=True)
+    wait_until(lambda: len(watcher.backoff.pauses) >= 2)
+    nodes.refuse_lists = None
+    wait_until(lambda: watcher.connected)
+    watcher.stop()
 
 
 def test_stop_ends_a_quiet_watch_at_once(watcher: Watcher) -> None:

@@ -32,7 +32,7 @@ from treenail.daemon.requests import RequestFile
 from treenail.daemon.runner import Runner
 from treenail.daemon.settings import FILE, Backend, Drain, Given, ImageFiles, Settings, load
 from treenail.daemon.survey import AskedStates, Survey
-from treenail.daemon.trust import InOrder, Trust
+from treenail.daemon.trust import Trust
 from treenail.daemon.upkeep import Sayings, Upkeep
 from treenail.daemon.wakeup import Wakeup
 from treenail.errors import ClusterError, FileError, Forbidden, Unreachable
@@ -46,7 +46,6 @@ from treenail.host.root import Root
 from treenail.host.systemd import Systemd
 from treenail.host.transaction import Limits as TransactionLimits
 from treenail.host.users import Shadow
-from treenail.kube.backoff import Backoff
 from treenail.kube.client import Client, Json
 from treenail.kube.events import Recorder
 from treenail.kube.kubeconfig import read_kubeconfig
@@ -137,15 +136,24 @@ class Agent:
             on_connected=self._connected,
             on_lost=self._lost,
         )
-        self._trust = Trust(labelled, pull_secret=settings.internal_pull_secret)
+        self._trust_paths = PathWatch(root, lambda: self._bell.ring("credentials were touched"))
+        self._trust = Trust(
+            labelled,
+            self._trust_paths,
+            clock,
+            pull_secret=settings.internal_pull_secret,
+            restores_per_hour=settings.drift.policy.heals_per_hour,
+        )
         self._trust_watch = Watch(
             client,
-            Scope(CONTROLLERCONFIGS, field_selector=f"metadata.name={CONTROLLER_CONFIG}"),
+            Scope(
+                CONTROLLERCONFIGS,
+                field_selector=f"metadata.name={CONTROLLER_CONFIG}",
+                optional=True,
+            ),
             clock,
             on_change=lambda _, found: self._handed_out(found),
             on_lost=lambda error: log.info("no credentials by a ControllerConfig: %s", error),
-            # Not every cluster has the kind, or lets nodes read it.
-            backoff=Backoff(first_s=60.0, most_s=600.0),
         )
         bus = SystemBus()
         choice = choose(settings.backend, root)
@@ -171,7 +179,8 @@ class Agent:
             kernel=kernel,
             ledger=ledger,
             cluster=self._cluster,
-            credentials=InOrder(self._trust, pull_secrets=Credentials(root, labelled, settings)),
+            credentials=Credentials(root, labelled, settings),
+            trust=self._trust,
             requests=RequestFile(files),
             predecessor=Predecessor(files),
             configuration=configuration,
@@ -219,6 +228,7 @@ class Agent:
         self._loop.finish_boot()
         self._watch.start()
         self._trust_watch.start()
+        self._trust_paths.start()
         self._path_watch.start()
         self._notifier.ready()
         gc.collect()
@@ -229,6 +239,7 @@ class Agent:
             self._notifier.stopping()
             self._watch.stop()
             self._trust_watch.stop()
+            self._trust_paths.stop()
             self._path_watch.stop()
             log.info("treenail stops")
         return self._exit_code

@@ -101,8 +101,8 @@ class Live:
         with self._lock:
             self._document["backend"] = {"name": name, "why": why}
 
-    def credential_problems(self, problems: tuple[str, ...]) -> None:
-        """Show what is wrong with the sources of the pull secrets."""
+    def credential_problems(self, problems: Sequence[str]) -> None:
+        """Show what is wrong with pull secrets, and with what a ControllerConfig hands out."""
         with self._lock:
             self._document["credentials"] = list(problems)
 

@@ -7,6 +7,7 @@ traceback, systemd starts it again, and the ledger leads on.
 import logging
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from treenail import log as journal
@@ -31,6 +32,8 @@ from treenail.update.status import Event, reason_text, report
 log = logging.getLogger(__name__)
 
 _DRIFTS_TOLD = 20
+_TRUST, _PULL_SECRETS = "ControllerConfigNotApplied", "PullSecretUnusable"
+"""The reasons of Events about what is wrong with each."""
 
 _BOOT_TURNS = 5
 """Each of the moves that finish a boot, and one more for each that has to be done again."""
@@ -92,7 +95,7 @@ class Loop:
         )
         self._failure: Failure | None = None
         self._told_of_cluster = False
-        self._credential_problems: tuple[str, ...] = ()
+        self._problems: dict[str, tuple[str, ...]] = {}
         self._drift: tuple[Drift, ...] = ()
         self._last_move = ""
 
@@ -127,7 +130,8 @@ class Loop:
 
     def turn(self) -> float:
         """Do the one next thing; returns in how many seconds to look again."""
-        self._refresh_credentials()
+        self._refresh(_TRUST, self._ports.trust.refresh)
+        self._refresh(_PULL_SECRETS, self._ports.credentials.refresh)
         self._answer()
         facts, decision = self._see()
         try:
@@ -248,17 +252,18 @@ class Loop:
         self._tell(self._observer.glance(self._actor.record), decision)
         return delay_s
 
-    def _refresh_credentials(self) -> None:
+    def _refresh(self, reason: str, refresh: Callable[[], tuple[str, ...]]) -> None:
+        """Have credentials in place, and tell once, by Events of this reason, what is wrong."""
         try:
-            problems = self._ports.credentials.refresh()
+            problems = refresh()
         except TreenailError as error:
             problems = (reason_text(error),)
         for problem in problems:
-            if problem not in self._credential_problems:
+            if problem not in self._problems.get(reason, ()):
                 log.warning("%s", problem, extra={"message_id": MessageId.CREDENTIALS_BROKEN})
-                self._ports.cluster.tell(Event("Warning", "PullSecretUnusable", problem))
-        self._credential_problems = problems
-        self._live.credential_problems(problems)
+                self._ports.cluster.tell(Event("Warning", reason, problem))
+        self._problems[reason] = problems
+        self._live.credential_problems([each for all_ in self._problems.values() for each in all_])
 
     def _recorded(self, record: Record) -> None:
         """Let the journal and the live status say which update this is, and how far."""
@@ -274,6 +279,8 @@ class Loop:
         """Show how an OS transaction gets on, and whether it is still wanted."""
         self._live.beat()
         self._live.progress(progress)
+        # This may take an hour, and they are to be there within a minute.
+        self._refresh(_TRUST, self._ports.trust.refresh)
         if self._stop.is_set():
             return Verdict.LEAVE
         node = self._ports.cluster.node()

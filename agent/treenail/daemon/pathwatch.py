@@ -59,7 +59,7 @@ class PathWatch:
         try:
             self._inotify = Inotify(self._root)
         except FileError as error:
-            log.warning("%s; drift is found by looking now and then", error)
+            log.warning("%s; what others change is found by looking now and then", error)
             return
         self._thread.start()
 

@@ -131,6 +131,13 @@ class Credentials(Protocol):
         """The image was pulled with the login that is in place."""
 
 
+class Trust(Protocol):
+    """What the ControllerConfig hands to nodes."""
+
+    def refresh(self) -> tuple[str, ...]:
+        """Have it in place; returns what is wrong with it."""
+
+
 class Requests(Protocol):
     """What people on this machine ask for."""
 
@@ -188,6 +195,7 @@ class Ports:
     ledger: LedgerFile
     cluster: Cluster
     credentials: Credentials
+    trust: Trust
     requests: Requests
     predecessor: Predecessor
     configuration: Configuration

@@ -7,7 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from treenail.clock import Clock
-from treenail.errors import ClusterError, Gone, TooManyRequests, Unreachable
+from treenail.errors import (
+    ClusterError,
+    Forbidden,
+    Gone,
+    NotFound,
+    TooManyRequests,
+    Unreachable,
+)
 from treenail.kube.backoff import Backoff, Random
 from treenail.kube.client import Client, EventStream, Json, WatchEvent
 from treenail.kube.resources import Resource
@@ -32,6 +39,8 @@ class Scope:
     namespace: str = ""
     field_selector: str = ""
     label_selector: str = ""
+    optional: bool = False
+    """Whether the server may not have the kind, or not show it: then it is asked for seldom."""
 
     @property
     def params(self) -> dict[str, str]:
@@ -72,6 +81,7 @@ class Watch:
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._backoff = backoff or Backoff()
+        self._withheld = Backoff(first_s=60.0, most_s=600.0) if scope.optional else None
         self._jitter = jitter
         self._stopped = threading.Event()
         self._stream: EventStream | None = None
@@ -123,7 +133,8 @@ class Watch:
         if str(error) != self._lost:
             self._lost = str(error)
             self._on_lost(error)
-        pause_s = self._backoff.pause_s()
+        withheld = self._withheld if isinstance(error, NotFound | Forbidden) else None
+        pause_s = (withheld or self._backoff).pause_s()
         return max(pause_s, error.retry_after_s) if isinstance(error, TooManyRequests) else pause_s
 
     def _list(self) -> None:
@@ -173,6 +184,8 @@ class Watch:
     def _connected(self) -> None:
         if self._lost is not None:
             self._lost = None
+            if self._withheld is not None:
+                self._withheld.reset()
             self._on_connected()
 
     def _see(self, event: WatchEvent) -> None:

@@ -71,6 +71,11 @@ class Drifted:
         return (*self.blocking, *self.healed, *self.reported)
 
 
+def fought(healed_at: Iterable[float], per_hour: int, now: float) -> bool:
+    """Whether it was put right so often in the last hour that somebody else must be writing it."""
+    return sum(now - HOUR_S < at <= now for at in healed_at) >= per_hour
+
+
 def weigh(
     found: Iterable[Drift],
     policy: DriftPolicy,
@@ -79,20 +84,19 @@ def weigh(
 ) -> Drifted:
     """Sort what was found; ``heals`` are the times, in seconds, at which subjects were healed."""
     sorted_: dict[Reaction, list[Drift]] = {each: [] for each in Reaction}
-    fought: set[str] = set()
+    given_up: set[str] = set()
     for drift in found:
         reaction = policy.reaction(drift)
-        if reaction is Reaction.HEAL:
-            recent = [at for at in heals.get(drift.subject, ()) if now - HOUR_S < at <= now]
-            if len(recent) >= policy.heals_per_hour:
-                fought.add(drift.subject)
-                reaction = Reaction.BLOCK
+        healed_at = heals.get(drift.subject, ())
+        if reaction is Reaction.HEAL and fought(healed_at, policy.heals_per_hour, now):
+            given_up.add(drift.subject)
+            reaction = Reaction.BLOCK
         sorted_[reaction].append(drift)
     return Drifted(
         tuple(sorted_[Reaction.REPORT]),
         tuple(sorted_[Reaction.HEAL]),
         tuple(sorted_[Reaction.BLOCK]),
-        frozenset(fought),
+        frozenset(given_up),
     )
 
 
