@@ -107,7 +107,7 @@ class Process:
                 policy=DriftPolicy(paths=HEALED, heals_per_hour=1000),
                 full_every_s=600.0,
             ),
-            preflight=FakePreflight(),
+            preflight=FakePreflight(world),
             health=FakeHealth(world, clock),
             clock=clock,
         )

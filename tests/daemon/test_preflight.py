@@ -157,6 +157,33 @@ def test_without_a_policy_images_are_taken_as_they_are(root: Root) -> None:
     assert not verifies(Files(root), B.image)
 
 
+def test_right_before_the_drain_the_machine_alone_is_asked(root: Root) -> None:
+    machine = Machine()
+    flight = preflight(root, machine)
+    flight.clear(B.image)
+    machine.asked.clear()
+    root.path("/etc/containers/policy.json").write_text("{")
+    flight.still_clear(B.image)
+    assert machine.asked == []
+    machine.held = [Inhibitor("shutdown", "backup", "copying", "block", 0, 7)]
+    with pytest.raises(PreflightError, match="ShutdownInhibited: a reboot is blocked by backup"):
+        flight.still_clear(B.image)
+
+
+def test_right_before_the_drain_there_has_to_be_room_for_what_is_not_deployed(root: Root) -> None:
+    machine = Machine()
+    flight = preflight(root, machine)
+    machine.answer = registry.Inspected("amd64", 100.0, (registry.Blob("sha256:1", 10**17),), {})
+    with pytest.raises(PreflightError):
+        flight.clear(B.image)
+    with pytest.raises(PreflightError, match="NoSpaceOnSysroot"):
+        flight.still_clear(B.image)
+    held = root.path("/ostree/repo/refs/heads/ostree/container/blob/sha256_3A_1")
+    held.parent.mkdir(parents=True)
+    held.touch()
+    flight.still_clear(B.image)
+
+
 def test_what_blocks_is_raised_and_what_only_warns_is_said_once(
     root: Root, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -232,6 +232,24 @@ def test_what_fails_because_the_machine_goes_down_is_no_failure_of_the_update() 
     assert recorded(world).update is not None
 
 
+def test_what_comes_in_the_way_after_the_staging_cordons_nothing(node_of: NodeOf) -> None:
+    world = world_at(A)
+    node = node_of(world)
+    node.settle()
+    world.ask_for(B)
+    world.in_the_way = "NoSpaceOnVar"
+    node.settle()
+    assert world.annotations[key.STATE] == "Degraded"
+    assert "the update can't begin: NoSpaceOnVar" in world.annotations[key.REASON]
+    assert key.DESIRED_DRAIN not in world.annotations
+    update = recorded(world).update
+    assert update is not None
+    assert update.staged_id, "it was not even staged"
+    world.in_the_way = ""
+    node.settle()
+    assert_at_rest(world, B)
+
+
 def test_a_changed_mind_before_the_reboot_costs_no_reboot(
     node_of: NodeOf,
 ) -> None:

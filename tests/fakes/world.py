@@ -23,6 +23,7 @@ from treenail.errors import (
     CancelledError,
     LedgerError,
     NotFound,
+    PreflightError,
     TransactionError,
     Unreachable,
 )
@@ -126,6 +127,8 @@ class World:
     """How many questions to systemd such a unit outlives."""
     stored: set[str] = field(default_factory=set)
     """The images in podman's storage."""
+    in_the_way: str = ""
+    """What a pre-flight would find."""
     returns: int = 0
     policy: ClusterPolicy = field(default_factory=lambda: ClusterPolicy(DEFAULTS))
     vendor: dict[str, Tree] = field(default_factory=dict)
@@ -467,10 +470,17 @@ class FakeHealth:
 
 
 class FakePreflight:
-    """Nothing is ever in the way."""
+    """Nothing is in the way, unless the world says so after the staging."""
+
+    def __init__(self, world: World | None = None) -> None:
+        self._world = world
 
     def clear(self, image: str) -> None:
         pass
+
+    def still_clear(self, image: str) -> None:
+        if self._world is not None and self._world.in_the_way:
+            raise PreflightError(f"the update can't begin: {self._world.in_the_way}")
 
 
 class FakeRequests:

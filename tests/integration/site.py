@@ -89,7 +89,8 @@ class Site:
         self.lab.start()
         self.server = self.lab.server
         self.machine: Machine = self.lab.machines[NODE]
-        if options.backend == "bootc":
+        self.backend = options.backend
+        if self.backend == "bootc":
             (self.machine.root / "usr/lib/systemd/system/rpm-ostreed.service").unlink()
         self.pull_secret = self.machine.root / KUBELET_CONFIG
         self._pull_secret = self.pull_secret.read_text()

@@ -153,6 +153,14 @@ def test_paths_on_one_file_system_share_its_room() -> None:
     assert found.reason is Reason.NO_SPACE_ON_VAR
 
 
+def test_an_image_that_waits_in_storage_is_on_disk_twice() -> None:
+    apart = with_space(replace(VAR, device=3, free_bytes=10 * GIB))
+    assert findings(apart) == ()
+    (found,) = findings(replace(apart, stores=True))
+    assert found.reason is Reason.NO_SPACE_ON_VAR
+    assert "needs 12352 MiB there" in found.sentence
+
+
 def test_older_deployments_make_room_on_the_boot_partition() -> None:
     full = with_space(replace(BOOT, free_bytes=100 * 1024**2))
     assert findings(replace(full, freeable_boot_bytes=120 * 1024**2)) == ()

@@ -44,12 +44,13 @@ def main(arguments: argparse.Namespace) -> int:
         signal.signal(number, lambda *_: stop.set())
     bus = SystemBus()
     limits = Limits(settings.limits.stage_s, settings.limits.stall_s)
+    choice, systemd = choose(settings.backend, root), Systemd(bus, clock)
     machine = Machine(
-        os=operating_system(choose(settings.backend, root), bus, root, clock, limits),
+        os=operating_system(choice, bus, root, clock, limits),
         power=Logind(bus),
         kernel=kernel,
         credentials=Credentials(root, files, settings),
-        preflight=preflight(root, files, bus, Systemd(bus, clock), settings.preflight),
+        preflight=preflight(root, files, bus, systemd, settings.preflight, choice.backend),
         clock=clock,
     )
     with Ledger(root).lock():

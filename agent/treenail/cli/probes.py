@@ -8,8 +8,8 @@ from treenail.daemon.health import Cluster, Health
 from treenail.daemon.health import Probes as HealthProbes
 from treenail.daemon.preflight import Preflight
 from treenail.daemon.preflight import Probes as PreflightProbes
+from treenail.daemon.settings import Backend, Trial
 from treenail.daemon.settings import Preflight as PreflightSettings
-from treenail.daemon.settings import Trial
 from treenail.host.bus import SystemBus
 from treenail.host.checks import Checks
 from treenail.host.files import Files
@@ -26,13 +26,19 @@ CHECKS = "/etc/treenail/health.d"
 
 
 def preflight(
-    root: Root, files: Files, bus: SystemBus, systemd: Systemd, wanted: PreflightSettings
+    root: Root,
+    files: Files,
+    bus: SystemBus,
+    systemd: Systemd,
+    wanted: PreflightSettings,
+    backend: Backend,
 ) -> Preflight:
     """The pre-flight of this machine."""
     clock = SystemClock()
     registry = Registry(Programs(clock, os.environ), limit_s=wanted.registry_s)
     probes = PreflightProbes(registry, systemd, Logind(bus), Timedate(bus), Kernel(root))
-    return Preflight(root, files, probes, clock, only_warn=wanted.only_warn)
+    stores = backend is Backend.BOOTC
+    return Preflight(root, files, probes, clock, only_warn=wanted.only_warn, stores=stores)
 
 
 def health(

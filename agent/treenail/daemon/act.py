@@ -236,6 +236,9 @@ class Actor:
     def _drain(self, token: str) -> float:
         update = self._book.update
         if update.phase is not Phase.DRAINING or update.drain != token:
+            if self._book.work.reboots:
+                # It may be long since it was staged, and what fails after this costs a drain.
+                self._ports.preflight.still_clear(self._book.work.os.image)
             self._book.enter(Phase.DRAINING, drain=token)
             log.info("asking for the drain: %s", token)
             return NOW

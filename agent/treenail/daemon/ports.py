@@ -170,6 +170,9 @@ class Preflight(Protocol):
     def clear(self, image: str) -> None:
         """Return when nothing is in the way of this image, or else raise `PreflightError`."""
 
+    def still_clear(self, image: str) -> None:
+        """The same right before the drain, of all that is not settled by having the image."""
+
 
 class Health(Protocol):
     """Whether this boot is healthy."""

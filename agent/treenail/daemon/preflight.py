@@ -1,7 +1,7 @@
 """The machine and the registry as a pre-flight sees them: probes to `Conditions`."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from treenail.clock import Clock
@@ -83,20 +83,31 @@ class Preflight:
         clock: Clock,
         *,
         only_warn: frozenset[Reason] = frozenset(),
+        stores: bool = False,
     ) -> None:
+        """``stores``: an image waits in podman's storage until it is deployed."""
         self._root = root
         self._files = files
         self._probes = probes
         self._clock = clock
         self._only_warn = only_warn
+        self._stores = stores
         self._warned: frozenset[Finding] = frozenset()
+        self._known: dict[str, Manifest] = {}
 
     def clear(self, image: str) -> None:
         """Raise `PreflightError` for all that would make an update to the pull spec fail.
 
         What is wrong and does not block is logged, once.
         """
-        found = findings(self.look(image), only_warn=self._only_warn)
+        self._judge(self.look(image))
+
+    def still_clear(self, image: str) -> None:
+        """As `clear`, once the image is on this machine: neither registry nor policy is asked."""
+        self._judge(self._machine(image, self._known.get(image), stores=False))
+
+    def _judge(self, conditions: Conditions) -> None:
+        found = findings(conditions, only_warn=self._only_warn)
         for each in found:
             if not each.blocks and each not in self._warned:
                 log.warning("%s; %s", each, each.remedy)
@@ -106,14 +117,25 @@ class Preflight:
 
     def look(self, image: str) -> Conditions:
         """The conditions for an update to the pull spec; without one, of the machine alone."""
-        probes = self._probes
         judged = rule_for(self._files, image) if image else None
+        manifest = self._manifest(image) if image else None
+        if isinstance(manifest, Manifest):
+            self._known = {image: manifest}
+        return replace(
+            self._machine(image, manifest, stores=self._stores),
+            rule=judged,
+            missing_keys=self._missing_keys(judged),
+        )
+
+    def _machine(
+        self, image: str, manifest: Manifest | Trouble | None, *, stores: bool
+    ) -> Conditions:
+        probes = self._probes
         return Conditions(
             now=self._clock.now(),
             image=image,
-            manifest=self._manifest(image) if image else None,
-            rule=judged,
-            missing_keys=self._missing_keys(judged),
+            manifest=manifest,
+            stores=stores,
             architecture=probes.kernel.architecture(),
             spaces=tuple(found for path in PATHS if (found := self._space(path)) is not None),
             held_layers=spaces.held_layers(self._root),

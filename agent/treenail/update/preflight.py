@@ -5,7 +5,7 @@ is found by rpm-ostree or bootc a little later, which is still before the drain.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from treenail.errors import PreflightError
@@ -125,6 +125,8 @@ class Conditions:
     spaces: tuple[Space | Unreadable, ...] = ()
     held_layers: frozenset[str] = frozenset()
     """The digests of the layers that need no fetching."""
+    stores: bool = False
+    """The image waits in podman's storage, below /var, until it is deployed."""
     kernel_bytes: int = 0
     """What the booted kernel and its initramfs take on /boot; the next is about as large."""
     freeable_boot_bytes: int = 0
@@ -164,12 +166,10 @@ def findings(found: Conditions, *, only_warn: frozenset[str] = frozenset()) -> t
         *_of_policy(found),
         *_of_registry(found),
     ]
-    judged = [_softened(each) if each.reason in only_warn else each for each in everything]
+    judged = [
+        replace(each, blocks=False) if each.reason in only_warn else each for each in everything
+    ]
     return tuple(sorted(judged, key=lambda each: not each.blocks))
-
-
-def _softened(found: Finding) -> Finding:
-    return Finding(found.reason, found.sentence, found.remedy, blocks=False)
 
 
 def _of_ledger(found: Conditions) -> Iterator[Finding]:
@@ -241,12 +241,14 @@ def _of_space(found: Conditions) -> Iterator[Finding]:
 
 def _needs(found: Conditions, space: Space) -> tuple[int, int]:
     """Bytes and files that the update needs on the file system."""
+    layers = found.manifest.layers if isinstance(found.manifest, Manifest) else ()
     if space.path == "/var":
-        return _VAR_BYTES, _LEAST_FILES
+        stored = sum(each.size_bytes for each in layers) if found.stores else 0
+        unpacked, files = int(stored * _UNPACKED), int(stored * _FILES_PER_BYTE)
+        return _VAR_BYTES + unpacked, _LEAST_FILES + files
     if space.path == "/boot":
         needed = found.kernel_bytes - found.freeable_boot_bytes
         return (max(needed, 0), _BOOT_FILES) if found.kernel_bytes else (0, 0)
-    layers = found.manifest.layers if isinstance(found.manifest, Manifest) else ()
     missing = sum(each.size_bytes for each in layers if each.digest not in found.held_layers)
     if not missing:
         return 0, 0
