@@ -1,12 +1,13 @@
 """A node that bootc manages, from the wish to Done."""
 
 import json
+import re
 from contextlib import ExitStack
 
 import pytest
 
 from tests.integration.commands import status
-from tests.integration.site import FAST, SLOW, Options, Site
+from tests.integration.site import FAST, LAYERS, LIMIT_S, SLOW, Options, Site
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 
@@ -33,6 +34,17 @@ def test_image_is_pulled_in_service_and_deployed_after_the_drain(site: Site) -> 
     booted = site.machine.booted
     assert booted is not None
     assert booted.digest == goal.image.digest
+
+
+def test_status_shows_how_far_the_pull_is(site: Site) -> None:
+    goal = site.goal()
+    site.machine.change(pull_bytes_per_s=SLOW)
+    site.ask(goal)
+    wait_until(lambda: 0 < site.wait_progress() < 100, limit_s=LIMIT_S)
+    shown = " ".join(status(site).stdout.split())
+    assert re.search(rf"\(\d+ %, pulling layer \d+ of {LAYERS}\)", shown), shown
+    site.machine.change(pull_bytes_per_s=FAST)
+    site.settle(goal)
 
 
 def test_killed_agent_finds_the_switch_that_it_began(site: Site) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from tests.integration.site import LIMIT_S, LOGIN, QUICK, SIZE, Options, Site
 from tests.waiting import wait_until
 from treenail.lab.images import Credential, Layer, make_image
+from treenail.log import MessageId
 
 pytestmark = pytest.mark.integration
 
@@ -110,4 +111,18 @@ def test_a_blocked_shutdown_is_waited_for(site: Site) -> None:
         site.wait_degraded("ShutdownInhibited", "backup")
         assert not site.was_cordoned()
     wait_until(lambda: site.booted() == goal.image.digest, limit_s=LIMIT_S)
+    site.settle(goal)
+
+
+def test_what_comes_in_the_way_while_the_image_is_fetched_cordons_nothing(site: Site) -> None:
+    goal = site.goal()
+    with ExitStack() as locks:
+        with site.slow_pull():
+            site.ask(goal)
+            site.wait_progress()
+            locks.enter_context(site.machine.inhibit_shutdown("backup", "copies"))
+        site.wait_degraded("ShutdownInhibited", "backup")
+        assert not site.was_cordoned()
+        assert site.phase() == "staging"
+        assert site.messages(MESSAGE_ID=MessageId.STAGED)
     site.settle(goal)

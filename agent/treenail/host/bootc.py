@@ -42,6 +42,7 @@ from treenail.host.jobs import Jobs
 from treenail.host.journal import Journal
 from treenail.host.ostree import PROGRAM, Ostree
 from treenail.host.podman import Podman
+from treenail.host.podmanprogress import PodmanProgress
 from treenail.host.process import Programs
 from treenail.host.root import Root
 from treenail.host.transaction import Limits, Watch
@@ -61,6 +62,9 @@ _SEEN_LIMIT = 1024 * 1024
 # It waits for the lock of the sysroot, which somebody may hold for as long as a pull takes.
 _STATUS_S = 60.0
 _WAIT_S = 5.0
+# One line for each layer, and two a second of a podman that tells more.
+_PULL_LINES = 1000
+_PULL_READ_S = 2.0
 _LIMITS = Limits()
 # The descriptor is opened by the shell: ExtraFileDescriptors= is too new for RHEL 9.
 _WITH_PROGRESS = 'exec "$@" 3>"$0" 1>&2'
@@ -102,8 +106,8 @@ class Bootc:
         self._clock = clock
         self._limits = limits
         self._alive = alive
-        journal = Journal(programs, root)
-        self._jobs = Jobs(self._units, journal, clock, limits, alive=alive)
+        self._journal = Journal(programs, root)
+        self._jobs = Jobs(self._units, self._journal, clock, limits, alive=alive)
 
     @property
     def name(self) -> str:
@@ -247,8 +251,17 @@ class Bootc:
             PULL, f"treenail: pull {image}", self._podman.pull(image), self._limits.transaction_s
         )
 
+        progress = PodmanProgress(self._podman.layers(image))
+        due = 0.0
+
         def each() -> None:
-            match watch(Progress(f"pulling {image}", None)):
+            nonlocal due
+            if self._clock.monotonic() >= due:
+                found = self._units.find(PULL)
+                if found is not None:
+                    progress.read(self._journal.told_by(found.invocation, most=_PULL_LINES))
+                due = self._clock.monotonic() + _PULL_READ_S
+            match watch(progress.last):
                 case Verdict.CANCEL:
                     self._units.stop(PULL, self._alive)
                     raise CancelledError(f"{image} was not pulled: it was cancelled")

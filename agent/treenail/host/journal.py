@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 _JOURNALCTL = "/usr/bin/journalctl"
 _LIMIT_S = 20.0
-_LINES = "40"
+_LINES = 40
 _TEXT_LIMIT = 1000
 _ERROR = "error:"
 
@@ -25,20 +25,27 @@ class Journal:
 
     def error_of(self, invocation: str) -> str:
         """The last error, or else the last line, of this run of a unit; empty if not to be had."""
-        own = self._root.path(_JOURNALCTL)
-        journalctl = str(own) if own.exists() else "journalctl"
-        of_run = f"_SYSTEMD_INVOCATION_ID={invocation}"
         try:
             # What was written right before the end may still be on its way.
-            self._programs.run([journalctl, "--sync"], limit_s=_LIMIT_S)
-            content = self._programs.run(
-                [journalctl, "--quiet", "--no-pager", "-o", "cat", "-n", _LINES, of_run],
-                limit_s=_LIMIT_S,
-            )
+            self._programs.run([self._journalctl(), "--sync"], limit_s=_LIMIT_S)
         except CommandError as error:
             log.warning("can't read the journal: %s", error)
             return ""
-        lines = list(filter(str.strip, content.decode("utf-8", "replace").splitlines()))
+        lines = list(filter(str.strip, self.told_by(invocation, most=_LINES).splitlines()))
         errors = [line for line in lines if line.lower().startswith(_ERROR)]
         told = errors[-1][len(_ERROR) :] if errors else next(reversed(lines), "")
         return scrub(told.strip(), limit=_TEXT_LIMIT)
+
+    def told_by(self, invocation: str, *, most: int) -> str:
+        """The last lines, so many at most, of this run of a unit; empty if not to be had."""
+        options = ("--quiet", "--no-pager", "-o", "cat", "-n", str(most))
+        command = [self._journalctl(), *options, f"_SYSTEMD_INVOCATION_ID={invocation}"]
+        try:
+            return self._programs.run(command, limit_s=_LIMIT_S).decode("utf-8", "replace")
+        except CommandError as error:
+            log.warning("can't read the journal: %s", error)
+            return ""
+
+    def _journalctl(self) -> str:
+        own = self._root.path(_JOURNALCTL)
+        return str(own) if own.exists() else "journalctl"

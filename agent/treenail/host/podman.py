@@ -5,6 +5,7 @@ import logging
 
 from treenail.errors import CommandError, HostError
 from treenail.host.process import Programs
+from treenail.host.registry import Inspected, Registry
 from treenail.host.root import Root
 
 log = logging.getLogger(__name__)
@@ -24,10 +25,17 @@ class Podman:
 
     def pull(self, image: str) -> tuple[str, ...]:
         """The command that pulls the image with the logins that bootc would use."""
-        found = (path for path in map(self._root.path, _AUTH_FILES) if path.exists())
-        auth = next(found, None)
-        logins = () if auth is None else ("--authfile", str(auth))
-        return (str(self._root.path(_PODMAN)), "pull", "--quiet", *logins, image)
+        auth = self._auth()
+        logins = ("--authfile", auth) if auth else ()
+        return (str(self._root.path(_PODMAN)), "pull", *logins, image)
+
+    def layers(self, image: str) -> dict[str, int]:
+        """The bytes of each layer, by digest, as its registry says; empty if that can't be had."""
+        match Registry(self._programs, limit_s=_LIMIT_S).inspect(image, auth_file=self._auth()):
+            case Inspected(layers=layers):
+                return {each.digest: each.size_bytes for each in layers}
+            case _:
+                return {}
 
     def labels(self, image: str) -> dict[str, str]:
         """The labels of a pulled image."""
@@ -49,3 +57,7 @@ class Podman:
             self._programs.run(command, limit_s=_LIMIT_S)
         except CommandError as error:
             log.warning("%s stays in podman's storage: %s", image, error)
+
+    def _auth(self) -> str:
+        found = (path for path in map(self._root.path, _AUTH_FILES) if path.exists())
+        return str(next(found, ""))

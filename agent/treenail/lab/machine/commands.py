@@ -22,6 +22,7 @@ from treenail.lab.machine.steps import OperationFailed
 from treenail.lab.machine.transient import unit_log
 
 _PODMAN_FAILED = 125
+_AT_ONCE = 6
 
 
 def install(root: Path, catalogue: Path, settings_file: Path) -> None:
@@ -47,7 +48,7 @@ def _bootc(host: CommandHost, arguments: list[str]) -> int:
 
 def _podman(host: CommandHost, arguments: list[str]) -> int:
     match arguments:
-        case ["pull", "--quiet", *logins, image]:
+        case ["pull", *logins, image]:
             if logins and not Path(logins[1]).exists():
                 print(f"Error: checking authfile: stat {logins[1]}: no such file", file=sys.stderr)
                 return _PODMAN_FAILED
@@ -71,13 +72,19 @@ def _podman_pull(host: CommandHost, image: str) -> int:
     except OperationFailed as error:
         print(f"Error: initializing source docker://{image}: {error}", file=sys.stderr)
         return _PODMAN_FAILED
+    print(f"Trying to pull {image}...\nGetting image source signatures", file=sys.stderr)
     if image not in host.stored():
-        for layer in found.layers:
+        for number, layer in enumerate(found.layers):
+            # Each is told of as it begins, and several are under way at once.
+            last = number + _AT_ONCE
+            for begun in found.layers[last - 1 if number else 0 : last]:
+                print(f"Copying blob {begun.digest}", file=sys.stderr, flush=True)
             host.wait(layer.size_bytes / host.settings().pull_bytes_per_s)
             failure = host.settings().pull_error or found.faults.get("pull", "")
             if failure:
                 print(f"Error: copying system image from manifest: {failure}", file=sys.stderr)
                 return _PODMAN_FAILED
+        print("Copying config\nWriting manifest to image destination", file=sys.stderr)
         host.store({*host.stored(), image})
     print(found.digest)
     return 0
