@@ -74,6 +74,7 @@ def test_updates_are_told_for_programs(root: Path, capsys: pytest.CaptureFixture
             "outcome": "done",
             "phases": {"staging": 190.0, "draining": 42.0, "rebooting": 20.0},
             "reboots": 1,
+            "soft": False,
             "reasons": [REASON],
             "failure": "",
         }

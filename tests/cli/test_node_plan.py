@@ -185,3 +185,17 @@ def test_api_server_is_asked_for_what_is_not_kept_and_for_the_policy(
     assert code == 2
     assert [each["action"] for each in told["actions"]] == ["restart a.service"]  # type: ignore[attr-defined]  # a list
     assert not path.exists(), "a plan changes nothing"
+
+
+def test_a_reboot_that_may_be_soft_is_announced(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    update = Update("1" * 32, Target("rendered-b", IMAGE), OLD, Phase.STAGING, "boot", 1.0, 1.0)
+    Ledger(Root(root)).write(to_json(Record(OLD, update)))
+    soft = "it is a soft reboot if the kernel"
+    settings = root / "etc/treenail/agent.toml"
+    settings.parent.mkdir()
+    for text, announced in (("", False), ('reboot = "auto"', True)):
+        settings.write_text(text)
+        notes = plan(root, capsys)[1]["notes"]
+        assert any(note.startswith(soft) for note in notes) is announced  # type: ignore[attr-defined]  # a list

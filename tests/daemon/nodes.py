@@ -73,7 +73,13 @@ class Process:
     """The agent's process: what is lost with it, and nothing else."""
 
     def __init__(
-        self, world: World, clock: FakeClock, *, drains: bool = True, bootc: str = ""
+        self,
+        world: World,
+        clock: FakeClock,
+        *,
+        drains: bool = True,
+        softly: bool = False,
+        bootc: str = "",
     ) -> None:
         """``bootc``: the directory where its adapter leaves things, if that is the back end."""
         machine = FakeMachine(world)
@@ -88,6 +94,7 @@ class Process:
         ports = Ports(
             os=system,
             power=machine,
+            soft_reboots=machine,
             kernel=machine,
             ledger=FakeLedger(world),
             cluster=self.cluster,
@@ -118,7 +125,7 @@ class Process:
             raise Killed
         self.loop = Loop(
             ports,
-            observer=Observer(ports, drains=drains, drain_limit_s=3600.0),
+            observer=Observer(ports, drains=drains, drain_limit_s=3600.0, softly=softly),
             live=Live(write=lambda _: None, notifier=FakeNotifier(), clock=clock, node="node-1"),
             bell=Wakeup(),
             stop=threading.Event(),
@@ -129,9 +136,12 @@ class Process:
 class Node:
     """A node whose agent is started again whenever it ends, as systemd would."""
 
-    def __init__(self, world: World, *, drains: bool = True, bootc: str = "") -> None:
+    def __init__(
+        self, world: World, *, drains: bool = True, softly: bool = False, bootc: str = ""
+    ) -> None:
         self.bootc = bootc
         self.world = world
+        self.softly = softly
         self.clock = FakeClock()
         self.drains = drains
         self.process: Process | None = None
@@ -142,7 +152,13 @@ class Node:
         """One turn of the agent, and what becomes of the machine in it."""
         try:
             if self.process is None:
-                self.process = Process(self.world, self.clock, drains=self.drains, bootc=self.bootc)
+                self.process = Process(
+                    self.world,
+                    self.clock,
+                    drains=self.drains,
+                    softly=self.softly,
+                    bootc=self.bootc,
+                )
                 self.process.loop.finish_boot()
             self.process.cluster.see()
             delay_s = self.process.loop.turn()

@@ -1,6 +1,7 @@
 """What is asked of a boot on trial, and since when it is so."""
 
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from tests.fakes.clock import FakeClock
 from treenail.api.node import Node
@@ -37,6 +38,7 @@ class Machine:
     ran: list[tuple[str, float]] = field(default_factory=list)
     unreadable: bool = False
     api_away: bool = False
+    user_space_at: float = 0.0
     seen: Node | None = field(default_factory=lambda: Node("node-1", ready=True, boot_id=BOOT))
     clock: FakeClock = field(default_factory=FakeClock)
 
@@ -45,6 +47,9 @@ class Machine:
             raise BusError("systemd does not answer")
         there = {name: self.units_there.get(name, ("not-found", "inactive")) for name in names}
         return tuple(Unit(name, *states, "", "/") for name, states in there.items())
+
+    def started_at(self) -> float:
+        return self.user_space_at
 
     def problem(self, unit: str) -> str:
         return self.runtime_problem
@@ -139,6 +144,18 @@ def test_a_node_has_to_be_ready_in_this_boot() -> None:
         ),
     ):
         assert looked(Machine(seen=node)) == [("NodeReady", text)]
+
+
+def test_after_a_soft_reboot_a_node_has_to_be_heard_of_since() -> None:
+    node = Node("node-1", ready=True, boot_id=BOOT, heard="2026-01-01T12:00:00Z")
+    soft = f"{BOOT}+1"
+    for started, expected in (
+        ("12:00:00", []),
+        ("12:00:01", [("NodeReady", "the kubelet has not reported since the boot")]),
+    ):
+        at = datetime.fromisoformat(f"2026-01-01T{started}+00:00").timestamp()
+        machine = Machine(seen=node, user_space_at=at)
+        assert failing(machine.health().look(machine.probation(), soft)) == expected
 
 
 def test_the_owners_checks_are_made_last_and_not_again_once_passed() -> None:

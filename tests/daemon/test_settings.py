@@ -12,6 +12,7 @@ from treenail.daemon.settings import (
     ImageFiles,
     Limits,
     Preflight,
+    Reboots,
     Settings,
     Trial,
     load,
@@ -31,6 +32,7 @@ DEFAULTS = Settings(
     drain=Drain.ASK,
     image_files=ImageFiles.BAKED,
     backend=Backend.AUTO,
+    reboot=Reboots.FULL,
     log_level=logging.INFO,
     limits=Limits(
         stage_s=3600,
@@ -51,6 +53,7 @@ internal_pull_secret = "/etc/internal.json"
 drain = "never"
 image_files = "write"
 backend = "bootc"
+reboot = "auto"
 log_level = "debug"
 
 [limits]
@@ -102,6 +105,7 @@ def test_a_file_says_everything():
         drain=Drain.NEVER,
         image_files=ImageFiles.WRITE,
         backend=Backend.BOOTC,
+        reboot=Reboots.AUTO,
         log_level=logging.DEBUG,
         limits=Limits(
             stage_s=7200,

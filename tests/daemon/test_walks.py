@@ -5,6 +5,7 @@ keeps and loses what it loses. Two things must hold whatever happens: the OS nev
 node in service, and once the world calms down the node comes to rest at what is asked of it.
 """
 
+import itertools
 import json
 import os
 import random
@@ -74,6 +75,14 @@ class Chaos:
             self.call_off()
         elif draw < 0.67:
             world.request = Request(Kind.FORGIVE)
+        elif draw < 0.71:
+            self._node.process = None
+            world.soft = True
+            world.reboot()
+        elif draw < 0.74:
+            world.softens = not world.softens
+        elif draw < 0.77:
+            world.misleads = not world.misleads
 
     def change_target(self) -> None:
         if self._node.world.api_up:
@@ -108,6 +117,7 @@ def test_every_walk_ends_at_the_target_and_never_changes_a_node_in_service(
     for seed in range(start, min(start + 100, WALKS)):
         world = world_at(A)
         node = node_of(world)
+        node.softly = seed % 2 == 0
         node.settle()
         chaos = Chaos(node, seed)
         world.fate, world.meanwhile = chaos.fate, chaos.meanwhile
@@ -133,11 +143,11 @@ def ask_for_another_and_back(node: Node, target: Target) -> None:
         node.settle()
 
 
-def effects_of_an_update(bootc: str) -> list[str]:
+def effects_of_an_update(bootc: str, *, softly: bool) -> list[str]:
     """Every effect of one update, in order."""
     steps: list[str] = []
     world = world_at(A)
-    node = Node(world, bootc=bootc)
+    node = Node(world, bootc=bootc, softly=softly)
     node.settle()
     world.ask_for(B)
     world.fate = steps.append
@@ -146,23 +156,24 @@ def effects_of_an_update(bootc: str) -> list[str]:
     return steps
 
 
-def interruptions() -> Iterator[tuple[str, int, type[BaseException]]]:
+def interruptions() -> Iterator[tuple[str, bool, int, type[BaseException]]]:
     with directories() as directory_of:
-        for back_end in BACK_ENDS:
+        for back_end, softly in itertools.product(BACK_ENDS, (False, True)):
             bootc = directory_of(back_end)
-            for index in range(len(effects_of_an_update(bootc))):
-                yield back_end, index, Killed
-                yield back_end, index, PowerCut
+            for index in range(len(effects_of_an_update(bootc, softly=softly))):
+                yield back_end, softly, index, Killed
+                yield back_end, softly, index, PowerCut
 
 
 @pytest.mark.parametrize(
-    ("node_of", "index", "misfortune"), list(interruptions()), indirect=["node_of"]
+    ("node_of", "softly", "index", "misfortune"), list(interruptions()), indirect=["node_of"]
 )
 def test_an_update_survives_an_interruption_at_any_effect(
-    node_of: NodeOf, index: int, misfortune: type[BaseException]
+    node_of: NodeOf, index: int, misfortune: type[BaseException], *, softly: bool
 ) -> None:
     world = world_at(A)
     node = node_of(world)
+    node.softly = softly
     node.settle()
     world.ask_for(B)
     countdown = iter(range(index + 1))

@@ -139,11 +139,15 @@ def _undeploy(world: World, number: int) -> bool:
     order = ["booted", "previous"] if world.previous else ["booted"]
     if previous_first:
         order.reverse()
+    if world.pending:
+        order.insert(0, "pending")
     if world.staging:
         order.insert(0, "staging")
     match order[number] if number < len(order) else "":
         case "staging":
             world.staging = None
+        case "pending":
+            world.pending = None
         case "previous":
             world.previous, world.rolled_back, world.tried_again = None, False, False
         case _:
@@ -189,9 +193,9 @@ def _status(world: World) -> Json:
         "status": {
             "staged": _entry(world.staging),
             "booted": _entry(world.system),
-            "rollback": _entry(world.previous),
+            "rollback": _entry(world.pending or world.previous),
             "otherDeployments": [],
-            "rollbackQueued": world.rolled_back or world.tried_again,
+            "rollbackQueued": bool(world.rolled_back or world.tried_again or world.pending),
             "type": "bootcHost",
         },
     }

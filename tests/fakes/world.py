@@ -3,7 +3,8 @@
 What survives what is as on a real machine: the ledger and the booted deployment survive all; what
 was flushed survives a power cut, what was written survives the agent's death; a staged deployment
 survives the agent's death, but not a power cut; a clean reboot finalizes it if it is unlocked and
-drops it if it is locked; the agent's memory survives nothing. A deployment that is finalized takes
+drops it if it is locked, but for a soft one, which keeps all of /run and the kernel, and leads into
+what was prepared; the agent's memory survives nothing. A deployment that is finalized takes
 along, of /etc, what differs from the /usr/etc of the deployment before it.
 """
 
@@ -91,6 +92,19 @@ class World:
     staging: System | None = None
     serials: int = 0
     locked: bool = False
+    softens: bool = True
+    """Whether what is staged has the kernel that runs, and what it was booted with."""
+    misleads: bool = False
+    """Whether soft reboots lead back to what is booted."""
+    pending: System | None = None
+    """What boots next though it is not what was started."""
+    pending_etc: Tree = field(default_factory=dict)
+    prepared: str = ""
+    """The id of the deployment that a soft reboot leads into."""
+    soft: bool = False
+    """The reboot that is under way keeps the kernel."""
+    soft_boots: int = 0
+    """How often user space was started since the kernel was."""
     finalizes: bool = True
     """Whether the boot loader's entry can be written."""
     going_down: bool = False
@@ -169,7 +183,11 @@ class World:
 
     def reboot(self) -> None:
         """A clean reboot, whoever asked for it."""
+        if self.soft:
+            self._reboot_softly()
+            return
         self.disk.replace_by(self.disk.tree())
+        self._boot_pending()
         if self.staging is not None and not self.locked and self.finalizes:
             if self.in_service:
                 self.violations.append("the OS changed while the node was in service")
@@ -178,8 +196,35 @@ class World:
             self._go_back(self.previous)
         self._up_again()
 
+    def _reboot_softly(self) -> None:
+        before, etc, staged = self.system, self._etc(), self.staging
+        if staged is not None and not self.locked and self.finalizes:
+            self._finalize(staged)
+            self.staging = None
+            if self.prepared != staged.id or self.misleads:
+                # It is written, and what boots next, but not what is started.
+                self.pending, self.pending_etc = staged, self._etc()
+                self.system, self.previous, self.kept_etc = before, None, {}
+                self._have_etc(etc)
+        if self.in_service and self.system != before:
+            self.violations.append("the OS changed while the node was in service")
+        self.soft_boots += 1
+        self.units.clear()
+        self.booted = self.system.digest
+        self.going_down, self.soft, self.prepared = False, False, ""
+
+    def _boot_pending(self) -> None:
+        if self.pending is None:
+            return
+        if self.in_service:
+            self.violations.append("the OS changed while the node was in service")
+        self.previous, self.kept_etc = self.system, self._etc()
+        self.system, self.pending = self.pending, None
+        self._have_etc(self.pending_etc)
+
     def power_cut(self) -> None:
         self.disk.replace_by(next(self.disk.after_power_cut(1)))
+        self._boot_pending()
         if self.rolled_back and self.previous is not None:
             self._go_back(self.previous)
         self._up_again()
@@ -189,17 +234,20 @@ class World:
             # The boot loader gives it up, and starts what was booted; that stays deployed too.
             self.previous, self.tried_again = staged, True
             return
-        self.previous, self.tried_again = self.system, False
+        self.previous, self.tried_again, self.pending = self.system, False, None
         self.kept_etc = self._etc()
         self._merge(staged.digest)
         self.system = staged
 
     def _go_back(self, previous: System) -> None:
-        others = {path: each for path, each in self.disk.tree().items() if _ETC not in path}
         etc, self.kept_etc = self.kept_etc, self._etc()
-        self.disk.replace_by(others | etc)
+        self._have_etc(etc)
         self.previous, self.system = self.system, previous
         self.returns += 1
+
+    def _have_etc(self, etc: Tree) -> None:
+        others = {path: each for path, each in self.disk.tree().items() if _ETC not in path}
+        self.disk.replace_by(others | etc)
 
     def _etc(self) -> Tree:
         return {path: each for path, each in self.disk.tree().items() if _ETC in path}
@@ -219,6 +267,7 @@ class World:
         self.boots += 1
         self.booted = self.system.digest
         self.staging, self.locked, self.going_down = None, False, False
+        self.soft_boots, self.soft, self.prepared = 0, False, ""
         self.request = None
         self.rolled_back = False
         self.units.clear()
@@ -250,7 +299,11 @@ class FakeMachine:
         world.fate("rolled back")
 
     def boot_id(self) -> str:
-        return f"boot-{self._world.boots}"
+        world = self._world
+        return f"boot-{world.boots}" + f"+{world.soft_boots}" * bool(world.soft_boots)
+
+    def soft_reboots(self) -> int | None:
+        return self._world.soft_boots
 
     def fips_enabled(self) -> bool:
         return False
@@ -268,6 +321,8 @@ class FakeMachine:
         if world.previous:
             at = 0 if world.tried_again else len(found)
             found.insert(at, _deployment(world.previous))
+        if world.pending:
+            found.insert(0, _deployment(world.pending))
         return Deployments(tuple(found), None)
 
     def stage(self, change: Change, *, watch: Callable[[Progress], Verdict]) -> None:
@@ -303,9 +358,22 @@ class FakeMachine:
             world.staging, world.locked = None, False
         if world.previous is not None and world.previous.id == staged_id:
             world.previous, world.tried_again = None, False
+        if world.pending is not None and world.pending.id == staged_id:
+            world.pending = None
         world.fate("dropped")
 
-    def finalize(self, staged_id: str) -> None:
+    def prepare(self) -> bool:
+        world = self._world
+        world.fate("prepare")
+        if world.softens and world.staging is not None:
+            world.prepared = world.staging.id
+        world.fate("prepared")
+        return bool(world.prepared)
+
+    def clear(self) -> None:
+        self._world.prepared = ""
+
+    def finalize(self, staged_id: str, *, softly: bool = False) -> None:
         world = self._world
         if world.staging is None or world.staging.id != staged_id:
             raise TransactionError("No pending staged deployment found")
@@ -314,14 +382,14 @@ class FakeMachine:
         if world.in_service:
             world.violations.append("unlocked while the node was in service")
         world.fate("unlocked")
-        world.going_down = True
+        world.going_down = not softly
 
     def release(self) -> None:
         pass
 
-    def reboot(self) -> None:
+    def reboot(self, *, soft: bool = False) -> None:
         self._world.fate("reboot")
-        self._world.going_down = True
+        self._world.going_down, self._world.soft = True, soft
         raise WentDown
 
     def shutting_down(self) -> bool:

@@ -74,3 +74,12 @@ def test_an_ostree_system_is_known_by_its_mark(root):
     assert Kernel(root).is_ostree() is False
     write(root, "run/ostree-booted", "")
     assert Kernel(root).is_ostree() is True
+
+
+def test_a_boot_after_soft_reboots_has_a_name_of_its_own(root):
+    write(root, "proc/sys/kernel/random/boot_id", "0b4a1e2c-0000-4000-8000-000000000000\n")
+    counts = [2, 3]
+    kernel = Kernel(root, soft_reboots=lambda: counts.pop(0))
+    assert kernel.boot_id() == "0b4a1e2c-0000-4000-8000-000000000000+2"
+    assert kernel.boot_id().endswith("+2"), "no process outlives a soft reboot"
+    assert Kernel(root, soft_reboots=lambda: 0).boot_id().endswith("000")

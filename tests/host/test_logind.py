@@ -84,13 +84,15 @@ def test_blocked_reboot_names_who_blocks_it(
     assert not logind.shutting_down()
 
 
-@pytest.mark.parametrize("version", [252, 254, 258])
+@pytest.mark.parametrize(
+    ("version", "told"), [(252, "reboot"), (254, "soft-reboot"), (258, "soft-reboot")]
+)
 def test_soft_reboot_is_a_reboot_where_systemd_knows_none(
-    services: Services, logind: Logind, version: int
+    services: Services, logind: Logind, version: int, told: str
 ) -> None:
     services.change(Settings(systemd_version=version))
     logind.reboot(soft=True)
-    assert services.told() == "reboot"
+    assert services.told() == told
 
 
 def test_logind_that_is_not_there_is_named(services: Services, logind: Logind) -> None:

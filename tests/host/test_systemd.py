@@ -198,3 +198,13 @@ def test_job_that_does_not_end_is_given_up_after_its_time(private_bus: PrivateBu
         Systemd(bus, clock, job_s=30).start("web.service")
     bus.close()
     assert asked == ["subscribe", "start web.service replace", "unsubscribe"]
+
+
+@pytest.mark.parametrize(("version", "count"), [(255, None), (256, 0)])
+def test_soft_reboots_are_counted_from_256_on(version: int, count: int | None) -> None:
+    with Services(Settings(systemd_version=version)) as services:
+        bus = SystemBus(services.address)
+        systemd = Systemd(bus, FakeClock())
+        assert systemd.soft_reboots() == count
+        assert systemd.started_at() > 0
+        bus.close()

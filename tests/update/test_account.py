@@ -57,3 +57,9 @@ def test_update_under_way_says_what_it_asks_for_once_that_is_known() -> None:
 
 def test_node_that_was_never_updated_has_nothing_to_account_for() -> None:
     assert account(Record(), booted_at=1.0) == Account()
+
+
+def test_a_soft_reboot_is_called_so() -> None:
+    found = account(Record(C, history=(replace(REBOOTED, soft=True),)), booted_at=None)
+    assert found.last is not None
+    assert found.last.deed == "drain and soft reboot"

@@ -20,7 +20,9 @@ class Node:
     not_ready: str = ""
     """Why it is not, as the kubelet says."""
     boot_id: str = ""
-    """The boot in which the kubelet reported last."""
+    """The boot of the kernel in which the kubelet reported last."""
+    heard: str = ""
+    """When the kubelet reported last, RFC 3339; not later than every few minutes."""
     uid: str = ""
     resource_version: str = ""
 
@@ -32,6 +34,7 @@ class Node:
         status = fields.nested("status")
         conditions = status.each("conditions", Condition.from_fields)
         ready = next((each for each in conditions if each.type == "Ready"), None)
+        heard = status.each("conditions", lambda each: each.text("lastHeartbeatTime"))
         return cls(
             name=fields.nested("metadata").required_text("name"),
             annotations=meta.annotations,
@@ -40,6 +43,7 @@ class Node:
             ready=ready is not None and ready.status == "True",
             not_ready=ready.message if ready is not None and ready.status != "True" else "",
             boot_id=status.nested("nodeInfo").text("bootID"),
+            heard=max(heard, default=""),
             uid=meta.uid,
             resource_version=meta.resource_version,
         )

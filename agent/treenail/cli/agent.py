@@ -12,7 +12,7 @@ from pathlib import Path
 
 from treenail import log as journal
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
-from treenail.cli.backend import choose, operating_system
+from treenail.cli.backend import choose, operating_system, soft_reboots
 from treenail.cli.machine import labelled_disk
 from treenail.cli.probes import health, preflight
 from treenail.clock import SystemClock
@@ -30,7 +30,16 @@ from treenail.daemon.ports import LedgerFile, OperatingSystem, Ports
 from treenail.daemon.predecessor import Predecessor
 from treenail.daemon.requests import RequestFile
 from treenail.daemon.runner import Runner
-from treenail.daemon.settings import FILE, Backend, Drain, Given, ImageFiles, Settings, load
+from treenail.daemon.settings import (
+    FILE,
+    Backend,
+    Drain,
+    Given,
+    ImageFiles,
+    Reboots,
+    Settings,
+    load,
+)
 from treenail.daemon.survey import AskedStates, Survey
 from treenail.daemon.trust import Trust
 from treenail.daemon.upkeep import Sayings, Upkeep
@@ -66,7 +75,7 @@ def main(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
     root = Root(settings.root)
     journal.setup(root.path(JOURNAL), level=settings.log_level, stream=sys.stderr)
-    kernel = Kernel(root)
+    kernel = _kernel(root)
     if not kernel.is_ostree():
         # Not an error to be started again for: there is nothing here to do, ever.
         log.info("%s is not booted from OSTree; there is nothing to do", root.prefix)
@@ -82,7 +91,7 @@ def _sent_back(root: Root) -> bool:
     Before the settings are read, for they may be what makes the agent crash.
     """
     journal.setup(root.path(JOURNAL), level=logging.INFO, stream=sys.stderr)
-    kernel, clock, ledger = Kernel(root), SystemClock(), Ledger(root)
+    kernel, clock, ledger = _kernel(root), SystemClock(), Ledger(root)
 
     def machine() -> tuple[OperatingSystem, Logind, Configuration]:
         bus = SystemBus()
@@ -98,6 +107,17 @@ def _sent_back(root: Root) -> bool:
         return False
     with ledger.lock():
         return Lifeline(ledger, kernel, clock, machine=machine).started()
+
+
+def _kernel(root: Root) -> Kernel:
+    def soft_reboots() -> int | None:
+        bus = SystemBus()
+        try:
+            return Systemd(bus, SystemClock()).soft_reboots()
+        finally:
+            bus.close()
+
+    return Kernel(root, soft_reboots=soft_reboots)
 
 
 class Agent:
@@ -176,6 +196,7 @@ class Agent:
                 alive=self._live.beat,
             ),
             power=Logind(bus),
+            soft_reboots=soft_reboots(bus, root, clock, TransactionLimits(), alive=self._live.beat),
             kernel=kernel,
             ledger=ledger,
             cluster=self._cluster,
@@ -206,6 +227,7 @@ class Agent:
                 drains=settings.drain is Drain.ASK,
                 drain_limit_s=limits.drain_s,
                 images_bake=settings.image_files is ImageFiles.BAKED,
+                softly=settings.reboot is Reboots.AUTO,
             ),
             images_bake=settings.image_files is ImageFiles.BAKED,
             live=self._live,

@@ -19,6 +19,7 @@ from treenail.host.transaction import Limits
 if TYPE_CHECKING:
     # The port drags the whole daemon behind it.
     from treenail.daemon.ports import OperatingSystem
+    from treenail.host.softreboots import SoftReboots
 
 LIVE = "/run/treenail/status.json"
 _LIVE_LIMIT = 1024 * 1024
@@ -68,7 +69,31 @@ def operating_system(
     from treenail.host.rpmostree import RpmOstree
 
     signed = partial(verifies, Files(root))
-    return RpmOstree(bus, clock, limits, alive=alive, verifies=signed)
+
+    def unlock() -> None:
+        soft_reboots(bus, root, clock, limits, alive=alive).unlock()
+
+    return RpmOstree(bus, clock, limits, alive=alive, verifies=signed, unlock=unlock)
+
+
+def soft_reboots(
+    bus: SystemBus,
+    root: Root,
+    clock: Clock,
+    limits: Limits,
+    *,
+    alive: Callable[[], None] = lambda: None,
+) -> "SoftReboots":
+    """What prepares soft reboots, whichever the back end."""
+    from treenail.host.jobs import Jobs
+    from treenail.host.journal import Journal
+    from treenail.host.process import Programs
+    from treenail.host.softreboots import SoftReboots
+    from treenail.host.transient import TransientUnits
+
+    journal = Journal(Programs(clock, os.environ), root)
+    jobs = Jobs(TransientUnits(bus), journal, clock, limits, alive=alive, who="ostree")
+    return SoftReboots(jobs, root)
 
 
 def deployments(root: Root, clock: Clock) -> Deployments:

@@ -45,6 +45,8 @@ def lines(history: tuple[Past, ...], paint: Paint) -> Iterator[str]:
             yield f"    {phases}"
         if past.reboots > 1:
             yield f"    {past.reboots} reboots were asked for"
+        if past.soft:
+            yield "    the reboot was a soft one: the kernel went on"
         yield from (f"    because {reason}" for reason in past.reasons)
         if past.failure:
             yield f"    {past.failure}"
@@ -61,6 +63,7 @@ def _document(past: Past) -> Json:
         "outcome": past.outcome,
         "phases": {str(phase): round(seconds, 1) for phase, seconds in past.spent},
         "reboots": past.reboots,
+        "soft": past.soft,
         "reasons": list(past.reasons),
         "failure": past.failure,
     }

@@ -14,7 +14,7 @@ from treenail.clock import Clock
 from treenail.config.wanted import wanted
 from treenail.daemon.configs import Configs
 from treenail.daemon.observe import deployed
-from treenail.daemon.settings import Drain, ImageFiles
+from treenail.daemon.settings import Drain, ImageFiles, Reboots
 from treenail.errors import ClusterError, HostError, UsageError
 from treenail.host.files import Files
 from treenail.host.kernel import Kernel
@@ -79,6 +79,11 @@ def node_plan(
         images_bake=images_bake,
         machine=machine,
     )
+    if settings.reboot is Reboots.AUTO and found.reboots and found.keeps_kernel:
+        reader.notes.append(
+            "it is a soft reboot if the kernel and its initramfs stay what they are: user space "
+            "alone is started anew"
+        )
     if found.drains and settings.drain is Drain.NEVER:
         reader.notes.append("nobody is asked for the drain, as drain is never: drain it before")
     return found, tuple(reader.notes)

@@ -75,5 +75,6 @@ def _asked_document(asked: Asked | None) -> Json | None:
         "began": rfc3339(asked.began),
         "drains": asked.drains,
         "reboots": asked.reboots,
+        "soft": asked.soft,
         "reasons": list(asked.reasons),
     }

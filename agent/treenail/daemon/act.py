@@ -97,8 +97,8 @@ class Actor:
                 raise error
             case Drain(token=token):
                 return self._drain(token)
-            case Reboot(target=target, staged_id=staged_id):
-                return self._reboot(target, staged_id, facts)
+            case Reboot():
+                return self._reboot(decision, facts)
             case Prove():
                 return self._trial.prove(facts)
             case Return(refuse=refuse):
@@ -274,8 +274,8 @@ class Actor:
         elif not due.steps:
             self._book.enter(Phase.APPLYING, work=replace(work, writes=False))
 
-    def _reboot(self, target: Target, staged_id: str, facts: Facts) -> float:
-        update = self._book.update
+    def _reboot(self, move: Reboot, facts: Facts) -> float:
+        update, staged_id = self._book.update, move.staged_id
         boot_id = self._ports.kernel.boot_id()
         if update.phase is not Phase.REBOOTING or update.boot_id != boot_id:
             self._told_of_drain(update)
@@ -283,18 +283,29 @@ class Actor:
             self._book.enter(
                 Phase.REBOOTING,
                 reboots=update.reboots + 1,
-                staged_id=staged_id,
+                staged_id=staged_id or update.staged_id,
                 probation=Probation(api_before=facts.api_answers),
             )
         elif update.probation.api_before is not facts.api_answers:
             # What counts is whether it answered right before the reboot, and this may be held up.
             probation = Probation(api_before=facts.api_answers)
             self._book.enter(Phase.REBOOTING, probation=probation)
-        log.info("rebooting into %s", target, extra={"message_id": MessageId.REBOOTING})
-        if staged_id:
+        soft = move.softly and self._softly(staged_id)
+        log.info(
+            "%s into %s",
+            "soft-rebooting" if soft else "rebooting",
+            move.target,
+            extra={"message_id": MessageId.REBOOTING},
+        )
+        if staged_id and not soft:
             self._ports.os.finalize(staged_id)
-        self._ports.power.reboot()
+        self._ports.power.reboot(soft=soft)
         return SOON_S
+
+    def _softly(self, staged_id: str) -> bool:
+        """Whether a soft reboot leads into it; until the shutdown finalizes it, it has no /etc."""
+        self._ports.os.finalize(staged_id, softly=True)
+        return self._ports.soft_reboots.prepare()
 
     def _told_of_drain(self, update: Update) -> None:
         if update.phase is Phase.DRAINING:
@@ -353,6 +364,7 @@ class Actor:
             log.info("calling update %s off: %s", update.id, reason)
             self._book.enter(Phase.RELEASING, refused=refuse)
         if update.work is None or update.work.reboots:
+            self._ports.soft_reboots.clear()
             self._ports.os.drop(staged_id)
         log.info(
             "dropped what was staged for %s",

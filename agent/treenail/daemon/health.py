@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from treenail.api.node import Node
-from treenail.clock import Clock
+from treenail.clock import Clock, rfc3339
 from treenail.daemon.settings import Trial as Limits
 from treenail.errors import ClusterError, HostError
 from treenail.host.runtime import SOCKETS
 from treenail.host.systemd import Unit
+from treenail.update import boots
 from treenail.update.health import (
     API_SERVER,
     CONTAINER_RUNTIME,
@@ -35,6 +36,7 @@ class Units(Protocol):
     """What systemd knows of units."""
 
     def units(self, *names: str) -> tuple[Unit, ...]: ...
+    def started_at(self) -> float: ...
 
 
 class Runtime(Protocol):
@@ -148,11 +150,23 @@ class Health:
             yield Check(NODE_READY, well=False, text="there is no such Node")
         elif not node.ready:
             yield Check(NODE_READY, well=False, text=node.not_ready or "the Node is not Ready")
-        elif node.boot_id not in {boot_id, ""}:
+        elif not self._reported(node, boot_id):
             text = "the kubelet has not reported since the boot"
             yield Check(NODE_READY, well=False, text=text)
         else:
             yield Check(NODE_READY, well=True)
+
+    def _reported(self, node: Node, boot_id: str) -> bool:
+        """Whether the kubelet has, since the boot."""
+        if node.boot_id not in {boots.of_kernel(boot_id), ""}:
+            return False
+        if not boots.is_soft(boot_id):
+            return True
+        try:
+            # A soft reboot keeps the boot id that the kubelet reports.
+            return node.heard >= rfc3339(self._probes.systemd.started_at())
+        except HostError:
+            return False
 
     def _own(self, limit_s: float) -> Iterator[Check]:
         try:

@@ -51,8 +51,10 @@ class Lifeline:
         """
         record = records.from_json(self._ledger.read())
         update = record.update
+        if update is None:
+            return False
         boot_id = self._kernel.boot_id()
-        if update is None or not _on_trial(update, boot_id):
+        if not _on_trial(update, boot_id):
             return False
         probation = update.probation.started(boot_id, self._clock.monotonic())
         update = replace(update, probation=probation)

@@ -19,9 +19,16 @@ class Observer:
     """Looks at everything a decision may depend on, and asks for nothing it does not need."""
 
     def __init__(
-        self, ports: Ports, *, drains: bool, drain_limit_s: float, images_bake: bool = True
+        self,
+        ports: Ports,
+        *,
+        drains: bool,
+        drain_limit_s: float,
+        images_bake: bool = True,
+        softly: bool = False,
     ) -> None:
         self._ports = ports
+        self._softly = softly
         self._images_bake = images_bake
         self._drains = drains
         self._drain_limit_s = drain_limit_s
@@ -44,6 +51,7 @@ class Observer:
             images_bake=self._images_bake,
             drains=self._drains and not _single(node),
             drain_limit_s=self._drain_limit_s,
+            softly=self._softly and self._ports.kernel.soft_reboots() is not None,
         )
 
     def look(self, record: Record) -> Facts:

@@ -50,10 +50,10 @@ class OperatingSystem(Protocol):
         Leaves alone what others staged.
         """
 
-    def finalize(self, staged_id: str) -> None:
+    def finalize(self, staged_id: str, *, softly: bool = False) -> None:
         """Unlock the staged deployment of this id; the next boot is into it.
 
-        The machine may reboot by that alone; the caller asks for it in any case.
+        The machine may reboot by that alone, unless ``softly``; the caller asks for it in any case.
         """
 
     def roll_back(self) -> None:
@@ -66,11 +66,21 @@ class OperatingSystem(Protocol):
 class Power(Protocol):
     """Rebooting."""
 
-    def reboot(self) -> None:
-        """Return once the reboot is under way."""
+    def reboot(self, *, soft: bool = False) -> None:
+        """Return once the reboot is under way; ``soft``: of user space alone."""
 
     def shutting_down(self) -> bool:
         """Whether the machine is on its way down."""
+
+
+class SoftReboots(Protocol):
+    """What makes a soft reboot lead into another deployment."""
+
+    def prepare(self) -> bool:
+        """Have one lead into the staged deployment; returns whether it can."""
+
+    def clear(self) -> None:
+        """Have none lead anywhere; harmless when none was prepared."""
 
 
 class LedgerFile(Protocol):
@@ -87,7 +97,10 @@ class Kernel(Protocol):
     """What the running kernel says."""
 
     def boot_id(self) -> str:
-        """A new one for every boot."""
+        """A new one for every boot, soft ones too; see `treenail.update.boots`."""
+
+    def soft_reboots(self) -> int | None:
+        """How many there were since the kernel was started; None when nobody counts them."""
 
     def command_line(self) -> tuple[str, ...]:
         """The arguments that the kernel was booted with."""
@@ -194,6 +207,7 @@ class Ports:
 
     os: OperatingSystem
     power: Power
+    soft_reboots: SoftReboots
     kernel: Kernel
     ledger: LedgerFile
     cluster: Cluster

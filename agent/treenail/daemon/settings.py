@@ -2,13 +2,13 @@
 
 import logging
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
 from treenail.api import pullspec
+from treenail.daemon.table import Table
 from treenail.errors import ConfigError, UsageError
 from treenail.update.drifting import DriftPolicy, Reaction
 from treenail.update.preflight import Reason
@@ -26,9 +26,6 @@ _LEVELS = {
 _NODE_NAME = re.compile(
     r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
 )
-_LEAST_S = 0.1
-_MOST_S = 86_400.0
-_MOST = 1000
 
 
 class Drain(StrEnum):
@@ -47,6 +44,15 @@ class Backend(StrEnum):
     """Whichever of the two is installed; rpm-ostree when both are."""
     RPM_OSTREE = "rpm-ostree"
     BOOTC = "bootc"
+
+
+class Reboots(StrEnum):
+    """What is started anew when the operating system changed."""
+
+    FULL = "full"
+    """The machine."""
+    AUTO = "auto"
+    """User space alone, where the kernel, its arguments and its initramfs stay."""
 
 
 class ImageFiles(StrEnum):
@@ -138,6 +144,7 @@ class Given:
     drain: Drain | None = None
     image_files: ImageFiles | None = None
     backend: Backend | None = None
+    reboot: Reboots | None = None
     log_level: int | None = None
     limits: Limits = Limits()
     health: Trial = Trial()
@@ -160,6 +167,7 @@ class Settings:
     drain: Drain
     image_files: ImageFiles
     backend: Backend
+    reboot: Reboots
     log_level: int
     limits: Limits
     health: Trial = Trial()
@@ -193,7 +201,7 @@ def parse(content: bytes, *, where: str) -> Given:
         document = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not TOML: {error}") from error
-    table = _Table(document, where=where)
+    table = Table(document, where=where)
     given = Given(
         kubeconfig=table.text("kubeconfig"),
         node_name=table.text("node_name"),
@@ -203,6 +211,7 @@ def parse(content: bytes, *, where: str) -> Given:
         drain=table.choice("drain", {str(drain): drain for drain in Drain}),
         image_files=table.choice("image_files", {str(each): each for each in ImageFiles}),
         backend=table.choice("backend", {str(backend): backend for backend in Backend}),
+        reboot=table.choice("reboot", {str(each): each for each in Reboots}),
         log_level=table.choice("log_level", _LEVELS),
         limits=_limits(table.table("limits")),
         health=_trial(table.table("health")),
@@ -229,6 +238,7 @@ def merged(file: Given, arguments: Given, *, host_name: str) -> Settings:
         drain=_first(arguments.drain, file.drain, Drain.ASK),
         image_files=_first(arguments.image_files, file.image_files, ImageFiles.BAKED),
         backend=_first(arguments.backend, file.backend, Backend.AUTO),
+        reboot=_first(arguments.reboot, file.reboot, Reboots.FULL),
         log_level=_first(arguments.log_level, file.log_level, logging.INFO),
         limits=file.limits,
         health=file.health,
@@ -253,7 +263,7 @@ def _first(*values: T | None) -> T:
     return next(value for value in values if value is not None)
 
 
-def _limits(table: "_Table") -> Limits:
+def _limits(table: Table) -> Limits:
     default = Limits()
     limits = Limits(
         stage_s=table.seconds("stage_s", default.stage_s),
@@ -272,7 +282,7 @@ def _limits(table: "_Table") -> Limits:
     return limits
 
 
-def _trial(table: "_Table") -> Trial:
+def _trial(table: Table) -> Trial:
     default = Trial()
     trial = Trial(
         deadline_s=table.seconds("deadline_s", default.deadline_s),
@@ -284,7 +294,7 @@ def _trial(table: "_Table") -> Trial:
     return trial
 
 
-def _preflight(table: "_Table") -> Preflight:
+def _preflight(table: Table) -> Preflight:
     default = Preflight()
     preflight = Preflight(
         registry_s=table.seconds("registry_s", default.registry_s),
@@ -294,7 +304,7 @@ def _preflight(table: "_Table") -> Preflight:
     return preflight
 
 
-def _drift(table: "_Table") -> DriftSettings:
+def _drift(table: Table) -> DriftSettings:
     default = DriftSettings()
     reactions = {str(each): each for each in Reaction}
     paths = table.table("paths")
@@ -308,7 +318,7 @@ def _drift(table: "_Table") -> DriftSettings:
     return drift
 
 
-def _first_boot(table: "_Table", *, where: str) -> FirstBoot:
+def _first_boot(table: Table, *, where: str) -> FirstBoot:
     image = table.text("image") or ""
     table.refuse_the_rest()
     if image:
@@ -317,82 +327,3 @@ def _first_boot(table: "_Table", *, where: str) -> FirstBoot:
         except ConfigError as error:
             raise UsageError(str(error), remedy=error.remedy) from error
     return FirstBoot(image)
-
-
-class _Table:
-    """One TOML table, whose keys are taken one by one; what is left over is refused."""
-
-    def __init__(self, content: dict[str, object], *, where: str, path: str = "") -> None:
-        self._content = content
-        self._where = where
-        self._path = path
-        self._known: list[str] = []
-
-    def text(self, key: str) -> str | None:
-        value = self._take(key)
-        if value is None or isinstance(value, str):
-            return value
-        raise self.refused(key, value, "a string")
-
-    def choice(self, key: str, choices: Mapping[str, T]) -> T | None:
-        value = self._take(key)
-        if value is None:
-            return None
-        if isinstance(value, str) and value in choices:
-            return choices[value]
-        raise self.refused(key, value, " or ".join(f'"{choice}"' for choice in choices))
-
-    def choices(self, key: str, choices: Mapping[str, T]) -> tuple[T, ...]:
-        values = self._take(key)
-        if values is None:
-            return ()
-        if not isinstance(values, list):
-            raise self.refused(key, values, "a list of strings")
-        for value in values:
-            if not isinstance(value, str) or value not in choices:
-                raise self.refused(key, value, " or ".join(f'"{each}"' for each in choices))
-        return tuple(choices[value] for value in values)
-
-    def seconds(self, key: str, default: float) -> float:
-        value = self._take(key)
-        if value is None:
-            return default
-        if (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and _LEAST_S <= value <= _MOST_S
-        ):
-            return float(value)
-        raise self.refused(key, value, f"a number of seconds from {_LEAST_S:g} to {_MOST_S:g}")
-
-    def count(self, key: str, default: int) -> int:
-        value = self._take(key)
-        if value is None:
-            return default
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST:
-            return value
-        raise self.refused(key, value, f"a number from 0 to {_MOST}")
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._content)
-
-    def table(self, key: str) -> "_Table":
-        value = self._take(key)
-        if value is None or isinstance(value, dict):
-            return _Table(value or {}, where=self._where, path=f"{self._path}{key}.")
-        raise self.refused(key, value, "a table")
-
-    def refuse_the_rest(self) -> None:
-        for key in self._content:
-            if key not in self._known:
-                raise UsageError(
-                    f"{self._where}: there is no setting {self._path}{key}",
-                    remedy=f"remove it, or write one of {', '.join(self._known)}",
-                )
-
-    def refused(self, key: str, value: object, allowed: str) -> UsageError:
-        return UsageError(f"{self._where}: {self._path}{key} is {value!r}; allowed is {allowed}")
-
-    def _take(self, key: str) -> object:
-        self._known.append(key)
-        return self._content.get(key)

@@ -192,7 +192,7 @@ class Bootc:
         if pending is not None and pending.id == staged_id:
             self._undeploy(pending)
 
-    def finalize(self, staged_id: str) -> None:
+    def finalize(self, staged_id: str, *, softly: bool = False) -> None:  # noqa: ARG002  it is here
         """Have the image of this digest deployed, so that the next boot is into it.
 
         Nothing reboots. Refused when another is staged; done already when it is deployed.

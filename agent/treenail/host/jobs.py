@@ -29,8 +29,10 @@ class Jobs:
         limits: Limits,
         *,
         alive: Callable[[], None],
+        who: str = "bootc",
     ) -> None:
-        """``alive`` is called once a second while something runs."""
+        """``alive`` is called once a second while something runs; ``who`` it is, for people."""
+        self._who = who
         self._units = units
         self._journal = journal
         self._clock = clock
@@ -70,8 +72,9 @@ class Jobs:
                 log.debug("%s: %s %s%%", what, told.text, told.percent)
             elif self._clock.monotonic() - heard >= self._limits.stall_s:
                 self._units.stop(unit, self._alive)
+                silent = f"it has said nothing for {self._limits.stall_s:g} s"
                 raise TransactionError(
-                    f"bootc could not {what}: it has said nothing for {self._limits.stall_s:g} s",
+                    f"{self._who} could not {what}: {silent}",
                     remedy=f"see: journalctl -u {unit}",
                 )
 
@@ -82,7 +85,7 @@ class Jobs:
         job = Job(unit, f"treenail: {what}", argv, self._limits.transaction_s)
         run = self._units.run(job, each)
         try:
-            self.check(run, f"bootc could not {what}")
+            self.check(run, f"{self._who} could not {what}")
         finally:
             self._units.release(unit)
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Callable
 
 from treenail.errors import FileError
 from treenail.host.arguments import split_arguments
@@ -19,13 +20,32 @@ _ESCAPED = re.compile(r"""\\([$"'\\`])""")
 class Kernel:
     """Answers from /proc, /run and os-release below a root; each is read when asked for."""
 
-    def __init__(self, root: Root) -> None:
+    def __init__(
+        self, root: Root, *, soft_reboots: Callable[[], int | None] = lambda: None
+    ) -> None:
+        """``soft_reboots`` asks systemd how often user space was started on this kernel."""
         self._root = root
         self._files = Files(root)
+        self._ask = soft_reboots
+        self._counted: tuple[int | None, ...] = ()
 
     def boot_id(self) -> str:
-        """A UUID that is another one after every boot; raises `FileError` when there is none."""
-        return self._text("/proc/sys/kernel/random/boot_id")
+        """The kernel's UUID, which is another one after every boot.
+
+        After a soft reboot, which keeps it, with a plus and how many there were. Raises `HostError`
+        when it can't be told.
+        """
+        kernel, soft = self._text("/proc/sys/kernel/random/boot_id"), self.soft_reboots()
+        return f"{kernel}+{soft}" if soft else kernel
+
+    def soft_reboots(self) -> int | None:
+        """How many there were since the kernel was started; None if systemd does not count them.
+
+        Raises `BusError`. Asked once, for no process outlives a soft reboot.
+        """
+        if not self._counted:
+            self._counted = (self._ask(),)
+        return self._counted[0]
 
     def command_line(self) -> tuple[str, ...]:
         """The arguments the kernel was booted with, in order; raises `FileError`."""

@@ -34,12 +34,16 @@ class RpmOstree:
         *,
         alive: Callable[[], None] = lambda: None,
         verifies: Callable[[str], bool] = lambda _: False,
+        unlock: Callable[[], None] | None = None,
     ) -> None:
         """``alive`` is called once a second while a transaction runs that nobody watches.
+
+        ``unlock`` unlocks what is staged and does not reboot, as rpm-ostreed would.
 
         ``verifies`` says whether an image is to be taken with a good signature alone.
         """
         self._verifies = verifies
+        self._unlock = unlock
         self._daemon = Rpmostreed(bus, clock, limits, alive=alive)
 
     @property
@@ -118,8 +122,8 @@ class RpmOstree:
         if found.pending is not None and found.pending.id in ours:
             self._clean_up()
 
-    def finalize(self, staged_id: str) -> None:
-        """Unlock the staged deployment of this id, and have rpm-ostreed reboot.
+    def finalize(self, staged_id: str, *, softly: bool = False) -> None:
+        """Unlock the staged deployment of this id, and have rpm-ostreed reboot unless ``softly``.
 
         Refused when another is staged, or when a block inhibitor forbids the shutdown. Nothing is
         done when that reboot is under way already.
@@ -130,6 +134,9 @@ class RpmOstree:
                 f"can't reboot into {staged_id}: {staged.id if staged else 'nothing'} is staged",
                 remedy=_STATUS,
             )
+        if softly and self._unlock is not None:
+            self._unlock_gently(staged, self._unlock)
+            return
         # The daemon compares the manifest's digest; before it knew images by that, the commit of
         # the image, without the packages on it.
         for known_as in filter(None, (staged.digest, staged.base)):
@@ -255,6 +262,16 @@ class RpmOstree:
             f"rpm-ostree did not stage {change}: it {', and it '.join(differences)}",
             remedy="see: journalctl -u rpm-ostreed",
         )
+
+    def _unlock_gently(self, staged: Deployment, unlock: Callable[[], None]) -> None:
+        if staged.locked:
+            unlock()
+        found = self.look().staged
+        if found is None or found.locked:
+            raise TransactionError(
+                f"ostree did not unlock {staged.id}",
+                remedy='set reboot = "full" in agent.toml',
+            )
 
     def _finalize(self, checksum: str, what: str) -> None:
         given: dict[str, Option] = {

@@ -46,6 +46,19 @@ class Systemd:
         self._clock = clock
         self._job_s = job_s
 
+    def soft_reboots(self) -> int | None:
+        """How many there were since the kernel was started; None if systemd does not count them.
+
+        It does so from 256 on; 254 and 255 reboot softly, and nobody can tell afterwards.
+        """
+        count = self._bus.properties(_MANAGER, timeout_s=_CALL_S).get("SoftRebootsCount")
+        return count if isinstance(count, int) else None
+
+    def started_at(self) -> float:
+        """When user space was started, in seconds since the epoch; 0 if systemd does not say."""
+        at = self._bus.properties(_MANAGER, timeout_s=_CALL_S).get("UserspaceTimestamp")
+        return at / 1e6 if isinstance(at, int) else 0.0
+
     def reload(self) -> None:
         """Read all unit files anew."""
         self._bus.call(_MANAGER, "Reload", timeout_s=_CALL_S)

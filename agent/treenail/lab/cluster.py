@@ -227,16 +227,18 @@ class Lab:
 
     def _attend(self) -> None:
         """Keep each Node's Ready condition as its kubelet would."""
-        told: dict[str, tuple[bool, str]] = {}
+        told: dict[str, tuple[bool, str, int]] = {}
         while not self._stop.wait(_READY_LOOK_S):
             for name, machine in self.machines.items():
                 ready = machine.on and machine.kubelet_runs
                 # A kubelet that does not run says nothing, also not of another boot.
-                boot_id = machine.boot_id if ready else told.get(name, (False, ""))[1]
-                if told.get(name) != (ready, boot_id):
+                _, before, _ = told.get(name, (False, "", 0))
+                boot_id = machine.boot_id if ready else before
+                now = (ready, boot_id, machine.boot_count)
+                if told.get(name) != now:
                     try:
                         self._tell_ready(name, ready=ready, boot_id=boot_id)
-                        told[name] = (ready, boot_id)
+                        told[name] = now
                     except ClusterError as error:
                         log.debug("%s can't report: %s", name, error)
 
@@ -247,6 +249,7 @@ class Lab:
             "reason": "KubeletReady" if ready else "NodeStatusUnknown",
             "message": "kubelet is posting ready status" if ready else "the kubelet is away",
             "lastTransitionTime": rfc3339(SystemClock().now()),
+            "lastHeartbeatTime": rfc3339(SystemClock().now()),
         }
         body: Json = {"status": {"conditions": [condition], "nodeInfo": {"bootID": boot_id}}}
         self.client.patch(NODES, name, body, subresource="status")

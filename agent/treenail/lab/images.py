@@ -53,6 +53,8 @@ class Image:
     kernel_arguments: tuple[str, ...] = ()
     credential: Credential | None = None
     faults: Mapping[str, str] = field(default_factory=dict)
+    kernel: str = "6.12.0-1.lab"
+    """Tells kernels apart, with their initramfs."""
 
     @property
     def pull_spec(self) -> str:

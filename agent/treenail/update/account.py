@@ -19,6 +19,8 @@ class Asked:
     reasons: tuple[str, ...]
     weighed: bool = True
     """It is known what it asks for."""
+    soft: bool = False
+    """Its last reboot kept the kernel."""
 
     @property
     def deed(self) -> str:
@@ -26,7 +28,8 @@ class Asked:
         if not self.weighed:
             return "change that is being worked out"
         if self.reboots:
-            return "drain and reboot" if self.drains else "reboot"
+            reboot = "soft reboot" if self.soft else "reboot"
+            return f"drain and {reboot}" if self.drains else reboot
         return "drain" if self.drains else "change in service"
 
 
@@ -76,6 +79,7 @@ def _pending(record: Record) -> Asked | None:
         reboots=update.work is not None and update.work.reboots,
         reasons=update.work.reasons if update.work else (),
         weighed=update.work is not None,
+        soft=update.soft,
     )
 
 
@@ -88,4 +92,5 @@ def _past(past: Past) -> Asked:
         drains=any(phase is Phase.DRAINING for phase, _seconds in past.spent),
         reboots=past.reboots > 0,
         reasons=past.reasons,
+        soft=past.soft,
     )

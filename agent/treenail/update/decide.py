@@ -11,7 +11,7 @@ reboot if it costs a reboot, verify, ask for the uncordon. Two rules hold in eve
   answers or not.
 """
 
-from treenail.update import ahead
+from treenail.update import ahead, boots
 from treenail.update.facts import Deployed, Facts, NodeSeen
 from treenail.update.moves import (
     Apply,
@@ -190,8 +190,16 @@ def _drain(facts: Facts, update: Update) -> Decision | None:
 
 def _out_of_service(facts: Facts, update: Update, work: Work) -> Decision:
     if work.reboots and (facts.held or not work.writes):
-        return Reboot(update.target, _our_staged_id(facts, update))
+        return _reboot(facts, update, work, _our_staged_id(facts, update))
     return Apply(update.target)
+
+
+def _reboot(facts: Facts, update: Update, work: Work, staged_id: str) -> Reboot:
+    """A soft one at most once: one that led elsewhere is made good by a full one."""
+    asked_now = update.phase is Phase.REBOOTING and update.boot_id == facts.boot_id
+    first = update.reboots - asked_now == 0
+    softly = facts.softly and first and bool(staged_id) and work.os.keeps_kernel
+    return Reboot(update.target, staged_id, softly=softly)
 
 
 def _rebooting(facts: Facts, update: Update) -> Decision:
@@ -206,8 +214,8 @@ def _rebooting(facts: Facts, update: Update) -> Decision:
     if deployed.staged_id and not staged_id:
         return refuse_foreign(deployed)
     if not staged_id and not work.os.empty:
-        return Stage(target)
-    reboot = Reboot(target, staged_id)
+        return _once_more(facts, update, work, deployed) or Stage(target)
+    reboot = _reboot(facts, update, work, staged_id)
     if facts.node is None or not facts.drains or not work.drains:
         # The drain was acknowledged before this phase was entered, in this same boot.
         return reboot
@@ -225,6 +233,10 @@ def _booted(facts: Facts, update: Update, work: Work) -> Decision:
         return LOOK
     if deployed is None or in_effect(work.os, deployed.running):
         return Prove(target, "the checks begin")
+    soft = update.phase is Phase.REBOOTING and boots.softly(update.boot_id, facts.boot_id)
+    once_more = _once_more(facts, update, work, deployed) if soft else None
+    if once_more is not None and update.reboots < REBOOTS_ALLOWED:
+        return once_more
     if update.staged_id and update.staged_id in deployed.others:
         return fell_back(facts, update, deployed)
     if update.reboots >= REBOOTS_ALLOWED:
@@ -244,6 +256,19 @@ def _booted(facts: Facts, update: Update, work: Work) -> Decision:
     if not stands(facts.node, update):
         return Drop("another target is asked for", _our_staged_id(facts, update))
     return _staging(facts, update, work, deployed) or Stage(target)
+
+
+def _once_more(facts: Facts, update: Update, work: Work, deployed: Deployed) -> Decision | None:
+    """Into what is ours and boots next, if a soft reboot led elsewhere; it is a full one."""
+    ours = update.staged_id
+    if not ours or ours not in {deployed.staged_id, deployed.pending_id}:
+        return None
+    if not stands(facts.node, update):
+        return Drop("another target is asked for", ours)
+    drained = facts.node is None or facts.node.handshake.drained_for(update.drain)
+    if facts.drains and work.drains and not drained:
+        return Drop("the node came back into service while it was about to reboot", ours)
+    return Reboot(update.target, deployed.staged_id if deployed.staged_id == ours else "")
 
 
 def _our_staged_id(facts: Facts, update: Update) -> str:

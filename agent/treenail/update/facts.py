@@ -109,6 +109,8 @@ class Facts:
     """The API server answered a moment ago; only looked at before a reboot."""
     drains: bool = True
     """The node is drained before it reboots."""
+    softly: bool = False
+    """A reboot may keep the kernel: the owner allows it, and systemd counts such reboots."""
     drain_limit_s: float = 3600.0
     drift: Drifted = field(default_factory=Drifted)
     """What is not as the current config says; looked for between updates only."""

@@ -127,9 +127,12 @@ class Reboot:
 
     target: Target
     staged_id: str = ""
+    softly: bool = False
+    """The kernel goes on if what is staged has the same one."""
 
     def __str__(self) -> str:
-        return f"rebooting into {self.target}"
+        how = ", with a soft reboot if the kernel stays" if self.softly else ""
+        return f"rebooting into {self.target}{how}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,10 @@ _KERNELS: dict[str, frozenset[str]] = {
 """The packages that take the stock kernel's place, by kernelType."""
 
 
+BESIDE_KERNEL = frozenset({Aspect.IMAGE, Aspect.EXTENSIONS})
+"""What can change while the kernel stays."""
+
+
 @dataclass(frozen=True, slots=True)
 class OSChange:
     """What is asked of the operating system in one go; empty fields keep what is there."""
@@ -51,6 +55,14 @@ class OSChange:
     def empty(self) -> bool:
         """Nothing is asked."""
         return self == NO_CHANGE
+
+    @property
+    def keeps_kernel(self) -> bool:
+        """Whether it asks for nothing that a kernel which runs can't be given.
+
+        An image may well have another kernel; whether it has, only its deployment shows.
+        """
+        return set(self.aspects) <= BESIDE_KERNEL and not self.empty
 
     @property
     def aspects(self) -> tuple[Aspect, ...]:

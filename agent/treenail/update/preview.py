@@ -30,7 +30,7 @@ from treenail.config.wanted import (
 )
 from treenail.update.because import Because, Sources, words
 from treenail.update.disruption import disruption
-from treenail.update.oschange import NO_CHANGE, OSChange
+from treenail.update.oschange import BESIDE_KERNEL, NO_CHANGE, OSChange
 from treenail.update.steps import Step
 from treenail.update.work import differences, in_image_mode
 
@@ -100,6 +100,12 @@ class Preview:
     obstacles: tuple[Obstacle, ...] = ()
     steps: tuple[str, ...] = ()
     """What is done to the files, units and users of the machine, in order; empty without one."""
+
+    @property
+    def keeps_kernel(self) -> bool:
+        """Whether what differs of the operating system can change while the kernel stays."""
+        aspects = {each.kind for each in self.entries} & set(Aspect)
+        return bool(aspects) and aspects <= BESIDE_KERNEL
 
     @property
     def empty(self) -> bool:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from treenail.errors import LedgerError
+from treenail.update import boots
 from treenail.update import probation as probations
 from treenail.update.probation import Probation
 
@@ -87,10 +88,15 @@ class Update:
     spent: tuple[tuple[Phase, float], ...] = ()
     """Seconds in each phase before this one, in the order in which they were entered first."""
     probation: Probation = field(default_factory=Probation)
+    soft: bool = False
+    """The last reboot kept the kernel."""
 
     def enter(self, phase: Phase, *, boot_id: str, now: float) -> "Update":
         """The update as it goes into ``phase``."""
-        return replace(self, phase=phase, boot_id=boot_id, entered=now, spent=self.spent_until(now))
+        after_reboot = phase is Phase.PROVING and self.phase is Phase.REBOOTING
+        soft = boots.softly(self.boot_id, boot_id) if after_reboot else self.soft
+        entered = replace(self, phase=phase, boot_id=boot_id, entered=now, soft=soft)
+        return replace(entered, spent=self.spent_until(now))
 
     def spent_until(self, now: float) -> tuple[tuple[Phase, float], ...]:
         """Seconds in each phase, up to now; a clock that was set back takes nothing away."""
@@ -146,10 +152,11 @@ class Past:
     outcome: Outcome
     reboots: int = 0
     reasons: tuple[str, ...] = ()
-    """Why the node was drained or rebooted: what differed, and the rule."""
+    """Why the node was disturbed."""
     failure: str = ""
     spent: tuple[tuple[Phase, float], ...] = ()
     """Seconds in each phase."""
+    soft: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +192,7 @@ class Record:
             reasons=update.work.reasons if update.work else (),
             failure=refused.reason if refused and refused.target == update.target else "",
             spent=update.spent_until(now),
+            soft=update.soft,
         )
         history = (past, *self.history)[:HISTORY_LIMIT]
         return replace(self, update=None, history=history)
@@ -212,6 +220,7 @@ def to_json(record: Record) -> Json:
             "reboots": update.reboots,
             "spent": _spent_to_json(update.spent),
             "probation": probations.to_json(update.probation),
+            "soft": update.soft,
         },
         "refused": None
         if refused is None
@@ -253,9 +262,7 @@ def from_json(document: Json | None) -> Record:
                 _past_from_json(_mapping(past)) for past in _rows(document.get("history", []))
             ),
             booted=_text(document.get("booted", "")),
-            ahead=None
-            if (ahead := document.get("ahead")) is None
-            else _ahead_from_json(_mapping(ahead)),
+            ahead=_ahead_from_json(_mapping(ahead)) if (ahead := document.get("ahead")) else None,
             blamed=_target_from_json(document["blamed"]) if "blamed" in document else Target(),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -281,6 +288,7 @@ def _update_from_json(document: Json) -> Update:
         reboots=int(_number(document["reboots"])),
         spent=_spent_from_json(document.get("spent", {})),
         probation=probations.from_json(document.get("probation")),
+        soft=document.get("soft") is True,
     )
 
 
@@ -315,6 +323,7 @@ def _past_to_json(past: Past) -> Json:
         "reasons": list(past.reasons),
         "failure": past.failure,
         "spent": _spent_to_json(past.spent),
+        "soft": past.soft,
     }
 
 
@@ -330,6 +339,7 @@ def _past_from_json(document: Json) -> Past:
         reasons=tuple(map(_text, _rows(document["reasons"]))),
         failure=_text(document["failure"]),
         spent=_spent_from_json(document.get("spent", {})),
+        soft=document.get("soft") is True,
     )
 
 

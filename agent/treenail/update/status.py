@@ -304,8 +304,9 @@ def _event(facts: Facts, decision: Decision, failure: TreenailError | None) -> E
             return Event("Normal", "Drain", f"Asking for the drain, for {target}{why}")
         case Drain(target=target):
             return Event("Normal", "OSUpdateStaged", f"Staged {target}; asking for the drain")
-        case Reboot(target=target):
-            return Event("Normal", "Reboot", f"Node will reboot into {target}{why}")
+        case Reboot(target=target, softly=softly):
+            how = ", with a soft reboot if the kernel stays" if softly else ""
+            return Event("Normal", "Reboot", f"Node will reboot into {target}{how}{why}")
         case Resume() if update.phase is Phase.RESUMING and not work.os.empty:
             return Event("Normal", "OSUpgradeApplied", f"Booted and verified {update.target}")
         case Close(done=True) if not work.reboots:

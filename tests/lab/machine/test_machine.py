@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -101,6 +102,28 @@ def test_reboot_empties_run_and_has_another_boot_id(machine: Machine) -> None:
     assert not (machine.root / "run/leftover").exists()
     assert (machine.root / "var/lib/kept").exists()
     assert machine.boot_count == 2
+
+
+def test_soft_reboot_keeps_run_and_the_boot_id_and_leads_where_it_is_prepared_to(
+    machine: Machine,
+) -> None:
+    before = machine.boot_id
+    (machine.root / "run/kept").touch()
+    machine.reboot(soft=True)
+    assert (machine.boot_id, machine.boot_count) == (before, 2)
+    assert (machine.root / "run/kept").exists()
+    machine.stage_foreign(B, locked=True)
+    machine.reboot(soft=True)
+    assert (booted(machine), machine.staged_locked) == ("41.1", True)
+    ostree = machine.root / "usr/bin/ostree"
+    for arguments in (("lock-finalization", "--unlock"), ("prepare-soft-reboot", "0")):
+        subprocess.run([ostree, "admin", *arguments], check=True)
+    machine.reboot(soft=True)
+    assert (booted(machine), machine.staged) == ("41.2", None)
+    assert machine.boot_id == before
+    machine.reboot()
+    assert booted(machine) == "41.2"
+    assert machine.boot_id != before
 
 
 def test_reboot_goes_into_the_unlocked_deployment(machine: Machine) -> None:

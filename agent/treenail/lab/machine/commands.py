@@ -19,6 +19,7 @@ from treenail.lab.machine import pull, settings
 from treenail.lab.machine.bootc import Bootc
 from treenail.lab.machine.host import CommandFailed, CommandHost
 from treenail.lab.machine.steps import OperationFailed
+from treenail.lab.machine.sysroot import Deployment
 from treenail.lab.machine.transient import unit_log
 
 _PODMAN_FAILED = 125
@@ -101,6 +102,12 @@ def _ostree(host: CommandHost, arguments: list[str]) -> int:
             return 0
         case ["admin", "undeploy", "0"]:
             return _undeploy(host)
+        case ["admin", "lock-finalization", "--unlock"]:
+            with host.locked():
+                host.sysroot.unlock()
+            return 0
+        case ["admin", "prepare-soft-reboot", "0" | "--reset" as what]:
+            return _prepare_soft_reboot(host, reset=what == "--reset")
         case _:
             print(f"error: Unknown command '{shlex.join(arguments)}'", file=sys.stderr)
             return 1
@@ -116,6 +123,27 @@ def _undeploy(host: CommandHost) -> int:
             return 1
         host.sysroot.write(tuple(others))
     return 0
+
+
+def _prepare_soft_reboot(host: CommandHost, *, reset: bool) -> int:
+    with host.locked():
+        first, booted = host.sysroot.base(), host.sysroot.booted()
+        if reset:
+            host.sysroot.prepare_soft_reboot(None)
+        elif first is None or booted is None or first == booted:
+            print("error: Cannot prepare for soft-reboot currently booted", file=sys.stderr)
+            return 1
+        elif _kernel_state(host, first) != _kernel_state(host, booted):
+            print("error: Deployment has a different kernel state", file=sys.stderr)
+            return 1
+        else:
+            host.sysroot.prepare_soft_reboot(first)
+    return 0
+
+
+def _kernel_state(host: CommandHost, deployment: Deployment) -> tuple[str, tuple[str, ...]]:
+    image = images.load(host.catalogue).of(deployment.digest)
+    return image.kernel if image else "", deployment.kernel_arguments
 
 
 def _journalctl(host: CommandHost, arguments: list[str]) -> int:

@@ -30,6 +30,7 @@ IN_PROGRESS = f"{NAME}.OperationInProgress"
 BLOCKED = f"{NAME}.BlockedByInhibitorLock"
 
 ROOT_CHECK_INHIBITORS = 1
+SOFT_REBOOT = 4
 SKIP_INHIBITORS = 16
 _FLAGS_SINCE = {1: 0, 2: 0, 4: 254, 8: 255, 16: 257}
 _TYPES = ("poweroff", "reboot", "halt")
@@ -37,11 +38,17 @@ _DRY = tuple(f"dry-{kind}" for kind in _TYPES)
 
 
 class Login1:
-    """The manager object; ``reboot`` is called when the machine is to go down."""
+    """The manager object; it calls ``reboot`` or ``soft_reboot`` when the time has come."""
 
     def __init__(
-        self, connection: Any, settings: Callable[[], Settings], reboot: Callable[[], None]
+        self,
+        connection: Any,
+        settings: Callable[[], Settings],
+        reboot: Callable[[], None],
+        soft_reboot: Callable[[], None],
     ) -> None:
+        self._soft_reboot = soft_reboot
+        self._soft = False
         self._connection = connection
         self._settings = settings
         self._reboot = reboot
@@ -86,7 +93,7 @@ class Login1:
         if self._going_down:
             raise Refusal(IN_PROGRESS, "There's already a shutdown or sleep operation in progress")
         self._refuse_if_blocked(flags)
-        self._going_down = True
+        self._going_down, self._soft = True, bool(flags & SOFT_REBOOT)
         self._face.set_properties(PreparingForShutdown=True)
         self._face.signal("PrepareForShutdown", "(b)", True)  # noqa: FBT003  the signal's body
         limit_ms = round(self._settings().inhibit_delay_max_s * 1000)
@@ -118,7 +125,7 @@ class Login1:
         return False
 
     def _off(self) -> bool:
-        self._reboot()
+        (self._soft_reboot if self._soft else self._reboot)()
         return False
 
     def _schedule(self, call: Call) -> Values:

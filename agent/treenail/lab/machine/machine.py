@@ -8,7 +8,8 @@
 
 Everything above the edge of the operating system is real: a D-Bus daemon, processes, sockets,
 signals. A reboot ends the processes, finalizes what was staged, empties /run and begins again with
-another boot id. All methods may be called from any thread and return when the deed is done.
+another boot id; a soft one keeps both. All methods may be called from any thread and return when
+the deed is done.
 """
 
 import os
@@ -165,11 +166,11 @@ class Machine:
             if self._on:
                 self._shut_down()
 
-    def reboot(self) -> None:
-        """Reboot in order, as ``systemctl reboot`` would."""
+    def reboot(self, *, soft: bool = False) -> None:
+        """Reboot in order, as ``systemctl reboot`` or ``systemctl soft-reboot`` would."""
         with self._locked():
             self._shut_down()
-            self._boot_again()
+            self._boot_again(soft=soft)
 
     def power_cut(self) -> None:
         """Take the power away in the middle of whatever it does, and give it back."""
@@ -271,13 +272,16 @@ class Machine:
         finally:
             self._power.release()
 
-    def _boot_again(self) -> None:
+    def _boot_again(self, *, soft: bool = False) -> None:
         # A stop ends the time between two boots, and the next boot does not come.
-        if not self._giving_up.wait(self.behaviour().boot_s):
-            self._boot()
+        if not self._giving_up.wait(0.0 if soft else self.behaviour().boot_s):
+            self._boot(soft=soft)
 
-    def _boot(self) -> None:
-        booted = rootfs.boot(self.root, self._first_that_boots())
+    def _boot(self, *, soft: bool = False) -> None:
+        if soft:
+            booted = rootfs.soft_boot(self.root)
+        else:
+            booted = rootfs.boot(self.root, self._first_that_boots())
         self.at_boot(booted)
         self._journal.start()
         self._log("kernel", f"Command line: {boot_options(booted)}")
@@ -346,8 +350,8 @@ class Machine:
     def _asked(self, line: str) -> None:
         """Do what systemd or logind tells; runs in the thread that listens to them."""
         match line.split():
-            case ["reboot"]:
-                self._reboot_if_still(self.boot_count)
+            case ["reboot" | "soft-reboot" as how]:
+                self._reboot_if_still(self.boot_count, soft=how == "soft-reboot")
             case ["unit", verb, name] if name == KUBELET:
                 self.kubelet_runs = verb != "stop"
             case ["unit", "restart" | "stop", "rpm-ostreed.service"]:
@@ -355,9 +359,9 @@ class Machine:
             case _:
                 return
 
-    def _reboot_if_still(self, count: int) -> None:
+    def _reboot_if_still(self, count: int, *, soft: bool) -> None:
         with self._locked():
             # The power may have been cut, or the machine stopped, since the reboot was asked for.
             if self._on and self.boot_count == count:
                 self._shut_down()
-                self._boot_again()
+                self._boot_again(soft=soft)

@@ -34,6 +34,7 @@ _UNITS = {
 }
 _ENABLED = ("crio.service", "kubelet.service", "chronyd.service")
 _BOOT_ID = "proc/sys/kernel/random/boot_id"
+_SOFT_REBOOTS = "run/systemd/soft-reboots"
 _OS_RELEASE = "usr/lib/os-release"
 
 
@@ -65,7 +66,23 @@ def boot(root: Path, number: int = 0) -> Deployment:
     identity = root / _BOOT_ID
     identity.parent.mkdir(parents=True, exist_ok=True)
     identity.write_text(f"{uuid.uuid4()}\n", encoding="utf-8")
-    booted = Sysroot(root).boot(number)
+    return _started(root, Sysroot(root).boot(number))
+
+
+def soft_boot(root: Path) -> Deployment:
+    """What a soft reboot does: all of /run and the boot id stay; into the next root, if any."""
+    count = root / _SOFT_REBOOTS
+    count.write_text(str(soft_reboots(root) + 1), encoding="utf-8")
+    return _started(root, Sysroot(root).boot_softly())
+
+
+def soft_reboots(root: Path) -> int:
+    """How many there were since the kernel was started."""
+    count = root / _SOFT_REBOOTS
+    return int(count.read_text(encoding="utf-8")) if count.exists() else 0
+
+
+def _started(root: Path, booted: Deployment) -> Deployment:
     release = (
         'NAME="Lab OS"\n'
         "ID=lab\n"

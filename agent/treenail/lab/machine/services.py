@@ -3,7 +3,8 @@
     python -m treenail.lab.machine.services --root ROOT [--settings FILE]
 
 What only the machine's supervisor can do, it is told of in lines on standard output: ``ready``
-once the names are owned, ``reboot``, and ``unit VERB NAME`` for each job that somebody asked for.
+once the names are owned, ``reboot``, ``soft-reboot``, and ``unit VERB NAME`` for each job that
+somebody asked for.
 """
 
 import argparse
@@ -28,6 +29,9 @@ class Supervisor:
     def reboot(self) -> None:
         self._tell("reboot")
 
+    def soft_reboot(self) -> None:
+        self._tell("soft-reboot")
+
     def unit(self, verb: str, name: str) -> None:
         self._tell(f"unit {verb} {name}")
 
@@ -51,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         return settings.load(chosen.settings)
 
     supervisor = Supervisor()
-    logind = login1.Login1(connection, now, supervisor.reboot)
+    logind = login1.Login1(connection, now, supervisor.reboot, supervisor.soft_reboot)
     manager = systemd1.Systemd1(
         connection, chosen.root, now, told=supervisor.unit, reboot=supervisor.reboot
     )

@@ -100,6 +100,8 @@ class Sysroot:
         self._cmdline = root / "proc/cmdline"
         self._staged = root / "run/ostree/staged-deployment"
         self._lock = root / "run/ostree/staged-deployment-locked"
+        self._booted = root / "run/ostree-booted"
+        self._next = root / "run/ostree/nextroot-booted"
         for directory in (self._deploy, self._layers):
             directory.mkdir(parents=True, exist_ok=True)
 
@@ -138,7 +140,10 @@ class Sysroot:
         return self._lock.exists()
 
     def booted(self) -> Deployment | None:
-        """The deployment that the kernel's command line names."""
+        """The one that user space was started from: that of the kernel, or of a soft reboot."""
+        softly = self._booted.read_text(encoding="utf-8") if self._booted.exists() else ""
+        if softly:
+            return next((each for each in self.written() if each.id == softly), None)
         if not self._cmdline.exists():
             return None
         arguments = self._cmdline.read_text(encoding="utf-8").split()
@@ -212,6 +217,23 @@ class Sysroot:
         chosen = self.written()[number]
         self._cmdline.parent.mkdir(parents=True, exist_ok=True)
         self._cmdline.write_text(boot_options(chosen) + "\n", encoding="utf-8")
+        return chosen
+
+    def prepare_soft_reboot(self, deployment: Deployment | None) -> None:
+        """Have a soft reboot lead into the deployment; None has it lead nowhere else."""
+        if deployment is None:
+            self._next.unlink(missing_ok=True)
+        else:
+            self._next.write_text(deployment.id, encoding="utf-8")
+
+    def boot_softly(self) -> Deployment:
+        """Start what was prepared, or what runs, on the kernel that runs."""
+        prepared = self._next.read_text(encoding="utf-8") if self._next.exists() else ""
+        self._next.unlink(missing_ok=True)
+        chosen = next((each for each in self.written() if each.id == prepared), self.booted())
+        if chosen is None:
+            raise ValueError("nothing is booted")
+        self._booted.write_text(chosen.id, encoding="utf-8")
         return chosen
 
     def imported_layers(self) -> frozenset[str]:

@@ -6,6 +6,7 @@ was started, reloaded and stopped.
 """
 
 import signal
+import time
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any
 
 from gi.repository import Gio, GLib
 
+from treenail.lab.machine import rootfs
 from treenail.lab.machine.exported import (
     INVALID_ARGS,
     Call,
@@ -37,6 +39,7 @@ from treenail.lab.machine.units import NAME, PATH, Unit, UnitObject
 
 _NOT_APPLICABLE = f"{NAME}.JobTypeNotApplicable"
 _MODES = ("replace", "fail", "isolate", "ignore-dependencies", "ignore-requirements")
+_COUNTS_SOFT_REBOOTS = 256
 _REBOOT_UNITS = ("reboot.target", "systemd-reboot.service")
 
 
@@ -69,8 +72,12 @@ class Systemd1:
             connection, PATH, self._interfaces[f"{NAME}.Manager"], self._methods()
         )
         self._face.set_properties(
-            Version=f"{settings().systemd_version}-lab", SystemState="running"
+            Version=f"{settings().systemd_version}-lab",
+            SystemState="running",
+            UserspaceTimestamp=round(time.time() * 1e6),
         )
+        if settings().systemd_version >= _COUNTS_SOFT_REBOOTS:
+            self._face.set_properties(SoftRebootsCount=rootfs.soft_reboots(root))
         self._load_all()
         for name in self._files.wanted():
             unit = self._unit(name)

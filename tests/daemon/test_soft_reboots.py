@@ -1,0 +1,131 @@
+"""Soft reboots: when they are asked for, what they cost, and what becomes of those that mislead."""
+
+import json
+
+import pytest
+
+from tests.daemon import nodes
+from tests.daemon.nodes import Node, assert_at_rest
+from tests.fakes.world import World
+from tests.update.build import A, B, C
+from treenail.api import annotations as key
+from treenail.api.machineconfig import MachineConfig
+from treenail.api.meta import ObjectMeta
+from treenail.update import record as records
+from treenail.update.record import Past
+
+CONFIGS = tuple(MachineConfig(ObjectMeta(name=each.config)) for each in (A, B, C))
+
+
+@pytest.fixture
+def world() -> World:
+    return nodes.world_at(A, *CONFIGS)
+
+
+def settled(world: World, *, softly: bool = True) -> Node:
+    node = Node(world, softly=softly)
+    node.settle()
+    return node
+
+
+def boots(world: World) -> tuple[int, int]:
+    """Of the kernel, and of user space since."""
+    return world.boots, world.soft_boots
+
+
+def last(world: World) -> Past:
+    return records.from_json(json.loads(world.ledger or "null")).history[0]
+
+
+def test_an_image_with_the_same_kernel_costs_one_soft_reboot(world: World) -> None:
+    node = settled(world)
+    world.ask_for(B)
+    node.settle()
+    assert_at_rest(world, B)
+    assert boots(world) == (1, 1)
+    assert (last(world).reboots, last(world).soft) == (1, True)
+
+
+def test_an_image_with_another_kernel_costs_one_reboot(world: World) -> None:
+    node = settled(world)
+    world.softens = False
+    world.ask_for(B)
+    node.settle()
+    assert_at_rest(world, B)
+    assert boots(world) == (2, 0)
+    assert (last(world).reboots, last(world).soft) == (1, False)
+
+
+def test_an_owner_who_did_not_allow_it_has_no_soft_reboots(world: World) -> None:
+    node = settled(world, softly=False)
+    world.ask_for(B)
+    node.settle()
+    assert_at_rest(world, B)
+    assert boots(world) == (2, 0)
+
+
+def test_kernel_arguments_cost_a_reboot_of_the_kernel(world: World) -> None:
+    meta = ObjectMeta(name=B.config)
+    world.configs[B.config] = MachineConfig(meta, kernel_arguments=("nosmt",))
+    node = settled(world)
+    world.ask_for(B)
+    node.settle()
+    assert_at_rest(world, B)
+    assert boots(world) == (2, 0)
+
+
+def test_a_soft_reboot_that_leads_elsewhere_is_followed_by_one_full_one(world: World) -> None:
+    node = settled(world)
+    world.misleads = True
+    world.ask_for(B)
+    node.settle()
+    assert_at_rest(world, B)
+    assert boots(world) == (2, 0)
+    assert (last(world).reboots, last(world).soft) == (2, False)
+
+
+def test_what_no_reboot_leads_to_is_refused_after_as_many_as_ever(world: World) -> None:
+    node = settled(world)
+    world.misleads, world.finalizes = True, False
+    world.ask_for(B)
+    node.settle()
+    assert world.booted == A.digest
+    assert not world.unschedulable
+    assert not world.staged
+    assert "3 times" in world.annotations[key.REASON]
+    assert last(world).reboots == 3
+
+
+def test_what_is_called_off_after_a_soft_reboot_that_led_elsewhere_boots_no_more(
+    world: World,
+) -> None:
+    node = settled(world)
+    world.misleads = True
+    world.ask_for(B)
+    while not world.soft_boots:
+        node.turn()
+        world.drain_controller()
+    world.ask_for(A)
+    node.settle()
+    assert_at_rest(world, A)
+    world.reboot()
+    assert world.booted == A.digest
+
+
+def test_a_soft_reboot_by_a_person_changes_nothing(world: World) -> None:
+    node = settled(world)
+    world.soft = True
+    node.process = None
+    world.reboot()
+    node.settle()
+    assert_at_rest(world, A)
+    assert boots(world) == (1, 1)
+
+
+def test_an_unhealthy_target_is_left_by_a_reboot_of_the_kernel(world: World) -> None:
+    node = settled(world)
+    world.sick = lambda world: world.booted == B.digest
+    world.ask_for(B)
+    node.settle()
+    assert (world.booted, boots(world)) == (A.digest, (2, 0))
+    assert not world.unschedulable
