@@ -8,7 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from tests.contract.bootc_machine import BAD, BAD_AT_BOOT, HERE, QUICK, THERE, UNITS, BootcMachine
+from tests.contract.bootc_machine import (
+    BAD,
+    BAD_AT_BOOT,
+    HERE,
+    QUICK,
+    REPOSITORY,
+    THERE,
+    UNITS,
+    UNSIGNED,
+    BootcMachine,
+)
 from tests.contract.os_contract import OperatingSystemContract
 from tests.contract.os_machines import go_on
 from tests.waiting import wait_until
@@ -284,6 +294,43 @@ class BootcContract(OperatingSystemContract):
             "packages requested=usbguard"
         )
         assert machine.units().find(PULL) is None
+
+    def test_image_is_verified_where_the_policy_has_it_so(self, machine: BootcMachine) -> None:
+        machine.set_policy({
+            "default": [{"type": "reject"}],
+            "transports": {
+                "docker": {REPOSITORY: [{"type": "sigstoreSigned", "keyPath": "/etc/node.pub"}]},
+                "containers-storage": {"": [{"type": "insecureAcceptAnything"}]},
+            },
+        })  # fmt: skip
+        bootc = machine.os()
+        with pytest.raises(TransactionError, match="Source image rejected: A signature was req"):
+            bootc.stage(Change(image=UNSIGNED.pull_spec), watch=go_on)
+        assert bootc.look().staged is None
+        bootc.stage(TO_THERE, watch=go_on)
+        bootc.finalize(THERE.digest)
+        staged = machine.sysroot.staged()
+        assert staged is not None
+        assert staged.refspec == f"ostree-image-signed:containers-storage:{THERE.pull_spec}"
+        assert bootc.look().all[0].image == THERE.pull_spec
+
+    def test_where_the_default_accepts_anything_podman_alone_verifies(
+        self, machine: BootcMachine
+    ) -> None:
+        machine.set_policy({
+            "default": [{"type": "insecureAcceptAnything"}],
+            "transports": {
+                "docker": {REPOSITORY: [{"type": "sigstoreSigned", "keyPath": "/etc/node.pub"}]}
+            },
+        })  # fmt: skip
+        bootc = machine.os()
+        with pytest.raises(TransactionError, match="Source image rejected: A signature was req"):
+            bootc.stage(Change(image=UNSIGNED.pull_spec), watch=go_on)
+        bootc.stage(TO_THERE, watch=go_on)
+        bootc.finalize(THERE.digest)
+        staged = machine.sysroot.staged()
+        assert staged is not None
+        assert staged.refspec == f"ostree-unverified-image:containers-storage:{THERE.pull_spec}"
 
     def test_what_another_staged_is_not_replaced(self, machine: BootcMachine) -> None:
         subprocess.run([machine.root / "usr/bin/bootc", "switch", THERE.pull_spec], check=True)

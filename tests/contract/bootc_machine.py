@@ -1,14 +1,18 @@
 """A root directory with bootc's stand-in, and a systemd on a bus that runs it."""
 
+import json
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from tests.contract.os_machines import Images
 from treenail.clock import SystemClock
+from treenail.daemon.policy import verifies
 from treenail.host.bootc import PULL, ROLLBACK, SWITCH, UNDEPLOY, Bootc
 from treenail.host.bus import SystemBus
+from treenail.host.files import Files
 from treenail.host.process import Programs
 from treenail.host.root import Root
 from treenail.host.transaction import Limits
@@ -24,6 +28,8 @@ THERE = make_image("os/node", "2.0", 1_000_000, labels={"machineconfig": "render
 BROKEN = make_image("os/node", "2.1", 1_000_000, faults={"pull": "corrupt layer"})
 BAD = make_image("os/node", "2.2", 1_000_000, faults={"stage": "no space left on device"})
 BAD_AT_BOOT = make_image("os/node", "2.3", 1_000_000, faults={"boot": "kernel panic"})
+UNSIGNED = make_image("os/node", "2.4", 1_000_000, faults={"unsigned": "nobody signed it"})
+REPOSITORY = HERE.pull_spec.partition("@")[0]
 QUICK = Settings(staging_s=0.02)
 LIMITS = Limits()
 UNITS = (PULL, SWITCH, ROLLBACK, UNDEPLOY)
@@ -41,7 +47,7 @@ class BootcMachine:
         self._settings = directory / "settings.json"
         self._opened = ExitStack()
         catalogue = directory / "images.json"
-        images.save(Catalogue((HERE, THERE, BROKEN, BAD, BAD_AT_BOOT)), catalogue)
+        images.save(Catalogue((HERE, THERE, BROKEN, BAD, BAD_AT_BOOT, UNSIGNED)), catalogue)
         self.change(QUICK)
         rootfs.install(self.root, HERE)
         rootfs.boot(self.root)
@@ -57,7 +63,16 @@ class BootcMachine:
     def os(self, limits: Limits = LIMITS, *, status_s: float = 30.0) -> Bootc:
         clock = SystemClock()
         programs = Programs(clock, os.environ)
-        return Bootc(self._bus(), programs, Root(self.root), clock, limits, status_s=status_s)
+        root = Root(self.root)
+        verified = partial(verifies, Files(root))
+        return Bootc(
+            self._bus(), programs, root, clock, limits, status_s=status_s, verifies=verified
+        )
+
+    def set_policy(self, policy: object) -> None:
+        path = self.root / "etc/containers/policy.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(policy))
 
     def units(self) -> TransientUnits:
         return TransientUnits(self._bus())

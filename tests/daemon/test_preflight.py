@@ -144,6 +144,25 @@ def test_a_key_that_the_policy_names_has_to_be_there(root: Root) -> None:
     assert verifies(Files(root), B.image)
 
 
+def test_a_policy_that_rejects_podmans_storage_is_a_finding_where_images_wait_there(
+    root: Root,
+) -> None:
+    signed = [{"type": "sigstoreSigned", "keyPath": "/etc/node.pub"}]
+    root.path("/etc/node.pub").write_text("a key")
+    policy = {"default": [{"type": "reject"}], "transports": {"docker": {"": signed}}}
+    path = root.path("/etc/containers/policy.json")
+    path.write_text(json.dumps(policy))
+    assert findings(preflight(root, Machine()).look(B.image)) == ()
+    probes = Probes(*[Machine()] * 5)
+    flight = Preflight(root, Files(root), probes, FakeClock(), stores=True)
+    (found,) = findings(flight.look(B.image))
+    assert found.reason is Reason.SIGNATURE_REJECTED
+    assert found.sentence.endswith("by default, which holds for transports.containers-storage too")
+    policy["transports"]["containers-storage"] = {"": [{"type": "insecureAcceptAnything"}]}
+    path.write_text(json.dumps(policy))
+    assert findings(flight.look(B.image)) == ()
+
+
 def test_a_policy_that_is_broken_is_a_finding(root: Root) -> None:
     root.path("/etc/containers/policy.json").write_text("{")
     flight = preflight(root, Machine())

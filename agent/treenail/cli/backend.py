@@ -60,15 +60,16 @@ def operating_system(
 ) -> "OperatingSystem":
     """The chosen back end; ``alive`` is called once a second while it is waited for."""
     # Each is imported when it is asked for, so that a process has only what it runs.
+    from treenail.daemon.policy import verifies
+
+    signed = partial(verifies, Files(root))
     if choice.backend is Backend.BOOTC:
         from treenail.host.bootc import Bootc
         from treenail.host.process import Programs
 
-        return Bootc(bus, Programs(clock, os.environ), root, clock, limits, alive=alive)
-    from treenail.daemon.policy import verifies
+        programs = Programs(clock, os.environ)
+        return Bootc(bus, programs, root, clock, limits, alive=alive, verifies=signed)
     from treenail.host.rpmostree import RpmOstree
-
-    signed = partial(verifies, Files(root))
 
     def unlock() -> None:
         soft_reboots(bus, root, clock, limits, alive=alive).unlock()

@@ -2,18 +2,25 @@
 
 from treenail.errors import ConfigError, FileError
 from treenail.host.files import Files
-from treenail.update.signatures import POLICY, Rule, Trust, rule
+from treenail.update.signatures import POLICY, Rule, Trust, rule, rule_of_storage
 
 _LIMIT = 1024 * 1024
 
 
-def rule_for(files: Files, image: str) -> Rule | str | None:
-    """What the policy says of the image, or why it can't be read; None where there is none."""
+def rule_for(files: Files, image: str, *, stored: bool = False) -> Rule | str | None:
+    """What the policy says of the image, or why it can't be read; None where there is none.
+
+    ``stored``: the image is deployed from podman's storage, which may be rejected by itself.
+    """
     try:
         policy = files.read(POLICY, limit=_LIMIT)
-        return None if policy is None else rule(policy, image)
+        if policy is None:
+            return None
+        found = rule(policy, image)
+        again = rule_of_storage(policy) if stored else found
     except (FileError, ConfigError) as error:
         return str(error)
+    return again if again.trust is Trust.REJECTED else found
 
 
 def verifies(files: Files, image: str) -> bool:

@@ -117,7 +117,7 @@ class Preflight:
 
     def look(self, image: str) -> Conditions:
         """The conditions for an update to the pull spec; without one, of the machine alone."""
-        judged = rule_for(self._files, image) if image else None
+        judged = rule_for(self._files, image, stored=self._stores) if image else None
         manifest = self._manifest(image) if image else None
         if isinstance(manifest, Manifest):
             self._known = {image: manifest}

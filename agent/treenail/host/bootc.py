@@ -90,10 +90,12 @@ class Bootc:
         *,
         status_s: float = _STATUS_S,
         alive: Callable[[], None] = lambda: None,
+        verifies: Callable[[str], bool] = lambda _image: False,
     ) -> None:
         """``status_s``: how long ``bootc status`` may take.
 
-        ``alive`` is called once a second while something runs that nobody watches.
+        ``alive`` is called once a second while something runs that nobody watches; ``verifies``
+        says whether bootc is to be asked for a verified image.
         """
         self._status_s = status_s
         self._units = TransientUnits(bus)
@@ -106,6 +108,7 @@ class Bootc:
         self._clock = clock
         self._limits = limits
         self._alive = alive
+        self._verifies = verifies
         self._journal = Journal(programs, root)
         self._jobs = Jobs(self._units, self._journal, clock, limits, alive=alive)
 
@@ -281,10 +284,12 @@ class Bootc:
 
     def _switch(self, image: str) -> None:
         fifo = self._root.path(_FIFO)
+        # podman has kept to the signature policy in any case; this has it kept to from now on.
+        signed = ("--enforce-container-sigpolicy",) if self._verifies(image) else ()
         argv = (
             "/bin/sh", "-c", _WITH_PROGRESS, str(fifo),
             self._program(_BOOTC), "switch", "--progress-fd", "3", "--quiet",
-            "--transport", "containers-storage", image,
+            *signed, "--transport", "containers-storage", image,
         )  # fmt: skip
         with reading(fifo) as progress:
             self._jobs.carry_out(SWITCH, f"switch to {image}", argv, lambda: progress.last)

@@ -35,6 +35,7 @@ class Rule:
     accept anything. The rule is enforced either way, by whatever fetches the image."""
 
 
+_STORAGE = "containers-storage"
 _ANYTHING = "insecureAcceptAnything"
 _SIGNED = frozenset({"signedBy", "sigstoreSigned"})
 _KNOWN = frozenset({_ANYTHING, "reject", "signedBaseLayer", *_SIGNED})
@@ -42,6 +43,25 @@ _KNOWN = frozenset({_ANYTHING, "reject", "signedBaseLayer", *_SIGNED})
 
 def rule(policy: bytes, image: str) -> Rule:
     """What ``policy`` asks of the pull spec ``image``; raises `ConfigError` if it is unusable."""
+    default, docker = _read(policy, "docker")
+    for scope in _scopes(image):
+        if scope in docker:
+            where = f"transports.docker[{scope!r}]"
+            return _judged(_requirements(docker[scope], where), where, default)
+    return _judged(default, "default", default)
+
+
+def rule_of_storage(policy: bytes) -> Rule:
+    """What ``policy`` asks of images in podman's storage: it counts again when they leave it."""
+    default, storage = _read(policy, _STORAGE)
+    if "" in storage:
+        where = f"transports.{_STORAGE}['']"
+        return _judged(_requirements(storage[""], where), where, default)
+    return _judged(default, f"default, which holds for transports.{_STORAGE} too", default)
+
+
+def _read(policy: bytes, transport: str) -> tuple[list[Mapping[str, object]], Mapping[str, object]]:
+    """The default, and what is said of the transport by scope."""
     try:
         document: object = json.loads(policy)
     except (ValueError, RecursionError) as error:
@@ -49,12 +69,8 @@ def rule(policy: bytes, image: str) -> Rule:
     if not isinstance(document, Mapping):
         raise _unusable("it holds no JSON object")
     default = _requirements(document.get("default"), "default")
-    docker = _object(_object(document.get("transports"), "transports").get("docker"), "docker")
-    for scope in _scopes(image):
-        if scope in docker:
-            where = f"transports.docker[{scope!r}]"
-            return _judged(_requirements(docker[scope], where), where, default)
-    return _judged(default, "default", default)
+    transports = _object(document.get("transports"), "transports")
+    return default, _object(transports.get(transport), transport)
 
 
 def _judged(

@@ -11,13 +11,17 @@ from typing import Any
 
 from treenail.lab import images
 from treenail.lab.images import Image
-from treenail.lab.machine import pull
+from treenail.lab.machine import pull, signing
 from treenail.lab.machine.host import CommandFailed, CommandHost
 from treenail.lab.machine.steps import OperationFailed
 from treenail.lab.machine.sysroot import Deployment, deployment_of
 
-_REGISTRY = "ostree-unverified-registry:"
-_STORAGE = "ostree-unverified-image:containers-storage:"
+_REFSPECS = {
+    ("registry", False): "ostree-unverified-registry:",
+    ("registry", True): "ostree-image-signed:docker://",
+    ("containers-storage", False): "ostree-unverified-image:containers-storage:",
+    ("containers-storage", True): "ostree-image-signed:containers-storage:",
+}
 _LOCAL_CHANGES = (
     "Deployment contains local rpm-ostree modifications; cannot upgrade via bootc. You can run "
     "`rpm-ostree reset` to undo the modifications."
@@ -44,6 +48,7 @@ class Bootc:
         )
         switch.add_argument("--progress-fd", type=int)
         switch.add_argument("--quiet", action="store_true")
+        switch.add_argument("--enforce-container-sigpolicy", action="store_true", dest="signed")
         switch.add_argument("image")
         verbs.add_parser("rollback")
         chosen = parser.parse_args(arguments)
@@ -52,7 +57,8 @@ class Bootc:
                 case "status":
                     print(json.dumps(self._status()))
                 case "switch":
-                    self._switch(chosen.image, chosen.transport, _Teller(chosen.progress_fd))
+                    teller = _Teller(chosen.progress_fd)
+                    self._switch(chosen.image, chosen.transport, teller, signed=chosen.signed)
                 case _:
                     self._rollback()
         return 0
@@ -84,7 +90,7 @@ class Bootc:
             "status": status,
         }
 
-    def _switch(self, name: str, transport: str, teller: "_Teller") -> None:
+    def _switch(self, name: str, transport: str, teller: "_Teller", *, signed: bool) -> None:
         sysroot = self._host.sysroot
         base = sysroot.base()
         booted = sysroot.booted()
@@ -92,7 +98,12 @@ class Bootc:
             raise CommandFailed("This command requires running in an actual host system")
         if booted.packages or booted.removals:
             raise CommandFailed(_LOCAL_CHANGES)
-        refspec = (_STORAGE if transport == "containers-storage" else _REGISTRY) + name
+        if signed and signing.accepts_anything(self._host.root):
+            raise CommandFailed(
+                "Switching: Pulling: containers-policy.json specifies a default of "
+                "`insecureAcceptAnything`; refusing usage"
+            )
+        refspec = _REFSPECS[transport, signed] + name
         if refspec == base.refspec:
             print("Image specification is unchanged.")
             return
@@ -119,6 +130,8 @@ class Bootc:
                     "an image ID: identifier is not an image"
                 )
             image = found
+            if why := signing.refusal(self._host.root, "containers-storage", image):
+                raise CommandFailed(f"Switching: Pulling: {why}")
         else:
             try:
                 image = pull.open_image(name, catalogue, self._host.root)
@@ -217,10 +230,8 @@ def _entry(deployment: Deployment, *, locked: bool = False) -> dict[str, Any]:
 
 
 def _reference(deployment: Deployment) -> dict[str, Any]:
-    refspec = deployment.refspec
-    stored = refspec.startswith(_STORAGE)
-    reference = {
-        "image": refspec.removeprefix(_STORAGE) if stored else pull.image_of(refspec),
-        "transport": "containers-storage" if stored else "registry",
-    }
-    return {"image": reference}
+    for (transport, signed), scheme in _REFSPECS.items():
+        if deployment.refspec.startswith(scheme):
+            found = {"image": deployment.refspec.removeprefix(scheme), "transport": transport}
+            return {"image": {**found, "signature": "containerPolicy"} if signed else found}
+    return {"image": {"image": pull.image_of(deployment.refspec), "transport": "registry"}}

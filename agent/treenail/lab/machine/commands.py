@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from treenail.lab import images
-from treenail.lab.machine import pull, settings
+from treenail.lab.machine import pull, settings, signing
 from treenail.lab.machine.bootc import Bootc
 from treenail.lab.machine.host import CommandFailed, CommandHost
 from treenail.lab.machine.steps import OperationFailed
@@ -72,6 +72,10 @@ def _podman_pull(host: CommandHost, image: str) -> int:
         found = pull.open_image(image, images.load(host.catalogue), host.root)
     except OperationFailed as error:
         print(f"Error: initializing source docker://{image}: {error}", file=sys.stderr)
+        return _PODMAN_FAILED
+    if why := signing.refusal(host.root, "docker", found):
+        print(f"Error: copying system image from manifest list: Source image rejected: {why}",
+              file=sys.stderr)  # fmt: skip
         return _PODMAN_FAILED
     print(f"Trying to pull {image}...\nGetting image source signatures", file=sys.stderr)
     if image not in host.stored():
