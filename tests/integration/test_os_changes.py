@@ -1,10 +1,13 @@
 """Everything that a config may ask of the operating system, each alone and all together."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.integration.site import LAYERS, LOGIN, SIZE, Site
 from tests.waiting import wait_until
 from treenail.api import annotations as key
+from treenail.host.extensions import PLACE, REPOSITORY
 from treenail.lab.cluster import rendered
 from treenail.lab.images import Image, make_image
 from treenail.lab.machine.sysroot import Deployment
@@ -15,6 +18,7 @@ REALTIME = {"kernel-rt-core", "kernel-rt-modules", "kernel-rt-modules-extra"}
 STOCK = {
     "kernel", "kernel-core", "kernel-modules", "kernel-modules-core", "kernel-modules-extra",
 }  # fmt: skip
+LEFTOVERS = (PLACE, REPOSITORY)
 LIMIT_S = 30.0
 
 
@@ -35,6 +39,34 @@ def reach(site: Site, number: int, **spec: object) -> Deployment:
     booted = site.machine.booted
     assert booted is not None
     return booted
+
+
+@pytest.mark.limit(120)
+def test_packages_come_out_of_the_image_of_extensions(site: Site) -> None:
+    """No repository has them; what makes them available is gone when they are."""
+    packages = replace(
+        make_image("os/extensions", f"{id(site):x}", SIZE, layers=LAYERS, credential=LOGIN),
+        packages=("usbguard", *sorted(REALTIME)),
+    )
+    site.lab.add_image(packages)
+    site.machine.change(missing_packages=packages.packages)
+    spec = {
+        "osImageURL": image(site, 3).pull_spec,
+        "baseOSExtensionsContainerImage": packages.pull_spec,
+        "extensions": ["usbguard"],
+    }
+    assert reach(site, 7, **spec).packages == ("usbguard",)
+    booted = reach(site, 8, **{**spec, "kernelType": "realtime", "kernelArguments": ["nosmt"]})
+    assert (set(booted.packages), booted.kernel_arguments[-1]) == (
+        {"usbguard", *REALTIME},
+        "nosmt",
+    )
+    newer = image(site, 4)
+    booted = reach(site, 9, **{**spec, "osImageURL": newer.pull_spec})
+    assert (booted.digest, booted.packages, booted.removals) == (newer.digest, ("usbguard",), ())
+    assert [path for path in LEFTOVERS if (site.machine.root / path[1:]).exists()] == []
+    site.machine.change(missing_packages=())
+    site.reach(site.goal())
 
 
 def image(site: Site, number: int) -> Image:

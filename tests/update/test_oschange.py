@@ -3,11 +3,13 @@
 import pytest
 
 from tests.update.build import DIGEST_A, A, B
+from treenail.config.diff import Aspect
 from treenail.config.wanted import WantedOS
 from treenail.errors import ConfigError
 from treenail.update.oschange import NO_CHANGE, OSChange, Running, in_effect, os_change
 
 STOCK = ("kernel", "kernel-core", "kernel-modules", "kernel-modules-core", "kernel-modules-extra")
+EXTENSIONS = f"quay.io/extensions@{DIGEST_A}"
 RT = ("kernel-rt-core", "kernel-rt-modules", "kernel-rt-modules-extra")
 
 
@@ -50,6 +52,49 @@ def test_kernel_type_and_extensions_are_packages() -> None:
     back = os_change(wanted, WantedOS(), there, image="")
     assert back == OSChange(uninstall=(*RT, "usbguard"), reset=STOCK)
     assert in_effect(back, running())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "now", "asked"),
+    [
+        ("", "realtime", running(), True),
+        ("realtime", "realtime", running(packages=(*RT, "usbguard"), removed=STOCK), False),
+        ("realtime", "", running(packages=(*RT, "usbguard"), removed=STOCK), True),
+    ],
+    ids=["layered", "there already", "one goes, one stays"],
+)
+def test_packages_come_out_of_the_image_that_the_config_names_when_any_change(
+    old: str, new: str, now: Running, *, asked: bool
+) -> None:
+    def wanted(kernel: str) -> WantedOS:
+        usbguard = frozenset({"usbguard"})
+        return WantedOS(kernel_type=kernel, extensions=usbguard, extensions_image=B.image)
+
+    change = os_change(wanted(old), wanted(new), now, image="")
+    assert change.packages_from == (B.image if asked else "")
+
+
+def test_packages_that_stay_are_looked_for_in_the_image_of_extensions_with_the_next_image() -> None:
+    wanted = WantedOS(
+        image=B.image, extensions=frozenset({"usbguard"}), extensions_image=EXTENSIONS
+    )
+    change = os_change(WantedOS(), wanted, running(packages=("usbguard",)), image="")
+    assert change == OSChange(image=B.image, packages_from=EXTENSIONS)
+    assert change.aspects == (Aspect.IMAGE,)
+
+
+@pytest.mark.parametrize("image", ["", B.image])
+def test_image_of_extensions_that_nobody_needs_is_not_asked_for(image: str) -> None:
+    unpinned = WantedOS(extensions_image="quay.io/extensions:latest", kernel_arguments=("a",))
+    assert os_change(WantedOS(), unpinned, running(), image=image).packages_from == ""
+
+
+def test_image_of_extensions_by_tag_is_refused() -> None:
+    wanted = WantedOS(
+        extensions=frozenset({"usbguard"}), extensions_image="quay.io/extensions:latest"
+    )
+    with pytest.raises(ConfigError, match=r"baseOSExtensionsContainerImage .*it names a tag"):
+        os_change(WantedOS(), wanted, running(), image="")
 
 
 def test_packages_of_a_person_are_left_alone() -> None:

@@ -12,13 +12,16 @@ from treenail.daemon.settings import Backend
 from treenail.errors import FileError
 from treenail.host.bus import SystemBus
 from treenail.host.deployments import Deployments
+from treenail.host.disk import Disk
 from treenail.host.files import Files
 from treenail.host.root import Root
+from treenail.host.selinux import policy
 from treenail.host.transaction import Limits
 
 if TYPE_CHECKING:
     # The port drags the whole daemon behind it.
     from treenail.daemon.ports import OperatingSystem
+    from treenail.host.extensions import Extensions
     from treenail.host.softreboots import SoftReboots
 
 LIVE = "/run/treenail/status.json"
@@ -74,7 +77,37 @@ def operating_system(
     def unlock() -> None:
         soft_reboots(bus, root, clock, limits, alive=alive).unlock()
 
-    return RpmOstree(bus, clock, limits, alive=alive, verifies=signed, unlock=unlock)
+    return RpmOstree(
+        bus,
+        clock,
+        limits,
+        alive=alive,
+        verifies=signed,
+        unlock=unlock,
+        extensions=_extensions(bus, root, clock, limits, alive),
+    )
+
+
+def _extensions(
+    bus: SystemBus, root: Root, clock: Clock, limits: Limits, alive: Callable[[], None]
+) -> "Extensions":
+    from treenail.host.extensions import Extensions
+    from treenail.host.jobs import Jobs
+    from treenail.host.journal import Journal
+    from treenail.host.podman import Podman
+    from treenail.host.process import Programs
+    from treenail.host.transient import TransientUnits
+
+    units, programs = TransientUnits(bus), Programs(clock, os.environ)
+    journal = Journal(programs, root)
+    return Extensions(
+        root,
+        Files(root, Disk(policy(root))),
+        Podman(programs, root),
+        units,
+        Jobs(units, journal, clock, limits, alive=alive, who="podman"),
+        limit_s=limits.transaction_s,
+    )
 
 
 def soft_reboots(

@@ -93,4 +93,5 @@ def change(asked: OSChange) -> Change:
         uninstall=asked.uninstall,
         remove=asked.remove,
         reset=asked.reset,
+        packages_from=asked.packages_from,
     )

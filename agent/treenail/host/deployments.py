@@ -63,6 +63,8 @@ class Change:
     """Packages of the image to leave out."""
     reset: tuple[str, ...] = ()
     """Packages of the image to leave out no longer."""
+    packages_from: str = ""
+    """An image, by digest, with packages beside those of the configured repositories."""
 
     def __str__(self) -> str:
         packages = self.install or self.uninstall or self.remove or self.reset

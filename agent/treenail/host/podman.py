@@ -23,11 +23,16 @@ class Podman:
         self._programs = programs
         self._root = root
 
+    @property
+    def program(self) -> str:
+        """Where it is."""
+        return str(self._root.path(_PODMAN))
+
     def pull(self, image: str) -> tuple[str, ...]:
-        """The command that pulls the image with the logins that bootc would use."""
+        """The command that pulls the image with the logins that bootc and rpm-ostree would use."""
         auth = self._auth()
         logins = ("--authfile", auth) if auth else ()
-        return (str(self._root.path(_PODMAN)), "pull", *logins, image)
+        return (self.program, "pull", *logins, image)
 
     def layers(self, image: str) -> dict[str, int]:
         """The bytes of each layer, by digest, as its registry says; empty if that can't be had."""
@@ -39,7 +44,7 @@ class Podman:
 
     def labels(self, image: str) -> dict[str, str]:
         """The labels of a pulled image."""
-        command = [str(self._root.path(_PODMAN)), "image", "inspect", "--format", "json", image]
+        command = [self.program, "image", "inspect", "--format", "json", image]
         content = self._programs.run(command, limit_s=_LIMIT_S)
         try:
             match json.loads(content):
@@ -52,7 +57,7 @@ class Podman:
 
     def forget(self, image: str) -> None:
         """Free the space of a pulled image; one that is used by a container stays."""
-        command = [str(self._root.path(_PODMAN)), "image", "rm", "--ignore", image]
+        command = [self.program, "image", "rm", "--ignore", image]
         try:
             self._programs.run(command, limit_s=_LIMIT_S)
         except CommandError as error:

@@ -9,6 +9,7 @@ from treenail.errors import BusError, BusyError, HostError, TransactionError
 from treenail.host.arguments import edit, split_arguments, stand
 from treenail.host.bus import Option, SystemBus, options
 from treenail.host.deployments import Change, Deployment, Deployments
+from treenail.host.extensions import Extensions
 from treenail.host.intended import Intended, intended
 from treenail.host.rpmostreed import CLIENT, Rpmostreed, check
 from treenail.host.transaction import Finished, Left, Limits, Overdue, Vanished, Watch
@@ -35,13 +36,16 @@ class RpmOstree:
         alive: Callable[[], None] = lambda: None,
         verifies: Callable[[str], bool] = lambda _: False,
         unlock: Callable[[], None] | None = None,
+        extensions: Extensions | None = None,
     ) -> None:
         """``alive`` is called once a second while a transaction runs that nobody watches.
 
         ``unlock`` unlocks what is staged and does not reboot, as rpm-ostreed would.
 
-        ``verifies`` says whether an image is to be taken with a good signature alone.
+        ``verifies`` says whether an image is to be taken with a good signature alone. Without
+        ``extensions`` no packages come out of an image.
         """
+        self._extensions = extensions
         self._verifies = verifies
         self._unlock = unlock
         self._daemon = Rpmostreed(bus, clock, limits, alive=alive)
@@ -73,8 +77,13 @@ class RpmOstree:
             raise HostError("rpm-ostree does not know which deployment is booted", remedy=_STATUS)
         goal = intended(booted, change)
         self._refuse_other(found, goal, change)
-        if goal.differences(found.pending or booted):
-            self._update(change, booted, watch)
+        try:
+            if goal.differences(found.pending or booted):
+                if change.packages_from and found.transaction is None:
+                    self._offer(change.packages_from, watch)
+                self._update(change, booted, watch)
+        finally:
+            self._withdraw()
         self._arrange(change, watch)
         self._verify(goal, change)
 
@@ -121,6 +130,7 @@ class RpmOstree:
                 ours.add(found.pending.id)
         if found.pending is not None and found.pending.id in ours:
             self._clean_up()
+        self._withdraw()
 
     def finalize(self, staged_id: str, *, softly: bool = False) -> None:
         """Unlock the staged deployment of this id, and have rpm-ostreed reboot unless ``softly``.
@@ -170,6 +180,7 @@ class RpmOstree:
 
     def release(self) -> None:
         """Let rpm-ostreed exit when idle; the next operation starts it again."""
+        self._withdraw()
         self._daemon.release()
 
     def _refuse_other(self, found: Deployments, goal: Intended, change: Change) -> None:
@@ -190,6 +201,17 @@ class RpmOstree:
                 f"it {', and it '.join(differences)}",
                 remedy="drop what is pending with: rpm-ostree cleanup --pending",
             )
+
+    def _offer(self, image: str, watch: Watch) -> None:
+        if self._extensions is None:
+            raise HostError(f"nobody here can unpack packages from {image}")
+        self._extensions.offer(image, watch=watch)
+
+    def _withdraw(self) -> None:
+        """Packages that were offered are so no more, unless a transaction may need them."""
+        extensions = self._extensions
+        if extensions is not None and extensions.offered and self.look().transaction is None:
+            extensions.withdraw()
 
     def _update(self, change: Change, booted: Deployment, watch: Watch) -> None:
         """Stage image and packages; the same call for the same change, so that it can be joined."""

@@ -39,7 +39,7 @@ class Image:
 
     ``faults`` maps a phase (``inspect``, ``pull``, ``stage``, ``finalize``, ``boot``) to the error
     text with which that phase fails for this image; ``labels`` is what was baked in, such as the
-    rendered config's name.
+    rendered config's name. ``packages`` are in its directory of extensions.
     """
 
     registry: str
@@ -51,6 +51,7 @@ class Image:
     timestamp: int = 1_767_225_600
     labels: Mapping[str, str] = field(default_factory=dict)
     kernel_arguments: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
     credential: Credential | None = None
     faults: Mapping[str, str] = field(default_factory=dict)
     kernel: str = "6.12.0-1.lab"
@@ -187,10 +188,12 @@ def _image(entry: dict[str, Any]) -> Image:
     layers = tuple(Layer(**layer) for layer in entry.pop("layers"))
     credential = entry.pop("credential")
     arguments = tuple(entry.pop("kernel_arguments"))
+    packages = tuple(entry.pop("packages", ()))
     return Image(
         **entry,
         layers=layers,
         kernel_arguments=arguments,
+        packages=packages,
         credential=Credential(**credential) if credential else None,
     )
 

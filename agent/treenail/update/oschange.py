@@ -1,7 +1,7 @@
 """What a config asks of the operating system, and whether what is booted already has it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treenail.api import pullspec
 from treenail.api.machineconfig import DEFAULT_KERNEL, EXTENSIONS
@@ -45,11 +45,18 @@ class OSChange:
     """Packages of the image to leave out."""
     reset: tuple[str, ...] = ()
     """Packages of the image to leave out no longer."""
+    packages_from: str = ""
+    """The pull spec of an image with packages, by digest; asked for beside something else only."""
 
     @property
     def digest(self) -> str:
         """The manifest digest of the image; empty without one."""
         return self.image.partition("@")[2]
+
+    @property
+    def packages(self) -> frozenset[str]:
+        """Those that are concerned."""
+        return frozenset((*self.install, *self.uninstall, *self.remove, *self.reset))
 
     @property
     def empty(self) -> bool:
@@ -103,7 +110,7 @@ def os_change(old: WantedOS, new: WantedOS, running: Running, *, image: str) -> 
     append, delete = _arguments(old.kernel_arguments, new.kernel_arguments, running.arguments)
     before, after = packages(old), frozenset[str]() if image else packages(new)
     left_out = frozenset[str]() if image else _left_out(new)
-    return OSChange(
+    change = OSChange(
         image=_image(image or new.image, running),
         append=append,
         delete=delete,
@@ -112,6 +119,11 @@ def os_change(old: WantedOS, new: WantedOS, running: Running, *, image: str) -> 
         remove=_sorted(left_out - set(running.removed)),
         reset=_sorted((_left_out(old) - left_out) & set(running.removed)),
     )
+    if not after or not new.extensions_image or not (change.image or change.packages):
+        return change
+    # Those that are layered already are looked for again, as newer ones may go with the rest.
+    pullspec.parse(new.extensions_image, where="baseOSExtensionsContainerImage")
+    return replace(change, packages_from=new.extensions_image)
 
 
 def in_effect(change: OSChange, running: Running) -> bool:

@@ -102,14 +102,15 @@ def from_json(document: Json) -> Work:
     """What `to_json` wrote; raises `ValueError` for anything else."""
     match document:
         case {
-            "os": {"image": str(image), **lists},
+            "os": {"image": str(image), "packages_from": str(packages_from), **lists},
             "writes": bool(writes),
             "level": str(level),
             "reasons": list(reasons),
         } if level in Level.__members__:
-            names = {each.name for each in fields(OSChange)} - {"image"}
+            names = {each.name for each in fields(OSChange)} - {"image", "packages_from"}
             if names == lists.keys():
-                change = OSChange(image, **{name: _texts(lists[name]) for name in names})
+                asked = {name: _texts(lists[name]) for name in names}
+                change = OSChange(image, packages_from=packages_from, **asked)
                 return Work(change, writes, Level[level], _texts(reasons))
     raise ValueError("no work of an update")
 

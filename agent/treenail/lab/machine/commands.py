@@ -62,6 +62,15 @@ def _podman(host: CommandHost, arguments: list[str]) -> int:
         case ["image", "rm", "--ignore", image]:
             host.store({*host.stored()} - {image})
             return 0
+        case ["create", "--net=none", "--name", name, image, "/bin/true"] if image in host.stored():
+            host.containers.mkdir(parents=True, exist_ok=True)
+            (host.containers / name).write_text(image, encoding="utf-8")
+            return 0
+        case ["cp", source, target]:
+            return _podman_cp(host, source, Path(target))
+        case ["rm", *_, name]:
+            (host.containers / name).unlink(missing_ok=True)
+            return 0
         case _:
             print(f"Error: {shlex.join(arguments)}: no such image or command", file=sys.stderr)
             return _PODMAN_FAILED
@@ -92,6 +101,18 @@ def _podman_pull(host: CommandHost, image: str) -> int:
         print("Copying config\nWriting manifest to image destination", file=sys.stderr)
         host.store({*host.stored(), image})
     print(found.digest)
+    return 0
+
+
+def _podman_cp(host: CommandHost, source: str, target: Path) -> int:
+    name, _, path = source.partition(":")
+    image = (host.containers / name).read_text(encoding="utf-8")
+    found = images.load(host.catalogue).find(image)
+    if found is None or not found.packages or path != "/usr/share/rpm-ostree/extensions/.":
+        print(f'Error: "{path}" could not be found on container {name}', file=sys.stderr)
+        return _PODMAN_FAILED
+    for package in found.packages:
+        (target / f"{package}.rpm").touch()
     return 0
 
 

@@ -32,6 +32,8 @@ class CommandHost:
         self.wait = wait
         self.sysroot = Sysroot(root)
         self._storage = root / "var/lib/containers/storage/images.json"
+        self.containers = root / "var/lib/containers/storage/containers"
+        """One file for each, which says its image."""
 
     @contextmanager
     def locked(self) -> Iterator[None]:

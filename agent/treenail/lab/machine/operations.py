@@ -45,11 +45,16 @@ Pull = Callable[[str, str, tuple[str, ...]], Generator[Emit | Pause, None, pull.
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What the operations work on; ``blockers`` lists who blocks a shutdown, ``reboot`` asks."""
+    """What the operations work on; ``blockers`` lists who blocks a shutdown, ``reboot`` asks.
+
+    ``packages`` are those in the machine's own repositories, beside which all others are
+    somewhere, but for the missing ones of the settings.
+    """
 
     sysroot: Deployments
     fetch: Pull
     settings: Callable[[], Settings]
+    packages: Callable[[], frozenset[str]]
     blockers: Callable[[], list[tuple[str, str]]]
     reboot: Callable[[], None]
 
@@ -144,9 +149,7 @@ def change_packages(host: Host, packages: Packages, options: Options) -> Work:
     if wanted == base:
         yield message("No change.")
         return
-    missing = [name for name in packages.install if name in host.settings().missing_packages]
-    if missing:
-        raise OperationFailed(f"Packages not found: {', '.join(missing)}")
+    _find(host, wanted)
     yield message("Resolving dependencies...done")
     yield from _stage(host, replace(wanted, pinned=False), options)
 
@@ -268,9 +271,17 @@ def _deploy(
     pulled = _at_digest(refspec, options.revision) if options.revision else refspec
     found = yield from host.fetch(pulled, refspec, base.kernel_arguments)
     deployment = packages.on(base, found.deployment, idempotent=options.idempotent)
+    _find(host, deployment)
     if "@sha256:" in refspec:
         deployment = replace(deployment, custom_origin=options.custom_origin)
     yield from _stage(host, deployment, options, fault=found.fault)
+
+
+def _find(host: Host, deployment: Deployment) -> None:
+    """Raise unless some repository has each of the packages that are to be layered."""
+    missing = [name for name in deployment.packages if name in host.settings().missing_packages]
+    if missing := [name for name in missing if name not in host.packages()]:
+        raise OperationFailed(f"Packages not found: {', '.join(missing)}")
 
 
 def _stage(

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 from gi.repository import Gio, GLib
 
-from treenail.lab.machine import settings
+from treenail.lab.machine import repositories, settings
 from treenail.lab.machine.clients import Clients
 from treenail.lab.machine.connections import call, connect
 from treenail.lab.machine.deploymentvalues import deployment_values
@@ -95,6 +95,7 @@ class Rpmostreed:
             sysroot=sysroot,
             fetch=fetch,
             settings=self.settings,
+            packages=lambda: repositories.packages(self._root),
             blockers=self._blockers,
             reboot=self._reboot_soon,
         )
