@@ -191,7 +191,7 @@ def test_progress_whose_reader_left_does_not_stop_the_pull(
 
 
 def test_podman_keeps_what_it_pulled_until_that_is_removed(machine: Machine) -> None:
-    assert machine.run("podman", "pull", "--quiet", B.pull_spec).stdout == f"{B.digest}\n"
+    assert machine.run("podman", "pull", B.pull_spec).stdout == f"{B.digest}\n"
     told = machine.run("podman", "image", "inspect", "--format", "json", B.pull_spec)
     assert json.loads(told.stdout)[0]["Labels"]["containers.bootc"] == "1"
     switch = ("switch", "--transport", "containers-storage", B.pull_spec)
@@ -202,19 +202,19 @@ def test_podman_keeps_what_it_pulled_until_that_is_removed(machine: Machine) -> 
 
 
 def test_pull_without_a_login_is_refused(machine: Machine) -> None:
-    ended = machine.run("podman", "pull", "--quiet", SECRET.pull_spec)
+    ended = machine.run("podman", "pull", SECRET.pull_spec)
     assert ended.returncode == 125
     assert "unauthorized" in ended.stderr
-    missing = machine.run("podman", "pull", "--quiet", "--authfile", "/none", B.pull_spec)
+    missing = machine.run("podman", "pull", "--authfile", "/none", B.pull_spec)
     assert "no such file" in missing.stderr
 
 
 def test_failing_and_slow_pulls_follow_the_settings(machine: Machine) -> None:
     machine.change(replace(Settings(), pull_bytes_per_s=1e9, pull_error="connection reset"))
-    ended = machine.run("podman", "pull", "--quiet", B.pull_spec)
+    ended = machine.run("podman", "pull", B.pull_spec)
     assert (ended.returncode, "connection reset" in ended.stderr) == (125, True)
     machine.change(Settings(pull_bytes_per_s=1000))
-    with subprocess.Popen([machine.program("podman"), "pull", "--quiet", B.pull_spec]) as slow:
+    with subprocess.Popen([machine.program("podman"), "pull", B.pull_spec]) as slow:
         with pytest.raises(subprocess.TimeoutExpired):
             slow.wait(0.5)
         slow.terminate()
