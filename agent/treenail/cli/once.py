@@ -115,7 +115,7 @@ def _left_out(config: MachineConfig, wish: Wanted) -> Iterator[str]:
     for name, value in (
         ("osImageURL", wish.os.image),
         ("baseOSExtensionsContainerImage", wish.os.extensions_image),
-        ("kernelArguments", " ".join(wish.os.kernel_arguments)),
+        ("kernelArguments", " ".join(map(_redacted, wish.os.kernel_arguments))),
         ("kernelType", "" if wish.os.kernel_type == DEFAULT_KERNEL else wish.os.kernel_type),
         ("extensions", ", ".join(sorted(wish.os.extensions))),
         ("fips", "true" if wish.os.fips else ""),
@@ -127,6 +127,13 @@ def _left_out(config: MachineConfig, wish: Wanted) -> Iterator[str]:
         part = document.get(section)
         if isinstance(part, dict) and part.get(name):
             yield f"{section}.{name}: it is for a machine's first boot"
+
+
+def _redacted(argument: str) -> str:
+    # Its patterns take long to compile, and most configs have no arguments.
+    from treenail.config.redact import redacted_line
+
+    return redacted_line(argument)
 
 
 def _lines(outcome: Outcome) -> Iterator[str]:

@@ -1,0 +1,282 @@
+"""A canary in every place of a config that can hold a secret, and where it must not be found."""
+
+import base64
+import gzip
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.clock import FakeClock
+from treenail.api.machineconfig import MachineConfig
+from treenail.cli.main import main
+from treenail.config.wanted import wanted
+from treenail.daemon.apply import apply
+from treenail.daemon.runner import Runner
+from treenail.daemon.survey import Survey
+from treenail.errors import StepError
+from treenail.host.disk import Disk
+from treenail.host.root import Root
+from treenail.host.users import Shadow
+from treenail.update.plan import plan
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
+
+CANARY = "Canary7e2b91"
+BASE64 = base64.b64encode(CANARY.encode()).decode()
+GZIP = base64.b64encode(gzip.compress(CANARY.encode())).decode()
+# However it is quoted: as it is, or in the encoding that it had.
+TRACES = (CANARY, BASE64[:12], GZIP[20:40], CANARY.encode().hex())
+
+
+def data(text: str) -> str:
+    return "data:;base64," + base64.b64encode(text.encode()).decode()
+
+
+def file(source: object = None, path: str = "/etc/secret", **others: object) -> dict[str, object]:
+    contents = {"source": source, **others}
+    return {"storage": {"files": [{"path": path, "mode": 0o600, "contents": contents}]}}
+
+
+def unit(**fields: object) -> dict[str, object]:
+    return {"systemd": {"units": [{"name": "a.service", **fields}]}}
+
+
+def user(**fields: object) -> dict[str, object]:
+    return {"passwd": {"users": [{"name": "core", **fields}]}}
+
+
+# What can be applied.
+SECRETS = {
+    "a file in base64": file(data(CANARY)),
+    "a file in percent encoding": file(f"data:,{CANARY}"),
+    "a compressed file": file(f"data:;base64,{GZIP}", compression="gzip"),
+    "a pull secret": file(data(f'{{"auths":{{"q":{{"auth":"{CANARY}"}}}}}}'), "/etc/pull.json"),
+    "a kubelet's pull secret": file(data(CANARY), "/var/lib/kubelet/config.json"),
+    "a unit": unit(contents=f"[Service]\nEnvironment=PASSWORD={CANARY}\n"),
+    "a drop-in": unit(
+        dropins=[{"name": "a.conf", "contents": f"[Service]\nEnvironment=TOKEN={CANARY}\n"}]
+    ),
+    "a password": user(passwordHash=f"$6$salt${CANARY}"),
+    "keys": user(sshAuthorizedKeys=[f"ssh-rsa AAAA{CANARY}"]),
+    "another user's password": {"passwd": {"users": [{"name": "eve", "passwordHash": CANARY}]}},
+}
+# What is refused, and may be quoted by whoever refuses it.
+REFUSED = {
+    "base64 that is none": file(f"data:;base64,{CANARY}*"),
+    "base64 that is cut": file(f"data:;base64,{CANARY}A"),
+    "no comma": file(f"data:text/plain;{CANARY}"),
+    "a wrong head": file(f"data:{CANARY} x;base64,AAAA"),
+    "a wrong escape": file(f"data:,{CANARY}%zz"),
+    "a wrong character": file(f"data:,{CANARY} <\u00e4>"),
+    "half a character": file(f"data:,{CANARY}\ud800"),
+    "no URL": file(CANARY),
+    "another scheme": file(f"{CANARY}://host"),
+    "a list as URL": file([CANARY]),
+    "a user in a URL": file(f"https://me:{CANARY}@host/file"),
+    "gzip that is none": file(data(CANARY), compression="gzip"),
+    "gzip that is cut": file(f"data:;base64,{GZIP[:-8]}", compression="gzip"),
+    "a name of a compression": file(data(CANARY), compression="xz"),
+    "another digest": file(data(CANARY), verification={"hash": "sha256-" + "0" * 64}),
+    "appended": {"storage": {"files": [{"path": "/etc/a", "append": [{"source": data(CANARY)}]}]}},
+    "a header": file(
+        "https://host/", httpHeaders=[{"name": "Authorization", "value": f"Bearer {CANARY}"}]
+    ),
+    "a wrong header": file("https://host/", httpHeaders=[CANARY]),
+    "a list as unit": unit(contents=[CANARY]),
+    "a list as drop-in": unit(dropins=[{"name": "a.conf", "contents": [CANARY]}]),
+    "half a character in a unit": unit(contents=f"{CANARY}\ud800"),
+    "a list as password": user(passwordHash=[CANARY]),
+    "an object as password": user(passwordHash={CANARY: CANARY}),
+    "a password with a colon": user(passwordHash=f"{CANARY}:0"),
+    "one key as keys": user(sshAuthorizedKeys=CANARY),
+    "lists as keys": user(sshAuthorizedKeys=[[CANARY]]),
+    "a key twice": user(sshAuthorizedKeys=[CANARY, CANARY]),
+    "a directory in its place": file(data(CANARY), "/etc/directory"),
+}
+# What is no document at all.
+BROKEN = {
+    "cut JSON": f'{{"ignition": {{"version": "3.4.0"}}, "passwd": "{CANARY}',
+    "wrong JSON": f'{{"passwordHash": "{CANARY}" "{CANARY}"}}',
+    "wrong YAML": f"passwordHash: '{CANARY}\n  x: {CANARY}: {CANARY}\n",
+    "YAML with a tab": f"passwordHash:\n\t{CANARY}\n",
+    "a tag": f"passwordHash: !{CANARY} x\n",
+    "an alias": f"passwordHash: *{CANARY}\n",
+    "a key twice": f"passwordHash: {CANARY}\npasswordHash: {CANARY}\n",
+    "another kind": f"kind: Secret\ndata: {{password: {CANARY}}}\n",
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    top = tmp_path / "root"
+    for directory in ("etc/directory/x", "home/core", "var/lib/kubelet", "etc/systemd/system"):
+        (top / directory).mkdir(parents=True)
+    (top / "etc/passwd").write_text("core:x:1000:1000::/home/core:/bin/sh\n")
+    (top / "etc/group").write_text("core:x:1000:\n")
+    (top / "etc/shadow").write_text("core:*:1::::::\n")
+    return top
+
+
+def written(tmp_path: Path, name: str, sections: object) -> str:
+    path = tmp_path / name
+    if isinstance(sections, str):
+        path.write_text(sections)
+    else:
+        assert isinstance(sections, dict)
+        path.write_text(json.dumps({"ignition": {"version": "3.4.0"}, **sections}))
+    return str(path)
+
+
+def told(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The traces of the canary in what was printed and logged."""
+    captured = capsys.readouterr()
+    everything = captured.out + captured.err + caplog.text
+    return [trace for trace in TRACES if trace in everything]
+
+
+def open_to_others(root: Path) -> list[str]:
+    """Our own files that hold the canary and that others may read."""
+    state = root / "var/lib/treenail"
+    return [
+        str(path)
+        for path in state.rglob("*")
+        if path.is_file()
+        and any(trace.encode() in path.read_bytes() for trace in TRACES)
+        and (stat.S_IMODE(path.stat().st_mode) != 0o600 or path.stat().st_uid != 0)
+    ]
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_nothing_tells_a_secret_that_is_applied_replaced_or_taken_away(
+    tmp_path, root, capsys, caplog, name
+):
+    caplog.set_level("DEBUG")
+    (root / "etc/secret").write_text(f"{CANARY} of the vendor\n")
+    config = written(tmp_path, "config", SECRETS[name])
+    empty = written(tmp_path, "empty", {})
+    codes = {
+        main([*command, *options])
+        for options in ([], ["--json"])
+        for command in (
+            ["plan", empty, config],
+            ["plan", config, empty],
+            ["once", config, "--root", str(root)],
+            ["once", config, "--root", str(root)],
+            ["once", empty, "--root", str(root)],
+        )
+    }
+    # 1 is a plan of what can't be done on a running node.
+    assert codes <= {0, 1, 2, 3}
+    assert told(capsys, caplog) == []
+    assert open_to_others(root) == []
+
+
+def test_nothing_tells_the_value_of_a_secret_kernel_argument(tmp_path, root, capsys, caplog):
+    document = {
+        "kind": "MachineConfig",
+        "spec": {"kernelArguments": [f"iscsi_password={CANARY} quiet"]},
+    }
+    config = written(tmp_path, "config", json.dumps(document))
+    for options in ([], ["--json"]):
+        assert main(["once", config, "--root", str(root), *options]) == 0
+    assert told(capsys, caplog) == []
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_nothing_quotes_a_secret_that_is_refused(tmp_path, root, capsys, caplog, name):
+    caplog.set_level("DEBUG")
+    config = written(tmp_path, "config", REFUSED[name])
+    for options in ([], ["--json"]):
+        assert main(["once", config, "--root", str(root), *options]) == 1
+        main(["plan", written(tmp_path, "empty", {}), config, *options])
+    assert told(capsys, caplog) == []
+    assert open_to_others(root) == []
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_nothing_quotes_a_document_that_can_not_be_read(tmp_path, root, capsys, caplog, name):
+    caplog.set_level("DEBUG")
+    config = written(tmp_path, "config", BROKEN[name])
+    assert main(["once", config, "--root", str(root)]) == 1
+    assert main(["plan", config, config]) == 1
+    assert told(capsys, caplog) == []
+
+
+class Dying(Disk):
+    """The process is killed when it syncs for the so-manieth time."""
+
+    def __init__(self, syncs: int) -> None:
+        self.syncs = syncs
+
+    def sync(self, descriptor: int) -> None:
+        self.syncs -= 1
+        if self.syncs < 0:
+            raise KeyboardInterrupt
+        super().sync(descriptor)
+
+
+def bring(root: Path, sections: object, disk: Disk) -> None:
+    config = MachineConfig(config={"ignition": {"version": "3.4.0"}, **sections})  # type: ignore[dict-item]
+    shadow = Shadow(Root(root), FakeClock(), disk)
+    survey = Survey(Root(root), shadow, disk)
+    wish = wanted(config)
+    old = survey.managed()
+    apply(plan(old, wish, survey.see(old, wish)).steps, Runner(Root(root), shadow, disk))
+
+
+def test_what_is_left_by_a_kill_only_root_can_read(root):
+    """The undo log has the line of a password in it, and copies of files are kept beside it."""
+    (root / "etc/shadow").write_text(f"core:{CANARY}old:1::::::\n")
+    (root / "etc/shadow").chmod(0o600)
+    (root / "etc/secret").write_text(f"{CANARY} of the vendor\n")
+    (root / "etc/secret").chmod(0o600)
+    sections = {**file(data(CANARY)), **user(passwordHash=CANARY, sshAuthorizedKeys=[CANARY])}
+    logs = 0
+    for syncs in range(60):
+        try:
+            bring(root, sections, Dying(syncs))
+        except KeyboardInterrupt:
+            holding = [
+                path
+                for path in root.rglob("*")
+                if path.is_file() and not path.is_symlink() and CANARY in path.read_text()
+            ]
+            logs += any(path.name == "log" for path in holding)
+            assert [p for p in holding if stat.S_IMODE(p.stat().st_mode) != 0o600] == [], syncs
+            survey = Runner(Root(root), Shadow(Root(root), FakeClock()))
+            survey.undo.put_back()
+            survey.undo.forget()
+        else:
+            break
+    assert logs > 0
+
+
+def test_no_error_has_a_secret_in_it_nor_what_it_was_raised_from(root):
+    for name, sections in REFUSED.items():
+        try:
+            bring(root, sections, Disk())
+        except Exception as error:  # noqa: BLE001 - the chain, whatever it is
+            chain: BaseException | None = error
+            while chain is not None:
+                # What a decoder was given is in its error, which nobody prints: only our own.
+                if type(chain).__module__.startswith("treenail"):
+                    assert not any(trace in f"{chain!r} {chain}" for trace in TRACES), name
+                chain = chain.__cause__
+        else:
+            pytest.fail(f"{name} is not refused")
+
+
+def test_no_value_shows_a_secret_when_it_is_printed():
+    for name, sections in SECRETS.items():
+        document = {"ignition": {"version": "3.4.0"}, **sections}
+        wish = wanted(MachineConfig(config=document))
+        assert not any(trace in repr(wish) for trace in TRACES), name
+
+
+def test_a_step_that_fails_is_named_without_what_it_writes(root):
+    with pytest.raises(StepError) as raised:
+        bring(root, file(data(CANARY), "/etc/directory"), Disk())
+    assert CANARY not in f"{raised.value!r} {raised.value.remedy}"
