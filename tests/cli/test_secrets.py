@@ -96,6 +96,46 @@ REFUSED = {
     "a key twice": user(sshAuthorizedKeys=[CANARY, CANARY]),
     "a directory in its place": file(data(CANARY), "/etc/directory"),
 }
+# What is for a machine's first boot alone, or for nobody: never carried out here.
+REMOTE = {
+    "source": "https://host/x",
+    "httpHeaders": [{"name": "Authorization", "value": f"Bearer {CANARY}"}],
+}
+FOREIGN = {
+    "headers of a merged config": {"ignition": {"version": "3.4.0", "config": {"merge": [REMOTE]}}},
+    "headers of a config instead": {
+        "ignition": {"version": "3.4.0", "config": {"replace": REMOTE}}
+    },
+    "headers of an authority": {
+        "ignition": {"version": "3.4.0", "security": {"tls": {"certificateAuthorities": [REMOTE]}}}
+    },
+    "a login at a proxy": {
+        "ignition": {"version": "3.4.0", "proxy": {"httpsProxy": f"http://me:{CANARY}@proxy:1"}}
+    },
+    "the key of an encrypted disk": {
+        "storage": {
+            "luks": [{"name": "root", "device": "/dev/sda", "keyFile": {"source": data(CANARY)}}]
+        }
+    },
+    "clevis with a secret": {
+        "storage": {
+            "luks": [
+                {
+                    "name": "root",
+                    "device": "/dev/sda",
+                    "clevis": {"custom": {"pin": "tang", "config": f'{{"password":"{CANARY}"}}'}},
+                }
+            ]
+        }
+    },
+    "options of luks": {
+        "storage": {
+            "luks": [{"name": "root", "device": "/dev/sda", "options": [f"--key={CANARY}"]}]
+        }
+    },
+    "the password of a group": {"passwd": {"groups": [{"name": "g", "passwordHash": CANARY}]}},
+    "kernel arguments": {"kernelArguments": {"shouldExist": [f"luks.passphrase={CANARY}"]}},
+}
 # What is no document at all.
 BROKEN = {
     "cut JSON": f'{{"ignition": {{"version": "3.4.0"}}, "passwd": "{CANARY}',
@@ -192,6 +232,19 @@ def test_nothing_quotes_a_secret_that_is_refused(tmp_path, root, capsys, caplog,
     for options in ([], ["--json"]):
         assert main(["once", config, "--root", str(root), *options]) == 1
         main(["plan", written(tmp_path, "empty", {}), config, *options])
+    assert told(capsys, caplog) == []
+    assert open_to_others(root) == []
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_nothing_tells_a_secret_that_is_for_others(tmp_path, root, capsys, caplog, name):
+    caplog.set_level("DEBUG")
+    config = written(tmp_path, "config", FOREIGN[name])
+    empty = written(tmp_path, "empty", {})
+    for options in ([], ["--json"]):
+        main(["once", config, "--root", str(root), *options])
+        main(["plan", empty, config, *options])
+        main(["plan", config, empty, *options])
     assert told(capsys, caplog) == []
     assert open_to_others(root) == []
 

@@ -142,6 +142,14 @@ def test_what_runs_takes_notice_in_order_and_once(top):
     assert machine.bring(wanted(file("/etc/motd", "new"), unit=UNIT)) == []
 
 
+def test_a_user_who_was_made_since_the_start_is_known(top):
+    machine = Machine(top)
+    passwd = (top / "etc/passwd").read_text()
+    (top / "etc/passwd").write_text(passwd + passwd.replace("core:", "app:"))
+    machine.bring(wanted(WantedFile("/etc/app", Contents("data:,x"), user="app")))
+    assert (top / "etc/app").read_text() == "x"
+
+
 def test_a_changed_unit_is_disabled_before_it_and_an_unchanged_one_is_left_alone(top):
     Machine(top).bring(wanted(unit=UNIT))
     machine = Machine(top)

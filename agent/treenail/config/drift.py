@@ -170,8 +170,12 @@ def argument_drifts(wanted: Iterable[str], booted: Iterable[str]) -> tuple[Drift
     for argument in booted:
         if argument in missing:
             missing.remove(argument)
+    if not missing:
+        return ()
+    from treenail.config.redact import redacted_line  # noqa: PLC0415 - slow, and hardly ever due
+
     return tuple(
-        Drift("kernel command line", Attribute.ARGUMENTS, argument, "nothing")
+        Drift("kernel command line", Attribute.ARGUMENTS, redacted_line(argument), "nothing")
         for argument in missing
     )
 

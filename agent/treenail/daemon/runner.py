@@ -82,7 +82,8 @@ class Runner:
         self._services = services
 
     def check(self, steps: Sequence[Step]) -> None:
-        """Refuse, before anything is touched, owners whom the machine does not know."""
+        """Refuse, before anything is touched, owners whom the machine does not know by now."""
+        self._accounts = Accounts(self._files)
         for step in steps:
             if isinstance(step, WriteFile | MakeDirectory | MakeLink):
                 self._accounts.uid(step.user)
