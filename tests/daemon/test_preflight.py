@@ -18,13 +18,15 @@ from treenail.host.systemd import Unit
 from treenail.update.preflight import Layer, Manifest, Reason, Trouble, findings
 from treenail.update.signatures import Rule, Trust
 
+LABELS = {"containers.bootc": "1"}
+
 
 class Machine:
     """Everybody who is asked, on a machine in order."""
 
     def __init__(self) -> None:
         self.answer: registry.Inspected | registry.Trouble | None = registry.Inspected(
-            "amd64", 100.0, (registry.Blob("sha256:1", 10),), {}
+            "amd64", 100.0, (registry.Blob("sha256:1", 10),), LABELS
         )
         self.asked: list[tuple[str, str]] = []
         self.held: list[Inhibitor] = []
@@ -89,6 +91,25 @@ def test_a_registry_in_trouble_is_a_finding(root: Root) -> None:
     machine.answer = registry.Trouble("ImageNotFound", "manifest unknown")
     found = preflight(root, machine).look(B.image)
     assert found.manifest == Trouble(Reason.IMAGE_NOT_FOUND, "manifest unknown")
+
+
+@pytest.mark.parametrize(
+    ("labels", "reasons"),
+    [
+        ({"ostree.bootable": "true"}, []),
+        ({"containers.bootc": "1"}, []),
+        ({"version": "1"}, [Reason.IMAGE_NOT_BOOTABLE]),
+        ({}, [Reason.IMAGE_NOT_BOOTABLE]),
+    ],
+)
+def test_an_image_has_to_say_that_it_is_an_operating_system(
+    root: Root, labels: dict[str, str], reasons: list[Reason]
+) -> None:
+    machine = Machine()
+    machine.answer = registry.Inspected("amd64", 100.0, (), labels)
+    found = findings(preflight(root, machine).look(B.image))
+    assert [each.reason for each in found] == reasons
+    assert all("ostree.bootable" in each.sentence for each in found)
 
 
 def test_without_skopeo_the_registry_is_left_to_the_pull(root: Root) -> None:
@@ -192,7 +213,9 @@ def test_right_before_the_drain_the_machine_alone_is_asked(root: Root) -> None:
 def test_right_before_the_drain_there_has_to_be_room_for_what_is_not_deployed(root: Root) -> None:
     machine = Machine()
     flight = preflight(root, machine)
-    machine.answer = registry.Inspected("amd64", 100.0, (registry.Blob("sha256:1", 10**17),), {})
+    machine.answer = registry.Inspected(
+        "amd64", 100.0, (registry.Blob("sha256:1", 10**17),), LABELS
+    )
     with pytest.raises(PreflightError):
         flight.clear(B.image)
     with pytest.raises(PreflightError, match="NoSpaceOnSysroot"):

@@ -55,6 +55,7 @@ FAULTS: dict[str, Fault] = {
     "RegistryForbidden": Fault(said="denied: requested access to the resource is denied"),
     "RegistryFailed": Fault(said="received unexpected HTTP status: 500 Internal Server Error"),
     "ImageNotFound": Fault(said="reading manifest: manifest unknown"),
+    "ImageNotBootable": Fault(image={"labels": {"containers.bootc": ""}}),
     "WrongArchitecture": Fault(image={"architecture": "arm64"}),
     "ClockBehindImage": Fault(image={"timestamp": 4_000_000_000}),
     "NoSpaceOnSysroot": Fault(image={"layers": (Layer("sha256:" + "1" * 64, HUGE),)}),

@@ -63,6 +63,9 @@ FAULTS: dict[Reason, Conditions] = {
             Reason.CLOCK_BEHIND_CERTIFICATE,
         )
     },
+    Reason.IMAGE_NOT_BOOTABLE: replace(
+        GOOD, manifest=Manifest("amd64", BUILT, LAYERS, bootable=False)
+    ),
     Reason.WRONG_ARCHITECTURE: replace(GOOD, manifest=Manifest("arm64", BUILT, LAYERS)),
     Reason.SIGNATURE_REJECTED: replace(GOOD, rule=Rule(Trust.REJECTED, "default")),
     Reason.SIGNATURE_KEY_MISSING: replace(

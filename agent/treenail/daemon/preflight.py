@@ -16,6 +16,7 @@ from treenail.host.ledger import DIRECTORY
 from treenail.host.logind import Inhibitor
 from treenail.host.root import Root
 from treenail.update.preflight import (
+    BOOTABLE,
     Conditions,
     Finding,
     Layer,
@@ -157,7 +158,8 @@ class Preflight:
                 return Trouble(Reason(kind), text)
             case registries.Inspected():
                 layers = tuple(Layer(each.digest, each.size_bytes) for each in found.layers)
-                return Manifest(found.architecture, found.created, layers)
+                bootable = any(label in found.labels for label in BOOTABLE)
+                return Manifest(found.architecture, found.created, layers, bootable)
             case None:
                 log.info("there is no skopeo to ask the registry with; the pull will show")
                 return None

@@ -39,7 +39,8 @@ class Image:
 
     ``faults`` maps a phase (``inspect``, ``pull``, ``stage``, ``finalize``, ``boot``) to the error
     text with which that phase fails for this image; ``labels`` is what was baked in, such as the
-    rendered config's name. ``packages`` are in its directory of extensions.
+    rendered config's name, and without a value what was left out. ``packages`` are in its directory
+    of extensions.
     """
 
     registry: str
@@ -99,6 +100,7 @@ class Image:
     def configuration(self) -> str:
         """The OCI image configuration, where the labels are."""
         labels = {_VERSION_LABEL: self.version, "containers.bootc": "1", **self.labels}
+        labels = {name: value for name, value in labels.items() if value}
         return _json(
             {
                 "architecture": self.architecture,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from treenail.errors import PreflightError
+from treenail.update.registrytroubles import TROUBLES
 from treenail.update.signatures import POLICY, Rule, Trust
 
 
@@ -24,6 +25,7 @@ class Reason(StrEnum):
     REGISTRY_TIMEOUT = "RegistryTimeout"
     REGISTRY_FAILED = "RegistryFailed"
     IMAGE_NOT_FOUND = "ImageNotFound"
+    IMAGE_NOT_BOOTABLE = "ImageNotBootable"
     WRONG_ARCHITECTURE = "WrongArchitecture"
     SIGNATURE_REJECTED = "SignatureRejected"
     SIGNATURE_KEY_MISSING = "SignatureKeyMissing"
@@ -75,6 +77,8 @@ class Manifest:
     created: float | None = None
     """Seconds since the epoch."""
     layers: tuple[Layer, ...] = ()
+    bootable: bool = True
+    """It says of itself that it is an operating system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +156,8 @@ _BOOT_FILES = 16
 # The ledger, the copies of what a config replaces, and room for others' logs.
 _VAR_BYTES = 64 * 1024 * 1024
 _CLOCK_SLACK_S = 3600.0
+BOOTABLE = ("ostree.bootable", "containers.bootc")
+"""The labels that ostree looks for before it deploys an image; one of them is enough."""
 _MIB = 1024 * 1024
 
 
@@ -330,62 +336,26 @@ def _of_policy(found: Conditions) -> Iterator[Finding]:
 def _of_registry(found: Conditions) -> Iterator[Finding]:
     manifest = found.manifest
     if isinstance(manifest, Trouble):
-        what, remedy = _TROUBLES.get(manifest.reason, _TROUBLES[Reason.REGISTRY_FAILED])
+        what, remedy = TROUBLES.get(manifest.reason, TROUBLES[Reason.REGISTRY_FAILED])
         registry = found.image.partition("/")[0]
         about = what.format(registry=registry, image=found.image)
         yield Finding(
             manifest.reason, f"{about}: {manifest.text}", remedy.format(registry=registry)
         )
-    elif isinstance(manifest, Manifest) and found.architecture:
+    elif isinstance(manifest, Manifest):
+        if not manifest.bootable:
+            yield Finding(
+                Reason.IMAGE_NOT_BOOTABLE,
+                f"{found.image} is no operating system: it has no label {' or '.join(BOOTABLE)}",
+                "ask for an image that is one, and not for one of extensions or of a program",
+            )
         built_for = manifest.architecture
-        if built_for and built_for != found.architecture:
+        if "" not in (built_for, found.architecture) and built_for != found.architecture:
             yield Finding(
                 Reason.WRONG_ARCHITECTURE,
                 f"{found.image} is built for {built_for}, and this machine is {found.architecture}",
                 "ask for an image of this architecture, or for one that has several",
             )
-
-
-_LOGIN = (
-    "see that the cluster's pull secret has a login for {registry}; 'treenail status' shows what "
-    "is wrong with the pull secrets"
-)
-_NETWORK = "see that this node can reach {registry}, and its proxy settings"
-_CLOCK_OR_CERTIFICATE = "set the clock, or renew the registry's certificate"
-_TROUBLES: dict[Reason, tuple[str, str]] = {
-    Reason.REGISTRY_NAME_UNKNOWN: (
-        "the name {registry} can't be resolved",
-        "see that this node's DNS servers know {registry}",
-    ),
-    Reason.REGISTRY_UNREACHABLE: ("{registry} can't be reached", _NETWORK),
-    Reason.REGISTRY_UNTRUSTED: (
-        "the certificate of {registry} is not trusted",
-        "put the registry's CA into /etc/docker/certs.d/{registry}/ca.crt",
-    ),
-    Reason.REGISTRY_CERTIFICATE_EXPIRED: (
-        "the certificate of {registry} has expired",
-        _CLOCK_OR_CERTIFICATE,
-    ),
-    Reason.CLOCK_BEHIND_CERTIFICATE: (
-        "the certificate of {registry} is not valid yet",
-        _CLOCK_OR_CERTIFICATE,
-    ),
-    Reason.REGISTRY_UNAUTHORIZED: ("{registry} wants another login", _LOGIN),
-    Reason.REGISTRY_FORBIDDEN: ("{registry} does not give {image} to this login", _LOGIN),
-    Reason.IMAGE_NOT_FOUND: (
-        "{registry} has no {image}",
-        "ask for an image that exists, or push this one again",
-    ),
-    Reason.REGISTRY_TIMEOUT: ("{registry} does not answer in time", _NETWORK),
-    Reason.WRONG_ARCHITECTURE: (
-        "{image} is not built for this machine",
-        "ask for an image of this architecture, or for one that has several",
-    ),
-    Reason.REGISTRY_FAILED: (
-        "{registry} did not say what {image} is",
-        "see the state of {registry}; it is tried again",
-    ),
-}
 
 
 def refusal(found: tuple[Finding, ...]) -> PreflightError | None:
