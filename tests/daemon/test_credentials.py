@@ -10,7 +10,7 @@ import pytest
 
 from treenail.config.logins import load
 from treenail.config.pullsecret import PullSecret, encode, parse
-from treenail.daemon.credentials import GOOD, Credentials
+from treenail.daemon.credentials import GOOD, KUBECONFIG, Credentials
 from treenail.daemon.settings import Given, merged
 from treenail.errors import FileError
 from treenail.host.disk import Disk
@@ -178,6 +178,27 @@ def test_a_file_of_ours_that_was_opened_to_others_is_closed_again(machine):
     machine.there(AUTH).chmod(0o644)
     machine.credentials.refresh()
     assert machine.there(AUTH).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o666, 0o700])
+def test_the_kubeconfig_that_nodes_join_with_is_closed_to_others(machine, mode):
+    machine.write(KUBECONFIG, b"users: [{user: {token: t}}]")
+    machine.there(KUBECONFIG).chmod(mode)
+    assert machine.credentials.refresh() == ()
+    found = machine.there(KUBECONFIG)
+    assert found.stat().st_mode & 0o777 == 0o600
+    assert found.read_bytes() == b"users: [{user: {token: t}}]"
+    inode = found.stat().st_ino
+    machine.credentials.refresh()
+    assert found.stat().st_ino == inode
+
+
+def test_a_kubeconfig_that_is_a_link_is_let_be(machine):
+    machine.write("/etc/kubernetes/other", b"users: []")
+    machine.there("/etc/kubernetes/other").chmod(0o644)
+    machine.there(KUBECONFIG).symlink_to("other")
+    assert machine.credentials.refresh() == ()
+    assert machine.there(KUBECONFIG).is_symlink()
 
 
 @pytest.mark.parametrize("restarted", [False, True])

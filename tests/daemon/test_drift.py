@@ -77,18 +77,23 @@ class Site:
         self.rings = 0
         self.paths = PathWatch(self.root, self.ring)
         self.paths.start()
-        self.watch = DriftWatch(
-            DriftCheck(self.root, Units(Files(self.root)), disk),
-            self.paths,
-            lambda _: Asked.of(self.wish),
-            SystemClock(),
-            policy=policy,
-            full_every_s=3600.0,
-        )
+        self.disk, self.policy = disk, policy
+        self.start()
         assert self.look() == Drifted()
         # The kernel watches from the second look on.
         self.rung()
         assert self.look() == Drifted()
+
+    def start(self) -> None:
+        """Have an agent that knows of nothing yet."""
+        self.watch = DriftWatch(
+            DriftCheck(self.root, Units(Files(self.root)), self.disk),
+            self.paths,
+            lambda _: Asked.of(self.wish),
+            SystemClock(),
+            policy=self.policy,
+            full_every_s=3600.0,
+        )
 
     def ring(self) -> None:
         self.rings += 1
@@ -211,6 +216,15 @@ def test_missing_kernel_argument_is_found_by_a_full_look(site):
     assert site.look().blocking == (
         drift("kernel command line", Attribute.ARGUMENTS, "quiet", "nothing"),
     )
+
+
+def test_agent_that_starts_finds_what_drifted_before(site):
+    (site.top / "etc/motd").write_text("bye\n")
+
+    site.start()
+
+    (found,) = site.look().blocking
+    assert (found.subject, found.attribute) == ("/etc/motd", Attribute.CONTENTS)
 
 
 @pytest.mark.parametrize(

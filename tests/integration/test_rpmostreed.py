@@ -107,6 +107,16 @@ def test_transaction_of_another_is_waited_for(site: Site) -> None:
     assert whose == ["rpm-ostree", "treenail:", "treenail:"]
 
 
+def test_pull_that_breaks_off_is_tried_again_while_the_node_serves(site: Site) -> None:
+    goal = site.goal()
+    site.machine.change(pull_error="connection reset by peer")
+    site.ask(goal)
+    site.wait_degraded("connection reset by peer")
+    assert not site.was_cordoned()
+    site.machine.change(pull_error="")
+    site.settle(goal)
+
+
 def test_block_on_shutdown_is_named_and_waited_for(site: Site) -> None:
     goal = site.goal()
     with site.machine.inhibit_shutdown("backup", "nightly run"):

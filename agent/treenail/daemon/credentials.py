@@ -19,6 +19,8 @@ AUTH = "/var/lib/treenail/auth.json"
 RPM_OSTREE = "/run/ostree/auth.json"
 BOOTC = "/etc/ostree/auth.json"
 ASIDE = "/run/ostree/auth.json.before-treenail"
+KUBECONFIG = "/etc/kubernetes/kubeconfig"
+"""With which any node could join: it is nobody's but root's, whoever wrote it."""
 GOOD = "/var/lib/treenail/pull-secret.good.json"
 """What using logins has shown, and those that worked."""
 _LIMIT = 1024 * 1024
@@ -59,6 +61,7 @@ class Credentials:
         repeats anything of a secret.
         """
         problems: list[str] = []
+        self._close(KUBECONFIG, problems)
         cluster = self._read(self._cluster, problems)
         internal = self._read(self._internal, problems)
         self._newest = merge(internal, cluster)
@@ -159,6 +162,17 @@ class Credentials:
         """Whether that was a change; looks first, so that nothing is flushed every time."""
         file = File(path, content, 0o600)
         return not self._files.has(file) and bool(self._files.write_all([file]))
+
+    def _close(self, path: str, problems: list[str]) -> None:
+        """Have the file readable by its owner alone, if there is one; a link is let be."""
+        try:
+            if self._files.link_text(path) is not None:
+                return
+            content = self._files.read(path, limit=_LIMIT)
+            if content is not None and self._have(path, content):
+                log.warning("%s was open to others, and is so no more", path)
+        except FileError as error:
+            problems.append(str(error))
 
     def _link(self, path: str, problems: list[str], *, aside: str = "") -> None:
         """Link to the merged secret; what somebody else's file holds is kept ``aside``, or stays.
