@@ -159,6 +159,18 @@ def test_the_os_differs_aspect_by_aspect(
     assert diff(of(), of(**spec)) == Diff(os=aspects)
 
 
+@pytest.mark.parametrize("field", ["kernelArguments", "extensions", "kernelType", "osImageURL"])
+def test_what_is_null_or_empty_is_as_if_it_were_not_there(field: str) -> None:
+    empty = "" if field in {"kernelType", "osImageURL"} else []
+    absent, null, nothing = (
+        wanted(MachineConfig.from_json({"metadata": {"name": "a"}, "spec": spec}))
+        for spec in ({}, {field: None}, {field: empty})
+    )
+    assert diff(absent, null).empty
+    assert diff(null, nothing).empty
+    assert diff(nothing, absent).empty
+
+
 def test_kernel_arguments_differ_by_order_and_number_but_not_by_spelling() -> None:
     def differ(old: tuple[str, ...], new: tuple[str, ...]) -> bool:
         return not diff(of(kernel_arguments=old), of(kernel_arguments=new)).empty

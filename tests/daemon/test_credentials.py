@@ -266,11 +266,12 @@ def test_after_a_reboot_the_link_in_run_is_made_again(machine):
     assert machine.pulls_with() == (canonical(a="1"), canonical(a="1"))
 
 
-def test_links_of_others_are_replaced(machine):
+@pytest.mark.parametrize("target", [CLUSTER, "/nowhere/auth.json"])
+def test_links_of_others_are_replaced_and_such_as_lead_nowhere(machine, target):
     machine.write(CLUSTER, secret(a="1"))
     for path in (RUN, ETC):
         machine.there(path).parent.mkdir(parents=True)
-        machine.there(path).symlink_to(CLUSTER)
+        machine.there(path).symlink_to(target)
     assert machine.credentials.refresh() == ()
     assert machine.pulls_with() == (canonical(a="1"), canonical(a="1"))
 

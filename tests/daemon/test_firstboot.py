@@ -181,6 +181,15 @@ def test_a_config_for_another_mode_of_the_kernel_is_refused(host: Host) -> None:
     assert host.world.boots == 1
 
 
+def test_a_machine_that_is_in_fips_mode_and_has_the_image_joins_without_a_reboot(
+    host: Host,
+) -> None:
+    host.world.fips = True
+    host.encapsulate(osImageURL=A.image, fips=True)
+    host.join()
+    assert host.world.boots == 1
+
+
 def test_a_config_that_is_broken_is_refused(host: Host) -> None:
     (host.root / ENCAPSULATED[1:]).write_text("{")
     with pytest.raises(ConfigError):

@@ -107,6 +107,8 @@ class World:
     """How often user space was started since the kernel was."""
     finalizes: bool = True
     """Whether the boot loader's entry can be written."""
+    fips: bool = False
+    """The mode that the kernel was installed for."""
     going_down: bool = False
     ledger: str | None = None
     api_up: bool = True
@@ -306,7 +308,7 @@ class FakeMachine:
         return self._world.soft_boots
 
     def fips_enabled(self) -> bool:
-        return False
+        return self._world.fips
 
     def command_line(self) -> tuple[str, ...]:
         return self._world.system.arguments

@@ -86,6 +86,8 @@ def test_each_change_costs_one_reboot_and_all_together_do(site: Site) -> None:
 
     spec["extensions"] = ["usbguard"]
     assert reach(site, 3, **spec).packages == ("usbguard",)
+    (only,) = site.transactions("stage packages")
+    assert "successful" in only, "of the kernel arguments there was nothing to change"
 
     spec["kernelType"] = "realtime"
     booted = reach(site, 4, **spec)

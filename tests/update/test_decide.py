@@ -56,6 +56,7 @@ from treenail.update.moves import (
 )
 from treenail.update.oschange import OSChange
 from treenail.update.record import Phase, Record, Refused, Target
+from treenail.update.status import Event, report
 from treenail.update.work import Work
 
 TOKEN = "drain-rendered-worker-b"
@@ -113,6 +114,9 @@ def test_a_drain_that_takes_too_long_is_overdue() -> None:
     record = in_phase(Phase.DRAINING, drain=TOKEN)
     at = facts(record=record, deployed=staged(), node=wanting(asked=TOKEN), now=4000.0)
     assert decide(at) == Wait("waiting for the drain", overdue=True)
+    assert report(at, decide(at), None).event == Event(
+        "Warning", "FailedToDrain", "waiting for the drain for longer than allowed"
+    )
 
 
 def test_a_drained_node_reboots() -> None:
@@ -242,6 +246,18 @@ def test_after_the_boot_the_uncordon_is_asked_for_and_awaited() -> None:
     )
     over = wanting(asked=UNCORDON, applied=UNCORDON)
     assert decide(facts(record=record, deployed=None, node=over)) == Close(done=True)
+
+
+def test_an_uncordon_that_takes_too_long_is_overdue_and_the_node_not_done() -> None:
+    record = in_phase(Phase.RESUMING, current=B, drain=TOKEN)
+    waiting = wanting(asked=UNCORDON, applied=TOKEN, unschedulable=True)
+    at = facts(record=record, deployed=None, node=waiting, now=700.0)
+    decision = decide(at)
+    assert decision == Wait("waiting for the uncordon", overdue=True)
+    told = report(at, decision, None)
+    sentence = "waiting for the uncordon for longer than allowed"
+    assert told.event == Event("Warning", "FailedToUncordon", sentence)
+    assert (told.annotations[key.STATE], told.annotations[key.REASON]) == ("Working", sentence)
 
 
 def test_a_machine_that_goes_down_is_left_in_peace() -> None:

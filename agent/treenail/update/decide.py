@@ -38,6 +38,7 @@ from treenail.update.wish import Wish
 from treenail.update.work import Work
 
 REBOOTS_ALLOWED = 3
+_UNCORDON_LIMIT_S = 600.0
 """Reboots into one target before it is refused: a power cut may take one, a broken boot all."""
 
 
@@ -305,4 +306,5 @@ def _back_in_service(facts: Facts, update: Update, *, done: bool) -> Decision:
         return Resume(uncordon_token(update.target.config))
     if handshake.settled:
         return Close(done=done)
-    return Wait("waiting for the uncordon")
+    overdue = facts.now - update.entered > _UNCORDON_LIMIT_S
+    return Wait("waiting for the uncordon", overdue=overdue)

@@ -137,7 +137,7 @@ def _annotations(
 ) -> dict[str, str | None]:
     wanted: dict[str, str | None] = {key.STATE: _state(decision, failure)}
     if isinstance(decision, Wait) and decision.overdue:
-        failure = DrainError(f"{decision.reason} for longer than allowed")
+        failure = DrainError(_overdue(decision))
     rebooting = isinstance(decision, Reboot | Prove | Return)
     wanted[key.REASON] = "" if failure is None else reason_text(failure)
     wanted[key.POST_CONFIG_ACTION] = "Rebooting" if rebooting else ""
@@ -147,6 +147,10 @@ def _annotations(
     if token:
         wanted[key.DESIRED_DRAIN] = token
     return wanted
+
+
+def _overdue(decision: Wait) -> str:
+    return f"{decision.reason} for longer than allowed"
 
 
 def _staged(facts: Facts, decision: Decision) -> dict[str, str | None]:
@@ -295,6 +299,10 @@ def _event(facts: Facts, decision: Decision, failure: TreenailError | None) -> E
             called = "PreflightFailed"
         return Event("Warning", called, reason_text(failure))
     update = facts.record.update
+    if update is not None and isinstance(decision, Wait) and decision.overdue:
+        draining = update.phase is Phase.DRAINING
+        called = "FailedToDrain" if draining else "FailedToUncordon"
+        return Event("Warning", called, _overdue(decision))
     work = update.work if update else None
     if update is None or work is None:
         return None
