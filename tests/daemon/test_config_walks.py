@@ -21,6 +21,7 @@ from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
 from treenail.config.wanted import wanted
+from treenail.daemon.survey import RECORD
 from treenail.host.undolog import DIRECTORY as UNDO
 from treenail.update.record import Target
 from treenail.update.request import Kind, Request, too_late
@@ -208,6 +209,28 @@ def test_what_drifted_and_was_put_back_by_hand_is_well_again_without_a_reboot() 
     node.settle()
     assert_at_rest(world, STOCK)
     assert world.boots == boots
+
+
+@pytest.mark.parametrize("lost", ["ledger", "record", "both"])
+def test_what_somebody_deleted_of_the_agents_own_is_made_anew_with_the_next_update(
+    lost: str,
+) -> None:
+    world = world_at(STOCK)
+    node = Node(world)
+    node.settle()
+    if lost != "record":
+        world.ledger = None
+    if lost != "ledger":
+        tree = world.disk.tree()
+        assert tree.pop(TOP + RECORD).kind == "file"
+        world.disk.replace_by(tree)
+    node.process = None
+    node.settle()
+    world.ask_for(NEXT)
+    node.settle()
+    assert_at_rest(world, NEXT)
+    assert world.file(RECORD) is not None
+    assert recorded(world).current == NEXT
 
 
 def ask_for_another_and_back(node: Node, target: Target) -> None:
