@@ -151,8 +151,8 @@ def test_controllers_share_the_watch_of_a_kind(server: LabServer, client: Client
     readers = Reader("first"), Reader("second")
     with running(client, *readers):
         wait_until(lambda: all(reader.seen for reader in readers))
+        wait_until(lambda: server.call(lambda api: api.watches.counts()) == {"configmaps": 1})
         assert server.count_requests(verb="list", resource="configmaps") == 1
-        assert server.call(lambda api: api.watches.counts()) == {"configmaps": 1}
 
 
 @pytest.mark.parametrize("error", [ClusterError("the server is ill"), KeyError("a bug")])

@@ -324,6 +324,7 @@ def test_the_way_back_survives_an_interruption_at_any_effect(
     pytest.fail("it never ends")
 
 
+@pytest.mark.limit(300.0)
 @pytest.mark.parametrize("start", range(0, WALKS, 50))
 def test_every_walk_of_images_ends_with_one_pair(start: int, node_of: NodeOf) -> None:
     for seed in range(start, min(start + 50, WALKS)):
@@ -361,6 +362,7 @@ BAD: list[tuple[str, Bad]] = [
 
 
 @pytest.mark.parametrize(("what", "bad"), BAD)
+@pytest.mark.limit(300.0)
 @pytest.mark.parametrize("start", range(0, WALKS, 50))
 def test_every_walk_ends_with_one_pair_whatever_is_bad(what: str, bad: Bad, start: int) -> None:
     for seed in range(start, min(start + 50, WALKS)):

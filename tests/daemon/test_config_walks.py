@@ -121,6 +121,7 @@ def watched(world: World) -> tuple[bytes | None, ...]:
     return world.file(APP), world.file(BAKED), world.file("/etc/systemd/system/app.service")
 
 
+@pytest.mark.limit(300.0)
 @pytest.mark.parametrize("start", range(0, WALKS, 100))
 def test_every_walk_ends_with_all_of_one_config(start: int) -> None:
     for seed in range(start, min(start + 100, WALKS)):

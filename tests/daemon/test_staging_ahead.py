@@ -228,6 +228,7 @@ class ChaosAhead(Chaos):
         super().step()
 
 
+@pytest.mark.limit(300.0)
 @pytest.mark.parametrize("start", range(0, WALKS // 2, 100))
 def test_every_walk_ends_at_the_target_with_what_is_asked_ahead_at_hand(start: int) -> None:
     for seed in range(start, start + 100):

@@ -110,6 +110,7 @@ class Chaos:
                 self._node.process.cluster.see()
 
 
+@pytest.mark.limit(300.0)
 @pytest.mark.parametrize("start", range(0, WALKS, 100))
 def test_every_walk_ends_at_the_target_and_never_changes_a_node_in_service(
     start: int, node_of: NodeOf
