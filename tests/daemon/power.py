@@ -1,5 +1,6 @@
 """What is wrong with the machines that somebody finds after the power went."""
 
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -88,8 +89,8 @@ class WitnessedDisk(MemoryDisk):
 class Findings:
     """Brings a machine to a config once, and looks at what each call would have left behind.
 
-    Each state is looked at as a killed process leaves it, and in so many ``states`` as a power cut
-    may leave it.
+    Each state is looked at as a killed process leaves it, nothing of it flushed, and in so many
+    ``states`` as a power cut may leave it.
     """
 
     def __init__(
@@ -136,14 +137,15 @@ class Findings:
         for found in self._disk.after_power_cut(self.states):
             if self._is_new(found, allowed):
                 self._torn(found, f"power cut after {self._calls} calls")
-                self._start(found, allowed, f"power cut after {self._calls} calls")
-        found = self._disk.tree()
-        if self._is_new(found, allowed):
-            self._start(found, allowed, f"killed after {self._calls} calls")
+                self._start(self.make(found), allowed, f"power cut after {self._calls} calls")
+        story = f"killed after {self._calls} calls"
+        new = self._is_new(self._disk.tree(), allowed, self._disk.flushes)
+        if new and self._start(self._killed(), allowed, story):
+            self._start_cut_short_anywhere(allowed, story)
 
-    def _is_new(self, found: Tree, allowed: list[Tree]) -> bool:
+    def _is_new(self, found: Tree, allowed: list[Tree], *flushes: int) -> bool:
         inodes = sorted(found.inodes.items()) if isinstance(found, Found) else ()
-        key = (len(allowed), tuple(sorted(found.items())), tuple(inodes))
+        key = (len(allowed), tuple(sorted(found.items())), tuple(inodes), flushes)
         if key in self._known:
             return False
         self._known[key] = None
@@ -161,17 +163,35 @@ class Findings:
             if entry not in (before.get(path), after.get(path)) and not (new or anew):
                 self._tell(f"{story}: {path} is torn: {entry}")
 
-    def _start(self, found: Tree, allowed: list[Tree], story: str) -> None:
-        disk = self.make(found)
+    def _killed(self) -> MemoryDisk:
+        disk = self._disk.abandoned()
+        disk.told, disk.sites = lambda: None, set()
+        return disk
+
+    def _start_cut_short_anywhere(self, allowed: list[Tree], story: str) -> None:
+        """What is committed has to be so for whoever starts after the one who finds that."""
+        for calls in itertools.count():
+            disk = self._killed()
+            disk.calls_left = calls
+            try:
+                restart(disk, asked=self.case.asked, ends=self.case.ends)
+            except PowerCut:
+                for found in disk.after_power_cut(self.states):
+                    self._start(self.make(found), allowed, f"{story}, power cut after {calls} more")
+            else:
+                return
+
+    def _start(self, disk: MemoryDisk, allowed: list[Tree], story: str) -> bool:
+        """Whether it found something committed."""
         self._starts += 1
         if runner(disk).held.owner():
-            self._put_back(found, story)
+            self._put_back(disk.tree(), story)
             if len(allowed) == 1 or self.case.ends is Ends.COMMITTED:
                 self._tell(f"{story}: held again")
         try:
             if self._starts % 5 == 0:
                 self._start_cut_short(disk)
-            restart(disk, asked=self.case.asked, ends=self.case.ends)
+            recovery = restart(disk, asked=self.case.asked, ends=self.case.ends)
         except TreenailError as error:
             self._tell(f"{story}: {error}")
         now = disk.tree()
@@ -185,6 +205,7 @@ class Findings:
             if not _same(again.tree(), now):
                 self._tell(f"{story}: undone, and that is lost")
         self.sites |= disk.sites
+        return recovery is Recovery.CONFIRMED
 
     def _put_back(self, found: Tree, story: str) -> None:
         """Whatever its owner will make of it, as long as it is held it can be put back."""

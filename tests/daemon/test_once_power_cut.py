@@ -103,6 +103,11 @@ CASES = [
         wanted([file(f"/etc/{name}", f"new-{name}") for name in "abcefg"]),
     ),
     case(
+        "many directories",
+        wanted([file(f"/etc/{name}/it", "old") for name in "abcef"]),
+        wanted([file(f"/etc/{name}/it", "new") for name in "abcef"]),
+    ),
+    case(
         "all kinds",
         wanted([file("/etc/motd", "mine"), file("/etc/d/vendor", "mine")]),
         wanted(
@@ -231,7 +236,7 @@ class UnwillingWitness(Unwilling, WitnessedDisk):
     pass
 
 
-@pytest.mark.parametrize("found", CASES[:3], ids=lambda each: each.name)
+@pytest.mark.parametrize("found", CASES[:4], ids=lambda each: each.name)
 def test_what_is_not_renamed_in_one_step_is_found_missing(found):
     assert Findings(found, states=20, make=UnwillingWitness).look().wrong != []
 

@@ -6,7 +6,8 @@ import os
 import random
 import stat
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from copy import copy, deepcopy
+from typing import NamedTuple, Self
 
 from treenail.host.disk import Disk, Labels, Place
 
@@ -166,6 +167,12 @@ class MemoryDisk(Disk):
         """Have these entries, all of them flushed, and nothing open."""
         self.root = type(self)(tree).root
         self._open.clear()
+
+    def abandoned(self) -> Self:
+        """As it is when whoever has it open is killed: nothing more is flushed, nothing open."""
+        found = copy(self)
+        found.root, found._open = deepcopy(self.root), {}
+        return found
 
     def tree(self) -> Tree:
         """What the running system sees."""

@@ -47,4 +47,4 @@ class Held:
 
     def clean(self) -> None:
         """Finish a `confirm` that was cut short."""
-        self._done.put_back()
+        self._done.clean()

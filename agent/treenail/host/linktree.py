@@ -12,6 +12,7 @@ from treenail.host.inverse import below
 from treenail.host.root import Root
 
 Json = dict[str, object]
+_MADE = f"{NAMES}+0"
 
 
 class LinkTree:
@@ -50,7 +51,11 @@ class LinkTree:
     def _put_links_back(
         self, top: str, links: dict[str, str], others: Container[str], flushing: Flushing
     ) -> None:
-        found, _ = self._walk(self._root.path(top))
+        found, directories = self._walk(self._root.path(top))
+        for directory in directories:
+            if _MADE in (self._names(directory) or ()):  # by a start that was cut short
+                self._entries.drop(directory / _MADE)
+                flushing.changed(str(directory))
         for path in found:
             if self._below(path) not in links and str(path) not in others:
                 self._entries.remove(path)
@@ -71,7 +76,7 @@ class LinkTree:
         if self._names(path.parent) is None:
             self._entries.make_directory(Directory(), path.parent)
             flushing.changed(str(path.parent.parent))
-        made = path.parent / f"{NAMES}+0"
+        made = path.parent / _MADE
         self._entries.make_symlink(Symlink(text), made, path)
         self._entries.put(made, path)
         flushing.changed(str(path.parent))

@@ -177,6 +177,13 @@ class Undo:
                 failed.append(str(error))
         return tuple(failed)
 
+    def clean(self) -> None:
+        """Have nothing of what was replaced, nor the log: somebody decided that it is for good."""
+        self._start_anew()
+        written = self._log.read()
+        if written is not None:
+            self._clean([each for record in written.records for each in self._inverses(record)])
+
     def forget(self) -> None:
         """Return once no later start puts anything back."""
         self._start_anew()
@@ -320,7 +327,11 @@ class Undo:
     # Committing.
 
     def _complete(self, records: Sequence[Json]) -> None:
-        """Do what was committed and is not done yet, and clean up."""
+        """Do what was committed and is not done yet, and clean up.
+
+        Whoever committed it may have been killed before any of it was flushed.
+        """
+        self._log.flush()
         made = _made(records)
         inverses = [inverse for record in records for inverse in self._inverses(record)]
         for inverse in inverses:
@@ -331,6 +342,7 @@ class Undo:
             new = made.get(inverse.number) if inverse.before is Before.KEPT else aside
             if aside is not None and aside == new:
                 self._entries.put(inverse.aside, inverse.place)
+        self._flushing.flush()
         self._clean(inverses)
 
     def _clean(self, inverses: Sequence[Inverse]) -> None:

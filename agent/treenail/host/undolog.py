@@ -82,6 +82,16 @@ class UndoLog:
         """Return once nothing that was recorded is undone any more; ``flush`` as in `append`."""
         self.append(_COMMITTED, flush=flush)
 
+    def flush(self) -> None:
+        """Return once all that is in it outlives a power cut, whoever wrote that."""
+        path = self._root.path(self._place)
+        with failing("flush", path):
+            descriptor = self._disk.open(path)
+            try:
+                self._disk.sync(descriptor)
+            finally:
+                self._disk.close(descriptor)
+
     def read(self) -> Records | None:
         """The records, without one that was cut short; None when there is no log."""
         content = self._files.read(self._place, limit=_LIMIT)
@@ -101,7 +111,7 @@ class UndoLog:
             records.append(json.loads(text))
         if records and records[-1] == _COMMITTED:
             return Records(tuple(records[:-1]), committed=True)
-        return Records(tuple(records), committed=self._place == DONE)
+        return Records(tuple(records), committed=False)
 
     def close(self) -> None:
         """Write no more to it; it stays."""
