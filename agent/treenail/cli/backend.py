@@ -94,6 +94,7 @@ def _extensions(
     from treenail.host.extensions import Extensions
     from treenail.host.jobs import Jobs
     from treenail.host.journal import Journal
+    from treenail.host.outside import Outside
     from treenail.host.podman import Podman
     from treenail.host.process import Programs
     from treenail.host.transient import TransientUnits
@@ -103,7 +104,7 @@ def _extensions(
     return Extensions(
         root,
         Files(root, Disk(policy(root))),
-        Podman(programs, root),
+        Podman(programs, Outside(units, journal, root, alive=alive), root),
         units,
         Jobs(units, journal, clock, limits, alive=alive, who="podman"),
         limit_s=limits.transaction_s,

@@ -1,5 +1,8 @@
 """The operating system by bootc, which has no D-Bus interface: its commands as transient units.
 
+Also those that only look: bootc needs CAP_SYS_ADMIN and a mount name space of its own for them, and
+podman takes a root without that for a user without privileges. The agent's sandbox has neither.
+
 bootc can't stage an image locked so that it could be dropped again, and what it has staged is
 booted by anybody's reboot. So the image is pulled into the storage of podman, which arms nothing,
 while the node serves, and ``bootc switch --transport containers-storage`` takes it from there once
@@ -41,6 +44,7 @@ from treenail.host.files import File, Files
 from treenail.host.jobs import Jobs
 from treenail.host.journal import Journal
 from treenail.host.ostree import PROGRAM, Ostree
+from treenail.host.outside import Outside
 from treenail.host.podman import Podman
 from treenail.host.podmanprogress import PodmanProgress
 from treenail.host.process import Programs
@@ -99,8 +103,6 @@ class Bootc:
         """
         self._status_s = status_s
         self._units = TransientUnits(bus)
-        self._programs = programs
-        self._podman = Podman(programs, root)
         self._ostree = Ostree(programs, root)
         self._root = root
         self._files = Files(root)
@@ -110,6 +112,8 @@ class Bootc:
         self._alive = alive
         self._verifies = verifies
         self._journal = Journal(programs, root)
+        self._outside = Outside(self._units, self._journal, root, alive=alive)
+        self._podman = Podman(programs, self._outside, root)
         self._jobs = Jobs(self._units, self._journal, clock, limits, alive=alive)
 
     @property
@@ -320,7 +324,7 @@ class Bootc:
         limit_s = limit_s or self._status_s
         command = [self._program(_BOOTC), "status", "--json", "--format-version=1"]
         try:
-            content = self._programs.run(command, limit_s=limit_s)
+            content = self._outside.run(command, limit_s=limit_s)
         except CommandError as error:
             if "not done within" not in str(error):
                 raise

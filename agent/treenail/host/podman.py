@@ -4,6 +4,7 @@ import json
 import logging
 
 from treenail.errors import CommandError, HostError
+from treenail.host.outside import Outside
 from treenail.host.process import Programs
 from treenail.host.registry import Inspected, Registry
 from treenail.host.root import Root
@@ -19,8 +20,9 @@ _LIMIT_S = 60.0
 class Podman:
     """The images on this host. Raises `HostError` alone."""
 
-    def __init__(self, programs: Programs, root: Root) -> None:
+    def __init__(self, programs: Programs, outside: Outside, root: Root) -> None:
         self._programs = programs
+        self._outside = outside
         self._root = root
 
     @property
@@ -45,7 +47,7 @@ class Podman:
     def labels(self, image: str) -> dict[str, str]:
         """The labels of a pulled image."""
         command = [self.program, "image", "inspect", "--format", "json", image]
-        content = self._programs.run(command, limit_s=_LIMIT_S)
+        content = self._outside.run(command, limit_s=_LIMIT_S)
         try:
             match json.loads(content):
                 case [{"Labels": dict(labels)}]:
@@ -59,7 +61,7 @@ class Podman:
         """Free the space of a pulled image; one that is used by a container stays."""
         command = [self.program, "image", "rm", "--ignore", image]
         try:
-            self._programs.run(command, limit_s=_LIMIT_S)
+            self._outside.run(command, limit_s=_LIMIT_S)
         except CommandError as error:
             log.warning("%s stays in podman's storage: %s", image, error)
 

@@ -5,7 +5,7 @@ first. It stays loaded when its program has ended, until it is released, so that
 still be read by a later process (`RemainAfterExit`; a failed unit stays by itself).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -72,6 +72,10 @@ class TransientUnits:
 
     def find(self, unit: str) -> Run | None:
         """The run of this name; None when there is none, or it was released."""
+        return self._look(unit, kept=False)
+
+    def _look(self, unit: str, *, kept: bool) -> Run | None:
+        """``kept``: one that is inactive is there as long as it is held."""
         try:
             path = str(self._bus.call(_MANAGER, "GetUnit", unit, timeout_s=_CALL_S))
             of_unit = self._properties(path, "Unit")
@@ -81,9 +85,8 @@ class TransientUnits:
                 return None
             raise
         state = of_unit.get("ActiveState")
-        if of_unit.get("LoadState") == "not-found" or (
-            state == "inactive" and not _has_job(of_unit)
-        ):
+        over = state == "inactive" and not _has_job(of_unit) and not kept
+        if of_unit.get("LoadState") == "not-found" or over:
             return None
         invocation = of_unit.get("InvocationID")
         return Run(
@@ -103,10 +106,10 @@ class TransientUnits:
         with self._subscribed(), self._bus.signals(_MANAGER) as signals:
             found = self.find(job.unit)
             if found is not None and not found.matters:
-                self.release(job.unit)
+                self._clear(job.unit, signals)
                 found = None
             if found is None:
-                self._start(job)
+                self._start(job, {"RemainAfterExit": True})
                 found = self.find(job.unit)
             if found is not None and found.what != job.what:
                 raise UnitError(
@@ -114,6 +117,21 @@ class TransientUnits:
                     remedy=f"see: systemctl status {job.unit}",
                 )
             ended = self._end_of(job.unit, signals, each)
+        if ended is None:
+            raise UnitError(f"{job.unit} was removed by somebody else during: {job.what}")
+        return ended
+
+    def once(self, job: Job, each: Callable[[], None]) -> Run:
+        """Start the job, whose name nobody else uses, and return how it ended; nothing is left.
+
+        It is forgotten when this process ends, too. ``each`` as for `run`.
+        """
+        with self._subscribed(), self._bus.signals(_MANAGER) as signals:
+            self._start(job, {"AddRef": True, "CollectMode": "inactive-or-failed"})
+            try:
+                ended = self._end_of(job.unit, signals, each, kept=True)
+            finally:
+                self._tolerant("UnrefUnit", job.unit)
         if ended is None:
             raise UnitError(f"{job.unit} was removed by somebody else during: {job.what}")
         return ended
@@ -128,14 +146,22 @@ class TransientUnits:
         with self._subscribed(), self._bus.signals(_MANAGER) as signals:
             self._tolerant("StopUnit", unit, "replace")
             self._end_of(unit, signals, each)
-        self.release(unit)
+            self._clear(unit, signals)
 
     def release(self, unit: str) -> None:
-        """Forget a job that has ended, so that its name is free."""
+        """Forget a job that has ended; returns when its name is free."""
+        with self._subscribed(), self._bus.signals(_MANAGER) as signals:
+            self._clear(unit, signals)
+
+    def _clear(self, unit: str, signals: Signals) -> None:
         self._tolerant("StopUnit", unit, "replace")
+        # systemd only begins to stop it; until it has, the name finds what is about to go.
+        self._end_of(unit, signals, lambda: None)
         self._tolerant("ResetFailedUnit", unit)
 
-    def _end_of(self, unit: str, signals: Signals, each: Callable[[], None]) -> Run | None:
+    def _end_of(
+        self, unit: str, signals: Signals, each: Callable[[], None], *, kept: bool = False
+    ) -> Run | None:
         """The run once it runs no more; looked at once a second too, for systemd may restart."""
         ended: Run | None = None
 
@@ -145,21 +171,21 @@ class TransientUnits:
                 each()
             elif signal.member != "JobRemoved" or signal.values[2] != unit:
                 return False
-            ended = self.find(unit)
+            ended = self._look(unit, kept=kept)
             return ended is None or not ended.running
 
-        ended = self.find(unit)
+        ended = self._look(unit, kept=kept)
         if ended is not None and ended.running and not signals.run(over):
             raise BusError(f"the system bus went away during: {ended.what}")
         return ended
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: Job, lasting: Mapping[str, bool | str]) -> None:
         properties = unit_properties(
             job.argv,
             {
                 "Description": job.what,
                 "Type": "oneshot",
-                "RemainAfterExit": True,
+                **lasting,
                 "TimeoutStartUSec": int(job.limit_s * _US),
                 "SyslogIdentifier": job.unit.removesuffix(".service"),
             },
