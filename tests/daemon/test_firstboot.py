@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.daemon.nodes import BACK_ENDS, directories
+from tests.fakes.bootc_host import bootc_of
 from tests.fakes.clock import FakeClock
 from tests.fakes.world import (
     FakeCredentials,
@@ -44,7 +46,8 @@ class Waits:
 class Host:
     """A machine installed from A, with a directory as its disk."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, bootc: str = "") -> None:
+        self.bootc = bootc
         self.world = World(booted=A.digest)
         # No node is in service yet.
         self.world.unschedulable = True
@@ -59,7 +62,9 @@ class Host:
 
     def first_boot(self, *, turns: int = 3) -> FirstBoot:
         fake = FakeMachine(self.world)
-        machine = Machine(fake, fake, fake, FakeCredentials(), FakePreflight(), FakeClock())
+        clock = FakeClock()
+        os = bootc_of(self.world, clock, self.bootc) if self.bootc else fake
+        machine = Machine(os, fake, fake, FakeCredentials(), FakePreflight(), clock)
         files = Files(Root(self.root))
         return FirstBoot(files, machine, image=self.image, pull_secret=SECRET, stop=Waits(turns))
 
@@ -141,26 +146,36 @@ def effects(host: Host) -> list[str]:
     return steps
 
 
+@pytest.mark.parametrize("back_end", BACK_ENDS)
 @pytest.mark.parametrize("misfortune", [Killed, PowerCut])
-def test_the_power_may_go_at_any_effect(tmp_path: Path, misfortune: type[BaseException]) -> None:
+def test_the_power_may_go_at_any_effect(
+    tmp_path: Path, misfortune: type[BaseException], back_end: str
+) -> None:
     (tmp_path / "dry").mkdir()
-    count = len(effects(Host(tmp_path / "dry")))
-    assert count > 5
-    for index in range(count):
-        place = tmp_path / str(index)
-        place.mkdir()
-        host = Host(place)
-        host.encapsulate(osImageURL=B.image)
-        countdown = iter(range(index + 1))
+    with directories() as directory_of:
+        count = len(effects(Host(tmp_path / "dry", bootc=directory_of(back_end))))
+        assert count > 5
+        for index in range(count):
+            place = tmp_path / str(index)
+            place.mkdir()
+            assert_joins_in_spite(Host(place, bootc=directory_of(back_end)), misfortune, index)
 
-        def fate(_step: str, countdown: object = countdown, index: int = index) -> None:
-            if next(countdown, None) == index:  # type: ignore[call-overload]
-                raise misfortune
 
-        host.world.fate = fate
-        host.join()
-        assert host.world.booted == B.digest
-        assert_joined(host)
+def assert_joins_in_spite(host: Host, misfortune: type[BaseException], index: int) -> None:
+    """The misfortune strikes once, at the effect of this number."""
+    boots = host.world.boots
+    host.encapsulate(osImageURL=B.image)
+    countdown = iter(range(index + 1))
+
+    def fate(_step: str) -> None:
+        if next(countdown, None) == index:
+            raise misfortune
+
+    host.world.fate = fate
+    host.join()
+    assert host.world.booted == B.digest
+    assert host.world.boots <= boots + (1 if misfortune is Killed else 2)
+    assert_joined(host)
 
 
 def test_reboots_that_lead_nowhere_end_and_the_machine_does_not_join(host: Host) -> None:

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.integration
 
 STOCK = make_image("os/stock", "1", 1_000_000)
 WANTED = make_image("os/node", "2", 5_000_000, credential=Credential("puller", "canary-55"))
+RPM_OSTREED = "usr/lib/systemd/system/rpm-ostreed.service"
 LIMIT_S = 30.0
 
 
@@ -32,8 +33,8 @@ def directory() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.fixture
-def machine(directory: Path) -> Iterator[Machine]:
+@pytest.fixture(params=["rpm-ostree", "bootc"])
+def machine(directory: Path, request: pytest.FixtureRequest) -> Iterator[Machine]:
     catalogue = directory / "images.json"
     images.save(Catalogue((STOCK, WANTED)), catalogue)
     behaviour = Settings(pull_bytes_per_s=1e9, staging_s=0.02)
@@ -45,6 +46,9 @@ def machine(directory: Path) -> Iterator[Machine]:
         kubelet_config=pull_secret([WANTED]),
         behaviour=behaviour,
     ) as machine:
+        if request.param == "bootc":
+            # It is chosen where rpm-ostree is not.
+            (machine.root / RPM_OSTREED).unlink()
         yield machine
 
 
@@ -62,8 +66,12 @@ def first_boot(machine: Machine) -> "subprocess.Popen[bytes]":
     )
 
 
-def staging(machine: Machine) -> bool:
-    return any("staging" in str(each["MESSAGE"]) for each in machine.journal())
+def by_bootc(machine: Machine) -> bool:
+    return not (machine.root / RPM_OSTREED).exists()
+
+
+def said(machine: Machine, words: str) -> bool:
+    return any(words in str(each["MESSAGE"]) for each in machine.journal())
 
 
 def booted(machine: Machine) -> str:
@@ -75,7 +83,11 @@ def test_a_new_machine_moves_to_its_image_and_then_joins(machine: Machine) -> No
     document = {
         "kind": "MachineConfig",
         "metadata": {"name": "rendered-worker-1"},
-        "spec": {"osImageURL": WANTED.pull_spec, "kernelArguments": ["nosmt"]},
+        # bootc changes nothing but the image.
+        "spec": {
+            "osImageURL": WANTED.pull_spec,
+            "kernelArguments": [] if by_bootc(machine) else ["nosmt"],
+        },
     }
     encapsulated = machine.root / "etc/ignition-machine-config-encapsulated.json"
     encapsulated.write_text(json.dumps(document))
@@ -89,7 +101,8 @@ def test_a_new_machine_moves_to_its_image_and_then_joins(machine: Machine) -> No
     assert machine.boot_count == 2
     assert not encapsulated.exists()
     assert encapsulated.with_name(encapsulated.name + ".bak").exists()
-    assert "nosmt" in (machine.root / "proc/cmdline").read_text().split()
+    arguments = (machine.root / "proc/cmdline").read_text().split()
+    assert ("nosmt" in arguments) is not by_bootc(machine)
 
 
 def test_a_power_cut_while_it_moves_is_made_up_for(machine: Machine) -> None:
@@ -98,7 +111,7 @@ def test_a_power_cut_while_it_moves_is_made_up_for(machine: Machine) -> None:
     settings.parent.mkdir(parents=True, exist_ok=True)
     settings.write_text(f'[firstboot]\nimage = "{WANTED.pull_spec}"\n')
     process = first_boot(machine)
-    wait_until(lambda: staging(machine), limit_s=LIMIT_S)
+    wait_until(lambda: said(machine, "staging"), limit_s=LIMIT_S)
     process.kill()
     process.wait()
     machine.power_cut()
@@ -109,6 +122,29 @@ def test_a_power_cut_while_it_moves_is_made_up_for(machine: Machine) -> None:
     process.wait(LIMIT_S)
     assert first_boot(machine).wait(LIMIT_S) == 0
     assert (booted(machine), machine.boot_count) == (WANTED.digest, 3)
+
+
+def test_a_machine_joins_with_what_its_boot_began_and_a_kill_ended(machine: Machine) -> None:
+    """Whenever it is killed; what it had begun is gone on with, and nothing is done twice."""
+    settings = machine.root / "etc/treenail/agent.toml"
+    settings.parent.mkdir(parents=True, exist_ok=True)
+    settings.write_text(f'[firstboot]\nimage = "{WANTED.pull_spec}"\n')
+    with machine.inhibit_shutdown("backup", "copies") as _:
+        settings.write_text(
+            settings.read_text() + '[preflight]\nonly_warn = ["ShutdownInhibited"]\n'
+        )
+        process = first_boot(machine)
+        wait_until(lambda: said(machine, "rebooting into"), limit_s=LIMIT_S)
+        if by_bootc(machine):
+            wait_until(lambda: machine.staged is not None, limit_s=LIMIT_S)
+        process.kill()
+        process.wait()
+    process = first_boot(machine)
+    assert machine.wait_for_boot(2, LIMIT_S)
+    process.terminate()
+    process.wait(LIMIT_S)
+    assert first_boot(machine).wait(LIMIT_S) == 0
+    assert (booted(machine), machine.boot_count) == (WANTED.digest, 2)
 
 
 def test_a_machine_of_which_nothing_is_asked_joins(machine: Machine) -> None:

@@ -92,14 +92,19 @@ class FirstBoot:
             self._finish("nothing is asked for before it joins")
             return True
         boot_id, begun = machine.kernel.boot_id(), self._begun()
-        running = deployed(machine.os.look(), machine.kernel.command_line()).running
+        found = deployed(machine.os.look(), machine.kernel.command_line())
         fips = machine.kernel.fips_enabled()
-        match decide(asked, running, begun, fips=fips, boot_id=boot_id):
+        match decide(asked, found.running, begun, fips=fips, boot_id=boot_id):
             case Ready(reason=reason):
                 self._finish(reason)
                 return True
             case Move() as move:
-                self._move(move, asked, Begun(begun.reboots + (begun.boot_id != boot_id), boot_id))
+                begun = Begun(begun.reboots + (begun.boot_id != boot_id), boot_id)
+                final = bool(found.staged) and not found.locked
+                if not final or found.staged != move.change.digest:
+                    self._stage(move, asked)
+                # Else it was killed once the next boot was to be into it.
+                self._reboot(begun)
                 return False
 
     def _asked(self) -> Asked:
@@ -117,7 +122,7 @@ class FirstBoot:
         except ValueError:
             return Begun()
 
-    def _move(self, move: Move, asked: Asked, begun: Begun) -> None:
+    def _stage(self, move: Move, asked: Asked) -> None:
         machine = self._machine
         self._have_login(asked)
         for problem in machine.credentials.refresh():
@@ -135,6 +140,9 @@ class FirstBoot:
             log.info("waiting: %s", error)
             machine.os.wait_for_other(watch=self._watch)
             raise
+
+    def _reboot(self, begun: Begun) -> None:
+        machine = self._machine
         staged = machine.os.look().staged
         if staged is None:
             raise HostError("what was staged for the first boot is gone")
