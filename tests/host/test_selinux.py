@@ -138,6 +138,15 @@ def test_changed_policy_is_read_again(policy, contexts):
     assert policy.default("/etc/secret", REGULAR) == label("hidden_t").rstrip(b"\0")
 
 
+def test_patterns_of_the_owner_and_aliases_of_directories_count(policy, contexts):
+    contexts.with_name("file_contexts.subs_dist").write_text("/var/home /home\n")
+    contexts.with_name("file_contexts.local").write_text(
+        "/home/core/\\.ssh(/.*)?  system_u:object_r:ssh_home_t:s0\n"
+    )
+    keys = "/var/home/core/.ssh/authorized_keys.d/ignition"
+    assert policy.default(keys, REGULAR) == label("ssh_home_t").rstrip(b"\0")
+
+
 def test_policy_that_rested_answers_as_before(policy):
     before = [policy.default(path, REGULAR) for path in ("/etc/secret", "/etc/motd")]
     policy.rest()
@@ -151,6 +160,8 @@ def test_policy_that_rested_answers_as_before(policy):
 def test_policy_that_cant_be_read_says_nothing_and_that_once(library, root, tmp_path, caplog):
     policy = Policy(root, library, tmp_path / "none")
     assert [policy.default(path, REGULAR) for path in ("/a", "/b")] == [b"", b""]
+    policy.rest()
+    assert policy.default("/c", REGULAR) == b""
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
@@ -158,7 +169,8 @@ def test_without_selinux_there_is_no_policy_and_that_is_said_once(root, caplog):
     if Path("/sys/fs/selinux/enforce").exists():
         pytest.skip("SELinux is enabled here")
     caplog.set_level("DEBUG")
-    assert selinux.policy(root) is None
+    selinux.enabled.cache_clear()
+    assert [selinux.policy(root), selinux.policy(root)] == [None, None]
     assert [record.message for record in caplog.records] == [
         "SELinux is disabled: labels are left to the kernel"
     ]

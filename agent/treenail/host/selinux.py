@@ -5,6 +5,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from treenail.host.root import Root
@@ -61,6 +62,7 @@ class Policy:
         """
         if self._read != (stamp := self._stamp()):
             self.rest()
+            self._handle = None
             self._answers.clear()
             self._by_hand = _words(self._contexts.parent.parent / _CUSTOMIZABLE)
             self._read = stamp
@@ -90,7 +92,7 @@ class Policy:
     def rest(self) -> None:
         """Give back the memory that looking things up took; the next look takes it again."""
         self._devices.clear()
-        if self._handle is not None:
+        if self._handle:
             self._library.selabel_close(self._handle)
             self._handle = None
             ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
@@ -123,6 +125,15 @@ class Policy:
 
 def policy(root: Root) -> Policy | None:
     """The policy of this machine; None when SELinux is disabled, or libselinux is not there."""
+    library = enabled()
+    if library is None:
+        return None
+    return Policy(root, library, Path(os.fsdecode(library.selinux_file_context_path())))
+
+
+@cache
+def enabled() -> ctypes.CDLL | None:
+    """libselinux, where SELinux is enabled; where it is not, that is said once."""
     # The library asks for the same file; without it, it need not be loaded.
     if not Path(_ENFORCE).exists():
         log.debug("SELinux is disabled: labels are left to the kernel")
@@ -135,7 +146,7 @@ def policy(root: Root) -> Policy | None:
     if library.is_selinux_enabled() != 1:
         log.debug("no SELinux policy is loaded: labels are left to the kernel")
         return None
-    return Policy(root, library, Path(os.fsdecode(library.selinux_file_context_path())))
+    return library
 
 
 def libselinux() -> ctypes.CDLL:
