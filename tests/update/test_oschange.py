@@ -6,7 +6,7 @@ from tests.update.build import DIGEST_A, A, B
 from treenail.config.diff import Aspect
 from treenail.config.wanted import WantedOS
 from treenail.errors import ConfigError
-from treenail.update.oschange import NO_CHANGE, OSChange, Running, in_effect, os_change
+from treenail.update.oschange import NO_CHANGE, OSChange, Running, in_effect, os_change, required
 
 STOCK = ("kernel", "kernel-core", "kernel-modules", "kernel-modules-core", "kernel-modules-extra")
 EXTENSIONS = f"quay.io/extensions@{DIGEST_A}"
@@ -95,6 +95,18 @@ def test_image_of_extensions_by_tag_is_refused() -> None:
     )
     with pytest.raises(ConfigError, match=r"baseOSExtensionsContainerImage .*it names a tag"):
         os_change(WantedOS(), wanted, running(), image="")
+
+
+def test_an_extension_as_earlier_releases_had_it_is_complete_until_the_next_image() -> None:
+    ipsec = WantedOS(image=A.image, extensions=frozenset({"ipsec"}))
+    earlier = running(packages=("NetworkManager-libreswan", "libreswan"))
+    assert os_change(ipsec, ipsec, earlier, image="") == NO_CHANGE
+    assert required(ipsec) == set(earlier.packages)
+    newer = WantedOS(image=B.image, extensions=frozenset({"ipsec"}))
+    assert os_change(ipsec, newer, earlier, image="") == OSChange(
+        image=B.image, install=("openvswitch3.5-ipsec",)
+    )
+    assert len(os_change(WantedOS(), ipsec, running(), image="").install) == 3
 
 
 def test_packages_of_a_person_are_left_alone() -> None:

@@ -20,7 +20,7 @@ from treenail.host.files import Files
 from treenail.log import MessageId
 from treenail.update.drifting import Drifted, DriftPolicy
 from treenail.update.healing import healing
-from treenail.update.oschange import packages
+from treenail.update.oschange import required
 from treenail.update.record import Target
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Sayings:
         wish = self.wish(current)
         if wish is None:
             return None
-        return Asked.of(wish, frozenset() if current.image else packages(wish.os))
+        return Asked.of(wish, frozenset() if current.image else required(wish.os))
 
     def _baked(self, name: str) -> Wanted | None:
         content = self._files.read(CURRENT_CONFIG, limit=_LIMIT)

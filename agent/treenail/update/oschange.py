@@ -23,6 +23,8 @@ _KERNELS: dict[str, frozenset[str]] = {
     ),
 }
 """The packages that take the stock kernel's place, by kernelType."""
+_LATER = frozenset({"openvswitch3.5-ipsec"})
+"""Those that an extension had none of in earlier releases."""
 
 
 BESIDE_KERNEL = frozenset({Aspect.IMAGE, Aspect.EXTENSIONS})
@@ -110,11 +112,16 @@ def os_change(old: WantedOS, new: WantedOS, running: Running, *, image: str) -> 
     append, delete = _arguments(old.kernel_arguments, new.kernel_arguments, running.arguments)
     before, after = packages(old), frozenset[str]() if image else packages(new)
     left_out = frozenset[str]() if image else _left_out(new)
+    booting = _image(image or new.image, running)
+    install = after - set(running.packages)
+    if not booting:
+        # An extension that was layered without them is complete until the next image.
+        install -= before & _LATER
     change = OSChange(
-        image=_image(image or new.image, running),
+        image=booting,
         append=append,
         delete=delete,
-        install=_sorted(after - set(running.packages)),
+        install=_sorted(install),
         uninstall=_sorted((before - after) & set(running.packages)),
         remove=_sorted(left_out - set(running.removed)),
         reset=_sorted((_left_out(old) - left_out) & set(running.removed)),
@@ -173,6 +180,11 @@ def packages(os: WantedOS) -> frozenset[str]:
     """Those that a config has layered on the image."""
     extensions = (package for name in os.extensions for package in EXTENSIONS[name])
     return frozenset(extensions) | _KERNELS.get(os.kernel_type, frozenset())
+
+
+def required(os: WantedOS) -> frozenset[str]:
+    """Those of `packages` without which a config's extensions are not there."""
+    return packages(os) - _LATER
 
 
 def _left_out(os: WantedOS) -> frozenset[str]:
