@@ -144,7 +144,11 @@ class CancelledError(TransactionError):
 
 
 class StepError(HostError):
-    """A step failed; the earlier ones were undone."""
+    """A step failed; the earlier ones were undone. ``step`` is for programs; None if unknown."""
+
+    def __init__(self, message: str, *, step: object = None, remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.step = step
 
 
 class RollbackError(HostError):

@@ -108,6 +108,8 @@ def test_a_service_that_has_to_notice_is_reloaded(site: Site, configs: Configs) 
     assert configs.text(POLICY) == "[]"
     assert not configs.drained()
     assert configs.reboots() == 0
+    reloaded = f"Reloaded crio.service for {site.notes()[key.CURRENT_CONFIG]}"
+    wait_until(lambda: ("Normal", "ServiceReload", reloaded) in site.events())
 
 
 def test_a_unit_costs_a_drain_and_a_reboot_and_says_why(site: Site, configs: Configs) -> None:

@@ -34,6 +34,10 @@ def told(machine_config_node: Json | None) -> list[Json]:
     return [each for each in status.get("conditions") or [] if each["type"] in AGENT_CONDITIONS]
 
 
+def _true(machine_config_node: Json | None) -> set[str]:
+    return {each["type"] for each in told(machine_config_node) if each["status"] == "True"}
+
+
 @dataclass(frozen=True, slots=True)
 class Sight:
     """The Node after a change, and its machine at that moment."""
@@ -84,6 +88,8 @@ class Witness:
     machine: Machine
     sights: list[Sight] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
+    turned: list[str] = field(default_factory=list)
+    """The agent's conditions that became true, in that order."""
     then: Callable[[], object] | None = None
     """What to do in the server's thread once a change of the Node was seen."""
 
@@ -110,6 +116,7 @@ class Witness:
             self._wrote("events", self.sights[-1].notes)
         elif plural == "machineconfignodes" and told(event.object) != told(event.previous):
             self._wrote("machineconfignodes", self.sights[-1].notes)
+            self.turned += sorted(_true(event.object) - _true(event.previous))
 
     def _see_node(self, event: Event) -> None:
         notes = event.object["metadata"].get("annotations") or {}

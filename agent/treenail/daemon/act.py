@@ -6,7 +6,7 @@ that a process killed at any instruction finds, at its next start, a phase whose
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from treenail.config.wanted import wanted
@@ -47,6 +47,7 @@ from treenail.update.moves import (
 )
 from treenail.update.probation import Probation
 from treenail.update.record import Outcome, Phase, Record, Refused, StagedAhead, Target, Update
+from treenail.update.status import Event, not_served, served
 
 log = logging.getLogger(__name__)
 
@@ -265,14 +266,20 @@ class Actor:
             if gone and self._failed_to_apply < APPLYING_TRIES:
                 raise
             log.warning("%s", error, extra={"message_id": MessageId.DEGRADED})
+            self._tell(not_served(error.step, error))
             refused = Refused(target, str(error), error.remedy)
             self._book.enter(Phase.RELEASING, refused=refused)
             return
         log.info("applied %s in %d steps", target, len(due.steps))
         if not work.reboots:
+            self._tell(served(due.steps, target))
             self._reached(facts)
         elif not due.steps:
             self._book.enter(Phase.APPLYING, work=replace(work, writes=False))
+
+    def _tell(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._ports.cluster.tell(event)
 
     def _reboot(self, move: Reboot, facts: Facts) -> float:
         update, staged_id = self._book.update, move.staged_id

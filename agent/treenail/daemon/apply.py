@@ -179,6 +179,7 @@ def _undo(progress: _Progress, error: TreenailError, runner: Runner) -> None:
         ) from error
     raise StepError(
         f"can't {progress}: {error}; nothing is changed: the machine is as it was before",
+        step=None if progress.what else progress.step,
         remedy=error.remedy,
     ) from error
 

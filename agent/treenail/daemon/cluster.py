@@ -116,7 +116,7 @@ class NodeCluster:
             log.debug("wrote %s", ", ".join(f"{name}={value}" for name, value in changes.items()))
         self._recorder.flush()
         told = self._tell_conditions(report)
-        if report.event is not None and not (told and report.event.type == "Warning"):
+        if report.event is not None and not (told and report.event.in_conditions):
             self.tell(report.event)
 
     def tell(self, event: Event) -> None:

@@ -4,7 +4,7 @@ Everything that anybody is told of an update is computed here from the same valu
 the MachineConfigNode, the journal and ``treenail status`` cannot disagree.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from treenail.api import annotations as key
@@ -41,6 +41,7 @@ from treenail.update.moves import (
     Weigh,
 )
 from treenail.update.record import Phase, Record, Target, Update
+from treenail.update.steps import ReloadUnit, RestartUnit, Step
 from treenail.update.wish import Wish
 from treenail.update.work import Work
 
@@ -52,6 +53,8 @@ class Event:
     type: str
     reason: str
     message: str
+    in_conditions: bool = False
+    """The conditions written with it say the same; where there are any it is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +212,35 @@ def _drain_wanted(update: Update | None, decision: Decision) -> str:
             return ""
 
 
+def served(steps: Sequence[Step], target: Target) -> Iterator[Event]:
+    """What was made to notice the target without a reboot, in one Event of each kind."""
+    for reason, verb, units in (
+        (
+            "ServiceReload",
+            "Reloaded",
+            [each.unit for each in steps if isinstance(each, ReloadUnit)],
+        ),
+        (
+            "ServiceRestart",
+            "Restarted",
+            [each.unit for each in steps if isinstance(each, RestartUnit)],
+        ),
+    ):
+        if units:
+            yield Event("Normal", reason, f"{verb} {', '.join(units)} for {target}")
+
+
+def not_served(step: object, failure: TreenailError) -> Iterator[Event]:
+    """What could not be made to notice, if it was that which failed."""
+    match step:
+        case ReloadUnit():
+            yield Event("Warning", "FailedServiceReload", reason_text(failure))
+        case RestartUnit():
+            yield Event("Warning", "FailedServiceRestart", reason_text(failure))
+        case _:
+            return
+
+
 _PROGRESS = (
     "UpdatePrepared",
     "ImagePulledFromRegistry",
@@ -232,7 +264,7 @@ def _conditions(
     """The conditions of the MachineConfigNode that are the agent's to write.
 
     Cordoned, Drained and Uncordoned are the drain controller's. Written at most once in a phase,
-    and when the update is over.
+    and when the update is over; not for what is over in an instant because a reboot follows.
     """
     if failure is not None:
         called = "PreflightFailed" if isinstance(failure, PreflightError) else str(failure.state)
@@ -242,10 +274,16 @@ def _conditions(
         over = tuple(Verdict(kind, "False", "UpdateDone", f"{to} is over") for kind in _PROGRESS)
         at = Verdict("Updated", "True", "Updated", f"Node is at {facts.record.current}")
         return (at, *over, _HEALTHY)
-    found = tuple(_progress(facts.record.update, decision))
-    if not found or not isinstance(decision, Weigh | Drain | Apply):
+    update = facts.record.update
+    found = tuple(_progress(update, decision))
+    if not found:
         return ()
-    updating = f"Node is updating to {decision.target}"
+    target = (
+        decision.target
+        if isinstance(decision, Weigh | Drain | Apply | Prove)
+        else facts.record.current
+    )
+    updating = f"Node is updating to {target}"
     return (Verdict("Updated", "False", "Updating", updating), *found, _HEALTHY)
 
 
@@ -266,16 +304,23 @@ def _progress(update: Update | None, decision: Decision) -> Iterator[Verdict]:
             yield Verdict(
                 "UpdateExecuted", "Unknown", "Draining", "Waiting for the node to be drained"
             )
-        case Apply(target=target) if work is not None:
+        case Apply(target=target) if work is not None and not work.reboots:
             yield from _prepared(target, work)
             applying = f"Writing files, units and users of {target.config}"
             yield Verdict("UpdateExecuted", "Unknown", "UpdateExecutedAppliedFiles", applying)
             yield Verdict("AppliedFiles", "Unknown", "UpdateExecutedAppliedFiles", applying)
-        case Prove(target=target):
-            rebooted = f"Node was rebooted into {target}"
-            yield Verdict("RebootedNode", "True", "Rebooted", rebooted)
+        case Prove(target=target) if work is not None:
+            yield from _executed(target, work)
             proving = f"Seeing whether the node is healthy with {target}"
             yield Verdict("UpdatePostActionComplete", "Unknown", "Proving", proving)
+        case Resume() if update is not None and work is not None:
+            if update.phase is not Phase.RESUMING:
+                return
+            yield from _executed(update.target, work)
+            verified = f"Verified {update.target}"
+            yield Verdict("UpdatePostActionComplete", "True", "Verified", verified)
+            resumed = f"Node may serve again with {update.target}"
+            yield Verdict("Resumed", "True", "Resumed", resumed)
         case _:
             return
 
@@ -290,14 +335,28 @@ def _prepared(target: Target, work: Work) -> Iterator[Verdict]:
         yield Verdict("ImagePulledFromRegistry", "True", "Staged", f"Staged {target}")
 
 
+def _executed(target: Target, work: Work) -> Iterator[Verdict]:
+    yield from _prepared(target, work)
+    yield Verdict("UpdateExecuted", "True", "UpdateExecuted", f"Carried {target} out")
+    if work.writes:
+        wrote = f"Wrote files, units and users of {target.config}"
+        yield Verdict("AppliedFiles", "True", "UpdateExecutedAppliedFiles", wrote)
+    if work.os.image:
+        booted = f"Booted {target}"
+        yield Verdict("AppliedOSImage", "True", "UpdateExecutedAppliedOSImage", booted)
+    if work.reboots:
+        yield Verdict("RebootedNode", "True", "Rebooted", f"Node was rebooted into {target}")
+
+
 def _event(facts: Facts, decision: Decision, failure: TreenailError | None) -> Event | None:
     if failure is not None:
         if isinstance(failure, DriftError):
-            return Event("Warning", "ConfigDriftDetected", reason_text(failure))
+            text = reason_text(failure)
+            return Event("Warning", "ConfigDriftDetected", text, in_conditions=True)
         called = "FailedToReconcile" if failure.again is Again.ON_CHANGE else "OSUpdateFailed"
         if isinstance(failure, PreflightError):
             called = "PreflightFailed"
-        return Event("Warning", called, reason_text(failure))
+        return Event("Warning", called, reason_text(failure), in_conditions=True)
     update = facts.record.update
     if update is not None and isinstance(decision, Wait) and decision.overdue:
         draining = update.phase is Phase.DRAINING
@@ -309,9 +368,11 @@ def _event(facts: Facts, decision: Decision, failure: TreenailError | None) -> E
     why = f" because of {work.reasons[0]}" if work.reasons else ""
     match decision:
         case Drain(target=target) if work.os.empty:
-            return Event("Normal", "Drain", f"Asking for the drain, for {target}{why}")
+            asking = f"Asking for the drain, for {target}{why}"
+            return Event("Normal", "Drain", asking, in_conditions=True)
         case Drain(target=target):
-            return Event("Normal", "OSUpdateStaged", f"Staged {target}; asking for the drain")
+            staged = f"Staged {target}; asking for the drain"
+            return Event("Normal", "OSUpdateStaged", staged, in_conditions=True)
         case Reboot(target=target, softly=softly):
             how = ", with a soft reboot if the kernel stays" if softly else ""
             return Event("Normal", "Reboot", f"Node will reboot into {target}{how}{why}")
