@@ -32,6 +32,7 @@ from treenail.config.wanted import wanted
 from treenail.daemon.configs import Configs
 from treenail.daemon.configuration import Configuration
 from treenail.daemon.drift import DriftCheck
+from treenail.daemon.gauge import DriftGauge
 from treenail.daemon.lifeline import Lifeline
 from treenail.daemon.live import Live
 from treenail.daemon.loop import Loop, Pace
@@ -127,6 +128,7 @@ class Process:
             ports,
             observer=Observer(ports, drains=drains, drain_limit_s=3600.0, softly=softly),
             live=Live(write=lambda _: None, notifier=FakeNotifier(), clock=clock, node="node-1"),
+            gauge=DriftGauge(files, clock),
             bell=Wakeup(),
             stop=threading.Event(),
             pace=Pace(),

@@ -258,7 +258,7 @@ def test_config_that_nobody_knows_has_no_drift(tmp_path):
         check, Silent(), lambda _: None, SystemClock(), policy=DriftPolicy(), full_every_s=60.0
     )
 
-    assert watch.look(CURRENT, Booted()) == Drifted()
+    assert watch.look(CURRENT, Booted()) == Drifted(looked=False)
 
 
 def test_what_is_remembered_of_a_config_holds_no_contents():

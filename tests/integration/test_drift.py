@@ -11,6 +11,7 @@ from tests.integration.test_config import APP, LIMIT_S, UNIT, UNIT_FILE, UNIT_TE
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.config.names import FORCE_FILE
+from treenail.daemon.gauge import PATH
 
 pytestmark = pytest.mark.integration
 
@@ -41,6 +42,12 @@ def change(site: Site, path: str, text: str) -> None:
     (site.machine.root / path[1:]).write_text(text)
 
 
+def gauge(site: Site) -> str:
+    """What Prometheus is told."""
+    lines = (site.machine.root / PATH[1:]).read_text().splitlines()
+    return next(line.split()[1] for line in lines if line.startswith("mcd_config_drift "))
+
+
 def done(site: Site) -> bool:
     return site.notes().get(key.STATE) == "Done"
 
@@ -50,6 +57,7 @@ def test_a_changed_file_degrades_the_node_until_it_is_healed(site: Site, configs
     reason = site.wait_degraded(f"{APP}: expected contents sha256:")
     assert "treenail drift --heal PATH" in reason
     assert f"Drift        {APP}: expected contents" in status(site).stdout
+    assert int(gauge(site)) > 0
 
     shown = treenail(site, "drift")
     assert shown.returncode == 4
@@ -60,6 +68,7 @@ def test_a_changed_file_degrades_the_node_until_it_is_healed(site: Site, configs
     assert (healed.returncode, healed.stderr) == (0, "")
     assert configs.text(APP) == "first\n"
     wait_until(lambda: done(site), limit_s=LIMIT_S)
+    assert gauge(site) == "0"
     assert configs.reboots() == 0
     assert not configs.drained()
 

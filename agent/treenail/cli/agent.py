@@ -21,6 +21,7 @@ from treenail.daemon.configs import Configs
 from treenail.daemon.configuration import Configuration
 from treenail.daemon.credentials import Credentials
 from treenail.daemon.drift import DriftCheck
+from treenail.daemon.gauge import DriftGauge
 from treenail.daemon.lifeline import Lifeline
 from treenail.daemon.live import Live
 from treenail.daemon.loop import Loop, Pace
@@ -231,6 +232,7 @@ class Agent:
             ),
             images_bake=settings.image_files is ImageFiles.BAKED,
             live=self._live,
+            gauge=DriftGauge(files, clock),
             bell=self._bell,
             stop=self._stop,
             pace=Pace(limits.look_s, limits.retry_first_s, limits.retry_most_s),

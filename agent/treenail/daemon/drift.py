@@ -159,7 +159,7 @@ class DriftWatch:
             self._current, self._asked, self._found = current, self._ask(current), {}
             self._watch()
         if self._asked is None:
-            return Drifted()
+            return Drifted(looked=False)
         touched = self._watcher.take()
         if fresh or touched.all or overdue:
             self._found = self._check.everything(self._asked, booted)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from treenail import log as journal
 from treenail.config.drift import Drift
 from treenail.daemon.act import Actor
+from treenail.daemon.gauge import DriftGauge
 from treenail.daemon.live import Live
 from treenail.daemon.observe import Observer, seen
 from treenail.daemon.ports import Ports
@@ -75,6 +76,7 @@ class Loop:
         *,
         observer: Observer,
         live: Live,
+        gauge: DriftGauge,
         bell: Wakeup,
         stop: threading.Event,
         pace: Pace,
@@ -83,6 +85,7 @@ class Loop:
         self._ports = ports
         self._observer = observer
         self._live = live
+        self._gauge = gauge
         self._bell = bell
         self._stop = stop
         self._pace = pace
@@ -206,6 +209,7 @@ class Loop:
             self._ports.cluster.tell(Event("Warning", "ConfigDriftDetected", told))
         self._drift = found
         self._live.drift(found)
+        self._gauge.show(facts.drift)
 
     def _tell(self, facts: Facts, decision: Decision) -> float:
         """Report; returns in how many seconds to try again if nobody could be told."""

@@ -65,6 +65,8 @@ class Drifted:
     blocking: tuple[Drift, ...] = ()
     fought: frozenset[str] = frozenset()
     """The subjects that were healed so often that somebody else must be writing them."""
+    looked: bool = True
+    """Whether anybody looked; not where nobody knows what there is to be."""
 
     @property
     def all(self) -> tuple[Drift, ...]:

@@ -112,7 +112,7 @@ class Facts:
     softly: bool = False
     """A reboot may keep the kernel: the owner allows it, and systemd counts such reboots."""
     drain_limit_s: float = 3600.0
-    drift: Drifted = field(default_factory=Drifted)
+    drift: Drifted = field(default_factory=lambda: Drifted(looked=False))
     """What is not as the current config says; looked for between updates only."""
     forced: bool = False
     """Somebody asks for the config to be applied whatever the machine is like."""
