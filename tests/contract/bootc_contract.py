@@ -153,6 +153,16 @@ class BootcContract(OperatingSystemContract):
             machine.os().drop(THERE.digest)
             assert [each.digest for each in machine.os().look().all] == [HERE.digest]
 
+    def test_former_deployment_of_an_image_makes_way_for_the_new_one(
+        self, machine: BootcMachine
+    ) -> None:
+        self.at_there(machine)
+        machine.os().stage(Change(image=HERE.pull_spec), watch=go_on)
+        machine.os().finalize(HERE.digest)
+        found = machine.os().look().all
+        assert [each.digest for each in found] == [HERE.digest, THERE.digest]
+        assert found[0].staged
+
     def test_nothing_is_left_once_an_image_is_deployed(self, machine: BootcMachine) -> None:
         bootc = machine.os()
         bootc.stage(TO_THERE, watch=go_on)

@@ -293,6 +293,34 @@ def test_boots_that_end_before_a_verdict_send_the_node_back() -> None:
     assert "was booted 4 times" in world.annotations[key.REASON]
 
 
+def test_a_power_cut_before_the_reboot_into_the_former_image_is_no_failed_boot(
+    node_of: NodeOf,
+) -> None:
+    world = walks.world_at(A)
+    node = node_of(world)
+    node.settle()
+    move(node, B)
+    world.ask_for(A)
+    while world.staging is None or world.locked:
+        world.drain_controller()
+        if node.process is not None:
+            node.process.cluster.see()
+            world.fate = lambda step: cut(step, world)
+        node.turn()
+        if world.booted == B.digest and world.boots > 2:
+            break
+    world.fate = lambda _: None
+    move(node, A)
+    assert_at_rest(world, A)
+
+
+def cut(step: str, world: World) -> None:
+    """Take the power as soon as the next boot is to be into what is staged."""
+    if world.staging is not None and not world.locked and step in ("reboot", "unlocked"):
+        world.fate = lambda _: None
+        raise PowerCut
+
+
 @pytest.mark.parametrize("unit_steps", [1, 4])
 @pytest.mark.parametrize("misfortune", [Killed, PowerCut])
 def test_the_way_back_survives_an_interruption_at_any_effect(

@@ -175,7 +175,7 @@ class Site:
         """Wait until the Node has this annotation."""
         wait_until(lambda: self.notes().get(name) == value, limit_s=LIMIT_S)
 
-    def wait_degraded(self, *words: str) -> str:
+    def wait_degraded(self, *words: str, limit_s: float = LIMIT_S) -> str:
         """The reason that the Node gives once it is Degraded for one that has these words."""
 
         def reason() -> str:
@@ -184,7 +184,7 @@ class Site:
             found = notes.get(key.STATE) == "Degraded" and all(word in text for word in words)
             return text if found else ""
 
-        return wait_until(reason, limit_s=LIMIT_S)
+        return wait_until(reason, limit_s=limit_s)
 
     # Looking
 

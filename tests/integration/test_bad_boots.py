@@ -65,7 +65,8 @@ def assert_comes_back(site: Site, goal: Goal, *words: str) -> None:
     """Ask for the goal, and find the node on its former pair, ready and with the reason."""
     former = site.current
     site.ask(goal)
-    site.wait_degraded("forgive", goal.config, *words)
+    # That takes several starts of the agent, and two boots.
+    site.wait_degraded("forgive", goal.config, *words, limit_s=3 * LIMIT_S)
     wait_until(lambda: site.calm() and ready(site), limit_s=LIMIT_S)
     reason = site.wait_degraded("forgive", goal.config)
     assert site.booted() == former.image.digest

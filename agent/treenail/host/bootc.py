@@ -215,6 +215,7 @@ class Bootc:
                     remedy="see: bootc status",
                 )
             self._refuse(status, image)
+            self._forget_former(status, staged_id)
             self._switch(image)
         if pulled is not None and digest_of(image) == staged_id:
             self._forget(pulled)
@@ -248,10 +249,20 @@ class Bootc:
     def release(self) -> None:
         """Nothing to let go: bootc does not stay."""
 
-    def _undeploy(self, first: Deployment) -> None:
-        """Drop the first in boot order; bootc has no word for it, but it is ostree's like any."""
-        argv = (self._program(PROGRAM), "admin", "undeploy", "0")
-        self._jobs.carry_out(UNDEPLOY, f"drop {first.image}", argv)
+    def _undeploy(self, deployment: Deployment, number: int = 0) -> None:
+        """Drop it by its place in boot order; bootc has no word for it, but ostree has."""
+        argv = (self._program(PROGRAM), "admin", "undeploy", str(number))
+        self._jobs.carry_out(UNDEPLOY, f"drop {deployment.image}", argv)
+
+    def _forget_former(self, status: Status, digest: str) -> None:
+        """Drop an earlier deployment of the image that is about to be deployed once more.
+
+        By their ids the two are one: if the power was cut now, the earlier one would be taken for
+        the new one, which the boot loader gave up.
+        """
+        former, plain = status.rollback, not (status.staged or status.others)
+        if plain and former is not None and former.id == digest and not former.pinned:
+            self._undeploy(former, 0 if status.rollback_queued else 1)
 
     def _pull(self, image: str, watch: Watch) -> None:
         job = Job(

@@ -125,8 +125,8 @@ def _ostree(host: CommandHost, arguments: list[str]) -> int:
                 return 1
             print(repr(commits[checksum].configuration))
             return 0
-        case ["admin", "undeploy", "0"]:
-            return _undeploy(host)
+        case ["admin", "undeploy", number]:
+            return _undeploy(host, int(number))
         case ["admin", "lock-finalization", "--unlock"]:
             with host.locked():
                 host.sysroot.unlock()
@@ -138,15 +138,20 @@ def _ostree(host: CommandHost, arguments: list[str]) -> int:
             return 1
 
 
-def _undeploy(host: CommandHost) -> int:
+def _undeploy(host: CommandHost, number: int) -> int:
     with host.locked():
-        if host.sysroot.drop_staged():
-            return 0
-        first, *others = host.sysroot.written()
-        if first == host.sysroot.booted():
-            print("error: Cannot undeploy currently booted deployment 0", file=sys.stderr)
+        everything = host.sysroot.everything()
+        if number >= len(everything):
+            print(f"error: Out of range deployment index {number}", file=sys.stderr)
             return 1
-        host.sysroot.write(tuple(others))
+        chosen = everything[number]
+        if chosen == host.sysroot.booted():
+            print(f"error: Cannot undeploy currently booted deployment {number}", file=sys.stderr)
+            return 1
+        if chosen == host.sysroot.staged():
+            host.sysroot.drop_staged()
+        else:
+            host.sysroot.write(tuple(each for each in host.sysroot.written() if each != chosen))
     return 0
 
 
