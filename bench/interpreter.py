@@ -1,9 +1,14 @@
 """Statements run by an interpreter of their own, and what they cost it."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
+
+BYTECODE = str(Path(__file__).parent.parent / "build" / "bytecode")
+"""Where modules are kept compiled, as a package has them, whatever this shell says of that."""
 
 # Memory is read from outside of Python's own bookkeeping: what the kernel says is what a node pays.
 _PROGRAM = """
@@ -33,8 +38,10 @@ def cost(statements: str, *, times: int = 5) -> Cost:
 
 
 def _cost(statements: str) -> Cost:
+    others = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, statements],
+        env={**others, "PYTHONPYCACHEPREFIX": BYTECODE},
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -24,10 +24,10 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
+from bench.interpreter import BYTECODE
 from bench.result import Result
 
 ROOT = Path(__file__).parent.parent
-BYTECODE = ROOT / "build" / "bytecode"
 COUNTS = (100, 1_000, 10_000)
 TIMES = {100: 7, 1_000: 7, 10_000: 5}
 SIZE = 2_000
@@ -186,7 +186,7 @@ def _run(program: str) -> Taken:
     begun = perf_counter()
     done = subprocess.run(
         [sys.executable, "-S", "-c", _PROGRAM],
-        env={"PYTHONPATH": str(ROOT / "agent"), "PYTHONPYCACHEPREFIX": str(BYTECODE)},
+        env={"PYTHONPATH": str(ROOT / "agent"), "PYTHONPYCACHEPREFIX": BYTECODE},
         input=program,
         stdout=subprocess.PIPE,
         text=True,
