@@ -11,6 +11,7 @@ from treenail.host.ledger import Ledger
 from treenail.host.root import Root
 from treenail.update.disruption import Level
 from treenail.update.record import Outcome, Past, Phase, Record, Refused, Target, Update, to_json
+from treenail.update.retention import Retained
 from treenail.update.work import Work
 
 OLD, NEW = Target("rendered-a"), Target("rendered-b", "q.example/os@sha256:" + "1" * 64)
@@ -72,6 +73,7 @@ def test_update_of_an_agent_that_died_is_told_from_what_it_wrote(
         },
         "credentials": [],
         "drift": [],
+        "retained": None,
         "apiServer": None,
     }
 
@@ -120,6 +122,7 @@ def test_screen_says_what_why_and_what_to_do() -> None:
         "apiServer": {"reachable": False, "since": "2023-11-14T22:14:00Z", "problem": "no route"},
         "backend": {"name": "bootc", "why": "the setting backend says so"},
         "deployments": {"booted": None, "staged": None, "rollback": None},
+        "retained": None,
         "problems": ["the deployments: no bus"],
     }
     assert (
@@ -147,3 +150,16 @@ Not known    the deployments: no bus"""
     )
     document["agent"] = {"running": True, "pid": 7, "lastSeen": None}
     assert "Doing        waiting for the drain (40 %, Fetching)\n" in screen(document)
+
+
+def test_the_deployment_that_is_kept_is_told_with_its_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given(tmp_path, Record(OLD, retained=Retained("os-1")))
+    assert status(tmp_path, capsys)["retained"] == {"id": "os-1", "until": None}
+    given(tmp_path, Record(OLD, retained=Retained("os-1", 1_700_000_000.0)))
+    kept = {"id": "os-1", "until": "2023-11-15T22:13:20Z"}
+    assert status(tmp_path, capsys)["retained"] == kept
+    main(["status", "--root", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert "Kept         os-1, until 2023-11-15T22:13:20Z, or the next update\n" in shown

@@ -96,6 +96,7 @@ class Process:
             os=system,
             power=machine,
             soft_reboots=machine,
+            pins=machine,
             kernel=machine,
             ledger=FakeLedger(world),
             cluster=self.cluster,

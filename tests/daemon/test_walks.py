@@ -21,7 +21,7 @@ from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
 from treenail.update import record as records
-from treenail.update.record import Outcome, Record, Target
+from treenail.update.record import Outcome, Phase, Record, Target
 from treenail.update.request import Kind, Request, too_late
 
 WALKS = int(os.environ.get("TREENAIL_WALKS", "600"))
@@ -83,6 +83,8 @@ class Chaos:
             world.softens = not world.softens
         elif draw < 0.77:
             world.misleads = not world.misleads
+        elif draw < 0.82:
+            self.clean_up()
 
     def change_target(self) -> None:
         if self._node.world.api_up:
@@ -93,6 +95,17 @@ class Chaos:
         update = recorded(self._node.world).update
         if update is not None:
             self._node.world.request = Request(Kind.CANCEL, update.id)
+
+    def clean_up(self) -> None:
+        """Somebody drops every deployment that is not pinned, nor boots next."""
+        world, update = self._node.world, recorded(self._node.world).update
+        if world.previous is None or world.rolled_back or world.tried_again:
+            return
+        if {world.previous.id, world.previous.digest} & world.pins:
+            return
+        world.previous = None
+        if update is not None and update.phase in (Phase.PROVING, Phase.RETURNING):
+            world.violations.append("there was nothing to go back to on trial")
 
     def uncordon_by_hand(self) -> None:
         # Behind the back of an agent past its point of no return nothing can be promised.

@@ -96,6 +96,8 @@ class World:
     """Whether what is staged has the kernel that runs, and what it was booted with."""
     misleads: bool = False
     """Whether soft reboots lead back to what is booted."""
+    pins: set[str] = field(default_factory=set)
+    """The deployments that nobody can drop."""
     pending: System | None = None
     """What boots next though it is not what was started."""
     pending_etc: Tree = field(default_factory=dict)
@@ -317,7 +319,7 @@ class FakeMachine:
         world = self._world
         if world.going_down:
             raise BusError("rpm-ostreed went away")
-        found = [_deployment(world.system, booted=True)]
+        found = [_deployment(world.system, booted=True, pinned=world.system.id in world.pins)]
         if world.staging:
             found.append(_deployment(world.staging, staged=True, locked=world.locked))
         if world.previous:
@@ -374,6 +376,16 @@ class FakeMachine:
 
     def clear(self) -> None:
         self._world.prepared = ""
+
+    def pin(self, deployment_id: str) -> None:
+        self._world.fate("pin")
+        self._world.pins.add(deployment_id)
+        self._world.fate("pinned")
+
+    def unpin(self, deployment_id: str) -> None:
+        self._world.fate("unpin")
+        self._world.pins.discard(deployment_id)
+        self._world.fate("unpinned")
 
     def finalize(self, staged_id: str, *, softly: bool = False) -> None:
         world = self._world
@@ -579,7 +591,12 @@ class FakeNotifier:
 
 
 def _deployment(
-    system: System, *, booted: bool = False, staged: bool = False, locked: bool = False
+    system: System,
+    *,
+    booted: bool = False,
+    staged: bool = False,
+    locked: bool = False,
+    pinned: bool = False,
 ) -> Deployment:
     return Deployment(
         id=system.id,
@@ -590,5 +607,5 @@ def _deployment(
         booted=booted,
         staged=staged,
         locked=locked,
-        pinned=False,
+        pinned=pinned,
     )

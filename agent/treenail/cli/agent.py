@@ -12,7 +12,7 @@ from pathlib import Path
 
 from treenail import log as journal
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
-from treenail.cli.backend import choose, operating_system, soft_reboots
+from treenail.cli.backend import choose, operating_system, pins, soft_reboots
 from treenail.cli.machine import labelled_disk
 from treenail.cli.probes import health, preflight
 from treenail.clock import SystemClock
@@ -187,17 +187,13 @@ class Agent:
         )
         configs = Configs(files, self._cluster)
         self._path_watch = PathWatch(root, lambda: self._bell.ring("files were touched"))
+        transactions, alive = TransactionLimits(limits.stage_s, limits.stall_s), self._live.beat
+        os_ = operating_system(choice, bus, root, clock, transactions, alive=alive)
         ports = Ports(
-            os=operating_system(
-                choice,
-                bus,
-                root,
-                clock,
-                TransactionLimits(limits.stage_s, limits.stall_s),
-                alive=self._live.beat,
-            ),
+            os=os_,
             power=Logind(bus),
-            soft_reboots=soft_reboots(bus, root, clock, TransactionLimits(), alive=self._live.beat),
+            soft_reboots=soft_reboots(bus, root, clock, transactions, alive=alive),
+            pins=pins(bus, root, clock, transactions, look=os_.look, alive=alive),
             kernel=kernel,
             ledger=ledger,
             cluster=self._cluster,
@@ -229,6 +225,7 @@ class Agent:
                 drain_limit_s=limits.drain_s,
                 images_bake=settings.image_files is ImageFiles.BAKED,
                 softly=settings.reboot is Reboots.AUTO,
+                keep_s=settings.health.keep_s,
             ),
             images_bake=settings.image_files is ImageFiles.BAKED,
             live=self._live,

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     # The port drags the whole daemon behind it.
     from treenail.daemon.ports import OperatingSystem
     from treenail.host.extensions import Extensions
+    from treenail.host.jobs import Jobs
+    from treenail.host.pins import Pins
     from treenail.host.softreboots import SoftReboots
 
 LIVE = "/run/treenail/status.json"
@@ -120,15 +122,36 @@ def soft_reboots(
     alive: Callable[[], None] = lambda: None,
 ) -> "SoftReboots":
     """What prepares soft reboots, whichever the back end."""
+    from treenail.host.softreboots import SoftReboots
+
+    return SoftReboots(_ostree_jobs(bus, root, clock, limits, alive), root)
+
+
+def pins(
+    bus: SystemBus,
+    root: Root,
+    clock: Clock,
+    limits: Limits,
+    *,
+    look: Callable[[], Deployments],
+    alive: Callable[[], None] = lambda: None,
+) -> "Pins":
+    """What keeps deployments, whichever the back end."""
+    from treenail.host.pins import Pins
+
+    return Pins(_ostree_jobs(bus, root, clock, limits, alive), root, look)
+
+
+def _ostree_jobs(
+    bus: SystemBus, root: Root, clock: Clock, limits: Limits, alive: Callable[[], None]
+) -> "Jobs":
     from treenail.host.jobs import Jobs
     from treenail.host.journal import Journal
     from treenail.host.process import Programs
-    from treenail.host.softreboots import SoftReboots
     from treenail.host.transient import TransientUnits
 
     journal = Journal(Programs(clock, os.environ), root)
-    jobs = Jobs(TransientUnits(bus), journal, clock, limits, alive=alive, who="ostree")
-    return SoftReboots(jobs, root)
+    return Jobs(TransientUnits(bus), journal, clock, limits, alive=alive, who="ostree")
 
 
 def deployments(root: Root, clock: Clock) -> Deployments:

@@ -7,7 +7,7 @@ from pathlib import Path
 from treenail.cli.main import DEGRADED
 from treenail.cli.screen import screen
 from treenail.clock import Clock, SystemClock, rfc3339
-from treenail.errors import FileError, HostError, LedgerError, TreenailError
+from treenail.errors import FileError, HostError, LedgerError, TreenailError, UsageError
 from treenail.host.deployments import Deployment, Deployments
 from treenail.host.files import Files
 from treenail.host.ledger import Ledger
@@ -69,6 +69,7 @@ def gather(root: Root, clock: Clock) -> Json:
             "staged": _deployment(found.staged),
             "rollback": _deployment(found.rollback),
         },
+        "retained": _retained(root, record, problems),
         "problems": problems,
     }
 
@@ -145,6 +146,21 @@ def _past(past: Past) -> Json:
         "ended": rfc3339(past.ended),
         "outcome": str(past.outcome),
     }
+
+
+def _retained(root: Root, record: Record, problems: list[str]) -> Json | None:
+    """The deployment that the agent keeps from being dropped, and until when, if that is known."""
+    kept, until = record.retained, None
+    if kept is None:
+        return None
+    if kept.since is not None:
+        from treenail.cli.node import settings_of
+
+        try:
+            until = rfc3339(kept.since + settings_of(root, None).health.keep_s)
+        except UsageError as error:
+            problems.append(f"the settings: {error}")
+    return {"id": kept.id, "until": until}
 
 
 def _target(target: Target) -> Json:

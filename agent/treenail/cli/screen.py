@@ -16,6 +16,7 @@ def screen(document: Json) -> str:
         ("Desired", _target_line(_object(document["desired"]))),
         *_backend(_object(document.get("backend"))),
         *_deployments(_object(document["deployments"])),
+        *_retained(_object(document.get("retained"))),
         ("API server", _api_line(_object(document["apiServer"]))),
         *_outcome(document),
         *(("Pull secret", str(each)) for each in _list(document["credentials"])),
@@ -83,6 +84,17 @@ def _backend(backend: Json) -> Iterator[Line]:
 def _deployments(deployments: Json) -> Iterator[Line]:
     for name in ("booted", "staged", "rollback"):
         yield name.capitalize(), _deployment_line(_object(deployments[name]))
+
+
+def _retained(retained: Json) -> Iterator[Line]:
+    if retained:
+        yield "Kept", f"{retained['id']}, {_until(retained)}, or the next update"
+
+
+def _until(retained: Json) -> str:
+    if retained["until"]:
+        return f"until {retained['until']}"
+    return "until the new one is found healthy"
 
 
 def _target_line(target: Json) -> str:

@@ -42,11 +42,13 @@ from treenail.update.moves import (
     Return,
     Stage,
     StageAhead,
+    Unpin,
     Wait,
     Weigh,
 )
 from treenail.update.probation import Probation
 from treenail.update.record import Outcome, Phase, Record, Refused, StagedAhead, Target, Update
+from treenail.update.retention import Retained
 from treenail.update.status import Event, not_served, served
 
 log = logging.getLogger(__name__)
@@ -108,8 +110,8 @@ class Actor:
                 self._adopt(target, facts)
             case StageAhead() | DropAhead():
                 self._beside(decision, facts)
-            case Forgive():
-                self._book.save(replace(self._book.record, refused=None))
+            case Forgive() | Unpin():
+                self._forget(decision)
             case Heal(drifts=drifts):
                 self._ports.upkeep.heal(self._book.record.current, drifts)
             case Recover():
@@ -128,6 +130,14 @@ class Actor:
                 )
             case DropAhead():
                 ahead.drop(decision, facts, self._ports, save=save)
+
+    def _forget(self, decision: Forgive | Unpin) -> None:
+        match decision:
+            case Forgive():
+                self._book.save(replace(self._book.record, refused=None))
+            case Unpin(id=deployment_id):
+                self._ports.pins.unpin(deployment_id)
+                self._book.save(replace(self._book.record, retained=None))
 
     def _adopt(self, target: Target, facts: Facts) -> None:
         if not target.image:
@@ -297,6 +307,8 @@ class Actor:
             # What counts is whether it answered right before the reboot, and this may be held up.
             probation = Probation(api_before=facts.api_answers)
             self._book.enter(Phase.REBOOTING, probation=probation)
+        if staged_id:
+            self._retain(facts)
         soft = move.softly and self._softly(staged_id)
         log.info(
             "%s into %s",
@@ -308,6 +320,14 @@ class Actor:
             self._ports.os.finalize(staged_id)
         self._ports.power.reboot(soft=soft)
         return SOON_S
+
+    def _retain(self, facts: Facts) -> None:
+        """Have what is booted pinned, until what takes its place was healthy for a while."""
+        deployed, record = facts.deployed, self._book.record
+        if deployed is None or (record.retained is None and deployed.booted_pinned):
+            return  # somebody wants it kept, and will want it afterwards
+        self._book.save(replace(record, retained=Retained(deployed.booted_id)))
+        self._ports.pins.pin(deployed.booted_id)
 
     def _softly(self, staged_id: str) -> bool:
         """Whether a soft reboot leads into it; until the shutdown finalizes it, it has no /etc."""

@@ -26,8 +26,10 @@ class Observer:
         drain_limit_s: float,
         images_bake: bool = True,
         softly: bool = False,
+        keep_s: float = 86_400.0,
     ) -> None:
         self._ports = ports
+        self._keep_s = keep_s
         self._softly = softly
         self._images_bake = images_bake
         self._drains = drains
@@ -51,6 +53,7 @@ class Observer:
             images_bake=self._images_bake,
             drains=self._drains and not _single(node),
             drain_limit_s=self._drain_limit_s,
+            keep_s=self._keep_s,
             softly=self._softly and self._ports.kernel.soft_reboots() is not None,
         )
 
@@ -110,6 +113,8 @@ def deployed(deployments: Deployments, arguments: tuple[str, ...]) -> Deployed:
     booted, staged, pending = deployments.booted, deployments.staged, deployments.pending
     return Deployed(
         booted=booted.digest if booted else "",
+        booted_id=booted.id if booted else "",
+        booted_pinned=booted.pinned if booted else False,
         staged=staged.digest if staged else "",
         staged_id=staged.id if staged else "",
         locked=staged.locked if staged else False,

@@ -83,6 +83,16 @@ class SoftReboots(Protocol):
         """Have none lead anywhere; harmless when none was prepared."""
 
 
+class Pins(Protocol):
+    """What keeps deployments from being dropped; both may be repeated."""
+
+    def pin(self, deployment_id: str) -> None:
+        """Return once nobody drops the deployment of this id."""
+
+    def unpin(self, deployment_id: str) -> None:
+        """Let it be dropped; harmless when there is none."""
+
+
 class LedgerFile(Protocol):
     """One JSON document that survives a power cut."""
 
@@ -208,6 +218,7 @@ class Ports:
     os: OperatingSystem
     power: Power
     soft_reboots: SoftReboots
+    pins: Pins
     kernel: Kernel
     ledger: LedgerFile
     cluster: Cluster

@@ -96,6 +96,8 @@ class Trial:
     """One of the owner's checks."""
     again_s: float = 5.0
     """From one look to the next."""
+    keep_s: float = 86_400.0
+    """How long the previous deployment is kept after that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +291,7 @@ def _trial(table: Table) -> Trial:
         settle_s=table.seconds("settle_s", default.settle_s),
         check_s=table.seconds("check_s", default.check_s),
         again_s=table.seconds("again_s", default.again_s),
+        keep_s=table.seconds("keep_s", default.keep_s),
     )
     table.refuse_the_rest()
     return trial

@@ -26,6 +26,7 @@ from treenail.update.moves import (
     Rest,
     Resume,
     Stage,
+    Unpin,
     Wait,
     Weigh,
 )
@@ -50,7 +51,11 @@ def decide(facts: Facts) -> Decision:
         return Recover()
     update = facts.record.update
     if update is None:
-        return without_update(facts)
+        return _let_go(facts) or without_update(facts)
+    return _making_room(facts, _within(facts, update))
+
+
+def _within(facts: Facts, update: Update) -> Decision:
     match update.phase:
         case Phase.STAGING | Phase.DRAINING | Phase.APPLYING:
             return _before_reboot(facts, update)
@@ -112,6 +117,20 @@ def _ours(update: Update, work: Work, deployed: Deployed) -> bool:
     if work.os.image:
         return deployed.staged == work.os.digest
     return deployed.locked and deployed.staged == deployed.booted
+
+
+def _let_go(facts: Facts) -> Unpin | None:
+    """The previous deployment, when it was kept for long enough."""
+    kept = facts.record.retained
+    over = kept is not None and kept.over(now=facts.now, keep_s=facts.keep_s)
+    return Unpin(kept.id) if kept and over else None
+
+
+def _making_room(facts: Facts, decision: Decision) -> Decision:
+    """Before a third deployment comes, for which /boot may be too small, the oldest is let go."""
+    kept = facts.record.retained
+    comes = isinstance(decision, Stage) or (isinstance(decision, Reboot) and decision.staged_id)
+    return Unpin(kept.id) if comes and kept and kept.since is not None else decision
 
 
 def _before_reboot(facts: Facts, update: Update) -> Decision:

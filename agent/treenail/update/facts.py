@@ -69,6 +69,9 @@ class Deployed:
     staged_config: str = ""
     """The same of the staged one."""
 
+    booted_id: str = ""
+    booted_pinned: bool = False
+    """Nobody can drop the booted one, as long as that is so."""
     others: tuple[str, ...] = ()
     """The deployments that are neither booted nor staged, by id."""
     pending_id: str = ""
@@ -112,6 +115,8 @@ class Facts:
     softly: bool = False
     """A reboot may keep the kernel: the owner allows it, and systemd counts such reboots."""
     drain_limit_s: float = 3600.0
+    keep_s: float = 86_400.0
+    """How long the previous deployment is kept once what took its place is healthy."""
     drift: Drifted = field(default_factory=lambda: Drifted(looked=False))
     """What is not as the current config says; looked for between updates only."""
     forced: bool = False

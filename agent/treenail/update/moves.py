@@ -227,6 +227,16 @@ class Introduce:
 
 
 @dataclass(frozen=True, slots=True)
+class Unpin:
+    """Let the previous deployment go: it was kept for long enough, or stands in the way."""
+
+    id: str
+
+    def __str__(self) -> str:
+        return "letting the previous deployment go"
+
+
+@dataclass(frozen=True, slots=True)
 class Forgive:
     """Forget the refusal: another target is asked for, or somebody asked to try it again."""
 
@@ -257,4 +267,5 @@ Decision = (
     | Refuse
     | Introduce
     | Forgive
+    | Unpin
 )

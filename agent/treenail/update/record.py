@@ -9,9 +9,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from treenail.errors import LedgerError
-from treenail.update import boots
+from treenail.update import boots, expect, retention
 from treenail.update import probation as probations
 from treenail.update.probation import Probation
+from treenail.update.retention import Retained
 
 if TYPE_CHECKING:
     from treenail.update.work import Work
@@ -174,6 +175,8 @@ class Record:
     ahead: StagedAhead | None = None
     blamed: Target = Target()
     """The target that the node was last sent back from because of the API server."""
+    retained: Retained | None = None
+    """The previous deployment, while it is pinned."""
 
     def closed(self, outcome: Outcome, *, now: float) -> "Record":
         """The record without its update, which is history."""
@@ -195,7 +198,9 @@ class Record:
             soft=update.soft,
         )
         history = (past, *self.history)[:HISTORY_LIMIT]
-        return replace(self, update=None, history=history)
+        healthy = outcome is Outcome.DONE
+        retained = self.retained and self.retained.closed(healthy=healthy, now=now)
+        return replace(self, update=None, history=history, retained=retained)
 
 
 def to_json(record: Record) -> Json:
@@ -242,6 +247,7 @@ def to_json(record: Record) -> Json:
             "done": record.ahead.done,
         },
         "blamed": _target_to_json(record.blamed),
+        "retained": retention.to_json(record.retained),
     }
 
 
@@ -256,14 +262,18 @@ def from_json(document: Json | None) -> Record:
         update, refused = document["update"], document["refused"]
         return Record(
             current=_target_from_json(document["current"]),
-            update=None if update is None else _update_from_json(_mapping(update)),
-            refused=None if refused is None else _refused_from_json(_mapping(refused)),
+            update=None if update is None else _update_from_json(expect.mapping(update)),
+            refused=None if refused is None else _refused_from_json(expect.mapping(refused)),
             history=tuple(
-                _past_from_json(_mapping(past)) for past in _rows(document.get("history", []))
+                _past_from_json(expect.mapping(past))
+                for past in expect.rows(document.get("history", []))
             ),
-            booted=_text(document.get("booted", "")),
-            ahead=_ahead_from_json(_mapping(ahead)) if (ahead := document.get("ahead")) else None,
+            booted=expect.text(document.get("booted", "")),
+            ahead=_ahead_from_json(expect.mapping(ahead))
+            if (ahead := document.get("ahead"))
+            else None,
             blamed=_target_from_json(document["blamed"]) if "blamed" in document else Target(),
+            retained=retention.from_json(document.get("retained")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise LedgerError(
@@ -275,17 +285,17 @@ def from_json(document: Json | None) -> Record:
 
 def _update_from_json(document: Json) -> Update:
     return Update(
-        id=_text(document["id"]),
+        id=expect.text(document["id"]),
         target=_target_from_json(document["target"]),
         origin=_target_from_json(document["origin"]),
-        phase=Phase(_text(document["phase"])),
-        boot_id=_text(document["bootID"]),
-        began=_number(document["began"]),
-        entered=_number(document["entered"]),
-        work=None if (work := document["work"]) is None else _work_from_json(_mapping(work)),
-        staged_id=_text(document["stagedID"]),
-        drain=_text(document["drain"]),
-        reboots=int(_number(document["reboots"])),
+        phase=Phase(expect.text(document["phase"])),
+        boot_id=expect.text(document["bootID"]),
+        began=expect.number(document["began"]),
+        entered=expect.number(document["entered"]),
+        work=None if (work := document["work"]) is None else _work_from_json(expect.mapping(work)),
+        staged_id=expect.text(document["stagedID"]),
+        drain=expect.text(document["drain"]),
+        reboots=int(expect.number(document["reboots"])),
         spent=_spent_from_json(document.get("spent", {})),
         probation=probations.from_json(document.get("probation")),
         soft=document.get("soft") is True,
@@ -295,18 +305,18 @@ def _update_from_json(document: Json) -> Update:
 def _refused_from_json(document: Json) -> Refused:
     return Refused(
         target=_target_from_json(document["target"]),
-        reason=_text(document["reason"]),
-        remedy=_text(document["remedy"]),
+        reason=expect.text(document["reason"]),
+        remedy=expect.text(document["remedy"]),
         called_off=document.get("calledOff") is True,
-        check=_text(document.get("check", "")),
+        check=expect.text(document.get("check", "")),
     )
 
 
 def _ahead_from_json(document: Json) -> StagedAhead:
     return StagedAhead(
         target=_target_from_json(document["target"]),
-        boot_id=_text(document["bootID"]),
-        staged_id=_text(document["stagedID"]),
+        boot_id=expect.text(document["bootID"]),
+        staged_id=expect.text(document["stagedID"]),
         done=document["done"] is True,
     )
 
@@ -329,15 +339,15 @@ def _past_to_json(past: Past) -> Json:
 
 def _past_from_json(document: Json) -> Past:
     return Past(
-        id=_text(document["id"]),
+        id=expect.text(document["id"]),
         target=_target_from_json(document["target"]),
         origin=_target_from_json(document["origin"]),
-        began=_number(document["began"]),
-        ended=_number(document["ended"]),
-        outcome=Outcome(_text(document["outcome"])),
-        reboots=int(_number(document["reboots"])),
-        reasons=tuple(map(_text, _rows(document["reasons"]))),
-        failure=_text(document["failure"]),
+        began=expect.number(document["began"]),
+        ended=expect.number(document["ended"]),
+        outcome=Outcome(expect.text(document["outcome"])),
+        reboots=int(expect.number(document["reboots"])),
+        reasons=tuple(map(expect.text, expect.rows(document["reasons"]))),
+        failure=expect.text(document["failure"]),
         spent=_spent_from_json(document.get("spent", {})),
         soft=document.get("soft") is True,
     )
@@ -348,7 +358,9 @@ def _spent_to_json(spent: tuple[tuple[Phase, float], ...]) -> Json:
 
 
 def _spent_from_json(value: object) -> tuple[tuple[Phase, float], ...]:
-    return tuple((Phase(phase), _number(seconds)) for phase, seconds in _mapping(value).items())
+    return tuple(
+        (Phase(phase), expect.number(seconds)) for phase, seconds in expect.mapping(value).items()
+    )
 
 
 # Work drags all of configuration behind it, of which commands that read a record need nothing.
@@ -371,29 +383,5 @@ def _target_to_json(target: Target) -> Json:
 
 
 def _target_from_json(value: object) -> Target:
-    document = _mapping(value)
-    return Target(_text(document["config"]), _text(document["image"]))
-
-
-def _mapping(value: object) -> Json:
-    if not isinstance(value, dict):
-        raise TypeError(f"expected an object, found {type(value).__name__}")
-    return value
-
-
-def _rows(value: object) -> list[object]:
-    if not isinstance(value, list):
-        raise TypeError(f"expected a list, found {type(value).__name__}")
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"expected a string, found {type(value).__name__}")
-    return value
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"expected a number, found {type(value).__name__}")
-    return float(value)
+    document = expect.mapping(value)
+    return Target(expect.text(document["config"]), expect.text(document["image"]))

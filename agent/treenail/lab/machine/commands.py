@@ -131,6 +131,8 @@ def _ostree(host: CommandHost, arguments: list[str]) -> int:
             with host.locked():
                 host.sysroot.unlock()
             return 0
+        case ["admin", "pin", *option, index] if option in ([], ["--unpin"]):
+            return _pin(host, int(index), pinned=not option)
         case ["admin", "prepare-soft-reboot", "0" | "--reset" as what]:
             return _prepare_soft_reboot(host, reset=what == "--reset")
         case _:
@@ -152,6 +154,16 @@ def _undeploy(host: CommandHost, number: int) -> int:
             host.sysroot.drop_staged()
         else:
             host.sysroot.write(tuple(each for each in host.sysroot.written() if each != chosen))
+    return 0
+
+
+def _pin(host: CommandHost, index: int, *, pinned: bool) -> int:
+    with host.locked():
+        found = host.sysroot.everything()
+        if index >= len(found) or found[index] == host.sysroot.staged():
+            print(f"error: Out of range deployment index {index}, or staged", file=sys.stderr)
+            return 1
+        host.sysroot.pin(found[index], pinned=pinned)
     return 0
 
 
