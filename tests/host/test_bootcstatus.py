@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from treenail.errors import HostError
-from treenail.host.bootcstatus import parse
+from treenail.host.bootcstatus import is_composefs, parse
 from treenail.host.deployments import Deployment, Deployments
 
 DIGEST = "sha256:" + "0f" * 32
@@ -104,10 +104,14 @@ def test_staged_entry_is_locked_when_it_was_only_downloaded() -> None:
         assert found.staged.locked is only
 
 
-def test_composefs_is_known_by_its_verity() -> None:
+def test_a_host_of_the_composefs_back_end_is_refused_in_a_sentence() -> None:
     composefs = {"verity": "ab" * 32, "bootType": "Uki", "bootloader": "Systemd"}
-    found = parse(status(booted=entry(1, ostree=None, composefs=composefs)))
-    assert (found.booted.checksum, found.origin) == ("ab" * 32, "")
+    content = status(booted=entry(1, ostree=None, composefs=composefs))
+    assert is_composefs(content)
+    with pytest.raises(HostError, match="bootc manages this host with its composefs back end"):
+        parse(content)
+    for other in (status(booted=entry(1)), status(), b"no JSON"):
+        assert not is_composefs(other)
 
 
 def test_entry_without_an_image_is_known_by_its_commit() -> None:

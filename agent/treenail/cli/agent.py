@@ -12,7 +12,7 @@ from pathlib import Path
 
 from treenail import log as journal
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
-from treenail.cli.backend import choose, operating_system, pins, soft_reboots
+from treenail.cli.backend import choose, is_composefs, operating_system, pins, soft_reboots
 from treenail.cli.machine import labelled_disk
 from treenail.cli.probes import health, preflight
 from treenail.clock import SystemClock
@@ -67,6 +67,8 @@ log = logging.getLogger(__name__)
 
 LIVE = "/run/treenail/status.json"
 JOURNAL = "/run/systemd/journal/socket"
+UNMANAGED = 5
+"""The host is one that treenail can't manage; to start it again changes nothing."""
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -78,12 +80,25 @@ def main(arguments: argparse.Namespace) -> int:
     journal.setup(root.path(JOURNAL), level=settings.log_level, stream=sys.stderr)
     kernel = _kernel(root)
     if not kernel.is_ostree():
-        # Not an error to be started again for: there is nothing here to do, ever.
-        log.info("%s is not booted from OSTree; there is nothing to do", root.prefix)
-        return 0
+        return _not_ours(root)
     ledger = Ledger(root)
     with ledger.lock():
         return Agent(settings, root, kernel, ledger).run()
+
+
+def _not_ours(root: Root) -> int:
+    """What there is to do on a host that was not booted from OSTree: to say so, once."""
+    # A service that leaves before it is ready has failed, and is started again.
+    Notifier(os.environ).ready()
+    if is_composefs(root, SystemClock()):
+        log.error(
+            "bootc manages %s with its composefs back end; treenail needs OSTree deployments to "
+            "stage, keep and go back to, and leaves this host alone",
+            root.prefix,
+        )
+        return UNMANAGED
+    log.info("%s is not booted from OSTree; there is nothing to do", root.prefix)
+    return 0
 
 
 def _sent_back(root: Root) -> bool:

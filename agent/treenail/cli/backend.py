@@ -1,6 +1,7 @@
 """What manages the operating system of this host, and talking to it."""
 
 import json
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from treenail.clock import Clock
 from treenail.daemon.settings import Backend
-from treenail.errors import FileError
+from treenail.errors import CommandError, FileError
 from treenail.host.bus import SystemBus
 from treenail.host.deployments import Deployments
 from treenail.host.disk import Disk
@@ -26,10 +27,13 @@ if TYPE_CHECKING:
     from treenail.host.pins import Pins
     from treenail.host.softreboots import SoftReboots
 
+log = logging.getLogger(__name__)
+
 LIVE = "/run/treenail/status.json"
 _LIVE_LIMIT = 1024 * 1024
 _RPM_OSTREED = "/usr/lib/systemd/system/rpm-ostreed.service"
 _BOOTC = "/usr/bin/bootc"
+_STATUS_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,22 @@ def choose(wanted: Backend, root: Root) -> Choice:
     if root.path(_BOOTC).exists():
         return Choice(Backend.BOOTC, "it is installed, and rpm-ostree is not")
     return Choice(Backend.RPM_OSTREE, f"there is neither {_RPM_OSTREED} nor {_BOOTC}")
+
+
+def is_composefs(root: Root, clock: Clock) -> bool:
+    """Whether bootc manages this host, and without OSTree, so that treenail can't."""
+    program = root.path(_BOOTC)
+    if not program.exists():
+        return False
+    from treenail.host.bootcstatus import is_composefs
+    from treenail.host.process import Programs
+
+    command = [str(program), "status", "--json", "--format-version=1"]
+    try:
+        return is_composefs(Programs(clock, os.environ).run(command, limit_s=_STATUS_S))
+    except CommandError as error:
+        log.info("bootc does not know this host: %s", error)
+        return False
 
 
 def operating_system(

@@ -1,6 +1,7 @@
 """The command ``treenail``: dispatch, and exit codes.
 
-Exit codes: 0 done, 1 failed, 2 used wrongly, 3 done but for a reboot, 4 the node is degraded.
+Exit codes: 0 done, 1 failed, 2 used wrongly, 3 done but for a reboot, 4 the node is degraded, 5 the
+host can't be managed.
 ``plan`` has its own, see there.
 """
 

@@ -55,6 +55,12 @@ def parse(content: bytes) -> Status:
         )
     status = _table(found.get("status"))
     booted = _table(status.get("booted"))
+    if _is_composefs(booted):
+        raise HostError(
+            "bootc manages this host with its composefs back end, where there are no OSTree "
+            "deployments to stage, keep and go back to",
+            remedy="install the host with bootc's OSTree back end, or leave it to bootc",
+        )
     if not booted:
         raise HostError(
             "bootc does not manage this host: it was not booted from a container image",
@@ -73,6 +79,19 @@ def parse(content: bytes) -> Status:
     )
 
 
+def is_composefs(content: bytes) -> bool:
+    """Whether it is the status of a host that bootc manages without OSTree."""
+    try:
+        found = _table(json.loads(content))
+    except ValueError:
+        return False
+    return _is_composefs(_table(_table(found.get("status")).get("booted")))
+
+
+def _is_composefs(booted: Json) -> bool:
+    return bool(booted.get("composefs")) and not booted.get("ostree")
+
+
 def _optional(found: object, *, staged: bool = False) -> Deployment | None:
     return _entry(_table(found), staged=staged) if found else None
 
@@ -80,8 +99,7 @@ def _optional(found: object, *, staged: bool = False) -> Deployment | None:
 def _entry(entry: Json, *, booted: bool = False, staged: bool = False) -> Deployment:
     image = _table(entry.get("image"))
     reference = _table(image.get("image"))
-    ostree, composefs = _table(entry.get("ostree")), _table(entry.get("composefs"))
-    checksum = _text(ostree, "checksum") or _text(composefs, "verity")
+    checksum = _text(_table(entry.get("ostree")), "checksum")
     digest = _text(image, "imageDigest")
     return Deployment(
         # Unlike rpm-ostree's it is known before the image is deployed, and stays.
