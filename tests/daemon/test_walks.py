@@ -104,7 +104,10 @@ class Chaos:
         if {world.previous.id, world.previous.digest} & world.pins:
             return
         world.previous = None
-        if update is not None and update.phase in (Phase.PROVING, Phase.RETURNING):
+        if update is None or update.work is None or update.work.os.empty:
+            return
+        back = {world.system.id, world.system.digest} & world.pins
+        if update.phase in (Phase.PROVING, Phase.RETURNING) and not back:
             world.violations.append("there was nothing to go back to on trial")
 
     def uncordon_by_hand(self) -> None:

@@ -75,7 +75,7 @@ def assert_comes_back(site: Site, goal: Goal, *words: str) -> None:
     assert ledger["refused"]["target"] == {"config": goal.config, "image": goal.pull_spec}
     sentence = reason.partition("; ")[0]
     assert sentence in " ".join(status(site).stdout.split())
-    assert any(sentence in message for message in site.messages())
+    wait_until(lambda: any(sentence in message for message in site.messages()))
     boots = site.machine.boot_count
     # Asked for once more, it is left alone; another goal is reached.
     site.ask(goal)

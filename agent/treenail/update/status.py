@@ -37,6 +37,7 @@ from treenail.update.moves import (
     Resume,
     Return,
     StageAhead,
+    Unpin,
     Wait,
     Weigh,
 )
@@ -79,6 +80,9 @@ class Report:
     desired: Target = field(default_factory=Target)
 
 
+_INSTANT = (Adopt, Recover, Heal, Commit, Close, Forgive, Unpin)
+
+
 def report(facts: Facts, decision: Decision, failure: TreenailError | None) -> Report:
     """The report of a decision about to be carried out, or of how its last attempt failed."""
     told = str(decision)
@@ -88,7 +92,7 @@ def report(facts: Facts, decision: Decision, failure: TreenailError | None) -> R
         failure = None
     if isinstance(decision, Introduce):
         return Report(told, annotations=decision.annotations)
-    if failure is None and isinstance(decision, Adopt | Recover | Heal | Commit | Close | Forgive):
+    if failure is None and isinstance(decision, _INSTANT):
         # Over in an instant; what they lead to is reported by the move after them.
         return Report(told, event=_event(facts, decision, None))
     if isinstance(decision, Rest) and not decision.settled:
