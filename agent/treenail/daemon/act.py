@@ -132,12 +132,11 @@ class Actor:
                 ahead.drop(decision, facts, self._ports, save=save)
 
     def _forget(self, decision: Forgive | Unpin) -> None:
-        match decision:
-            case Forgive():
-                self._book.save(replace(self._book.record, refused=None))
-            case Unpin(id=deployment_id):
-                self._ports.pins.unpin(deployment_id)
-                self._book.save(replace(self._book.record, retained=None))
+        if isinstance(decision, Unpin):
+            self._ports.pins.unpin(decision.id)
+            self._book.save(replace(self._book.record, retained=None))
+        else:
+            self._book.save(replace(self._book.record, refused=None))
 
     def _adopt(self, target: Target, facts: Facts) -> None:
         if not target.image:
