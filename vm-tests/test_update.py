@@ -1,7 +1,5 @@
 """An update from one image to the next, with a real reboot."""
 
-import pytest
-
 from treenail.log import MessageId
 from vmlab.site import Site
 
@@ -16,7 +14,6 @@ STORY = [
 ]
 
 
-@pytest.mark.smoke
 def test_the_journal_tells_of_a_whole_update_across_its_reboot(site: Site) -> None:
     goal = site.goal(site.image("2"))
     site.reach(goal)
