@@ -98,6 +98,8 @@ class RealSysroot:
         if not self.locked():
             return False
         _ostree("lock-finalization", "--unlock")
+        # As rpm-ostree does; else nobody would know that what is loaded has changed.
+        os.utime(self.watched)
         return True
 
     def drop_staged(self) -> bool:

@@ -1,0 +1,106 @@
+"""What the agent relies on of rpm-ostree in the guest: its interface, and what comes of calls."""
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from gi.repository import Gio
+
+from tests.contract.os_contract import OperatingSystemContract
+from tests.contract.os_machines import Images
+from treenail.lab.machine.exported import interfaces
+from vmlab.drivers import Driver
+from vmlab.guest.names import STATEROOT
+from vmlab.image.build import Builder, Built
+from vmlab.machine import SNAPSHOT, Machine, copied
+from vmlab.remote import RemoteMachine
+from vmlab.site import kept
+from vmlab.tools import REPOSITORY
+
+SPOILT_LAYER = "(?i)digest|unexpected EOF"
+NAME = "org.projectatomic.rpmostree1"
+PATH = "/org/projectatomic/rpmostree1"
+USED = {
+    f"{NAME}.Sysroot": {
+        "RegisterClient": "(a{sv}) -> ()",
+        "UnregisterClient": "(a{sv}) -> ()",
+        "Reload": "() -> ()",
+        "GetOS": "(s) -> (o)",
+        "Booted": "o",
+        "Deployments": "aa{sv}",
+        "ActiveTransaction": "(sss)",
+        "ActiveTransactionPath": "s",
+    },
+    f"{NAME}.OS": {
+        "UpdateDeployment": "(a{sv}a{sv}) -> (s)",
+        "KernelArgs": "(sasasasa{sv}) -> (s)",
+        "Rollback": "(a{sv}) -> (s)",
+        "Cleanup": "(as) -> (s)",
+        "FinalizeDeployment": "(a{sv}) -> (s)",
+        "GetDeploymentBootConfig": "(sb) -> (a{sv})",
+    },
+}
+"""What the agent calls and reads; the transaction's interface is on no bus."""
+
+
+@pytest.fixture
+def machine(built: Built, builder: Builder, chosen: Driver) -> Iterator[RemoteMachine]:
+    """Booted, with the registry's login, and no node."""
+    directory = REPOSITORY / "build/vm/rpmostree1"
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    disk = directory / "disk.qcow2"
+    copied(kept(built, chosen), disk)
+    machine = Machine(directory, disk, driver=chosen, booted=lambda _: None)
+    try:
+        machine.start(SNAPSHOT)
+        images = Images(
+            here=built.pull_spec,
+            there=builder.variant(built, "2", {}),
+            broken=builder.broken(built),
+            complaint=SPOILT_LAYER,
+        )
+        yield RemoteMachine(machine, images)
+    finally:
+        machine.stop()
+        disk.unlink()
+
+
+def test_the_guests_interface_has_what_the_agent_relies_on(machine: RemoteMachine) -> None:
+    found = {
+        **described(machine, f"{PATH}/Sysroot", f"{NAME}.Sysroot"),
+        **described(machine, f"{PATH}/{STATEROOT.replace('-', '_')}", f"{NAME}.OS"),
+    }
+    assert {name: members(found[name]).items() >= used.items() for name, used in USED.items()} == {
+        f"{NAME}.Sysroot": True,
+        f"{NAME}.OS": True,
+    }
+    # What the lab says of itself is true of the real one, too.
+    for name, own in interfaces("rpmostree1.xml").items():
+        if name in found:
+            assert members(own).items() <= members(found[name]).items()
+
+
+class TestRpmOstree(OperatingSystemContract):
+    """On real deployments of a machine that really reboots."""
+
+
+def described(machine: RemoteMachine, path: str, interface: str) -> dict[str, Any]:
+    """The interface as the guest's object describes it."""
+    xml = machine.sh(f"busctl introspect --xml-interface {NAME} {path}")
+    node = Gio.DBusNodeInfo.new_for_xml(xml)
+    return {each.name: each for each in node.interfaces if each.name == interface}
+
+
+def members(interface: Any) -> dict[str, str]:
+    """Methods and properties with their types."""
+    methods = {
+        each.name: f"({types(each.in_args)}) -> ({types(each.out_args)})"
+        for each in interface.methods
+    }
+    return methods | {each.name: each.signature for each in interface.properties}
+
+
+def types(arguments: Any) -> str:
+    return "".join(each.signature for each in arguments)

@@ -1,0 +1,38 @@
+"""One call of the agent's adapter for the operating system, for a test on the host.
+
+Standard input has the method, its arguments and what a watcher answers, pickled; standard output
+what came of it: a value, or the error.
+"""
+
+import base64
+import pickle
+import sys
+
+from treenail.clock import SystemClock
+from treenail.errors import TreenailError
+from treenail.host.bus import SystemBus
+from treenail.host.deployments import Progress, Verdict
+from treenail.host.rpmostree import RpmOstree
+
+
+def main() -> int:
+    """Make the call."""
+    method, arguments, verdict = pickle.loads(base64.b64decode(sys.stdin.read()))
+
+    def watch(progress: Progress) -> Verdict:
+        return verdict if progress.text else Verdict.GO_ON
+
+    options = {} if verdict is None else {"watch": watch}
+    bus = SystemBus()
+    try:
+        found: object = getattr(RpmOstree(bus, SystemClock()), method)(*arguments, **options)
+    except TreenailError as error:
+        found = error
+    finally:
+        bus.close()
+    print(base64.b64encode(pickle.dumps(found)).decode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""A machine that is booted and no node, and the agent's adapter for its operating system in it."""
+
+import base64
+import pickle
+from collections.abc import Callable
+
+from tests.contract.os_machines import Images
+from treenail.host.deployments import Change, Deployments, Progress, Verdict
+from vmlab import registry
+from vmlab.machine import Machine
+
+_CALL_LIMIT_S = 300.0
+_OPERATE = "PYTHONPATH=/usr/lib/treenail-vm python3 -m vmlab.guest.operate"
+_SLOW = "#!/bin/sh\nexec sleep 3600\n"
+
+
+class RemoteOs:
+    """`treenail.host.rpmostree.RpmOstree` in the guest: a process for each call."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def look(self) -> Deployments:
+        found = self._call("look")
+        assert isinstance(found, Deployments)
+        return found
+
+    def stage(self, change: Change, *, watch: Callable[[Progress], Verdict]) -> None:
+        """``watch`` is asked once, here, what to answer to everything that is to be seen."""
+        self._call("stage", change, verdict=watch(Progress("all of it", None)))
+
+    def wait_for_other(self, *, watch: Callable[[Progress], Verdict]) -> None:
+        self._call("wait_for_other", verdict=watch(Progress("all of it", None)))
+
+    def drop(self, staged_id: str) -> None:
+        self._call("drop", staged_id)
+
+    def finalize(self, staged_id: str) -> None:
+        self._call("finalize", staged_id)
+
+    def roll_back(self) -> None:
+        self._call("roll_back")
+
+    def release(self) -> None:
+        """Nothing: each call is made by a process that ends."""
+
+    def _call(self, method: str, *arguments: object, verdict: Verdict | None = None) -> object:
+        order = base64.b64encode(pickle.dumps((method, arguments, verdict))).decode()
+        answer = self._machine.sh(_OPERATE, stdin=order, limit_s=_CALL_LIMIT_S)
+        found: object = pickle.loads(base64.b64decode(answer.split()[-1]))
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+class RemoteMachine:
+    """The machine that the contract of an operating system back end is tried on.
+
+    It reboots when the test says so: what the back end asks logind for comes to nothing.
+    """
+
+    def __init__(self, machine: Machine, images: Images) -> None:
+        self.images = images
+        self._machine = machine
+        self._boots = 0
+        self.sh("mkdir -p /etc/ostree; cat >/etc/ostree/auth.json", stdin=registry.pull_secret())
+        self._refuse_reboots()
+
+    def sh(self, command: str, *, stdin: str = "") -> str:
+        """The output of a command as root."""
+        return self._machine.sh(command, stdin=stdin)
+
+    def os(self) -> RemoteOs:
+        return RemoteOs(self._machine)
+
+    def reboot(self) -> None:
+        self._boots += 1
+        self.sh("systemctl unmask --runtime reboot.target; systemctl reboot --no-block")
+        self._machine.wait_boots(self._boots)
+        self._refuse_reboots()
+
+    def slow_down(self) -> None:
+        place = "/usr/local/bin"
+        self.sh(f"mkdir -p {place}; cat >{place}/skopeo; chmod +x {place}/skopeo", stdin=_SLOW)
+
+    def _refuse_reboots(self) -> None:
+        self.sh("systemctl stop treenail; systemctl mask --runtime reboot.target")
