@@ -94,6 +94,7 @@ def operating_system(
 
         programs = Programs(clock, os.environ)
         return Bootc(bus, programs, root, clock, limits, alive=alive, verifies=signed)
+    from treenail.host.reserve import Reserve
     from treenail.host.rpmostree import RpmOstree
 
     def unlock() -> None:
@@ -107,6 +108,7 @@ def operating_system(
         verifies=signed,
         unlock=unlock,
         extensions=_extensions(bus, root, clock, limits, alive),
+        reserve=Reserve(root),
     )
 
 

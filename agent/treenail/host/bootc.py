@@ -48,6 +48,7 @@ from treenail.host.outside import Outside
 from treenail.host.podman import Podman
 from treenail.host.podmanprogress import PodmanProgress
 from treenail.host.process import Programs
+from treenail.host.reserve import Reserve
 from treenail.host.root import Root
 from treenail.host.transaction import Limits, Watch
 from treenail.host.transient import Job, Run, TransientUnits
@@ -105,6 +106,7 @@ class Bootc:
         self._units = TransientUnits(bus)
         self._ostree = Ostree(programs, root)
         self._root = root
+        self._reserve = Reserve(root)
         self._files = Files(root)
         self._labels: dict[str, dict[str, str]] = {}
         self._clock = clock
@@ -216,6 +218,7 @@ class Bootc:
                 )
             self._refuse(status, image)
             self._forget_former(status, staged_id)
+            self._reserve.keep()
             self._switch(image)
         if pulled is not None and digest_of(image) == staged_id:
             self._forget(pulled)
@@ -227,6 +230,7 @@ class Bootc:
         default again. Repeatable: asked again, bootc would change them back, so one that an agent
         began which died is waited for, and nothing is done when the previous one is the default.
         """
+        self._reserve.let_go()
         pulled = self._units.find(PULL)
         if pulled is not None:
             self._forget(pulled)

@@ -11,6 +11,7 @@ from treenail.host.bus import Option, SystemBus, options
 from treenail.host.deployments import Change, Deployment, Deployments
 from treenail.host.extensions import Extensions
 from treenail.host.intended import Intended, intended
+from treenail.host.reserve import Reserve
 from treenail.host.rpmostreed import CLIENT, Rpmostreed, check
 from treenail.host.transaction import Finished, Left, Limits, Overdue, Vanished, Watch
 
@@ -37,15 +38,18 @@ class RpmOstree:
         verifies: Callable[[str], bool] = lambda _: False,
         unlock: Callable[[], None] | None = None,
         extensions: Extensions | None = None,
+        reserve: Reserve | None = None,
     ) -> None:
         """``alive`` is called once a second while a transaction runs that nobody watches.
 
         ``unlock`` unlocks what is staged and does not reboot, as rpm-ostreed would.
 
         ``verifies`` says whether an image is to be taken with a good signature alone. Without
-        ``extensions`` no packages come out of an image.
+        ``extensions`` no packages come out of an image. ``reserve`` is kept from the reboot on for
+        the way back.
         """
         self._extensions = extensions
+        self._reserve = reserve
         self._verifies = verifies
         self._unlock = unlock
         self._daemon = Rpmostreed(bus, clock, limits, alive=alive)
@@ -144,6 +148,8 @@ class RpmOstree:
                 f"can't reboot into {staged_id}: {staged.id if staged else 'nothing'} is staged",
                 remedy=_STATUS,
             )
+        if self._reserve is not None:
+            self._reserve.keep()
         if softly and self._unlock is not None:
             self._unlock_gently(staged, self._unlock)
             return
@@ -164,6 +170,8 @@ class RpmOstree:
         What is staged is dropped, whoever staged it, for the shutdown would make it the default
         again. Repeatable: when the previous one is the default already, nothing is done.
         """
+        if self._reserve is not None:
+            self._reserve.let_go()
         found = self.look()
         if found.staged is not None:
             log.warning("dropping %s, which is staged, to roll back", found.staged.id)
