@@ -12,11 +12,13 @@ from treenail.config.logins import load
 from treenail.config.pullsecret import PullSecret, encode, parse
 from treenail.daemon.credentials import GOOD, KUBECONFIG, Credentials
 from treenail.daemon.settings import Given, merged
+from treenail.daemon.survey import RECORD
 from treenail.errors import FileError
 from treenail.host.disk import Disk
 from treenail.host.files import Files
 from treenail.host.root import Root
 from treenail.log import MessageId
+from treenail.update.managed import Managed, to_json
 
 CLUSTER = "/var/lib/kubelet/config.json"
 INTERNAL = "/etc/mco/internal-registry-pull-secret.json"
@@ -191,6 +193,14 @@ def test_the_kubeconfig_that_nodes_join_with_is_closed_to_others(machine, mode):
     inode = found.stat().st_ino
     machine.credentials.refresh()
     assert found.stat().st_ino == inode
+
+
+def test_a_kubeconfig_of_the_config_has_the_mode_that_the_config_says(machine):
+    machine.write(KUBECONFIG, b"users: []")
+    machine.there(KUBECONFIG).chmod(0o644)
+    machine.write(RECORD, json.dumps(to_json(Managed("a", frozenset({KUBECONFIG})))).encode())
+    assert machine.credentials.refresh() == ()
+    assert machine.there(KUBECONFIG).stat().st_mode & 0o777 == 0o644
 
 
 def test_a_kubeconfig_that_is_a_link_is_let_be(machine):

@@ -1,5 +1,6 @@
 """Pull secrets on disk, where rpm-ostree and bootc look; they never wait for an update."""
 
+import json
 import logging
 import os
 from dataclasses import dataclass
@@ -8,10 +9,12 @@ from treenail.config import logins
 from treenail.config.logins import Experience
 from treenail.config.pullsecret import PullSecret, encode, merge, parse
 from treenail.daemon.settings import Settings
-from treenail.errors import CredentialError, FileError
+from treenail.daemon.survey import RECORD as MANAGED
+from treenail.errors import CredentialError, FileError, LedgerError
 from treenail.host.files import File, Files
 from treenail.host.root import Root
 from treenail.log import MessageId
+from treenail.update import managed
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +23,7 @@ RPM_OSTREE = "/run/ostree/auth.json"
 BOOTC = "/etc/ostree/auth.json"
 ASIDE = "/run/ostree/auth.json.before-treenail"
 KUBECONFIG = "/etc/kubernetes/kubeconfig"
-"""With which any node could join: it is nobody's but root's, whoever wrote it."""
+"""With which any node could join: it is nobody's but root's, unless a config says otherwise."""
 GOOD = "/var/lib/treenail/pull-secret.good.json"
 """What using logins has shown, and those that worked."""
 _LIMIT = 1024 * 1024
@@ -164,15 +167,25 @@ class Credentials:
         return not self._files.has(file) and bool(self._files.write_all([file]))
 
     def _close(self, path: str, problems: list[str]) -> None:
-        """Have the file readable by its owner alone, if there is one; a link is let be."""
+        """Have the file readable by its owner alone, if it is nobody else's to say.
+
+        A link is let be, and so is a file of the config, which has its mode from there.
+        """
         try:
-            if self._files.link_text(path) is not None:
+            if self._files.link_text(path) is not None or self._is_managed(path):
                 return
             content = self._files.read(path, limit=_LIMIT)
             if content is not None and self._have(path, content):
                 log.warning("%s was open to others, and is so no more", path)
         except FileError as error:
             problems.append(str(error))
+
+    def _is_managed(self, path: str) -> bool:
+        content = self._files.read(MANAGED, limit=_LIMIT)
+        try:
+            return path in managed.from_json(json.loads(content or b"null")).paths
+        except (ValueError, LedgerError):
+            return False  # whoever needs it says what is wrong with it
 
     def _link(self, path: str, problems: list[str], *, aside: str = "") -> None:
         """Link to the merged secret; what somebody else's file holds is kept ``aside``, or stays.
