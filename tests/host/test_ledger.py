@@ -1,4 +1,5 @@
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -147,3 +148,17 @@ def test_a_ledger_that_can_not_be_locked_says_so(root, ledger):
         ledger.lock(),
     ):
         pytest.fail("there is no ledger to lock")
+
+
+def test_an_agent_locks_the_ledger_on_a_disk_that_takes_nothing(tmp_path: Path) -> None:
+    ledger = Ledger(Root(tmp_path))
+    with ledger.lock():
+        pass
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with ledger.lock():
+            assert ledger.holder() == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert ledger.holder() is None

@@ -4,7 +4,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from treenail.errors import FileError, LedgerError
 from treenail.host.files import Files
@@ -119,8 +119,6 @@ class Ledger:
     def _take(self, descriptor: int) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         except BlockingIOError as error:
             pid = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
             raise LedgerError(
@@ -130,3 +128,7 @@ class Ledger:
             ) from error
         except OSError as error:
             raise LedgerError(f"can't lock the ledger: {error}") from error
+        # Who it is is for people; an agent must start on a disk that is full, too.
+        with suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
