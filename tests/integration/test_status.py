@@ -34,6 +34,8 @@ def test_at_rest(site: Site) -> None:
     assert screen.pop("API server").startswith("reachable since ")
     assert screen.pop("Managed by").startswith("rpm-ostree: it is installed")
     assert re.fullmatch(rf"done \d{{4}}-.*Z, to {goal.config}", screen.pop("Last update"))
+    kept = rf"{re.escape(before.id)}, until \d{{4}}-.*Z, or the next update"
+    assert re.fullmatch(kept, screen.pop("Kept"))
     assert screen == {
         "Node": NODE,
         "State": "Done",
@@ -42,7 +44,7 @@ def test_at_rest(site: Site) -> None:
         "Desired": f"{goal.config} {goal.pull_spec}",
         "Booted": f"{image.version}  {image.digest}",
         "Staged": "none",
-        "Rollback": f"{before.version}  {before.digest}",
+        "Rollback": f"{before.version} (pinned)  {before.digest}",
     }
 
 
