@@ -113,6 +113,7 @@ def test_failure_is_told_beside_the_state_and_tried_again() -> None:
     node, pulls = at_rest(missing)
     state, staged, error = said(node.world)
     assert (state, staged, pulls.count) == ("Done", "", 0)
+    assert error.startswith(f"{B.image}: ")
     assert "MachineConfig rendered-worker-x does not exist" in error
     assert node.world.annotations[key.REASON] == ""
     node.world.configs["rendered-worker-x"] = node.world.configs[B.config]

@@ -32,7 +32,7 @@ DESIRED_DRAIN = PREFIX + "desiredDrain"
 STAGED = OWN_PREFIX + "staged"
 """The image that was asked to be staged ahead, once it is."""
 STAGING_ERROR = OWN_PREFIX + "staging-error"
-"""Why it is not."""
+"""Why it is not: the image that was asked for, a colon, and the reason."""
 
 # Written by the drain controller; the last two are for itself, and for people.
 LAST_APPLIED_DRAIN = PREFIX + "lastAppliedDrain"

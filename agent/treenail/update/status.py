@@ -114,13 +114,23 @@ def _beside(
     """Whether it succeeds or not, the node is at its target; so it says nothing else."""
     why = None if failure is None else reason_text(failure)
     at_rest = _annotations(facts, Rest(str(decision), settled=True), None)
+    # Whoever asked for another image in the meantime is not to take the complaint for its own.
+    asked = _staged_for(facts, decision)
+    complaint = None if why is None or asked is None else f"{asked.image}: {why}"
     return Report(
         sentence=str(decision) if failure is None else f"{decision}: {failure}",
-        annotations={**at_rest, key.STAGED: None, key.STAGING_ERROR: why},
+        annotations={**at_rest, key.STAGED: None, key.STAGING_ERROR: complaint},
         event=None if why is None else Event("Warning", "StagingAheadFailed", why),
         current=facts.record.current,
         desired=_desired(facts),
     )
+
+
+def _staged_for(facts: Facts, decision: StageAhead | DropAhead) -> Target | None:
+    """What is staged, or dropped for, by the decision; what is asked for may be another by now."""
+    if isinstance(decision, StageAhead):
+        return decision.target
+    return facts.node.ahead if facts.node else None
 
 
 def _refused(facts: Facts, decision: Decision) -> TreenailError | None:

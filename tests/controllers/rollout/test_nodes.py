@@ -15,11 +15,13 @@ from tests.controllers.rollout.builders import (
     recorded_nodes,
 )
 from tests.oracle import needs_oracle, records
+from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.controllers.rollout.gate import wanted
 from treenail.controllers.rollout.nodes import NodeFacts, Target, as_written, seconds
 from treenail.controllers.rollout.reported import Reported
 
+IMAGE = "quay.example/os@sha256:0"
 # A Degraded node whose image annotations are there, under the config it should have: the
 # reference counts it as unavailable, which can dead-lock the pool (see `nodes`).
 FAILING_BY_IMAGE = 55
@@ -34,7 +36,7 @@ def test_recorded_nodes_are_in_the_recorded_states() -> None:
         pool = MachineConfigPool.from_json(record["pool"])
         target = wanted(pool, *recorded_image(record))
         nodes = recorded_nodes(record)
-        expected = {key: record[key] for key in ("updated", "ready", "unavailable", "degraded")}
+        expected = {name: record[name] for name in ("updated", "ready", "unavailable", "degraded")}
         if number == FAILING_BY_IMAGE:
             assert expected["unavailable"] == ["node-0"]
             expected["unavailable"] = []
@@ -201,3 +203,12 @@ def test_what_was_written_counts_before_it_is_seen() -> None:
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-01-01T00:00:00", "2026-13-01T00:00:00Z"])
 def test_a_time_that_is_none_is_unknown(text: str) -> None:
     assert seconds(text) is None
+
+
+@pytest.mark.parametrize(
+    ("about", "error"), [(IMAGE, "no space left"), ("quay.example/os@sha256:1", "")]
+)
+def test_what_could_not_be_staged_before_is_no_failure_of_what_is_asked_now(about, error) -> None:
+    notes = {key.STAGE_IMAGE: IMAGE, key.STAGING_ERROR: f"{about}: no space left"}
+    found = {"metadata": {"name": "n", "annotations": notes}}
+    assert NodeFacts.from_json(found).staging_error == error

@@ -201,7 +201,7 @@ def test_the_table_shows_what_is_staged_ahead() -> None:
     for name, said in {
         "a": {},
         "b": {key.STAGED: IMAGE},
-        "c": {key.STAGING_ERROR: "no space left"},
+        "c": {key.STAGING_ERROR: f"{IMAGE}: no space left"},
     }.items():
         world.add_node(name, "old")
         world.change("nodes", name, {"metadata": {"annotations": {**stage, **said}}})

@@ -248,7 +248,7 @@ class World:
             said = node.staged or node.staging_error
             return _reported(None, None) if said else {}
         if wish.image in self.not_there:
-            return {} if node.staging_error else _reported(None, "manifest unknown")
+            return {} if node.staging_error else _reported(None, f"{wish.image}: manifest unknown")
         return {} if node.staged == wish.image else _reported(wish.image, None)
 
     def _agent(self, node: NodeFacts, document: Json) -> Json:

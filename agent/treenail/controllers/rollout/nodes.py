@@ -65,6 +65,7 @@ class NodeFacts:
     staged: str = ""
     """The image that it staged ahead."""
     staging_error: str = ""
+    """Why it could not stage what it is asked to stage now."""
     was_degraded: bool = False
     """It was degraded when it was given its target, and may still say so of the one before."""
     locked_by: str = ""
@@ -100,7 +101,7 @@ class NodeFacts:
             started_at=seconds(found.get(STARTED_AT, "")),
             stage=_staging(found),
             staged=found.get(key.STAGED, ""),
-            staging_error=found.get(key.STAGING_ERROR, ""),
+            staging_error=_staging_error(found),
             was_degraded=WAS_DEGRADED in found,
             locked_by=found.get(LOCKED_BY, ""),
             uid=meta.uid,
@@ -210,6 +211,12 @@ def seconds(text: str) -> float | None:
 def _staging(notes: Mapping[str, str]) -> Target | None:
     image = notes.get(key.STAGE_IMAGE, "")
     return Target(notes.get(key.STAGE_CONFIG, ""), image) if image else None
+
+
+def _staging_error(notes: Mapping[str, str]) -> str:
+    """Empty for what it says of an image that it was asked for before."""
+    image, colon, reason = notes.get(key.STAGING_ERROR, "").partition(": ")
+    return reason if colon and image == notes.get(key.STAGE_IMAGE) else ""
 
 
 def _is_healthy(condition: Condition) -> bool:
