@@ -39,8 +39,9 @@ def main(words: Sequence[str]) -> int:
     """Return what pytest does; 0 if it was not possible and did not have to be."""
     lenient = IF_POSSIBLE in words
     options = [word for word in words if word != IF_POSSIBLE]
-    if lenient and os.environ.get(ASKED) == "no":
-        return _left_out(f"{ASKED}=no")
+    if lenient and os.environ.get(ASKED) != "yes":
+        # They take longer than all other tests together, and install much.
+        return _left_out(f"{ASKED} is not yes")
     if os.geteuid() != 0 and _sudo():
         return _as_root(words)
     try:
