@@ -65,9 +65,15 @@ class Configs:
             return None
 
     def known(self, name: str) -> MachineConfig | None:
-        """The config, kept or asked for; None when there is none of this name any more."""
+        """The config, kept or asked for; None when there is none of this name any more.
+
+        What writing another was cut short with is taken away: it may hold secrets, and nothing
+        else may be written there for long.
+        """
         if not name:
             return None
+        if self._files.names(DIRECTORY):
+            self._files.sweep(DIRECTORY)
         try:
             return self.kept(name) or self.fetch(name)
         except NotFound:
