@@ -98,9 +98,9 @@ def test_image_that_was_staged_while_no_agent_ran_is_used(site: Site) -> None:
 
 def test_transaction_of_another_is_waited_for(site: Site) -> None:
     goal = site.goal()
-    site.machine.hold_transaction(1.5)
-    site.ask(goal)
-    wait_until(lambda: any("busy with RefreshMd" in text for text in site.messages()), limit_s=30.0)
+    with site.machine.transaction_held():
+        site.ask(goal)
+        wait_until(lambda: any("busy with RefreshMd" in text for text in site.messages()))
     site.settle(goal)
     assert not site.was("Degraded")
     whose = [line.split()[0] for line in site.transactions()]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from treenail.config.wanted import wanted
-from treenail.daemon import ahead
+from treenail.daemon import ahead, keeping
 from treenail.daemon.book import Book
 from treenail.daemon.ports import Ports, Watch
 from treenail.daemon.pulling import pull
@@ -48,7 +48,6 @@ from treenail.update.moves import (
 )
 from treenail.update.probation import Probation
 from treenail.update.record import Outcome, Phase, Record, Refused, StagedAhead, Target, Update
-from treenail.update.retention import Retained
 from treenail.update.status import Event, not_served, served
 
 log = logging.getLogger(__name__)
@@ -111,7 +110,7 @@ class Actor:
             case StageAhead() | DropAhead():
                 self._beside(decision, facts)
             case Forgive() | Unpin():
-                self._forget(decision)
+                return self._forget(decision)
             case Heal(drifts=drifts):
                 self._ports.upkeep.heal(self._book.record.current, drifts)
             case Recover():
@@ -131,12 +130,14 @@ class Actor:
             case DropAhead():
                 ahead.drop(decision, facts, self._ports, save=save)
 
-    def _forget(self, decision: Forgive | Unpin) -> None:
-        if isinstance(decision, Unpin):
-            self._ports.pins.unpin(decision.id)
-            self._book.save(replace(self._book.record, retained=None))
-        else:
+    def _forget(self, decision: Forgive | Unpin) -> float:
+        if isinstance(decision, Forgive):
             self._book.save(replace(self._book.record, refused=None))
+            return NOW
+        update = self._book.record.update
+        watch = self._watch(update)[0] if update else None
+        done = keeping.let_go(decision.id, self._ports, self._book, watch)
+        return NOW if done or update else SOON_S
 
     def _adopt(self, target: Target, facts: Facts) -> None:
         if not target.image:
@@ -306,8 +307,9 @@ class Actor:
             # What counts is whether it answered right before the reboot, and this may be held up.
             probation = Probation(api_before=facts.api_answers)
             self._book.enter(Phase.REBOOTING, probation=probation)
-        if staged_id:
-            self._retain(facts)
+        watch, _ = self._watch(self._book.update)
+        if staged_id and not keeping.keep(facts, self._ports, self._book, watch):
+            return NOW
         soft = move.softly and self._softly(staged_id)
         log.info(
             "%s into %s",
@@ -319,14 +321,6 @@ class Actor:
             self._ports.os.finalize(staged_id)
         self._ports.power.reboot(soft=soft)
         return SOON_S
-
-    def _retain(self, facts: Facts) -> None:
-        """Have what is booted pinned, until what takes its place was healthy for a while."""
-        deployed, record = facts.deployed, self._book.record
-        if deployed is None or (record.retained is None and deployed.booted_pinned):
-            return  # somebody wants it kept, and will want it afterwards
-        self._book.save(replace(record, retained=Retained(deployed.booted_id)))
-        self._ports.pins.pin(deployed.booted_id)
 
     def _softly(self, staged_id: str) -> bool:
         """Whether a soft reboot leads into it; until the shutdown finalizes it, it has no /etc."""

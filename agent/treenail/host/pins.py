@@ -7,7 +7,7 @@ order, so what was pinned is looked at afterwards. See ostree-admin-pin(1).
 import logging
 from collections.abc import Callable
 
-from treenail.errors import TransactionError
+from treenail.errors import BusyError, TransactionError
 from treenail.host.deployments import Deployment, Deployments
 from treenail.host.jobs import Jobs
 from treenail.host.ostree import PROGRAM
@@ -19,7 +19,10 @@ UNIT = "treenail-pin.service"
 
 
 class Pins:
-    """Raises `HostError` alone; to be used by one thread."""
+    """Raises `HostError` alone, of that `BusyError` while a transaction changes deployments.
+
+    To be used by one thread.
+    """
 
     def __init__(self, jobs: Jobs, root: Root, look: Callable[[], Deployments]) -> None:
         """``look`` says which deployments there are now."""
@@ -30,7 +33,7 @@ class Pins:
     def pin(self, deployment_id: str) -> None:
         """Return once nobody drops the deployment of this id."""
         self._have(deployment_id, pinned=True)
-        found = [each for each in self._written() if each.id == deployment_id]
+        found = [each for each in _written(self._look()) if each.id == deployment_id]
         if not any(each.pinned for each in found):
             raise TransactionError(
                 f"ostree did not pin {deployment_id}, which is what there is to go back to",
@@ -44,13 +47,20 @@ class Pins:
         log.info("unpinned %s", deployment_id)
 
     def _have(self, deployment_id: str, *, pinned: bool) -> None:
-        for index, each in enumerate(self._written()):
+        found = self._look()
+        for index, each in enumerate(_written(found)):
             if each.id != deployment_id or each.staged or each.pinned is pinned:
                 continue
+            if found.transaction is not None:
+                method = found.transaction.method
+                raise BusyError(
+                    f"rpm-ostree is busy with {method}", remedy="see: rpm-ostree status"
+                )
             option = () if pinned else ("--unpin",)
             argv = (str(self._root.path(PROGRAM)), "admin", "pin", *option, str(index))
             self._jobs.carry_out(UNIT, f"{'' if pinned else 'un'}pin {deployment_id}", argv)
 
-    def _written(self) -> list[Deployment]:
-        """Those that ostree knows: an image that bootc is to deploy has no commit yet."""
-        return [each for each in self._look().all if each.checksum]
+
+def _written(found: Deployments) -> list[Deployment]:
+    """Those that ostree knows: an image that bootc is to deploy has no commit yet."""
+    return [each for each in found.all if each.checksum]

@@ -239,10 +239,15 @@ class Machine:
         deployment = deployment_of(image, refspec, base.kernel_arguments, serial)
         sysroot.stage(deployment, locked=locked)
 
-    def hold_transaction(self, seconds: float) -> None:
-        """Let somebody else's transaction run for so long; returns once it runs."""
-        self.change(refresh_md_s=seconds)
+    @contextmanager
+    def transaction_held(self, limit_s: float = 600.0) -> Iterator[None]:
+        """While inside, somebody else's transaction runs, for so long at most."""
+        self.change(refresh_md_s=limit_s)
         intruders.begin_refresh(self.address)
+        try:
+            yield
+        finally:
+            self.change(refresh_md_s=0.0)
 
     @contextmanager
     def sysroot_locked(self) -> Iterator[None]:
