@@ -8,7 +8,7 @@ import stat
 import tarfile
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from treenail.api.controllerconfig import NAME
 from treenail.kube.resources import CONTROLLERCONFIGS, EVENTS, MACHINECONFIGNODES, NODES
 from treenail.lab.cluster import pull_secret
 from treenail.lab.images import Credential, make_image
+from treenail.lab.machine.connections import bus_method, call, connected
 from treenail.log import IDENTIFIER
 
 pytestmark = [pytest.mark.integration, pytest.mark.limit(180)]
@@ -88,22 +89,12 @@ class Bus:
     def __init__(self, address: str) -> None:
         self._lock = threading.Lock()
         self._told: list[tuple[str, str]] = []
-        flags = Gio.DBusConnectionFlags
-        self._bus = Gio.DBusConnection.new_for_address_sync(
-            address, flags.AUTHENTICATION_CLIENT | flags.MESSAGE_BUS_CONNECTION, None, None
-        )
-        self._bus.add_filter(self._hear)
-        self._bus.call_sync(
-            "org.freedesktop.DBus",
-            "/org/freedesktop/DBus",
-            "org.freedesktop.DBus.Monitoring",
-            "BecomeMonitor",
-            GLib.Variant("(asu)", ([], 0)),
-            None,
-            Gio.DBusCallFlags.NONE,
-            5000,
-            None,
-        )
+        self._open = ExitStack()
+        bus = self._open.enter_context(connected(address))
+        bus.add_filter(self._hear)
+        name, path, _, _ = bus_method("")
+        monitor = (name, path, f"{name}.Monitoring", "BecomeMonitor")
+        call(bus, monitor, GLib.Variant("(asu)", ([], 0)))
 
     def told(self) -> list[tuple[str, str]]:
         """The member and the body of every message."""
@@ -112,7 +103,7 @@ class Bus:
 
     def close(self) -> None:
         with suppress(GLib.Error):  # a reboot takes the bus away
-            self._bus.close_sync(None)
+            self._open.close()
 
     def _hear(
         self,

@@ -17,6 +17,8 @@ from treenail.lab.machine.settings import Settings, save
 @pytest.fixture(autouse=True)
 def context() -> Iterator[None]:
     """A loop for each test, which takes along what the test leaves undispatched."""
+    while GLib.MainContext.default().iteration(False):
+        pass  # what tests of other folders left is not this one's doing
     own = GLib.MainContext.new()
     own.push_thread_default()
     yield
