@@ -21,7 +21,7 @@ help:  ## this list
 demo: $(READY)  ## a pool of three nodes moves to a new OS image, live in this terminal
 	$(BIN)/treenail-lab demo $(ARGS)
 
-test: check  ## check, then the tests, and with TREENAIL_VM=yes vm-smoke where it is possible
+test: check  ## check, then the tests, then vm-smoke where it is possible
 	$(RUN) pytest $(ARGS)
 ifeq ($(strip $(ARGS)),)
 	$(VM) --if-possible -m smoke

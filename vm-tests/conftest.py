@@ -13,20 +13,29 @@ from vmlab.drivers import Driver, driver
 from vmlab.image.build import Builder, Built
 from vmlab.registry import Registry
 from vmlab.site import Site
-from vmlab.tools import REPOSITORY, cache, missing, say
+from vmlab.tools import PANIC_EXIT, REPOSITORY, GuestPanicError, cache, missing, say
 
 RESULTS = REPOSITORY / "build/vm"
 FAILED = pytest.StashKey[bool]()
+PANICKED = pytest.StashKey[bool]()
 SECONDS: dict[str, float] = {}
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> object:
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> object:
     """Remember that a test failed, for the fixture that keeps what it left."""
     report: pytest.TestReport = yield
+    if call.excinfo is not None and call.excinfo.errisinstance(GuestPanicError):
+        item.session.stash[PANICKED] = True
     SECONDS[item.nodeid] = SECONDS.get(item.nodeid, 0.0) + report.duration
     item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
     return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell whoever started this that the machine broke, and not what runs on it."""
+    if session.exitstatus == pytest.ExitCode.TESTS_FAILED and session.stash.get(PANICKED, False):
+        session.exitstatus = PANIC_EXIT
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,5 +1,7 @@
 """An update from one image to the next, with a real reboot."""
 
+import pytest
+
 from treenail.log import MessageId
 from vmlab.site import Site
 
@@ -14,6 +16,7 @@ STORY = [
 ]
 
 
+@pytest.mark.smoke
 def test_the_journal_tells_of_a_whole_update_across_its_reboot(site: Site) -> None:
     goal = site.goal(site.image("2"))
     site.reach(goal)
@@ -28,6 +31,7 @@ def test_the_journal_tells_of_a_whole_update_across_its_reboot(site: Site) -> No
     assert boots[1] == now.replace("-", "")
 
 
+@pytest.mark.smoke
 def test_the_service_is_ready_and_well_confined(site: Site) -> None:
     shown = site.machine.sh("systemctl show -p Type,ActiveState,SubState,NRestarts treenail")
     assert sorted(shown.split()) == [

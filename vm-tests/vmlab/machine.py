@@ -8,10 +8,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from vmlab.drivers import Driver, Hardware
-from vmlab.tools import ToolError, run
+from vmlab.tools import GuestPanicError, ToolError, run
 
 Json = dict[str, object]
 
@@ -20,6 +21,7 @@ BOOT_LIMIT_S = 300.0
 _CONNECT_LIMIT_S = 30.0
 _SHELL_LIMIT_S = 120.0
 _LAST_LINES = 60
+_PANIC = b"Kernel panic - not syncing"
 
 
 class Machine:
@@ -46,6 +48,7 @@ class Machine:
         self._booted = booted
         self._shell: Shell | None = None
         self._boots = 0
+        self._panic = ""
         self._changed = threading.Condition()
 
     def start(self, snapshot: str = "") -> None:
@@ -59,14 +62,25 @@ class Machine:
     def wait_boots(self, count: int, limit_s: float = BOOT_LIMIT_S) -> None:
         """Wait until so many boots were told of."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._boots >= count, limit_s):
+            came = self._changed.wait_for(lambda: self._boots >= count or self._panic, limit_s)
+            self.check()
+            if not came:
                 raise ToolError(f"boot {count} not within {limit_s:g} s; see {self.serial}")
 
     def sh(self, command: str, *, stdin: str = "", limit_s: float = _SHELL_LIMIT_S) -> str:
         """The output of a command as root; raises `ToolError` unless it returns 0."""
         if self._shell is None:
             raise ToolError(f"no machine runs for {command!r}")
-        return self._shell.run(command, stdin=stdin, limit_s=limit_s)
+        try:
+            return self._shell.run(command, stdin=stdin, limit_s=limit_s)
+        except ToolError:
+            self.check()
+            raise
+
+    def check(self) -> None:
+        """Raise `GuestPanicError` if the guest's kernel has given up."""
+        if self._panic:
+            raise GuestPanicError(f"the guest said: {self._panic}; see {self.serial}")
 
     def reset(self) -> None:
         """Cut the power for an instant."""
@@ -105,6 +119,12 @@ class Machine:
     def _note(self, line: bytes) -> None:
         with self.serial.open("ab") as log:
             log.write(line + b"\n")
+        if _PANIC in line:
+            with self._changed:
+                self._panic = line.decode(errors="replace").strip()
+                self._changed.notify_all()
+            if self._shell is not None:
+                self._shell.give_up()
 
     def _tell(self, line: bytes) -> None:
         self._booted(json.loads(line))
@@ -140,6 +160,11 @@ class Shell:
                         raise ToolError(f"{command!r} returned {code}: {answer['output']}")
                     return str(answer["output"])
         raise ToolError(f"{command!r} was not answered within {limit_s:g} s")
+
+    def give_up(self) -> None:
+        """End what waits for an answer."""
+        with suppress(OSError):
+            self._line.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._line.close()

@@ -152,6 +152,7 @@ class Site:
         """Wait until the condition holds; raises `ToolError` naming what did not come about."""
         end = time.monotonic() + limit_s
         while not condition():
+            self.machine.check()
             if time.monotonic() > end:
                 raise ToolError(
                     f"not within {limit_s:g} s: {what}\n" + "\n".join(self.story.events)
@@ -211,6 +212,7 @@ class Site:
         """Let the story go on by so many lines, then time pass; no longer than until it holds."""
         seen = len(self.story.events)
         while len(self.story.events) < seen + changes and not until():
+            self.machine.check()
             time.sleep(_LOOK_S)
         end = time.monotonic() + seconds
         while time.monotonic() < end and not until():

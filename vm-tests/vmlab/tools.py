@@ -33,11 +33,18 @@ VIRT_INSTALL = {
 }
 """What is left to QEMU alone without."""
 
+PANIC_EXIT = 70
+"""What tests exit with when a guest's kernel panicked; sysexits(3) calls it EX_SOFTWARE."""
+
 _STARTED = time.monotonic()
 
 
 class ToolError(Exception):
     """A program did not do what was asked of it."""
+
+
+class GuestPanicError(ToolError):
+    """The guest's kernel gave up, which no program that runs on it is to blame for."""
 
 
 def cache() -> Path:
