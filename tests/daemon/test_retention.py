@@ -10,6 +10,7 @@ from tests.fakes.world import Killed, World
 from tests.update.build import A, B, C
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
+from treenail.errors import BusyError
 from treenail.update import record as records
 from treenail.update.record import Phase, Record
 from treenail.update.retention import Retained
@@ -92,6 +93,47 @@ def test_what_the_owner_pinned_stays_pinned(world: World) -> None:
     node.clock.move(2 * DAY_S)
     node.settle()
     assert world.pins == {before}
+
+
+@pytest.mark.parametrize("step", ["pin", "unpin"])
+def test_somebody_whose_transaction_is_in_the_way_is_waited_for(world: World, step: str) -> None:
+    node = at(world)
+    world.ask_for(B)
+    node.settle()
+    before, tries = world.system.id, busy(world, step)
+    world.ask_for(C)
+    node.settle()
+    assert len(tries) == 3
+    assert_at_rest(world, C)
+    assert world.pins == {before}
+    assert recorded(world).refused is None
+
+
+def test_a_node_at_rest_lets_it_go_once_nobody_is_in_the_way(world: World) -> None:
+    node = at(world)
+    world.ask_for(B)
+    node.settle()
+    tries = busy(world, "unpin")
+    node.clock.move(DAY_S)
+    node.turn()
+    assert (len(tries), len(world.pins)) == (1, 1)
+    assert_at_rest(world, B)
+    node.settle()
+    assert world.pins == set()
+
+
+def busy(world: World, step: str) -> list[str]:
+    """Have somebody else's transaction be in the way of the step twice; the tries."""
+    tries: list[str] = []
+
+    def fate(each: str) -> None:
+        if each == step:
+            tries.append(each)
+            if len(tries) < 3:
+                raise BusyError("rpm-ostree is busy with RefreshMd")
+
+    world.fate = fate
+    return tries
 
 
 def test_an_update_that_is_called_off_at_its_reboot_leaves_nothing_pinned(world: World) -> None:
