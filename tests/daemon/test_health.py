@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from datetime import datetime
 
+import pytest
+
 from tests.fakes.clock import FakeClock
 from treenail.api.node import Node
 from treenail.daemon.health import Health, Probes
@@ -32,8 +34,11 @@ class Machine:
             "crio.service": ("loaded", "active"),
         }
     )
+    files: dict[str, str] = field(default_factory=dict)
+    """The states of the unit files, where asked for."""
     bus_away: bool = False
     runtime_problem: str = ""
+    asked: list[str] = field(default_factory=list)
     own: dict[str, str] = field(default_factory=dict)
     ran: list[tuple[str, float]] = field(default_factory=list)
     unreadable: bool = False
@@ -48,10 +53,14 @@ class Machine:
         there = {name: self.units_there.get(name, ("not-found", "inactive")) for name in names}
         return tuple(Unit(name, *states, "", "/") for name, states in there.items())
 
+    def unit_file_state(self, unit: str) -> str:
+        return self.files[unit]
+
     def started_at(self) -> float:
         return self.user_space_at
 
     def problem(self, unit: str) -> str:
+        self.asked.append(unit)
         return self.runtime_problem
 
     def names(self) -> tuple[str, ...]:
@@ -108,6 +117,55 @@ def test_units_that_are_not_active_are_named_with_their_state() -> None:
         ("ContainerRuntime", "crio.service is failed"),
         ("Greenboot", "greenboot-healthcheck.service is activating"),
     ]
+
+
+@pytest.mark.parametrize("unused", [("loaded", "inactive"), ("masked", "inactive")])
+@pytest.mark.parametrize("used", ["crio.service", "containerd.service"])
+def test_of_the_runtimes_that_are_installed_the_active_one_is_asked(
+    used: str, unused: tuple[str, str]
+) -> None:
+    machine = Machine()
+    machine.units_there |= {"crio.service": unused, "containerd.service": unused}
+    machine.units_there[used] = ("loaded", "active")
+    assert looked(machine) == []
+    machine.runtime_problem = "the socket does not answer"
+    assert looked(machine) == [("ContainerRuntime", "the socket does not answer")]
+    assert machine.asked == [used, used]
+
+
+def test_when_no_runtime_is_active_all_that_are_installed_are_named() -> None:
+    machine = Machine()
+    machine.units_there |= {
+        "crio.service": ("masked", "inactive"),
+        "containerd.service": ("loaded", "activating"),
+    }
+    assert looked(machine) == [
+        ("ContainerRuntime", "crio.service is masked; containerd.service is activating")
+    ]
+    del machine.units_there["containerd.service"]
+    assert looked(machine) == [("ContainerRuntime", "crio.service is masked")]
+
+
+@pytest.mark.parametrize(
+    ("states", "file", "found"),
+    [
+        (("loaded", "inactive"), "disabled", None),
+        (("masked", "inactive"), "masked", None),
+        (("loaded", "inactive"), "enabled", False),
+        (("loaded", "activating"), "enabled", False),
+        (("loaded", "failed"), "disabled", False),
+        (("loaded", "active"), "enabled", True),
+    ],
+)
+def test_a_greenboot_that_is_switched_off_is_not_asked_for(
+    states: tuple[str, str], file: str, found: bool | None
+) -> None:
+    unit = "greenboot-healthcheck.service"
+    machine = Machine(files={unit: file})
+    machine.units_there[unit] = states
+    check = machine.health().look(machine.probation(), BOOT).checks[2]
+    text = "" if found is not False else f"{unit} is {states[1]}"
+    assert check == Check("Greenboot", found, text)
 
 
 def test_a_runtime_that_does_not_answer_is_not_well_though_its_unit_is_active() -> None:

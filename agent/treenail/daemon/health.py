@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 KUBELET_UNIT = "kubelet.service"
 GREENBOOT_UNIT = "greenboot-healthcheck.service"
 _NOT_FOUND = "not-found"
+# What no boot starts by itself.
+_OFF = ("disabled", "masked", "masked-runtime")
 _LEAST_S = 1.0
 
 
@@ -36,6 +38,7 @@ class Units(Protocol):
     """What systemd knows of units."""
 
     def units(self, *names: str) -> tuple[Unit, ...]: ...
+    def unit_file_state(self, unit: str) -> str: ...
     def started_at(self) -> float: ...
 
 
@@ -123,19 +126,32 @@ class Health:
     def _units(self) -> Iterator[Check]:
         names = (KUBELET_UNIT, GREENBOOT_UNIT, *SOCKETS)
         try:
-            units = {each.name: each for each in self._probes.systemd.units(*names)}
+            units = self._probes.systemd.units(*names)
+            there = {each.name: each for each in units if each.load != _NOT_FOUND}
+            greenboot = self._of_greenboot(there.get(GREENBOOT_UNIT))
         except HostError as error:
             yield Check(KUBELET, well=False, text=f"systemd can't be asked: {error}")
             return
-        there = {name: each for name, each in units.items() if each.load != _NOT_FOUND}
         yield _of_unit(KUBELET, there.get(KUBELET_UNIT))
-        yield self._of_runtime(next((there[each] for each in SOCKETS if each in there), None))
-        yield _of_unit(GREENBOOT, there.get(GREENBOOT_UNIT))
+        yield self._of_runtime(tuple(there[each] for each in SOCKETS if each in there))
+        yield greenboot
 
-    def _of_runtime(self, unit: Unit | None) -> Check:
-        found = _of_unit(CONTAINER_RUNTIME, unit)
-        problem = self._probes.runtime.problem(unit.name) if unit and found.well else ""
-        return Check(CONTAINER_RUNTIME, well=False, text=problem) if problem else found
+    def _of_runtime(self, units: tuple[Unit, ...]) -> Check:
+        """Of the runtimes that are installed the one that is active is the node's."""
+        found = {each.name: _of_unit(CONTAINER_RUNTIME, each) for each in units}
+        active = next((name for name, check in found.items() if check.well), "")
+        if not active:
+            text = "; ".join(each.text for each in found.values())
+            return Check(CONTAINER_RUNTIME, well=False if found else None, text=text)
+        problem = self._probes.runtime.problem(active)
+        return Check(CONTAINER_RUNTIME, well=not problem, text=problem)
+
+    def _of_greenboot(self, unit: Unit | None) -> Check:
+        idle = unit is not None and unit.active == "inactive"
+        # One that is enabled has yet to begin.
+        if idle and self._probes.systemd.unit_file_state(GREENBOOT_UNIT) in _OFF:
+            return Check(GREENBOOT, well=None)
+        return _of_unit(GREENBOOT, unit)
 
     def _of_cluster(self, boot_id: str) -> Iterator[Check]:
         try:
