@@ -225,6 +225,30 @@ def test_nothing_tells_the_value_of_a_secret_kernel_argument(tmp_path, root, cap
     assert told(capsys, caplog) == []
 
 
+def test_nothing_tells_a_login_at_a_registry_or_a_token_in_a_link(tmp_path, root, capsys, caplog):
+    caplog.set_level("DEBUG")
+    links = [{"path": "/etc/link", "target": f"/srv/any?token={CANARY}"}]
+    document = {
+        "kind": "MachineConfig",
+        "spec": {
+            "osImageURL": f"me:{CANARY}@registry.example/os@sha256:{'0a' * 32}",
+            "baseOSExtensionsContainerImage": f"me:{CANARY}@registry.example/extensions",
+            "config": {"ignition": {"version": "3.4.0"}, "storage": {"links": links}},
+        },
+    }
+    config = written(tmp_path, "config", json.dumps(document))
+    empty = written(tmp_path, "empty", {})
+    for options in ([], ["--json"]):
+        main(["plan", empty, config, *options])
+        main(["plan", config, empty, *options])
+        assert main(["once", config, "--root", str(root), *options]) == 0
+        (root / "etc/link").unlink()
+        (root / "etc/link").symlink_to(f"/srv/other?token={CANARY}")
+    assert main(["once", config, "--root", str(root)]) == 0
+    assert told(capsys, caplog) == []
+    assert str((root / "etc/link").readlink()) == f"/srv/any?token={CANARY}"
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_nothing_quotes_a_secret_that_is_refused(tmp_path, root, capsys, caplog, name):
     caplog.set_level("DEBUG")

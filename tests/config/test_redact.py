@@ -59,6 +59,41 @@ PEM = f"-----BEGIN RSA PRIVATE KEY-----\n{LONG}\n{CANARY}\n-----END RSA PRIVATE 
         f"-----BEGIN OpenVPN Static key V1-----\n{CANARY}",
         f"blob {base64.b64encode(LONG.encode() + b'1aB').decode().replace('=', '')}{CANARY}",
         "x" * (1 << 16) + CANARY,
+        f"/usr/bin/podman login --username x --password {CANARY} registry.example",
+        f"/usr/bin/podman login --password '{CANARY} {CANARY}' registry.example",
+        f"/usr/bin/podman login --password={CANARY} registry.example",
+        f"nmcli --wifi-password   {CANARY}",
+        f"/usr/bin/any --token {CANARY} --verbose",
+        f'"command": ["any", "--token", "{CANARY} {CANARY}", "-v"]',
+        f'{{"command": "any --token \\"{CANARY} {CANARY}\\""}}',
+        f"Nov 21 10:11:12 host podman[12]: login -u a --password {CANARY} registry.example",
+        f"curl -u admin:{CANARY} https://store.example",
+        f"curl -uadmin:{CANARY} https://store.example",
+        f"curl -u 'admin:{CANARY} {CANARY}' https://store.example",
+        f"curl --proxy-user admin:{CANARY} https://store.example",
+        f"Environment=REGISTRY_PASS={CANARY}",
+        f"Environment=MYSQL_PWD={CANARY} OTHER={CANARY}",
+        f"bind_pw = {CANARY}",
+        f"pass={CANARY}",
+        f"quiet ip.pass={CANARY}",
+        f'{{"pass": "{CANARY}"}}',
+        f"pass:\n  {CANARY}",
+        f"password {CANARY}",
+        f"\tpassword\t\t{CANARY}",
+        f"password          {CANARY}  ",
+        f'password "{CANARY} {CANARY}"',
+        f"requirepass {CANARY}",
+        f"# requirepass {CANARY}",
+        f"auth_pass {CANARY}",
+        f"bind_pw {CANARY}",
+        f"api_token {CANARY}",
+        f"neighbor 10.0.0.1 password {CANARY}",
+        f"got the token {CANARY}, which is old",
+        f"<password>{CANARY}</password>",
+        f'<ldap:bindPw kind="plain">{CANARY} {CANARY}</ldap:bindPw>',
+        f"me:{CANARY}@registry.example/os@sha256:{'0a' * 32}",
+        f"ostree-unverified-registry:me:{CANARY}@registry.example/os:1",
+        f"/srv/any?token={CANARY}",
     ],
 )
 def test_secret_is_withheld_and_every_line_keeps_its_place(text: str) -> None:
@@ -76,6 +111,20 @@ def test_secret_is_withheld_and_every_line_keeps_its_place(text: str) -> None:
         "PasswordAuthentication no",
         "authentication:\n  anonymous:\n    enabled: false",
         f"image: quay.example/os@sha256:{'0a' * 32}",
+        f"image: quay.example:5000/os:1@sha256:{'0a' * 32}",
+        f"ostree-unverified-registry:quay.example/os@sha256:{'0a' * 32}",
+        "PermitEmptyPasswords no",
+        "password    requisite   pam_pwquality.so retry=3",
+        "password    [success=1 default=ignore] pam_unix.so",
+        "sshd[12]: Failed password for core from 10.0.0.1 port 2200",
+        "bypass=1",
+        "proxy_pass http://backend;",
+        "iommu.passthrough=1",
+        "podman run -u 1000:1000 --user 0:0 image",
+        "date -u +%H:%M",
+        "journalctl -u kubelet.service",
+        "<any>shown</any>",
+        "Description=Refreshes the token of the node",
         "server 0.pool.example iburst",
         "-----BEGIN CERTIFICATE-----\n" + "Ab1/" * 16 + "\n-----END CERTIFICATE-----",
         "/usr/lib/systemd/system/" + "a-long-name-" * 9 + ".service",
@@ -83,6 +132,19 @@ def test_secret_is_withheld_and_every_line_keeps_its_place(text: str) -> None:
 )
 def test_what_is_no_secret_is_shown(text: str) -> None:
     assert redacted(text) == text
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        *("password ", "--token ", "-u a:", "<password ", "<token>", "a:", "pass=", "=a:b", " "),
+        *("\\", '\\"', '"', "'", "-", "token 'a", 'password="a\\', "password ( ", "eyJaaaaa."),
+    ],
+)
+def test_long_line_of_anything_is_read_at_once(piece: str) -> None:
+    """Also with what a pattern can begin before it; a pattern that tries all ways takes hours."""
+    for head in ("", 'password=\\"', "--token \\", "<pw ", "-u "):
+        redacted_line((head + piece * (1 << 15))[: 1 << 15])
 
 
 def test_key_on_one_line_hides_itself_and_not_what_is_beside_it() -> None:

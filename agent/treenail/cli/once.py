@@ -113,8 +113,8 @@ def _noticed(wish: Wanted, steps: tuple[Step, ...]) -> "tuple[tuple[Step, ...], 
 def _left_out(config: MachineConfig, wish: Wanted) -> Iterator[str]:
     """What the config has and files do not do."""
     for name, value in (
-        ("osImageURL", wish.os.image),
-        ("baseOSExtensionsContainerImage", wish.os.extensions_image),
+        ("osImageURL", _redacted(wish.os.image)),
+        ("baseOSExtensionsContainerImage", _redacted(wish.os.extensions_image)),
         ("kernelArguments", " ".join(map(_redacted, wish.os.kernel_arguments))),
         ("kernelType", "" if wish.os.kernel_type == DEFAULT_KERNEL else wish.os.kernel_type),
         ("extensions", ", ".join(sorted(wish.os.extensions))),
@@ -129,11 +129,13 @@ def _left_out(config: MachineConfig, wish: Wanted) -> Iterator[str]:
             yield f"{section}.{name}: it is for a machine's first boot"
 
 
-def _redacted(argument: str) -> str:
-    # Its patterns take long to compile, and most configs have no arguments.
+def _redacted(text: str) -> str:
+    # Its patterns take long to compile, and most configs have none of this.
+    if not text:
+        return ""
     from treenail.config.redact import redacted_line
 
-    return redacted_line(argument)
+    return redacted_line(text)
 
 
 def _lines(outcome: Outcome) -> Iterator[str]:

@@ -223,7 +223,10 @@ def _differences(entry: Expected, found: Found) -> Iterator[Drift]:
     if entry.group is not None and entry.group not in (found.gid, found.group):
         yield Drift(entry.path, Attribute.GROUP, str(entry.group), found.group or str(found.gid))
     if entry.target is not None and entry.target != found.target:
-        yield Drift(entry.path, Attribute.TARGET, entry.target, found.target)
+        from treenail.config.redact import redacted_line  # noqa: PLC0415 - as above
+
+        shown, actual = redacted_line(entry.target), redacted_line(found.target)
+        yield Drift(entry.path, Attribute.TARGET, shown, actual)
     if found.default_label and found.label != found.default_label:
         yield Drift(entry.path, Attribute.LABEL, found.default_label, found.label or "nothing")
 

@@ -39,24 +39,56 @@ _WORDS = (
     r"passw(?:or)?d|passphrase|secret|token|credential|private[-_.]?key|pre[-_.]?shared[-_.]?key"
     r"|api[-_.]?key|access[-_.]?key|key[-_.]?data|(?<![a-z])(?:psk|auth|authorization|cookie)(?=\W)"
 )
+# In a sentence these say little; with a value behind them they are what the others are.
+_SHORT = r"(?<!by)(?<!com)(?<!proxy)(?<!proxy_)(?:pass|pwd|pw)"
+_ANY_WORD = rf"(?:{_WORDS}|{_SHORT}(?=[\s\"'\\:=]))"
+_VALUE = rf"(?:{WITHHELD}|\"(?:\\.|[^\"\\])*\"?|'[^']*'?|\\{{1,8}}[\"'].*?\\{{1,8}}[\"']|\S+)"
+# What follows the word in sentences, in lines of PAM and in switches.
+_NO_VALUE = (
+    r"(?!(?:for|from|is|was|has|of|to|in|on|by|and|or|not|with|file|hash|entry|check|changed?"
+    r"|expired|authentication|required|requisite|sufficient|optional|include|substack"
+    r"|yes|no|true|false|off)(?![^\s,.;:)])|[:=]|--|\[\w+=|[-|&]\s)"
+)
+# A colon between two numbers is not one before a password, nor one in a time or before //.
+_LOGIN = (
+    r"(?:\"[^\":]{0,100}:[^\"]*\"?|'[^':]{0,100}:[^']*'?"
+    r"|(?!\+|\d+:\d+(?!\S))[^\s\"':]{1,100}:(?!//)\S+)"
+)
 _KEY = re.compile(
-    rf"(?P<key>(?:{_WORDS})[\w.-]{{0,60}}\\{{0,8}}[\"']?\s{{0,8}}[:=]\s{{0,8}})(?P<value>\S.*)",
+    rf"(?P<key>{_ANY_WORD}[\w.-]{{0,60}}\\{{0,8}}[\"']?\s{{0,8}}[:=]\s{{0,8}})(?P<value>\S.*)",
     re.IGNORECASE | re.DOTALL,
 )
 _OPENS = re.compile(
-    rf"(?:{_WORDS})[\w.-]{{0,60}}[\"']?\s*:\s*(?:[|>][-+\d]*|\[|\{{)?\s*$", re.IGNORECASE
+    rf"{_ANY_WORD}[\w.-]{{0,60}}[\"']?\s*:\s*(?:[|>][-+\d]*|\[|\{{)?\s*$", re.IGNORECASE
 )
-_QUOTED = re.compile(rf"{WITHHELD}|\"(?:\\.|[^\"\\])*\"|'(?:''|[^'])*'|\\+[\"'].*?\\+[\"']")
+_QUOTED = re.compile(
+    rf"{WITHHELD}|\"(?:\\.|[^\"\\])*\"|'(?:''|[^'])*'|\\{{1,8}}[\"'].*?\\{{1,8}}[\"']"
+)
 _SECRET_KEY = re.compile(
-    rf"{_WORDS}|^(?:auth|authorization|cookie|psk|httpHeaders)$", re.IGNORECASE
+    rf"{_WORDS}|^(?:auth|authorization|cookie|psk|httpHeaders)$|{_SHORT}$", re.IGNORECASE
 )
+_BEHIND = rf"\1{WITHHELD}"
 _LOOKS = tuple(
     (re.compile(pattern), put)
     for pattern, put in (
         (r"(?<=//)[^\s/@\"']*@", f"{WITHHELD}@"),
+        (r"(?<![^\s\"'(=])[^\s/@:\"'(=]{1,100}:[^\s/@]{1,300}@(?!sha\d+:)", f"{WITHHELD}@"),
         (r"(https?://[^\s?\"']*\?)[^\s\"']+", rf"\1{WITHHELD}"),
         (r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}", rf"\1 {WITHHELD}"),
         (r"(\blogin\s+\S+\s+password\s+)\S+", rf"\1{WITHHELD}"),
+        # Behind an option, in an element, on a line of its own, in a sentence.
+        (
+            rf"(?i)((?<![\w-])--?[\w.-]{{0,40}}?{_ANY_WORD}[\"'\\]{{0,8}}[\s,]+)(?!--){_VALUE}",
+            _BEHIND,
+        ),
+        (rf"((?<![\w-])(?:-[uU]|--(?:proxy-)?user)(?:[\"'\\]{{0,8}}[\s,=]+)?){_LOGIN}", _BEHIND),
+        (
+            rf"(?i)(<[\w:.-]{{0,40}}?(?:{_WORDS}|{_SHORT})[\w.-]{{0,40}}(?:\s[^<>]{{0,200}})?>)[^<]+",
+            _BEHIND,
+        ),
+        (rf"(?i)^(\s*(?:[-+#;]\s*)?[\w.-]{{0,40}}?{_ANY_WORD}\s+){_NO_VALUE}{_VALUE}\s*$", _BEHIND),
+        (rf"(?i)((?<=\s)[\w.-]{{0,40}}?passw(?:or)?d\s+){_NO_VALUE}{_VALUE}", _BEHIND),
+        (rf"(?i)((?:{_WORDS})\s+)(?=[^\s\d]*\d){_NO_VALUE}{_VALUE}", _BEHIND),
         (r"(\bPSK\s+)\"[^\"]*\"", rf"\1{WITHHELD}"),
         (r"(\bdata:[^,\s\"']{0,200},)[^\s\"']+", rf"\1{WITHHELD}"),
         (r"\$(?:1|2[abxy]?|5|6|7|y|gy|sha1)\$[^\s:\"',]+", WITHHELD),

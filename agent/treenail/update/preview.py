@@ -218,7 +218,7 @@ def _entry(
 def _aspect(aspect: Aspect, old: WantedOS, new: WantedOS) -> Iterator[str]:
     match aspect:
         case Aspect.IMAGE:
-            yield _turned(old.image, new.image)
+            yield _image(old.image, new.image)
         case Aspect.KERNEL_ARGUMENTS:
             yield from _arguments(old.kernel_arguments, new.kernel_arguments)
         case Aspect.KERNEL_TYPE:
@@ -229,7 +229,7 @@ def _aspect(aspect: Aspect, old: WantedOS, new: WantedOS) -> Iterator[str]:
             for name in sorted(new.extensions - old.extensions):
                 yield f"+ {name} ({', '.join(EXTENSIONS[name])})"
         case Aspect.EXTENSIONS_IMAGE:
-            yield _turned(old.extensions_image, new.extensions_image)
+            yield _image(old.extensions_image, new.extensions_image)
         case Aspect.FIPS:
             yield _turned(str(old.fips).lower(), str(new.fips).lower())
 
@@ -238,7 +238,7 @@ def _asked(aspect: Aspect, change: OSChange) -> Iterator[str]:
     """What is asked of the machine's operating system."""
     match aspect:
         case Aspect.IMAGE:
-            yield f"+ {change.image}"
+            yield f"+ {redacted_line(change.image)}"
         case Aspect.KERNEL_ARGUMENTS:
             yield from (f"- {redacted_line(argument)}" for argument in change.delete)
             yield from (f"+ {redacted_line(argument)}" for argument in change.append)
@@ -312,7 +312,10 @@ def _link_details(change: Change[WantedLink]) -> Iterator[str]:
     old, new = change.old, change.new
     if new is not None:
         kind = "hard link" if new.hard else "link"
-        yield f"{kind} to {new.target if old is None else _turned(old.target, new.target)}"
+        target = redacted_line(new.target)
+        if old is not None:
+            target = _turned(redacted_line(old.target), target)
+        yield f"{kind} to {target}"
 
 
 def _unit_details(change: Change[WantedUnit]) -> Iterator[str]:
@@ -349,6 +352,10 @@ def _fingerprint(key: str) -> str:
         return "of an unknown form"
     digest = hashlib.sha256(base64.b64decode(found["blob"] + "==")).digest()
     return f"{found['kind']} SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
+
+
+def _image(old: str, new: str) -> str:
+    return _turned(redacted_line(old), redacted_line(new))
 
 
 def _turned(old: str, new: str) -> str:

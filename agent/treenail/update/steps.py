@@ -54,8 +54,10 @@ class MakeLink:
     hard: bool = False
 
     def __str__(self) -> str:
+        from treenail.config.redact import redacted_line  # noqa: PLC0415 - slow, and rarely shown
+
         kind = "hard link" if self.hard else "link"
-        return f"{kind} {self.path} to {self.target}: {self.reason}"
+        return f"{kind} {self.path} to {redacted_line(self.target)}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
