@@ -3,6 +3,7 @@
 import argparse
 import gc
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from treenail.api.machineconfig import DEFAULT_KERNEL, MachineConfig
 from treenail.cli.files import machine_config
 from treenail.cli.machine import survey_and_runner
-from treenail.cli.main import REBOOT_NEEDED
+from treenail.cli.main import REBOOT_NEEDED, flush
 from treenail.config.wanted import Wanted, wanted
 from treenail.daemon.apply import Recovery, apply, recover
 from treenail.errors import LedgerError, UsageError
@@ -63,12 +64,23 @@ def _main(arguments: argparse.Namespace) -> int:
     config = machine_config(arguments.file)
     running = root.prefix == Path("/") and not arguments.no_services
     outcome = once(config, root, running=running)
-    if arguments.json:
+    try:
+        _print(outcome, as_json=arguments.json)
+    except OSError:
+        if outcome.steps:
+            due = "; reboot the machine for it to take effect" if outcome.reboots else ""
+            print(f"treenail: the change is done{due}", file=sys.stderr)
+        raise
+    return REBOOT_NEEDED if outcome.reboots else 0
+
+
+def _print(outcome: Outcome, *, as_json: bool) -> None:
+    if as_json:
         print(json.dumps(_document(outcome), indent=1))
     else:
         for line in _lines(outcome):
             print(line)
-    return REBOOT_NEEDED if outcome.reboots else 0
+    flush()
 
 
 def once(config: MachineConfig, root: Root, *, running: bool) -> Outcome:

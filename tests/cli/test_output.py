@@ -1,0 +1,104 @@
+"""The command where nobody takes what it prints."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_once import entry, written
+
+
+def run(output: int, *arguments: object) -> tuple[int, str]:
+    """The exit code, and what standard error was told."""
+    done = subprocess.run(
+        [sys.executable, "-m", "treenail", *map(str, arguments)],
+        stdout=output,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.fixture(autouse=True, params=["", "1"], ids=["buffered", "unbuffered"])
+def _buffering(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", request.param)
+
+
+@pytest.fixture
+def closed() -> Iterator[int]:
+    """A pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    yield writer
+    os.close(writer)
+
+
+@pytest.fixture
+def full() -> Iterator[int]:
+    """A file that takes nothing more."""
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    yield descriptor
+    os.close(descriptor)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    (root / "etc").mkdir(parents=True)
+    return root
+
+
+def config(path: Path, count: int) -> str:
+    return written(path, {"files": [entry(f"/etc/{number}", "x") for number in range(count)]})
+
+
+@pytest.mark.parametrize("count", [1, 400])
+def test_plan_that_nobody_reads_does_not_say_that_nothing_differs(
+    tmp_path: Path, closed: int, count: int
+) -> None:
+    old, new = written(tmp_path / "old"), config(tmp_path / "new", count)
+    assert run(closed, "plan", old, new) == (141, "")
+
+
+@pytest.mark.parametrize("count", [1, 400])
+def test_output_that_can_not_be_written_is_a_failure_told_in_one_sentence(
+    tmp_path: Path, full: int, count: int
+) -> None:
+    old, new = written(tmp_path / "old"), config(tmp_path / "new", count)
+    told = "treenail: can't write the output: No space left on device\n"
+    assert run(full, "plan", old, new) == (1, told)
+
+
+@pytest.mark.parametrize("count", [1, 400])
+def test_change_that_can_not_be_told_is_said_to_be_done(
+    tmp_path: Path, root: Path, full: int, closed: int, count: int
+) -> None:
+    file = config(tmp_path / "file", count)
+    assert run(full, "once", file, "--root", root) == (
+        1,
+        "treenail: the change is done\ntreenail: can't write the output: No space left on device\n",
+    )
+    assert (root / "etc/0").read_text() == "x"
+    assert run(closed, "once", file, "--root", root) == (141, "")
+    empty = written(tmp_path / "empty")
+    assert run(closed, "once", empty, "--root", root) == (141, "treenail: the change is done\n")
+    assert not (root / "etc/0").exists()
+
+
+def test_process_without_an_output_does_what_it_is_told(tmp_path: Path, root: Path) -> None:
+    command = f'exec "$0" -m treenail once {config(tmp_path / "file", 1)} --root {root} >&-'
+    done = subprocess.run(
+        ["/bin/sh", "-c", command, sys.executable],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (root / "etc/0").read_text() == "x"
