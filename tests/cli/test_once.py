@@ -172,7 +172,9 @@ def test_an_unknown_owner_is_refused_before_anything_is_touched(tmp_path, root, 
 
 
 def test_a_root_that_is_not_there_is_a_usage_error(tmp_path, capsys):
-    assert run(written(tmp_path / "a"), "--root", tmp_path / "none") == 2
+    with pytest.raises(SystemExit) as ended:
+        run(written(tmp_path / "a"), "--root", tmp_path / "none")
+    assert ended.value.code == 2
     assert "--root: there is no directory" in capsys.readouterr().err
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 from treenail import __version__
@@ -245,11 +246,22 @@ def _config(parser: argparse.ArgumentParser) -> None:
 
 
 def _root(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--root", metavar="DIR", help="where the machine's root is (/)")
+    parser.add_argument(
+        "--root", metavar="DIR", type=_directory, help="where the machine's root is (/)"
+    )
 
 
 def _json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def _directory(text: str) -> str:
+    # Most likely a variable that is not set: never the machine that runs this.
+    if not text:
+        raise argparse.ArgumentTypeError("expected a directory, found nothing")
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"there is no directory {text}")
+    return text
 
 
 def _positive(text: str) -> int:

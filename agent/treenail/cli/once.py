@@ -15,7 +15,7 @@ from treenail.cli.machine import survey_and_runner
 from treenail.cli.main import REBOOT_NEEDED, flush
 from treenail.config.wanted import Wanted, wanted
 from treenail.daemon.apply import Recovery, apply, recover
-from treenail.errors import LedgerError, UsageError
+from treenail.errors import LedgerError
 from treenail.host.ledger import Ledger
 from treenail.host.root import Root
 from treenail.update.plan import plan
@@ -59,8 +59,6 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _main(arguments: argparse.Namespace) -> int:
     root = Root(arguments.root or "/")
-    if not root.prefix.is_dir():
-        raise UsageError(f"--root: there is no directory {root.prefix}")
     config = machine_config(arguments.file)
     running = root.prefix == Path("/") and not arguments.no_services
     outcome = once(config, root, running=running)

@@ -1,0 +1,37 @@
+"""What is refused of a command line before anything is looked at."""
+
+from pathlib import Path
+
+import pytest
+
+from treenail.cli.main import main
+
+COMMANDS = (
+    *(["run"], ["firstboot"], ["status"], ["plan"], ["drift"], ["why"], ["history"]),
+    *(["cancel"], ["forgive"], ["collect"], ["handback"], ["once", "file"]),
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_empty_root_is_never_the_machine_that_runs_the_command(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in (["--root", ""], ["--root="]):
+        with pytest.raises(SystemExit) as ended:
+            main([*command, *arguments])
+        # A plan's 2 is a difference.
+        assert ended.value.code == (1 if command == ["plan"] else 2)
+        told = capsys.readouterr().err
+        assert "argument --root: expected a directory, found nothing" in told
+
+
+def test_root_that_is_no_directory_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for root in (file, tmp_path / "none"):
+        with pytest.raises(SystemExit) as ended:
+            main(["status", "--root", str(root)])
+        assert ended.value.code == 2
+        assert f"argument --root: there is no directory {root}" in capsys.readouterr().err
