@@ -11,11 +11,14 @@ from treenail.daemon.policy import verifies
 from treenail.daemon.preflight import Preflight, Probes
 from treenail.errors import BusError, PreflightError
 from treenail.host import registry
+from treenail.host.deployments import Deployment, Deployments
 from treenail.host.files import Files
 from treenail.host.logind import Inhibitor
 from treenail.host.root import Root
 from treenail.host.systemd import Unit
 from treenail.update.preflight import Layer, Manifest, Reason, Trouble, findings
+from treenail.update.record import Record, to_json
+from treenail.update.retention import Retained
 from treenail.update.signatures import Rule, Trust
 
 LABELS = {"containers.bootc": "1"}
@@ -31,6 +34,8 @@ class Machine:
         self.asked: list[tuple[str, str]] = []
         self.held: list[Inhibitor] = []
         self.active: tuple[str, ...] = ()
+        self.deployments: tuple[Deployment, ...] = ()
+        self.ledger: dict[str, object] | None = None
 
     def inspect(
         self, image: str, *, auth_file: str = ""
@@ -50,10 +55,24 @@ class Machine:
     def architecture(self) -> str:
         return "amd64"
 
+    def look(self) -> Deployments:
+        return Deployments(self.deployments)
+
+    def read(self) -> dict[str, object] | None:
+        return self.ledger
+
+    def probes(self) -> Probes:
+        return Probes(self, self, self, self, self, self, self)
+
 
 class NoLogind(Machine):
     def inhibitors(self) -> tuple[Inhibitor, ...]:
         raise BusError("logind does not answer")
+
+
+class NoDeployments(Machine):
+    def look(self) -> Deployments:
+        raise BusError("rpm-ostreed does not answer")
 
 
 @pytest.fixture
@@ -64,8 +83,7 @@ def root(tmp_path: Path) -> Root:
 
 
 def preflight(root: Root, machine: Machine) -> Preflight:
-    probes = Probes(machine, machine, machine, machine, machine)
-    return Preflight(root, Files(root), probes, FakeClock())
+    return Preflight(root, Files(root), machine.probes(), FakeClock())
 
 
 def test_a_machine_in_order_has_no_findings(root: Root) -> None:
@@ -145,6 +163,49 @@ def test_an_active_driver_is_a_finding(root: Root) -> None:
     assert found.reason is Reason.OTHER_UPDATE_DRIVER
 
 
+def deployment(commit: str, *, booted: bool = False, pinned: bool = False) -> Deployment:
+    return Deployment(
+        f"fedora-{commit}.0", commit, "", "", "", booted, False, locked=False, pinned=pinned
+    )
+
+
+@pytest.fixture
+def older(root: Root) -> str:
+    """The commit of the other deployment than the booted one, which has a kernel of 70 bytes."""
+    booted, kernel, commit = "b" * 64, "c" * 64, "2" * 64
+    for path, content in (
+        (f"/boot/ostree/fedora-{booted}/vmlinuz", "x" * 100),
+        (f"/boot/ostree/fedora-{kernel}/vmlinuz", "x" * 70),
+        ("/proc/cmdline", f"ostree=/ostree/boot.1/fedora/{booted}/0"),
+    ):
+        root.path(path).parent.mkdir(parents=True)
+        root.path(path).write_text(content)
+    link = root.path(f"/ostree/boot.1/fedora/{kernel}/0")
+    link.parent.mkdir(parents=True)
+    link.symlink_to(f"../../../deploy/fedora/deploy/{commit}.0")
+    return commit
+
+
+def test_what_others_have_pinned_makes_no_room_on_boot_and_what_we_have_does(
+    root: Root, older: str
+) -> None:
+    machine = Machine()
+    flight = preflight(root, machine)
+    booted = deployment("1" * 64, booted=True, pinned=True)
+    machine.deployments = (booted, deployment(older))
+    assert flight.look("").freeable_boot_bytes == 70
+    machine.deployments = (booted, deployment(older, pinned=True))
+    assert flight.look("").freeable_boot_bytes == 0
+    machine.ledger = to_json(Record(retained=Retained(booted.id)))
+    assert flight.look("").freeable_boot_bytes == 0
+    machine.ledger = to_json(Record(retained=Retained(f"fedora-{older}.0")))
+    assert flight.look("").freeable_boot_bytes == 70
+
+
+def test_deployments_that_cannot_be_asked_for_hold_nothing_up(root: Root, older: str) -> None:
+    assert preflight(root, NoDeployments()).look("").freeable_boot_bytes == 70
+
+
 def test_a_ledger_that_cannot_be_written_is_a_finding(root: Root) -> None:
     directory = root.path("/var/lib/treenail")
     directory.rmdir()
@@ -174,7 +235,7 @@ def test_a_policy_that_rejects_podmans_storage_is_a_finding_where_images_wait_th
     path = root.path("/etc/containers/policy.json")
     path.write_text(json.dumps(policy))
     assert findings(preflight(root, Machine()).look(B.image)) == ()
-    probes = Probes(*[Machine()] * 5)
+    probes = Machine().probes()
     flight = Preflight(root, Files(root), probes, FakeClock(), stores=True)
     (found,) = findings(flight.look(B.image))
     assert found.reason is Reason.SIGNATURE_REJECTED
@@ -231,7 +292,7 @@ def test_what_blocks_is_raised_and_what_only_warns_is_said_once(
 ) -> None:
     machine = Machine()
     machine.active = ("zincati.service",)
-    probes = Probes(machine, machine, machine, machine, machine)
+    probes = machine.probes()
     strict = Preflight(root, Files(root), probes, FakeClock())
     with pytest.raises(PreflightError, match=r"OtherUpdateDriver: zincati\.service is active"):
         strict.clear(B.image)

@@ -74,6 +74,35 @@ def test_what_the_booted_kernel_takes_can_not_be_freed(tmp_path: Path) -> None:
     assert freeable_boot_bytes(root) == 70
 
 
+def link(root: Path, kernel: str, commit: str) -> None:
+    """As ostree does, for the kernel's command line to name the deployment."""
+    links = root / "ostree/boot.1.1/fedora" / kernel
+    links.mkdir(parents=True, exist_ok=True)
+    serial = len(list(links.iterdir()))
+    (links / str(serial)).symlink_to(f"../../../deploy/fedora/deploy/{commit}.0")
+    if not (root / "ostree/boot.1").is_symlink():
+        (root / "ostree/boot.1").symlink_to("boot.1.1")
+
+
+def test_the_kernel_of_a_deployment_that_is_kept_can_not_be_freed(tmp_path: Path) -> None:
+    oldest = "d" * 64
+    write(tmp_path / f"boot/ostree/fedora-{BOOTED}/vmlinuz-6.2", 100)
+    write(tmp_path / f"boot/ostree/fedora-{OLDER}/vmlinuz-6.1", 70)
+    write(tmp_path / f"boot/ostree/fedora-{oldest}/vmlinuz-6.0", 50)
+    write(tmp_path / "proc/cmdline", 0)
+    (tmp_path / "proc/cmdline").write_text(f"ostree=/ostree/boot.1/fedora/{BOOTED}/0\n")
+    link(tmp_path, BOOTED, "1" * 64)
+    link(tmp_path, OLDER, "2" * 64)
+    link(tmp_path, OLDER, "3" * 64)
+    link(tmp_path, oldest, "4" * 64)
+    root = Root(tmp_path)
+    assert freeable_boot_bytes(root) == 120
+    assert freeable_boot_bytes(root, kept={"1" * 64}) == 120
+    assert freeable_boot_bytes(root, kept={"3" * 64}) == 50, "the other one with it does not help"
+    assert freeable_boot_bytes(root, kept={"4" * 64, "9" * 64}) == 70
+    assert freeable_boot_bytes(root, kept={"2" * 64, "4" * 64}) == 0
+
+
 def test_layers_of_the_repository_are_known_by_digest(tmp_path: Path) -> None:
     blobs = tmp_path / "ostree/repo/refs/heads/ostree/container/blob"
     write(blobs / f"sha256_3A_{BOOTED}", 64)

@@ -228,7 +228,7 @@ class Agent:
                 policy=settings.drift.policy,
                 full_every_s=settings.drift.full_every_s,
             ),
-            preflight=preflight(root, files, bus, systemd, settings.preflight, choice.backend),
+            preflight=preflight(root, bus, systemd, os_, settings.preflight, choice.backend),
             health=health(root, systemd, self._cluster, settings.health, alive=self._live.beat),
             clock=clock,
         )

@@ -45,12 +45,13 @@ def main(arguments: argparse.Namespace) -> int:
     bus = SystemBus()
     limits = Limits(settings.limits.stage_s, settings.limits.stall_s)
     choice, systemd = choose(settings.backend, root), Systemd(bus, clock)
+    os = operating_system(choice, bus, root, clock, limits)
     machine = Machine(
-        os=operating_system(choice, bus, root, clock, limits),
+        os=os,
         power=Logind(bus),
         kernel=kernel,
         credentials=Credentials(root, files, settings),
-        preflight=preflight(root, files, bus, systemd, settings.preflight, choice.backend),
+        preflight=preflight(root, bus, systemd, os, settings.preflight, choice.backend),
         clock=clock,
     )
     with Ledger(root).lock():

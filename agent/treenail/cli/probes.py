@@ -6,7 +6,7 @@ from collections.abc import Callable
 from treenail.clock import SystemClock
 from treenail.daemon.health import Cluster, Health
 from treenail.daemon.health import Probes as HealthProbes
-from treenail.daemon.preflight import Preflight
+from treenail.daemon.preflight import OperatingSystem, Preflight
 from treenail.daemon.preflight import Probes as PreflightProbes
 from treenail.daemon.settings import Backend, Trial
 from treenail.daemon.settings import Preflight as PreflightSettings
@@ -14,6 +14,7 @@ from treenail.host.bus import SystemBus
 from treenail.host.checks import Checks
 from treenail.host.files import Files
 from treenail.host.kernel import Kernel
+from treenail.host.ledger import Ledger
 from treenail.host.logind import Logind
 from treenail.host.process import Programs
 from treenail.host.registry import Registry
@@ -27,18 +28,20 @@ CHECKS = "/etc/treenail/health.d"
 
 def preflight(
     root: Root,
-    files: Files,
     bus: SystemBus,
     systemd: Systemd,
+    os_: OperatingSystem,
     wanted: PreflightSettings,
     backend: Backend,
 ) -> Preflight:
-    """The pre-flight of this machine."""
+    """The pre-flight of this machine, whose deployments ``os_`` knows."""
     clock = SystemClock()
     registry = Registry(Programs(clock, os.environ), limit_s=wanted.registry_s)
-    probes = PreflightProbes(registry, systemd, Logind(bus), Timedate(bus), Kernel(root))
+    probes = PreflightProbes(
+        registry, systemd, Logind(bus), Timedate(bus), Kernel(root), os_, Ledger(root)
+    )
     stores = backend is Backend.BOOTC
-    return Preflight(root, files, probes, clock, only_warn=wanted.only_warn, stores=stores)
+    return Preflight(root, Files(root), probes, clock, only_warn=wanted.only_warn, stores=stores)
 
 
 def health(

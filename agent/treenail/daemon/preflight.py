@@ -10,11 +10,13 @@ from treenail.daemon.policy import rule_for
 from treenail.errors import FileError, HostError
 from treenail.host import registry as registries
 from treenail.host import space as spaces
+from treenail.host.deployments import Deployments
 from treenail.host.drivers import Units, active_drivers
 from treenail.host.files import Files
 from treenail.host.ledger import DIRECTORY
 from treenail.host.logind import Inhibitor
 from treenail.host.root import Root
+from treenail.update import record as records
 from treenail.update.preflight import (
     BOOTABLE,
     Conditions,
@@ -31,6 +33,8 @@ from treenail.update.preflight import (
 from treenail.update.signatures import Rule
 
 log = logging.getLogger(__name__)
+
+Json = dict[str, object]
 
 PATHS = ("/boot", "/sysroot", "/var")
 _PROBE = f"{DIRECTORY}/preflight"
@@ -62,6 +66,18 @@ class Kernel(Protocol):
     def architecture(self) -> str: ...
 
 
+class OperatingSystem(Protocol):
+    """Which deployments there are."""
+
+    def look(self) -> Deployments: ...
+
+
+class LedgerFile(Protocol):
+    """What the agent remembers."""
+
+    def read(self) -> Json | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Probes:
     """Whom a pre-flight asks."""
@@ -71,6 +87,8 @@ class Probes:
     logind: Inhibitors
     timedate: TimeServer
     kernel: Kernel
+    os: OperatingSystem
+    ledger: LedgerFile
 
 
 class Preflight:
@@ -141,7 +159,7 @@ class Preflight:
             spaces=tuple(found for path in PATHS if (found := self._space(path)) is not None),
             held_layers=spaces.held_layers(self._root),
             kernel_bytes=spaces.kernel_bytes(self._root),
-            freeable_boot_bytes=spaces.freeable_boot_bytes(self._root),
+            freeable_boot_bytes=self._freeable_boot_bytes(),
             drivers=active_drivers(self._files, probes.systemd),
             inhibitors=self._inhibitors(),
             synchronized=probes.timedate.synchronized(),
@@ -189,6 +207,23 @@ class Preflight:
             found.free_files,
             found.files,
             found.read_only,
+        )
+
+    def _freeable_boot_bytes(self) -> int:
+        most = spaces.freeable_boot_bytes(self._root)
+        # Who has nothing to free need not ask what is kept.
+        return spaces.freeable_boot_bytes(self._root, kept=self._kept()) if most else 0
+
+    def _kept(self) -> frozenset[str]:
+        """The commits of deployments that others have pinned; ours is let go in time."""
+        try:
+            found = self._probes.os.look()
+            ours = records.from_json(self._probes.ledger.read()).retained
+        except HostError as error:
+            log.info("can't ask which deployments are pinned: %s", error)
+            return frozenset()
+        return frozenset(
+            each.checksum for each in found.all if each.pinned and not (ours and each.id == ours.id)
         )
 
     def _inhibitors(self) -> tuple[str, ...]:

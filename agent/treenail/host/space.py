@@ -1,7 +1,7 @@
 """Room on the file systems that an update writes to, and what the boot partition holds."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,12 +58,18 @@ def kernel_bytes(root: Root) -> int:
     return max(sizes, default=0)
 
 
-def freeable_boot_bytes(root: Root) -> int:
-    """What the kernels of other deployments than the booted one take on /boot."""
+def freeable_boot_bytes(root: Root, *, kept: Collection[str] = ()) -> int:
+    """What the kernels of other deployments than the booted one take on /boot.
+
+    ``kept`` are commits whose kernels stay, too; several deployments may share one.
+    """
     booted = _boot_checksum(root)
     if not booted:
         return 0
-    others = (each for each in _entries(root.path(_BOOT)) if not each.name.endswith(booted))
+    needed = {booted, *_boot_checksums(root, kept)}
+    others = (
+        each for each in _entries(root.path(_BOOT)) if each.name.rpartition("-")[2] not in needed
+    )
     return sum(_size(file) for each in others for file in _entries(each))
 
 
@@ -87,6 +93,24 @@ def _boot_checksum(root: Root) -> str:
             parts = argument.split("/")
             return parts[-2] if len(parts) > 2 else ""
     return ""
+
+
+def _boot_checksums(root: Root, commits: Collection[str]) -> Iterator[str]:
+    """Their kernels' names in ostree=, which are links to …/deploy/COMMIT.SERIAL."""
+    for version in ("/ostree/boot.0", "/ostree/boot.1"):
+        for link in _below(root.path(version), 3):
+            # Without exceptions: somebody may be changing them.
+            commit, _, _ = Path(os.path.realpath(link)).name.partition(".")
+            if commit in commits:
+                yield link.parent.name
+
+
+def _below(directory: Path, levels: int) -> Iterator[Path]:
+    for each in _entries(directory):
+        if levels > 1:
+            yield from _below(each, levels - 1)
+        else:
+            yield each
 
 
 def _entries(directory: Path) -> Iterator[Path]:

@@ -134,7 +134,7 @@ class Conditions:
     kernel_bytes: int = 0
     """What the booted kernel and its initramfs take on /boot; the next is about as large."""
     freeable_boot_bytes: int = 0
-    """What older deployments take on /boot; ostree removes them if it has to."""
+    """What older deployments take on /boot, but for pinned ones; ostree removes them if need be."""
     staged_by_other: str = ""
     drivers: tuple[str, ...] = ()
     """Units that update this machine too, and are active."""
@@ -210,7 +210,8 @@ _ON = {
     "/var": (Reason.NO_SPACE_ON_VAR, Reason.NO_INODES_ON_VAR),
 }
 _MAKE_ROOM = {
-    "/boot": "remove old deployments with 'rpm-ostree cleanup --rollback', or files of others",
+    "/boot": "remove old deployments with 'rpm-ostree cleanup --rollback', pinned ones after "
+    "'ostree admin pin --unpin', or files of others",
     "/sysroot": "remove old deployments with 'rpm-ostree cleanup --rollback', or unused container "
     "images with 'crictl rmi --prune'",
     "/var": "remove unused container images with 'crictl rmi --prune', or old logs with "
