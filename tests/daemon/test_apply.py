@@ -9,7 +9,7 @@ from tests.fakes.clock import FakeClock
 from treenail.api.contents import Contents
 from treenail.api.disruptionpolicy import DaemonReload, Reload, Restart
 from treenail.config.wanted import Wanted, WantedFile, WantedUnit, WantedUser
-from treenail.daemon.apply import Recovery, apply, recover
+from treenail.daemon.apply import Recovery, apply, put_back, recover
 from treenail.daemon.runner import Runner
 from treenail.daemon.survey import AskedStates, Survey
 from treenail.errors import LedgerError, RollbackError, StepError, UnitError
@@ -60,6 +60,9 @@ class FakeSystemd:
     def restart(self, unit: str) -> None:
         self._call("restart", unit)
 
+    def start_default(self) -> None:
+        self._call("start default.target")
+
     def _link(self, links: Links) -> None:
         for path in links.removed:
             self._files.remove(path)
@@ -88,6 +91,10 @@ class Machine:
         steps += serving(steps, actions)
         apply(steps, self.runner)
         return [str(step) for step in steps]
+
+    def hold(self, new: Wanted) -> None:
+        old = self.survey.managed()
+        apply(plan(old, new, self.survey.see(old, new)).steps, self.runner, owner="update")
 
     def tree(self) -> dict[str, tuple[str, str]]:
         found = {}
@@ -175,6 +182,32 @@ def test_whatever_fails_all_is_as_before_and_what_runs_hears_of_it_again(top, re
     begun = machine.systemd.calls[: machine.systemd.calls.index(refused) + 1]
     serve = [call for call in begun if not call.startswith("enable")]
     assert machine.systemd.calls == begun + serve
+
+
+def test_units_that_a_boot_read_are_read_again_once_they_are_put_back(top):
+    machine = Machine(top)
+    before = machine.tree()
+    machine.hold(wanted(unit=UNIT))
+    machine.systemd.calls.clear()
+    machine.systemd.refused = {"daemon-reload"}
+    with pytest.raises(UnitError):
+        put_back(machine.runner, booted=True)
+    assert machine.tree() == before
+    machine.systemd.refused = set()
+    put_back(machine.runner, booted=True)
+    put_back(machine.runner, booted=True)
+    assert machine.tree() == before
+    assert machine.systemd.calls == ["daemon-reload", "daemon-reload", "start default.target"]
+
+
+def test_units_that_nobody_has_read_yet_are_put_back_and_nothing_is_started(top):
+    machine = Machine(top)
+    before = machine.tree()
+    machine.hold(wanted(unit=UNIT))
+    machine.systemd.calls.clear()
+    put_back(machine.runner)
+    assert machine.tree() == before
+    assert machine.systemd.calls == []
 
 
 def test_what_can_not_be_undone_is_listed_and_tried_again_at_the_next_start(top):

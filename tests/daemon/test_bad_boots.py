@@ -13,7 +13,7 @@ import pytest
 from tests.daemon import test_config_walks as configs
 from tests.daemon import test_walks as walks
 from tests.daemon.machines import planned
-from tests.daemon.nodes import Node, NodeOf, assert_at_rest
+from tests.daemon.nodes import Node, NodeOf, Process, assert_at_rest
 from tests.daemon.test_config_walks import APP, NEXT, STOCK, Chaos, config
 from tests.fakes.world import PLATFORM, FakeHealth, Killed, PowerCut, World
 from tests.update.build import A, B, C
@@ -109,6 +109,30 @@ def test_a_bad_config_without_an_image_of_its_own_goes_back_by_its_files() -> No
     move(node, Target("other"))
     assert_came_back(node.world, STOCK, Target("other"), "Kubelet")
     assert (node.world.boots - boots, node.world.returns) == (2, 0)
+
+
+@pytest.mark.parametrize("never_boots", [False, True])
+def test_the_former_system_is_ready_only_with_its_former_files(*, never_boots: bool) -> None:
+    node = started(STOCK)
+    world = node.world
+    world.configs["bad"] = config("bad", {APP: "next"}, image=B.image)
+    if never_boots:
+        world.dead = frozenset({B.digest})
+    world.sick = has_next
+    former = world.booted
+    in_boot = world.boots
+    world.ask_for(Target("bad"))
+    while world.boots == in_boot or world.booted != former:
+        world.drain_controller()
+        node.turn()
+    assert world.file(APP) == b"next", "the shutdown left it in the former /etc"
+    node.process = Process(world, node.clock)
+    node.process.loop.finish_boot()
+    assert world.file(APP) == b"stock"
+    for _ in range(3):
+        node.settle()
+    check = "Boot" if never_boots else "Kubelet"
+    assert_came_back(world, STOCK, Target("bad"), check)
 
 
 def test_a_kernel_that_never_boots_is_set_aside_without_another_reboot() -> None:

@@ -19,6 +19,7 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.kube.resources import NODES
 from treenail.lab.apiserver.faults import Match, Refuse
+from treenail.lab.cluster import rendered
 from treenail.lab.images import make_image
 from treenail.lab.machine.sysroot import Deployment
 from treenail.log import MessageId
@@ -96,6 +97,27 @@ def test_a_masked_kubelet_sends_the_node_back(site: Site) -> None:
         assert_comes_back(site, goal, "Kubelet", "kubelet.service is masked")
     assert site.messages(MESSAGE_ID=MessageId.UNHEALTHY)
     assert site.messages(MESSAGE_ID=MessageId.RETURNING)
+
+
+def test_a_config_that_masks_the_kubelet_goes_with_its_image(site: Site) -> None:
+    link = site.machine.root / "etc/systemd/system/kubelet.service"
+    ignition = {"ignition": {"version": "3.5.0"}}
+    masking = {**ignition, "systemd": {"units": [{"name": "kubelet.service", "mask": True}]}}
+    url = site.goal().pull_spec
+    good = site.lab.add_config(rendered(f"rendered-good-{site.backend}", {"config": ignition}))
+    spec = {"config": masking, "osImageURL": url}
+    bad = site.lab.add_config(rendered(f"rendered-bad-{site.backend}", spec))
+    site.annotate({key.DESIRED_CONFIG: good})
+    site.wait_note(key.CURRENT_CONFIG, good)
+    wait_until(site.calm, limit_s=LIMIT_S)
+    boots, image = site.machine.boot_count, site.booted()
+    site.annotate({key.DESIRED_CONFIG: bad})
+    site.wait_degraded("forgive", bad, "Kubelet", "kubelet.service is masked", limit_s=3 * LIMIT_S)
+    wait_until(lambda: site.calm() and ready(site), limit_s=LIMIT_S)
+    assert (site.booted(), site.machine.boot_count) == (image, boots + 2)
+    assert site.notes()[key.CURRENT_CONFIG] == good
+    assert not link.is_symlink()
+    site.reach(site.current)
 
 
 def test_a_dead_container_runtime_sends_the_node_back(site: Site) -> None:

@@ -400,6 +400,17 @@ def test_files_are_put_back_first_when_another_deployment_is_booted() -> None:
     assert decide(replace(at, held=False)) == Stage(B)
 
 
+@pytest.mark.parametrize("phase", [Phase.REBOOTING, Phase.PROVING, Phase.RETURNING])
+def test_files_are_put_back_before_anything_is_said_of_a_former_system(phase: Phase) -> None:
+    staged_id = "os-1"
+    record = in_phase(phase, drain=TOKEN, reboots=3, staged_id=staged_id)
+    record = replace(record, refused=Refused(B, "bad"))
+    former = Deployed(booted=DIGEST_A, others=(staged_id,))
+    at = facts(record=record, boot_id=BOOT_2, node=None, deployed=former, held=True)
+    assert decide(at) == PutBack()
+    assert isinstance(decide(replace(at, held=False)), Drop)
+
+
 def test_a_changed_mind_puts_files_back_once_nothing_is_staged_and_before_the_uncordon() -> None:
     record = in_phase(Phase.RELEASING, drain=TOKEN)
     at = facts(record=record, node=drained(TOKEN, C), deployed=staged(), held=True)

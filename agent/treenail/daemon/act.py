@@ -157,7 +157,8 @@ class Actor:
             case Apply(target=target):
                 self._apply(target, facts)
             case PutBack():
-                self._ports.configuration.put_back()
+                booted = self._book.update.boot_id != facts.boot_id
+                self._ports.configuration.put_back(booted=booted)
             case Commit():
                 self._commit(facts)
             case Close(done=done):

@@ -88,16 +88,19 @@ def recover(runner: Runner) -> Recovery | None:
     return Recovery.UNDONE
 
 
-def put_back(runner: Runner) -> None:
+def put_back(runner: Runner, *, booted: bool = False) -> None:
     """Undo what is held, for good; nothing happens when nothing is.
 
-    Raises `RollbackError`, and can be called again.
+    ``booted``: with what is held, so that systemd has read it. Raises `RollbackError`, and what
+    `Runner.boot_anew` raises; it can be called again.
     """
     left = runner.held.left()
     if left is None:
         return
     failed = runner.held.put_back() + runner.take_back(left.notes)
     _refuse_if(failed)
+    if booted:
+        runner.boot_anew()
     runner.held.forget()
     log.info("files, units and users are as they were before")
 

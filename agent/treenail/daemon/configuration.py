@@ -98,6 +98,6 @@ class Configuration:
         """Have for good what is held."""
         self._runner.held.confirm()
 
-    def put_back(self) -> None:
-        """Undo what is held."""
-        put_back(self._runner)
+    def put_back(self, *, booted: bool = False) -> None:
+        """Undo what is held; ``booted``: the machine was booted with it."""
+        put_back(self._runner, booted=booted)

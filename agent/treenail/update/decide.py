@@ -257,6 +257,8 @@ def _booted(facts: Facts, update: Update, work: Work) -> Decision:
     once_more = _once_more(facts, update, work, deployed) if soft else None
     if once_more is not None and update.reboots < REBOOTS_ALLOWED:
         return once_more
+    if facts.held:
+        return PutBack()
     if update.staged_id and update.staged_id in deployed.others:
         return fell_back(facts, update, deployed)
     if update.reboots >= REBOOTS_ALLOWED:
@@ -271,8 +273,6 @@ def _booted(facts: Facts, update: Update, work: Work) -> Decision:
                 "once another target was asked for in between",
             ),
         )
-    if facts.held:
-        return PutBack()
     if not stands(facts.node, update):
         return Drop("another target is asked for", _our_staged_id(facts, update))
     return _staging(facts, update, work, deployed) or Stage(target)

@@ -63,7 +63,7 @@ def proving(facts: Facts, update: Update, work: Work) -> Decision:
     if deployed is None and not work.os.empty:
         return LOOK
     if deployed is not None and not in_effect(work.os, deployed.running):
-        return fell_back(facts, update, deployed)
+        return PutBack() if facts.held else fell_back(facts, update, deployed)
     if update.probation.healthy:
         return Commit(target)
     if facts.trial is None or update.boot_id != facts.boot_id:
@@ -92,7 +92,7 @@ def returning(facts: Facts, update: Update, work: Work) -> Decision:
             return PutBack() if this_boot else Return(refused)
         return Return(refused) if this_boot else Drop("went back")
     if not in_effect(work.os, deployed.running):
-        return Drop("went back", update.staged_id)
+        return PutBack() if facts.held else Drop("went back", update.staged_id)
     if not this_boot and update.probation.returns >= _RETURNS_ALLOWED:
         return Refuse(
             RollbackError(

@@ -110,6 +110,15 @@ def test_jobs_change_the_unit_and_end_in_a_signal(systemd: Systemd) -> None:
     assert systemd.states("crio.service") == [("loaded", "active", "running")]
 
 
+def test_the_default_target_starts_what_a_boot_would_and_what_runs_stays(systemd: Systemd) -> None:
+    systemd.job("Stop", "kubelet.service")
+    before = systemd.unit("crio.service")["InvocationID"]
+    assert systemd.job("Start", "default.target") == "done"
+    running = ("loaded", "active", "running")
+    assert systemd.states("crio.service", "kubelet.service") == [running, running]
+    assert systemd.unit("crio.service")["InvocationID"] == before
+
+
 def test_restart_is_another_invocation(systemd: Systemd) -> None:
     before = systemd.unit("crio.service")["InvocationID"]
     assert systemd.job("Restart", "crio.service") == "done"

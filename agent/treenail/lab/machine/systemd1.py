@@ -40,6 +40,7 @@ from treenail.lab.machine.units import NAME, PATH, Unit, UnitObject
 _NOT_APPLICABLE = f"{NAME}.JobTypeNotApplicable"
 _MODES = ("replace", "fail", "isolate", "ignore-dependencies", "ignore-requirements")
 _COUNTS_SOFT_REBOOTS = 256
+_DEFAULT_TARGET = "default.target"
 _REBOOT_UNITS = ("reboot.target", "systemd-reboot.service")
 
 
@@ -220,6 +221,10 @@ class Systemd1:
         if name in _REBOOT_UNITS and verb is Verb.START:
             GLib.idle_add(self._reboot)
             return (self._new_job(Job(self._next(), verb, name)),)
+        if name == _DEFAULT_TARGET and verb is Verb.START:
+            job = Job(self._next(), verb, name)
+            GLib.idle_add(self._start_wanted, job)
+            return (self._new_job(job),)
         unit = self._unit(name)
         starting = verb not in (Verb.STOP, Verb.RELOAD)
         if starting and unit.load == "masked":
@@ -259,6 +264,17 @@ class Systemd1:
             result = self._pretend_to_start(unit, again=action == "restart")
         self._finish(job, unit, result)
         self._forget_if_over(unit)
+        return False
+
+    def _start_wanted(self, job: Job) -> bool:
+        """Start what a boot would, as far as it does not run and was read."""
+        for unit in map(self._unit, self._files.wanted()):
+            if unit.active == "active" or unit.load != "loaded":
+                continue
+            if self._pretend_to_start(unit, again=False) == "done":
+                self._told(job.verb.command, unit.name)
+            self._show(unit)
+        self._signal("JobRemoved", "(uoss)", job.number, job.path, job.unit, "done")
         return False
 
     def _pretend_to_start(self, unit: Unit, *, again: bool) -> str:
