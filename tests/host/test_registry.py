@@ -122,6 +122,28 @@ PINGING = "Error parsing image name: pinging container registry registry.example
             "loading registries configuration: lstat /root/.config/containers: permission denied",
         ),
         ("RegistryFailed", "received unexpected HTTP status: 502 Bad Gateway"),
+        (
+            "RegistryFailed",
+            (
+                f"reading manifest sha256:{'403' * 21}a in registry.example.com/os: received "
+                "unexpected HTTP status: 500 Internal Server Error"
+            ),
+        ),
+        (
+            "RegistryFailed",
+            (
+                "pinging container registry denied.example.com: reading manifest in "
+                "unauthorized.example.com/denied/os-denied: StatusCode: 500, no body"
+            ),
+        ),
+        ("RegistryFailed", "creating temporary file: open /var/tmp/x: permission denied"),
+        (
+            "RegistryUnreachable",
+            f"{PINGING}: dial tcp 192.0.2.1:443: connect: permission denied",
+        ),
+        ("RegistryForbidden", "reading manifest sha256:aa: denied: permission denied"),
+        ("RegistryForbidden", "invalid status code from registry 403 (Forbidden)"),
+        ("RegistryForbidden", "received unexpected HTTP status: 403 Forbidden"),
     ],
 )
 def test_each_failure_has_its_kind_and_keeps_the_words_that_tell(

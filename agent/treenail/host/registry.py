@@ -1,6 +1,7 @@
 """What a registry says of an image, by skopeo: it knows the host's mirrors, proxies and CAs."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -46,10 +47,13 @@ class Trouble:
     text: str
 
 
-# What skopeo says, in lower case, to what it means; the first that fits counts.
+# Names of hosts, repositories and files are none of what is said.
+_A_WORD = r"(?<![a-z0-9./-]){}(?![a-z0-9/-]|\.[a-z0-9])"
+# Patterns of what skopeo says, in lower case, to what it means; the first that fits counts.
 _SIGNS: tuple[tuple[str, str], ...] = (
     # Files of this machine, which the words further down would lay to the registry's charge.
     ("loading registries configuration", "RegistryFailed"),
+    (r"\s/\S*: permission denied", "RegistryFailed"),
     ("no such host", "RegistryNameUnknown"),
     ("name resolution", "RegistryNameUnknown"),
     ("server misbehaving", "RegistryNameUnknown"),
@@ -57,30 +61,30 @@ _SIGNS: tuple[tuple[str, str], ...] = (
     ("certificate has expired", "CertificateTime"),
     ("x509:", "RegistryUntrusted"),
     ("server gave http response to https client", "RegistryUntrusted"),
+    ("connect: permission denied", "RegistryUnreachable"),
     ("connection refused", "RegistryUnreachable"),
     ("no route to host", "RegistryUnreachable"),
     ("network is unreachable", "RegistryUnreachable"),
     ("connection reset", "RegistryUnreachable"),
     ("i/o timeout", "RegistryTimeout"),
     ("deadline exceeded", "RegistryTimeout"),
-    ("client.timeout", "RegistryTimeout"),
+    (r"client\.timeout", "RegistryTimeout"),
     ("handshake timeout", "RegistryTimeout"),
     ("no image found in", "WrongArchitecture"),
     ("manifest unknown", "ImageNotFound"),
     ("name unknown", "ImageNotFound"),
     ("not found", "ImageNotFound"),
-    ("unauthorized", "RegistryUnauthorized"),
+    (_A_WORD.format("unauthorized"), "RegistryUnauthorized"),
     ("authentication required", "RegistryUnauthorized"),
     ("invalid username/password", "RegistryUnauthorized"),
-    ("denied", "RegistryForbidden"),
-    ("403", "RegistryForbidden"),
+    (_A_WORD.format("denied"), "RegistryForbidden"),
+    (r"status(?: ?code)?(?: from registry)?:? 403\b|\b403 \(?forbidden", "RegistryForbidden"),
 )
 
 
 def refuses_login(text: str) -> bool:
     """Whether rpm-ostree, bootc or skopeo say with this that the registry wants another login."""
-    kinds = (kind for sign, kind in _SIGNS if sign in text.lower())
-    return next(kinds, "") == "RegistryUnauthorized"
+    return _kind(text) == "RegistryUnauthorized"
 
 
 class Registry:
@@ -110,12 +114,17 @@ class Registry:
 def _trouble(error: CommandError) -> Trouble:
     if not error.told:
         return Trouble("RegistryTimeout" if "not done within" in str(error) else "", str(error))
-    lowered = error.told.lower()
-    kind = next((kind for sign, kind in _SIGNS if sign in lowered), "")
+    kind = _kind(error.told)
     if kind == "CertificateTime":
-        early = " is before " in lowered
+        early = " is before " in error.told.lower()
         kind = "ClockBehindCertificate" if early else "RegistryCertificateExpired"
     return Trouble(kind or "RegistryFailed", _shown(error.told))
+
+
+def _kind(told: str) -> str:
+    """What it means; empty when none of the signs is there."""
+    lowered = told.lower()
+    return next((kind for sign, kind in _SIGNS if re.search(sign, lowered)), "")
 
 
 def _shown(told: str) -> str:
