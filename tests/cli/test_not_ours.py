@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.services import Services
 from treenail.cli.main import main
 
 COMPOSEFS = {
@@ -29,11 +30,27 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
             yield listener
 
 
-def bootc(root: Path, script: str) -> None:
-    program = root / "usr/bin/bootc"
-    program.parent.mkdir(parents=True)
+@pytest.fixture
+def services(monkeypatch: pytest.MonkeyPatch) -> Iterator[Services]:
+    """Those of the host, which run what the agent's sandbox is too tight for."""
+    monkeypatch.delenv("INVOCATION_ID", raising=False)
+    with Services() as services:
+        monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", services.address)
+        yield services
+
+
+def install(root: Path, name: str, script: str) -> None:
+    program = root / "usr/bin" / name
+    program.parent.mkdir(parents=True, exist_ok=True)
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
+
+
+def bootc(root: Path, script: str) -> None:
+    """Install one that works in a unit of its own, and not in the agent's."""
+    sandboxed = 'echo "error: creating a mount namespace: not permitted" >&2; exit 1'
+    install(root, "bootc", f'[ "$INVOCATION_ID" ] || {{ {sandboxed}; }}\n{script}')
+    install(root, "journalctl", "exit 0")
 
 
 @pytest.mark.parametrize(
@@ -53,12 +70,24 @@ def test_a_host_without_ostree_is_told_in_one_sentence_and_no_failure_of_the_ser
     script: str,
     code: int,
     said: str,
-    tmp_path: Path,
+    services: Services,
     told: socket.socket,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     if script:
-        bootc(tmp_path, script)
-    assert main(["run", "--root", str(tmp_path)]) == code
+        bootc(services.root, script)
+    assert main(["run", "--root", str(services.root)]) == code
     assert told.recv(100) == b"READY=1"
     assert said in capsys.readouterr().err
+
+
+def test_a_host_whose_systemd_does_not_answer_is_told_what_is_known(
+    services: Services, told: socket.socket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bootc(services.root, f"echo '{json.dumps(COMPOSEFS)}'")
+    services.vanish()
+    assert main(["run", "--root", str(services.root)]) == 0
+    assert told.recv(100) == b"READY=1"
+    said = capsys.readouterr().err
+    assert "bootc tells nothing of this host" in said
+    assert "is not booted from OSTree; there is nothing to do" in said

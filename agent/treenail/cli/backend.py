@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from treenail.clock import Clock
 from treenail.daemon.settings import Backend
-from treenail.errors import CommandError, FileError
+from treenail.errors import FileError, HostError
 from treenail.host.bus import SystemBus
 from treenail.host.deployments import Deployments
 from treenail.host.disk import Disk
@@ -64,14 +64,22 @@ def is_composefs(root: Root, clock: Clock) -> bool:
     if not program.exists():
         return False
     from treenail.host.bootcstatus import is_composefs
+    from treenail.host.journal import Journal
+    from treenail.host.outside import Outside
     from treenail.host.process import Programs
+    from treenail.host.transient import TransientUnits
 
     command = [str(program), "status", "--json", "--format-version=1"]
+    bus = SystemBus()
     try:
-        return is_composefs(Programs(clock, os.environ).run(command, limit_s=_STATUS_S))
-    except CommandError as error:
-        log.info("bootc does not know this host: %s", error)
+        journal = Journal(Programs(clock, os.environ), root)
+        outside = Outside(TransientUnits(bus), journal, root, alive=lambda: None)
+        return is_composefs(outside.run(command, limit_s=_STATUS_S))
+    except HostError as error:
+        log.info("bootc tells nothing of this host: %s", error)
         return False
+    finally:
+        bus.close()
 
 
 def operating_system(
