@@ -242,6 +242,23 @@ def test_an_api_server_that_is_lost_with_the_boot_sends_the_node_back_but_only_o
     assert_at_rest(world, B)
 
 
+def test_whom_the_api_server_sent_back_is_known_from_the_first_write_of_it() -> None:
+    node = started()
+    world = node.world
+
+    def fate(step: str) -> None:
+        ledger = json.loads(world.ledger or "")
+        if step == "ledger written" and ledger["update"]["phase"] == "returning":
+            world.fate = lambda _: None
+            raise Killed
+
+    in_trial_of(node, B)
+    world.api_up, world.fate = False, fate
+    node.settle()
+    ledger = json.loads(world.ledger or "")
+    assert (world.booted, ledger["blamed"]) == (A.digest, {"config": B.config, "image": B.image})
+
+
 def test_an_api_server_that_was_away_before_the_reboot_sends_nobody_back() -> None:
     node = started()
     world = node.world

@@ -8,7 +8,7 @@ from treenail.daemon.ports import Ports
 from treenail.errors import LedgerError
 from treenail.update import record as records
 from treenail.update.facts import Facts
-from treenail.update.health import LEDGER
+from treenail.update.health import API_SERVER, LEDGER
 from treenail.update.probation import Probation
 from treenail.update.record import Phase, Record, Refused, Target, Update
 from treenail.update.work import Work
@@ -74,7 +74,11 @@ class Book:
             probation=update.probation if probation is None else probation,
         )
         record = self._record if at is None else self.at(update.target, at)
-        self.save(replace(record, update=update, refused=refused or record.refused))
+        if refused is not None:
+            # What the API server has sent a node back from, it does not send it back from again.
+            blamed = refused.target if refused.check == API_SERVER else record.blamed
+            record = replace(record, refused=refused, blamed=blamed)
+        self.save(replace(record, update=update))
         return update
 
     def at(self, target: Target, facts: Facts) -> Record:

@@ -9,7 +9,7 @@ from treenail.daemon.weighing import Weighing
 from treenail.errors import ClusterError, TreenailError
 from treenail.log import MessageId
 from treenail.update.facts import Facts
-from treenail.update.health import API_SERVER, CONFIGURATION
+from treenail.update.health import CONFIGURATION
 from treenail.update.proving import in_deployment
 from treenail.update.record import Phase, Refused
 
@@ -58,8 +58,6 @@ class Trial:
         if update.phase is not Phase.RETURNING or update.boot_id != facts.boot_id:
             log.error("%s", refuse.reason, extra={"message_id": MessageId.UNHEALTHY})
             self._book.enter(Phase.RETURNING, refused=refuse)
-            if refuse.check == API_SERVER:
-                self._book.save(replace(self._book.record, blamed=refuse.target))
         if work.os.empty and facts.held:
             return _NOW
         if not work.os.empty:
