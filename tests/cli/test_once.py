@@ -171,6 +171,44 @@ def test_an_unknown_owner_is_refused_before_anything_is_touched(tmp_path, root, 
     assert not (root / "etc/a").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("merge", [{"source": "data:,%7B%7D"}]),
+        ("replace", {"source": "https://example.com/a.ign"}),
+    ],
+)
+def test_a_config_of_other_configs_is_refused_before_anything_is_touched(
+    tmp_path, root, capsys, name, others
+):
+    ignition = {"version": "3.5.0", "config": {name: others}}
+    file = written(tmp_path / "a", {"files": [entry("/etc/a", "a")]}, ignition=ignition)
+    assert run(file, "--root", root) == 1
+    assert capsys.readouterr().err == (
+        f"treenail: spec.config.ignition.config.{name}: other configs are not fetched\n"
+        "  put what they hold into this one\n"
+    )
+    assert not (root / "etc/a").exists()
+
+
+def test_what_is_left_out_of_an_ignition_config_is_named(tmp_path, root, capsys):
+    ignition = {
+        "version": "3.5.0",
+        "config": {"merge": [], "replace": {"verification": {"hash": None}}},
+        "security": {"tls": {"certificateAuthorities": [{"source": "data:,a"}]}},
+        "timeouts": {"httpTotal": 3},
+        "proxy": {"noProxy": []},
+    }
+    users = [{"name": "core", "uid": 0, "groups": [], "shouldExist": False, "shell": "/bin/sh"}]
+    file = written(tmp_path / "a", ignition=ignition, passwd={"users": users})
+    assert run(file, "--root", root, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["leftOut"] == [
+        "ignition.security: it is for a machine's first boot",
+        "ignition.timeouts: it is for a machine's first boot",
+        "passwd.users[0] (uid, shouldExist, shell): only keys and passwords of users are set",
+    ]
+
+
 def test_a_root_that_is_not_there_is_a_usage_error(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         run(written(tmp_path / "a"), "--root", tmp_path / "none")

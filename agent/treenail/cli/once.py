@@ -15,7 +15,7 @@ from treenail.cli.machine import survey_and_runner
 from treenail.cli.main import REBOOT_NEEDED, flush
 from treenail.config.wanted import Wanted, wanted
 from treenail.daemon.apply import Recovery, apply, recover
-from treenail.errors import LedgerError
+from treenail.errors import IgnitionError, LedgerError
 from treenail.host.ledger import Ledger
 from treenail.host.root import Root
 from treenail.update.plan import plan
@@ -26,10 +26,14 @@ if TYPE_CHECKING:
 
 Json = dict[str, object]
 _FIRST_BOOT = (
+    *(("ignition", name) for name in ("security", "proxy", "timeouts")),
     *(("storage", name) for name in ("disks", "filesystems", "raid", "luks")),
     ("passwd", "groups"),
     *(("kernelArguments", name) for name in ("shouldExist", "shouldNotExist")),
 )
+
+
+_OF_USERS = frozenset({"name", "sshAuthorizedKeys", "passwordHash"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,7 @@ def once(config: MachineConfig, root: Root, *, running: bool) -> Outcome:
     Raises `ConfigError` before anything is touched, `StepError` when all is as it was.
     """
     wish = wanted(config)
+    _refuse_others(config)
     left_out = tuple(_left_out(config, wish))
     with Ledger(root).lock():
         survey, runner = survey_and_runner(root, running=running)
@@ -135,8 +140,37 @@ def _left_out(config: MachineConfig, wish: Wanted) -> Iterator[str]:
     document = config.config or {}
     for section, name in _FIRST_BOOT:
         part = document.get(section)
-        if isinstance(part, dict) and part.get(name):
+        if isinstance(part, dict) and _filled(part.get(name)):
             yield f"{section}.{name}: it is for a machine's first boot"
+    for index, user in enumerate(_users(document)):
+        others = ", ".join(key for key in user if key not in _OF_USERS and _filled(user[key]))
+        if others:
+            yield f"passwd.users[{index}] ({others}): only keys and passwords of users are set"
+
+
+def _users(document: Json) -> list[Json]:
+    section = document.get("passwd")
+    return (section.get("users") if isinstance(section, dict) else None) or []
+
+
+def _refuse_others(config: MachineConfig) -> None:
+    """Raise `IgnitionError` for a config that consists of others: without them it is not whole."""
+    document = config.config or {}
+    section = document.get("ignition")
+    others = section.get("config") if isinstance(section, dict) else None
+    for name, value in others.items() if isinstance(others, dict) else ():
+        if _filled(value):
+            raise IgnitionError(
+                f"spec.config.ignition.config.{name}: other configs are not fetched",
+                remedy="put what they hold into this one",
+            )
+
+
+def _filled(value: object) -> bool:
+    """Whether a value is there; an object without values is none."""
+    if isinstance(value, dict):
+        return any(map(_filled, value.values()))
+    return value not in (None, "", [])
 
 
 def _redacted(text: str) -> str:
