@@ -267,3 +267,33 @@ def test_hard_links_follow_their_file(node):
         assert node.seen("usr/lib/x") == ("-rw-r--r--", text)
     node.bring()
     assert node.seen("usr/lib/x") is None
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("usr/local/bin/x", "var/usrlocal/bin/x"),
+        ("var/usrlocal/bin/x", "usr/local/bin/x"),
+    ],
+)
+@pytest.mark.parametrize("text", ["ours", "other"])
+@pytest.mark.parametrize("before", [None, "the vendor's"])
+def test_a_file_stays_when_only_the_way_to_it_is_another(node, first, second, text, before):
+    (node.root / "var/usrlocal/bin").mkdir(parents=True)
+    (node.root / "usr/local").symlink_to("../var/usrlocal")
+    if before is not None:
+        (node.root / first).write_text(before)
+    node.bring(storage=files(first))
+    steps = node.bring(storage=files(second, text=text))
+    assert node.seen(first) == node.seen(second) == ("-rw-r--r--", text)
+    assert [step for step in steps if step.startswith(("keep", "remove", "restore"))] == []
+    node.bring()
+    assert node.seen(first) == (None if before is None else ("-rw-r--r--", before))
+
+
+def test_what_stands_behind_a_link_goes_when_the_config_has_a_directory_in_its_place(node):
+    links = [{"path": "/opt/l", "target": "d"}]
+    node.bring(storage={**files("opt/d/x"), "links": links})
+    node.bring(storage=files("opt/l/x", text="other"))
+    assert node.seen("opt/d/x") is None
+    assert node.seen("opt/l/x") == ("-rw-r--r--", "other")

@@ -1,7 +1,8 @@
 """The machine as a plan sees it, and the record of what belongs to its config."""
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from treenail.api.decode import load_json
@@ -13,9 +14,10 @@ from treenail.daemon.predecessor import CURRENT_CONFIG
 from treenail.errors import LedgerError
 from treenail.host.disk import Disk
 from treenail.host.files import Files
+from treenail.host.inverse import below
 from treenail.host.originals import Originals
 from treenail.host.root import Root
-from treenail.host.standing import Standing, standing
+from treenail.host.standing import LINK, Standing, places, standing
 from treenail.host.units import SEARCHED, Units
 from treenail.host.users import Accounts, Shadow
 from treenail.update import managed as records
@@ -94,10 +96,16 @@ class Survey:
         stands = standing(self._root, self._disk, looked_at(old, new))
         units = sorted({*old.units, *new.units})
         users = old.users | new.users.keys()
-        gone = old.paths - records.managed("", new).paths
+        now = records.managed("", new).paths
+        gone = old.paths - now
+        kept = self._originals.paths() | self._originals.vendored(gone)
+        # What is to be below a link that goes will not be where that link leads.
+        going = tuple(f"{path}/" for path in gone if stands[path].kind == LINK)
+        lead = {path for path in {*stands, *kept} if not (path in now and path.startswith(going))}
         return Seen(
             found={path: found_at(each, accounts) for path, each in stands.items()},
-            kept=self._originals.paths() | self._originals.vendored(gone),
+            kept=kept,
+            elsewhere=self._elsewhere(lead),
             states=self._states.states(*units),
             vendored=frozenset(n for n in units if self._units.find(n, searched=_VENDOR)),
             login=accounts.has(names.LOGIN),
@@ -112,6 +120,11 @@ class Survey:
         document = load_json(content, where=str(self._root.path(CURRENT_CONFIG)))
         config = MachineConfig.from_json(document)
         return records.managed(config.name, wanted(config))
+
+    def _elsewhere(self, paths: Iterable[str]) -> dict[str, str]:
+        prefix = os.fspath(self._root.prefix)
+        found = {path: below(place, prefix) for path, place in places(self._root, paths).items()}
+        return {path: entry for path, entry in found.items() if entry != path}
 
     def _same_files(self, new: Wanted, stands: Mapping[str, Standing]) -> frozenset[str]:
         links = [link for link in new.links.values() if link.hard]

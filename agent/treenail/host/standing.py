@@ -43,21 +43,31 @@ _NOTHING = Standing(NOTHING)
 
 def standing(root: Root, disk: Disk, paths: Iterable[str]) -> dict[str, Standing]:
     """What stands at each of the paths below the root; raises `FileError`."""
-    parents: dict[str, str] = {}
     found: dict[str, Standing] = {}
-    for path in paths:
-        parent, _, name = path.rpartition("/")
-        if not parent or name in {"", ".", ".."}:
-            place = os.fspath(root.entry(path))
-        else:
-            if parent not in parents:
-                parents[parent] = os.fspath(root.path(parent)).removesuffix("/")
-            place = f"{parents[parent]}/{name}"
+    for path, place in places(root, paths).items():
         try:
             found[path] = _standing(disk, place)
         except OSError as error:
             raise failure("look at", place, error) from error
     disk.rest()
+    return found
+
+
+def places(root: Root, paths: Iterable[str]) -> dict[str, str]:
+    """Where the entry of each of the paths is, the links before it followed; raises `FileError`.
+
+    Two paths with one place are names of one entry.
+    """
+    parents: dict[str, str] = {}
+    found: dict[str, str] = {}
+    for path in paths:
+        parent, _, name = path.rpartition("/")
+        if not parent or name in {"", ".", ".."}:
+            found[path] = os.fspath(root.entry(path))
+            continue
+        if parent not in parents:
+            parents[parent] = os.fspath(root.path(parent)).removesuffix("/")
+        found[path] = f"{parents[parent]}/{name}"
     return found
 
 

@@ -66,12 +66,13 @@ def _placing(
     old: Managed, now: Managed, new: Wanted, seen: Seen
 ) -> tuple[list[AtPath], list[AtPath]]:
     """What makes room, and what is put there; copies are made before either."""
+    owned = {seen.entry(path) for path in (*old.paths, *seen.kept)}
     kept: list[AtPath] = []
     cleared: list[AtPath] = list(_let_go(old, now, new, seen))
     placed: list[AtPath] = []
     for entry in _entries(new, seen):
         found = seen.found.get(entry.path, NOT_THERE)
-        if _to_keep(entry.path, found, old, seen):
+        if _to_keep(entry.path, found) and seen.entry(entry.path) not in owned:
             kept.append(Keep(entry.path))
         if drifts := drifted(entry, found):
             step = _step(entry, new, drifts)
@@ -79,7 +80,8 @@ def _placing(
     written = {step.path for step in placed if isinstance(step, WriteFile | Relabel)}
     for path, link in new.links.items():
         if link.hard and (path not in seen.same_files or link.target in written):
-            if _to_keep(path, seen.found.get(path, NOT_THERE), old, seen):
+            found = seen.found.get(path, NOT_THERE)
+            if _to_keep(path, found) and seen.entry(path) not in owned:
                 kept.append(Keep(path))
             reason = "it is no name of that file"
             placed.append(MakeLink(path, link.target, link.user, link.group, reason, hard=True))
@@ -87,12 +89,19 @@ def _placing(
 
 
 def _let_go(old: Managed, now: Managed, new: Wanted, seen: Seen) -> Iterator[Remove | Restore]:
-    """What the config no longer has, what is below others before them."""
+    """What the config no longer has, what is below others before them.
+
+    An entry that it has by another path is not let go of.
+    """
+    left = {seen.entry(path) for path in now.paths}
+    copies = {seen.entry(path): path for path in seen.kept}
     for path in sorted(old.paths - now.paths, reverse=True):
-        if names.outlives_config(path):
+        entry = seen.entry(path)
+        if names.outlives_config(path) or entry in left:
             continue
-        if path in seen.kept:
-            yield Restore(path, _LET_GO)
+        left.add(entry)
+        if entry in copies:
+            yield Restore(copies[entry], _LET_GO)
         elif seen.found.get(path, NOT_THERE).kind is not Kind.NOTHING:
             yield Remove(path, _LET_GO)
     for unit in new.units.values():
@@ -116,13 +125,8 @@ def _entries(new: Wanted, seen: Seen) -> Iterator[Expected]:
             yield Expected(path, Kind.FILE, file.contents, file.mode, file.user, file.group)
 
 
-def _to_keep(path: str, found: Found, old: Managed, seen: Seen) -> bool:
-    return (
-        path not in old.paths
-        and path not in seen.kept
-        and path not in _NEVER_KEPT
-        and found.kind in {Kind.FILE, Kind.LINK, Kind.DIRECTORY}
-    )
+def _to_keep(path: str, found: Found) -> bool:
+    return path not in _NEVER_KEPT and found.kind in {Kind.FILE, Kind.LINK, Kind.DIRECTORY}
 
 
 def _step(entry: Expected, new: Wanted, drifts: Sequence[Drift]) -> AtPath:

@@ -24,6 +24,8 @@ class Seen:
     kept: frozenset[str] = frozenset()
     """The paths at which something is put back when the config lets go of them: of what stood
     there before it came there is a copy, or the vendor has something of its own."""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    """Where the entry of a path is that leads through links."""
     states: Mapping[str, str] = field(default_factory=dict)
     """The units' states, as ``systemctl is-enabled`` says; empty or absent without a file."""
     vendored: frozenset[str] = frozenset()
@@ -33,6 +35,10 @@ class Seen:
     password_hash: str = field(default="", repr=False)
     same_files: frozenset[str] = frozenset()
     """The hard links that are names of the file they should be."""
+
+    def entry(self, path: str) -> str:
+        """The one name that all paths to the same directory entry have in common."""
+        return self.elsewhere.get(path, path)
 
 
 def looked_at(old: Managed, new: Wanted) -> tuple[str, ...]:
