@@ -101,6 +101,8 @@ class World:
     pending: System | None = None
     """What boots next though it is not what was started."""
     pending_etc: Tree = field(default_factory=dict)
+    held: bool = False
+    """Whether another program has the sysroot, outside any transaction."""
     prepared: str = ""
     """The id of the deployment that a soft reboot leads into."""
     soft: bool = False
@@ -352,8 +354,9 @@ class FakeMachine:
         world.staging, world.locked = asked, True
         world.fate("staged")
 
-    def wait_for_other(self, *, watch: Callable[[Progress], Verdict]) -> None:
+    def wait_for_other(self, *, watch: Callable[[Progress], Verdict]) -> bool:
         watch(Progress("waiting", None))
+        return not self._world.held
 
     def drop(self, staged_id: str) -> None:
         world = self._world

@@ -241,13 +241,13 @@ def test_foreign_transaction_is_waited_for(
     other.begin("RefreshMd", {})
     other.leave()
     seen: list[str] = []
-    rpmostree.wait_for_other(watch=lambda said: seen.append(said.text) or Verdict.GO_ON)
+    assert rpmostree.wait_for_other(watch=lambda said: seen.append(said.text) or Verdict.GO_ON)
     assert rpmostree.look().transaction is None
     assert seen
 
 
-def test_waiting_for_nobody_returns_at_once(rpmostree: RpmOstree) -> None:
-    rpmostree.wait_for_other(watch=go_on)
+def test_waiting_for_nobody_returns_at_once_and_says_so(rpmostree: RpmOstree) -> None:
+    assert not rpmostree.wait_for_other(watch=go_on)
     assert rpmostree.look() == Deployments((HERE,))
 
 

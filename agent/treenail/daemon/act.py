@@ -15,6 +15,7 @@ from treenail.daemon.book import Book
 from treenail.daemon.ports import Ports, Watch
 from treenail.daemon.pulling import pull
 from treenail.daemon.trial import Trial
+from treenail.daemon.waiting import wait_out
 from treenail.daemon.weighing import Weighing
 from treenail.errors import BusError, BusyError, CancelledError, StepError
 from treenail.host.deployments import Progress, Verdict
@@ -221,8 +222,7 @@ class Actor:
         try:
             pull(self._ports.credentials, asked.image, attempt)
         except BusyError as error:
-            log.info("waiting: %s", error)
-            self._ports.os.wait_for_other(watch=watch)
+            wait_out(error, self._ports.os, watch)
             return
         except CancelledError:
             if not called_off:

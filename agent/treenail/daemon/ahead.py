@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from treenail.daemon.ports import Ports
 from treenail.daemon.pulling import pull
+from treenail.daemon.waiting import wait_out
 from treenail.daemon.weighing import Weighing
 from treenail.errors import BusyError, CancelledError, HostError
 from treenail.host.deployments import Change, Progress, Verdict
@@ -60,8 +61,7 @@ def stage(
         try:
             pull(ports.credentials, work.os.image, attempt)
         except BusyError as error:
-            log.info("waiting: %s", error)
-            ports.os.wait_for_other(watch=watch)
+            wait_out(error, ports.os, watch)
             return
         except CancelledError:
             if not ended:

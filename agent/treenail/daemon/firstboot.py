@@ -13,6 +13,7 @@ from treenail.daemon import ahead
 from treenail.daemon.observe import deployed
 from treenail.daemon.ports import Credentials, Kernel, OperatingSystem, Power, Preflight
 from treenail.daemon.pulling import pull
+from treenail.daemon.waiting import wait_out
 from treenail.errors import BusyError, HostError, TreenailError
 from treenail.host.deployments import Progress, Verdict
 from treenail.host.files import Files
@@ -137,8 +138,7 @@ class FirstBoot:
         try:
             pull(machine.credentials, move.change.image, attempt)
         except BusyError as error:
-            log.info("waiting: %s", error)
-            machine.os.wait_for_other(watch=self._watch)
+            wait_out(error, machine.os, self._watch)
             raise
 
     def _reboot(self, begun: Begun) -> None:

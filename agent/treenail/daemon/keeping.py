@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from treenail.daemon.book import Book
 from treenail.daemon.ports import Ports, Watch
+from treenail.daemon.waiting import wait_out
 from treenail.errors import BusyError
 from treenail.update.facts import Facts
 from treenail.update.retention import Retained
@@ -47,7 +48,6 @@ def _done(what: Callable[[], None], ports: Ports, watch: Watch | None) -> bool:
         if watch is None:
             log.debug("later: %s", error)
         else:
-            log.info("waiting: %s", error)
-            ports.os.wait_for_other(watch=watch)
+            wait_out(error, ports.os, watch)
         return False
     return True

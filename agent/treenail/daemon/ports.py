@@ -41,8 +41,8 @@ class OperatingSystem(Protocol):
         ``watch`` is asked at least once a second whether to go on.
         """
 
-    def wait_for_other(self, *, watch: Watch) -> None:
-        """Return once somebody else's transaction has ended."""
+    def wait_for_other(self, *, watch: Watch) -> bool:
+        """Return once somebody else's transaction has ended; False when none is to be seen."""
 
     def drop(self, staged_id: str) -> None:
         """Drop the staged deployment of this id, and end our transaction that would make one.

@@ -171,8 +171,8 @@ class Bootc:
             )
         self._pull(change.image, watch)
 
-    def wait_for_other(self, *, watch: Watch) -> None:
-        """Return once bootc answers again, or the watcher wants no more.
+    def wait_for_other(self, *, watch: Watch) -> bool:
+        """Return once bootc answers again, or the watcher wants no more; True in any case.
 
         Raises `BusyError` when it exceeds the limits.
         """
@@ -185,7 +185,8 @@ class Bootc:
                 if self._clock.monotonic() >= deadline:
                     raise
             else:
-                return
+                break
+        return True
 
     def drop(self, staged_id: str) -> None:
         """End our pull, and drop what has this digest and was pulled, or boots next.

@@ -91,23 +91,24 @@ class RpmOstree:
         self._arrange(change, watch)
         self._verify(goal, change)
 
-    def wait_for_other(self, *, watch: Watch) -> None:
+    def wait_for_other(self, *, watch: Watch) -> bool:
         """Return once the transaction that runs has ended, however; or the watcher wants no more.
 
-        Raises `BusyError` when it exceeds the limits; it is never cancelled.
+        False when none runs. Raises `BusyError` when it exceeds the limits; it is never cancelled.
         """
         transaction = self.look().transaction
         if transaction is None:
-            return
+            return False
         try:
             ending = self._daemon.follow(transaction.address, watch, ours=False)
         except BusError:
             if self.look().transaction == transaction:
                 raise
-            return
+            return True
         match ending:
             case Finished() | Left() | Vanished():
                 log.info("waited for %s, called by another", transaction.method)
+                return True
             case Overdue(why=why):
                 raise BusyError(
                     f"rpm-ostree is busy with {self._daemon.naming(transaction)}: {why}",

@@ -1,0 +1,26 @@
+"""Another program has the sysroot of a node that never moved: nothing of its is kept yet."""
+
+import pytest
+
+from tests.integration.commands import status
+from tests.integration.site import Site
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.integration
+
+
+def test_sysroot_that_bootc_holds_is_shown_and_tried_again_after_pauses(site: Site) -> None:
+    goal = site.goal()
+    with site.machine.sysroot_locked():
+        site.ask(goal)
+        wait_until(lambda: said(site, "the same way; the next is in") >= 2, limit_s=30.0)
+        # The first failure is told in full, and the last try may be under way.
+        assert said(site, "waiting: another program") <= said(site, "the same way") + 2
+        assert "another program, such as bootc or ostree, holds the sysroot" in status(site).stdout
+    site.settle(goal)
+    assert not site.was("Degraded")
+
+
+def said(site: Site, words: str) -> int:
+    """How often the agent did."""
+    return sum(words in text for text in site.messages())
