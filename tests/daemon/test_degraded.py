@@ -12,6 +12,7 @@ from treenail.errors import (
     CredentialError,
     DriftError,
     FileError,
+    Invalid,
     LedgerError,
     PreflightError,
     RollbackError,
@@ -73,3 +74,21 @@ def test_every_failure_is_on_the_node_and_its_machine_config_node_alike(
     assert verdict.message == told.annotations[key.REASON] == "it went wrong; mend it"
     assert told.event is not None
     assert (told.event.type, told.event.message) == ("Warning", verdict.message)
+
+
+def test_report_that_is_refused_is_made_again_after_growing_pauses() -> None:
+    world = world_at(A)
+    node = Node(world)
+    node.settle()
+    del world.annotations[key.STATE]
+
+    def fate(step: str) -> None:
+        if step == "patch":
+            raise Invalid("patch nodes node-1: it is invalid")
+
+    world.fate = fate
+    assert [node.turn() for _ in range(6)] == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
+    world.fate = lambda _: None
+    world.loses_answers = 1
+    assert [node.turn(), node.turn()] == [5.0, 60.0]
+    assert_at_rest(world, A)

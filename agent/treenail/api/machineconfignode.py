@@ -13,6 +13,9 @@ KIND = "MachineConfigNode"
 NOT_YET_SET = "not-yet-set"
 """Stands for a config name that is not known yet."""
 
+IMAGES = "configImage"
+"""The field of spec and status that says which images; not every cluster's kind has it."""
+
 NOT_YET_OCCURRED = "NotYetOccurred"
 
 
@@ -49,6 +52,8 @@ class MachineConfigNode:
     desired_image: str = ""
     current_config: str = ""
     current_image: str = ""
+    reports_images: bool = False
+    """Whether the status says which images."""
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
 
@@ -57,13 +62,16 @@ class MachineConfigNode:
         """The MachineConfigNode in an API object; raises `ConfigError`."""
         fields = Fields.of(document, KIND)
         spec, status = fields.nested("spec"), fields.nested("status")
+        reported = status.nested(IMAGES)
+        current, desired = reported.text("currentImage"), reported.text("desiredImage")
         return cls(
             metadata=ObjectMeta.from_fields(fields.nested("metadata")),
             pool=spec.nested("pool").text("name"),
             desired_config=spec.nested("configVersion").text("desired"),
-            desired_image=spec.nested("configImage").text("desiredImage"),
+            desired_image=spec.nested(IMAGES).text("desiredImage"),
             current_config=status.nested("configVersion").text("current"),
-            current_image=status.nested("configImage").text("currentImage"),
+            current_image=current,
+            reports_images=bool(current or desired),
             observed_generation=status.optional_integer("observedGeneration") or 0,
             conditions=status.each("conditions", Condition.from_fields),
         )
@@ -93,7 +101,8 @@ def status_apply(
 
     It must hold every condition the field manager wrote before: the API server takes away what
     its owner leaves out. Without images the field is left out, because it exists only where the
-    cluster reports image mode.
+    cluster reports image mode; one that the applier wrote has to be removed before, for a map that
+    loses all it had becomes null, which is refused.
     """
     status: Json = {
         "conditions": [condition.to_json() for condition in conditions],
@@ -105,7 +114,7 @@ def status_apply(
     }
     images = {**_set("currentImage", current_image), **_set("desiredImage", desired_image)}
     if images:
-        status["configImage"] = images
+        status[IMAGES] = images
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,

@@ -13,7 +13,7 @@ from treenail.api.meta import Condition, renewed
 from treenail.api.node import Node
 from treenail.clock import Clock, rfc3339
 from treenail.daemon.observe import seen
-from treenail.errors import ClusterError, NotFound
+from treenail.errors import ClusterError, NotFound, Unreachable
 from treenail.kube.client import Client, PatchKind
 from treenail.kube.events import Regarding
 from treenail.kube.resources import (
@@ -115,9 +115,16 @@ class NodeCluster:
             self.offer(self._client.patch(NODES, self._name, body))
             log.debug("wrote %s", ", ".join(f"{name}={value}" for name, value in changes.items()))
         self._recorder.flush()
-        told = self._tell_conditions(report)
-        if report.event is not None and not (told and report.event.in_conditions):
-            self.tell(report.event)
+        told = False
+        try:
+            told = self._tell_conditions(report)
+        except Unreachable:
+            raise
+        except ClusterError:
+            # Whatever is refused of the conditions, what happened is to be known.
+            self._tell_event(report, told=told)
+            raise
+        self._tell_event(report, told=told)
 
     def tell(self, event: Event) -> None:
         """Record the Event, unless it is the one recorded last."""
@@ -128,6 +135,11 @@ class NodeCluster:
             record = self._recorder.warning if event.type == "Warning" else self._recorder.normal
             record(node, event.reason, event.message)
 
+    def _tell_event(self, report: Report, *, told: bool) -> None:
+        """Record the report's Event, unless the conditions that were told say the same."""
+        if report.event is not None and not (told and report.event.in_conditions):
+            self.tell(report.event)
+
     def _tell_conditions(self, report: Report) -> bool:
         """Write the conditions; returns whether there is a MachineConfigNode to write them to."""
         if not report.conditions or not self._conditions.differ(report.conditions):
@@ -136,27 +148,56 @@ class NodeCluster:
             if not self._conditions.known:
                 self._conditions.learn(self._client.get(MACHINECONFIGNODES, self._name))
             merged = self._conditions.merge(report.conditions, rfc3339(self._clock.now()))
-            body = machineconfignode.status_apply(
-                self._name,
-                merged,
-                current_config=report.current.config,
-                desired_config=report.desired.config,
-                current_image=report.current.image,
-                desired_image=report.desired.image,
-                observed_generation=self._conditions.generation,
-            )
-            self._client.patch(
-                MACHINECONFIGNODES, self._name, body, PatchKind.APPLY, subresource="status"
-            )
+            self._write_status(report, merged)
         except NotFound:
             # Not every cluster has the kind, and not every node an object of it.
             self._conditions.absent(report.conditions)
-        except ClusterError as error:
-            log.info("can't write the conditions of MachineConfigNode %s: %s", self._name, error)
-            raise
         else:
             self._conditions.told(report.conditions, merged)
         return self._conditions.kept
+
+    def _write_status(self, report: Report, conditions: tuple[Condition, ...]) -> None:
+        """Apply it all, without the images where the cluster's kind does not have them."""
+        current, desired = report.current.image, report.desired.image
+        if self._conditions.images_known and (current or desired):
+            try:
+                self._apply_status(report, conditions, current, desired)
+            except Unreachable:
+                raise
+            except ClusterError as error:
+                if machineconfignode.IMAGES not in str(error):
+                    raise
+                log.info("conditions are told without the images from now on: %s", error)
+                self._conditions.images_known = False
+            else:
+                self._conditions.has_images = True
+                return
+        if self._conditions.has_images:
+            # An apply that leaves it out would make it null, which the API server refuses.
+            body: Json = {"status": {machineconfignode.IMAGES: None}}
+            self._client.patch(MACHINECONFIGNODES, self._name, body, subresource="status")
+            self._conditions.has_images = False
+        self._apply_status(report, conditions)
+
+    def _apply_status(
+        self,
+        report: Report,
+        conditions: tuple[Condition, ...],
+        current_image: str = "",
+        desired_image: str = "",
+    ) -> None:
+        body = machineconfignode.status_apply(
+            self._name,
+            conditions,
+            current_config=report.current.config,
+            desired_config=report.desired.config,
+            current_image=current_image,
+            desired_image=desired_image,
+            observed_generation=self._conditions.generation,
+        )
+        self._client.patch(
+            MACHINECONFIGNODES, self._name, body, PatchKind.APPLY, subresource="status"
+        )
 
 
 class _Conditions:
@@ -166,6 +207,10 @@ class _Conditions:
         self.known = False
         self.kept = False
         self.generation = 0
+        self.images_known = True
+        """Whether the API server takes images, as far as anybody has tried."""
+        self.has_images = False
+        """Whether the MachineConfigNode says which images."""
         self._written: tuple[Condition, ...] = ()
         self._told: tuple[Verdict, ...] = ()
 
@@ -175,6 +220,7 @@ class _Conditions:
     def learn(self, document: Json) -> None:
         found = MachineConfigNode.from_json(document)
         self.generation = found.metadata.generation
+        self.has_images = found.reports_images
         self._written = tuple(
             each for each in found.conditions if each.type in CONDITIONS_OF_THE_AGENT
         )

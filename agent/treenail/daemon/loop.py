@@ -18,7 +18,7 @@ from treenail.daemon.live import Live
 from treenail.daemon.observe import Observer, seen
 from treenail.daemon.ports import Ports
 from treenail.daemon.wakeup import Wakeup
-from treenail.errors import Again, ClusterError, TreenailError
+from treenail.errors import Again, ClusterError, TreenailError, Unreachable
 from treenail.host.deployments import Progress, Verdict
 from treenail.log import MessageId
 from treenail.update import ahead
@@ -97,7 +97,10 @@ class Loop:
             on_record=self._recorded,
         )
         self._failure: Failure | None = None
-        self._told_of_cluster = False
+        self._untold = ""
+        """Why the last report could not be made; empty when it was."""
+        self._refusals = 0
+        """How many reports in a row the API server refused."""
         self._problems: dict[str, tuple[str, ...]] = {}
         self._drift: tuple[Drift, ...] = ()
         self._last_move = ""
@@ -220,13 +223,17 @@ class Loop:
         try:
             self._ports.cluster.report(told)
         except ClusterError as problem:
-            if not self._told_of_cluster:
+            if str(problem) != self._untold:
                 log.warning("can't report to the API server: %s", problem)
-            self._told_of_cluster = True
-            return self._pace.retry_first_s
-        if self._told_of_cluster:
+            self._untold = str(problem)
+            # Who does not answer is back in a moment; who refuses is to be asked less and less.
+            refused = not isinstance(problem, Unreachable)
+            self._refusals = self._refusals + 1 if refused else 0
+            longer = 2.0 ** min(max(self._refusals - 1, 0), 20)
+            return min(self._pace.retry_first_s * longer, self._pace.retry_most_s)
+        if self._untold:
             log.info("the API server takes reports again")
-        self._told_of_cluster = False
+        self._untold, self._refusals = "", 0
         return self._pace.look_s
 
     def _pending(self, decision: Decision) -> float:
