@@ -151,6 +151,13 @@ def test_the_agent_comes_after_the_first_boot_and_neither_after_the_network() ->
     assert not re.search(r"^(After|Wants)=.*network", first + agent, re.MULTILINE)
 
 
+@pytest.mark.parametrize("unit", UNITS)
+def test_each_unit_is_started_again_however_often_it_fails(unit: Path) -> None:
+    text = unit.read_text()
+    assert re.search(r"^StartLimitIntervalSec=0$", text, re.MULTILINE)
+    assert re.search(r"^Restart=on-failure$", text, re.MULTILINE)
+
+
 @needs("systemd-analyze")
 @pytest.mark.parametrize("unit", UNITS)
 def test_each_unit_exposes_little(unit: Path) -> None:

@@ -19,7 +19,7 @@ from tests.fakes.world import (
     World,
 )
 from tests.update.build import A, B
-from treenail.daemon.firstboot import ASIDE, DONE, ENCAPSULATED, FirstBoot, Machine
+from treenail.daemon.firstboot import ASIDE, DONE, ENCAPSULATED, FirstBoot, Machine, began_before
 from treenail.errors import ConfigError, HostError, UnreconcilableError
 from treenail.host.files import Files
 from treenail.host.root import Root
@@ -54,6 +54,9 @@ class Host:
         self.world.annotations["machineconfiguration.openshift.io/lastAppliedDrain"] = "drain-x"
         self.root = root
         self.image = ""
+        self.again = False
+        self.started_after: list[bool] = []
+        """Of each time that all was started: whether the machine had been marked as done."""
         (root / "etc").mkdir(exist_ok=True)
 
     def encapsulate(self, **spec: object) -> None:
@@ -64,9 +67,19 @@ class Host:
         fake = FakeMachine(self.world)
         clock = FakeClock()
         os = bootc_of(self.world, clock, self.bootc) if self.bootc else fake
-        machine = Machine(os, fake, fake, FakeCredentials(), FakePreflight(), clock)
+        machine = Machine(os, fake, fake, FakeCredentials(), FakePreflight(), self, clock)
         files = Files(Root(self.root))
-        return FirstBoot(files, machine, image=self.image, pull_secret=SECRET, stop=Waits(turns))
+        return FirstBoot(
+            files,
+            machine,
+            image=self.image,
+            pull_secret=SECRET,
+            stop=Waits(turns),
+            again=self.again,
+        )
+
+    def start_default(self) -> None:
+        self.started_after.append((self.root / DONE[1:]).exists())
 
     def boot(self) -> bool:
         """One boot: whether the machine joined in it."""
@@ -100,6 +113,19 @@ def test_a_machine_of_which_nothing_is_asked_joins_at_once(host: Host) -> None:
     assert host.boot()
     assert host.world.boots == 1
     assert_joined(host)
+    assert host.started_after == []
+
+
+def test_what_failed_with_an_earlier_process_is_started_before_the_mark(host: Host) -> None:
+    host.again = True
+    assert host.boot()
+    assert_joined(host)
+    assert host.started_after == [False]
+
+
+def test_a_process_knows_whether_another_one_began_before_in_its_boot(host: Host) -> None:
+    files = Files(Root(host.root))
+    assert [began_before(files) for _ in range(3)] == [False, True, True]
 
 
 def test_a_machine_moves_to_the_image_of_its_config_with_one_reboot(host: Host) -> None:
@@ -227,7 +253,7 @@ def test_a_stop_ends_the_wait(host: Host) -> None:
     stop = threading.Event()
     stop.set()
     fake = FakeMachine(host.world)
-    machine = Machine(fake, fake, fake, FakeCredentials(), FakePreflight(), FakeClock())
+    machine = Machine(fake, fake, fake, FakeCredentials(), FakePreflight(), host, FakeClock())
     waiting = FirstBoot(Files(Root(host.root)), machine, image="", pull_secret=SECRET, stop=stop)
     assert not waiting.run()
     assert [each.name for each in (host.root / "etc").iterdir()] == [Path(ENCAPSULATED).name]
@@ -236,7 +262,7 @@ def test_a_stop_ends_the_wait(host: Host) -> None:
 def test_what_fails_is_tried_again_soon_and_in_the_end_every_minute(host: Host) -> None:
     (host.root / ENCAPSULATED[1:]).write_text("{")
     fake, stop = FakeMachine(host.world), Waits(10)
-    machine = Machine(fake, fake, fake, FakeCredentials(), FakePreflight(), FakeClock())
+    machine = Machine(fake, fake, fake, FakeCredentials(), FakePreflight(), host, FakeClock())
     files = Files(Root(host.root))
     assert not FirstBoot(files, machine, image="", pull_secret=SECRET, stop=stop).run()
     assert 2.5 <= stop.timeouts[0] <= 5.0

@@ -25,6 +25,7 @@ STOCK = make_image("os/stock", "1", 1_000_000)
 WANTED = make_image("os/node", "2", 5_000_000, credential=Credential("puller", "canary-55"))
 RPM_OSTREED = "usr/lib/systemd/system/rpm-ostreed.service"
 LIMIT_S = 30.0
+USED_WRONGLY = 2
 
 
 @pytest.fixture
@@ -151,3 +152,14 @@ def test_a_machine_of_which_nothing_is_asked_joins(machine: Machine) -> None:
     assert first_boot(machine).wait(LIMIT_S) == 0
     assert (machine.root / "var/lib/treenail/firstboot.done").exists()
     assert machine.boot_count == 1
+
+
+def test_a_process_that_is_killed_is_made_up_for_by_the_next_one(machine: Machine) -> None:
+    """It joins in the boot in which the one before was killed, or could not begin."""
+    settings = machine.root / "etc/treenail/agent.toml"
+    settings.parent.mkdir(parents=True, exist_ok=True)
+    settings.write_text("[firstboot\n")
+    assert first_boot(machine).wait(LIMIT_S) == USED_WRONGLY
+    settings.unlink()
+    assert first_boot(machine).wait(LIMIT_S) == 0
+    assert (machine.root / "var/lib/treenail/firstboot.done").exists()

@@ -13,7 +13,7 @@ from treenail.cli.backend import choose, operating_system
 from treenail.cli.probes import preflight
 from treenail.clock import SystemClock
 from treenail.daemon.credentials import Credentials
-from treenail.daemon.firstboot import FirstBoot, Machine
+from treenail.daemon.firstboot import FirstBoot, Machine, began_before
 from treenail.daemon.settings import FILE, Given, Settings, load
 from treenail.host.bus import SystemBus
 from treenail.host.files import Files
@@ -31,9 +31,13 @@ STOPPED = 1
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Return 0 when the machine may join; 1 when it was told to stop, as a reboot does."""
+    """Return 0 when the machine may join; 1 when it was told to stop, as a reboot does.
+
+    Whatever keeps it from beginning is for the next process, which systemd starts.
+    """
+    root = Root(arguments.root or "/")
+    again = began_before(Files(root))
     settings = _settings(arguments)
-    root = Root(settings.root)
     journal.setup(root.path(JOURNAL), level=settings.log_level, stream=sys.stderr)
     kernel, clock, files = Kernel(root), SystemClock(), Files(root)
     if not kernel.is_ostree():
@@ -52,6 +56,7 @@ def main(arguments: argparse.Namespace) -> int:
         kernel=kernel,
         credentials=Credentials(root, files, settings),
         preflight=preflight(root, bus, systemd, os, settings.preflight, choice.backend),
+        services=systemd,
         clock=clock,
     )
     with Ledger(root).lock():
@@ -61,6 +66,7 @@ def main(arguments: argparse.Namespace) -> int:
             image=settings.firstboot.image,
             pull_secret=settings.pull_secret,
             stop=stop,
+            again=again,
         ).run()
     return 0 if joins else STOPPED
 

@@ -27,8 +27,16 @@ ENCAPSULATED = "/etc/ignition-machine-config-encapsulated.json"
 ASIDE = f"{ENCAPSULATED}.bak"
 STATE = "/var/lib/treenail/firstboot.json"
 DONE = "/var/lib/treenail/firstboot.done"
+BEGAN = "/run/treenail/firstboot.began"
 _LIMIT = 64 * 1024 * 1024
 _RETRY_FIRST_S, _RETRY_MOST_S = 5.0, 60.0
+
+
+class Services(Protocol):
+    """The service manager."""
+
+    def start_default(self) -> None:
+        """Have begun whatever the boot was to start and does not run; returns at once."""
 
 
 class Stop(Protocol):
@@ -47,16 +55,38 @@ class Machine:
     kernel: Kernel
     credentials: Credentials
     preflight: Preflight
+    services: Services
     clock: Clock
+
+
+def began_before(files: Files) -> bool:
+    """Whether another process began before in this boot, and died; to be asked first of all.
+
+    Raises `FileError`.
+    """
+    before = files.is_there(BEGAN)
+    files.write(BEGAN, b"", mode=0o600)
+    return before
 
 
 class FirstBoot:
     """Repeatable at any point: what was staged is lost with the power, and staged again."""
 
     def __init__(
-        self, files: Files, machine: Machine, *, image: str, pull_secret: str, stop: Stop
+        self,
+        files: Files,
+        machine: Machine,
+        *,
+        image: str,
+        pull_secret: str,
+        stop: Stop,
+        again: bool = False,
     ) -> None:
-        """``image`` is the settings' own wish; ``pull_secret`` is where the config's is put."""
+        """``image`` is the settings' own wish; ``pull_secret`` is where the config's is put.
+
+        ``again``: another process died before in this boot, and what waited for it with it.
+        """
+        self._again = again
         self._files = files
         self._machine = machine
         self._image = image
@@ -161,6 +191,10 @@ class FirstBoot:
 
     def _finish(self, reason: str) -> None:
         """For good, and in this order: the mark is what the next boot goes by."""
+        if self._again:
+            # The kubelet failed with the process before. Started now, it waits for this one to
+            # end; after the mark it might be too late, for with that nothing begins again.
+            self._machine.services.start_default()
         self._files.write(DONE, b"", mode=0o600)
         content = self._files.read(ENCAPSULATED, limit=_LIMIT)
         if content is not None:

@@ -11,6 +11,7 @@ from treenail.lab.machine.unitfiles import VENDOR, UnitFiles
 PLATFORM_ARGUMENTS = ("root=LABEL=root", "rw", "console=ttyS0", "ignition.platform.id=lab")
 _DIRECTORIES = ("etc/systemd/system", "usr/lib/systemd/system", "var/lib", "var/log", "proc", "run")
 _UNITS = {
+    "default.target": "[Unit]\nDescription=Multi-User System\n",
     "multi-user.target": "[Unit]\nDescription=Multi-User System\n",
     "crio.service": (
         "[Unit]\nDescription=Container Runtime Interface for OCI (CRI-O)\n"
