@@ -19,6 +19,7 @@ from tests.fakes.world import PLATFORM, FakeHealth, Killed, PowerCut, World
 from tests.update.build import A, B, C
 from treenail.api import annotations as key
 from treenail.config.wanted import wanted
+from treenail.errors import BusyError
 from treenail.update.record import Target
 from treenail.update.request import Kind, Request
 from treenail.update.steps import Remember
@@ -318,6 +319,77 @@ def test_an_agent_that_crashes_at_each_start_sends_the_node_back() -> None:
     move(node, B)
     assert_came_back(node.world, A, B, "Agent")
     assert "was started 6 times" in node.world.annotations[key.REASON]
+
+
+FILES_ALONE = config("files", {"/etc/other.conf": "x", APP: "stock"}, image=C.image)
+AGENT_WAYS = [(A, B), (STOCK, Target("files"))]
+
+
+def crashing(origin: Target, target: Target) -> Node:
+    """A node in its first boot into the target, where the agent crashes at each start."""
+    node = started(origin)
+    world, boots = node.world, node.world.boots
+    world.configs[FILES_ALONE.name] = FILES_ALONE
+    world.ask_for(target)
+    while world.boots == boots:
+        world.drain_controller()
+        node.turn()
+    world.crashes = lambda of: booted_b(of) or of.file("/etc/other.conf") is not None
+    return node
+
+
+@pytest.mark.parametrize(("origin", "target"), AGENT_WAYS)
+@pytest.mark.parametrize("misfortune", [Killed, PowerCut])
+def test_an_agent_that_crashes_goes_back_whatever_effect_of_that_is_interrupted(
+    misfortune: type[BaseException], origin: Target, target: Target
+) -> None:
+    for index in range(100):
+        node = crashing(origin, target)
+        world = node.world
+        left = iter(range(index))
+
+        def fate(_step: str, world: World = world, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                world.fate = lambda _: None
+                raise misfortune
+
+        world.fate = fate
+        move(node, target)
+        assert_came_back(world, origin, target, "Agent")
+        if next(left, None) is not None:
+            assert index > 20
+            return
+    pytest.fail("it never ends")
+
+
+def test_an_agent_that_crashes_goes_back_once_nobody_elses_transaction_is_in_the_way() -> None:
+    node = crashing(A, B)
+    world = node.world
+    busy = iter([True] * 3)
+
+    def fate(step: str) -> None:
+        if step == "roll back" and next(busy, False):
+            raise BusyError("rpm-ostreed is busy with RefreshMd")
+
+    world.fate = fate
+    move(node, B)
+    assert_came_back(world, A, B, "Agent")
+    assert next(busy, False) is False
+
+
+def test_an_agent_that_crashes_in_the_former_system_too_does_not_reboot_it() -> None:
+    for origin, target in AGENT_WAYS:
+        node = crashing(origin, target)
+        world = node.world
+        world.crashes = lambda _: True
+        node.settle()
+        boots, digest = world.boots, world.booted
+        node.settle()
+        assert (world.boots, world.booted) == (boots, digest)
+        world.crashes = lambda _: False
+        for _ in range(2):
+            node.settle()
+        assert_came_back(world, origin, target, "Agent")
 
 
 def test_boots_that_end_before_a_verdict_send_the_node_back() -> None:

@@ -9,14 +9,15 @@ from dataclasses import replace
 from typing import Protocol
 
 from treenail.clock import Clock
+from treenail.daemon.configuration import Unfinished
 from treenail.daemon.observe import deployed
 from treenail.daemon.ports import Kernel, LedgerFile, OperatingSystem, Power
-from treenail.errors import LedgerError
+from treenail.errors import HostError, LedgerError
 from treenail.log import MessageId
 from treenail.update import record as records
 from treenail.update.health import AGENT, Check, unhealthy
 from treenail.update.oschange import in_effect
-from treenail.update.proving import AGAIN
+from treenail.update.proving import AGAIN, RETURNS_ALLOWED
 from treenail.update.record import Phase, Record, Refused, Update
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 class Files(Protocol):
     """The files that the update under way has changed."""
 
+    def unfinished(self, owner: str) -> Unfinished: ...
     def put_back(self) -> None: ...
 
 
@@ -47,7 +49,8 @@ class Lifeline:
     def started(self) -> bool:
         """Count this start; returns whether the node is on its way back instead.
 
-        Raises `LedgerError` when the ledger can't be read, `HostError` when going back failed.
+        Raises `LedgerError` when the ledger can't be read. When going back fails the agent goes on,
+        for it may be able to; if it crashes once more, the next start tries again.
         """
         record = records.from_json(self._ledger.read())
         update = record.update
@@ -58,24 +61,42 @@ class Lifeline:
             return False
         probation = update.probation.started(boot_id, self._clock.monotonic())
         update = replace(update, probation=probation)
-        self._write(replace(record, update=update))
-        return bool(probation.crashes) and self._go_back(record, update, boot_id)
+        record = replace(record, update=update)
+        self._write(record)
+        if not probation.crashes:
+            return False
+        try:
+            return self._go_back(record, update, boot_id)
+        except HostError as error:
+            log.warning("can't go back to %s now: %s", update.origin, error)
+            return False
 
     def _go_back(self, record: Record, update: Update, boot_id: str) -> bool:
+        """Begin to, or, as each step can be repeated, finish what was cut short."""
         work = update.work
         os, power, files = self._machine()
         found = deployed(os.look(), self._kernel.command_line())
         if work is None or not in_effect(work.os, found.running):
             return False  # it is back already, and the loop knows what to do
-        reason = unhealthy(update.target, Check(AGENT, well=False, text=update.probation.crashes))
-        log.error("%s", reason, extra={"message_id": MessageId.UNHEALTHY})
-        refused = Refused(update.target, reason, AGAIN, check=AGENT)
+        if update.phase is Phase.RETURNING and update.boot_id != boot_id:
+            by_files = work.os.empty and not files.unfinished(update.id).held
+            if by_files or update.probation.returns >= RETURNS_ALLOWED:
+                return False  # it is back as well, or can't be brought back
+        refused = record.refused
+        if update.phase is not Phase.RETURNING or refused is None:
+            check = Check(AGENT, well=False, text=update.probation.crashes)
+            reason = unhealthy(update.target, check)
+            log.error("%s", reason, extra={"message_id": MessageId.UNHEALTHY})
+            refused = Refused(update.target, reason, AGAIN, check=AGENT)
         update = update.enter(Phase.RETURNING, boot_id=boot_id, now=self._clock.now())
         self._write(replace(record, update=update, refused=refused))
         if work.os.empty:
             files.put_back()
         else:
             os.roll_back()
+        probation = replace(update.probation, returns=update.probation.returns + 1)
+        update = replace(update, probation=probation)
+        self._write(replace(record, update=update, refused=refused))
         log.info("going back to %s", update.origin, extra={"message_id": MessageId.RETURNING})
         power.reboot()
         return True
@@ -88,7 +109,7 @@ class Lifeline:
 
 
 def _on_trial(update: Update, boot_id: str) -> bool:
-    """Whether nobody has found this boot healthy yet."""
+    """Whether nobody has found this boot healthy yet; on the way back nobody will."""
     if update.phase is Phase.REBOOTING:
         return update.boot_id != boot_id
-    return update.phase is Phase.PROVING
+    return update.phase in {Phase.PROVING, Phase.RETURNING}

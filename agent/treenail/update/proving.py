@@ -34,7 +34,8 @@ from treenail.update.work import Work
 
 _ETC = "/etc/"
 
-_RETURNS_ALLOWED = 3
+RETURNS_ALLOWED = 3
+"""Reboots that were to lead back, before a person has to."""
 AGAIN = (
     "the node has what it had before; the target is tried again once another one was asked for in "
     "between, or after 'treenail forgive'"
@@ -93,7 +94,7 @@ def returning(facts: Facts, update: Update, work: Work) -> Decision:
         return Return(refused) if this_boot else Drop("went back")
     if not in_effect(work.os, deployed.running):
         return PutBack() if facts.held else Drop("went back", update.staged_id)
-    if not this_boot and update.probation.returns >= _RETURNS_ALLOWED:
+    if not this_boot and update.probation.returns >= RETURNS_ALLOWED:
         return Refuse(
             RollbackError(
                 f"{refused.reason}; going back did not succeed in {update.probation.returns} "
