@@ -1,12 +1,13 @@
 """``treenail drift`` of a machine on which no agent runs."""
 
 import json
+import stat
 from pathlib import Path
 
 import pytest
 
 from tests.cli.test_node_plan import config, kept
-from tests.cli.test_once import entry
+from tests.cli.test_once import entry, written
 from treenail.cli.main import main
 from treenail.host.ledger import Ledger
 from treenail.host.root import Root
@@ -105,7 +106,61 @@ def test_node_that_nothing_is_known_of_is_compared_with_nothing(
     (root / "var/lib/treenail/configs/rendered-a.json").unlink()
     assert drift(root) == 1
     Ledger(Root(root)).write(to_json(Record()))
+    (root / "var/lib/treenail/once.json").unlink()
     assert drift(root) == 1
     told = capsys.readouterr().err
     assert "no copy of rendered-a on this machine" in told
-    assert "no config of this node is recorded" in told
+    assert "no config of this machine is recorded" in told
+
+
+def test_directory_is_compared_with_what_once_brought_it_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "tree"
+    (root / "etc").mkdir(parents=True)
+    file = written(tmp_path / "file", {"files": [entry("/etc/a", "a"), entry("/etc/b", "b")]})
+    assert drift(root) == 1
+    assert "no config of this machine is recorded" in capsys.readouterr().err
+    assert main(["once", "--root", str(root), file]) == 0
+    capsys.readouterr()
+    assert drift(root) == 0
+    assert capsys.readouterr().out == "the machine is as the config of treenail once says\n"
+    (root / "etc/a").unlink()
+    (root / "etc/b").write_text("c")
+    assert drift(root) == 4
+    assert capsys.readouterr().out == (
+        "/etc/a: expected kind file, found nothing (holds updates up)\n"
+        "/etc/b: other contents (holds updates up)\n"
+        "    @@ -1,1 +1,1 @@\n"
+        "    -b\n"
+        "    +c\n"
+    )
+    assert drift(root, "--heal", "/etc/a", "/etc/b") == 0
+    assert ((root / "etc/a").read_text(), (root / "etc/b").read_text()) == ("a", "b")
+
+
+def test_what_once_left_out_has_not_drifted(tmp_path: Path) -> None:
+    root = tmp_path / "tree"
+    (root / "etc").mkdir(parents=True)
+    file = tmp_path / "file"
+    spec = {"kernelArguments": ["quiet"], "extensions": ["usbguard"]}
+    file.write_text(json.dumps({"kind": "MachineConfig", "metadata": {"name": "a"}, "spec": spec}))
+    assert main(["once", "--root", str(root), str(file)]) == 0
+    assert drift(root) == 0
+
+
+def test_copy_of_the_config_is_for_its_owner_and_a_damaged_one_is_told(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Ledger(Root(root)).write(to_json(Record()))
+    copy = root / "var/lib/treenail/once.json"
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    assert drift(root) == 0
+    copy.write_text("{")
+    assert drift(root) == 1
+    assert "once.json is damaged" in capsys.readouterr().err
+
+
+def test_arguments_of_a_tree_that_was_not_booted_are_not_known(root: Path) -> None:
+    (root / "proc/cmdline").unlink()
+    assert drift(root) == 0

@@ -272,8 +272,11 @@ def test_no_secret_is_in_what_is_printed_or_told(tmp_path, root, capsys, caplog)
         (0o600, 1000),
         (0o700, 1000),
     ]
+    # Of the config, files and units are kept to compare with, for root alone.
+    copy = root / "var/lib/treenail/once.json"
+    assert (stat.S_IMODE(copy.stat().st_mode), "passwd" in copy.read_text()) == (0o600, False)
     holding = [path for path in root.rglob("var/lib/treenail/**/*") if path.is_file()]
-    assert [path for path in holding if CANARY in path.read_text()] == []
+    assert [path for path in holding if CANARY in path.read_text()] == [copy]
 
 
 @needs_root

@@ -5,11 +5,12 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from treenail.api.contents import Contents
 from treenail.api.machineconfig import MachineConfig
+from treenail.cli.kept import kept
 from treenail.cli.machine import labelled_disk, survey_and_runner, unit_states
 from treenail.cli.main import DEGRADED
 from treenail.cli.node import settings_of
@@ -18,12 +19,12 @@ from treenail.cli.terminal import Paint, paint
 from treenail.clock import Clock, SystemClock
 from treenail.config.drift import Attribute, Drift, expected
 from treenail.config.redact import FileDiff, redacted_diff
-from treenail.config.wanted import Wanted
+from treenail.config.wanted import Wanted, WantedOS, wanted
 from treenail.daemon.apply import apply
 from treenail.daemon.configs import Configs
 from treenail.daemon.drift import Asked, Booted, DriftCheck
 from treenail.daemon.upkeep import Sayings
-from treenail.errors import HostError, Unreachable, UsageError
+from treenail.errors import FileError, HostError, Unreachable, UsageError
 from treenail.host.files import Files
 from treenail.host.kernel import Kernel
 from treenail.host.ledger import Ledger
@@ -116,8 +117,12 @@ class _Machine:
         self._running = root.prefix == Path("/")
         self._policy = settings_of(root, config).drift.policy
         self.current = records.from_json(Ledger(root).read()).current
-        if not self.current.config:
-            raise HostError("no config of this node is recorded: there is nothing to compare with")
+        if self.current.config:
+            self._wish, self._says = self._of_node()
+        else:
+            self._wish, self._says = self._of_once()
+
+    def _of_node(self) -> tuple[Wanted, Asked]:
         sayings = Sayings(self._files, Configs(self._files, Away()))
         wish, says = sayings.wish(self.current), sayings.asked(self.current)
         if wish is None or says is None:
@@ -125,8 +130,19 @@ class _Machine:
                 f"there is no copy of {self.current.config} on this machine",
                 remedy="the agent keeps one as soon as it reaches the API server",
             )
-        self._wish: Wanted = wish
-        self._says: Asked = says
+        return wish, says
+
+    def _of_once(self) -> tuple[Wanted, Asked]:
+        """Files and units; what is for the operating system was left out."""
+        config = kept(self._files)
+        if config is None:
+            raise HostError(
+                "no config of this machine is recorded: there is nothing to compare with",
+                remedy="the agent records one with its first update, treenail once when it is done",
+            )
+        self.current = Target(config.name or "the config of treenail once")
+        wish = replace(wanted(config), os=WantedOS())
+        return wish, Asked.of(wish)
 
     def look(self) -> list[Found]:
         """What drifted, by path."""
@@ -155,7 +171,13 @@ class _Machine:
         # Commands that look at a tree of files need no bus.
         from treenail.cli.backend import deployments
 
-        arguments = Kernel(self._root).command_line()
+        try:
+            arguments = Kernel(self._root).command_line()
+        except FileError:
+            if self._running:
+                raise
+            # A tree of files was booted with none: what is not known has not drifted.
+            arguments = self._wish.os.kernel_arguments
         try:
             booted = deployments(self._root, self._clock).booted
         except HostError:

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 from treenail.api.machineconfig import DEFAULT_KERNEL, MachineConfig
 from treenail.cli.files import machine_config
+from treenail.cli.kept import keep
 from treenail.cli.machine import survey_and_runner
 from treenail.cli.main import REBOOT_NEEDED, flush
 from treenail.config.wanted import Wanted, wanted
 from treenail.daemon.apply import Recovery, apply, recover
-from treenail.errors import IgnitionError, LedgerError
+from treenail.errors import FileError, IgnitionError, LedgerError
+from treenail.host.files import Files
 from treenail.host.ledger import Ledger
 from treenail.host.root import Root
 from treenail.update.plan import plan
@@ -109,7 +111,16 @@ def once(config: MachineConfig, root: Root, *, running: bool) -> Outcome:
         except KeyboardInterrupt:
             recover(runner)
             raise
-    return Outcome(steps, found.notes, left_out, cost, recovered)
+        notes = (*found.notes, *_kept(config, root))
+    return Outcome(steps, notes, left_out, cost, recovered)
+
+
+def _kept(config: MachineConfig, root: Root) -> Iterator[str]:
+    """Have a copy; why there is none is no reason to call the change a failure."""
+    try:
+        keep(Files(root), config)
+    except FileError as error:
+        yield f"treenail drift has nothing to compare with: {error}"
 
 
 def _noticed(wish: Wanted, steps: tuple[Step, ...]) -> "tuple[tuple[Step, ...], Disruption]":
