@@ -164,12 +164,27 @@ def test_once_it_has_joined_nothing_is_looked_at_again(host: Host) -> None:
     assert host.world.booted == A.digest
 
 
-def effects(host: Host) -> list[str]:
+def effects(host: Host, **spec: object) -> list[str]:
     steps: list[str] = []
     host.world.fate = steps.append
-    host.encapsulate(osImageURL=B.image)
+    host.encapsulate(**(spec or {"osImageURL": B.image}))
     host.join()
     return steps
+
+
+@pytest.mark.parametrize("misfortune", [Killed, PowerCut])
+def test_the_power_may_go_at_any_effect_of_a_move_to_kernel_arguments_alone(
+    tmp_path: Path, misfortune: type[BaseException]
+) -> None:
+    (tmp_path / "dry").mkdir()
+    count = len(effects(Host(tmp_path / "dry"), kernelArguments=["nosmt"]))
+    assert count > 5
+    for index in range(count):
+        place = tmp_path / str(index)
+        place.mkdir()
+        host = Host(place)
+        assert_joins_in_spite(host, misfortune, index, kernelArguments=["nosmt"])
+        assert host.world.system.arguments[-1] == "nosmt"
 
 
 @pytest.mark.parametrize("back_end", BACK_ENDS)
@@ -187,10 +202,12 @@ def test_the_power_may_go_at_any_effect(
             assert_joins_in_spite(Host(place, bootc=directory_of(back_end)), misfortune, index)
 
 
-def assert_joins_in_spite(host: Host, misfortune: type[BaseException], index: int) -> None:
+def assert_joins_in_spite(
+    host: Host, misfortune: type[BaseException], index: int, **spec: object
+) -> None:
     """The misfortune strikes once, at the effect of this number."""
     boots = host.world.boots
-    host.encapsulate(osImageURL=B.image)
+    host.encapsulate(**(spec or {"osImageURL": B.image}))
     countdown = iter(range(index + 1))
 
     def fate(_step: str) -> None:
@@ -199,7 +216,7 @@ def assert_joins_in_spite(host: Host, misfortune: type[BaseException], index: in
 
     host.world.fate = fate
     host.join()
-    assert host.world.booted == B.digest
+    assert host.world.booted == (A.digest if spec else B.digest)
     assert host.world.boots <= boots + (1 if misfortune is Killed else 2)
     assert_joined(host)
 

@@ -22,6 +22,7 @@ from treenail.api.node import Node
 from treenail.errors import (
     BusError,
     CancelledError,
+    HostError,
     LedgerError,
     NotFound,
     PreflightError,
@@ -337,6 +338,8 @@ class FakeMachine:
         digest = change.image.partition("@")[2] or world.system.digest
         asked = System(digest, (*kept, *change.append), world.serials + 1)
         staged = world.staging
+        if staged and not world.locked:
+            raise HostError(f"can't stage {change}: {staged.id} is pending, and not locked")
         if staged and (staged.digest, staged.arguments) == (asked.digest, asked.arguments):
             return
         world.fate("stage begins")

@@ -130,12 +130,11 @@ class FirstBoot:
                 self._finish(reason)
                 return True
             case Move() as move:
-                begun = Begun(begun.reboots + (begun.boot_id != boot_id), boot_id)
-                final = bool(found.staged) and not found.locked
-                if not final or found.staged != move.change.digest:
+                final = bool(found.staged_id) and not found.locked
+                if not final or found.staged_id != begun.staged_id:
                     self._stage(move, asked)
                 # Else it was killed once the next boot was to be into it.
-                self._reboot(begun)
+                self._reboot(begun.reboots + (begun.boot_id != boot_id), boot_id)
                 return False
 
     def _asked(self) -> Asked:
@@ -171,11 +170,12 @@ class FirstBoot:
             wait_out(error, machine.os, self._watch)
             raise
 
-    def _reboot(self, begun: Begun) -> None:
+    def _reboot(self, reboots: int, boot_id: str) -> None:
         machine = self._machine
         staged = machine.os.look().staged
         if staged is None:
             raise HostError("what was staged for the first boot is gone")
+        begun = Begun(reboots, boot_id, staged.id)
         self._files.write(STATE, json.dumps(firstboot.to_json(begun)).encode(), mode=0o600)
         log.info("rebooting into %s", staged.image or staged.id)
         machine.os.finalize(staged.id)

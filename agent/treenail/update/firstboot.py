@@ -30,6 +30,8 @@ class Begun:
     reboots: int = 0
     boot_id: str = ""
     """The boot in which the last reboot was asked for."""
+    staged_id: str = ""
+    """The deployment that it was to be into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +77,23 @@ def decide(
 
 
 def to_json(begun: Begun) -> Json:
-    return {"version": 1, "reboots": begun.reboots, "bootID": begun.boot_id}
+    return {
+        "version": 1,
+        "reboots": begun.reboots,
+        "bootID": begun.boot_id,
+        "stagedID": begun.staged_id,
+    }
 
 
 def from_json(document: object) -> Begun:
     """What `to_json` wrote; anything else counts as nothing done."""
     match document:
-        case {"version": 1, "reboots": int(reboots), "bootID": str(boot_id)}:
-            return Begun(reboots, boot_id)
+        case {
+            "version": 1,
+            "reboots": int(reboots),
+            "bootID": str(boot_id),
+            "stagedID": str(staged_id),
+        }:
+            return Begun(reboots, boot_id, staged_id)
         case _:
             return Begun()
