@@ -118,7 +118,9 @@ def test_a_second_agent_is_told_which_process_is_the_first(root, ledger):
         with pytest.raises(LedgerError) as refused, ledger.lock():
             pytest.fail("two agents hold the lock")
         assert str(refused.value) == f"another agent, process {first.pid}, works on {root.prefix}"
-        assert refused.value.remedy == "stop it first: systemctl stop treenail"
+        assert refused.value.remedy == (
+            "let it finish; if it is the service, stop that: systemctl stop treenail"
+        )
         first.kill()
         first.wait(timeout=10)
     with ledger.lock():

@@ -124,7 +124,7 @@ class Ledger:
             raise LedgerError(
                 f"another agent{f', process {pid},' if pid.isdigit() else ''} "
                 f"works on {self._root.prefix}",
-                remedy="stop it first: systemctl stop treenail",
+                remedy="let it finish; if it is the service, stop that: systemctl stop treenail",
             ) from error
         except OSError as error:
             raise LedgerError(f"can't lock the ledger: {error}") from error
