@@ -164,3 +164,14 @@ def test_copy_of_the_config_is_for_its_owner_and_a_damaged_one_is_told(
 def test_arguments_of_a_tree_that_was_not_booted_are_not_known(root: Path) -> None:
     (root / "proc/cmdline").unlink()
     assert drift(root) == 0
+
+
+def test_what_was_booted_is_not_put_right_by_the_command(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept(root, config("rendered-a", kernelArguments=["nosmt"]))
+    assert drift(root) == 4
+    assert drift(root, "--heal", "kernel command line") == 2
+    told = capsys.readouterr().err
+    assert "what was booted can't be put right while it runs" in told
+    assert "touch /run/machine-config-daemon-force" in told

@@ -30,7 +30,7 @@ from treenail.host.kernel import Kernel
 from treenail.host.ledger import Ledger
 from treenail.host.root import Root
 from treenail.update import record as records
-from treenail.update.drifting import Reaction
+from treenail.update.drifting import OF_THE_BOOT, Reaction, remedy
 from treenail.update.healing import healing
 from treenail.update.plan import plan
 from treenail.update.record import Target
@@ -200,7 +200,14 @@ def _chosen(found: Sequence[Found], paths: Sequence[str]) -> list[Drift]:
     for path in paths:
         if path not in known:
             raise UsageError(f"{path} has not drifted", remedy="see what has: treenail drift")
-    return [each.drift for each in found if each.drift.subject in paths]
+    chosen = [each.drift for each in found if each.drift.subject in paths]
+    for drift in chosen:
+        if drift.attribute in OF_THE_BOOT:
+            raise UsageError(
+                f"{drift.subject}: what was booted can't be put right while it runs",
+                remedy=remedy([drift]),
+            )
+    return chosen
 
 
 def _document(found: Found) -> Json:

@@ -12,7 +12,7 @@ HOUR_S = 3600.0
 NAMED_LIMIT = 5
 """Drifts that one sentence names."""
 
-_OF_THE_BOOT = frozenset({Attribute.ARGUMENTS, Attribute.PACKAGES})
+OF_THE_BOOT = frozenset({Attribute.ARGUMENTS, Attribute.PACKAGES})
 
 
 class Reaction(StrEnum):
@@ -50,7 +50,7 @@ class DriftPolicy:
             extra = drift.attribute is Attribute.KIND and drift.expected == Kind.NOTHING
             label = drift.attribute is Attribute.LABEL and self.default is Reaction.BLOCK
             found = Reaction.REPORT if extra or label else self.default
-        if found is Reaction.HEAL and drift.attribute in _OF_THE_BOOT:
+        if found is Reaction.HEAL and drift.attribute in OF_THE_BOOT:
             return Reaction.BLOCK
         return found
 
@@ -115,7 +115,7 @@ def sentence(drifts: Sequence[Drift], config: str, fought: frozenset[str] = froz
 
 def remedy(drifts: Sequence[Drift], fought: frozenset[str] = frozenset()) -> str:
     """What a person can do about them."""
-    if any(each.attribute in _OF_THE_BOOT for each in drifts):
+    if any(each.attribute in OF_THE_BOOT for each in drifts):
         return f"put it back, or have the config applied anew: touch {names.FORCE_FILE}"
     found = "find what writes there, then " if fought else ""
     return (
