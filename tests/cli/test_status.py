@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from treenail.cli.main import main
+from treenail.cli.main import DEGRADED, main
 from treenail.cli.screen import screen
 from treenail.host.ledger import Ledger
 from treenail.host.root import Root
@@ -163,3 +163,26 @@ def test_the_deployment_that_is_kept_is_told_with_its_end(
     main(["status", "--root", str(tmp_path)])
     shown = capsys.readouterr().out
     assert "Kept         os-1, until 2023-11-15T22:13:20Z, or the next update\n" in shown
+
+
+def test_damaged_ledger_is_the_failure_and_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given(tmp_path, Record(OLD), LIVE)
+    ledger = tmp_path / "var/lib/treenail/ledger.json"
+    ledger.write_text("{")
+    assert main(["status", "--root", str(tmp_path)]) == DEGRADED
+    shown = capsys.readouterr().out.splitlines()
+    assert "State        Degraded" in shown
+    at = next(index for index, line in enumerate(shown) if line.startswith("What to do"))
+    assert shown[at - 1].startswith(f"Last error   the ledger {ledger} is damaged: ")
+    assert shown[at].startswith(f"What to do   move {ledger} away and start the agent again; ")
+    assert shown[at + 1].startswith("What to do   systemctl start treenail; ")
+
+
+def test_ledger_that_can_not_be_read_here_degrades_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "var/lib/treenail/ledger.json").mkdir(parents=True)
+    assert main(["status", "--root", str(tmp_path)]) == 0
+    assert "Not known    what is recorded: the ledger: " in capsys.readouterr().out

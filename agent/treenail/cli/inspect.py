@@ -39,10 +39,10 @@ def gather(root: Root, clock: Clock) -> Json:
     """
     problems: list[str] = []
     live = _live(root, problems)
-    record = _record(root, problems)
+    record, damage = _record(root, problems)
     found = _deployments(root, clock, problems)
     update = record.update
-    failure = live.get("failure")
+    failure = damage or live.get("failure")
     if failure is None and record.refused is not None:
         failure = {
             "message": record.refused.reason,
@@ -83,12 +83,15 @@ def _live(root: Root, problems: list[str]) -> Json:
         return {}
 
 
-def _record(root: Root, problems: list[str]) -> Record:
+def _record(root: Root, problems: list[str]) -> tuple[Record, Json | None]:
+    """The record, and the failure that it is damaged, for no agent can begin with that."""
     try:
-        return records.from_json(Ledger(root).read())
+        return records.from_json(Ledger(root).read()), None
     except TreenailError as error:
         problems.append(f"what is recorded: {error}")
-        return Record()
+        if isinstance(error.__cause__, FileError):
+            return Record(), None  # it may be read by root alone
+        return Record(), {"message": str(error), "remedy": error.remedy, "state": error.state}
 
 
 def _deployments(root: Root, clock: Clock, problems: list[str]) -> Deployments:
