@@ -78,7 +78,7 @@ _LOOKS = tuple(
         (r"(\blogin\s+\S+\s+password\s+)\S+", rf"\1{WITHHELD}"),
         # Behind an option, in an element, on a line of its own, in a sentence.
         (
-            rf"(?i)((?<![\w-])--?[\w.-]{{0,40}}?{_ANY_WORD}[\"'\\]{{0,8}}[\s,]+)(?!--){_VALUE}",
+            rf"(?i)((?<![\w.-])--?[\w.-]{{0,40}}?{_ANY_WORD}[\"'\\]{{0,8}}[\s,]+)(?!--){_VALUE}",
             _BEHIND,
         ),
         (rf"((?<![\w-])(?:-[uU]|--(?:proxy-)?user)(?:[\"'\\]{{0,8}}[\s,=]+)?){_LOGIN}", _BEHIND),
@@ -89,6 +89,8 @@ _LOOKS = tuple(
         (rf"(?i)^(\s*(?:[-+#;]\s*)?[\w.-]{{0,40}}?{_ANY_WORD}\s+){_NO_VALUE}{_VALUE}\s*$", _BEHIND),
         (rf"(?i)((?<=\s)[\w.-]{{0,40}}?passw(?:or)?d\s+){_NO_VALUE}{_VALUE}", _BEHIND),
         (rf"(?i)((?:{_WORDS})\s+)(?=[^\s\d]*\d){_NO_VALUE}{_VALUE}", _BEHIND),
+        (r"(\b(?:echo|printf)\s)[^|]{1,300}(?=\|[^|]{0,200}passw)", _BEHIND),
+        (r"(\br[ow]community6?\s+)\S+", _BEHIND),
         (r"(\bPSK\s+)\"[^\"]*\"", rf"\1{WITHHELD}"),
         (r"(\bdata:[^,\s\"']{0,200},)[^\s\"']+", rf"\1{WITHHELD}"),
         (r"\$(?:1|2[abxy]?|5|6|7|y|gy|sha1)\$[^\s:\"',]+", WITHHELD),
