@@ -8,6 +8,7 @@ import pytest
 from tests.integration.commands import status
 from tests.integration.site import NODE, Site
 from tests.waiting import wait_until
+from treenail.api import annotations as key
 
 pytestmark = pytest.mark.integration
 
@@ -107,3 +108,20 @@ def test_a_degraded_node_has_an_exit_code_of_its_own(site: Site) -> None:
     assert json.loads(status(site, "--json").stdout)["failure"]["state"] == "Degraded"
     site.reach(site.goal())
     assert status(site).returncode == 0
+
+
+def test_a_damaged_ledger_degrades_the_node_until_it_is_there_again(site: Site) -> None:
+    ledger = site.machine.root / "var/lib/treenail/ledger.json"
+    site.machine.stop_agent()
+    good = ledger.read_bytes()
+    ledger.write_text("{")
+    site.machine.start_agent()
+    assert "and start the agent again" in site.wait_degraded(f"the ledger {ledger} is damaged")
+    ended = status(site)
+    assert ended.returncode == DEGRADED
+    assert f"the ledger {ledger} is damaged" in ended.stdout
+    site.machine.stop_agent()
+    ledger.write_bytes(good)
+    site.machine.start_agent()
+    site.wait_note(key.STATE, "Done")
+    assert site.notes()[key.REASON] == ""

@@ -8,9 +8,13 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from treenail import log as journal
+from treenail.api import annotations as key
+from treenail.api.annotations import NodeState
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
 from treenail.cli.backend import choose, is_composefs, operating_system, pins, soft_reboots
 from treenail.cli.machine import labelled_disk
@@ -45,7 +49,14 @@ from treenail.daemon.survey import AskedStates, Survey
 from treenail.daemon.trust import Trust
 from treenail.daemon.upkeep import Sayings, Upkeep
 from treenail.daemon.wakeup import Wakeup
-from treenail.errors import ClusterError, FileError, Forbidden, Unreachable
+from treenail.errors import (
+    ClusterError,
+    FileError,
+    Forbidden,
+    LedgerError,
+    TreenailError,
+    Unreachable,
+)
 from treenail.host.bus import SystemBus
 from treenail.host.files import Files
 from treenail.host.kernel import Kernel
@@ -62,6 +73,8 @@ from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import CONTROLLERCONFIGS, NODES
 from treenail.kube.transport import HttpTransport
 from treenail.kube.watch import Scope, Watch
+from treenail.log import MessageId
+from treenail.update.status import reason_text
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +86,7 @@ UNMANAGED = 5
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the agent; returns when it was told to stop, or when this host is not its business."""
-    if _sent_back(Root(arguments.root or "/")):
+    if _sent_back(Root(arguments.root or "/"), lambda error: _degrade(arguments, error)):
         return 0
     settings = _settings(arguments)
     root = Root(settings.root)
@@ -101,10 +114,11 @@ def _not_ours(root: Root) -> int:
     return 0
 
 
-def _sent_back(root: Root) -> bool:
+def _sent_back(root: Root, degrade: Callable[[LedgerError], None]) -> bool:
     """Whether the node is on its way back, as this was one start too many.
 
-    Before the settings are read, for they may be what makes the agent crash.
+    Before the settings are read, for they may be what makes the agent crash. A ledger that can't be
+    read is told by ``degrade`` before it is raised.
     """
     journal.setup(root.path(JOURNAL), level=logging.INFO, stream=sys.stderr)
     kernel, clock, ledger = _kernel(root), SystemClock(), Ledger(root)
@@ -122,7 +136,26 @@ def _sent_back(root: Root) -> bool:
     if not kernel.is_ostree():
         return False
     with ledger.lock():
-        return Lifeline(ledger, kernel, clock, machine=machine).started()
+        try:
+            return Lifeline(ledger, kernel, clock, machine=machine).started()
+        except LedgerError as error:
+            degrade(error)
+            raise
+
+
+def _degrade(arguments: argparse.Namespace, error: LedgerError) -> None:
+    """Have the Node say why its agent can't begin, as nothing else would; as far as it can be."""
+    reason = reason_text(error)
+    log.error("%s", reason, extra={"message_id": MessageId.DEGRADED})
+    try:
+        settings = _settings(arguments)
+        connection = read_kubeconfig(settings.kubeconfig, locate=Root(settings.root).path)
+        with closing(HttpTransport(connection, SystemClock())) as transport:
+            notes = {key.STATE: NodeState.DEGRADED.value, key.REASON: reason}
+            client = Client(transport, limit_s=settings.limits.call_s)
+            client.patch(NODES, settings.node_name, {"metadata": {"annotations": notes}})
+    except TreenailError as problem:
+        log.warning("the Node does not say so: %s", problem)
 
 
 def _kernel(root: Root) -> Kernel:
