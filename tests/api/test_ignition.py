@@ -238,6 +238,31 @@ def with_dropins(*names: str) -> dict[str, object]:
             "expected a string, found nothing",
         ),
         (
+            storage(files=[{"path": "/etc/" + 128 * "ä"}]),
+            "storage.files[0].path",
+            f"expected names of up to 255 bytes in the path, found {'/etc/' + 128 * 'ä'!r}",
+        ),
+        (
+            storage(files=[{"path": 2048 * "/d"}]),
+            "storage.files[0].path",
+            f"expected a path of up to 4095 bytes, found {2048 * '/d'!r:.200}",
+        ),
+        (
+            with_units({"name": 248 * "u" + ".service"}),
+            "systemd.units[0].name",
+            f"expected a shorter name, found {200 * 'u'!r:.200}",
+        ),
+        (
+            with_units({"name": 246 * "u" + ".service", "dropins": [{"name": "x.conf"}]}),
+            "systemd.units[0].name",
+            f"expected a shorter name, found {200 * 'u'!r:.200}",
+        ),
+        (
+            with_dropins(251 * "d" + ".conf"),
+            "systemd.units[0].dropins[0].name",
+            f"expected a name of up to 255 bytes, found {200 * 'd'!r:.200}",
+        ),
+        (
             with_units({"name": "a.conf"}),
             "systemd.units[0].name",
             f"{UNIT}, found 'a.conf'",

@@ -229,6 +229,17 @@ def test_a_failure_leaves_everything_as_it_was_and_names_the_step(tmp_path, root
     assert {path: seen for path, seen in after.items() if not path.startswith("var")} == before
 
 
+def test_a_copy_whose_name_is_too_long_is_told_and_all_is_as_before(tmp_path, root, capsys):
+    name = 250 * "n"
+    (root / "etc" / name).write_text("theirs")
+    storage = {"files": [entry("/etc/new/one", "1"), entry(f"/etc/{name}", "ours")]}
+    file = written(tmp_path / "a.json", storage)
+    assert run(file, "--root", root) == 1
+    assert "nothing is changed" in capsys.readouterr().err
+    assert (root / "etc" / name).read_text() == "theirs"
+    assert not (root / "etc/new").exists()
+
+
 def test_nothing_is_written_outside_of_the_root(tmp_path, root):
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -30,6 +30,9 @@ _TIDY_PATH = re.compile(r"(/(?!\.{1,2}(/|$))[^/\0]+)+")
 _UNIT_NAME = re.compile(rf"[A-Za-z0-9:._\\@-]+\.({'|'.join(UNIT_TYPES)})")
 _DROPIN_NAME = re.compile(r"[^/\0]+\.conf")
 _MAX_MODE = 0o7777
+# What Linux allows; the whole path has a null character at its end.
+_MAX_NAME_BYTES = 255
+_MAX_PATH_BYTES = 4095
 
 
 def path(fields: Fields) -> str:
@@ -39,6 +42,10 @@ def path(fields: Fields) -> str:
         raise _wrong(fields, "path", "an absolute path", found)
     if not _TIDY_PATH.fullmatch(found):
         raise _wrong(fields, "path", "a path without '.', '..', '//' or a slash at its end", found)
+    if len(found.encode()) > _MAX_PATH_BYTES:
+        raise _wrong(fields, "path", f"a path of up to {_MAX_PATH_BYTES} bytes", found)
+    if any(_too_long(name) for name in found.split("/")):
+        raise _wrong(fields, "path", f"names of up to {_MAX_NAME_BYTES} bytes in the path", found)
     return found
 
 
@@ -68,6 +75,10 @@ def unit_name(fields: Fields) -> str:
     found = fields.required_text("name")
     if not _UNIT_NAME.fullmatch(found):
         raise _wrong(fields, "name", "the name of a systemd unit, with its type at the end", found)
+    # Its drop-ins are in a directory of its name and two characters more.
+    has_dropins = bool(fields.list_of("dropins"))
+    if _too_long(f"{found}.d" if has_dropins else found):
+        raise _wrong(fields, "name", "a shorter name", found)
     return found
 
 
@@ -76,6 +87,8 @@ def dropin(fields: Fields) -> Dropin:
     found = fields.required_text("name")
     if not _DROPIN_NAME.fullmatch(found):
         raise _wrong(fields, "name", "a file name that ends in .conf", found)
+    if _too_long(found):
+        raise _wrong(fields, "name", f"a name of up to {_MAX_NAME_BYTES} bytes", found)
     return Dropin(found, fields.optional_text("contents"))
 
 
@@ -172,6 +185,10 @@ def _pruned(value: object, fields: Fields, depth: int) -> object:
     if isinstance(value, list):
         return [_pruned(inner, fields, depth - 1) for inner in value]
     return value
+
+
+def _too_long(name: str) -> bool:
+    return len(name.encode()) > _MAX_NAME_BYTES
 
 
 def _wrong(fields: Fields, name: str, expected: str, found: str) -> IgnitionError:

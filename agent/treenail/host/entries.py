@@ -155,6 +155,9 @@ class Entries:
                     raise
                 if not self._disk.names(place):
                     self._disk.remove_directory(place)
+            except OSError as error:
+                if error.errno != errno.ENAMETOOLONG:  # then it was never made
+                    raise
 
     def make_directory(self, entry: Directory, place: Place) -> None:
         """Have a directory where nothing is."""
@@ -187,7 +190,8 @@ class Entries:
         except (FileNotFoundError, NotADirectoryError):
             pass
         except OSError as error:
-            raise failure("remove", temporary, error) from error
+            if error.errno != errno.ENAMETOOLONG:  # then it was never made
+                raise failure("remove", temporary, error) from error
 
     def _create(self, temporary: str) -> int:
         try:

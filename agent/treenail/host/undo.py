@@ -17,6 +17,7 @@ Where all that is left to be done by then is such renames, the last line is writ
 are flushed at once: whoever finds the line does what it found undone.
 """
 
+import errno
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -260,6 +261,8 @@ class Undo:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                return None
             raise failure("look at", path, error) from error
 
     # Putting back.
