@@ -303,6 +303,16 @@ def with_dropins(*names: str) -> dict[str, object]:
             "expected a string, found a number or a boolean",
         ),
         (
+            with_users({"name": "core", "passwordHash": "$6$canary:"}),
+            "passwd.users[0].passwordHash",
+            "expected a hash without colons, line ends and null characters",
+        ),
+        (
+            with_users({"name": "core", "passwordHash": "$6$canary\n"}),
+            "passwd.users[0].passwordHash",
+            "expected a hash without colons, line ends and null characters",
+        ),
+        (
             ignition(
                 storage={"files": [{"path": "/etc/systemd/system/a.service.d/x.conf"}]},
                 systemd=with_dropins("x.conf")["systemd"],

@@ -297,3 +297,18 @@ def test_what_stands_behind_a_link_goes_when_the_config_has_a_directory_in_its_p
     node.bring(storage=files("opt/l/x", text="other"))
     assert node.seen("opt/d/x") is None
     assert node.seen("opt/l/x") == ("-rw-r--r--", "other")
+
+
+@pytest.mark.parametrize("shadow", [None, "root:*:1::::::\n"])
+def test_keys_are_set_where_nobody_has_a_password(node, shadow):
+    place = node.root / "etc/shadow"
+    place.unlink()
+    if shadow is not None:
+        place.write_text(shadow)
+    node.bring(passwd=core(sshAuthorizedKeys=["ssh-ed25519 AAAA"]))
+    assert node.seen("home/core/.ssh/authorized_keys.d/ignition") == (
+        "-rw-------",
+        "ssh-ed25519 AAAA\n",
+    )
+    node.bring()
+    assert node.seen("etc/shadow") == (None if shadow is None else ("-rw-r--r--", shadow))

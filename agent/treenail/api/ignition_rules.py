@@ -33,6 +33,7 @@ _MAX_MODE = 0o7777
 # What Linux allows; the whole path has a null character at its end.
 _MAX_NAME_BYTES = 255
 _MAX_PATH_BYTES = 4095
+_NOT_IN_HASHES = frozenset(":\n\0")
 
 
 def path(fields: Fields) -> str:
@@ -93,11 +94,17 @@ def dropin(fields: Fields) -> Dropin:
 
 
 def user(fields: Fields) -> User:
-    """A user, of any version."""
+    """A user, of any version; a hash that would break its line in /etc/shadow is not told."""
+    password_hash = fields.optional_text("passwordHash")
+    if _NOT_IN_HASHES & set(password_hash or ""):
+        raise fields.error(
+            f"{fields.at('passwordHash')}: expected a hash without colons, line ends and null "
+            "characters"
+        )
     return User(
         name=fields.required_text("name"),
         ssh_keys=fields.texts("sshAuthorizedKeys"),
-        password_hash=fields.optional_text("passwordHash"),
+        password_hash=password_hash,
         others=prune(fields, "name", "sshAuthorizedKeys", "passwordHash"),
     )
 

@@ -109,7 +109,7 @@ class Survey:
             states=self._states.states(*units),
             vendored=frozenset(n for n in units if self._units.find(n, searched=_VENDOR)),
             login=accounts.has(names.LOGIN),
-            password_hash=self._shadow.password_hash(names.LOGIN) or "" if users else "",
+            password_hash=self._shadow.password_hash(names.LOGIN) if users else None,
             same_files=self._same_files(new, stands),
         )
 

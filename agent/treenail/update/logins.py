@@ -41,7 +41,9 @@ def logins(
     if _keys_differ(keys, seen):
         yield SetKeys(names.LOGIN, keys, reason)
     password = (user.password_hash if user else None) or LOCKED
-    if password == LOCKED and seen.password_hash.startswith(("*", "!")):
+    # Without a line there is no password to take away.
+    present = LOCKED if seen.password_hash is None else seen.password_hash
+    if password == LOCKED and present.startswith(("*", "!")):
         return
     if password != seen.password_hash:
         reason = "the config has none" if password == LOCKED else "the config has another"

@@ -32,7 +32,8 @@ class Seen:
     """The units that have a file of the vendor, under one of the config's or alone."""
     login: bool = False
     """The machine has the user whose keys and password a config may set."""
-    password_hash: str = field(default="", repr=False)
+    password_hash: str | None = field(default=None, repr=False)
+    """That user's password field; None without a line for one."""
     same_files: frozenset[str] = frozenset()
     """The hard links that are names of the file they should be."""
 
