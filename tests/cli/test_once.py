@@ -350,3 +350,18 @@ def test_a_node_of_the_machine_config_daemon_is_taken_over(tmp_path, root):
     assert run(written(tmp_path / "a"), "--root", root) == 0
     assert (root / "etc/motd").read_text() == "the vendor's"
     assert not (root / "etc/gone").exists()
+
+
+def test_a_file_that_goes_with_the_link_before_it_is_missed_and_all_is_as_before(
+    tmp_path, root, capsys
+):
+    owner = {"user": {"id": os.geteuid()}, "group": {"id": os.getegid()}}
+    links = [{"path": "/opt/l", "target": "d", **owner}]
+    there = {"files": [entry("/opt/d/x", "1")], "links": links}
+    assert run(written(tmp_path / "a.json", there), "--root", root) == 0
+    behind = written(tmp_path / "b.json", {"files": [entry("/opt/l/x", "1")]})
+    assert run(behind, "--root", root) == 1
+    told = capsys.readouterr().err
+    assert "can't verify what was done" in told
+    assert "write /opt/l/x (0644): nothing is there" in told
+    assert (root / "opt/l/x").samefile(root / "opt/d/x")

@@ -15,7 +15,8 @@ from treenail.cli.kept import keep
 from treenail.cli.machine import survey_and_runner
 from treenail.cli.main import REBOOT_NEEDED, flush
 from treenail.config.wanted import Wanted, wanted
-from treenail.daemon.apply import Recovery, apply, recover
+from treenail.daemon.apply import Recovery, recover
+from treenail.daemon.configuration import Configuration
 from treenail.errors import FileError, IgnitionError, LedgerError
 from treenail.host.files import Files
 from treenail.host.ledger import Ledger
@@ -107,7 +108,7 @@ def once(config: MachineConfig, root: Root, *, running: bool) -> Outcome:
         found = plan(old, wish, survey.see(old, wish), config=config.name)
         steps, cost = _noticed(wish, found.steps) if running else (found.steps, None)
         try:
-            apply(steps, runner)
+            Configuration(survey, runner).apply(steps, wish, config.name)
         except KeyboardInterrupt:
             recover(runner)
             raise
