@@ -9,6 +9,7 @@ from tests.daemon.test_config_walks import (
     APP,
     BAKED,
     BAKED_TEXT,
+    FREE,
     FREELY,
     NEXT,
     STOCK,
@@ -107,6 +108,18 @@ def test_an_owner_whom_the_machine_does_not_know_is_refused_before_the_drain() -
     assert world.annotations[key.STATE] == "Degraded"
     assert "nobody-here" in world.annotations[key.REASON]
     assert not world.unschedulable
+    assert world.file(APP) == b"next"
+
+
+def test_a_file_in_the_place_of_a_directory_is_refused_before_the_drain() -> None:
+    world = world_at(FREELY)
+    world.configs["third"] = config("third", {FREE.rpartition("/")[0]: "third"})
+    drain = world.annotations.get(key.DESIRED_DRAIN)
+    world.ask_for(THIRD)
+    Node(world).settle()
+    assert world.annotations[key.STATE] == "Degraded"
+    assert "is a directory, and is to be none" in world.annotations[key.REASON]
+    assert world.annotations.get(key.DESIRED_DRAIN) == drain, "not asked anew"
     assert world.file(APP) == b"next"
 
 

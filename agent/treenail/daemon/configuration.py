@@ -57,6 +57,7 @@ class Configuration:
     def check(self, steps: Sequence[Step]) -> None:
         """Raise `FileError` for what the steps ask for and the machine can't have."""
         self._runner.check(steps)
+        self._runner.check_kinds(steps)
 
     def apply(self, steps: Sequence[Step], new: Wanted, config: str, *, owner: str = "") -> None:
         """Do the steps, all or none, and verify that nothing is left to do.

@@ -16,7 +16,7 @@ from treenail.host.held import Held
 from treenail.host.originals import Originals
 from treenail.host.recording import Change
 from treenail.host.root import Root
-from treenail.host.standing import DIRECTORY, FILE, LINK, standing
+from treenail.host.standing import DIRECTORY, FILE, LINK, directories, standing
 from treenail.host.undo import Undo
 from treenail.host.units import Links, Units
 from treenail.host.users import Accounts, Shadow
@@ -88,6 +88,21 @@ class Runner:
             if isinstance(step, WriteFile | MakeDirectory | MakeLink):
                 self._accounts.uid(step.user)
                 self._accounts.gid(step.group)
+
+    def check_kinds(self, steps: Sequence[Step]) -> None:
+        """Refuse, before anything is touched, what is to take the place of a directory.
+
+        None is replaced, not even one that the config leaves empty: that goes last.
+        """
+        # What is below a link that goes will not be where that link leads.
+        going = tuple(f"{step.path}/" for step in steps if isinstance(step, Remove | Restore))
+        paths = [step.path for step in steps if isinstance(step, WriteFile | MakeLink)]
+        staying = [path for path in paths if not path.startswith(going)]
+        for path in directories(self._root, self._disk, staying):
+            raise FileError(
+                f"{path} is a directory, and is to be none",
+                remedy=f"move {path} away, or have the config use another path",
+            )
 
     def changes(self, step: Placing) -> tuple[Change, ...]:
         """What the step changes, by path."""

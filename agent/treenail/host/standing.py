@@ -3,7 +3,7 @@
 import hashlib
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from treenail.host.disk import Disk
@@ -51,6 +51,18 @@ def standing(root: Root, disk: Disk, paths: Iterable[str]) -> dict[str, Standing
             raise failure("look at", place, error) from error
     disk.rest()
     return found
+
+
+def directories(root: Root, disk: Disk, paths: Iterable[str]) -> Iterator[str]:
+    """Those of the paths at which a directory stands; raises `FileError`."""
+    for path, place in places(root, paths).items():
+        try:
+            if stat.S_ISDIR(disk.status(place).st_mode):
+                yield path
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise failure("look at", place, error) from error
 
 
 def places(root: Root, paths: Iterable[str]) -> dict[str, str]:
