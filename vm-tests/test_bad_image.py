@@ -1,8 +1,11 @@
 """Images and configs with which the node is no good: it comes back by itself."""
 
+import json
+
 import pytest
 
 from treenail.api import annotations as key
+from treenail.log import MessageId
 from vmlab.configs import with_files
 from vmlab.image.layers import Entry
 from vmlab.site import Goal, Site
@@ -48,6 +51,9 @@ BAD = {
     ),
 }
 DEADLINE_S = 60.0
+UNIT = "kubelet.service"
+ARGUMENT = "treenail.bad=1"
+IGNITION = {"ignition": {"version": "3.5.0"}}
 
 
 @pytest.mark.parametrize(("entries", "blamed"), BAD.values(), ids=BAD.keys())
@@ -74,13 +80,26 @@ def test_the_node_comes_back_from_an_image_that_fills_its_disk(site: Site) -> No
     site.set_deadline(DEADLINE_S)
     bad = site.goal(site.image("bad", FULL))
     site.ask(bad)
-    comes_back(site, bad, "")
+    comes_back(site, bad, "Ledger failed")
     assert "100%" in site.machine.sh("df --output=pcent /var; rm /var/full*")
     assert [boot.digest for boot in site.story.boots] == [bad.digest, site.first.digest]
 
 
+def test_the_node_comes_back_from_a_config_that_masks_its_kubelet_and_changes_its_kernel(
+    site: Site,
+) -> None:
+    site.set_deadline(DEADLINE_S)
+    masked = {"config": {**IGNITION, "systemd": {"units": [{"name": UNIT, "mask": True}]}}}
+    asked = {**masked, "kernelArguments": [ARGUMENT]}
+    bad = site.goal(site.first.pull_spec, asked, image_mode=False)
+    site.ask(bad)
+    comes_back(site, bad, "Kubelet failed")
+    assert ARGUMENT not in site.machine.sh("cat /proc/cmdline")
+    assert "masked" not in site.machine.sh(f"systemctl is-enabled {UNIT}; true")
+
+
 def comes_back(site: Site, bad: Goal, blamed: str) -> None:
-    """The node has what it had before, is in service, and says why."""
+    """The node has what it had before, is Ready and in service, and says why, wherever asked."""
     site.wait(lambda: len(site.story.boots) == 2, "the node boots twice", 900.0)
     site.wait(lambda: not site.node()["spec"].get("unschedulable"), "the node serves again", 300.0)
     notes = site.notes()
@@ -88,3 +107,10 @@ def comes_back(site: Site, bad: Goal, blamed: str) -> None:
     assert bad.config in notes[key.REASON]
     assert blamed in notes[key.REASON]
     assert notes[key.CURRENT_CONFIG] == site.first.config
+    site.wait(site.is_ready, "the kubelet of this boot says that the node is ready", 120.0)
+    assert site.machine.sh("systemctl is-active kubelet crio").split() == ["active", "active"]
+    refused = json.loads(site.machine.sh("cat /var/lib/treenail/ledger.json"))["refused"]
+    assert refused["target"]["config"] == bad.config
+    shown = site.machine.sh("treenail status; true")
+    told = site.journal(f"MESSAGE_ID={MessageId.UNHEALTHY}")[-1]["MESSAGE"]
+    assert [text for text in (shown, told) if blamed not in text or bad.config not in text] == []

@@ -25,7 +25,7 @@ def test_a_new_machine_moves_to_its_image_before_it_joins(new_site: Site) -> Non
     site.cut_power()
     site.wait(lambda: len(site.story.boots) == 3, "it boots the image", 600.0)
     assert [boot.digest for boot in site.story.boots] == [stock, stock, wanted]
-    site.wait(lambda: ready(site), "it has joined", 300.0)
+    site.wait(site.is_ready, "it has joined", 300.0)
     assert site.machine.sh(f"ls {DONE} {ENCAPSULATED}* | sort") == f"{ENCAPSULATED}.bak\n{DONE}\n"
     told = site.journal("UNIT=kubelet.service")
     started = {each["_BOOT_ID"] for each in told if each["MESSAGE"].startswith("Started")}
@@ -34,8 +34,3 @@ def test_a_new_machine_moves_to_its_image_before_it_joins(new_site: Site) -> Non
     site.ask(site.first)
     site.settle(site.first)
     assert len(site.story.boots) == 3
-
-
-def ready(site: Site) -> bool:
-    conditions = site.node().get("status", {}).get("conditions", [])
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)

@@ -1,6 +1,7 @@
 """Agents that are wrong on purpose: the rules that all scenarios are held to notice them."""
 
 from treenail.api import annotations as key
+from vmlab.image.layers import Entry
 from vmlab.site import Site
 
 
@@ -34,3 +35,19 @@ def test_an_agent_that_reports_before_it_verified_is_noticed(site: Site) -> None
     site.ask(goal)
     site.wait(lambda: site.story.violations, "a rule is broken", 300.0)
     assert [each for each in noticed(site) if f"became {goal.pull_spec} while" in each]
+
+
+def test_an_agent_that_reports_what_is_still_on_trial_is_noticed(site: Site) -> None:
+    site.set_deadline(30.0)
+    site.misprogram(
+        "update/status.py",
+        line="    record: Record = facts.record\n",
+        instead="    record = facts.record\n"
+        "    if record.update and record.update.phase in (Phase.PROVING, Phase.RETURNING):\n"
+        "        record = Record(current=record.update.target)\n",
+    )
+    masked = {"usr/etc/systemd/system/kubelet.service": Entry(link="/dev/null")}
+    goal = site.goal(site.image("bad", masked))
+    site.ask(goal)
+    site.wait(lambda: site.story.violations, "a rule is broken", 600.0)
+    assert [each for each in noticed(site) if f"{goal.config} was reported, and" in each]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vmlab.drivers import Driver, Hardware
-from vmlab.tools import GuestPanicError, ToolError, run
+from vmlab.tools import GuestCommandError, GuestPanicError, ToolError, run
 
 Json = dict[str, object]
 
@@ -157,7 +157,7 @@ class Shell:
                 if answer.get("id") == self._count:
                     if answer["code"]:
                         code = answer["code"]
-                        raise ToolError(f"{command!r} returned {code}: {answer['output']}")
+                        raise GuestCommandError(f"{command!r} returned {code}: {answer['output']}")
                     return str(answer["output"])
         raise ToolError(f"{command!r} was not answered within {limit_s:g} s")
 

@@ -148,6 +148,13 @@ class Site:
             and self.story.digest == goal.digest
         )
 
+    def is_ready(self) -> bool:
+        """Whether the kubelet of the boot that runs says so."""
+        status = self.node().get("status", {})
+        ready = {each["type"]: each["status"] for each in status.get("conditions", [])}.get("Ready")
+        boot = self.machine.sh("cat /proc/sys/kernel/random/boot_id").strip()
+        return ready == "True" and status.get("nodeInfo", {}).get("bootID") == boot
+
     def wait(self, condition: Callable[[], object], what: str, limit_s: float = 120.0) -> None:
         """Wait until the condition holds; raises `ToolError` naming what did not come about."""
         end = time.monotonic() + limit_s
@@ -281,7 +288,7 @@ def kept(built: Built, driver: Driver, limit_s: float = FIRST_BOOT_LIMIT_S) -> P
         machine.sh("systemctl stop treenail; systemctl reset-failed; sync")
         machine.save()
     except ToolError as error:
-        raise ToolError(f"{error}\n{machine.last_lines()}") from error
+        raise type(error)(f"{error}\n{machine.last_lines()}") from error
     finally:
         machine.stop()
     disk.rename(found)

@@ -11,7 +11,9 @@ from treenail.lab.apiserver.objects import Json
 from treenail.lab.apiserver.store import Event
 from treenail.update.record import Phase
 
-_UNVERIFIED = (Phase.STAGING, Phase.DRAINING, Phase.REBOOTING)
+_VERIFIED = (Phase.RESUMING, None)
+"""In these the target of an update may be reported; it has been found healthy, or there is none."""
+_OUT_OF_SERVICE = (Phase.REBOOTING, Phase.PROVING, Phase.RETURNING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +92,11 @@ class Story:
             self._complain(f"{asked} was asked for, and the ledger knows {update.get('drain')!r}")
         target = update.get("target")
         config = target.get("config") if isinstance(target, dict) else None
-        if update.get("phase") in _UNVERIFIED and config == self._notes.get(key.CURRENT_CONFIG):
-            self._complain(f"{config} was reported, and the ledger says {update.get('phase')}")
+        phase = update.get("phase")
+        if phase not in _VERIFIED and config == self._notes.get(key.CURRENT_CONFIG):
+            self._complain(f"{config} was reported, and the ledger says {phase}")
+        if phase in _OUT_OF_SERVICE and joined and not boot.drained:
+            self._complain(f"the node was in service, and the ledger says {phase}")
 
     def _drained(self) -> bool:
         asked = self._notes.get(key.DESIRED_DRAIN, "")

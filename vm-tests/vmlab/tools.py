@@ -43,6 +43,10 @@ class ToolError(Exception):
     """A program did not do what was asked of it."""
 
 
+class GuestCommandError(ToolError):
+    """A command in the guest returned something else than 0: no host is to blame for that."""
+
+
 class GuestPanicError(ToolError):
     """The guest's kernel gave up, which no program that runs on it is to blame for."""
 
