@@ -200,6 +200,16 @@ def test_units_that_a_boot_read_are_read_again_once_they_are_put_back(top):
     assert machine.systemd.calls == ["daemon-reload", "daemon-reload", "start default.target"]
 
 
+def test_nothing_is_started_for_files_that_are_no_units(top):
+    machine = Machine(top)
+    before = machine.tree()
+    machine.hold(wanted(file("/etc/motd", "new")))
+    machine.systemd.calls.clear()
+    put_back(machine.runner, booted=True)
+    assert machine.tree() == before
+    assert machine.systemd.calls == []
+
+
 def test_units_that_nobody_has_read_yet_are_put_back_and_nothing_is_started(top):
     machine = Machine(top)
     before = machine.tree()

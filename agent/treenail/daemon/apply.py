@@ -26,6 +26,8 @@ from treenail.update.steps import (
 
 log = logging.getLogger(__name__)
 
+_UNITS = "/etc/systemd/"
+
 
 class Recovery(StrEnum):
     """What became of a plan that was cut short."""
@@ -91,15 +93,16 @@ def recover(runner: Runner) -> Recovery | None:
 def put_back(runner: Runner, *, booted: bool = False) -> None:
     """Undo what is held, for good; nothing happens when nothing is.
 
-    ``booted``: with what is held, so that systemd has read it. Raises `RollbackError`, and what
-    `Runner.boot_anew` raises; it can be called again.
+    ``booted``: with what is held, so that systemd has read its units. Raises `RollbackError`, and
+    what `Runner.boot_anew` raises; it can be called again.
     """
     left = runner.held.left()
     if left is None:
         return
     failed = runner.held.put_back() + runner.take_back(left.notes)
     _refuse_if(failed)
-    if booted:
+    # What is wanted and not running is started, also what has run to its end: only where it must.
+    if booted and any(place.startswith(_UNITS) for place in left.places):
         runner.boot_anew()
     runner.held.forget()
     log.info("files, units and users are as they were before")

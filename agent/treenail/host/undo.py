@@ -36,7 +36,7 @@ from treenail.host.entries import (
 )
 from treenail.host.files import failure
 from treenail.host.flushing import FEW, Flushing
-from treenail.host.inverse import Before, Inverse
+from treenail.host.inverse import Before, Inverse, below
 from treenail.host.linktree import LinkTree
 from treenail.host.recording import Change, Recorded, Recording
 from treenail.host.root import Root
@@ -47,10 +47,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What an earlier process left; ``notes`` are its own, in order."""
+    """What an earlier process left; ``notes`` are its own, in order, ``places`` below the root."""
 
     committed: bool
     notes: tuple[Json, ...]
+    places: frozenset[str] = frozenset()
 
 
 class Undo:
@@ -155,7 +156,12 @@ class Undo:
         if written is None:
             return None
         notes = [record["note"] for record in written.records if "note" in record]
-        return Left(written.committed, tuple(note for note in notes if isinstance(note, dict)))
+        places = (each.place for record in written.records for each in self._inverses(record))
+        return Left(
+            written.committed,
+            tuple(note for note in notes if isinstance(note, dict)),
+            frozenset(below(place, self._prefix) for place in places),
+        )
 
     def put_back(self) -> tuple[str, ...]:
         """Have everything as before, for good; what could not be, one sentence for each.
