@@ -72,7 +72,7 @@ def is_composefs(root: Root, clock: Clock) -> bool:
     command = [str(program), "status", "--json", "--format-version=1"]
     bus = SystemBus()
     try:
-        journal = Journal(Programs(clock, os.environ), root)
+        journal = Journal(Programs(clock, os.environ), root, clock)
         outside = Outside(TransientUnits(bus), journal, root, alive=lambda: None)
         return is_composefs(outside.run(command, limit_s=_STATUS_S))
     except HostError as error:
@@ -132,7 +132,7 @@ def _extensions(
     from treenail.host.transient import TransientUnits
 
     units, programs = TransientUnits(bus), Programs(clock, os.environ)
-    journal = Journal(programs, root)
+    journal = Journal(programs, root, clock)
     return Extensions(
         root,
         Files(root, Disk(policy(root))),
@@ -180,7 +180,7 @@ def _ostree_jobs(
     from treenail.host.process import Programs
     from treenail.host.transient import TransientUnits
 
-    journal = Journal(Programs(clock, os.environ), root)
+    journal = Journal(Programs(clock, os.environ), root, clock)
     return Jobs(TransientUnits(bus), journal, clock, limits, alive=alive, who="ostree")
 
 

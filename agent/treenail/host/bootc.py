@@ -113,7 +113,7 @@ class Bootc:
         self._limits = limits
         self._alive = alive
         self._verifies = verifies
-        self._journal = Journal(programs, root)
+        self._journal = Journal(programs, root, clock)
         self._outside = Outside(self._units, self._journal, root, alive=alive)
         self._podman = Podman(programs, self._outside, root)
         self._jobs = Jobs(self._units, self._journal, clock, limits, alive=alive)
