@@ -50,16 +50,16 @@ print(found["writing_s"], time.process_time(), int(peak) / 1024)
 
 _ONCE = """
 import contextlib, io, time
-import treenail.cli.once as command
+import treenail.daemon.configuration as configuration
 from treenail.cli.main import main
 writing_s = 0.0
-apply = command.apply
+apply = configuration.apply
 def timed(*arguments, **others):
     global writing_s
     begun = time.perf_counter()
     apply(*arguments, **others)
     writing_s = time.perf_counter() - begun
-command.apply = timed
+configuration.apply = timed
 with contextlib.redirect_stdout(io.StringIO()):
     code = main(["once", {config!r}, "--root", {root!r}])
 assert code == 0, code

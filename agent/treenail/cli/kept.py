@@ -21,6 +21,12 @@ def keep(files: Files, config: MachineConfig) -> None:
     files.write(PATH, json.dumps(document).encode(), mode=0o600)
 
 
+def has_kept(files: Files) -> bool:
+    """Whether there is a copy, of whichever config. Raises `FileError`."""
+    directory, _, name = PATH.rpartition("/")
+    return name in files.names(directory)
+
+
 def kept(files: Files) -> MachineConfig | None:
     """The copy; None when there is none. Raises `HostError` for one that can't be read."""
     content = files.read(PATH, limit=_LIMIT)

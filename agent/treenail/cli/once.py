@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from treenail.api.machineconfig import DEFAULT_KERNEL, MachineConfig
 from treenail.cli.files import machine_config
-from treenail.cli.kept import keep
+from treenail.cli.kept import has_kept, keep
 from treenail.cli.machine import survey_and_runner
 from treenail.cli.main import REBOOT_NEEDED, flush
 from treenail.config.wanted import Wanted, wanted
@@ -112,7 +112,9 @@ def once(config: MachineConfig, root: Root, *, running: bool) -> Outcome:
         except KeyboardInterrupt:
             recover(runner)
             raise
-        notes = (*found.notes, *_kept(config, root))
+        # Without a step what drifts would drift from the same; to write it out again takes long.
+        keeping = steps or not has_kept(Files(root))
+        notes = (*found.notes, *(_kept(config, root) if keeping else ()))
     return Outcome(steps, notes, left_out, cost, recovered)
 
 
