@@ -338,6 +338,19 @@ def crashing(origin: Target, target: Target) -> Node:
     return node
 
 
+def strike(world: World, misfortune: type[BaseException], *, after: int) -> Iterator[int]:
+    """Have one misfortune come after so many effects; what is left of them until then."""
+    left = iter(range(after))
+
+    def fate(_step: str) -> None:
+        if next(left, None) is None:
+            world.fate = lambda _: None
+            raise misfortune
+
+    world.fate = fate
+    return left
+
+
 @pytest.mark.parametrize(("origin", "target"), AGENT_WAYS)
 @pytest.mark.parametrize("misfortune", [Killed, PowerCut])
 def test_an_agent_that_crashes_goes_back_whatever_effect_of_that_is_interrupted(
@@ -346,14 +359,7 @@ def test_an_agent_that_crashes_goes_back_whatever_effect_of_that_is_interrupted(
     for index in range(100):
         node = crashing(origin, target)
         world = node.world
-        left = iter(range(index))
-
-        def fate(_step: str, world: World = world, left: Iterator[int] = left) -> None:
-            if next(left, None) is None:
-                world.fate = lambda _: None
-                raise misfortune
-
-        world.fate = fate
+        left = strike(world, misfortune, after=index)
         move(node, target)
         assert_came_back(world, origin, target, "Agent")
         if next(left, None) is not None:
@@ -446,14 +452,7 @@ def test_the_way_back_survives_an_interruption_at_any_effect(
         node.settle()
         world.sick = booted_b
         in_trial_of(node, B)
-        left = iter(range(index))
-
-        def fate(_step: str, world: World = world, left: Iterator[int] = left) -> None:
-            if next(left, None) is None:
-                world.fate = lambda _: None
-                raise misfortune
-
-        world.fate = fate
+        left = strike(world, misfortune, after=index)
         boots = world.boots
         move(node, B)
         assert_came_back(world, A, B, "Kubelet")

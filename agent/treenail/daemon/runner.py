@@ -183,7 +183,7 @@ class Runner:
         """Have units as a boot with the files as they are now would have read and started them."""
         if self._services is not None:
             self._services.reload()
-            self._services.start_default()
+        self.start_enabled()
 
     def take_back(self, notes: Sequence[Json]) -> tuple[str, ...]:
         """Undo what the notes tell of; what could not be, one sentence for each.

@@ -240,9 +240,9 @@ class Machine:
         sysroot.stage(deployment, locked=locked)
 
     @contextmanager
-    def transaction_held(self, limit_s: float = 600.0) -> Iterator[None]:
-        """While inside, somebody else's transaction runs, for so long at most."""
-        self.change(refresh_md_s=limit_s)
+    def transaction_held(self) -> Iterator[None]:
+        """While inside, somebody else's transaction runs; for ten minutes at most."""
+        self.change(refresh_md_s=600.0)
         intruders.begin_refresh(self.address)
         try:
             yield
