@@ -24,9 +24,9 @@ from treenail.cli.files import machine_config
 from treenail.cli.main import main
 from treenail.config.wanted import wanted
 from treenail.daemon.drift import Asked, Booted, DriftCheck
-from treenail.host.files import Files
-from treenail.host.root import Root
-from treenail.host.units import Units
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
+from treenail.host.systemd.unit_files import Units
 
 config, top, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 with contextlib.redirect_stdout(io.StringIO()):

@@ -6,7 +6,7 @@ import pytest
 
 from treenail.cli.backend import Choice, choose
 from treenail.daemon.settings import Backend
-from treenail.host.root import Root
+from treenail.host.filesystem.root import Root
 
 RPM_OSTREED = "usr/lib/systemd/system/rpm-ostreed.service"
 BOOTC = "usr/bin/bootc"

@@ -14,8 +14,8 @@ from treenail.cli.bundle import PART_LIMIT, Bundle
 from treenail.cli.collect import UNITS, collect
 from treenail.cli.main import main
 from treenail.errors import FileError
-from treenail.host.ledger import Ledger
-from treenail.host.root import Root
+from treenail.host.filesystem.root import Root
+from treenail.host.system.state_file import Ledger
 from treenail.update.record import Outcome, Past, Record, Refused, Target, to_json
 
 CANARY = "Canary7Zq"

@@ -9,8 +9,8 @@ import pytest
 from tests.cli.test_node_plan import config, kept
 from tests.cli.test_once import entry, written
 from treenail.cli.main import main
-from treenail.host.ledger import Ledger
-from treenail.host.root import Root
+from treenail.host.filesystem.root import Root
+from treenail.host.system.state_file import Ledger
 from treenail.update.record import Record, Target, to_json
 
 CURRENT = Record(Target("rendered-a"))

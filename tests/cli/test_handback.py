@@ -13,8 +13,8 @@ from tests.kube.server import serving
 from treenail.api.machineconfig import MachineConfig
 from treenail.cli.main import main
 from treenail.config.wanted import Wanted, wanted
-from treenail.host.ledger import Ledger
-from treenail.host.root import Root
+from treenail.host.filesystem.root import Root
+from treenail.host.system.state_file import Ledger
 from treenail.update.record import Phase, Record, Target, Update, from_json, to_json
 
 NAME = "rendered-worker-a"

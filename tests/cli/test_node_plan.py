@@ -10,8 +10,8 @@ from tests.cli.test_once import entry
 from tests.kube.server import Exchange, serving
 from treenail.api.machineconfig import MachineConfig
 from treenail.cli.main import main
-from treenail.host.ledger import Ledger
-from treenail.host.root import Root
+from treenail.host.filesystem.root import Root
+from treenail.host.system.state_file import Ledger
 from treenail.update.record import Phase, Record, Refused, Target, Update, to_json
 
 OLD, NEW = Target("rendered-a"), Target("rendered-b")

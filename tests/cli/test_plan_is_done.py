@@ -15,8 +15,8 @@ from tests.api.configs import ENCODINGS, ignition
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
 from treenail.cli.main import main
-from treenail.host.ledger import Ledger
-from treenail.host.root import Root
+from treenail.host.filesystem.root import Root
+from treenail.host.system.state_file import Ledger
 from treenail.update.record import Phase, Record, Target, Update, to_json
 
 OLD, NEW = Target("old"), Target("new")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from treenail.cli.main import main
-from treenail.host.ledger import Ledger
-from treenail.host.root import Root
+from treenail.host.filesystem.root import Root
+from treenail.host.system.state_file import Ledger
 from treenail.update.record import Phase, Record, Refused, Target, Update, from_json, to_json
 from treenail.update.request import refused
 

@@ -17,9 +17,9 @@ from treenail.daemon.apply import apply
 from treenail.daemon.runner import Runner
 from treenail.daemon.survey import Survey
 from treenail.errors import StepError
-from treenail.host.disk import Disk
-from treenail.host.root import Root
-from treenail.host.users import Shadow
+from treenail.host.filesystem.disk import Disk
+from treenail.host.filesystem.root import Root
+from treenail.host.system.users import Shadow
 from treenail.update.plan import plan
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")

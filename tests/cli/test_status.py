@@ -7,8 +7,8 @@ import pytest
 
 from treenail.cli.main import DEGRADED, main
 from treenail.cli.screen import screen
-from treenail.host.ledger import Ledger
-from treenail.host.root import Root
+from treenail.host.filesystem.root import Root
+from treenail.host.system.state_file import Ledger
 from treenail.update.disruption import Level
 from treenail.update.record import Outcome, Past, Phase, Record, Refused, Target, Update, to_json
 from treenail.update.retention import Retained

@@ -23,21 +23,21 @@ from tests.contract.os_contract import OperatingSystemContract
 from tests.contract.os_machines import go_on
 from tests.waiting import wait_until
 from treenail.errors import BusyError, HostError, TransactionError
-from treenail.host.bootc import PULL, ROLLBACK, SWITCH
-from treenail.host.deployments import Change, Progress, Verdict
-from treenail.host.transaction import Limits
-from treenail.host.transient import Job
+from treenail.host.bootc.backend import PULL, ROLLBACK, SWITCH
+from treenail.host.ostree.deployments import Change, Progress, Verdict
+from treenail.host.ostree.watch import Limits
+from treenail.host.systemd.transient import Job
 from treenail.lab.machine.sysroot import deployment_of, with_packages
 
 TO_THERE = Change(image=THERE.pull_spec)
 PROGRAM = """
 import os, sys
 from treenail.clock import SystemClock
-from treenail.host.bootc import Bootc
-from treenail.host.bus import SystemBus
-from treenail.host.deployments import Change, Verdict
-from treenail.host.process import Programs
-from treenail.host.root import Root
+from treenail.host.bootc.backend import Bootc
+from treenail.host.systemd.bus import SystemBus
+from treenail.host.ostree.deployments import Change, Verdict
+from treenail.host.system.process import Programs
+from treenail.host.filesystem.root import Root
 clock = SystemClock()
 root, address, verb, given = sys.argv[1:]
 alive = lambda: print("alive", flush=True)

@@ -10,13 +10,13 @@ from pathlib import Path
 from tests.contract.os_machines import Images
 from treenail.clock import SystemClock
 from treenail.daemon.policy import verifies
-from treenail.host.bootc import PULL, ROLLBACK, SWITCH, UNDEPLOY, Bootc
-from treenail.host.bus import SystemBus
-from treenail.host.files import Files
-from treenail.host.process import Programs
-from treenail.host.root import Root
-from treenail.host.transaction import Limits
-from treenail.host.transient import TransientUnits
+from treenail.host.bootc.backend import PULL, ROLLBACK, SWITCH, UNDEPLOY, Bootc
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
+from treenail.host.ostree.watch import Limits
+from treenail.host.system.process import Programs
+from treenail.host.systemd.bus import SystemBus
+from treenail.host.systemd.transient import TransientUnits
 from treenail.lab import images
 from treenail.lab.images import Catalogue, make_image
 from treenail.lab.machine import commands, rootfs, settings

@@ -7,7 +7,7 @@ import pytest
 
 from tests.contract.os_machines import OsMachine, at_once, digest, digests, go_on
 from treenail.errors import CancelledError, HostError, TransactionError
-from treenail.host.deployments import Change, Verdict
+from treenail.host.ostree.deployments import Change, Verdict
 
 
 class OperatingSystemContract:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from treenail.daemon.ports import OperatingSystem
-from treenail.host.deployments import Change, Deployment, Progress, Verdict
+from treenail.host.ostree.deployments import Change, Deployment, Progress, Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from tests.contract.os_machines import Images
 from tests.fakes import login1
 from tests.fakes.bus_service import BusService
 from treenail.clock import SystemClock
-from treenail.host.bus import SystemBus
-from treenail.host.rpmostree import RpmOstree
+from treenail.host.rpmostree.backend import RpmOstree
+from treenail.host.systemd.bus import SystemBus
 from treenail.lab.images import make_image
 from treenail.lab.machine.ostreehost import OstreeHost
 from treenail.lab.machine.settings import Settings

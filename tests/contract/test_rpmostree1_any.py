@@ -14,12 +14,12 @@ import pytest
 
 from tests.contract.os_machines import go_on
 from treenail.clock import SystemClock
-from treenail.host.arguments import split_arguments
-from treenail.host.bus import SystemBus
-from treenail.host.deployments import Change, Deployment
-from treenail.host.rpmostree import RpmOstree
-from treenail.host.rpmostreed import Rpmostreed
-from treenail.host.transaction import Limits
+from treenail.host.ostree.deployments import Change, Deployment
+from treenail.host.ostree.watch import Limits
+from treenail.host.rpmostree.backend import RpmOstree
+from treenail.host.rpmostree.client import Rpmostreed
+from treenail.host.system.kernel_arguments import split_arguments
+from treenail.host.systemd.bus import SystemBus
 from treenail.lab.images import make_image
 from treenail.lab.machine.ostreehost import OstreeHost
 

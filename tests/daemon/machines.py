@@ -23,11 +23,11 @@ from treenail.daemon.apply import Recovery, apply, put_back, recover
 from treenail.daemon.runner import Runner, Services
 from treenail.daemon.survey import Survey
 from treenail.errors import UnitError
-from treenail.host.files import Files
-from treenail.host.root import Root
-from treenail.host.undolog import DIRECTORY as UNDO
-from treenail.host.units import Links, Units
-from treenail.host.users import Shadow
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
+from treenail.host.rollback.undo_log import DIRECTORY as UNDO
+from treenail.host.system.users import Shadow
+from treenail.host.systemd.unit_files import Links, Units
 from treenail.update.plan import Plan, plan
 
 TOP = "/no-such-root"

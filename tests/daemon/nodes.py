@@ -44,10 +44,10 @@ from treenail.daemon.runner import Runner
 from treenail.daemon.survey import Survey
 from treenail.daemon.upkeep import Sayings, Upkeep
 from treenail.daemon.wakeup import Wakeup
-from treenail.host.files import Files
-from treenail.host.undolog import DIRECTORY as UNDO
-from treenail.host.units import Units
-from treenail.host.users import Shadow
+from treenail.host.filesystem.files import Files
+from treenail.host.rollback.undo_log import DIRECTORY as UNDO
+from treenail.host.system.users import Shadow
+from treenail.host.systemd.unit_files import Units
 from treenail.update.drifting import DriftPolicy, Reaction
 from treenail.update.record import Target
 from treenail.update.steps import Remember

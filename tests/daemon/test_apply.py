@@ -13,12 +13,12 @@ from treenail.daemon.apply import Recovery, apply, put_back, recover
 from treenail.daemon.runner import Runner
 from treenail.daemon.survey import AskedStates, Survey
 from treenail.errors import LedgerError, RollbackError, StepError, UnitError
-from treenail.host.disk import Disk
-from treenail.host.files import Files
-from treenail.host.root import Root
-from treenail.host.undolog import LOG
-from treenail.host.units import Links, Units
-from treenail.host.users import Shadow
+from treenail.host.filesystem.disk import Disk
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
+from treenail.host.rollback.undo_log import LOG
+from treenail.host.system.users import Shadow
+from treenail.host.systemd.unit_files import Links, Units
 from treenail.update.consequences import serving
 from treenail.update.plan import plan
 from treenail.update.steps import RestartUnit

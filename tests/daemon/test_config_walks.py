@@ -22,7 +22,7 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
 from treenail.config.wanted import wanted
 from treenail.daemon.survey import RECORD
-from treenail.host.undolog import DIRECTORY as UNDO
+from treenail.host.rollback.undo_log import DIRECTORY as UNDO
 from treenail.update.record import Target
 from treenail.update.request import Kind, Request, too_late
 from treenail.update.work import in_image_mode

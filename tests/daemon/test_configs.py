@@ -9,8 +9,8 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
 from treenail.daemon.configs import DIRECTORY, Configs
 from treenail.errors import NotFound, Unreachable
-from treenail.host.files import Files
-from treenail.host.root import Root
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
 
 ONE = MachineConfig(ObjectMeta(name="one"), kernel_arguments=("a",))
 

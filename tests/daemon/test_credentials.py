@@ -14,9 +14,9 @@ from treenail.daemon.credentials import GOOD, KUBECONFIG, Credentials
 from treenail.daemon.settings import Given, merged
 from treenail.daemon.survey import RECORD
 from treenail.errors import FileError
-from treenail.host.disk import Disk
-from treenail.host.files import Files
-from treenail.host.root import Root
+from treenail.host.filesystem.disk import Disk
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
 from treenail.log import MessageId
 from treenail.update.managed import Managed, to_json
 

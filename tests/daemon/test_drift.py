@@ -17,11 +17,11 @@ from treenail.daemon.drift import Asked, Booted, DriftCheck, DriftWatch
 from treenail.daemon.pathwatch import PathWatch
 from treenail.daemon.runner import Runner
 from treenail.daemon.survey import Survey
-from treenail.host.disk import Disk
-from treenail.host.files import Files
-from treenail.host.root import Root
-from treenail.host.units import Units
-from treenail.host.users import Shadow
+from treenail.host.filesystem.disk import Disk
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
+from treenail.host.system.users import Shadow
+from treenail.host.systemd.unit_files import Units
 from treenail.update.drifting import Drifted, DriftPolicy, Reaction
 from treenail.update.healing import healing
 from treenail.update.plan import plan

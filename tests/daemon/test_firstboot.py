@@ -21,8 +21,8 @@ from tests.fakes.world import (
 from tests.update.build import A, B
 from treenail.daemon.firstboot import ASIDE, DONE, ENCAPSULATED, FirstBoot, Machine, began_before
 from treenail.errors import ConfigError, HostError, UnreconcilableError
-from treenail.host.files import Files
-from treenail.host.root import Root
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
 
 SECRET = "/var/lib/kubelet/config.json"
 

@@ -7,8 +7,8 @@ import pytest
 from tests.fakes.clock import FakeClock
 from treenail.config.drift import Attribute, Drift
 from treenail.daemon.gauge import PATH, DriftGauge
-from treenail.host.files import Files
-from treenail.host.root import Root
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
 from treenail.update.drifting import Drifted
 
 DRIFT = Drift("/etc/app", Attribute.MODE, "0600", "0644")

@@ -10,7 +10,7 @@ from treenail.api.node import Node
 from treenail.daemon.health import Health, Probes
 from treenail.daemon.settings import Trial as Limits
 from treenail.errors import BusError, FileError, Unreachable
-from treenail.host.systemd import Unit
+from treenail.host.systemd.systemd import Unit
 from treenail.update.health import Check, Trial
 from treenail.update.probation import Probation
 

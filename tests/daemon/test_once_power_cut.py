@@ -38,7 +38,8 @@ from treenail.config import names
 from treenail.config.wanted import WantedDirectory, WantedLink, WantedUnit
 from treenail.daemon.apply import apply
 from treenail.daemon.runner import Runner
-from treenail.host import entries, files, flushing, linktree, undo, undolog
+from treenail.host.filesystem import entries, files, fsync
+from treenail.host.rollback import symlinks, transaction, undo_log
 from treenail.update.seen import KEY_DIRECTORIES
 from treenail.update.steps import (
     Disable,
@@ -179,7 +180,7 @@ SITES = sites()
 def spare(site: Site) -> bool:
     """Directories that are there are flushed in case an earlier process was killed meanwhile.
 
-    `tests.host.test_power_cut` has that case.
+    `tests.host.filesystem.test_power_cut` has that case.
     """
     return bool({"Files.make_directory", "Files._have_directory"} & set(site.functions))
 
@@ -193,9 +194,9 @@ def test_without_any_one_of_the_flushes_and_renames_something_is_lost(site):
 
 
 def test_every_flush_and_rename_in_the_code_is_among_them():
-    in_code = {found for module in (undo, undolog, entries, flushing, linktree, files)
+    in_code = {found for module in (transaction, undo_log, entries, fsync, symlinks, files)
                for found in calls(module)}  # fmt: skip
-    # Those of Files that no config needs; tests.host.test_power_cut has them.
+    # Those of Files that no config needs; tests.host.filesystem.test_power_cut has them.
     elsewhere = {
         ("Files.symlink", "replace"),
         ("Files._file_systems_flushed", "sync_filesystem"),

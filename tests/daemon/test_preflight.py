@@ -10,12 +10,12 @@ from tests.update.build import B
 from treenail.daemon.policy import verifies
 from treenail.daemon.preflight import Preflight, Probes
 from treenail.errors import BusError, PreflightError
-from treenail.host import registry
-from treenail.host.deployments import Deployment, Deployments
-from treenail.host.files import Files
-from treenail.host.logind import Inhibitor
-from treenail.host.root import Root
-from treenail.host.systemd import Unit
+from treenail.host.container import registry
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
+from treenail.host.ostree.deployments import Deployment, Deployments
+from treenail.host.systemd.logind import Inhibitor
+from treenail.host.systemd.systemd import Unit
 from treenail.update.preflight import Layer, Manifest, Reason, Trouble, findings
 from treenail.update.record import Record, to_json
 from treenail.update.retention import Retained

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from treenail.daemon.requests import PATH, RequestFile
-from treenail.host.files import Files
-from treenail.host.root import Root
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
 from treenail.update.request import Kind, Request
 
 CANCEL = Request(Kind.CANCEL, "1")

@@ -13,7 +13,7 @@ from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
 from treenail.daemon.predecessor import Predecessor
-from treenail.host.files import Files
+from treenail.host.filesystem.files import Files
 from treenail.update.record import Target
 
 STATE = "/etc/machine-config-daemon"

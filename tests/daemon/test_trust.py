@@ -9,8 +9,8 @@ from tests.fakes.clock import FakeClock
 from treenail.config import names
 from treenail.daemon.pathwatch import Touched
 from treenail.daemon.trust import LOOK_S, Trust
-from treenail.host.files import Files
-from treenail.host.root import Root
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
 from treenail.lab.apiserver.pki import Authority
 
 INTERNAL = "/etc/mco/internal-registry-pull-secret.json"

@@ -12,9 +12,9 @@ from pathlib import Path
 from tests.fakes.clock import FakeClock
 from tests.fakes.world import System, Unit, World
 from treenail.errors import BusError, CommandError
-from treenail.host.bootc import Bootc
-from treenail.host.bus import Signal, Target
-from treenail.host.root import Root
+from treenail.host.bootc.backend import Bootc
+from treenail.host.filesystem.root import Root
+from treenail.host.systemd.bus import Signal, Target
 
 Json = dict[str, object]
 _ASKS = "treenail-ask-"

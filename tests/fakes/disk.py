@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from copy import copy, deepcopy
 from typing import NamedTuple, Self
 
-from treenail.host.disk import Disk, Labels, Place
+from treenail.host.filesystem.disk import Disk, Labels, Place
 
 
 class Entry(NamedTuple):

@@ -14,9 +14,9 @@ from pathlib import Path
 from treenail import log as journal
 from treenail.cli.agent import JOURNAL, Agent
 from treenail.daemon.settings import FILE, Given, load
-from treenail.host.kernel import Kernel
-from treenail.host.ledger import Json, Ledger
-from treenail.host.root import Root
+from treenail.host.filesystem.root import Root
+from treenail.host.system.kernel import Kernel
+from treenail.host.system.state_file import Json, Ledger
 
 ORDER = "die"
 

@@ -29,7 +29,7 @@ from treenail.errors import (
     TransactionError,
     Unreachable,
 )
-from treenail.host.deployments import Change, Deployment, Deployments, Progress, Verdict
+from treenail.host.ostree.deployments import Change, Deployment, Deployments, Progress, Verdict
 from treenail.update.health import API_SERVER, Check, Trial
 from treenail.update.probation import Probation
 from treenail.update.record import Target

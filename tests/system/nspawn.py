@@ -14,7 +14,7 @@ from typing import Self
 
 from tests.waiting import wait_until
 from treenail.errors import BusError
-from treenail.host.bus import SystemBus, Target
+from treenail.host.systemd.bus import SystemBus, Target
 
 REPOSITORY = Path(__file__).parents[2]
 _SYSTEMD = Target(

@@ -11,8 +11,8 @@ import pytest
 from tests.contract.bootc_contract import BootcContract
 from tests.contract.bootc_machine import UNITS, BootcMachine
 from tests.system.nspawn import Container, missing
-from treenail.host.bus import SystemBus
-from treenail.host.transient import TransientUnits
+from treenail.host.systemd.bus import SystemBus
+from treenail.host.systemd.transient import TransientUnits
 
 pytestmark = [
     pytest.mark.system,

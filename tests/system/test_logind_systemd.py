@@ -23,8 +23,8 @@ import sys
 sys.path[:0] = ["{REPOSITORY}", "{REPOSITORY}/agent"]
 from tests.waiting import wait_until
 from treenail.errors import BusError
-from treenail.host.bus import SystemBus
-from treenail.host.logind import Logind
+from treenail.host.systemd.bus import SystemBus
+from treenail.host.systemd.logind import Logind
 logind, soft = Logind(SystemBus()), sys.argv[1:] == ["soft"]
 with logind.inhibit("shutdown", "backup", "copying", "block"):
     print(*(each.who for each in logind.inhibitors()))

@@ -5,7 +5,7 @@ import pickle
 from collections.abc import Callable
 
 from tests.contract.os_machines import Images
-from treenail.host.deployments import Change, Deployments, Progress, Verdict
+from treenail.host.ostree.deployments import Change, Deployments, Progress, Verdict
 from vmlab import registry
 from vmlab.machine import Machine
 
@@ -15,7 +15,7 @@ _SLOW = "#!/bin/sh\nexec sleep 3600\n"
 
 
 class RemoteOs:
-    """`treenail.host.rpmostree.RpmOstree` in the guest: a process for each call."""
+    """`treenail.host.rpmostree.backend.RpmOstree` in the guest: a process for each call."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine

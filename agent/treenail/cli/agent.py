@@ -57,16 +57,16 @@ from treenail.errors import (
     TreenailError,
     Unreachable,
 )
-from treenail.host.bus import SystemBus
-from treenail.host.files import Files
-from treenail.host.kernel import Kernel
-from treenail.host.ledger import Ledger
-from treenail.host.logind import Logind
-from treenail.host.notify import Notifier
-from treenail.host.root import Root
-from treenail.host.systemd import Systemd
-from treenail.host.transaction import Limits as TransactionLimits
-from treenail.host.users import Shadow
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
+from treenail.host.ostree.watch import Limits as TransactionLimits
+from treenail.host.system.kernel import Kernel
+from treenail.host.system.state_file import Ledger
+from treenail.host.system.users import Shadow
+from treenail.host.systemd.bus import SystemBus
+from treenail.host.systemd.logind import Logind
+from treenail.host.systemd.sd_notify import Notifier
+from treenail.host.systemd.systemd import Systemd
 from treenail.kube.client import Client, Json
 from treenail.kube.events import Recorder
 from treenail.kube.kubeconfig import read_kubeconfig

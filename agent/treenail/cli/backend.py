@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING
 from treenail.clock import Clock
 from treenail.daemon.settings import Backend
 from treenail.errors import FileError, HostError
-from treenail.host.bus import SystemBus
-from treenail.host.deployments import Deployments
-from treenail.host.disk import Disk
-from treenail.host.files import Files
-from treenail.host.root import Root
-from treenail.host.selinux import policy
-from treenail.host.transaction import Limits
+from treenail.host.filesystem.disk import Disk
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.selinux import policy
+from treenail.host.ostree.deployments import Deployments
+from treenail.host.ostree.watch import Limits
+from treenail.host.systemd.bus import SystemBus
 
 if TYPE_CHECKING:
     # The port drags the whole daemon behind it.
     from treenail.daemon.ports import OperatingSystem
-    from treenail.host.extensions import Extensions
-    from treenail.host.jobs import Jobs
-    from treenail.host.pins import Pins
-    from treenail.host.softreboots import SoftReboots
+    from treenail.host.ostree.jobs import Jobs
+    from treenail.host.ostree.pins import Pins
+    from treenail.host.ostree.soft_reboot import SoftReboots
+    from treenail.host.rpmostree.extensions import Extensions
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +63,11 @@ def is_composefs(root: Root, clock: Clock) -> bool:
     program = root.path(_BOOTC)
     if not program.exists():
         return False
-    from treenail.host.bootcstatus import is_composefs
-    from treenail.host.journal import Journal
-    from treenail.host.outside import Outside
-    from treenail.host.process import Programs
-    from treenail.host.transient import TransientUnits
+    from treenail.host.bootc.status import is_composefs
+    from treenail.host.system.process import Programs
+    from treenail.host.systemd.journal import Journal
+    from treenail.host.systemd.transient import TransientUnits
+    from treenail.host.systemd.unsandboxed import Outside
 
     command = [str(program), "status", "--json", "--format-version=1"]
     bus = SystemBus()
@@ -97,13 +97,13 @@ def operating_system(
 
     signed = partial(verifies, Files(root))
     if choice.backend is Backend.BOOTC:
-        from treenail.host.bootc import Bootc
-        from treenail.host.process import Programs
+        from treenail.host.bootc.backend import Bootc
+        from treenail.host.system.process import Programs
 
         programs = Programs(clock, os.environ)
         return Bootc(bus, programs, root, clock, limits, alive=alive, verifies=signed)
-    from treenail.host.reserve import Reserve
-    from treenail.host.rpmostree import RpmOstree
+    from treenail.host.rpmostree.backend import RpmOstree
+    from treenail.host.system.reservation import Reserve
 
     def unlock() -> None:
         soft_reboots(bus, root, clock, limits, alive=alive).unlock()
@@ -123,13 +123,13 @@ def operating_system(
 def _extensions(
     bus: SystemBus, root: Root, clock: Clock, limits: Limits, alive: Callable[[], None]
 ) -> "Extensions":
-    from treenail.host.extensions import Extensions
-    from treenail.host.jobs import Jobs
-    from treenail.host.journal import Journal
-    from treenail.host.outside import Outside
-    from treenail.host.podman import Podman
-    from treenail.host.process import Programs
-    from treenail.host.transient import TransientUnits
+    from treenail.host.container.podman import Podman
+    from treenail.host.ostree.jobs import Jobs
+    from treenail.host.rpmostree.extensions import Extensions
+    from treenail.host.system.process import Programs
+    from treenail.host.systemd.journal import Journal
+    from treenail.host.systemd.transient import TransientUnits
+    from treenail.host.systemd.unsandboxed import Outside
 
     units, programs = TransientUnits(bus), Programs(clock, os.environ)
     journal = Journal(programs, root, clock)
@@ -152,7 +152,7 @@ def soft_reboots(
     alive: Callable[[], None] = lambda: None,
 ) -> "SoftReboots":
     """What prepares soft reboots, whichever the back end."""
-    from treenail.host.softreboots import SoftReboots
+    from treenail.host.ostree.soft_reboot import SoftReboots
 
     return SoftReboots(_ostree_jobs(bus, root, clock, limits, alive), root)
 
@@ -167,7 +167,7 @@ def pins(
     alive: Callable[[], None] = lambda: None,
 ) -> "Pins":
     """What keeps deployments, whichever the back end."""
-    from treenail.host.pins import Pins
+    from treenail.host.ostree.pins import Pins
 
     return Pins(_ostree_jobs(bus, root, clock, limits, alive), root, look)
 
@@ -175,10 +175,10 @@ def pins(
 def _ostree_jobs(
     bus: SystemBus, root: Root, clock: Clock, limits: Limits, alive: Callable[[], None]
 ) -> "Jobs":
-    from treenail.host.jobs import Jobs
-    from treenail.host.journal import Journal
-    from treenail.host.process import Programs
-    from treenail.host.transient import TransientUnits
+    from treenail.host.ostree.jobs import Jobs
+    from treenail.host.system.process import Programs
+    from treenail.host.systemd.journal import Journal
+    from treenail.host.systemd.transient import TransientUnits
 
     journal = Journal(Programs(clock, os.environ), root, clock)
     return Jobs(TransientUnits(bus), journal, clock, limits, alive=alive, who="ostree")

@@ -24,11 +24,11 @@ from treenail.daemon import predecessor
 from treenail.daemon.settings import FILE
 from treenail.daemon.survey import RECORD
 from treenail.errors import CommandError, FileError
-from treenail.host.files import Files
-from treenail.host.kernel import Kernel
-from treenail.host.ledger import DIRECTORY, PATH
-from treenail.host.process import Programs
-from treenail.host.root import Root
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
+from treenail.host.system.kernel import Kernel
+from treenail.host.system.process import Programs
+from treenail.host.system.state_file import DIRECTORY, PATH
 
 Json = dict[str, object]
 

@@ -25,10 +25,10 @@ from treenail.daemon.configs import Configs
 from treenail.daemon.drift import Asked, Booted, DriftCheck
 from treenail.daemon.upkeep import Sayings
 from treenail.errors import FileError, HostError, Unreachable, UsageError
-from treenail.host.files import Files
-from treenail.host.kernel import Kernel
-from treenail.host.ledger import Ledger
-from treenail.host.root import Root
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
+from treenail.host.system.kernel import Kernel
+from treenail.host.system.state_file import Ledger
 from treenail.update import record as records
 from treenail.update.drifting import OF_THE_BOOT, Reaction, remedy
 from treenail.update.healing import healing

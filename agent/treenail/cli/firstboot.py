@@ -15,14 +15,14 @@ from treenail.clock import SystemClock
 from treenail.daemon.credentials import Credentials
 from treenail.daemon.firstboot import FirstBoot, Machine, began_before
 from treenail.daemon.settings import FILE, Given, Settings, load
-from treenail.host.bus import SystemBus
-from treenail.host.files import Files
-from treenail.host.kernel import Kernel
-from treenail.host.ledger import Ledger
-from treenail.host.logind import Logind
-from treenail.host.root import Root
-from treenail.host.systemd import Systemd
-from treenail.host.transaction import Limits
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
+from treenail.host.ostree.watch import Limits
+from treenail.host.system.kernel import Kernel
+from treenail.host.system.state_file import Ledger
+from treenail.host.systemd.bus import SystemBus
+from treenail.host.systemd.logind import Logind
+from treenail.host.systemd.systemd import Systemd
 
 log = logging.getLogger(__name__)
 

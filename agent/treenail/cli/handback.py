@@ -18,9 +18,9 @@ from treenail.daemon.predecessor import CURRENT_CONFIG
 from treenail.daemon.settings import ImageFiles
 from treenail.daemon.survey import Survey
 from treenail.errors import DriftError, TreenailError, UsageError
-from treenail.host.files import Files
-from treenail.host.ledger import Ledger
-from treenail.host.root import Root
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
+from treenail.host.system.state_file import Ledger
 from treenail.update import record as records
 from treenail.update.handback import annotations, check
 from treenail.update.plan import plan

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from treenail.cli.terminal import Paint, duration, moment, paint
 from treenail.clock import rfc3339
-from treenail.host.ledger import Ledger
-from treenail.host.root import Root
+from treenail.host.filesystem.root import Root
+from treenail.host.system.state_file import Ledger
 from treenail.update import record as records
 from treenail.update.record import Outcome, Past, Target
 

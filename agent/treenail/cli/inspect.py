@@ -8,10 +8,10 @@ from treenail.cli.main import DEGRADED
 from treenail.cli.screen import screen
 from treenail.clock import Clock, SystemClock, rfc3339
 from treenail.errors import FileError, HostError, LedgerError, TreenailError, UsageError
-from treenail.host.deployments import Deployment, Deployments
-from treenail.host.files import Files
-from treenail.host.ledger import Ledger
-from treenail.host.root import Root
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
+from treenail.host.ostree.deployments import Deployment, Deployments
+from treenail.host.system.state_file import Ledger
 from treenail.update import record as records
 from treenail.update.account import account
 from treenail.update.record import Past, Record, Target, Update

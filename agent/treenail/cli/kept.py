@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from treenail.api.machineconfig import MachineConfig
 from treenail.errors import ConfigError, HostError
-from treenail.host.files import Files
+from treenail.host.filesystem.files import Files
 
 PATH = "/var/lib/treenail/once.json"
 _LIMIT = 64 * 1024 * 1024

@@ -3,12 +3,12 @@
 from treenail.clock import SystemClock
 from treenail.daemon.runner import Runner
 from treenail.daemon.survey import AskedStates, Survey, UnitStates
-from treenail.host.disk import Disk
-from treenail.host.files import Files
-from treenail.host.root import Root
-from treenail.host.selinux import policy
-from treenail.host.units import Units
-from treenail.host.users import Shadow
+from treenail.host.filesystem.disk import Disk
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.selinux import policy
+from treenail.host.system.users import Shadow
+from treenail.host.systemd.unit_files import Units
 
 
 def unit_states(root: Root, *, running: bool) -> UnitStates:
@@ -16,8 +16,8 @@ def unit_states(root: Root, *, running: bool) -> UnitStates:
     if not running:
         return Units(Files(root))
     # As below.
-    from treenail.host.bus import SystemBus
-    from treenail.host.systemd import Systemd
+    from treenail.host.systemd.bus import SystemBus
+    from treenail.host.systemd.systemd import Systemd
 
     return AskedStates(Systemd(SystemBus(), SystemClock()))
 
@@ -35,8 +35,8 @@ def survey_and_runner(root: Root, *, running: bool) -> tuple[Survey, Runner]:
     if not running:
         return Survey(root, shadow, disk), Runner(root, shadow, disk)
     # Rare, and a directory needs no bus.
-    from treenail.host.bus import SystemBus
-    from treenail.host.systemd import Systemd
+    from treenail.host.systemd.bus import SystemBus
+    from treenail.host.systemd.systemd import Systemd
 
     systemd = Systemd(SystemBus(), clock)
     survey = Survey(root, shadow, disk, AskedStates(systemd))

@@ -11,7 +11,7 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.clock import Clock
 from treenail.daemon.settings import FILE, Given, Settings, load
 from treenail.errors import NotFound
-from treenail.host.root import Root
+from treenail.host.filesystem.root import Root
 from treenail.kube.resources import MACHINECONFIGS, MACHINECONFIGURATIONS, NODES
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from treenail.daemon.configs import Configs
 from treenail.daemon.observe import deployed
 from treenail.daemon.settings import Drain, ImageFiles, Reboots
 from treenail.errors import ClusterError, HostError, UsageError
-from treenail.host.files import Files
-from treenail.host.kernel import Kernel
-from treenail.host.ledger import Ledger
-from treenail.host.root import Root
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
+from treenail.host.system.kernel import Kernel
+from treenail.host.system.state_file import Ledger
 from treenail.update import record as records
 from treenail.update.oschange import Running, os_change
 from treenail.update.plan import plan

@@ -18,9 +18,9 @@ from treenail.config.wanted import Wanted, wanted
 from treenail.daemon.apply import Recovery, recover
 from treenail.daemon.configuration import Configuration
 from treenail.errors import FileError, IgnitionError, LedgerError
-from treenail.host.files import Files
-from treenail.host.ledger import Ledger
-from treenail.host.root import Root
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
+from treenail.host.system.state_file import Ledger
 from treenail.update.plan import plan
 from treenail.update.steps import Step
 

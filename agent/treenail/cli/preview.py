@@ -12,7 +12,7 @@ from treenail.cli.files import STDIN, content, machine_config
 from treenail.cli.terminal import Paint, paint
 from treenail.clock import SystemClock
 from treenail.errors import UsageError
-from treenail.host.root import Root
+from treenail.host.filesystem.root import Root
 from treenail.update.preview import Action, Entry, Mark, Preview, preview
 
 Json = dict[str, object]

@@ -10,18 +10,18 @@ from treenail.daemon.preflight import OperatingSystem, Preflight
 from treenail.daemon.preflight import Probes as PreflightProbes
 from treenail.daemon.settings import Backend, Trial
 from treenail.daemon.settings import Preflight as PreflightSettings
-from treenail.host.bus import SystemBus
-from treenail.host.checks import Checks
-from treenail.host.files import Files
-from treenail.host.kernel import Kernel
-from treenail.host.ledger import Ledger
-from treenail.host.logind import Logind
-from treenail.host.process import Programs
-from treenail.host.registry import Registry
-from treenail.host.root import Root
-from treenail.host.runtime import Runtime
-from treenail.host.systemd import Systemd
-from treenail.host.timedate import Timedate
+from treenail.host.container.cri import Runtime
+from treenail.host.container.registry import Registry
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
+from treenail.host.system.health_checks import Checks
+from treenail.host.system.kernel import Kernel
+from treenail.host.system.process import Programs
+from treenail.host.system.state_file import Ledger
+from treenail.host.systemd.bus import SystemBus
+from treenail.host.systemd.logind import Logind
+from treenail.host.systemd.systemd import Systemd
+from treenail.host.systemd.timedate import Timedate
 
 CHECKS = "/etc/treenail/health.d"
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 from treenail.clock import Clock, SystemClock
 from treenail.daemon.requests import RequestFile
 from treenail.errors import HostError
-from treenail.host.files import Files
-from treenail.host.kernel import Kernel
-from treenail.host.ledger import Ledger
-from treenail.host.root import Root
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
+from treenail.host.system.kernel import Kernel
+from treenail.host.system.state_file import Ledger
 from treenail.update import record as records
 from treenail.update.record import Phase, Record, Target, Update
 from treenail.update.request import Kind, Request, called_off, too_late

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from treenail.cli.terminal import moment
 from treenail.clock import rfc3339
-from treenail.host.kernel import Kernel
-from treenail.host.ledger import Ledger
-from treenail.host.root import Root
+from treenail.host.filesystem.root import Root
+from treenail.host.system.kernel import Kernel
+from treenail.host.system.state_file import Ledger
 from treenail.update import record as records
 from treenail.update.account import Account, Asked, account
 

@@ -18,7 +18,7 @@ from treenail.daemon.trial import Trial
 from treenail.daemon.waiting import wait_out
 from treenail.daemon.weighing import Weighing
 from treenail.errors import BusError, BusyError, CancelledError, StepError
-from treenail.host.deployments import Progress, Verdict
+from treenail.host.ostree.deployments import Progress, Verdict
 from treenail.log import MessageId
 from treenail.update.facts import Facts
 from treenail.update.moves import (

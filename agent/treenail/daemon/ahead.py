@@ -9,7 +9,7 @@ from treenail.daemon.pulling import pull
 from treenail.daemon.waiting import wait_out
 from treenail.daemon.weighing import Weighing
 from treenail.errors import BusyError, CancelledError, HostError
-from treenail.host.deployments import Change, Progress, Verdict
+from treenail.host.ostree.deployments import Change, Progress, Verdict
 from treenail.update.facts import Facts
 from treenail.update.moves import DropAhead, StageAhead
 from treenail.update.oschange import OSChange

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from treenail.daemon.runner import Runner
 from treenail.errors import RollbackError, StepError, TreenailError
-from treenail.host.recording import Change
+from treenail.host.rollback.prepare import Change
 from treenail.update.steps import (
     Disable,
     Enable,

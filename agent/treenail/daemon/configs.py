@@ -7,7 +7,7 @@ from typing import Protocol
 
 from treenail.api.machineconfig import MachineConfig
 from treenail.errors import ClusterError, ConfigError, FileError, NotFound
-from treenail.host.files import File, Files
+from treenail.host.filesystem.files import File, Files
 
 log = logging.getLogger(__name__)
 

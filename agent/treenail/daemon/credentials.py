@@ -11,8 +11,8 @@ from treenail.config.pullsecret import PullSecret, encode, merge, parse
 from treenail.daemon.settings import Settings
 from treenail.daemon.survey import RECORD as MANAGED
 from treenail.errors import CredentialError, FileError, LedgerError
-from treenail.host.files import File, Files
-from treenail.host.root import Root
+from treenail.host.filesystem.files import File, Files
+from treenail.host.filesystem.root import Root
 from treenail.log import MessageId
 from treenail.update import managed
 

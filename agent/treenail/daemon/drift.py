@@ -19,11 +19,11 @@ from treenail.config.drift import (
 from treenail.config.wanted import Wanted, WantedFile, WantedOS, WantedUnit
 from treenail.daemon.pathwatch import Touched, Watcher
 from treenail.daemon.survey import UnitStates, found_at
-from treenail.host.disk import Disk
-from treenail.host.files import Files
-from treenail.host.root import Root
-from treenail.host.standing import standing
-from treenail.host.users import Accounts
+from treenail.host.filesystem.disk import Disk
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.path_stat import standing
+from treenail.host.filesystem.root import Root
+from treenail.host.system.users import Accounts
 from treenail.update.drifting import Drifted, DriftPolicy, weigh
 from treenail.update.record import Target
 

@@ -15,8 +15,8 @@ from treenail.daemon.ports import Credentials, Kernel, OperatingSystem, Power, P
 from treenail.daemon.pulling import pull
 from treenail.daemon.waiting import wait_out
 from treenail.errors import BusyError, HostError, TreenailError
-from treenail.host.deployments import Progress, Verdict
-from treenail.host.files import Files
+from treenail.host.filesystem.files import Files
+from treenail.host.ostree.deployments import Progress, Verdict
 from treenail.kube.backoff import Backoff
 from treenail.update import firstboot
 from treenail.update.firstboot import Asked, Begun, Move, Ready, decide

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from treenail.clock import Clock
 from treenail.errors import FileError
-from treenail.host.files import Files
+from treenail.host.filesystem.files import Files
 from treenail.update.drifting import Drifted, Reaction
 
 log = logging.getLogger(__name__)

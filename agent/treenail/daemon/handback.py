@@ -8,16 +8,16 @@ from treenail.daemon import configs
 from treenail.daemon.predecessor import CURRENT_CONFIG, CURRENT_IMAGE, FIRST_BOOT
 from treenail.daemon.survey import RECORD
 from treenail.errors import LedgerError, TreenailError
-from treenail.host import ledger
-from treenail.host.entries import Absent, Regular
-from treenail.host.files import Files
-from treenail.host.originals import Originals
-from treenail.host.recording import Change
-from treenail.host.root import Root
-from treenail.host.undo import Undo
+from treenail.host.filesystem.entries import Absent, Regular
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
+from treenail.host.rollback.backups import Originals
+from treenail.host.rollback.prepare import Change
+from treenail.host.rollback.transaction import Undo
+from treenail.host.system import state_file
 from treenail.update.record import Target
 
-HANDED_BACK = f"{ledger.PATH}.handed-back"
+HANDED_BACK = f"{state_file.PATH}.handed-back"
 
 
 def hand_back(root: Root, config: MachineConfig, current: Target) -> tuple[str, ...]:
@@ -47,12 +47,12 @@ def _changes(root: Root, config: MachineConfig, current: Target) -> Iterator[Cha
     # With it the daemon would take the node for one that boots for the first time.
     yield Change(FIRST_BOOT, Absent())
     yield from Originals(root).handing_over()
-    kept = files.read(ledger.PATH)
+    kept = files.read(state_file.PATH)
     if kept is None:
-        raise LedgerError(f"there is no {root.path(ledger.PATH)}")
+        raise LedgerError(f"there is no {root.path(state_file.PATH)}")
     # Should the node come back to us, it is not what it is remembered to be.
     yield Change(HANDED_BACK, Regular(lambda: kept, 0o600))
-    yield Change(ledger.PATH, Absent())
+    yield Change(state_file.PATH, Absent())
     yield Change(RECORD, Absent())
     for name in files.names(configs.DIRECTORY):
         yield Change(f"{configs.DIRECTORY}/{name}", Absent())

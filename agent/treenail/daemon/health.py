@@ -9,8 +9,8 @@ from treenail.api.node import Node
 from treenail.clock import Clock, rfc3339
 from treenail.daemon.settings import Trial as Limits
 from treenail.errors import ClusterError, HostError
-from treenail.host.runtime import SOCKETS
-from treenail.host.systemd import Unit
+from treenail.host.container.cri import SOCKETS
+from treenail.host.systemd.systemd import Unit
 from treenail.update import boots
 from treenail.update.health import (
     API_SERVER,

@@ -13,7 +13,7 @@ from typing import Protocol
 from treenail.clock import Clock, rfc3339
 from treenail.config.drift import Drift
 from treenail.errors import TreenailError
-from treenail.host.deployments import Progress
+from treenail.host.ostree.deployments import Progress
 from treenail.update.facts import Facts
 from treenail.update.record import Record, Target
 from treenail.update.status import Report

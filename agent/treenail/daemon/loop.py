@@ -19,7 +19,7 @@ from treenail.daemon.observe import Observer, seen
 from treenail.daemon.ports import Ports
 from treenail.daemon.wakeup import Wakeup
 from treenail.errors import Again, ClusterError, TreenailError, Unreachable
-from treenail.host.deployments import Progress, Verdict
+from treenail.host.ostree.deployments import Progress, Verdict
 from treenail.log import MessageId
 from treenail.update import ahead
 from treenail.update.decide import decide, stands

@@ -6,7 +6,7 @@ from treenail.api import annotations as key
 from treenail.api.node import Node
 from treenail.daemon.drift import Booted
 from treenail.daemon.ports import Ports
-from treenail.host.deployments import Deployments
+from treenail.host.ostree.deployments import Deployments
 from treenail.update import wish
 from treenail.update.decide import looks_at_deployments
 from treenail.update.facts import Deployed, Facts, Handshake, NodeSeen

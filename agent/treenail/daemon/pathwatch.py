@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from treenail.errors import FileError
-from treenail.host.inotify import Inotify, Moved
-from treenail.host.root import Root
+from treenail.host.filesystem.inotify import Inotify, Moved
+from treenail.host.filesystem.root import Root
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The machine's signature policy, read anew for each image: people change it."""
 
 from treenail.errors import ConfigError, FileError
-from treenail.host.files import Files
+from treenail.host.filesystem.files import Files
 from treenail.update.signatures import POLICY, Rule, Trust, rule, rule_of_storage
 
 _LIMIT = 1024 * 1024

@@ -13,7 +13,7 @@ from treenail.daemon.configs import Configs
 from treenail.daemon.configuration import Configuration
 from treenail.daemon.drift import Booted
 from treenail.daemon.predecessor import Predecessor
-from treenail.host.deployments import Change, Deployments, Progress, Verdict
+from treenail.host.ostree.deployments import Change, Deployments, Progress, Verdict
 from treenail.update.drifting import Drifted
 from treenail.update.health import Trial
 from treenail.update.probation import Probation

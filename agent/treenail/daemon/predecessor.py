@@ -7,7 +7,7 @@ from treenail.api import annotations as key
 from treenail.api.decode import Fields, load_json
 from treenail.api.machineconfig import MachineConfig
 from treenail.errors import ConfigError, FileError
-from treenail.host.files import Files
+from treenail.host.filesystem.files import Files
 
 log = logging.getLogger(__name__)
 

@@ -8,14 +8,14 @@ from treenail.clock import Clock
 from treenail.daemon.credentials import AUTH
 from treenail.daemon.policy import rule_for
 from treenail.errors import FileError, HostError
-from treenail.host import registry as registries
-from treenail.host import space as spaces
-from treenail.host.deployments import Deployments
-from treenail.host.drivers import Units, active_drivers
-from treenail.host.files import Files
-from treenail.host.ledger import DIRECTORY
-from treenail.host.logind import Inhibitor
-from treenail.host.root import Root
+from treenail.host.container import registry as registries
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
+from treenail.host.ostree.deployments import Deployments
+from treenail.host.system import disk_space as spaces
+from treenail.host.system.state_file import DIRECTORY
+from treenail.host.systemd.logind import Inhibitor
+from treenail.host.systemd.update_agents import Units, active_drivers
 from treenail.update import record as records
 from treenail.update.preflight import (
     BOOTABLE,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from treenail.daemon.ports import Credentials
 from treenail.errors import PreflightError, TransactionError
-from treenail.host.registry import refuses_login
+from treenail.host.container.registry import refuses_login
 from treenail.log import MessageId
 from treenail.update.preflight import Reason
 

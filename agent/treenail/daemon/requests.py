@@ -4,7 +4,7 @@ import json
 import logging
 
 from treenail.errors import ConfigError, FileError
-from treenail.host.files import Files
+from treenail.host.filesystem.files import Files
 from treenail.update.request import Request, from_json, to_json
 
 log = logging.getLogger(__name__)

@@ -9,17 +9,17 @@ from treenail.api.contents import Contents
 from treenail.config import names
 from treenail.daemon.survey import RECORD
 from treenail.errors import FileError, HostError, UnitError
-from treenail.host.disk import Disk
-from treenail.host.entries import Absent, Directory, Entry, Hardlink, Regular, Symlink
-from treenail.host.files import Files
-from treenail.host.held import Held
-from treenail.host.originals import Originals
-from treenail.host.recording import Change
-from treenail.host.root import Root
-from treenail.host.standing import DIRECTORY, FILE, LINK, directories, standing
-from treenail.host.undo import Undo
-from treenail.host.units import Links, Units
-from treenail.host.users import Accounts, Shadow
+from treenail.host.filesystem.disk import Disk
+from treenail.host.filesystem.entries import Absent, Directory, Entry, Hardlink, Regular, Symlink
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.path_stat import DIRECTORY, FILE, LINK, directories, standing
+from treenail.host.filesystem.root import Root
+from treenail.host.rollback.backups import Originals
+from treenail.host.rollback.pending import Held
+from treenail.host.rollback.prepare import Change
+from treenail.host.rollback.transaction import Undo
+from treenail.host.system.users import Accounts, Shadow
+from treenail.host.systemd.unit_files import Links, Units
 from treenail.update import managed as records
 from treenail.update.logins import KEY_DIRECTORY_MODE, KEYS_MODE, key_file
 from treenail.update.seen import KEY_DIRECTORIES

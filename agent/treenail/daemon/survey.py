@@ -12,14 +12,14 @@ from treenail.config.drift import Found, Kind
 from treenail.config.wanted import Wanted, wanted
 from treenail.daemon.predecessor import CURRENT_CONFIG
 from treenail.errors import LedgerError
-from treenail.host.disk import Disk
-from treenail.host.files import Files
-from treenail.host.inverse import below
-from treenail.host.originals import Originals
-from treenail.host.root import Root
-from treenail.host.standing import LINK, Standing, places, standing
-from treenail.host.units import SEARCHED, Units
-from treenail.host.users import Accounts, Shadow
+from treenail.host.filesystem.disk import Disk
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.path_stat import LINK, Standing, places, standing
+from treenail.host.filesystem.root import Root
+from treenail.host.rollback.backups import Originals
+from treenail.host.rollback.inverse import below
+from treenail.host.system.users import Accounts, Shadow
+from treenail.host.systemd.unit_files import SEARCHED, Units
 from treenail.update import managed as records
 from treenail.update.managed import Managed
 from treenail.update.seen import Seen, looked_at

@@ -12,7 +12,7 @@ from treenail.clock import Clock
 from treenail.config import names
 from treenail.daemon.pathwatch import Watcher
 from treenail.errors import ConfigError, FileError
-from treenail.host.files import File, Files
+from treenail.host.filesystem.files import File, Files
 from treenail.log import MessageId
 from treenail.update.drifting import fought
 

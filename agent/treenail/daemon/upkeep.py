@@ -16,7 +16,7 @@ from treenail.daemon.drift import Asked, Booted, DriftCheck, DriftWatch
 from treenail.daemon.pathwatch import Watcher
 from treenail.daemon.predecessor import CURRENT_CONFIG
 from treenail.errors import ClusterError, ConfigError
-from treenail.host.files import Files
+from treenail.host.filesystem.files import Files
 from treenail.log import MessageId
 from treenail.update.drifting import Drifted, DriftPolicy
 from treenail.update.healing import healing

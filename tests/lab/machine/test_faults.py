@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from treenail.clock import SystemClock
-from treenail.host.process import Programs
-from treenail.host.registry import Inspected, Registry, Trouble
+from treenail.host.container.registry import Inspected, Registry, Trouble
+from treenail.host.system.process import Programs
 from treenail.lab import images
 from treenail.lab.images import Catalogue, Credential, make_image
 from treenail.lab.machine import intruders, skopeo

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from treenail.clock import SystemClock, rfc3339
 from treenail.errors import TreenailError
-from treenail.host.notify import Notifier
+from treenail.host.systemd.sd_notify import Notifier
 from treenail.kube.client import Client, Json
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import NODES

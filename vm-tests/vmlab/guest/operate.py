@@ -10,9 +10,9 @@ import sys
 
 from treenail.clock import SystemClock
 from treenail.errors import TreenailError
-from treenail.host.bus import SystemBus
-from treenail.host.deployments import Progress, Verdict
-from treenail.host.rpmostree import RpmOstree
+from treenail.host.ostree.deployments import Progress, Verdict
+from treenail.host.rpmostree.backend import RpmOstree
+from treenail.host.systemd.bus import SystemBus
 
 
 def main() -> int:

@@ -1,0 +1,108 @@
+"""Packages out of an image, offered to rpm-ostree as a repository for one transaction.
+
+podman unpacks the image in a transient unit, for what it needs the agent may not do itself. Where
+all of it is put is fixed, and the directory is there before anything else is: whoever finds one
+that no transaction needs, after a crash too, takes everything away again.
+"""
+
+import shutil
+
+from treenail.errors import CancelledError
+from treenail.host.container.podman import Podman
+from treenail.host.filesystem.files import Files, failing
+from treenail.host.filesystem.root import Root
+from treenail.host.ostree.deployments import Progress, Verdict
+from treenail.host.ostree.jobs import Jobs
+from treenail.host.ostree.watch import Watch
+from treenail.host.systemd.transient import Job, TransientUnits
+
+UNPACK = "treenail-extensions.service"
+REPOSITORY = "/etc/yum.repos.d/treenail-extensions.repo"
+PLACE = "/var/lib/treenail/extensions"
+"""Not in /run, which is memory, nor in /var/tmp, of which the agent has one of its own."""
+
+_CONTAINER = "treenail-extensions"
+_IN_IMAGE = "/usr/share/rpm-ostree/extensions/."
+# The image goes at once: it would be on disk twice. One that others use too stays.
+_SCRIPT = """\
+podman=$0 container=$1 place=$2 image=$3
+shift 3
+clean() {
+    "$podman" rm --force --ignore "$container"
+    "$podman" image rm --ignore "$image" || :
+}
+trap clean EXIT
+trap 'exit 1' TERM
+"$podman" rm --force --ignore "$container"
+"$@"
+"$podman" create --net=none --name "$container" "$image" /bin/true
+"$podman" cp "$container:%s" "$place"
+"""
+# The signatures of its packages are not looked at: the digest that the image is pulled by names
+# every byte of them, and podman takes no image that the machine's policy.json refuses.
+_CONTENT = """\
+[treenail-extensions]
+name=Packages of {image}
+baseurl=file://{place}
+enabled=1
+gpgcheck=0
+metadata_expire=0
+skip_if_unavailable=0
+"""
+
+
+class Extensions:
+    """One image at a time. Raises `HostError`; to be used by one thread."""
+
+    def __init__(
+        self,
+        root: Root,
+        files: Files,
+        podman: Podman,
+        units: TransientUnits,
+        jobs: Jobs,
+        *,
+        limit_s: float,
+    ) -> None:
+        """Paths below ``root`` have to be those that systemd and rpm-ostree see too."""
+        self._root = root
+        self._files = files
+        self._podman = podman
+        self._units = units
+        self._jobs = jobs
+        self._limit_s = limit_s
+
+    @property
+    def offered(self) -> bool:
+        """There is something that `withdraw` would take away."""
+        return self._files.is_there(PLACE) or self._files.is_there(REPOSITORY)
+
+    def offer(self, image: str, *, watch: Watch) -> None:
+        """Return once rpm-ostree finds the packages of the image, by digest, in its repositories.
+
+        What was offered before is gone. Raises `CancelledError` when the watcher has enough, and
+        leaves it to the caller to `withdraw` what is there by then.
+        """
+        place, podman = self._root.path(PLACE), self._podman
+        words = (podman.program, _CONTAINER, str(place), image, *podman.pull(image))
+        argv = ("/bin/sh", "-ec", _SCRIPT % _IN_IMAGE, *words)
+        job = Job(UNPACK, f"treenail: unpack {image}", argv, self._limit_s)
+
+        def each() -> None:
+            if watch(Progress(f"unpacking {image}", None)) is not Verdict.GO_ON:
+                raise CancelledError(f"{image} was not unpacked: it was cancelled")
+
+        self.withdraw()
+        self._files.make_directory(PLACE, mode=0o700)
+        self._jobs.check(self._units.run(job, each), f"podman could not unpack {image}")
+        content = _CONTENT.format(image=image, place=place)
+        self._files.write(REPOSITORY, content.encode())
+
+    def withdraw(self) -> None:
+        """Have none of it; harmless when there is nothing."""
+        self._files.remove(REPOSITORY)
+        self._units.stop(UNPACK, lambda: None)
+        place = self._root.path(PLACE)
+        if place.is_dir():
+            with failing("remove", place):
+                shutil.rmtree(place)

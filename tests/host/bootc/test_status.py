@@ -1,0 +1,139 @@
+"""What bootc's status means, of format version 1."""
+
+import json
+from typing import Any
+
+import pytest
+
+from treenail.errors import HostError
+from treenail.host.bootc.status import is_composefs, parse
+from treenail.host.ostree.deployments import Deployment, Deployments
+
+DIGEST = "sha256:" + "0f" * 32
+Json = dict[str, Any]
+
+
+def entry(number: int, *, transport: str = "registry", **more: object) -> Json:
+    return {
+        "image": {
+            "image": {"image": f"quay.io/os/node:{number}", "transport": transport},
+            "version": f"{number}.0",
+            "timestamp": None,
+            "imageDigest": f"sha256:{number:064}",
+            "architecture": "amd64",
+        },
+        "cachedUpdate": None,
+        "incompatible": False,
+        "pinned": False,
+        "store": "ostreeContainer",
+        "ostree": {"stateroot": "default", "checksum": f"{number:x}" * 64, "deploySerial": 0},
+    } | more
+
+
+def status(**found: object) -> bytes:
+    empty = {"staged": None, "booted": None, "rollback": None, "rollbackQueued": False}
+    return json.dumps(
+        {
+            "apiVersion": "org.containers.bootc/v1",
+            "kind": "BootcHost",
+            "metadata": {"name": "host"},
+            "spec": {"image": None, "bootOrder": "default"},
+            "status": empty | found,
+        }
+    ).encode()
+
+
+def test_deployments_are_in_boot_order() -> None:
+    found = parse(
+        status(staged=entry(3), booted=entry(2), rollback=entry(1), otherDeployments=[entry(4)])
+    )
+    deployments = Deployments(found.in_boot_order)
+    assert [each.version for each in deployments.all] == ["3.0", "2.0", "1.0", "4.0"]
+    assert deployments.booted is found.booted
+    assert deployments.staged is deployments.pending is found.staged
+    assert deployments.rollback is found.rollback
+
+
+def test_queued_rollback_comes_first() -> None:
+    found = parse(status(booted=entry(2), rollback=entry(1), rollbackQueued=True))
+    deployments = Deployments(found.in_boot_order)
+    assert [each.version for each in deployments.all] == ["1.0", "2.0"]
+    assert deployments.pending is found.rollback
+
+
+def test_entry_is_read_whole() -> None:
+    booted = entry(1, pinned=True, softRebootCapable=True, incompatible=True)
+    found = parse(status(booted=booted))
+    digest, checksum = booted["image"]["imageDigest"], "1" * 64
+    assert found.booted == Deployment(
+        id=digest,
+        checksum=checksum,
+        version="1.0",
+        image="quay.io/os/node:1",
+        digest=digest,
+        booted=True,
+        staged=False,
+        locked=False,
+        pinned=True,
+        origin="quay.io/os/node:1",
+        base=checksum,
+        soft_reboot=True,
+    )
+    assert found.incompatible
+    assert found.origin == f"/ostree/deploy/default/deploy/{checksum}.0.origin"
+
+
+@pytest.mark.parametrize(
+    ("transport", "image"),
+    [
+        ("registry", "quay.io/os/node:1"),
+        ("containers-storage", "quay.io/os/node:1"),
+        ("oci", "oci:quay.io/os/node:1"),
+    ],
+)
+def test_transport_is_shown_where_the_name_is_none_of_a_registry(
+    transport: str, image: str
+) -> None:
+    assert parse(status(booted=entry(1, transport=transport))).booted.image == image
+
+
+def test_staged_entry_is_locked_when_it_was_only_downloaded() -> None:
+    for only in (True, False):
+        found = parse(status(booted=entry(1), staged=entry(2, downloadOnly=only)))
+        assert found.staged is not None
+        assert found.staged.locked is only
+
+
+def test_a_host_of_the_composefs_back_end_is_refused_in_a_sentence() -> None:
+    composefs = {"verity": "ab" * 32, "bootType": "Uki", "bootloader": "Systemd"}
+    content = status(booted=entry(1, ostree=None, composefs=composefs))
+    assert is_composefs(content)
+    with pytest.raises(HostError, match="bootc manages this host with its composefs back end"):
+        parse(content)
+    for other in (status(booted=entry(1)), status(), b"no JSON"):
+        assert not is_composefs(other)
+
+
+def test_entry_without_an_image_is_known_by_its_commit() -> None:
+    found = parse(status(booted=entry(1, image=None)))
+    assert (found.booted.id, found.booted.image, found.booted.digest) == ("1" * 64, "", "")
+
+
+def test_host_that_is_none_of_bootcs_is_told_so() -> None:
+    with pytest.raises(HostError, match="bootc does not manage this host") as caught:
+        parse(status())
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "answered no JSON"),
+        (b"\xff", "answered no JSON"),
+        (b"[]", "apiVersion None"),
+        (b'{"apiVersion": "org.containers.bootc/v2"}', "apiVersion 'org.containers.bootc/v2'"),
+    ],
+)
+def test_what_is_no_status_is_refused(content: bytes, told: str) -> None:
+    with pytest.raises(HostError, match=told):
+        parse(content)

@@ -1,0 +1,177 @@
+"""skopeo at the border of its process: arguments, output, exit code and the words of its errors."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from treenail.clock import SystemClock
+from treenail.host.container.registry import Blob, Inspected, Registry, Trouble
+from treenail.host.system.process import Programs
+
+IMAGE = "registry.example.com/os/node@sha256:" + "a" * 64
+ANSWER = {
+    "Name": "registry.example.com/os/node",
+    "Digest": "sha256:" + "a" * 64,
+    "Created": "2026-01-01T00:00:00.123456789Z",
+    "Labels": {"ostree.bootable": "true"},
+    "Architecture": "arm64",
+    "Layers": ["sha256:1", "sha256:2"],
+    "LayersData": [
+        {"MIMEType": "x", "Digest": "sha256:1", "Size": 10, "Annotations": None},
+        {"MIMEType": "x", "Digest": "sha256:2", "Size": -1},
+    ],
+}
+
+
+def fails(said: str) -> str:
+    return f'cat >&2 <<\'END\'\ntime="2026-01-01T00:00:00Z" level=fatal msg="{said}"\nEND\nexit 1'
+
+
+def registry(directory: Path, script: str, *, limit_s: float = 10.0) -> Registry:
+    tool = directory / "skopeo"
+    tool.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {directory}/arguments\n{script}\n')
+    tool.chmod(0o755)
+    return Registry(
+        Programs(SystemClock(), {"PATH": f"{directory}:/usr/bin:/bin"}), limit_s=limit_s
+    )
+
+
+def test_an_image_is_described_with_what_it_takes_to_fetch_it(tmp_path: Path) -> None:
+    found = registry(tmp_path, f"cat <<'END'\n{json.dumps(ANSWER)}\nEND").inspect(
+        IMAGE, auth_file="/var/lib/treenail/auth.json"
+    )
+    assert found == Inspected(
+        "arm64",
+        1767225600.123456,
+        (Blob("sha256:1", 10), Blob("sha256:2", 0)),
+        {"ostree.bootable": "true"},
+    )
+    assert (tmp_path / "arguments").read_text().split() == [
+        "inspect",
+        "--no-tags",
+        "--authfile",
+        "/var/lib/treenail/auth.json",
+        f"docker://{IMAGE}",
+    ]
+
+
+def test_without_logins_no_file_of_them_is_named(tmp_path: Path) -> None:
+    assert registry(tmp_path, "echo '{}'").inspect(IMAGE) == Inspected("", None, (), {})
+    assert "--authfile" not in (tmp_path / "arguments").read_text()
+
+
+PINGING = "Error parsing image name: pinging container registry registry.example.com: Get"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("RegistryNameUnknown", f"{PINGING}: dial tcp: lookup registry.example.com: no such host"),
+        ("RegistryUnreachable", f"{PINGING}: dial tcp 192.0.2.1:443: connect: connection refused"),
+        ("RegistryUnreachable", f"{PINGING}: dial tcp 192.0.2.1:443: connect: no route to host"),
+        (
+            "RegistryUntrusted",
+            (
+                f"{PINGING}: tls: failed to verify certificate: x509: certificate signed by "
+                "unknown authority"
+            ),
+        ),
+        (
+            "RegistryCertificateExpired",
+            (
+                f"{PINGING}: x509: certificate has expired or is not yet valid: current time "
+                "2026-01-01T00:00:00Z is after 2025-01-01T00:00:00Z"
+            ),
+        ),
+        (
+            "ClockBehindCertificate",
+            (
+                f"{PINGING}: x509: certificate has expired or is not yet valid: current time "
+                "1970-01-01T00:00:00Z is before 2025-01-01T00:00:00Z"
+            ),
+        ),
+        (
+            "RegistryUnauthorized",
+            (
+                "Error parsing image name: reading manifest sha256:aa: unauthorized: "
+                "authentication required"
+            ),
+        ),
+        (
+            "RegistryUnauthorized",
+            "unable to retrieve auth token: invalid username/password: unauthorized: bad",
+        ),
+        (
+            "RegistryForbidden",
+            "reading manifest sha256:aa: denied: requested access to the resource is denied",
+        ),
+        ("RegistryForbidden", "StatusCode: 403, no body"),
+        (
+            "ImageNotFound",
+            "reading manifest sha256:aa in registry.example.com/os: manifest unknown",
+        ),
+        ("RegistryTimeout", f"{PINGING}: dial tcp 192.0.2.1:443: i/o timeout"),
+        ("RegistryTimeout", f"{PINGING}: net/http: TLS handshake timeout"),
+        (
+            "WrongArchitecture",
+            "choosing image instance: no image found in image index for architecture amd64",
+        ),
+        (
+            "RegistryFailed",
+            "loading registries configuration: lstat /root/.config/containers: permission denied",
+        ),
+        ("RegistryFailed", "received unexpected HTTP status: 502 Bad Gateway"),
+        (
+            "RegistryFailed",
+            (
+                f"reading manifest sha256:{'403' * 21}a in registry.example.com/os: received "
+                "unexpected HTTP status: 500 Internal Server Error"
+            ),
+        ),
+        (
+            "RegistryFailed",
+            (
+                "pinging container registry denied.example.com: reading manifest in "
+                "unauthorized.example.com/denied/os-denied: StatusCode: 500, no body"
+            ),
+        ),
+        ("RegistryFailed", "creating temporary file: open /var/tmp/x: permission denied"),
+        (
+            "RegistryUnreachable",
+            f"{PINGING}: dial tcp 192.0.2.1:443: connect: permission denied",
+        ),
+        ("RegistryForbidden", "reading manifest sha256:aa: denied: permission denied"),
+        ("RegistryForbidden", "invalid status code from registry 403 (Forbidden)"),
+        ("RegistryForbidden", "received unexpected HTTP status: 403 Forbidden"),
+    ],
+)
+def test_each_failure_has_its_kind_and_keeps_the_words_that_tell(
+    tmp_path: Path, kind: str, said: str
+) -> None:
+    found = registry(tmp_path, fails(said)).inspect(IMAGE)
+    assert isinstance(found, Trouble)
+    assert found.kind == kind
+    assert found.text.endswith(said[-40:])
+
+
+def test_a_login_in_an_error_is_not_repeated(tmp_path: Path) -> None:
+    said = "Get https://puller:hunter2@registry.example.com/v2/: connection refused"
+    found = registry(tmp_path, fails(said)).inspect(IMAGE)
+    assert isinstance(found, Trouble)
+    assert "hunter2" not in found.text
+
+
+def test_a_registry_that_never_answers_is_given_up(tmp_path: Path) -> None:
+    found = registry(tmp_path, "exec sleep 600", limit_s=0.2).inspect(IMAGE)
+    assert found == Trouble("RegistryTimeout", "skopeo was not done within 0.2 s")
+
+
+def test_without_skopeo_nothing_is_known(tmp_path: Path) -> None:
+    nowhere = Programs(SystemClock(), {"PATH": str(tmp_path)})
+    assert Registry(nowhere, limit_s=1.0).inspect(IMAGE) is None
+
+
+def test_an_answer_that_is_no_json_is_a_failure(tmp_path: Path) -> None:
+    found = registry(tmp_path, "echo nonsense").inspect(IMAGE)
+    assert found == Trouble("RegistryFailed", "skopeo answers 'nonsense', which is no JSON object")

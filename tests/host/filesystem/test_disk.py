@@ -1,0 +1,132 @@
+"""The disks that tests have behave as a real one, and touch no real one."""
+
+import ast
+import inspect
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyfakefs.fake_filesystem_unittest import Patcher
+
+from tests.fakes.disk import Entry, MemoryDisk
+from treenail.host.filesystem import disk as module
+from treenail.host.filesystem.disk import Disk
+from treenail.host.filesystem.files import File, Files
+from treenail.host.filesystem.root import Root
+
+
+class FakedDisk(Disk):
+    """The real one for pyfakefs, which changes the mode of what is opened for reading."""
+
+    def open(self, path: Path) -> int:
+        mode = path.lstat().st_mode
+        descriptor = super().open(path)
+        path.chmod(stat.S_IMODE(mode))
+        return descriptor
+
+
+@pytest.fixture(params=["real", "pyfakefs", "memory"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Files]]:
+    """Gives files below an empty root, again and again the same."""
+    match request.param:
+        case "real":
+            yield lambda: Files(Root(tmp_path))
+        case "memory":
+            root = Root("/no-such-root")
+            disk = MemoryDisk({"/no-such-root": Entry("directory", 0o755, b"")})
+            yield lambda: Files(root, disk)
+        case _:
+            with Patcher() as patcher:
+                assert patcher.fs
+                patcher.fs.create_dir("/machine")
+                yield lambda: Files(Root("/machine"), FakedDisk())
+
+
+def test_every_disk_does_the_same(make):
+    files = make()
+    seen = [
+        files.write("/etc/a", b"one", mode=0o600),
+        files.write("/etc/a", b"one", mode=0o600),
+        files.has(File("/etc/a", b"one", 0o600)),
+        files.has(File("/etc/a", b"one", 0o644)),
+        files.write("/etc/a", b"two, and longer", mode=0o640),
+        files.read("/etc/a"),
+        files.read("/etc/none"),
+        files.write_all([File(f"/etc/d/{n}", b"%d" % n) for n in range(3)]),
+        files.symlink("/etc/l", "a"),
+        files.symlink("/etc/l", "a"),
+        files.link_text("/etc/l"),
+        files.symlink("/etc/a", "d/1"),
+        files.link_text("/etc/a"),
+        files.link_text("/etc/d/1"),
+        files.make_directory("/etc/e/f", mode=0o700),
+        files.make_directory("/etc/e/f", mode=0o755),
+        files.make_directory("/etc/e/f", mode=0o755),
+        files.remove("/etc/l"),
+        files.remove("/etc/l"),
+        files.remove("/none/l"),
+    ]
+    again = make()
+    seen += [again.read("/etc/d/2"), again.link_text("/etc/a")]
+    assert seen == [
+        *(True, False, True, False, True),
+        *(b"two, and longer", None),
+        ("/etc/d/0", "/etc/d/1", "/etc/d/2"),
+        *(True, False, "a", True, "d/1", None),
+        *(True, True, False),
+        *(True, False, False),
+        *(b"2", "d/1"),
+    ]
+
+
+def test_the_memory_disk_has_every_call_of_a_real_one():
+    def own(kind: type) -> set[str]:
+        return {name for name in vars(kind) if not name.startswith("_")}
+
+    assert own(Disk) <= own(MemoryDisk)
+
+
+def test_only_calls_that_a_faked_file_system_knows_are_used():
+    tree = ast.parse(inspect.getsource(module))
+    called = {
+        ast.unparse(node.func)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
+    # os.fchown, os.fchmod, os.pwrite, os.statvfs and os.copy_file_range reach the real process.
+    assert called == {
+        "os.chmod",
+        "os.chown",
+        "os.close",
+        "os.fsync",
+        "os.getxattr",
+        "os.lchown",
+        "os.fsencode",
+        "os.fspath",
+        "os.link",
+        "os.listdir",
+        "os.listxattr",
+        "os.lstat",
+        "os.mkdir",
+        "os.open",
+        "os.read",
+        "os.readlink",
+        "os.removexattr",
+        "os.replace",
+        "os.rmdir",
+        "os.setxattr",
+        "os.stat",
+        "os.strerror",
+        "os.symlink",
+        "os.unlink",
+        "os.write",
+        # The flush of a whole file system, which only many files ask for, and an exchange.
+        "ctypes.CDLL",
+        # What the policy says of a path that was looked at.
+        "self.labels.fitting",
+        "self.labels.rest",
+        "ctypes.get_errno",
+        "_libc().renameat2",
+        "_libc().syncfs",
+    }

@@ -1,0 +1,133 @@
+"""The kernel's inotify itself, on directories of the test."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import wait_until
+from treenail.host.filesystem.inotify import Inotify, Moved
+from treenail.host.filesystem.root import Root
+
+
+class Site:
+    """A root with a watch on /etc/a and /etc/b/c, and all that it has told."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = top
+        (top / "etc/a").mkdir(parents=True)
+        (top / "etc/a/file").write_text("1")
+        self.inotify = Inotify(Root(top))
+        self.inotify.watch(["/etc/a", "/etc/b/c"])
+        self.paths: set[str] = set()
+        self.lost = False
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        def look() -> bool:
+            moved = self.inotify.wait(0.05) or Moved()
+            self.paths |= moved.paths
+            self.lost = self.lost or moved.lost
+            return condition()
+
+        wait_until(look)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path)
+    yield site
+    site.inotify.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda file: file.write_text("2"),
+        lambda file: file.chmod(0o600),
+        lambda file: file.unlink(),
+        lambda file: file.rename(file.with_name("other")),
+        lambda file: file.with_name("new").rename(file),
+    ],
+    ids=["written", "mode", "removed", "renamed", "replaced"],
+)
+def test_what_happens_to_a_file_is_told(site, change):
+    (site.top / "etc/a/new").write_text("3")
+    change(site.top / "etc/a/file")
+
+    site.until(lambda: "/etc/a/file" in site.paths)
+
+
+def test_nothing_is_told_when_nothing_happens(site):
+    assert site.inotify.wait(0.0) is None
+
+
+def test_reading_a_file_is_not_told(site):
+    (site.top / "etc/a/file").read_text()
+
+    assert site.inotify.wait(0.0) is None
+
+
+def test_a_directory_that_comes_later_is_watched_then(site):
+    (site.top / "etc/b/c").mkdir(parents=True)
+    site.until(lambda: site.lost)
+    (site.top / "etc/b/c/file").write_text("1")
+
+    site.until(lambda: "/etc/b/c/file" in site.paths)
+
+
+def test_a_directory_that_is_replaced_is_watched_on(site):
+    (site.top / "etc/a").rename(site.top / "etc/old")
+    (site.top / "etc/a").mkdir()
+    site.until(lambda: site.lost)
+    site.until(lambda: True)
+    (site.top / "etc/a/file").write_text("2")
+
+    site.until(lambda: "/etc/a/file" in site.paths)
+
+
+def test_directories_that_are_wanted_no_more_are_silent(site):
+    site.inotify.watch(["/etc/b"])
+    site.until(lambda: True)
+    site.paths.clear()
+    (site.top / "etc/a/file").write_text("2")
+
+    assert (site.inotify.wait(0.0) or Moved()).paths == frozenset()
+
+
+def test_a_link_that_leads_out_of_the_root_is_not_followed(site, tmp_path_factory):
+    outside = tmp_path_factory.mktemp("outside")
+    (site.top / "etc/out").symlink_to(outside)
+    site.inotify.watch(["/etc/out"])
+    site.until(lambda: True)
+    (outside / "file").write_text("1")
+
+    assert (site.inotify.wait(0.0) or Moved()).paths == frozenset()
+
+
+def test_a_waiting_thread_can_be_interrupted(site):
+    site.inotify.interrupt()
+
+    assert site.inotify.wait(30.0) is None
+
+
+def test_a_directory_of_two_names_is_told_under_both(site):
+    (site.top / "etc/link").symlink_to("a")
+    site.inotify.watch(["/etc/a", "/etc/link"])
+    (site.top / "etc/a/file").write_text("2")
+
+    site.until(lambda: {"/etc/a/file", "/etc/link/file"} <= site.paths)
+
+
+def test_what_happens_beside_an_awaited_directory_is_nothing(site):
+    (site.top / "etc/resolv.conf").write_text("1")
+
+    assert (site.inotify.wait(0.0) or Moved()) == Moved()
+
+
+def test_a_directory_that_goes_with_the_one_above_it_is_told(site):
+    (site.top / "etc/b/c").mkdir(parents=True)
+    site.until(lambda: site.lost)
+    site.lost = False
+    (site.top / "etc/b").rename(site.top / "etc/gone")
+
+    site.until(lambda: site.lost)

@@ -1,0 +1,221 @@
+"""Every write, cut short at every call: the power goes, or the process is killed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from tests.fakes.disk import Entry, MemoryDisk, PowerCut, Tree
+from treenail.errors import FileError
+from treenail.host.filesystem.files import File, Files
+from treenail.host.filesystem.root import Root
+from treenail.host.system.state_file import Ledger
+
+# Nothing is there on the real disk, so that no link of it is followed.
+ROOT = Root("/no-such-root")
+
+
+def tree(**entries: str | int) -> Tree:
+    """A file for text (mode 0644), a link for text with an arrow, a directory for a mode."""
+    found: Tree = {"/no-such-root": Entry("directory", 0o755, b"")}
+    for name, entry in entries.items():
+        path = "/no-such-root/" + name.replace("_", "/")
+        if isinstance(entry, int):
+            found[path] = Entry("directory", entry, b"")
+        elif entry.startswith("->"):
+            found[path] = Entry("link", 0o777, entry[2:].encode())
+        else:
+            found[path] = Entry("file", 0o644, entry.encode())
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    before: Tree
+    change: Callable[[Files], object]
+    after: Tree
+
+
+def batch(files: Files) -> object:
+    return files.write_all(
+        [
+            *(File(f"/a/{name}", b"new " + name.encode()) for name in "123"),
+            *(File(f"/b/{name}", b"new " + name.encode()) for name in "45"),
+            File("/b/same", b"same"),
+        ]
+    )
+
+
+CASES = {
+    "a new file": Case(
+        tree(a=0o755), lambda files: files.write("/a/f", b"content"), tree(a=0o755, a_f="content")
+    ),
+    "a file that changes": Case(
+        tree(a=0o755, a_f="old content"),
+        lambda files: files.write("/a/f", b"new"),
+        tree(a=0o755, a_f="new"),
+    ),
+    "a file that does not change": Case(
+        tree(a=0o755, a_f="same"),
+        lambda files: files.write("/a/f", b"same"),
+        tree(a=0o755, a_f="same"),
+    ),
+    "a file in directories that are missing": Case(
+        tree(),
+        lambda files: files.write("/a/b/f", b"new"),
+        tree(a=0o755, a_b=0o755, a_b_f="new"),
+    ),
+    "a few files": Case(
+        tree(a=0o755, a_f="old"),
+        lambda files: files.write_all([File("/a/f", b"new"), File("/g", b"g")]),
+        tree(a=0o755, a_f="new", g="g"),
+    ),
+    "many files": Case(
+        tree(a=0o755, a_1="old", b_4="old 4", b_same="same", b=0o755),
+        batch,
+        tree(
+            a=0o755,
+            a_1="new 1",
+            a_2="new 2",
+            a_3="new 3",
+            b=0o755,
+            b_4="new 4",
+            b_5="new 5",
+            b_same="same",
+        ),
+    ),
+    "a new link": Case(
+        tree(a=0o755), lambda files: files.symlink("/a/l", "../t"), tree(a=0o755, a_l="->../t")
+    ),
+    "a link in the place of a file": Case(
+        tree(l="a file"), lambda files: files.symlink("/l", "t"), tree(l="->t")
+    ),
+    "a removal": Case(tree(f="old"), lambda files: files.remove("/f"), tree()),
+    "a directory that changes": Case(
+        tree(a=0o755), lambda files: files.make_directory("/a", mode=0o700), tree(a=0o700)
+    ),
+    "a directory": Case(
+        tree(),
+        lambda files: files.make_directory("/a/b", mode=0o700),
+        tree(a=0o755, a_b=0o700),
+    ),
+}
+
+
+def without_temporaries(found: Tree) -> Tree:
+    return {path: entry for path, entry in found.items() if ".treenail-" not in path}
+
+
+def torn(case: Case, found: Tree) -> list[str]:
+    """The paths that are neither as before nor as after."""
+    before, after = case.before, case.after
+    return [
+        path
+        for path in before.keys() | after.keys() | without_temporaries(found).keys()
+        if found.get(path) not in (before.get(path), after.get(path))
+    ]
+
+
+class Findings:
+    """What is wrong with the states that disks were found in."""
+
+    def __init__(self, case: Case, deaf_to: Callable[[int], bool]) -> None:
+        self.case = case
+        self.deaf_to = deaf_to
+        self.states = 0
+        self.wrong: list[str] = []
+
+    def look(self) -> None:
+        """Cut the power, or kill the process, after every number of calls."""
+        calls = 0
+        while not self.cut_short(calls) and not self.wrong:
+            calls += 1
+        disk = MemoryDisk(self.case.before, flushed=False)
+        self.change(disk, "what somebody else had not flushed")
+
+    def cut_short(self, calls: int) -> bool:
+        """Whether all was done by then."""
+        disk = MemoryDisk(self.case.before)
+        disk.deaf_to = self.deaf_to
+        disk.calls_left = calls
+        try:
+            self.case.change(Files(ROOT, disk))
+            done = True
+        except PowerCut:
+            done = False
+        disk.calls_left = None
+        for found in disk.after_power_cut():
+            self.states += 1
+            self.wrong += [
+                f"power cut after {calls} calls: {path}" for path in torn(self.case, found)
+            ]
+            if done and without_temporaries(found) != self.case.after:
+                self.wrong.append("what was promised is lost")
+            if self.states % 50 == 0:
+                self.change(MemoryDisk(found), f"mending after {calls} calls")
+        self.change(disk, f"killed after {calls} calls")
+        return done
+
+    def change(self, disk: MemoryDisk, story: str) -> None:
+        """Make the change on what is there, and believe it when it returns."""
+        disk.deaf_to = self.deaf_to
+        disk.flushes = 0
+        try:
+            self.case.change(Files(ROOT, disk))
+        except FileError as error:
+            self.wrong.append(f"{story}: {error}")
+            return
+        if disk.tree() != self.case.after:
+            self.wrong.append(f"{story}: {disk.tree()}")
+        for found in disk.after_power_cut():
+            self.states += 1
+            if without_temporaries(found) != self.case.after:
+                self.wrong.append(f"{story}, promised, and lost: {found}")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_path_is_old_or_new_whenever_the_power_goes_and_new_once_that_was_promised(name):
+    findings = Findings(CASES[name], lambda _: False)
+    findings.look()
+    assert findings.wrong == []
+    assert findings.states > 0
+
+
+def flushes(name: str) -> list[int]:
+    disk = MemoryDisk(CASES[name].before)
+    CASES[name].change(Files(ROOT, disk))
+    # The directory above two others is flushed for each, and again with all of the file system,
+    # or because a file is in it.
+    spare = {"a few files": 1, "many files": 2}.get(name, 0)
+    return list(range(spare, disk.flushes))
+
+
+@pytest.mark.parametrize(("name", "flush"), [(name, n) for name in CASES for n in flushes(name)])
+def test_without_any_one_of_the_flushes_something_is_lost(name, flush):
+    findings = Findings(CASES[name], lambda number: number == flush)
+    findings.look()
+    assert findings.wrong != []
+
+
+DOCUMENTS = [{"version": 1, "phase": phase} for phase in ("staging", "staged", "rebooting")]
+
+
+def test_the_ledger_holds_the_last_document_or_the_one_being_written():
+    done = 0
+    calls = 0
+    while done < len(DOCUMENTS):
+        disk = MemoryDisk(tree())
+        disk.calls_left = calls
+        done = 0
+        try:
+            ledger = Ledger(ROOT, Files(ROOT, disk))
+            for document in DOCUMENTS:
+                ledger.write(document)
+                done += 1
+        except PowerCut:
+            pass
+        allowed = [[None, *DOCUMENTS][done], *DOCUMENTS[done : done + 1]]
+        for found in disk.after_power_cut():
+            assert Ledger(ROOT, Files(ROOT, MemoryDisk(found))).read() in allowed
+        calls += 1
+    assert calls > 50

@@ -1,0 +1,272 @@
+"""Labels by the real libselinux, from patterns of the tests' own, on whatever has labels here."""
+
+import ctypes
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from treenail.errors import FileError
+from treenail.host.filesystem import selinux
+from treenail.host.filesystem.disk import Disk, Place
+from treenail.host.filesystem.entries import Directory, Regular, Symlink
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.path_stat import standing
+from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.selinux import Policy
+from treenail.host.rollback.prepare import Change
+from treenail.host.rollback.transaction import Undo
+
+CONTEXTS = """\
+/.*                     system_u:object_r:default_t:s0
+/etc(/.*)?              system_u:object_r:etc_t:s0
+/etc/secret        --   system_u:object_r:secret_t:s0
+/etc/link          -l   system_u:object_r:link_t:s0
+/etc/d             -d   system_u:object_r:directory_t:s0
+/etc/alone              <<none>>
+"""
+ATTRIBUTE = "security.selinux"
+REGULAR = stat.S_IFREG | 0o644
+
+
+def label(kind: str, user: str = "system_u") -> bytes:
+    return f"{user}:object_r:{kind}:s0\0".encode()
+
+
+def labelled(path: Path) -> bytes:
+    try:
+        return os.getxattr(path, ATTRIBUTE, follow_symlinks=False)
+    except OSError:
+        return b""
+
+
+@pytest.fixture
+def library() -> ctypes.CDLL:
+    try:
+        return selinux.libselinux()
+    except OSError as error:
+        pytest.skip(f"no libselinux: {error}")
+
+
+@pytest.fixture
+def contexts(tmp_path: Path) -> Path:
+    below = tmp_path / "policy/contexts/files"
+    below.mkdir(parents=True)
+    (below.parent / "customizable_types").write_text("by_hand_t\n")
+    path = below / "file_contexts"
+    path.write_text(CONTEXTS)
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    (tmp_path / "machine/etc").mkdir(parents=True)
+    return Root(tmp_path / "machine")
+
+
+@pytest.fixture
+def policy(library: ctypes.CDLL, contexts: Path, root: Root) -> Policy:
+    return Policy(root, library, contexts, labelled=lambda _: True)
+
+
+@pytest.fixture
+def disk(policy: Policy, tmp_path: Path) -> Disk:
+    probe = tmp_path / "probe"
+    probe.touch()
+    try:
+        os.setxattr(probe, ATTRIBUTE, label("etc_t"))
+    except OSError as error:
+        pytest.skip(f"no labels here: {error}")
+    return Disk(policy)
+
+
+@pytest.mark.parametrize(
+    ("path", "mode", "expected"),
+    [
+        ("/etc/motd", REGULAR, "etc_t"),
+        ("/etc/secret", REGULAR, "secret_t"),
+        ("/etc/secret", stat.S_IFDIR, "etc_t"),
+        ("/etc/link", stat.S_IFLNK, "link_t"),
+        ("/var/x", REGULAR, "default_t"),
+    ],
+)
+def test_default_label_is_what_the_policy_says_of_path_and_kind(policy, path, mode, expected):
+    assert policy.default(path, mode) == label(expected).rstrip(b"\0")
+
+
+def test_path_that_the_policy_leaves_alone_has_no_default(policy):
+    assert policy.default("/etc/alone", REGULAR) == b""
+
+
+def test_path_is_asked_for_as_it_is_within_the_root(policy, root):
+    place = root.prefix / "etc/secret"
+    place.touch()
+    assert policy.fitting(str(place), place.stat(), b"") == label("secret_t")
+
+
+@pytest.mark.parametrize(
+    ("present", "expected"),
+    [
+        (b"", label("secret_t")),
+        (label("etc_t"), label("secret_t")),
+        # Users and ranges say who wrote it, not what it is.
+        (label("secret_t", "unconfined_u"), label("secret_t", "unconfined_u")),
+        (label("by_hand_t"), label("by_hand_t")),
+        (b"damaged", label("secret_t")),
+    ],
+)
+def test_label_fits_unless_restorecon_would_change_it(policy, root, present, expected):
+    place = root.prefix / "etc/secret"
+    place.touch()
+    assert policy.fitting(str(place), place.stat(), present) == expected
+
+
+def test_nothing_is_said_of_a_device_without_labels(library, contexts, root):
+    policy = Policy(root, library, contexts, labelled=lambda _: False)
+    place = root.prefix / "etc/secret"
+    place.touch()
+    assert policy.fitting(str(place), place.stat(), label("dosfs_t")) == label("dosfs_t")
+
+
+def test_changed_policy_is_read_again(policy, contexts):
+    assert policy.default("/etc/secret", REGULAR) == label("secret_t").rstrip(b"\0")
+    contexts.write_text(CONTEXTS.replace("secret_t", "hidden_t"))
+    os.utime(contexts, ns=(1, 1))
+    assert policy.default("/etc/secret", REGULAR) == label("hidden_t").rstrip(b"\0")
+
+
+def test_patterns_of_the_owner_and_aliases_of_directories_count(policy, contexts):
+    contexts.with_name("file_contexts.subs_dist").write_text("/var/home /home\n")
+    contexts.with_name("file_contexts.local").write_text(
+        "/home/core/\\.ssh(/.*)?  system_u:object_r:ssh_home_t:s0\n"
+    )
+    keys = "/var/home/core/.ssh/authorized_keys.d/ignition"
+    assert policy.default(keys, REGULAR) == label("ssh_home_t").rstrip(b"\0")
+
+
+def test_policy_that_rested_answers_as_before(policy):
+    before = [policy.default(path, REGULAR) for path in ("/etc/secret", "/etc/motd")]
+    policy.rest()
+    policy.rest()
+    assert [policy.default(path, REGULAR) for path in ("/etc/secret", "/var/x")] == [
+        before[0],
+        label("default_t").rstrip(b"\0"),
+    ]
+
+
+def test_policy_that_cant_be_read_says_nothing_and_that_once(library, root, tmp_path, caplog):
+    policy = Policy(root, library, tmp_path / "none")
+    assert [policy.default(path, REGULAR) for path in ("/a", "/b")] == [b"", b""]
+    policy.rest()
+    assert policy.default("/c", REGULAR) == b""
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_without_selinux_there_is_no_policy_and_that_is_said_once(root, caplog):
+    if Path("/sys/fs/selinux/enforce").exists():
+        pytest.skip("SELinux is enabled here")
+    caplog.set_level("DEBUG")
+    selinux.enabled.cache_clear()
+    assert [selinux.policy(root), selinux.policy(root)] == [None, None]
+    assert [record.message for record in caplog.records] == [
+        "SELinux is disabled: labels are left to the kernel"
+    ]
+
+
+def changes() -> Iterator[Change]:
+    yield Change("/etc/secret", Regular(lambda: b"new", 0o600))
+    yield Change("/etc/link", Symlink("secret"))
+    yield Change("/etc/d/e/file", Regular(lambda: b"new"))
+    yield Change("/etc/alone", Regular(lambda: b"new"))
+
+
+def test_what_is_applied_has_the_label_of_the_policy(disk, root):
+    undo = Undo(root, disk)
+    undo.place(tuple(changes()))
+    undo.commit()
+    etc = root.prefix / "etc"
+    assert {
+        name: labelled(etc / name) for name in ("secret", "link", "d", "d/e", "d/e/file", "alone")
+    } == {
+        "secret": label("secret_t"),
+        "link": label("link_t"),
+        "d": label("directory_t"),
+        "d/e": label("etc_t"),
+        "d/e/file": label("etc_t"),
+        "alone": b"",
+    }
+
+
+def test_replaced_file_keeps_a_label_that_somebody_gave_it_and_undoing_brings_all_back(disk, root):
+    etc = root.prefix / "etc"
+    (etc / "d").mkdir()
+    for name, kind in (("secret", "by_hand_t"), ("motd", "wrong_t"), ("d", "wrong_t")):
+        (etc / name).touch() if name != "d" else None
+        os.setxattr(etc / name, ATTRIBUTE, label(kind))
+    undo = Undo(root, disk)
+    undo.place(
+        (
+            Change("/etc/secret", Regular(lambda: b"new")),
+            Change("/etc/motd", Regular(lambda: b"new")),
+            Change("/etc/d", Directory(0o700)),
+        )
+    )
+    names = ("secret", "motd", "d")
+    assert [labelled(etc / name) for name in names] == [
+        *(label("by_hand_t"), label("etc_t"), label("directory_t")),
+    ]
+    undo.put_back()
+    assert [labelled(etc / name) for name in names] == [
+        *(label("by_hand_t"), label("wrong_t"), label("wrong_t")),
+    ]
+
+
+def test_files_and_their_directories_have_the_label_of_the_policy(disk, root):
+    files = Files(root, disk)
+    files.write("/etc/secret", b"1")
+    files.write("/etc/d/a", b"1")
+    files.symlink("/etc/link", "d")
+    etc = root.prefix / "etc"
+    assert [labelled(etc / name) for name in ("secret", "d", "d/a", "link")] == [
+        *(label("secret_t"), label("directory_t"), label("etc_t"), label("link_t")),
+    ]
+
+
+def test_what_stands_at_a_path_has_a_label_and_one_that_it_ought_to_have(disk, root):
+    (root.prefix / "etc/secret").touch()
+    os.setxattr(root.prefix / "etc/secret", ATTRIBUTE, label("etc_t", "unconfined_u"))
+    found = standing(root, disk, ["/etc/secret"])["/etc/secret"]
+    assert (found.label, found.fitting) == (
+        "unconfined_u:object_r:etc_t:s0",
+        "system_u:object_r:secret_t:s0",
+    )
+    assert standing(root, Disk(), ["/etc/secret"])["/etc/secret"].fitting == ""
+
+
+class Refusing(Disk):
+    """A kernel whose policy does not know one of the labels."""
+
+    def change_label(self, target: Place | int, label: bytes) -> None:
+        if b"secret_t" in label:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        super().change_label(target, label)
+
+
+def test_refused_label_is_a_failure_that_changes_nothing(disk, root):
+    assert disk.labels
+    undo = Undo(root, Refusing(disk.labels))
+    with pytest.raises(FileError, match=r"can't write .*/etc/secret: Invalid argument"):
+        undo.place((Change("/etc/secret", Regular(lambda: b"new")),))
+    undo.put_back()
+    assert [*(root.prefix / "etc").iterdir()] == []
+
+
+def test_devices_have_labels_unless_the_mount_says_otherwise():
+    # Without SELinux no mount is labelled by the kernel; a device that is not listed may be.
+    enabled = Path("/sys/fs/selinux/enforce").exists()
+    assert (selinux.labelled_device(Path("/proc").stat().st_dev)) is False
+    assert selinux.labelled_device(os.makedev(4000, 4000)) is True
+    assert enabled or not selinux.labelled_device(Path("/sys").stat().st_dev)

@@ -1,0 +1,161 @@
+"""What rpm-ostree's dictionaries mean."""
+
+import json
+
+import pytest
+
+from treenail.host.ostree.deployments import (
+    Deployment,
+    Deployments,
+    deployment,
+    digest_of,
+    image_of,
+)
+
+DIGEST = "sha256:" + "0f" * 32
+IMAGE = f"registry.example:5000/os/node@{DIGEST}"
+
+
+def some(name: str, *, booted: bool = False, staged: bool = False) -> Deployment:
+    return Deployment(
+        id=name,
+        checksum=name,
+        version="1",
+        image="",
+        digest="",
+        booted=booted,
+        staged=staged,
+        locked=False,
+        pinned=False,
+    )
+
+
+NEW, HERE, OLD, OLDER = some("new", staged=True), some("here", booted=True), some("b"), some("c")
+
+
+@pytest.mark.parametrize(
+    ("reference", "image"),
+    [
+        (f"ostree-unverified-registry:{IMAGE}", IMAGE),
+        (f"ostree-unverified-image:registry:{IMAGE}", IMAGE),
+        (f"ostree-unverified-image:docker://{IMAGE}", IMAGE),
+        (f"ostree-image-signed:docker://{IMAGE}", IMAGE),
+        (f"ostree-image-signed:registry:{IMAGE}", IMAGE),
+        (f"ostree-remote-registry:fedora:{IMAGE}", IMAGE),
+        (f"ostree-remote-image:fedora:docker://{IMAGE}", IMAGE),
+        (f"ostree-remote-image:fedora:registry:{IMAGE}", IMAGE),
+        (f"docker://{IMAGE}", IMAGE),
+        (IMAGE, IMAGE),
+        ("ostree-unverified-registry:registry.example/os:42", "registry.example/os:42"),
+        ("ostree-unverified-image:oci:/var/tmp/os", "oci:/var/tmp/os"),
+        ("ostree-unverified-image:oci-archive:/os.tar", "oci-archive:/os.tar"),
+        ("ostree-unverified-image:containers-storage:os:1", "containers-storage:os:1"),
+        ("ostree-remote-image:fedora:oci:/var/tmp/os", "oci:/var/tmp/os"),
+    ],
+)
+def test_image_is_what_follows_scheme_and_transport(reference: str, image: str) -> None:
+    assert image_of({"container-image-reference": reference}) == image
+
+
+@pytest.mark.parametrize(
+    ("found", "image", "digest"),
+    [
+        ({"custom-origin": (f"pivot://{IMAGE}", "Managed")}, IMAGE, DIGEST),
+        ({"custom-origin": [f"pivot://{IMAGE}", "Managed"]}, IMAGE, DIGEST),
+        ({"custom-origin": ("https://example.org", "by hand")}, "", ""),
+        ({"custom-origin": "pivot://odd"}, "", ""),
+        ({"origin": "fedora:fedora/x86_64/coreos/stable"}, "", ""),
+        ({}, "", ""),
+        ({"container-image-reference": f"ostree-unverified-registry:{IMAGE}"}, IMAGE, DIGEST),
+        (
+            {
+                "container-image-reference": "ostree-unverified-registry:registry.example/os:42",
+                "container-image-reference-digest": DIGEST,
+            },
+            "registry.example/os:42",
+            DIGEST,
+        ),
+        (
+            {"container-image-reference": "ostree-unverified-registry:registry.example/os:42"},
+            "registry.example/os:42",
+            "",
+        ),
+    ],
+)
+def test_digest_is_reported_or_written_in_the_reference_but_never_made_up(
+    found: dict[str, object], image: str, digest: str
+) -> None:
+    seen = deployment(found)
+    assert (seen.image, seen.digest) == (image, digest)
+
+
+@pytest.mark.parametrize("text", ["", "os@sha256:12", "os:42", f"{IMAGE}0", f"os@md5:{'0f' * 32}"])
+def test_text_without_a_whole_digest_has_none(text: str) -> None:
+    assert digest_of(text) == ""
+
+
+def test_staged_deployment_is_read_whole_from_json_as_from_the_bus() -> None:
+    document = json.loads(f"""{{
+        "id": "fedora-coreos-abc.0", "osname": "fedora-coreos", "checksum": "abc", "serial": 0,
+        "version": "42.1", "booted": false, "staged": true, "finalization-locked": true,
+        "pinned": false, "unlocked": "none",
+        "container-image-reference": "ostree-unverified-registry:{IMAGE}",
+        "container-image-reference-digest": "{DIGEST}"}}""")
+    assert deployment(document) == Deployment(
+        id="fedora-coreos-abc.0",
+        checksum="abc",
+        version="42.1",
+        image=IMAGE,
+        digest=DIGEST,
+        booted=False,
+        staged=True,
+        locked=True,
+        pinned=False,
+        origin=f"ostree-unverified-registry:{IMAGE}",
+        base="abc",
+    )
+
+
+def test_packages_are_those_that_were_asked_for_beside_the_image() -> None:
+    found = {
+        "packages": ["usbguard", "audit"],
+        "requested-packages": ["usbguard"],
+        "requested-base-removals": ["kernel-core"],
+        "base-removals": [],
+        "origin": "fedora:fedora/x86_64/coreos/stable",
+    }
+    seen = deployment(found)
+    assert (seen.packages, seen.removed) == (("usbguard",), ("kernel-core",))
+    assert seen.origin == "fedora:fedora/x86_64/coreos/stable"
+
+
+def test_credentials_in_a_reference_are_not_passed_on() -> None:
+    found = {"container-image-reference": f"ostree-unverified-registry:me:secret@{IMAGE}"}
+    assert deployment(found).image == IMAGE
+
+
+@pytest.mark.parametrize(
+    ("order", "booted", "staged", "pending", "rollback"),
+    [
+        ((NEW, HERE, OLD, OLDER), HERE, NEW, NEW, OLD),
+        ((HERE, OLD), HERE, None, None, OLD),
+        ((OLD, HERE), HERE, None, OLD, None),
+        ((HERE,), HERE, None, None, None),
+        ((OLD, OLDER), None, None, None, None),
+        ((), None, None, None, None),
+    ],
+)
+def test_each_deployment_has_its_place_in_the_boot_order(
+    order: tuple[Deployment, ...],
+    booted: Deployment | None,
+    staged: Deployment | None,
+    pending: Deployment | None,
+    rollback: Deployment | None,
+) -> None:
+    found = Deployments(order)
+    assert (found.booted, found.staged, found.pending, found.rollback) == (
+        booted,
+        staged,
+        pending,
+        rollback,
+    )

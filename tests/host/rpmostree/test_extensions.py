@@ -1,0 +1,260 @@
+"""Packages out of an image, unpacked by podman's stand-in for rpm-ostreed's on a lab machine."""
+
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import wait_until
+from treenail.cli.backend import Choice, operating_system
+from treenail.clock import SystemClock
+from treenail.daemon.settings import Backend
+from treenail.errors import CancelledError, TransactionError
+from treenail.host.filesystem.root import Root
+from treenail.host.ostree.deployments import Change, Progress, Verdict
+from treenail.host.ostree.watch import Limits
+from treenail.host.rpmostree.backend import RpmOstree
+from treenail.host.rpmostree.extensions import PLACE, REPOSITORY, UNPACK
+from treenail.host.systemd.bus import SystemBus
+from treenail.host.systemd.transient import TransientUnits
+from treenail.lab import images
+from treenail.lab.images import Catalogue, make_image
+from treenail.lab.machine import commands, rootfs, settings
+from treenail.lab.machine.daemons import Daemons, environment
+from treenail.lab.machine.settings import Settings
+from treenail.lab.machine.sysroot import Sysroot
+
+pytestmark = pytest.mark.integration
+
+A = make_image("os/node", "1.0", 1_000_000)
+B = make_image("os/node", "2.0", 1_000_000)
+PACKAGES = replace(make_image("os/extensions", "1.0", 1_000_000), packages=("usbguard", "kata"))
+EMPTY = make_image("os/extensions", "1.1", 1_000_000)
+BROKEN = replace(
+    make_image("os/extensions", "1.2", 1_000_000, faults={"pull": "unexpected EOF"}),
+    packages=("usbguard",),
+)
+NOWHERE = ("usbguard", "kata")
+QUICK = Settings(staging_s=0.02, missing_packages=NOWHERE)
+LIMIT_S = 20.0
+INSTALL = Change(install=("usbguard",), packages_from=PACKAGES.pull_spec)
+
+
+class Site:
+    """A machine whose repositories have none of the packages."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.root = directory / "root"
+        self._settings = directory / "settings.json"
+        self._catalogue = directory / "images.json"
+        images.save(Catalogue((A, B, PACKAGES, EMPTY, BROKEN)), self._catalogue)
+        self.change(QUICK)
+        rootfs.install(self.root, A)
+        rootfs.boot(self.root)
+        commands.install(self.root, self._catalogue, self._settings)
+        self._daemons = Daemons(
+            directory, self.root, self._catalogue, self._settings, asked=lambda _line: None
+        )
+        self._daemons.start()
+        self.address = self._daemons.address
+        self.bus = SystemBus(self.address)
+        self.units = TransientUnits(self.bus)
+
+    @property
+    def sysroot(self) -> Sysroot:
+        return Sysroot(self.root)
+
+    def change(self, new: Settings) -> None:
+        settings.save(new, self._settings)
+
+    def os(self) -> RpmOstree:
+        found = operating_system(
+            Choice(Backend.RPM_OSTREE, "a test"),
+            self.bus,
+            Root(self.root),
+            SystemClock(),
+            Limits(),
+        )
+        assert isinstance(found, RpmOstree)
+        return found
+
+    def packages(self) -> tuple[str, ...]:
+        staged = self.sysroot.staged()
+        return () if staged is None else staged.packages
+
+    def left(self) -> list[str]:
+        """What is there that should not outlive its transaction."""
+        storage = self.root / "var/lib/containers/storage"
+        places = [self.root / path[1:] for path in (REPOSITORY, PLACE)]
+        places += (storage / "containers").glob("*")
+        stored = (storage / "images.json").read_text() if storage.exists() else "[]"
+        unit = [UNPACK] if self.units.find(UNPACK) else []
+        return [str(place) for place in places if place.exists()] + unit + stored.split('"')[1::2]
+
+    def close(self) -> None:
+        self.bus.close()
+        self._daemons.stop(hard=True)
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as folder:
+        site = Site(Path(folder))
+        try:
+            yield site
+        finally:
+            site.close()
+
+
+def go_on(_: Progress) -> Verdict:
+    return Verdict.GO_ON
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        INSTALL,
+        replace(INSTALL, image=B.pull_spec, append=("nosmt",)),
+        Change(install=("kata", "usbguard"), remove=("kernel",), packages_from=PACKAGES.pull_spec),
+    ],
+    ids=["alone", "image and arguments", "kernel"],
+)
+def test_packages_come_out_of_the_image_and_nothing_of_it_is_left(
+    site: Site, change: Change
+) -> None:
+    site.os().stage(change, watch=go_on)
+    assert (site.packages(), site.sysroot.locked()) == (change.install, True)
+    assert site.left() == []
+
+
+def test_packages_that_are_layered_go_with_the_next_image(site: Site) -> None:
+    site.os().stage(INSTALL, watch=go_on)
+    site.sysroot.unlock()
+    site.sysroot.finalize()
+    rootfs.boot(site.root)
+    with pytest.raises(TransactionError, match="Packages not found: usbguard"):
+        site.os().stage(Change(B.pull_spec), watch=go_on)
+    site.os().stage(Change(B.pull_spec, packages_from=PACKAGES.pull_spec), watch=go_on)
+    assert site.packages() == ("usbguard",)
+    assert site.left() == []
+
+
+def test_the_repository_is_that_of_the_image(site: Site) -> None:
+    seen: list[str] = []
+
+    def look(progress: Progress) -> Verdict:
+        if (site.root / REPOSITORY[1:]).exists():
+            seen.append((site.root / REPOSITORY[1:]).read_text())
+        return Verdict.GO_ON
+
+    site.os().stage(INSTALL, watch=look)
+    expected = (
+        "[treenail-extensions]\n"
+        f"name=Packages of {PACKAGES.pull_spec}\n"
+        f"baseurl=file://{site.root}{PLACE}\n"
+        "enabled=1\ngpgcheck=0\nmetadata_expire=0\nskip_if_unavailable=0\n"
+    )
+    assert set(seen) == {expected}
+
+
+@pytest.mark.parametrize(
+    ("image", "told"),
+    [
+        (EMPTY.pull_spec, "could not be found on container"),
+        (BROKEN.pull_spec, "unexpected EOF"),
+        (f"{A.registry}/none@{A.digest}", "manifest unknown|not found"),
+    ],
+    ids=["without packages", "broken", "missing"],
+)
+def test_image_that_cant_be_unpacked_stages_nothing_and_leaves_nothing(
+    site: Site, image: str, told: str
+) -> None:
+    with pytest.raises(TransactionError, match=f"podman could not unpack {image}: .*({told})"):
+        site.os().stage(replace(INSTALL, packages_from=image), watch=go_on)
+    assert (site.packages(), site.left()) == ((), [])
+
+
+def test_package_that_the_image_has_not_leaves_nothing(site: Site) -> None:
+    site.change(replace(QUICK, missing_packages=("strace",)))
+    with pytest.raises(TransactionError, match="Packages not found: strace"):
+        site.os().stage(replace(INSTALL, install=("strace",)), watch=go_on)
+    assert site.left() == []
+
+
+@pytest.mark.parametrize("verdict", [Verdict.CANCEL, Verdict.LEAVE])
+def test_unpacking_that_is_called_off_leaves_nothing(site: Site, verdict: Verdict) -> None:
+    site.change(replace(QUICK, pull_bytes_per_s=1000))
+    with pytest.raises(CancelledError, match="was not unpacked"):
+        site.os().stage(INSTALL, watch=lambda _: verdict)
+    assert (site.packages(), site.left()) == ((), [])
+
+
+def test_what_a_transaction_needs_that_goes_on_stays_until_it_has_ended(site: Site) -> None:
+    site.change(replace(QUICK, staging_s=2.0))
+
+    def leave(progress: Progress) -> Verdict:
+        return Verdict.GO_ON if "unpacking" in progress.text else Verdict.LEAVE
+
+    with pytest.raises(CancelledError):
+        site.os().stage(INSTALL, watch=leave)
+    assert (site.root / REPOSITORY[1:]).exists()
+    assert (site.root / PLACE[1:] / "usbguard.rpm").exists()
+
+    site.os().stage(INSTALL, watch=go_on)
+    assert (site.packages(), site.left()) == (("usbguard",), [])
+
+
+AGENT = """
+import sys
+from treenail.cli.backend import Choice, operating_system
+from treenail.clock import SystemClock
+from treenail.daemon.settings import Backend
+from treenail.host.systemd.bus import SystemBus
+from treenail.host.ostree.deployments import Change, Verdict
+from treenail.host.filesystem.root import Root
+from treenail.host.ostree.watch import Limits
+root, address, image = sys.argv[1:]
+os = operating_system(
+    Choice(Backend.RPM_OSTREE, "x"), SystemBus(address), Root(root), SystemClock(), Limits()
+)
+os.stage(Change(install=("usbguard",), packages_from=image), watch=lambda _: Verdict.GO_ON)
+"""
+
+
+def killed(site: Site, moment: Callable[[], bool]) -> None:
+    """Have an agent stage it, and die at the moment."""
+    with subprocess.Popen(
+        [sys.executable, "-c", AGENT, str(site.root), site.address, PACKAGES.pull_spec],
+        env=environment(site.directory),
+    ) as agent:
+        wait_until(moment, limit_s=LIMIT_S)
+        agent.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("during", ["unpacking", "transaction"])
+@pytest.mark.parametrize("then", ["staged again", "dropped", "at rest"])
+def test_whoever_comes_after_a_killed_agent_takes_all_of_it_away(
+    site: Site, during: str, then: str
+) -> None:
+    slow = {"pull_bytes_per_s": 1000.0} if during == "unpacking" else {"staging_s": 1.0}
+    site.change(replace(QUICK, **slow))
+    place = site.root / (PLACE if during == "unpacking" else REPOSITORY)[1:]
+    killed(site, place.exists)
+    if during == "transaction":
+        wait_until(lambda: site.os().look().transaction is None, limit_s=LIMIT_S)
+    site.change(QUICK)
+    match then:
+        case "staged again":
+            site.os().stage(INSTALL, watch=go_on)
+            assert site.packages() == ("usbguard",)
+        case "dropped":
+            site.os().drop("")
+        case _:
+            site.os().release()
+    assert [each for each in site.left() if each != PACKAGES.pull_spec] == []

@@ -1,0 +1,55 @@
+"""Kernel arguments keep their order and their repetitions."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treenail.host.system.kernel_arguments import edit, split_arguments, stand
+
+WORDS = st.lists(st.sampled_from(["a", "b=1", "b=2", "c", "quiet"]), max_size=6)
+
+
+def edited(existing: list[str], append: list[str], delete: list[str]) -> list[str]:
+    removed, added = edit(existing, append, delete)
+    rest = list(existing)
+    for argument in removed:
+        rest.remove(argument)
+    return [*rest, *added]
+
+
+def test_quotes_keep_blanks_together_and_stay() -> None:
+    text = ' root=UUID=1  a="b c" "d e"=f\tnosmt bar="open end'
+    assert split_arguments(text) == (
+        "root=UUID=1", 'a="b c"', '"d e"=f', "nosmt", 'bar="open end',
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("existing", "append", "delete", "after"),
+    [
+        ("rw quiet", "nosmt", "", "rw quiet nosmt"),
+        ("rw nosmt", "nosmt", "", "rw nosmt"),
+        ("rw quiet", "", "quiet gone", "rw"),
+        ("rw a a", "", "a", "rw"),
+        ("rw", "hugepagesz=1G hugepages=4 hugepagesz=2M hugepages=4", "",
+         "rw hugepagesz=1G hugepages=4 hugepagesz=2M hugepages=4"),
+        ("rw y=0 z=4", "y=1 z=4", "", "rw y=0 z=4 y=1 z=4"),
+        ("rw a b", "b a", "a b", "rw b a"),
+        ("console=ttyS0 rw", "console=tty0 console=ttyS0", "",
+         "console=ttyS0 rw console=tty0 console=ttyS0"),
+        ("rw old", "old new", "old", "rw old new"),
+    ],
+)  # fmt: skip
+def test_arguments_are_appended_if_missing_and_deleted_if_present(
+    existing: str, append: str, delete: str, after: str
+) -> None:
+    assert edited(existing.split(), append.split(), delete.split()) == after.split()
+
+
+@given(existing=WORDS, append=WORDS, delete=WORDS)
+def test_edited_arguments_stand_and_editing_them_again_changes_nothing(
+    existing: list[str], append: list[str], delete: list[str]
+) -> None:
+    after = edited(existing, append, delete)
+    assert stand(after, append, delete)
+    assert edit(after, append, delete) == ((), ())

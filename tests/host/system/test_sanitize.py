@@ -1,0 +1,31 @@
+"""What other programs say, before it goes anywhere."""
+
+import pytest
+
+from treenail.host.system.sanitize import scrub
+
+DIGEST = "sha256:" + "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("text", "scrubbed"),
+    [
+        (f"docker://registry.example/os@{DIGEST}", f"docker://registry.example/os@{DIGEST}"),
+        (f"pulling registry:5000/os:1@{DIGEST}", f"pulling registry:5000/os:1@{DIGEST}"),
+        ("https://me:secret@registry.example/v2/: 401", "https://registry.example/v2/: 401"),
+        ("docker://secret@registry.example/os", "docker://registry.example/os"),
+        ('reading "me:secret@registry.example/os"', 'reading "registry.example/os"'),
+        ("me:secret@registry.example/os: denied", "registry.example/os: denied"),
+        ("GET https://s3.example/blob?X-Sig=abc&y=1: 403", "GET https://s3.example/blob?… 403"),
+        ("Authorization: Bearer eyJhbGciOi.abc", "Authorization: Bearer …"),
+        ("basic authentication is off", "basic authentication is off"),
+        ("mail someone@example.org", "mail someone@example.org"),
+        ("Transaction in progress: upgrade\n You can", "Transaction in progress: upgrade You can"),
+    ],
+)
+def test_credentials_go_and_the_rest_stays(text: str, scrubbed: str) -> None:
+    assert scrub(text) == scrubbed
+
+
+def test_long_text_is_cut_and_says_so() -> None:
+    assert scrub("x" * 100, limit=10) == "xxxxxxxxx…"

@@ -1,0 +1,46 @@
+"""What programs told the journal, read by ``journalctl``."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from treenail.clock import SystemClock
+from treenail.host.filesystem.root import Root
+from treenail.host.system.process import Programs
+from treenail.host.systemd.journal import Journal
+
+INVOCATION = "4b0139bdb58a841cbeab69bc500347ef"
+LATE = """\
+#!/bin/sh
+case "$*" in
+    --sync) exit 0 ;;
+esac
+if [ -e "$0.asked" ]; then
+    echo "Copying blob 1"
+    echo "Error: corrupt layer"
+fi
+touch "$0.asked"
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    return Root(tmp_path)
+
+
+def journal_of(root: Root, journalctl: str) -> Journal:
+    program = root.path("/usr/bin/journalctl")
+    program.write_text(journalctl)
+    program.chmod(0o755)
+    clock = SystemClock()
+    return Journal(Programs(clock, os.environ), root, clock)
+
+
+def test_error_that_reaches_the_journal_late_is_waited_for(root: Root) -> None:
+    assert journal_of(root, LATE).error_of(INVOCATION) == "corrupt layer"
+
+
+def test_run_that_told_nothing_has_no_error(root: Root) -> None:
+    assert journal_of(root, "#!/bin/sh\n").error_of(INVOCATION) == ""

@@ -1,0 +1,101 @@
+"""logind's interface, spoken to a stand-in that behaves as logind does."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from gi.repository import GLib
+
+from tests.fakes.services import Services
+from treenail.errors import BusError
+from treenail.host.systemd.bus import SystemBus
+from treenail.host.systemd.logind import Inhibitor, Logind
+from treenail.lab.machine.settings import Settings
+
+
+@pytest.fixture
+def services() -> Iterator[Services]:
+    # Long enough that a delay lock decides when a shutdown goes on.
+    with Services(Settings(inhibit_delay_max_s=600)) as services:
+        yield services
+    assert not GLib.MainContext.default().pending()
+
+
+@pytest.fixture
+def bus(services: Services) -> Iterator[SystemBus]:
+    bus = SystemBus(services.address)
+    yield bus
+    bus.close()
+
+
+@pytest.fixture
+def logind(bus: SystemBus) -> Logind:
+    return Logind(bus)
+
+
+def test_reboot_is_asked_for_once_and_then_in_progress(
+    services: Services, bus: SystemBus, logind: Logind
+) -> None:
+    before = logind.shutting_down()
+    with logind.inhibit("shutdown", "treenail", "writes a deployment", "delay"):
+        logind.reboot()
+        during = logind.shutting_down()
+        logind.reboot()
+    assert services.told() == "reboot"
+    assert (before, during) == (False, True)
+
+
+def test_lock_is_held_within_and_let_go_of_after(logind: Logind) -> None:
+    with logind.inhibit("shutdown:sleep", "treenail", "testing", "block"):
+        held = logind.inhibitors()
+    after = logind.inhibitors()
+    lock = Inhibitor("shutdown:sleep", "treenail", "testing", "block", os.getuid(), os.getpid())
+    assert (held, after) == ((lock,), ())
+
+
+def test_lock_is_let_go_of_when_its_holder_fails(logind: Logind) -> None:
+    with (
+        pytest.raises(ZeroDivisionError),
+        logind.inhibit("shutdown", "treenail", "testing", "block"),
+    ):
+        raise ZeroDivisionError
+    assert logind.inhibitors() == ()
+
+
+def test_lock_of_an_unknown_mode_is_refused(logind: Logind) -> None:
+    with (
+        pytest.raises(BusError, match="Invalid mode specification never") as caught,
+        logind.inhibit("shutdown", "treenail", "testing", "never"),
+    ):
+        pytest.fail("the lock is held")
+    assert caught.value.name == "org.freedesktop.DBus.Error.InvalidArgs"
+
+
+@pytest.mark.parametrize("version", [252, 257, 258])
+def test_blocked_reboot_names_who_blocks_it(
+    services: Services, logind: Logind, version: int
+) -> None:
+    services.change(Settings(systemd_version=version))
+    with (
+        logind.inhibit("shutdown", "backup", "copying", "block"),
+        pytest.raises(BusError, match=rf"blocked by backup \(process {os.getpid()}\): copying$"),
+    ):
+        logind.reboot()
+    assert not logind.shutting_down()
+
+
+@pytest.mark.parametrize(
+    ("version", "told"), [(252, "reboot"), (254, "soft-reboot"), (258, "soft-reboot")]
+)
+def test_soft_reboot_is_a_reboot_where_systemd_knows_none(
+    services: Services, logind: Logind, version: int, told: str
+) -> None:
+    services.change(Settings(systemd_version=version))
+    logind.reboot(soft=True)
+    assert services.told() == told
+
+
+def test_logind_that_is_not_there_is_named(services: Services, logind: Logind) -> None:
+    services.vanish()
+    with pytest.raises(BusError, match="connecting to the system bus failed"):
+        logind.reboot()

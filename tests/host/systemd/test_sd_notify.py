@@ -1,0 +1,90 @@
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from treenail.host.systemd.sd_notify import Notifier
+
+
+@pytest.fixture
+def systemd() -> Iterator[socket.socket]:
+    directory = Path(tempfile.mkdtemp(prefix="tn", dir="/tmp"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(str(directory / "notify"))
+        receiver.settimeout(5)
+        yield receiver
+    shutil.rmtree(directory)
+
+
+def test_everything_is_said_in_the_words_of_the_protocol(systemd):
+    notifier = Notifier({"NOTIFY_SOCKET": systemd.getsockname()})
+    notifier.ready()
+    notifier.status("staging\nregistry.example.com/os:  40 %")
+    notifier.watchdog()
+    notifier.reloading(12.5)
+    notifier.stopping()
+    assert [systemd.recv(4096) for _ in range(5)] == [
+        b"READY=1",
+        b"STATUS=staging registry.example.com/os: 40 %",
+        b"WATCHDOG=1",
+        b"RELOADING=1\nMONOTONIC_USEC=12500000",
+        b"STOPPING=1",
+    ]
+
+
+def test_a_status_is_one_line_of_bounded_length(systemd):
+    Notifier({"NOTIFY_SOCKET": systemd.getsockname()}).status("x\nREADY=1 " * 1000)
+    told = systemd.recv(65536)
+    assert (len(told), b"\n" in told) == (len("STATUS=") + 500, False)
+
+
+def test_an_abstract_address_is_understood():
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind("")  # the kernel picks an abstract name
+        receiver.settimeout(5)
+        Notifier({"NOTIFY_SOCKET": "@" + receiver.getsockname()[1:].decode()}).ready()
+        assert receiver.recv(4096) == b"READY=1"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"NOTIFY_SOCKET": ""},
+        {"NOTIFY_SOCKET": "/no/such/socket"},
+        {"NOTIFY_SOCKET": "/" + "x" * 200},
+        {"NOTIFY_SOCKET": "/tmp"},
+        {"NOTIFY_SOCKET": "vsock:2:1"},
+    ],
+)
+def test_where_nobody_listens_nothing_happens(environ):
+    notifier = Notifier(environ)
+    notifier.ready()
+    notifier.status("\udcff")
+    assert notifier.interval_s is None
+
+
+def test_a_listener_that_does_not_read_is_not_waited_for(systemd):
+    notifier = Notifier({"NOTIFY_SOCKET": systemd.getsockname()})
+    queue = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
+    for _ in range(queue + 3):
+        notifier.watchdog()
+
+
+@pytest.mark.parametrize(
+    ("environ", "interval_s"),
+    [
+        ({"WATCHDOG_USEC": "180000000"}, 90.0),
+        ({"WATCHDOG_USEC": "180000000", "WATCHDOG_PID": str(os.getpid())}, 90.0),
+        ({"WATCHDOG_USEC": "180000000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({}, None),
+    ],
+)
+def test_the_watchdog_is_fed_twice_as_often_as_it_asks(environ, interval_s):
+    assert Notifier(environ).interval_s == interval_s

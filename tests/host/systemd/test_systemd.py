@@ -1,0 +1,210 @@
+"""systemd's interface, spoken to a stand-in that behaves as systemd does."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from gi.repository import GLib
+
+from tests.fakes.bus_service import BusService, Exports
+from tests.fakes.clock import FakeClock
+from tests.fakes.private_bus import PrivateBus
+from tests.fakes.services import Services
+from treenail.errors import BusError, UnitError
+from treenail.host.systemd.bus import SystemBus
+from treenail.host.systemd.systemd import Systemd, Unit
+from treenail.lab.machine.settings import Settings
+
+INSTALL = "[Install]\nWantedBy=multi-user.target\n"
+UNITS = {
+    "web.service": f"[Service]\nExecStart=/bin/true\nExecReload=/bin/true\n{INSTALL}",
+    "job.service": "[Service]\nExecStart=/bin/true\n",
+    "web.socket": "[Socket]\nListenStream=80\n",
+}
+
+
+@pytest.fixture
+def services() -> Iterator[Services]:
+    with Services(units=UNITS) as services:
+        yield services
+    assert not GLib.MainContext.default().pending()
+
+
+@pytest.fixture
+def bus(services: Services) -> Iterator[SystemBus]:
+    bus = SystemBus(services.address)
+    yield bus
+    bus.close()
+
+
+@pytest.fixture
+def systemd(bus: SystemBus) -> Systemd:
+    return Systemd(bus, FakeClock())
+
+
+def states(systemd: Systemd, *names: str) -> list[tuple[str, str]]:
+    return [(unit.load, unit.active) for unit in systemd.units(*names)]
+
+
+def test_units_are_found_by_name_also_those_that_are_not_there(systemd: Systemd) -> None:
+    path = "/org/freedesktop/systemd1/unit"
+    assert systemd.units("web.service", "none.service") == (
+        Unit("web.service", "loaded", "inactive", "dead", f"{path}/web_2eservice"),
+        Unit("none.service", "not-found", "inactive", "dead", f"{path}/none_2eservice"),
+    )
+
+
+def test_unit_files_are_enabled_disabled_masked_and_unmasked(systemd: Systemd) -> None:
+    seen = [systemd.unit_file_state("web.service")]
+    steps: tuple[Callable[..., None], ...] = (
+        systemd.enable,
+        systemd.enable,
+        systemd.disable,
+        systemd.mask,
+        systemd.mask,
+        systemd.unmask,
+    )
+    for step in steps:
+        step("web.service", "web.socket")
+        systemd.reload()
+        seen.append(systemd.unit_file_state("web.service"))
+    assert seen == [
+        "disabled",
+        "enabled",
+        "enabled",
+        "disabled",
+        "masked",
+        "masked",
+        "disabled",
+    ]
+
+
+def test_preset_enables_what_the_vendor_says(services: Services, systemd: Systemd) -> None:
+    presets = services.root / "usr/lib/systemd/system-preset"
+    presets.mkdir()
+    (presets / "10-web.preset").write_text("enable web.service\ndisable *\n", encoding="utf-8")
+    systemd.preset("web.service")
+    assert systemd.unit_file_state("web.service") == "enabled"
+
+
+def test_unit_without_a_file_has_no_state_and_cannot_be_enabled(systemd: Systemd) -> None:
+    assert systemd.unit_file_state("none.service") == ""
+    with pytest.raises(UnitError, match=r"systemd refuses to enable none\.service: "):
+        systemd.enable("none.service")
+
+
+def test_new_unit_is_known_after_reload(services: Services, systemd: Systemd) -> None:
+    before = states(systemd, "new.service")
+    folder = services.root / "etc/systemd/system"
+    folder.mkdir(parents=True)
+    (folder / "new.service").write_text(UNITS["job.service"], encoding="utf-8")
+    systemd.reload()
+    assert (before, states(systemd, "new.service")) == (
+        [("not-found", "inactive")],
+        [("loaded", "inactive")],
+    )
+
+
+def test_jobs_are_waited_for(services: Services, systemd: Systemd) -> None:
+    seen = []
+    steps: tuple[Callable[[str], None], ...] = (
+        systemd.try_restart,
+        systemd.start,
+        systemd.restart,
+        systemd.try_restart,
+        systemd.reload_unit,
+        systemd.stop,
+    )
+    for step in steps:
+        step("web.service")
+        seen += [(services.told(), *states(systemd, "web.service"))]
+    assert seen == [
+        ("unit try-restart web.service", ("loaded", "inactive")),
+        ("unit start web.service", ("loaded", "active")),
+        ("unit restart web.service", ("loaded", "active")),
+        ("unit try-restart web.service", ("loaded", "active")),
+        ("unit reload web.service", ("loaded", "active")),
+        ("unit stop web.service", ("loaded", "inactive")),
+    ]
+
+
+def test_failed_job_tells_the_units_own_result(services: Services, systemd: Systemd) -> None:
+    services.change(Settings(failing_units=("web.service",)))
+    with pytest.raises(UnitError) as caught:
+        systemd.start("web.service")
+    assert (str(caught.value), caught.value.remedy) == (
+        "systemd could not start web.service: the job is failed, its result exit-code, status 1",
+        "see: systemctl status web.service; journalctl -u web.service",
+    )
+
+
+def test_failed_job_of_a_unit_without_a_result_is_told_without(
+    services: Services, systemd: Systemd
+) -> None:
+    services.change(Settings(failing_units=("web.socket",)))
+    with pytest.raises(UnitError, match=r"could not start web\.socket: the job is failed$"):
+        systemd.start("web.socket")
+
+
+@pytest.mark.parametrize(
+    ("unit", "text"),
+    [
+        ("none.service", "systemd refuses to restart none.service: .*Unit none.service not found"),
+        ("job.service", "systemd refuses to restart job.service: .*Unit job.service is masked"),
+    ],
+)
+def test_job_that_systemd_refuses_is_a_unit_error(systemd: Systemd, unit: str, text: str) -> None:
+    systemd.mask("job.service")
+    systemd.reload()
+    with pytest.raises(UnitError, match=text):
+        systemd.restart(unit)
+
+
+def test_bus_that_goes_away_is_no_unit_error(services: Services, systemd: Systemd) -> None:
+    services.vanish()
+    with pytest.raises(BusError):
+        systemd.enable("web.service")
+
+
+ENDLESS_XML = """<node><interface name="org.freedesktop.systemd1.Manager">
+  <method name="Subscribe"/>
+  <method name="Unsubscribe"/>
+  <method name="StartUnit">
+    <arg type="s" direction="in"/><arg type="s" direction="in"/><arg type="o" direction="out"/>
+  </method>
+</interface></node>"""
+
+
+def test_job_that_does_not_end_is_given_up_after_its_time(private_bus: PrivateBus) -> None:
+    clock = FakeClock()
+    asked: list[str] = []
+
+    def begin(unit: str, mode: str) -> GLib.Variant:
+        asked.append(f"start {unit} {mode}")
+        clock.move(31)
+        return GLib.Variant("(o)", ("/org/freedesktop/systemd1/job/1",))
+
+    manager = Exports(ENDLESS_XML, {
+        "Subscribe": lambda: asked.append("subscribe"),
+        "Unsubscribe": lambda: asked.append("unsubscribe"),
+        "StartUnit": begin,
+    })  # fmt: skip
+    bus = SystemBus(private_bus.address)
+    with (
+        BusService(
+            private_bus.address, "org.freedesktop.systemd1", {"/org/freedesktop/systemd1": manager}
+        ),
+        pytest.raises(UnitError, match=r"did not start web\.service within 30 s"),
+    ):
+        Systemd(bus, clock, job_s=30).start("web.service")
+    bus.close()
+    assert asked == ["subscribe", "start web.service replace", "unsubscribe"]
+
+
+@pytest.mark.parametrize(("version", "count"), [(255, None), (256, 0)])
+def test_soft_reboots_are_counted_from_256_on(version: int, count: int | None) -> None:
+    with Services(Settings(systemd_version=version)) as services:
+        bus = SystemBus(services.address)
+        systemd = Systemd(bus, FakeClock())
+        assert systemd.soft_reboots() == count
+        assert systemd.started_at() > 0
+        bus.close()

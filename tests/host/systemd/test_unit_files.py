@@ -1,0 +1,230 @@
+"""What is linked, by us and by the systemctl of this machine, where there is one."""
+
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from treenail.errors import UnitError
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
+from treenail.host.systemd.unit_files import CONFIG, Links, Units
+
+VENDOR = "/usr/lib/systemd/system"
+PRESET = "/usr/lib/systemd/system-preset"
+
+WANTED = "[Unit]\nDescription=a\n[Install]\nWantedBy=multi-user.target\n"
+
+UNITS = {
+    f"{VENDOR}/plain.service": WANTED,
+    f"{VENDOR}/static.service": "[Service]\nExecStart=/bin/true\n",
+    f"{VENDOR}/many.service": (
+        "[Install]\nWantedBy=multi-user.target graphical.target\nRequiredBy=a.service\n"
+        "Alias=other.service another.service\n"
+    ),
+    f"{VENDOR}/also.service": "[Install]\nAlso=also.socket plain.service\n",
+    f"{VENDOR}/also.socket": "[Install]\nWantedBy=sockets.target\nAlso=none.service\n",
+    f"{VENDOR}/reset.service": "[Install]\nWantedBy=a.target\nWantedBy=\nWantedBy=b.target\n",
+    f"{VENDOR}/continued.service": "[Install]\nWantedBy=a.target \\\n# note\n  b.target\n",
+    f"{VENDOR}/get@.service": "[Install]\nWantedBy=multi-user.target\n",
+    f"{VENDOR}/default@.service": "[Install]\nDefaultInstance=one\nWantedBy=multi-user.target\n",
+    f"{VENDOR}/specified@.service": "[Install]\nWantedBy=at-%i.target %p.target\n",
+    f"{CONFIG}/ours.service": WANTED,
+    f"{VENDOR}/dropped.service": "[Service]\nExecStart=/bin/true\n",
+    f"{CONFIG}/dropped.service.d/10-install.conf": "[Install]\nWantedBy=basic.target\n",
+    f"{VENDOR}/real.service": "[Install]\nWantedBy=multi-user.target\nAlias=famous.service\n",
+    f"{VENDOR}/a.timer": "[Install]\nWantedBy=timers.target\n",
+}
+LINKS = {
+    f"{VENDOR}/short.service": "real.service",
+    f"{CONFIG}/masked.service": "/dev/null",
+}
+PRESETS = {
+    f"{PRESET}/90-default.preset": "disable *\n",
+    f"{PRESET}/50-some.preset": (
+        "# these\nenable plain.service\nenable get@.service x y\n;and\nenable ma*.service\n"
+        "disable ours.service\n"
+    ),
+    "/etc/systemd/system-preset/10-admin.preset": "enable ours.service\n",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    prefix: Path
+    files: Files = field(init=False)
+    units: Units = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "files", Files(Root(self.prefix)))
+        object.__setattr__(self, "units", Units(self.files))
+        for path, text in {**UNITS, **PRESETS}.items():
+            place = self.prefix / path[1:]
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text)
+        for path, text in LINKS.items():
+            (self.prefix / path[1:]).symlink_to(text)
+
+    def carry_out(self, links: Links) -> None:
+        for path in links.removed:
+            self.files.remove(path)
+        for path, text in links.made.items():
+            self.files.symlink(path, text)
+
+    def links(self) -> dict[str, str]:
+        top = self.prefix / "etc/systemd/system"
+        return {
+            str(path.relative_to(top)): str(path.readlink())
+            for path in sorted(top.rglob("*"))
+            if path.is_symlink()
+        }
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "ours")
+
+
+def test_enabling_links_the_unit_to_all_that_want_it(machine):
+    assert machine.units.enabling("many.service") == Links(
+        {
+            f"{CONFIG}/other.service": f"{VENDOR}/many.service",
+            f"{CONFIG}/another.service": f"{VENDOR}/many.service",
+            f"{CONFIG}/multi-user.target.wants/many.service": f"{VENDOR}/many.service",
+            f"{CONFIG}/graphical.target.wants/many.service": f"{VENDOR}/many.service",
+            f"{CONFIG}/a.service.requires/many.service": f"{VENDOR}/many.service",
+        }
+    )
+
+
+def test_disabling_removes_all_links_to_the_unit(machine):
+    before = machine.links()
+    machine.carry_out(machine.units.enabling("many.service", "plain.service"))
+    machine.carry_out(machine.units.disabling("many.service", "plain.service"))
+    assert machine.links() == before
+
+
+def test_a_unit_whose_targets_changed_keeps_no_link_to_the_old_ones(machine):
+    machine.carry_out(machine.units.enabling("ours.service"))
+    machine.files.write(f"{CONFIG}/ours.service", b"[Install]\nWantedBy=other.target\n")
+    machine.carry_out(machine.units.disabling("ours.service"))
+    machine.carry_out(machine.units.enabling("ours.service"))
+    assert machine.links() == {
+        "masked.service": "/dev/null",
+        "other.target.wants/ours.service": f"{CONFIG}/ours.service",
+    }
+
+
+def test_states_are_those_of_systemctl(machine):
+    machine.carry_out(machine.units.enabling("plain.service", "get@a.service"))
+    names = ("plain.service", "many.service", "static.service", "masked.service", "none.service")
+    others = ("short.service", "get@a.service", "get@b.service", "also.service")
+    assert machine.units.states(*names, *others) == {
+        "plain.service": "enabled",
+        "many.service": "disabled",
+        "static.service": "static",
+        "masked.service": "masked",
+        "none.service": "",
+        "short.service": "alias",
+        "get@a.service": "enabled",
+        "get@b.service": "disabled",
+        "also.service": "indirect",
+    }
+
+
+@pytest.mark.parametrize(
+    ("unit", "message"),
+    [
+        ("none.service", "there is no unit none.service on this machine"),
+        ("masked.service", "unit masked.service is masked"),
+    ],
+)
+def test_what_can_not_be_enabled_is_said(machine, unit, message):
+    with pytest.raises(UnitError, match=message):
+        machine.units.enabling(unit)
+
+
+def test_an_alias_that_somebody_else_has_is_refused(machine):
+    machine.files.write(f"{CONFIG}/other.service", b"[Service]\n")
+    with pytest.raises(UnitError, match=r"is to be known as other\.service"):
+        machine.units.enabling("many.service")
+
+
+def test_the_first_preset_that_fits_decides_and_the_admins_come_first(machine):
+    names = ("plain.service", "many.service", "static.service", "ours.service")
+    assert {name: machine.units.preset(name).enable for name in names} == {
+        "plain.service": True,
+        "many.service": True,
+        "static.service": False,
+        "ours.service": True,
+    }
+    assert machine.units.preset("get@.service").instances == ("x", "y")
+
+
+SYSTEMCTL = shutil.which("systemctl")
+CALLS = [
+    *(["enable", name] for name in ("plain.service", "many.service", "also.service", "a.timer")),
+    *(["enable", name] for name in ("reset.service", "continued.service", "get@a.service")),
+    *(["enable", name] for name in ("default@.service", "default@two.service", "ours.service")),
+    *(["enable", name] for name in ("specified@x.service", "dropped.service", "static.service")),
+    *(["enable", name] for name in ("short.service", "real.service", "get@.service")),
+    *(["enable", name] for name in ("none.service", "masked.service")),
+    *(["preset", name] for name in ("plain.service", "a.timer", "get@.service", "ours.service")),
+    *(["preset", name] for name in ("many.service", "static.service", "get@x.service")),
+    *(["disable", name] for name in ("plain.service", "many.service", "get@.service")),
+    *(["disable", name] for name in ("get@a.service", "also.service", "default@one.service")),
+    *(["disable", name] for name in ("ours.service", "none.service", "masked.service")),
+]
+
+
+def systemctl(prefix: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(SYSTEMCTL), f"--root={prefix}", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+
+
+def ours(units: Units, verb: str, name: str) -> Links:
+    return {"enable": units.enabling, "disable": units.disabling, "preset": units.presetting}[verb](
+        name
+    )
+
+
+@pytest.mark.skipif(SYSTEMCTL is None, reason="no systemctl here")
+@pytest.mark.parametrize("call", CALLS, ids=" ".join)
+def test_the_links_are_those_that_systemctl_makes(tmp_path, machine, call):
+    theirs = Machine(tmp_path / "theirs")
+    verb, name = call
+    if verb != "enable":
+        enabled = ("plain.service", "many.service", "get@a.service", "get@b.service", "also.socket")
+        for each in (*enabled, "default@.service", "ours.service", "a.timer"):
+            systemctl(theirs.prefix, "enable", each)
+            machine.carry_out(machine.units.enabling(each))
+    assert machine.links() == theirs.links()
+    done = systemctl(theirs.prefix, verb, name)
+    try:
+        machine.carry_out(ours(machine.units, verb, name))
+        refused = False
+    except UnitError:
+        refused = True
+    assert machine.links() == theirs.links()
+    if verb == "enable":
+        assert refused == (done.returncode != 0), done.stderr
+
+
+@pytest.mark.skipif(SYSTEMCTL is None, reason="no systemctl here")
+def test_the_states_are_those_that_systemctl_tells(machine):
+    for each in ("plain.service", "many.service", "get@a.service", "default@.service"):
+        machine.carry_out(machine.units.enabling(each))
+    names = sorted({Path(path).name for path in (*UNITS, *LINKS)} - {"10-install.conf"})
+    names += ["get@a.service", "get@b.service", "other.service", "none.service"]
+    told = {}
+    for name in names:
+        told[name] = systemctl(machine.prefix, "is-enabled", name).stdout.strip()
+    found = machine.units.states(*names)
+    assert found == {name: state.replace("not-found", "") for name, state in told.items()}
