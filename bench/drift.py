@@ -23,7 +23,7 @@ from pathlib import Path
 from treenail.cli.files import machine_config
 from treenail.cli.main import main
 from treenail.config.wanted import wanted
-from treenail.daemon.drift import Asked, Booted, DriftCheck
+from treenail.daemon.configuration.drift import Asked, Booted, DriftCheck
 from treenail.host.filesystem.files import Files
 from treenail.host.filesystem.root import Root
 from treenail.host.systemd.unit_files import Units

@@ -50,7 +50,7 @@ print(found["writing_s"], time.process_time(), int(peak) / 1024)
 
 _ONCE = """
 import contextlib, io, time
-import treenail.daemon.configuration as configuration
+import treenail.daemon.configuration.machine as configuration
 from treenail.cli.main import main
 writing_s = 0.0
 apply = configuration.apply

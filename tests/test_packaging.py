@@ -18,7 +18,14 @@ from treenail.controllers.rollout.gate import OS_IMAGE
 from treenail.controllers.rollout.nodes import LOCKED_BY, STARTED_AT, WAS_DEGRADED
 from treenail.controllers.rollout.policy import FIELDS, POLICY, RESUME
 from treenail.controllers.rollout.progress import STATE
-from treenail.daemon.settings import DriftSettings, FirstBoot, Given, Limits, Preflight, Trial
+from treenail.daemon.settings.settings import (
+    DriftSettings,
+    FirstBoot,
+    Given,
+    Limits,
+    Preflight,
+    Trial,
+)
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from treenail.cli.backend import Choice, choose
-from treenail.daemon.settings import Backend
+from treenail.daemon.settings.settings import Backend
 from treenail.host.filesystem.root import Root
 
 RPM_OSTREED = "usr/lib/systemd/system/rpm-ostreed.service"

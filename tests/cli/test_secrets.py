@@ -13,9 +13,9 @@ from tests.fakes.clock import FakeClock
 from treenail.api.machineconfig import MachineConfig
 from treenail.cli.main import main
 from treenail.config.wanted import wanted
-from treenail.daemon.apply import apply
-from treenail.daemon.runner import Runner
-from treenail.daemon.survey import Survey
+from treenail.daemon.configuration.apply import apply
+from treenail.daemon.configuration.inspect import Survey
+from treenail.daemon.configuration.step_runner import Runner
 from treenail.errors import StepError
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.root import Root

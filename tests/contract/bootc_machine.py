@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.contract.os_machines import Images
 from treenail.clock import SystemClock
-from treenail.daemon.policy import verifies
+from treenail.daemon.checks.signature_policy import verifies
 from treenail.host.bootc.backend import PULL, ROLLBACK, SWITCH, UNDEPLOY, Bootc
 from treenail.host.filesystem.files import Files
 from treenail.host.filesystem.root import Root

@@ -11,7 +11,7 @@ from treenail.host.ostree.deployments import Change, Verdict
 
 
 class OperatingSystemContract:
-    """Tests of `treenail.daemon.ports.OperatingSystem`."""
+    """Tests of `treenail.daemon.reconcile.interfaces.OperatingSystem`."""
 
     def test_new_machine_has_what_it_was_installed_from(self, machine: OsMachine) -> None:
         os = machine.os()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from treenail.daemon.ports import OperatingSystem
+from treenail.daemon.reconcile.interfaces import OperatingSystem
 from treenail.host.ostree.deployments import Change, Deployment, Progress, Verdict
 
 

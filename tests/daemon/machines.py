@@ -19,9 +19,9 @@ from treenail.config.wanted import (
     WantedUnit,
     WantedUser,
 )
-from treenail.daemon.apply import Recovery, apply, put_back, recover
-from treenail.daemon.runner import Runner, Services
-from treenail.daemon.survey import Survey
+from treenail.daemon.configuration.apply import Recovery, apply, put_back, recover
+from treenail.daemon.configuration.inspect import Survey
+from treenail.daemon.configuration.step_runner import Runner, Services
 from treenail.errors import UnitError
 from treenail.host.filesystem.files import Files
 from treenail.host.filesystem.root import Root

@@ -29,21 +29,21 @@ from tests.fakes.world import (
 from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
 from treenail.config.wanted import wanted
-from treenail.daemon.configs import Configs
-from treenail.daemon.configuration import Configuration
-from treenail.daemon.drift import DriftCheck
-from treenail.daemon.gauge import DriftGauge
-from treenail.daemon.lifeline import Lifeline
-from treenail.daemon.live import Live
-from treenail.daemon.loop import Loop, Pace
-from treenail.daemon.observe import Observer
-from treenail.daemon.pathwatch import Touched
-from treenail.daemon.ports import Ports
-from treenail.daemon.predecessor import Predecessor
-from treenail.daemon.runner import Runner
-from treenail.daemon.survey import Survey
-from treenail.daemon.upkeep import Sayings, Upkeep
-from treenail.daemon.wakeup import Wakeup
+from treenail.daemon.configuration.config_cache import Configs
+from treenail.daemon.configuration.drift import DriftCheck
+from treenail.daemon.configuration.drift_repair import Sayings, Upkeep
+from treenail.daemon.configuration.inspect import Survey
+from treenail.daemon.configuration.machine import Configuration
+from treenail.daemon.configuration.mcd_state import Predecessor
+from treenail.daemon.configuration.path_watcher import Touched
+from treenail.daemon.configuration.step_runner import Runner
+from treenail.daemon.local.metrics import DriftGauge
+from treenail.daemon.local.status_file import Live
+from treenail.daemon.reconcile.crash_counter import Lifeline
+from treenail.daemon.reconcile.interfaces import Ports
+from treenail.daemon.reconcile.loop import Loop, Pace
+from treenail.daemon.reconcile.observe import Observer
+from treenail.daemon.reconcile.wakeup import Wakeup
 from treenail.host.filesystem.files import Files
 from treenail.host.rollback.undo_log import DIRECTORY as UNDO
 from treenail.host.system.users import Shadow

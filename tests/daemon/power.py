@@ -18,7 +18,7 @@ from tests.daemon.machines import (
     visible,
 )
 from tests.fakes.disk import Found, MemoryDisk, PowerCut, Tree
-from treenail.daemon.apply import Recovery
+from treenail.daemon.configuration.apply import Recovery
 from treenail.errors import StepError, TreenailError
 
 

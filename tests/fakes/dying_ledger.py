@@ -13,7 +13,7 @@ from pathlib import Path
 
 from treenail import log as journal
 from treenail.cli.agent import JOURNAL, Agent
-from treenail.daemon.settings import FILE, Given, load
+from treenail.daemon.settings.settings import FILE, Given, load
 from treenail.host.filesystem.root import Root
 from treenail.host.system.kernel import Kernel
 from treenail.host.system.state_file import Json, Ledger

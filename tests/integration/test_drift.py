@@ -11,7 +11,7 @@ from tests.integration.test_config import APP, LIMIT_S, UNIT, UNIT_FILE, UNIT_TE
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.config.names import FORCE_FILE
-from treenail.daemon.gauge import PATH
+from treenail.daemon.local.metrics import PATH
 
 pytestmark = pytest.mark.integration
 

@@ -20,22 +20,26 @@ from treenail.cli.backend import choose, is_composefs, operating_system, pins, s
 from treenail.cli.machine import labelled_disk
 from treenail.cli.probes import health, preflight
 from treenail.clock import SystemClock
-from treenail.daemon.cluster import NodeCluster
-from treenail.daemon.configs import Configs
-from treenail.daemon.configuration import Configuration
-from treenail.daemon.credentials import Credentials
-from treenail.daemon.drift import DriftCheck
-from treenail.daemon.gauge import DriftGauge
-from treenail.daemon.lifeline import Lifeline
-from treenail.daemon.live import Live
-from treenail.daemon.loop import Loop, Pace
-from treenail.daemon.observe import Observer
-from treenail.daemon.pathwatch import PathWatch
-from treenail.daemon.ports import LedgerFile, OperatingSystem, Ports
-from treenail.daemon.predecessor import Predecessor
-from treenail.daemon.requests import RequestFile
-from treenail.daemon.runner import Runner
-from treenail.daemon.settings import (
+from treenail.daemon.cluster.controller_config import Trust
+from treenail.daemon.cluster.node_client import NodeCluster
+from treenail.daemon.cluster.pull_secrets import Credentials
+from treenail.daemon.configuration.config_cache import Configs
+from treenail.daemon.configuration.drift import DriftCheck
+from treenail.daemon.configuration.drift_repair import Sayings, Upkeep
+from treenail.daemon.configuration.inspect import AskedStates, Survey
+from treenail.daemon.configuration.machine import Configuration
+from treenail.daemon.configuration.mcd_state import Predecessor
+from treenail.daemon.configuration.path_watcher import PathWatch
+from treenail.daemon.configuration.step_runner import Runner
+from treenail.daemon.local.metrics import DriftGauge
+from treenail.daemon.local.requests import RequestFile
+from treenail.daemon.local.status_file import Live
+from treenail.daemon.reconcile.crash_counter import Lifeline
+from treenail.daemon.reconcile.interfaces import LedgerFile, OperatingSystem, Ports
+from treenail.daemon.reconcile.loop import Loop, Pace
+from treenail.daemon.reconcile.observe import Observer
+from treenail.daemon.reconcile.wakeup import Wakeup
+from treenail.daemon.settings.settings import (
     FILE,
     Backend,
     Drain,
@@ -45,10 +49,6 @@ from treenail.daemon.settings import (
     Settings,
     load,
 )
-from treenail.daemon.survey import AskedStates, Survey
-from treenail.daemon.trust import Trust
-from treenail.daemon.upkeep import Sayings, Upkeep
-from treenail.daemon.wakeup import Wakeup
 from treenail.errors import (
     ClusterError,
     FileError,

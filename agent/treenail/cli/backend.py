@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from treenail.clock import Clock
-from treenail.daemon.settings import Backend
+from treenail.daemon.settings.settings import Backend
 from treenail.errors import FileError, HostError
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.files import Files
@@ -21,7 +21,7 @@ from treenail.host.systemd.bus import SystemBus
 
 if TYPE_CHECKING:
     # The port drags the whole daemon behind it.
-    from treenail.daemon.ports import OperatingSystem
+    from treenail.daemon.reconcile.interfaces import OperatingSystem
     from treenail.host.ostree.jobs import Jobs
     from treenail.host.ostree.pins import Pins
     from treenail.host.ostree.soft_reboot import SoftReboots
@@ -93,7 +93,7 @@ def operating_system(
 ) -> "OperatingSystem":
     """The chosen back end; ``alive`` is called once a second while it is waited for."""
     # Each is imported when it is asked for, so that a process has only what it runs.
-    from treenail.daemon.policy import verifies
+    from treenail.daemon.checks.signature_policy import verifies
 
     signed = partial(verifies, Files(root))
     if choice.backend is Backend.BOOTC:

@@ -20,9 +20,9 @@ from treenail.cli.bundle import STDOUT, Bundle
 from treenail.cli.node import own_node
 from treenail.cli.node_plan import node_plan
 from treenail.clock import Clock, SystemClock, rfc3339
-from treenail.daemon import predecessor
-from treenail.daemon.settings import FILE
-from treenail.daemon.survey import RECORD
+from treenail.daemon.configuration.inspect import RECORD
+from treenail.daemon.configuration import mcd_state
+from treenail.daemon.settings.settings import FILE
 from treenail.errors import CommandError, FileError
 from treenail.host.filesystem.files import Files
 from treenail.host.filesystem.root import Root
@@ -141,7 +141,7 @@ def _disks(root: Root) -> Json:
 def _listing(root: Root) -> list[Json]:
     """Names, modes and sizes of what treenail and the Machine Config Daemon keep; no contents."""
     entries: list[Json] = []
-    for folder in (DIRECTORY, predecessor.DIRECTORY):
+    for folder in (DIRECTORY, mcd_state.DIRECTORY):
         for path in sorted(root.path(folder).rglob("*")):
             if len(entries) == _LISTED:
                 return [*entries, {"path": "and more"}]

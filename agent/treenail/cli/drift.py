@@ -20,10 +20,10 @@ from treenail.clock import Clock, SystemClock
 from treenail.config.drift import Attribute, Drift, expected
 from treenail.config.redact import FileDiff, redacted_diff
 from treenail.config.wanted import Wanted, WantedOS, wanted
-from treenail.daemon.apply import apply
-from treenail.daemon.configs import Configs
-from treenail.daemon.drift import Asked, Booted, DriftCheck
-from treenail.daemon.upkeep import Sayings
+from treenail.daemon.configuration.apply import apply
+from treenail.daemon.configuration.config_cache import Configs
+from treenail.daemon.configuration.drift import Asked, Booted, DriftCheck
+from treenail.daemon.configuration.drift_repair import Sayings
 from treenail.errors import FileError, HostError, Unreachable, UsageError
 from treenail.host.filesystem.files import Files
 from treenail.host.filesystem.root import Root

@@ -12,9 +12,9 @@ from treenail import log as journal
 from treenail.cli.backend import choose, operating_system
 from treenail.cli.probes import preflight
 from treenail.clock import SystemClock
-from treenail.daemon.credentials import Credentials
+from treenail.daemon.cluster.pull_secrets import Credentials
 from treenail.daemon.firstboot import FirstBoot, Machine, began_before
-from treenail.daemon.settings import FILE, Given, Settings, load
+from treenail.daemon.settings.settings import FILE, Given, Settings, load
 from treenail.host.filesystem.files import Files
 from treenail.host.filesystem.root import Root
 from treenail.host.ostree.watch import Limits

@@ -12,11 +12,11 @@ from treenail.cli.machine import survey_and_runner
 from treenail.cli.node import own_node, settings_of
 from treenail.clock import SystemClock
 from treenail.config.wanted import wanted
-from treenail.daemon.configs import DIRECTORY
-from treenail.daemon.handback import hand_back
-from treenail.daemon.predecessor import CURRENT_CONFIG
-from treenail.daemon.settings import ImageFiles
-from treenail.daemon.survey import Survey
+from treenail.daemon.configuration.config_cache import DIRECTORY
+from treenail.daemon.configuration.inspect import Survey
+from treenail.daemon.configuration.mcd_handback import hand_back
+from treenail.daemon.configuration.mcd_state import CURRENT_CONFIG
+from treenail.daemon.settings.settings import ImageFiles
 from treenail.errors import DriftError, TreenailError, UsageError
 from treenail.host.filesystem.files import Files
 from treenail.host.filesystem.root import Root

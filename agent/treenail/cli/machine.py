@@ -1,8 +1,8 @@
 """The machine below a root, for commands that look at it or change it."""
 
 from treenail.clock import SystemClock
-from treenail.daemon.runner import Runner
-from treenail.daemon.survey import AskedStates, Survey, UnitStates
+from treenail.daemon.configuration.inspect import AskedStates, Survey, UnitStates
+from treenail.daemon.configuration.step_runner import Runner
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.files import Files
 from treenail.host.filesystem.root import Root

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from treenail.api.disruptionpolicy import DEFAULTS, ClusterPolicy, DisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.clock import Clock
-from treenail.daemon.settings import FILE, Given, Settings, load
+from treenail.daemon.settings.settings import FILE, Given, Settings, load
 from treenail.errors import NotFound
 from treenail.host.filesystem.root import Root
 from treenail.kube.resources import MACHINECONFIGS, MACHINECONFIGURATIONS, NODES

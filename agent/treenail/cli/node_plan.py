@@ -12,9 +12,9 @@ from treenail.cli.machine import survey_and_runner
 from treenail.cli.node import own_node, settings_of
 from treenail.clock import Clock
 from treenail.config.wanted import wanted
-from treenail.daemon.configs import Configs
-from treenail.daemon.observe import deployed
-from treenail.daemon.settings import Drain, ImageFiles, Reboots
+from treenail.daemon.configuration.config_cache import Configs
+from treenail.daemon.reconcile.observe import deployed
+from treenail.daemon.settings.settings import Drain, ImageFiles, Reboots
 from treenail.errors import ClusterError, HostError, UsageError
 from treenail.host.filesystem.files import Files
 from treenail.host.filesystem.root import Root

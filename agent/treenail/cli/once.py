@@ -15,8 +15,8 @@ from treenail.cli.kept import has_kept, keep
 from treenail.cli.machine import survey_and_runner
 from treenail.cli.main import REBOOT_NEEDED, flush
 from treenail.config.wanted import Wanted, wanted
-from treenail.daemon.apply import Recovery, recover
-from treenail.daemon.configuration import Configuration
+from treenail.daemon.configuration.apply import Recovery, recover
+from treenail.daemon.configuration.machine import Configuration
 from treenail.errors import FileError, IgnitionError, LedgerError
 from treenail.host.filesystem.files import Files
 from treenail.host.filesystem.root import Root

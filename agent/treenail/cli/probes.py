@@ -4,12 +4,12 @@ import os
 from collections.abc import Callable
 
 from treenail.clock import SystemClock
-from treenail.daemon.health import Cluster, Health
-from treenail.daemon.health import Probes as HealthProbes
-from treenail.daemon.preflight import OperatingSystem, Preflight
-from treenail.daemon.preflight import Probes as PreflightProbes
-from treenail.daemon.settings import Backend, Trial
-from treenail.daemon.settings import Preflight as PreflightSettings
+from treenail.daemon.checks.health import Cluster, Health
+from treenail.daemon.checks.health import Probes as HealthProbes
+from treenail.daemon.checks.preflight import OperatingSystem, Preflight
+from treenail.daemon.checks.preflight import Probes as PreflightProbes
+from treenail.daemon.settings.settings import Backend, Trial
+from treenail.daemon.settings.settings import Preflight as PreflightSettings
 from treenail.host.container.cri import Runtime
 from treenail.host.container.registry import Registry
 from treenail.host.filesystem.files import Files

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from treenail.clock import Clock, SystemClock
-from treenail.daemon.requests import RequestFile
+from treenail.daemon.local.requests import RequestFile
 from treenail.errors import HostError
 from treenail.host.filesystem.files import Files
 from treenail.host.filesystem.root import Root

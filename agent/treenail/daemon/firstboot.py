@@ -9,11 +9,17 @@ from treenail.api import documents
 from treenail.api.machineconfig import MachineConfig
 from treenail.clock import Clock
 from treenail.config.wanted import wanted
-from treenail.daemon import ahead
-from treenail.daemon.observe import deployed
-from treenail.daemon.ports import Credentials, Kernel, OperatingSystem, Power, Preflight
-from treenail.daemon.pulling import pull
-from treenail.daemon.waiting import wait_out
+from treenail.daemon.reconcile import prestage
+from treenail.daemon.reconcile.busy_wait import wait_out
+from treenail.daemon.reconcile.interfaces import (
+    Credentials,
+    Kernel,
+    OperatingSystem,
+    Power,
+    Preflight,
+)
+from treenail.daemon.reconcile.observe import deployed
+from treenail.daemon.reconcile.pull import pull
 from treenail.errors import BusyError, HostError, TreenailError
 from treenail.host.filesystem.files import Files
 from treenail.host.ostree.deployments import Progress, Verdict
@@ -161,7 +167,7 @@ class FirstBoot:
         def attempt() -> bool:
             machine.preflight.clear(move.change.image)
             log.info("staging %s", move.change.image or "kernel arguments and packages")
-            machine.os.stage(ahead.change(move.change), watch=self._watch)
+            machine.os.stage(prestage.change(move.change), watch=self._watch)
             return not self._stop.is_set()
 
         try:

@@ -13,7 +13,7 @@ import pytest
 from tests.waiting import wait_until
 from treenail.cli.backend import Choice, operating_system
 from treenail.clock import SystemClock
-from treenail.daemon.settings import Backend
+from treenail.daemon.settings.settings import Backend
 from treenail.errors import CancelledError, TransactionError
 from treenail.host.filesystem.root import Root
 from treenail.host.ostree.deployments import Change, Progress, Verdict
@@ -214,7 +214,7 @@ AGENT = """
 import sys
 from treenail.cli.backend import Choice, operating_system
 from treenail.clock import SystemClock
-from treenail.daemon.settings import Backend
+from treenail.daemon.settings.settings import Backend
 from treenail.host.systemd.bus import SystemBus
 from treenail.host.ostree.deployments import Change, Verdict
 from treenail.host.filesystem.root import Root

@@ -1,0 +1,176 @@
+"""What the node tells of itself, on the lab's API server."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.controllers.rollout.agents import client_of, install_kinds
+from tests.fakes.clock import FakeClock
+from treenail.api import machineconfignode
+from treenail.daemon.cluster.node_client import NodeCluster
+from treenail.errors import ClusterError
+from treenail.kube.client import Client, PatchKind
+from treenail.kube.events import Regarding
+from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.request import Reply, Request
+from treenail.kube.resources import MACHINECONFIGNODES, NODES
+from treenail.kube.transport import HttpTransport
+from treenail.lab.apiserver.faults import Match, Reject
+from treenail.lab.apiserver.server import LabServer
+from treenail.update.record import Target
+from treenail.update.status import Event, Report, Verdict
+
+NODE = "n1"
+A = Target("rendered-a", f"registry.example.com/os@sha256:{'1' * 64}")
+B = Target("rendered-b", f"registry.example.com/os@sha256:{'2' * 64}")
+OUT = Target("rendered-out")
+EVENT = Event("Normal", "Rebooted", "into another", in_conditions=True)
+
+
+class Recorded:
+    """The Events that were told, by reason."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def normal(self, regarding: Regarding, reason: str, message: str) -> None:
+        self.reasons.append(reason)
+
+    def warning(self, regarding: Regarding, reason: str, message: str) -> None:
+        self.reasons.append(reason)
+
+    def flush(self) -> None:
+        """Nothing is kept."""
+
+
+class Transport(HttpTransport):
+    """Counts what is written of MachineConfigNodes, and refuses what it is told to refuse."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        super().__init__(read_kubeconfig(str(kubeconfig)), FakeClock())
+        self.writes: list[str] = []
+        self.refuses: Callable[[Request], bool] = lambda _: False
+
+    def send(self, request: Request) -> Reply:
+        if request.method == "PATCH" and "machineconfignodes" in request.path:
+            self.writes.append(PatchKind(str(request.content_type)).name)
+            if self.refuses(request):
+                why = "failed to create typed patch object (/n1; Kind=MachineConfigNode): "
+                why += ".status.configImage: field not declared in schema"
+                status = {"kind": "Status", "code": 500, "message": why}
+                return Reply(500, json.dumps(status).encode())
+        return super().send(request)
+
+
+def applies_images(request: Request) -> bool:
+    return request.content_type == PatchKind.APPLY and b"configImage" in (request.body or b"")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LabServer]:
+    with LabServer(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def admin(server: LabServer) -> Iterator[Client]:
+    found, transport = client_of(server.admin_kubeconfig)
+    install_kinds(found)
+    found.create(NODES, {"metadata": {"name": NODE}})
+    spec = {"node": {"name": NODE}, "pool": {"name": "worker"}, "configVersion": {"desired": "a"}}
+    named = {"apiVersion": machineconfignode.API_VERSION, "kind": machineconfignode.KIND}
+    found.create(MACHINECONFIGNODES, {**named, "metadata": {"name": NODE}, "spec": spec})
+    yield found
+    transport.close()
+
+
+class Agent:
+    """What one process of the agent has, as the node's user."""
+
+    def __init__(self, server: LabServer) -> None:
+        user = server.kubeconfig_for(f"system:node:{NODE}", ["system:nodes"])
+        self.transport = Transport(user)
+        self.events = Recorded()
+        self.cluster = NodeCluster(
+            Client(self.transport),
+            self.events,
+            node_name=NODE,
+            clock=FakeClock(),
+            on_change=lambda: None,
+        )
+        self.cluster.refresh()
+
+    def report(self, current: Target, desired: Target, *, event: Event | None = None) -> list[str]:
+        """The writes that it takes to tell of it."""
+        before = len(self.transport.writes)
+        updated = Verdict("Updated", "True" if current == desired else "False", "R", f"{current}")
+        told = Report("", {}, (updated,), event, current=current, desired=desired)
+        self.cluster.report(told)
+        return self.transport.writes[before:]
+
+
+@pytest.fixture
+def agent(server: LabServer, admin: Client) -> Iterator[Agent]:
+    found = Agent(server)
+    yield found
+    found.transport.close()
+
+
+def said(admin: Client) -> tuple[str, Any]:
+    """The message of the one condition, and the images."""
+    status: Any = admin.get(MACHINECONFIGNODES, NODE)["status"]
+    return status["conditions"][0]["message"], status.get("configImage")
+
+
+def test_leaving_image_mode_takes_the_images_away_with_one_write_more(
+    admin: Client, agent: Agent
+) -> None:
+    assert agent.report(A, A) == ["APPLY"]
+    assert agent.report(A, OUT) == ["APPLY"]
+    assert said(admin) == (str(A), {"currentImage": A.image})
+    assert agent.report(OUT, OUT) == ["MERGE", "APPLY"]
+    assert said(admin) == (str(OUT), None)
+    assert agent.report(OUT, Target("rendered-c")) == ["APPLY"]
+    assert agent.report(B, B) == ["APPLY"]
+    assert said(admin) == (str(B), {"currentImage": B.image, "desiredImage": B.image})
+
+
+def test_an_agent_that_was_restarted_takes_the_images_away(
+    server: LabServer, admin: Client, agent: Agent
+) -> None:
+    agent.report(A, A)
+    another = Agent(server)
+    assert another.report(OUT, OUT) == ["MERGE", "APPLY"]
+    another.transport.close()
+    assert said(admin) == (str(OUT), None)
+
+
+def test_where_the_kind_has_no_images_the_conditions_are_told_without(
+    admin: Client, agent: Agent
+) -> None:
+    agent.transport.refuses = applies_images
+    assert agent.report(A, A, event=EVENT) == ["APPLY", "APPLY"]
+    assert said(admin) == (str(A), None)
+    assert agent.report(A, B) == ["APPLY"]
+    assert agent.events.reasons == []
+
+
+def test_images_that_are_refused_later_are_taken_away(admin: Client, agent: Agent) -> None:
+    agent.report(A, A)
+    agent.transport.refuses = applies_images
+    assert agent.report(B, B) == ["APPLY", "MERGE", "APPLY"]
+    assert said(admin) == (str(B), None)
+
+
+def test_the_event_is_told_where_the_conditions_are_refused(
+    server: LabServer, agent: Agent
+) -> None:
+    match = Match(verb="patch", resource="machineconfignodes/status")
+    server.call(lambda api: api.faults.inject(Reject(500), match))
+    for _ in range(2):
+        with pytest.raises(ClusterError, match="injected fault"):
+            agent.report(A, A, event=EVENT)
+    assert agent.events.reasons == ["Rebooted"]

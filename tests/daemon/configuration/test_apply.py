@@ -1,0 +1,328 @@
+"""Plans applied to a directory, with a systemd that may refuse."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.clock import FakeClock
+from treenail.api.contents import Contents
+from treenail.api.disruptionpolicy import DaemonReload, Reload, Restart
+from treenail.config.wanted import Wanted, WantedFile, WantedUnit, WantedUser
+from treenail.daemon.configuration.apply import Recovery, apply, put_back, recover
+from treenail.daemon.configuration.inspect import AskedStates, Survey
+from treenail.daemon.configuration.step_runner import Runner
+from treenail.errors import LedgerError, RollbackError, StepError, UnitError
+from treenail.host.filesystem.disk import Disk
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
+from treenail.host.rollback.undo_log import LOG
+from treenail.host.system.users import Shadow
+from treenail.host.systemd.unit_files import Links, Units
+from treenail.update.consequences import serving
+from treenail.update.plan import plan
+from treenail.update.steps import RestartUnit
+
+UNITS = "etc/systemd/system"
+WANTED_BY = "[Install]\nWantedBy=multi-user.target\n"
+
+
+class FakeSystemd:
+    """Makes the links that systemd makes, keeps a list of calls, and refuses what it is told to."""
+
+    def __init__(self, root: Root, *refused: str) -> None:
+        self._files = Files(root)
+        self._units = Units(self._files)
+        self.refused = set(refused)
+        self.calls: list[str] = []
+
+    def unit_file_state(self, unit: str) -> str:
+        return self._units.states(unit)[unit]
+
+    def enable(self, *units: str) -> None:
+        self._link(self._units.enabling(*units))
+        self._call("enable", *units)
+
+    def disable(self, *units: str) -> None:
+        self._link(self._units.disabling(*units))
+        self._call("disable", *units)
+
+    def preset(self, *units: str) -> None:
+        self._link(self._units.presetting(*units))
+        self._call("preset", *units)
+
+    def reload(self) -> None:
+        self._call("daemon-reload")
+
+    def reload_unit(self, unit: str) -> None:
+        self._call("reload", unit)
+
+    def restart(self, unit: str) -> None:
+        self._call("restart", unit)
+
+    def start_default(self) -> None:
+        self._call("start default.target")
+
+    def _link(self, links: Links) -> None:
+        for path in links.removed:
+            self._files.remove(path)
+        for path, text in links.made.items():
+            self._files.symlink(path, text)
+
+    def _call(self, *words: str) -> None:
+        call = " ".join(words)
+        self.calls.append(call)
+        if call in self.refused:
+            raise UnitError(f"systemd refuses to {call}", remedy="see: journalctl")
+
+
+class Machine:
+    def __init__(self, top: Path, *refused: str) -> None:
+        self.top = top
+        self.root = Root(top)
+        self.systemd = FakeSystemd(self.root, *refused)
+        shadow = Shadow(self.root, FakeClock())
+        self.survey = Survey(self.root, shadow, systemd=AskedStates(self.systemd))
+        self.runner = Runner(self.root, shadow, services=self.systemd)
+
+    def bring(self, new: Wanted, *actions: DaemonReload | Reload | Restart) -> list[str]:
+        old = self.survey.managed()
+        steps = plan(old, new, self.survey.see(old, new)).steps
+        steps += serving(steps, actions)
+        apply(steps, self.runner)
+        return [str(step) for step in steps]
+
+    def hold(self, new: Wanted) -> None:
+        old = self.survey.managed()
+        apply(plan(old, new, self.survey.see(old, new)).steps, self.runner, owner="update")
+
+    def tree(self) -> dict[str, tuple[str, str]]:
+        found = {}
+        for path in sorted(self.top.rglob("*")):
+            name = str(path.relative_to(self.top))
+            text = str(path.readlink()) if path.is_symlink() else ""
+            if path.is_file() and not path.is_symlink():
+                text = path.read_text()
+            found[name] = stat.filemode(path.lstat().st_mode), text
+        return {name: seen for name, seen in found.items() if not name.startswith("var")}
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    (tmp_path / UNITS).mkdir(parents=True)
+    (tmp_path / "home/core").mkdir(parents=True)
+    ids = f"{tmp_path.stat().st_uid}:{tmp_path.stat().st_gid}"
+    (tmp_path / "etc/passwd").write_text(f"core:x:{ids}::/home/core:/bin/sh\n")
+    (tmp_path / "etc/group").write_text(f"core:x:{ids.split(':')[1]}:\n")
+    (tmp_path / "etc/shadow").write_text("core:$6$before:1::::::\n")
+    (tmp_path / "etc/motd").write_text("welcome")
+    return tmp_path
+
+
+def file(path: str, text: str) -> WantedFile:
+    return WantedFile(path, Contents(f"data:,{text}"), user="core", group="core")
+
+
+def wanted(*files: WantedFile, unit: WantedUnit | None = None, password: str = "") -> Wanted:
+    return Wanted(
+        files={each.path: each for each in files},
+        units={unit.name: unit} if unit else {},
+        users={"core": WantedUser("core", ("ssh-rsa A",), password)} if password else {},
+    )
+
+
+UNIT = WantedUnit("a.service", WANTED_BY, enabled=True)
+
+
+def test_what_runs_takes_notice_in_order_and_once(top):
+    machine = Machine(top)
+    machine.bring(
+        wanted(file("/etc/motd", "new"), unit=UNIT), Reload("x.service"), Restart("y.service")
+    )
+    assert machine.systemd.calls == [
+        "enable a.service",
+        "daemon-reload",
+        "reload x.service",
+        "restart y.service",
+    ]
+    assert machine.tree()[f"{UNITS}/multi-user.target.wants/a.service"][1] == f"/{UNITS}/a.service"
+    assert machine.bring(wanted(file("/etc/motd", "new"), unit=UNIT)) == []
+
+
+def test_a_user_who_was_made_since_the_start_is_known(top):
+    machine = Machine(top)
+    passwd = (top / "etc/passwd").read_text()
+    (top / "etc/passwd").write_text(passwd + passwd.replace("core:", "app:"))
+    machine.bring(wanted(WantedFile("/etc/app", Contents("data:,x"), user="app")))
+    assert (top / "etc/app").read_text() == "x"
+
+
+def test_a_changed_unit_is_disabled_before_it_and_an_unchanged_one_is_left_alone(top):
+    Machine(top).bring(wanted(unit=UNIT))
+    machine = Machine(top)
+    other = WantedUnit("a.service", WANTED_BY.replace("multi-user", "other"), enabled=True)
+    machine.bring(wanted(unit=other))
+    assert machine.systemd.calls == ["disable a.service", "enable a.service", "daemon-reload"]
+    assert f"{UNITS}/multi-user.target.wants/a.service" not in machine.tree()
+
+
+@pytest.mark.parametrize(
+    "refused", ["enable a.service", "daemon-reload", "reload x.service", "restart y.service"]
+)
+def test_whatever_fails_all_is_as_before_and_what_runs_hears_of_it_again(top, refused):
+    machine = Machine(top, refused)
+    before = machine.tree()
+    new = wanted(file("/etc/motd", "new"), file("/etc/d/x", "x"), unit=UNIT, password="$6$after")
+    with pytest.raises((StepError, RollbackError)) as told:
+        machine.bring(new, Reload("x.service"), Restart("y.service"))
+    assert f"can't {refused}: systemd refuses to {refused}" in str(told.value)
+    assert machine.tree() == {**before, "etc/.pwd.lock": ("-rw-------", "")} or (
+        refused == "enable a.service" and machine.tree() == before
+    )
+    begun = machine.systemd.calls[: machine.systemd.calls.index(refused) + 1]
+    serve = [call for call in begun if not call.startswith("enable")]
+    assert machine.systemd.calls == begun + serve
+
+
+def test_units_that_a_boot_read_are_read_again_once_they_are_put_back(top):
+    machine = Machine(top)
+    before = machine.tree()
+    machine.hold(wanted(unit=UNIT))
+    machine.systemd.calls.clear()
+    machine.systemd.refused = {"daemon-reload"}
+    with pytest.raises(UnitError):
+        put_back(machine.runner, booted=True)
+    assert machine.tree() == before
+    machine.systemd.refused = set()
+    put_back(machine.runner, booted=True)
+    put_back(machine.runner, booted=True)
+    assert machine.tree() == before
+    assert machine.systemd.calls == ["daemon-reload", "daemon-reload", "start default.target"]
+
+
+def test_nothing_is_started_for_files_that_are_no_units(top):
+    machine = Machine(top)
+    before = machine.tree()
+    machine.hold(wanted(file("/etc/motd", "new")))
+    machine.systemd.calls.clear()
+    put_back(machine.runner, booted=True)
+    assert machine.tree() == before
+    assert machine.systemd.calls == []
+
+
+def test_units_that_nobody_has_read_yet_are_put_back_and_nothing_is_started(top):
+    machine = Machine(top)
+    before = machine.tree()
+    machine.hold(wanted(unit=UNIT))
+    machine.systemd.calls.clear()
+    put_back(machine.runner)
+    assert machine.tree() == before
+    assert machine.systemd.calls == []
+
+
+def test_what_can_not_be_undone_is_listed_and_tried_again_at_the_next_start(top):
+    machine = Machine(top, "restart y.service")
+    before = machine.tree()
+    with pytest.raises(RollbackError) as told:
+        machine.bring(wanted(file("/etc/motd", "new")), Restart("y.service"))
+    assert str(told.value).endswith(
+        "this is left: restart y.service: systemd refuses to restart y.service"
+    )
+    assert machine.tree() == before
+    with pytest.raises(LedgerError, match="cut short and is not undone yet"):
+        Machine(top).bring(wanted(file("/etc/motd", "new")))
+    healthy = Machine(top)
+    assert recover(healthy.runner) is Recovery.UNDONE
+    assert healthy.systemd.calls == ["restart y.service"]
+    assert recover(healthy.runner) is None
+
+
+class FullDisk(Disk):
+    """Has no room for the last of the new files."""
+
+    def write(self, descriptor: int, content: bytes) -> int:
+        if content == b"too much":
+            raise OSError(28, "No space left on device")
+        return super().write(descriptor, content)
+
+
+def test_a_full_disk_is_named_with_the_step_and_the_remedy(top):
+    machine = Machine(top)
+    before = machine.tree()
+    runner = Runner(machine.root, Shadow(machine.root, FakeClock()), FullDisk())
+    new = wanted(*(file(f"/etc/{n}", "x") for n in range(9)), file("/etc/last", "too much"))
+    new = Wanted({**new.files, "/etc/last": WantedFile("/etc/last", Contents("data:,too%20much"))})
+    old = machine.survey.managed()
+    with pytest.raises(StepError) as told:
+        apply(plan(old, new, machine.survey.see(old, new)).steps, runner)
+    assert str(told.value) == (
+        f"can't write /etc/last (0644): nothing is there: can't write {top}/etc/last: No space "
+        "left on device; nothing is changed: the machine is as it was before"
+    )
+    assert told.value.remedy == "free some space on that file system"
+    assert machine.tree() == before
+
+
+class SharedDisk(Disk):
+    """As NFS: names can't be exchanged."""
+
+    def exchange(self, path: str, other: str) -> None:
+        raise OSError(22, "Invalid argument")
+
+
+def test_a_file_system_that_can_not_exchange_names_is_named_and_left_as_it_was(top):
+    machine = Machine(top)
+    before = machine.tree()
+    runner = Runner(machine.root, Shadow(machine.root, FakeClock()), SharedDisk())
+    new = wanted(file("/etc/motd", "new"))
+    old = machine.survey.managed()
+    with pytest.raises(StepError, match="two names can't be exchanged on its file system") as told:
+        apply(plan(old, new, machine.survey.see(old, new)).steps, runner)
+    assert told.value.remedy == "have it on ext4, xfs, btrfs or tmpfs"
+    assert machine.tree() == before
+
+
+def test_a_damaged_log_is_not_guessed_at(top):
+    machine = Machine(top)
+    machine.runner.undo.note({"a": 1})
+    log = machine.root.path(LOG)
+    log.write_bytes(b"x" + log.read_bytes()[1:] + b"more\n")
+    with pytest.raises(LedgerError, match="is damaged in line 1"):
+        recover(machine.runner)
+
+
+def test_the_log_and_the_record_are_for_nobody_else(top):
+    machine = Machine(top)
+    machine.bring(wanted(file("/etc/motd", "new")))
+    state = top / "var/lib/treenail"
+    modes = {str(p.relative_to(state)): stat.S_IMODE(p.stat().st_mode) for p in state.rglob("*")}
+    assert modes == {
+        "managed.json": 0o600,
+        "original": 0o700,
+        "original/etc": 0o755,
+        "original/etc/motd.original": 0o600,
+        "undo": 0o700,
+    }
+
+
+def test_keys_and_password_are_set_and_taken_away_again(top):
+    machine = Machine(top)
+    machine.bring(wanted(password="$6$after"))
+    keys = top / "home/core/.ssh/authorized_keys.d/ignition"
+    assert (keys.read_text(), stat.S_IMODE(keys.stat().st_mode)) == ("ssh-rsa A\n", 0o600)
+    assert "core:$6$after:" in (top / "etc/shadow").read_text()
+    assert machine.bring(wanted()) == [
+        "write 0 SSH keys of core: the config no longer has them",
+        "remember what belongs to the config",
+        "set the password of core: the config has none",
+    ]
+    assert keys.read_text() == ""
+    assert "core:*:" in (top / "etc/shadow").read_text()
+
+
+def test_a_note_of_a_restart_is_read_again_as_that_step(top):
+    machine = Machine(top)
+    machine.runner.serve(RestartUnit("y.service"))
+    again = Machine(top)
+    assert recover(again.runner) is Recovery.UNDONE
+    assert again.systemd.calls == ["restart y.service"]

@@ -1,0 +1,366 @@
+"""Random walks of a node between configs with and without an image, and with one that fails.
+
+As in the walks between images; and whatever happens, files, units, kernel arguments and the image
+are at last all of one config, and what needs a drain never changes on a node in service.
+"""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.daemon import nodes
+from tests.daemon.machines import TOP, bring
+from tests.daemon.nodes import Node, Process, assert_at_rest
+from tests.daemon.reconcile.test_walks import Chaos as OSChaos
+from tests.daemon.reconcile.test_walks import recorded
+from tests.fakes.disk import Entry
+from tests.fakes.world import Killed, PowerCut, World
+from tests.update.build import A, B, C
+from treenail.api import annotations as key
+from treenail.api.machineconfig import MachineConfig
+from treenail.api.meta import ObjectMeta
+from treenail.config.wanted import wanted
+from treenail.daemon.configuration.inspect import RECORD
+from treenail.host.rollback.undo_log import DIRECTORY as UNDO
+from treenail.update.record import Target
+from treenail.update.request import Kind, Request, too_late
+from treenail.update.work import in_image_mode
+
+WALKS = int(os.environ.get("TREENAIL_WALKS", "400"))
+APP, FREE, BAKED = "/etc/app.conf", "/etc/nmstate/openshift/free", "/etc/baked.conf"
+
+
+def config(
+    name: str,
+    files: dict[str, str],
+    *,
+    image: str = "",
+    arguments: tuple[str, ...] = (),
+    units: tuple[dict[str, object], ...] = (),
+) -> MachineConfig:
+    return MachineConfig(
+        ObjectMeta(name=name),
+        config={
+            "ignition": {"version": "3.5.0"},
+            "storage": {
+                "files": [
+                    {"path": path, "contents": {"source": f"data:,{text}"}, "overwrite": True}
+                    for path, text in files.items()
+                ]
+            },
+            "systemd": {"units": list(units)},
+        },
+        os_image_url=image,
+        kernel_arguments=arguments,
+    )
+
+
+UNIT = {
+    "name": "app.service",
+    "contents": "[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n",
+    "enabled": True,
+}
+BAD = {
+    "name": "bad.service",
+    "contents": "[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=%H.target\n",
+    "enabled": True,
+}
+STOCK, NEXT, FREELY, BROKEN = map(Target, ("stock", "next", "freely", "broken"))
+BAKED_TEXT = "from-the-image"
+CONFIGS = (
+    config(A.config, {}),
+    config(B.config, {}, arguments=("b=1",)),
+    config(STOCK.config, {APP: "stock", BAKED: BAKED_TEXT}, image=C.image, units=(UNIT,)),
+    config(NEXT.config, {APP: "next"}, image=C.image, arguments=("n=1", "n=2")),
+    config(FREELY.config, {APP: "next", FREE: "x"}, image=C.image, arguments=("n=1", "n=2")),
+    config(BROKEN.config, {APP: "broken", FREE: "broken"}, image=A.image, units=(BAD,)),
+)
+TARGETS = (A, B, STOCK, NEXT, FREELY, BROKEN)
+
+
+def world_at(target: Target) -> World:
+    world = nodes.world_at(A, *CONFIGS)
+    # What the image has baked in is what a config without the image wants to write.
+    baked = Entry("file", 0o644, BAKED_TEXT.encode())
+    world.vendor = {A.digest: {"baked.conf": baked}, B.digest: {"app.conf": baked}}
+    world.disk.replace_by(world.disk.tree() | {TOP + BAKED: baked})
+    node = Node(world)
+    node.settle()
+    world.ask_for(target)
+    node.settle()
+    assert_at_rest(world, target)
+    world.violations.clear()
+    return world
+
+
+class Chaos(OSChaos):
+    """Misfortune that strikes between any two calls to the disk, too."""
+
+    def step(self) -> None:
+        super().step()
+        self._node.world.disk.calls_left = None
+        draw = self._random.random()
+        if draw < 0.25:
+            self._node.world.disk.calls_left = self._random.randrange(60)
+            self._node.disk_kills = draw < 0.12
+
+    def uncordon_by_hand(self) -> None:
+        # While files are being changed that has them change back in service, as it must.
+        if not any(path.startswith(f"{TOP}{UNDO}/") for path in self._node.world.disk.tree()):
+            super().uncordon_by_hand()
+
+    def change_target(self) -> None:
+        if self._node.world.api_up:
+            self.target = self._random.choice(TARGETS)
+            self._node.world.ask_for(self.target)
+
+
+def watched(world: World) -> tuple[bytes | None, ...]:
+    """What is not to change on a node in service."""
+    return world.file(APP), world.file(BAKED), world.file("/etc/systemd/system/app.service")
+
+
+@pytest.mark.limit(300.0)
+@pytest.mark.parametrize("start", range(0, WALKS, 100))
+def test_every_walk_ends_with_all_of_one_config(start: int) -> None:
+    for seed in range(start, min(start + 100, WALKS)):
+        world = world_at(STOCK)
+        node = Node(world)
+        chaos = Chaos(node, seed)
+        chaos.target = STOCK
+        world.fate, world.meanwhile = chaos.fate, chaos.meanwhile
+        try:
+            for _ in range(80):
+                chaos.step()
+                before, served = watched(world), world.in_service
+                node.turn()
+                if served and world.in_service and watched(world) != before:
+                    world.violations.append(f"{before} became {watched(world)} in service")
+            world.fate, world.meanwhile = (lambda _: None), (lambda: None)
+            world.disk.calls_left = None
+            world.api_up, world.loses_answers = True, 0
+            node.settle()
+            if chaos.target == BROKEN:
+                assert world.annotations[key.STATE] == "Degraded"
+                reason = world.annotations[key.REASON]
+                assert "enable bad.service" in reason or "called off on this" in reason
+                assert world.file(APP) != b"broken"
+            if '"refused": {' in (world.ledger or ""):
+                ask_for_another_and_back(node, STOCK if chaos.target == BROKEN else chaos.target)
+                assert_at_rest(world, STOCK if chaos.target == BROKEN else chaos.target)
+            else:
+                assert_at_rest(world, chaos.target)
+        except AssertionError as error:
+            raise AssertionError(
+                f"seed {seed}: {error}\n{world.annotations}\n{world.ledger}"
+            ) from error
+
+
+@pytest.mark.parametrize("turns", range(1, 6))
+def test_files_of_an_update_that_is_called_off_are_as_they_were(turns: int) -> None:
+    world = world_at(STOCK)
+    node = Node(world)
+    node.settle()
+    boots, before = world.boots, watched(world)
+    world.ask_for(NEXT)
+    for _ in range(turns):
+        node.turn()
+        world.drain_controller()
+    update = recorded(world).update
+    assert update is not None
+    assert not too_late(update)
+    world.request = Request(Kind.CANCEL, update.id)
+    node.settle()
+    assert (world.boots, watched(world)) == (boots, before)
+    assert "called off on this machine" in world.annotations[key.REASON]
+    world.request = Request(Kind.FORGIVE)
+    node.settle()
+    assert_at_rest(world, NEXT)
+
+
+def test_what_drifted_is_put_right_when_a_person_asks_for_it() -> None:
+    world = world_at(STOCK)
+    tree = dict(world.disk.tree())
+    tree |= {TOP + path: tree[TOP + path]._replace(content=b"other") for path in (APP, BAKED)}
+    world.disk.replace_by(tree)
+    node = Node(world)
+    node.turn()
+    assert "treenail drift --heal" in world.annotations[key.REASON]
+    world.request = Request(Kind.HEAL, paths=(APP,))
+    node.turn()
+    assert world.request is None
+    assert (world.file(APP), world.file(BAKED)) == (b"stock", b"other")
+    world.request = Request(Kind.HEAL, paths=("/etc/as-it-should-be",))
+    node.turn()
+    assert world.request is None
+    world.request = Request(Kind.HEAL, paths=(BAKED,))
+    node.settle()
+    assert_at_rest(world, STOCK)
+
+
+def test_what_drifted_and_was_put_back_by_hand_is_well_again_without_a_reboot() -> None:
+    world = world_at(STOCK)
+    node, boots, good = Node(world), world.boots, world.disk.tree()
+    world.disk.replace_by(good | {TOP + APP: Entry("file", 0o644, b"somebody else's")})
+    node.settle()
+    assert world.annotations[key.STATE] == "Degraded"
+    assert APP in world.annotations[key.REASON]
+    world.disk.replace_by(good)
+    node.settle()
+    assert_at_rest(world, STOCK)
+    assert world.boots == boots
+
+
+@pytest.mark.parametrize("lost", ["ledger", "record", "both"])
+def test_what_somebody_deleted_of_the_agents_own_is_made_anew_with_the_next_update(
+    lost: str,
+) -> None:
+    world = world_at(STOCK)
+    node = Node(world)
+    node.settle()
+    if lost != "record":
+        world.ledger = None
+    if lost != "ledger":
+        tree = world.disk.tree()
+        assert tree.pop(TOP + RECORD).kind == "file"
+        world.disk.replace_by(tree)
+    node.process = None
+    node.settle()
+    world.ask_for(NEXT)
+    node.settle()
+    assert_at_rest(world, NEXT)
+    assert world.file(RECORD) is not None
+    assert recorded(world).current == NEXT
+
+
+def ask_for_another_and_back(node: Node, target: Target) -> None:
+    for asked in (A if target == B else B, target):
+        node.world.ask_for(asked)
+        node.settle()
+
+
+WAYS = [(STOCK, NEXT), (NEXT, FREELY), (STOCK, A), (A, STOCK), (A, B), (B, NEXT)]
+
+
+@pytest.mark.parametrize(("origin", "target"), WAYS)
+def test_each_way_is_gone_with_one_reboot_or_none(origin: Target, target: Target) -> None:
+    world = world_at(origin)
+    boots = world.boots
+    world.ask_for(target)
+    Node(world).settle()
+    assert_at_rest(world, target)
+    assert world.boots - boots == (0 if target == FREELY else 1)
+
+
+def test_what_a_merge_took_away_is_back_before_the_agent_says_that_it_is_ready() -> None:
+    world = world_at(A)
+    world.ask_for(STOCK)
+    node = Node(world)
+    while world.booted != C.digest:
+        world.drain_controller()
+        node.turn()
+    assert world.file(BAKED) is None, "it was the same in the image's /usr/etc"
+    process = Process(world, node.clock)
+    process.loop.finish_boot()
+    assert world.file(BAKED) == BAKED_TEXT.encode()
+    assert process.cluster.node() is None, "and nobody was asked"
+
+
+def test_a_boot_into_the_old_deployment_puts_files_back_before_the_agent_is_ready() -> None:
+    world = world_at(STOCK)
+    world.ask_for(B)
+    world.finalizes = False
+    node = Node(world)
+    boots = world.boots
+    while world.boots == boots:
+        world.drain_controller()
+        node.turn()
+    assert world.file(APP) is None
+    process = Process(world, node.clock)
+    process.loop.finish_boot()
+    assert world.file(APP) == b"stock"
+
+
+def test_what_the_image_brings_is_not_taken_for_removed() -> None:
+    world = world_at(A)
+    ours = Entry("file", 0o644, b"installed with")
+    # The machine was installed with a config's file over the vendor's, of which nobody has a copy.
+    there = world.disk.tree() | {
+        TOP + APP: ours,
+        TOP + "/usr/etc": Entry("directory", 0o755, b""),
+        TOP + "/usr/etc/app.conf": Entry("file", 0o644, b"vendor"),
+    }
+    world.disk.replace_by(there)
+    bring(world.disk, wanted(CONFIGS[2]), STOCK.config)
+    kept = {path for path in world.disk.tree() if "/original" in path}
+    world.disk.replace_by({p: e for p, e in world.disk.tree().items() if p not in kept})
+    bring(world.disk, in_image_mode(wanted(CONFIGS[1])), B.config)
+    assert world.file(APP) == b"vendor"
+
+
+def effects(origin: Target, target: Target) -> int:
+    """How many effects, beside those on the disk, the update has."""
+    steps: list[str] = []
+    world = world_at(origin)
+    world.ask_for(target)
+    world.fate = steps.append
+    Node(world).settle()
+    return len(steps)
+
+
+def interruptions() -> Iterator[tuple[Target, Target, int, type[BaseException]]]:
+    for origin, target in WAYS:
+        for index in range(effects(origin, target)):
+            yield origin, target, index, Killed
+            yield origin, target, index, PowerCut
+
+
+@pytest.mark.parametrize(("origin", "target", "index", "misfortune"), list(interruptions()))
+def test_an_update_survives_an_interruption_at_any_effect(
+    origin: Target, target: Target, index: int, misfortune: type[BaseException]
+) -> None:
+    world = world_at(origin)
+    world.ask_for(target)
+    countdown = iter(range(index + 1))
+
+    def fate(_step: str) -> None:
+        if next(countdown, None) == index:
+            raise misfortune
+
+    world.fate = fate
+    Node(world).settle()
+    assert_at_rest(world, target)
+
+
+@pytest.mark.parametrize(("origin", "target"), WAYS)
+@pytest.mark.parametrize("kills", [True, False], ids=["killed", "power cut"])
+def test_an_update_survives_an_end_at_any_call_to_the_disk(
+    origin: Target, target: Target, kills: bool
+) -> None:
+    for calls in range(0, 400, 7):
+        world = world_at(origin)
+        world.ask_for(target)
+        node = Node(world)
+        node.disk_kills = kills
+        world.disk.calls_left = calls
+        node.settle()
+        assert_at_rest(world, target)
+        if world.disk.calls_left is not None:
+            return
+
+
+def test_a_failing_step_leaves_the_node_as_it_was_and_in_service() -> None:
+    world = world_at(NEXT)
+    before = world.disk.tree()
+    world.ask_for(BROKEN)
+    Node(world).settle()
+    assert not world.unschedulable
+    assert not world.staged
+    assert world.annotations[key.STATE] == "Degraded"
+    assert "enable bad.service" in world.annotations[key.REASON]
+    left = {path for path, _ in before.items() ^ world.disk.tree().items()}
+    assert {path for path in left if "/var/lib/treenail/configs" not in path} == set()
+    world.ask_for(NEXT)
+    Node(world).settle()
+    assert_at_rest(world, NEXT)

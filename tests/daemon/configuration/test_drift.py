@@ -1,0 +1,335 @@
+"""Drift on a real directory, with the kernel's own inotify."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import wait_until
+from treenail.api.machineconfig import MachineConfig
+from treenail.clock import SystemClock
+from treenail.config.drift import Attribute, Drift, Kind
+from treenail.config.wanted import wanted
+from treenail.daemon.configuration.apply import apply
+from treenail.daemon.configuration.drift import Asked, Booted, DriftCheck, DriftWatch
+from treenail.daemon.configuration.inspect import Survey
+from treenail.daemon.configuration.path_watcher import PathWatch
+from treenail.daemon.configuration.step_runner import Runner
+from treenail.host.filesystem.disk import Disk
+from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.root import Root
+from treenail.host.system.users import Shadow
+from treenail.host.systemd.unit_files import Units
+from treenail.update.drifting import Drifted, DriftPolicy, Reaction
+from treenail.update.healing import healing
+from treenail.update.plan import plan
+from treenail.update.record import Target
+from treenail.update.steps import Relabel
+
+CURRENT = Target("rendered-worker-1")
+LABEL = "security.selinux"
+MOTD_DIGEST = "sha256:5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03"
+UNIT = "[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n"
+CONFIG = {
+    "ignition": {"version": "3.4.0"},
+    "storage": {
+        "files": [
+            {"path": "/etc/motd", "mode": 0o644, "contents": {"source": "data:,hello%0A"}},
+            {"path": "/etc/deep/er/file", "mode": 0o600, "contents": {"source": "data:,1"}},
+        ],
+    },
+    "systemd": {
+        "units": [
+            {
+                "name": "a.service",
+                "enabled": True,
+                "contents": UNIT,
+                "dropins": [{"name": "10-a.conf", "contents": "[Unit]\n"}],
+            }
+        ]
+    },
+}
+
+
+class Site:
+    """A root that has a config, and a watch over it."""
+
+    def __init__(self, top: Path, policy: DriftPolicy, disk: Disk | None = None) -> None:
+        self.top = top
+        (top / "etc").mkdir()
+        (top / "etc/passwd").write_text("root:x:0:0::/:/bin/sh\n")
+        (top / "etc/group").write_text("root:x:0:\n")
+        self.root = Root(top)
+        shadow = Shadow(self.root, SystemClock())
+        self.survey, self.runner = Survey(self.root, shadow, disk), Runner(self.root, shadow, disk)
+        self.wish = wanted(
+            MachineConfig.from_json(
+                {
+                    "metadata": {"name": CURRENT.config},
+                    "spec": {"config": CONFIG, "kernelArguments": ["quiet"]},
+                }
+            )
+        )
+        apply(self.plan(), self.runner)
+        self.booted = Booted(("quiet",))
+        self.rings = 0
+        self.paths = PathWatch(self.root, self.ring)
+        self.paths.start()
+        self.disk, self.policy = disk, policy
+        self.start()
+        assert self.look() == Drifted()
+        # The kernel watches from the second look on.
+        self.rung()
+        assert self.look() == Drifted()
+
+    def start(self) -> None:
+        """Have an agent that knows of nothing yet."""
+        self.watch = DriftWatch(
+            DriftCheck(self.root, Units(Files(self.root)), self.disk),
+            self.paths,
+            lambda _: Asked.of(self.wish),
+            SystemClock(),
+            policy=self.policy,
+            full_every_s=3600.0,
+        )
+
+    def ring(self) -> None:
+        self.rings += 1
+
+    def rung(self) -> None:
+        wait_until(lambda: self.rings)
+        self.rings = 0
+
+    def plan(self) -> tuple:
+        old = self.survey.managed()
+        found = plan(old, self.wish, self.survey.see(old, self.wish), config=CURRENT.config)
+        return found.steps
+
+    def look(self) -> Drifted:
+        return self.watch.look(CURRENT, self.booted)
+
+    def heal(self) -> None:
+        drifts = self.look().healed
+        apply(healing(self.plan(), drifts), self.runner)
+        self.watch.healed(drifts)
+
+
+@pytest.fixture
+def policy() -> DriftPolicy:
+    return DriftPolicy()
+
+
+@pytest.fixture
+def site(tmp_path: Path, policy: DriftPolicy) -> Iterator[Site]:
+    site = Site(tmp_path, policy)
+    yield site
+    site.paths.stop()
+
+
+def drift(path: str, attribute: Attribute, wanted_: str, found: str) -> Drift:
+    return Drift(path, attribute, wanted_, found)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            lambda top: (top / "etc/motd").write_text("bye\n"),
+            ("/etc/motd", Attribute.CONTENTS, MOTD_DIGEST),
+        ),
+        (
+            lambda top: (top / "etc/motd").chmod(0o666),
+            ("/etc/motd", Attribute.MODE, "0644"),
+        ),
+        (
+            lambda top: (top / "etc/motd").unlink(),
+            ("/etc/motd", Attribute.KIND, Kind.FILE),
+        ),
+        (
+            lambda top: (top / "etc/deep").rename(top / "etc/gone"),
+            ("/etc/deep/er/file", Attribute.KIND, Kind.FILE),
+        ),
+        (
+            lambda top: (top / "etc/systemd/system/a.service").write_text("[Unit]\n"),
+            ("/etc/systemd/system/a.service", Attribute.CONTENTS, None),
+        ),
+        (
+            lambda top: (top / "etc/systemd/system/a.service.d/10-a.conf").unlink(),
+            ("/etc/systemd/system/a.service.d/10-a.conf", Attribute.KIND, Kind.FILE),
+        ),
+        (
+            lambda top: (top / "etc/systemd/system/multi-user.target.wants/a.service").unlink(),
+            ("a.service", Attribute.ENABLEMENT, "enabled"),
+        ),
+    ],
+    ids=["contents", "mode", "removed", "directory moved", "unit", "drop-in", "disabled"],
+)
+def test_whatever_is_touched_is_found_and_found_no_more_when_put_right(site, change, expected):
+    before = tree(site.top)
+    change(site.top)
+    site.rung()
+
+    found = site.look().blocking
+    subject, attribute, wanted_ = expected
+    assert [(each.subject, each.attribute) for each in found] == [(subject, attribute)]
+    assert wanted_ in (None, found[0].expected)
+
+    apply(healing(site.plan(), found), site.runner)
+    site.rung()
+    assert site.look() == Drifted()
+    assert tree(site.top).items() >= before.items()
+
+
+def test_touching_without_a_change_is_no_drift(site):
+    (site.top / "etc/motd").touch()
+    site.rung()
+
+    assert site.look() == Drifted()
+
+
+def test_dropin_that_nobody_knows_is_reported_until_it_is_gone(site):
+    path = "/etc/systemd/system/a.service.d/99-else.conf"
+    (site.top / path[1:]).write_text("[Unit]\n")
+    site.rung()
+    assert site.look() == Drifted(reported=(drift(path, Attribute.KIND, Kind.NOTHING, Kind.FILE),))
+
+    apply(healing(site.plan(), site.look().reported), site.runner)
+    site.rung()
+    assert site.look() == Drifted()
+
+
+def test_files_beside_those_of_the_config_ring_nobody(site):
+    (site.top / "etc/other").write_text("1")
+    (site.top / "etc/motd").chmod(0o666)
+    site.rung()
+
+    assert [each.subject for each in site.look().all] == ["/etc/motd"]
+
+
+def test_missing_kernel_argument_is_found_by_a_full_look(site):
+    site.booted = Booted()
+    # Another config, and then this one again.
+    site.watch.look(Target("rendered-worker-2"), site.booted)
+
+    assert site.look().blocking == (
+        drift("kernel command line", Attribute.ARGUMENTS, "quiet", "nothing"),
+    )
+
+
+def test_agent_that_starts_finds_what_drifted_before(site):
+    (site.top / "etc/motd").write_text("bye\n")
+
+    site.start()
+
+    (found,) = site.look().blocking
+    assert (found.subject, found.attribute) == ("/etc/motd", Attribute.CONTENTS)
+
+
+@pytest.mark.parametrize(
+    "policy", [DriftPolicy(paths=(("/etc/motd", Reaction.HEAL),), heals_per_hour=2)]
+)
+def test_two_writers_who_fight_are_reported_and_not_fed(site):
+    motd = site.top / "etc/motd"
+    for _ in range(2):
+        motd.write_text("bye\n")
+        site.rung()
+        wait_until(lambda: site.look().healed)
+        site.heal()
+        assert motd.read_text() == "hello\n"
+        site.rung()
+        wait_until(lambda: site.look() == Drifted())
+    motd.write_text("bye\n")
+    site.rung()
+
+    found = wait_until(lambda: site.look().blocking)
+    assert [each.subject for each in found] == ["/etc/motd"]
+    assert site.look().fought == {"/etc/motd"}
+
+
+def test_config_that_nobody_knows_has_no_drift(tmp_path):
+    class Silent:
+        def watch(self, paths, *, below) -> None:
+            assert tuple(paths) == tuple(below) == ()
+
+    check = DriftCheck(Root(tmp_path), Units(Files(Root(tmp_path))))
+    watch = DriftWatch(
+        check, Silent(), lambda _: None, SystemClock(), policy=DriftPolicy(), full_every_s=60.0
+    )
+
+    assert watch.look(CURRENT, Booted()) == Drifted(looked=False)
+
+
+def test_what_is_remembered_of_a_config_holds_no_contents():
+    secret = "canary-5d1f"
+    config = json.loads(json.dumps(CONFIG).replace("hello", secret).replace("/bin/true", secret))
+    asked = Asked.of(wanted(MachineConfig.from_json({"spec": {"config": config}})))
+
+    assert secret not in repr(asked) + str([each.contents for each in asked.entries.values()])
+    assert all(unit.contents in ("", "x") for unit in asked.units.units.values())
+
+
+class Labels:
+    """A policy that has one label for all of /etc."""
+
+    label = "system_u:object_r:etc_t:s0"
+
+    def fitting(self, place: str, status: os.stat_result, present: bytes) -> bytes:
+        return f"{self.label}\0".encode() if "/etc/" in place else present
+
+    def rest(self) -> None:
+        pass
+
+
+@pytest.fixture
+def labelled(tmp_path: Path, policy: DriftPolicy) -> Iterator[Site]:
+    try:
+        os.setxattr(tmp_path, LABEL, b"etc_t")
+    except OSError as error:
+        pytest.skip(f"no labels here: {error}")
+    site = Site(tmp_path, policy, Disk(Labels()))
+    yield site
+    site.paths.stop()
+
+
+@pytest.mark.parametrize(
+    ("policy", "reaction"),
+    [
+        (DriftPolicy(), "reported"),
+        (DriftPolicy(default=Reaction.HEAL), "healed"),
+        (DriftPolicy(paths=(("/etc/*", Reaction.BLOCK),)), "blocking"),
+    ],
+)
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/motd", "/etc/systemd/system/a.service", "/etc/systemd/system/a.service.d/10-a.conf"],
+)
+def test_label_that_the_policy_would_change_is_drift_until_it_is_made_right(
+    labelled, path, reaction
+):
+    place = labelled.top / path[1:]
+    before = tree(labelled.top), place.stat().st_mode
+    os.setxattr(place, LABEL, b"system_u:object_r:wrong_t:s0\0")
+    labelled.rung()
+
+    found = labelled.look()
+    expected = drift(path, Attribute.LABEL, Labels.label, "system_u:object_r:wrong_t:s0")
+    assert (found.all, getattr(found, reaction)) == ((expected,), (expected,))
+
+    steps = healing(labelled.plan(), found.all)
+    assert [type(step) for step in steps] == [Relabel]
+    apply(steps, labelled.runner)
+    labelled.rung()
+    assert labelled.look() == Drifted()
+    assert os.getxattr(place, LABEL) == f"{Labels.label}\0".encode()
+    assert (tree(labelled.top), place.stat().st_mode) == before
+
+
+def tree(top: Path) -> dict[str, bytes | str]:
+    """What stands below, but for the agent's own state."""
+    return {
+        str(path.relative_to(top)): str(path.readlink()) if path.is_symlink() else path.read_bytes()
+        for path in top.rglob("*")
+        if (path.is_symlink() or path.is_file()) and "var/lib/treenail" not in str(path)
+    }

@@ -1,0 +1,106 @@
+"""Nodes that the Machine Config Daemon has run, or whose machines were made for it."""
+
+import json
+
+import pytest
+
+from tests.api.configs import ignition, with_files
+from tests.daemon.machines import ROOT, TOP
+from tests.daemon.nodes import Node, assert_at_rest, world_at
+from tests.fakes.disk import Entry, MemoryDisk
+from tests.fakes.world import World
+from treenail.api import annotations as key
+from treenail.api.machineconfig import MachineConfig
+from treenail.api.meta import ObjectMeta
+from treenail.daemon.configuration.mcd_state import Predecessor
+from treenail.host.filesystem.files import Files
+from treenail.update.record import Target
+
+STATE = "/etc/machine-config-daemon"
+IMAGE = "registry.example.com/os/node@sha256:" + "a" * 64
+
+
+def config(name: str, **files: str) -> MachineConfig:
+    entries = [
+        {"path": f"/etc/{file}", "contents": {"source": f"data:,{text}"}}
+        for file, text in files.items()
+    ]
+    document = with_files(*entries) if entries else ignition()
+    return MachineConfig(ObjectMeta(name=name), config=document)
+
+
+OLD = config("rendered-worker-a", motd="ours", extra="x")
+NEW = config("rendered-worker-b")
+
+
+def left(world: World, **texts: str) -> World:
+    """With these files of the daemon's, and those of its config, on the machine."""
+    tree = dict(world.disk.tree())
+    folders = (STATE, f"{STATE}/orig", f"{STATE}/orig/etc")
+    tree |= {TOP + path: Entry("directory", 0o755, b"") for path in folders}
+    found = {f"{STATE}/{name}": text for name, text in texts.items()}
+    found |= {
+        "/etc/motd": "ours",
+        "/etc/extra": "x",
+        f"{STATE}/orig/etc/motd.mcdorig": "the vendor's",
+    }
+    tree |= {TOP + path: Entry("file", 0o644, text.encode()) for path, text in found.items()}
+    world.disk.replace_by(tree)
+    return world
+
+
+def test_node_of_the_daemon_is_taken_over_as_it_is_and_lets_go_of_what_it_had() -> None:
+    world = left(world_at(Target(OLD.name), OLD, NEW), currentconfig=json.dumps(OLD.to_json()))
+    world.annotations |= {key.CURRENT_CONFIG: OLD.name, key.STATE: "Done"}
+    before = {path: entry for path, entry in world.disk.tree().items() if "/var" not in path}
+    node = Node(world)
+    node.settle()
+    assert_at_rest(world, Target(OLD.name))
+    assert before.items() <= world.disk.tree().items()
+    world.ask_for(Target(NEW.name))
+    node.settle()
+    assert_at_rest(world, Target(NEW.name))
+    assert world.file("/etc/motd") == b"the vendor's"
+    assert world.file("/etc/extra") is None
+
+
+def test_machine_that_boots_for_the_first_time_introduces_its_node() -> None:
+    notes = {key.CURRENT_CONFIG: OLD.name, key.DESIRED_CONFIG: OLD.name, key.STATE: "Done"}
+    first_boot = {"node-annotations.json": json.dumps(notes)}
+    world = left(world_at(Target(OLD.name), OLD, NEW), **first_boot)
+    world.annotations.clear()
+    node = Node(world)
+    world.api_up = False
+    node.turn()
+    world.api_up = True
+    node.settle()
+    assert_at_rest(world, Target(OLD.name))
+    assert notes.items() <= world.annotations.items()
+    world.ask_for(Target(NEW.name))
+    node.settle()
+    assert_at_rest(world, Target(NEW.name))
+    assert world.file("/etc/extra") is None, "it came with the config and goes with it"
+
+
+def test_node_that_lost_its_annotations_is_told_what_its_machine_has() -> None:
+    world = left(
+        world_at(Target(OLD.name), OLD),
+        currentconfig=json.dumps(OLD.to_json()),
+        currentimage=f"{IMAGE}\n",
+    )
+    world.annotations.clear()
+    node = Node(world)
+    node.settle()
+    assert world.annotations == {key.CURRENT_CONFIG: OLD.name, key.CURRENT_IMAGE: IMAGE}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', "[" * 5000, "{"])
+def test_what_can_not_be_read_introduces_nobody(text: str) -> None:
+    disk: MemoryDisk = left(world_at(Target()), **{"node-annotations.json": text}).disk
+    assert Predecessor(Files(ROOT, disk)).introduction() == {}
+
+
+def test_only_what_is_the_daemons_is_introduced() -> None:
+    notes = {key.DESIRED_CONFIG: "a", "example.com/other": "b"}
+    disk = left(world_at(Target()), **{"node-annotations.json": json.dumps(notes)}).disk
+    assert Predecessor(Files(ROOT, disk)).introduction() == {key.DESIRED_CONFIG: "a"}

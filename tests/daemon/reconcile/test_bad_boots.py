@@ -1,0 +1,536 @@
+"""Boots that are no good: the node goes back to the deployment and the config it had, as one.
+
+The daemon's real loop on a model of a machine, as in the walks; what is bad is an image, a config,
+the API server, the disk, or the agent itself.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.daemon.configuration import test_config_walks as configs
+from tests.daemon.configuration.test_config_walks import APP, NEXT, STOCK, Chaos, config
+from tests.daemon.machines import planned
+from tests.daemon.nodes import Node, NodeOf, Process, assert_at_rest
+from tests.daemon.reconcile import test_walks as walks
+from tests.fakes.world import PLATFORM, FakeHealth, Killed, PowerCut, World
+from tests.update.build import A, B, C
+from treenail.api import annotations as key
+from treenail.config.wanted import wanted
+from treenail.errors import BusyError
+from treenail.update.record import Target
+from treenail.update.request import Kind, Request
+from treenail.update.steps import Remember
+from treenail.update.work import in_image_mode
+
+WALKS = int(os.environ.get("TREENAIL_WALKS", "100"))
+
+Bad = Callable[[World], bool]
+
+
+def booted_b(world: World) -> bool:
+    return world.booted == B.digest
+
+
+def has_next(world: World) -> bool:
+    return world.file(APP) == b"next"
+
+
+def started(target: Target = A) -> Node:
+    node = Node(configs.world_at(target))
+    node.settle()
+    node.world.returns = 0
+    return node
+
+
+def move(node: Node, target: Target) -> None:
+    """Ask for the target, and see it through to whatever end."""
+    node.world.ask_for(target)
+    for _ in range(3):
+        node.settle()
+
+
+def assert_has(world: World, target: Target) -> None:
+    """The machine is all of the target and nothing of another, and in service."""
+    assert world.violations == []
+    wish = wanted(world.configs[target.config])
+    if target.image:
+        wish = in_image_mode(wish)
+    image = target.image or wish.os.image
+    assert world.booted == image.partition("@")[2]
+    assert world.system.arguments[len(PLATFORM) :] == wish.os.kernel_arguments
+    steps = planned(world.disk, wish, target.config).steps
+    assert [str(step) for step in steps if not isinstance(step, Remember)] == []
+    assert not world.unschedulable
+    assert not world.staged
+
+
+def assert_came_back(world: World, target: Target, refused: Target, check: str) -> None:
+    """The node is at its former target, says which check failed, and leaves the other alone."""
+    assert_has(world, target)
+    ledger = json.loads(world.ledger or "")
+    assert ledger["current"] == {"config": target.config, "image": target.image}
+    assert ledger["update"] is None
+    assert ledger["refused"]["target"] == {"config": refused.config, "image": refused.image}
+    assert ledger["refused"]["check"] == check
+    notes = world.annotations
+    assert (notes[key.STATE], notes[key.CURRENT_CONFIG]) == ("Degraded", target.config)
+    assert refused.config in notes[key.REASON]
+    assert "forgive" in notes[key.REASON]
+
+
+def test_a_bad_image_sends_the_node_back_once_and_is_not_tried_again() -> None:
+    node = started()
+    node.world.sick = booted_b
+    move(node, B)
+    assert_came_back(node.world, A, B, "Kubelet")
+    assert "kubelet.service is failed" in node.world.annotations[key.REASON]
+    boots = node.world.boots
+    node.settle()
+    assert (node.world.boots, node.world.returns) == (boots, 1)
+
+
+def test_a_bad_config_goes_back_together_with_its_image() -> None:
+    node = started(B)
+    before = node.world.file(APP)
+    node.world.sick = has_next
+    move(node, NEXT)
+    assert_came_back(node.world, B, NEXT, "Kubelet")
+    assert node.world.file(APP) == before
+
+
+def test_a_bad_config_without_an_image_of_its_own_goes_back_by_its_files() -> None:
+    other = config("other", {"/etc/other.conf": "x", APP: "stock"}, image=C.image)
+    node = started(STOCK)
+    node.world.configs["other"] = other
+    node.world.sick = lambda world: world.file("/etc/other.conf") == b"x"
+    boots = node.world.boots
+    move(node, Target("other"))
+    assert_came_back(node.world, STOCK, Target("other"), "Kubelet")
+    assert (node.world.boots - boots, node.world.returns) == (2, 0)
+
+
+@pytest.mark.parametrize("never_boots", [False, True])
+def test_the_former_system_is_ready_only_with_its_former_files(*, never_boots: bool) -> None:
+    node = started(STOCK)
+    world = node.world
+    world.configs["bad"] = config("bad", {APP: "next"}, image=B.image)
+    if never_boots:
+        world.dead = frozenset({B.digest})
+    world.sick = has_next
+    former = world.booted
+    in_boot = world.boots
+    world.ask_for(Target("bad"))
+    while world.boots == in_boot or world.booted != former:
+        world.drain_controller()
+        node.turn()
+    assert world.file(APP) == b"next", "the shutdown left it in the former /etc"
+    node.process = Process(world, node.clock)
+    node.process.loop.finish_boot()
+    assert world.file(APP) == b"stock"
+    for _ in range(3):
+        node.settle()
+    check = "Boot" if never_boots else "Kubelet"
+    assert_came_back(world, STOCK, Target("bad"), check)
+
+
+def test_a_kernel_that_never_boots_is_set_aside_without_another_reboot() -> None:
+    node = started()
+    node.world.dead = frozenset({B.digest})
+    boots = node.world.boots
+    move(node, B)
+    assert_came_back(node.world, A, B, "Boot")
+    assert node.world.boots == boots + 1
+    assert node.world.previous is None, "the bad deployment would be booted next"
+
+
+@pytest.mark.parametrize("steps", range(12))
+def test_a_kernel_that_never_boots_is_set_aside_whenever_the_agent_is_killed(steps: int) -> None:
+    node = started()
+    world = node.world
+    world.dead = frozenset({B.digest})
+    world.ask_for(B)
+    while world.previous is None or world.previous.digest != B.digest:
+        world.drain_controller()
+        node.turn()
+    left = iter(range(steps))
+
+    def fate(_step: str) -> None:
+        if next(left, None) is None:
+            world.fate = lambda _: None
+            raise Killed
+
+    world.fate = fate
+    node.settle()
+    assert_came_back(world, A, B, "Boot")
+    assert world.previous is None, "the bad deployment would be booted next"
+
+
+def test_a_person_who_chose_the_earlier_system_is_not_overruled() -> None:
+    node = started()
+    world = node.world
+    world.sick = booted_b
+    world.ask_for(B)
+    while not booted_b(world):
+        world.drain_controller()
+        node.turn()
+    node.turn()
+    node.process = None
+    world.rolled_back = True
+    world.reboot()
+    for _ in range(2):
+        node.settle()
+    assert_came_back(world, A, B, "Boot")
+
+
+def test_a_node_that_takes_most_of_its_deadline_stays() -> None:
+    node = started()
+    world, clock = node.world, node.clock
+    began: list[float] = []
+
+    def slow(of: World) -> bool:
+        if booted_b(of) and not began:
+            began.append(clock.monotonic())
+        return bool(began) and clock.monotonic() - began[0] < 0.8 * FakeHealth.DEADLINE_S
+
+    world.sick = slow
+    move(node, B)
+    assert_at_rest(world, B)
+    assert world.returns == 0
+
+
+def test_a_refused_target_is_tried_again_after_another_one() -> None:
+    node = started()
+    node.world.sick = booted_b
+    move(node, B)
+    node.world.sick = lambda _: False
+    move(node, A)
+    assert_at_rest(node.world, A)
+    move(node, B)
+    assert_at_rest(node.world, B)
+
+
+def test_a_refused_target_is_tried_again_when_somebody_forgives_it() -> None:
+    node = started()
+    node.world.sick = booted_b
+    move(node, B)
+    node.world.sick = lambda _: False
+    node.world.request = Request(Kind.FORGIVE)
+    node.settle()
+    assert_at_rest(node.world, B)
+
+
+def in_trial_of(node: Node, target: Target) -> None:
+    node.world.ask_for(target)
+    while node.world.booted != target.digest:
+        node.world.drain_controller()
+        node.turn()
+
+
+def test_an_api_server_that_is_lost_with_the_boot_sends_the_node_back_but_only_once() -> None:
+    node = started()
+    world = node.world
+    for booted in (A, B):
+        in_trial_of(node, B)
+        world.api_up = False
+        node.settle()
+        assert (world.booted, world.returns) == (booted.digest, 1)
+        world.api_up = True
+        node.settle()
+        world.request = Request(Kind.FORGIVE)
+    assert_at_rest(world, B)
+
+
+def test_whom_the_api_server_sent_back_is_known_from_the_first_write_of_it() -> None:
+    node = started()
+    world = node.world
+
+    def fate(step: str) -> None:
+        ledger = json.loads(world.ledger or "")
+        if step == "ledger written" and ledger["update"]["phase"] == "returning":
+            world.fate = lambda _: None
+            raise Killed
+
+    in_trial_of(node, B)
+    world.api_up, world.fate = False, fate
+    node.settle()
+    ledger = json.loads(world.ledger or "")
+    assert (world.booted, ledger["blamed"]) == (A.digest, {"config": B.config, "image": B.image})
+
+
+def test_an_api_server_that_was_away_before_the_reboot_sends_nobody_back() -> None:
+    node = started()
+    world = node.world
+    world.ask_for(B)
+    while world.in_service:
+        node.turn()
+        world.drain_controller()
+    node.turn()
+    world.api_up = False
+    node.settle()
+    assert (world.booted, world.returns) == (B.digest, 0)
+    world.api_up = True
+    node.settle()
+    assert_at_rest(world, B)
+
+
+def test_an_api_server_that_was_seen_in_the_new_boot_sends_nobody_back() -> None:
+    node = started()
+    world = node.world
+    slow = iter([True] * 3)
+    world.sick = lambda of: booted_b(of) and next(slow, False)
+    in_trial_of(node, B)
+    node.turn()
+    node.turn()
+    world.api_up = False
+    node.settle()
+    world.api_up = True
+    node.settle()
+    assert_at_rest(world, B)
+    assert world.returns == 0
+
+
+def test_going_back_needs_no_api_server() -> None:
+    node = started()
+    world = node.world
+    world.sick = booted_b
+    in_trial_of(node, B)
+    world.api_up = False
+    node.settle()
+    assert (world.booted, world.returns) == (A.digest, 1)
+    world.api_up = True
+    node.settle()
+    assert_came_back(world, A, B, "Kubelet")
+
+
+def test_a_disk_that_is_full_sends_the_node_back_without_a_ledger() -> None:
+    node = started()
+    node.world.full = booted_b
+    move(node, B)
+    assert_came_back(node.world, A, B, "Boot")
+    assert node.world.returns == 1
+
+
+def test_an_agent_that_crashes_at_each_start_sends_the_node_back() -> None:
+    node = started()
+    node.world.crashes = booted_b
+    move(node, B)
+    assert_came_back(node.world, A, B, "Agent")
+    assert "was started 6 times" in node.world.annotations[key.REASON]
+
+
+FILES_ALONE = config("files", {"/etc/other.conf": "x", APP: "stock"}, image=C.image)
+AGENT_WAYS = [(A, B), (STOCK, Target("files"))]
+
+
+def crashing(origin: Target, target: Target) -> Node:
+    """A node in its first boot into the target, where the agent crashes at each start."""
+    node = started(origin)
+    world, boots = node.world, node.world.boots
+    world.configs[FILES_ALONE.name] = FILES_ALONE
+    world.ask_for(target)
+    while world.boots == boots:
+        world.drain_controller()
+        node.turn()
+    world.crashes = lambda of: booted_b(of) or of.file("/etc/other.conf") is not None
+    return node
+
+
+def strike(world: World, misfortune: type[BaseException], *, after: int) -> Iterator[int]:
+    """Have one misfortune come after so many effects; what is left of them until then."""
+    left = iter(range(after))
+
+    def fate(_step: str) -> None:
+        if next(left, None) is None:
+            world.fate = lambda _: None
+            raise misfortune
+
+    world.fate = fate
+    return left
+
+
+@pytest.mark.parametrize(("origin", "target"), AGENT_WAYS)
+@pytest.mark.parametrize("misfortune", [Killed, PowerCut])
+def test_an_agent_that_crashes_goes_back_whatever_effect_of_that_is_interrupted(
+    misfortune: type[BaseException], origin: Target, target: Target
+) -> None:
+    for index in range(100):
+        node = crashing(origin, target)
+        world = node.world
+        left = strike(world, misfortune, after=index)
+        move(node, target)
+        assert_came_back(world, origin, target, "Agent")
+        if next(left, None) is not None:
+            assert index > 20
+            return
+    pytest.fail("it never ends")
+
+
+def test_an_agent_that_crashes_goes_back_once_nobody_elses_transaction_is_in_the_way() -> None:
+    node = crashing(A, B)
+    world = node.world
+    busy = iter([True] * 3)
+
+    def fate(step: str) -> None:
+        if step == "roll back" and next(busy, False):
+            raise BusyError("rpm-ostreed is busy with RefreshMd")
+
+    world.fate = fate
+    move(node, B)
+    assert_came_back(world, A, B, "Agent")
+    assert next(busy, False) is False
+
+
+def test_an_agent_that_crashes_in_the_former_system_too_does_not_reboot_it() -> None:
+    for origin, target in AGENT_WAYS:
+        node = crashing(origin, target)
+        world = node.world
+        world.crashes = lambda _: True
+        node.settle()
+        boots, digest = world.boots, world.booted
+        node.settle()
+        assert (world.boots, world.booted) == (boots, digest)
+        world.crashes = lambda _: False
+        for _ in range(2):
+            node.settle()
+        assert_came_back(world, origin, target, "Agent")
+
+
+def test_boots_that_end_before_a_verdict_send_the_node_back() -> None:
+    node = started()
+    world = node.world
+    in_trial_of(node, B)
+    for _ in range(4):
+        if booted_b(world):
+            node.turn()
+            node.process = None
+            world.power_cut()
+    node.settle()
+    assert_came_back(world, A, B, "Agent")
+    assert "was booted 4 times" in world.annotations[key.REASON]
+
+
+def test_a_power_cut_before_the_reboot_into_the_former_image_is_no_failed_boot(
+    node_of: NodeOf,
+) -> None:
+    world = walks.world_at(A)
+    node = node_of(world)
+    node.settle()
+    move(node, B)
+    world.ask_for(A)
+    while world.staging is None or world.locked:
+        world.drain_controller()
+        if node.process is not None:
+            node.process.cluster.see()
+            world.fate = lambda step: cut(step, world)
+        node.turn()
+        if world.booted == B.digest and world.boots > 2:
+            break
+    world.fate = lambda _: None
+    move(node, A)
+    assert_at_rest(world, A)
+
+
+def cut(step: str, world: World) -> None:
+    """Take the power as soon as the next boot is to be into what is staged."""
+    if world.staging is not None and not world.locked and step in ("reboot", "unlocked"):
+        world.fate = lambda _: None
+        raise PowerCut
+
+
+@pytest.mark.parametrize("unit_steps", [1, 4])
+@pytest.mark.parametrize("misfortune", [Killed, PowerCut])
+def test_the_way_back_survives_an_interruption_at_any_effect(
+    node_of: NodeOf, misfortune: type[BaseException], unit_steps: int
+) -> None:
+    for index in range(100):
+        world = walks.world_at(A)
+        world.unit_steps = unit_steps
+        node = node_of(world)
+        node.settle()
+        world.sick = booted_b
+        in_trial_of(node, B)
+        left = strike(world, misfortune, after=index)
+        boots = world.boots
+        move(node, B)
+        assert_came_back(world, A, B, "Kubelet")
+        assert world.returns == 1
+        assert world.boots <= boots + (2 if misfortune is PowerCut else 1)
+        if next(left, None) is not None:
+            assert index > 10
+            return
+    pytest.fail("it never ends")
+
+
+@pytest.mark.limit(300.0)
+@pytest.mark.parametrize("start", range(0, WALKS, 50))
+def test_every_walk_of_images_ends_with_one_pair(start: int, node_of: NodeOf) -> None:
+    for seed in range(start, min(start + 50, WALKS)):
+        world = walks.world_at(A)
+        node = node_of(world)
+        node.settle()
+        world.sick = booted_b
+        chaos = walks.Chaos(node, seed)
+        world.fate, world.meanwhile = chaos.fate, chaos.meanwhile
+        try:
+            for _ in range(80):
+                chaos.step()
+                node.turn()
+            world.fate, world.meanwhile = (lambda _: None), (lambda: None)
+            world.api_up, world.loses_answers = True, 0
+            for _ in range(3):
+                node.settle()
+            ledger = json.loads(world.ledger or "")
+            assert ledger["update"] is None
+            if ledger["refused"] is None:
+                assert_at_rest(world, chaos.target)
+            current = Target(ledger["current"]["config"], ledger["current"]["image"])
+            assert_has(world, current)
+        except AssertionError as error:
+            raise AssertionError(
+                f"seed {seed}: {error}\n{world.annotations}\n{world.ledger}"
+            ) from error
+
+
+BAD: list[tuple[str, Bad]] = [
+    ("image", booted_b),
+    ("config", has_next),
+    ("both", lambda world: booted_b(world) or has_next(world)),
+]
+
+
+@pytest.mark.parametrize(("what", "bad"), BAD)
+@pytest.mark.limit(300.0)
+@pytest.mark.parametrize("start", range(0, WALKS, 50))
+def test_every_walk_ends_with_one_pair_whatever_is_bad(what: str, bad: Bad, start: int) -> None:
+    for seed in range(start, min(start + 50, WALKS)):
+        world = configs.world_at(STOCK)
+        node = Node(world)
+        world.sick = bad
+        chaos = Chaos(node, seed)
+        chaos.target = STOCK
+        world.fate, world.meanwhile = chaos.fate, chaos.meanwhile
+        try:
+            for _ in range(80):
+                chaos.step()
+                node.turn()
+            world.fate, world.meanwhile = (lambda _: None), (lambda: None)
+            world.disk.calls_left = None
+            world.api_up, world.loses_answers = True, 0
+            for _ in range(3):
+                node.settle()
+            ledger = json.loads(world.ledger or "")
+            assert ledger["update"] is None
+            if ledger["refused"] is None:
+                assert_at_rest(world, chaos.target)
+            current = Target(ledger["current"]["config"], ledger["current"]["image"])
+            assert_has(world, current)
+            returns = world.returns
+            node.settle()
+            assert world.returns == returns, "back twice"
+        except AssertionError as error:
+            raise AssertionError(
+                f"seed {seed}: {error}\n{world.annotations}\n{world.ledger}"
+            ) from error

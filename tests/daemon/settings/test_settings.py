@@ -1,0 +1,270 @@
+import logging
+from pathlib import Path
+
+import pytest
+
+from treenail.daemon.settings.settings import (
+    Backend,
+    Drain,
+    DriftSettings,
+    FirstBoot,
+    Given,
+    ImageFiles,
+    Limits,
+    Preflight,
+    Reboots,
+    Settings,
+    Trial,
+    load,
+    merged,
+    parse,
+)
+from treenail.errors import UsageError
+from treenail.update.drifting import Reaction
+from treenail.update.preflight import Reason
+
+DEFAULTS = Settings(
+    kubeconfig="/var/lib/kubelet/kubeconfig",
+    node_name="worker-1.example.com",
+    root="/",
+    pull_secret="/var/lib/kubelet/config.json",
+    internal_pull_secret="/etc/mco/internal-registry-pull-secret.json",
+    drain=Drain.ASK,
+    image_files=ImageFiles.BAKED,
+    backend=Backend.AUTO,
+    reboot=Reboots.FULL,
+    log_level=logging.INFO,
+    limits=Limits(
+        stage_s=3600,
+        stall_s=600,
+        drain_s=3600,
+        call_s=30,
+        retry_first_s=5,
+        retry_most_s=300,
+        look_s=60,
+    ),
+)
+EVERYTHING = b"""
+kubeconfig = "/etc/kubeconfig"
+node_name = "other"
+root = "/rootfs"
+pull_secret = "/etc/pull.json"
+internal_pull_secret = "/etc/internal.json"
+drain = "never"
+image_files = "write"
+backend = "bootc"
+reboot = "auto"
+log_level = "debug"
+
+[limits]
+stage_s = 7200
+stall_s = 1
+drain_s = 60
+call_s = 0.5
+retry_first_s = 2
+retry_most_s = 86400
+look_s = 10
+
+[health]
+deadline_s = 300
+settle_s = 0.1
+check_s = 5
+again_s = 1
+
+[preflight]
+registry_s = 20
+only_warn = ["OtherUpdateDriver", "NoSpaceOnBoot"]
+
+[drift]
+default = "report"
+heals_per_hour = 5
+full_every_s = 60
+
+[drift.paths]
+"/etc/motd" = "heal"
+"/etc/systemd/system/*" = "block"
+"""
+IMAGE = "registry.example.com/os/node@sha256:" + "a" * 64
+EVERYTHING += f"""
+[firstboot]
+image = "{IMAGE}"
+""".encode()
+
+
+def test_without_a_word_the_defaults_hold():
+    assert merged(Given(), Given(), host_name="Worker-1.Example.COM") == DEFAULTS
+
+
+def test_a_file_says_everything():
+    assert merged(parse(EVERYTHING, where="f"), Given(), host_name="worker-1") == Settings(
+        kubeconfig="/etc/kubeconfig",
+        node_name="other",
+        root="/rootfs",
+        pull_secret="/etc/pull.json",
+        internal_pull_secret="/etc/internal.json",
+        drain=Drain.NEVER,
+        image_files=ImageFiles.WRITE,
+        backend=Backend.BOOTC,
+        reboot=Reboots.AUTO,
+        log_level=logging.DEBUG,
+        limits=Limits(
+            stage_s=7200,
+            stall_s=1,
+            drain_s=60,
+            call_s=0.5,
+            retry_first_s=2,
+            retry_most_s=86400,
+            look_s=10,
+        ),
+        health=Trial(deadline_s=300, settle_s=0.1, check_s=5, again_s=1),
+        preflight=Preflight(
+            registry_s=20,
+            only_warn=frozenset({Reason.OTHER_UPDATE_DRIVER, Reason.NO_SPACE_ON_BOOT}),
+        ),
+        firstboot=FirstBoot(IMAGE),
+        drift=DriftSettings(
+            default=Reaction.REPORT,
+            paths=(("/etc/motd", Reaction.HEAL), ("/etc/systemd/system/*", Reaction.BLOCK)),
+            heals_per_hour=5,
+            full_every_s=60,
+        ),
+    )
+
+
+def test_an_empty_file_says_nothing():
+    assert parse(b"# nothing\n", where="f") == Given()
+
+
+def test_the_command_line_is_stronger_than_the_file():
+    arguments = Given(node_name="mine", root="/mnt", log_level=logging.WARNING)
+    settings = merged(parse(EVERYTHING, where="f"), arguments, host_name="worker-1")
+    assert (settings.node_name, settings.root, settings.log_level, settings.kubeconfig) == (
+        "mine",
+        "/mnt",
+        logging.WARNING,
+        "/etc/kubeconfig",
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('nodename = "x"', "f: there is no setting nodename"),
+        ("[limits]\nstages = 1", "f: there is no setting limits.stages"),
+        ("[limit]", "f: there is no setting limit"),
+        ("kubeconfig = 1", "f: kubeconfig is 1; allowed is a string"),
+        ("root = ['/']", "f: root is ['/']; allowed is a string"),
+        ('drain = "later"', """f: drain is 'later'; allowed is "ask" or "never\""""),
+        (
+            '[drift]\ndefault = "mend"',
+            """f: drift.default is 'mend'; allowed is "report" or "heal" or "block\"""",
+        ),
+        (
+            '[drift.paths]\n"/etc/*" = true',
+            """f: drift.paths./etc/* is True; allowed is "report" or "heal" or "block\"""",
+        ),
+        (
+            "[drift]\nheals_per_hour = -1",
+            "f: drift.heals_per_hour is -1; allowed is a number from 0 to 1000",
+        ),
+        ("drain = false", """f: drain is False; allowed is "ask" or "never\""""),
+        (
+            'log_level = "loud"',
+            """f: log_level is 'loud'; allowed is "debug" or "info" or "warning" or "error\"""",
+        ),
+        (
+            "[limits]\nretry_first_s = 9\nretry_most_s = 8",
+            "f: limits.retry_first_s is 9.0; allowed is at most retry_most_s, 8",
+        ),
+        ("limits = 3", "f: limits is 3; allowed is a table"),
+        *(
+            (
+                f"[limits]\nstage_s = {value}",
+                f"f: limits.stage_s is {found}; allowed is a number of seconds from 0.1 to 86400",
+            )
+            for value, found in [
+                ("0", "0"),
+                ("-1", "-1"),
+                ("1e9", "1000000000.0"),
+                ("true", "True"),
+                ('"soon"', "'soon'"),
+                ("nan", "nan"),
+                ("inf", "inf"),
+            ]
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_is_allowed(content, message):
+    with pytest.raises(UsageError) as refused:
+        parse(content.encode(), where="f")
+    assert str(refused.value) == message
+
+
+def test_an_unknown_key_is_answered_with_the_known_ones():
+    with pytest.raises(UsageError) as refused:
+        parse(b"[limits]\nfoo = 1", where="f")
+    assert refused.value.remedy == (
+        "remove it, or write one of stage_s, stall_s, drain_s, call_s, "
+        "retry_first_s, retry_most_s, look_s"
+    )
+
+
+@pytest.mark.parametrize("content", [b"drain =", b"\xff", b"a = 1\na = 2", b"a = " + b"[" * 9999])
+def test_what_is_no_toml_is_refused(content):
+    with pytest.raises(UsageError, match=r"^f is not TOML: "):
+        parse(content, where="f")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (Given(kubeconfig="x"), "kubeconfig is 'x'; allowed is an absolute path"),
+        (Given(root=""), "root is ''; allowed is an absolute path"),
+        (Given(pull_secret="/a\0"), r"pull_secret is '/a\x00'; allowed is an absolute path"),
+        (
+            Given(node_name="Worker_1"),
+            (
+                "node_name is 'Worker_1'; allowed is the name of a Node: "
+                "lower-case letters, digits, - and ."
+            ),
+        ),
+    ],
+)
+def test_a_value_that_can_not_be_is_refused_wherever_it_comes_from(given, message):
+    for file, arguments in ((given, Given()), (Given(), given)):
+        with pytest.raises(UsageError) as refused:
+            merged(file, arguments, host_name="worker-1")
+        assert str(refused.value) == message
+
+
+def test_the_file_is_read_and_may_be_missing_unless_it_was_asked_for(tmp_path: Path):
+    path = tmp_path / "agent.toml"
+    name = "worker-1.example.com"
+    assert load(path, Given(), host_name=name, required=False) == DEFAULTS
+    with pytest.raises(UsageError, match=r"there is no .*/agent.toml"):
+        load(path, Given(), host_name=name, required=True)
+    path.write_bytes(EVERYTHING)
+    assert load(path, Given(), host_name=name, required=True) == merged(
+        parse(EVERYTHING, where="f"), Given(), host_name=name
+    )
+    path.write_text("x")
+    with pytest.raises(UsageError, match=r"agent.toml is not TOML"):
+        load(path, Given(), host_name=name, required=False)
+    with pytest.raises(UsageError, match=r"can't read .*: Is a directory"):
+        load(tmp_path, Given(), host_name=name, required=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[health]\ndeadline_s = 0", "f: health.deadline_s is 0; allowed is a number of seconds"),
+        ("[health]\ntries = 1", "f: there is no setting health.tries"),
+        ("[preflight]\nonly_warn = 'NoSpaceOnBoot'", "allowed is a list of strings"),
+        ("[preflight]\nonly_warn = ['Everything']", "f: preflight.only_warn is 'Everything'"),
+        ("[firstboot]\nimage = 'os/node:latest'", "f: firstboot.image is 'os/node:latest', but"),
+    ],
+)
+def test_what_is_wrong_in_a_table_is_named_too(content, message):
+    with pytest.raises(UsageError) as refused:
+        parse(content.encode(), where="f")
+    assert message in str(refused.value)
