@@ -16,7 +16,7 @@ from treenail.cli.main import main
 from treenail.errors import FileError
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update.record import Outcome, Past, Record, Refused, Target, to_json
+from treenail.update.state.record import Outcome, Past, Record, Refused, Target, to_json
 
 CANARY = "Canary7Zq"
 NOW = 1_700_000_000.0

@@ -11,7 +11,7 @@ from tests.cli.test_once import entry, written
 from treenail.cli.main import main
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update.record import Record, Target, to_json
+from treenail.update.state.record import Record, Target, to_json
 
 CURRENT = Record(Target("rendered-a"))
 CANARY = "Canary7Zq"

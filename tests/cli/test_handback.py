@@ -15,7 +15,7 @@ from treenail.cli.main import main
 from treenail.config.wanted import Wanted, wanted
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update.record import Phase, Record, Target, Update, from_json, to_json
+from treenail.update.state.record import Phase, Record, Target, Update, from_json, to_json
 
 NAME = "rendered-worker-a"
 STATE = "etc/machine-config-daemon"

@@ -9,7 +9,7 @@ from treenail.cli.main import main
 from treenail.cli.terminal import duration
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update.record import Outcome, Past, Phase, Record, Refused, Target, to_json
+from treenail.update.state.record import Outcome, Past, Phase, Record, Refused, Target, to_json
 
 REASON = "file /etc/a changed (no policy for this path), from MachineConfig 99-a"
 DONE = Past(

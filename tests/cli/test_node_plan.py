@@ -12,7 +12,7 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.cli.main import main
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update.record import Phase, Record, Refused, Target, Update, to_json
+from treenail.update.state.record import Phase, Record, Refused, Target, Update, to_json
 
 OLD, NEW = Target("rendered-a"), Target("rendered-b")
 UPDATE = Update("1" * 32, NEW, OLD, Phase.DRAINING, "boot", 1.0, 1.0)

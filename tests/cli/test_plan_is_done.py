@@ -17,7 +17,7 @@ from treenail.api.meta import ObjectMeta
 from treenail.cli.main import main
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update.record import Phase, Record, Target, Update, to_json
+from treenail.update.state.record import Phase, Record, Target, Update, to_json
 
 OLD, NEW = Target("old"), Target("new")
 UPDATE = Update("1" * 32, NEW, OLD, Phase.STAGING, "boot", 1.0, 1.0)

@@ -20,7 +20,7 @@ from treenail.errors import StepError
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.root import Root
 from treenail.host.system.users import Shadow
-from treenail.update.plan import plan
+from treenail.update.steps.plan import plan
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
 

@@ -9,10 +9,19 @@ from treenail.cli.main import DEGRADED, main
 from treenail.cli.screen import screen
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update.disruption import Level
-from treenail.update.record import Outcome, Past, Phase, Record, Refused, Target, Update, to_json
-from treenail.update.retention import Retained
-from treenail.update.work import Work
+from treenail.update.impact.disruption import Level
+from treenail.update.impact.impact import Work
+from treenail.update.state.record import (
+    Outcome,
+    Past,
+    Phase,
+    Record,
+    Refused,
+    Target,
+    Update,
+    to_json,
+)
+from treenail.update.state.retention import Retained
 
 OLD, NEW = Target("rendered-a"), Target("rendered-b", "q.example/os@sha256:" + "1" * 64)
 WORK = Work(level=Level.REBOOT, reasons=("file /etc/a changed",))

@@ -28,7 +28,7 @@ from treenail.host.filesystem.root import Root
 from treenail.host.rollback.undo_log import DIRECTORY as UNDO
 from treenail.host.system.users import Shadow
 from treenail.host.systemd.unit_files import Links, Units
-from treenail.update.plan import Plan, plan
+from treenail.update.steps.plan import Plan, plan
 
 TOP = "/no-such-root"
 

@@ -48,10 +48,10 @@ from treenail.host.filesystem.files import Files
 from treenail.host.rollback.undo_log import DIRECTORY as UNDO
 from treenail.host.system.users import Shadow
 from treenail.host.systemd.unit_files import Units
-from treenail.update.drifting import DriftPolicy, Reaction
-from treenail.update.record import Target
-from treenail.update.steps import Remember
-from treenail.update.work import in_image_mode
+from treenail.update.drift.drift_policy import DriftPolicy, Reaction
+from treenail.update.impact.impact import in_image_mode
+from treenail.update.state.record import Target
+from treenail.update.steps.steps import Remember
 
 TURNS_TO_REST = 60
 BACK_ENDS = ("rpm-ostree", "bootc")

@@ -30,10 +30,10 @@ from treenail.errors import (
     Unreachable,
 )
 from treenail.host.ostree.deployments import Change, Deployment, Deployments, Progress, Verdict
-from treenail.update.health import API_SERVER, Check, Trial
-from treenail.update.probation import Probation
-from treenail.update.record import Target
-from treenail.update.request import Request
+from treenail.update.checks.health import API_SERVER, Check, Trial
+from treenail.update.decision.request import Request
+from treenail.update.state.boot_trial import Probation
+from treenail.update.state.record import Target
 from treenail.update.status import Event, Report
 
 Json = dict[str, object]

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from treenail.api import annotations as key
-from treenail.update import wish
-from treenail.update.disruption import Level
-from treenail.update.facts import Deployed, Facts, Handshake, NodeSeen
-from treenail.update.oschange import OSChange
-from treenail.update.record import Phase, Record, Target, Update
-from treenail.update.work import Work
+from treenail.update.decision import desired
+from treenail.update.decision.facts import Deployed, Facts, Handshake, NodeSeen
+from treenail.update.impact.disruption import Level
+from treenail.update.impact.impact import Work
+from treenail.update.impact.os_change import OSChange
+from treenail.update.state.record import Phase, Record, Target, Update
 
 DIGEST_A = "sha256:" + "a" * 64
 DIGEST_B = "sha256:" + "b" * 64
@@ -33,7 +33,7 @@ def wanting(
     notes = {key.DESIRED_CONFIG: target.config}
     if target.image:
         notes[spelling] = target.image
-    return NodeSeen(wish.read(notes), Handshake(asked, applied, unschedulable), claimed)
+    return NodeSeen(desired.read(notes), Handshake(asked, applied, unschedulable), claimed)
 
 
 def drained(token: str, target: Target = B) -> NodeSeen:

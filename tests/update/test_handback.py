@@ -6,7 +6,7 @@ from tests.update.build import A, B, update
 from treenail.api import annotations as key
 from treenail.errors import UsageError
 from treenail.update.handback import annotations, check
-from treenail.update.record import Phase, Record, Target
+from treenail.update.state.record import Phase, Record, Target
 
 LAYERED = Target("rendered-worker-a", "quay.example/os@sha256:" + "0" * 64)
 PLAIN = Target("rendered-worker-a")

@@ -4,13 +4,13 @@ import pytest
 
 from tests.update.build import BOOT_2, A, B, drained, facts, update, wanting
 from treenail.errors import StepError, UnitError
-from treenail.update.disruption import Level
-from treenail.update.moves import Apply, Prove, Reboot, Resume
-from treenail.update.oschange import OSChange
-from treenail.update.record import Phase, Record, Target
+from treenail.update.decision.actions import Apply, Prove, Reboot, Resume
+from treenail.update.impact.disruption import Level
+from treenail.update.impact.impact import Work
+from treenail.update.impact.os_change import OSChange
+from treenail.update.state.record import Phase, Record, Target
 from treenail.update.status import Event, not_served, report, served
-from treenail.update.steps import ReloadDaemon, ReloadUnit, RestartUnit, Step
-from treenail.update.work import Work
+from treenail.update.steps.steps import ReloadDaemon, ReloadUnit, RestartUnit, Step
 
 TARGET = Target("rendered-worker-b")
 FILES = Work(writes=True, level=Level.REBOOT)

@@ -9,7 +9,7 @@ from treenail.api import annotations as key
 from treenail.lab.apiserver.kinds import Storage
 from treenail.lab.apiserver.objects import Json
 from treenail.lab.apiserver.store import Event
-from treenail.update.record import Phase
+from treenail.update.state.record import Phase
 
 _VERIFIED = (Phase.RESUMING, None)
 """In these the target of an update may be reported; it has been found healthy, or there is none."""

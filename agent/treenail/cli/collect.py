@@ -20,8 +20,8 @@ from treenail.cli.bundle import STDOUT, Bundle
 from treenail.cli.node import own_node
 from treenail.cli.node_plan import node_plan
 from treenail.clock import Clock, SystemClock, rfc3339
-from treenail.daemon.configuration.inspect import RECORD
 from treenail.daemon.configuration import mcd_state
+from treenail.daemon.configuration.inspect import RECORD
 from treenail.daemon.settings.settings import FILE
 from treenail.errors import CommandError, FileError
 from treenail.host.filesystem.files import Files

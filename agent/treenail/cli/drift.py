@@ -29,12 +29,12 @@ from treenail.host.filesystem.files import Files
 from treenail.host.filesystem.root import Root
 from treenail.host.system.kernel import Kernel
 from treenail.host.system.state_file import Ledger
-from treenail.update import record as records
-from treenail.update.drifting import OF_THE_BOOT, Reaction, remedy
-from treenail.update.healing import healing
-from treenail.update.plan import plan
-from treenail.update.record import Target
-from treenail.update.request import Kind, Request
+from treenail.update.decision.request import Kind, Request
+from treenail.update.drift.drift_policy import OF_THE_BOOT, Reaction, remedy
+from treenail.update.drift.drift_repair import healing
+from treenail.update.state import record as records
+from treenail.update.state.record import Target
+from treenail.update.steps.plan import plan
 
 Json = dict[str, object]
 

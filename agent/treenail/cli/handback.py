@@ -21,12 +21,12 @@ from treenail.errors import DriftError, TreenailError, UsageError
 from treenail.host.filesystem.files import Files
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update import record as records
 from treenail.update.handback import annotations, check
-from treenail.update.plan import plan
-from treenail.update.record import Target
-from treenail.update.steps import Keep, Remember, Step
-from treenail.update.work import in_image_mode
+from treenail.update.impact.impact import in_image_mode
+from treenail.update.state import record as records
+from treenail.update.state.record import Target
+from treenail.update.steps.plan import plan
+from treenail.update.steps.steps import Keep, Remember, Step
 
 Changes = dict[str, str | None]
 _SHOWN = 5

@@ -10,8 +10,8 @@ from treenail.cli.terminal import Paint, duration, moment, paint
 from treenail.clock import rfc3339
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update import record as records
-from treenail.update.record import Outcome, Past, Target
+from treenail.update.state import record as records
+from treenail.update.state.record import Outcome, Past, Target
 
 Json = dict[str, object]
 

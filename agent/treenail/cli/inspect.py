@@ -12,9 +12,9 @@ from treenail.host.filesystem.files import Files
 from treenail.host.filesystem.root import Root
 from treenail.host.ostree.deployments import Deployment, Deployments
 from treenail.host.system.state_file import Ledger
-from treenail.update import record as records
-from treenail.update.account import account
-from treenail.update.record import Past, Record, Target, Update
+from treenail.update.state import record as records
+from treenail.update.state.history import account
+from treenail.update.state.record import Past, Record, Target, Update
 
 Json = dict[str, object]
 LIVE = "/run/treenail/status.json"

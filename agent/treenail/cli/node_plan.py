@@ -20,13 +20,13 @@ from treenail.host.filesystem.files import Files
 from treenail.host.filesystem.root import Root
 from treenail.host.system.kernel import Kernel
 from treenail.host.system.state_file import Ledger
-from treenail.update import record as records
-from treenail.update.oschange import Running, os_change
-from treenail.update.plan import plan
-from treenail.update.preview import Machine, Preview, preview
-from treenail.update.record import Record, Target
-from treenail.update.steps import Keep, Remember
-from treenail.update.work import in_image_mode
+from treenail.update.impact.impact import in_image_mode
+from treenail.update.impact.os_change import Running, os_change
+from treenail.update.impact.preview import Machine, Preview, preview
+from treenail.update.state import record as records
+from treenail.update.state.record import Record, Target
+from treenail.update.steps.plan import plan
+from treenail.update.steps.steps import Keep, Remember
 
 T = TypeVar("T")
 

@@ -21,11 +21,11 @@ from treenail.errors import FileError, IgnitionError, LedgerError
 from treenail.host.filesystem.files import Files
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update.plan import plan
-from treenail.update.steps import Step
+from treenail.update.steps.plan import plan
+from treenail.update.steps.steps import Step
 
 if TYPE_CHECKING:
-    from treenail.update.disruption import Disruption
+    from treenail.update.impact.disruption import Disruption
 
 Json = dict[str, object]
 _FIRST_BOOT = (
@@ -130,8 +130,8 @@ def _noticed(wish: Wanted, steps: tuple[Step, ...]) -> "tuple[tuple[Step, ...], 
     """The steps, with those by which what runs takes notice, and what they cost."""
     # A directory needs none of this.
     from treenail.api.disruptionpolicy import DEFAULTS
-    from treenail.update.consequences import as_diff, serving
-    from treenail.update.disruption import disruption
+    from treenail.update.impact.disruption import disruption
+    from treenail.update.impact.step_impact import as_diff, serving
 
     cost = disruption(as_diff(wish, steps), DEFAULTS)
     if not cost.reboots:

@@ -13,7 +13,7 @@ from treenail.cli.terminal import Paint, paint
 from treenail.clock import SystemClock
 from treenail.errors import UsageError
 from treenail.host.filesystem.root import Root
-from treenail.update.preview import Action, Entry, Mark, Preview, preview
+from treenail.update.impact.preview import Action, Entry, Mark, Preview, preview
 
 Json = dict[str, object]
 

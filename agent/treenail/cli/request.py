@@ -15,9 +15,9 @@ from treenail.host.filesystem.files import Files
 from treenail.host.filesystem.root import Root
 from treenail.host.system.kernel import Kernel
 from treenail.host.system.state_file import Ledger
-from treenail.update import record as records
-from treenail.update.record import Phase, Record, Target, Update
-from treenail.update.request import Kind, Request, called_off, too_late
+from treenail.update.decision.request import Kind, Request, called_off, too_late
+from treenail.update.state import record as records
+from treenail.update.state.record import Phase, Record, Target, Update
 
 _ANSWER_S = 30.0
 _LOOK_S = 0.1

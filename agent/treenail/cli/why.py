@@ -9,8 +9,8 @@ from treenail.clock import rfc3339
 from treenail.host.filesystem.root import Root
 from treenail.host.system.kernel import Kernel
 from treenail.host.system.state_file import Ledger
-from treenail.update import record as records
-from treenail.update.account import Account, Asked, account
+from treenail.update.state import record as records
+from treenail.update.state.history import Account, Asked, account
 
 Json = dict[str, object]
 

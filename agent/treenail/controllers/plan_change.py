@@ -9,8 +9,8 @@ from treenail.config.wanted import Wanted, wanted
 from treenail.controllers.rollout.gate import OS_IMAGE
 from treenail.controllers.rollout.nodes import Target
 from treenail.errors import ConfigError
-from treenail.update.because import Because, Sources, words
-from treenail.update.disruption import disruption
+from treenail.update.impact.disruption import disruption
+from treenail.update.impact.explain import Because, Sources, words
 
 
 @dataclass(frozen=True, slots=True)

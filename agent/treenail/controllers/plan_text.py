@@ -8,7 +8,7 @@ from treenail.controllers.plan import Batch, PoolPlan
 from treenail.controllers.plan_change import Change
 from treenail.controllers.rollout.estimate import words
 from treenail.controllers.rollout.nodes import Target
-from treenail.update.because import Because
+from treenail.update.impact.explain import Because
 
 REASONS_AT_MOST = 20
 BATCHES_AT_MOST = 12

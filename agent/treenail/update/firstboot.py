@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from treenail.api.machineconfig import MachineConfig
 from treenail.config.wanted import WantedOS, wanted
 from treenail.errors import HostError, UnreconcilableError
-from treenail.update.oschange import OSChange, Running, os_change
+from treenail.update.impact.os_change import OSChange, Running, os_change
 
 Json = dict[str, object]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from treenail.api import annotations as key
 from treenail.api.annotations import NodeState
 from treenail.errors import UsageError
-from treenail.update.record import Record, Target
+from treenail.update.state.record import Record, Target
 
 
 def check(record: Record) -> None:

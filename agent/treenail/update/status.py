@@ -17,8 +17,7 @@ from treenail.errors import (
     PreflightError,
     TreenailError,
 )
-from treenail.update.facts import Facts
-from treenail.update.moves import (
+from treenail.update.decision.actions import (
     Adopt,
     Apply,
     Close,
@@ -41,10 +40,11 @@ from treenail.update.moves import (
     Wait,
     Weigh,
 )
-from treenail.update.record import Phase, Record, Target, Update
-from treenail.update.steps import ReloadUnit, RestartUnit, Step
-from treenail.update.wish import Wish
-from treenail.update.work import Work
+from treenail.update.decision.desired import Wish
+from treenail.update.decision.facts import Facts
+from treenail.update.impact.impact import Work
+from treenail.update.state.record import Phase, Record, Target, Update
+from treenail.update.steps.steps import ReloadUnit, RestartUnit, Step
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from treenail.daemon.checks.health import Health, Probes
 from treenail.daemon.settings.settings import Trial as Limits
 from treenail.errors import BusError, FileError, Unreachable
 from treenail.host.systemd.systemd import Unit
-from treenail.update.health import Check, Trial
-from treenail.update.probation import Probation
+from treenail.update.checks.health import Check, Trial
+from treenail.update.state.boot_trial import Probation
 
 BOOT = "boot-2"
 WELL = [

@@ -16,10 +16,10 @@ from treenail.host.filesystem.root import Root
 from treenail.host.ostree.deployments import Deployment, Deployments
 from treenail.host.systemd.logind import Inhibitor
 from treenail.host.systemd.systemd import Unit
-from treenail.update.preflight import Layer, Manifest, Reason, Trouble, findings
-from treenail.update.record import Record, to_json
-from treenail.update.retention import Retained
-from treenail.update.signatures import Rule, Trust
+from treenail.update.checks.preflight import Layer, Manifest, Reason, Trouble, findings
+from treenail.update.checks.signature_policy import Rule, Trust
+from treenail.update.state.record import Record, to_json
+from treenail.update.state.retention import Retained
 
 LABELS = {"containers.bootc": "1"}
 

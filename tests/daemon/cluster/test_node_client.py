@@ -20,7 +20,7 @@ from treenail.kube.resources import MACHINECONFIGNODES, NODES
 from treenail.kube.transport import HttpTransport
 from treenail.lab.apiserver.faults import Match, Reject
 from treenail.lab.apiserver.server import LabServer
-from treenail.update.record import Target
+from treenail.update.state.record import Target
 from treenail.update.status import Event, Report, Verdict
 
 NODE = "n1"

@@ -18,7 +18,7 @@ from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.files import Files
 from treenail.host.filesystem.root import Root
 from treenail.log import MessageId
-from treenail.update.managed import Managed, to_json
+from treenail.update.steps.ownership import Managed, to_json
 
 CLUSTER = "/var/lib/kubelet/config.json"
 INTERNAL = "/etc/mco/internal-registry-pull-secret.json"

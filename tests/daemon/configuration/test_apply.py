@@ -19,9 +19,9 @@ from treenail.host.filesystem.root import Root
 from treenail.host.rollback.undo_log import LOG
 from treenail.host.system.users import Shadow
 from treenail.host.systemd.unit_files import Links, Units
-from treenail.update.consequences import serving
-from treenail.update.plan import plan
-from treenail.update.steps import RestartUnit
+from treenail.update.impact.step_impact import serving
+from treenail.update.steps.plan import plan
+from treenail.update.steps.steps import RestartUnit
 
 UNITS = "etc/systemd/system"
 WANTED_BY = "[Install]\nWantedBy=multi-user.target\n"

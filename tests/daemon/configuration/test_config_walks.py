@@ -23,9 +23,9 @@ from treenail.api.meta import ObjectMeta
 from treenail.config.wanted import wanted
 from treenail.daemon.configuration.inspect import RECORD
 from treenail.host.rollback.undo_log import DIRECTORY as UNDO
-from treenail.update.record import Target
-from treenail.update.request import Kind, Request, too_late
-from treenail.update.work import in_image_mode
+from treenail.update.decision.request import Kind, Request, too_late
+from treenail.update.impact.impact import in_image_mode
+from treenail.update.state.record import Target
 
 WALKS = int(os.environ.get("TREENAIL_WALKS", "400"))
 APP, FREE, BAKED = "/etc/app.conf", "/etc/nmstate/openshift/free", "/etc/baked.conf"

@@ -22,11 +22,11 @@ from treenail.host.filesystem.files import Files
 from treenail.host.filesystem.root import Root
 from treenail.host.system.users import Shadow
 from treenail.host.systemd.unit_files import Units
-from treenail.update.drifting import Drifted, DriftPolicy, Reaction
-from treenail.update.healing import healing
-from treenail.update.plan import plan
-from treenail.update.record import Target
-from treenail.update.steps import Relabel
+from treenail.update.drift.drift_policy import Drifted, DriftPolicy, Reaction
+from treenail.update.drift.drift_repair import healing
+from treenail.update.state.record import Target
+from treenail.update.steps.plan import plan
+from treenail.update.steps.steps import Relabel
 
 CURRENT = Target("rendered-worker-1")
 LABEL = "security.selinux"

@@ -14,7 +14,7 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
 from treenail.daemon.configuration.mcd_state import Predecessor
 from treenail.host.filesystem.files import Files
-from treenail.update.record import Target
+from treenail.update.state.record import Target
 
 STATE = "/etc/machine-config-daemon"
 IMAGE = "registry.example.com/os/node@sha256:" + "a" * 64

@@ -40,8 +40,8 @@ from treenail.daemon.configuration.apply import apply
 from treenail.daemon.configuration.step_runner import Runner
 from treenail.host.filesystem import entries, files, fsync
 from treenail.host.rollback import symlinks, transaction, undo_log
-from treenail.update.seen import KEY_DIRECTORIES
-from treenail.update.steps import (
+from treenail.update.steps.inventory import KEY_DIRECTORIES
+from treenail.update.steps.steps import (
     Disable,
     Enable,
     Keep,

@@ -9,7 +9,7 @@ from treenail.config.drift import Attribute, Drift
 from treenail.daemon.local.metrics import PATH, DriftGauge
 from treenail.host.filesystem.files import Files
 from treenail.host.filesystem.root import Root
-from treenail.update.drifting import Drifted
+from treenail.update.drift.drift_policy import Drifted
 
 DRIFT = Drift("/etc/app", Attribute.MODE, "0600", "0644")
 DRIFTED = Drifted(reported=(DRIFT, DRIFT), blocking=(DRIFT,))

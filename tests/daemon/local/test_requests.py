@@ -8,7 +8,7 @@ import pytest
 from treenail.daemon.local.requests import PATH, RequestFile
 from treenail.host.filesystem.files import Files
 from treenail.host.filesystem.root import Root
-from treenail.update.request import Kind, Request
+from treenail.update.decision.request import Kind, Request
 
 CANCEL = Request(Kind.CANCEL, "1")
 

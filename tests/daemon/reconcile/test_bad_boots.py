@@ -20,10 +20,10 @@ from tests.update.build import A, B, C
 from treenail.api import annotations as key
 from treenail.config.wanted import wanted
 from treenail.errors import BusyError
-from treenail.update.record import Target
-from treenail.update.request import Kind, Request
-from treenail.update.steps import Remember
-from treenail.update.work import in_image_mode
+from treenail.update.decision.request import Kind, Request
+from treenail.update.impact.impact import in_image_mode
+from treenail.update.state.record import Target
+from treenail.update.steps.steps import Remember
 
 WALKS = int(os.environ.get("TREENAIL_WALKS", "100"))
 

@@ -21,7 +21,7 @@ from treenail.errors import (
     TreenailError,
     UnreconcilableError,
 )
-from treenail.update.moves import Rest, Stage, Weigh
+from treenail.update.decision.actions import Rest, Stage, Weigh
 from treenail.update.status import report
 
 FAULTS = (

@@ -11,9 +11,9 @@ from tests.update.build import A, B, C
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
 from treenail.errors import BusyError
-from treenail.update import record as records
-from treenail.update.record import Phase, Record
-from treenail.update.retention import Retained
+from treenail.update.state import record as records
+from treenail.update.state.record import Phase, Record
+from treenail.update.state.retention import Retained
 
 CONFIGS = tuple(MachineConfig(ObjectMeta(name=each.config)) for each in (A, B, C))
 DAY_S = 86_400.0

@@ -28,7 +28,7 @@ from treenail.api.disruptionpolicy import (
     FilePolicy,
     Nothing,
 )
-from treenail.update.record import Phase, Target, from_json
+from treenail.update.state.record import Phase, Target, from_json
 
 THIRD = Target("third")
 

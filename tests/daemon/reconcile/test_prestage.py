@@ -9,7 +9,7 @@ from tests.daemon.reconcile.test_walks import WALKS, Chaos, recorded, world_at
 from tests.fakes.world import Killed, World
 from tests.update.build import A, B, C
 from treenail.api import annotations as key
-from treenail.update.record import Target
+from treenail.update.state.record import Target
 
 
 def ask_ahead(world: World, target: Target | None) -> None:

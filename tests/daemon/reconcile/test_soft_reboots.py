@@ -11,8 +11,8 @@ from tests.update.build import A, B, C
 from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
-from treenail.update import record as records
-from treenail.update.record import Past
+from treenail.update.state import record as records
+from treenail.update.state.record import Past
 
 CONFIGS = tuple(MachineConfig(ObjectMeta(name=each.config)) for each in (A, B, C))
 

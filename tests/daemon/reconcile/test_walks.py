@@ -20,9 +20,9 @@ from tests.update.build import A, B, C
 from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
-from treenail.update import record as records
-from treenail.update.record import Outcome, Phase, Record, Target
-from treenail.update.request import Kind, Request, too_late
+from treenail.update.decision.request import Kind, Request, too_late
+from treenail.update.state import record as records
+from treenail.update.state.record import Outcome, Phase, Record, Target
 
 WALKS = int(os.environ.get("TREENAIL_WALKS", "600"))
 

@@ -20,8 +20,8 @@ from treenail.daemon.settings.settings import (
     parse,
 )
 from treenail.errors import UsageError
-from treenail.update.drifting import Reaction
-from treenail.update.preflight import Reason
+from treenail.update.checks.preflight import Reason
+from treenail.update.drift.drift_policy import Reaction
 
 DEFAULTS = Settings(
     kubeconfig="/var/lib/kubelet/kubeconfig",

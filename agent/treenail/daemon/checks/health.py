@@ -11,8 +11,7 @@ from treenail.daemon.settings.settings import Trial as Limits
 from treenail.errors import ClusterError, HostError
 from treenail.host.container.cri import SOCKETS
 from treenail.host.systemd.systemd import Unit
-from treenail.update import boots
-from treenail.update.health import (
+from treenail.update.checks.health import (
     API_SERVER,
     CONTAINER_RUNTIME,
     GREENBOOT,
@@ -22,7 +21,8 @@ from treenail.update.health import (
     Check,
     Trial,
 )
-from treenail.update.probation import Probation
+from treenail.update.state import boot_id as boot_ids
+from treenail.update.state.boot_trial import Probation
 
 log = logging.getLogger(__name__)
 
@@ -174,9 +174,9 @@ class Health:
 
     def _reported(self, node: Node, boot_id: str) -> bool:
         """Whether the kubelet has, since the boot."""
-        if node.boot_id not in {boots.of_kernel(boot_id), ""}:
+        if node.boot_id not in {boot_ids.of_kernel(boot_id), ""}:
             return False
-        if not boots.is_soft(boot_id):
+        if not boot_ids.is_soft(boot_id):
             return True
         try:
             # A soft reboot keeps the boot id that the kubelet reports.

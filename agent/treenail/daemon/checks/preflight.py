@@ -16,8 +16,7 @@ from treenail.host.system import disk_space as spaces
 from treenail.host.system.state_file import DIRECTORY
 from treenail.host.systemd.logind import Inhibitor
 from treenail.host.systemd.update_agents import Units, active_drivers
-from treenail.update import record as records
-from treenail.update.preflight import (
+from treenail.update.checks.preflight import (
     BOOTABLE,
     Conditions,
     Finding,
@@ -30,7 +29,8 @@ from treenail.update.preflight import (
     findings,
     refusal,
 )
-from treenail.update.signatures import Rule
+from treenail.update.checks.signature_policy import Rule
+from treenail.update.state import record as records
 
 log = logging.getLogger(__name__)
 

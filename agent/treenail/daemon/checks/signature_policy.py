@@ -2,7 +2,7 @@
 
 from treenail.errors import ConfigError, FileError
 from treenail.host.filesystem.files import Files
-from treenail.update.signatures import POLICY, Rule, Trust, rule, rule_of_storage
+from treenail.update.checks.signature_policy import POLICY, Rule, Trust, rule, rule_of_storage
 
 _LIMIT = 1024 * 1024
 

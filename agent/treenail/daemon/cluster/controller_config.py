@@ -14,7 +14,7 @@ from treenail.daemon.configuration.path_watcher import Watcher
 from treenail.errors import ConfigError, FileError
 from treenail.host.filesystem.files import File, Files
 from treenail.log import MessageId
-from treenail.update.drifting import fought
+from treenail.update.drift.drift_policy import fought
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from treenail.errors import CredentialError, FileError, LedgerError
 from treenail.host.filesystem.files import File, Files
 from treenail.host.filesystem.root import Root
 from treenail.log import MessageId
-from treenail.update import managed
+from treenail.update.steps import ownership
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ class Credentials:
     def _is_managed(self, path: str) -> bool:
         content = self._files.read(MANAGED, limit=_LIMIT)
         try:
-            return path in managed.from_json(json.loads(content or b"null")).paths
+            return path in ownership.from_json(json.loads(content or b"null")).paths
         except (ValueError, LedgerError):
             return False  # whoever needs it says what is wrong with it
 

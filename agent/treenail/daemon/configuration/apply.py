@@ -8,7 +8,7 @@ from itertools import pairwise
 from treenail.daemon.configuration.step_runner import Runner
 from treenail.errors import RollbackError, StepError, TreenailError
 from treenail.host.rollback.prepare import Change
-from treenail.update.steps import (
+from treenail.update.steps.steps import (
     Disable,
     Enable,
     MakeLink,

@@ -24,8 +24,8 @@ from treenail.host.filesystem.files import Files
 from treenail.host.filesystem.path_stat import standing
 from treenail.host.filesystem.root import Root
 from treenail.host.system.users import Accounts
-from treenail.update.drifting import Drifted, DriftPolicy, weigh
-from treenail.update.record import Target
+from treenail.update.drift.drift_policy import Drifted, DriftPolicy, weigh
+from treenail.update.state.record import Target
 
 log = logging.getLogger(__name__)
 

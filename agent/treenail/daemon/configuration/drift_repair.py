@@ -18,10 +18,10 @@ from treenail.daemon.configuration.path_watcher import Watcher
 from treenail.errors import ClusterError, ConfigError
 from treenail.host.filesystem.files import Files
 from treenail.log import MessageId
-from treenail.update.drifting import Drifted, DriftPolicy
-from treenail.update.healing import healing
-from treenail.update.oschange import required
-from treenail.update.record import Target
+from treenail.update.drift.drift_policy import Drifted, DriftPolicy
+from treenail.update.drift.drift_repair import healing
+from treenail.update.impact.os_change import required
+from treenail.update.state.record import Target
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from treenail.host.rollback.backups import Originals
 from treenail.host.rollback.inverse import below
 from treenail.host.system.users import Accounts, Shadow
 from treenail.host.systemd.unit_files import SEARCHED, Units
-from treenail.update import managed as records
-from treenail.update.managed import Managed
-from treenail.update.seen import Seen, looked_at
+from treenail.update.steps import ownership as records
+from treenail.update.steps.inventory import Seen, looked_at
+from treenail.update.steps.ownership import Managed
 
 RECORD = "/var/lib/treenail/managed.json"
 _VENDOR = SEARCHED[2:]

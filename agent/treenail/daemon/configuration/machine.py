@@ -8,10 +8,10 @@ from treenail.daemon.configuration.apply import apply, put_back, recover
 from treenail.daemon.configuration.inspect import Survey
 from treenail.daemon.configuration.step_runner import Runner
 from treenail.errors import FileError
-from treenail.update.consequences import serving
-from treenail.update.managed import Managed, managed
-from treenail.update.plan import Plan, plan
-from treenail.update.steps import Enabling, Remember, Step
+from treenail.update.impact.step_impact import serving
+from treenail.update.steps.ownership import Managed, managed
+from treenail.update.steps.plan import Plan, plan
+from treenail.update.steps.steps import Enabling, Remember, Step
 
 _SHOWN = 3
 

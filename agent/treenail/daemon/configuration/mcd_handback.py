@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 
 from treenail.api.machineconfig import MachineConfig
-from treenail.daemon.configuration.inspect import RECORD
 from treenail.daemon.configuration import config_cache
+from treenail.daemon.configuration.inspect import RECORD
 from treenail.daemon.configuration.mcd_state import CURRENT_CONFIG, CURRENT_IMAGE, FIRST_BOOT
 from treenail.errors import LedgerError, TreenailError
 from treenail.host.filesystem.entries import Absent, Regular
@@ -15,7 +15,7 @@ from treenail.host.rollback.backups import Originals
 from treenail.host.rollback.prepare import Change
 from treenail.host.rollback.transaction import Undo
 from treenail.host.system import state_file
-from treenail.update.record import Target
+from treenail.update.state.record import Target
 
 HANDED_BACK = f"{state_file.PATH}.handed-back"
 

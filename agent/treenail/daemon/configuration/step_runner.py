@@ -20,10 +20,10 @@ from treenail.host.rollback.prepare import Change
 from treenail.host.rollback.transaction import Undo
 from treenail.host.system.users import Accounts, Shadow
 from treenail.host.systemd.unit_files import Links, Units
-from treenail.update import managed as records
-from treenail.update.logins import KEY_DIRECTORY_MODE, KEYS_MODE, key_file
-from treenail.update.seen import KEY_DIRECTORIES
-from treenail.update.steps import (
+from treenail.update.steps import ownership as records
+from treenail.update.steps.inventory import KEY_DIRECTORIES
+from treenail.update.steps.ssh_keys import KEY_DIRECTORY_MODE, KEYS_MODE, key_file
+from treenail.update.steps.steps import (
     Disable,
     Enable,
     Enabling,

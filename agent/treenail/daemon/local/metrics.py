@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from treenail.clock import Clock
 from treenail.errors import FileError
 from treenail.host.filesystem.files import Files
-from treenail.update.drifting import Drifted, Reaction
+from treenail.update.drift.drift_policy import Drifted, Reaction
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import logging
 
 from treenail.errors import ConfigError, FileError
 from treenail.host.filesystem.files import Files
-from treenail.update.request import Request, from_json, to_json
+from treenail.update.decision.request import Request, from_json, to_json
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from treenail.clock import Clock, rfc3339
 from treenail.config.drift import Drift
 from treenail.errors import TreenailError
 from treenail.host.ostree.deployments import Progress
-from treenail.update.facts import Facts
-from treenail.update.record import Record, Target
+from treenail.update.decision.facts import Facts
+from treenail.update.state.record import Record, Target
 from treenail.update.status import Report
 
 Json = dict[str, object]

@@ -20,8 +20,7 @@ from treenail.daemon.reconcile.state import Book
 from treenail.errors import BusError, BusyError, CancelledError, StepError
 from treenail.host.ostree.deployments import Progress, Verdict
 from treenail.log import MessageId
-from treenail.update.facts import Facts
-from treenail.update.moves import (
+from treenail.update.decision.actions import (
     Adopt,
     Apply,
     Close,
@@ -47,8 +46,17 @@ from treenail.update.moves import (
     Wait,
     Weigh,
 )
-from treenail.update.probation import Probation
-from treenail.update.record import Outcome, Phase, Record, Refused, StagedAhead, Target, Update
+from treenail.update.decision.facts import Facts
+from treenail.update.state.boot_trial import Probation
+from treenail.update.state.record import (
+    Outcome,
+    Phase,
+    Record,
+    Refused,
+    StagedAhead,
+    Target,
+    Update,
+)
 from treenail.update.status import Event, not_served, served
 
 log = logging.getLogger(__name__)

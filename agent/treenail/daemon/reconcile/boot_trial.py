@@ -8,10 +8,10 @@ from treenail.daemon.reconcile.planning import Weighing
 from treenail.daemon.reconcile.state import Book
 from treenail.errors import ClusterError, TreenailError
 from treenail.log import MessageId
-from treenail.update.facts import Facts
-from treenail.update.health import CONFIGURATION
-from treenail.update.proving import in_deployment
-from treenail.update.record import Phase, Refused
+from treenail.update.checks.health import CONFIGURATION
+from treenail.update.decision.decide_boot import in_deployment
+from treenail.update.decision.facts import Facts
+from treenail.update.state.record import Phase, Refused
 
 log = logging.getLogger(__name__)
 

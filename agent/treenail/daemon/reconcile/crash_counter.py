@@ -14,11 +14,11 @@ from treenail.daemon.reconcile.interfaces import Kernel, LedgerFile, OperatingSy
 from treenail.daemon.reconcile.observe import deployed
 from treenail.errors import HostError, LedgerError
 from treenail.log import MessageId
-from treenail.update import record as records
-from treenail.update.health import AGENT, Check, unhealthy
-from treenail.update.oschange import in_effect
-from treenail.update.proving import AGAIN, RETURNS_ALLOWED
-from treenail.update.record import Phase, Record, Refused, Update
+from treenail.update.checks.health import AGENT, Check, unhealthy
+from treenail.update.decision.decide_boot import AGAIN, RETURNS_ALLOWED
+from treenail.update.impact.os_change import in_effect
+from treenail.update.state import record as records
+from treenail.update.state.record import Phase, Record, Refused, Update
 
 log = logging.getLogger(__name__)
 

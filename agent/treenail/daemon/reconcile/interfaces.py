@@ -14,11 +14,11 @@ from treenail.daemon.configuration.drift import Booted
 from treenail.daemon.configuration.machine import Configuration
 from treenail.daemon.configuration.mcd_state import Predecessor
 from treenail.host.ostree.deployments import Change, Deployments, Progress, Verdict
-from treenail.update.drifting import Drifted
-from treenail.update.health import Trial
-from treenail.update.probation import Probation
-from treenail.update.record import Target
-from treenail.update.request import Request
+from treenail.update.checks.health import Trial
+from treenail.update.decision.request import Request
+from treenail.update.drift.drift_policy import Drifted
+from treenail.update.state.boot_trial import Probation
+from treenail.update.state.record import Target
 from treenail.update.status import Event, Report
 
 Json = dict[str, object]
@@ -107,7 +107,7 @@ class Kernel(Protocol):
     """What the running kernel says."""
 
     def boot_id(self) -> str:
-        """A new one for every boot, soft ones too; see `treenail.update.boots`."""
+        """A new one for every boot, soft ones too; see `treenail.update.state.boot_id`."""
 
     def soft_reboots(self) -> int | None:
         """How many there were since the kernel was started; None when nobody counts them."""

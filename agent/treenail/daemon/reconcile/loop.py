@@ -21,13 +21,22 @@ from treenail.daemon.reconcile.wakeup import Wakeup
 from treenail.errors import Again, ClusterError, TreenailError, Unreachable
 from treenail.host.ostree.deployments import Progress, Verdict
 from treenail.log import MessageId
-from treenail.update import ahead
-from treenail.update.decide import decide, stands
-from treenail.update.drifting import sentence
-from treenail.update.facts import Facts
-from treenail.update.moves import Commit, Decision, Prove, PutBack, Reboot, Recover, Refuse, Wait
-from treenail.update.record import Record, StagedAhead, Update
-from treenail.update.request import Kind, answered, cancels
+from treenail.update.decision import decide_prestage
+from treenail.update.decision.actions import (
+    Commit,
+    Decision,
+    Prove,
+    PutBack,
+    Reboot,
+    Recover,
+    Refuse,
+    Wait,
+)
+from treenail.update.decision.decide import decide, stands
+from treenail.update.decision.facts import Facts
+from treenail.update.decision.request import Kind, answered, cancels
+from treenail.update.drift.drift_policy import sentence
+from treenail.update.state.record import Record, StagedAhead, Update
 from treenail.update.status import Event, reason_text, report
 
 log = logging.getLogger(__name__)
@@ -297,7 +306,7 @@ class Loop:
         node = self._ports.cluster.node()
         if isinstance(update, StagedAhead):
             current = self._actor.record.current
-            stands_ahead = node is None or ahead.stands(seen(node), update, current)
+            stands_ahead = node is None or decide_prestage.stands(seen(node), update, current)
             return Verdict.GO_ON if stands_ahead else Verdict.CANCEL
         if node is not None and not stands(seen(node), update):
             return Verdict.CANCEL

@@ -7,10 +7,10 @@ from treenail.api.node import Node
 from treenail.daemon.configuration.drift import Booted
 from treenail.daemon.reconcile.interfaces import Ports
 from treenail.host.ostree.deployments import Deployments
-from treenail.update import wish
-from treenail.update.decide import looks_at_deployments
-from treenail.update.facts import Deployed, Facts, Handshake, NodeSeen
-from treenail.update.record import Phase, Record, Target
+from treenail.update.decision import desired
+from treenail.update.decision.decide import looks_at_deployments
+from treenail.update.decision.facts import Deployed, Facts, Handshake, NodeSeen
+from treenail.update.state.record import Phase, Record, Target
 
 SINGLE_REPLICA = "SingleReplica"
 
@@ -41,7 +41,7 @@ class Observer:
         """The facts that cost no question to the machine's services."""
         node = self._ports.cluster.node()
         now_seen = None if node is None else seen(node)
-        unasked = now_seen is not None and isinstance(now_seen.wish, wish.Nothing)
+        unasked = now_seen is not None and isinstance(now_seen.wish, desired.Nothing)
         return Facts(
             record=record,
             boot_id=self._ports.kernel.boot_id(),
@@ -93,8 +93,8 @@ class Observer:
 def seen(node: Node) -> NodeSeen:
     """The Node, reduced to what decisions read."""
     notes = node.annotations
-    asked = wish.read(notes)
-    spellings = asked.spellings if isinstance(asked, wish.Wish) else tuple(key.IMAGE_SPELLINGS)
+    asked = desired.read(notes)
+    spellings = asked.spellings if isinstance(asked, desired.Wish) else tuple(key.IMAGE_SPELLINGS)
     claims = (notes.get(key.IMAGE_SPELLINGS[each], "") for each in spellings)
     return NodeSeen(
         wish=asked,
@@ -104,7 +104,7 @@ def seen(node: Node) -> NodeSeen:
             unschedulable=node.unschedulable,
         ),
         claimed=Target(notes.get(key.CURRENT_CONFIG, ""), next(filter(None, claims), "")),
-        ahead=wish.ahead(notes),
+        ahead=desired.ahead(notes),
     )
 
 

@@ -11,8 +11,8 @@ from treenail.daemon.reconcile.busy_wait import wait_out
 from treenail.daemon.reconcile.interfaces import Ports, Watch
 from treenail.daemon.reconcile.state import Book
 from treenail.errors import BusyError
-from treenail.update.facts import Facts
-from treenail.update.retention import Retained
+from treenail.update.decision.facts import Facts
+from treenail.update.state.retention import Retained
 
 log = logging.getLogger(__name__)
 

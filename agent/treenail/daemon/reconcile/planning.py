@@ -10,14 +10,14 @@ from treenail.config import reconcilable
 from treenail.config.wanted import Wanted, wanted
 from treenail.daemon.reconcile.interfaces import Ports
 from treenail.errors import ClusterError, ConfigError, Unreachable, UnreconcilableError
-from treenail.update.because import Sources
-from treenail.update.consequences import serving
-from treenail.update.disruption import Disruption, disruption
-from treenail.update.facts import Deployed
-from treenail.update.oschange import OSChange, os_change
-from treenail.update.record import Target
-from treenail.update.steps import Step
-from treenail.update.work import Work, differences, in_image_mode, weigh
+from treenail.update.decision.facts import Deployed
+from treenail.update.impact.disruption import Disruption, disruption
+from treenail.update.impact.explain import Sources
+from treenail.update.impact.impact import Work, differences, in_image_mode, weigh
+from treenail.update.impact.os_change import OSChange, os_change
+from treenail.update.impact.step_impact import serving
+from treenail.update.state.record import Target
+from treenail.update.steps.steps import Step
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from treenail.daemon.reconcile.planning import Weighing
 from treenail.daemon.reconcile.pull import pull
 from treenail.errors import BusyError, CancelledError, HostError
 from treenail.host.ostree.deployments import Change, Progress, Verdict
-from treenail.update.facts import Facts
-from treenail.update.moves import DropAhead, StageAhead
-from treenail.update.oschange import OSChange
-from treenail.update.record import Record, StagedAhead
+from treenail.update.decision.actions import DropAhead, StageAhead
+from treenail.update.decision.facts import Facts
+from treenail.update.impact.os_change import OSChange
+from treenail.update.state.record import Record, StagedAhead
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from treenail.daemon.reconcile.interfaces import Credentials
 from treenail.errors import PreflightError, TransactionError
 from treenail.host.container.registry import refuses_login
 from treenail.log import MessageId
-from treenail.update.preflight import Reason
+from treenail.update.checks.preflight import Reason
 
 log = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from treenail.daemon.reconcile.interfaces import Ports
 from treenail.errors import LedgerError
-from treenail.update import record as records
-from treenail.update.facts import Facts
-from treenail.update.health import API_SERVER, LEDGER
-from treenail.update.probation import Probation
-from treenail.update.record import Phase, Record, Refused, Target, Update
-from treenail.update.work import Work
+from treenail.update.checks.health import API_SERVER, LEDGER
+from treenail.update.decision.facts import Facts
+from treenail.update.impact.impact import Work
+from treenail.update.state import record as records
+from treenail.update.state.boot_trial import Probation
+from treenail.update.state.record import Phase, Record, Refused, Target, Update
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from typing import TypeVar
 from treenail.api import pullspec
 from treenail.daemon.settings.toml_table import Table
 from treenail.errors import ConfigError, UsageError
-from treenail.update.drifting import DriftPolicy, Reaction
-from treenail.update.preflight import Reason
+from treenail.update.checks.preflight import Reason
+from treenail.update.drift.drift_policy import DriftPolicy, Reaction
 
 T = TypeVar("T")
 

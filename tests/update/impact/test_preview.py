@@ -1,0 +1,184 @@
+"""A plan tells what differs, what it costs and why, and no secret."""
+
+from dataclasses import asdict
+
+from hypothesis import given
+
+from tests.api.configs import configs, ignition, with_files, with_units, with_users
+from treenail.api.disruptionpolicy import DEFAULTS
+from treenail.api.machineconfig import MachineConfig
+from treenail.api.meta import ObjectMeta
+from treenail.config.diff import diff
+from treenail.config.redact import FileDiff
+from treenail.config.wanted import wanted
+from treenail.update.impact.disruption import disruption
+from treenail.update.impact.explain import Because
+from treenail.update.impact.preview import Action, Entry, Mark, Preview, Written, preview
+
+CANARY = "Canary7Zq"
+RULE = "no policy for this path"
+
+
+def seen(old: MachineConfig, new: MachineConfig) -> Preview:
+    return preview(old, new, DEFAULTS)
+
+
+def config(document: object = None, name: str = "", **spec: object) -> MachineConfig:
+    return MachineConfig(metadata=ObjectMeta(name=name), config=document or ignition(), **spec)
+
+
+def test_changed_file_is_shown_with_its_difference_cost_and_reason() -> None:
+    old = config(with_files({"path": "/etc/a", "mode": 420, "contents": {"source": "data:,a"}}))
+    new = config(with_files({"path": "/etc/a", "mode": 493, "contents": {"source": "data:,b"}}))
+    assert seen(old, new) == Preview(
+        old="",
+        new="",
+        entries=(
+            Entry(
+                "file",
+                "/etc/a",
+                Mark.CHANGED,
+                ("mode 0644 -> 0755",),
+                (Written("/etc/a", FileDiff(("@@ -1,1 +1,1 @@", "-a", "+b"))),),
+            ),
+        ),
+        actions=(Action("drain and reboot", (Because("file /etc/a changed", RULE),)),),
+        drains=True,
+        reboots=True,
+    )
+
+
+def test_operating_system_is_shown_in_the_words_of_the_config() -> None:
+    old = config(kernel_arguments=("quiet", "a=1", "a=1"), extensions=("usbguard",))
+    new = config(
+        kernel_arguments=("a=1", "luks.passphrase=" + CANARY),
+        kernel_type="realtime",
+        extensions=("ipsec",),
+        os_image_url="quay.example/os@sha256:" + "0" * 64,
+    )
+    assert [(entry.kind, entry.details) for entry in seen(old, new).entries] == [
+        ("osImageURL", ("none -> quay.example/os@sha256:" + "0" * 64,)),
+        ("kernelArguments", ("- quiet", "- a=1", "+ luks.passphrase=<withheld>")),
+        ("kernelType", ("default -> realtime",)),
+        (
+            "extensions",
+            (
+                "- usbguard (usbguard)",
+                "+ ipsec (NetworkManager-libreswan, libreswan, openvswitch3.5-ipsec)",
+            ),
+        ),
+    ]
+
+
+def test_unit_is_shown_with_its_state_and_each_of_its_files() -> None:
+    old = config(with_units({"name": "a.service", "enabled": True, "contents": "[Unit]\n"}))
+    new = config(
+        with_units(
+            {
+                "name": "a.service",
+                "enabled": False,
+                "contents": "[Unit]\n",
+                "dropins": [{"name": "10-b.conf", "contents": f"[X]\nY=TOKEN={CANARY}\n"}],
+            },
+            {"name": "b.service", "mask": True},
+        )
+    )
+    dropin = "/etc/systemd/system/a.service.d/10-b.conf"
+    shown = FileDiff(("@@ -0,0 +1,2 @@", "+[X]", "+Y=TOKEN=<withheld>"))
+    assert seen(old, new).entries == (
+        Entry("unit", "a.service", Mark.CHANGED, ("disabled",), (Written(dropin, shown),)),
+        Entry("unit", "b.service", Mark.ADDED, ("masked",)),
+    )
+
+
+def test_user_is_shown_by_fingerprints_and_never_by_the_password() -> None:
+    key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIP"
+    old = config(with_users({"name": "core", "sshAuthorizedKeys": [f"{key} {CANARY}", CANARY]}))
+    new = config(with_users({"name": "core", "passwordHash": f"$6$a${CANARY}"}))
+    (entry,) = seen(old, new).entries
+    assert entry == Entry(
+        "user",
+        "core",
+        Mark.CHANGED,
+        (
+            "- key ssh-ed25519 SHA256:xGib3+FptS+cITct2V7iFK9qKkm/QSPPdJstK0JtCps",
+            "- key of an unknown form",
+            "the password is changed",
+        ),
+    )
+
+
+def test_what_is_trusted_is_said_to_stay() -> None:
+    path = "/etc/docker/certs.d/registry.example/ca.crt"
+    (entry,) = seen(config(with_files({"path": path})), config()).entries
+    assert entry.details == ("stays on the node: what is trusted is not forgotten",)
+
+
+def test_difference_that_no_running_node_can_make_is_an_obstacle() -> None:
+    found = seen(config(), config(fips=True))
+    assert [obstacle.place for obstacle in found.obstacles] == ["spec.fips"]
+    assert not found.empty
+
+
+def test_image_beside_the_config_brings_files_and_units_itself() -> None:
+    old = config(with_files({"path": "/etc/a"}), name="a")
+    image = "quay.example/os@sha256:" + "1" * 64
+    found = preview(old, config(name="b"), DEFAULTS, images=(image, image.replace("1", "2")))
+    assert [entry.kind for entry in found.entries] == ["osImageURL"]
+    assert found.actions[0].reasons[0].source == "the image beside the config"
+
+
+@given(configs())
+def test_config_does_not_differ_from_itself(document: dict[str, object]) -> None:
+    assert seen(config(document), config(document)).empty
+
+
+@given(configs(), configs())
+def test_costs_are_those_that_the_agent_works_out(
+    old: dict[str, object], new: dict[str, object]
+) -> None:
+    found = diff(wanted(config(old)), wanted(config(new)))
+    shown, cost = seen(config(old), config(new)), disruption(found, DEFAULTS)
+    assert (shown.drains, shown.reboots) == (cost.drains, cost.reboots)
+    assert len(shown.entries) == sum(
+        map(len, (found.files, found.directories, found.links, found.units, found.users))
+    )
+
+
+def test_no_secret_of_any_field_is_told() -> None:
+    new = config(
+        {
+            "ignition": {"version": "3.4.0"},
+            "passwd": {
+                "users": [
+                    {"name": "core", "passwordHash": CANARY, "sshAuthorizedKeys": [CANARY]},
+                ]
+            },
+            "storage": {
+                "files": [
+                    {"path": "/etc/a", "mode": 384, "contents": {"source": f"data:,{CANARY}"}},
+                    {"path": "/etc/b", "contents": {"source": f"data:,token={CANARY}"}},
+                    {
+                        "path": "/var/lib/kubelet/config.json",
+                        "contents": {"source": f"data:,{CANARY}"},
+                    },
+                ],
+                "luks": [
+                    {
+                        "name": "a",
+                        "device": "/dev/a",
+                        "keyFile": {"source": f"data:,{CANARY}"},
+                    }
+                ],
+            },
+            "systemd": {
+                "units": [
+                    {"name": "a.service", "contents": f"[Service]\nEnvironment=PASSWORD={CANARY}"}
+                ]
+            },
+        },
+        kernel_arguments=(f"password={CANARY}",),
+    )
+    found = seen(config(), new)
+    assert len(found.entries) == 6
+    assert CANARY not in str(asdict(found))
