@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from bench.interpreter import Cost, cost
 from bench.result import Result
 
-STATUS = "import treenail.cli.main, treenail.cli.inspect"
-AGENT = "import treenail.cli.main, treenail.cli.agent"
+STATUS = "import treenail.cli.main, treenail.cli.node.status"
+AGENT = "import treenail.cli.main, treenail.cli.node.run"
 OFFICIAL = "import kubernetes.client; kubernetes.client.CoreV1Api"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_once import entry, written
+from tests.cli.node.test_once import entry, written
 
 
 def run(output: int, *arguments: object) -> tuple[int, str]:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.controllers.installed import apply
 from treenail.api import documents as yaml_documents
-from treenail.cli.controller import main
+from treenail.cli.controller.main import main
 from treenail.clock import SystemClock
 from treenail.controllers.installation import Options, documents
 from treenail.errors import Forbidden, Invalid
@@ -28,7 +28,7 @@ from treenail.kube.resources import (
 from treenail.kube.transport import HttpTransport
 from treenail.lab.apiserver.server import LabServer
 
-COMMAND = "import sys; from treenail.cli.controller import main; sys.exit(main())"
+COMMAND = "import sys; from treenail.cli.controller.main import main; sys.exit(main())"
 needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")
 
 

@@ -15,8 +15,8 @@ import pytest
 from tests.controllers.drain.site import Site
 from tests.controllers.installed import OPTIONS, account_kubeconfig, apply
 from tests.waiting import wait_until
-from treenail.cli.controller import main
-from treenail.cli.run import BUILDERS
+from treenail.cli.controller.main import main
+from treenail.cli.controller.run import BUILDERS
 from treenail.controllers.installation import NAME, documents
 from treenail.controllers.permissions import BY_CONTROLLER
 from treenail.kube.client import Json
@@ -24,7 +24,7 @@ from treenail.kube.resources import LEASES
 from treenail.lab.apiserver.server import LabServer
 
 pytestmark = pytest.mark.integration
-COMMAND = "import sys; from treenail.cli.controller import main; sys.exit(main())"
+COMMAND = "import sys; from treenail.cli.controller.main import main; sys.exit(main())"
 LIMIT_S = 30.0
 
 

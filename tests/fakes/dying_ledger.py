@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from treenail import log as journal
-from treenail.cli.agent import JOURNAL, Agent
+from treenail.cli.node.run import JOURNAL, Agent
 from treenail.daemon.settings.settings import FILE, Given, load
 from treenail.host.filesystem.root import Root
 from treenail.host.system.kernel import Kernel

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import cast
 
-from treenail.cli.arguments import FAILED, USAGE, parser
+from treenail.cli.node.arguments import FAILED, USAGE, parser
 from treenail.errors import HostError, TreenailError, UsageError
 
 REBOOT_NEEDED = 3

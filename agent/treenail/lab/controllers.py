@@ -17,7 +17,7 @@ from treenail.lab.cluster import Lab
 COMMAND = (
     sys.executable,
     "-c",
-    "import sys; from treenail.cli.controller import main; sys.exit(main())",
+    "import sys; from treenail.cli.controller.main import main; sys.exit(main())",
 )
 ALL = ("render", "rollout", "drain")
 # A person watches: a word is due sooner than in a cluster.

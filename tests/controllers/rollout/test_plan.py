@@ -12,7 +12,7 @@ from tests.controllers.rollout.world import World
 from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import Configuration
-from treenail.cli import controller as command
+from treenail.cli.controller import main as command
 from treenail.controllers import offline, plan, plan_text, status_table
 from treenail.controllers.plan import Snapshot
 from treenail.controllers.plan_budgets import StuckBudget, stuck

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests.controllers.rollout.world import World
-from treenail.cli.pools import Picture, follow
+from treenail.cli.controller.status import Picture, follow
 from treenail.errors import Unreachable
 from treenail.kube.client import Listing
 from treenail.kube.resources import Resource

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import wait_until
-from treenail.cli.backend import Choice, operating_system
+from treenail.cli.node.choose_backend import Choice, operating_system
 from treenail.clock import SystemClock
 from treenail.daemon.settings.settings import Backend
 from treenail.errors import CancelledError, TransactionError
@@ -212,7 +212,7 @@ def test_what_a_transaction_needs_that_goes_on_stays_until_it_has_ended(site: Si
 
 AGENT = """
 import sys
-from treenail.cli.backend import Choice, operating_system
+from treenail.cli.node.choose_backend import Choice, operating_system
 from treenail.clock import SystemClock
 from treenail.daemon.settings.settings import Backend
 from treenail.host.systemd.bus import SystemBus

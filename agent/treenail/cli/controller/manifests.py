@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from treenail.api import documents
-from treenail.cli.run import CONTROLLERS, controllers
+from treenail.cli.controller.run import CONTROLLERS, controllers
 from treenail.controllers import installation
 from treenail.controllers.installation import Options
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from treenail.api.contents import Contents
 from treenail.api.machineconfig import MachineConfig
-from treenail.cli.kept import kept
-from treenail.cli.machine import labelled_disk, survey_and_runner, unit_states
 from treenail.cli.main import DEGRADED
-from treenail.cli.node import settings_of
-from treenail.cli.request import asked
+from treenail.cli.node.cancel import asked
+from treenail.cli.node.local_machine import labelled_disk, survey_and_runner, unit_states
+from treenail.cli.node.once_state import kept
+from treenail.cli.node.own_node import settings_of
 from treenail.cli.terminal import Paint, paint
 from treenail.clock import Clock, SystemClock
 from treenail.config.drift import Attribute, Drift, expected
@@ -169,7 +169,7 @@ class _Machine:
 
     def _booted(self) -> Booted:
         # Commands that look at a tree of files need no bus.
-        from treenail.cli.backend import deployments
+        from treenail.cli.node.choose_backend import deployments
 
         try:
             arguments = Kernel(self._root).command_line()

@@ -8,8 +8,8 @@ from pathlib import Path
 from treenail.api.decode import Fields, load_json
 from treenail.api.machineconfig import MachineConfig
 from treenail.cli.files import machine_config
-from treenail.cli.machine import survey_and_runner
-from treenail.cli.node import own_node, settings_of
+from treenail.cli.node.local_machine import survey_and_runner
+from treenail.cli.node.own_node import own_node, settings_of
 from treenail.clock import SystemClock
 from treenail.config.wanted import wanted
 from treenail.daemon.configuration.config_cache import DIRECTORY

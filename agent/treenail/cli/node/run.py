@@ -16,9 +16,15 @@ from treenail import log as journal
 from treenail.api import annotations as key
 from treenail.api.annotations import NodeState
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
-from treenail.cli.backend import choose, is_composefs, operating_system, pins, soft_reboots
-from treenail.cli.machine import labelled_disk
-from treenail.cli.probes import health, preflight
+from treenail.cli.node.choose_backend import (
+    choose,
+    is_composefs,
+    operating_system,
+    pins,
+    soft_reboots,
+)
+from treenail.cli.node.local_machine import labelled_disk
+from treenail.cli.node.run_probes import health, preflight
 from treenail.clock import SystemClock
 from treenail.daemon.cluster.controller_config import Trust
 from treenail.daemon.cluster.node_client import NodeCluster

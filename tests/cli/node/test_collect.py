@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.clock import FakeClock
-from treenail.cli.bundle import PART_LIMIT, Bundle
-from treenail.cli.collect import UNITS, collect
 from treenail.cli.main import main
+from treenail.cli.node.collect import UNITS, collect
+from treenail.cli.node.collect_bundle import PART_LIMIT, Bundle
 from treenail.errors import FileError
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from treenail.cli.connect import connected
+from treenail.cli.controller.connect import connected
 from treenail.cli.files import texts
 from treenail.clock import SystemClock
 from treenail.controllers import offline, plan, plan_read, plan_text

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from treenail.api.machineconfig import DEFAULT_KERNEL, MachineConfig
 from treenail.cli.files import machine_config
-from treenail.cli.kept import has_kept, keep
-from treenail.cli.machine import survey_and_runner
 from treenail.cli.main import REBOOT_NEEDED, flush
+from treenail.cli.node.local_machine import survey_and_runner
+from treenail.cli.node.once_state import has_kept, keep
 from treenail.config.wanted import Wanted, wanted
 from treenail.daemon.configuration.apply import Recovery, recover
 from treenail.daemon.configuration.machine import Configuration

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from treenail import __version__
 from treenail.api import documents
-from treenail.cli import manifests, plan, pools, run
+from treenail.cli.controller import manifests, plan, run, status
 from treenail.cli.files import texts
 from treenail.controllers import offline
 from treenail.errors import ConfigError, TreenailError, UsageError
@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     render.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml")
     render.set_defaults(run=_render)
     plan.add_to(commands)
-    pools.add_to(commands)
+    status.add_to(commands)
     manifests.add_to(commands)
     run.add_to(commands)
     return parser

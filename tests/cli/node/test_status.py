@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from treenail.cli.main import DEGRADED, main
-from treenail.cli.screen import screen
+from treenail.cli.node.status_screen import screen
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
 from treenail.update.impact.disruption import Level

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from treenail.cli.main import DEGRADED
-from treenail.cli.screen import screen
+from treenail.cli.node.status_screen import screen
 from treenail.clock import Clock, SystemClock, rfc3339
 from treenail.errors import FileError, HostError, LedgerError, TreenailError, UsageError
 from treenail.host.filesystem.files import Files
@@ -96,7 +96,7 @@ def _record(root: Root, problems: list[str]) -> tuple[Record, Json | None]:
 
 def _deployments(root: Root, clock: Clock, problems: list[str]) -> Deployments:
     # The record and what the agent says are there without a bus, too.
-    from treenail.cli.backend import deployments
+    from treenail.cli.node.choose_backend import deployments
 
     try:
         return deployments(root, clock)
@@ -157,7 +157,7 @@ def _retained(root: Root, record: Record, problems: list[str]) -> Json | None:
     if kept is None:
         return None
     if kept.since is not None:
-        from treenail.cli.node import settings_of
+        from treenail.cli.node.own_node import settings_of
 
         try:
             until = rfc3339(kept.since + settings_of(root, None).health.keep_s)

@@ -106,7 +106,7 @@ def document(found: Preview) -> Json:
 
 def _of_node(arguments: argparse.Namespace) -> tuple[Preview, tuple[str, ...]]:
     # Two files need neither a machine nor a cluster.
-    from treenail.cli.node_plan import node_plan
+    from treenail.cli.node.plan_node import node_plan
 
     root = Root(arguments.root or "/")
     policy = _policy(arguments.policy) if arguments.policy else None

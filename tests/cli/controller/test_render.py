@@ -12,7 +12,7 @@ import pytest
 import treenail
 from tests.oracle import ROOT, needs_oracle
 from treenail.api import documents
-from treenail.cli.controller import main
+from treenail.cli.controller.main import main
 
 API = "machineconfiguration.openshift.io/v1"
 ROLE = "machineconfiguration.openshift.io/role"
@@ -100,7 +100,7 @@ def test_one_pool_is_one_json_document_and_several_are_a_list(
 def test_lists_and_several_files_and_standard_input_are_read(tmp_path: Path) -> None:
     listed = {"apiVersion": "v1", "kind": "List", "items": [*POOLS, CLUSTER]}
     configs = write(tmp_path / "c.yaml", *CONFIGS)
-    command = "import sys; from treenail.cli.controller import main; sys.exit(main())"
+    command = "import sys; from treenail.cli.controller.main import main; sys.exit(main())"
     ran = subprocess.run(
         [sys.executable, "-c", command, "render", "-f", "-", "-f", configs, "--pool", "infra"],
         input=documents.dump(listed).encode(),

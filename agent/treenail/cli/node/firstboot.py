@@ -9,8 +9,8 @@ import threading
 from pathlib import Path
 
 from treenail import log as journal
-from treenail.cli.backend import choose, operating_system
-from treenail.cli.probes import preflight
+from treenail.cli.node.choose_backend import choose, operating_system
+from treenail.cli.node.run_probes import preflight
 from treenail.clock import SystemClock
 from treenail.daemon.cluster.pull_secrets import Credentials
 from treenail.daemon.firstboot import FirstBoot, Machine, began_before

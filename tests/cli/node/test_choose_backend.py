@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from treenail.cli.backend import Choice, choose
+from treenail.cli.node.choose_backend import Choice, choose
 from treenail.daemon.settings.settings import Backend
 from treenail.host.filesystem.root import Root
 

@@ -6,7 +6,7 @@ import shutil
 import sys
 from typing import TextIO
 
-from treenail.cli.connect import connected
+from treenail.cli.controller.connect import connected
 from treenail.clock import Clock, SystemClock
 from treenail.controllers import plan_read, status_table
 from treenail.controllers.status_table import PoolRow

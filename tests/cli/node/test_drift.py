@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_node_plan import config, kept
-from tests.cli.test_once import entry, written
+from tests.cli.node.test_once import entry, written
+from tests.cli.node.test_plan_node import config, kept
 from treenail.cli.main import main
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.node.test_once import entry
 from tests.cli.reaching import reachable
-from tests.cli.test_once import entry
 from tests.kube.server import Exchange, serving
 from treenail.api.machineconfig import MachineConfig
 from treenail.cli.main import main

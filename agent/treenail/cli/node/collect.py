@@ -15,10 +15,10 @@ from pathlib import Path
 
 from treenail import __version__
 from treenail.api.decode import Fields
-from treenail.cli import inspect, preview
-from treenail.cli.bundle import STDOUT, Bundle
-from treenail.cli.node import own_node
-from treenail.cli.node_plan import node_plan
+from treenail.cli.node import plan, status
+from treenail.cli.node.collect_bundle import STDOUT, Bundle
+from treenail.cli.node.own_node import own_node
+from treenail.cli.node.plan_node import node_plan
 from treenail.clock import Clock, SystemClock, rfc3339
 from treenail.daemon.configuration import mcd_state
 from treenail.daemon.configuration.inspect import RECORD
@@ -74,8 +74,8 @@ def collect(
     programs = Programs(clock, environ)
     bundle.document("versions.json", partial(_versions, kernel, clock))
     bundle.document("boot.json", partial(_boot, kernel))
-    bundle.document("status.json", partial(inspect.gather, root, clock))
-    bundle.document("live.json", partial(_document, files, inspect.LIVE))
+    bundle.document("status.json", partial(status.gather, root, clock))
+    bundle.document("live.json", partial(_document, files, status.LIVE))
     bundle.document("ledger.json", partial(_document, files, PATH))
     bundle.document("managed.json", partial(_document, files, RECORD))
     bundle.text("settings.toml", partial(_settings_text, root, config))
@@ -160,18 +160,18 @@ def _listing(root: Root) -> list[Json]:
 
 def _deployments(root: Root, clock: Clock) -> Json:
     # Without a bus and its services, all other parts are there all the same.
-    from treenail.cli.backend import deployments
+    from treenail.cli.node.choose_backend import deployments
 
     return asdict(deployments(root, clock))
 
 
 def _plan(root: Root, config: str | None, clock: Clock) -> Json:
     found, notes = node_plan(root, config, None, clock)
-    return {**preview.document(found), "notes": list(notes)}
+    return {**plan.document(found), "notes": list(notes)}
 
 
 def _drift(root: Root, config: str | None, clock: Clock) -> object:
-    from treenail.cli.drift import documents
+    from treenail.cli.node.drift import documents
 
     return documents(root, config, clock)
 

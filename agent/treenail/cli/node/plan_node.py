@@ -8,8 +8,8 @@ from typing import TypeVar
 from treenail.api.disruptionpolicy import DEFAULTS, DisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
-from treenail.cli.machine import survey_and_runner
-from treenail.cli.node import own_node, settings_of
+from treenail.cli.node.local_machine import survey_and_runner
+from treenail.cli.node.own_node import own_node, settings_of
 from treenail.clock import Clock
 from treenail.config.wanted import wanted
 from treenail.daemon.configuration.config_cache import Configs
@@ -91,7 +91,7 @@ def node_plan(
 
 def asked(root: Root, record: Record) -> Target:
     """What the node is asked to be, as the agent saw it last."""
-    from treenail.cli.inspect import LIVE
+    from treenail.cli.node.status import LIVE
 
     if record.update is not None:
         return record.update.target
@@ -176,6 +176,6 @@ def _machine(
 
 
 def _running(root: Root, clock: Clock) -> Running:
-    from treenail.cli.backend import deployments
+    from treenail.cli.node.choose_backend import deployments
 
     return deployed(deployments(root, clock), Kernel(root).command_line()).running

@@ -47,7 +47,7 @@ def parser() -> Parser:
 
 def _run(commands: "argparse._SubParsersAction[Parser]") -> None:
     run = commands.add_parser("run", help="be the node's agent", description="Be the node's agent.")
-    run.set_defaults(module="treenail.cli.agent")
+    run.set_defaults(module="treenail.cli.node.run")
     _where(run)
     run.add_argument("--node-name", metavar="NAME", help="the Node's name (the host's, lower case)")
     run.add_argument(
@@ -62,7 +62,7 @@ def _firstboot(commands: "argparse._SubParsersAction[Parser]") -> None:
         description="Move a new machine to the operating system of the config it was provisioned "
         "with, or of the settings, before it joins its cluster.",
     )
-    firstboot.set_defaults(module="treenail.cli.firstboot")
+    firstboot.set_defaults(module="treenail.cli.node.firstboot")
     _where(firstboot)
 
 
@@ -72,7 +72,7 @@ def _status(commands: "argparse._SubParsersAction[Parser]") -> None:
         help="show what the node has, wants and does",
         description="Show what the node has, wants and does; works with the API server away.",
     )
-    status.set_defaults(module="treenail.cli.inspect")
+    status.set_defaults(module="treenail.cli.node.status")
     _where(status)
     _json(status)
 
@@ -87,7 +87,7 @@ def _plan(commands: "argparse._SubParsersAction[Parser]") -> None:
         "rule and MachineConfig asks for it. Nothing is changed. Exit code 0: nothing differs, "
         "2: changes that disrupt nothing, 3: a drain or a reboot, 1: it can't be done or told.",
     )
-    plan.set_defaults(module="treenail.cli.preview", usage_code=FAILED)
+    plan.set_defaults(module="treenail.cli.node.plan", usage_code=FAILED)
     plan.add_argument(
         "files",
         metavar="FILE",
@@ -113,7 +113,7 @@ def _drift(commands: "argparse._SubParsersAction[Parser]") -> None:
         "difference of contents (secrets withheld) and what it leads to. Exit code 0: nothing, "
         "4: something.",
     )
-    drift.set_defaults(module="treenail.cli.drift")
+    drift.set_defaults(module="treenail.cli.node.drift")
     drift.add_argument(
         "--heal", metavar="PATH", nargs="+", default=[], help="have these as the config says"
     )
@@ -129,7 +129,7 @@ def _why(commands: "argparse._SubParsersAction[Parser]") -> None:
         description="Show what asked for the last, or the pending, drain or reboot: the path, the "
         "rule and the MachineConfig it came from.",
     )
-    why.set_defaults(module="treenail.cli.why")
+    why.set_defaults(module="treenail.cli.node.why")
     _root(why)
     _json(why)
 
@@ -141,7 +141,7 @@ def _history(commands: "argparse._SubParsersAction[Parser]") -> None:
         description="Show the last updates, the newest first: when, from what to what, how long "
         "each phase took, and what became of it.",
     )
-    history.set_defaults(module="treenail.cli.history")
+    history.set_defaults(module="treenail.cli.node.history")
     history.add_argument(
         "-n", "--number", metavar="N", type=_positive, default=5, help="how many at most (5)"
     )
@@ -157,7 +157,7 @@ def _cancel(commands: "argparse._SubParsersAction[Parser]") -> None:
         "no reboot. Its target is not tried again until another one was asked for, or until "
         "treenail forgive.",
     )
-    cancel.set_defaults(module="treenail.cli.request:cancel")
+    cancel.set_defaults(module="treenail.cli.node.cancel:cancel")
     _root(cancel)
     _json(cancel)
 
@@ -169,7 +169,7 @@ def _forgive(commands: "argparse._SubParsersAction[Parser]") -> None:
         description="Forget that a target was refused or called off, so that it is tried again if "
         "it is still asked for.",
     )
-    forgive.set_defaults(module="treenail.cli.request:forgive")
+    forgive.set_defaults(module="treenail.cli.node.cancel:forgive")
     _root(forgive)
     _json(forgive)
 
@@ -182,7 +182,7 @@ def _collect(commands: "argparse._SubParsersAction[Parser]") -> None:
         "status, ledger, settings, deployments, the journals of the agent, rpm-ostreed and the "
         "kubelet, the Node. What can't be got is named, and why.",
     )
-    collect.set_defaults(module="treenail.cli.collect")
+    collect.set_defaults(module="treenail.cli.node.collect")
     collect.add_argument(
         "-o",
         "--output",
@@ -202,7 +202,7 @@ def _handback(commands: "argparse._SubParsersAction[Parser]") -> None:
         description="Make this node over to the Machine Config Daemon: write its state files and "
         "annotations, so that its first look finds nothing to mend. Stop treenail first.",
     )
-    handback.set_defaults(module="treenail.cli.handback")
+    handback.set_defaults(module="treenail.cli.node.handback")
     handback.add_argument(
         "file",
         metavar="FILE",
@@ -221,7 +221,7 @@ def _once(commands: "argparse._SubParsersAction[Parser]") -> None:
         description="Bring a machine, or a directory, to a MachineConfig or an Ignition config, "
         "all of it or nothing.",
     )
-    once.set_defaults(module="treenail.cli.once")
+    once.set_defaults(module="treenail.cli.node.once")
     once.add_argument("file", metavar="FILE", help="YAML or JSON; - for standard input")
     _root(once)
     once.add_argument(
