@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from bench.result import Result
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.render import ControllerConfig, render
+from treenail.controllers.render.render import ControllerConfig, render
 
 ROLE = "machineconfiguration.openshift.io/role"
 REPEATS = 5

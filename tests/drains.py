@@ -4,10 +4,10 @@ import threading
 
 from treenail.clock import Clock
 from treenail.controllers.drain.controller import DrainController
-from treenail.controllers.informers import Informers
-from treenail.controllers.metrics import Metrics
-from treenail.controllers.runtime import Runtime
-from treenail.controllers.workers import Crew
+from treenail.controllers.runtime.informers import Informers
+from treenail.controllers.runtime.metrics import Metrics
+from treenail.controllers.runtime.runtime import Runtime
+from treenail.controllers.runtime.workers import Crew
 from treenail.kube.client import Client
 from treenail.kube.events import Recorder
 from treenail.lab.absences import Absences

@@ -14,7 +14,7 @@ import pytest
 
 import treenail
 from treenail.api import annotations as key
-from treenail.controllers.rollout.gate import OS_IMAGE
+from treenail.controllers.rollout.gates.os_image import OS_IMAGE
 from treenail.controllers.rollout.nodes import LOCKED_BY, STARTED_AT, WAS_DEGRADED
 from treenail.controllers.rollout.policy import FIELDS, POLICY, RESUME
 from treenail.controllers.rollout.progress import STATE

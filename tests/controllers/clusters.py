@@ -16,19 +16,19 @@ from tests.controllers.rollout.agents import ready
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.clock import SystemClock
-from treenail.controllers import installation
 from treenail.controllers.drain.controller import DrainController
-from treenail.controllers.informers import Informers
-from treenail.controllers.installation import NAME, Options
-from treenail.controllers.machineconfignodes import MachineConfigNodes
-from treenail.controllers.metrics import Metrics
-from treenail.controllers.rendering import Rendering
-from treenail.controllers.rollout.asking import Asker
+from treenail.controllers.install import installation
+from treenail.controllers.install.installation import NAME, Options
+from treenail.controllers.render.controller import Rendering
 from treenail.controllers.rollout.controller import Settings
+from treenail.controllers.rollout.gates.asking import Asker
 from treenail.controllers.rollout.live import Rollout
-from treenail.controllers.runtime import Runtime
-from treenail.controllers.web import Web
-from treenail.controllers.workers import Crew
+from treenail.controllers.rollout.machineconfignodes import MachineConfigNodes
+from treenail.controllers.runtime.informers import Informers
+from treenail.controllers.runtime.metrics import Metrics
+from treenail.controllers.runtime.runtime import Runtime
+from treenail.controllers.runtime.web import Web
+from treenail.controllers.runtime.workers import Crew
 from treenail.errors import AlreadyExists, ClusterError, NotFound
 from treenail.kube.client import Client, PatchKind
 from treenail.kube.events import Recorder

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from treenail.clock import SystemClock
-from treenail.controllers.installation import NAME, Options, documents
+from treenail.controllers.install.installation import NAME, Options, documents
 from treenail.kube.client import Client, Json, PatchKind
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import Resource

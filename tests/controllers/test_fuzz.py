@@ -11,9 +11,15 @@ from tests.api.fuzzing import damaged, fuzz
 from tests.controllers.rollout.builders import NEW, pool, proceed
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers import offline
+from treenail.controllers.render import offline
 from treenail.controllers.rollout.decide import decide
-from treenail.controllers.rollout.gate import ImageBuild, ImageConfig, annotated, built, wanted
+from treenail.controllers.rollout.gates.os_image import (
+    ImageBuild,
+    ImageConfig,
+    annotated,
+    built,
+    wanted,
+)
 from treenail.controllers.rollout.nodes import NodeFacts
 from treenail.controllers.rollout.pools import membership
 from treenail.controllers.rollout.progress import Record

@@ -14,7 +14,7 @@ from tests.controllers.installed import apply
 from treenail.api import documents as yaml_documents
 from treenail.cli.controller.main import main
 from treenail.clock import SystemClock
-from treenail.controllers.installation import Options, documents
+from treenail.controllers.install.installation import Options, documents
 from treenail.errors import Forbidden, Invalid
 from treenail.kube.client import Client, Json, PatchKind
 from treenail.kube.kubeconfig import read_kubeconfig

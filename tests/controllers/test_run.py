@@ -17,8 +17,8 @@ from tests.controllers.installed import OPTIONS, account_kubeconfig, apply
 from tests.waiting import wait_until
 from treenail.cli.controller.main import main
 from treenail.cli.controller.run import BUILDERS
-from treenail.controllers.installation import NAME, documents
-from treenail.controllers.permissions import BY_CONTROLLER
+from treenail.controllers.install.installation import NAME, documents
+from treenail.controllers.install.permissions import BY_CONTROLLER
 from treenail.kube.client import Json
 from treenail.kube.resources import LEASES
 from treenail.lab.apiserver.server import LabServer

@@ -15,8 +15,8 @@ from tests.controllers.installed import OPTIONS, denied
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.clock import SystemClock
-from treenail.controllers.installation import NAME
-from treenail.controllers.rollout.gate import OS_IMAGE
+from treenail.controllers.install.installation import NAME
+from treenail.controllers.rollout.gates.os_image import OS_IMAGE
 from treenail.controllers.rollout.policy import POLICY, RESUME
 from treenail.kube.informer import Informer
 from treenail.kube.resources import (

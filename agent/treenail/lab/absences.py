@@ -6,7 +6,7 @@ from treenail.api import annotations as key
 from treenail.api.decode import Fields, Json, load_json
 from treenail.clock import Clock
 from treenail.controllers.drain.decide import NodeSeen
-from treenail.controllers.informers import Informers
+from treenail.controllers.runtime.informers import Informers
 from treenail.kube.client import Client
 from treenail.kube.resources import NODES, PODS
 from treenail.kube.watch import Scope

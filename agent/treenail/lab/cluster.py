@@ -12,7 +12,7 @@ from pathlib import Path
 
 from treenail.api import annotations as key
 from treenail.clock import SystemClock, rfc3339
-from treenail.controllers import crds, installation
+from treenail.controllers.install import crds, installation
 from treenail.errors import AlreadyExists, ClusterError
 from treenail.kube.client import Client, Json
 from treenail.kube.kubeconfig import read_kubeconfig

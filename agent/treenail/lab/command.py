@@ -21,7 +21,7 @@ from pathlib import Path
 from treenail.api import documents
 from treenail.api.machineconfig import MachineConfig
 from treenail.clock import SystemClock
-from treenail.controllers.rollout.gate import OS_IMAGE
+from treenail.controllers.rollout.gates.os_image import OS_IMAGE
 from treenail.errors import ConfigError, TreenailError, UsageError
 from treenail.lab import control, pool
 from treenail.lab.cluster import Lab, Plan

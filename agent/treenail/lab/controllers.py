@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from treenail.controllers import installation
-from treenail.controllers.installation import NAME, Options
+from treenail.controllers.install import installation
+from treenail.controllers.install.installation import NAME, Options
 from treenail.lab.cluster import Lab
 
 COMMAND = (

@@ -1,7 +1,7 @@
 """The lab's one pool, as a person writes it, and what it says of itself."""
 
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.rollout.gate import OS_IMAGE
+from treenail.controllers.rollout.gates.os_image import OS_IMAGE
 from treenail.controllers.rollout.policy import POLICY
 from treenail.kube.client import Json, PatchKind
 from treenail.kube.resources import MACHINECONFIGPOOLS, MACHINECONFIGS

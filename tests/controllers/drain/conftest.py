@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.controllers.drain.site import Acting, Site
-from treenail.controllers import crds
+from treenail.controllers.install import crds
 from treenail.lab.apiserver.server import LabServer
 
 

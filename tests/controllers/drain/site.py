@@ -10,9 +10,9 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.clock import Clock, SystemClock
 from treenail.controllers.drain.controller import DrainController
-from treenail.controllers.informers import Informers
-from treenail.controllers.metrics import Metrics
-from treenail.controllers.workqueue import WorkQueue
+from treenail.controllers.runtime.informers import Informers
+from treenail.controllers.runtime.metrics import Metrics
+from treenail.controllers.runtime.workqueue import WorkQueue
 from treenail.errors import ClusterError, NotFound
 from treenail.kube.client import Client, Json
 from treenail.kube.events import Recorder

@@ -9,7 +9,7 @@ from typing import Any
 
 from treenail.api import annotations as key
 from treenail.clock import SystemClock, rfc3339
-from treenail.controllers import crds
+from treenail.controllers.install import crds
 from treenail.errors import ClusterError, Conflict
 from treenail.kube.client import Client
 from treenail.kube.informer import Informer

@@ -6,7 +6,7 @@ from typing import Any
 
 from treenail.api.annotations import DESIRED_IMAGE
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.rollout.gate import ImageBuild, ImageConfig, Proceed
+from treenail.controllers.rollout.gates.os_image import ImageBuild, ImageConfig, Proceed
 from treenail.controllers.rollout.nodes import NodeFacts, Target
 from treenail.controllers.rollout.policy import POLICY
 

@@ -9,10 +9,10 @@ import pytest
 from tests.controllers.rollout.world import NoGates, World
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers import render
-from treenail.controllers.render import ControllerConfig
+from treenail.controllers.render import render
+from treenail.controllers.render.render import ControllerConfig
 from treenail.controllers.rollout.controller import RolloutController, Settings
-from treenail.controllers.rollout.gate import OS_IMAGE
+from treenail.controllers.rollout.gates.os_image import OS_IMAGE
 from treenail.controllers.rollout.progress import STATE
 from treenail.errors import ConfigError
 

@@ -10,10 +10,10 @@ from tests.controllers.rollout.builders import NEW, node, pool, proceed
 from tests.fakes.clock import FakeClock
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
-from treenail.controllers.informers import Informers
 from treenail.controllers.rollout.budgets import TRUE_FOR_S, Budgets
 from treenail.controllers.rollout.decide import decide
 from treenail.controllers.rollout.policy import Order
+from treenail.controllers.runtime.informers import Informers
 from treenail.kube.client import Client
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import PODS

@@ -7,8 +7,8 @@ import pytest
 from tests.controllers.rollout.world import NoGates, World
 from treenail.api import annotations as key
 from treenail.controllers.rollout.controller import CONFLICT_S, RolloutController, Settings
-from treenail.controllers.rollout.external import LockServer
-from treenail.controllers.rollout.gate import OS_IMAGE, Blocked, Hold
+from treenail.controllers.rollout.gates.external import LockServer
+from treenail.controllers.rollout.gates.os_image import OS_IMAGE, Blocked, Hold
 from treenail.controllers.rollout.nodes import LOCKED_BY, STARTED_AT, WAS_DEGRADED, Target
 from treenail.controllers.rollout.policy import RESUME, Policy
 from treenail.controllers.rollout.progress import STATE

@@ -19,17 +19,17 @@ from tests.controllers.rollout.agents import (
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.clock import SystemClock
-from treenail.controllers.informers import Informers
-from treenail.controllers.machineconfignodes import MachineConfigNodes
-from treenail.controllers.metrics import Metrics
-from treenail.controllers.rollout.asking import Asker
 from treenail.controllers.rollout.controller import Settings
-from treenail.controllers.rollout.gate import OS_IMAGE
+from treenail.controllers.rollout.gates.asking import Asker
+from treenail.controllers.rollout.gates.os_image import OS_IMAGE
 from treenail.controllers.rollout.live import Rollout
+from treenail.controllers.rollout.machineconfignodes import MachineConfigNodes
 from treenail.controllers.rollout.policy import POLICY
-from treenail.controllers.runtime import Runtime
-from treenail.controllers.web import Web
-from treenail.controllers.workers import Crew
+from treenail.controllers.runtime.informers import Informers
+from treenail.controllers.runtime.metrics import Metrics
+from treenail.controllers.runtime.runtime import Runtime
+from treenail.controllers.runtime.web import Web
+from treenail.controllers.runtime.workers import Crew
 from treenail.kube.client import Client
 from treenail.kube.events import Recorder
 from treenail.kube.resources import MACHINECONFIGNODES, MACHINECONFIGPOOLS, NODES

@@ -18,7 +18,7 @@ from tests.controllers.rollout.builders import (
 )
 from tests.controllers.rollout.simulation import all_have, fleet
 from treenail.controllers.rollout.decide import Turn, decide
-from treenail.controllers.rollout.gate import Blocked, Hold
+from treenail.controllers.rollout.gates.os_image import Blocked, Hold
 from treenail.controllers.rollout.nodes import NodeFacts
 from treenail.controllers.rollout.policy import RESUME
 from treenail.controllers.rollout.progress import Failure, Record

@@ -7,7 +7,7 @@ import pytest
 from tests.controllers.rollout.builders import NEW, node
 from treenail.api.decode import Fields
 from treenail.controllers.rollout.estimate import USUAL_S, left_s, node_s, words
-from treenail.controllers.rollout.windows import window
+from treenail.controllers.rollout.gates.windows import window
 
 HOUR = 3600.0
 NIGHT = window(Fields.of({"start": "01:00", "timeZone": "UTC"}, ""), 2 * HOUR)

@@ -29,7 +29,7 @@ from tests.controllers.rollout.world import ROLE, Json, Killed, NoGates, World
 from treenail.api import annotations as key
 from treenail.clock import rfc3339
 from treenail.controllers.rollout.controller import RolloutController, Settings
-from treenail.controllers.rollout.gate import OS_IMAGE, Proceed
+from treenail.controllers.rollout.gates.os_image import OS_IMAGE, Proceed
 from treenail.controllers.rollout.nodes import (
     STARTED_AT,
     WAS_DEGRADED,

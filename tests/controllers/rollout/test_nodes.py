@@ -17,7 +17,7 @@ from tests.controllers.rollout.builders import (
 from tests.oracle import needs_oracle, records
 from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.rollout.gate import wanted
+from treenail.controllers.rollout.gates.os_image import wanted
 from treenail.controllers.rollout.nodes import NodeFacts, Target, as_written, seconds
 from treenail.controllers.rollout.reported import Reported
 

@@ -14,7 +14,7 @@ from tests.controllers.rollout.builders import (
 )
 from tests.oracle import needs_oracle, records
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.rollout.gate import wanted
+from treenail.controllers.rollout.gates.os_image import wanted
 from treenail.controllers.rollout.nodes import NodeFacts, Target
 from treenail.controllers.rollout.order import by_zone, spread
 from treenail.controllers.rollout.select import candidates, max_unavailable, redirected

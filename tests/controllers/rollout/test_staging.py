@@ -9,7 +9,7 @@ from tests.controllers.rollout.world import NoGates, World
 from treenail.api import annotations as key
 from treenail.controllers.rollout.controller import RolloutController, Settings
 from treenail.controllers.rollout.decide import decide
-from treenail.controllers.rollout.gate import OS_IMAGE
+from treenail.controllers.rollout.gates.os_image import OS_IMAGE
 from treenail.controllers.rollout.nodes import NodeFacts, Target
 from treenail.controllers.rollout.policy import Policy
 from treenail.controllers.rollout.staging import Staging, staging

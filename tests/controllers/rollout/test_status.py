@@ -18,7 +18,7 @@ from tests.controllers.rollout.builders import (
 from tests.oracle import needs_oracle, records
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.meta import Condition
-from treenail.controllers.rollout.gate import (
+from treenail.controllers.rollout.gates.os_image import (
     Blocked,
     BuildState,
     ImageBuild,

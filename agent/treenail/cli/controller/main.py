@@ -12,7 +12,7 @@ from treenail import __version__
 from treenail.api import documents
 from treenail.cli.controller import manifests, plan, run, status
 from treenail.cli.files import texts
-from treenail.controllers import offline
+from treenail.controllers.render import offline
 from treenail.errors import ConfigError, TreenailError, UsageError
 
 FAILED = 1

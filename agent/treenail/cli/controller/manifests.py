@@ -5,8 +5,8 @@ import sys
 
 from treenail.api import documents
 from treenail.cli.controller.run import CONTROLLERS, controllers
-from treenail.controllers import installation
-from treenail.controllers.installation import Options
+from treenail.controllers.install import installation
+from treenail.controllers.install.installation import Options
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -7,7 +7,8 @@ import sys
 from treenail.cli.controller.connect import connected
 from treenail.cli.files import texts
 from treenail.clock import SystemClock
-from treenail.controllers import offline, plan, plan_read, plan_text
+from treenail.controllers.plan import plan, read, text
+from treenail.controllers.render import offline
 from treenail.errors import UsageError
 
 FAILED = 1
@@ -45,15 +46,15 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("name the change with -f, or plan what is asked for already with --live")
     documents = offline.read(texts(arguments.filename or ()))
     with connected(arguments.kubeconfig) as client:
-        found = plan_read.snapshot(client)
+        found = read.snapshot(client)
     after = plan.applied(found, documents)
     if arguments.pool is not None and arguments.pool not in after.pools:
         known = ", ".join(sorted(after.pools)) or "none"
         raise UsageError(f"there is no MachineConfigPool {arguments.pool}, found are: {known}")
     plans = plan.plan(after, now=SystemClock().now(), only=arguments.pool)
     if arguments.json:
-        print(json.dumps(plan_text.document(plans), indent=2))
+        print(json.dumps(text.document(plans), indent=2))
     else:
-        print("\n".join(plan_text.lines(plans)) or "there are no MachineConfigPools")
+        print("\n".join(text.lines(plans)) or "there are no MachineConfigPools")
     sys.stdout.flush()
     return FAILED if any(each.problems for each in plans) else 0

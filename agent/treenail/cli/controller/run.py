@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treenail.clock import Clock, SystemClock, rfc3339
-from treenail.controllers.health import HealthServer, address
-from treenail.controllers.informers import Informers
-from treenail.controllers.metrics import Metrics
-from treenail.controllers.runtime import Runtime, Stand, alone
-from treenail.controllers.workers import Crew
+from treenail.controllers.runtime.health import HealthServer, address
+from treenail.controllers.runtime.informers import Informers
+from treenail.controllers.runtime.metrics import Metrics
+from treenail.controllers.runtime.runtime import Runtime, Stand, alone
+from treenail.controllers.runtime.workers import Crew
 from treenail.errors import UsageError
 from treenail.kube.client import Client
 from treenail.kube.events import Recorder
@@ -57,18 +57,18 @@ class Kit:
 
 
 def _render(kit: Kit) -> tuple[Crew, ...]:
-    from treenail.controllers.rendering import Rendering
+    from treenail.controllers.render.controller import Rendering
 
     return (Crew(Rendering(kit.client, kit.clock, kit.recorder, settle_s=kit.settle_s)),)
 
 
 def _rollout(kit: Kit) -> tuple[Crew, ...]:
     from treenail.api import annotations as key
-    from treenail.controllers.machineconfignodes import MachineConfigNodes
-    from treenail.controllers.rollout.asking import Asker
     from treenail.controllers.rollout.controller import Settings
+    from treenail.controllers.rollout.gates.asking import Asker
     from treenail.controllers.rollout.live import Rollout
-    from treenail.controllers.web import Web
+    from treenail.controllers.rollout.machineconfignodes import MachineConfigNodes
+    from treenail.controllers.runtime.web import Web
 
     image_key = key.PREFIX + kit.image_annotation
     settings = Settings(image_key=image_key, own_node=kit.own_node)

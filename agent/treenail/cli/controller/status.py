@@ -8,8 +8,8 @@ from typing import TextIO
 
 from treenail.cli.controller.connect import connected
 from treenail.clock import Clock, SystemClock
-from treenail.controllers import plan_read, status_table
-from treenail.controllers.status_table import PoolRow
+from treenail.controllers.plan import read, status_table
+from treenail.controllers.plan.status_table import PoolRow
 from treenail.errors import ClusterError
 from treenail.kube.client import Client
 
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def look(client: Client) -> tuple[PoolRow, ...]:
     """The table's content as it is now."""
-    return status_table.rows(plan_read.pools(client), plan_read.nodes(client))
+    return status_table.rows(read.pools(client), read.nodes(client))
 
 
 def follow(client: Client, clock: Clock, picture: "Picture") -> None:

@@ -33,9 +33,9 @@ from treenail.controllers.drain.decide import (
 )
 from treenail.controllers.drain.nodes import Nodes
 from treenail.controllers.drain.order import Line, Slots
-from treenail.controllers.informers import Informers
-from treenail.controllers.metrics import SLOW_S, Metrics
-from treenail.controllers.workers import LookAt
+from treenail.controllers.runtime.informers import Informers
+from treenail.controllers.runtime.metrics import SLOW_S, Metrics
+from treenail.controllers.runtime.workers import LookAt
 from treenail.errors import Conflict, Forbidden, Invalid
 from treenail.kube.client import Client
 from treenail.kube.events import Regarding

@@ -7,7 +7,7 @@ from then on, whether the watch has told it yet or not, so that nothing is decid
 from treenail.api import annotations as key
 from treenail.api.decode import Json
 from treenail.controllers.drain.decide import NodeSeen, Record
-from treenail.controllers.informers import View
+from treenail.controllers.runtime.informers import View
 from treenail.errors import NotFound
 from treenail.kube.client import Client
 from treenail.kube.resources import NODES

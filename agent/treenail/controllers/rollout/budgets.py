@@ -10,7 +10,7 @@ from treenail.api.decode import Fields, Json
 from treenail.api.meta import ObjectMeta
 from treenail.api.selector import LabelSelector, optional_selector
 from treenail.clock import Clock
-from treenail.controllers.informers import Informers, View
+from treenail.controllers.runtime.informers import Informers, View
 from treenail.errors import ClusterError
 from treenail.kube.client import Listing, Params
 from treenail.kube.resources import PODDISRUPTIONBUDGETS, PODS, Resource

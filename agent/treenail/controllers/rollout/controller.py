@@ -12,12 +12,13 @@ from typing import Protocol
 from treenail.api import annotations as key
 from treenail.api.machineconfigpool import API_VERSION, ARBITER, KIND, MASTER, MachineConfigPool
 from treenail.clock import Clock, rfc3339
-from treenail.controllers.rollout import gate, report, status
+from treenail.controllers.rollout import report, status
 from treenail.controllers.rollout.act import Api, Each, Writer
 from treenail.controllers.rollout.decide import Turn, decide, invalid
 from treenail.controllers.rollout.expected import ExpectedNodes, ExpectedPools
-from treenail.controllers.rollout.external import LockServer
-from treenail.controllers.rollout.gate import Blocked, Hold, Proceed, Verdict
+from treenail.controllers.rollout.gates import os_image
+from treenail.controllers.rollout.gates.external import LockServer
+from treenail.controllers.rollout.gates.os_image import Blocked, Hold, Proceed, Verdict
 from treenail.controllers.rollout.nodes import NodeFacts, Target
 from treenail.controllers.rollout.observe import Grouping, Picture, SeenPool, Sight
 from treenail.controllers.rollout.policy import Policy, policy
@@ -64,7 +65,7 @@ class Settings:
     """The annotation of a node that asks for an image."""
     own_node: str = ""
     """The node that this process runs on, which is left for last."""
-    image: Callable[[MachineConfigPool], Verdict] = gate.annotated
+    image: Callable[[MachineConfigPool], Verdict] = os_image.annotated
     """Which target a pool is after: the seat of the gate for images built in the cluster."""
 
 
@@ -200,7 +201,7 @@ class RolloutController:
             arbiters = self._expected.over(picture.members[ARBITER])
             verdict = self._settings.image(self._pools.latest(picture.pools[MASTER].pool))
             want = verdict.target if isinstance(verdict, Proceed) else Target("", "")
-            hold = gate.control_plane(name, masters, arbiters, want)
+            hold = os_image.control_plane(name, masters, arbiters, want)
             if hold is not None:
                 yield hold
 

@@ -8,9 +8,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.rollout import estimate, order, windows
+from treenail.controllers.rollout import estimate, order
 from treenail.controllers.rollout.estimate import words
-from treenail.controllers.rollout.gate import Blocked, Hold, Proceed, Verdict
+from treenail.controllers.rollout.gates import windows
+from treenail.controllers.rollout.gates.os_image import Blocked, Hold, Proceed, Verdict
 from treenail.controllers.rollout.nodes import NodeFacts, Target
 from treenail.controllers.rollout.policy import RESUME, Order, Policy, Wave, policy
 from treenail.controllers.rollout.progress import (

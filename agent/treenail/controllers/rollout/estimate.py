@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from statistics import median
 
+from treenail.controllers.rollout.gates.windows import Closed, Window, look
 from treenail.controllers.rollout.nodes import NodeFacts, Target
-from treenail.controllers.rollout.windows import Closed, Window, look
 
 USUAL_S = 600.0
 """What a node is taken to need before any is through."""

@@ -8,12 +8,12 @@ from typing import Protocol
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import ARBITER, MASTER
 from treenail.clock import Clock
-from treenail.controllers.informers import Informers, View
 from treenail.controllers.rollout import act, budgets
 from treenail.controllers.rollout.budgets import Budgets
 from treenail.controllers.rollout.controller import Events, Gates, RolloutController, Settings
 from treenail.controllers.rollout.nodes import NodeFacts
 from treenail.controllers.rollout.observe import SeenPool, concerned
+from treenail.controllers.runtime.informers import Informers, View
 from treenail.kube.resources import MACHINECONFIGPOOLS, NODES
 from treenail.kube.watch import Scope
 
@@ -29,7 +29,7 @@ class Api(act.Api, budgets.Api, Protocol):
 
 
 class Rollout:
-    """A `treenail.controllers.workers.Controller`, whose keys are the names of pools."""
+    """A `treenail.controllers.runtime.workers.Controller`, whose keys are the names of pools."""
 
     name = "rollout"
 

@@ -29,9 +29,9 @@ from treenail.api import documents
 from treenail.api.decode import Fields
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.selector import LabelSelector, optional_selector
-from treenail.controllers.rollout import external
-from treenail.controllers.rollout.external import Alerts, LockServer
-from treenail.controllers.rollout.windows import Window, window
+from treenail.controllers.rollout.gates import external
+from treenail.controllers.rollout.gates.external import Alerts, LockServer
+from treenail.controllers.rollout.gates.windows import Window, window
 from treenail.errors import ConfigError
 
 POLICY = "treenail.io/rollout"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import API_VERSION, Configuration, MachineConfigPool
 from treenail.api.meta import Condition, renewed
-from treenail.controllers.rollout import building
-from treenail.controllers.rollout.gate import ImageBuild, ImageConfig
+from treenail.controllers.rollout.gates import building
+from treenail.controllers.rollout.gates.os_image import ImageBuild, ImageConfig
 from treenail.controllers.rollout.nodes import NodeFacts, Target
 from treenail.controllers.rollout.reported import Reported
 

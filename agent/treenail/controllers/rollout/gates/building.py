@@ -1,0 +1,106 @@
+"""What a pool says while its OS image is built in the cluster."""
+
+from collections.abc import Iterator
+
+from treenail.api.meta import Condition
+from treenail.controllers.rollout.gates.os_image import BuildState, ImageBuild, ImageConfig
+
+IMAGE_BUILD_DEGRADED = "ImageBuildDegraded"
+
+
+def unfinished(config: ImageConfig | None, build: ImageBuild | None) -> bool:
+    """The image that the pool waits for is not there yet."""
+    if config is None or build is None:
+        return False
+    if build.state is BuildState.SUCCEEDED:
+        return build.pull_spec not in ("", config.pull_spec)
+    return build.state in (BuildState.PREPARED, BuildState.BUILDING, BuildState.FAILED)
+
+
+def updating(
+    config: ImageConfig | None,
+    build: ImageBuild | None,
+    *,
+    complete: bool,
+    paused: bool,
+    degraded: bool,
+) -> tuple[str, str, str] | None:
+    """Status, reason and message of the Updating condition; None when the build has no say."""
+    if config is None:
+        return None
+    if not paused and degraded:
+        return ("False", "Degraded", "Pool update paused due to degraded condition")
+    if build is None:
+        waiting = "waiting for a new OS image build to start"
+        lead = "Pool is paused; " if paused else "Pool is "
+        return ("True", "WaitingForBuild", f"{lead}{waiting} (mosc: {config.name})")
+    if build.state is BuildState.SUCCEEDED and complete:
+        return None
+    said = (_PAUSED if paused else _UNPAUSED)[build.state]
+    return (said[0], said[1], f"{said[2]} (mosb: {build.name})")
+
+
+def degraded(
+    config: ImageConfig | None, build: ImageBuild | None, before: Condition | None
+) -> Iterator[Condition]:
+    """The ImageBuildDegraded condition where it is to change.
+
+    Who builds says that a build failed; it is taken back here as soon as that is over.
+    """
+    failed = before is not None and before.status == "True"
+    if build is not None and build.state in (BuildState.PREPARED, BuildState.BUILDING):
+        yield Condition(IMAGE_BUILD_DEGRADED, "False", "Building", "New build started")
+    elif build is not None and build.state is BuildState.SUCCEEDED:
+        yield Condition(
+            IMAGE_BUILD_DEGRADED, "False", "BuildSuccess", "Build completed successfully"
+        )
+    elif build is None and failed:
+        reason, message = (
+            ("NoLayeredObjects", "No layered pool objects found")
+            if config is None
+            else ("BuildPending", "Waiting for a new OS image build")
+        )
+        yield Condition(IMAGE_BUILD_DEGRADED, "False", reason, message)
+
+
+_UNPAUSED = {
+    BuildState.INITIAL: (
+        "True", "WaitingForBuild", "Pool is waiting for OS image build to start",
+    ),
+    BuildState.PREPARED: (
+        "True", "WaitingForBuild", "Pool is waiting for OS image build to start",
+    ),
+    BuildState.BUILDING: (
+        "True", "Building", "Pool is waiting for OS image build to complete",
+    ),
+    BuildState.SUCCEEDED: (
+        "True", "RollingOut", "Pool is waiting for nodes to apply OS image",
+    ),
+    BuildState.FAILED: (
+        "False", "BuildFailed", "Pool update stopped due to OS image build failure",
+    ),
+    BuildState.INTERRUPTED: (
+        "False", "BuildInterrupted", "Pool update stopped due to OS image build being interrupted",
+    ),
+}  # fmt: skip
+
+_PAUSED = {
+    BuildState.INITIAL: (
+        "True", "Paused", "Pool is paused; OS image build has been created but not yet started",
+    ),
+    BuildState.PREPARED: (
+        "True", "Paused", "Pool is paused; OS image build has been prepared but will not rollout",
+    ),
+    BuildState.BUILDING: (
+        "True", "Paused", "Pool is paused; OS image build in progress",
+    ),
+    BuildState.SUCCEEDED: (
+        "False", "Paused", "Pool is paused; OS image build completed successfully",
+    ),
+    BuildState.FAILED: (
+        "False", "Paused", "Pool is paused; OS image build failed",
+    ),
+    BuildState.INTERRUPTED: (
+        "False", "Paused", "Pool is paused; OS image build was interrupted",
+    ),
+}  # fmt: skip

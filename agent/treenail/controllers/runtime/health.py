@@ -1,0 +1,118 @@
+"""/healthz, /readyz and /metrics, on one address."""
+
+import logging
+import socket
+import socketserver
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self
+
+from treenail.controllers.runtime.metrics import CONTENT_TYPE, Metrics
+from treenail.errors import UsageError
+
+log = logging.getLogger(__name__)
+
+Check = Callable[[], str]
+"""What is wrong, in a sentence; empty when nothing is."""
+
+_REQUEST_LIMIT_S = 10.0
+_PLAIN = "text/plain; charset=utf-8"
+
+
+class HealthServer:
+    """Answers kubelets and Prometheus; to be used in a ``with``. It serves nothing secret."""
+
+    def __init__(
+        self, host: str, port: int, metrics: Metrics, *, healthy: Check, ready: Check
+    ) -> None:
+        pages = {
+            "/healthz": lambda: _checked(healthy()),
+            "/readyz": lambda: _checked(ready()),
+            "/metrics": lambda: (HTTPStatus.OK, CONTENT_TYPE, metrics.text()),
+        }
+        try:
+            self._server = _Server((host, port), pages)
+        except OSError as error:
+            raise UsageError(
+                f"can't listen on {host or '*'}:{port}: {error.strerror or error}",
+                remedy="name another address with --metrics",
+            ) from error
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="health", daemon=True
+        )
+
+    @property
+    def port(self) -> int:
+        """Where it listens; of interest if it was asked for port 0."""
+        return self._server.server_port
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(_REQUEST_LIMIT_S)
+
+
+def address(text: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``, ``[HOST]:PORT`` or ``:PORT``; raises `UsageError`."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise UsageError(f"{text!r} is no address: expected HOST:PORT, or :PORT for all addresses")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+_Page = Callable[[], tuple[HTTPStatus, str, str]]
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    # A request that hangs is ended by its own limit, not waited for.
+    block_on_close = False
+
+    def __init__(self, place: tuple[str, int], pages: dict[str, _Page]) -> None:
+        self.pages = pages
+        host, _ = place
+        if ":" in host or (not host and socket.has_dualstack_ipv6()):
+            self.address_family = socket.AF_INET6
+        super().__init__(place, _Request)
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        # Not HTTPServer's: that looks its own name up, which may take as long as it likes.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = "", self.socket.getsockname()[1]
+
+
+class _Request(BaseHTTPRequestHandler):
+    timeout = _REQUEST_LIMIT_S
+    server_version = "treenail"
+    sys_version = ""
+    server: _Server
+
+    def do_GET(self) -> None:
+        page = self.server.pages.get(self.path.partition("?")[0])
+        if page is None:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        status, content_type, text = page()
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base's name
+        log.debug("%s %s", self.address_string(), format % args)
+
+
+def _checked(problem: str) -> tuple[HTTPStatus, str, str]:
+    if problem:
+        return HTTPStatus.SERVICE_UNAVAILABLE, _PLAIN, f"{problem}\n"
+    return HTTPStatus.OK, _PLAIN, "ok\n"

@@ -1,0 +1,290 @@
+"""The controllers with nothing but their service account: all they need, and nothing else."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.controllers.drain.site import Wire
+from tests.controllers.installed import (
+    OPTIONS,
+    account_kubeconfig,
+    apply,
+    denied,
+    used,
+    without,
+)
+from tests.waiting import wait_until
+from treenail.api import annotations as key
+from treenail.clock import SystemClock
+from treenail.controllers.drain.controller import DrainController
+from treenail.controllers.install import installation
+from treenail.controllers.install.installation import NAME, documents
+from treenail.controllers.install.permissions import granted
+from treenail.controllers.render.controller import Rendering
+from treenail.controllers.rollout.controller import Settings
+from treenail.controllers.rollout.gates.asking import Asker
+from treenail.controllers.rollout.live import Rollout
+from treenail.controllers.rollout.machineconfignodes import MachineConfigNodes
+from treenail.controllers.runtime.informers import Informers
+from treenail.controllers.runtime.metrics import Metrics
+from treenail.controllers.runtime.runtime import Runtime
+from treenail.controllers.runtime.web import Web
+from treenail.controllers.runtime.workers import Crew
+from treenail.kube.client import Client, Json
+from treenail.kube.events import Recorder
+from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.lease import Candidacy, Election
+from treenail.kube.request import Request
+from treenail.kube.resources import (
+    CONTROLLERCONFIGS,
+    DAEMONSETS,
+    EVENTS,
+    MACHINECONFIGNODES,
+    MACHINECONFIGPOOLS,
+    MACHINECONFIGS,
+    NODES,
+    PODDISRUPTIONBUDGETS,
+    PODS,
+    Resource,
+)
+from treenail.kube.transport import HttpTransport
+from treenail.lab.apiserver.server import LabServer
+
+CLOCK = SystemClock()
+ROLE = "machineconfiguration.openshift.io/role"
+
+# What the lab's server does not ask for: an admission plugin of which not every cluster has it.
+ASKED_ELSEWHERE = {("machineconfigpools/finalizers", "update")}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LabServer]:
+    with LabServer(tmp_path / "api") as found:
+        yield found
+
+
+class Cluster:
+    """What people and an agent do, as an administrator."""
+
+    def __init__(self, server: LabServer) -> None:
+        self._transport = HttpTransport(read_kubeconfig(str(server.admin_kubeconfig)), CLOCK)
+        self.client = Client(self._transport)
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def make(self, resource: Resource, name: str, *, namespace: str = "", **more: object) -> None:
+        metadata: Json = {"name": name, **more.pop("metadata", {})}  # type: ignore[dict-item]  # a dict
+        body: Json = {
+            "apiVersion": resource.api_version,
+            "kind": resource.kind,
+            "metadata": metadata,
+            **more,
+        }
+        self.client.create(resource, body, namespace=namespace)
+
+    def arrange(self) -> None:
+        """A pool with a node at rest, and pods on the node."""
+        labels = {"node-role.kubernetes.io/worker": ""}
+        notes = {key.CURRENT_CONFIG: "old", key.DESIRED_CONFIG: "old", key.STATE: "Done"}
+        self.make(NODES, "a", metadata={"labels": labels, "annotations": notes})
+        ready = [{"type": "Ready", "status": "True", "reason": "x", "message": "x"}]
+        self.client.patch(NODES, "a", {"status": {"conditions": ready}}, subresource="status")
+        self.make(CONTROLLERCONFIGS, "machine-config-controller", spec={})
+        self.config(0)
+        selector = {"matchLabels": {ROLE: "worker"}}
+        nodes = {"matchLabels": labels}
+        self.make(
+            MACHINECONFIGPOOLS,
+            "worker",
+            spec={"machineConfigSelector": selector, "nodeSelector": nodes},
+        )
+        template: Json = {"selector": {}, "template": {}}
+        self.make(DAEMONSETS, "agents", namespace="default", spec=template)
+        uid = self.client.get(DAEMONSETS, "agents", namespace="default")["metadata"]["uid"]  # type: ignore[index]  # a dict
+        owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "agents", "uid": uid}
+        self.pod("agent", ownerReferences=[{**owner, "controller": True}])
+        self.pod("web", labels={"app": "web"})
+        spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "web"}}}
+        self.make(PODDISRUPTIONBUDGETS, "keep", namespace="default", spec=spec)
+
+    def config(self, version: int) -> None:
+        """The worker's MachineConfig, created or changed."""
+        spec: Json = {
+            "config": {"ignition": {"version": "3.5.0"}},
+            "kernelArguments": [f"version={version}"],
+        }
+        if version:
+            self.client.patch(MACHINECONFIGS, "00-worker", {"spec": spec})
+        else:
+            metadata = {"labels": {ROLE: "worker"}}
+            self.make(MACHINECONFIGS, "00-worker", metadata=metadata, spec=spec)
+
+    def pod(self, name: str, **metadata: object) -> None:
+        spec = {
+            "nodeName": "a",
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "main", "image": "i"}],
+        }
+        self.make(PODS, name, namespace="default", metadata=metadata, spec=spec)
+        wait_until(lambda: self.phase(name) == "Running")
+
+    def phase(self, pod: str) -> object:
+        status = self.client.get(PODS, pod, namespace="default")["status"]
+        return status.get("phase")  # type: ignore[attr-defined]  # a dict
+
+    def note(self, **notes: str) -> None:
+        """The agent writes its annotations."""
+        named = {key.PREFIX + name: value for name, value in notes.items()}
+        self.client.patch(NODES, "a", {"metadata": {"annotations": named}})
+
+    def notes(self) -> dict[str, str]:
+        return self.client.get(NODES, "a")["metadata"]["annotations"]  # type: ignore[index,no-any-return]  # a dict
+
+    def rendered(self) -> str:
+        spec = self.client.get(MACHINECONFIGPOOLS, "worker")["spec"]
+        return str(spec.get("configuration", {}).get("name", ""))  # type: ignore[attr-defined]  # a dict
+
+    def configs(self) -> int:
+        return len(self.client.list(MACHINECONFIGS).items)
+
+    def ask(self, request: str) -> None:
+        self.note(desiredDrain=request)
+
+    def applied(self, request: str) -> bool:
+        return self.notes().get(key.LAST_APPLIED_DRAIN) == request
+
+    def live_a_life(self) -> None:
+        """An update of the node from its rendering to its uncordon, and what else may happen."""
+        wait_until(self.rendered)
+        wait_until(lambda: self.notes()[key.DESIRED_CONFIG] == self.rendered())
+        wait_until(lambda: self.client.get(MACHINECONFIGNODES, "a"))
+        self.ask("drain-x")
+        wait_until(lambda: self.client.get(NODES, "a")["spec"].get("unschedulable"))  # type: ignore[attr-defined]  # a dict
+        self.client.delete(PODDISRUPTIONBUDGETS, "keep", namespace="default")
+        wait_until(lambda: self.applied("drain-x"), limit_s=20)
+        self.ask("uncordon-x")
+        wait_until(lambda: self.applied("uncordon-x"))
+        self.note(currentConfig=self.rendered())
+        for times in (1, 2):
+            self.ask("reboot-x")
+            wait_until(lambda times=times: self.said("UnknownDrainRequest") == times)  # type: ignore[misc]
+            self.ask("uncordon-x")
+            wait_until(lambda: self.applied("uncordon-x"))
+        for version in range(1, 9):
+            before = self.rendered()
+            self.config(version)
+            wait_until(lambda before=before: self.rendered() != before)  # type: ignore[misc]
+        wait_until(lambda: self.configs() <= 9)
+
+    def said(self, reason: str) -> int:
+        """How often an event was recorded."""
+        found = self.client.list(EVENTS, namespace="default").items
+        return sum(int(str(each["count"])) for each in found if each["reason"] == reason)
+
+
+@contextmanager
+def controllers(server: LabServer, kubeconfig: Path) -> Iterator[None]:
+    """All controllers, by the account alone."""
+    wire = Wire(server, kubeconfig)
+    client = Client(wire)
+    recorder = Recorder(client, NAME, "test", CLOCK)
+    metrics = Metrics()
+    rollout = Rollout(client, CLOCK, Asker(Web()), recorder, Settings())
+    candidacy = Candidacy(OPTIONS.namespace, NAME, "test", retry_s=0.1)
+    runtime = Runtime(
+        [
+            Crew(Rendering(client, CLOCK, recorder, settle_s=0.0), first_s=0.05, most_s=0.2),
+            Crew(rollout, first_s=0.05, most_s=0.2),
+            Crew(MachineConfigNodes(client, CLOCK), first_s=0.05, most_s=0.2),
+            Crew(DrainController(client, recorder, CLOCK, metrics), first_s=0.05, most_s=0.2),
+        ],
+        Informers(client, CLOCK),
+        CLOCK,
+        metrics,
+        stand=lambda gain, loss: Election(client, candidacy, CLOCK, on_gain=gain, on_loss=loss),
+    )
+    admin = Cluster(server)
+    beats = iter(range(100))
+
+    def heartbeat(request: Request) -> None:
+        # So that some write of the drain controller finds a newer Node, and reads it.
+        if request.method == "PATCH" and b"lastAppliedDrain" in request.body:
+            wire.before = lambda _: None
+            admin.client.patch(NODES, "a", {"metadata": {"labels": {"beat": str(next(beats))}}})
+
+    wire.before = heartbeat
+    stop = threading.Event()
+    thread = threading.Thread(target=runtime.run, args=(stop,))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(20)
+        wire.close()
+        admin.close()
+
+
+@pytest.fixture
+def cluster(server: LabServer) -> Iterator[Cluster]:
+    found = Cluster(server)
+    yield found
+    found.close()
+
+
+def test_account_may_do_what_the_controllers_do_and_nothing_else(
+    server: LabServer, cluster: Cluster, tmp_path: Path
+) -> None:
+    apply(server, documents(OPTIONS))
+    cluster.arrange()
+    with controllers(server, account_kubeconfig(server)):
+        cluster.live_a_life()
+
+    assert denied(server) == frozenset()
+    assert used(server) == _granted_to_controllers() - ASKED_ELSEWHERE
+
+
+@pytest.mark.parametrize(
+    ("resource", "verb"),
+    [
+        ("leases", "create"),
+        ("machineconfigs", "create"),
+        ("machineconfigpools/status", "patch"),
+        ("pods/eviction", "create"),
+        ("pods", "list"),
+        ("events", "create"),
+    ],
+)
+def test_permission_that_is_missing_is_noticed(
+    server: LabServer, cluster: Cluster, tmp_path: Path, resource: str, verb: str
+) -> None:
+    apply(server, without(resource, verb))
+    cluster.arrange()
+    cluster.ask("drain-x")
+    with controllers(server, account_kubeconfig(server)):
+        wait_until(lambda: denied(server))
+
+    assert denied(server) == {(resource, verb)}
+
+
+def test_account_may_not_touch_what_is_not_its_business(server: LabServer) -> None:
+    found = {(resource.partition(".")[0], verb) for resource, verb in _granted_to_controllers()}
+    assert not {resource for resource, _ in found} & {"secrets", "configmaps", "pods/exec"}
+    assert not {verb for _, verb in found} & {"*", "impersonate", "bind", "escalate"}
+    assert ("nodes", "delete") not in found
+    assert ("pods", "delete") not in found
+
+
+def _granted_to_controllers() -> frozenset[tuple[str, str]]:
+    rules = [
+        rule
+        for document in documents(OPTIONS)
+        if document["kind"] in ("Role", "ClusterRole")
+        and str(document["metadata"]["name"]).startswith(installation.NAME)  # type: ignore[index]  # a dict
+        for rule in document["rules"]  # type: ignore[attr-defined]  # a list
+    ]
+    return frozenset((resource.partition(".")[0], verb) for resource, verb in granted(rules))

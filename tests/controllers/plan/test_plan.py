@@ -1,0 +1,288 @@
+"""What a change would do, told beforehand, and how pools and nodes are shown."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.controllers.rollout.agents import add_nodes, client_of, install_kinds
+from tests.controllers.rollout.world import World
+from treenail.api import annotations as key
+from treenail.api.machineconfig import MachineConfig
+from treenail.api.machineconfigpool import Configuration
+from treenail.cli.controller import main as command
+from treenail.controllers.plan import plan, status_table, text
+from treenail.controllers.plan.budgets import StuckBudget, stuck
+from treenail.controllers.plan.plan import Snapshot
+from treenail.controllers.render import offline
+from treenail.controllers.rollout.observe import SeenPool
+from treenail.kube.client import Client
+from treenail.kube.resources import (
+    MACHINECONFIGPOOLS,
+    MACHINECONFIGS,
+    NAMESPACES,
+    PODDISRUPTIONBUDGETS,
+    PODS,
+)
+from treenail.lab.apiserver.server import LabServer
+
+ROLE = {"machineconfiguration.openshift.io/role": "worker"}
+IMAGE = f"registry.example.com/os@sha256:{'1' * 64}"
+CHRONY = "data:,pool%20ntp.example.com"
+
+
+def config(name: str, **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "machineconfiguration.openshift.io/v1",
+        "kind": "MachineConfig",
+        "metadata": {"name": name, "labels": ROLE},
+        "spec": {"config": {"ignition": {"version": "3.5.0"}}, **spec},
+    }
+
+
+def files(*found: tuple[str, str]) -> dict[str, Any]:
+    listed = [{"path": path, "contents": {"source": source}} for path, source in found]
+    return {"config": {"ignition": {"version": "3.5.0"}, "storage": {"files": listed}}}
+
+
+def pool(policy: str = "", **spec: Any) -> dict[str, Any]:
+    notes = {"treenail.io/rollout": policy} if policy else {}
+    return {
+        "apiVersion": "machineconfiguration.openshift.io/v1",
+        "kind": "MachineConfigPool",
+        "metadata": {"name": "worker", "annotations": notes},
+        "spec": {
+            "machineConfigSelector": {"matchLabels": ROLE},
+            "nodeSelector": {"matchLabels": {"node-role.kubernetes.io/worker": ""}},
+            **spec,
+        },
+    }
+
+
+def snapshot(nodes: int, document: dict[str, Any], *configs: dict[str, Any]) -> Snapshot:
+    """A cluster whose nodes have what its pool renders."""
+    seen = SeenPool.from_json(document)
+    base = {each["metadata"]["name"]: MachineConfig.from_json(each) for each in configs}
+    world = World()
+    rendered, errors = offline.render_all(
+        offline.Documents({"worker": seen.pool}, base, {}), "worker"
+    )
+    assert not errors
+    for number in range(nodes):
+        world.add_node(f"n{number}", rendered[0].name)
+    world.deliver()
+    known = {**base, rendered[0].name: rendered[0].config}
+    now = replace(seen.pool, configuration=Configuration(rendered[0].name))
+    return Snapshot({"worker": SeenPool(now)}, world.nodes(), known)
+
+
+def planned(found: Snapshot, *documents: dict[str, Any]) -> str:
+    texts = [(f"file{index}", json.dumps(each)) for index, each in enumerate(documents)]
+    after = plan.applied(found, offline.read(texts))
+    return "\n".join(text.lines(plan.plan(after, now=0.0)))
+
+
+def test_a_plan_tells_action_reason_source_order_and_duration() -> None:
+    found = snapshot(3, pool(maxUnavailable=2), config("00-base"))
+    change = config("50-chrony", **files(("/etc/chrony.conf", CHRONY)))
+    text = planned(found, change)
+    name = text.split(" to ")[1].split("\n")[0]
+    old = next(each.name for each in found.configs.values() if each.name.startswith("rendered"))
+    assert text == (
+        f"pool worker: 3 of 3 nodes to {name}\n"
+        "  rendered from 00-base, 50-chrony\n"
+        f"  3 nodes from {old}:\n"
+        "    drain and reboot\n"
+        "      because file /etc/chrony.conf added (no policy for this path), from MachineConfig "
+        "50-chrony\n"
+        "  order, 2 at a time:\n"
+        "      1. n0, n1\n"
+        "      2. n2\n"
+        "  about 20 min in all"
+    )
+
+
+def test_what_disturbs_nothing_is_called_that() -> None:
+    found = snapshot(1, pool(), config("00-base"))
+    change = config("50-secret", **files(("/var/lib/kubelet/config.json", "data:,x")))
+    text = planned(found, change)
+    assert "written in place, nothing is disturbed" in text
+    assert "about 1 min in all" in text
+
+
+def test_waves_are_planned_one_after_the_other() -> None:
+    policy = "{canary: {nodes: 1}, waves: [50%], soak: 10m}"
+    found = snapshot(6, pool(policy, maxUnavailable=2), config("00-base"))
+    text = planned(found, config("50-kernel", kernelArguments=["quiet"]))
+    assert "because kernelArguments changed (part of the operating system)" in text
+    assert "      1. n0  (wave 1)\n      2. n1, n2  (wave 2)\n" in text
+    assert "      3. n3, n4  (wave 3)\n      4. n5  (wave 3)\n" in text
+    assert "about 60 min in all" in text
+
+
+def test_an_image_of_the_pool_is_part_of_the_plan() -> None:
+    found = snapshot(1, pool(), config("00-base"))
+    change = pool()
+    change["metadata"]["annotations"] = {"treenail.io/os-image": IMAGE}
+    text = planned(found, change)
+    assert f"with image {IMAGE}" in text
+    assert "osImageURL changed (part of the operating system), from annotation" in text
+
+
+def test_a_change_that_can_not_be_rendered_changes_no_node() -> None:
+    found = snapshot(2, pool(), config("00-base"))
+    text = planned(found, config("50-fips", fips=True))
+    assert text.startswith("pool worker: can't be planned, and no node changes\n  problem: ")
+    assert "50-fips" in text
+
+
+def test_wrong_percentages_and_empty_selectors_are_problems() -> None:
+    found = snapshot(2, pool(), config("00-base"))
+    text = planned(found, pool(maxUnavailable="many"))
+    assert "can't be planned, and no node changes" in text
+    assert "which is neither a count nor a percentage" in text
+
+
+def test_a_pause_and_a_closed_window_are_said() -> None:
+    found = snapshot(1, pool(), config("00-base"))
+    change = config("50-kernel", kernelArguments=["quiet"])
+    assert "it does not begin yet: the pool is paused" in planned(found, change, pool(paused=True))
+    policy = '{windows: [{days: [Sat], start: "01:00", duration: 4h, timeZone: UTC}]}'
+    assert "the maintenance window opens at 1970-01-03 01:00 UTC" in planned(
+        found, change, pool(policy)
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ({"maxUnavailable": 0}, "maxUnavailable is 0"),
+        ({"maxUnavailable": "0%"}, "maxUnavailable is 0%"),
+        ({"minAvailable": 2}, "minAvailable is 2, and there are 2 pods"),
+        ({"minAvailable": "100%"}, "minAvailable is 100%, and there are 2 pods"),
+        ({"minAvailable": "51%"}, "minAvailable is 51%, and there are 2 pods"),
+        ({"minAvailable": 1}, None),
+        ({"maxUnavailable": 1}, None),
+    ],
+)
+def test_a_budget_that_never_passes_is_known_before_the_drain(
+    spec: dict[str, Any], why: str | None
+) -> None:
+    budget = {
+        "metadata": {"name": "db", "namespace": "shop"},
+        "spec": {"selector": {"matchLabels": {"app": "db"}}, **spec},
+        "status": {"expectedPods": 2, "disruptionsAllowed": 0},
+    }
+    pods = [
+        {"metadata": {"labels": {"app": "db"}}, "spec": {"nodeName": "n1"}},
+        {"metadata": {"labels": {"app": "web"}}, "spec": {"nodeName": "n2"}},
+    ]
+    expected = None if why is None else StuckBudget("shop/db", why, ("n1",))
+    assert stuck(budget, pods) == expected
+
+
+def test_the_table_shows_who_needs_attention_first() -> None:
+    world = World()
+    for number in range(9):
+        world.add_node(f"n{number}", "old")
+    world.set_pool("worker", "new")
+    world.cordon("n7", on=True)
+    world.deliver()
+    text = list(status_table.lines(status_table.rows(world.pools(), world.nodes())))
+    assert text[1].split() == ["worker", "-", "0/0", "0", "0", "new"]
+    assert text[2].split() == ["n7", "Done", "out", "old"]
+    assert text[-1] == "  and 3 more nodes at rest"
+
+
+def test_the_table_shows_what_is_staged_ahead() -> None:
+    world = World()
+    stage = {key.STAGE_CONFIG: "new", key.STAGE_IMAGE: IMAGE}
+    for name, said in {
+        "a": {},
+        "b": {key.STAGED: IMAGE},
+        "c": {key.STAGING_ERROR: f"{IMAGE}: no space left"},
+    }.items():
+        world.add_node(name, "old")
+        world.change("nodes", name, {"metadata": {"annotations": {**stage, **said}}})
+    world.set_pool("worker", "new")
+    world.deliver()
+    text = list(status_table.lines(status_table.rows(world.pools(), world.nodes())))
+    assert [line.split() for line in text[2:]] == [
+        ["a", "Done", "old", "(staging", "ahead)"],
+        ["b", "Done", "old", "(staged", "ahead)"],
+        ["c", "Done", "old", "(staging", "ahead)"],
+        ["no", "space", "left"],
+    ]
+
+
+def test_a_plan_says_when_all_nodes_stage_first() -> None:
+    found = snapshot(1, pool(), config("00-base"))
+    change = pool("{staging: {maxParallel: 3}}")
+    assert "stage" not in planned(found, change, config("50-kernel", kernelArguments=["quiet"]))
+    change["metadata"]["annotations"]["treenail.io/os-image"] = IMAGE
+    assert "  all stage the image first, 3 at a time\n  order, " in planned(found, change)
+
+
+def test_plan_and_status_work_on_a_cluster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with LabServer(tmp_path / "api") as server:
+        client, transport = client_of(server.admin_kubeconfig)
+        kubeconfig = str(server.admin_kubeconfig)
+        install_kinds(client)
+        add_nodes(client, ["n0", "n1"], "old")
+        client.create(MACHINECONFIGS, {**config("old"), "metadata": {"name": "old"}})
+        client.create(MACHINECONFIGS, config("00-base"))
+        client.create(MACHINECONFIGPOOLS, pool())
+        add_budget(client)
+        change = tmp_path / "change.json"
+        change.write_text(json.dumps(config("50-kernel", kernelArguments=["quiet"])))
+
+        assert command.main(["plan", "-f", str(change), "--kubeconfig", kubeconfig]) == 0
+        text = capsys.readouterr().out
+        assert "drain and reboot\n      because kernelArguments changed" in text
+        assert (
+            "PodDisruptionBudget shop/db never lets a pod go (maxUnavailable is 0), on n1" in text
+        )
+
+        assert command.main(["plan", "--live", "--json", "--kubeconfig", kubeconfig]) == 0
+        found = json.loads(capsys.readouterr().out)["pools"][0]
+        assert found["batches"] == [
+            {"wave": 1, "nodes": ["n0"]},
+            {"wave": 1, "nodes": ["n1"]},
+        ]
+        assert found["drains"] is False
+
+        assert command.main(["status", "--kubeconfig", kubeconfig]) == 0
+        assert "n0" in capsys.readouterr().out
+        assert command.main(["status", "--json", "--kubeconfig", kubeconfig]) == 0
+        rows = json.loads(capsys.readouterr().out)["pools"][0]["nodes"]
+        assert [row["name"] for row in rows] == ["n0", "n1"]
+
+        assert command.main(["plan", "--kubeconfig", kubeconfig]) == 2
+        assert "name the change with -f" in capsys.readouterr().err
+        transport.close()
+
+
+def add_budget(client: Client) -> None:
+    client.create(NAMESPACES, {"metadata": {"name": "shop"}})
+    labels = {"app": "db"}
+    client.create(
+        PODDISRUPTIONBUDGETS,
+        {
+            "metadata": {"name": "db"},
+            "spec": {"maxUnavailable": 0, "selector": {"matchLabels": labels}},
+        },
+        namespace="shop",
+    )
+    containers = [{"name": "db", "image": "registry.example.com/db:1"}]
+    client.create(
+        PODS,
+        {
+            "metadata": {"name": "db-0", "labels": labels},
+            "spec": {"nodeName": "n1", "containers": containers},
+        },
+        namespace="shop",
+    )

@@ -1,0 +1,305 @@
+"""The render controller with real watches on the lab's API server."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.controllers.rollout.agents import add_nodes, client_of, install_kinds
+from tests.waiting import wait_until
+from treenail.clock import SystemClock
+from treenail.controllers.install import crds
+from treenail.controllers.render.controller import KEPT, Rendering
+from treenail.controllers.runtime.informers import Informers
+from treenail.controllers.runtime.metrics import Metrics
+from treenail.controllers.runtime.runtime import Runtime
+from treenail.controllers.runtime.workers import Crew
+from treenail.kube.client import Client
+from treenail.kube.events import Recorder
+from treenail.kube.resources import (
+    CUSTOMRESOURCEDEFINITIONS,
+    EVENTS,
+    MACHINECONFIGPOOLS,
+    MACHINECONFIGS,
+    Resource,
+)
+from treenail.lab.apiserver.faults import LoseAnswer, Match, Reject
+from treenail.lab.apiserver.server import LabServer
+
+CLOCK = SystemClock()
+USER = "render"
+ROLE = "machineconfiguration.openshift.io/role"
+Json = dict[str, Any]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LabServer]:
+    with LabServer(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def client(server: LabServer) -> Iterator[Client]:
+    found, transport = client_of(server.admin_kubeconfig)
+    install_kinds(found)
+    if not any("controllerconfigs" in str(document) for document in crds.documents()):
+        found.create(CUSTOMRESOURCEDEFINITIONS, CONTROLLER_CONFIGS)
+    yield found
+    transport.close()
+
+
+@contextmanager
+def running(server: LabServer) -> Iterator[None]:
+    client, transport = client_of(server.kubeconfig_for(USER, ["system:masters"]))
+    controller = Rendering(client, CLOCK, Recorder(client, "render", "here", CLOCK), settle_s=0.0)
+    crew = Crew(controller, first_s=0.02)
+    runtime = Runtime([crew], Informers(client, CLOCK), CLOCK, Metrics())
+    stop = threading.Event()
+    thread = threading.Thread(target=runtime.run, args=(stop,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(20)
+        transport.close()
+        assert not thread.is_alive()
+
+
+def add_config(client: Client, name: str, role: str = "worker", **spec: Any) -> None:
+    client.create(MACHINECONFIGS, config(name, role, **spec))
+
+
+def config(name: str, role: str = "worker", **spec: Any) -> Json:
+    ignition = {"ignition": {"version": "3.5.0"}, "storage": {"files": spec.pop("files", [])}}
+    return {
+        "apiVersion": MACHINECONFIGS.api_version,
+        "kind": "MachineConfig",
+        "metadata": {"name": name, "labels": {ROLE: role}},
+        "spec": {"config": ignition, **spec},
+    }
+
+
+def file(path: str, text: str) -> Json:
+    return {"path": path, "contents": {"source": f"data:,{text}"}}
+
+
+def add_pool(client: Client, name: str = "worker", selector: Json | None = None) -> None:
+    chosen = {"matchLabels": {ROLE: name}} if selector is None else selector
+    client.create(
+        MACHINECONFIGPOOLS,
+        {
+            "apiVersion": MACHINECONFIGPOOLS.api_version,
+            "kind": "MachineConfigPool",
+            "metadata": {"name": name},
+            "spec": {
+                "machineConfigSelector": chosen,
+                "nodeSelector": {"matchLabels": {f"node-role.kubernetes.io/{name}": ""}},
+            },
+        },
+    )
+
+
+def target(client: Client, pool: str = "worker") -> str:
+    found: Any = client.get(MACHINECONFIGPOOLS, pool)
+    name: str = found["spec"].get("configuration", {}).get("name", "")
+    return name
+
+
+def degraded(client: Client, pool: str = "worker") -> tuple[str, str, str]:
+    found: Any = client.get(MACHINECONFIGPOOLS, pool)
+    for each in found.get("status", {}).get("conditions", ()):
+        if each["type"] == "RenderDegraded":
+            return each["status"], each["reason"], each["message"]
+    return "", "", ""
+
+
+def names(client: Client, resource: Resource = MACHINECONFIGS) -> set[str]:
+    items: Any = client.list(resource).items
+    return {item["metadata"]["name"] for item in items}
+
+
+def rendered(client: Client) -> set[str]:
+    return {name for name in names(client) if name.startswith("rendered-")}
+
+
+def moved(client: Client, since: str, pool: str = "worker") -> Callable[[], str]:
+    return lambda: found if (found := target(client, pool)) != since else ""
+
+
+def change(client: Client, name: str, text: str) -> None:
+    body = {"spec": config(name, files=[file("/etc/a", text)])["spec"]}
+    client.patch(MACHINECONFIGS, name, body)
+
+
+def writes(server: LabServer) -> int:
+    verbs = ("create", "update", "patch", "delete")
+    return sum(server.count_requests(user=USER, verb=verb) for verb in verbs)
+
+
+def test_a_pool_gets_a_rendered_config_and_a_change_of_it_another(
+    server: LabServer, client: Client
+) -> None:
+    add_config(client, "00-base", files=[file("/etc/a", "1")])
+    add_config(client, "10-more", kernelArguments=["quiet"])
+    add_config(client, "20-other", role="infra")
+    add_pool(client)
+    with running(server):
+        first = wait_until(moved(client, ""))
+        made: Any = client.get(MACHINECONFIGS, first)
+        pool: Any = client.get(MACHINECONFIGPOOLS, "worker")
+        assert made["spec"]["kernelArguments"] == ["quiet"]
+        assert made["metadata"]["ownerReferences"][0]["name"] == "worker"
+        sources = [each["name"] for each in pool["spec"]["configuration"]["source"]]
+        assert sources == ["00-base", "10-more"]
+        wait_until(lambda: degraded(client)[0] == "False")
+        change(client, "00-base", "2")
+        second = wait_until(moved(client, first))
+        assert rendered(client) == {first, second}
+        change(client, "00-base", "1")
+        wait_until(lambda: target(client) == first)
+
+
+def test_nothing_is_written_when_nothing_changed_even_after_a_restart(
+    server: LabServer, client: Client
+) -> None:
+    add_config(client, "00-base")
+    add_pool(client)
+    with running(server):
+        wait_until(lambda: degraded(client)[0] == "False")
+    before = writes(server)
+    with running(server):
+        client.patch(MACHINECONFIGPOOLS, "worker", {"metadata": {"labels": {"x": "y"}}})
+        add_config(client, "00-sign", role="sign")
+        add_pool(client, "sign")
+        wait_until(lambda: degraded(client, "sign")[0] == "False")
+    assert writes(server) - before == 4, "config, pool, event and condition of the new pool"
+
+
+@pytest.mark.parametrize("resource", ["machineconfigs", "machineconfigpools"])
+@pytest.mark.parametrize("fault", [Reject(503), Reject(500), LoseAnswer()], ids=repr)
+def test_a_write_that_fails_or_whose_answer_is_lost_is_made_up_for(
+    server: LabServer, client: Client, resource: str, fault: Reject | LoseAnswer
+) -> None:
+    add_config(client, "00-base")
+    add_pool(client)
+    verb = "create" if resource == "machineconfigs" else "patch"
+    server.inject(fault, Match(verb=verb, resource=resource, user=USER), times=2)
+    with running(server):
+        wait_until(lambda: degraded(client)[0] == "False")
+        assert rendered(client) == {target(client)}
+
+
+def test_an_invalid_config_is_named_and_the_other_pool_goes_on(
+    server: LabServer, client: Client
+) -> None:
+    add_config(client, "00-base")
+    add_config(client, "99-wrong", files=[{"path": "relative"}])
+    add_config(client, "00-infra", role="infra")
+    add_pool(client)
+    add_pool(client, "infra")
+    with running(server):
+        wait_until(lambda: degraded(client)[0] == "True")
+        status, reason, message = degraded(client)
+        assert (status, reason) == ("True", "RenderFailed")
+        assert "99-wrong" in message
+        assert "spec.config.storage.files[0].path" in message
+        wait_until(moved(client, "", "infra"))
+        assert target(client) == ""
+        events: Any = client.list(EVENTS, namespace="default").items
+        assert "RenderFailed" in {event["reason"] for event in events}
+        client.delete(MACHINECONFIGS, "99-wrong")
+        wait_until(lambda: degraded(client)[0] == "False")
+        assert target(client)
+
+
+@pytest.mark.parametrize(
+    ("selector", "said"),
+    [({}, "selects all MachineConfigs"), ({"matchLabels": {ROLE: "nobody"}}, "couldn't find any")],
+)
+def test_a_pool_without_a_usable_selection_is_told_so(
+    server: LabServer, client: Client, selector: Json, said: str
+) -> None:
+    add_config(client, "00-base")
+    add_pool(client, selector=selector)
+    with running(server):
+        wait_until(lambda: degraded(client)[0] == "True")
+        assert said in degraded(client)[2]
+        assert rendered(client) == set()
+
+
+def test_what_a_running_node_can_not_become_is_refused_before_the_pool_moves(
+    server: LabServer, client: Client
+) -> None:
+    add_config(client, "00-base")
+    add_pool(client)
+    with running(server):
+        first = wait_until(moved(client, ""))
+        add_config(client, "50-fips", fips=True)
+        wait_until(lambda: degraded(client)[0] == "True")
+        assert degraded(client)[1] == "Unreconcilable"
+        assert "50-fips" in degraded(client)[2]
+        assert target(client) == first
+
+
+def test_a_rendered_config_that_was_edited_is_not_given_to_anybody(
+    server: LabServer, client: Client
+) -> None:
+    add_config(client, "00-base")
+    add_pool(client)
+    with running(server):
+        first = wait_until(moved(client, ""))
+        client.patch(MACHINECONFIGS, first, {"spec": {"kernelArguments": ["evil"]}})
+        wait_until(lambda: degraded(client)[0] == "True")
+        assert "somebody edited it" in degraded(client)[2]
+        client.delete(MACHINECONFIGS, first)
+        wait_until(lambda: degraded(client)[0] == "False")
+        again: Any = client.get(MACHINECONFIGS, first)
+        assert again["spec"]["kernelArguments"] == []
+
+
+def test_old_rendered_configs_are_deleted_but_never_one_in_use(
+    server: LabServer, client: Client
+) -> None:
+    add_config(client, "00-base", files=[file("/etc/a", "0")])
+    add_pool(client)
+    made: list[str] = []
+    with running(server):
+        made.append(wait_until(moved(client, "")))
+        add_nodes(client, ["node-1"], made[0])
+        for number in range(1, KEPT + 4):
+            change(client, "00-base", str(number))
+            made.append(wait_until(moved(client, made[-1])))
+        kept = {made[0], *made[-KEPT - 1 :]}
+        wait_until(lambda: rendered(client) == kept)
+
+
+def test_a_hundred_machine_configs_become_one(server: LabServer, client: Client) -> None:
+    for number in range(100):
+        add_config(client, f"{number:03d}-part", files=[file(f"/etc/part-{number}", "x")])
+    add_pool(client)
+    with running(server):
+        found: Any = client.get(MACHINECONFIGS, wait_until(moved(client, "")))
+        assert len(found["spec"]["config"]["storage"]["files"]) == 100
+        assert len(rendered(client)) == 1
+
+
+CONTROLLER_CONFIGS: Json = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "controllerconfigs.machineconfiguration.openshift.io"},
+    "spec": {
+        "group": "machineconfiguration.openshift.io",
+        "scope": "Cluster",
+        "names": {"kind": "ControllerConfig", "listKind": "ControllerConfigList",
+                  "plural": "controllerconfigs", "singular": "controllerconfig"},
+        "versions": [{
+            "name": "v1", "served": True, "storage": True, "subresources": {"status": {}},
+            "schema": {"openAPIV3Schema": {
+                "type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+        }],
+    },
+}  # fmt: skip

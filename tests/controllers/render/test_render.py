@@ -1,0 +1,271 @@
+"""The rendered config of a pool: chosen, checked, named, and refused with the culprit's name."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.oracle import ROOT, needs_oracle, records, render_cases
+from treenail import __version__
+from treenail.api.machineconfig import MachineConfig
+from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.config.merge import ROLE, BaseImages
+from treenail.config.provenance import PROVENANCE, Provenance
+from treenail.config.reconcilable import Override
+from treenail.controllers.render.render import ControllerConfig, render
+from treenail.errors import ConfigError, UnreconcilableError
+
+PREFIX = "machineconfiguration.openshift.io/"
+CLUSTER = ControllerConfig(BaseImages("base", "extensions"), "4.99")
+EMPTY: dict[str, Any] = {"ignition": {"version": "3.5.0"}}
+
+
+def pool(name: str = "infra", selector: Any = ..., **more: Any) -> MachineConfigPool:
+    if selector is ...:
+        roles = {"key": ROLE, "operator": "In", "values": ["worker", name]}
+        selector = {"matchExpressions": [roles]}
+    return MachineConfigPool.from_json(
+        {
+            "metadata": {"name": name, "uid": f"u-{name}"},
+            "spec": {"machineConfigSelector": selector, **more},
+        }
+    )
+
+
+def machine_config(name: str, role: str = "worker", **spec: Any) -> MachineConfig:
+    return MachineConfig.from_json(
+        {"metadata": {"name": name, "labels": {ROLE: role}}, "spec": spec}
+    )
+
+
+def storage(**sections: Any) -> dict[str, Any]:
+    return {**EMPTY, "storage": sections}
+
+
+@pytest.mark.parametrize("case", render_cases(), ids=lambda case: case["case"])
+def test_go_renders_the_same_or_refuses_the_same(case: dict[str, Any]) -> None:
+    found = MachineConfigPool.from_json(case["pool"])
+    configs = [MachineConfig.from_json(each) for each in case["machineconfigs"]]
+    cluster = ControllerConfig.from_json(case["controllerconfig"])
+    if "error" in case:
+        with pytest.raises(ConfigError, match="MachineConfig 10: "):
+            render(found, configs, cluster)
+        return
+    rendered = render(found, configs, cluster)
+    assert rendered.name == case["name"]
+    assert rendered.config.to_json()["spec"] == case["spec"]
+    ours = dict(rendered.config.metadata.annotations)
+    assert ours.pop(PREFIX + "generated-by-controller-version") == f"treenail-{__version__}"
+    del ours[PROVENANCE], case["annotations"][PREFIX + "generated-by-controller-version"]
+    assert ours == case["annotations"]
+
+
+@needs_oracle
+def test_a_bootstrap_renders_what_go_wrote() -> None:
+    # The MachineConfigs that templates make of the ControllerConfig are not among the inputs of
+    # the bootstrap; they are taken from the recorded merges of the same run.
+    expected = {}
+    for path in (ROOT / "bootstrap" / "output" / "machine-configs").glob("*.yaml"):
+        document = yaml.safe_load(path.read_text("utf-8"))
+        expected[document["metadata"]["name"]] = document["spec"]
+    pools = [
+        MachineConfigPool.from_json(yaml.safe_load(path.read_text("utf-8")))
+        for path in (ROOT / "bootstrap" / "input").glob("*.machineconfigpool.yaml")
+    ]
+    mine = [each["configs"] for each in records("merge")[:6]]
+    configs = {
+        each["metadata"]["name"]: MachineConfig.from_json(each) for some in mine for each in some
+    }
+    found = {}
+    for each in pools:
+        rendered = render(each, configs.values(), ControllerConfig())
+        found[rendered.name] = rendered.config.to_json()["spec"]
+    assert found == expected
+
+
+def test_the_result_says_whose_it_is_and_where_it_came_from() -> None:
+    rendered = render(
+        pool(),
+        [
+            machine_config("50", "infra", osImageURL="mine"),
+            machine_config("99", kernelType="realtime"),
+            machine_config("00-other", "master"),
+        ],
+        CLUSTER,
+    )
+    meta = rendered.config.metadata
+    assert meta.annotations == {
+        PREFIX + "generated-by-controller-version": f"treenail-{__version__}",
+        PREFIX + "release-image-version": "4.99",
+        PREFIX + "os-image-url-overridden": "true",
+        PROVENANCE: (
+            '{"sources":["99","50"],"entries":{"kernelType":{"":[0]},"osImageURL":{"":[1]}}}'
+        ),
+    }
+    (owner,) = meta.owner_references
+    assert (owner.kind, owner.name, owner.uid) == ("MachineConfigPool", "infra", "u-infra")
+    assert owner.controller
+    api = "machineconfiguration.openshift.io/v1"
+    assert rendered.reference() == {
+        "apiVersion": api,
+        "kind": "MachineConfig",
+        "name": rendered.name,
+        "source": [
+            {"apiVersion": api, "kind": "MachineConfig", "name": "99"},
+            {"apiVersion": api, "kind": "MachineConfig", "name": "50"},
+        ],
+    }
+
+
+def test_the_order_of_machine_configs_makes_no_difference() -> None:
+    configs = [machine_config(name, kernelArguments=[name]) for name in ("3", "1", "2")]
+    assert render(pool(), configs, CLUSTER) == render(pool(), configs[::-1], CLUSTER)
+
+
+def test_two_pools_with_equal_configs_share_the_hash() -> None:
+    configs = [machine_config("1")]
+    infra, other = render(pool(), configs, CLUSTER), render(pool("other"), configs, CLUSTER)
+    assert infra.name.removeprefix("rendered-infra-") == other.name.removeprefix("rendered-other-")
+
+
+def test_a_rendered_config_is_never_rendered_again() -> None:
+    everything = {"matchExpressions": [{"key": "x", "operator": "DoesNotExist"}]}
+    rendered = render(pool(), [machine_config("1")], CLUSTER).config
+    again = render(pool(selector=everything), [machine_config("1"), rendered], CLUSTER)
+    assert again.sources == ("1",)
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (pool(selector={}), "pool infra selects all MachineConfigs, also those of other pools"),
+        (pool(selector=None), "couldn't find any MachineConfigs for pool: infra"),
+        (
+            pool(selector={"matchLabels": {"no": "such"}}),
+            "couldn't find any MachineConfigs for pool: infra",
+        ),
+        (
+            pool(osImageStream={"name": "rhel-10"}),
+            (
+                "pool infra follows the OS image stream rhel-10, but MachineConfig 1 sets "
+                "spec.osImageURL"
+            ),
+        ),
+    ],
+)
+def test_a_pool_that_can_not_be_rendered_says_why(found: MachineConfigPool, sentence: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        render(found, [machine_config("1", osImageURL="mine")], CLUSTER)
+    assert str(raised.value) == sentence
+    assert raised.value.remedy
+
+
+def test_a_result_too_large_to_be_stored_is_refused() -> None:
+    configs = [
+        machine_config(
+            str(number),
+            config=storage(
+                files=[{"path": f"/etc/{number}", "contents": {"source": "data:," + "x" * 600_000}}]
+            ),
+        )
+        for number in range(3)
+    ]
+    with pytest.raises(ConfigError, match="the rendered config of pool infra has 18"):
+        render(pool(), configs, CLUSTER)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "sentence"),
+    [
+        (
+            {"files": [{"path": "/etc/a/b", "contents": {"source": "data:,"}}]},
+            {"links": [{"path": "/etc/a", "target": "/usr"}]},
+            (
+                "MachineConfig 1: together with the others, spec.config.storage.files[0].path: "
+                "/etc/a is a link of this config"
+            ),
+        ),
+        (
+            {"files": [{"path": "/etc/a"}]},
+            {},
+            (
+                "MachineConfig 1: together with the others, "
+                "spec.config.storage.files[0].overwrite: a file to overwrite needs contents.source"
+            ),
+        ),
+    ],
+)
+def test_configs_that_contradict_each_other_are_refused(
+    first: dict[str, Any], second: dict[str, Any], sentence: str
+) -> None:
+    # The reference writes such a config, and every node that is given it is Degraded.
+    configs = [
+        machine_config("1", config=storage(**first)),
+        machine_config("2", config=storage(**second)),
+    ]
+    with pytest.raises(ConfigError) as raised:
+        render(pool(), configs, CLUSTER)
+    assert str(raised.value) == sentence
+
+
+def unreconcilable(*configs: MachineConfig, **more: Any) -> str:
+    current = render(
+        pool(),
+        [machine_config("0", config=storage(disks=[{"device": "/dev/sda"}]))],
+        CLUSTER,
+    ).config
+    with pytest.raises(UnreconcilableError) as raised:
+        render(pool(), configs, CLUSTER, current=current, **more)
+    return str(raised.value)
+
+
+def test_a_change_that_no_running_node_can_make_names_who_asks_for_it() -> None:
+    disk = storage(disks=[{"device": "/dev/sda", "wipeTable": True}])
+    said = unreconcilable(machine_config("0"), machine_config("60-disk", "infra", config=disk))
+    assert "MachineConfig 60-disk: ignition disks section contains changes" in said
+    fips = unreconcilable(
+        machine_config("0", config=storage(disks=[{"device": "/dev/sda"}])),
+        machine_config("50-fips", fips=True),
+    )
+    assert "MachineConfig 50-fips: detected change to FIPS flag" in fips
+    user = {"passwd": {"users": [{"name": "core"}, {"name": "eve"}]}}
+    people = unreconcilable(
+        machine_config("0", config=storage(disks=[{"device": "/dev/sda"}])),
+        machine_config("70-eve", config={**EMPTY, **user}),
+    )
+    assert "MachineConfig 70-eve: invalid passwd change(s)" in people
+
+
+def test_what_was_taken_away_is_refused_without_a_culprit() -> None:
+    said = unreconcilable(machine_config("0"))
+    assert ": ignition disks section contains changes" in said
+    assert "MachineConfig 0" not in said
+
+
+def test_a_cluster_may_allow_the_change() -> None:
+    old = render(
+        pool(), [machine_config("0", config=storage(disks=[{"device": "/dev/sda"}]))], CLUSTER
+    )
+    new = render(
+        pool(),
+        [machine_config("0")],
+        CLUSTER,
+        current=old.config,
+        allowed=frozenset({Override.DISKS}),
+    )
+    assert new.name != old.name
+
+
+def test_a_long_provenance_is_packed_and_read_back() -> None:
+    entries = {("files", f"/etc/a/rather/long/path/{n}"): ("00-worker",) for n in range(2000)}
+    told = Provenance(entries)
+    text = told.to_text()
+    assert len(text) < 32 * 1024
+    assert Provenance.from_text(text) == told
+    assert Provenance.from_text(Provenance({}).to_text()) == Provenance({})
+
+
+@pytest.mark.parametrize("text", ["", "zlib,%%%", "zlib,AAAA", "zlib,", "[]"])
+def test_a_provenance_in_pieces_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        Provenance.from_text(text)

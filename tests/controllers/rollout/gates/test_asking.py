@@ -1,0 +1,160 @@
+"""Lock servers and Prometheus, over real HTTP."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from treenail.controllers.rollout.gates.asking import MISCONFIGURED, UNAVAILABLE, Asker
+from treenail.controllers.rollout.gates.external import Alerts, LockServer
+from treenail.controllers.rollout.gates.os_image import Blocked, Hold
+from treenail.controllers.rollout.policy import Policy
+from treenail.controllers.runtime.web import Web
+
+
+class Site(ThreadingHTTPServer):
+    """Answers every request the same, and notes what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Request)
+        self.status = 200
+        self.body: Any = {}
+        self.asked: list[tuple[str, str, str | None, Any]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Request(BaseHTTPRequestHandler):
+    server: Site
+    timeout = 5
+
+    def do_GET(self) -> None:
+        self._answer(None)
+
+    def do_POST(self) -> None:
+        length = int(self.headers["Content-Length"])
+        self._answer(json.loads(self.rfile.read(length)))
+
+    def _answer(self, body: Any) -> None:
+        site = self.server
+        site.asked.append((self.command, self.path, self.headers["fleet-lock-protocol"], body))
+        found = site.body if isinstance(site.body, bytes) else json.dumps(site.body).encode()
+        self.send_response(site.status)
+        self.send_header("Content-Length", str(len(found)))
+        self.send_header("Location", "/elsewhere")
+        self.end_headers()
+        self.wfile.write(found)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base's name
+        """Nothing: a test reads what was asked."""
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    found = Site()
+    thread = threading.Thread(target=found.serve_forever, args=(0.01,))
+    thread.start()
+    yield found
+    found.shutdown()
+    found.server_close()
+    thread.join(10)
+
+
+ASKER = Asker(Web(limit_s=2.0, most_bytes=10_000))
+
+
+def lock(site: Site) -> Hold | Blocked | None:
+    return ASKER.lock(LockServer(f"{site.url}/locks", "workers"), "n0")
+
+
+def alerts(site: Site, *states: str, name: str = "ApiErrors", health: str = "ok") -> Any:
+    rules = [{"name": name, "state": state, "health": health} for state in states]
+    site.body = {"status": "success", "data": {"groups": [{"rules": rules}]}}
+    return ASKER.ask(Policy(alerts=Alerts(site.url, ("ApiErrors",))))
+
+
+def test_a_lock_is_asked_for_and_given_back_by_the_fleet_lock_protocol(site: Site) -> None:
+    server = LockServer(f"{site.url}/locks", "workers")
+    assert ASKER.lock(server, "n0") is None
+    assert ASKER.unlock(server, "n0") is None
+    body = {"client_params": {"id": "n0", "group": "workers"}}
+    assert site.asked == [
+        ("POST", "/locks/v1/pre-reboot", "true", body),
+        ("POST", "/locks/v1/steady-state", "true", body),
+    ]
+
+
+def test_a_lock_server_that_says_no_is_quoted(site: Site) -> None:
+    site.status, site.body = 409, {"kind": "failed_lock", "value": "semaphore is full"}
+    assert lock(site) == Hold(
+        f"lock server {site.url}/locks, group workers, does not let node n0 go: semaphore is full"
+    )
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}", b'{"kind": 3}'])
+def test_a_refusal_that_is_none_is_an_error(site: Site, body: bytes) -> None:
+    site.status, site.body = 404, body
+    found = lock(site)
+    assert isinstance(found, Blocked)
+    assert found.kind == MISCONFIGURED
+    assert "HTTP 404" in found.reason
+
+
+def test_a_redirect_is_not_followed(site: Site) -> None:
+    site.status = 302
+    assert isinstance(lock(site), Blocked)
+    assert len(site.asked) == 1
+
+
+def test_silence_is_an_error_and_never_a_yes(site: Site) -> None:
+    gone = LockServer("http://127.0.0.1:1", "workers")
+    found = ASKER.lock(gone, "n0")
+    assert isinstance(found, Blocked)
+    assert found.kind == UNAVAILABLE
+    assert "127.0.0.1:1" in found.reason
+
+
+def test_alerts_that_do_not_fire_let_go_on(site: Site) -> None:
+    assert alerts(site, "inactive", "pending") is None
+    assert site.asked[0][:2] == (
+        "GET",
+        "/api/v1/rules?type=alert&rule_name%5B%5D=ApiErrors",
+    )
+
+
+def test_one_rule_of_several_that_fires_holds_up(site: Site) -> None:
+    assert alerts(site, "inactive", "firing") == Hold("alert ApiErrors is firing")
+
+
+def test_an_alert_that_was_renamed_is_an_error(site: Site) -> None:
+    found = alerts(site, "inactive", name="ApiserverErrors")
+    assert found == Blocked(f"Prometheus {site.url} has no alert named ApiErrors", MISCONFIGURED)
+
+
+def test_an_alert_that_can_not_be_evaluated_is_an_error(site: Site) -> None:
+    found = alerts(site, "inactive", health="err")
+    assert found == Blocked(f"Prometheus {site.url} can't evaluate alert ApiErrors", MISCONFIGURED)
+
+
+@pytest.mark.parametrize("body", [b"no", b"[]", b'{"data": []}', b"x" * 20_000])
+def test_an_answer_that_can_not_be_understood_is_an_error(site: Site, body: bytes) -> None:
+    site.body = body
+    found = ASKER.ask(Policy(alerts=Alerts(site.url, ("ApiErrors",))))
+    assert isinstance(found, Blocked)
+
+
+def test_a_server_that_fails_is_an_error(site: Site) -> None:
+    site.status = 503
+    found = ASKER.ask(Policy(alerts=Alerts(site.url, ("ApiErrors",))))
+    assert found == Blocked(f"Prometheus {site.url} answers with HTTP 503", UNAVAILABLE)
+
+
+def test_nobody_is_asked_without_a_policy() -> None:
+    assert ASKER.ask(Policy()) is None

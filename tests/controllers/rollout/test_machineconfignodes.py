@@ -1,0 +1,182 @@
+"""The MachineConfigNodes that are kept for Nodes, on the lab's API server."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.controllers.rollout.agents import (
+    add_nodes,
+    add_pool,
+    client_of,
+    install_kinds,
+)
+from tests.controllers.runtime.test_runtime import Process
+from tests.waiting import wait_until
+from treenail.api import annotations as key
+from treenail.clock import SystemClock
+from treenail.controllers.rollout.machineconfignodes import MachineConfigNodes
+from treenail.errors import NotFound
+from treenail.kube.client import Client, Json
+from treenail.kube.resources import (
+    CUSTOMRESOURCEDEFINITIONS,
+    MACHINECONFIGNODES,
+    MACHINECONFIGPOOLS,
+    NODES,
+)
+from treenail.lab.apiserver.faults import LoseAnswer, Match, Reject
+from treenail.lab.apiserver.server import LabServer
+
+IMAGE = f"registry.example.com/os@sha256:{'1' * 64}"
+USER = "keeper"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LabServer]:
+    with LabServer(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def client(server: LabServer) -> Iterator[Client]:
+    found, transport = client_of(server.admin_kubeconfig)
+    install_kinds(found)
+    yield found
+    transport.close()
+
+
+@pytest.fixture
+def kept(server: LabServer, client: Client) -> Iterator[Process]:
+    """The controller, running as a user of its own."""
+    own, transport = client_of(server.kubeconfig_for(USER, ["system:masters"]))
+    process = Process(own, MachineConfigNodes(own, SystemClock()))
+    process.start()
+    yield process
+    process.end()
+    transport.close()
+
+
+def said(client: Client, node: str) -> Json:
+    """The spec of the MachineConfigNode; empty while there is none."""
+    try:
+        found: Any = client.get(MACHINECONFIGNODES, node)
+    except NotFound:
+        return {}
+    return dict(found["spec"])
+
+
+def spec(node: str, pool: str, config: str, image: str = "") -> Json:
+    named = {"configImage": {"desiredImage": image}} if image else {}
+    return {
+        "node": {"name": node},
+        "pool": {"name": pool},
+        "configVersion": {"desired": config},
+        **named,
+    }
+
+
+def ask(client: Client, node: str, **notes: str | None) -> None:
+    named = {key.PREFIX + name: value for name, value in notes.items()}
+    client.patch(NODES, node, {"metadata": {"annotations": named}})
+
+
+def test_every_node_of_a_pool_has_one_that_follows_what_it_is_asked_for(
+    server: LabServer, client: Client, kept: Process
+) -> None:
+    add_nodes(client, ["a"], "old")
+    client.create(NODES, {"metadata": {"name": "nobodys"}})
+    add_pool(client, "worker", "old")
+    wait_until(lambda: said(client, "a") == spec("a", "worker", "old"))
+    node: Any = client.get(NODES, "a")
+    made: Any = client.get(MACHINECONFIGNODES, "a")
+    owner = {"apiVersion": "v1", "kind": "Node", "name": "a", "uid": node["metadata"]["uid"]}
+    assert made["metadata"]["ownerReferences"] == [owner]
+
+    ask(client, "a", desiredConfig="new", desiredOSImage=IMAGE)
+    wait_until(lambda: said(client, "a") == spec("a", "worker", "new", IMAGE))
+    ask(client, "a", desiredOSImage=None)
+    wait_until(lambda: said(client, "a") == spec("a", "worker", "new"))
+
+    assert said(client, "nobodys") == {}
+    # The node's own writes and those of its pool cost nothing.
+    writes = server.count_requests(user=USER, verb="patch", resource="machineconfignodes")
+    ask(client, "a", state="Working", currentConfig="new")
+    client.patch(MACHINECONFIGPOOLS, "worker", {"spec": {"paused": True}})
+    ask(client, "a", desiredConfig="newer")
+    wait_until(lambda: said(client, "a") == spec("a", "worker", "newer"))
+    after = server.count_requests(user=USER, verb="patch", resource="machineconfignodes")
+    assert after == writes + 1
+
+
+def test_node_that_changes_its_pool_says_so(client: Client, kept: Process) -> None:
+    add_nodes(client, ["a"], "old")
+    add_pool(client, "worker", "old")
+    wait_until(lambda: said(client, "a"))
+    labels = {"node-role.kubernetes.io/infra": ""}
+    client.patch(NODES, "a", {"metadata": {"labels": labels}})
+    add_pool(client, "infra", "old")
+    wait_until(lambda: said(client, "a") == spec("a", "infra", "old"))
+
+
+def test_what_a_person_changed_or_deleted_is_put_back(client: Client, kept: Process) -> None:
+    add_nodes(client, ["a"], "old")
+    add_pool(client, "worker", "old")
+    wait_until(lambda: said(client, "a"))
+    client.patch(MACHINECONFIGNODES, "a", {"spec": {"pool": {"name": "other"}}})
+    wait_until(lambda: said(client, "a") == spec("a", "worker", "old"))
+    client.delete(MACHINECONFIGNODES, "a")
+    wait_until(lambda: said(client, "a") == spec("a", "worker", "old"))
+
+
+def test_node_that_comes_back_as_another_one_owns_it(client: Client, kept: Process) -> None:
+    add_nodes(client, ["a"], "old")
+    add_pool(client, "worker", "old")
+    wait_until(lambda: said(client, "a"))
+    client.delete(NODES, "a")
+    add_nodes(client, ["a"], "older")
+    node: Any = client.get(NODES, "a")
+
+    def owner() -> object:
+        try:
+            found: Any = client.get(MACHINECONFIGNODES, "a")
+        except NotFound:
+            return ""
+        return found["metadata"]["ownerReferences"][0]["uid"]
+
+    wait_until(lambda: owner() == node["metadata"]["uid"])
+    wait_until(lambda: said(client, "a") == spec("a", "worker", "older"))
+
+
+def test_image_by_tag_is_left_out(client: Client, kept: Process) -> None:
+    add_nodes(client, ["a"], "old")
+    add_pool(client, "worker", "old")
+    ask(client, "a", desiredConfig="new", desiredOSImage="registry.example.com/os:latest")
+    wait_until(lambda: said(client, "a") == spec("a", "worker", "new"))
+
+
+def test_lost_answers_and_refusals_are_tried_again(
+    server: LabServer, client: Client, kept: Process
+) -> None:
+    match = Match(user=USER, resource="machineconfignodes", verb="create")
+    server.inject(Reject(500), match, times=2)
+    add_nodes(client, ["a"], "old")
+    add_pool(client, "worker", "old")
+    wait_until(lambda: said(client, "a") == spec("a", "worker", "old"))
+    match = Match(user=USER, resource="machineconfignodes", verb="patch")
+    server.inject(LoseAnswer(), match, times=1)
+    ask(client, "a", desiredConfig="new")
+    wait_until(lambda: said(client, "a") == spec("a", "worker", "new"))
+
+
+def test_cluster_without_the_kind_is_one_without_them(server: LabServer, client: Client) -> None:
+    client.delete(CUSTOMRESOURCEDEFINITIONS, "machineconfignodes.machineconfiguration.openshift.io")
+    own, transport = client_of(server.kubeconfig_for(USER, ["system:masters"]))
+    process = Process(own, MachineConfigNodes(own, SystemClock()))
+    add_nodes(client, ["a", "b"], "old")
+    add_pool(client, "worker", "old")
+    process.start()
+    wait_until(lambda: server.count_requests(user=USER, verb="create"))
+    assert process.runtime.missing == ""
+    process.end()
+    transport.close()

@@ -1,0 +1,86 @@
+"""What kubelets and Prometheus ask a controller."""
+
+import http.client
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from treenail.controllers.runtime.health import HealthServer, address
+from treenail.controllers.runtime.metrics import Metrics
+from treenail.errors import UsageError
+
+
+class State:
+    """What the checks of a test say."""
+
+    unwell = ""
+    missing = ""
+
+
+@contextmanager
+def serving(state: State) -> Iterator[int]:
+    metrics = Metrics()
+    metrics.gauge("leader", "Whether it leads.").read(by=lambda: 0)
+    server = HealthServer(
+        "127.0.0.1", 0, metrics, healthy=lambda: state.unwell, ready=lambda: state.missing
+    )
+    with server:
+        yield server.port
+
+
+def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request(method, path)
+    response = connection.getresponse()
+    found = response.status, response.read().decode()
+    connection.close()
+    return found
+
+
+def test_pages_say_how_it_is() -> None:
+    state = State()
+    with serving(state) as port:
+        assert get(port, "/healthz") == (200, "ok\n")
+        assert get(port, "/readyz?verbose") == (200, "ok\n")
+        state.unwell, state.missing = "a turn is under way for 700 s", "nodes are being listed"
+        assert get(port, "/healthz") == (503, "a turn is under way for 700 s\n")
+        assert get(port, "/readyz") == (503, "nodes are being listed\n")
+        assert get(port, "/metrics")[1].endswith("treenail_controller_leader 0\n")
+        assert get(port, "/")[0] == 404
+        assert get(port, "/healthz", "POST")[0] == 501
+
+
+def test_one_who_says_nothing_holds_nobody_up() -> None:
+    with serving(State()) as port, socket.create_connection(("127.0.0.1", port), 10):
+        assert get(port, "/healthz") == (200, "ok\n")
+
+
+def test_address_that_is_taken_is_refused_in_a_sentence() -> None:
+    with serving(State()) as port, pytest.raises(UsageError, match=rf"127\.0\.0\.1:{port}: "):
+        HealthServer("127.0.0.1", port, Metrics(), healthy=str, ready=str)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (":8080", ("", 8080)),
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        ("[::1]:9", ("::1", 9)),
+        ("localhost:80", ("localhost", 80)),
+    ],
+)
+def test_address_is_read(text: str, found: tuple[str, int]) -> None:
+    assert address(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "8080", "host:", "host:http", ":65536", ":-1", ":²"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is no address"):
+        address(text)
+
+
+def test_all_addresses_are_listened_on() -> None:
+    with HealthServer("", 0, Metrics(), healthy=str, ready=str) as server:
+        assert get(server.port, "/healthz") == (200, "ok\n")

@@ -1,0 +1,59 @@
+"""The text that Prometheus reads."""
+
+import pytest
+
+from treenail.controllers.runtime.metrics import Metrics
+
+
+def test_all_metrics_are_printed_with_what_they_are() -> None:
+    metrics = Metrics()
+    turns = metrics.counter("turns_total", "Turns taken.", ("controller", "result"))
+    turns.add("drain", "error")
+    turns.add("drain", "success", amount=2)
+    metrics.gauge("leader", "Whether it leads.").read(by=lambda: 1)
+    took = metrics.histogram("turn_seconds", "How long.", ("controller",), buckets=(0.5, 1))
+    for seconds in (0.25, 0.5, 7):
+        took.observe(seconds, "drain")
+
+    assert metrics.text() == (
+        "# HELP treenail_controller_leader Whether it leads.\n"
+        "# TYPE treenail_controller_leader gauge\n"
+        "treenail_controller_leader 1\n"
+        "# HELP treenail_controller_turn_seconds How long.\n"
+        "# TYPE treenail_controller_turn_seconds histogram\n"
+        'treenail_controller_turn_seconds_bucket{controller="drain",le="0.5"} 2\n'
+        'treenail_controller_turn_seconds_bucket{controller="drain",le="1"} 2\n'
+        'treenail_controller_turn_seconds_bucket{controller="drain",le="+Inf"} 3\n'
+        'treenail_controller_turn_seconds_sum{controller="drain"} 7.75\n'
+        'treenail_controller_turn_seconds_count{controller="drain"} 3\n'
+        "# HELP treenail_controller_turns_total Turns taken.\n"
+        "# TYPE treenail_controller_turns_total counter\n"
+        'treenail_controller_turns_total{controller="drain",result="error"} 1\n'
+        'treenail_controller_turns_total{controller="drain",result="success"} 2\n'
+    )
+
+
+def test_value_of_a_label_can_be_any_text() -> None:
+    metrics = Metrics()
+    metrics.counter("odd_total", "Odd.", ("what",)).add('a"b\\c\nd')
+
+    assert metrics.text().splitlines()[-1] == (
+        'treenail_controller_odd_total{what="a\\"b\\\\c\\nd"} 1'
+    )
+
+
+def test_metric_without_observations_says_what_it_is() -> None:
+    metrics = Metrics()
+    metrics.counter("rare_total", "Rare.")
+
+    assert metrics.text() == (
+        "# HELP treenail_controller_rare_total Rare.\n"
+        "# TYPE treenail_controller_rare_total counter\n"
+    )
+
+
+def test_two_metrics_of_one_name_are_a_mistake() -> None:
+    metrics = Metrics()
+    metrics.counter("a_total", "A.")
+    with pytest.raises(ValueError, match="two metrics treenail_controller_a_total"):
+        metrics.gauge("a_total", "A.")

@@ -1,0 +1,251 @@
+"""Controllers in a process: shared watches, errors of one key, leadership, the end."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import wait_until
+from treenail.clock import SystemClock
+from treenail.controllers.runtime.informers import Informers, View
+from treenail.controllers.runtime.metrics import Metrics
+from treenail.controllers.runtime.runtime import Runtime, Stand, alone
+from treenail.controllers.runtime.workers import Controller, Crew, LookAt
+from treenail.errors import ClusterError, ConfigError
+from treenail.kube.client import Client, Json
+from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.lease import Candidacy, Election
+from treenail.kube.resources import CONFIGMAPS, LEASES
+from treenail.kube.transport import HttpTransport
+from treenail.kube.watch import Scope
+from treenail.lab.apiserver.faults import Match, Reject
+from treenail.lab.apiserver.server import LabServer
+
+CLOCK = SystemClock()
+PLACE = Scope(CONFIGMAPS, namespace="default")
+
+
+def word(found: Json) -> str:
+    """The word in a ConfigMap."""
+    content = found.get("data")
+    if not isinstance(content, dict) or "word" not in content:
+        raise ConfigError("there is no word in it")
+    return str(content["word"])
+
+
+class Reader:
+    """Notes what it reads; ``trouble`` is raised for the key of that name."""
+
+    def __init__(self, name: str = "reader") -> None:
+        self._name = name
+        self.seen: list[tuple[str, str | None]] = []
+        self.turns: Counter[str] = Counter()
+        self.trouble: dict[str, Exception] = {}
+        self.again_s: float | None = None
+        self.hold = threading.Event()
+        self.hold.set()
+        self.closed = False
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def watch(self, informers: Informers, look_at: LookAt) -> None:
+        self.view: View[str] = informers.view(PLACE, word)
+        self.view.tell(lambda key, _before, _after: look_at(key))
+
+    def sync(self, key: str) -> float | None:
+        self.turns[key] += 1
+        self.hold.wait(10)
+        if key in self.trouble:
+            raise self.trouble[key]
+        self.seen.append((key, self.view.find(key)))
+        return self.again_s
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LabServer]:
+    with LabServer(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def client(server: LabServer) -> Iterator[Client]:
+    transport = HttpTransport(read_kubeconfig(str(server.admin_kubeconfig)), CLOCK, keep=4)
+    yield Client(transport)
+    transport.close()
+
+
+class Process:
+    """A runtime on a thread of its own."""
+
+    def __init__(self, client: Client, *controllers: Controller, stand: Stand = alone) -> None:
+        self.metrics = Metrics()
+        informers = Informers(client, CLOCK)
+        crews = [Crew(each, first_s=0.01, most_s=0.05) for each in controllers]
+        self.runtime = Runtime(crews, informers, CLOCK, self.metrics, stand=stand)
+        self.stop = threading.Event()
+        self.ended: list[bool] = []
+        self._thread = threading.Thread(
+            target=lambda: self.ended.append(self.runtime.run(self.stop))
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        self.stop.set()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+@contextmanager
+def running(client: Client, *controllers: Controller, stand: Stand = alone) -> Iterator[Process]:
+    process = Process(client, *controllers, stand=stand)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.end()
+
+
+def standing(client: Client, identity: str) -> Stand:
+    """A candidate that tries often."""
+    candidacy = Candidacy("kube-system", "c", identity, lease_s=3, renew_s=0.4, retry_s=0.05)
+    return lambda gain, loss: Election(client, candidacy, CLOCK, on_gain=gain, on_loss=loss)
+
+
+def put(client: Client, name: str, value: str) -> None:
+    body: Json = {"metadata": {"name": name}, "data": {"word": value}}
+    client.create(CONFIGMAPS, body, namespace="default")
+
+
+def change(client: Client, name: str, content: Json) -> None:
+    client.patch(CONFIGMAPS, name, content, namespace="default")
+
+
+def test_each_change_is_looked_at(client: Client) -> None:
+    put(client, "a", "one")
+    reader = Reader()
+    with running(client, reader) as process:
+        wait_until(lambda: reader.seen == [("default/a", "one")])
+        change(client, "a", {"metadata": {"labels": {"x": "y"}}})
+        change(client, "a", {"data": {"word": "two"}})
+        wait_until(lambda: reader.seen[1:] == [("default/a", "two")])
+        change(client, "a", {"data": {"word": None}})
+        wait_until(lambda: reader.seen[2:] == [("default/a", None)])
+        assert reader.view.all() == {}
+        assert process.runtime.missing == process.runtime.stuck == ""
+    assert reader.closed
+    assert process.ended == [True]
+
+
+def test_controllers_share_the_watch_of_a_kind(server: LabServer, client: Client) -> None:
+    put(client, "a", "one")
+    readers = Reader("first"), Reader("second")
+    with running(client, *readers):
+        wait_until(lambda: all(reader.seen for reader in readers))
+        wait_until(lambda: server.call(lambda api: api.watches.counts()) == {"configmaps": 1})
+        assert server.count_requests(verb="list", resource="configmaps") == 1
+
+
+@pytest.mark.parametrize("error", [ClusterError("the server is ill"), KeyError("a bug")])
+def test_error_of_one_key_holds_up_no_other(client: Client, error: Exception) -> None:
+    put(client, "a", "one")
+    put(client, "b", "two")
+    reader = Reader()
+    reader.trouble["default/a"] = error
+    with running(client, reader) as process:
+        wait_until(lambda: reader.seen == [("default/b", "two")])
+        wait_until(lambda: reader.turns["default/a"] >= 3)
+        reader.trouble.clear()
+        wait_until(lambda: ("default/a", "one") in reader.seen)
+    text = process.metrics.text()
+    assert 'reconciles_total{controller="reader",result="success"} 2\n' in text
+    assert 'reconcile_errors_total{controller="reader"}' in text
+
+
+def test_turn_says_when_the_next_one_is_due(client: Client) -> None:
+    put(client, "a", "one")
+    reader = Reader()
+    reader.again_s = 0.01
+    with running(client, reader):
+        wait_until(lambda: reader.turns["default/a"] >= 3)
+
+
+def test_nothing_is_done_before_everything_was_seen(server: LabServer, client: Client) -> None:
+    put(client, "a", "one")
+    server.inject(Reject(503, retry_after_s=0), Match(resource="configmaps"))
+    reader = Reader()
+    with running(client, reader) as process:
+        wait_until(lambda: "unable to handle the request" in process.runtime.missing)
+        assert reader.turns == {}
+        server.lift()
+        wait_until(lambda: reader.seen == [("default/a", "one")])
+
+
+def test_what_is_under_way_is_finished_and_nothing_else_begun(client: Client) -> None:
+    for name in "abcde":
+        put(client, name, "one")
+    reader = Reader()
+    reader.hold.clear()
+    with running(client, reader) as process:
+        wait_until(lambda: len(reader.turns) == 2)
+        process.stop.set()
+        wait_until(lambda: not process.runtime._workers[0].queue._ready)
+        assert not reader.closed
+        reader.hold.set()
+    assert len(reader.seen) == 2
+    assert reader.closed
+
+
+def test_one_of_two_processes_acts_and_hands_over_when_it_ends(client: Client) -> None:
+    put(client, "a", "one")
+    first, second = Reader(), Reader()
+    with running(client, first, stand=standing(client, "first")) as leader:
+        wait_until(lambda: first.seen)
+        with running(client, second, stand=standing(client, "second")) as standby:
+            wait_until(lambda: not standby.runtime.missing)
+            assert "leader 0" in standby.metrics.text()
+            change(client, "a", {"data": {"word": "two"}})
+            wait_until(lambda: first.seen[1:] == [("default/a", "two")])
+            assert second.seen == []
+            leader.end()
+            wait_until(lambda: second.seen == [("default/a", "two")])
+            assert "leader 1" in standby.metrics.text()
+    assert (leader.ended, standby.ended) == ([True], [True])
+
+
+def test_process_that_lost_its_lease_ends(client: Client) -> None:
+    put(client, "a", "one")
+    reader = Reader()
+    process = Process(client, reader, stand=standing(client, "us"))
+    process.start()
+    wait_until(lambda: reader.seen)
+    client.patch(LEASES, "c", {"spec": {"holderIdentity": "them"}}, namespace="kube-system")
+    wait_until(lambda: process.ended)
+    process.end()
+
+    assert process.ended == [False]
+    assert reader.closed
+
+
+def test_leader_that_can_not_renew_begins_no_turn(server: LabServer, client: Client) -> None:
+    put(client, "a", "one")
+    reader = Reader()
+    process = Process(client, reader, stand=standing(client, "us"))
+    process.start()
+    wait_until(lambda: reader.seen)
+    server.inject(Reject(503, retry_after_s=0), Match(resource="leases"))
+    wait_until(lambda: process.ended)
+    process.end()
+    change(client, "a", {"data": {"word": "two"}})
+
+    assert reader.seen == [("default/a", "one")]
+    assert process.ended == [False]
