@@ -51,7 +51,7 @@ rpm:  ## build the RPMs into build/rpm; on Fedora, with rpm-build and the spec's
 
 clean:  ## remove what the targets wrote, except .venv
 	rm -rf build .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find agent tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+	find agent lab tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt tools/setup
 	tools/setup $(VENV) $(PYTHON)

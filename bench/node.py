@@ -18,8 +18,8 @@ from bench.result import Result
 from tests.drains import Drains
 from treenail.api import annotations as key
 from treenail.clock import SystemClock
-from treenail.lab.cluster import Lab, Plan, rendered
-from treenail.lab.images import make_image
+from treenail_lab.cluster import Lab, Plan, rendered
+from treenail_lab.images import make_image
 
 NODE = "node-a"
 USER = f"system:node:{NODE}"

@@ -31,7 +31,7 @@ from treenail.controllers.rollout.controller import RolloutController, Settings
 from treenail.controllers.rollout.policy import POLICY
 from treenail.kube.client import Client
 from treenail.kube.resources import MACHINECONFIGPOOLS
-from treenail.lab.apiserver.server import LabServer
+from treenail_lab.apiserver.serving.server import LabServer
 
 SIZES = (500, 2000, 5000)
 USER, DRAINER = "rollout", "drain"

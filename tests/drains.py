@@ -10,7 +10,7 @@ from treenail.controllers.runtime.runtime import Runtime
 from treenail.controllers.runtime.workers import Crew
 from treenail.kube.client import Client
 from treenail.kube.events import Recorder
-from treenail.lab.absences import Absences
+from treenail_lab.demo.outages import Absences
 
 NAMED_AFTER_S = 2.0
 

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-SOURCES = Path(__file__).parent.parent / "agent"
+ROOT = Path(__file__).parent.parent
+
+# The lab is a package of its own; in the rows it is called `lab`.
+PACKAGES = {"agent/treenail": "treenail", "lab/treenail_lab": "treenail_lab"}
 
 # From the lowest up. Imports go downwards only, and never sideways into another name of a row.
 ROWS = (
@@ -55,7 +58,7 @@ WEIGHED = {"yaml", "_typeshed"}
 
 
 def test_every_import_goes_downwards() -> None:
-    assert list(broken_rules(SOURCES)) == []
+    assert list(broken_rules(ROOT)) == []
 
 
 @pytest.mark.parametrize(
@@ -74,7 +77,7 @@ def test_every_import_goes_downwards() -> None:
             "import treenail.daemon.reconcile.act",
             "imports treenail.daemon.reconcile.act",
         ),
-        ("cli/main.py", "import treenail.lab.command", "imports treenail.lab.command"),
+        ("cli/main.py", "import treenail_lab.command", "imports treenail_lab.command"),
         ("errors.py", "from treenail import log", "imports treenail.log"),
         ("api/new.py", "def f():\n    from treenail.kube import client", "imports treenail.kube"),
         ("config/merge.py", "import os.path", "is pure and imports os.path"),
@@ -96,7 +99,8 @@ def test_every_import_goes_downwards() -> None:
     ],
 )
 def test_a_planted_violation_is_found(tmp_path: Path, path: str, source: str, finding: str) -> None:
-    planted = tmp_path / "treenail" / path
+    folder = "lab/treenail_lab" if path.startswith("lab/") else "agent/treenail"
+    planted = tmp_path / folder / path.removeprefix("lab/")
     planted.parent.mkdir(parents=True, exist_ok=True)
     planted.write_text(source)
     found = list(broken_rules(tmp_path))
@@ -116,22 +120,25 @@ def test_a_planted_violation_is_found(tmp_path: Path, path: str, source: str, fi
     ],
 )
 def test_what_is_allowed_is_not_found(tmp_path: Path, path: str, source: str) -> None:
-    planted = tmp_path / "treenail" / path
+    folder = "lab/treenail_lab" if path.startswith("lab/") else "agent/treenail"
+    planted = tmp_path / folder / path.removeprefix("lab/")
     planted.parent.mkdir(parents=True, exist_ok=True)
     planted.write_text(source)
     assert list(broken_rules(tmp_path)) == []
 
 
-def broken_rules(sources: Path) -> Iterator[str]:
+def broken_rules(root: Path) -> Iterator[str]:
     """One sentence for each import that should not be there."""
-    for path in sorted((sources / "treenail").rglob("*.py")):
-        parts = path.relative_to(sources / "treenail").with_suffix("").parts
-        for finding in _broken_by(parts, path):
-            yield f"{path.relative_to(sources)}: {finding}"
+    for folder, package in PACKAGES.items():
+        for path in sorted((root / folder).rglob("*.py")):
+            parts = path.relative_to(root / folder).with_suffix("").parts
+            inside = parts if package == "treenail" else ("lab", *parts)
+            for finding in _broken_by(inside, path):
+                yield f"{path.relative_to(root)}: {finding}"
 
 
 def _broken_by(parts: tuple[str, ...], path: Path) -> Iterator[str]:
-    if parts == ("__init__",):
+    if parts in {("__init__",), ("lab", "__init__")}:
         return
     if parts[-1] == "__init__":
         if path.stat().st_size:
@@ -161,6 +168,8 @@ def _modules(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
 
 def _broken_import(importer: tuple[str, ...], module: str) -> Iterator[str]:
     package, *inner = module.split(".")
+    if package == "treenail_lab":
+        package, inner = "treenail", ["lab", *inner]
     if package == "treenail":
         if inner and inner[0] != "__version__" and not _downwards(importer[0], inner[0]):
             yield f"imports {module}"

@@ -191,12 +191,13 @@ def rpms(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_module_is_in_one_package(rpms: Path) -> None:
     owned = {package: modules(rpms, package) for package in PACKAGES}
     there = {
-        path.relative_to(ROOT / "agent").as_posix()
-        for path in (ROOT / "agent/treenail").rglob("*.py")
+        path.relative_to(ROOT / folder).as_posix()
+        for folder in ("agent", "lab")
+        for path in (ROOT / folder).rglob("*.py")
     }
     assert sorted(path for paths in owned.values() for path in paths) == sorted(there)
     assert {row(path) for path in owned["treenail-controller"]} == {"controllers"}
-    assert {row(path) for path in owned["treenail-lab"]} == {"lab"}
+    assert {path.split("/")[0] for path in owned["treenail-lab"]} == {"treenail_lab"}
     assert {row(path) for path in owned["treenail"]} == {"daemon", "host"}
 
 
@@ -214,7 +215,7 @@ def test_compiled_modules_are_taken_as_they_are_where_files_have_no_times(
 
 
 def modules(folder: Path, package: str) -> list[str]:
-    """The Python files of the package, as they are named below agent/."""
+    """The Python files of the package, as they are named below agent/ and lab/."""
     (package_file,) = folder.glob(f"RPMS/noarch/{package}-[0-9]*.rpm")
     listed = run("rpm", "--query", "--list", "--package", package_file).splitlines()
     return [path.split("/site-packages/")[1] for path in listed if path.endswith(".py")]

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-MAX_LINES = 400
+MAX_LINES = 500
 
 # Words that say nothing about the thing they name, but for names that Kubernetes gave.
 EMPTY_WORDS = {
@@ -161,11 +161,11 @@ RULES = {
 
 @pytest.mark.parametrize("rule", ["too_long", "nothing_said", "empty_name"])
 def test_modules_are_short_and_say_what_they_are(rule: str) -> None:
-    assert findings(rule, sources("agent", "bench")) == []
+    assert findings(rule, sources("agent", "lab", "bench")) == []
 
 
 def test_get_is_a_remote_get() -> None:
-    paths = [path for path in sources("agent") if "kube" not in path.parts]
+    paths = [path for path in sources("agent", "lab") if "kube" not in path.parts]
     assert findings("local_get", paths) == []
 
 
@@ -175,11 +175,11 @@ def test_values_of_the_pure_rows_never_change() -> None:
 
 
 def test_the_linter_is_overruled_with_a_reason() -> None:
-    assert findings("unreasoned", sources("agent", "bench", "tests", "vm-tests")) == []
+    assert findings("unreasoned", sources("agent", "lab", "bench", "tests", "vm-tests")) == []
 
 
 def test_the_agent_shares_no_directory_with_other_users() -> None:
-    paths = [path for path in sources("agent") if "lab" not in path.parts]
+    paths = sources("agent")
     assert findings("shared_by_all", paths) == []
 
 
@@ -206,7 +206,7 @@ def test_no_file_names_the_place_where_it_was_written() -> None:
 @pytest.mark.parametrize(
     ("rule", "text"),
     [
-        ("too_long", "\n" * 401),
+        ("too_long", "\n" * 501),
         ("nothing_said", "import os"),
         ("empty_name", "class UnitManager: ..."),
         ("empty_name", "def process_node(): ..."),

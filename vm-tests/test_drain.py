@@ -3,7 +3,7 @@
 from treenail.api import annotations as key
 from treenail.kube.client import Json
 from treenail.kube.resources import PODDISRUPTIONBUDGETS
-from treenail.lab.workload import APP, NAMESPACE, Workload
+from treenail_lab.workload import APP, NAMESPACE, Workload
 from vmlab.site import NODE, Site
 
 

@@ -3,7 +3,7 @@
 import json
 
 from treenail.daemon.firstboot import DONE, ENCAPSULATED
-from treenail.lab.cluster import rendered
+from treenail_lab.cluster import rendered
 from vmlab.site import Site
 
 STAGING = """\

@@ -9,7 +9,7 @@ from gi.repository import Gio
 
 from tests.contract.os_contract import OperatingSystemContract
 from tests.contract.os_machines import Images
-from treenail.lab.machine.exported import interfaces
+from treenail_lab.machine.bus.objects import interfaces
 from vmlab.drivers import Driver
 from vmlab.guest.names import STATEROOT
 from vmlab.image.build import Builder, Built

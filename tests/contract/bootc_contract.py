@@ -27,7 +27,7 @@ from treenail.host.bootc.backend import PULL, ROLLBACK, SWITCH
 from treenail.host.ostree.deployments import Change, Progress, Verdict
 from treenail.host.ostree.watch import Limits
 from treenail.host.systemd.transient import Job
-from treenail.lab.machine.sysroot import deployment_of, with_packages
+from treenail_lab.machine.ostree.sysroot import deployment_of, with_packages
 
 TO_THERE = Change(image=THERE.pull_spec)
 PROGRAM = """

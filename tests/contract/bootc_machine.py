@@ -17,11 +17,12 @@ from treenail.host.ostree.watch import Limits
 from treenail.host.system.process import Programs
 from treenail.host.systemd.bus import SystemBus
 from treenail.host.systemd.transient import TransientUnits
-from treenail.lab import images
-from treenail.lab.images import Catalogue, make_image
-from treenail.lab.machine import commands, rootfs, settings
-from treenail.lab.machine.settings import Settings
-from treenail.lab.machine.sysroot import Sysroot
+from treenail_lab import images
+from treenail_lab.images import Catalogue, make_image
+from treenail_lab.machine import rootfs, settings
+from treenail_lab.machine.ostree.sysroot import Sysroot
+from treenail_lab.machine.programs import commands
+from treenail_lab.machine.settings import Settings
 
 HERE = make_image("os/node", "1.0", 1_000_000)
 THERE = make_image("os/node", "2.0", 1_000_000, labels={"machineconfig": "rendered-worker-2"})

@@ -10,7 +10,7 @@ import pytest
 from tests.contract.client import Cluster, Json
 from tests.contract.space import Space, pod
 from tests.waiting import wait_until
-from treenail.lab.apiserver.server import LabServer
+from treenail_lab.apiserver.serving.server import LabServer
 
 KUBECONFIG = os.environ.get("TREENAIL_TEST_KUBECONFIG", "")
 

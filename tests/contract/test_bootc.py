@@ -8,7 +8,7 @@ import pytest
 
 from tests.contract.bootc_contract import BootcContract
 from tests.contract.bootc_machine import BootcMachine
-from treenail.lab.machine.daemons import Daemons
+from treenail_lab.machine.node.daemons import Daemons
 
 
 @pytest.mark.integration

@@ -14,9 +14,9 @@ from tests.fakes.bus_service import BusService
 from treenail.clock import SystemClock
 from treenail.host.rpmostree.backend import RpmOstree
 from treenail.host.systemd.bus import SystemBus
-from treenail.lab.images import make_image
-from treenail.lab.machine.ostreehost import OstreeHost
-from treenail.lab.machine.settings import Settings
+from treenail_lab.images import make_image
+from treenail_lab.machine.node.rpmostree_only import OstreeHost
+from treenail_lab.machine.settings import Settings
 
 HERE = make_image("os/node", "1.0", 1_000_000)
 THERE = make_image("os/node", "2.0", 1_000_000)

@@ -20,8 +20,8 @@ from treenail.host.rpmostree.backend import RpmOstree
 from treenail.host.rpmostree.client import Rpmostreed
 from treenail.host.system.kernel_arguments import split_arguments
 from treenail.host.systemd.bus import SystemBus
-from treenail.lab.images import make_image
-from treenail.lab.machine.ostreehost import OstreeHost
+from treenail_lab.images import make_image
+from treenail_lab.machine.node.rpmostree_only import OstreeHost
 
 IMAGE = os.environ.get("TREENAIL_TEST_OS_IMAGE", "")
 A = make_image("os/node", "1.0", 1_000_000)

@@ -8,7 +8,7 @@ from treenail.kube.client import Client, Json, PatchKind
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import Resource
 from treenail.kube.transport import HttpTransport
-from treenail.lab.apiserver.server import LabServer
+from treenail_lab.apiserver.serving.server import LabServer
 
 OPTIONS = Options()
 ACCOUNT = f"system:serviceaccount:{OPTIONS.namespace}:{NAME}"

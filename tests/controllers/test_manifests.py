@@ -26,7 +26,7 @@ from treenail.kube.resources import (
     Resource,
 )
 from treenail.kube.transport import HttpTransport
-from treenail.lab.apiserver.server import LabServer
+from treenail_lab.apiserver.serving.server import LabServer
 
 COMMAND = "import sys; from treenail.cli.controller.main import main; sys.exit(main())"
 needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")

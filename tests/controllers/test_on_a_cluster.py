@@ -21,7 +21,7 @@ from treenail.kube.resources import (
     MACHINECONFIGS,
     PODDISRUPTIONBUDGETS,
 )
-from treenail.lab.apiserver.server import LabServer
+from treenail_lab.apiserver.serving.server import LabServer
 
 KUBECONFIG = os.environ.get("TREENAIL_TEST_KUBECONFIG", "")
 pytestmark = [pytest.mark.integration, pytest.mark.limit(180)]

@@ -21,7 +21,7 @@ from treenail.controllers.install.installation import NAME, documents
 from treenail.controllers.install.permissions import BY_CONTROLLER
 from treenail.kube.client import Json
 from treenail.kube.resources import LEASES
-from treenail.lab.apiserver.server import LabServer
+from treenail_lab.apiserver.serving.server import LabServer
 
 pytestmark = pytest.mark.integration
 COMMAND = "import sys; from treenail.cli.controller.main import main; sys.exit(main())"

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Self
 
 from tests.fakes.private_bus import PrivateBus
-from treenail.lab.machine import settings
-from treenail.lab.machine.settings import Settings
+from treenail_lab.machine import settings
+from treenail_lab.machine.settings import Settings
 
 
 class Services:
@@ -47,7 +47,7 @@ class Services:
         self._bus.__enter__()
         environment = {**os.environ, "DBUS_SYSTEM_BUS_ADDRESS": self.address}
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-        module = ["-m", "treenail.lab.machine.services"]
+        module = ["-m", "treenail_lab.machine.node.services"]
         places = ["--root", str(self.root), "--settings", str(self._settings)]
         self._process = subprocess.Popen(
             [sys.executable, *module, *places],

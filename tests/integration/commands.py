@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from tests.integration.site import Site
 
 AGENT = "import sys; from treenail.cli.main import main; sys.exit(main())"
-LAB = "import sys; from treenail.lab.command import main; sys.exit(main())"
+LAB = "import sys; from treenail_lab.command import main; sys.exit(main())"
 LIMIT_S = 50.0
 Ended = subprocess.CompletedProcess[str]
 

@@ -14,14 +14,14 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.clock import SystemClock
 from treenail.kube.resources import MACHINECONFIGNODES, NODES
-from treenail.lab.apiserver.faults import Match, Reject
-from treenail.lab.apiserver.objects import Json
-from treenail.lab.apiserver.service import ApiServer
-from treenail.lab.cluster import Lab, Plan, rendered
-from treenail.lab.images import Credential, Image, make_image
-from treenail.lab.machine.journal import Entry
-from treenail.lab.machine.machine import KUBELET_CONFIG, Machine
-from treenail.lab.machine.settings import Settings
+from treenail_lab.apiserver.objects import Json
+from treenail_lab.apiserver.serving.faults import Match, Reject
+from treenail_lab.apiserver.serving.service import ApiServer
+from treenail_lab.cluster import Lab, Plan, rendered
+from treenail_lab.images import Credential, Image, make_image
+from treenail_lab.machine.node.machine import KUBELET_CONFIG, Machine
+from treenail_lab.machine.settings import Settings
+from treenail_lab.machine.systemd.journal import Entry
 
 NODE = "n1"
 USER = f"system:node:{NODE}"

@@ -7,8 +7,8 @@ import pytest
 from tests.integration.site import NODE, USER, Site
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.lab.apiserver.faults import Delay, Fault, LoseAnswer, Match, Refuse, Reject
-from treenail.lab.apiserver.service import ApiServer
+from treenail_lab.apiserver.serving.faults import Delay, Fault, LoseAnswer, Match, Refuse, Reject
+from treenail_lab.apiserver.serving.service import ApiServer
 
 pytestmark = pytest.mark.integration
 

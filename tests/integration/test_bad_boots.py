@@ -18,11 +18,11 @@ from tests.integration.site import LAYERS, LIMIT_S, LOGIN, NODE, SIZE, USER, Goa
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.kube.resources import NODES
-from treenail.lab.apiserver.faults import Match, Refuse
-from treenail.lab.cluster import rendered
-from treenail.lab.images import make_image
-from treenail.lab.machine.sysroot import Deployment
 from treenail.log import MessageId
+from treenail_lab.apiserver.serving.faults import Match, Refuse
+from treenail_lab.cluster import rendered
+from treenail_lab.images import make_image
+from treenail_lab.machine.ostree.sysroot import Deployment
 
 pytestmark = pytest.mark.integration
 

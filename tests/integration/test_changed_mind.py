@@ -5,8 +5,8 @@ import pytest
 from tests.integration.site import Site
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.lab.images import make_image
-from treenail.lab.machine.sysroot import Sysroot
+from treenail_lab.images import make_image
+from treenail_lab.machine.ostree.sysroot import Sysroot
 
 pytestmark = pytest.mark.integration
 

@@ -12,8 +12,8 @@ from tests.integration.commands import status, treenail
 from tests.integration.site import LAYERS, LOGIN, SIZE, Goal, Site
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.lab.cluster import rendered
-from treenail.lab.images import make_image
+from treenail_lab.cluster import rendered
+from treenail_lab.images import make_image
 
 pytestmark = pytest.mark.integration
 

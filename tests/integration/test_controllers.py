@@ -27,12 +27,12 @@ from treenail.kube.resources import (
     NODES,
 )
 from treenail.kube.watch import Scope
-from treenail.lab import pool
-from treenail.lab.cluster import POOL, Lab, Plan
-from treenail.lab.controllers import Controllers
-from treenail.lab.images import Image, make_image
-from treenail.lab.machine.settings import Settings
-from treenail.lab.workload import Workload
+from treenail_lab.cluster import POOL, Lab, Plan
+from treenail_lab.controllers import Controllers
+from treenail_lab.demo import pool
+from treenail_lab.images import Image, make_image
+from treenail_lab.machine.settings import Settings
+from treenail_lab.workload import Workload
 
 pytestmark = [pytest.mark.integration, pytest.mark.limit(180)]
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests.integration.site import LAYERS, LOGIN, SIZE, Site
 from tests.waiting import wait_until
-from treenail.lab.cluster import pull_secret
-from treenail.lab.images import Credential, make_image
 from treenail.log import MessageId
+from treenail_lab.cluster import pull_secret
+from treenail_lab.images import Credential, make_image
 
 pytestmark = pytest.mark.integration
 

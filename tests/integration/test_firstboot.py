@@ -12,12 +12,12 @@ import pytest
 
 from tests.integration.commands import AGENT
 from tests.waiting import wait_until
-from treenail.lab import images
-from treenail.lab.cluster import pull_secret
-from treenail.lab.images import Catalogue, Credential, make_image
-from treenail.lab.machine.daemons import environment
-from treenail.lab.machine.machine import Machine
-from treenail.lab.machine.settings import Settings
+from treenail_lab import images
+from treenail_lab.cluster import pull_secret
+from treenail_lab.images import Catalogue, Credential, make_image
+from treenail_lab.machine.node.daemons import environment
+from treenail_lab.machine.node.machine import Machine
+from treenail_lab.machine.settings import Settings
 
 pytestmark = pytest.mark.integration
 

@@ -8,9 +8,9 @@ from tests.integration.site import LAYERS, LOGIN, SIZE, Site
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.host.rpmostree.extensions import PLACE, REPOSITORY
-from treenail.lab.cluster import rendered
-from treenail.lab.images import Image, make_image
-from treenail.lab.machine.sysroot import Deployment
+from treenail_lab.cluster import rendered
+from treenail_lab.images import Image, make_image
+from treenail_lab.machine.ostree.sysroot import Deployment
 
 pytestmark = pytest.mark.integration
 

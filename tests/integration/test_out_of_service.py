@@ -3,7 +3,7 @@
 import pytest
 
 from tests.integration.site import SIZE, Options, Site
-from treenail.lab.machine.settings import Settings
+from treenail_lab.machine.settings import Settings
 
 pytestmark = pytest.mark.integration
 

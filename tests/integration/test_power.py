@@ -9,7 +9,7 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.kube.client import Json
 from treenail.kube.resources import PODDISRUPTIONBUDGETS
-from treenail.lab.workload import APP, NAMESPACE, Workload
+from treenail_lab.workload import APP, NAMESPACE, Workload
 
 pytestmark = pytest.mark.integration
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.integration.site import LIMIT_S, LOGIN, QUICK, SIZE, Options, Site
 from tests.waiting import wait_until
-from treenail.lab.images import Credential, Layer, make_image
 from treenail.log import MessageId
+from treenail_lab.images import Credential, Layer, make_image
 
 pytestmark = pytest.mark.integration
 

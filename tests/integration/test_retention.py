@@ -8,7 +8,7 @@ from tests.integration.commands import status
 from tests.integration.site import FAST, SETTINGS, Options, Site
 from tests.lab.machine.client import RpmOstreeClient, run
 from tests.waiting import wait_until
-from treenail.lab.machine.settings import Settings
+from treenail_lab.machine.settings import Settings
 
 pytestmark = pytest.mark.integration
 

@@ -7,7 +7,7 @@ import pytest
 from tests.integration.site import Options, Site
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.lab.machine.settings import Settings
+from treenail_lab.machine.settings import Settings
 
 pytestmark = pytest.mark.integration
 

@@ -23,10 +23,10 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.api.controllerconfig import NAME
 from treenail.kube.resources import CONTROLLERCONFIGS, EVENTS, MACHINECONFIGNODES, NODES
-from treenail.lab.cluster import pull_secret
-from treenail.lab.images import Credential, make_image
-from treenail.lab.machine.connections import bus_method, call, connected
 from treenail.log import IDENTIFIER
+from treenail_lab.cluster import pull_secret
+from treenail_lab.images import Credential, make_image
+from treenail_lab.machine.bus.connections import bus_method, call, connected
 
 pytestmark = [pytest.mark.integration, pytest.mark.limit(180)]
 

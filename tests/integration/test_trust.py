@@ -10,7 +10,7 @@ from tests.waiting import wait_until
 from treenail.api.controllerconfig import NAME
 from treenail.config.names import KUBELET_CA, REGISTRY_CAS
 from treenail.kube.resources import CONTROLLERCONFIGS
-from treenail.lab.apiserver.pki import Authority
+from treenail_lab.apiserver.access.certificates import Authority
 
 pytestmark = pytest.mark.integration
 

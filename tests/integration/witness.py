@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from treenail.api import annotations as key
-from treenail.lab.apiserver.kinds import Storage
-from treenail.lab.apiserver.objects import Json
-from treenail.lab.apiserver.service import ApiServer
-from treenail.lab.apiserver.store import Event
-from treenail.lab.machine.machine import Machine
-from treenail.lab.machine.sysroot import Sysroot
 from treenail.update.status import CONDITIONS_OF_THE_AGENT as AGENT_CONDITIONS
+from treenail_lab.apiserver.objects import Json
+from treenail_lab.apiserver.schema.kinds import Storage
+from treenail_lab.apiserver.serving.service import ApiServer
+from treenail_lab.apiserver.storage.store import Event
+from treenail_lab.machine.node.machine import Machine
+from treenail_lab.machine.ostree.sysroot import Sysroot
 
 AGENT = "treenail"
 AGENT_KEYS = (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
-from treenail.lab.apiserver.pki import Authority, write_private
+from treenail_lab.apiserver.access.certificates import Authority, write_private
 
 Json = dict[str, object]
 

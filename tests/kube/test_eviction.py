@@ -28,7 +28,7 @@ from treenail.kube.request import Reply, Request
 from treenail.kube.resources import DAEMONSETS, NAMESPACES, NODES, PODDISRUPTIONBUDGETS, PODS
 from treenail.kube.selector import selects
 from treenail.kube.transport import HttpTransport
-from treenail.lab.apiserver.server import LabServer
+from treenail_lab.apiserver.serving.server import LabServer
 
 NOW = 1_700_000_000.0
 POD: Json = {

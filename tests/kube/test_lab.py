@@ -17,8 +17,8 @@ from treenail.kube.official import OfficialTransport
 from treenail.kube.resources import CONFIGMAPS, EVENTS, LEASES, NODES
 from treenail.kube.transport import HttpTransport
 from treenail.kube.watch import Scope, Watch
-from treenail.lab.apiserver.faults import Match, Reject
-from treenail.lab.apiserver.server import LabServer
+from treenail_lab.apiserver.serving.faults import Match, Reject
+from treenail_lab.apiserver.serving.server import LabServer
 
 CLOCK = SystemClock()
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from treenail.api import pullspec
-from treenail.lab import images
-from treenail.lab.images import Catalogue, Credential, Image, make_image
+from treenail_lab import images
+from treenail_lab.images import Catalogue, Credential, Image, make_image
 
 
 def image(version: str = "41.1", **changes: object) -> Image:

@@ -13,8 +13,8 @@ from treenail.api import annotations as key
 from treenail.clock import SystemClock
 from treenail.kube.client import Json
 from treenail.kube.resources import NODES
-from treenail.lab.apiserver.objects import Json as Document
-from treenail.lab.cluster import Lab, Plan, rendered
+from treenail_lab.apiserver.objects import Json as Document
+from treenail_lab.cluster import Lab, Plan, rendered
 from vmlab import registry
 from vmlab.drivers import Driver, accelerator, processors
 from vmlab.image.build import Builder, Built

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from treenail.api import annotations as key
-from treenail.lab.apiserver.kinds import Storage
-from treenail.lab.apiserver.objects import Json
-from treenail.lab.apiserver.store import Event
 from treenail.update.state.record import Phase
+from treenail_lab.apiserver.objects import Json
+from treenail_lab.apiserver.schema.kinds import Storage
+from treenail_lab.apiserver.storage.store import Event
 
 _VERIFIED = (Phase.RESUMING, None)
 """In these the target of an update may be reported; it has been found healthy, or there is none."""

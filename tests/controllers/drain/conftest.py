@@ -7,7 +7,7 @@ import pytest
 
 from tests.controllers.drain.site import Acting, Site
 from treenail.controllers.install import crds
-from treenail.lab.apiserver.server import LabServer
+from treenail_lab.apiserver.serving.server import LabServer
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from treenail.kube.resources import (
     PODS,
 )
 from treenail.kube.transport import HttpTransport
-from treenail.lab.apiserver.server import LabServer
+from treenail_lab.apiserver.serving.server import LabServer
 
 Hook = Callable[[Request], Reply | None]
 """Sees a request before it is sent, and may answer it or raise instead."""

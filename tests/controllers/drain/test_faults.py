@@ -9,7 +9,7 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.kube.request import Request
 from treenail.kube.resources import MACHINECONFIGNODES
-from treenail.lab.apiserver.faults import LoseAnswer, Match, Reject
+from treenail_lab.apiserver.serving.faults import LoseAnswer, Match, Reject
 
 Act = Callable[..., Acting]
 DRAINER = "drainer"

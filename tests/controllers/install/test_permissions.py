@@ -51,7 +51,7 @@ from treenail.kube.resources import (
     Resource,
 )
 from treenail.kube.transport import HttpTransport
-from treenail.lab.apiserver.server import LabServer
+from treenail_lab.apiserver.serving.server import LabServer
 
 CLOCK = SystemClock()
 ROLE = "machineconfiguration.openshift.io/role"

@@ -26,7 +26,7 @@ from treenail.kube.resources import (
     PODDISRUPTIONBUDGETS,
     PODS,
 )
-from treenail.lab.apiserver.server import LabServer
+from treenail_lab.apiserver.serving.server import LabServer
 
 ROLE = {"machineconfiguration.openshift.io/role": "worker"}
 IMAGE = f"registry.example.com/os@sha256:{'1' * 64}"

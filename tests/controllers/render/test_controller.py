@@ -26,8 +26,8 @@ from treenail.kube.resources import (
     MACHINECONFIGS,
     Resource,
 )
-from treenail.lab.apiserver.faults import LoseAnswer, Match, Reject
-from treenail.lab.apiserver.server import LabServer
+from treenail_lab.apiserver.serving.faults import LoseAnswer, Match, Reject
+from treenail_lab.apiserver.serving.server import LabServer
 
 CLOCK = SystemClock()
 USER = "render"

@@ -22,7 +22,7 @@ from treenail.kube.resources import (
 )
 from treenail.kube.transport import HttpTransport
 from treenail.kube.watch import Scope
-from treenail.lab.apiserver.server import LabServer
+from treenail_lab.apiserver.serving.server import LabServer
 
 Json = dict[str, Any]
 ROLE = "node-role.kubernetes.io/worker"

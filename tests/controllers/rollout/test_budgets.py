@@ -18,8 +18,8 @@ from treenail.kube.client import Client
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import PODS
 from treenail.kube.transport import HttpTransport
-from treenail.lab.apiserver.faults import Match, Reject
-from treenail.lab.apiserver.server import LabServer
+from treenail_lab.apiserver.serving.faults import Match, Reject
+from treenail_lab.apiserver.serving.server import LabServer
 
 USER = "rollout"
 

@@ -33,7 +33,7 @@ from treenail.controllers.runtime.workers import Crew
 from treenail.kube.client import Client
 from treenail.kube.events import Recorder
 from treenail.kube.resources import MACHINECONFIGNODES, MACHINECONFIGPOOLS, NODES
-from treenail.lab.apiserver.server import LabServer
+from treenail_lab.apiserver.serving.server import LabServer
 
 CLOCK = SystemClock()
 USER = "rollout"

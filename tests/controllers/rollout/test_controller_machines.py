@@ -25,9 +25,9 @@ from treenail.controllers.runtime.web import Web
 from treenail.controllers.runtime.workers import Crew
 from treenail.kube.events import Recorder
 from treenail.kube.resources import MACHINECONFIGPOOLS
-from treenail.lab.cluster import Lab, Plan
-from treenail.lab.images import make_image
-from treenail.lab.machine.settings import Settings
+from treenail_lab.cluster import Lab, Plan
+from treenail_lab.images import make_image
+from treenail_lab.machine.settings import Settings
 
 CLOCK = SystemClock()
 BEFORE = make_image("os", "1", 2_000_000)

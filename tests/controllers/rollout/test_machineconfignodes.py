@@ -25,8 +25,8 @@ from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
     NODES,
 )
-from treenail.lab.apiserver.faults import LoseAnswer, Match, Reject
-from treenail.lab.apiserver.server import LabServer
+from treenail_lab.apiserver.serving.faults import LoseAnswer, Match, Reject
+from treenail_lab.apiserver.serving.server import LabServer
 
 IMAGE = f"registry.example.com/os@sha256:{'1' * 64}"
 USER = "keeper"

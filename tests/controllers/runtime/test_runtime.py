@@ -21,8 +21,8 @@ from treenail.kube.lease import Candidacy, Election
 from treenail.kube.resources import CONFIGMAPS, LEASES
 from treenail.kube.transport import HttpTransport
 from treenail.kube.watch import Scope
-from treenail.lab.apiserver.faults import Match, Reject
-from treenail.lab.apiserver.server import LabServer
+from treenail_lab.apiserver.serving.faults import Match, Reject
+from treenail_lab.apiserver.serving.server import LabServer
 
 CLOCK = SystemClock()
 PLACE = Scope(CONFIGMAPS, namespace="default")

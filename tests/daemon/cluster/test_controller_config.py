@@ -11,7 +11,7 @@ from treenail.daemon.cluster.controller_config import LOOK_S, Trust
 from treenail.daemon.configuration.path_watcher import Touched
 from treenail.host.filesystem.files import Files
 from treenail.host.filesystem.root import Root
-from treenail.lab.apiserver.pki import Authority
+from treenail_lab.apiserver.access.certificates import Authority
 
 INTERNAL = "/etc/mco/internal-registry-pull-secret.json"
 CANARY = "canary-91ab"

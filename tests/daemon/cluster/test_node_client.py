@@ -18,10 +18,10 @@ from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.request import Reply, Request
 from treenail.kube.resources import MACHINECONFIGNODES, NODES
 from treenail.kube.transport import HttpTransport
-from treenail.lab.apiserver.faults import Match, Reject
-from treenail.lab.apiserver.server import LabServer
 from treenail.update.state.record import Target
 from treenail.update.status import Event, Report, Verdict
+from treenail_lab.apiserver.serving.faults import Match, Reject
+from treenail_lab.apiserver.serving.server import LabServer
 
 NODE = "n1"
 A = Target("rendered-a", f"registry.example.com/os@sha256:{'1' * 64}")

@@ -22,9 +22,9 @@ from treenail.host.ostree.watch import Limits
 from treenail.host.rpmostree.backend import RpmOstree
 from treenail.host.rpmostree.transaction import INTERFACE
 from treenail.host.systemd.bus import Peer, SystemBus, Target, options
-from treenail.lab.images import Credential, Image, make_image
-from treenail.lab.machine.ostreehost import OstreeHost
-from treenail.lab.machine.settings import Settings
+from treenail_lab.images import Credential, Image, make_image
+from treenail_lab.machine.node.rpmostree_only import OstreeHost
+from treenail_lab.machine.settings import Settings
 
 A = make_image("os/node", "1.0", 1_000_000)
 B = make_image("os/node", "2.0", 1_000_000)

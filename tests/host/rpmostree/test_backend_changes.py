@@ -17,10 +17,10 @@ from treenail.host.ostree.deployments import Change, Progress, Verdict
 from treenail.host.rpmostree.backend import RpmOstree
 from treenail.host.system.kernel_arguments import split_arguments
 from treenail.host.systemd.bus import SystemBus, Target
-from treenail.lab.images import make_image
-from treenail.lab.machine.ostreehost import OstreeHost
-from treenail.lab.machine.settings import Settings
-from treenail.lab.machine.sysroot import Deployment
+from treenail_lab.images import make_image
+from treenail_lab.machine.node.rpmostree_only import OstreeHost
+from treenail_lab.machine.ostree.sysroot import Deployment
+from treenail_lab.machine.settings import Settings
 
 A = make_image("os/node", "1.0", 1_000_000)
 B = make_image("os/node", "2.0", 1_000_000, labels={"machineconfig": "rendered-worker-2"})

@@ -22,12 +22,13 @@ from treenail.host.rpmostree.backend import RpmOstree
 from treenail.host.rpmostree.extensions import PLACE, REPOSITORY, UNPACK
 from treenail.host.systemd.bus import SystemBus
 from treenail.host.systemd.transient import TransientUnits
-from treenail.lab import images
-from treenail.lab.images import Catalogue, make_image
-from treenail.lab.machine import commands, rootfs, settings
-from treenail.lab.machine.daemons import Daemons, environment
-from treenail.lab.machine.settings import Settings
-from treenail.lab.machine.sysroot import Sysroot
+from treenail_lab import images
+from treenail_lab.images import Catalogue, make_image
+from treenail_lab.machine import rootfs, settings
+from treenail_lab.machine.node.daemons import Daemons, environment
+from treenail_lab.machine.ostree.sysroot import Sysroot
+from treenail_lab.machine.programs import commands
+from treenail_lab.machine.settings import Settings
 
 pytestmark = pytest.mark.integration
 

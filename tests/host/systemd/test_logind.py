@@ -10,7 +10,7 @@ from tests.fakes.services import Services
 from treenail.errors import BusError
 from treenail.host.systemd.bus import SystemBus
 from treenail.host.systemd.logind import Inhibitor, Logind
-from treenail.lab.machine.settings import Settings
+from treenail_lab.machine.settings import Settings
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.fakes.services import Services
 from treenail.errors import BusError, UnitError
 from treenail.host.systemd.bus import SystemBus
 from treenail.host.systemd.systemd import Systemd, Unit
-from treenail.lab.machine.settings import Settings
+from treenail_lab.machine.settings import Settings
 
 INSTALL = "[Install]\nWantedBy=multi-user.target\n"
 UNITS = {

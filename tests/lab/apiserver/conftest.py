@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.client import Cluster
-from treenail.lab.apiserver.server import LabServer
+from treenail_lab.apiserver.serving.server import LabServer
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 
 from tests.contract.client import Cluster
 from tests.waiting import wait_until
-from treenail.lab.apiserver.faults import Delay, LoseAnswer, Match, Refuse, Reject
-from treenail.lab.apiserver.server import LabServer
+from treenail_lab.apiserver.serving.faults import Delay, LoseAnswer, Match, Refuse, Reject
+from treenail_lab.apiserver.serving.server import LabServer
 
 NODES = "/api/v1/nodes"
 DROPPED = (http.client.HTTPException, OSError)

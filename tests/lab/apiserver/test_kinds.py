@@ -9,7 +9,7 @@ import yaml
 from tests.contract.client import APPLY, Cluster, Json
 from tests.contract.conftest import GADGET, WIDGET, definition
 from tests.oracle import ROOT, needs_oracle
-from treenail.lab.apiserver.server import LabServer
+from treenail_lab.apiserver.serving.server import LabServer
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 MCO = "/apis/machineconfiguration.openshift.io/v1"

@@ -6,8 +6,8 @@ import pytest
 
 from tests.contract.client import Cluster, Json
 from tests.waiting import wait_until
-from treenail.lab.apiserver.kubelets import STOP_SECONDS
-from treenail.lab.apiserver.server import LabServer
+from treenail_lab.apiserver.controllers.kubelets import STOP_SECONDS
+from treenail_lab.apiserver.serving.server import LabServer
 
 PODS = "/api/v1/namespaces/default/pods"
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"

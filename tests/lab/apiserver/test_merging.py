@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from tests.contract.client import Json
-from treenail.lab.apiserver.errors import ApiError
-from treenail.lab.apiserver.patch import json_patch, merge_patch
-from treenail.lab.apiserver.selectors import labels_match, selector_matches
-from treenail.lab.apiserver.strategic import strategic_merge
+from treenail_lab.apiserver.errors import ApiError
+from treenail_lab.apiserver.patch.json_patch import json_patch, merge_patch
+from treenail_lab.apiserver.patch.strategic_merge import strategic_merge
+from treenail_lab.apiserver.schema.selectors import labels_match, selector_matches
 
 
 def test_a_patch_leaves_its_target_as_it_was() -> None:

@@ -1,7 +1,7 @@
 """The log of requests."""
 
 from tests.contract.client import Cluster
-from treenail.lab.apiserver.server import LabServer
+from treenail_lab.apiserver.serving.server import LabServer
 
 NODES = "/api/v1/nodes"
 

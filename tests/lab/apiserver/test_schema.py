@@ -5,7 +5,12 @@ from typing import Any
 import pytest
 
 from tests.contract.client import Json
-from treenail.lab.apiserver.schema import conformed, problems, unknown_fields, without_nulls
+from treenail_lab.apiserver.schema.structural_schema import (
+    conformed,
+    problems,
+    unknown_fields,
+    without_nulls,
+)
 
 
 def schema_of(**properties: Any) -> Json:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.contract.client import Cluster
-from treenail.lab.apiserver.server import LabServer
-from treenail.lab.apiserver.service import ApiServer
+from treenail_lab.apiserver.serving.server import LabServer
+from treenail_lab.apiserver.serving.service import ApiServer
 
 NODES = "/api/v1/nodes"
 

@@ -9,9 +9,9 @@ import pytest
 from tests.contract.client import Cluster, Json
 from tests.contract.conftest import GADGET, definition
 from tests.contract.space import names
-from treenail.lab.apiserver.errors import ApiError
-from treenail.lab.apiserver.server import LabServer
-from treenail.lab.apiserver.store import Store
+from treenail_lab.apiserver.errors import ApiError
+from treenail_lab.apiserver.serving.server import LabServer
+from treenail_lab.apiserver.storage.store import Store
 
 THINGS = ("", "things")
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from gi.repository import Gio, GLib
 
-from treenail.lab.machine.connections import connect
+from treenail_lab.machine.bus.connections import connect
 
 RPM_OSTREE = "org.projectatomic.rpmostree1"
 SYSROOT = "/org/projectatomic/rpmostree1/Sysroot"

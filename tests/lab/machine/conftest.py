@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from gi.repository import GLib
 
-from treenail.lab.images import make_image
-from treenail.lab.machine import rootfs
-from treenail.lab.machine.daemons import Daemons
-from treenail.lab.machine.journal import Journal
-from treenail.lab.machine.settings import Settings, save
+from treenail_lab.images import make_image
+from treenail_lab.machine import rootfs
+from treenail_lab.machine.node.daemons import Daemons
+from treenail_lab.machine.settings import Settings, save
+from treenail_lab.machine.systemd.journal import Journal
 
 
 @pytest.fixture(autouse=True)

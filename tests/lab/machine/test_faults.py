@@ -11,12 +11,13 @@ import pytest
 from treenail.clock import SystemClock
 from treenail.host.container.registry import Inspected, Registry, Trouble
 from treenail.host.system.process import Programs
-from treenail.lab import images
-from treenail.lab.images import Catalogue, Credential, make_image
-from treenail.lab.machine import intruders, skopeo
-from treenail.lab.machine.machine import Machine
-from treenail.lab.machine.settings import Settings
-from treenail.lab.machine.sysroot import Deployment
+from treenail_lab import images
+from treenail_lab.images import Catalogue, Credential, make_image
+from treenail_lab.machine.container import skopeo
+from treenail_lab.machine.node import other_clients
+from treenail_lab.machine.node.machine import Machine
+from treenail_lab.machine.ostree.sysroot import Deployment
+from treenail_lab.machine.settings import Settings
 
 pytestmark = pytest.mark.integration
 
@@ -55,7 +56,7 @@ def test_units_that_fail_fail_at_boot_too(directory: Path) -> None:
         machine.reboot()
         after = machine.kubelet_runs
         assert (before, after) == (True, False)
-        assert intruders.unit_runs(machine.address, "crio.service")
+        assert other_clients.unit_runs(machine.address, "crio.service")
 
 
 def test_a_boot_can_be_made_a_bad_one_before_anything_runs(directory: Path) -> None:

@@ -4,7 +4,7 @@ import subprocess
 import tempfile
 from collections.abc import Generator
 
-from treenail.lab.machine.steps import Emit, OperationFailed, Pause
+from treenail_lab.machine.ostree.steps import Emit, OperationFailed, Pause
 
 Steps = Generator[Emit | Pause, None, str]
 

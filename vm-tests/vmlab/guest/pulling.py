@@ -9,8 +9,15 @@ import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
-from treenail.lab.machine.pull import AUTH_FILES, Pulled, image_of
-from treenail.lab.machine.steps import Emit, OperationFailed, Pause, message, task_begin, task_end
+from treenail_lab.machine.container.pull import AUTH_FILES, Pulled, image_of
+from treenail_lab.machine.ostree.steps import (
+    Emit,
+    OperationFailed,
+    Pause,
+    message,
+    task_begin,
+    task_end,
+)
 from vmlab.guest.names import DIGEST_KEY, image_ref, layer_ref
 from vmlab.guest.programs import run
 from vmlab.guest.realsysroot import RealSysroot

@@ -9,8 +9,8 @@ from typing import Any
 
 from gi.repository import GLib, OSTree
 
-from treenail.lab.machine.steps import Emit, OperationFailed, Pause
-from treenail.lab.machine.sysroot import Deployment
+from treenail_lab.machine.ostree.steps import Emit, OperationFailed, Pause
+from treenail_lab.machine.ostree.sysroot import Deployment
 from vmlab.guest.names import DIGEST_KEY, STATEROOT
 from vmlab.guest.programs import run
 
@@ -18,7 +18,7 @@ _ORIGIN_KEY = "container-image-reference"
 
 
 class RealSysroot:
-    """What `treenail.lab.machine.sysroot.Sysroot` is for the lab, on the real thing."""
+    """What `treenail_lab.machine.ostree.sysroot.Sysroot` is for the lab, on the real thing."""
 
     def __init__(self) -> None:
         self._sysroot: Any = OSTree.Sysroot.new_default()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from gi.repository import Gio, GLib
 
-from treenail.lab.machine.connections import connect
-from treenail.lab.machine.rpmostreed import NAME, Rpmostreed
+from treenail_lab.machine.bus.connections import connect
+from treenail_lab.machine.rpmostree.daemon import NAME, Rpmostreed
 from vmlab.guest.pulling import Pulling
 from vmlab.guest.realsysroot import RealSysroot
 

@@ -1,0 +1,101 @@
+"""Sets of fields, as ``metadata.managedFields`` keeps them (FieldsV1).
+
+A field is a path of steps: ``f:NAME`` a key of a map, ``k:{…}`` an item of a keyed list, ``v:…`` a
+value of a set. Only leaves are in a set: plain values, lists and maps that are replaced as a whole,
+empty ones, and for an item of a list the item itself.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from treenail_lab.apiserver.objects import Json
+from treenail_lab.apiserver.patch.merge_topology import Topology, item_key
+
+FieldPath = tuple[str, ...]
+# Stands for the presence of a list's item, whatever its fields are.
+PRESENT = object()
+
+
+def leaves(value: Any, topology: Topology, path: FieldPath = ()) -> Iterator[tuple[FieldPath, Any]]:
+    """Every leaf of a document with its value."""
+    match value:
+        case dict() if value and not topology.atomic:
+            for name, inner in value.items():
+                yield from leaves(inner, topology.child(name), (*path, f"f:{name}"))
+        case list() if value and topology.list_keys is not None:
+            for step, item in steps(value, topology):
+                yield (*path, step), PRESENT
+                if topology.list_keys:
+                    yield from leaves(item, topology.item(), (*path, step))
+        case _:
+            yield path, value
+
+
+def steps(items: list[Any], topology: Topology) -> Iterator[tuple[str, Any]]:
+    """The items of a keyed list or a set, each with the step that leads to it."""
+    for item in items:
+        if topology.list_keys and isinstance(item, dict):
+            identity = item_key(item, topology.list_keys, topology.key_defaults)
+            yield f"k:{_dumps(identity)}", item
+        else:
+            yield f"v:{_dumps(item)}", item
+
+
+def own_fields(obj: Json) -> Json:
+    """The part of an object whose fields have owners."""
+    kept = ("annotations", "labels", "finalizers", "ownerReferences")
+    # Empty ones are not stored, so nobody can own them.
+    metadata = {name: obj["metadata"][name] for name in kept if obj["metadata"].get(name)}
+    out = {"apiVersion", "kind", "metadata"}
+    found = {name: value for name, value in obj.items() if name not in out}
+    return found | ({"metadata": metadata} if metadata else {})
+
+
+def encode(paths: Iterable[FieldPath]) -> Json:
+    """The set as FieldsV1."""
+    root: Json = {}
+    members: list[Json] = []
+    for path in sorted(paths):
+        here = root
+        for step in path:
+            here = here.setdefault(step, {})
+        members.append(here)
+    for member in members:
+        if member:
+            member["."] = {}
+    return root
+
+
+def decode(document: Mapping[str, Any]) -> frozenset[FieldPath]:
+    """The set a FieldsV1 document stands for."""
+    return frozenset(_decoded(document, ()))
+
+
+def _decoded(document: Mapping[str, Any], path: FieldPath) -> Iterator[FieldPath]:
+    for step, inner in document.items():
+        if step == ".":
+            yield path
+        elif not inner:
+            yield (*path, step)
+        else:
+            yield from _decoded(inner, (*path, step))
+
+
+def shown(path: FieldPath) -> str:
+    """A field as conflicts name it: ``.spec.containers[name="a"].image``."""
+    text = ""
+    for step in path:
+        kind, _, rest = step.partition(":")
+        if kind == "f":
+            text += f".{rest}"
+        elif kind == "k":
+            pairs = json.loads(rest).items()
+            text += "[" + ",".join(f"{name}={_dumps(value)}" for name, value in pairs) + "]"
+        else:
+            text += f"[={rest}]"
+    return text
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)

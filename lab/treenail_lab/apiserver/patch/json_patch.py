@@ -1,0 +1,118 @@
+"""JSON patch (RFC 6902) and JSON merge patch (RFC 7386)."""
+
+from typing import Any
+
+from treenail_lab.apiserver.errors import ApiError, bad_request
+from treenail_lab.apiserver.objects import Json, copy, equal
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """The target with the patch merged in: null removes, a list replaces."""
+    if not isinstance(patch, dict):
+        return copy(patch)
+    merged = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = merge_patch(merged.get(name), value)
+    return merged
+
+
+def json_patch(target: Json, operations: Any) -> Any:
+    """The target after all operations; 422 when one does not apply, 400 for nonsense."""
+    if not isinstance(operations, list):
+        raise bad_request("json: cannot unmarshal object into Go value of type jsonpatch.Patch")
+    document: Any = copy(target)
+    for operation in operations:
+        if not isinstance(operation, dict):
+            raise bad_request("error decoding patch: an operation must be an object")
+        document = _operate(document, operation)
+    return document
+
+
+def _operate(document: Any, operation: Json) -> Any:
+    path = _pointer(operation.get("path"))
+    match operation.get("op"):
+        case "add":
+            return _add(document, path, copy(_value(operation)))
+        case "remove":
+            _remove(document, path)
+        case "replace":
+            if path:
+                _remove(document, path)
+            return _add(document, path, copy(_value(operation)))
+        case "move":
+            moved = _remove(document, _pointer(operation.get("from")))
+            return _add(document, path, moved)
+        case "copy":
+            return _add(document, path, copy(_find(document, _pointer(operation.get("from")))))
+        case "test":
+            if not equal(_find(document, path, missing=None), operation.get("value")):
+                raise _does_not_apply(f"testing value {operation.get('path')} failed")
+        case other:
+            raise bad_request(f"unexpected kind of operation: {other}")
+    return document
+
+
+def _does_not_apply(why: str) -> ApiError:
+    message = f"the server rejected our request due to an error in our request ({why})"
+    return ApiError(422, "Invalid", message)
+
+
+def _value(operation: Json) -> Any:
+    if "value" not in operation:
+        raise _does_not_apply(f"{operation['op']} operation without value")
+    return operation["value"]
+
+
+def _pointer(text: object) -> list[str]:
+    if not isinstance(text, str) or (text and not text.startswith("/")):
+        raise bad_request(f"error decoding patch: {text!r} is not a JSON pointer")
+    return [step.replace("~1", "/").replace("~0", "~") for step in text.split("/")[1:]]
+
+
+_MISSING = object()
+
+
+def _find(document: Any, path: list[str], missing: Any = _MISSING) -> Any:
+    for step in path:
+        match document:
+            case dict() if step in document:
+                document = document[step]
+            case list() if step.isdigit() and int(step) < len(document):
+                document = document[int(step)]
+            case _ if missing is not _MISSING:
+                return missing
+            case _:
+                raise _does_not_apply(f"missing path: /{'/'.join(path)}")
+    return document
+
+
+def _add(document: Any, path: list[str], value: Any) -> Any:
+    if not path:
+        return value
+    parent, last = _find(document, path[:-1]), path[-1]
+    match parent:
+        case dict():
+            parent[last] = value
+        case list() if last == "-":
+            parent.append(value)
+        case list() if last.isdigit() and int(last) <= len(parent):
+            parent.insert(int(last), value)
+        case _:
+            raise _does_not_apply(f"add operation does not apply: /{'/'.join(path)}")
+    return document
+
+
+def _remove(document: Any, path: list[str]) -> Any:
+    if not path:
+        raise _does_not_apply("the whole document can't be removed")
+    parent, last = _find(document, path[:-1]), path[-1]
+    match parent:
+        case dict() if last in parent:
+            return parent.pop(last)
+        case list() if last.isdigit() and int(last) < len(parent):
+            return parent.pop(int(last))
+        case _:
+            raise _does_not_apply(f"remove operation does not apply: /{'/'.join(path)}")

@@ -1,0 +1,219 @@
+"""Who owns which field: ``metadata.managedFields``, and server-side apply.
+
+As structured-merge-diff has it, in terms of leaves: a write takes the leaves it changes from
+their owners; an apply also gives up the leaves its applier no longer mentions, and those that
+nobody else owns vanish.
+"""
+
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+from treenail_lab.apiserver.errors import ApiError
+from treenail_lab.apiserver.objects import Json, copy, equal
+from treenail_lab.apiserver.patch.field_set import (
+    FieldPath,
+    decode,
+    encode,
+    leaves,
+    own_fields,
+    shown,
+    steps,
+)
+from treenail_lab.apiserver.patch.merge_topology import Topology
+
+APPLY = "Apply"
+UPDATE = "Update"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """An entry of ``metadata.managedFields``."""
+
+    name: str
+    operation: str
+    api_version: str
+    subresource: str
+    time: str
+    fields: frozenset[FieldPath]
+
+    def is_same(self, other: "Owner") -> bool:
+        """Whether both are one owner; an applier is the same in all API versions."""
+        mine = (self.name, self.operation, self.subresource)
+        same = mine == (other.name, other.operation, other.subresource)
+        return same and (self.operation == APPLY or self.api_version == other.api_version)
+
+    def __str__(self) -> str:
+        via = f' with subresource "{self.subresource}"' if self.subresource else ""
+        using = f" using {self.api_version}" if self.operation == UPDATE else ""
+        return f'"{self.name}"{via}{using}'
+
+    def json(self) -> Json:
+        entry = {
+            "manager": self.name,
+            "operation": self.operation,
+            "apiVersion": self.api_version,
+            "time": self.time,
+            "fieldsType": "FieldsV1",
+            "fieldsV1": encode(self.fields),
+        }
+        return entry | ({"subresource": self.subresource} if self.subresource else {})
+
+
+def owners_of(obj: Json) -> list[Owner]:
+    """The entries of an object's ``managedFields``."""
+    return [
+        Owner(
+            name=entry["manager"],
+            operation=entry["operation"],
+            api_version=entry["apiVersion"],
+            subresource=entry.get("subresource", ""),
+            time=entry.get("time", ""),
+            fields=decode(entry.get("fieldsV1") or {}),
+        )
+        for entry in obj["metadata"].get("managedFields") or []
+    ]
+
+
+def with_owners(obj: Json, owners: Iterable[Owner]) -> Json:
+    """The object with these entries; owners of nothing are left out."""
+    entries = [owner.json() for owner in owners if owner.fields]
+    metadata = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
+    return obj | {"metadata": metadata | ({"managedFields": entries} if entries else {})}
+
+
+def updated(old: Json | None, new: Json, writer: Owner, topology: Topology) -> list[Owner]:
+    """The owners of the new object after a write that is not an apply."""
+    before, after = own_fields(old) if old else {}, own_fields(new)
+    changed = _changed(before, after, topology)
+    lost = changed | _changed(after, before, topology)
+    owners = []
+    mine = replace(writer, fields=frozenset(changed))
+    for owner in owners_of(old) if old else []:
+        if not owner.is_same(writer):
+            owners.append(replace(owner, fields=owner.fields - lost))
+        elif changed or owner.fields & lost:
+            mine = replace(writer, fields=(owner.fields - lost) | changed)
+        else:
+            mine = owner
+    return [*owners, mine]
+
+
+def applied(
+    old: Json, intent: Json, writer: Owner, topology: Topology, *, force: bool
+) -> tuple[Json, list[Owner]]:
+    """The object after an apply and its owners; raises 409 when others own what it changes."""
+    wanted = {path for path, _ in leaves(own_fields(intent), topology)}
+    merged = _merged(own_fields(old), own_fields(intent), topology)
+    changed = _changed(own_fields(old), merged, topology)
+    owners = owners_of(old)
+    mine = next((owner for owner in owners if owner.is_same(writer)), None)
+    others = [owner for owner in owners if not owner.is_same(writer)]
+    contested = [(owner, sorted(owner.fields & changed)) for owner in others]
+    if not force and any(paths for _, paths in contested):
+        raise _conflict([(owner, paths) for owner, paths in contested if paths])
+    kept = [replace(owner, fields=owner.fields - changed) for owner in others]
+    given_up = (mine.fields if mine else frozenset()) - wanted
+    foreign = {path for owner in kept for path in owner.fields}
+    left = _without(merged, given_up - foreign, foreign, topology)
+    fields = frozenset(wanted)
+    time = mine.time if mine and mine.fields == fields and not changed else writer.time
+    return _rebuilt(old, left or {}), [*kept, replace(writer, fields=fields, time=time)]
+
+
+def _changed(old: Json, new: Json, topology: Topology) -> set[FieldPath]:
+    """The leaves of the new document that the old one does not have, or has with other values."""
+    before = dict(leaves(old, topology))
+    return {
+        path
+        for path, value in leaves(new, topology)
+        if path not in before or not equal(before[path], value)
+    }
+
+
+def _rebuilt(old: Json, fields: Json) -> Json:
+    """The object with its owned part replaced."""
+    owned = own_fields(old)
+    metadata = {
+        name: value
+        for name, value in old["metadata"].items()
+        if name not in owned.get("metadata", {})
+    }
+    rest = {name: value for name, value in old.items() if name not in owned}
+    return rest | fields | {"metadata": metadata | (fields.get("metadata") or {})}
+
+
+def _merged(old: Any, new: Any, topology: Topology) -> Any:
+    match old, new:
+        case dict(), dict() if not topology.atomic:
+            return old | {
+                name: _merged(old.get(name), inner, topology.child(name))
+                for name, inner in new.items()
+            }
+        case list(), list() if topology.list_keys is not None:
+            items = dict(steps(old, topology))
+            for step, item in steps(new, topology):
+                items[step] = _merged(items.get(step), item, topology.item())
+            return list(items.values())
+        case _:
+            return copy(new)
+
+
+def _without(
+    value: Any,
+    doomed: Set[FieldPath],
+    foreign: Set[FieldPath],
+    topology: Topology,
+    path: FieldPath = (),
+) -> Any:
+    """The document without the doomed leaves, but for what foreign ones need.
+
+    A map or list that loses all it had becomes null, which most schemas do not allow: the real
+    server refuses such an apply as well.
+    """
+    below = {doom for doom in doomed if doom[: len(path)] == path}
+    if not below:
+        return value
+    match value:
+        case dict() if not topology.atomic:
+            kept = {
+                name: _without(inner, below, foreign, topology.child(name), (*path, f"f:{name}"))
+                for name, inner in value.items()
+                if not _goes((*path, f"f:{name}"), below, foreign)
+            }
+            return kept or None
+        case list() if topology.list_keys is not None:
+            items = [
+                _without(item, below - {(*path, step)}, foreign, topology.item(), (*path, step))
+                for step, item in steps(value, topology)
+                if not _goes((*path, step), below, foreign)
+            ]
+            return items or None
+        case _:
+            return value
+
+
+def _goes(path: FieldPath, doomed: Set[FieldPath], foreign: Set[FieldPath]) -> bool:
+    return path in doomed and not any(other[: len(path)] == path for other in foreign)
+
+
+def _conflict(contested: list[tuple[Owner, list[FieldPath]]]) -> ApiError:
+    causes: list[Json] = []
+    texts = []
+    for owner, paths in contested:
+        causes += [
+            {
+                "reason": "FieldManagerConflict",
+                "message": f"conflict with {owner}",
+                "field": shown(path),
+            }
+            for path in paths
+        ]
+        if len(paths) == 1:
+            texts.append(f"conflict with {owner}: {shown(paths[0])}")
+        else:
+            lines = "".join(f"\n- {shown(path)}" for path in paths)
+            texts.append(f"conflicts with {owner}:{lines}")
+    count = "1 conflict" if len(causes) == 1 else f"{len(causes)} conflicts"
+    message = f"Apply failed with {count}: " + "\n".join(texts)
+    return ApiError(409, "Conflict", message, {"causes": causes})

@@ -1,0 +1,136 @@
+"""How lists and maps are merged by server-side apply: as a whole, as a set, or by key."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from treenail_lab.apiserver.objects import Json
+from treenail_lab.apiserver.schema.kinds import Kind
+
+# A list is replaced as a whole (None), a set of values (no keys), or keyed by fields of its items.
+ListKeys = tuple[str, ...] | None
+
+
+class Topology(Protocol):
+    """The merge rules at one place of a document."""
+
+    @property
+    def atomic(self) -> bool:
+        """Whether a map here is replaced as a whole."""
+
+    @property
+    def list_keys(self) -> ListKeys:
+        """How a list here is merged."""
+
+    @property
+    def key_defaults(self) -> Mapping[str, Any]:
+        """What the keys of a keyed list are where an item leaves them out."""
+
+    def child(self, name: str) -> "Topology":
+        """The rules at a field of the map here."""
+
+    def item(self) -> "Topology":
+        """The rules at an item of the list here."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaTopology:
+    """The rules in the schema of a custom resource."""
+
+    schema: Mapping[str, Any]
+    root: bool = False
+    key_defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def atomic(self) -> bool:
+        return self.schema.get("x-kubernetes-map-type") == "atomic"
+
+    @property
+    def list_keys(self) -> ListKeys:
+        match self.schema.get("x-kubernetes-list-type"):
+            case "map":
+                return tuple(self.schema.get("x-kubernetes-list-map-keys") or ())
+            case "set":
+                return ()
+            case _:
+                return None
+
+    def child(self, name: str) -> Topology:
+        if self.root and name == "metadata":
+            return BuiltInTopology(("metadata",))
+        inner = (self.schema.get("properties") or {}).get(name)
+        if inner is None:
+            others = self.schema.get("additionalProperties")
+            inner = others if isinstance(others, dict) else {}
+        return SchemaTopology(inner)
+
+    def item(self) -> Topology:
+        return SchemaTopology(self.schema.get("items") or {})
+
+
+_BY_NAME = ("name",)
+_LISTS: Mapping[str, ListKeys] = {
+    "addresses": ("type",),
+    "conditions": ("type",),
+    "containers": _BY_NAME,
+    "env": _BY_NAME,
+    "ephemeralContainers": _BY_NAME,
+    "hostAliases": ("ip",),
+    "imagePullSecrets": _BY_NAME,
+    "initContainers": _BY_NAME,
+    "ownerReferences": ("uid",),
+    "podCIDRs": (),
+    "podIPs": ("ip",),
+    "secrets": _BY_NAME,
+    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
+    "volumeDevices": ("devicePath",),
+    "volumeMounts": ("mountPath",),
+    "volumes": _BY_NAME,
+}
+_ATOMIC_MAPS = frozenset({
+    "selector", "labelSelector", "namespaceSelector", "nodeSelector", "roleRef", "involvedObject",
+    "secretKeyRef", "configMapKeyRef", "fieldRef", "resourceFieldRef",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltInTopology:
+    """The rules of the built-in kinds, by the names of their fields."""
+
+    path: tuple[str, ...] = ()
+
+    @property
+    def atomic(self) -> bool:
+        return bool(self.path) and self.path[-1] in _ATOMIC_MAPS
+
+    @property
+    def list_keys(self) -> ListKeys:
+        if self.path == ("metadata", "finalizers"):
+            return ()
+        if self.path[-1:] == ("ports",):
+            return ("containerPort" if "containers" in self.path else "port", "protocol")
+        return _LISTS.get(self.path[-1]) if self.path else None
+
+    @property
+    def key_defaults(self) -> Mapping[str, Any]:
+        return {"protocol": "TCP"}
+
+    def child(self, name: str) -> Topology:
+        return BuiltInTopology((*self.path, name))
+
+    def item(self) -> Topology:
+        return self
+
+
+def topology_of(kind: Kind) -> Topology:
+    """The rules for objects of a kind."""
+    return SchemaTopology(kind.schema, root=True) if kind.custom else BuiltInTopology()
+
+
+def item_key(item: Json, keys: tuple[str, ...], defaults: Mapping[str, Any]) -> Json:
+    """The values that tell an item of a keyed list from the others."""
+    return {
+        name: item.get(name, defaults.get(name))
+        for name in keys
+        if name in item or name in defaults
+    }

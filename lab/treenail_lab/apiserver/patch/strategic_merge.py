@@ -1,0 +1,126 @@
+"""Strategic merge patch: a merge patch that knows which lists are keyed.
+
+The keys are those of the API types' ``patchMergeKey``. Node taints and pod tolerations have none:
+these lists are replaced as a whole, as in the real server.
+"""
+
+from typing import Any
+
+from treenail_lab.apiserver.errors import bad_request
+from treenail_lab.apiserver.objects import Json, copy
+
+MERGE_KEYS = {
+    "addresses": "type",
+    "conditions": "type",
+    "containers": "name",
+    "env": "name",
+    "ephemeralContainers": "name",
+    "hostAliases": "ip",
+    "imagePullSecrets": "name",
+    "initContainers": "name",
+    "ownerReferences": "uid",
+    "podIPs": "ip",
+    "ports": "containerPort",
+    "secrets": "name",
+    "topologySpreadConstraints": "topologyKey",
+    "volumeDevices": "devicePath",
+    "volumeMounts": "mountPath",
+    "volumes": "name",
+}
+# Lists of plain values that are merged as sets.
+MERGED_SETS = frozenset({("metadata", "finalizers"), ("spec", "podCIDRs")})
+
+_DIRECTIVES = ("$setElementOrder/", "$deleteFromPrimitiveList/", "$patch", "$retainKeys")
+
+
+def strategic_merge(target: Json, patch: Any) -> Json:
+    """The target with the patch merged in; 400 for a patch that can't be understood."""
+    if not isinstance(patch, dict):
+        raise bad_request("a strategic merge patch must be an object")
+    return _merge_objects(target, patch, ())
+
+
+def _merge_objects(target: Json, patch: Json, path: tuple[str, ...]) -> Json:
+    match patch.get("$patch"):
+        case "replace":
+            return {name: copy(value) for name, value in patch.items() if name != "$patch"}
+        case "delete":
+            return {}
+        case None | "merge":
+            pass
+        case other:
+            raise bad_request(f"Unknown patch type '{other}' in map")
+    merged = dict(target)
+    retained = patch.get("$retainKeys")
+    if isinstance(retained, list):
+        merged = {name: value for name, value in merged.items() if name in retained}
+    for name, value in patch.items():
+        if name.startswith("$deleteFromPrimitiveList/"):
+            _delete_values(merged, name.partition("/")[2], value)
+        elif name.startswith(_DIRECTIVES):
+            continue
+        elif value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = _merged(merged.get(name), value, (*path, name))
+    return merged
+
+
+def _merged(old: Any, new: Any, path: tuple[str, ...]) -> Any:
+    match new:
+        case dict():
+            return _merge_objects(old if isinstance(old, dict) else {}, new, path)
+        case list() if path in MERGED_SETS:
+            had = list(old or [])
+            return _interleaved([value for value in had if value not in new], list(new), had)
+        case list() if path[-1] in MERGE_KEYS and all(isinstance(item, dict) for item in new):
+            return _merge_lists(old if isinstance(old, list) else [], new, path)
+        case _:
+            return copy(new)
+
+
+def _merge_lists(old: list[Json], new: list[Json], path: tuple[str, ...]) -> list[Json]:
+    if {"$patch": "replace"} in new:
+        return [copy(item) for item in new if item != {"$patch": "replace"}]
+    field = MERGE_KEYS[path[-1]]
+    if field == "containerPort" and not any(field in item for item in new):
+        field = "port"
+    known = [item.get(field) for item in old]
+    patched: dict[Any, Json] = {}
+    gone = []
+    for item in new:
+        if field not in item:
+            raise bad_request(f"map: {item} does not contain declared merge key: {field}")
+        name = item[field]
+        if item.get("$patch") == "delete":
+            gone.append(name)
+        else:
+            had = old[known.index(name)] if name in known else {}
+            patched[name] = _merge_objects(patched.get(name, had), item, path)
+    kept = {name: item for name, item in zip(known, old, strict=True) if name not in gone}
+    rest = [name for name in kept if name not in patched]
+    return [
+        patched[name] if name in patched else kept[name]
+        for name in _interleaved(rest, list(patched), known)
+    ]
+
+
+def _interleaved(kept: list[Any], patched: list[Any], known: list[Any]) -> list[Any]:
+    """What is kept and what is patched, each in its order; together as they were before.
+
+    What the patch adds comes before all that is not known to stand in front of it.
+    """
+    merged = []
+    waiting = list(kept)
+    for name in patched:
+        while waiting and name in known and known.index(waiting[0]) < known.index(name):
+            merged.append(waiting.pop(0))
+        merged.append(name)
+    return merged + waiting
+
+
+def _delete_values(target: Json, name: str, values: Any) -> None:
+    if not isinstance(values, list):
+        raise bad_request(f"$deleteFromPrimitiveList/{name}: expected a list")
+    if isinstance(target.get(name), list):
+        target[name] = [value for value in target[name] if value not in values]

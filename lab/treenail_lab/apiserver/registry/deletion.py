@@ -1,0 +1,135 @@
+"""Deleting: grace periods, finalizers, preconditions and what becomes of dependents."""
+
+from dataclasses import dataclass
+
+from treenail.clock import rfc3339
+from treenail_lab.apiserver.access.authentication import User
+from treenail_lab.apiserver.errors import bad_request, conflict, details
+from treenail_lab.apiserver.objects import Json, deleting, dig, finalizers, key
+from treenail_lab.apiserver.registry.registry import NAMESPACES, Registry, waits
+from treenail_lab.apiserver.schema.kinds import Kind
+
+FOREGROUND = "foregroundDeletion"
+ORPHAN = "orphan"
+_POLICY_FINALIZERS = {"Foreground": FOREGROUND, "Orphan": ORPHAN}
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteOptions:
+    """The options of a delete request; None is "as the kind has it"."""
+
+    grace_s: int | None = None
+    policy: str = "Background"
+    uid: str = ""
+    resource_version: str = ""
+    dry_run: bool = False
+
+
+def read_options(body: Json, *, dry_run: bool = False) -> DeleteOptions:
+    """The options in a DeleteOptions document; 400 when they can't be understood."""
+    grace = body.get("gracePeriodSeconds")
+    if grace is not None and not isinstance(grace, int):
+        raise bad_request("gracePeriodSeconds: expected a number")
+    policy = body.get("propagationPolicy")
+    if policy is None:
+        policy = "Orphan" if body.get("orphanDependents") else "Background"
+    if policy not in {"Background", "Foreground", "Orphan"}:
+        raise bad_request(f'propagationPolicy: Unsupported value: "{policy}"')
+    preconditions = body.get("preconditions") or {}
+    return DeleteOptions(
+        grace_s=grace,
+        policy=policy,
+        uid=preconditions.get("uid") or "",
+        resource_version=preconditions.get("resourceVersion") or "",
+        dry_run=dry_run or body.get("dryRun") == ["All"],
+    )
+
+
+def delete(
+    registry: Registry,
+    kind: Kind,
+    namespace: str,
+    name: str,
+    options: DeleteOptions,
+    user: User,
+) -> Json:
+    """Delete an object, or mark it for deletion; what the answer's body is."""
+    old = registry.get(kind, namespace, name)
+    registry.restrict(user, kind, old, None)
+    _check_preconditions(kind, old, options)
+    marked = _marked(registry, kind, old, options)
+    stays = bool(finalizers(marked)) or waits(kind, marked)
+    if options.dry_run:
+        return marked if stays else _answer(kind, old)
+    if stays:
+        return old if marked == old else registry.store.put(kind.storage, marked)
+    gone = registry.store.remove(kind.storage, key(old))
+    return _answer(kind, gone)
+
+
+def _answer(kind: Kind, gone: Json) -> Json:
+    if kind.returns_deleted:
+        return gone
+    found = details(kind.group, kind.plural, gone["metadata"]["name"])
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Success",
+        "details": found | {"uid": gone["metadata"]["uid"]},
+    }
+
+
+def _check_preconditions(kind: Kind, obj: Json, options: DeleteOptions) -> None:
+    metadata = obj["metadata"]
+    asked_and_found = (
+        ("UID", options.uid, metadata["uid"]),
+        ("ResourceVersion", options.resource_version, metadata["resourceVersion"]),
+    )
+    for what, asked, found in asked_and_found:
+        if asked and asked != found:
+            why = (
+                f"Precondition failed: {what} in precondition: {asked}, "
+                f"{what} in object meta: {found}"
+            )
+            raise conflict(kind.group, kind.plural, metadata["name"], why)
+
+
+def _marked(registry: Registry, kind: Kind, old: Json, options: DeleteOptions) -> Json:
+    """The object as it is while it waits for its end."""
+    grace_s = _asked_grace_s(kind, old, options)
+    metadata = dict(old["metadata"])
+    kept = [name for name in finalizers(old) if name not in _POLICY_FINALIZERS.values()]
+    if not deleting(old) or options.policy != "Background":
+        if wanted := _POLICY_FINALIZERS.get(options.policy):
+            kept.append(wanted)
+        metadata["finalizers"] = kept
+        if not kept:
+            metadata.pop("finalizers")
+    if not deleting(old):
+        now = registry.clock.now()
+        metadata["deletionTimestamp"] = rfc3339(now + grace_s)
+        metadata["deletionGracePeriodSeconds"] = grace_s
+        if kind.generation:
+            metadata["generation"] = metadata.get("generation", 0) + 1
+    elif grace_s < metadata.get("deletionGracePeriodSeconds", 0):
+        # A second delete can only shorten the time that is left.
+        metadata["deletionTimestamp"] = rfc3339(registry.clock.now() + grace_s)
+        metadata["deletionGracePeriodSeconds"] = grace_s
+    marked = old | {"metadata": metadata}
+    if kind.storage == NAMESPACES:
+        marked["status"] = {**(old.get("status") or {}), "phase": "Terminating"}
+    return marked
+
+
+def _asked_grace_s(kind: Kind, obj: Json, options: DeleteOptions) -> int:
+    if kind.plural != "pods" or kind.group:
+        return 0
+    ended = dig(obj, "status", "phase") in {"Succeeded", "Failed"}
+    if ended or not dig(obj, "spec", "nodeName"):
+        return 0
+    asked = options.grace_s
+    if asked is None:
+        asked = dig(obj, "spec", "terminationGracePeriodSeconds")
+    # A negative grace period counts as the shortest one.
+    return 30 if asked is None else 1 if asked < 0 else int(asked)

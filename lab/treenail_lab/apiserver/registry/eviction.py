@@ -1,0 +1,89 @@
+"""The eviction subresource of pods, which honours PodDisruptionBudgets."""
+
+from treenail_lab.apiserver.access.node_authorizer import restrict_eviction
+from treenail_lab.apiserver.errors import ApiError, Cause, bad_request, too_many_requests
+from treenail_lab.apiserver.objects import Json, deleting, dig
+from treenail_lab.apiserver.registry.deletion import DeleteOptions, delete, read_options
+from treenail_lab.apiserver.registry.disruption_budgets import BUDGETS, budgets_of, is_ready
+from treenail_lab.apiserver.registry.registry import Registry, Write
+from treenail_lab.apiserver.schema.kinds import Kind
+
+_STILL_PROCESSED = "The disruption budget {} is still being processed by the server."
+_VIOLATES = "Cannot evict pod as it would violate the pod's disruption budget."
+_MORE_THAN_ONE = (
+    "This pod has more than one PodDisruptionBudget, which the eviction subresource does not "
+    "support."
+)
+_WAIT_S = 10
+
+
+def evict(
+    registry: Registry, kind: Kind, namespace: str, name: str, body: Json, write: Write
+) -> Json:
+    """Delete a pod unless a budget forbids it now, which is 429 with the budget as cause."""
+    said = dig(body, "metadata", "name")
+    if said and said != name:
+        raise bad_request(
+            f"the name of the object ({said}) does not match the name on the URL ({name})"
+        )
+    options = read_options(body.get("deleteOptions") or {}, dry_run=write.dry_run)
+    pod = registry.get(kind, namespace, name)
+    if write.user.node and not write.user.master:
+        restrict_eviction(write.user.node, kind, pod)
+    if not _can_ignore_budgets(pod):
+        _spend(registry, pod, options, write)
+    delete(registry, kind, namespace, name, options, write.user)
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Success",
+        "code": 201,
+    }
+
+
+def _can_ignore_budgets(pod: Json) -> bool:
+    """Pods that serve nobody any more, or not yet, are not protected."""
+    return deleting(pod) or dig(pod, "status", "phase") in {"Succeeded", "Failed", "Pending"}
+
+
+def _spend(registry: Registry, pod: Json, options: DeleteOptions, write: Write) -> None:
+    """Take one disruption from the budget of a pod; raises 429 when there is none left."""
+    namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+    budgets = budgets_of(registry.store, pod)
+    if not budgets:
+        return
+    if len(budgets) > 1:
+        raise ApiError(500, "InternalError", _MORE_THAN_ONE)
+    budget = budgets[0]
+    status = budget.get("status") or {}
+    if not is_ready(pod) and _may_evict_unready(budget):
+        return
+    budget_name = budget["metadata"]["name"]
+    if status.get("observedGeneration", 0) < budget["metadata"].get("generation", 1):
+        cause = Cause("DisruptionBudget", _STILL_PROCESSED.format(budget_name))
+        raise too_many_requests(_VIOLATES, _WAIT_S, [cause])
+    if status.get("disruptionsAllowed", 0) < 1:
+        message = (
+            f"The disruption budget {budget_name} needs {status.get('desiredHealthy', 0)} healthy "
+            f"pods and has {status.get('currentHealthy', 0)} currently"
+        )
+        raise too_many_requests(_VIOLATES, 0, [Cause("DisruptionBudget", message)])
+    if options.dry_run:
+        return
+    spent = status | {
+        "disruptionsAllowed": status["disruptionsAllowed"] - 1,
+        "disruptedPods": (status.get("disruptedPods") or {}) | {name: registry.now},
+    }
+    kind = registry.kinds.find(BUDGETS[0], "v1", BUDGETS[1])
+    registry.update(
+        kind, namespace, budget_name, lambda old: old | {"status": spent}, write, "status"
+    )
+
+
+def _may_evict_unready(budget: Json) -> bool:
+    if dig(budget, "spec", "unhealthyPodEvictionPolicy") == "AlwaysAllow":
+        return True
+    status = budget.get("status") or {}
+    desired = status.get("desiredHealthy", 0)
+    return bool(desired > 0 and status.get("currentHealthy", 0) >= desired)

@@ -1,0 +1,95 @@
+"""What a request asks for, read from its method, path and query."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from treenail_lab.apiserver.errors import bad_request, no_such_path
+
+_VERBS = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH": "patch",
+          "DELETE": "delete"}  # fmt: skip
+_ON_COLLECTIONS = {"get": "list", "delete": "deletecollection"}
+_NAMESPACE_SUBRESOURCES = ("status",)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request about a resource; for any other path only ``verb`` and ``path`` are set."""
+
+    verb: str
+    path: str
+    query: Mapping[str, str]
+    group: str = ""
+    version: str = ""
+    plural: str = ""
+    namespace: str = ""
+    name: str = ""
+    subresource: str = ""
+
+    @property
+    def on_resource(self) -> bool:
+        return bool(self.plural)
+
+    @property
+    def resource(self) -> str:
+        """``pods`` or ``pods/eviction``."""
+        return f"{self.plural}/{self.subresource}" if self.subresource else self.plural
+
+    @property
+    def changes(self) -> bool:
+        """Whether a request may change something."""
+        return self.verb not in {"get", "list", "watch"}
+
+    def flag(self, name: str) -> bool:
+        """A boolean query parameter; false when absent."""
+        value = self.query.get(name, "")
+        if value.lower() in {"", "0", "false"}:
+            return False
+        if value.lower() in {"1", "true"}:
+            return True
+        raise bad_request(f"query parameter {name}: expected true or false, found {value!r}")
+
+    def number(self, name: str) -> int | None:
+        """A non-negative query parameter; None when absent or empty."""
+        value = self.query.get(name, "")
+        if not value:
+            return None
+        if not value.isdigit():
+            raise bad_request(f"query parameter {name}: expected a number, found {value!r}")
+        return int(value)
+
+    @property
+    def dry_run(self) -> bool:
+        value = self.query.get("dryRun", "")
+        if value not in {"", "All"}:
+            raise bad_request(f'dryRun: Unsupported value: "{value}": supported values: "All"')
+        return value == "All"
+
+
+def read(method: str, path: str, query: Mapping[str, str]) -> Ask:
+    """The request of an HTTP request line; raises 404 for a path that can't be a resource."""
+    verb = _VERBS.get(method, method.lower())
+    parts = [part for part in path.split("/") if part]
+    match parts:
+        case ["api", version, *rest] if rest:
+            group = ""
+        case ["apis", group, version, *rest] if rest:
+            pass
+        case _:
+            return Ask(verb, path, query)
+    namespace = ""
+    match rest:
+        case ["namespaces", name, subresource] if subresource in _NAMESPACE_SUBRESOURCES:
+            pass
+        case ["namespaces", namespace, _, *_]:
+            rest = rest[2:]
+        case _:
+            pass
+    plural, name, subresource = (*rest, "", "")[:3]
+    if len(rest) > 3:
+        raise no_such_path()
+    if not name:
+        verb = _ON_COLLECTIONS.get(verb, verb)
+    ask = Ask(verb, path, query, group, version, plural, namespace, name, subresource)
+    if ask.verb == "list" and ask.flag("watch"):
+        verb = "watch"
+    return Ask(verb, path, query, group, version, plural, namespace, name, subresource)

@@ -1,0 +1,88 @@
+"""What kinds there are: the documents that kubectl and generic clients begin with."""
+
+from treenail_lab.apiserver.errors import no_such_path
+from treenail_lab.apiserver.objects import Json
+from treenail_lab.apiserver.schema.kinds import ALL_VERBS, Kind, Kinds
+
+VERSION: Json = {
+    "major": "1",
+    "minor": "32",
+    "gitVersion": "v1.32.0+treenail-lab",
+    "gitCommit": "",
+    "gitTreeState": "",
+    "buildDate": "1970-01-01T00:00:00Z",
+    "goVersion": "",
+    "compiler": "",
+    "platform": "linux/amd64",
+}
+_SUBRESOURCE_KINDS = {
+    "eviction": ("policy", "v1", "Eviction", ["create"]),
+    "token": ("authentication.k8s.io", "v1", "TokenRequest", ["create"]),
+}
+
+
+def document(kinds: Kinds, path: str) -> Json:
+    """The discovery document at a path; raises 404 where there is none."""
+    match [part for part in path.split("/") if part]:
+        case ["version"]:
+            return VERSION
+        case ["api"]:
+            return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
+        case ["apis"]:
+            names = sorted({kind.group for kind in kinds if kind.group})
+            groups = [_group(kinds, name) for name in names]
+            return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
+        case ["apis", group]:
+            return {"kind": "APIGroup", "apiVersion": "v1"} | _group(kinds, group)
+        case ["api", version]:
+            return _resources(kinds, "", version)
+        case ["apis", group, version]:
+            return _resources(kinds, group, version)
+        case _:
+            raise no_such_path()
+
+
+def _group(kinds: Kinds, group: str) -> Json:
+    versions = list(dict.fromkeys(kind.version for kind in kinds if kind.group == group))
+    if not group or not versions:
+        raise no_such_path()
+    entries = [{"groupVersion": f"{group}/{version}", "version": version} for version in versions]
+    return {"name": group, "versions": entries, "preferredVersion": entries[0]}
+
+
+def _resources(kinds: Kinds, group: str, version: str) -> Json:
+    found = [kind for kind in kinds if (kind.group, kind.version) == (group, version)]
+    if not found:
+        raise no_such_path()
+    return {
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": found[0].api_version,
+        "resources": [entry for kind in found for entry in _entries(kind)],
+    }
+
+
+def _entries(kind: Kind) -> list[Json]:
+    entry: Json = {
+        "name": kind.plural,
+        "singularName": kind.singular,
+        "namespaced": kind.namespaced,
+        "kind": kind.kind,
+        "verbs": list(ALL_VERBS),
+    }
+    if kind.short_names:
+        entry["shortNames"] = list(kind.short_names)
+    entries = [entry]
+    for name in sorted(kind.subresources):
+        sub: Json = {
+            "name": f"{kind.plural}/{name}",
+            "singularName": "",
+            "namespaced": kind.namespaced,
+            "kind": kind.kind,
+            "verbs": ["get", "patch", "update"],
+        }
+        if name in _SUBRESOURCE_KINDS:
+            group, version, kind_name, verbs = _SUBRESOURCE_KINDS[name]
+            sub |= {"group": group, "version": version, "kind": kind_name, "verbs": verbs}
+        entries.append(sub)
+    return entries

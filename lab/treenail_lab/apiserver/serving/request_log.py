@@ -1,0 +1,78 @@
+"""A log of the requests that were answered, for benchmarks and tests."""
+
+from collections import Counter, deque
+from dataclasses import dataclass
+
+from treenail.clock import Clock, micro_time
+from treenail_lab.apiserver.objects import Json
+from treenail_lab.apiserver.request import Ask
+
+_REMEMBERED = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One request; ``time`` in seconds since the epoch, code 0 where no answer was given."""
+
+    time: float
+    user: str
+    verb: str
+    resource: str
+    namespace: str
+    name: str
+    code: int
+
+    def json(self) -> Json:
+        return {
+            "time": micro_time(self.time),
+            "user": self.user,
+            "verb": self.verb,
+            "resource": self.resource,
+            "namespace": self.namespace,
+            "name": self.name,
+            "code": self.code,
+        }
+
+
+class RequestLog:
+    """Counts by user, verb and resource since the start or the last reset, and the latest ones."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._counts: Counter[tuple[str, str, str]] = Counter()
+        self._latest: deque[Entry] = deque(maxlen=_REMEMBERED)
+
+    def note(self, ask: Ask, user: str, code: int) -> None:
+        resource = ask.resource or ask.path
+        self._counts[user, ask.verb, resource] += 1
+        self._latest.append(
+            Entry(self._clock.now(), user, ask.verb, resource, ask.namespace, ask.name, code)
+        )
+
+    def count(self, *, user: str = "", verb: str = "", resource: str = "") -> int:
+        """How many requests there were; empty matches all."""
+        asked = (user, verb, resource)
+        return sum(
+            number
+            for found, number in self._counts.items()
+            if all(not a or a == f for a, f in zip(asked, found, strict=True))
+        )
+
+    def counts(self) -> dict[tuple[str, str, str], int]:
+        """Number of requests by user, verb and resource."""
+        return dict(self._counts)
+
+    def latest(self) -> tuple[Entry, ...]:
+        """The latest requests, oldest first."""
+        return tuple(self._latest)
+
+    def reset(self) -> None:
+        self._counts.clear()
+        self._latest.clear()
+
+    def json(self) -> Json:
+        counts = [
+            {"user": user, "verb": verb, "resource": resource, "count": number}
+            for (user, verb, resource), number in sorted(self._counts.items())
+        ]
+        return {"counts": counts, "latest": [entry.json() for entry in self._latest]}

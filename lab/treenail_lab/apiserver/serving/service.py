@@ -1,0 +1,191 @@
+"""The lab's API server, for an event loop that runs already."""
+
+import asyncio
+import json
+import re
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from aiohttp import web
+
+from treenail.clock import Clock, SystemClock
+from treenail_lab.apiserver.access.authentication import (
+    MASTERS,
+    NODE_PREFIX,
+    NODES,
+    Authenticator,
+    Tokens,
+    User,
+)
+from treenail_lab.apiserver.access.authorization import Authorizer, bootstrap_objects
+from treenail_lab.apiserver.access.certificates import Authority, kubeconfig, write_private
+from treenail_lab.apiserver.controllers.controllers import Upkeep
+from treenail_lab.apiserver.objects import Json
+from treenail_lab.apiserver.registry.crds import Definitions
+from treenail_lab.apiserver.registry.registry import Registry, Write
+from treenail_lab.apiserver.registry.watch import Watches
+from treenail_lab.apiserver.request import Ask
+from treenail_lab.apiserver.schema.kinds import Kinds
+from treenail_lab.apiserver.serving import control_endpoint
+from treenail_lab.apiserver.serving.faults import Fault, Faults, Match, Refuse
+from treenail_lab.apiserver.serving.http import Backend, Web
+from treenail_lab.apiserver.serving.request_log import RequestLog
+from treenail_lab.apiserver.serving.verbs import Verbs
+from treenail_lab.apiserver.storage import snapshot
+from treenail_lab.apiserver.storage.store import Store
+
+_LOOPBACK = "127.0.0.1"
+_NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
+_ADMIN = User("kubernetes-admin", (MASTERS,))
+# Connections are on this machine: nobody needs longer to read the end of a watch.
+_SHUTDOWN_S = 0.1
+
+
+class ApiServer:
+    """A Kubernetes API server on loopback, over TLS.
+
+    Its certificate authority lives in ``directory`` and is found there again; its state lives in
+    memory and outlives :meth:`stop` and another :meth:`start`, which uses the same port.
+    """
+
+    def __init__(self, directory: Path, *, port: int = 0, clock: Clock | None = None) -> None:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory = directory
+        self._clock = clock or SystemClock()
+        self._authority = Authority(directory)
+        self._tokens = Tokens(directory, self._clock)
+        self._port = port
+        self._runner: web.AppRunner | None = None
+        self.store = Store()
+        self.kinds = Kinds()
+        self.registry = Registry(self.store, self.kinds, self._clock)
+        self.watches = Watches(self.store, self._clock)
+        self.faults = Faults(self._clock)
+        self.requests = RequestLog(self._clock)
+        self._definitions = Definitions(self.store, self.kinds)
+        self.upkeep = Upkeep(self.registry)
+        self._bootstrap()
+
+    @property
+    def url(self) -> str:
+        """``https://127.0.0.1:PORT``; the port is known once the server has been started."""
+        return f"https://{_LOOPBACK}:{self._port}"
+
+    @property
+    def ca_file(self) -> Path:
+        return self._authority.file
+
+    @property
+    def admin_kubeconfig(self) -> Path:
+        """A kubeconfig that may do everything."""
+        return self.kubeconfig_for(_ADMIN.name, _ADMIN.groups)
+
+    def kubeconfig_for(self, user: str, groups: Sequence[str] = ()) -> Path:
+        """A kubeconfig, readable by its owner only, with a client certificate for a user."""
+        path = self._directory / f"{re.sub(r'[^A-Za-z0-9.-]+', '-', user)}.kubeconfig"
+        identity = self._authority.client_identity(user, groups)
+        text = kubeconfig(
+            server=self.url, authority=self._authority.pem, user=user, identity=identity
+        )
+        write_private(path, text.encode())
+        return path
+
+    def node_kubeconfig(self, node: str) -> Path:
+        """A kubeconfig as a kubelet has it: it may change its own Node only."""
+        return self.kubeconfig_for(f"{NODE_PREFIX}{node}", [NODES])
+
+    def account_kubeconfig(self, namespace: str, name: str) -> Path:
+        """A kubeconfig with the token of a ServiceAccount, which is all that its pods have."""
+        user = f"system:serviceaccount:{namespace}:{name}"
+        groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}"]
+        token = self.token_for(user, groups)
+        path = self._directory / f"{namespace}-{name}.kubeconfig"
+        text = kubeconfig(server=self.url, authority=self._authority.pem, user=user, token=token)
+        write_private(path, text.encode())
+        return path
+
+    def token_for(self, user: str, groups: Sequence[str] = ()) -> str:
+        """A bearer token for a user; it holds as long as the directory does."""
+        return self._tokens.issue(user, groups)
+
+    async def start(self) -> None:
+        """Listen; returns when requests are answered."""
+        backend = Backend(
+            registry=self.registry,
+            authenticator=Authenticator(self._tokens, self._service_account),
+            authorizer=Authorizer(self.store),
+            verbs=Verbs(self.registry, self._tokens),
+            watches=self.watches,
+            faults=self.faults,
+            requests=self.requests,
+            control=self._control,
+        )
+        runner = web.AppRunner(
+            Web(backend).app,
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=_SHUTDOWN_S,
+        )
+        await runner.setup()
+        self._runner = runner
+        listener = socket.create_server((_LOOPBACK, self._port))
+        self._port = listener.getsockname()[1]
+        context = self._authority.server_context(self._directory)
+        await web.SockSite(runner, listener, ssl_context=context).start()
+        self.upkeep.attach(asyncio.get_running_loop())
+
+    async def stop(self) -> None:
+        """End all watches and connections and stop listening; the state stays."""
+        self.upkeep.detach()
+        self.watches.cut()
+        if self._runner is not None:
+            server = self._runner.server
+            for one in server.connections if server is not None else ():
+                # One that is closed in order would wait for its peer, which may say nothing more.
+                if one.transport is not None and not one.transport.is_closing():
+                    one.transport.abort()
+            await self._runner.cleanup()
+            self._runner = None
+
+    def inject(
+        self,
+        fault: Fault,
+        match: Match | None = None,
+        *,
+        times: int | None = None,
+        for_s: float | None = None,
+    ) -> int:
+        """Begin a fault for the next ``times`` matching requests, for a time, or until lifted.
+
+        Returns its number for ``faults.lift``. Refused users lose their open watches too.
+        """
+        match = match or Match()
+        if isinstance(fault, Refuse):
+            self.watches.cut(match.resource, match.user)
+        return self.faults.inject(fault, match, times=times, for_s=for_s)
+
+    def save(self, path: Path) -> None:
+        """Write the whole state, secrets included, to a file that only its owner can read."""
+        write_private(path, json.dumps(snapshot.taken(self.store)).encode())
+
+    def load(self, document: Json) -> None:
+        """Replace the whole state by a snapshot's; open watches end with 410."""
+        snapshot.restore(self.store, document)
+        self._definitions.reload()
+        self.upkeep.reload()
+
+    def _control(self, ask: Ask, user: User, body: Json) -> Json:
+        return control_endpoint.answer(self, ask, user, body)
+
+    def _bootstrap(self) -> None:
+        write = Write(_ADMIN, "kube-apiserver")
+        for name in _NAMESPACES:
+            kind = self.kinds.find("", "v1", "namespaces")
+            self.registry.create(kind, "", {"metadata": {"name": name}}, write)
+        for storage, obj in bootstrap_objects():
+            group, plural = storage
+            self.registry.create(self.kinds.find(group, "v1", plural), "", obj, write)
+
+    def _service_account(self, namespace: str, name: str) -> Json | None:
+        return self.store.get(("", "serviceaccounts"), (namespace, name))

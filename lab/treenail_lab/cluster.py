@@ -1,0 +1,283 @@
+"""A cluster and its machines on one host: what the command, the demo and the tests run on."""
+
+import base64
+import json
+import logging
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from treenail.api import annotations as key
+from treenail.clock import SystemClock, rfc3339
+from treenail.controllers.install import crds, installation
+from treenail.errors import AlreadyExists, ClusterError
+from treenail.kube.client import Client, Json
+from treenail.kube.kubeconfig import read_kubeconfig
+from treenail.kube.resources import (
+    CUSTOMRESOURCEDEFINITIONS,
+    MACHINECONFIGNODES,
+    MACHINECONFIGS,
+    NODES,
+    Resource,
+)
+from treenail.kube.transport import HttpTransport
+from treenail_lab import images
+from treenail_lab.apiserver.serving.server import LabServer
+from treenail_lab.images import Catalogue, Image
+from treenail_lab.machine.node.machine import Machine
+from treenail_lab.machine.settings import Settings
+
+log = logging.getLogger(__name__)
+
+POOL = "worker"
+_READY_LOOK_S = 0.2
+# A machine that boots in a moment need not be watched for long.
+_QUICK = "\n[health]\nsettle_s = 0.1\nagain_s = 0.1\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a lab is made of; the first image is the one that the nodes are installed from."""
+
+    nodes: tuple[str, ...]
+    images: tuple[Image, ...]
+    behaviour: Settings = field(default_factory=Settings)
+    agent_settings: str = ""
+    """The text of each node's agent.toml."""
+    machine_config_nodes: bool = True
+    """Whether the cluster has the MachineConfigNode kind."""
+
+
+class Lab:
+    """The API server, the machines with their agents, and the kubelets' share of the Nodes."""
+
+    def __init__(self, directory: Path, plan: Plan, *, agent: Sequence[str] = ()) -> None:
+        self.plan = plan
+        self.directory = directory
+        self.server = LabServer(directory / "api")
+        self.machines: dict[str, Machine] = {}
+        self._agent = tuple(agent) or (sys.executable, "-m", "treenail", "run")
+        self._transports: list[HttpTransport] = []
+        self._images = directory / "images.json"
+        self._stop = threading.Event()
+        self._kubelets = threading.Thread(target=self._attend, name="lab-kubelets", daemon=True)
+
+    def start(self) -> None:
+        """Start everything; returns when all machines are up and their agents started."""
+        self.server.start()
+        self.client = self.client_of(self.server.admin_kubeconfig)
+        self._install_kinds()
+        images.save(Catalogue(self.plan.images), self._images)
+        for name in self.plan.nodes:
+            self._install_node(name)
+        for machine in self.machines.values():
+            machine.start()
+        self._kubelets.start()
+
+    def stop(self) -> None:
+        """Stop everything; no process is left."""
+        self._stop.set()
+        threads = [
+            threading.Thread(target=machine.stop, name=f"stop-{name}")
+            for name, machine in self.machines.items()
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30.0)
+        if self._kubelets.is_alive():
+            self._kubelets.join(10.0)
+        for transport in self._transports:
+            transport.close()
+        self.server.stop()
+
+    def __enter__(self) -> "Lab":
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def client_of(self, kubeconfig: Path) -> Client:
+        """A client of the API server as somebody; `stop` ends its connections."""
+        transport = HttpTransport(read_kubeconfig(str(kubeconfig)), SystemClock())
+        self._transports.append(transport)
+        return Client(transport)
+
+    def add_image(self, image: Image) -> None:
+        """Put another image into the registry."""
+        images.save(images.load(self._images).with_image(image), self._images)
+
+    def add_config(self, document: Json) -> str:
+        """Create a MachineConfig; returns its name."""
+        made = self.client.create(MACHINECONFIGS, document)
+        return str(_of(made, "metadata").get("name"))
+
+    def ask(
+        self, node: str, config: str, image: str, *, spelling: str = key.DESIRED_OS_IMAGE
+    ) -> None:
+        """Ask a node for a config and an image, as a rollout controller does."""
+        notes = {key.DESIRED_CONFIG: config, spelling: image}
+        self.client.patch(NODES, node, {"metadata": {"annotations": notes}})
+
+    def annotations(self, node: str) -> dict[str, str]:
+        """The Node's annotations as they are now."""
+        found = _of(_of(self.client.get(NODES, node), "metadata"), "annotations")
+        return {name: str(value) for name, value in found.items()}
+
+    def live(self, node: str) -> Json:
+        """What the node's agent says it is doing; empty while it says nothing."""
+        try:
+            text = (self.machines[node].root / "run/treenail/status.json").read_text("utf-8")
+            return _object(json.loads(text))
+        except (OSError, ValueError):
+            return {}
+
+    def _install_kinds(self) -> None:
+        for document in crds.documents():
+            kind = _of(_of(document, "spec"), "names").get("kind")
+            if kind == "MachineConfigNode" and not self.plan.machine_config_nodes:
+                continue
+            self.client.create(CUSTOMRESOURCEDEFINITIONS, document)
+        self.install(installation.node_access())
+
+    def install(self, documents: Iterable[Json]) -> None:
+        """Create objects of any kind that the server has; those that are there stay as they are."""
+        for document in documents:
+            with suppress(AlreadyExists):
+                self._create(document)
+
+    def _create(self, document: Json) -> None:
+        metadata = _of(document, "metadata")
+        kind = self.server.call(
+            lambda api: api.kinds.of(str(document["apiVersion"]), str(document["kind"]))
+        )
+        if kind is not None:
+            resource = Resource(kind.group, kind.version, kind.plural, kind.kind, kind.namespaced)
+            namespace = str(metadata.get("namespace", ""))
+            self.client.create(resource, document, namespace=namespace)
+
+    def add_node(self, name: str) -> Path:
+        """Create the Node, and what else a pool has of it; returns its kubelet's kubeconfig."""
+        node: Json = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {
+                "name": name,
+                "labels": {
+                    "kubernetes.io/hostname": name,
+                    f"node-role.kubernetes.io/{POOL}": "",
+                },
+            },
+        }
+        self.client.create(NODES, node)
+        if self.plan.machine_config_nodes:
+            spec: Json = {
+                "node": {"name": name},
+                "pool": {"name": POOL},
+                "configVersion": {"desired": "not-yet-set"},
+            }
+            self.client.create(
+                MACHINECONFIGNODES,
+                {
+                    "apiVersion": MACHINECONFIGNODES.api_version,
+                    "kind": "MachineConfigNode",
+                    "metadata": {"name": name},
+                    "spec": spec,
+                },
+            )
+        return self.server.node_kubeconfig(name)
+
+    def _install_node(self, name: str) -> None:
+        directory = self.directory / name
+        credential = self.add_node(name)
+        machine = Machine(
+            name,
+            directory,
+            self._images,
+            image=self.plan.images[0],
+            agent=(
+                *self._agent,
+                "--root",
+                str(directory / "root"),
+                "--node-name",
+                name,
+                "--kubeconfig",
+                "/var/lib/kubelet/kubeconfig",
+            ),
+            kubelet_config=pull_secret(self.plan.images),
+            behaviour=self.plan.behaviour,
+        )
+        kubeconfig = machine.root / "var/lib/kubelet/kubeconfig"
+        kubeconfig.parent.mkdir(parents=True, exist_ok=True)
+        kubeconfig.touch(mode=0o600)
+        kubeconfig.write_bytes(credential.read_bytes())
+        settings = machine.root / "etc/treenail/agent.toml"
+        settings.parent.mkdir(parents=True, exist_ok=True)
+        quick = "" if "[health]" in self.plan.agent_settings else _QUICK
+        settings.write_text(self.plan.agent_settings + quick, "utf-8")
+        self.machines[name] = machine
+
+    def _attend(self) -> None:
+        """Keep each Node's Ready condition as its kubelet would."""
+        told: dict[str, tuple[bool, str, int]] = {}
+        while not self._stop.wait(_READY_LOOK_S):
+            for name, machine in self.machines.items():
+                ready = machine.on and machine.kubelet_runs
+                # A kubelet that does not run says nothing, also not of another boot.
+                _, before, _ = told.get(name, (False, "", 0))
+                boot_id = machine.boot_id if ready else before
+                now = (ready, boot_id, machine.boot_count)
+                if told.get(name) != now:
+                    try:
+                        self._tell_ready(name, ready=ready, boot_id=boot_id)
+                        told[name] = now
+                    except ClusterError as error:
+                        log.debug("%s can't report: %s", name, error)
+
+    def _tell_ready(self, name: str, *, ready: bool, boot_id: str) -> None:
+        condition: Json = {
+            "type": "Ready",
+            "status": "True" if ready else "Unknown",
+            "reason": "KubeletReady" if ready else "NodeStatusUnknown",
+            "message": "kubelet is posting ready status" if ready else "the kubelet is away",
+            "lastTransitionTime": rfc3339(SystemClock().now()),
+            "lastHeartbeatTime": rfc3339(SystemClock().now()),
+        }
+        body: Json = {"status": {"conditions": [condition], "nodeInfo": {"bootID": boot_id}}}
+        self.client.patch(NODES, name, body, subresource="status")
+
+
+def pull_secret(catalogue: Sequence[Image]) -> str:
+    """A pull secret with the credential of every registry that asks for one."""
+    auths: dict[str, Json] = {}
+    for image in catalogue:
+        if image.credential is not None:
+            login = f"{image.credential.username}:{image.credential.password}"
+            auths[image.registry] = {"auth": base64.b64encode(login.encode()).decode()}
+    return json.dumps({"auths": auths})
+
+
+def rendered(name: str, spec: Mapping[str, object] | None = None) -> Json:
+    """A rendered MachineConfig."""
+    return {
+        "apiVersion": MACHINECONFIGS.api_version,
+        "kind": "MachineConfig",
+        "metadata": {"name": name},
+        "spec": {"config": {"ignition": {"version": "3.5.0"}}, **(spec or {})},
+    }
+
+
+def _of(document: Json, name: str) -> Json:
+    return _object(document.get(name))
+
+
+def _object(value: object) -> Json:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,91 @@
+"""``treenail-controller run`` beside a lab, as a cluster runs it.
+
+Each replica is a process of its own that has the account of the manifests, and may do what the
+manifests' roles allow.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from treenail.controllers.install import installation
+from treenail.controllers.install.installation import NAME, Options
+from treenail_lab.cluster import Lab
+
+COMMAND = (
+    sys.executable,
+    "-c",
+    "import sys; from treenail.cli.controller.main import main; sys.exit(main())",
+)
+ALL = ("render", "rollout", "drain")
+# A person watches: a word is due sooner than in a cluster.
+QUICK = ("--settle=0.2", "--name-after=2")
+
+_STOP_LIMIT_S = 30.0
+
+
+class Controllers:
+    """The replicas, by number; none runs before `start`."""
+
+    def __init__(
+        self, lab: Lab, *, enable: Sequence[str] = ALL, arguments: Sequence[str] = QUICK
+    ) -> None:
+        self._lab = lab
+        self._options = Options(controllers=tuple(enable))
+        self._arguments = tuple(arguments)
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def install(self) -> None:
+        """Create what the manifests say."""
+        self._lab.install(installation.documents(self._options))
+
+    def start(self, number: int = 0) -> None:
+        """Start a replica; it acts as soon as it has seen everything and leads."""
+        kubeconfig = self._lab.server.account_kubeconfig(self._options.namespace, NAME)
+        with self.log(number).open("ab") as output:
+            self._processes[number] = subprocess.Popen(
+                [
+                    *COMMAND,
+                    "run",
+                    f"--enable={','.join(self._options.controllers)}",
+                    f"--kubeconfig={kubeconfig}",
+                    "--metrics=127.0.0.1:0",
+                    *self._arguments,
+                ],
+                env={
+                    **os.environ,
+                    "POD_NAME": f"{NAME}-{number}",
+                    "POD_NAMESPACE": self._options.namespace,
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def kill(self, number: int = 0) -> None:
+        """End a replica without a word."""
+        process = self._processes.pop(number)
+        process.kill()
+        process.wait()
+
+    def end(self, number: int = 0) -> None:
+        """End a replica in order."""
+        process = self._processes.pop(number)
+        process.terminate()
+        try:
+            process.wait(_STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def stop(self) -> None:
+        """End all replicas in order."""
+        for number in list(self._processes):
+            self.end(number)
+
+    def log(self, number: int = 0) -> Path:
+        """Where a replica's log is."""
+        return self._lab.directory / f"{NAME}-{number}.log"

@@ -1,0 +1,71 @@
+"""What ``skopeo inspect`` is on a machine of the lab: it asks the lab's registry.
+
+    python -m treenail_lab.machine.container.skopeo ROOT IMAGES inspect [OPTION…] docker://PULL-SPEC
+
+Output, exit code and the words of its errors are skopeo's.
+"""
+
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from treenail_lab import images
+from treenail_lab.images import Image
+from treenail_lab.machine.container.pull import open_image
+from treenail_lab.machine.ostree.steps import OperationFailed
+
+_TRANSPORT = "docker://"
+
+
+def install(directory: Path, root: Path, catalogue: Path) -> Path:
+    """Put the command into a directory of commands, which is returned."""
+    commands = directory / "bin"
+    commands.mkdir(exist_ok=True)
+    command = commands / "skopeo"
+    words = f'"{sys.executable}" -m treenail_lab.machine.container.skopeo "{root}" "{catalogue}"'
+    command.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
+    command.chmod(0o755)
+    return commands
+
+
+def main(arguments: list[str]) -> int:
+    """Say what the registry has."""
+    root, catalogue, verb, *_, reference = arguments
+    if verb != "inspect" or not reference.startswith(_TRANSPORT):
+        return _fail(f"the lab's skopeo does not know {verb} {reference}")
+    try:
+        image = open_image(
+            reference.removeprefix(_TRANSPORT), images.load(Path(catalogue)), Path(root)
+        )
+    except OperationFailed as error:
+        return _fail(f'Error parsing image name \\"{reference}\\": {error}')
+    if failure := image.faults.get("inspect"):
+        return _fail(failure)
+    print(json.dumps(_document(image)))
+    return 0
+
+
+def _document(image: Image) -> dict[str, object]:
+    configuration = json.loads(image.configuration())
+    return {
+        "Name": f"{image.registry}/{image.repository}",
+        "Digest": image.digest,
+        "Created": datetime.fromtimestamp(image.timestamp, UTC).isoformat(),
+        "Labels": configuration["config"]["Labels"],
+        "Architecture": image.architecture,
+        "Os": "linux",
+        "Layers": [layer.digest for layer in image.layers],
+        "LayersData": [
+            {"Digest": layer.digest, "Size": layer.size_bytes} for layer in image.layers
+        ],
+    }
+
+
+def _fail(text: str) -> int:
+    print(f'time="2026-01-01T00:00:00Z" level=fatal msg="{text}"', file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,186 @@
+"""The D-Bus side of a running machine: the bus, systemd and logind, and rpm-ostreed on demand."""
+
+import os
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from gi.repository import GLib
+
+from treenail.errors import HostError, UsageError
+from treenail_lab.machine.bus.connections import bus_method, call, connected
+from treenail_lab.machine.bus.daemon import SOCKET_PATH_MAX, PrivateBus
+
+RPM_OSTREE = "org.projectatomic.rpmostree1"
+_MARK = "TREENAIL_LAB_MACHINE"
+_READY_LIMIT_S = 20.0
+_STOP_LIMIT_S = 3.0
+
+
+def rpmostreed_command(root: Path, catalogue: Path, settings: Path, pid_file: Path) -> list[str]:
+    """How the bus starts rpm-ostreed."""
+    places = {"--root": root, "--images": catalogue, "--settings": settings, "--pid-file": pid_file}
+    words = [str(word) for place in places.items() for word in place]
+    return [sys.executable, "-m", "treenail_lab.machine.rpmostree.daemon", *words]
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """What the processes of a machine get: our packages, and a mark to find them all by."""
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        _MARK: str(directory),
+    }
+
+
+def sweep(directory: Path) -> None:
+    """Kill every process that a machine started and that is still there, whoever's child it is."""
+    mark = os.fsencode(f"{_MARK}={directory}")
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            marked = mark in (process / "environ").read_bytes().split(b"\0")
+            if marked and process.name != str(os.getpid()):
+                os.kill(int(process.name), signal.SIGKILL)
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+
+
+def check_length(root: Path) -> None:
+    """Raise `UsageError` if the sockets below ``root`` would have too long a path."""
+    length = len(os.fsencode(root / "run/rpm-ostree-transaction.sock"))
+    if length > SOCKET_PATH_MAX:
+        raise UsageError(
+            f"the path of a socket below {root} would have {length} characters; "
+            f"{SOCKET_PATH_MAX} is the limit",
+            remedy="choose a directory with a shorter name, for example below /tmp",
+        )
+
+
+class Daemons:
+    """Everything below the agent. ``asked(line)`` gets what the services tell the supervisor."""
+
+    def __init__(
+        self,
+        directory: Path,
+        root: Path,
+        catalogue: Path,
+        settings_file: Path,
+        *,
+        asked: Callable[[str], None],
+    ) -> None:
+        self.log = directory / "daemons.log"
+        self._directory = directory
+        self._root = root
+        self._settings = settings_file
+        self._pid_file = directory / "rpm-ostreed.pid"
+        self._asked = asked
+        self._services: subprocess.Popen[str] | None = None
+        self._bus = PrivateBus(
+            directory,
+            services={
+                RPM_OSTREE: shlex.join(
+                    rpmostreed_command(root, catalogue, settings_file, self._pid_file)
+                )
+            },
+            environment=environment(directory),
+            log=self.log,
+        )
+        self.address = self._bus.address
+
+    def start(self) -> None:
+        """Start all; the names of systemd and logind are owned when this returns."""
+        self._bus.start()
+        module = "treenail_lab.machine.node.services"
+        places = ["--root", str(self._root), "--settings", str(self._settings)]
+        with self.log.open("ab") as output:
+            services = subprocess.Popen(
+                [sys.executable, "-m", module, *places],
+                env={**environment(self._directory), "DBUS_SYSTEM_BUS_ADDRESS": self.address},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                text=True,
+            )
+        self._services = services
+        ready = threading.Event()
+        listener = threading.Thread(
+            target=self._listen, args=(services, ready), name="services", daemon=True
+        )
+        listener.start()
+        if not ready.wait(_READY_LIMIT_S) or services.poll() is not None:
+            raise HostError(f"systemd's stand-in did not start; see {self.log}")
+
+    def stop(self, *, hard: bool) -> None:
+        """End all, at once or after a chance to leave in order."""
+        number = signal.SIGKILL if hard else signal.SIGTERM
+        self.stop_rpmostreed(number)
+        services, self._services = self._services, None
+        if services is not None:
+            services.send_signal(number)
+            services.send_signal(signal.SIGCONT)
+            try:
+                services.wait(_STOP_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                services.kill()
+                services.wait()
+        self._bus.stop(hard=hard)
+        sweep(self._directory)
+
+    def pid(self, name: str) -> int:
+        """The process id of ``rpm-ostreed``, ``systemd`` or ``bus``; 0 if it does not run."""
+        if name == "bus":
+            return self._bus.pid
+        if name == "systemd":
+            return self._services.pid if self._services is not None else 0
+        if name != "rpm-ostreed":
+            raise ValueError(f"no daemon {name!r}: bus, systemd or rpm-ostreed")
+        try:
+            pid = int(self._pid_file.read_text(encoding="ascii"))
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except (FileNotFoundError, ValueError):
+            return 0
+        # A pid may be somebody else's by now; only ours has our root as an argument.
+        return pid if os.fsencode(self._root) in command.split(b"\0") else 0
+
+    def stop_rpmostreed(self, number: int) -> None:
+        """End rpm-ostreed, whatever it is doing; it is gone when this returns."""
+        pid = self.pid("rpm-ostreed")
+        if not pid:
+            return
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        try:
+            for chosen in (number, signal.SIGKILL):
+                signal.pidfd_send_signal(pidfd, chosen)
+                signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+                if select.select([pidfd], [], [], _STOP_LIMIT_S)[0]:
+                    return
+        except ProcessLookupError:
+            return
+        finally:
+            os.close(pidfd)
+
+    def start_rpmostreed(self) -> None:
+        """Start rpm-ostreed if it does not run, as a call to it would."""
+        with connected(self.address) as bus:
+            call(bus, bus_method("StartServiceByName"), GLib.Variant("(su)", (RPM_OSTREE, 0)))
+
+    def _listen(self, services: subprocess.Popen[str], ready: threading.Event) -> None:
+        if services.stdout is None:
+            return
+        with services.stdout as lines:
+            for line in lines:
+                if line.strip() == "ready":
+                    ready.set()
+                else:
+                    self._asked(line.strip())
+        # Nobody shall wait for one that has ended.
+        services.wait()
+        ready.set()

@@ -1,0 +1,82 @@
+"""Kernel arguments as libostree edits them: keys in order, each with one value or several."""
+
+from treenail_lab.machine.ostree.steps import OperationFailed
+
+BOOT_KEY = "ostree"
+
+
+class KernelArguments:
+    """A command line under edit; quotes keep blanks together and stay where they are."""
+
+    def __init__(self, text: str) -> None:
+        self._arguments = [a for a in _split(text) if _key(a) != BOOT_KEY]
+
+    def values(self) -> tuple[str, ...]:
+        """The arguments, without the one that names the deployment."""
+        return tuple(self._arguments)
+
+    def append(self, argument: str) -> None:
+        """Add the argument, also when its key is there already."""
+        self._arguments.append(argument)
+
+    def append_if_missing(self, argument: str) -> bool:
+        """Add the argument unless it is there exactly so; says whether it was added."""
+        if argument in self._arguments:
+            return False
+        self.append(argument)
+        return True
+
+    def delete(self, argument: str) -> None:
+        """Remove ``key=value``, or ``key`` when it has one value."""
+        self._arguments.pop(self._position(argument))
+
+    def delete_if_present(self, argument: str) -> bool:
+        """Remove the argument if it is there; says whether it was."""
+        present = argument in self._arguments or (
+            "=" not in argument and any(_key(a) == argument for a in self._arguments)
+        )
+        if present:
+            self.delete(argument)
+        return present
+
+    def replace(self, argument: str) -> None:
+        """``key=new`` replaces a key's only value, ``key=old=new`` that one of several."""
+        key, equals, rest = argument.partition("=")
+        old, more, new = rest.partition("=")
+        if more and f"{key}={old}" in self._arguments:
+            self._arguments[self._position(f"{key}={old}")] = f"{key}={new}"
+        else:
+            self._arguments[self._position(key)] = f"{key}{equals}{rest}"
+
+    def _position(self, argument: str) -> int:
+        key, equals, _ = argument.partition("=")
+        positions = [i for i, a in enumerate(self._arguments) if _key(a) == key]
+        if not positions:
+            raise OperationFailed(f"No key '{key}' found")
+        if equals:
+            positions = [i for i in positions if self._arguments[i] == argument]
+            if not positions:
+                raise OperationFailed(f"No karg '{argument}' found")
+        elif len(positions) > 1:
+            raise OperationFailed(f"Multiple values for key '{key}' found")
+        return positions[0]
+
+
+def _key(argument: str) -> str:
+    return argument.partition("=")[0]
+
+
+def _split(text: str) -> list[str]:
+    words: list[str] = []
+    quoted = fresh = False
+    for character in text:
+        if character.isspace() and not quoted:
+            fresh = False
+            continue
+        quoted ^= character == '"'
+        if fresh:
+            words[-1] += character
+        else:
+            words.append(character)
+            fresh = True
+    return words

@@ -1,0 +1,283 @@
+"""The deployments of a machine, on its disk: what libostree keeps in /ostree and /run/ostree.
+
+Deployments outlive everything. A staged one lives below /run until a clean shutdown finalizes it,
+so a power cut loses it; so does the lock file that tells the shutdown to leave it alone.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from treenail_lab.images import Image
+from treenail_lab.machine.ostree.steps import Work
+
+STATEROOT = "fedora-coreos"
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One bootable tree: a commit, where it came from and how its kernel is started.
+
+    With ``packages`` beside those of the image, or ``removals`` from it, the commit is one of its
+    own and ``base`` is the image's.
+    """
+
+    checksum: str
+    serial: int
+    refspec: str
+    digest: str
+    version: str
+    timestamp: int
+    kernel_arguments: tuple[str, ...]
+    manifest: str = ""
+    configuration: str = ""
+    layers: tuple[str, ...] = ()
+    custom_origin: tuple[str, str] | None = None
+    pinned: bool = False
+    osname: str = STATEROOT
+    packages: tuple[str, ...] = ()
+    removals: tuple[str, ...] = ()
+    base: str = ""
+
+    @property
+    def id(self) -> str:
+        return f"{self.osname}-{self.checksum}.{self.serial}"
+
+    @property
+    def boot_argument(self) -> str:
+        """The kernel argument that says which deployment to boot."""
+        return f"ostree=/ostree/deploy/{self.osname}/deploy/{self.checksum}.{self.serial}"
+
+
+def deployment_of(
+    image: Image, refspec: str, kernel_arguments: tuple[str, ...], serial: int = 0
+) -> Deployment:
+    """A deployment of ``image`` that was pulled under the name ``refspec``."""
+    return Deployment(
+        checksum=image.commit,
+        serial=serial,
+        refspec=refspec,
+        digest=image.digest,
+        version=image.version,
+        timestamp=image.timestamp,
+        kernel_arguments=kernel_arguments,
+        manifest=image.manifest(),
+        configuration=image.configuration(),
+        layers=tuple(layer.digest for layer in image.layers),
+    )
+
+
+def with_packages(
+    deployment: Deployment, packages: tuple[str, ...], removals: tuple[str, ...]
+) -> Deployment:
+    """The deployment with these packages layered on its image, and those left out of it."""
+    base = deployment.base or deployment.checksum
+    checksum = base
+    if packages or removals:
+        layered = json.dumps([base, sorted(packages), sorted(removals)])
+        checksum = hashlib.sha256(layered.encode()).hexdigest()
+    return replace(
+        deployment,
+        checksum=checksum,
+        base=base if checksum != base else "",
+        packages=packages,
+        removals=removals,
+    )
+
+
+class Sysroot:
+    """The deployments below one root directory."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._deploy = root / "sysroot/ostree/deploy"
+        self._list = root / "sysroot/ostree/deployments.json"
+        self._layers = root / "sysroot/ostree/layers"
+        self._cmdline = root / "proc/cmdline"
+        self._staged = root / "run/ostree/staged-deployment"
+        self._lock = root / "run/ostree/staged-deployment-locked"
+        self._booted = root / "run/ostree-booted"
+        self._next = root / "run/ostree/nextroot-booted"
+        for directory in (self._deploy, self._layers):
+            directory.mkdir(parents=True, exist_ok=True)
+
+    def lock(self) -> int | None:
+        """Take the lock that keeps rpm-ostree, bootc and ostree apart; None while another has it.
+
+        It is held until the descriptor is closed, and goes with the process.
+        """
+        descriptor = os.open(self._deploy.parent / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    @property
+    def watched(self) -> Path:
+        """The directory whose time changes with every change of the deployments."""
+        return self._deploy
+
+    def written(self) -> tuple[Deployment, ...]:
+        """The finalized deployments, the one to boot next first."""
+        if not self._list.exists():
+            return ()
+        return tuple(map(_decoded, json.loads(self._list.read_text(encoding="utf-8"))))
+
+    def staged(self) -> Deployment | None:
+        """The deployment that the next clean shutdown finalizes."""
+        if not self._staged.exists():
+            return None
+        return _decoded(json.loads(self._staged.read_text(encoding="utf-8")))
+
+    def locked(self) -> bool:
+        """Whether the staged deployment is locked against finalization."""
+        return self._lock.exists()
+
+    def booted(self) -> Deployment | None:
+        """The one that user space was started from: that of the kernel, or of a soft reboot."""
+        softly = self._booted.read_text(encoding="utf-8") if self._booted.exists() else ""
+        if softly:
+            return next((each for each in self.written() if each.id == softly), None)
+        if not self._cmdline.exists():
+            return None
+        arguments = self._cmdline.read_text(encoding="utf-8").split()
+        return next((d for d in self.written() if d.boot_argument in arguments), None)
+
+    def everything(self) -> tuple[Deployment, ...]:
+        """All deployments, a staged one first."""
+        staged = self.staged()
+        return (staged, *self.written()) if staged is not None else self.written()
+
+    def base(self) -> Deployment | None:
+        """What a new deployment is derived from: the pending one, else the booted one."""
+        return next(iter(self.everything()), None)
+
+    def next_serial(self, checksum: str) -> int:
+        """The serial of a further deployment of ``checksum``."""
+        taken = [d.serial for d in self.everything() if d.checksum == checksum]
+        return max(taken) + 1 if taken else 0
+
+    def stage(self, deployment: Deployment, *, locked: bool) -> None:
+        """Make ``deployment`` the staged one, in place of any other."""
+        self._staged.parent.mkdir(parents=True, exist_ok=True)
+        if locked:
+            self._lock.touch()
+        else:
+            self._lock.unlink(missing_ok=True)
+        _write(self._staged, asdict(deployment))
+        self.touch()
+
+    def staging(self, deployment: Deployment, *, locked: bool) -> Work:
+        """`stage` as a step of a transaction: here it takes no time."""
+        self.stage(deployment, locked=locked)
+        yield from ()
+
+    def unlock(self) -> bool:
+        """Let the shutdown finalize the staged deployment; False when it was not locked."""
+        was_locked = self.locked()
+        self._lock.unlink(missing_ok=True)
+        self.touch()
+        return was_locked
+
+    def drop_staged(self) -> bool:
+        """Forget the staged deployment; False when there was none."""
+        had = self._staged.exists()
+        self._staged.unlink(missing_ok=True)
+        self._lock.unlink(missing_ok=True)
+        self.touch()
+        return had
+
+    def write(self, deployments: tuple[Deployment, ...]) -> None:
+        """Make ``deployments`` the finalized ones, in boot order."""
+        _write(self._list, [asdict(deployment) for deployment in deployments])
+        self.touch()
+
+    def finalize(self) -> Deployment | None:
+        """What a clean shutdown does: put an unlocked staged deployment first.
+
+        The booted one becomes the rollback and pinned ones stay; the others go.
+        """
+        staged = self.staged()
+        if staged is None or self.locked():
+            return None
+        booted = self.booted()
+        kept = tuple(d for d in self.written() if d == booted or d.pinned)
+        self.write((staged, *kept))
+        self.drop_staged()
+        return staged
+
+    def boot(self, number: int = 0) -> Deployment:
+        """What the boot loader does: start a deployment, the first unless it fell back."""
+        chosen = self.written()[number]
+        self._cmdline.parent.mkdir(parents=True, exist_ok=True)
+        self._cmdline.write_text(boot_options(chosen) + "\n", encoding="utf-8")
+        return chosen
+
+    def prepare_soft_reboot(self, deployment: Deployment | None) -> None:
+        """Have a soft reboot lead into the deployment; None has it lead nowhere else."""
+        if deployment is None:
+            self._next.unlink(missing_ok=True)
+        else:
+            self._next.write_text(deployment.id, encoding="utf-8")
+
+    def boot_softly(self) -> Deployment:
+        """Start what was prepared, or what runs, on the kernel that runs."""
+        prepared = self._next.read_text(encoding="utf-8") if self._next.exists() else ""
+        self._next.unlink(missing_ok=True)
+        chosen = next((each for each in self.written() if each.id == prepared), self.booted())
+        if chosen is None:
+            raise ValueError("nothing is booted")
+        self._booted.write_text(chosen.id, encoding="utf-8")
+        return chosen
+
+    def imported_layers(self) -> frozenset[str]:
+        """Digests of the layers that need no fetching."""
+        return frozenset(f"sha256:{path.name}" for path in self._layers.iterdir())
+
+    def import_layer(self, digest: str) -> None:
+        """Keep a fetched layer; it stays even when the rest of its image never comes."""
+        (self._layers / digest.removeprefix("sha256:")).touch()
+
+    def prune_layers(self) -> int:
+        """Remove the layers that no deployment needs; returns how many."""
+        needed = {digest for deployment in self.everything() for digest in deployment.layers}
+        unused = self.imported_layers() - needed
+        for digest in unused:
+            (self._layers / digest.removeprefix("sha256:")).unlink()
+        return len(unused)
+
+    def pin(self, deployment: Deployment, *, pinned: bool) -> None:
+        """Keep ``deployment`` whatever comes, or no longer."""
+        self.write(
+            tuple(replace(d, pinned=pinned) if d == deployment else d for d in self.written())
+        )
+
+    def touch(self) -> None:
+        """Tell who watches that something changed."""
+        os.utime(self._deploy)
+
+
+def boot_options(deployment: Deployment) -> str:
+    """The kernel's command line for ``deployment``."""
+    return " ".join((*deployment.kernel_arguments, deployment.boot_argument))
+
+
+def _decoded(document: dict[str, Any]) -> Deployment:
+    lists = ("kernel_arguments", "layers", "packages", "removals", "custom_origin")
+    values: dict[str, Any] = {
+        key: tuple(value) if key in lists and value is not None else value
+        for key, value in document.items()
+    }
+    return Deployment(**values)
+
+
+def _write(path: Path, document: object) -> None:
+    scratch = path.with_name(f"{path.name}.{os.getpid()}")
+    scratch.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    scratch.replace(path)

@@ -1,0 +1,219 @@
+"""Programs below a machine's root that behave as bootc, podman, ostree and journalctl do.
+
+Only at the border of the process: arguments, what is written where, exit codes, signals, locks.
+They work on the same `Sysroot` as the stand-in of rpm-ostreed, as the real ones do.
+
+    python -m treenail_lab.machine.programs.commands ROOT CATALOGUE SETTINGS PROGRAM ARGUMENT...
+"""
+
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from treenail_lab import images
+from treenail_lab.machine import settings
+from treenail_lab.machine.container import pull, signature_policy
+from treenail_lab.machine.ostree.steps import OperationFailed
+from treenail_lab.machine.ostree.sysroot import Deployment
+from treenail_lab.machine.programs.bootc import Bootc
+from treenail_lab.machine.programs.context import CommandFailed, CommandHost
+from treenail_lab.machine.systemd.transient_services import unit_log
+
+_PODMAN_FAILED = 125
+_AT_ONCE = 6
+
+
+def install(root: Path, catalogue: Path, settings_file: Path) -> None:
+    """Put the programs below the root, where the agent expects them."""
+    paths = os.pathsep.join(filter(None, sys.path))
+    for program in _PROGRAMS:
+        place = root / "usr/bin" / program
+        place.parent.mkdir(parents=True, exist_ok=True)
+        words = [sys.executable, "-m", __name__, root, catalogue, settings_file, program]
+        command = shlex.join(map(str, words))
+        text = f'#!/bin/sh\nPYTHONPATH={shlex.quote(paths)} exec {command} "$@"\n'
+        place.write_text(text, encoding="utf-8")
+        place.chmod(0o755)
+
+
+def _bootc(host: CommandHost, arguments: list[str]) -> int:
+    try:
+        return Bootc(host).run(arguments)
+    except CommandFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _podman(host: CommandHost, arguments: list[str]) -> int:
+    match arguments:
+        case ["pull", *logins, image]:
+            if logins and not Path(logins[1]).exists():
+                print(f"Error: checking authfile: stat {logins[1]}: no such file", file=sys.stderr)
+                return _PODMAN_FAILED
+            return _podman_pull(host, image)
+        case ["image", "inspect", "--format", "json", image] if image in host.stored():
+            found = images.load(host.catalogue).find(image)
+            labels = {} if found is None else json.loads(found.configuration())["config"]["Labels"]
+            print(json.dumps([{"RepoDigests": [image], "Labels": labels}]))
+            return 0
+        case ["image", "rm", "--ignore", image]:
+            host.store({*host.stored()} - {image})
+            return 0
+        case ["create", "--net=none", "--name", name, image, "/bin/true"] if image in host.stored():
+            host.containers.mkdir(parents=True, exist_ok=True)
+            (host.containers / name).write_text(image, encoding="utf-8")
+            return 0
+        case ["cp", source, target]:
+            return _podman_cp(host, source, Path(target))
+        case ["rm", *_, name]:
+            (host.containers / name).unlink(missing_ok=True)
+            return 0
+        case _:
+            print(f"Error: {shlex.join(arguments)}: no such image or command", file=sys.stderr)
+            return _PODMAN_FAILED
+
+
+def _podman_pull(host: CommandHost, image: str) -> int:
+    try:
+        found = pull.open_image(image, images.load(host.catalogue), host.root)
+    except OperationFailed as error:
+        print(f"Error: initializing source docker://{image}: {error}", file=sys.stderr)
+        return _PODMAN_FAILED
+    if why := signature_policy.refusal(host.root, "docker", found):
+        print(f"Error: copying system image from manifest list: Source image rejected: {why}",
+              file=sys.stderr)  # fmt: skip
+        return _PODMAN_FAILED
+    print(f"Trying to pull {image}...\nGetting image source signatures", file=sys.stderr)
+    if image not in host.stored():
+        for number, layer in enumerate(found.layers):
+            # Each is told of as it begins, and several are under way at once.
+            last = number + _AT_ONCE
+            for begun in found.layers[last - 1 if number else 0 : last]:
+                print(f"Copying blob {begun.digest}", file=sys.stderr, flush=True)
+            host.wait(layer.size_bytes / host.settings().pull_bytes_per_s)
+            failure = host.settings().pull_error or found.faults.get("pull", "")
+            if failure:
+                print(f"Error: copying system image from manifest: {failure}", file=sys.stderr)
+                return _PODMAN_FAILED
+        print("Copying config\nWriting manifest to image destination", file=sys.stderr)
+        host.store({*host.stored(), image})
+    print(found.digest)
+    return 0
+
+
+def _podman_cp(host: CommandHost, source: str, target: Path) -> int:
+    name, _, path = source.partition(":")
+    image = (host.containers / name).read_text(encoding="utf-8")
+    found = images.load(host.catalogue).find(image)
+    if found is None or not found.packages or path != "/usr/share/rpm-ostree/extensions/.":
+        print(f'Error: "{path}" could not be found on container {name}', file=sys.stderr)
+        return _PODMAN_FAILED
+    for package in found.packages:
+        (target / f"{package}.rpm").touch()
+    return 0
+
+
+def _ostree(host: CommandHost, arguments: list[str]) -> int:
+    match arguments:
+        case ["show", "--print-metadata-key=ostree.container.image-config", checksum]:
+            commits = {each.checksum: each for each in host.sysroot.everything()}
+            if checksum not in commits:
+                print(f"error: No such metadata object {checksum}.commit", file=sys.stderr)
+                return 1
+            print(repr(commits[checksum].configuration))
+            return 0
+        case ["admin", "undeploy", number]:
+            return _undeploy(host, int(number))
+        case ["admin", "lock-finalization", "--unlock"]:
+            with host.locked():
+                host.sysroot.unlock()
+            return 0
+        case ["admin", "pin", *option, index] if option in ([], ["--unpin"]):
+            return _pin(host, int(index), pinned=not option)
+        case ["admin", "prepare-soft-reboot", "0" | "--reset" as what]:
+            return _prepare_soft_reboot(host, reset=what == "--reset")
+        case _:
+            print(f"error: Unknown command '{shlex.join(arguments)}'", file=sys.stderr)
+            return 1
+
+
+def _undeploy(host: CommandHost, number: int) -> int:
+    with host.locked():
+        everything = host.sysroot.everything()
+        if number >= len(everything):
+            print(f"error: Out of range deployment index {number}", file=sys.stderr)
+            return 1
+        chosen = everything[number]
+        if chosen == host.sysroot.booted():
+            print(f"error: Cannot undeploy currently booted deployment {number}", file=sys.stderr)
+            return 1
+        if chosen == host.sysroot.staged():
+            host.sysroot.drop_staged()
+        else:
+            host.sysroot.write(tuple(each for each in host.sysroot.written() if each != chosen))
+    return 0
+
+
+def _pin(host: CommandHost, index: int, *, pinned: bool) -> int:
+    with host.locked():
+        found = host.sysroot.everything()
+        if index >= len(found) or found[index] == host.sysroot.staged():
+            print(f"error: Out of range deployment index {index}, or staged", file=sys.stderr)
+            return 1
+        host.sysroot.pin(found[index], pinned=pinned)
+    return 0
+
+
+def _prepare_soft_reboot(host: CommandHost, *, reset: bool) -> int:
+    with host.locked():
+        first, booted = host.sysroot.base(), host.sysroot.booted()
+        if reset:
+            host.sysroot.prepare_soft_reboot(None)
+        elif first is None or booted is None or first == booted:
+            print("error: Cannot prepare for soft-reboot currently booted", file=sys.stderr)
+            return 1
+        elif _kernel_state(host, first) != _kernel_state(host, booted):
+            print("error: Deployment has a different kernel state", file=sys.stderr)
+            return 1
+        else:
+            host.sysroot.prepare_soft_reboot(first)
+    return 0
+
+
+def _kernel_state(host: CommandHost, deployment: Deployment) -> tuple[str, tuple[str, ...]]:
+    image = images.load(host.catalogue).of(deployment.digest)
+    return image.kernel if image else "", deployment.kernel_arguments
+
+
+def _journalctl(host: CommandHost, arguments: list[str]) -> int:
+    *_, last = arguments
+    if last == "--sync":
+        return 0
+    log = unit_log(host.root, last.partition("_SYSTEMD_INVOCATION_ID=")[2])
+    sys.stdout.write(log.read_text(encoding="utf-8") if log.exists() else "")
+    return 0
+
+
+_PROGRAMS: Mapping[str, Callable[[CommandHost, list[str]], int]] = {
+    "bootc": _bootc,
+    "podman": _podman,
+    "ostree": _ostree,
+    "journalctl": _journalctl,
+}
+
+
+def main() -> int:
+    """One of the programs, as the script of its name calls it."""
+    root, catalogue, settings_file, program, *arguments = sys.argv[1:]
+    host = CommandHost(
+        Path(root), Path(catalogue), lambda: settings.load(Path(settings_file)), time.sleep
+    )
+    return _PROGRAMS[program](host, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

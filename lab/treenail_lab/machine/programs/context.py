@@ -1,0 +1,64 @@
+"""What the programs of a machine work on."""
+
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
+from pathlib import Path
+
+from treenail_lab.machine.ostree.sysroot import Sysroot
+from treenail_lab.machine.settings import Settings
+
+
+class CommandFailed(Exception):
+    """The program says so and ends with another exit code than 0."""
+
+
+class CommandHost:
+    """The machine below a root directory, as a program run there sees it."""
+
+    def __init__(
+        self,
+        root: Path,
+        catalogue: Path,
+        settings: Callable[[], Settings],
+        wait: Callable[[float], None],
+    ) -> None:
+        self.root = root
+        self.catalogue = catalogue
+        self.settings = settings
+        self.wait = wait
+        self.sysroot = Sysroot(root)
+        self._storage = root / "var/lib/containers/storage/images.json"
+        self.containers = root / "var/lib/containers/storage/containers"
+        """One file for each, which says its image."""
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of the sysroot; bootc and ostree wait for it, unlike rpm-ostree."""
+        path = self.root / "sysroot/ostree/lock"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print("Waiting for sysroot lock...", file=sys.stderr, flush=True)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def stored(self) -> frozenset[str]:
+        """The pull specs in the storage of podman."""
+        if not self._storage.exists():
+            return frozenset()
+        return frozenset(json.loads(self._storage.read_text(encoding="utf-8")))
+
+    def store(self, pull_specs: Set[str]) -> None:
+        """Have these in the storage of podman."""
+        self._storage.parent.mkdir(parents=True, exist_ok=True)
+        scratch = self._storage.with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps(sorted(pull_specs)), encoding="utf-8")
+        scratch.replace(self._storage)

@@ -1,0 +1,102 @@
+"""The root directory of a machine: what is there at first, and what a boot makes anew."""
+
+import shutil
+import uuid
+from pathlib import Path
+
+from treenail_lab.images import Image
+from treenail_lab.machine.ostree.sysroot import Deployment, Sysroot, deployment_of
+from treenail_lab.machine.systemd.unit_files import VENDOR, UnitFiles
+
+PLATFORM_ARGUMENTS = ("root=LABEL=root", "rw", "console=ttyS0", "ignition.platform.id=lab")
+_DIRECTORIES = ("etc/systemd/system", "usr/lib/systemd/system", "var/lib", "var/log", "proc", "run")
+_UNITS = {
+    "default.target": "[Unit]\nDescription=Multi-User System\n",
+    "multi-user.target": "[Unit]\nDescription=Multi-User System\n",
+    "crio.service": (
+        "[Unit]\nDescription=Container Runtime Interface for OCI (CRI-O)\n"
+        "[Service]\nType=notify\nExecStart=/usr/bin/crio\nExecReload=/bin/kill -s HUP $MAINPID\n"
+        "[Install]\nWantedBy=multi-user.target\n"
+    ),
+    "kubelet.service": (
+        "[Unit]\nDescription=Kubernetes Kubelet\n"
+        "[Service]\nType=notify\nExecStart=/usr/bin/kubelet\n"
+        "[Install]\nWantedBy=multi-user.target\n"
+    ),
+    "rpm-ostreed.service": (
+        "[Unit]\nDescription=rpm-ostree System Management Daemon\n"
+        "[Service]\nType=dbus\nExecStart=/usr/bin/rpm-ostree start-daemon\n"
+    ),
+    "chronyd.service": (
+        "[Unit]\nDescription=NTP client/server\n"
+        "[Service]\nType=forking\nExecStart=/usr/sbin/chronyd\n"
+        "[Install]\nWantedBy=multi-user.target\n"
+    ),
+}
+_ENABLED = ("crio.service", "kubelet.service", "chronyd.service")
+_BOOT_ID = "proc/sys/kernel/random/boot_id"
+_SOFT_REBOOTS = "run/systemd/soft-reboots"
+_OS_RELEASE = "usr/lib/os-release"
+
+
+def install(root: Path, image: Image) -> None:
+    """Make ``root`` the disk of a machine that was installed from ``image`` and never booted."""
+    for directory in _DIRECTORIES:
+        (root / directory).mkdir(parents=True, exist_ok=True)
+    sysroot = Sysroot(root)
+    if sysroot.written():
+        return
+    refspec = f"ostree-unverified-registry:{image.pull_spec}"
+    arguments = (*PLATFORM_ARGUMENTS, *image.kernel_arguments)
+    for layer in image.layers:
+        sysroot.import_layer(layer.digest)
+    sysroot.write((deployment_of(image, refspec, arguments),))
+    (root / "etc/os-release").symlink_to("../" + _OS_RELEASE)
+    for name, text in _UNITS.items():
+        (root / VENDOR / name).write_text(text, encoding="utf-8")
+    UnitFiles(root).enable(list(_ENABLED), runtime=False, force=False)
+
+
+def boot(root: Path, number: int = 0) -> Deployment:
+    """Empty /run, take a new boot id, and start the deployment of that number."""
+    run = root / "run"
+    shutil.rmtree(run, ignore_errors=True)
+    for directory in ("ostree", "systemd/journal", "systemd/system"):
+        (run / directory).mkdir(parents=True)
+    (run / "ostree-booted").touch()
+    identity = root / _BOOT_ID
+    identity.parent.mkdir(parents=True, exist_ok=True)
+    identity.write_text(f"{uuid.uuid4()}\n", encoding="utf-8")
+    return _started(root, Sysroot(root).boot(number))
+
+
+def soft_boot(root: Path) -> Deployment:
+    """What a soft reboot does: all of /run and the boot id stay; into the next root, if any."""
+    count = root / _SOFT_REBOOTS
+    count.write_text(str(soft_reboots(root) + 1), encoding="utf-8")
+    return _started(root, Sysroot(root).boot_softly())
+
+
+def soft_reboots(root: Path) -> int:
+    """How many there were since the kernel was started."""
+    count = root / _SOFT_REBOOTS
+    return int(count.read_text(encoding="utf-8")) if count.exists() else 0
+
+
+def _started(root: Path, booted: Deployment) -> Deployment:
+    release = (
+        'NAME="Lab OS"\n'
+        "ID=lab\n"
+        'ID_LIKE="fedora"\n'
+        f'VERSION="{booted.version}"\n'
+        f'PRETTY_NAME="Lab OS {booted.version}"\n'
+        f'OSTREE_VERSION="{booted.version}"\n'
+        "VARIANT_ID=coreos\n"
+    )
+    (root / _OS_RELEASE).write_text(release, encoding="utf-8")
+    return booted
+
+
+def boot_id(root: Path) -> str:
+    """The id of the boot that runs."""
+    return (root / _BOOT_ID).read_text(encoding="utf-8").strip()

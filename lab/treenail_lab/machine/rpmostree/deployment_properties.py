@@ -1,0 +1,67 @@
+"""A deployment as rpm-ostree's D-Bus properties show it."""
+
+from typing import Any
+
+from gi.repository import GLib
+
+from treenail_lab.machine.ostree.sysroot import Deployment
+from treenail_lab.machine.rpmostree.operations import Deployments
+
+_NEVER_THERE = {
+    "requested-local-packages": "as",
+    "requested-local-fileoverride-packages": "as",
+    "requested-base-local-replacements": "as",
+    "base-local-replacements": "a(vv)",
+    "base-remote-replacements": "a{sv}",
+}
+
+
+def deployment_values(deployment: Deployment, sysroot: Deployments) -> dict[str, Any]:
+    """The ``a{sv}`` of one deployment: every key that a container deployment has."""
+    staged = deployment == sysroot.staged()
+    booted = not staged and deployment == sysroot.booted()
+    values = {
+        "id": GLib.Variant("s", deployment.id),
+        "osname": GLib.Variant("s", deployment.osname),
+        "checksum": GLib.Variant("s", deployment.checksum),
+        "serial": GLib.Variant("i", deployment.serial),
+        "booted": GLib.Variant("b", booted),
+        "staged": GLib.Variant("b", staged),
+        "pinned": GLib.Variant("b", deployment.pinned),
+        "unlocked": GLib.Variant("s", "none"),
+        "regenerate-initramfs": GLib.Variant("b", False),  # noqa: FBT003  gi's own signature
+        "timestamp": GLib.Variant("t", deployment.timestamp),
+        "version": GLib.Variant("s", deployment.version),
+        "container-image-reference": GLib.Variant("s", deployment.refspec),
+        "container-image-reference-digest": GLib.Variant("s", deployment.digest),
+        "base-commit-meta": GLib.Variant("a{sv}", _commit_metadata(deployment)),
+    }
+    for key, names in {
+        "packages": deployment.packages,
+        "requested-packages": deployment.packages,
+        "requested-base-removals": deployment.removals,
+    }.items():
+        values[key] = GLib.Variant("as", names)
+    removed = [GLib.Variant("s", name) for name in deployment.removals]
+    values["base-removals"] = GLib.Variant("av", removed)
+    if deployment.base:
+        values["base-checksum"] = GLib.Variant("s", deployment.base)
+        values["base-version"] = values["version"]
+        values["base-timestamp"] = values["timestamp"]
+        values["layered-commit-meta"] = GLib.Variant("a{sv}", {})
+    for key, signature in _NEVER_THERE.items():
+        values[key] = GLib.Variant(signature, {} if signature == "a{sv}" else [])
+    if staged and sysroot.locked():
+        values["finalization-locked"] = GLib.Variant("b", True)  # noqa: FBT003  gi's own signature
+    if deployment.custom_origin is not None:
+        values["custom-origin"] = GLib.Variant("(ss)", deployment.custom_origin)
+    return values
+
+
+def _commit_metadata(deployment: Deployment) -> dict[str, Any]:
+    return {
+        "version": GLib.Variant("s", deployment.version),
+        "ostree.manifest": GLib.Variant("s", deployment.manifest),
+        "ostree.manifest-digest": GLib.Variant("s", deployment.digest),
+        "ostree.container.image-config": GLib.Variant("s", deployment.configuration),
+    }

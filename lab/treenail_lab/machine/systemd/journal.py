@@ -1,0 +1,173 @@
+"""A stand-in for journald: the native protocol in, one JSON object a line out.
+
+Entries are kept below /var/log, so they outlive boots; each carries the id of its boot. As in the
+real journal a field that was sent once is a string and one that was sent more often a list, and
+fields that start with an underscore come from the journal, never from who sends.
+"""
+
+import array
+import json
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from treenail_lab.machine import rootfs
+
+SOCKET = "run/systemd/journal/socket"
+FILE = "var/log/journal.jsonl"
+
+Entry = dict[str, str | list[str]]
+
+_DATAGRAM_MAX = 1 << 20
+_CREDENTIALS = struct.Struct("3i")
+_FDS_MAX = 4
+_JOIN_LIMIT_S = 5.0
+
+
+class Journal:
+    """The journal of one machine; it listens between `start` and `stop`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._file = root / FILE
+        self._boot_id = ""
+        self._writing = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._wake = -1
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Listen for the entries of the boot that runs."""
+        self._boot_id = rootfs.boot_id(self._root).replace("-", "")
+        path = self._root / SOCKET
+        path.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        listening.bind(str(path))
+        listening.settimeout(0)
+        waiting, self._wake = os.pipe()
+        self._socket = listening
+        self._thread = threading.Thread(
+            target=self._listen, args=(listening, waiting), name="journal", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take what was sent until now, and no more."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        os.close(self._wake)
+        thread.join(_JOIN_LIMIT_S)
+        (self._root / SOCKET).unlink(missing_ok=True)
+
+    def write(self, fields: Mapping[str, str], *, pid: int = 1) -> None:
+        """Add an entry of the machine itself; systemd's pid unless told otherwise."""
+        self._append({**fields, "_PID": str(pid), "_UID": "0"})
+
+    def entries(self, match: Mapping[str, str] | None = None) -> list[Entry]:
+        """The entries, oldest first, whose fields have all the values in ``match``."""
+        if not self._file.exists():
+            return []
+        wanted = (match or {}).items()
+        with self._file.open(encoding="utf-8") as lines:
+            entries: list[Entry] = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [entry for entry in entries if all(_has(entry, *item) for item in wanted)]
+
+    def _listen(self, listening: socket.socket, waiting: int) -> None:
+        with listening:
+            stopping = False
+            while not stopping:
+                readable, _, _ = select.select([listening.fileno(), waiting], [], [])
+                stopping = waiting in readable
+                while self._take(listening):
+                    pass
+        os.close(waiting)
+
+    def _take(self, listening: socket.socket) -> bool:
+        space = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(_FDS_MAX * 4)
+        try:
+            datagram, ancillary, _, _ = listening.recvmsg(_DATAGRAM_MAX, space)
+        except BlockingIOError:
+            return False
+        trusted: Entry = {}
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+                pid, uid, _ = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])
+                trusted = {"_PID": str(pid), "_UID": str(uid)}
+            elif (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                datagram = _from_files(content) or datagram
+        fields = parse(datagram)
+        if fields:
+            self._append({**fields, **trusted})
+        return True
+
+    def _append(self, fields: Mapping[str, str | list[str]]) -> None:
+        entry = {
+            "__REALTIME_TIMESTAMP": str(time.time_ns() // 1000),
+            "_BOOT_ID": self._boot_id,
+            **fields,
+        }
+        with self._writing, self._file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(entry, ensure_ascii=False) + "\n")
+
+
+def parse(datagram: bytes) -> Entry:
+    """The fields of one message in journald's native protocol; what is malformed is left out."""
+    fields: Entry = {}
+    rest = datagram
+    while rest:
+        line, _, rest = rest.partition(b"\n")
+        name, equals, value = line.partition(b"=")
+        if not equals:
+            size = int.from_bytes(rest[:8], "little")
+            if len(rest) < 8 + size:
+                break
+            value, rest = rest[8 : 8 + size], rest[8 + size + 1 :]
+        key = name.decode("ascii", "replace")
+        if _allowed(key):
+            _add(fields, key, value.decode("utf-8", "replace"))
+    return fields
+
+
+def _allowed(name: str) -> bool:
+    letters = name.replace("_", "")
+    return (
+        0 < len(name) <= 64
+        and name[0].isalpha()
+        and letters.isalnum()
+        and letters.isascii()
+        and name == name.upper()
+    )
+
+
+def _add(fields: Entry, key: str, value: str) -> None:
+    old = fields.get(key)
+    if old is None:
+        fields[key] = value
+    elif isinstance(old, list):
+        old.append(value)
+    else:
+        fields[key] = [old, value]
+
+
+def _has(entry: Entry, key: str, value: str) -> bool:
+    found = entry.get(key, [])
+    return value == found if isinstance(found, str) else value in found
+
+
+def _from_files(content: bytes) -> bytes:
+    """What a message too large for a datagram holds: it comes as a sealed file."""
+    numbers = array.array("i", content[: len(content) - len(content) % 4])
+    parts = []
+    for number in numbers:
+        with os.fdopen(number, "rb") as file:
+            file.seek(0)
+            parts.append(file.read())
+    return b"".join(parts)

@@ -1,0 +1,219 @@
+"""Transient services: the one kind of unit for which the lab really runs a program.
+
+A program is looked for below the machine's root first and on this host second, so that a test can
+put its own stand-in where the agent expects the real one.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gi.repository import GLib
+
+from treenail_lab.machine.bus.objects import READ_ONLY, Refusal
+
+EXEC_FAILED = 203
+_CODES = {"exited": 1, "killed": 2}  # CLD_EXITED, CLD_KILLED
+_GRACE_MS = 5000
+
+_PLAIN = {
+    "Description": "description",
+    "Type": "kind",
+    "RemainAfterExit": "remain",
+    "AddRef": "add_reference",
+    "TimeoutStartUSec": "limit_us",
+}
+_IGNORED = frozenset(
+    {
+        "KillMode",
+        "SyslogIdentifier",
+        "StandardInput",
+        "StandardOutput",
+        "StandardError",
+        "Slice",
+        "PrivateTmp",
+        "TimeoutStopUSec",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the main process of a service ended, in the words of systemd's properties."""
+
+    result: str = "success"
+    code: int = 0
+    status: int = 0
+    pid: int = 0
+    stopped: bool = False
+
+
+@dataclass(slots=True)
+class TransientService:
+    """What the properties of StartTransientUnit ask for, and the process once it runs."""
+
+    commands: list[tuple[str, list[str], bool]] = field(default_factory=list)
+    description: str = ""
+    kind: str = "simple"
+    remain: bool = False
+    collect: bool = False
+    add_reference: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+    directory: str = ""
+    output: int | None = None
+    errors: int | None = None
+    limit_us: int = 0
+    process: subprocess.Popen[bytes] | None = None
+    stop_asked: bool = False
+    timed_out: bool = False
+
+    def start(self, root: Path, invocation: bytes, ended: Callable[[Outcome], None]) -> int:
+        """Run the commands one after the other; ``ended`` gets the outcome. Returns the pid."""
+        environment = {
+            **os.environ,
+            **self.environment,
+            "INVOCATION_ID": uuid.UUID(bytes=invocation).hex,
+        }
+        pid = self._run(0, root, environment, ended)
+        if self.limit_us:
+            GLib.timeout_add(self.limit_us // 1000, self._time_is_up)
+        return pid
+
+    def stop(self) -> bool:
+        """Ask the process to end; False when none runs."""
+        if self.process is None:
+            return False
+        self.stop_asked = True
+        self.kill(signal.SIGTERM)
+        GLib.timeout_add(_GRACE_MS, self._kill_now)
+        return True
+
+    def kill(self, number: int) -> None:
+        """Send a signal to every process of the unit."""
+        if self.process is not None:
+            os.killpg(self.process.pid, number)
+
+    def _run(
+        self,
+        position: int,
+        root: Path,
+        environment: Mapping[str, str],
+        ended: Callable[[Outcome], None],
+    ) -> int:
+        path, argv, ignore = self.commands[position]
+        if self.output is None and self.errors is None:
+            self.output = _appending(unit_log(root, environment["INVOCATION_ID"]))
+        program = root / path.lstrip("/")
+        try:
+            process = subprocess.Popen(
+                argv or [path],
+                executable=program if program.exists() else shutil.which(path) or path,
+                env=environment,
+                cwd=self.directory or None,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL if self.output is None else self.output,
+                stderr=self.errors if self.errors is not None else self.output,
+                start_new_session=True,
+            )
+        except OSError:
+            self._close()
+            GLib.idle_add(ended, Outcome("exit-code", _CODES["exited"], EXEC_FAILED))
+            return 0
+        self.process = process
+
+        def over(pidfd: int, _condition: object) -> bool:
+            os.close(pidfd)
+            status = process.wait()
+            self.process = None
+            good = status == 0 or ignore
+            if good and not self.stop_asked and position + 1 < len(self.commands):
+                self._run(position + 1, root, environment, ended)
+                return False
+            self._close()
+            ended(self._outcome(process.pid, 0 if ignore else status))
+            return False
+
+        pidfd = os.pidfd_open(process.pid)
+        GLib.unix_fd_add_full(GLib.PRIORITY_DEFAULT, pidfd, GLib.IOCondition.IN, over)
+        return process.pid
+
+    def _outcome(self, pid: int, status: int) -> Outcome:
+        code = _CODES["exited" if status >= 0 else "killed"]
+        result = "success"
+        if self.timed_out:
+            result = "timeout"
+        elif status > 0:
+            result = "exit-code"
+        elif status < 0 and not (self.stop_asked and status == -signal.SIGTERM):
+            result = "signal"
+        return Outcome(result, code, abs(status), pid, stopped=self.stop_asked)
+
+    def _time_is_up(self) -> bool:
+        if self.process is not None:
+            self.timed_out = True
+            self.stop()
+        return False
+
+    def _kill_now(self) -> bool:
+        self.kill(signal.SIGKILL)
+        return False
+
+    def _close(self) -> None:
+        for descriptor in (self.output, self.errors):
+            if descriptor is not None:
+                os.close(descriptor)
+        self.output = self.errors = None
+
+
+def read_properties(properties: Any, fds: list[int], root: Path) -> TransientService:
+    """The service that an ``a(sv)`` describes; the handles in it are places in ``fds``."""
+    service = TransientService()
+    for index in range(properties.n_children()):
+        pair = properties.get_child_value(index)
+        name = pair.get_child_value(0).get_string()
+        _set(service, name, pair.get_child_value(1).get_variant(), fds, root)
+    return service
+
+
+def _set(service: TransientService, name: str, variant: Any, fds: list[int], root: Path) -> None:
+    value = variant.unpack()
+    if name in _PLAIN:
+        setattr(service, _PLAIN[name], value)
+        return
+    match name:
+        case "ExecStart":
+            service.commands = [(path, argv, ignore) for path, argv, ignore in value]
+        case "CollectMode":
+            service.collect = value == "inactive-or-failed"
+        case "Environment":
+            service.environment = dict(entry.split("=", 1) for entry in value)
+        case "WorkingDirectory":
+            service.directory = str(root / value.lstrip("/"))
+        case "StandardOutputFileDescriptor":
+            service.output = fds[value]
+        case "StandardErrorFileDescriptor":
+            service.errors = fds[value]
+        case "StandardOutputFileToAppend":
+            service.output = _appending(root / value.lstrip("/"))
+        case "StandardErrorFileToAppend":
+            service.errors = _appending(root / value.lstrip("/"))
+        case _:
+            if name in _IGNORED:
+                return
+            raise Refusal(READ_ONLY, f"Cannot set property {name}, or unknown property.")
+
+
+def unit_log(root: Path, invocation: str) -> Path:
+    """Where the output of a run goes, instead of the journal."""
+    return root / "var/log/units" / f"{invocation}.log"
+
+
+def _appending(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)

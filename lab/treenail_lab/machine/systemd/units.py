@@ -1,0 +1,170 @@
+"""The state of units in the memory of systemd, and the objects that show it on the bus."""
+
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gi.repository import GLib
+
+from treenail_lab.machine.bus.objects import ExportedObject, Method, Refusal
+from treenail_lab.machine.systemd.transient_services import Outcome, TransientService
+from treenail_lab.machine.systemd.unit_file_parser import settings_of
+from treenail_lab.machine.systemd.unit_files import UnitFiles
+
+NAME = "org.freedesktop.systemd1"
+PATH = "/org/freedesktop/systemd1"
+
+_RUNNING = {
+    "service": "running",
+    "socket": "listening",
+    "timer": "waiting",
+    "path": "waiting",
+    "mount": "mounted",
+}
+
+Listed = tuple[str, str, str, str, str, str, str, int, str, str]
+
+
+@dataclass(slots=True)
+class Unit:
+    """One unit as systemd has it loaded."""
+
+    name: str
+    load: str = "not-found"
+    description: str = ""
+    fragment: Path | None = None
+    drop_ins: list[Path] = field(default_factory=list)
+    kind: str = "simple"
+    remain: bool = False
+    reloadable: bool = False
+    active: str = "inactive"
+    sub: str = "dead"
+    outcome: Outcome = field(default_factory=Outcome)
+    invocation: bytes = b""
+    active_since_us: int = 0
+    transient: TransientService | None = None
+    references: set[str] = field(default_factory=set)
+
+    @property
+    def path(self) -> str:
+        """The unit's object path: what can't stand in one is written as ``_`` and two digits."""
+        return f"{PATH}/unit/" + "".join(
+            c if c.isascii() and c.isalnum() and (i or not c.isdigit()) else f"_{ord(c):02x}"
+            for i, c in enumerate(self.name)
+        )
+
+    @property
+    def pristine(self) -> bool:
+        """Whether nothing is known of it: a name that a new transient unit may take."""
+        return self.load == "not-found" and self.active == "inactive"
+
+    def read(self, files: UnitFiles) -> None:
+        """Take over what the files say; the running state stays."""
+        if self.transient is not None:
+            return
+        self.fragment = files.source(self.name)
+        self.drop_ins = files.drop_ins(self.name)
+        self.load = "not-found" if self.fragment is None else "loaded"
+        if files.masked(self.name):
+            self.load, self.drop_ins = "masked", []
+        found = {}
+        if self.load == "loaded" and self.fragment is not None:
+            found = settings_of([self.fragment, *self.drop_ins])
+        self.description = found.get("Unit.Description", self.name)
+        self.kind = found.get("Service.Type", "simple")
+        self.remain = found.get("Service.RemainAfterExit", "no") in ("yes", "true", "on", "1")
+        self.reloadable = "Service.ExecReload" in found
+
+    def begin(self) -> None:
+        """A new run: its own invocation id, nothing left of the last one."""
+        self.invocation = uuid.uuid4().bytes
+        self.outcome = Outcome()
+        self.active, self.sub = "activating", "start"
+
+    def run(self) -> None:
+        """The run is under way, or over already for a oneshot."""
+        if self.kind == "oneshot" and self.name.endswith(".service"):
+            self.active, self.sub = ("active", "exited") if self.remain else ("inactive", "dead")
+        else:
+            kind = self.name.rpartition(".")[2]
+            self.active, self.sub = "active", _RUNNING.get(kind, "active")
+        self.active_since_us = GLib.get_real_time()
+
+    def end(self, outcome: Outcome) -> None:
+        """The run ended so."""
+        self.outcome = outcome
+        if outcome.result != "success":
+            self.active, self.sub = "failed", "failed"
+        elif self.remain and not outcome.stopped:
+            self.active, self.sub = "active", "exited"
+        else:
+            self.active, self.sub = "inactive", "dead"
+
+    def listed(self) -> Listed:
+        """One row of ListUnits."""
+        row = (self.name, self.description or self.name, self.load, self.active, self.sub)
+        return (*row, "", self.path, 0, "", "/")
+
+
+class UnitObject:
+    """A unit's object: the Unit interface, and Service for services."""
+
+    def __init__(
+        self, connection: Any, interfaces: dict[str, Any], unit: Unit, methods: dict[str, Method]
+    ) -> None:
+        self._unit = unit
+        self._face = ExportedObject(connection, unit.path, interfaces[f"{NAME}.Unit"], methods)
+        self._service = (
+            ExportedObject(connection, unit.path, interfaces[f"{NAME}.Service"], {})
+            if unit.name.endswith(".service")
+            else None
+        )
+
+    def show(self, files: UnitFiles, root: Path) -> None:
+        """Bring the properties up to date with the unit."""
+        unit = self._unit
+        self._face.set_properties(
+            Id=unit.name,
+            Description=unit.description or unit.name,
+            LoadState=unit.load,
+            ActiveState=unit.active,
+            SubState=unit.sub,
+            FragmentPath=_seen(unit.fragment, root),
+            DropInPaths=[_seen(path, root) for path in unit.drop_ins],
+            UnitFileState=_file_state(unit, files),
+            InvocationID=unit.invocation,
+            Transient=unit.transient is not None,
+            NeedDaemonReload=False,
+            Job=(0, "/"),
+            ActiveEnterTimestamp=unit.active_since_us,
+        )
+        if self._service is not None:
+            outcome = unit.outcome
+            self._service.set_properties(
+                Type=unit.kind,
+                RemainAfterExit=unit.remain,
+                Result=outcome.result,
+                MainPID=outcome.pid if unit.active in ("active", "activating") else 0,
+                ExecMainPID=outcome.pid,
+                ExecMainCode=outcome.code,
+                ExecMainStatus=outcome.status,
+            )
+
+    def withdraw(self) -> None:
+        self._face.withdraw()
+        if self._service is not None:
+            self._service.withdraw()
+
+
+def _seen(path: Path | None, root: Path) -> str:
+    return "" if path is None else f"/{path.relative_to(root)}"
+
+
+def _file_state(unit: Unit, files: UnitFiles) -> str:
+    if unit.transient is not None:
+        return "transient"
+    try:
+        return files.state(unit.name)
+    except Refusal:
+        return ""

@@ -1,0 +1,228 @@
+"""The programs of a machine, as processes: arguments, output, exit codes, the lock, progress."""
+
+import json
+import os
+import select
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from treenail_lab import images
+from treenail_lab.images import Catalogue, Credential, make_image
+from treenail_lab.machine import rootfs, settings
+from treenail_lab.machine.ostree.sysroot import Sysroot, with_packages
+from treenail_lab.machine.programs import commands
+from treenail_lab.machine.settings import Settings
+
+A = make_image("os/node", "1.0", 1_000_000)
+B = make_image("os/node", "2.0", 1_000_000)
+# Each event names all layers: more than a pipe holds, by far.
+MANY = make_image("os/node", "3.0", 1_000_000, layers=60)
+SECRET = make_image(
+    "os/secret", "1", 1000, registry="private.example", credential=Credential("me", "pw")
+)
+Ended = subprocess.CompletedProcess[str]
+LIMIT_S = 30
+
+
+class Machine:
+    def __init__(self, directory: Path) -> None:
+        self.root = directory / "root"
+        self._settings = directory / "settings.json"
+        images.save(Catalogue((A, B, MANY, SECRET)), directory / "images.json")
+        self.change(Settings(pull_bytes_per_s=1e9, staging_s=0.01))
+        rootfs.install(self.root, A)
+        rootfs.boot(self.root)
+        commands.install(self.root, directory / "images.json", self._settings)
+
+    @property
+    def sysroot(self) -> Sysroot:
+        return Sysroot(self.root)
+
+    def change(self, new: Settings) -> None:
+        settings.save(new, self._settings)
+
+    def program(self, name: str) -> str:
+        return str(self.root / "usr/bin" / name)
+
+    def run(self, name: str, *arguments: str) -> Ended:
+        return subprocess.run(
+            [self.program(name), *arguments],
+            check=False, capture_output=True, text=True, timeout=LIMIT_S,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        try:
+            os.close(end)
+        except OSError:
+            continue
+
+
+def status(machine: Machine) -> dict[str, object]:
+    ended = machine.run("bootc", "status", "--json", "--format-version=1")
+    assert ended.returncode == 0
+    document: dict[str, object] = json.loads(ended.stdout)["status"]
+    return document
+
+
+def test_switch_stages_unlocked_and_status_shows_it(machine: Machine) -> None:
+    ended = machine.run("bootc", "switch", B.pull_spec)
+    assert (ended.returncode, ended.stdout.splitlines()[0]) == (
+        0,
+        f"Queued for next boot: {B.pull_spec}",
+    )
+    staged = status(machine)["staged"]
+    assert isinstance(staged, dict)
+    assert staged["image"]["imageDigest"] == B.digest
+    assert (staged["downloadOnly"], machine.sysroot.locked()) == (False, False)
+
+
+def test_same_image_again_is_no_change(machine: Machine) -> None:
+    ended = machine.run("bootc", "switch", A.pull_spec)
+    assert (ended.returncode, ended.stdout) == (0, "Image specification is unchanged.\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (("switch", "registry.lab.example/os/node@sha256:" + "0" * 64), 1, "manifest unknown"),
+        (("switch", SECRET.pull_spec), 1, "unauthorized: authentication required"),
+        (("switch", "--transport", "containers-storage", B.pull_spec), 1, "is not an image"),
+        (("switch", "--progress-fd", "1", B.pull_spec), 1, "1 is not a pipe"),
+        (("rollback",), 1, "No rollback available"),
+        (("switch",), 2, "usage: bootc switch"),
+        (("reboot",), 2, "usage: bootc"),
+    ],
+)
+def test_failure_has_an_exit_code_and_a_reason(
+    machine: Machine, arguments: tuple[str, ...], code: int, told: str
+) -> None:
+    ended = machine.run("bootc", *arguments)
+    assert ended.returncode == code
+    assert told in ended.stderr
+    assert code == 2 or ended.stderr.startswith("error: ")
+    assert machine.sysroot.staged() is None
+
+
+def test_deployment_that_rpm_ostree_changed_is_incompatible(machine: Machine) -> None:
+    booted = machine.sysroot.booted()
+    assert booted is not None
+    machine.sysroot.write((with_packages(booted, ("usbguard",), ()),))
+    machine.sysroot.boot()
+    found = status(machine)["booted"]
+    assert isinstance(found, dict)
+    assert found["incompatible"] is True
+    ended = machine.run("bootc", "switch", B.pull_spec)
+    assert ended.returncode == 1
+    assert "local rpm-ostree modifications" in ended.stderr
+
+
+def test_rollback_is_a_toggle_and_drops_what_is_staged(machine: Machine) -> None:
+    machine.run("bootc", "switch", B.pull_spec)
+    machine.sysroot.finalize()
+    machine.sysroot.boot()
+    machine.run("bootc", "switch", MANY.pull_spec)
+    seen = []
+    for _ in range(2):
+        assert machine.run("bootc", "rollback").returncode == 0
+        found = status(machine)
+        seen.append((found["rollbackQueued"], found["staged"]))
+    assert seen == [(True, None), (False, None)]
+
+
+def test_status_waits_for_the_lock_of_the_sysroot(machine: Machine) -> None:
+    lock = machine.sysroot.lock()
+    assert lock is not None
+    with subprocess.Popen(
+        [machine.program("bootc"), "status", "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as waiting:  # fmt: skip
+        assert waiting.stderr is not None
+        assert waiting.stderr.readline() == "Waiting for sysroot lock...\n"
+        assert waiting.poll() is None
+        os.close(lock)
+        assert waiting.wait(LIMIT_S) == 0
+
+
+def test_progress_nobody_reads_stops_the_pull_until_somebody_does(
+    machine: Machine, pipe: tuple[int, int]
+) -> None:
+    reader, writer = pipe
+    with subprocess.Popen(
+        [machine.program("bootc"), "switch", "--progress-fd", str(writer), MANY.pull_spec],
+        pass_fds=(writer,), stdout=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        # The pipe is full once it takes nothing any more.
+        while select.select([], [writer], [], 0.2)[1]:
+            assert process.poll() is None
+        assert machine.sysroot.staged() is None
+        os.close(writer)
+        content = b"".join(iter(lambda: os.read(reader, 1 << 16), b""))
+        assert process.wait(LIMIT_S) == 0
+    events = [json.loads(line) for line in content.splitlines()]
+    assert events[0] == {"type": "Start", "version": "0.1.0"}
+    assert {event["type"] for event in events[1:]} == {"ProgressBytes", "ProgressSteps"}
+    assert machine.sysroot.staged() is not None
+
+
+def test_progress_whose_reader_left_does_not_stop_the_pull(
+    machine: Machine, pipe: tuple[int, int]
+) -> None:
+    reader, writer = pipe
+    os.close(reader)
+    ended = subprocess.run(
+        [machine.program("bootc"), "switch", "--progress-fd", str(writer), B.pull_spec],
+        check=False, pass_fds=(writer,), capture_output=True, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert ended.returncode == 0
+    assert "Broken pipe" in ended.stderr
+
+
+def test_podman_keeps_what_it_pulled_until_that_is_removed(machine: Machine) -> None:
+    assert machine.run("podman", "pull", B.pull_spec).stdout == f"{B.digest}\n"
+    told = machine.run("podman", "image", "inspect", "--format", "json", B.pull_spec)
+    assert json.loads(told.stdout)[0]["Labels"]["containers.bootc"] == "1"
+    switch = ("switch", "--transport", "containers-storage", B.pull_spec)
+    assert machine.run("bootc", *switch).returncode == 0
+    assert machine.run("podman", "image", "rm", "--ignore", B.pull_spec).returncode == 0
+    gone = machine.run("podman", "image", "inspect", "--format", "json", B.pull_spec)
+    assert (gone.returncode, gone.stderr[:7]) == (125, "Error: ")
+
+
+def test_pull_without_a_login_is_refused(machine: Machine) -> None:
+    ended = machine.run("podman", "pull", SECRET.pull_spec)
+    assert ended.returncode == 125
+    assert "unauthorized" in ended.stderr
+    missing = machine.run("podman", "pull", "--authfile", "/none", B.pull_spec)
+    assert "no such file" in missing.stderr
+
+
+def test_failing_and_slow_pulls_follow_the_settings(machine: Machine) -> None:
+    machine.change(replace(Settings(), pull_bytes_per_s=1e9, pull_error="connection reset"))
+    ended = machine.run("podman", "pull", B.pull_spec)
+    assert (ended.returncode, "connection reset" in ended.stderr) == (125, True)
+    machine.change(Settings(pull_bytes_per_s=1000))
+    with subprocess.Popen([machine.program("podman"), "pull", B.pull_spec]) as slow:
+        with pytest.raises(subprocess.TimeoutExpired):
+            slow.wait(0.5)
+        slow.terminate()
+
+
+def test_ostree_undeploys_what_is_staged(machine: Machine) -> None:
+    machine.run("bootc", "switch", B.pull_spec)
+    assert machine.run("ostree", "admin", "undeploy", "0").returncode == 0
+    assert machine.sysroot.staged() is None
+    assert machine.run("ostree", "admin", "undeploy", "0").returncode == 1

@@ -1,0 +1,378 @@
+"""What rpm-ostreed does to the deployments, and how it says no."""
+
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gi.repository import GLib
+
+from tests.lab.machine.client import (
+    OS,
+    RPM_OSTREE,
+    RpmOstreeClient,
+    error_name,
+    run,
+    variants,
+    wait_until,
+)
+from treenail_lab.images import Credential, make_image
+from treenail_lab.machine.bus.objects import NOT_FOUND
+from treenail_lab.machine.node.rpmostree_only import OstreeHost
+from treenail_lab.machine.ostree.sysroot import deployment_of
+from treenail_lab.machine.rpmostree.daemon import object_path
+from treenail_lab.machine.settings import DISK_FULL, Settings
+
+pytestmark = pytest.mark.integration
+
+SECRET = Credential("node", "s3cret")
+A = make_image("os/node", "41.1", 1_000_000)
+B = make_image("os/node", "41.2", 2_000_000)
+CLOSED = make_image("os/node", "41.3", 2_000_000, registry="r.example", credential=SECRET)
+CORRUPT = make_image("os/node", "41.4", 2_000_000, faults={"pull": "corrupt layer"})
+QUICK = Settings(pull_bytes_per_s=100e6, staging_s=0.02)
+
+
+@pytest.fixture
+def host(directory: Path) -> Iterator[OstreeHost]:
+    with OstreeHost(directory, booted=A, images=(B, CLOSED, CORRUPT), settings=QUICK) as running:
+        yield running
+
+
+@pytest.fixture
+def client(host: OstreeHost) -> Iterator[RpmOstreeClient]:
+    with RpmOstreeClient(host.address) as connected:
+        yield connected
+
+
+def versions(client: RpmOstreeClient) -> list[str]:
+    return [str(deployment["version"]) for deployment in client.deployments()]
+
+
+def kernel_arguments(client: RpmOstreeClient, *, pending: bool) -> str:
+    (config,) = client.os("GetDeploymentBootConfig", "(sb)", "", pending)
+    return str(config["options"])
+
+
+def test_booted_deployment_is_shown_with_every_key(client: RpmOstreeClient) -> None:
+    (deployment,) = client.deployments()
+    meta = deployment.pop("base-commit-meta")
+    assert json.loads(meta["ostree.manifest"])["annotations"] == {
+        "org.opencontainers.image.version": "41.1"
+    }
+    assert deployment == {
+        "id": f"fedora-coreos-{A.commit}.0",
+        "osname": "fedora-coreos",
+        "checksum": A.commit,
+        "serial": 0,
+        "booted": True,
+        "staged": False,
+        "pinned": False,
+        "unlocked": "none",
+        "regenerate-initramfs": False,
+        "timestamp": A.timestamp,
+        "version": "41.1",
+        "container-image-reference": f"ostree-unverified-registry:{A.pull_spec}",
+        "container-image-reference-digest": A.digest,
+        "packages": [],
+        "requested-packages": [],
+        "requested-local-packages": [],
+        "requested-local-fileoverride-packages": [],
+        "requested-base-removals": [],
+        "requested-base-local-replacements": [],
+        "base-removals": [],
+        "base-local-replacements": [],
+        "base-remote-replacements": {},
+    }
+
+
+def test_sysroot_shows_what_it_is(client: RpmOstreeClient) -> None:
+    shown = client.shown()
+    assert (shown["Booted"], shown["Path"], shown["AutomaticUpdatePolicy"]) == (OS, "/", "none")
+
+
+def test_os_object_shows_booted_default_and_rollback(
+    host: OstreeHost, client: RpmOstreeClient
+) -> None:
+    run(client.rebase(B.pull_spec, locked=False))
+    host.reboot()
+    with RpmOstreeClient(host.address) as after:
+        shown = after.properties(RPM_OSTREE, OS, f"{RPM_OSTREE}.OS")
+    assert shown["BootedDeployment"]["version"] == "41.2"
+    assert shown["DefaultDeployment"]["version"] == "41.2"
+    assert shown["RollbackDeployment"]["version"] == "41.1"
+    assert (shown["Name"], shown["CachedUpdate"]) == ("fedora-coreos", {})
+
+
+def test_objects_are_listed_by_the_object_manager(client: RpmOstreeClient) -> None:
+    whom = (
+        RPM_OSTREE,
+        "/org/projectatomic/rpmostree1",
+        "org.freedesktop.DBus.ObjectManager",
+        "GetManagedObjects",
+    )
+    (objects,) = client.call(whom)
+    assert sorted(objects) == ["/org/projectatomic/rpmostree1/Sysroot", OS]
+
+
+def test_os_name_makes_a_path_that_can_not_be_read_back() -> None:
+    assert object_path("a-b/c.d") == "/org/projectatomic/rpmostree1/a_b_c_2Ed"
+
+
+def test_empty_os_name_is_the_booted_one_and_others_are_not_found(
+    client: RpmOstreeClient,
+) -> None:
+    assert client.sysroot("GetOS", "(s)", "") == (OS,)
+    with pytest.raises(GLib.Error, match='OS name "rhcos" not found') as refused:
+        client.sysroot("GetOS", "(s)", "rhcos")
+    assert error_name(refused.value) == NOT_FOUND
+
+
+def test_rebase_stages_with_the_lock_that_was_asked_for(
+    host: OstreeHost, client: RpmOstreeClient
+) -> None:
+    assert run(client.rebase(B.pull_spec)) == (True, "")
+    staged, booted = client.deployments()
+    assert (staged["version"], staged["staged"], staged["finalization-locked"]) == (
+        "41.2",
+        True,
+        True,
+    )
+    assert (booted["version"], booted["booted"]) == ("41.1", True)
+    assert (host.root / "run/ostree/staged-deployment-locked").exists()
+
+
+def test_unlocked_deployment_has_no_lock_key(client: RpmOstreeClient) -> None:
+    run(client.rebase(B.pull_spec, locked=False))
+    assert "finalization-locked" not in client.deployments()[0]
+
+
+def test_option_of_a_wrong_type_or_an_unknown_name_is_not_there(client: RpmOstreeClient) -> None:
+    refspec = f"ostree-unverified-registry:{B.pull_spec}"
+    options = variants(lock_finalization=("i", 1), reboot=("i", 1), live=("b", True))
+    (address,) = client.os("Rebase", "(a{sv}sas)", options, refspec, [])
+    assert run(address) == (True, "")
+    assert "finalization-locked" not in client.deployments()[0]
+
+
+def test_same_refspec_as_the_pending_deployment_is_an_error(client: RpmOstreeClient) -> None:
+    run(client.rebase(B.pull_spec))
+    success, text = run(client.rebase(B.pull_spec))
+    assert (success, text) == (
+        False,
+        f"Old and new refs are equal: ostree-unverified-registry:{B.pull_spec}",
+    )
+
+
+def test_booted_refspec_can_be_asked_for_while_another_is_staged(client: RpmOstreeClient) -> None:
+    run(client.rebase(B.pull_spec))
+    assert run(client.rebase(A.pull_spec)) == (True, "")
+    assert versions(client) == ["41.1", "41.1"]
+    assert client.deployments()[0]["serial"] == 1
+
+
+def test_update_deployment_is_rebase_with_modifiers(client: RpmOstreeClient) -> None:
+    refspec = f"ostree-unverified-registry:{B.pull_spec}"
+    modifiers = variants(set_refspec=("s", refspec))
+    options = variants(
+        lock_finalization=("b", True), custom_origin=("(ss)", ("url", "managed by a test"))
+    )
+    (address,) = client.os("UpdateDeployment", "(a{sv}a{sv})", modifiers, options)
+    assert run(address) == (True, "")
+    assert client.deployments()[0]["custom-origin"] == ("url", "managed by a test")
+
+
+def test_deploy_takes_a_digest_of_the_same_repository(client: RpmOstreeClient) -> None:
+    (address,) = client.os("Deploy", "(sa{sv})", B.digest, {})
+    assert run(address) == (True, "")
+    assert versions(client) == ["41.2", "41.1"]
+
+
+def test_digest_has_no_upgrade(client: RpmOstreeClient) -> None:
+    (address,) = client.os("Upgrade", "(a{sv})", {})
+    assert run(address) == (True, "")
+    assert versions(client) == ["41.1"]
+
+
+def test_missing_credential_fails_as_a_registry_does(client: RpmOstreeClient) -> None:
+    success, text = run(client.rebase(CLOSED.pull_spec))
+    assert not success
+    assert text == (
+        "Creating importer: failed to invoke method OpenImage: reading manifest "
+        f"{CLOSED.digest} in r.example/os/node: unauthorized: authentication required"
+    )
+
+
+def test_credential_is_read_at_each_pull(host: OstreeHost, client: RpmOstreeClient) -> None:
+    run(client.rebase(CLOSED.pull_spec))
+    auth = base64.b64encode(b"node:s3cret").decode()
+    (host.root / "run/ostree/auth.json").write_text(
+        json.dumps({"auths": {"r.example": {"auth": auth}}})
+    )
+    assert run(client.rebase(CLOSED.pull_spec)) == (True, "")
+
+
+def test_unknown_digest_is_manifest_unknown(client: RpmOstreeClient) -> None:
+    unknown = B.pull_spec.replace(B.digest[-8:], "0" * 8)
+    success, text = run(client.rebase(unknown.replace("registry.lab", "other.lab")))
+    assert not success
+    assert text.endswith("in other.lab.example/os/node: manifest unknown")
+
+
+def test_faults_of_the_machine_and_of_an_image_end_the_transaction(
+    host: OstreeHost, client: RpmOstreeClient
+) -> None:
+    assert run(client.rebase(CORRUPT.pull_spec)) == (False, "Importing: corrupt layer")
+    host.change(replace(QUICK, staging_error=DISK_FULL))
+    assert run(client.rebase(B.pull_spec)) == (False, DISK_FULL)
+    host.change(QUICK)
+    assert run(client.rebase(B.pull_spec)) == (True, "")
+
+
+def test_kernel_arguments_are_computed_from_what_the_caller_says_exists(
+    client: RpmOstreeClient,
+) -> None:
+    existing = kernel_arguments(client, pending=True)
+    (address,) = client.os("KernelArgs", "(sasasasa{sv})", existing, ["nosmt"], [], ["rw"], {})
+    assert run(address) == (True, "")
+    changed = kernel_arguments(client, pending=True)
+    assert "nosmt" in changed.split()
+    assert "rw" not in changed.split()
+    # A caller with an old string takes back what others changed.
+    (address,) = client.os("KernelArgs", "(sasasasa{sv})", existing, ["quiet"], [], [], {})
+    assert run(address) == (True, "")
+    assert "nosmt" not in kernel_arguments(client, pending=True).split()
+    assert kernel_arguments(client, pending=False) == existing
+
+
+def test_kernel_arguments_stage_the_same_commit_again(client: RpmOstreeClient) -> None:
+    options = variants(append_if_missing=("as", ["nosmt"]), lock_finalization=("b", True))
+    existing = kernel_arguments(client, pending=True)
+    (address,) = client.os("KernelArgs", "(sasasasa{sv})", existing, [], [], [], options)
+    assert run(address) == (True, "")
+    staged, booted = client.deployments()
+    assert (staged["checksum"], staged["serial"]) == (booted["checksum"], 1)
+    assert staged["finalization-locked"]
+
+
+def test_arguments_that_are_there_already_change_nothing(client: RpmOstreeClient) -> None:
+    options = variants(append_if_missing=("as", ["rw"]), delete_if_present=("as", ["nosmt"]))
+    existing = kernel_arguments(client, pending=True)
+    (address,) = client.os("KernelArgs", "(sasasasa{sv})", existing, [], [], [], options)
+    assert run(address) == (True, "")
+    assert versions(client) == ["41.1"]
+
+
+def test_later_change_without_the_lock_takes_the_lock_away(
+    host: OstreeHost, client: RpmOstreeClient
+) -> None:
+    run(client.rebase(B.pull_spec, locked=True))
+    existing = kernel_arguments(client, pending=True)
+    (address,) = client.os("KernelArgs", "(sasasasa{sv})", existing, ["nosmt"], [], [], {})
+    assert run(address) == (True, "")
+    assert not host.sysroot.locked()
+
+
+def test_cleanup_drops_what_is_staged_and_is_harmless_without(client: RpmOstreeClient) -> None:
+    run(client.rebase(B.pull_spec))
+    for _ in range(2):
+        (address,) = client.os("Cleanup", "(as)", ["pending-deploy"])
+        assert run(address) == (True, "")
+        assert versions(client) == ["41.1"]
+
+
+def test_cleanup_of_the_rollback_leaves_the_booted(
+    host: OstreeHost, client: RpmOstreeClient
+) -> None:
+    run(client.rebase(B.pull_spec, locked=False))
+    host.reboot()
+    with RpmOstreeClient(host.address) as after:
+        (address,) = after.os("Cleanup", "(as)", ["rollback-deploy"])
+        assert run(address) == (True, "")
+        assert versions(after) == ["41.2"]
+
+
+def test_rollback_changes_the_order_at_once(host: OstreeHost, client: RpmOstreeClient) -> None:
+    run(client.rebase(B.pull_spec, locked=False))
+    host.reboot()
+    with RpmOstreeClient(host.address) as after:
+        (address,) = after.os("Rollback", "(a{sv})", {})
+        assert run(address) == (True, "")
+        assert versions(after) == ["41.1", "41.2"]
+    host.reboot()
+    booted = host.sysroot.booted()
+    assert booted is not None
+    assert booted.version == "41.1"
+
+
+def test_rollback_without_an_older_deployment_fails(client: RpmOstreeClient) -> None:
+    (address,) = client.os("Rollback", "(a{sv})", {})
+    assert run(address) == (False, "No rollback deployment found")
+
+
+def change_packages(client: RpmOstreeClient, **modifiers: list[str]) -> tuple[bool, str]:
+    options = variants(no_pull_base=("b", True), idempotent_layering=("b", True))
+    asked = variants(**{key: ("as", names) for key, names in modifiers.items()})
+    (address,) = client.os("UpdateDeployment", "(a{sv}a{sv})", asked, options)
+    return run(address)
+
+
+def test_packages_make_a_commit_of_their_own_on_the_image(client: RpmOstreeClient) -> None:
+    assert change_packages(client, install_packages=["usbguard"]) == (True, "")
+    assert change_packages(client, override_remove_packages=["kernel"]) == (True, "")
+    staged = client.deployments()[0]
+    assert (staged["requested-packages"], staged["requested-base-removals"]) == (
+        ["usbguard"],
+        ["kernel"],
+    )
+    assert staged["base-checksum"] == A.commit
+    assert staged["checksum"] != A.commit
+    back = {"uninstall_packages": ["usbguard"], "override_reset_packages": ["kernel"]}
+    assert change_packages(client, **back) == (True, "")
+    assert client.deployments()[0]["checksum"] == A.commit
+
+
+def test_packages_stay_when_the_image_changes(client: RpmOstreeClient) -> None:
+    change_packages(client, install_packages=["usbguard"])
+    run(client.rebase(B.pull_spec, locked=False))
+    staged = client.deployments()[0]
+    assert (staged["requested-packages"], staged["base-checksum"]) == (["usbguard"], B.commit)
+
+
+def test_package_that_no_repository_has_is_not_found(
+    host: OstreeHost, client: RpmOstreeClient
+) -> None:
+    host.change(replace(QUICK, missing_packages=("strace",)))
+    assert change_packages(client, install_packages=["strace"]) == (
+        False,
+        "Packages not found: strace",
+    )
+
+
+def test_deployment_that_somebody_else_staged_shows_by_itself(
+    host: OstreeHost, client: RpmOstreeClient
+) -> None:
+    client.sysroot("Reload")
+    foreign = deployment_of(B, f"ostree-unverified-registry:{B.pull_spec}", ("rw",))
+    host.sysroot.stage(foreign, locked=False)
+    wait_until(lambda: len(client.shown()["Deployments"]) == 2)
+
+
+def test_registered_client_keeps_the_daemon_and_an_idle_one_leaves(directory: Path) -> None:
+    settings = replace(QUICK, idle_exit_s=0.2)
+    bus = ("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus")
+    with (
+        OstreeHost(directory, booted=A, settings=settings) as host,
+        RpmOstreeClient(host.address) as client,
+    ):
+        client.sysroot("RegisterClient", "(a{sv})", variants(id=("s", "test")))
+        whom = (*bus, "GetConnectionUnixProcessID")
+        (before,) = client.call(whom, "(s)", RPM_OSTREE)
+        client.sysroot("UnregisterClient", "(a{sv})", {})
+        wait_until(lambda: not client.call((*bus, "NameHasOwner"), "(s)", RPM_OSTREE)[0])
+        # The next call starts it again.
+        assert client.shown()["Booted"] == OS
+        (after,) = client.call(whom, "(s)", RPM_OSTREE)
+        assert after != before
