@@ -10,32 +10,37 @@ import threading
 
 from treenail.clock import SystemClock
 from treenail.controllers.drain.controller import DrainController
-from treenail.controllers.rollout.controller import Settings
-from treenail.controllers.rollout.gates.asking import Asker
-from treenail.controllers.rollout.live import WRITES_AT_ONCE, Rollout
-from treenail.controllers.rollout.machineconfignodes import MachineConfigNodes
+from treenail.controllers.rollout.controller import RolloutSettings
+from treenail.controllers.rollout.gates.asking import GateClient
+from treenail.controllers.rollout.live import MAX_PARALLEL_WRITES, RolloutController
+from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
 from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import Metrics
-from treenail.controllers.runtime.runtime import Runtime
-from treenail.controllers.runtime.web import Web
-from treenail.controllers.runtime.workers import Crew
+from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.runtime import ControllerRuntime
+from treenail.controllers.runtime.web import WebClient
+from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.kube.client import Client
-from treenail.kube.events import Recorder
+from treenail.kube.events import EventRecorder
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.transport import HttpTransport
 
 
 def main(kubeconfig: str, name: str) -> None:
     clock = SystemClock()
-    transport = HttpTransport(read_kubeconfig(kubeconfig), clock, keep=WRITES_AT_ONCE)
+    transport = HttpTransport(read_kubeconfig(kubeconfig), clock, max_kept=MAX_PARALLEL_WRITES)
     client = Client(transport)
-    events, metrics = Recorder(client, f"treenail-{name}", "bench", clock), Metrics()
+    events, metrics = EventRecorder(client, f"treenail-{name}", "bench", clock), ControllerMetrics()
     if name == "drain":
-        crews = [Crew(DrainController(client, events, clock, metrics), workers=8)]
+        crews = [ControllerSettings(DrainController(client, events, clock, metrics), workers=8)]
     else:
-        rollout = Rollout(client, clock, Asker(Web()), events, Settings())
-        crews = [Crew(rollout), Crew(MachineConfigNodes(client, clock), workers=4)]
-    runtime = Runtime(crews, Informers(client, clock), clock, metrics)
+        rollout = RolloutController(
+            client, clock, GateClient(WebClient()), events, RolloutSettings()
+        )
+        crews = [
+            ControllerSettings(rollout),
+            ControllerSettings(MachineConfigNodeController(client, clock), workers=4),
+        ]
+    runtime = ControllerRuntime(crews, Informers(client, clock), clock, metrics)
     stop = threading.Event()
     thread = threading.Thread(target=runtime.run, args=(stop,))
     thread.start()

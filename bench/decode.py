@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.interpreter import cost
 from bench.result import Result
-from treenail.api.documents import dump
+from treenail.api.documents import dump_document
 
 FILES = 256
 CONTENT = b"0123456789abcdef" * 184  # 256 of these in base64 are 1 MiB with what is around them
@@ -27,7 +27,7 @@ def measure(_seconds: float) -> Iterator[Result]:
     in_json = json.dumps(document)
     yield Result("MachineConfig in JSON: size", "MiB", len(in_json) / 1024**2)
     yield from _reading("MachineConfig in JSON", in_json, READ_JSON)
-    yield from _reading("MachineConfig in YAML", dump(document), READ_YAML)
+    yield from _reading("MachineConfig in YAML", dump_document(document), READ_YAML)
 
 
 def _reading(name: str, text: str, statement: str) -> Iterator[Result]:

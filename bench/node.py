@@ -18,7 +18,7 @@ from bench.result import Result
 from tests.drains import Drains
 from treenail.api import annotations as key
 from treenail.clock import SystemClock
-from treenail_lab.cluster import Lab, Plan, rendered
+from treenail_lab.cluster import Lab, LabPlan, build_rendered_config
 from treenail_lab.images import make_image
 
 NODE = "node-a"
@@ -33,14 +33,14 @@ WRITES = ("create", "update", "patch", "delete")
 def measure(seconds: float) -> Iterator[Result]:
     # The sockets' names must stay short.
     with tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as folder:
-        plan = Plan((NODE,), (BEFORE, AFTER))
+        plan = LabPlan((NODE,), (BEFORE, AFTER))
         with Lab(Path(folder), plan) as lab:
             for config in ("rendered-worker-a", "rendered-worker-b"):
-                lab.add_config(rendered(config))
+                lab.add_config(build_rendered_config(config))
             drains = Drains(lab.client, SystemClock())
             drains.start()
             try:
-                lab.ask(NODE, "rendered-worker-a", BEFORE.pull_spec)
+                lab.request_update(NODE, "rendered-worker-a", BEFORE.pull_spec)
                 until(lambda: settled(lab, "rendered-worker-a"))
                 yield from at_rest(lab, seconds)
                 yield from updating(lab)
@@ -64,7 +64,7 @@ def updating(lab: Lab) -> Iterator[Result]:
     before = calls(lab)
     with closing(Calls(lab.machines[NODE].address)) as bus:
         asked = time.monotonic()
-        lab.ask(NODE, "rendered-worker-b", AFTER.pull_spec)
+        lab.request_update(NODE, "rendered-worker-b", AFTER.pull_spec)
         until(lambda: settled(lab, "rendered-worker-b"))
         yield Result("annotation to first D-Bus call", "ms", (bus.first() - asked) * 1000, 200.0)
     made = {verb: count - before.get(verb, 0) for verb, count in calls(lab).items()}
@@ -127,14 +127,16 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def settled(lab: Lab, config: str) -> bool:
-    notes = lab.annotations(NODE)
+    notes = lab.read_annotations(NODE)
     return (notes.get(key.CURRENT_CONFIG), notes.get(key.STATE)) == (config, "Done")
 
 
 def calls(lab: Lab) -> dict[str, int]:
     """The node's requests by verb."""
     counts: dict[str, int] = {}
-    for (user, verb, _), count in lab.server.call(lambda api: api.requests.counts()).items():
+    for (user, verb, _), count in lab.server.call_api(
+        lambda api: api.requests.count_by_user()
+    ).items():
         if user == USER:
             counts[verb] = counts.get(verb, 0) + count
     return counts

@@ -27,8 +27,8 @@ from tests.controllers.rollout.agents import (
 )
 from tests.controllers.rollout.world import NoGates, World
 from treenail.api import annotations as key
-from treenail.controllers.rollout.controller import RolloutController, Settings
-from treenail.controllers.rollout.policy import POLICY
+from treenail.controllers.rollout.controller import RolloutReconciler, RolloutSettings
+from treenail.controllers.rollout.policy import ROLLOUT_POLICY
 from treenail.kube.client import Client
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail_lab.apiserver.serving.server import LabServer
@@ -59,9 +59,9 @@ def decision(size: int) -> Result:
     world.set_pool("worker", "new", SPREAD, maxUnavailable="10%")
     world.deliver()
     caches = Frozen(world)
-    controller = RolloutController(world, caches, world, NoGates(), world, Settings())
-    controller.sync("worker")
-    under_way = iter([name for name, node in world.truth.items() if not node.done])
+    controller = RolloutReconciler(world, caches, world, NoGates(), world, RolloutSettings())
+    controller.sync_pool("worker")
+    under_way = iter([name for name, node in world.truth.items() if not node.is_done])
     took = []
     for _ in range(11):
         through = {key.CURRENT_CONFIG: "new", key.STATE: "Done"}
@@ -69,7 +69,7 @@ def decision(size: int) -> Result:
         world.deliver()
         caches.look(world)
         began = time.perf_counter()
-        controller.sync("worker")
+        controller.sync_pool("worker")
         took.append((time.perf_counter() - began) * 1000)
         assert len([1 for plural, _, _ in world.writes if plural == "nodes"]) > size // 10
     aim = 250.0 if size == max(SIZES) else None
@@ -83,12 +83,12 @@ class Frozen:
         self.look(world)
 
     def look(self, world: World) -> None:
-        self._pools, self._nodes = world.pools(), world.nodes()
+        self._pools, self._nodes = world.list_pools(), world.list_nodes()
 
-    def pools(self) -> Any:
+    def list_pools(self) -> Any:
         return self._pools
 
-    def nodes(self) -> Any:
+    def list_nodes(self) -> Any:
         return self._nodes
 
 
@@ -103,14 +103,14 @@ def night() -> Iterator[Result]:
     world.seconds = midnight + 3600.0 - 60.0
     world.set_pool("worker", "new", policy, maxUnavailable=limit)
     world.deliver()
-    controller = RolloutController(world, world, world, NoGates(), world, Settings())
+    controller = RolloutReconciler(world, world, world, NoGates(), world, RolloutSettings())
     most, closes = 0, midnight + 3 * 3600.0
     while world.seconds < closes + 3600.0:
-        controller.sync("worker")
+        controller.sync_pool("worker")
         world.deliver()
         nodes = world.truth.values()
-        most = max(most, sum(node.unavailable for node in nodes))
-        if all(node.done and node.desired_config == "new" for node in nodes):
+        most = max(most, sum(node.is_unavailable for node in nodes))
+        if all(node.is_done and node.desired_config == "new" for node in nodes):
             break
         world.pass_time(30.0)
         world.deliver()
@@ -161,7 +161,9 @@ def cluster(size: int) -> Iterator[tuple[LabServer, Client]]:
         for config in ("old", "new"):
             add_config(client, config)
         add_nodes(client, [f"n{number:05}" for number in range(size)], "old")
-        add_pool(client, "worker", "old", maxUnavailable="10%", annotations={POLICY: CAREFUL})
+        add_pool(
+            client, "worker", "old", maxUnavailable="10%", annotations={ROLLOUT_POLICY: CAREFUL}
+        )
         try:
             yield server, client
         finally:
@@ -170,7 +172,7 @@ def cluster(size: int) -> Iterator[tuple[LabServer, Client]]:
 
 @contextmanager
 def controller(server: LabServer, name: str) -> Iterator["subprocess.Popen[bytes]"]:
-    kubeconfig = server.kubeconfig_for(name, ["system:masters"])
+    kubeconfig = server.write_kubeconfig(name, ["system:masters"])
     command = [sys.executable, "-m", "bench.controller", str(kubeconfig), name]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         yield process

@@ -5,12 +5,12 @@ import threading
 from treenail.clock import Clock
 from treenail.controllers.drain.controller import DrainController
 from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import Metrics
-from treenail.controllers.runtime.runtime import Runtime
-from treenail.controllers.runtime.workers import Crew
+from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.runtime import ControllerRuntime
+from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.kube.client import Client
-from treenail.kube.events import Recorder
-from treenail_lab.demo.outages import Absences
+from treenail.kube.events import EventRecorder
+from treenail_lab.demo.outages import NodeOutages
 
 NAMED_AFTER_S = 2.0
 
@@ -19,12 +19,12 @@ class Drains:
     """Drains and uncordons as nodes ask for it."""
 
     def __init__(self, client: Client, clock: Clock) -> None:
-        self._absences = Absences(client, clock)
-        metrics = Metrics()
-        recorder = Recorder(client, "treenail-controller", "lab", clock)
-        controller = DrainController(client, recorder, clock, metrics, named_after_s=NAMED_AFTER_S)
-        crew = Crew(controller, first_s=0.05, most_s=0.5)
-        self._runtime = Runtime([crew], Informers(client, clock), clock, metrics)
+        self._absences = NodeOutages(client, clock)
+        metrics = ControllerMetrics()
+        recorder = EventRecorder(client, "treenail-controller", "lab", clock)
+        controller = DrainController(client, recorder, clock, metrics, report_after_s=NAMED_AFTER_S)
+        crew = ControllerSettings(controller, first_retry_s=0.05, max_retry_s=0.5)
+        self._runtime = ControllerRuntime([crew], Informers(client, clock), clock, metrics)
         self._stop = threading.Event()
         self._thread = threading.Thread(
             target=self._runtime.run, args=(self._stop,), name="drains", daemon=True
@@ -41,4 +41,4 @@ class Drains:
 
     def blocked(self, node: str) -> str:
         """What keeps pods on a node that is being drained; empty when nothing does."""
-        return self._absences.blocked(node)
+        return self._absences.find_blocker(node)

@@ -81,7 +81,7 @@ def stream(directory: Path) -> Iterator[io.StringIO]:
     text = io.StringIO()
     root = logging.getLogger()
     level = root.level
-    journal.setup(directory / "socket", level=logging.DEBUG, stream=text)
+    journal.configure_logging(directory / "socket", level=logging.DEBUG, stream=text)
     yield text
     for handler in handlers():
         root.removeHandler(handler)
@@ -89,9 +89,9 @@ def stream(directory: Path) -> Iterator[io.StringIO]:
     root.setLevel(level)
 
 
-def handlers() -> list[journal.Journal]:
+def handlers() -> list[journal.JournalHandler]:
     found = logging.getLogger().handlers
-    return [each for each in found if isinstance(each, journal.Journal)]
+    return [each for each in found if isinstance(each, journal.JournalHandler)]
 
 
 def test_a_record_arrives_with_its_fields(journald, stream):
@@ -124,7 +124,7 @@ def test_levels_become_priorities(journald, stream, level, priority):
 
 
 def test_a_message_id_and_the_context_are_fields_of_their_own(journald, stream):
-    journal.context(update="u1", phase="staging", config="rendered-worker-a")
+    journal.set_log_context(update="u1", phase="staging", config="rendered-worker-a")
     log.info("staged", extra={"message_id": MessageId.STAGED})
     received = journald.receive()
     assert {name: value for name, value in received.items() if name.startswith("TREENAIL")} == {
@@ -136,8 +136,8 @@ def test_a_message_id_and_the_context_are_fields_of_their_own(journald, stream):
 
 
 def test_the_context_is_replaced_as_a_whole_and_for_every_thread(journald, stream):
-    journal.context(update="u1", phase="staging", config="a")
-    journal.context(config="b")
+    journal.set_log_context(update="u1", phase="staging", config="a")
+    journal.set_log_context(config="b")
     thread = threading.Thread(target=log.info, args=("from elsewhere",))
     thread.start()
     thread.join(timeout=5)
@@ -176,7 +176,7 @@ def test_text_that_is_no_unicode_is_escaped(journald, stream):
 
 
 def test_without_a_journal_records_go_to_the_stream_with_their_context(stream):
-    journal.context(phase="draining", update="u1")
+    journal.set_log_context(phase="draining", update="u1")
     log.warning("waiting for %s", "a pod")
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ WARNING waiting for a pod "
@@ -208,7 +208,7 @@ def test_a_journal_that_does_not_read_is_not_waited_for(journald, stream):
 
 
 def test_the_level_keeps_the_rest_away(directory, stream):
-    journal.setup(directory / "socket", level=logging.INFO, stream=stream)
+    journal.configure_logging(directory / "socket", level=logging.INFO, stream=stream)
     log.debug("small talk")
     log.info("news")
     assert stream.getvalue().endswith("INFO    news\n")
@@ -217,7 +217,7 @@ def test_the_level_keeps_the_rest_away(directory, stream):
 
 def test_setting_up_again_replaces_the_earlier_set_up(directory, stream):
     second = io.StringIO()
-    journal.setup(directory / "socket", level=logging.INFO, stream=second)
+    journal.configure_logging(directory / "socket", level=logging.INFO, stream=second)
     log.info("news")
     assert stream.getvalue() == ""
     assert second.getvalue().endswith("INFO    news\n")

@@ -16,15 +16,15 @@ import treenail
 from treenail.api import annotations as key
 from treenail.controllers.rollout.gates.os_image import OS_IMAGE
 from treenail.controllers.rollout.nodes import LOCKED_BY, STARTED_AT, WAS_DEGRADED
-from treenail.controllers.rollout.policy import FIELDS, POLICY, RESUME
-from treenail.controllers.rollout.progress import STATE
+from treenail.controllers.rollout.policy import POLICY_FIELDS, ROLLOUT_POLICY, ROLLOUT_RESUME
+from treenail.controllers.rollout.progress import ROLLOUT_STATE
 from treenail.daemon.settings.settings import (
     DriftSettings,
-    FirstBoot,
-    Given,
-    Limits,
-    Preflight,
-    Trial,
+    FirstBootSettings,
+    HealthSettings,
+    LimitSettings,
+    PartialSettings,
+    PreflightSettings,
 )
 
 ROOT = Path(__file__).parent.parent
@@ -74,16 +74,16 @@ def test_every_command_can_be_loaded(script: str) -> None:
 
 
 TABLES = {
-    "limits": Limits,
-    "health": Trial,
-    "preflight": Preflight,
-    "firstboot": FirstBoot,
+    "limits": LimitSettings,
+    "health": HealthSettings,
+    "preflight": PreflightSettings,
+    "firstboot": FirstBootSettings,
     "drift": DriftSettings,
 }
 
 
-@pytest.mark.parametrize("settings", [Given, *TABLES.values()])
-def test_the_manual_names_every_setting(settings: type[Given]) -> None:
+@pytest.mark.parametrize("settings", [PartialSettings, *TABLES.values()])
+def test_the_manual_names_every_setting(settings: type[PartialSettings]) -> None:
     manual = (ROOT / "rpm/man/treenail-agent.toml.5").read_text()
     named = {field.name for field in fields(settings)} - TABLES.keys()
     assert {name for name in named if f"\n.B {name}\n" not in manual} == set()
@@ -91,7 +91,7 @@ def test_the_manual_names_every_setting(settings: type[Given]) -> None:
 
 def test_the_manual_names_every_limit_with_its_default() -> None:
     manual = (ROOT / "rpm/man/treenail-agent.toml.5").read_text()
-    for field in (*fields(Limits), *fields(Trial), fields(Preflight)[0]):
+    for field in (*fields(LimitSettings), *fields(HealthSettings), fields(PreflightSettings)[0]):
         assert f": {field.default:g}." in manual.split(f".B {field.name}\n")[1].split(".TP")[0]
 
 
@@ -130,14 +130,22 @@ def test_the_manual_names_every_option(script: str, command: str, manual: str) -
 def test_the_manual_names_every_field_of_a_rollout_policy() -> None:
     manual = (ROOT / "rpm/man/treenail-controller.8").read_text()
     section = manual.split(".SH ROLLOUT POLICY")[1].split(".SH")[0]
-    assert {field for field in FIELDS if f"\n.I {field}\n" not in section} == set()
+    assert {field for field in POLICY_FIELDS if f"\n.I {field}\n" not in section} == set()
 
 
 def test_the_manual_names_every_annotation_of_the_controllers() -> None:
     manual = (ROOT / "rpm/man/treenail-controller.8").read_text().replace("\\-", "-")
     keys = {
-        *(OS_IMAGE, POLICY, RESUME, STATE, STARTED_AT, WAS_DEGRADED, LOCKED_BY),
-        *(key.STAGE_CONFIG, key.STAGE_IMAGE, key.STAGED, key.STAGING_ERROR),
+        *(
+            OS_IMAGE,
+            ROLLOUT_POLICY,
+            ROLLOUT_RESUME,
+            ROLLOUT_STATE,
+            STARTED_AT,
+            WAS_DEGRADED,
+            LOCKED_BY,
+        ),
+        *(key.PRESTAGE_CONFIG, key.PRESTAGE_IMAGE, key.PRESTAGED, key.PRESTAGE_ERROR),
         *(key.DRAIN, key.DRAIN_BLOCKED),
     }
     assert {name for name in keys if name not in manual} == set()

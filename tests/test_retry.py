@@ -7,11 +7,11 @@ import pytest
 from treenail import retry
 from treenail.errors import (
     BusError,
-    Conflict,
-    Forbidden,
-    TooManyRequests,
+    ConflictError,
+    ForbiddenError,
+    TooManyRequestsError,
     TreenailError,
-    Unreachable,
+    UnreachableError,
 )
 
 
@@ -50,15 +50,15 @@ def gone(name: str = "NoReply") -> BusError:
 
 def test_what_succeeds_is_called_once():
     clock = Clock()
-    for policy in (retry.api_write, retry.bus_activation):
+    for policy in (retry.retry_api_write, retry.retry_bus_call):
         call = Call()
         assert (policy(call, clock), call.times, clock.pauses) == ("done", 1, [])
 
 
 def test_a_write_is_tried_again_while_the_server_is_away_or_busy():
     clock = Clock()
-    call = Call(Unreachable("refused"), TooManyRequests("later"))
-    assert (retry.api_write(call, clock), call.times) == ("done", 3)
+    call = Call(UnreachableError("refused"), TooManyRequestsError("later"))
+    assert (retry.retry_api_write(call, clock), call.times) == ("done", 3)
     first, second = clock.pauses
     assert 0.5 <= first <= 1.0
     assert 1.0 <= second <= 1.5
@@ -67,21 +67,22 @@ def test_a_write_is_tried_again_while_the_server_is_away_or_busy():
 def test_a_write_waits_as_long_as_the_server_asks_within_its_limit():
     clock = Clock()
     call = Call(
-        TooManyRequests("later", retry_after_s=2.5), TooManyRequests("later", retry_after_s=60)
+        TooManyRequestsError("later", retry_after_s=2.5),
+        TooManyRequestsError("later", retry_after_s=60),
     )
-    retry.api_write(call, clock)
+    retry.retry_api_write(call, clock)
     assert clock.pauses == [2.5, 3.0]
 
 
 @pytest.mark.parametrize("name", ["NoReply", "ServiceUnknown", "Spawn.ChildExited"])
 def test_a_call_is_made_again_while_its_service_starts(name):
     clock = Clock()
-    assert retry.bus_activation(Call(gone(name), gone(name)), clock) == "done"
+    assert retry.retry_bus_call(Call(gone(name), gone(name)), clock) == "done"
 
 
 @pytest.mark.parametrize(
     ("policy", "error", "within_s"),
-    [(retry.api_write, Unreachable("refused"), 10), (retry.bus_activation, gone(), 3)],
+    [(retry.retry_api_write, UnreachableError("refused"), 10), (retry.retry_bus_call, gone(), 3)],
 )
 def test_what_keeps_failing_raises_its_own_error_in_bounded_time(policy, error, within_s):
     clock = Clock()
@@ -96,10 +97,10 @@ def test_what_keeps_failing_raises_its_own_error_in_bounded_time(policy, error, 
 @pytest.mark.parametrize(
     ("policy", "error"),
     [
-        (retry.api_write, Conflict("changed")),
-        (retry.api_write, Forbidden("no")),
-        (retry.bus_activation, BusError("no", name="org.freedesktop.DBus.Error.AccessDenied")),
-        (retry.bus_activation, BusError("no reply in time")),
+        (retry.retry_api_write, ConflictError("changed")),
+        (retry.retry_api_write, ForbiddenError("no")),
+        (retry.retry_bus_call, BusError("no", name="org.freedesktop.DBus.Error.AccessDenied")),
+        (retry.retry_bus_call, BusError("no reply in time")),
     ],
 )
 def test_what_another_try_can_not_mend_is_raised_at_once(policy, error):

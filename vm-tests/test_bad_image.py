@@ -112,5 +112,5 @@ def comes_back(site: Site, bad: Goal, blamed: str) -> None:
     refused = json.loads(site.machine.sh("cat /var/lib/treenail/ledger.json"))["refused"]
     assert refused["target"]["config"] == bad.config
     shown = site.machine.sh("treenail status; true")
-    told = site.journal(f"MESSAGE_ID={MessageId.UNHEALTHY}")[-1]["MESSAGE"]
+    told = site.journal(f"MESSAGE_ID={MessageId.HEALTH_CHECK_FAILED}")[-1]["MESSAGE"]
     assert [text for text in (shown, told) if blamed not in text or bad.config not in text] == []

@@ -16,13 +16,13 @@ def test_a_changed_file_is_told_of_or_healed_as_the_settings_say(site: Site) -> 
 
     site.machine.sh(f"echo changed >{HEALED}")
     site.wait(lambda: site.machine.sh(f"cat {HEALED}") == "docker: {}", "the file is healed")
-    site.wait(lambda: HEALED in told(site, MessageId.HEALED), "the journal tells of it")
-    assert HEALED in told(site, MessageId.DRIFTED)
+    site.wait(lambda: HEALED in told(site, MessageId.DRIFT_REPAIRED), "the journal tells of it")
+    assert HEALED in told(site, MessageId.DRIFT_DETECTED)
 
     site.machine.sh(f"echo changed >{GUARDED}")
     site.wait(lambda: site.notes()[key.STATE] == "Degraded", "the node is Degraded")
     assert GUARDED in site.notes()[key.REASON]
-    assert GUARDED in told(site, MessageId.DRIFTED)
+    assert GUARDED in told(site, MessageId.DRIFT_DETECTED)
     assert site.machine.sh(f"cat {GUARDED}") == "changed\n"
 
     site.machine.sh(f"treenail drift --heal {GUARDED}")

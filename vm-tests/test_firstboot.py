@@ -2,8 +2,8 @@
 
 import json
 
-from treenail.daemon.firstboot import DONE, ENCAPSULATED
-from treenail_lab.cluster import rendered
+from treenail.daemon.firstboot import DONE_FILE, ENCAPSULATED_CONFIG
+from treenail_lab.cluster import build_rendered_config
 from vmlab.site import Site
 
 STAGING = """\
@@ -15,8 +15,10 @@ until journalctl -b --no-pager -o cat -u treenail-firstboot | grep -q '^staging 
 def test_a_new_machine_moves_to_its_image_before_it_joins(new_site: Site) -> None:
     site = new_site
     site.first = site.goal(site.image("2"))
-    document = rendered(site.first.config, {"osImageURL": site.first.pull_spec})
-    site.machine.sh(f"rm {DONE}; umask 077; cat >{ENCAPSULATED}", stdin=json.dumps(document))
+    document = build_rendered_config(site.first.config, {"osImageURL": site.first.pull_spec})
+    site.machine.sh(
+        f"rm {DONE_FILE}; umask 077; cat >{ENCAPSULATED_CONFIG}", stdin=json.dumps(document)
+    )
     site.machine.sh("sync")
     stock, wanted = site.story.digest, site.first.digest
 
@@ -26,7 +28,10 @@ def test_a_new_machine_moves_to_its_image_before_it_joins(new_site: Site) -> Non
     site.wait(lambda: len(site.story.boots) == 3, "it boots the image", 600.0)
     assert [boot.digest for boot in site.story.boots] == [stock, stock, wanted]
     site.wait(site.is_ready, "it has joined", 300.0)
-    assert site.machine.sh(f"ls {DONE} {ENCAPSULATED}* | sort") == f"{ENCAPSULATED}.bak\n{DONE}\n"
+    assert (
+        site.machine.sh(f"ls {DONE_FILE} {ENCAPSULATED_CONFIG}* | sort")
+        == f"{ENCAPSULATED_CONFIG}.bak\n{DONE_FILE}\n"
+    )
     told = site.journal("UNIT=kubelet.service")
     started = {each["_BOOT_ID"] for each in told if each["MESSAGE"].startswith("Started")}
     assert started == {site.machine.sh("tr -d - </proc/sys/kernel/random/boot_id").strip()}

@@ -9,7 +9,7 @@ from gi.repository import Gio
 
 from tests.contract.os_contract import OperatingSystemContract
 from tests.contract.os_machines import Images
-from treenail_lab.machine.bus.objects import interfaces
+from treenail_lab.machine.bus.objects import load_interfaces
 from vmlab.drivers import Driver
 from vmlab.guest.names import STATEROOT
 from vmlab.image.build import Builder, Built
@@ -77,7 +77,7 @@ def test_the_guests_interface_has_what_the_agent_relies_on(machine: RemoteMachin
         f"{NAME}.OS": True,
     }
     # What the lab says of itself is true of the real one, too.
-    for name, own in interfaces("rpmostree1.xml").items():
+    for name, own in load_interfaces("rpmostree1.xml").items():
         if name in found:
             assert members(own).items() <= members(found[name]).items()
 

@@ -7,12 +7,12 @@ from vmlab.site import Site
 
 MOST_EXPOSED = 3.0
 STORY = [
-    MessageId.UPDATE_BEGAN,
+    MessageId.UPDATE_STARTED,
     MessageId.STAGED,
     MessageId.DRAINED,
     MessageId.REBOOTING,
-    MessageId.VERIFIED,
-    MessageId.DONE,
+    MessageId.BOOT_VERIFIED,
+    MessageId.UPDATE_DONE,
 ]
 
 
@@ -22,7 +22,7 @@ def test_the_journal_tells_of_a_whole_update_across_its_reboot(site: Site) -> No
     site.reach(goal)
     assert site.machine.sh("cat /usr/lib/treenail-vm/version") == "2\n"
     assert [boot.digest for boot in site.story.boots] == [goal.digest]
-    update = site.journal(f"MESSAGE_ID={MessageId.DONE}")[-1]["TREENAIL_UPDATE"]
+    update = site.journal(f"MESSAGE_ID={MessageId.UPDATE_DONE}")[-1]["TREENAIL_UPDATE"]
     told = site.journal(f"TREENAIL_UPDATE={update}")
     assert [each["MESSAGE_ID"] for each in told if "MESSAGE_ID" in each] == list(STORY)
     boots = list(dict.fromkeys(each["_BOOT_ID"] for each in told))

@@ -30,11 +30,11 @@ class SystemClock:
         time.sleep(seconds)
 
 
-def rfc3339(seconds: float) -> str:
+def format_rfc3339(seconds: float) -> str:
     """The moment as Kubernetes writes it, in UTC: ``2026-01-31T12:00:00Z``."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-def micro_time(seconds: float) -> str:
+def format_micro_time(seconds: float) -> str:
     """The moment as Kubernetes' MicroTime: ``2026-01-31T12:00:00.000000Z``."""
-    return f"{rfc3339(seconds)[:-1]}.{int(seconds * 1_000_000) % 1_000_000:06d}Z"
+    return f"{format_rfc3339(seconds)[:-1]}.{int(seconds * 1_000_000) % 1_000_000:06d}Z"

@@ -29,7 +29,7 @@ attributes answer the only two questions it has, so nothing else asks for the cl
 from enum import StrEnum
 
 
-class Again(StrEnum):
+class RetryPolicy(StrEnum):
     """When an operation that failed is tried again."""
 
     BACKOFF = "backoff"
@@ -42,9 +42,9 @@ class TreenailError(Exception):
     ``remedy`` is what a person can do about it; empty when waiting is all there is.
     """
 
-    state: str | None = "Degraded"
-    again: Again = Again.BACKOFF
-    patience: int = 1
+    node_state: str | None = "Degraded"
+    retry_policy: RetryPolicy = RetryPolicy.BACKOFF
+    report_after_failures: int = 1
     """How many times in a row before the Node shows it."""
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
@@ -59,7 +59,7 @@ class UsageError(TreenailError):
 class ConfigError(TreenailError):
     """What the cluster asks for can't be read or is not allowed."""
 
-    again = Again.ON_CHANGE
+    retry_policy = RetryPolicy.ON_CHANGE
 
 
 class IgnitionError(ConfigError):
@@ -69,13 +69,13 @@ class IgnitionError(ConfigError):
 class UnreconcilableError(ConfigError):
     """The difference between two configs can't be made on a running node."""
 
-    state = "Unreconcilable"
+    node_state = "Unreconcilable"
 
 
 class DriftError(TreenailError):
     """The disk is not as the current config says."""
 
-    again = Again.ON_CHANGE
+    retry_policy = RetryPolicy.ON_CHANGE
 
 
 class HostError(TreenailError):
@@ -91,11 +91,11 @@ class UnitError(HostError):
 
 
 class CommandError(HostError):
-    """A program failed; ``told`` is what it wrote to its standard error, without credentials."""
+    """A program failed; ``stderr`` is what it wrote to its standard error, without credentials."""
 
-    def __init__(self, message: str, *, told: str = "", remedy: str = "") -> None:
+    def __init__(self, message: str, *, stderr: str = "", remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)
-        self.told = told
+        self.stderr = stderr
 
 
 class PreflightError(HostError):
@@ -120,7 +120,7 @@ class BusError(HostError):
     Services are restarted and come back; a third failure in a row is no restart.
     """
 
-    patience = 3
+    report_after_failures = 3
 
     def __init__(self, message: str, *, name: str = "", remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)
@@ -130,7 +130,7 @@ class BusError(HostError):
 class BusyError(BusError):
     """Another transaction holds the OS; waiting is the remedy."""
 
-    state = None
+    node_state = None
 
 
 class TransactionError(HostError):
@@ -140,7 +140,7 @@ class TransactionError(HostError):
 class CancelledError(TransactionError):
     """An OS transaction was cancelled, by us or by somebody else."""
 
-    state = None
+    node_state = None
 
 
 class StepError(HostError):
@@ -154,50 +154,50 @@ class StepError(HostError):
 class RollbackError(HostError):
     """A step failed, and undoing failed too; the message lists what is left."""
 
-    again = Again.ON_CHANGE
+    retry_policy = RetryPolicy.ON_CHANGE
 
 
 class DrainError(TreenailError):
     """The node can't be drained yet."""
 
-    state = "Working"
+    node_state = "Working"
 
 
 class ClusterError(TreenailError):
     """The API server answered no, or not at all."""
 
-    state = None
+    node_state = None
 
 
-class Unreachable(ClusterError):
+class UnreachableError(ClusterError):
     """No answer from the API server."""
 
 
-class Conflict(ClusterError):
+class ConflictError(ClusterError):
     """409: the object changed since it was read."""
 
 
-class AlreadyExists(ClusterError):
+class AlreadyExistsError(ClusterError):
     """409: an object of this name exists."""
 
 
-class Gone(ClusterError):
+class GoneError(ClusterError):
     """410: the resource version is too old; list again."""
 
 
-class Forbidden(ClusterError):
+class ForbiddenError(ClusterError):
     """401 or 403: this credential may not."""
 
 
-class NotFound(ClusterError):
+class NotFoundError(ClusterError):
     """404: no such object or kind."""
 
 
-class Invalid(ClusterError):
+class InvalidError(ClusterError):
     """400 or 422: the API server refuses the object."""
 
 
-class TooManyRequests(ClusterError):
+class TooManyRequestsError(ClusterError):
     """429: later, ``retry_after_s`` seconds if the server said so; also a refused eviction."""
 
     def __init__(self, message: str, *, retry_after_s: float = 0.0, remedy: str = "") -> None:

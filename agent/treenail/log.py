@@ -5,7 +5,7 @@ One event is one line. What happens to an update carries a `MessageId` in the re
     log.info("staged %s", image, extra={"message_id": MessageId.STAGED})
 
 so that ``journalctl -x`` explains it (see systemd/treenail.catalog); every record has the fields
-of `context`, so that ``journalctl TREENAIL_UPDATE=…`` shows one update across the reboot.
+of `set_log_context`, so that ``journalctl TREENAIL_UPDATE=…`` shows one update across the reboot.
 """
 
 import errno
@@ -18,42 +18,44 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import TextIO
 
-from treenail.clock import rfc3339
+from treenail.clock import format_rfc3339
 
-IDENTIFIER = "treenail"
-_LIMIT_S = 0.1  # how long a record may wait for a journal that does not read
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+SYSLOG_IDENTIFIER = "treenail"
+_SEND_TIMEOUT_S = 0.1  # how long a record may wait for a journal that does not read
+_MEMFD_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
 class MessageId(StrEnum):
     """What a record means, for programs: the journal's MESSAGE_ID. Never changed once released."""
 
-    UPDATE_BEGAN = "d002894c814d460787acd11bfbbee982"
+    UPDATE_STARTED = "d002894c814d460787acd11bfbbee982"
     STAGED = "136d74d26ce64c4ca1d1db48b1f10e2d"
     DRAINED = "52ee16a240104fa8888519700a6e041d"
     APPLIED = "5a3e0b61172847d2a2166d095b06e5ca"
     REBOOTING = "f66917d6b15d4a50a977e978d5798579"
-    VERIFIED = "a9fcff345e124bc280704fc7abd32217"
-    DONE = "4d9234e608c648e5ac9f2828b8fa50d2"
-    UNDONE = "264a490e0a1c48508b38f80eac65d320"
+    BOOT_VERIFIED = "a9fcff345e124bc280704fc7abd32217"
+    UPDATE_DONE = "4d9234e608c648e5ac9f2828b8fa50d2"
+    UPDATE_UNDONE = "264a490e0a1c48508b38f80eac65d320"
     DEGRADED = "7cca1c2752614e668c7552151a5317d9"
     CREDENTIALS_CHANGED = "d415c932d7f94ed697be937c7c6397b3"
-    CREDENTIALS_BROKEN = "8c8b4d4ae4ce4a8487b6f7701e9c24a0"
-    CANCELLED = "542ec875ba4847c7830c5fe7f586b8e2"
-    DRIFTED = "3f0c6b1d8a7e4c0f9b52d6e1a4870c35"
-    HEALED = "9d1e57a2c6b84f3aa0e47b9265c8f1d4"
-    UNHEALTHY = "1f5db34cdaba718c3878e71b7a369b52"
-    RETURNING = "ffd4f8fd2e9c7b7d5ab83bfc367eb2a7"
+    CREDENTIALS_INVALID = "8c8b4d4ae4ce4a8487b6f7701e9c24a0"
+    UPDATE_CANCELLED = "542ec875ba4847c7830c5fe7f586b8e2"
+    DRIFT_DETECTED = "3f0c6b1d8a7e4c0f9b52d6e1a4870c35"
+    DRIFT_REPAIRED = "9d1e57a2c6b84f3aa0e47b9265c8f1d4"
+    HEALTH_CHECK_FAILED = "1f5db34cdaba718c3878e71b7a369b52"
+    ROLLING_BACK = "ffd4f8fd2e9c7b7d5ab83bfc367eb2a7"
 
 
-def setup(socket_path: str | os.PathLike[str], *, level: int, stream: TextIO) -> "Journal":
+def configure_logging(
+    socket_path: str | os.PathLike[str], *, level: int, stream: TextIO
+) -> "JournalHandler":
     """Send every record of at least ``level`` to the journal at the socket, else to the stream.
 
     Calling it again replaces the earlier set-up.
     """
-    handler = Journal(socket_path, stream)
+    handler = JournalHandler(socket_path, stream)
     root = logging.getLogger()
-    for earlier in _journals():
+    for earlier in _find_journal_handlers():
         root.removeHandler(earlier)
         earlier.close()
     root.addHandler(handler)
@@ -61,18 +63,18 @@ def setup(socket_path: str | os.PathLike[str], *, level: int, stream: TextIO) ->
     return handler
 
 
-def context(*, update: str = "", phase: str = "", config: str = "") -> None:
+def set_log_context(*, update: str = "", phase: str = "", config: str = "") -> None:
     """What every record from now on, of any thread, is about; what is not given is nothing."""
     fields = (
         ("TREENAIL_UPDATE", update),
         ("TREENAIL_PHASE", phase),
         ("TREENAIL_CONFIG", config),
     )
-    for handler in _journals():
+    for handler in _find_journal_handlers():
         handler.context = tuple((name, value) for name, value in fields if value)
 
 
-class Journal(logging.Handler):
+class JournalHandler(logging.Handler):
     """Native datagrams to journald; a record it does not take goes to the stream instead.
 
     Each record is tried at the journal anew, so one that was started again is found by itself.
@@ -86,7 +88,7 @@ class Journal(logging.Handler):
         self._stream = stream
         self._formatter = logging.Formatter()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-        self._socket.settimeout(_LIMIT_S)
+        self._socket.settimeout(_SEND_TIMEOUT_S)
 
     def emit(self, record: logging.LogRecord) -> None:
         context = self.context
@@ -94,51 +96,53 @@ class Journal(logging.Handler):
             message = self._formatter.format(record)
         except Exception:  # noqa: BLE001 - the arguments' own code runs here, and may do anything
             message = f"{record.msg!r} can't be formatted with its arguments"
-        fields = [*_fields(record, message), *context]
+        fields = [*_build_fields(record, message), *context]
         try:
-            self._send(b"".join(_encoded(name, value) for name, value in fields))
+            self._send_datagram(b"".join(_encode_field(name, value) for name, value in fields))
         except OSError:
             about = "".join(f" {name}={value}" for name, value in context)
-            self._print(f"{rfc3339(record.created)} {record.levelname:7} {message}{about}\n")
+            self._print_line(
+                f"{format_rfc3339(record.created)} {record.levelname:7} {message}{about}\n"
+            )
 
     def close(self) -> None:
         self._socket.close()
         super().close()
 
-    def _send(self, datagram: bytes) -> None:
+    def _send_datagram(self, datagram: bytes) -> None:
         try:
             self._socket.sendto(datagram, self._address)
         except OSError as error:
             if error.errno != errno.EMSGSIZE:
                 raise
-            self._send_in_memory(datagram)
+            self._send_memfd(datagram)
 
-    def _send_in_memory(self, datagram: bytes) -> None:
+    def _send_memfd(self, datagram: bytes) -> None:
         """What is too big for a datagram travels as a sealed memory file."""
         descriptor = os.memfd_create("treenail-log", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.pwrite(descriptor, datagram, 0)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _MEMFD_SEALS)
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))
             self._socket.sendmsg([], [rights], 0, self._address)
         finally:
             os.close(descriptor)
 
-    def _print(self, text: str) -> None:
+    def _print_line(self, text: str) -> None:
         with suppress(OSError, ValueError):  # a stream that is gone leaves nobody to tell
             self._stream.write(text)
             self._stream.flush()
 
 
-def _journals() -> list[Journal]:
-    return [each for each in logging.getLogger().handlers if isinstance(each, Journal)]
+def _find_journal_handlers() -> list[JournalHandler]:
+    return [each for each in logging.getLogger().handlers if isinstance(each, JournalHandler)]
 
 
-def _fields(record: logging.LogRecord, message: str) -> list[tuple[str, str]]:
+def _build_fields(record: logging.LogRecord, message: str) -> list[tuple[str, str]]:
     fields = [
         ("MESSAGE", message),
-        ("PRIORITY", _priority(record.levelno)),
-        ("SYSLOG_IDENTIFIER", IDENTIFIER),
+        ("PRIORITY", _compute_priority(record.levelno)),
+        ("SYSLOG_IDENTIFIER", SYSLOG_IDENTIFIER),
         ("CODE_FILE", record.pathname),
         ("CODE_LINE", str(record.lineno)),
         ("CODE_FUNC", record.funcName or ""),
@@ -147,7 +151,7 @@ def _fields(record: logging.LogRecord, message: str) -> list[tuple[str, str]]:
     return [*fields, ("MESSAGE_ID", message_id)] if message_id else fields
 
 
-def _priority(level: int) -> str:
+def _compute_priority(level: int) -> str:
     """The syslog priority of a level."""
     for least, priority in ((50, "2"), (40, "3"), (30, "4"), (20, "6")):
         if level >= least:
@@ -155,7 +159,7 @@ def _priority(level: int) -> str:
     return "7"
 
 
-def _encoded(name: str, value: str) -> bytes:
+def _encode_field(name: str, value: str) -> bytes:
     """One field; a value of several lines goes with its length, since a newline ends the other."""
     content = value.encode("utf-8", "backslashreplace")
     if b"\n" not in content:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from treenail.api import annotations as key
-from treenail.clock import SystemClock, rfc3339
+from treenail.clock import SystemClock, format_rfc3339
 from treenail.controllers.install import crds, installation
-from treenail.errors import AlreadyExists, ClusterError
+from treenail.errors import AlreadyExistsError, ClusterError
 from treenail.kube.client import Client, Json
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import (
@@ -26,60 +26,62 @@ from treenail.kube.resources import (
 from treenail.kube.transport import HttpTransport
 from treenail_lab import images
 from treenail_lab.apiserver.serving.server import LabServer
-from treenail_lab.images import Catalogue, Image
-from treenail_lab.machine.node.machine import Machine
-from treenail_lab.machine.settings import Settings
+from treenail_lab.images import Image, ImageCatalogue
+from treenail_lab.machine.node.machine import LabMachine
+from treenail_lab.machine.settings import MachineSettings
 
 log = logging.getLogger(__name__)
 
 POOL = "worker"
-_READY_LOOK_S = 0.2
+_READY_POLL_S = 0.2
 # A machine that boots in a moment need not be watched for long.
-_QUICK = "\n[health]\nsettle_s = 0.1\nagain_s = 0.1\n"
+_QUICK_HEALTH = "\n[health]\nsettle_s = 0.1\nagain_s = 0.1\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LabPlan:
     """What a lab is made of; the first image is the one that the nodes are installed from."""
 
     nodes: tuple[str, ...]
     images: tuple[Image, ...]
-    behaviour: Settings = field(default_factory=Settings)
+    machine_settings: MachineSettings = field(default_factory=MachineSettings)
     agent_settings: str = ""
     """The text of each node's agent.toml."""
-    machine_config_nodes: bool = True
+    has_machine_config_nodes: bool = True
     """Whether the cluster has the MachineConfigNode kind."""
 
 
 class Lab:
     """The API server, the machines with their agents, and the kubelets' share of the Nodes."""
 
-    def __init__(self, directory: Path, plan: Plan, *, agent: Sequence[str] = ()) -> None:
+    def __init__(self, directory: Path, plan: LabPlan, *, agent: Sequence[str] = ()) -> None:
         self.plan = plan
         self.directory = directory
         self.server = LabServer(directory / "api")
-        self.machines: dict[str, Machine] = {}
-        self._agent = tuple(agent) or (sys.executable, "-m", "treenail", "run")
+        self.machines: dict[str, LabMachine] = {}
+        self._agent_command = tuple(agent) or (sys.executable, "-m", "treenail", "run")
         self._transports: list[HttpTransport] = []
-        self._images = directory / "images.json"
-        self._stop = threading.Event()
-        self._kubelets = threading.Thread(target=self._attend, name="lab-kubelets", daemon=True)
+        self._images_file = directory / "images.json"
+        self._stop_event = threading.Event()
+        self._kubelet_thread = threading.Thread(
+            target=self._run_kubelets, name="lab-kubelets", daemon=True
+        )
 
     def start(self) -> None:
         """Start everything; returns when all machines are up and their agents started."""
         self.server.start()
-        self.client = self.client_of(self.server.admin_kubeconfig)
+        self.client = self.open_client(self.server.admin_kubeconfig)
         self._install_kinds()
-        images.save(Catalogue(self.plan.images), self._images)
+        images.save_catalogue(ImageCatalogue(self.plan.images), self._images_file)
         for name in self.plan.nodes:
             self._install_node(name)
         for machine in self.machines.values():
             machine.start()
-        self._kubelets.start()
+        self._kubelet_thread.start()
 
     def stop(self) -> None:
         """Stop everything; no process is left."""
-        self._stop.set()
+        self._stop_event.set()
         threads = [
             threading.Thread(target=machine.stop, name=f"stop-{name}")
             for name, machine in self.machines.items()
@@ -88,8 +90,8 @@ class Lab:
             thread.start()
         for thread in threads:
             thread.join(30.0)
-        if self._kubelets.is_alive():
-            self._kubelets.join(10.0)
+        if self._kubelet_thread.is_alive():
+            self._kubelet_thread.join(10.0)
         for transport in self._transports:
             transport.close()
         self.server.stop()
@@ -105,7 +107,7 @@ class Lab:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def client_of(self, kubeconfig: Path) -> Client:
+    def open_client(self, kubeconfig: Path) -> Client:
         """A client of the API server as somebody; `stop` ends its connections."""
         transport = HttpTransport(read_kubeconfig(str(kubeconfig)), SystemClock())
         self._transports.append(transport)
@@ -113,54 +115,58 @@ class Lab:
 
     def add_image(self, image: Image) -> None:
         """Put another image into the registry."""
-        images.save(images.load(self._images).with_image(image), self._images)
+        images.save_catalogue(
+            images.load_catalogue(self._images_file).with_image(image), self._images_file
+        )
 
     def add_config(self, document: Json) -> str:
         """Create a MachineConfig; returns its name."""
         made = self.client.create(MACHINECONFIGS, document)
-        return str(_of(made, "metadata").get("name"))
+        return str(_read_object(made, "metadata").get("name"))
 
-    def ask(
+    def request_update(
         self, node: str, config: str, image: str, *, spelling: str = key.DESIRED_OS_IMAGE
     ) -> None:
         """Ask a node for a config and an image, as a rollout controller does."""
         notes = {key.DESIRED_CONFIG: config, spelling: image}
         self.client.patch(NODES, node, {"metadata": {"annotations": notes}})
 
-    def annotations(self, node: str) -> dict[str, str]:
+    def read_annotations(self, node: str) -> dict[str, str]:
         """The Node's annotations as they are now."""
-        found = _of(_of(self.client.get(NODES, node), "metadata"), "annotations")
+        found = _read_object(_read_object(self.client.get(NODES, node), "metadata"), "annotations")
         return {name: str(value) for name, value in found.items()}
 
-    def live(self, node: str) -> Json:
+    def read_live_status(self, node: str) -> Json:
         """What the node's agent says it is doing; empty while it says nothing."""
         try:
             text = (self.machines[node].root / "run/treenail/status.json").read_text("utf-8")
-            return _object(json.loads(text))
+            return _as_object(json.loads(text))
         except (OSError, ValueError):
             return {}
 
     def _install_kinds(self) -> None:
-        for document in crds.documents():
-            kind = _of(_of(document, "spec"), "names").get("kind")
-            if kind == "MachineConfigNode" and not self.plan.machine_config_nodes:
+        for document in crds.load_crds():
+            kind = _read_object(_read_object(document, "spec"), "names").get("kind")
+            if kind == "MachineConfigNode" and not self.plan.has_machine_config_nodes:
                 continue
             self.client.create(CUSTOMRESOURCEDEFINITIONS, document)
-        self.install(installation.node_access())
+        self.create_objects(installation.build_node_access())
 
-    def install(self, documents: Iterable[Json]) -> None:
+    def create_objects(self, documents: Iterable[Json]) -> None:
         """Create objects of any kind that the server has; those that are there stay as they are."""
         for document in documents:
-            with suppress(AlreadyExists):
-                self._create(document)
+            with suppress(AlreadyExistsError):
+                self._create_object(document)
 
-    def _create(self, document: Json) -> None:
-        metadata = _of(document, "metadata")
-        kind = self.server.call(
-            lambda api: api.kinds.of(str(document["apiVersion"]), str(document["kind"]))
+    def _create_object(self, document: Json) -> None:
+        metadata = _read_object(document, "metadata")
+        kind = self.server.call_api(
+            lambda api: api.kinds.find_by_name(str(document["apiVersion"]), str(document["kind"]))
         )
         if kind is not None:
-            resource = Resource(kind.group, kind.version, kind.plural, kind.kind, kind.namespaced)
+            resource = Resource(
+                kind.group, kind.version, kind.plural, kind.kind, kind.is_namespaced
+            )
             namespace = str(metadata.get("namespace", ""))
             self.client.create(resource, document, namespace=namespace)
 
@@ -178,7 +184,7 @@ class Lab:
             },
         }
         self.client.create(NODES, node)
-        if self.plan.machine_config_nodes:
+        if self.plan.has_machine_config_nodes:
             spec: Json = {
                 "node": {"name": name},
                 "pool": {"name": POOL},
@@ -193,18 +199,18 @@ class Lab:
                     "spec": spec,
                 },
             )
-        return self.server.node_kubeconfig(name)
+        return self.server.write_node_kubeconfig(name)
 
     def _install_node(self, name: str) -> None:
         directory = self.directory / name
         credential = self.add_node(name)
-        machine = Machine(
+        machine = LabMachine(
             name,
             directory,
-            self._images,
+            self._images_file,
             image=self.plan.images[0],
             agent=(
-                *self._agent,
+                *self._agent_command,
                 "--root",
                 str(directory / "root"),
                 "--node-name",
@@ -212,8 +218,8 @@ class Lab:
                 "--kubeconfig",
                 "/var/lib/kubelet/kubeconfig",
             ),
-            kubelet_config=pull_secret(self.plan.images),
-            behaviour=self.plan.behaviour,
+            kubelet_config=build_pull_secret(self.plan.images),
+            machine_settings=self.plan.machine_settings,
         )
         kubeconfig = machine.root / "var/lib/kubelet/kubeconfig"
         kubeconfig.parent.mkdir(parents=True, exist_ok=True)
@@ -221,41 +227,41 @@ class Lab:
         kubeconfig.write_bytes(credential.read_bytes())
         settings = machine.root / "etc/treenail/agent.toml"
         settings.parent.mkdir(parents=True, exist_ok=True)
-        quick = "" if "[health]" in self.plan.agent_settings else _QUICK
+        quick = "" if "[health]" in self.plan.agent_settings else _QUICK_HEALTH
         settings.write_text(self.plan.agent_settings + quick, "utf-8")
         self.machines[name] = machine
 
-    def _attend(self) -> None:
+    def _run_kubelets(self) -> None:
         """Keep each Node's Ready condition as its kubelet would."""
         told: dict[str, tuple[bool, str, int]] = {}
-        while not self._stop.wait(_READY_LOOK_S):
+        while not self._stop_event.wait(_READY_POLL_S):
             for name, machine in self.machines.items():
-                ready = machine.on and machine.kubelet_runs
+                ready = machine.is_on and machine.is_kubelet_running
                 # A kubelet that does not run says nothing, also not of another boot.
                 _, before, _ = told.get(name, (False, "", 0))
                 boot_id = machine.boot_id if ready else before
                 now = (ready, boot_id, machine.boot_count)
                 if told.get(name) != now:
                     try:
-                        self._tell_ready(name, ready=ready, boot_id=boot_id)
+                        self._report_ready(name, ready=ready, boot_id=boot_id)
                         told[name] = now
                     except ClusterError as error:
                         log.debug("%s can't report: %s", name, error)
 
-    def _tell_ready(self, name: str, *, ready: bool, boot_id: str) -> None:
+    def _report_ready(self, name: str, *, ready: bool, boot_id: str) -> None:
         condition: Json = {
             "type": "Ready",
             "status": "True" if ready else "Unknown",
             "reason": "KubeletReady" if ready else "NodeStatusUnknown",
             "message": "kubelet is posting ready status" if ready else "the kubelet is away",
-            "lastTransitionTime": rfc3339(SystemClock().now()),
-            "lastHeartbeatTime": rfc3339(SystemClock().now()),
+            "lastTransitionTime": format_rfc3339(SystemClock().now()),
+            "lastHeartbeatTime": format_rfc3339(SystemClock().now()),
         }
         body: Json = {"status": {"conditions": [condition], "nodeInfo": {"bootID": boot_id}}}
         self.client.patch(NODES, name, body, subresource="status")
 
 
-def pull_secret(catalogue: Sequence[Image]) -> str:
+def build_pull_secret(catalogue: Sequence[Image]) -> str:
     """A pull secret with the credential of every registry that asks for one."""
     auths: dict[str, Json] = {}
     for image in catalogue:
@@ -265,7 +271,7 @@ def pull_secret(catalogue: Sequence[Image]) -> str:
     return json.dumps({"auths": auths})
 
 
-def rendered(name: str, spec: Mapping[str, object] | None = None) -> Json:
+def build_rendered_config(name: str, spec: Mapping[str, object] | None = None) -> Json:
     """A rendered MachineConfig."""
     return {
         "apiVersion": MACHINECONFIGS.api_version,
@@ -275,9 +281,9 @@ def rendered(name: str, spec: Mapping[str, object] | None = None) -> Json:
     }
 
 
-def _of(document: Json, name: str) -> Json:
-    return _object(document.get(name))
+def _read_object(document: Json, name: str) -> Json:
+    return _as_object(document.get(name))
 
 
-def _object(value: object) -> Json:
+def _as_object(value: object) -> Json:
     return value if isinstance(value, dict) else {}

@@ -11,29 +11,29 @@ from pathlib import Path
 
 from treenail.errors import HostError, UsageError
 
-SOCKET = "control.sock"
-_LIMIT_S = 60.0
-_MOST_BYTES = 65536
+CONTROL_SOCKET = "control.sock"
+_TIMEOUT_S = 60.0
+_MAX_BYTES = 65536
 
-Orders = dict[str, Callable[[list[str]], str]]
+LabCommands = dict[str, Callable[[list[str]], str]]
 
 
-class Control:
+class ControlSocketServer:
     """Takes orders (a name and its words) and answers each with a line."""
 
-    def __init__(self, directory: Path, orders: Orders) -> None:
-        self._path = directory / SOCKET
+    def __init__(self, directory: Path, orders: LabCommands) -> None:
+        self._path = directory / CONTROL_SOCKET
         self._path.unlink(missing_ok=True)
         before = os.umask(0o077)
         try:
-            self._server = _Server(str(self._path), _answering(orders))
+            self._server = _ThreadingServer(str(self._path), _build_request_class(orders))
         finally:
             os.umask(before)
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="lab-control", daemon=True
         )
 
-    def __enter__(self) -> "Control":
+    def __enter__(self) -> "ControlSocketServer":
         self._thread.start()
         return self
 
@@ -43,14 +43,14 @@ class Control:
         self._path.unlink(missing_ok=True)
 
 
-def order(directory: Path, words: list[str]) -> str:
+def send_command(directory: Path, words: list[str]) -> str:
     """Have a running lab carry an order out; returns what it says of it."""
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as line:
-        line.settimeout(_LIMIT_S)
+        line.settimeout(_TIMEOUT_S)
         try:
-            line.connect(str(directory / SOCKET))
+            line.connect(str(directory / CONTROL_SOCKET))
             line.sendall(json.dumps(words).encode() + b"\n")
-            answer = json.loads(line.makefile("rb").readline(_MOST_BYTES))
+            answer = json.loads(line.makefile("rb").readline(_MAX_BYTES))
         except (OSError, ValueError) as error:
             raise HostError(
                 f"no lab answers in {directory}: {error}",
@@ -61,15 +61,15 @@ def order(directory: Path, words: list[str]) -> str:
     return str(answer["said"])
 
 
-class _Server(socketserver.ThreadingUnixStreamServer):
+class _ThreadingServer(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
 
 
-def _answering(orders: Orders) -> type[socketserver.StreamRequestHandler]:
+def _build_request_class(orders: LabCommands) -> type[socketserver.StreamRequestHandler]:
     class Line(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             try:
-                name, *words = json.loads(self.rfile.readline(_MOST_BYTES))
+                name, *words = json.loads(self.rfile.readline(_MAX_BYTES))
                 answer = {"said": orders[name](words)}
             except (KeyError, ValueError, TypeError, UsageError, HostError) as error:
                 answer = {"error": str(error)}

@@ -11,43 +11,47 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treenail.controllers.install import installation
-from treenail.controllers.install.installation import NAME, Options
+from treenail.controllers.install.installation import NAME, InstallOptions
 from treenail_lab.cluster import Lab
 
-COMMAND = (
+CONTROLLER_COMMAND = (
     sys.executable,
     "-c",
     "import sys; from treenail.cli.controller.main import main; sys.exit(main())",
 )
-ALL = ("render", "rollout", "drain")
+ALL_CONTROLLERS = ("render", "rollout", "drain")
 # A person watches: a word is due sooner than in a cluster.
-QUICK = ("--settle=0.2", "--name-after=2")
+QUICK_OPTIONS = ("--settle=0.2", "--name-after=2")
 
-_STOP_LIMIT_S = 30.0
+_STOP_TIMEOUT_S = 30.0
 
 
-class Controllers:
-    """The replicas, by number; none runs before `start`."""
+class ControllerReplicas:
+    """The replicas, by number; none runs before `start_replica`."""
 
     def __init__(
-        self, lab: Lab, *, enable: Sequence[str] = ALL, arguments: Sequence[str] = QUICK
+        self,
+        lab: Lab,
+        *,
+        enable: Sequence[str] = ALL_CONTROLLERS,
+        arguments: Sequence[str] = QUICK_OPTIONS,
     ) -> None:
         self._lab = lab
-        self._options = Options(controllers=tuple(enable))
+        self._options = InstallOptions(controllers=tuple(enable))
         self._arguments = tuple(arguments)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
-    def install(self) -> None:
+    def create_manifests(self) -> None:
         """Create what the manifests say."""
-        self._lab.install(installation.documents(self._options))
+        self._lab.create_objects(installation.build_documents(self._options))
 
-    def start(self, number: int = 0) -> None:
+    def start_replica(self, number: int = 0) -> None:
         """Start a replica; it acts as soon as it has seen everything and leads."""
-        kubeconfig = self._lab.server.account_kubeconfig(self._options.namespace, NAME)
-        with self.log(number).open("ab") as output:
+        kubeconfig = self._lab.server.write_account_kubeconfig(self._options.namespace, NAME)
+        with self.find_log(number).open("ab") as output:
             self._processes[number] = subprocess.Popen(
                 [
-                    *COMMAND,
+                    *CONTROLLER_COMMAND,
                     "run",
                     f"--enable={','.join(self._options.controllers)}",
                     f"--kubeconfig={kubeconfig}",
@@ -65,18 +69,18 @@ class Controllers:
                 start_new_session=True,
             )
 
-    def kill(self, number: int = 0) -> None:
+    def kill_replica(self, number: int = 0) -> None:
         """End a replica without a word."""
         process = self._processes.pop(number)
         process.kill()
         process.wait()
 
-    def end(self, number: int = 0) -> None:
+    def stop_replica(self, number: int = 0) -> None:
         """End a replica in order."""
         process = self._processes.pop(number)
         process.terminate()
         try:
-            process.wait(_STOP_LIMIT_S)
+            process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -84,8 +88,8 @@ class Controllers:
     def stop(self) -> None:
         """End all replicas in order."""
         for number in list(self._processes):
-            self.end(number)
+            self.stop_replica(number)
 
-    def log(self, number: int = 0) -> Path:
+    def find_log(self, number: int = 0) -> Path:
         """Where a replica's log is."""
         return self._lab.directory / f"{NAME}-{number}.log"

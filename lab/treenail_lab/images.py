@@ -25,12 +25,12 @@ class Credential:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class CatalogueLayer:
     """One blob of an image: a chunk of the OSTree commit, or a layer somebody built on top."""
 
     digest: str
     size_bytes: int
-    chunk: bool = True
+    is_chunk: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Image:
     repository: str
     digest: str
     version: str
-    layers: tuple[Layer, ...]
+    layers: tuple[CatalogueLayer, ...]
     architecture: str = "amd64"
     timestamp: int = 1_767_225_600
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -72,17 +72,17 @@ class Image:
         """The OSTree checksum of the image once imported."""
         return hashlib.sha256(f"commit {self.digest}".encode()).hexdigest()
 
-    def manifest(self) -> str:
+    def render_manifest(self) -> str:
         """The OCI manifest, whose SHA-256 is the digest."""
         oci = "application/vnd.oci.image"
-        configuration = self.configuration()
-        return _json(
+        configuration = self.render_configuration()
+        return _dump_json(
             {
                 "schemaVersion": 2,
                 "mediaType": f"{oci}.manifest.v1+json",
                 "config": {
                     "mediaType": f"{oci}.config.v1+json",
-                    "digest": _digest(configuration),
+                    "digest": _compute_digest(configuration),
                     "size": len(configuration),
                 },
                 "layers": [
@@ -97,11 +97,11 @@ class Image:
             }
         )
 
-    def configuration(self) -> str:
+    def render_configuration(self) -> str:
         """The OCI image configuration, where the labels are."""
         labels = {_VERSION_LABEL: self.version, "containers.bootc": "1", **self.labels}
         labels = {name: value for name, value in labels.items() if value}
-        return _json(
+        return _dump_json(
             {
                 "architecture": self.architecture,
                 "os": "linux",
@@ -132,53 +132,53 @@ def make_image(
         repository=name,
         digest="",
         version=version,
-        layers=_blobs(f"{registry}/{name} {version}", size_bytes, layers),
+        layers=_make_layers(f"{registry}/{name} {version}", size_bytes, layers),
         labels=dict(labels or {}),
         credential=credential,
         faults=dict(faults or {}),
     )
-    return replace(image, digest=_digest(image.manifest()))
+    return replace(image, digest=_compute_digest(image.render_manifest()))
 
 
 @dataclass(frozen=True, slots=True)
-class Catalogue:
+class ImageCatalogue:
     """Every image there is."""
 
     images: tuple[Image, ...] = ()
 
-    def find(self, pull_spec: str) -> Image | None:
+    def find_image(self, pull_spec: str) -> Image | None:
         """The image of that registry, repository and digest."""
         return next((image for image in self.images if image.pull_spec == pull_spec), None)
 
-    def of(self, digest: str) -> Image | None:
+    def find_by_digest(self, digest: str) -> Image | None:
         """An image of that digest, wherever it is."""
         return next((image for image in self.images if image.digest == digest), None)
 
-    def credential(self, pull_spec: str) -> Credential | None:
+    def find_credential(self, pull_spec: str) -> Credential | None:
         """What the registry of ``pull_spec`` asks for, even when it has no such image."""
-        image = self.find(pull_spec)
+        image = self.find_image(pull_spec)
         if image is not None:
             return image.credential
         registry = pull_spec.partition("/")[0]
         asked = (image.credential for image in self.images if image.registry == registry)
         return next((credential for credential in asked if credential is not None), None)
 
-    def with_image(self, image: Image) -> "Catalogue":
+    def with_image(self, image: Image) -> "ImageCatalogue":
         """A catalogue that has ``image`` too, in place of one with the same pull spec."""
         others = (other for other in self.images if other.pull_spec != image.pull_spec)
-        return Catalogue((*others, image))
+        return ImageCatalogue((*others, image))
 
 
-def load(path: Path) -> Catalogue:
+def load_catalogue(path: Path) -> ImageCatalogue:
     """The catalogue in the file ``path``; an empty one when there is no such file."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return Catalogue()
-    return Catalogue(tuple(_image(entry) for entry in document["images"]))
+        return ImageCatalogue()
+    return ImageCatalogue(tuple(_parse_image(entry) for entry in document["images"]))
 
 
-def save(catalogue: Catalogue, path: Path) -> None:
+def save_catalogue(catalogue: ImageCatalogue, path: Path) -> None:
     """Put the catalogue into the file ``path``, readable by its owner alone."""
     scratch = path.with_name(f"{path.name}.{os.getpid()}")
     scratch.touch(mode=0o600)
@@ -186,8 +186,8 @@ def save(catalogue: Catalogue, path: Path) -> None:
     scratch.replace(path)
 
 
-def _image(entry: dict[str, Any]) -> Image:
-    layers = tuple(Layer(**layer) for layer in entry.pop("layers"))
+def _parse_image(entry: dict[str, Any]) -> Image:
+    layers = tuple(CatalogueLayer(**layer) for layer in entry.pop("layers"))
     credential = entry.pop("credential")
     arguments = tuple(entry.pop("kernel_arguments"))
     packages = tuple(entry.pop("packages", ()))
@@ -200,18 +200,22 @@ def _image(entry: dict[str, Any]) -> Image:
     )
 
 
-def _blobs(seed: str, size_bytes: int, count: int) -> tuple[Layer, ...]:
+def _make_layers(seed: str, size_bytes: int, count: int) -> tuple[CatalogueLayer, ...]:
     even = size_bytes // count
     sizes = [size_bytes - even * (count - 1), *[even] * (count - 1)]
     return tuple(
-        Layer(_digest(f"{seed} {index} {size}"), size, chunk=index < count - 1 or count == 1)
+        CatalogueLayer(
+            _compute_digest(f"{seed} {index} {size}"),
+            size,
+            is_chunk=index < count - 1 or count == 1,
+        )
         for index, size in enumerate(sizes)
     )
 
 
-def _json(document: object) -> str:
+def _dump_json(document: object) -> str:
     return json.dumps(document, sort_keys=True)
 
 
-def _digest(text: str) -> str:
+def _compute_digest(text: str) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()

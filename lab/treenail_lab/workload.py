@@ -8,7 +8,7 @@ import logging
 import threading
 from collections import Counter
 
-from treenail.errors import AlreadyExists, ClusterError, NotFound
+from treenail.errors import AlreadyExistsError, ClusterError, NotFoundError
 from treenail.kube.client import Client, Json
 from treenail.kube.resources import NODES, PODDISRUPTIONBUDGETS, PODS, REPLICASETS
 
@@ -16,71 +16,71 @@ log = logging.getLogger(__name__)
 
 NAMESPACE = "default"
 APP = "web"
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 class Workload:
     """``replicas`` pods, at most ``disrupted`` of them away at a time."""
 
-    def __init__(self, client: Client, *, replicas: int, disrupted: int = 2) -> None:
+    def __init__(self, client: Client, *, replicas: int, max_unavailable: int = 2) -> None:
         self._client = client
         self._replicas = replicas
-        self._disrupted = disrupted
-        self._made = 0
+        self._max_unavailable = max_unavailable
+        self._created_count = 0
         self._owner = ""
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lab-workload", daemon=True)
+        self._stop_event = threading.Event()
+        self._thread = threading.Thread(target=self._run_loop, name="lab-workload", daemon=True)
 
     def start(self) -> None:
         """Create the budget and the first pods, then keep them up."""
-        self._owner = self._replica_set()
+        self._owner = self._create_replica_set()
         budget: Json = {
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
             "metadata": {"name": APP},
             "spec": {
-                "maxUnavailable": self._disrupted,
+                "maxUnavailable": self._max_unavailable,
                 "selector": {"matchLabels": {"app": APP}},
             },
         }
         try:
             self._client.create(PODDISRUPTIONBUDGETS, budget, namespace=NAMESPACE)
-        except AlreadyExists:
+        except AlreadyExistsError:
             log.debug("the budget is there already")
-        self._keep_up()
+        self._ensure_replicas()
         self._thread.start()
 
     def stop(self) -> None:
         """Leave the pods as they are."""
-        self._stop.set()
+        self._stop_event.set()
         if self._thread.is_alive():
             self._thread.join(10.0)
 
-    def _run(self) -> None:
-        while not self._stop.wait(_LOOK_S):
+    def _run_loop(self) -> None:
+        while not self._stop_event.wait(_POLL_S):
             try:
-                self._keep_up()
+                self._ensure_replicas()
             except ClusterError as error:
                 log.debug("the workload waits: %s", error)
 
-    def _keep_up(self) -> None:
-        nodes = [node for node in self._client.list(NODES).items if _takes_pods(node)]
+    def _ensure_replicas(self) -> None:
+        nodes = [node for node in self._client.list(NODES).items if _is_schedulable(node)]
         selector = {"labelSelector": f"app={APP}"}
         pods = self._client.list(PODS, namespace=NAMESPACE, params=selector).items
-        alive = [pod for pod in pods if not _of(pod, "metadata").get("deletionTimestamp")]
+        alive = [pod for pod in pods if not _read_object(pod, "metadata").get("deletionTimestamp")]
         for pod in alive:
-            self._run_on_kubelet(pod)
-        load = Counter({_name(node): 0 for node in nodes})
-        load.update(str(_of(pod, "spec").get("nodeName")) for pod in alive)
+            self._mark_running(pod)
+        load = Counter({_read_name(node): 0 for node in nodes})
+        load.update(str(_read_object(pod, "spec").get("nodeName")) for pod in alive)
         for _ in range(self._replicas - len(alive)):
-            takers = [_name(node) for node in nodes]
+            takers = [_read_name(node) for node in nodes]
             if not takers:
                 return
             node = min(takers, key=lambda name: (load[name], name))
             load[node] += 1
-            self._create(node)
+            self._create_pod(node)
 
-    def _replica_set(self) -> str:
+    def _create_replica_set(self) -> str:
         """The uid of the ReplicaSet that the pods belong to."""
         labels = {"matchLabels": {"app": APP}}
         wanted: Json = {
@@ -91,17 +91,17 @@ class Workload:
         }
         try:
             made = self._client.create(REPLICASETS, wanted, namespace=NAMESPACE)
-        except AlreadyExists:
+        except AlreadyExistsError:
             made = self._client.get(REPLICASETS, APP, namespace=NAMESPACE)
-        return str(_of(made, "metadata").get("uid"))
+        return str(_read_object(made, "metadata").get("uid"))
 
-    def _create(self, node: str) -> None:
-        self._made += 1
+    def _create_pod(self, node: str) -> None:
+        self._created_count += 1
         pod: Json = {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {
-                "name": f"{APP}-{self._made}",
+                "name": f"{APP}-{self._created_count}",
                 "labels": {"app": APP},
                 "ownerReferences": [
                     {
@@ -120,34 +120,36 @@ class Workload:
             },
         }
         try:
-            self._run_on_kubelet(self._client.create(PODS, pod, namespace=NAMESPACE))
-        except AlreadyExists:
-            log.debug("%s-%d is there already", APP, self._made)
+            self._mark_running(self._client.create(PODS, pod, namespace=NAMESPACE))
+        except AlreadyExistsError:
+            log.debug("%s-%d is there already", APP, self._created_count)
 
-    def _run_on_kubelet(self, pod: Json) -> None:
-        if _of(pod, "status").get("phase") == "Running":
+    def _mark_running(self, pod: Json) -> None:
+        if _read_object(pod, "status").get("phase") == "Running":
             return
         status: Json = {
             "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
         }
         try:
-            self._client.patch(PODS, _name(pod), status, namespace=NAMESPACE, subresource="status")
-        except NotFound:
-            log.debug("%s went before it ran", _name(pod))
+            self._client.patch(
+                PODS, _read_name(pod), status, namespace=NAMESPACE, subresource="status"
+            )
+        except NotFoundError:
+            log.debug("%s went before it ran", _read_name(pod))
 
 
-def _takes_pods(node: Json) -> bool:
-    conditions = _of(node, "status").get("conditions")
+def _is_schedulable(node: Json) -> bool:
+    conditions = _read_object(node, "status").get("conditions")
     ready = isinstance(conditions, list) and any(
         each.get("type") == "Ready" and each.get("status") == "True" for each in conditions
     )
-    return ready and not _of(node, "spec").get("unschedulable")
+    return ready and not _read_object(node, "spec").get("unschedulable")
 
 
-def _name(document: Json) -> str:
-    return str(_of(document, "metadata").get("name"))
+def _read_name(document: Json) -> str:
+    return str(_read_object(document, "metadata").get("name"))
 
 
-def _of(document: Json, key: str) -> Json:
+def _read_object(document: Json, key: str) -> Json:
     value = document.get(key)
     return value if isinstance(value, dict) else {}

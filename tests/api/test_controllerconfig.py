@@ -2,7 +2,7 @@ import base64
 
 import pytest
 
-from treenail.api.controllerconfig import NodeTrust
+from treenail.api.controllerconfig import ControllerConfigData
 from treenail.errors import ConfigError
 
 
@@ -22,7 +22,7 @@ def test_everything_that_is_handed_to_nodes_is_read():
         }
     }
 
-    assert NodeTrust.from_json(document) == NodeTrust(
+    assert ControllerConfigData.from_json(document) == ControllerConfigData(
         kubelet_ca=b"kubelet",
         cloud_ca=b"cloud",
         registry_cas={"registry.example:5000": b"1", "other.example": b"2"},
@@ -33,17 +33,19 @@ def test_everything_that_is_handed_to_nodes_is_read():
 def test_fields_that_are_null_or_missing_hand_out_nothing():
     document = {"spec": {"cloudProviderCAData": None, "imageRegistryBundleData": None}}
 
-    assert NodeTrust.from_json(document) == NodeTrust()
+    assert ControllerConfigData.from_json(document) == ControllerConfigData()
 
 
 @pytest.mark.parametrize("name", ["../etc", "a/b", "", ".", "a..5..6", "-", "a..123456"])
 def test_registry_whose_name_is_none_is_refused(name):
     with pytest.raises(ConfigError, match="imageRegistryBundleData"):
-        NodeTrust.from_json({"spec": {"imageRegistryBundleData": [{"file": name, "data": ""}]}})
+        ControllerConfigData.from_json(
+            {"spec": {"imageRegistryBundleData": [{"file": name, "data": ""}]}}
+        )
 
 
 def test_what_is_not_base64_is_named_and_not_shown():
     with pytest.raises(ConfigError) as refused:
-        NodeTrust.from_json({"spec": {"internalRegistryPullSecret": "canary!"}})
+        ControllerConfigData.from_json({"spec": {"internalRegistryPullSecret": "canary!"}})
 
     assert str(refused.value) == "ControllerConfig.spec.internalRegistryPullSecret: expected base64"

@@ -8,18 +8,18 @@ from hypothesis import given
 from tests.api.fuzzing import damaged, fuzz, json_values
 from treenail.api.decode import Fields
 from treenail.api.disruptionpolicy import (
-    DEFAULTS,
-    ClusterPolicy,
-    DaemonReload,
+    DEFAULT_POLICY,
+    ClusterDisruptionPolicy,
+    DaemonReloadPolicyAction,
     DisruptionPolicy,
-    Drain,
-    FilePolicy,
-    Nothing,
-    Reboot,
-    Reload,
-    Restart,
-    Special,
-    UnitPolicy,
+    DrainPolicyAction,
+    FileDisruptionPolicy,
+    NonePolicyAction,
+    RebootPolicyAction,
+    ReloadPolicyAction,
+    RestartPolicyAction,
+    SpecialPolicyAction,
+    UnitDisruptionPolicy,
 )
 from treenail.errors import ConfigError
 
@@ -50,7 +50,7 @@ KINDS = "None, DaemonReload, Drain, Reboot, Special, Reload, Restart"
 
 
 def policy(document: object) -> DisruptionPolicy:
-    return DisruptionPolicy.from_fields(Fields.of(document, "spec"))
+    return DisruptionPolicy.from_fields(Fields.from_json(document, "spec"))
 
 
 def refusal(*actions: object) -> str:
@@ -62,13 +62,21 @@ def refusal(*actions: object) -> str:
 def test_every_field_is_read() -> None:
     assert policy(FULL) == DisruptionPolicy(
         files=(
-            FilePolicy("/etc/a", (Nothing(),)),
-            FilePolicy("/etc/b", (Drain(), DaemonReload(), Reload("b.service"), Special())),
+            FileDisruptionPolicy("/etc/a", (NonePolicyAction(),)),
+            FileDisruptionPolicy(
+                "/etc/b",
+                (
+                    DrainPolicyAction(),
+                    DaemonReloadPolicyAction(),
+                    ReloadPolicyAction("b.service"),
+                    SpecialPolicyAction(),
+                ),
+            ),
         ),
-        units=(UnitPolicy("c.service", (Restart("c.service"),)),),
-        logins=(Reboot(),),
+        units=(UnitDisruptionPolicy("c.service", (RestartPolicyAction("c.service"),)),),
+        ssh_key_actions=(RebootPolicyAction(),),
     )
-    assert policy({}) == DisruptionPolicy(logins=(Nothing(),))
+    assert policy({}) == DisruptionPolicy(ssh_key_actions=(NonePolicyAction(),))
 
 
 @pytest.mark.parametrize(
@@ -90,22 +98,22 @@ def test_actions_that_make_no_sense_are_refused(actions: tuple[object, ...], mes
 
 
 def test_a_policy_overrides_that_of_the_same_path_or_name() -> None:
-    found = DEFAULTS.overridden_by(
+    found = DEFAULT_POLICY.override_with(
         DisruptionPolicy(
             files=(
-                FilePolicy("/etc/containers/policy.json", (Nothing(),)),
-                FilePolicy("/etc/new", (Drain(),)),
+                FileDisruptionPolicy("/etc/containers/policy.json", (NonePolicyAction(),)),
+                FileDisruptionPolicy("/etc/new", (DrainPolicyAction(),)),
             ),
-            units=(UnitPolicy("iri-registry.service", (Nothing(),)),),
-            logins=(Reboot(),),
+            units=(UnitDisruptionPolicy("iri-registry.service", (NonePolicyAction(),)),),
+            ssh_key_actions=(RebootPolicyAction(),),
         )
     )
     files = {entry.path: entry.actions for entry in found.files}
-    assert files["/etc/containers/policy.json"] == (Nothing(),)
-    assert files["/etc/new"] == (Drain(),)
-    assert len(files) == len(found.files) == len(DEFAULTS.files) + 1
-    assert found.units == (UnitPolicy("iri-registry.service", (Nothing(),)),)
-    assert found.logins == (Reboot(),)
+    assert files["/etc/containers/policy.json"] == (NonePolicyAction(),)
+    assert files["/etc/new"] == (DrainPolicyAction(),)
+    assert len(files) == len(found.files) == len(DEFAULT_POLICY.files) + 1
+    assert found.units == (UnitDisruptionPolicy("iri-registry.service", (NonePolicyAction(),)),)
+    assert found.ssh_key_actions == (RebootPolicyAction(),)
 
 
 def test_the_operators_result_goes_before_what_was_asked_of_it() -> None:
@@ -117,11 +125,13 @@ def test_the_operators_result_goes_before_what_was_asked_of_it() -> None:
             "nodeDisruptionPolicyStatus": {"clusterPolicies": FULL},
         },
     }
-    assert ClusterPolicy.from_json(document) == ClusterPolicy(policy(FULL), settled=True)
+    assert ClusterDisruptionPolicy.from_json(document) == ClusterDisruptionPolicy(
+        policy(FULL), is_settled=True
+    )
     document["status"] = {"observedGeneration": 2}
-    found = ClusterPolicy.from_json(document)
-    assert found == ClusterPolicy(
-        DEFAULTS.overridden_by(policy({"files": FULL["files"][:1]})), settled=False
+    found = ClusterDisruptionPolicy.from_json(document)
+    assert found == ClusterDisruptionPolicy(
+        DEFAULT_POLICY.override_with(policy({"files": FULL["files"][:1]})), is_settled=False
     )
 
 
@@ -133,4 +143,4 @@ def test_the_operators_result_goes_before_what_was_asked_of_it() -> None:
 )
 def test_any_policy_is_read_or_refused(document: object) -> None:
     with contextlib.suppress(ConfigError):
-        ClusterPolicy.from_json(document)
+        ClusterDisruptionPolicy.from_json(document)

@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.api.fuzzing import fuzz
-from treenail.api.documents import dump, load, load_all
+from treenail.api.documents import dump_document, load_document, load_documents
 from treenail.api.yaml11 import ALIAS_LIMIT
 from treenail.errors import ConfigError
 
 
 def value_of(scalar: str) -> object:
-    return load(f"a: {scalar}", where="f.yaml")["a"]
+    return load_document(f"a: {scalar}", where="f.yaml")["a"]
 
 
 def refusal(text: str | bytes) -> str:
     with pytest.raises(ConfigError) as caught:
-        load(text, where="f.yaml")
+        load_document(text, where="f.yaml")
     return str(caught.value)
 
 
@@ -70,7 +70,7 @@ def test_a_tag_decides_the_type_or_is_refused() -> None:
 
 
 def test_a_key_is_a_string_whatever_it_looks_like() -> None:
-    assert load("1: a\ny: b\n0o17: c\n2020-01-01: d\n", where="f") == {
+    assert load_document("1: a\ny: b\n0o17: c\n2020-01-01: d\n", where="f") == {
         "1": "a",
         "true": "b",
         "15": "c",
@@ -88,15 +88,15 @@ def test_a_key_that_occurs_twice_is_refused() -> None:
 
 def test_merge_keys_give_way_to_the_mappings_own() -> None:
     text = "x: &x {a: 1, b: 1}\ny: &y {b: 2, c: 2}\nz:\n  <<: [*x, *y]\n  c: 3\n"
-    assert load(text, where="f")["z"] == {"a": 1, "b": 1, "c": 3}
+    assert load_document(text, where="f")["z"] == {"a": 1, "b": 1, "c": 3}
     assert refusal("a:\n  <<: 1\n") == (
         "f.yaml, line 2, column 7: a merge key needs a mapping or a list of mappings"
     )
 
 
 def test_every_document_of_a_stream_is_read() -> None:
-    assert load_all("---\na: 1\n---\n---\nb: 2\n...\n", where="f") == [{"a": 1}, {"b": 2}]
-    assert load_all("", where="f") == []
+    assert load_documents("---\na: 1\n---\n---\nb: 2\n...\n", where="f") == [{"a": 1}, {"b": 2}]
+    assert load_documents("", where="f") == []
     assert refusal("a: 1\n---\nb: 2\n") == "f.yaml: expected one document, found 2"
     assert refusal("") == "f.yaml: expected one document, found 0"
     assert refusal("- a\n") == "f.yaml: expected an object at the top of the document"
@@ -107,14 +107,14 @@ def test_an_anchor_ends_with_its_document() -> None:
 
 
 def test_json_is_read_as_json_and_looks_like_json_as_yaml() -> None:
-    assert load('{"a": "y", "b": [1, null]}', where="f") == {"a": "y", "b": [1, None]}
-    assert load("{a: y}", where="f") == {"a": True}
+    assert load_document('{"a": "y", "b": [1, null]}', where="f") == {"a": "y", "b": [1, None]}
+    assert load_document("{a: y}", where="f") == {"a": True}
 
 
 def test_ten_laughs_are_fine_and_a_billion_are_refused() -> None:
     lines = ["a0: &a0 [x, x]"]
     lines += [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40)]
-    assert load("\n".join(lines[:5]), where="f")["a2"] == [[["x"] * 2] * 2] * 2
+    assert load_document("\n".join(lines[:5]), where="f")["a2"] == [[["x"] * 2] * 2] * 2
     assert refusal("\n".join(lines)).endswith("the aliases make the document too large")
     long = f"a: &a {'x' * (ALIAS_LIMIT // 2)}\nb: [*a, *a]\n"
     assert refusal(long).endswith("the aliases make the document too large")
@@ -153,7 +153,7 @@ def test_a_document_beyond_the_size_limit_is_refused() -> None:
 
 def test_what_cannot_be_written_is_refused() -> None:
     with pytest.raises(ConfigError, match="YAML can't hold"):
-        dump({"a": "\ud800"})
+        dump_document({"a": "\ud800"})
 
 
 keys = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Cn"]))
@@ -172,14 +172,14 @@ written = st.recursive(
 @fuzz
 @given(st.dictionaries(keys, written, max_size=5))
 def test_what_is_written_is_read_back_the_same(document: dict[str, object]) -> None:
-    assert load(dump(document), where="f") == document
+    assert load_document(dump_document(document), where="f") == document
 
 
 @fuzz
 @given(st.text() | st.binary() | st.text(st.sampled_from("ab:-?&*!|>'\"[]{},#%~ \n\t<0")))
 def test_any_text_is_read_or_refused(text: str | bytes) -> None:
     with contextlib.suppress(ConfigError):
-        for document in load_all(text, where="f"):
+        for document in load_documents(text, where="f"):
             assert json.loads(json.dumps(document, allow_nan=False)) == document
 
 

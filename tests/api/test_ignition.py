@@ -11,16 +11,16 @@ from tests.api.fuzzing import damaged, fuzz, json_values
 from tests.oracle import needs_oracle, records, render_cases, rendered
 from treenail.api import documents
 from treenail.api.contents import Contents
-from treenail.api.ignition import VERSIONS, read
+from treenail.api.ignition import VERSIONS, parse_ignition
 from treenail.api.ignition_model import (
-    Directory,
-    Dropin,
-    File,
-    Ignition,
-    Link,
-    Owner,
-    Unit,
-    User,
+    IgnitionConfig,
+    IgnitionDirectory,
+    IgnitionDropin,
+    IgnitionFile,
+    IgnitionLink,
+    IgnitionOwner,
+    IgnitionUnit,
+    IgnitionUser,
 )
 from treenail.api.machineconfig import MachineConfig
 from treenail.errors import ConfigError, IgnitionError
@@ -82,7 +82,7 @@ FULL = {
 
 def refusal(document: object) -> str:
     with pytest.raises(IgnitionError) as caught:
-        read(document)
+        parse_ignition(document)
     return str(caught.value).removeprefix("spec.config.")
 
 
@@ -95,32 +95,32 @@ def storage(**lists: object) -> dict[str, object]:
 
 
 def test_every_field_is_read() -> None:
-    assert read(FULL) == Ignition(
+    assert parse_ignition(FULL) == IgnitionConfig(
         version="3.4.0",
         files=(
-            File(
+            IgnitionFile(
                 "/etc/a",
                 Contents("data:,a", ""),
                 append=(Contents("data:,b"),),
                 mode=0o600,
-                user=Owner(7),
-                group=Owner(name="wheel"),
+                user=IgnitionOwner(7),
+                group=IgnitionOwner(name="wheel"),
                 overwrite=False,
             ),
-            File("/etc/b"),
+            IgnitionFile("/etc/b"),
         ),
-        directories=(Directory("/etc/d", 0o700, Owner(name="core")),),
-        links=(Link("/etc/l", "../b", hard=False),),
+        directories=(IgnitionDirectory("/etc/d", 0o700, IgnitionOwner(name="core")),),
+        links=(IgnitionLink("/etc/l", "../b", hard=False),),
         units=(
-            Unit(
+            IgnitionUnit(
                 "a.service",
                 "[Unit]\n",
                 enabled=False,
                 mask=False,
-                dropins=(Dropin("10-a.conf", ""), Dropin("20-b.conf", None)),
+                dropins=(IgnitionDropin("10-a.conf", ""), IgnitionDropin("20-b.conf", None)),
             ),
         ),
-        users=(User("core", ("k1", "k2"), "$6$x", {"homeDir": "/home/core"}),),
+        users=(IgnitionUser("core", ("k1", "k2"), "$6$x", {"homeDir": "/home/core"}),),
         groups=({"name": "g", "gid": 7},),
         disks=({"device": "/dev/sda", "wipeTable": False},),
         filesystems=({"device": "/dev/sda1", "format": "xfs"},),
@@ -128,27 +128,27 @@ def test_every_field_is_read() -> None:
         luks=({"name": "l"},),
         kernel_arguments=("a=1",),
         absent_kernel_arguments=("b",),
-        section={"config": {"merge": [{"source": "https://example.com/more"}]}},
+        ignition_section={"config": {"merge": [{"source": "https://example.com/more"}]}},
     )
 
 
 def test_places_lead_back_to_the_document() -> None:
-    config = read(FULL, place="f.json")
-    assert [entry.place for entry in config.files] == [
+    config = parse_ignition(FULL, location="f.json")
+    assert [entry.location for entry in config.files] == [
         "f.json.storage.files[0]",
         "f.json.storage.files[1]",
     ]
-    assert config.files[0].append[0].place == "f.json.storage.files[0].append[0]"
-    assert config.units[0].place == "f.json.systemd.units[0]"
+    assert config.files[0].append[0].location == "f.json.storage.files[0].append[0]"
+    assert config.units[0].location == "f.json.systemd.units[0]"
 
 
 def test_no_document_is_an_empty_config() -> None:
-    assert read(None) == Ignition()
+    assert parse_ignition(None) == IgnitionConfig()
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_supported_version_is_written_as_the_newest(version: str) -> None:
-    assert read(ignition(version)).to_json() == {"ignition": {"version": "3.5.0"}}
+    assert parse_ignition(ignition(version)).to_json() == {"ignition": {"version": "3.5.0"}}
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_any_other_version_is_refused(version: object) -> None:
         f"found {version or ''!r}"
     )
     with pytest.raises(IgnitionError, match=r"config\.ignition\.version: expected"):
-        read({})
+        parse_ignition({})
 
 
 UNIT = "expected the name of a systemd unit, with its type at the end"
@@ -347,7 +347,7 @@ def test_a_path_that_leads_elsewhere_is_refused(path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/a", "/..a", "/a..", "/.a/...", "/a b", "/é"])
 def test_an_unusual_path_is_fine(path: str) -> None:
-    assert read(file(path=path)).files[0].path == path
+    assert parse_ignition(file(path=path)).files[0].path == path
 
 
 def test_what_is_not_read_further_may_not_be_nested_for_ever() -> None:
@@ -368,7 +368,7 @@ def test_secrets_do_not_show_in_a_representation() -> None:
         systemd={"units": [unit]},
         passwd={"users": [user], "groups": [{"name": "g", "passwordHash": "canary"}]},
     )
-    assert "canary" not in repr(read(document))
+    assert "canary" not in repr(parse_ignition(document))
 
 
 @needs_oracle
@@ -376,7 +376,7 @@ def test_configs_are_converted_as_go_converts_them() -> None:
     for record in records("parse_convert"):
         document = json.loads(str(record["raw"]))
         if record["err"] is None:
-            assert read(document).to_json() == json.loads(str(record["out"]))
+            assert parse_ignition(document).to_json() == json.loads(str(record["out"]))
         else:
             refusal(document)
 
@@ -384,7 +384,9 @@ def test_configs_are_converted_as_go_converts_them() -> None:
 @needs_oracle
 def test_a_config_for_an_older_reader_stays_what_it_was() -> None:
     for record in records("convert_version"):
-        assert read(json.loads(str(record["out"]))) == Ignition(version=str(record["version"]))
+        assert parse_ignition(json.loads(str(record["out"]))) == IgnitionConfig(
+            version=str(record["version"])
+        )
 
 
 @needs_oracle
@@ -393,7 +395,7 @@ def test_configs_that_go_finds_valid_are_read_and_no_others() -> None:
         spec = record["spec"]
         assert isinstance(spec, dict)
         if record["err"] is None:
-            read(spec["config"])
+            parse_ignition(spec["config"])
         else:
             assert "ignition.version" in refusal(spec["config"])
 
@@ -403,29 +405,29 @@ def test_what_go_renders_is_read_and_written_without_loss() -> None:
     for case in render_cases():
         spec = case.get("spec")
         if isinstance(spec, dict) and spec["config"] is not None:
-            assert read(spec["config"]).to_json() == spec["config"]
+            assert parse_ignition(spec["config"]).to_json() == spec["config"]
     for path in rendered():
-        document = documents.load(path.read_text(), where=path.name)
+        document = documents.load_document(path.read_text(), where=path.name)
         config = MachineConfig.from_json(document).config
-        found = read(config)
+        found = parse_ignition(config)
         assert found.to_json() == config
-        assert all(len(entry.contents.decode()) >= 0 for entry in found.files)
+        assert all(len(entry.contents.decode_bytes()) >= 0 for entry in found.files)
 
 
 @fuzz
 @given(configs())
 def test_a_valid_config_is_written_as_it_was_read(document: dict[str, object]) -> None:
-    config = read(document)
-    assert read(config.to_json()) == config
-    assert read(config.to_json()).to_json() == config.to_json()
+    config = parse_ignition(document)
+    assert parse_ignition(config.to_json()) == config
+    assert parse_ignition(config.to_json()).to_json() == config.to_json()
 
 
 @fuzz
 @given(damaged(FULL) | json_values)
 def test_any_config_is_read_stably_or_refused(document: object) -> None:
     with contextlib.suppress(ConfigError):
-        config = read(document)
+        config = parse_ignition(document)
         for entry in config.files:
             with contextlib.suppress(IgnitionError):
-                entry.contents.decode()
+                entry.contents.decode_bytes()
         json.dumps(config.to_json())

@@ -7,7 +7,7 @@ from hypothesis import given
 
 from tests.api.configs import ignition, with_units, with_users
 from tests.api.fuzzing import damaged, fuzz
-from treenail.api.ignition import read
+from treenail.api.ignition import parse_ignition
 from treenail.errors import ConfigError, IgnitionError
 
 
@@ -20,12 +20,12 @@ def file(path: str, **values: object) -> dict[str, object]:
 
 
 def converted(document: object) -> dict[str, object]:
-    return read(document).to_json()
+    return parse_ignition(document).to_json()
 
 
 def refusal(document: object) -> str:
     with pytest.raises(IgnitionError) as caught:
-        read(document)
+        parse_ignition(document)
     return str(caught.value).removeprefix("spec.config.")
 
 
@@ -156,5 +156,5 @@ FULL = old(
 @given(damaged(FULL))
 def test_any_old_config_is_read_as_a_new_one_or_refused(document: object) -> None:
     with contextlib.suppress(ConfigError):
-        config = read(document)
-        assert read(config.to_json()).to_json() == config.to_json()
+        config = parse_ignition(document)
+        assert parse_ignition(config.to_json()).to_json() == config.to_json()

@@ -7,7 +7,7 @@ from hypothesis import given
 
 from tests.api.fuzzing import damaged, fuzz, json_objects
 from tests.oracle import needs_oracle, rendered
-from treenail.api.documents import dump, load
+from treenail.api.documents import dump_document, load_document
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta, OwnerReference
 from treenail.errors import ConfigError
@@ -104,10 +104,10 @@ def test_a_wrong_field_is_refused_with_its_place(document: object, message: str)
 @needs_oracle
 def test_rendered_configs_of_a_real_cluster_are_read_and_written_without_loss() -> None:
     for path in rendered():
-        document = load(path.read_text(), where=path.name)
+        document = load_document(path.read_text(), where=path.name)
         written = MachineConfig.from_json(document).to_json()
         assert written == document
-        assert load(dump(written), where=path.name) == document
+        assert load_document(dump_document(written), where=path.name) == document
 
 
 def test_contents_do_not_show_in_a_representation() -> None:

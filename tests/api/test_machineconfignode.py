@@ -8,10 +8,10 @@ from tests.api.fuzzing import damaged, fuzz, json_values
 from treenail.api.machineconfignode import (
     ConditionType,
     MachineConfigNode,
-    not_yet_occurred,
-    status_apply,
+    build_initial_conditions,
+    build_status_apply,
 )
-from treenail.api.meta import Condition, ObjectMeta, renewed
+from treenail.api.meta import Condition, ObjectMeta, merge_conditions
 from treenail.errors import ConfigError
 
 EARLY, LATE = "2026-01-31T12:00:00Z", "2026-01-31T13:00:00Z"
@@ -41,14 +41,14 @@ def test_every_field_is_read() -> None:
         desired_image="r/i@sha256:2",
         current_config="rendered-a",
         current_image="r/i@sha256:1",
-        reports_images=True,
+        has_status_images=True,
         observed_generation=4,
         conditions=(Condition("Updated", "True", last_transition_time=EARLY),),
     )
 
 
 def test_a_node_begins_with_every_condition_not_yet_occurred() -> None:
-    found = not_yet_occurred(EARLY)
+    found = build_initial_conditions(EARLY)
     assert [condition.type for condition in found] == list(ConditionType)
     assert found[0].to_json() == {
         "type": "UpdatePrepared",
@@ -66,7 +66,7 @@ def test_only_another_status_is_a_transition() -> None:
         Condition("A", "False", "S", "n"),
         Condition("C", "True"),
     )
-    assert renewed(present, news, now=LATE) == (
+    assert merge_conditions(present, news, now=LATE) == (
         Condition("A", "False", "S", "n", LATE),
         Condition("B", "False", "S", "n", EARLY),
         Condition("C", "True", "", "", LATE),
@@ -75,7 +75,7 @@ def test_only_another_status_is_a_transition() -> None:
 
 def test_the_status_is_applied_as_one_document() -> None:
     conditions = (Condition("Updated", "True", "Updated", "done", EARLY),)
-    assert status_apply(
+    assert build_status_apply(
         "node-1",
         conditions,
         current_config="rendered-a",
@@ -96,7 +96,9 @@ def test_the_status_is_applied_as_one_document() -> None:
 
 
 def test_what_is_not_known_yet_is_left_out_or_said() -> None:
-    applied = status_apply("n", (), current_config="", desired_config="", observed_generation=0)
+    applied = build_status_apply(
+        "n", (), current_config="", desired_config="", observed_generation=0
+    )
     assert applied["status"] == {
         "conditions": [],
         "observedGeneration": 1,

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from treenail.api.machineconfigpool import Configuration, MachineConfigPool
+from treenail.api.machineconfigpool import MachineConfigPool, PoolConfiguration
 from treenail.api.meta import Condition
-from treenail.api.selector import LabelSelector, Operator, Requirement
+from treenail.api.selector import LabelRequirement, LabelSelector, SelectorOperator
 from treenail.errors import ConfigError
 
 ROLE = "machineconfiguration.openshift.io/role"
@@ -37,15 +37,17 @@ def test_every_field_that_matters_is_read() -> None:
     pool = MachineConfigPool.from_json(POOL)
     assert (pool.name, pool.metadata.uid, pool.metadata.generation) == ("infra", "u", 3)
     assert pool.machine_config_selector == LabelSelector(
-        (Requirement(ROLE, Operator.IN, ("infra",)),)
+        (LabelRequirement(ROLE, SelectorOperator.IN, ("infra",)),)
     )
-    assert pool.node_selector == LabelSelector((Requirement("role/infra", Operator.IN, ("",)),))
+    assert pool.node_selector == LabelSelector(
+        (LabelRequirement("role/infra", SelectorOperator.IN, ("",)),)
+    )
     assert pool.paused
-    assert not pool.deleting
+    assert not pool.is_deleting
     assert pool.max_unavailable == "20%"
-    assert pool.configuration == Configuration("rendered-infra-2", ("00-worker", "50-infra"))
+    assert pool.configuration == PoolConfiguration("rendered-infra-2", ("00-worker", "50-infra"))
     assert pool.os_image_stream == "rhel-10"
-    assert pool.reported == Configuration("rendered-infra-1")
+    assert pool.status_configuration == PoolConfiguration("rendered-infra-1")
     assert pool.conditions == (Condition("Updated", "False"),)
     assert pool.status == POOL["status"]
 
@@ -55,12 +57,12 @@ def test_what_is_absent_is_not_selected_nor_limited() -> None:
     assert pool.machine_config_selector is None
     assert pool.node_selector is None
     assert pool.max_unavailable is None
-    assert pool.configuration == Configuration()
+    assert pool.configuration == PoolConfiguration()
 
 
 def test_a_pool_that_goes_away_says_so() -> None:
     meta = {"name": "p", "deletionTimestamp": "2026-01-01T00:00:00Z"}
-    assert MachineConfigPool.from_json({"metadata": meta}).deleting
+    assert MachineConfigPool.from_json({"metadata": meta}).is_deleting
 
 
 @pytest.mark.parametrize(

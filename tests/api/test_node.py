@@ -34,8 +34,8 @@ def test_a_node_is_read_down_to_what_the_agent_looks_at() -> None:
         name="node-1",
         annotations={"machineconfiguration.openshift.io/state": "Done"},
         labels={"node-role.kubernetes.io/worker": ""},
-        unschedulable=True,
-        ready=True,
+        is_unschedulable=True,
+        is_ready=True,
         uid="u",
         resource_version="12",
     )
@@ -44,7 +44,7 @@ def test_a_node_is_read_down_to_what_the_agent_looks_at() -> None:
 def test_a_node_that_just_registered_is_neither_ready_nor_annotated() -> None:
     assert Node.from_json({"metadata": {"name": "a"}}) == Node(name="a")
     unknown = {"conditions": [{"type": "Ready", "status": "Unknown"}]}
-    assert not Node.from_json({"metadata": {"name": "a"}, "status": unknown}).ready
+    assert not Node.from_json({"metadata": {"name": "a"}, "status": unknown}).is_ready
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from treenail.api.decode import Fields
-from treenail.api.selector import LabelSelector, optional_selector
+from treenail.api.selector import LabelSelector, parse_optional_selector
 from treenail.errors import ConfigError
 
 LABELS = {"zone": "a", "role": ""}
 
 
 def selector(document: dict[str, Any]) -> LabelSelector:
-    return LabelSelector.from_fields(Fields.of(document, "selector"))
+    return LabelSelector.from_fields(Fields.from_json(document, "selector"))
 
 
 def expression(key: str, operator: str, *values: str) -> dict[str, Any]:
@@ -79,11 +79,11 @@ def test_a_selector_that_kubernetes_would_refuse_is_refused(
 
 
 def test_an_absent_selector_is_not_one_that_selects_all() -> None:
-    fields = Fields.of({"everything": {}}, "spec")
-    assert optional_selector(fields, "nothing") is None
-    everything = optional_selector(fields, "everything")
+    fields = Fields.from_json({"everything": {}}, "spec")
+    assert parse_optional_selector(fields, "nothing") is None
+    everything = parse_optional_selector(fields, "everything")
     assert everything is not None
-    assert everything.selects_all
+    assert everything.is_empty
 
 
 def test_a_selector_is_asked_for_as_a_query() -> None:

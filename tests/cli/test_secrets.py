@@ -12,15 +12,15 @@ import pytest
 from tests.fakes.clock import FakeClock
 from treenail.api.machineconfig import MachineConfig
 from treenail.cli.main import main
-from treenail.config.wanted import wanted
-from treenail.daemon.configuration.apply import apply
-from treenail.daemon.configuration.inspect import Survey
-from treenail.daemon.configuration.step_runner import Runner
+from treenail.config.wanted import read_wanted_state
+from treenail.daemon.configuration.apply import apply_steps
+from treenail.daemon.configuration.inspect import MachineInspector
+from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.errors import StepError
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.root import Root
-from treenail.host.system.users import Shadow
-from treenail.update.steps.plan import plan
+from treenail.host.system.users import ShadowFile
+from treenail.update.steps.plan import plan_steps
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
 
@@ -288,20 +288,23 @@ class Dying(Disk):
     def __init__(self, syncs: int) -> None:
         self.syncs = syncs
 
-    def sync(self, descriptor: int) -> None:
+    def fsync(self, descriptor: int) -> None:
         self.syncs -= 1
         if self.syncs < 0:
             raise KeyboardInterrupt
-        super().sync(descriptor)
+        super().fsync(descriptor)
 
 
 def bring(root: Path, sections: object, disk: Disk) -> None:
     config = MachineConfig(config={"ignition": {"version": "3.4.0"}, **sections})  # type: ignore[dict-item]
-    shadow = Shadow(Root(root), FakeClock(), disk)
-    survey = Survey(Root(root), shadow, disk)
-    wish = wanted(config)
-    old = survey.managed()
-    apply(plan(old, wish, survey.see(old, wish)).steps, Runner(Root(root), shadow, disk))
+    shadow = ShadowFile(Root(root), FakeClock(), disk)
+    survey = MachineInspector(Root(root), shadow, disk)
+    wish = read_wanted_state(config)
+    old = survey.read_ownership()
+    apply_steps(
+        plan_steps(old, wish, survey.inspect_machine(old, wish)).steps,
+        StepRunner(Root(root), shadow, disk),
+    )
 
 
 def test_what_is_left_by_a_kill_only_root_can_read(root):
@@ -323,9 +326,9 @@ def test_what_is_left_by_a_kill_only_root_can_read(root):
             ]
             logs += any(path.name == "log" for path in holding)
             assert [p for p in holding if stat.S_IMODE(p.stat().st_mode) != 0o600] == [], syncs
-            survey = Runner(Root(root), Shadow(Root(root), FakeClock()))
-            survey.undo.put_back()
-            survey.undo.forget()
+            survey = StepRunner(Root(root), ShadowFile(Root(root), FakeClock()))
+            survey.undo.undo_changes()
+            survey.undo.discard_log()
         else:
             break
     assert logs > 0
@@ -349,7 +352,7 @@ def test_no_error_has_a_secret_in_it_nor_what_it_was_raised_from(root):
 def test_no_value_shows_a_secret_when_it_is_printed():
     for name, sections in SECRETS.items():
         document = {"ignition": {"version": "3.4.0"}, **sections}
-        wish = wanted(MachineConfig(config=document))
+        wish = read_wanted_state(MachineConfig(config=document))
         assert not any(trace in repr(wish) for trace in TRACES), name
 
 

@@ -12,16 +12,16 @@ from tests.api.fuzzing import fuzz
 from treenail.api import ignition as reader
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
-from treenail.config.diff import Aspect, Change, Diff, diff
-from treenail.config.wanted import Wanted, WantedUnit, wanted
+from treenail.config.diff import ConfigDiff, EntryChange, OSAspect, compare_configs
+from treenail.config.wanted import WantedState, WantedUnit, read_wanted_state
 
 
-def of(document: object = None, **spec: object) -> Wanted:
-    return wanted(MachineConfig(config=document, **spec))
+def of(document: object = None, **spec: object) -> WantedState:
+    return read_wanted_state(MachineConfig(config=document, **spec))
 
 
-def between(old: object, new: object) -> Diff:
-    return diff(of(old), of(new))
+def between(old: object, new: object) -> ConfigDiff:
+    return compare_configs(of(old), of(new))
 
 
 def file(path: str = "/etc/a", source: str = "data:,a", **values: object) -> dict[str, object]:
@@ -31,16 +31,16 @@ def file(path: str = "/etc/a", source: str = "data:,a", **values: object) -> dic
 def test_files_are_added_changed_and_removed() -> None:
     old = of(with_files(file("/same"), file("/changed"), file("/removed")))
     new = of(with_files(file("/added"), file("/changed", "data:,b"), file("/same")))
-    found = diff(old, new)
-    assert found == Diff(
+    found = compare_configs(old, new)
+    assert found == ConfigDiff(
         files=(
-            Change("/changed", old.files["/changed"], new.files["/changed"]),
-            Change("/removed", old.files["/removed"], None),
-            Change("/added", None, new.files["/added"]),
+            EntryChange("/changed", old.files["/changed"], new.files["/changed"]),
+            EntryChange("/removed", old.files["/removed"], None),
+            EntryChange("/added", None, new.files["/added"]),
         ),
-        unwritten=("/removed",),
+        removed_paths=("/removed",),
     )
-    assert not found.empty
+    assert not found.is_empty
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_mode_and_owner_make_a_difference(values: dict[str, object]) -> None:
     ],
 )
 def test_another_way_to_say_the_same_makes_none(values: dict[str, object]) -> None:
-    assert between(with_files(file()), with_files(file(**values))).empty
+    assert between(with_files(file()), with_files(file(**values))).is_empty
 
 
 def test_encodings_of_the_same_bytes_make_no_difference() -> None:
@@ -72,7 +72,7 @@ def test_encodings_of_the_same_bytes_make_no_difference() -> None:
     ]
     for old in documents:
         for new in documents:
-            assert between(old, new).empty
+            assert between(old, new).is_empty
 
 
 def test_a_file_that_becomes_a_drop_in_is_not_unwritten() -> None:
@@ -82,8 +82,8 @@ def test_a_file_that_becomes_a_drop_in_is_not_unwritten() -> None:
     found = between(old, new)
     assert [change.key for change in found.files] == [path]
     assert [change.key for change in found.units] == ["a.service"]
-    assert found.unwritten == ()
-    assert between(new, old).unwritten == ()
+    assert found.removed_paths == ()
+    assert between(new, old).removed_paths == ()
 
 
 def test_units_leave_their_files_behind_when_they_go() -> None:
@@ -93,7 +93,7 @@ def test_units_leave_their_files_behind_when_they_go() -> None:
         {"name": "c.service", "contents": "x"},
     )
     new = with_units({"name": "c.service", "mask": True})
-    assert between(old, new).unwritten == (
+    assert between(old, new).removed_paths == (
         "/etc/systemd/system/a.service",
         "/etc/systemd/system/a.service.d/x.conf",
         "/etc/systemd/system/b.service",
@@ -107,7 +107,7 @@ def test_certificates_outlive_the_config_that_brought_them() -> None:
     ]
     found = between(with_files(*map(file, paths)), ignition())
     assert [change.key for change in found.files] == paths
-    assert found.unwritten == ()
+    assert found.removed_paths == ()
 
 
 def test_a_unit_differs_by_contents_enablement_mask_and_drop_ins() -> None:
@@ -121,20 +121,20 @@ def test_a_unit_differs_by_contents_enablement_mask_and_drop_ins() -> None:
     ):
         found = between(with_units(unit), with_units({**unit, **values}))
         assert [change.key for change in found.units] == ["a.service"]
-    assert between(with_units(unit), with_units({**unit, "mask": False})).empty
+    assert between(with_units(unit), with_units({**unit, "mask": False})).is_empty
 
 
 def test_contents_of_a_masked_unit_make_no_difference() -> None:
     masked = {"name": "a.service", "mask": True}
-    assert between(with_units(masked), with_units({**masked, "contents": "x"})).empty
+    assert between(with_units(masked), with_units({**masked, "contents": "x"})).is_empty
     assert between(with_units(masked), ignition()).units == (
-        Change("a.service", WantedUnit("a.service", mask=True), None),
+        EntryChange("a.service", WantedUnit("a.service", mask=True), None),
     )
 
 
 def test_the_order_of_keys_makes_no_difference_but_the_keys_do() -> None:
     core = {"name": "core", "sshAuthorizedKeys": ["a", "b"]}
-    assert between(with_users(core), with_users({**core, "sshAuthorizedKeys": ["b", "a"]})).empty
+    assert between(with_users(core), with_users({**core, "sshAuthorizedKeys": ["b", "a"]})).is_empty
     assert between(with_users(core), with_users({**core, "sshAuthorizedKeys": ["a"]})).users
     assert between(with_users(core), with_users({**core, "passwordHash": "x"})).users
     assert between(with_users(core), ignition()).users
@@ -144,36 +144,36 @@ def test_the_order_of_keys_makes_no_difference_but_the_keys_do() -> None:
     ("spec", "aspects"),
     [
         ({"kernel_type": "default"}, ()),
-        ({"kernel_type": "realtime"}, (Aspect.KERNEL_TYPE,)),
-        ({"kernel_arguments": ("a",)}, (Aspect.KERNEL_ARGUMENTS,)),
-        ({"extensions": ("ipsec",)}, (Aspect.EXTENSIONS,)),
-        ({"extensions_image": "r/e@sha256:2"}, (Aspect.EXTENSIONS_IMAGE,)),
-        ({"fips": True}, (Aspect.FIPS,)),
-        ({"os_image_url": "r/o@sha256:2"}, (Aspect.IMAGE,)),
+        ({"kernel_type": "realtime"}, (OSAspect.KERNEL_TYPE,)),
+        ({"kernel_arguments": ("a",)}, (OSAspect.KERNEL_ARGUMENTS,)),
+        ({"extensions": ("ipsec",)}, (OSAspect.EXTENSIONS,)),
+        ({"extensions_image": "r/e@sha256:2"}, (OSAspect.EXTENSIONS_IMAGE,)),
+        ({"fips": True}, (OSAspect.FIPS,)),
+        ({"os_image_url": "r/o@sha256:2"}, (OSAspect.IMAGE,)),
         ({"metadata": ObjectMeta(name="other")}, ()),
     ],
 )
 def test_the_os_differs_aspect_by_aspect(
-    spec: dict[str, object], aspects: tuple[Aspect, ...]
+    spec: dict[str, object], aspects: tuple[OSAspect, ...]
 ) -> None:
-    assert diff(of(), of(**spec)) == Diff(os=aspects)
+    assert compare_configs(of(), of(**spec)) == ConfigDiff(os=aspects)
 
 
 @pytest.mark.parametrize("field", ["kernelArguments", "extensions", "kernelType", "osImageURL"])
 def test_what_is_null_or_empty_is_as_if_it_were_not_there(field: str) -> None:
     empty = "" if field in {"kernelType", "osImageURL"} else []
     absent, null, nothing = (
-        wanted(MachineConfig.from_json({"metadata": {"name": "a"}, "spec": spec}))
+        read_wanted_state(MachineConfig.from_json({"metadata": {"name": "a"}, "spec": spec}))
         for spec in ({}, {field: None}, {field: empty})
     )
-    assert diff(absent, null).empty
-    assert diff(null, nothing).empty
-    assert diff(nothing, absent).empty
+    assert compare_configs(absent, null).is_empty
+    assert compare_configs(null, nothing).is_empty
+    assert compare_configs(nothing, absent).is_empty
 
 
 def test_kernel_arguments_differ_by_order_and_number_but_not_by_spelling() -> None:
     def differ(old: tuple[str, ...], new: tuple[str, ...]) -> bool:
-        return not diff(of(kernel_arguments=old), of(kernel_arguments=new)).empty
+        return not compare_configs(of(kernel_arguments=old), of(kernel_arguments=new)).is_empty
 
     assert differ(("a", "b"), ("b", "a"))
     assert differ(("a",), ("a", "a"))
@@ -181,15 +181,15 @@ def test_kernel_arguments_differ_by_order_and_number_but_not_by_spelling() -> No
 
 
 def test_extensions_are_a_set() -> None:
-    assert diff(
+    assert compare_configs(
         of(extensions=("ipsec", "usbguard")), of(extensions=("usbguard", "ipsec", "ipsec"))
-    ).empty
+    ).is_empty
 
 
 def shuffled(document: dict[str, object], chance: random.Random) -> dict[str, object]:
     """The same config, with every list in another order and every file in another encoding."""
     found = copy.deepcopy(document)
-    raw = {file.path: file.contents for file in reader.read(document).files}
+    raw = {file.path: file.contents for file in reader.parse_ignition(document).files}
     for section, name in (
         ("storage", "files"),
         ("storage", "directories"),
@@ -202,7 +202,7 @@ def shuffled(document: dict[str, object], chance: random.Random) -> dict[str, ob
             chance.shuffle(entry.get("dropins") or [])
             chance.shuffle(entry.get("sshAuthorizedKeys") or [])
             if section == "storage" and name == "files":
-                entry["contents"] = chance.choice(ENCODINGS)(raw[entry["path"]].decode())
+                entry["contents"] = chance.choice(ENCODINGS)(raw[entry["path"]].decode_bytes())
     return found
 
 
@@ -211,7 +211,7 @@ def shuffled(document: dict[str, object], chance: random.Random) -> dict[str, ob
 def test_order_and_encoding_never_make_a_difference(
     document: dict[str, object], chance: random.Random
 ) -> None:
-    assert between(document, shuffled(document, chance)).empty
+    assert between(document, shuffled(document, chance)).is_empty
 
 
 @fuzz
@@ -220,6 +220,6 @@ def test_a_diff_is_empty_exactly_for_what_is_the_same_on_disk(
     old: dict[str, object], new: dict[str, object]
 ) -> None:
     there, back = between(old, new), between(new, old)
-    assert there.empty == back.empty
+    assert there.is_empty == back.is_empty
     assert {change.key for change in there.files} == {change.key for change in back.files}
-    assert between(old, old).empty
+    assert between(old, old).is_empty

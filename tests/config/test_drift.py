@@ -9,26 +9,26 @@ from tests.api.configs import configs, ignition
 from tests.api.fuzzing import fuzz
 from treenail.api.machineconfig import MachineConfig
 from treenail.config.drift import (
-    Attribute,
+    ActualEntry,
     Drift,
-    Expected,
-    Found,
-    Kind,
-    argument_drifts,
-    drifted,
-    expected,
-    extra_dropins,
-    package_drifts,
-    unit_drifts,
+    DriftAttribute,
+    EntryKind,
+    ExpectedEntry,
+    compare_entry,
+    compute_expected_entries,
+    find_argument_drift,
+    find_package_drift,
+    find_unit_drift,
+    find_unknown_dropins,
 )
-from treenail.config.wanted import Wanted, wanted
+from treenail.config.wanted import WantedState, read_wanted_state
 
 A = hashlib.sha256(b"a").hexdigest()
 B = hashlib.sha256(b"b").hexdigest()
 
 
-def of(document: object) -> Wanted:
-    return wanted(MachineConfig(config=document))
+def of(document: object) -> WantedState:
+    return read_wanted_state(MachineConfig(config=document))
 
 
 DOCUMENT = ignition(
@@ -57,65 +57,76 @@ UNITS = "/etc/systemd/system"
 
 
 def test_every_path_the_config_puts_something_at_is_expected() -> None:
-    found = expected(of(DOCUMENT))
+    found = compute_expected_entries(of(DOCUMENT))
     assert {path: (entry.kind, entry.mode, entry.target) for path, entry in found.items()} == {
-        "/etc/a": (Kind.FILE, 0o644, None),
-        f"{UNITS}/b.service.d/by-file.conf": (Kind.FILE, 0o644, None),
-        "/etc/d": (Kind.DIRECTORY, 0o755, None),
-        "/etc/l": (Kind.LINK, None, "a"),
-        f"{UNITS}/a.service": (Kind.FILE, 0o644, None),
-        f"{UNITS}/b.service": (Kind.LINK, None, "/dev/null"),
-        f"{UNITS}/b.service.d/x.conf": (Kind.FILE, 0o644, None),
-        f"{UNITS}/c.service.d/y.conf": (Kind.NOTHING, None, None),
+        "/etc/a": (EntryKind.FILE, 0o644, None),
+        f"{UNITS}/b.service.d/by-file.conf": (EntryKind.FILE, 0o644, None),
+        "/etc/d": (EntryKind.DIRECTORY, 0o755, None),
+        "/etc/l": (EntryKind.LINK, None, "a"),
+        f"{UNITS}/a.service": (EntryKind.FILE, 0o644, None),
+        f"{UNITS}/b.service": (EntryKind.LINK, None, "/dev/null"),
+        f"{UNITS}/b.service.d/x.conf": (EntryKind.FILE, 0o644, None),
+        f"{UNITS}/c.service.d/y.conf": (EntryKind.NOTHING, None, None),
     }
-    assert found["/etc/a"].sha256() == found[f"{UNITS}/a.service"].sha256() == A
-    assert found[f"{UNITS}/b.service.d/x.conf"].sha256() == B
+    assert found["/etc/a"].compute_sha256() == found[f"{UNITS}/a.service"].compute_sha256() == A
+    assert found[f"{UNITS}/b.service.d/x.conf"].compute_sha256() == B
 
 
-FILE = Expected("/etc/a", Kind.FILE, "a", 0o644, 7, "wheel")
+FILE = ExpectedEntry("/etc/a", EntryKind.FILE, "a", 0o644, 7, "wheel")
 
 
 @pytest.mark.parametrize(
     ("found", "drifts"),
     [
-        (Found(Kind.FILE, A, 0o644, 7, 10, "core", "wheel"), []),
-        (Found(Kind.NOTHING), [Drift("/etc/a", Attribute.KIND, "file", "nothing")]),
-        (Found(Kind.LINK, target="b"), [Drift("/etc/a", Attribute.KIND, "file", "link")]),
+        (ActualEntry(EntryKind.FILE, A, 0o644, 7, 10, "core", "wheel"), []),
+        (ActualEntry(EntryKind.NOTHING), [Drift("/etc/a", DriftAttribute.KIND, "file", "nothing")]),
         (
-            Found(Kind.FILE, B, 0o1600, 0, 10, "root", ""),
+            ActualEntry(EntryKind.LINK, target="b"),
+            [Drift("/etc/a", DriftAttribute.KIND, "file", "link")],
+        ),
+        (
+            ActualEntry(EntryKind.FILE, B, 0o1600, 0, 10, "root", ""),
             [
-                Drift("/etc/a", Attribute.CONTENTS, f"sha256:{A}", f"sha256:{B}"),
-                Drift("/etc/a", Attribute.MODE, "0644", "1600"),
-                Drift("/etc/a", Attribute.USER, "7", "root"),
-                Drift("/etc/a", Attribute.GROUP, "wheel", "10"),
+                Drift("/etc/a", DriftAttribute.CONTENTS, f"sha256:{A}", f"sha256:{B}"),
+                Drift("/etc/a", DriftAttribute.MODE, "0644", "1600"),
+                Drift("/etc/a", DriftAttribute.USER, "7", "root"),
+                Drift("/etc/a", DriftAttribute.GROUP, "wheel", "10"),
             ],
         ),
         (
-            Found(
-                Kind.FILE, A, 0o644, 7, 10, "core", "wheel", label="tmp_t", default_label="etc_t"
+            ActualEntry(
+                EntryKind.FILE,
+                A,
+                0o644,
+                7,
+                10,
+                "core",
+                "wheel",
+                label="tmp_t",
+                default_label="etc_t",
             ),
-            [Drift("/etc/a", Attribute.LABEL, "etc_t", "tmp_t")],
+            [Drift("/etc/a", DriftAttribute.LABEL, "etc_t", "tmp_t")],
         ),
     ],
 )
 def test_a_file_drifts_by_kind_contents_mode_owner_and_label(
-    found: Found, drifts: list[Drift]
+    found: ActualEntry, drifts: list[Drift]
 ) -> None:
-    assert list(drifted(FILE, found)) == drifts
+    assert list(compare_entry(FILE, found)) == drifts
 
 
 def test_a_link_drifts_by_its_target() -> None:
-    link = Expected("/etc/l", Kind.LINK, target="a")
-    assert drifted(link, Found(Kind.LINK, mode=0o777, target="a")) == ()
-    assert drifted(link, Found(Kind.LINK, target="b")) == (
-        Drift("/etc/l", Attribute.TARGET, "a", "b"),
+    link = ExpectedEntry("/etc/l", EntryKind.LINK, target="a")
+    assert compare_entry(link, ActualEntry(EntryKind.LINK, mode=0o777, target="a")) == ()
+    assert compare_entry(link, ActualEntry(EntryKind.LINK, target="b")) == (
+        Drift("/etc/l", DriftAttribute.TARGET, "a", "b"),
     )
 
 
 def test_what_should_not_be_there_drifts_by_being_there() -> None:
-    nothing = Expected("/etc/x", Kind.NOTHING)
-    assert drifted(nothing, Found(Kind.NOTHING)) == ()
-    assert [str(drift) for drift in drifted(nothing, Found(Kind.FILE))] == [
+    nothing = ExpectedEntry("/etc/x", EntryKind.NOTHING)
+    assert compare_entry(nothing, ActualEntry(EntryKind.NOTHING)) == ()
+    assert [str(drift) for drift in compare_entry(nothing, ActualEntry(EntryKind.FILE))] == [
         "/etc/x: expected kind nothing, found file"
     ]
 
@@ -129,7 +140,7 @@ def test_a_drop_in_that_nobody_asked_for_is_extra() -> None:
         f"{UNITS}/c.service.d/y.conf",
         f"{UNITS}/other.service.d/z.conf",
     ]
-    assert [drift.subject for drift in extra_dropins(of(DOCUMENT), present)] == [
+    assert [drift.subject for drift in find_unknown_dropins(of(DOCUMENT), present)] == [
         f"{UNITS}/b.service.d/extra.conf",
         f"{UNITS}/c.service.d/y.conf",
     ]
@@ -145,36 +156,36 @@ def test_a_drop_in_that_nobody_asked_for_is_extra() -> None:
     ],
 )
 def test_a_unit_drifts_by_its_enablement(states: dict[str, str], subjects: list[str]) -> None:
-    assert [drift.subject for drift in unit_drifts(of(DOCUMENT), states)] == subjects
+    assert [drift.subject for drift in find_unit_drift(of(DOCUMENT), states)] == subjects
 
 
 def test_kernel_arguments_drift_by_each_one_that_is_missing() -> None:
     booted = ["root=/dev/sda", "a=1", "b"]
-    assert argument_drifts(["b", "a=1"], booted) == ()
-    assert argument_drifts(["a=1", "a=1", "c"], booted) == (
-        Drift("kernel command line", Attribute.ARGUMENTS, "a=1", "nothing"),
-        Drift("kernel command line", Attribute.ARGUMENTS, "c", "nothing"),
+    assert find_argument_drift(["b", "a=1"], booted) == ()
+    assert find_argument_drift(["a=1", "a=1", "c"], booted) == (
+        Drift("kernel command line", DriftAttribute.KERNEL_ARGUMENTS, "a=1", "nothing"),
+        Drift("kernel command line", DriftAttribute.KERNEL_ARGUMENTS, "c", "nothing"),
     )
 
 
 def test_packages_drift_by_each_one_that_is_missing() -> None:
-    assert package_drifts(["vim", "a"], ["vim", "b"]) == (
-        Drift("a", Attribute.PACKAGES, "installed", "nothing"),
+    assert find_package_drift(["vim", "a"], ["vim", "b"]) == (
+        Drift("a", DriftAttribute.PACKAGES, "installed", "nothing"),
     )
 
 
 def test_contents_show_in_no_drift_and_no_representation() -> None:
-    entry = Expected("/etc/a", Kind.FILE, "canary", 0o644, 0, 0)
-    drifts = drifted(entry, Found(Kind.FILE, A))
+    entry = ExpectedEntry("/etc/a", EntryKind.FILE, "canary", 0o644, 0, 0)
+    drifts = compare_entry(entry, ActualEntry(EntryKind.FILE, A))
     assert "canary" not in repr(entry) + repr(drifts) + "".join(map(str, drifts))
 
 
-def as_written(entry: Expected) -> Found:
+def as_written(entry: ExpectedEntry) -> ActualEntry:
     """What a faithful writer leaves behind."""
     user, group = entry.user or 0, entry.group or 0
-    return Found(
+    return ActualEntry(
         kind=entry.kind,
-        sha256=entry.sha256() if entry.kind is Kind.FILE else "",
+        sha256=entry.compute_sha256() if entry.kind is EntryKind.FILE else "",
         mode=entry.mode or 0,
         uid=user if isinstance(user, int) else 1000,
         gid=group if isinstance(group, int) else 1000,
@@ -187,5 +198,5 @@ def as_written(entry: Expected) -> Found:
 @fuzz
 @given(configs())
 def test_what_was_written_faithfully_has_not_drifted(document: object) -> None:
-    for entry in expected(of(document)).values():
-        assert drifted(entry, as_written(entry)) == ()
+    for entry in compute_expected_entries(of(document)).values():
+        assert compare_entry(entry, as_written(entry)) == ()

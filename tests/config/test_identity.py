@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.oracle import DATA, ROOT, needs_oracle, records, render_cases
-from treenail.config.goyaml import encode
+from treenail.config.goyaml import encode_yaml
 from treenail.config.identity import digest, rendered_name
 
 RECORDED = [json.loads(line) for line in (DATA / "goyaml.jsonl").read_text("utf-8").splitlines()]
@@ -16,12 +16,12 @@ RENDERED = [case for case in render_cases() if "specYAML" in case]
 
 @pytest.mark.parametrize("record", RECORDED, ids=lambda record: repr(record["value"])[:40])
 def test_bytes_are_those_that_go_yaml_writes(record: dict[str, Any]) -> None:
-    assert encode(record["value"]).decode() == record["yaml"]
+    assert encode_yaml(record["value"]).decode() == record["yaml"]
 
 
 @pytest.mark.parametrize("case", RENDERED, ids=lambda case: case["case"])
 def test_rendered_configs_have_the_bytes_and_the_name_that_go_gives(case: dict[str, Any]) -> None:
-    assert encode(case["spec"]).decode() == case["specYAML"]
+    assert encode_yaml(case["spec"]).decode() == case["specYAML"]
     assert rendered_name(case["pool"]["metadata"]["name"], case["spec"]) == case["name"]
 
 
@@ -79,4 +79,4 @@ def test_order_of_kernel_arguments_and_empty_values_make_another_name() -> None:
 )
 def test_a_value_that_no_structure_of_kubernetes_holds_is_refused(value: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="structure"):
-        encode(value)
+        encode_yaml(value)

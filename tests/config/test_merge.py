@@ -8,7 +8,14 @@ import pytest
 from tests.oracle import needs_oracle, records, render_cases
 from treenail.api.machineconfig import MachineConfig
 from treenail.config.identity import rendered_name
-from treenail.config.merge import GENERATED_BY, ROLE, BaseImages, Merged, in_order, merge
+from treenail.config.merge import (
+    GENERATED_BY,
+    ROLE,
+    BaseImages,
+    MergedConfig,
+    merge_machine_configs,
+    sort_configs,
+)
 from treenail.config.provenance import Provenance
 from treenail.errors import ConfigError
 
@@ -39,8 +46,8 @@ def files(*entries: dict[str, Any]) -> dict[str, Any]:
     return {"files": list(entries)}
 
 
-def merged(*configs: MachineConfig) -> Merged:
-    return merge(configs, BaseImages("base", "extensions"))
+def merged(*configs: MachineConfig) -> MergedConfig:
+    return merge_machine_configs(configs, BaseImages("base", "extensions"))
 
 
 def config(*configs: MachineConfig) -> Any:
@@ -57,10 +64,10 @@ def test_recorded_configs_merge_as_recorded() -> None:
             base = BaseImages(stream["osImage"], stream.get("osExtensionsImage", ""))
         configs = [MachineConfig.from_json(each) for each in record["configs"]]
         expected = record["out"]["spec"]
-        assert merge(configs, base).spec == expected
+        assert merge_machine_configs(configs, base).spec == expected
         if len({each.name for each in configs}) == len(configs):
             random.Random(0).shuffle(configs)
-            assert merge(configs, base).spec == expected
+            assert merge_machine_configs(configs, base).spec == expected
     assert len(found) == 18
 
 
@@ -73,13 +80,13 @@ def test_rendered_configs_have_the_name_that_go_gives(case: dict[str, Any]) -> N
         return  # that is for the validation before the merge
     if "error" in case:
         with pytest.raises(ConfigError, match="MachineConfig 10: "):
-            merge(configs, base)
+            merge_machine_configs(configs, base)
         return
-    found = merge(configs, base)
+    found = merge_machine_configs(configs, base)
     assert found.spec == case["spec"]
     assert rendered_name(case["pool"]["metadata"]["name"], found.spec) == case["name"]
     overridden = "machineconfiguration.openshift.io/os-image-url-overridden" in case["annotations"]
-    assert found.overrides_os_image is overridden
+    assert found.has_os_image_override is overridden
 
 
 def test_worker_goes_first_and_names_sort_by_bytes() -> None:
@@ -90,13 +97,13 @@ def test_worker_goes_first_and_names_sort_by_bytes() -> None:
         machine_config("Z-master", "master"),
         machine_config("a-worker"),
     ]
-    names = [each.name for each in in_order(given)]
+    names = [each.name for each in sort_configs(given)]
     assert names == ["99-worker", "a-worker", "é-worker", "00-custom", "Z-master"]
     assert merged(*given).sources == tuple(names)
 
 
 def test_nothing_at_all_makes_the_empty_config_of_the_base() -> None:
-    assert merged() == Merged(
+    assert merged() == MergedConfig(
         spec={
             "osImageURL": "base",
             "baseOSExtensionsContainerImage": "extensions",
@@ -108,7 +115,7 @@ def test_nothing_at_all_makes_the_empty_config_of_the_base() -> None:
         },
         sources=(),
         provenance=Provenance({}),
-        overrides_os_image=False,
+        has_os_image_override=False,
     )
 
 
@@ -122,7 +129,7 @@ def test_lists_are_put_end_to_end_and_the_last_word_counts() -> None:
     assert found.spec["extensions"] == ["usbguard", "usbguard"]
     assert found.spec["kernelType"] == "realtime"
     assert found.spec["fips"] is True
-    assert (found.spec["osImageURL"], found.overrides_os_image) == ("mine", True)
+    assert (found.spec["osImageURL"], found.has_os_image_override) == ("mine", True)
 
 
 @pytest.mark.parametrize(("annotation", "image"), [("v1", "base"), ("", "mine")])
@@ -334,8 +341,8 @@ def test_every_entry_knows_who_named_it_and_who_had_the_last_word() -> None:
         ("osImageURL", ""): ("99",),
         ("extensions", "usbguard"): ("99",),
     }
-    assert told.of("files", "/a") == ("00-worker", "99")
-    assert told.of("files", "/none") == ()
+    assert told.get_sources("files", "/a") == ("00-worker", "99")
+    assert told.get_sources("files", "/none") == ()
     assert Provenance.from_json(told.to_json()) == told
     assert told.to_json()["sources"] == ["00-worker", "99", "50"]
 

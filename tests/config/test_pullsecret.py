@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treenail.config.pullsecret import Login, PullSecret, encode, merge, parse
+from treenail.config.pullsecret import (
+    PullSecret,
+    RegistryCredential,
+    encode_pull_secret,
+    merge_pull_secrets,
+    parse_pull_secret,
+)
 from treenail.errors import CredentialError
 
 CANARY = "hunter2canary"
@@ -16,22 +22,25 @@ def b64(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
-def logins(document: object) -> dict[str, Login]:
-    return dict(parse(json.dumps(document).encode(), where="f").logins)
+def logins(document: object) -> dict[str, RegistryCredential]:
+    return dict(parse_pull_secret(json.dumps(document).encode(), where="f").credentials)
 
 
 @pytest.mark.parametrize(
     ("entry", "login"),
     [
-        ({"auth": b64("me:secret")}, Login(b64("me:secret"))),
-        ({"auth": b64("me:se:cret")}, Login(b64("me:se:cret"))),
-        ({"username": "me", "password": "secret"}, Login(b64("me:secret"))),
-        ({"username": "me", "password": "x", "auth": b64("you:y")}, Login(b64("you:y"))),
-        ({"identitytoken": "token"}, Login("", "token")),
-        ({"auth": b64("0:"), "identitytoken": "token"}, Login(b64("0:"), "token")),
-        ({"auth": b64("me:s") + "\n", "email": "a@b", "other": 1}, Login(b64("me:s"))),
-        ({"auth": None, "username": "me", "password": "s"}, Login(b64("me:s"))),
-        ({}, Login()),
+        ({"auth": b64("me:secret")}, RegistryCredential(b64("me:secret"))),
+        ({"auth": b64("me:se:cret")}, RegistryCredential(b64("me:se:cret"))),
+        ({"username": "me", "password": "secret"}, RegistryCredential(b64("me:secret"))),
+        (
+            {"username": "me", "password": "x", "auth": b64("you:y")},
+            RegistryCredential(b64("you:y")),
+        ),
+        ({"identitytoken": "token"}, RegistryCredential("", "token")),
+        ({"auth": b64("0:"), "identitytoken": "token"}, RegistryCredential(b64("0:"), "token")),
+        ({"auth": b64("me:s") + "\n", "email": "a@b", "other": 1}, RegistryCredential(b64("me:s"))),
+        ({"auth": None, "username": "me", "password": "s"}, RegistryCredential(b64("me:s"))),
+        ({}, RegistryCredential()),
     ],
 )
 def test_a_login_is_understood_in_every_form(entry, login):
@@ -41,14 +50,14 @@ def test_a_login_is_understood_in_every_form(entry, login):
 def test_the_older_form_is_understood_too():
     entry = {"auth": b64("me:secret"), "email": "nobody@example.com"}
     assert logins({"quay.io": entry, "https://index.docker.io/v1/": entry}) == {
-        "quay.io": Login(b64("me:secret")),
-        "docker.io": Login(b64("me:secret")),
+        "quay.io": RegistryCredential(b64("me:secret")),
+        "docker.io": RegistryCredential(b64("me:secret")),
     }
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"{}", b'{"auths": {}}', b'{"auths": null}'])
 def test_an_empty_secret_has_no_logins(content):
-    assert parse(content, where="f") == PullSecret()
+    assert parse_pull_secret(content, where="f") == PullSecret()
 
 
 @pytest.mark.parametrize(
@@ -72,40 +81,46 @@ def test_registries_are_named_as_pulls_look_for_them(name, registry):
 @pytest.mark.parametrize("order", [1, -1])
 def test_of_two_spellings_the_one_that_pulls_look_for_wins(order):
     entries = [("quay.io", {"auth": b64("a:exact")}), ("https://quay.io", {"auth": b64("a:b")})]
-    assert logins({"auths": dict(entries[::order])}) == {"quay.io": Login(b64("a:exact"))}
+    assert logins({"auths": dict(entries[::order])}) == {
+        "quay.io": RegistryCredential(b64("a:exact"))
+    }
 
 
 def test_the_clusters_login_wins_where_both_name_the_same_registry():
-    internal = PullSecret({"both": Login("internal"), "image-registry.svc:5000": Login("i")})
-    cluster = PullSecret({"both": Login("cluster"), "quay.io": Login("c")})
-    assert merge(internal, cluster) == PullSecret(
+    internal = PullSecret(
+        {"both": RegistryCredential("internal"), "image-registry.svc:5000": RegistryCredential("i")}
+    )
+    cluster = PullSecret(
+        {"both": RegistryCredential("cluster"), "quay.io": RegistryCredential("c")}
+    )
+    assert merge_pull_secrets(internal, cluster) == PullSecret(
         {
-            "both": Login("cluster"),
-            "image-registry.svc:5000": Login("i"),
-            "quay.io": Login("c"),
+            "both": RegistryCredential("cluster"),
+            "image-registry.svc:5000": RegistryCredential("i"),
+            "quay.io": RegistryCredential("c"),
         }
     )
 
 
 def test_the_same_logins_are_the_same_bytes():
-    one = parse(b'{"auths":{"b":{"username":"u","password":"p"},"a":{}}}', where="f")
-    two = parse(b'{"auths": {"a": {}, "b": {"auth": "dTpw"}}, "other": 1}', where="f")
-    assert encode(one) == encode(two)
-    assert json.loads(encode(one)) == {"auths": {"a": {}, "b": {"auth": "dTpw"}}}
+    one = parse_pull_secret(b'{"auths":{"b":{"username":"u","password":"p"},"a":{}}}', where="f")
+    two = parse_pull_secret(b'{"auths": {"a": {}, "b": {"auth": "dTpw"}}, "other": 1}', where="f")
+    assert encode_pull_secret(one) == encode_pull_secret(two)
+    assert json.loads(encode_pull_secret(one)) == {"auths": {"a": {}, "b": {"auth": "dTpw"}}}
 
 
 @given(
     st.dictionaries(
         st.from_regex(r"[a-z]{1,9}\.io(:[0-9]{1,5})?(/[a-z]{1,5})?", fullmatch=True),
         st.builds(
-            Login,
+            RegistryCredential,
             st.just("") | st.text(min_size=1).map(lambda text: b64(f"user:{text}")),
             st.text(),
         ),
     )
 )
 def test_what_is_encoded_is_parsed_again(found):
-    assert parse(encode(PullSecret(found)), where="f") == PullSecret(found)
+    assert parse_pull_secret(encode_pull_secret(PullSecret(found)), where="f") == PullSecret(found)
 
 
 BROKEN = {
@@ -153,7 +168,7 @@ BROKEN = {
 def test_a_broken_secret_is_refused_without_a_word_of_its_content(broken):
     content, why = BROKEN[broken]
     with pytest.raises(CredentialError) as refused:
-        parse(content, where="/etc/pull.json")
+        parse_pull_secret(content, where="/etc/pull.json")
     error = refused.value
     assert str(error) == f"/etc/pull.json is not a pull secret: {why}"
     assert error.remedy.startswith('it has to be {"auths"')
@@ -164,12 +179,12 @@ def test_a_broken_secret_is_refused_without_a_word_of_its_content(broken):
 
 
 def test_nothing_secret_is_in_a_representation():
-    secret = parse(
+    secret = parse_pull_secret(
         json.dumps(
             {"auths": {"a": {"auth": b64(f"a:{CANARY}"), "identitytoken": CANARY}}}
         ).encode(),
         where="f",
     )
-    shown = repr(secret) + repr(secret.logins) + str(secret)
+    shown = repr(secret) + repr(secret.credentials) + str(secret)
     assert CANARY not in shown
     assert b64(f"a:{CANARY}") not in shown

@@ -10,7 +10,11 @@ from tests.api.fuzzing import damaged, fuzz
 from tests.oracle import needs_oracle, records
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
-from treenail.config.reconcilable import Override, check, obstacles
+from treenail.config.reconcilable import (
+    ValidationOverride,
+    check_reconcilable,
+    find_irreconcilable_changes,
+)
 from treenail.errors import ConfigError, IgnitionError, UnreconcilableError
 
 
@@ -19,7 +23,7 @@ def config(document: object = None, **spec: object) -> MachineConfig:
 
 
 def reasons(old: object, new: object) -> list[tuple[str, str]]:
-    found = obstacles(config(old), config(new))
+    found = find_irreconcilable_changes(config(old), config(new))
     return [(obstacle.place.removeprefix("spec.config."), obstacle.reason) for obstacle in found]
 
 
@@ -32,17 +36,17 @@ def test_the_decisions_and_reasons_are_those_of_the_reference() -> None:
     for record in records("reconcilable"):
         old = MachineConfig.from_json(record["old"])
         overrides = (record["overrides"] or {}).get("storage", [])
-        allowed = frozenset(map(Override, overrides))
+        allowed = frozenset(map(ValidationOverride, overrides))
         for document in record["new"]:
             new = MachineConfig.from_json(document)
             if record["err"] is None:
-                check(old, new, allowed=allowed)
+                check_reconcilable(old, new, allowed=allowed)
             elif "parsing new Ignition config" in record["err"]:
                 with pytest.raises(IgnitionError):
-                    check(old, new, allowed=allowed)
+                    check_reconcilable(old, new, allowed=allowed)
             else:
                 with pytest.raises(UnreconcilableError) as caught:
-                    check(old, new, allowed=allowed)
+                    check_reconcilable(old, new, allowed=allowed)
                 # The reference swaps the names of the two configs; the reason is after them.
                 reason = record["err"].partition(": ")[2]
                 assert reason in str(caught.value)
@@ -56,7 +60,7 @@ def test_the_error_names_both_configs_and_every_obstacle() -> None:
         fips=True,
     )
     with pytest.raises(UnreconcilableError) as caught:
-        check(old, new)
+        check_reconcilable(old, new)
     assert str(caught.value) == (
         'new machineconfig "rendered-b" is not reconcilable against "rendered-a": '
         "ignition disks section contains changes (spec.config.storage.disks); "
@@ -133,7 +137,7 @@ def test_luks_is_not_looked_at() -> None:
 @given(configs(), configs().flatmap(damaged))
 def test_any_two_configs_are_judged_or_refused(old: object, new: object) -> None:
     with contextlib.suppress(ConfigError):
-        check(config(old), MachineConfig.from_json({"spec": {"config": new}}))
+        check_reconcilable(config(old), MachineConfig.from_json({"spec": {"config": new}}))
 
 
 @fuzz

@@ -13,10 +13,10 @@ from treenail.config.redact import (
     LINES_LIMIT,
     SIZE_LIMIT,
     FileDiff,
-    redacted,
-    redacted_diff,
-    redacted_json,
-    redacted_line,
+    compute_redacted_diff,
+    redact_json,
+    redact_line,
+    redact_text,
 )
 
 CANARY = "Canary7Zq"
@@ -101,10 +101,10 @@ PEM = f"-----BEGIN RSA PRIVATE KEY-----\n{LONG}\n{CANARY}\n-----END RSA PRIVATE 
     ],
 )
 def test_secret_is_withheld_and_every_line_keeps_its_place(text: str) -> None:
-    shown = redacted(text)
+    shown = redact_text(text)
     assert CANARY not in shown
     assert shown.count("\n") == text.count("\n")
-    assert redacted(shown) == shown
+    assert redact_text(shown) == shown
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_secret_is_withheld_and_every_line_keeps_its_place(text: str) -> None:
     ],
 )
 def test_what_is_no_secret_is_shown(text: str) -> None:
-    assert redacted(text) == text
+    assert redact_text(text) == text
 
 
 @pytest.mark.parametrize(
@@ -161,19 +161,19 @@ def test_what_is_no_secret_is_shown(text: str) -> None:
 def test_long_line_of_anything_is_read_at_once(piece: str) -> None:
     """Also with what a pattern can begin before it; a pattern that tries all ways takes hours."""
     for head in ("", 'password=\\"', "--token \\", "<pw ", "-u "):
-        redacted_line((head + piece * (1 << 15))[: 1 << 15])
+        redact_line((head + piece * (1 << 15))[: 1 << 15])
 
 
 def test_key_on_one_line_hides_itself_and_not_what_is_beside_it() -> None:
     text = f'{{"user": "a", "password": "{CANARY}", "shell": "/bin/sh"}}'
-    assert redacted_line(text) == '{"user": "a", "password": <withheld>, "shell": "/bin/sh"}'
+    assert redact_line(text) == '{"user": "a", "password": <withheld>, "shell": "/bin/sh"}'
 
 
 @given(st.text())
 def test_any_text_keeps_its_lines_and_is_stable(text: str) -> None:
-    shown = redacted(text)
+    shown = redact_text(text)
     assert shown.count("\n") == text.count("\n")
-    assert redacted(shown).count("\n") == text.count("\n")
+    assert redact_text(shown).count("\n") == text.count("\n")
 
 
 def test_document_keeps_its_form_without_its_secrets() -> None:
@@ -194,7 +194,7 @@ def test_document_keeps_its_form_without_its_secrets() -> None:
         "systemd": {"units": [{"name": "a.service", "contents": f"[X]\nY=TOKEN={CANARY}\n"}]},
         "automountServiceAccountToken": True,
     }
-    assert redacted_json(document) == {
+    assert redact_json(document) == {
         "passwd": {"users": [{"name": "core", "passwordHash": "<withheld>"}]},
         "storage": {
             "files": [
@@ -213,7 +213,7 @@ def test_document_keeps_its_form_without_its_secrets() -> None:
 def test_difference_has_three_lines_around_it() -> None:
     old = b"".join(b"line %d\n" % number for number in range(1, 10))
     new = old.replace(b"line 5\n", b"line five\n")
-    assert redacted_diff(old, new, path="/etc/a", mode=0o644) == FileDiff(
+    assert compute_redacted_diff(old, new, path="/etc/a", mode=0o644) == FileDiff(
         (
             "@@ -2,7 +2,7 @@",
             " line 2",
@@ -230,24 +230,24 @@ def test_difference_has_three_lines_around_it() -> None:
 
 def test_new_and_removed_files_are_shown_whole() -> None:
     content = b"one\ntwo\n"
-    assert redacted_diff(None, content, path="/etc/a", mode=0o644).lines == (
+    assert compute_redacted_diff(None, content, path="/etc/a", mode=0o644).lines == (
         "@@ -0,0 +1,2 @@",
         "+one",
         "+two",
     )
-    assert redacted_diff(content, None, path="/etc/a", mode=0o644).lines == (
+    assert compute_redacted_diff(content, None, path="/etc/a", mode=0o644).lines == (
         "@@ -1,2 +0,0 @@",
         "-one",
         "-two",
     )
-    assert redacted_diff(None, b"", path="/etc/a", mode=0o644) == FileDiff(
+    assert compute_redacted_diff(None, b"", path="/etc/a", mode=0o644) == FileDiff(
         note="nothing -> 0 bytes"
     )
 
 
 def test_other_secret_is_a_difference_that_does_not_tell_it() -> None:
     old, new = b"user=a\npassword=Canary7Zq1\n", b"user=a\npassword=Canary7Zq2\n"
-    assert redacted_diff(old, new, path="/etc/a", mode=0o644).lines == (
+    assert compute_redacted_diff(old, new, path="/etc/a", mode=0o644).lines == (
         "@@ -1,2 +1,2 @@",
         " user=a",
         "-password=<withheld>",
@@ -258,7 +258,7 @@ def test_other_secret_is_a_difference_that_does_not_tell_it() -> None:
 def test_key_that_begins_far_above_the_difference_is_withheld() -> None:
     lines = [b"-----BEGIN PRIVATE KEY-----", *([b"Canary7Zq"] * 20), b"-----END PRIVATE KEY-----"]
     new = b"\n".join([*lines[:15], b"Canary7Zqx", *lines[15:]])
-    shown = redacted_diff(b"\n".join(lines), new, path="/etc/a", mode=0o644)
+    shown = compute_redacted_diff(b"\n".join(lines), new, path="/etc/a", mode=0o644)
     assert CANARY not in str(shown)
     assert "+<withheld>" in shown.lines
 
@@ -277,28 +277,30 @@ def test_key_that_begins_far_above_the_difference_is_withheld() -> None:
     ],
 )
 def test_file_that_not_everybody_reads_is_not_shown(path: str, mode: int) -> None:
-    shown = redacted_diff(CANARY.encode(), None, path=path, mode=mode)
+    shown = compute_redacted_diff(CANARY.encode(), None, path=path, mode=mode)
     assert shown == FileDiff(note="contents withheld: 9 bytes -> nothing")
 
 
 def test_binary_and_long_contents_are_named_by_digest_and_size() -> None:
     binary = b"\x1f\x8b\x08\x00\xff"
     digest = hashlib.sha256(binary).hexdigest()
-    assert redacted_diff(None, binary, path="/etc/a", mode=0o644) == FileDiff(
+    assert compute_redacted_diff(None, binary, path="/etc/a", mode=0o644) == FileDiff(
         note=f"binary: nothing -> 5 bytes, sha256:{digest}"
     )
     long = b"a" * (SIZE_LIMIT + 1)
-    assert redacted_diff(b"", long, path="/etc/a", mode=0o644).note.startswith("long: 0 bytes")
+    assert compute_redacted_diff(b"", long, path="/etc/a", mode=0o644).note.startswith(
+        "long: 0 bytes"
+    )
 
 
 def test_difference_is_bounded_in_both_directions() -> None:
     many = b"".join(b"%d %s\n" % (number, b"x y" * 200) for number in range(LINES_LIMIT + 9))
-    shown = redacted_diff(None, many, path="/etc/a", mode=0o644)
+    shown = compute_redacted_diff(None, many, path="/etc/a", mode=0o644)
     assert len(shown.lines) == LINES_LIMIT
     assert shown.note == "10 lines more"
     assert max(map(len, shown.lines)) == 300
 
 
 def test_control_characters_do_not_reach_the_terminal() -> None:
-    shown = redacted_diff(None, b"a\x1b[2Jb\r\n", path="/etc/a", mode=0o644)
+    shown = compute_redacted_diff(None, b"a\x1b[2Jb\r\n", path="/etc/a", mode=0o644)
     assert shown.lines == ("@@ -0,0 +1,1 @@", "+a?[2Jb?")

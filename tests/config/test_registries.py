@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.api.fuzzing import fuzz
-from treenail.config.registries import safe_change
+from treenail.config.registries import is_safe_change
 
 BASE = """
 unqualified-search-registries = ["a.example.com", "b.example.com"]
@@ -27,7 +27,7 @@ ENTRY = '[[registry]]\nlocation = "new.example.com"\n'
 
 
 def safe(new: str, old: str = BASE) -> bool:
-    return safe_change(old.encode(), new.encode())
+    return is_safe_change(old.encode(), new.encode())
 
 
 @pytest.mark.parametrize(
@@ -83,5 +83,5 @@ def test_leaving_digests_for_tags_is_not_safe() -> None:
 @fuzz
 @given(st.binary() | st.text(st.sampled_from("[]registy.mo=\"'{}\n#= 0a")).map(str.encode))
 def test_any_contents_are_judged(contents: bytes) -> None:
-    safe_change(contents, contents)
-    assert not safe_change(BASE.encode(), contents)
+    is_safe_change(contents, contents)
+    assert not is_safe_change(BASE.encode(), contents)

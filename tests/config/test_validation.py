@@ -6,7 +6,7 @@ import pytest
 
 from tests.oracle import needs_oracle, records
 from treenail.api.machineconfig import MachineConfig
-from treenail.config.validation import SIZE_LIMIT, check, check_size
+from treenail.config.validation import SIZE_LIMIT, check_rendered_size, validate_config
 from treenail.errors import ConfigError
 
 
@@ -24,9 +24,9 @@ def test_recorded_configs_are_accepted_and_refused_as_recorded() -> None:
     for record in found:
         if record["err"]:
             with pytest.raises(ConfigError, match="ignition"):
-                check(machine_config(record["spec"]))
+                validate_config(machine_config(record["spec"]))
         else:
-            check(machine_config(record["spec"]))
+            validate_config(machine_config(record["spec"]))
     assert len(found) == 29
 
 
@@ -41,7 +41,7 @@ def test_recorded_configs_are_accepted_and_refused_as_recorded() -> None:
     ],
 )
 def test_what_can_be_used_is_accepted(spec: dict[str, Any]) -> None:
-    check(machine_config(spec))
+    validate_config(machine_config(spec))
 
 
 @pytest.mark.parametrize(
@@ -71,15 +71,15 @@ def test_what_can_be_used_is_accepted(spec: dict[str, Any]) -> None:
 )
 def test_what_can_not_be_used_is_named_with_its_place(spec: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        check(machine_config(spec))
+        validate_config(machine_config(spec))
     assert str(raised.value) == f"MachineConfig 50-mine: {sentence}"
 
 
 def test_a_config_too_large_to_be_stored_is_refused_by_its_size() -> None:
     fits = {"a": "x" * (SIZE_LIMIT - len('{"a":""}'))}
-    check_size(fits, "rendered-worker-1")
+    check_rendered_size(fits, "rendered-worker-1")
     with pytest.raises(ConfigError) as raised:
-        check_size({"a": f"{fits['a']}x"}, "rendered-worker-1")
+        check_rendered_size({"a": f"{fits['a']}x"}, "rendered-worker-1")
     assert str(raised.value) == (
         "rendered-worker-1 has 1572865 bytes, more than the limit of 1572864"
     )

@@ -15,21 +15,21 @@ from treenail.api.machineconfig import EXTENSIONS, MachineConfig
 from treenail.api.meta import ObjectMeta
 from treenail.config.names import FORCE_FILE
 from treenail.config.wanted import (
-    Wanted,
     WantedDirectory,
     WantedFile,
     WantedLink,
     WantedOS,
+    WantedState,
     WantedUnit,
     WantedUser,
-    split_arguments,
-    wanted,
+    read_wanted_state,
+    split_kernel_arguments,
 )
 from treenail.errors import ConfigError
 
 
-def of(document: object = None, **spec: object) -> Wanted:
-    return wanted(MachineConfig(config=document, **spec))
+def of(document: object = None, **spec: object) -> WantedState:
+    return read_wanted_state(MachineConfig(config=document, **spec))
 
 
 def refusal(document: object = None, **spec: object) -> str:
@@ -39,7 +39,7 @@ def refusal(document: object = None, **spec: object) -> str:
 
 
 def test_an_empty_config_wants_nothing() -> None:
-    assert of() == Wanted()
+    assert of() == WantedState()
 
 
 def test_what_is_not_said_is_the_default() -> None:
@@ -54,14 +54,14 @@ def test_what_is_not_said_is_the_default() -> None:
             "links": [{"path": "/etc/l", "target": "a"}],
         }
     )
-    assert of(document) == Wanted(
+    assert of(document) == WantedState(
         files={
             "/etc/a": WantedFile("/etc/a", Contents(), 0o644, 0, 0),
             "/etc/b": WantedFile("/etc/b", Contents(), 0o600, 7, "wheel"),
             "/etc/c": WantedFile("/etc/c", Contents(), 0o644, 0, 0),
         },
         directories={"/etc/d": WantedDirectory("/etc/d", 0o755, 0, 0)},
-        links={"/etc/l": WantedLink("/etc/l", "a", hard=False)},
+        links={"/etc/l": WantedLink("/etc/l", "a", is_hard=False)},
     )
 
 
@@ -83,11 +83,11 @@ def test_units_are_reduced_to_what_they_are_on_disk() -> None:
         "c.service": WantedUnit("c.service", mask=False),
         "d.service": WantedUnit("d.service", dropins={"1.conf": "y", "2.conf": ""}),
     }
-    assert found.unit_files() == {
+    assert found.list_unit_files() == {
         "/etc/systemd/system/a.service": "x",
         "/etc/systemd/system/d.service.d/1.conf": "y",
     }
-    assert found.masks() == {"/etc/systemd/system/b.service"}
+    assert found.list_masks() == {"/etc/systemd/system/b.service"}
 
 
 def test_users_keep_keys_and_password() -> None:
@@ -130,13 +130,13 @@ def test_the_operating_system_is_read() -> None:
     ],
 )
 def test_quotes_protect_spaces_in_kernel_arguments(entry: str, arguments: list[str]) -> None:
-    assert split_arguments(entry) == arguments
+    assert split_kernel_arguments(entry) == arguments
 
 
 @fuzz
 @given(st.text(st.sampled_from('ab= \t"')))
 def test_splitting_loses_nothing_but_spaces(entry: str) -> None:
-    found = split_arguments(entry)
+    found = split_kernel_arguments(entry)
     assert all(argument.strip() for argument in found)
     assert "".join("".join(found).split()) == "".join(entry.split())
 
@@ -195,8 +195,8 @@ def test_a_refusal_names_the_config() -> None:
 @needs_oracle
 def test_rendered_configs_of_a_real_cluster_are_wanted_as_they_are() -> None:
     for path in rendered():
-        config = MachineConfig.from_json(documents.load(path.read_text(), where=path.name))
-        found = wanted(config)
+        config = MachineConfig.from_json(documents.load_document(path.read_text(), where=path.name))
+        found = read_wanted_state(config)
         assert config.config is not None
         storage = config.config["storage"]
         assert isinstance(storage, dict)
@@ -208,10 +208,10 @@ def test_what_go_finds_valid_is_wanted() -> None:
     for record in records("validate_mc"):
         config = MachineConfig.from_json({"spec": record["spec"]})
         if record["err"] is None:
-            wanted(config)
+            read_wanted_state(config)
         else:
             with pytest.raises(ConfigError):
-                wanted(config)
+                read_wanted_state(config)
 
 
 SECRETS = ignition(
@@ -241,7 +241,7 @@ def test_secrets_do_not_show_in_a_representation() -> None:
 def test_secrets_show_in_no_error_whatever_is_wrong(document: object) -> None:
     try:
         config = MachineConfig.from_json({"spec": {"config": document}})
-        told = repr(config) + repr(wanted(config))
+        told = repr(config) + repr(read_wanted_state(config))
     except ConfigError as error:
         told = f"{error} {error.remedy}"
     assert "canary" not in told
@@ -251,4 +251,4 @@ def test_secrets_show_in_no_error_whatever_is_wrong(document: object) -> None:
 @given(configs().flatmap(damaged))
 def test_any_config_is_wanted_or_refused(document: object) -> None:
     with contextlib.suppress(ConfigError):
-        wanted(MachineConfig.from_json({"spec": {"config": document}}))
+        read_wanted_state(MachineConfig.from_json({"spec": {"config": document}}))

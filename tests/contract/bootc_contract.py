@@ -23,13 +23,13 @@ from tests.contract.os_contract import OperatingSystemContract
 from tests.contract.os_machines import go_on
 from tests.waiting import wait_until
 from treenail.errors import BusyError, HostError, TransactionError
-from treenail.host.bootc.backend import PULL, ROLLBACK, SWITCH
-from treenail.host.ostree.deployments import Change, Progress, Verdict
-from treenail.host.ostree.watch import Limits
-from treenail.host.systemd.transient import Job
-from treenail_lab.machine.ostree.sysroot import deployment_of, with_packages
+from treenail.host.bootc.backend import PULL_UNIT, ROLLBACK_UNIT, SWITCH_UNIT
+from treenail.host.ostree.deployments import DeploymentChange, TransactionProgress, WatchVerdict
+from treenail.host.ostree.watch import TransactionLimits
+from treenail.host.systemd.transient import TransientJob
+from treenail_lab.machine.ostree.sysroot import layer_packages, make_deployment
 
-TO_THERE = Change(image=THERE.pull_spec)
+TO_THERE = DeploymentChange(image=THERE.pull_spec)
 PROGRAM = """
 import os, sys
 from treenail.clock import SystemClock
@@ -69,47 +69,50 @@ class BootcContract(OperatingSystemContract):
     def test_pull_of_a_killed_agent_goes_on_and_is_joined(self, machine: BootcMachine) -> None:
         machine.change(replace(QUICK, pull_bytes_per_s=100_000))
         self.killed_at_work(machine, "stage", THERE.pull_spec)
-        run = machine.units().find(PULL)
+        run = machine.units().find_run(PULL_UNIT)
         assert run is not None
-        assert run.running
-        transaction = machine.os().look().transaction
+        assert run.is_running
+        transaction = machine.os().read_deployments().transaction
         assert transaction is not None
         assert transaction.method == f"treenail: pull {THERE.pull_spec}"
         machine.change(QUICK)
-        machine.os().stage(TO_THERE, watch=go_on)
-        again = machine.units().find(PULL)
+        machine.os().stage_deployment(TO_THERE, watch=go_on)
+        again = machine.units().find_run(PULL_UNIT)
         assert again is not None
-        assert (again.invocation, again.done) == (run.invocation, True)
+        assert (again.invocation, again.is_done) == (run.invocation, True)
 
     def test_switch_of_a_killed_agent_goes_on_and_is_joined(self, machine: BootcMachine) -> None:
-        machine.os().stage(TO_THERE, watch=go_on)
+        machine.os().stage_deployment(TO_THERE, watch=go_on)
         machine.change(replace(QUICK, pull_bytes_per_s=100_000))
         self.killed_at_work(machine, "finalize", THERE.digest)
-        run = machine.units().find(SWITCH)
+        run = machine.units().find_run(SWITCH_UNIT)
         assert run is not None
-        assert run.running
-        during = machine.os().look()
+        assert run.is_running
+        during = machine.os().read_deployments()
         assert during.transaction is not None
         assert during.transaction.method == f"treenail: switch to {THERE.pull_spec}"
         assert during.booted is not None
         assert during.booted.digest == HERE.digest
         machine.change(QUICK)
-        machine.os().finalize(THERE.digest)
-        staged = machine.os().look().staged
+        machine.os().finalize_staged(THERE.digest)
+        staged = machine.os().read_deployments().staged
         assert staged is not None
-        assert (staged.digest, staged.locked) == (THERE.digest, False)
+        assert (staged.digest, staged.is_locked) == (THERE.digest, False)
 
     def at_there(self, machine: BootcMachine) -> None:
         """The machine was booted into `THERE`, from `HERE`."""
-        machine.os().stage(TO_THERE, watch=go_on)
-        machine.os().finalize(THERE.digest)
+        machine.os().stage_deployment(TO_THERE, watch=go_on)
+        machine.os().finalize_staged(THERE.digest)
         machine.reboot()
 
     def assert_goes_back(self, machine: BootcMachine) -> None:
-        first, *_ = machine.sysroot.everything()
+        first, *_ = machine.sysroot.list_deployments()
         assert first.digest == HERE.digest
         machine.reboot()
-        assert [each.digest for each in machine.os().look().all] == [HERE.digest, THERE.digest]
+        assert [each.digest for each in machine.os().read_deployments().in_boot_order] == [
+            HERE.digest,
+            THERE.digest,
+        ]
 
     def test_rollback_of_a_killed_agent_goes_on_and_is_not_undone(
         self, machine: BootcMachine
@@ -117,18 +120,18 @@ class BootcContract(OperatingSystemContract):
         self.at_there(machine)
         machine.change(replace(QUICK, staging_s=3.0))
         self.killed_at_work(machine, "roll back", "")
-        run = machine.units().find(ROLLBACK)
+        run = machine.units().find_run(ROLLBACK_UNIT)
         assert run is not None
-        assert run.running
+        assert run.is_running
         machine.os().roll_back()
-        assert machine.units().find(ROLLBACK) is None
+        assert machine.units().find_run(ROLLBACK_UNIT) is None
         self.assert_goes_back(machine)
 
     def test_rollback_whose_end_nobody_saw_is_not_undone(self, machine: BootcMachine) -> None:
         self.at_there(machine)
         bootc = (str(machine.root / "usr/bin/bootc"), "rollback")
         what = f"treenail: roll back to {HERE.pull_spec}"
-        machine.units().run(Job(ROLLBACK, what, bootc, 60.0), lambda: None)
+        machine.units().run_job(TransientJob(ROLLBACK_UNIT, what, bootc, 60.0), lambda: None)
         machine.os().roll_back()
         self.assert_goes_back(machine)
 
@@ -142,142 +145,150 @@ class BootcContract(OperatingSystemContract):
         self.assert_goes_back(machine)
 
     def test_what_the_boot_loader_gave_up_is_dropped_for_good(self, machine: BootcMachine) -> None:
-        here = machine.sysroot.booted()
+        here = machine.sysroot.find_booted()
         assert here is not None
-        there = deployment_of(THERE, THERE.pull_spec, here.kernel_arguments)
-        machine.sysroot.write((there, here))
-        machine.sysroot.boot(1)
-        machine.os().drop(BAD.digest)
-        assert len(machine.os().look().all) == 2
+        there = make_deployment(THERE, THERE.pull_spec, here.kernel_arguments)
+        machine.sysroot.write_deployments((there, here))
+        machine.sysroot.boot_deployment(1)
+        machine.os().drop_staged(BAD.digest)
+        assert len(machine.os().read_deployments().in_boot_order) == 2
         for _ in range(2):
-            machine.os().drop(THERE.digest)
-            assert [each.digest for each in machine.os().look().all] == [HERE.digest]
+            machine.os().drop_staged(THERE.digest)
+            assert [each.digest for each in machine.os().read_deployments().in_boot_order] == [
+                HERE.digest
+            ]
 
     def test_former_deployment_of_an_image_makes_way_for_the_new_one(
         self, machine: BootcMachine
     ) -> None:
         self.at_there(machine)
-        machine.os().stage(Change(image=HERE.pull_spec), watch=go_on)
-        machine.os().finalize(HERE.digest)
-        found = machine.os().look().all
+        machine.os().stage_deployment(DeploymentChange(image=HERE.pull_spec), watch=go_on)
+        machine.os().finalize_staged(HERE.digest)
+        found = machine.os().read_deployments().in_boot_order
         assert [each.digest for each in found] == [HERE.digest, THERE.digest]
-        assert found[0].staged
+        assert found[0].is_staged
 
     def test_nothing_is_left_once_an_image_is_deployed(self, machine: BootcMachine) -> None:
         bootc = machine.os()
-        bootc.stage(TO_THERE, watch=go_on)
-        bootc.finalize(THERE.digest)
-        assert [unit for unit in UNITS if machine.units().find(unit)] == []
+        bootc.stage_deployment(TO_THERE, watch=go_on)
+        bootc.finalize_staged(THERE.digest)
+        assert [unit for unit in UNITS if machine.units().find_run(unit)] == []
         stored = machine.root / "var/lib/containers/storage/images.json"
         assert stored.read_text() == "[]"
 
     def test_switch_whose_end_nobody_saw_is_in_nobodys_way(self, machine: BootcMachine) -> None:
-        machine.os().stage(TO_THERE, watch=go_on)
+        machine.os().stage_deployment(TO_THERE, watch=go_on)
         for what in (f"treenail: switch to {THERE.pull_spec}", "treenail: switch to another"):
-            machine.units().run(Job(SWITCH, what, ("/bin/true",), 60.0), lambda: None)
-            machine.os().finalize(THERE.digest)
-            staged = machine.os().look().staged
+            machine.units().run_job(
+                TransientJob(SWITCH_UNIT, what, ("/bin/true",), 60.0), lambda: None
+            )
+            machine.os().finalize_staged(THERE.digest)
+            staged = machine.os().read_deployments().staged
             assert staged is not None
-            assert (staged.digest, staged.locked) == (THERE.digest, False)
-            machine.os().drop(THERE.digest)
-            machine.os().stage(TO_THERE, watch=go_on)
+            assert (staged.digest, staged.is_locked) == (THERE.digest, False)
+            machine.os().drop_staged(THERE.digest)
+            machine.os().stage_deployment(TO_THERE, watch=go_on)
 
     def test_pull_that_failed_is_in_nobodys_way(self, machine: BootcMachine) -> None:
         with pytest.raises(TransactionError):
-            machine.os().stage(Change(image=machine.images.broken), watch=go_on)
-        machine.os().stage(TO_THERE, watch=go_on)
-        staged = machine.os().look().staged
+            machine.os().stage_deployment(
+                DeploymentChange(image=machine.images.broken), watch=go_on
+            )
+        machine.os().stage_deployment(TO_THERE, watch=go_on)
+        staged = machine.os().read_deployments().staged
         assert staged is not None
         assert staged.digest == THERE.digest
 
     def test_what_is_deployed_already_is_not_taken_for_locked(self, machine: BootcMachine) -> None:
-        machine.os().stage(TO_THERE, watch=go_on)
-        machine.os().finalize(THERE.digest)
+        machine.os().stage_deployment(TO_THERE, watch=go_on)
+        machine.os().finalize_staged(THERE.digest)
         with pytest.raises(HostError, match=f"can't stage .*: {THERE.pull_spec} is staged"):
-            machine.os().stage(TO_THERE, watch=go_on)
+            machine.os().stage_deployment(TO_THERE, watch=go_on)
 
     def test_switch_that_fails_tells_what_bootc_told(self, machine: BootcMachine) -> None:
         bootc = machine.os()
-        bootc.stage(Change(image=BAD.pull_spec), watch=go_on)
+        bootc.stage_deployment(DeploymentChange(image=BAD.pull_spec), watch=go_on)
         with pytest.raises(TransactionError) as caught:
-            bootc.finalize(BAD.digest)
+            bootc.finalize_staged(BAD.digest)
         assert str(caught.value) == (
             f"bootc could not switch to {BAD.pull_spec}: "
             "Switching: Staging: no space left on device"
         )
         assert caught.value.remedy == "free space in /sysroot and /boot"
-        staged = bootc.look().staged
+        staged = bootc.read_deployments().staged
         assert staged is not None
-        assert staged.locked
+        assert staged.is_locked
 
     def test_switch_that_stands_still_is_ended(self, machine: BootcMachine) -> None:
-        machine.os().stage(TO_THERE, watch=go_on)
+        machine.os().stage_deployment(TO_THERE, watch=go_on)
         machine.slow_down()
-        hurried = machine.os(Limits(stall_s=0.5))
+        hurried = machine.os(TransactionLimits(stall_s=0.5))
         with pytest.raises(TransactionError, match=r"it has said nothing for 0\.5 s"):
-            hurried.finalize(THERE.digest)
-        assert machine.units().find(SWITCH) is None
-        staged = machine.os().look().staged
+            hurried.finalize_staged(THERE.digest)
+        assert machine.units().find_run(SWITCH_UNIT) is None
+        staged = machine.os().read_deployments().staged
         assert staged is not None
-        assert staged.locked
+        assert staged.is_locked
 
     def test_image_that_is_not_named_by_its_digest_is_refused(self, machine: BootcMachine) -> None:
         with pytest.raises(HostError, match="not named by its digest"):
-            machine.os().stage(Change(image="registry.lab.example/os/node:2.0"), watch=go_on)
+            machine.os().stage_deployment(
+                DeploymentChange(image="registry.lab.example/os/node:2.0"), watch=go_on
+            )
 
     def test_status_that_waits_for_the_lock_is_busy(self, machine: BootcMachine) -> None:
-        lock = machine.sysroot.lock()
+        lock = machine.sysroot.acquire_lock()
         assert lock is not None
         try:
             with pytest.raises(BusyError, match=r"did not answer within 1 s.* holds the sysroot"):
-                machine.os(status_s=1.0).look()
-            hurried = machine.os(Limits(transaction_s=0.0), status_s=0.2)
+                machine.os(status_s=1.0).read_deployments()
+            hurried = machine.os(TransactionLimits(transaction_s=0.0), status_s=0.2)
             with pytest.raises(BusyError):
-                hurried.wait_for_other(watch=go_on)
+                hurried.wait_for_other_transaction(watch=go_on)
         finally:
             os.close(lock)
-        assert machine.os().look().booted is not None
+        assert machine.os().read_deployments().booted is not None
 
     def test_others_are_waited_for(self, machine: BootcMachine) -> None:
-        lock = machine.sysroot.lock()
+        lock = machine.sysroot.acquire_lock()
         assert lock is not None
         told: list[str] = []
 
-        def watch(progress: Progress) -> Verdict:
+        def watch(progress: TransactionProgress) -> WatchVerdict:
             if not told:
                 os.close(lock)
             told.append(progress.text)
-            return Verdict.GO_ON
+            return WatchVerdict.CONTINUE
 
-        machine.os().wait_for_other(watch=watch)
+        machine.os().wait_for_other_transaction(watch=watch)
         assert told == ["waiting for the lock of the sysroot"]
 
     def test_labels_are_known_before_and_after_the_image_is_deployed(
         self, machine: BootcMachine
     ) -> None:
         bootc = machine.os()
-        bootc.stage(TO_THERE, watch=go_on)
-        staged = bootc.look().staged
+        bootc.stage_deployment(TO_THERE, watch=go_on)
+        staged = bootc.read_deployments().staged
         assert staged is not None
         assert staged.labels["machineconfig"] == "rendered-worker-2"
-        bootc.finalize(THERE.digest)
+        bootc.finalize_staged(THERE.digest)
         machine.reboot()
-        booted = machine.os().look().booted
+        booted = machine.os().read_deployments().booted
         assert booted is not None
         assert booted.labels == staged.labels
 
     @pytest.mark.parametrize(
         ("change", "named"),
         [
-            (Change(append=("nosmt",)), "kernel arguments"),
-            (Change(image=THERE.pull_spec, install=("usbguard",)), "packages"),
+            (DeploymentChange(append_kargs=("nosmt",)), "kernel arguments"),
+            (DeploymentChange(image=THERE.pull_spec, install_packages=("usbguard",)), "packages"),
         ],
     )
     def test_what_bootc_can_not_change_is_refused_with_a_remedy(
-        self, machine: BootcMachine, change: Change, named: str
+        self, machine: BootcMachine, change: DeploymentChange, named: str
     ) -> None:
         with pytest.raises(HostError, match=f"nothing but the image .* asked for: {named}$") as e:
-            machine.os().stage(change, watch=go_on)
+            machine.os().stage_deployment(change, watch=go_on)
         assert "/usr/lib/bootc/kargs.d" in e.value.remedy
         assert 'backend = "rpm-ostree"' in e.value.remedy
 
@@ -285,11 +296,11 @@ class BootcContract(OperatingSystemContract):
         self, machine: BootcMachine
     ) -> None:
         sysroot = machine.sysroot
-        booted = sysroot.booted()
+        booted = sysroot.find_booted()
         assert booted is not None
-        changed = with_packages(booted, ("usbguard",), ())
-        sysroot.write((changed,))
-        sysroot.boot()
+        changed = layer_packages(booted, ("usbguard",), ())
+        sysroot.write_deployments((changed,))
+        sysroot.boot_deployment()
         name = f"{changed.checksum}.{changed.serial}.origin"
         origin = machine.root / f"sysroot/ostree/deploy/{changed.osname}/deploy/{name}"
         origin.parent.mkdir(parents=True)
@@ -298,12 +309,12 @@ class BootcContract(OperatingSystemContract):
             "[packages]\nrequested=usbguard;\n"
         )
         with pytest.raises(HostError) as caught:
-            machine.os().stage(TO_THERE, watch=go_on)
+            machine.os().stage_deployment(TO_THERE, watch=go_on)
         assert str(caught.value) == (
             "bootc can't replace the booted deployment: it was changed by rpm-ostree: "
             "packages requested=usbguard"
         )
-        assert machine.units().find(PULL) is None
+        assert machine.units().find_run(PULL_UNIT) is None
 
     def test_image_is_verified_where_the_policy_has_it_so(self, machine: BootcMachine) -> None:
         machine.set_policy({
@@ -315,14 +326,14 @@ class BootcContract(OperatingSystemContract):
         })  # fmt: skip
         bootc = machine.os()
         with pytest.raises(TransactionError, match="Source image rejected: A signature was req"):
-            bootc.stage(Change(image=UNSIGNED.pull_spec), watch=go_on)
-        assert bootc.look().staged is None
-        bootc.stage(TO_THERE, watch=go_on)
-        bootc.finalize(THERE.digest)
-        staged = machine.sysroot.staged()
+            bootc.stage_deployment(DeploymentChange(image=UNSIGNED.pull_spec), watch=go_on)
+        assert bootc.read_deployments().staged is None
+        bootc.stage_deployment(TO_THERE, watch=go_on)
+        bootc.finalize_staged(THERE.digest)
+        staged = machine.sysroot.read_staged()
         assert staged is not None
         assert staged.refspec == f"ostree-image-signed:containers-storage:{THERE.pull_spec}"
-        assert bootc.look().all[0].image == THERE.pull_spec
+        assert bootc.read_deployments().in_boot_order[0].image == THERE.pull_spec
 
     def test_where_the_default_accepts_anything_podman_alone_verifies(
         self, machine: BootcMachine
@@ -335,22 +346,22 @@ class BootcContract(OperatingSystemContract):
         })  # fmt: skip
         bootc = machine.os()
         with pytest.raises(TransactionError, match="Source image rejected: A signature was req"):
-            bootc.stage(Change(image=UNSIGNED.pull_spec), watch=go_on)
-        bootc.stage(TO_THERE, watch=go_on)
-        bootc.finalize(THERE.digest)
-        staged = machine.sysroot.staged()
+            bootc.stage_deployment(DeploymentChange(image=UNSIGNED.pull_spec), watch=go_on)
+        bootc.stage_deployment(TO_THERE, watch=go_on)
+        bootc.finalize_staged(THERE.digest)
+        staged = machine.sysroot.read_staged()
         assert staged is not None
         assert staged.refspec == f"ostree-unverified-image:containers-storage:{THERE.pull_spec}"
 
     def test_what_another_staged_is_not_replaced(self, machine: BootcMachine) -> None:
         subprocess.run([machine.root / "usr/bin/bootc", "switch", THERE.pull_spec], check=True)
         with pytest.raises(HostError, match=f"can't stage .*: {THERE.pull_spec} is staged"):
-            machine.os().stage(Change(image=BAD.pull_spec), watch=go_on)
+            machine.os().stage_deployment(DeploymentChange(image=BAD.pull_spec), watch=go_on)
 
     def test_what_we_deployed_can_still_be_dropped(self, machine: BootcMachine) -> None:
         bootc = machine.os()
-        bootc.stage(TO_THERE, watch=go_on)
-        bootc.finalize(THERE.digest)
-        bootc.drop(THERE.digest)
-        assert bootc.look().staged is None
-        wait_until(lambda: machine.sysroot.staged() is None)
+        bootc.stage_deployment(TO_THERE, watch=go_on)
+        bootc.finalize_staged(THERE.digest)
+        bootc.drop_staged(THERE.digest)
+        assert bootc.read_deployments().staged is None
+        wait_until(lambda: machine.sysroot.read_staged() is None)

@@ -9,20 +9,26 @@ from pathlib import Path
 
 from tests.contract.os_machines import Images
 from treenail.clock import SystemClock
-from treenail.daemon.checks.signature_policy import verifies
-from treenail.host.bootc.backend import PULL, ROLLBACK, SWITCH, UNDEPLOY, Bootc
-from treenail.host.filesystem.files import Files
+from treenail.daemon.checks.signature_policy import needs_signature
+from treenail.host.bootc.backend import (
+    PULL_UNIT,
+    ROLLBACK_UNIT,
+    SWITCH_UNIT,
+    UNDEPLOY_UNIT,
+    BootcBackend,
+)
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.host.ostree.watch import Limits
-from treenail.host.system.process import Programs
+from treenail.host.ostree.watch import TransactionLimits
+from treenail.host.system.process import ProgramRunner
 from treenail.host.systemd.bus import SystemBus
 from treenail.host.systemd.transient import TransientUnits
 from treenail_lab import images
-from treenail_lab.images import Catalogue, make_image
+from treenail_lab.images import ImageCatalogue, make_image
 from treenail_lab.machine import rootfs, settings
 from treenail_lab.machine.ostree.sysroot import Sysroot
 from treenail_lab.machine.programs import commands
-from treenail_lab.machine.settings import Settings
+from treenail_lab.machine.settings import MachineSettings
 
 HERE = make_image("os/node", "1.0", 1_000_000)
 THERE = make_image("os/node", "2.0", 1_000_000, labels={"machineconfig": "rendered-worker-2"})
@@ -31,9 +37,9 @@ BAD = make_image("os/node", "2.2", 1_000_000, faults={"stage": "no space left on
 BAD_AT_BOOT = make_image("os/node", "2.3", 1_000_000, faults={"boot": "kernel panic"})
 UNSIGNED = make_image("os/node", "2.4", 1_000_000, faults={"unsigned": "nobody signed it"})
 REPOSITORY = HERE.pull_spec.partition("@")[0]
-QUICK = Settings(staging_s=0.02)
-LIMITS = Limits()
-UNITS = (PULL, SWITCH, ROLLBACK, UNDEPLOY)
+QUICK = MachineSettings(staging_s=0.02)
+LIMITS = TransactionLimits()
+UNITS = (PULL_UNIT, SWITCH_UNIT, ROLLBACK_UNIT, UNDEPLOY_UNIT)
 
 
 class BootcMachine:
@@ -48,26 +54,28 @@ class BootcMachine:
         self._settings = directory / "settings.json"
         self._opened = ExitStack()
         catalogue = directory / "images.json"
-        images.save(Catalogue((HERE, THERE, BROKEN, BAD, BAD_AT_BOOT, UNSIGNED)), catalogue)
+        images.save_catalogue(
+            ImageCatalogue((HERE, THERE, BROKEN, BAD, BAD_AT_BOOT, UNSIGNED)), catalogue
+        )
         self.change(QUICK)
-        rootfs.install(self.root, HERE)
-        rootfs.boot(self.root)
-        commands.install(self.root, catalogue, self._settings)
+        rootfs.install_root(self.root, HERE)
+        rootfs.boot_root(self.root)
+        commands.install_programs(self.root, catalogue, self._settings)
 
     @property
     def sysroot(self) -> Sysroot:
         return Sysroot(self.root)
 
-    def change(self, new: Settings) -> None:
-        settings.save(new, self._settings)
+    def change(self, new: MachineSettings) -> None:
+        settings.save_settings(new, self._settings)
 
-    def os(self, limits: Limits = LIMITS, *, status_s: float = 30.0) -> Bootc:
+    def os(self, limits: TransactionLimits = LIMITS, *, status_s: float = 30.0) -> BootcBackend:
         clock = SystemClock()
-        programs = Programs(clock, os.environ)
+        programs = ProgramRunner(clock, os.environ)
         root = Root(self.root)
-        verified = partial(verifies, Files(root))
-        return Bootc(
-            self._bus(), programs, root, clock, limits, status_s=status_s, verifies=verified
+        verified = partial(needs_signature, HostFiles(root))
+        return BootcBackend(
+            self._bus(), programs, root, clock, limits, status_s=status_s, needs_signature=verified
         )
 
     def set_policy(self, policy: object) -> None:
@@ -81,16 +89,16 @@ class BootcMachine:
     def reboot(self) -> None:
         self._opened.close()
         self._power_cycle()
-        self.sysroot.finalize()
-        rootfs.boot(self.root)
+        self.sysroot.finalize_staged()
+        rootfs.boot_root(self.root)
 
     def slow_down(self) -> None:
-        self.change(Settings(pull_bytes_per_s=1000))
+        self.change(MachineSettings(pull_bytes_per_s=1000))
 
     def close(self) -> None:
         self._opened.close()
 
     def _bus(self) -> SystemBus:
         bus = SystemBus(self.address)
-        self._opened.callback(bus.close)
+        self._opened.callback(bus.close_connection)
         return bus

@@ -129,8 +129,8 @@ class Cluster:
     def delete(self, path: str, options: object = None, **query: object) -> Answer:
         return self.request("DELETE", path, options, **query)
 
-    def patch(self, path: str, body: object, kind: str = MERGE, **query: object) -> Answer:
-        return self.request("PATCH", path, body, content_type=kind, **query)
+    def patch(self, path: str, body: object, patch_type: str = MERGE, **query: object) -> Answer:
+        return self.request("PATCH", path, body, content_type=patch_type, **query)
 
     def apply(self, path: str, body: Json, owner: str, **query: object) -> Answer:
         """Server-side apply as a field manager."""

@@ -7,25 +7,25 @@ import pytest
 
 from tests.contract.os_machines import OsMachine, at_once, digest, digests, go_on
 from treenail.errors import CancelledError, HostError, TransactionError
-from treenail.host.ostree.deployments import Change, Verdict
+from treenail.host.ostree.deployments import DeploymentChange, WatchVerdict
 
 
 class OperatingSystemContract:
-    """Tests of `treenail.daemon.reconcile.interfaces.OperatingSystem`."""
+    """Tests of `treenail.daemon.reconcile.interfaces.OSBackend`."""
 
     def test_new_machine_has_what_it_was_installed_from(self, machine: OsMachine) -> None:
         os = machine.os()
         assert digests(os) == [f"{digest(machine.images.here)} booted"]
-        assert os.look().transaction is None
+        assert os.read_deployments().transaction is None
 
     def test_staged_image_is_locked_and_staging_it_again_changes_nothing(
         self, machine: OsMachine
     ) -> None:
         os, images = machine.os(), machine.images
-        os.stage(images.to_there, watch=go_on)
-        first = os.look()
-        machine.os().stage(images.to_there, watch=go_on)
-        assert os.look() == first
+        os.stage_deployment(images.to_there, watch=go_on)
+        first = os.read_deployments()
+        machine.os().stage_deployment(images.to_there, watch=go_on)
+        assert os.read_deployments() == first
         assert digests(os) == [
             f"{digest(images.there)} staged locked",
             f"{digest(images.here)} booted",
@@ -34,63 +34,63 @@ class OperatingSystemContract:
         assert first.staged.image == images.there
 
     def test_nobodys_reboot_boots_what_is_locked(self, machine: OsMachine) -> None:
-        machine.os().stage(machine.images.to_there, watch=go_on)
+        machine.os().stage_deployment(machine.images.to_there, watch=go_on)
         machine.reboot()
-        booted = machine.os().look().booted
+        booted = machine.os().read_deployments().booted
         assert booted is not None
         assert booted.digest == digest(machine.images.here)
 
     def test_image_is_booted_once_it_is_finalized(self, machine: OsMachine) -> None:
         os, images = machine.os(), machine.images
-        os.stage(images.to_there, watch=go_on)
-        staged = os.look().staged
+        os.stage_deployment(images.to_there, watch=go_on)
+        staged = os.read_deployments().staged
         assert staged is not None
-        os.finalize(staged.id)
-        assert [each.locked for each in os.look().all] == [False, False]
+        os.finalize_staged(staged.id)
+        assert [each.is_locked for each in os.read_deployments().in_boot_order] == [False, False]
         machine.reboot()
         assert digests(machine.os()) == [f"{digest(images.there)} booted", digest(images.here)]
 
     def test_finalizing_what_is_final_already_changes_nothing(self, machine: OsMachine) -> None:
-        machine.os().stage(machine.images.to_there, watch=go_on)
-        staged = machine.os().look().staged
+        machine.os().stage_deployment(machine.images.to_there, watch=go_on)
+        staged = machine.os().read_deployments().staged
         assert staged is not None
-        machine.os().finalize(staged.id)
-        first = machine.os().look()
-        machine.os().finalize(staged.id)
-        assert machine.os().look() == first
+        machine.os().finalize_staged(staged.id)
+        first = machine.os().read_deployments()
+        machine.os().finalize_staged(staged.id)
+        assert machine.os().read_deployments() == first
 
     def test_finalizing_what_is_not_staged_is_refused(self, machine: OsMachine) -> None:
         os = machine.os()
         with pytest.raises(HostError, match="nothing is staged"):
-            os.finalize("unknown")
-        os.stage(machine.images.to_there, watch=go_on)
-        before = os.look()
+            os.finalize_staged("unknown")
+        os.stage_deployment(machine.images.to_there, watch=go_on)
+        before = os.read_deployments()
         with pytest.raises(HostError, match="can't reboot into unknown"):
-            os.finalize("unknown")
-        assert os.look() == before
+            os.finalize_staged("unknown")
+        assert os.read_deployments() == before
 
     def test_dropped_image_is_gone_and_dropping_can_be_repeated(self, machine: OsMachine) -> None:
         os = machine.os()
-        os.stage(machine.images.to_there, watch=go_on)
-        staged = os.look().staged
+        os.stage_deployment(machine.images.to_there, watch=go_on)
+        staged = os.read_deployments().staged
         assert staged is not None
-        os.drop("unknown")
-        assert os.look().staged == staged
+        os.drop_staged("unknown")
+        assert os.read_deployments().staged == staged
         for _ in range(2):
-            os.drop(staged.id)
+            os.drop_staged(staged.id)
             assert digests(os) == [f"{digest(machine.images.here)} booted"]
 
     def test_machine_rolls_back_to_what_it_was_before(self, machine: OsMachine) -> None:
         images = machine.images
-        machine.os().stage(images.to_there, watch=go_on)
-        staged = machine.os().look().staged
+        machine.os().stage_deployment(images.to_there, watch=go_on)
+        staged = machine.os().read_deployments().staged
         assert staged is not None
-        machine.os().finalize(staged.id)
+        machine.os().finalize_staged(staged.id)
         machine.reboot()
         for _ in range(2):
             machine.os().roll_back()
         machine.reboot()
-        booted = machine.os().look().booted
+        booted = machine.os().read_deployments().booted
         assert booted is not None
         assert booted.digest == digest(images.here)
 
@@ -100,27 +100,27 @@ class OperatingSystemContract:
 
     def test_image_that_is_booted_needs_no_staging(self, machine: OsMachine) -> None:
         os = machine.os()
-        os.stage(Change(image=machine.images.here), watch=go_on)
+        os.stage_deployment(DeploymentChange(image=machine.images.here), watch=go_on)
         assert digests(os) == [f"{digest(machine.images.here)} booted"]
 
     def test_failed_pull_says_why_and_stages_nothing(self, machine: OsMachine) -> None:
         os = machine.os()
         with pytest.raises(TransactionError, match=machine.images.complaint):
-            os.stage(Change(image=machine.images.broken), watch=go_on)
+            os.stage_deployment(DeploymentChange(image=machine.images.broken), watch=go_on)
         assert digests(os) == [f"{digest(machine.images.here)} booted"]
 
     def test_staging_ends_at_the_watchers_word(self, machine: OsMachine) -> None:
         os = machine.os()
         machine.slow_down()
         with pytest.raises(CancelledError):
-            os.stage(machine.images.to_there, watch=at_once(Verdict.CANCEL))
+            os.stage_deployment(machine.images.to_there, watch=at_once(WatchVerdict.CANCEL))
         assert digests(os) == [f"{digest(machine.images.here)} booted"]
 
     def test_staging_that_was_left_is_ended_by_drop(self, machine: OsMachine) -> None:
         os = machine.os()
         machine.slow_down()
         with pytest.raises(CancelledError):
-            os.stage(machine.images.to_there, watch=at_once(Verdict.LEAVE))
-        machine.os().drop("")
-        found = machine.os().look()
+            os.stage_deployment(machine.images.to_there, watch=at_once(WatchVerdict.DETACH))
+        machine.os().drop_staged("")
+        found = machine.os().read_deployments()
         assert (found.transaction, found.staged) == (None, None)

@@ -4,8 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from treenail.daemon.reconcile.interfaces import OperatingSystem
-from treenail.host.ostree.deployments import Change, Deployment, Progress, Verdict
+from treenail.daemon.reconcile.interfaces import OSBackend
+from treenail.host.ostree.deployments import (
+    DeploymentChange,
+    OstreeDeployment,
+    TransactionProgress,
+    WatchVerdict,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +24,8 @@ class Images:
     """What is said of the broken one, as a regular expression."""
 
     @property
-    def to_there(self) -> Change:
-        return Change(image=self.there)
+    def to_there(self) -> DeploymentChange:
+        return DeploymentChange(image=self.there)
 
 
 class OsMachine(Protocol):
@@ -28,7 +33,7 @@ class OsMachine(Protocol):
 
     images: Images
 
-    def os(self) -> OperatingSystem:
+    def os(self) -> OSBackend:
         """The back end as a new process has it."""
 
     def reboot(self) -> None:
@@ -38,24 +43,24 @@ class OsMachine(Protocol):
         """Let the next pull take longer than a test has."""
 
 
-def go_on(_: Progress) -> Verdict:
-    return Verdict.GO_ON
+def go_on(_: TransactionProgress) -> WatchVerdict:
+    return WatchVerdict.CONTINUE
 
 
-def at_once(verdict: Verdict) -> Callable[[Progress], Verdict]:
+def at_once(verdict: WatchVerdict) -> Callable[[TransactionProgress], WatchVerdict]:
     """A watcher that answers so as soon as there is something to be seen."""
-    return lambda progress: verdict if progress.text else Verdict.GO_ON
+    return lambda progress: verdict if progress.text else WatchVerdict.CONTINUE
 
 
-def digests(os: OperatingSystem) -> list[str]:
+def digests(os: OSBackend) -> list[str]:
     """In boot order, each with what is special about it."""
-    return [_described(each) for each in os.look().all]
+    return [_described(each) for each in os.read_deployments().in_boot_order]
 
 
 def digest(image: str) -> str:
     return image.partition("@")[2]
 
 
-def _described(found: Deployment) -> str:
-    marks = {"booted": found.booted, "staged": found.staged, "locked": found.locked}
+def _described(found: OstreeDeployment) -> str:
+    marks = {"booted": found.is_booted, "staged": found.is_staged, "locked": found.is_locked}
     return " ".join((found.digest, *(mark for mark, there in marks.items() if there)))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.contract.bootc_contract import BootcContract
 from tests.contract.bootc_machine import BootcMachine
-from treenail_lab.machine.node.daemons import Daemons
+from treenail_lab.machine.node.daemons import MachineDaemons
 
 
 @pytest.mark.integration
@@ -17,12 +17,12 @@ class TestBootc(BootcContract):
     def machine(self) -> Iterator[BootcMachine]:
         with tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as folder:
             directory = Path(folder)
-            daemons = Daemons(
+            daemons = MachineDaemons(
                 directory,
                 directory / "root",
                 directory / "images.json",
                 directory / "settings.json",
-                asked=lambda _line: None,
+                on_request=lambda _line: None,
             )
 
             def power_cycle() -> None:

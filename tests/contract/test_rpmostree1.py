@@ -12,16 +12,16 @@ from tests.contract.os_machines import Images
 from tests.fakes import login1
 from tests.fakes.bus_service import BusService
 from treenail.clock import SystemClock
-from treenail.host.rpmostree.backend import RpmOstree
+from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.systemd.bus import SystemBus
 from treenail_lab.images import make_image
-from treenail_lab.machine.node.rpmostree_only import OstreeHost
-from treenail_lab.machine.settings import Settings
+from treenail_lab.machine.node.rpmostree_only import RpmOstreeHost
+from treenail_lab.machine.settings import MachineSettings
 
 HERE = make_image("os/node", "1.0", 1_000_000)
 THERE = make_image("os/node", "2.0", 1_000_000)
 BROKEN = make_image("os/node", "2.1", 1_000_000, faults={"pull": "corrupt layer"})
-QUICK = Settings(staging_s=0.02)
+QUICK = MachineSettings(staging_s=0.02)
 
 
 class LabMachine:
@@ -29,15 +29,15 @@ class LabMachine:
 
     images = Images(HERE.pull_spec, THERE.pull_spec, BROKEN.pull_spec)
 
-    def __init__(self, host: OstreeHost, opened: ExitStack) -> None:
+    def __init__(self, host: RpmOstreeHost, opened: ExitStack) -> None:
         self._host = host
         self._opened = opened
         self._serve_login1()
 
-    def os(self) -> RpmOstree:
+    def os(self) -> RpmOstreeBackend:
         bus = SystemBus(self._host.address)
-        self._opened.callback(bus.close)
-        return RpmOstree(bus, SystemClock())
+        self._opened.callback(bus.close_connection)
+        return RpmOstreeBackend(bus, SystemClock())
 
     def reboot(self) -> None:
         self._opened.close()
@@ -45,7 +45,7 @@ class LabMachine:
         self._serve_login1()
 
     def slow_down(self) -> None:
-        self._host.change(Settings(pull_bytes_per_s=1000))
+        self._host.change_settings(MachineSettings(pull_bytes_per_s=1000))
 
     def _serve_login1(self) -> None:
         objects = {login1.PATH: login1.Login1()}
@@ -58,7 +58,9 @@ class TestRpmOstree(OperatingSystemContract):
     def machine(self) -> Iterator[LabMachine]:
         with (
             tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as folder,
-            OstreeHost(Path(folder), booted=HERE, images=(THERE, BROKEN), settings=QUICK) as host,
+            RpmOstreeHost(
+                Path(folder), booted=HERE, images=(THERE, BROKEN), settings=QUICK
+            ) as host,
             ExitStack() as opened,
         ):
             yield LabMachine(host, opened)

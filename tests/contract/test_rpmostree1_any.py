@@ -14,14 +14,14 @@ import pytest
 
 from tests.contract.os_machines import go_on
 from treenail.clock import SystemClock
-from treenail.host.ostree.deployments import Change, Deployment
-from treenail.host.ostree.watch import Limits
-from treenail.host.rpmostree.backend import RpmOstree
-from treenail.host.rpmostree.client import Rpmostreed
+from treenail.host.ostree.deployments import DeploymentChange, OstreeDeployment
+from treenail.host.ostree.watch import TransactionLimits
+from treenail.host.rpmostree.backend import RpmOstreeBackend
+from treenail.host.rpmostree.client import RpmOstreeClient
 from treenail.host.system.kernel_arguments import split_arguments
 from treenail.host.systemd.bus import SystemBus
 from treenail_lab.images import make_image
-from treenail_lab.machine.node.rpmostree_only import OstreeHost
+from treenail_lab.machine.node.rpmostree_only import RpmOstreeHost
 
 IMAGE = os.environ.get("TREENAIL_TEST_OS_IMAGE", "")
 A = make_image("os/node", "1.0", 1_000_000)
@@ -36,17 +36,19 @@ class Host:
     bus: SystemBus
     image: str
 
-    def os(self) -> RpmOstree:
-        return RpmOstree(self.bus, SystemClock())
+    def os(self) -> RpmOstreeBackend:
+        return RpmOstreeBackend(self.bus, SystemClock())
 
-    def staged(self) -> Deployment:
-        found = self.os().look().staged
+    def staged(self) -> OstreeDeployment:
+        found = self.os().read_deployments().staged
         assert found is not None
         return found
 
     def arguments(self, *, pending: bool) -> tuple[str, ...]:
-        daemon = Rpmostreed(self.bus, SystemClock(), Limits(), alive=lambda: None)
-        found = split_arguments(daemon.kernel_options(pending=pending))
+        daemon = RpmOstreeClient(
+            self.bus, SystemClock(), TransactionLimits(), heartbeat=lambda: None
+        )
+        found = split_arguments(daemon.read_kernel_options(is_pending=pending))
         # Which deployment is to be booted is not known before it is finalized.
         return tuple(each for each in found if not each.startswith("ostree="))
 
@@ -66,53 +68,55 @@ def host(request: pytest.FixtureRequest) -> Iterator[Host]:
         return
     with (
         tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as folder,
-        OstreeHost(Path(folder), booted=A, images=(B,)) as lab,
+        RpmOstreeHost(Path(folder), booted=A, images=(B,)) as lab,
     ):
         yield from _emptied(Host(SystemBus(lab.address), B.pull_spec))
 
 
 def _emptied(host: Host) -> Iterator[Host]:
-    before = host.os().look()
+    before = host.os().read_deployments()
     assert before.booted is not None
     assert (before.pending, before.transaction) == (None, None), "something is pending already"
     yield host
-    after = host.os().look()
+    after = host.os().read_deployments()
     if after.staged is not None:
-        host.os().drop(after.staged.id)
-    assert host.os().look() == before
-    host.os().release()
-    host.bus.close()
+        host.os().drop_staged(after.staged.id)
+    assert host.os().read_deployments() == before
+    host.os().release_daemon()
+    host.bus.close_connection()
 
 
 def test_image_is_staged_locked_and_not_again(host: Host) -> None:
-    host.os().stage(Change(image=host.image), watch=go_on)
+    host.os().stage_deployment(DeploymentChange(image=host.image), watch=go_on)
     first = host.staged()
-    host.os().stage(Change(image=host.image), watch=go_on)
+    host.os().stage_deployment(DeploymentChange(image=host.image), watch=go_on)
     assert host.staged() == first
-    assert (first.digest, first.locked) == (host.image.partition("@")[2], True)
+    assert (first.digest, first.is_locked) == (host.image.partition("@")[2], True)
 
 
 def test_kernel_arguments_are_staged_locked_and_can_be_taken_back(host: Host) -> None:
     before = host.arguments(pending=False)
-    host.os().stage(Change(append=ARGUMENTS), watch=go_on)
+    host.os().stage_deployment(DeploymentChange(append_kargs=ARGUMENTS), watch=go_on)
     first = host.staged()
-    host.os().stage(Change(append=ARGUMENTS), watch=go_on)
+    host.os().stage_deployment(DeploymentChange(append_kargs=ARGUMENTS), watch=go_on)
     assert host.staged() == first
-    assert first.locked
+    assert first.is_locked
     assert host.arguments(pending=True) == (*before, *ARGUMENTS)
     assert host.arguments(pending=False) == before
 
 
 def test_image_and_kernel_arguments_are_one_deployment(host: Host) -> None:
-    host.os().stage(Change(image=host.image, append=ARGUMENTS[:1]), watch=go_on)
+    host.os().stage_deployment(
+        DeploymentChange(image=host.image, append_kargs=ARGUMENTS[:1]), watch=go_on
+    )
     staged = host.staged()
-    assert (staged.digest, staged.locked) == (host.image.partition("@")[2], True)
+    assert (staged.digest, staged.is_locked) == (host.image.partition("@")[2], True)
     assert host.arguments(pending=True)[-1] == ARGUMENTS[0]
 
 
 def test_what_is_dropped_is_gone(host: Host) -> None:
-    host.os().stage(Change(append=ARGUMENTS), watch=go_on)
+    host.os().stage_deployment(DeploymentChange(append_kargs=ARGUMENTS), watch=go_on)
     staged = host.staged()
     for _ in range(2):
-        host.os().drop(staged.id)
-        assert host.os().look().staged is None
+        host.os().drop_staged(staged.id)
+        assert host.os().read_deployments().staged is None

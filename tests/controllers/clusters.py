@@ -18,23 +18,23 @@ from treenail.api import annotations as key
 from treenail.clock import SystemClock
 from treenail.controllers.drain.controller import DrainController
 from treenail.controllers.install import installation
-from treenail.controllers.install.installation import NAME, Options
-from treenail.controllers.render.controller import Rendering
-from treenail.controllers.rollout.controller import Settings
-from treenail.controllers.rollout.gates.asking import Asker
-from treenail.controllers.rollout.live import Rollout
-from treenail.controllers.rollout.machineconfignodes import MachineConfigNodes
+from treenail.controllers.install.installation import NAME, InstallOptions
+from treenail.controllers.render.controller import RenderController
+from treenail.controllers.rollout.controller import RolloutSettings
+from treenail.controllers.rollout.gates.asking import GateClient
+from treenail.controllers.rollout.live import RolloutController
+from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
 from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import Metrics
-from treenail.controllers.runtime.runtime import Runtime
-from treenail.controllers.runtime.web import Web
-from treenail.controllers.runtime.workers import Crew
-from treenail.errors import AlreadyExists, ClusterError, NotFound
-from treenail.kube.client import Client, PatchKind
-from treenail.kube.events import Recorder
+from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.runtime import ControllerRuntime
+from treenail.controllers.runtime.web import WebClient
+from treenail.controllers.runtime.workers import ControllerSettings
+from treenail.errors import AlreadyExistsError, ClusterError, NotFoundError
+from treenail.kube.client import Client, PatchType
+from treenail.kube.events import EventRecorder
 from treenail.kube.kubeconfig import read_kubeconfig
-from treenail.kube.lease import Candidacy, Election
-from treenail.kube.request import Reply, Request
+from treenail.kube.lease import LeaderElectionConfig, LeaderElector
+from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
     MACHINECONFIGS,
@@ -55,16 +55,16 @@ class Transport(HttpTransport):
     """Tells servers before 1.22 of budgets and evictions in the version that they know."""
 
     def __init__(self, kubeconfig: Path, policy: str) -> None:
-        super().__init__(read_kubeconfig(str(kubeconfig)), CLOCK, keep=16)
+        super().__init__(read_kubeconfig(str(kubeconfig)), CLOCK, max_kept=16)
         self._policy = policy
 
-    def send(self, request: Request) -> Reply:
+    def send(self, request: ApiRequest) -> ApiResponse:
         return super().send(self._understood(request))
 
-    def open(self, request: Request, *, lasts_s: float) -> HttpStream:
-        return super().open(self._understood(request), lasts_s=lasts_s)
+    def open_stream(self, request: ApiRequest, *, duration_s: float) -> HttpStream:
+        return super().open_stream(self._understood(request), duration_s=duration_s)
 
-    def _understood(self, request: Request) -> Request:
+    def _understood(self, request: ApiRequest) -> ApiRequest:
         path = request.path.replace("/apis/policy/v1/", f"/apis/{self._policy}/")
         body = request.body.replace(b'"policy/v1"', f'"{self._policy}"'.encode())
         return replace(request, path=path, body=body)
@@ -79,7 +79,7 @@ class Place:
 
     def __post_init__(self) -> None:
         self.prefix = f"treenail-test-{secrets.token_hex(3)}"
-        self.options = Options(namespace=self.prefix)
+        self.options = InstallOptions(namespace=self.prefix)
         self._admin = Cluster.of_kubeconfig(self.kubeconfig)
         served = self._admin.get("/apis/policy").ok()["versions"]
         versions = [entry["groupVersion"] for entry in served]
@@ -92,10 +92,10 @@ class Place:
 
     def install(self) -> None:
         """Create what the manifests say; what the server does not know is left out."""
-        with suppress(NotFound):
+        with suppress(NotFoundError):
             if self.client.list(MACHINECONFIGPOOLS).items:
                 pytest.skip("the cluster has pools, which are not to be touched")
-        for document in installation.documents(self.options):
+        for document in installation.build_documents(self.options):
             if document["kind"] == "Deployment":
                 # The controllers run here.
                 continue
@@ -103,7 +103,7 @@ class Place:
             namespace = metadata.get("namespace", "")
             resource = resource_of(document)
             # Created and not applied: then an older server leaves out what it does not know.
-            with suppress(NotFound, AlreadyExists):
+            with suppress(NotFoundError, AlreadyExistsError):
                 self.client.create(resource, document, namespace=namespace)
                 self._made.append((resource, metadata["name"], namespace))
         wait_until(lambda: self._serves(MACHINECONFIGPOOLS), limit_s=LIMIT_S)
@@ -114,23 +114,23 @@ class Place:
         """Take away all that was put there, and nothing else."""
         pods = self.client.list(PODS, namespace=self.prefix).items
         for pod in pods:
-            with suppress(NotFound):
+            with suppress(NotFoundError):
                 self.client.delete(PODS, str(_meta(pod)["name"]), namespace=self.prefix, grace_s=0)
         for resource, name, namespace in reversed(self._made):
-            with suppress(NotFound, ClusterError):
+            with suppress(NotFoundError, ClusterError):
                 self.client.delete(resource, name, namespace=namespace)
         self._transport.close()
 
     def _remember(self, resource: Resource, name: str, namespace: str) -> None:
         try:
             self.client.get(resource, name, namespace=namespace)
-        except NotFound:
+        except NotFoundError:
             self._made.append((resource, name, namespace))
 
     def _serves(self, resource: Resource) -> bool:
         try:
             self.client.list(resource)
-        except NotFound:
+        except NotFoundError:
             return False
         return True
 
@@ -150,7 +150,7 @@ class Place:
             },
         }
         self._remember(MACHINECONFIGPOOLS, self.prefix, "")
-        self.client.patch(MACHINECONFIGPOOLS, self.prefix, document, PatchKind.APPLY)
+        self.client.patch(MACHINECONFIGPOOLS, self.prefix, document, PatchType.APPLY)
 
     def config(self, name: str, **spec: Any) -> str:
         """Create a MachineConfig of the pool, or change it; its full name."""
@@ -162,7 +162,7 @@ class Place:
             "spec": {"config": {"ignition": {"version": "3.5.0"}}, **spec},
         }
         self._remember(MACHINECONFIGS, full, "")
-        self.client.patch(MACHINECONFIGS, full, document, PatchKind.APPLY)
+        self.client.patch(MACHINECONFIGS, full, document, PatchType.APPLY)
         return full
 
     def node(self, name: str) -> str:
@@ -255,21 +255,23 @@ class Place:
         """All controllers, elected, with nothing but their account."""
         transport = Transport(self.account_kubeconfig(), self._policy)
         client = Client(transport)
-        recorder = Recorder(client, NAME, "test", CLOCK)
-        metrics = Metrics()
-        candidacy = Candidacy(self.prefix, NAME, "test", retry_s=0.5)
+        recorder = EventRecorder(client, NAME, "test", CLOCK)
+        metrics = ControllerMetrics()
+        candidacy = LeaderElectionConfig(self.prefix, NAME, "test", retry_period_s=0.5)
         controllers = (
-            Rendering(client, CLOCK, recorder, settle_s=0.0),
-            Rollout(client, CLOCK, Asker(Web()), recorder, Settings()),
-            MachineConfigNodes(client, CLOCK),
-            DrainController(client, recorder, CLOCK, metrics, named_after_s=1.0),
+            RenderController(client, CLOCK, recorder, settle_s=0.0),
+            RolloutController(client, CLOCK, GateClient(WebClient()), recorder, RolloutSettings()),
+            MachineConfigNodeController(client, CLOCK),
+            DrainController(client, recorder, CLOCK, metrics, report_after_s=1.0),
         )
-        runtime = Runtime(
-            [Crew(each, first_s=0.05, most_s=1.0) for each in controllers],
+        runtime = ControllerRuntime(
+            [ControllerSettings(each, first_retry_s=0.05, max_retry_s=1.0) for each in controllers],
             Informers(client, CLOCK),
             CLOCK,
             metrics,
-            stand=lambda gain, loss: Election(client, candidacy, CLOCK, on_gain=gain, on_loss=loss),
+            make_elector=lambda gain, loss: LeaderElector(
+                client, candidacy, CLOCK, on_started_leading=gain, on_stopped_leading=loss
+            ),
         )
         stop = threading.Event()
         thread = threading.Thread(target=runtime.run, args=(stop,), daemon=True)

@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from treenail.clock import SystemClock
-from treenail.controllers.install.installation import NAME, Options, documents
-from treenail.kube.client import Client, Json, PatchKind
+from treenail.controllers.install.installation import NAME, InstallOptions, build_documents
+from treenail.kube.client import Client, Json, PatchType
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import Resource
 from treenail.kube.transport import HttpTransport
 from treenail_lab.apiserver.serving.server import LabServer
 
-OPTIONS = Options()
+OPTIONS = InstallOptions()
 ACCOUNT = f"system:serviceaccount:{OPTIONS.namespace}:{NAME}"
 
 Granted = frozenset[tuple[str, str]]
@@ -27,7 +27,7 @@ def apply(server: LabServer, found: list[Json]) -> None:
             resource_of(server, document),
             str(metadata["name"]),
             document,
-            PatchKind.APPLY,
+            PatchType.APPLY,
             namespace=str(metadata.get("namespace", "")),
         )
     transport.close()
@@ -35,25 +35,27 @@ def apply(server: LabServer, found: list[Json]) -> None:
 
 def resource_of(server: LabServer, document: Json) -> Resource:
     """Where documents of this kind live."""
-    kind = server.call(lambda api: api.kinds.of(str(document["apiVersion"]), str(document["kind"])))
+    kind = server.call_api(
+        lambda api: api.kinds.find_by_name(str(document["apiVersion"]), str(document["kind"]))
+    )
     assert kind is not None, f"{document['kind']} is not served"
-    return Resource(kind.group, kind.version, kind.plural, kind.kind, namespaced=kind.namespaced)
+    return Resource(kind.group, kind.version, kind.plural, kind.kind, namespaced=kind.is_namespaced)
 
 
 def account_kubeconfig(server: LabServer) -> Path:
     """A kubeconfig with the token of the controllers' service account."""
-    return server.account_kubeconfig(OPTIONS.namespace, NAME)
+    return server.write_account_kubeconfig(OPTIONS.namespace, NAME)
 
 
 def used(server: LabServer) -> Granted:
     """Resource (without its group) and verb of all that the account asked for."""
-    counts = server.call(lambda api: api.requests.counts())
+    counts = server.call_api(lambda api: api.requests.count_by_user())
     return frozenset((resource, verb) for user, verb, resource in counts if user == ACCOUNT)
 
 
 def denied(server: LabServer) -> Granted:
     """Of that, what was refused for want of a permission."""
-    latest = server.call(lambda api: api.requests.latest())
+    latest = server.call_api(lambda api: api.requests.list_latest())
     return frozenset(
         (entry.resource, entry.verb)
         for entry in latest
@@ -63,7 +65,7 @@ def denied(server: LabServer) -> Granted:
 
 def without(resource: str, verb: str) -> list[Json]:
     """The manifests, with one permission of the controllers left out."""
-    found = documents(OPTIONS)
+    found = build_documents(OPTIONS)
     for document in found:
         metadata, rules = document["metadata"], document.get("rules")
         if not (isinstance(rules, list) and isinstance(metadata, dict)):

@@ -12,19 +12,19 @@ from tests.controllers.rollout.builders import NEW, pool, proceed
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.controllers.render import offline
-from treenail.controllers.rollout.decide import decide
+from treenail.controllers.rollout.decide import decide_rollout
 from treenail.controllers.rollout.gates.os_image import (
-    ImageBuild,
-    ImageConfig,
-    annotated,
-    built,
-    wanted,
+    MachineOSBuild,
+    MachineOSConfig,
+    compute_build_target,
+    decide_built_image,
+    read_annotated_image,
 )
 from treenail.controllers.rollout.nodes import NodeFacts
-from treenail.controllers.rollout.pools import membership
-from treenail.controllers.rollout.progress import Record
-from treenail.controllers.rollout.reported import Reported
-from treenail.controllers.rollout.status import View, calculate
+from treenail.controllers.rollout.pools import find_membership
+from treenail.controllers.rollout.progress import RolloutRecord
+from treenail.controllers.rollout.reported import NodeReport
+from treenail.controllers.rollout.status import PoolStatusInput, compute_status
 from treenail.errors import ConfigError
 
 ROLE = "machineconfiguration.openshift.io/role"
@@ -97,7 +97,7 @@ def test_files_are_rendered_or_refused(found: object, config: object) -> None:
     second = {**MACHINE_CONFIG, "metadata": {"name": "01", "labels": LABELS}}
     text = json.dumps({"kind": "List", "items": [found, config, second]})
     with contextlib.suppress(ConfigError):
-        rendered, errors = offline.render_all(offline.read([("f", text)]))
+        rendered, errors = offline.render_pools(offline.read_manifests([("f", text)]))
         for each in rendered:
             assert each.name.startswith("rendered-")
         for error in errors:
@@ -110,21 +110,23 @@ def test_a_rollout_is_decided_or_refused(found: object, nodes: list[Any], kept: 
     with contextlib.suppress(ConfigError):
         seen = MachineConfigPool.from_json(found)
         facts = [NodeFacts.from_json(each) for each in nodes]
-        record = Record.from_text(json.dumps(kept))
+        record = RolloutRecord.from_text(json.dumps(kept))
         for each in facts:
-            membership(each.name, each.labels, [seen])
-        image = annotated(seen)
-        turn = decide(seen, facts, image, record, now=1e9)
-        view = View(seen, image.target, facts, waiting=turn.waiting, trouble=turn.trouble)
-        json.dumps(calculate(view, now="2026-01-01T00:00:00Z").to_json())
+            find_membership(each.name, each.labels, [seen])
+        image = read_annotated_image(seen)
+        turn = decide_rollout(seen, facts, image, record, now=1e9)
+        view = PoolStatusInput(
+            seen, image.target, facts, waiting_reason=turn.waiting_reason, problem=turn.problem
+        )
+        json.dumps(compute_status(view, now="2026-01-01T00:00:00Z").to_json())
 
 
 @fuzz
 @given(damaged(POLICY))
 def test_a_policy_is_obeyed_or_named_as_the_trouble(policy: object) -> None:
     facts = [NodeFacts("a", current_config="old", desired_config="old", state="Done")]
-    turn = decide(pool(json.dumps(policy)), facts, proceed(NEW), None, now=1e9)
-    assert turn.trouble is None or turn.trouble.message
+    turn = decide_rollout(pool(json.dumps(policy)), facts, proceed(NEW), None, now=1e9)
+    assert turn.problem is None or turn.problem.message
 
 
 @fuzz
@@ -140,7 +142,7 @@ def test_a_policy_is_obeyed_or_named_as_the_trouble(policy: object) -> None:
 )
 def test_a_build_opens_the_gate_or_is_refused(config: object, build: object) -> None:
     with contextlib.suppress(ConfigError):
-        found = ImageConfig.from_json(config), ImageBuild.from_json(build)
-        assert built(pool(), *found)
-        assert wanted(pool(), *found)
-        Reported.from_json(build)
+        found = MachineOSConfig.from_json(config), MachineOSBuild.from_json(build)
+        assert decide_built_image(pool(), *found)
+        assert compute_build_target(pool(), *found)
+        NodeReport.from_json(build)

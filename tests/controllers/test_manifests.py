@@ -14,9 +14,9 @@ from tests.controllers.installed import apply
 from treenail.api import documents as yaml_documents
 from treenail.cli.controller.main import main
 from treenail.clock import SystemClock
-from treenail.controllers.install.installation import Options, documents
-from treenail.errors import Forbidden, Invalid
-from treenail.kube.client import Client, Json, PatchKind
+from treenail.controllers.install.installation import InstallOptions, build_documents
+from treenail.errors import ForbiddenError, InvalidError
+from treenail.kube.client import Client, Json, PatchType
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import (
     CONTROLLERCONFIGS,
@@ -62,14 +62,14 @@ def clients() -> Iterator[Clients]:
 
 @pytest.fixture
 def client(server: LabServer, clients: Clients) -> Client:
-    apply(server, documents(Options()))
+    apply(server, build_documents(InstallOptions()))
     return clients.of(server.admin_kubeconfig)
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
     assert main(["manifests", *arguments]) == 0
     text = capsys.readouterr().out
-    return yaml_documents.load_all(text, where="manifests")
+    return yaml_documents.load_documents(text, where="manifests")
 
 
 def of_kind(found: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -97,11 +97,11 @@ def test_manifests_can_be_piped_into_kubectl_twice(server: LabServer) -> None:
         said.append(applied.stdout.decode())
     again = said[1].splitlines()
     assert "deployment.apps/treenail-controller unchanged" in again
-    assert len(again) == len(documents(Options()))
+    assert len(again) == len(build_documents(InstallOptions()))
 
 
 def test_printed_manifests_are_all_documents(capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed(capsys) == documents(Options())
+    assert printed(capsys) == build_documents(InstallOptions())
 
 
 def test_choice_of_controllers_place_and_image_is_obeyed(
@@ -153,7 +153,7 @@ def test_unknown_controller_is_refused(names: str, capsys: pytest.CaptureFixture
 
 
 def test_pods_are_allowed_by_the_restricted_standard() -> None:
-    (deployment,) = of_kind(documents(Options()), "Deployment")
+    (deployment,) = of_kind(build_documents(InstallOptions()), "Deployment")
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
 
@@ -198,7 +198,7 @@ def make(client: Client, resource: Resource, **more: object) -> Json:
 def test_bad_object_is_refused_by_the_definitions(
     client: Client, resource: Resource, spec: Json, said: str
 ) -> None:
-    with pytest.raises(Invalid, match=said):
+    with pytest.raises(InvalidError, match=said):
         make(client, resource, spec=spec)
 
 
@@ -246,7 +246,7 @@ def test_node_may_write_the_conditions_of_its_own_object_only(
             "metadata": {"name": name},
         }
         client.create(MACHINECONFIGNODES, {**body, "spec": spec})
-    node = clients.of(server.node_kubeconfig("a"))
+    node = clients.of(server.write_node_kubeconfig("a"))
 
     def tell(name: str) -> None:
         status: Json = {
@@ -255,11 +255,11 @@ def test_node_may_write_the_conditions_of_its_own_object_only(
             "metadata": {"name": name},
             "status": {"configVersion": {"desired": "x"}},
         }
-        node.patch(MACHINECONFIGNODES, name, status, PatchKind.APPLY, subresource="status")
+        node.patch(MACHINECONFIGNODES, name, status, PatchType.APPLY, subresource="status")
 
     tell("a")
-    with pytest.raises(Forbidden):
+    with pytest.raises(ForbiddenError):
         tell("b")
-    (policy,) = of_kind(documents(Options()), "ValidatingAdmissionPolicy")
+    (policy,) = of_kind(build_documents(InstallOptions()), "ValidatingAdmissionPolicy")
     (rule,) = policy["spec"]["validations"]
     assert rule["expression"] == "request.userInfo.username == 'system:node:' + request.name"

@@ -16,9 +16,9 @@ from tests.controllers.drain.site import Site
 from tests.controllers.installed import OPTIONS, account_kubeconfig, apply
 from tests.waiting import wait_until
 from treenail.cli.controller.main import main
-from treenail.cli.controller.run import BUILDERS
-from treenail.controllers.install.installation import NAME, documents
-from treenail.controllers.install.permissions import BY_CONTROLLER
+from treenail.cli.controller.run import CONTROLLER_BUILDERS
+from treenail.controllers.install.installation import NAME, build_documents
+from treenail.controllers.install.permissions import CONTROLLER_VERBS
 from treenail.kube.client import Json
 from treenail.kube.resources import LEASES
 from treenail_lab.apiserver.serving.server import LabServer
@@ -31,7 +31,7 @@ LIMIT_S = 30.0
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[LabServer]:
     with LabServer(tmp_path / "api") as found:
-        apply(found, documents(OPTIONS))
+        apply(found, build_documents(OPTIONS))
         yield found
 
 
@@ -201,4 +201,4 @@ def test_namespace_of_the_lease_has_to_be_known(
 
 
 def test_every_controller_has_its_permissions() -> None:
-    assert BUILDERS.keys() == BY_CONTROLLER.keys()
+    assert CONTROLLER_BUILDERS.keys() == CONTROLLER_VERBS.keys()

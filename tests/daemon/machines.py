@@ -12,23 +12,28 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Entry, Found, MemoryDisk, Tree
 from treenail.api.contents import Contents
 from treenail.config.wanted import (
-    Wanted,
     WantedDirectory,
     WantedFile,
     WantedLink,
+    WantedState,
     WantedUnit,
     WantedUser,
 )
-from treenail.daemon.configuration.apply import Recovery, apply, put_back, recover
-from treenail.daemon.configuration.inspect import Survey
-from treenail.daemon.configuration.step_runner import Runner, Services
+from treenail.daemon.configuration.apply import (
+    RecoveryOutcome,
+    apply_steps,
+    recover_interrupted,
+    restore_pending,
+)
+from treenail.daemon.configuration.inspect import MachineInspector
+from treenail.daemon.configuration.step_runner import ServiceManager, StepRunner
 from treenail.errors import UnitError
-from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.host.rollback.undo_log import DIRECTORY as UNDO
-from treenail.host.system.users import Shadow
-from treenail.host.systemd.unit_files import Links, Units
-from treenail.update.steps.plan import Plan, plan
+from treenail.host.rollback.undo_log import UNDO_DIRECTORY as UNDO
+from treenail.host.system.users import ShadowFile
+from treenail.host.systemd.unit_files import UnitFileReader, UnitLinks
+from treenail.update.steps.plan import StepPlan, plan_steps
 
 TOP = "/no-such-root"
 
@@ -87,11 +92,11 @@ def machine(found: Tree) -> MemoryDisk:
     return disk
 
 
-class Unlocked(Shadow):
+class Unlocked(ShadowFile):
     """Without the lock, which only a real machine has, and on a day that does not end."""
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _hold_lock(self) -> Iterator[None]:
         yield
 
 
@@ -100,51 +105,51 @@ class Systemd:
 
     def __init__(self, disk: MemoryDisk) -> None:
         self._disk = disk
-        self._units = Units(Files(ROOT, disk))
+        self._units = UnitFileReader(HostFiles(ROOT, disk))
 
-    def enable(self, *units: str) -> None:
-        self._link(self._units.enabling(*units))
+    def enable_units(self, *units: str) -> None:
+        self._link(self._units.plan_enable(*units))
 
-    def disable(self, *units: str) -> None:
-        self._link(self._units.disabling(*units))
+    def disable_units(self, *units: str) -> None:
+        self._link(self._units.plan_disable(*units))
 
-    def preset(self, *units: str) -> None:
-        self._link(self._units.presetting(*units))
+    def preset_units(self, *units: str) -> None:
+        self._link(self._units.plan_preset(*units))
 
-    def reload(self) -> None:
+    def reload_daemon(self) -> None:
         pass
 
     def reload_unit(self, unit: str) -> None:
         pass
 
-    def restart(self, unit: str) -> None:
+    def restart_unit(self, unit: str) -> None:
         pass
 
-    def _link(self, links: Links) -> None:
+    def _link(self, links: UnitLinks) -> None:
         try:
             self._change(links)
         except OSError as error:
             raise UnitError(f"systemd says {error}") from error
 
-    def _change(self, links: Links) -> None:
+    def _change(self, links: UnitLinks) -> None:
         for path in links.removed:
             self._disk.unlink(TOP + path)
         for path, text in links.made.items():
             parent, name = TOP + path.rpartition("/")[0], path.rpartition("/")[2]
-            if parent.rpartition("/")[2] not in self._disk.names(parent.rpartition("/")[0]):
-                self._disk.make_directory(parent)
-            if name not in self._disk.names(parent):
+            if parent.rpartition("/")[2] not in self._disk.listdir(parent.rpartition("/")[0]):
+                self._disk.mkdir(parent)
+            if name not in self._disk.listdir(parent):
                 self._disk.symlink(TOP + path, text)
 
 
-def runner(disk: MemoryDisk, services: Services | None = None) -> Runner:
-    return Runner(ROOT, Unlocked(ROOT, FakeClock(), disk), disk, services)
+def runner(disk: MemoryDisk, services: ServiceManager | None = None) -> StepRunner:
+    return StepRunner(ROOT, Unlocked(ROOT, FakeClock(), disk), disk, services)
 
 
-def planned(disk: MemoryDisk, new: Wanted, name: str) -> Plan:
-    survey = Survey(ROOT, Unlocked(ROOT, FakeClock(), disk), disk)
-    old = survey.managed()
-    return plan(old, new, survey.see(old, new), config=name)
+def planned(disk: MemoryDisk, new: WantedState, name: str) -> StepPlan:
+    survey = MachineInspector(ROOT, Unlocked(ROOT, FakeClock(), disk), disk)
+    old = survey.read_ownership()
+    return plan_steps(old, new, survey.inspect_machine(old, new), config=name)
 
 
 class Ends(StrEnum):
@@ -156,32 +161,37 @@ class Ends(StrEnum):
 
 
 def bring(
-    disk: MemoryDisk, new: Wanted, name: str, *, asked: bool = False, ends: Ends = Ends.COMMITTED
-) -> Plan:
+    disk: MemoryDisk,
+    new: WantedState,
+    name: str,
+    *,
+    asked: bool = False,
+    ends: Ends = Ends.COMMITTED,
+) -> StepPlan:
     """Have the machine in memory as the config wants it; ``asked`` is a systemd that runs."""
     found = planned(disk, new, name)
     carrying = runner(disk, Systemd(disk) if asked else None)
-    apply(found.steps, carrying, owner="" if ends is Ends.COMMITTED else "somebody")
+    apply_steps(found.steps, carrying, owner="" if ends is Ends.COMMITTED else "somebody")
     end(carrying, ends)
     return found
 
 
 def restart(
     disk: MemoryDisk, *, asked: bool = False, ends: Ends = Ends.COMMITTED
-) -> Recovery | None:
+) -> RecoveryOutcome | None:
     carrying = runner(disk, Systemd(disk) if asked else None)
-    recovery = recover(carrying)
+    recovery = recover_interrupted(carrying)
     end(carrying, ends)
     return recovery
 
 
-def end(carrying: Runner, ends: Ends) -> None:
+def end(carrying: StepRunner, ends: Ends) -> None:
     """What the owner makes of what is held, if anything is."""
-    if carrying.held.owner():
+    if carrying.pending.find_owner():
         if ends is Ends.PUT_BACK:
-            put_back(carrying)
+            restore_pending(carrying)
         else:
-            carrying.held.confirm()
+            carrying.pending.confirm_change()
 
 
 def settled(found: Tree) -> Tree:
@@ -212,7 +222,7 @@ class Case:
 
     name: str
     before: Tree
-    new: Wanted
+    new: WantedState
     made: Tree
     """With the next one, be it put back later."""
     asked: bool = False
@@ -228,12 +238,12 @@ class Case:
 
 def case(
     name: str,
-    old: Wanted | None,
-    new: Wanted,
+    old: WantedState | None,
+    new: WantedState,
     *,
     asked: bool = False,
     ends: Ends = Ends.COMMITTED,
-    then: Wanted | None = None,
+    then: WantedState | None = None,
 ) -> Case:
     disk = machine(BASE)
     if old is not None:
@@ -266,10 +276,10 @@ def wanted(
     units: Sequence[WantedUnit] = (),
     keys: tuple[str, ...] | None = None,
     password_hash: str | None = None,
-) -> Wanted:
+) -> WantedState:
     core = WantedUser("core", keys or (), password_hash)
     users: Mapping[str, WantedUser] = {} if keys is None else {"core": core}
-    return Wanted(
+    return WantedState(
         {file.path: file for file in files},
         {entry.path: entry for entry in directories},
         {link.path: link for link in links},
@@ -282,7 +292,7 @@ def file(path: str, text: str, mode: int = 0o644, user: int | str = 0) -> Wanted
     return WantedFile(path, Contents(f"data:,{text}"), mode, user, 0)
 
 
-def made_up(chance: random.Random) -> Wanted:
+def made_up(chance: random.Random) -> WantedState:
     """A config of a few entries, which often has paths in common with the next one."""
 
     def some(values: Sequence[str], most: int) -> list[str]:
@@ -318,7 +328,8 @@ def made_up(chance: random.Random) -> Wanted:
     return wanted(
         files,
         [WantedDirectory(path, chance.choice((0o755, 0o700))) for path in some(["/etc/d"], 1)],
-        links + [WantedLink(path, chance.choice(targets), hard=True) for path in some(["/x"], 1)],
+        links
+        + [WantedLink(path, chance.choice(targets), is_hard=True) for path in some(["/x"], 1)],
         units,
         chance.choice((None, (), ("ssh-ed25519 AAAA", "ssh-rsa BBBB"))),
         chance.choice((None, "$6$salt$one", "$6$salt$two")),

@@ -28,46 +28,46 @@ from tests.fakes.world import (
 )
 from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
-from treenail.config.wanted import wanted
-from treenail.daemon.configuration.config_cache import Configs
+from treenail.config.wanted import read_wanted_state
+from treenail.daemon.configuration.config_cache import ConfigCache
 from treenail.daemon.configuration.drift import DriftCheck
-from treenail.daemon.configuration.drift_repair import Sayings, Upkeep
-from treenail.daemon.configuration.inspect import Survey
-from treenail.daemon.configuration.machine import Configuration
-from treenail.daemon.configuration.mcd_state import Predecessor
-from treenail.daemon.configuration.path_watcher import Touched
-from treenail.daemon.configuration.step_runner import Runner
-from treenail.daemon.local.metrics import DriftGauge
-from treenail.daemon.local.status_file import Live
-from treenail.daemon.reconcile.crash_counter import Lifeline
-from treenail.daemon.reconcile.interfaces import Ports
-from treenail.daemon.reconcile.loop import Loop, Pace
+from treenail.daemon.configuration.drift_repair import DriftRepairer, NodeConfigs
+from treenail.daemon.configuration.inspect import MachineInspector
+from treenail.daemon.configuration.machine import NodeConfiguration
+from treenail.daemon.configuration.mcd_state import MCDState
+from treenail.daemon.configuration.path_watcher import TouchedPaths
+from treenail.daemon.configuration.step_runner import StepRunner
+from treenail.daemon.local.metrics import DriftMetrics
+from treenail.daemon.local.status_file import StatusFile
+from treenail.daemon.reconcile.crash_counter import CrashCounter
+from treenail.daemon.reconcile.interfaces import NodeInterfaces
+from treenail.daemon.reconcile.loop import LoopTiming, ReconcileLoop
 from treenail.daemon.reconcile.observe import Observer
 from treenail.daemon.reconcile.wakeup import Wakeup
-from treenail.host.filesystem.files import Files
-from treenail.host.rollback.undo_log import DIRECTORY as UNDO
-from treenail.host.system.users import Shadow
-from treenail.host.systemd.unit_files import Units
-from treenail.update.drift.drift_policy import DriftPolicy, Reaction
-from treenail.update.impact.impact import in_image_mode
+from treenail.host.filesystem.files import HostFiles
+from treenail.host.rollback.undo_log import UNDO_DIRECTORY as UNDO
+from treenail.host.system.users import ShadowFile
+from treenail.host.systemd.unit_files import UnitFileReader
+from treenail.update.drift.drift_policy import DriftPolicy, DriftReaction
+from treenail.update.impact.impact import apply_image_mode
 from treenail.update.state.record import Target
-from treenail.update.steps.steps import Remember
+from treenail.update.steps.steps import RecordOwnership
 
 TURNS_TO_REST = 60
 BACK_ENDS = ("rpm-ostree", "bootc")
 
 
-HEALED = (("*/healed", Reaction.HEAL),)
+HEALED = (("*/healed", DriftReaction.REPAIR),)
 
 
 class Untouched:
     """Nobody is ever told; a full look finds what there is to find."""
 
-    def watch(self, paths: Iterable[str], *, below: Iterable[str]) -> None:
+    def watch_paths(self, paths: Iterable[str], *, directories: Iterable[str]) -> None:
         """Nothing to arm."""
 
-    def take(self) -> Touched:
-        return Touched()
+    def take_touched(self) -> TouchedPaths:
+        return TouchedPaths()
 
 
 class Process:
@@ -86,13 +86,13 @@ class Process:
         machine = FakeMachine(world)
         system = bootc_of(world, clock, bootc) if bootc else machine
         self.cluster = FakeCluster(world)
-        shadow = Shadow(ROOT, clock, world.disk)
-        files = Files(ROOT, world.disk)
-        configuration = Configuration(
-            Survey(ROOT, shadow, world.disk), Runner(ROOT, shadow, world.disk)
+        shadow = ShadowFile(ROOT, clock, world.disk)
+        files = HostFiles(ROOT, world.disk)
+        configuration = NodeConfiguration(
+            MachineInspector(ROOT, shadow, world.disk), StepRunner(ROOT, shadow, world.disk)
         )
-        configs = Configs(files, self.cluster)
-        ports = Ports(
+        configs = ConfigCache(files, self.cluster)
+        ports = NodeInterfaces(
             os=system,
             power=machine,
             soft_reboots=machine,
@@ -100,39 +100,46 @@ class Process:
             kernel=machine,
             ledger=FakeLedger(world),
             cluster=self.cluster,
-            credentials=FakeCredentials(),
-            trust=FakeTrust(),
+            pull_secrets=FakeCredentials(),
+            certificates=FakeTrust(),
             requests=FakeRequests(world),
-            predecessor=Predecessor(files),
+            mcd_state=MCDState(files),
             configuration=configuration,
-            configs=configs,
-            upkeep=Upkeep(
-                Sayings(files, configs),
-                DriftCheck(ROOT, Units(files), world.disk),
+            config_cache=configs,
+            drift=DriftRepairer(
+                NodeConfigs(files, configs),
+                DriftCheck(ROOT, UnitFileReader(files), world.disk),
                 Untouched(),
                 configuration,
                 files,
                 clock,
-                policy=DriftPolicy(paths=HEALED, heals_per_hour=1000),
-                full_every_s=600.0,
+                policy=DriftPolicy(paths=HEALED, repairs_per_hour=1000),
+                full_check_s=600.0,
             ),
             preflight=FakePreflight(world),
             health=FakeHealth(world, clock),
             clock=clock,
         )
-        Lifeline(
-            ports.ledger, machine, clock, machine=lambda: (system, machine, ports.configuration)
-        ).started()
+        CrashCounter(
+            ports.ledger,
+            machine,
+            clock,
+            open_machine=lambda: (system, machine, ports.configuration),
+        ).count_start()
         if world.crashes(world):
             raise Killed
-        self.loop = Loop(
+        self.loop = ReconcileLoop(
             ports,
-            observer=Observer(ports, drains=drains, drain_limit_s=3600.0, softly=softly),
-            live=Live(write=lambda _: None, notifier=FakeNotifier(), clock=clock, node="node-1"),
-            gauge=DriftGauge(files, clock),
-            bell=Wakeup(),
+            observer=Observer(
+                ports, should_drain=drains, drain_limit_s=3600.0, can_soft_reboot=softly
+            ),
+            status_file=StatusFile(
+                write=lambda _: None, notifier=FakeNotifier(), clock=clock, node="node-1"
+            ),
+            metrics=DriftMetrics(files, clock),
+            wakeup=Wakeup(),
             stop=threading.Event(),
-            pace=Pace(),
+            timing=LoopTiming(),
         )
 
 
@@ -164,7 +171,7 @@ class Node:
                 )
                 self.process.loop.finish_boot()
             self.process.cluster.see()
-            delay_s = self.process.loop.turn()
+            delay_s = self.process.loop.reconcile_once()
         except Killed:
             self.process = None
             return 0.0
@@ -233,9 +240,11 @@ def assert_at_rest(world: World, target: Target) -> None:
         target.image,
     )
     assert notes.get(key.DESIRED_DRAIN) == notes.get(key.LAST_APPLIED_DRAIN)
-    wish = in_image_mode(wanted(config)) if target.image else wanted(config)
+    wish = (
+        apply_image_mode(read_wanted_state(config)) if target.image else read_wanted_state(config)
+    )
     steps = planned(world.disk, wish, target.config).steps
-    assert [str(step) for step in steps if not isinstance(step, Remember)] == []
+    assert [str(step) for step in steps if not isinstance(step, RecordOwnership)] == []
     assert world.system.arguments[len(PLATFORM) :] == wish.os.kernel_arguments
     hidden = [path for path in world.disk.tree() if "/.treenail" in path]
     assert hidden == []

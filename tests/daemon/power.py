@@ -18,7 +18,7 @@ from tests.daemon.machines import (
     visible,
 )
 from tests.fakes.disk import Found, MemoryDisk, PowerCut, Tree
-from treenail.daemon.configuration.apply import Recovery
+from treenail.daemon.configuration.apply import RecoveryOutcome
 from treenail.errors import StepError, TreenailError
 
 
@@ -51,13 +51,13 @@ class WitnessedDisk(MemoryDisk):
         self.sites: set[Site] = set()
         self.told: Callable[[], None] = lambda: None
 
-    def sync(self, descriptor):
+    def fsync(self, descriptor):
         if self._called("sync"):
-            super().sync(descriptor)
+            super().fsync(descriptor)
 
-    def sync_filesystem(self, descriptor):
+    def syncfs(self, descriptor):
         if self._called("sync_filesystem"):
-            super().sync_filesystem(descriptor)
+            super().syncfs(descriptor)
 
     def replace(self, path, target):
         if self._called("replace"):
@@ -184,7 +184,7 @@ class Findings:
     def _start(self, disk: MemoryDisk, allowed: list[Tree], story: str) -> bool:
         """Whether it found something committed."""
         self._starts += 1
-        if runner(disk).held.owner():
+        if runner(disk).pending.find_owner():
             self._put_back(disk.tree(), story)
             if len(allowed) == 1 or self.case.ends is Ends.COMMITTED:
                 self._tell(f"{story}: held again")
@@ -200,12 +200,12 @@ class Findings:
             self._tell(f"{story}: neither as before nor as after: {sorted(paths)}")
         for after in disk.after_power_cut(min(self.states, 3)):
             again = self.make(after)
-            if restart(again, asked=self.case.asked, ends=self.case.ends) is Recovery.UNDONE:
+            if restart(again, asked=self.case.asked, ends=self.case.ends) is RecoveryOutcome.UNDONE:
                 self._tell(f"{story}: undone twice, and who knows what came in between")
             if not _same(again.tree(), now):
                 self._tell(f"{story}: undone, and that is lost")
         self.sites |= disk.sites
-        return recovery is Recovery.CONFIRMED
+        return recovery is RecoveryOutcome.CONFIRMED
 
     def _put_back(self, found: Tree, story: str) -> None:
         """Whatever its owner will make of it, as long as it is held it can be put back."""

@@ -19,9 +19,16 @@ from tests.fakes.world import (
     World,
 )
 from tests.update.build import A, B
-from treenail.daemon.firstboot import ASIDE, DONE, ENCAPSULATED, FirstBoot, Machine, began_before
+from treenail.daemon.firstboot import (
+    DONE_FILE,
+    ENCAPSULATED_BACKUP,
+    ENCAPSULATED_CONFIG,
+    FirstBootInterfaces,
+    FirstBootRunner,
+    record_start,
+)
 from treenail.errors import ConfigError, HostError, UnreconcilableError
-from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
 
 SECRET = "/var/lib/kubelet/config.json"
@@ -61,25 +68,27 @@ class Host:
 
     def encapsulate(self, **spec: object) -> None:
         document = {"kind": "MachineConfig", "metadata": {"name": "first"}, "spec": spec}
-        (self.root / ENCAPSULATED[1:]).write_text(json.dumps(document))
+        (self.root / ENCAPSULATED_CONFIG[1:]).write_text(json.dumps(document))
 
-    def first_boot(self, *, turns: int = 3) -> FirstBoot:
+    def first_boot(self, *, turns: int = 3) -> FirstBootRunner:
         fake = FakeMachine(self.world)
         clock = FakeClock()
         os = bootc_of(self.world, clock, self.bootc) if self.bootc else fake
-        machine = Machine(os, fake, fake, FakeCredentials(), FakePreflight(), self, clock)
-        files = Files(Root(self.root))
-        return FirstBoot(
+        machine = FirstBootInterfaces(
+            os, fake, fake, FakeCredentials(), FakePreflight(), self, clock
+        )
+        files = HostFiles(Root(self.root))
+        return FirstBootRunner(
             files,
             machine,
             image=self.image,
             pull_secret=SECRET,
             stop=Waits(turns),
-            again=self.again,
+            is_restart=self.again,
         )
 
-    def start_default(self) -> None:
-        self.started_after.append((self.root / DONE[1:]).exists())
+    def start_default_target(self) -> None:
+        self.started_after.append((self.root / DONE_FILE[1:]).exists())
 
     def boot(self) -> bool:
         """One boot: whether the machine joined in it."""
@@ -104,8 +113,8 @@ def host(tmp_path: Path) -> Host:
 
 
 def assert_joined(host: Host) -> None:
-    assert (host.root / DONE[1:]).exists()
-    assert not (host.root / ENCAPSULATED[1:]).exists()
+    assert (host.root / DONE_FILE[1:]).exists()
+    assert not (host.root / ENCAPSULATED_CONFIG[1:]).exists()
     assert not host.world.staged
 
 
@@ -124,8 +133,8 @@ def test_what_failed_with_an_earlier_process_is_started_before_the_mark(host: Ho
 
 
 def test_a_process_knows_whether_another_one_began_before_in_its_boot(host: Host) -> None:
-    files = Files(Root(host.root))
-    assert [began_before(files) for _ in range(3)] == [False, True, True]
+    files = HostFiles(Root(host.root))
+    assert [record_start(files) for _ in range(3)] == [False, True, True]
 
 
 def test_a_machine_moves_to_the_image_of_its_config_with_one_reboot(host: Host) -> None:
@@ -134,7 +143,9 @@ def test_a_machine_moves_to_the_image_of_its_config_with_one_reboot(host: Host) 
     assert (host.world.booted, host.world.boots) == (B.digest, 2)
     assert host.world.system.arguments[-2:] == ("quiet", "nosmt")
     assert_joined(host)
-    assert json.loads((host.root / ASIDE[1:]).read_text())["metadata"] == {"name": "first"}
+    assert json.loads((host.root / ENCAPSULATED_BACKUP[1:]).read_text())["metadata"] == {
+        "name": "first"
+    }
 
 
 def test_a_machine_moves_to_the_image_of_the_settings(host: Host) -> None:
@@ -228,13 +239,13 @@ def test_reboots_that_lead_nowhere_end_and_the_machine_does_not_join(host: Host)
         assert not host.boot()
     assert host.world.boots == 4
     with pytest.raises(HostError, match="3 reboots did not lead"):
-        host.first_boot().turn()
+        host.first_boot().reconcile_once()
 
 
 def test_a_config_for_another_mode_of_the_kernel_is_refused(host: Host) -> None:
     host.encapsulate(osImageURL=B.image, fips=True)
     with pytest.raises(UnreconcilableError, match="FIPS mode on"):
-        host.first_boot().turn()
+        host.first_boot().reconcile_once()
     assert not host.boot()
     assert host.world.boots == 1
 
@@ -249,9 +260,9 @@ def test_a_machine_that_is_in_fips_mode_and_has_the_image_joins_without_a_reboot
 
 
 def test_a_config_that_is_broken_is_refused(host: Host) -> None:
-    (host.root / ENCAPSULATED[1:]).write_text("{")
+    (host.root / ENCAPSULATED_CONFIG[1:]).write_text("{")
     with pytest.raises(ConfigError):
-        host.first_boot().turn()
+        host.first_boot().reconcile_once()
 
 
 def test_a_login_that_only_the_config_has_is_put_in_place_for_nobody_else(host: Host) -> None:
@@ -270,17 +281,23 @@ def test_a_stop_ends_the_wait(host: Host) -> None:
     stop = threading.Event()
     stop.set()
     fake = FakeMachine(host.world)
-    machine = Machine(fake, fake, fake, FakeCredentials(), FakePreflight(), host, FakeClock())
-    waiting = FirstBoot(Files(Root(host.root)), machine, image="", pull_secret=SECRET, stop=stop)
+    machine = FirstBootInterfaces(
+        fake, fake, fake, FakeCredentials(), FakePreflight(), host, FakeClock()
+    )
+    waiting = FirstBootRunner(
+        HostFiles(Root(host.root)), machine, image="", pull_secret=SECRET, stop=stop
+    )
     assert not waiting.run()
-    assert [each.name for each in (host.root / "etc").iterdir()] == [Path(ENCAPSULATED).name]
+    assert [each.name for each in (host.root / "etc").iterdir()] == [Path(ENCAPSULATED_CONFIG).name]
 
 
 def test_what_fails_is_tried_again_soon_and_in_the_end_every_minute(host: Host) -> None:
-    (host.root / ENCAPSULATED[1:]).write_text("{")
+    (host.root / ENCAPSULATED_CONFIG[1:]).write_text("{")
     fake, stop = FakeMachine(host.world), Waits(10)
-    machine = Machine(fake, fake, fake, FakeCredentials(), FakePreflight(), host, FakeClock())
-    files = Files(Root(host.root))
-    assert not FirstBoot(files, machine, image="", pull_secret=SECRET, stop=stop).run()
+    machine = FirstBootInterfaces(
+        fake, fake, fake, FakeCredentials(), FakePreflight(), host, FakeClock()
+    )
+    files = HostFiles(Root(host.root))
+    assert not FirstBootRunner(files, machine, image="", pull_secret=SECRET, stop=stop).run()
     assert 2.5 <= stop.timeouts[0] <= 5.0
     assert 30.0 <= stop.timeouts[-1] <= 60.0

@@ -12,18 +12,18 @@ from pathlib import Path
 from tests.fakes.clock import FakeClock
 from tests.fakes.world import System, Unit, World
 from treenail.errors import BusError, CommandError
-from treenail.host.bootc.backend import Bootc
+from treenail.host.bootc.backend import BootcBackend
 from treenail.host.filesystem.root import Root
-from treenail.host.systemd.bus import Signal, Target
+from treenail.host.systemd.bus import BusInterface, BusSignal
 
 Json = dict[str, object]
 _ASKS = "treenail-ask-"
 _NO_SUCH_UNIT = "org.freedesktop.systemd1.NoSuchUnit"
 
 
-def bootc_of(world: World, clock: FakeClock, directory: str) -> Bootc:
+def bootc_of(world: World, clock: FakeClock, directory: str) -> BootcBackend:
     """The adapter, as a process has it that has just been started."""
-    return Bootc(_Systemd(world), _Programs(), Root(directory), clock)
+    return BootcBackend(_Systemd(world), _Programs(), Root(directory), clock)
 
 
 class _Systemd:
@@ -32,7 +32,9 @@ class _Systemd:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def call(self, _target: Target, member: str, *arguments: object, timeout_s: float) -> object:
+    def call_method(
+        self, _target: BusInterface, member: str, *arguments: object, timeout_s: float
+    ) -> object:
         del timeout_s
         self._get_on()
         if member == "GetUnit":
@@ -56,7 +58,7 @@ class _Systemd:
         fate(f"{member} done")
         return None
 
-    def properties(self, target: Target, *, timeout_s: float) -> Json:
+    def read_properties(self, target: BusInterface, *, timeout_s: float) -> Json:
         del timeout_s
         unit = self._world.units.get(target.path)
         if unit is None:
@@ -73,16 +75,16 @@ class _Systemd:
         }
 
     @contextmanager
-    def signals(self, _target: Target) -> Iterator["_Systemd"]:
+    def receive_signals(self, _target: BusInterface) -> Iterator["_Systemd"]:
         yield self
 
-    def run(self, each: Callable[[Signal | None], bool]) -> bool:
+    def run(self, each: Callable[[BusSignal | None], bool]) -> bool:
         while True:
             self._world.meanwhile()
             if each(None):
                 return True
 
-    def close(self) -> None:
+    def close_connection(self) -> None:
         """Nothing is held."""
 
     def _start(self, name: str, properties: Json) -> None:
@@ -165,8 +167,8 @@ def _undeploy(world: World, number: int) -> bool:
 class _Programs:
     """What is run and waited for; none of it matters here."""
 
-    def run(self, argv: Sequence[str], *, limit_s: float, stdin: bytes = b"") -> bytes:
-        del limit_s, stdin
+    def run_command(self, argv: Sequence[str], *, timeout_s: float, stdin: bytes = b"") -> bytes:
+        del timeout_s, stdin
         if _name(argv[0]) == "journalctl":
             return b""
         raise CommandError(f"{argv[0]} has nothing to say")

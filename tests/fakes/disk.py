@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from copy import copy, deepcopy
 from typing import NamedTuple, Self
 
-from treenail.host.filesystem.disk import Disk, Labels, Place
+from treenail.host.filesystem.disk import Disk, LabelPolicy, StrPath
 
 
 class Entry(NamedTuple):
@@ -137,7 +137,7 @@ class MemoryDisk(Disk):
     """
 
     mounts: tuple[str, ...] = ()
-    labels: Labels | None = None
+    labels: LabelPolicy | None = None
 
     def __init__(self, tree: Tree | None = None, *, flushed: bool = True) -> None:
         """A disk with these entries, the first of which has been flushed in any case."""
@@ -208,16 +208,16 @@ class MemoryDisk(Disk):
 
     # The calls.
 
-    def status(self, path: Place) -> os.stat_result:
+    def lstat(self, path: StrPath) -> os.stat_result:
         return _status(self._node(path))
 
-    def status_of(self, descriptor: int) -> os.stat_result:
+    def fstat(self, descriptor: int) -> os.stat_result:
         return _status(self._open[descriptor][0])
 
-    def names(self, directory: Place) -> list[str]:
+    def listdir(self, directory: StrPath) -> list[str]:
         return sorted(self._node(directory).entries)
 
-    def create(self, path: Place) -> int:
+    def create(self, path: StrPath) -> int:
         parent, name = self._split(path)
         if name in parent.entries:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
@@ -225,7 +225,7 @@ class MemoryDisk(Disk):
         parent.change({name: Node(self._unused(), "file", Inode(0o600))})
         return self.open(path)
 
-    def open(self, path: Place) -> int:
+    def open(self, path: StrPath) -> int:
         descriptor = next(number for number in itertools.count(3) if number not in self._open)
         self._open[descriptor] = self._node(path), 0
         return descriptor
@@ -243,55 +243,55 @@ class MemoryDisk(Disk):
         self._open[descriptor][0].content += content[: self.chunk]
         return len(content[: self.chunk])
 
-    def own(self, descriptor: int, uid: int, gid: int) -> None:
+    def chown(self, descriptor: int, uid: int, gid: int) -> None:
         self._count()
         _own(self._open[descriptor][0], uid, gid)
 
-    def own_link(self, path: Place, uid: int, gid: int) -> None:
+    def lchown(self, path: StrPath, uid: int, gid: int) -> None:
         self._count()
         _own(self._node(path), uid, gid)
 
-    def change_mode(self, descriptor: int, mode: int) -> None:
+    def chmod(self, descriptor: int, mode: int) -> None:
         self._count()
         node = self._open[descriptor][0]
         node.inode = node.inode._replace(mode=mode)
 
-    def label(self, target: Place | int) -> bytes:
+    def read_label(self, target: StrPath | int) -> bytes:
         try:
             node = self._open[target][0] if isinstance(target, int) else self._node(target)
         except FileNotFoundError:
             return b""
         return dict(node.inode.attributes).get(_LABEL, b"")
 
-    fitting_label = Disk.fitting_label
-    rest = Disk.rest
+    decide_label = Disk.decide_label
+    release_memory = Disk.release_memory
 
-    def change_label(self, target: Place | int, label: bytes) -> None:
+    def set_label(self, target: StrPath | int, label: bytes) -> None:
         self._count()
         node = self._open[target][0] if isinstance(target, int) else self._node(target)
         _label(node, {_LABEL: label})
 
-    def attributes(self, descriptor: int) -> dict[str, bytes]:
+    def read_xattrs(self, descriptor: int) -> dict[str, bytes]:
         return dict(self._open[descriptor][0].inode.attributes)
 
-    def change_attribute(self, descriptor: int, name: str, value: bytes) -> None:
+    def set_xattr(self, descriptor: int, name: str, value: bytes) -> None:
         self._count()
         _label(self._open[descriptor][0], {name: value})
 
-    def remove_attribute(self, descriptor: int, name: str) -> None:
+    def remove_xattr(self, descriptor: int, name: str) -> None:
         self._count()
         _label(self._open[descriptor][0], {name: None})
 
-    def sync(self, descriptor: int) -> None:
+    def fsync(self, descriptor: int) -> None:
         self._count()
         self._flush([self._open[descriptor][0]])
 
-    def sync_filesystem(self, descriptor: int) -> None:
+    def syncfs(self, descriptor: int) -> None:
         self._count()
         device = self._open[descriptor][0].device
         self._flush([node for node in self.root.everything() if node.device == device])
 
-    def replace(self, path: Place, target: Place) -> None:
+    def replace(self, path: StrPath, target: StrPath) -> None:
         self._count()
         (parent, name), (other, new) = self._split(path), self._split(target)
         assert parent is other
@@ -302,7 +302,7 @@ class MemoryDisk(Disk):
             return  # two names of one file stay, as POSIX has it
         parent.change({name: None, new: parent.entries[name]})
 
-    def exchange(self, path: Place, other: Place) -> None:
+    def exchange(self, path: StrPath, other: StrPath) -> None:
         self._count()
         (parent, name), (above, new) = self._split(path), self._split(other)
         assert parent is above
@@ -310,16 +310,16 @@ class MemoryDisk(Disk):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         parent.change({name: parent.entries[new], new: parent.entries[name]})
 
-    def link_text(self, path: Place) -> str:
+    def readlink(self, path: StrPath) -> str:
         return self._node(path).content.decode()
 
-    def symlink(self, path: Place, text: str) -> None:
+    def symlink(self, path: StrPath, text: str) -> None:
         self._count()
         parent, name = self._split(path)
         assert name not in parent.entries
         parent.change({name: Node(self._unused(), "link", Inode(0o777), text.encode())})
 
-    def link(self, path: Place, new: Place) -> None:
+    def link(self, path: StrPath, new: StrPath) -> None:
         self._count()
         node = self._node(path)
         assert node.kind != "directory"
@@ -328,7 +328,7 @@ class MemoryDisk(Disk):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         parent.change({name: node})
 
-    def unlink(self, path: Place) -> None:
+    def unlink(self, path: StrPath) -> None:
         node = self._node(path)
         if node.kind == "directory":
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -336,13 +336,13 @@ class MemoryDisk(Disk):
         parent, name = self._split(path)
         parent.change({name: None})
 
-    def make_directory(self, path: Place) -> None:
+    def mkdir(self, path: StrPath) -> None:
         self._count()
         parent, name = self._split(path)
         assert name not in parent.entries
         parent.change({name: Node(self._unused(), "directory", Inode(0o700))})
 
-    def remove_directory(self, path: Place) -> None:
+    def rmdir(self, path: StrPath) -> None:
         self._count()
         if self._node(path).entries:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
@@ -378,12 +378,12 @@ class MemoryDisk(Disk):
                 todo += (each for change in node.pending for each in change.values() if each)
         return next(number for number in itertools.count(1) if number not in used)
 
-    def _split(self, path: Place) -> tuple[Node, str]:
+    def _split(self, path: StrPath) -> tuple[Node, str]:
         """The directory that it is in, and its name there."""
         parent, _, name = os.fspath(path).rpartition("/")
         return self._node(parent), name
 
-    def _node(self, path: Place) -> Node:
+    def _node(self, path: StrPath) -> Node:
         node = self.root
         for name in os.fspath(path).split("/")[1:]:
             if node.kind != "directory":

@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 from treenail import log as journal
-from treenail.cli.node.run import JOURNAL, Agent
-from treenail.daemon.settings.settings import FILE, Given, load
+from treenail.cli.node.run import JOURNAL_SOCKET, Agent
+from treenail.daemon.settings.settings import SETTINGS_FILE, PartialSettings, load_settings
 from treenail.host.filesystem.root import Root
-from treenail.host.system.kernel import Kernel
+from treenail.host.system.kernel import HostKernel
 from treenail.host.system.state_file import Json, Ledger
 
 ORDER = "die"
@@ -28,14 +28,14 @@ class DyingLedger:
         self._ledger = ledger
         self._order = order
 
-    def read(self) -> Json | None:
-        return self._ledger.read()
+    def read_document(self) -> Json | None:
+        return self._ledger.read_document()
 
-    def write(self, document: Json) -> None:
+    def write_document(self, document: Json) -> None:
         when = self._when()
         if when == "before":
             self._die()
-        self._ledger.write(document)
+        self._ledger.write_document(document)
         if when == "after":
             self._die()
 
@@ -58,13 +58,19 @@ def main() -> int:
         parser.add_argument(name, required=True)
     given = parser.parse_args()
     root = Root(given.root)
-    arguments = Given(kubeconfig=given.kubeconfig, node_name=given.node_name, root=given.root)
-    settings = load(root.path(FILE), arguments, host_name="", required=False)
-    journal.setup(root.path(JOURNAL), level=settings.log_level, stream=sys.stderr)
+    arguments = PartialSettings(
+        kubeconfig=given.kubeconfig, node_name=given.node_name, root=given.root
+    )
+    settings = load_settings(
+        root.resolve_path(SETTINGS_FILE), arguments, host_name="", is_required=False
+    )
+    journal.configure_logging(
+        root.resolve_path(JOURNAL_SOCKET), level=settings.log_level, stream=sys.stderr
+    )
     ledger = Ledger(root)
-    with ledger.lock():
+    with ledger.hold_lock():
         dying = DyingLedger(ledger, root.prefix.parent / ORDER)
-        return Agent(settings, root, Kernel(root), dying).run()
+        return Agent(settings, root, HostKernel(root), dying).run()
 
 
 if __name__ == "__main__":

@@ -10,13 +10,15 @@ from typing import Self
 
 from tests.fakes.private_bus import PrivateBus
 from treenail_lab.machine import settings
-from treenail_lab.machine.settings import Settings
+from treenail_lab.machine.settings import MachineSettings
 
 
 class Services:
     """Runs while entered; its bus is at ``address``, its unit files are below ``root``."""
 
-    def __init__(self, now: Settings | None = None, units: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, now: MachineSettings | None = None, units: dict[str, str] | None = None
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="tn", dir="/tmp")
         self._settings = Path(self._folder.name, "settings.json")
         self._bus = PrivateBus()
@@ -27,11 +29,11 @@ class Services:
         vendor.mkdir(parents=True)
         for name, text in (units or {}).items():
             (vendor / name).write_text(text, encoding="utf-8")
-        self.change(now or Settings())
+        self.change(now or MachineSettings())
 
-    def change(self, now: Settings) -> None:
+    def change(self, now: MachineSettings) -> None:
         """Put other settings in force."""
-        settings.save(now, self._settings)
+        settings.save_settings(now, self._settings)
 
     def told(self) -> str:
         """The next line that they tell the machine's supervisor."""

@@ -16,7 +16,7 @@ from tests.daemon.machines import BASE, TOP
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import MemoryDisk, Tree
 from treenail.api import annotations as key
-from treenail.api.disruptionpolicy import DEFAULTS, ClusterPolicy
+from treenail.api.disruptionpolicy import DEFAULT_POLICY, ClusterDisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.node import Node
 from treenail.errors import (
@@ -24,17 +24,23 @@ from treenail.errors import (
     CancelledError,
     HostError,
     LedgerError,
-    NotFound,
+    NotFoundError,
     PreflightError,
     TransactionError,
-    Unreachable,
+    UnreachableError,
 )
-from treenail.host.ostree.deployments import Change, Deployment, Deployments, Progress, Verdict
-from treenail.update.checks.health import API_SERVER, Check, Trial
-from treenail.update.decision.request import Request
-from treenail.update.state.boot_trial import Probation
+from treenail.host.ostree.deployments import (
+    DeploymentChange,
+    DeploymentStatus,
+    OstreeDeployment,
+    TransactionProgress,
+    WatchVerdict,
+)
+from treenail.update.checks.health import API_SERVER, BootTrialStatus, HealthCheckResult
+from treenail.update.decision.request import UserRequest
+from treenail.update.state.boot_trial import BootTrial
 from treenail.update.state.record import Target
-from treenail.update.status import Event, Report
+from treenail.update.status import NodeEvent, StatusReport
 
 Json = dict[str, object]
 PLATFORM = ("root=LABEL=root", "rw")
@@ -121,10 +127,10 @@ class World:
     annotations: dict[str, str] = field(default_factory=dict)
     unschedulable: bool = False
     writes: list[str] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    events: list[NodeEvent] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     configs: dict[str, MachineConfig] = field(default_factory=dict)
-    request: Request | None = None
+    request: UserRequest | None = None
     """What a person on the machine asks for."""
     sick: Callable[["World"], bool] = lambda _: False
     """Whether the machine is not healthy as it is."""
@@ -151,7 +157,9 @@ class World:
     in_the_way: str = ""
     """What a pre-flight would find."""
     returns: int = 0
-    policy: ClusterPolicy = field(default_factory=lambda: ClusterPolicy(DEFAULTS))
+    policy: ClusterDisruptionPolicy = field(
+        default_factory=lambda: ClusterDisruptionPolicy(DEFAULT_POLICY)
+    )
     vendor: dict[str, Tree] = field(default_factory=dict)
     """What each image has in /usr/etc, by digest and path below it."""
     disk: MemoryDisk = field(default_factory=lambda: MemoryDisk(BASE))
@@ -305,20 +313,20 @@ class FakeMachine:
         world.staging, world.rolled_back = None, True
         world.fate("rolled back")
 
-    def boot_id(self) -> str:
+    def read_boot_id(self) -> str:
         world = self._world
         return f"boot-{world.boots}" + f"+{world.soft_boots}" * bool(world.soft_boots)
 
-    def soft_reboots(self) -> int | None:
+    def count_soft_reboots(self) -> int | None:
         return self._world.soft_boots
 
-    def fips_enabled(self) -> bool:
+    def is_fips_enabled(self) -> bool:
         return self._world.fips
 
-    def command_line(self) -> tuple[str, ...]:
+    def read_command_line(self) -> tuple[str, ...]:
         return self._world.system.arguments
 
-    def look(self) -> Deployments:
+    def read_deployments(self) -> DeploymentStatus:
         world = self._world
         if world.going_down:
             raise BusError("rpm-ostreed went away")
@@ -330,13 +338,15 @@ class FakeMachine:
             found.insert(at, _deployment(world.previous))
         if world.pending:
             found.insert(0, _deployment(world.pending))
-        return Deployments(tuple(found), None)
+        return DeploymentStatus(tuple(found), None)
 
-    def stage(self, change: Change, *, watch: Callable[[Progress], Verdict]) -> None:
+    def stage_deployment(
+        self, change: DeploymentChange, *, watch: Callable[[TransactionProgress], WatchVerdict]
+    ) -> None:
         world = self._world
-        kept = (each for each in world.system.arguments if each not in change.delete)
+        kept = (each for each in world.system.arguments if each not in change.delete_kargs)
         digest = change.image.partition("@")[2] or world.system.digest
-        asked = System(digest, (*kept, *change.append), world.serials + 1)
+        asked = System(digest, (*kept, *change.append_kargs), world.serials + 1)
         staged = world.staging
         if staged and not world.locked:
             raise HostError(f"can't stage {change}: {staged.id} is pending, and not locked")
@@ -345,23 +355,25 @@ class FakeMachine:
         world.fate("stage begins")
         for percent in (0, 50, 100):
             world.meanwhile()
-            match watch(Progress("fetching", percent)):
-                case Verdict.CANCEL:
+            match watch(TransactionProgress("fetching", percent)):
+                case WatchVerdict.CANCEL:
                     raise CancelledError("cancelled")
-                case Verdict.LEAVE:
+                case WatchVerdict.DETACH:
                     return
-                case Verdict.GO_ON:
+                case WatchVerdict.CONTINUE:
                     pass
             world.fate("staging")
         world.serials += 1
         world.staging, world.locked = asked, True
         world.fate("staged")
 
-    def wait_for_other(self, *, watch: Callable[[Progress], Verdict]) -> bool:
-        watch(Progress("waiting", None))
+    def wait_for_other_transaction(
+        self, *, watch: Callable[[TransactionProgress], WatchVerdict]
+    ) -> bool:
+        watch(TransactionProgress("waiting", None))
         return not self._world.held
 
-    def drop(self, staged_id: str) -> None:
+    def drop_staged(self, staged_id: str) -> None:
         world = self._world
         world.fate("drop")
         if world.staging is not None and world.staging.id == staged_id:
@@ -372,7 +384,7 @@ class FakeMachine:
             world.pending = None
         world.fate("dropped")
 
-    def prepare(self) -> bool:
+    def prepare_soft_reboot(self) -> bool:
         world = self._world
         world.fate("prepare")
         if world.softens and world.staging is not None:
@@ -380,20 +392,20 @@ class FakeMachine:
         world.fate("prepared")
         return bool(world.prepared)
 
-    def clear(self) -> None:
+    def clear_soft_reboot(self) -> None:
         self._world.prepared = ""
 
-    def pin(self, deployment_id: str) -> None:
+    def pin_deployment(self, deployment_id: str) -> None:
         self._world.fate("pin")
         self._world.pins.add(deployment_id)
         self._world.fate("pinned")
 
-    def unpin(self, deployment_id: str) -> None:
+    def unpin_deployment(self, deployment_id: str) -> None:
         self._world.fate("unpin")
         self._world.pins.discard(deployment_id)
         self._world.fate("unpinned")
 
-    def finalize(self, staged_id: str, *, softly: bool = False) -> None:
+    def finalize_staged(self, staged_id: str, *, is_soft: bool = False) -> None:
         world = self._world
         if world.staging is None or world.staging.id != staged_id:
             raise TransactionError("No pending staged deployment found")
@@ -402,17 +414,17 @@ class FakeMachine:
         if world.in_service:
             world.violations.append("unlocked while the node was in service")
         world.fate("unlocked")
-        world.going_down = not softly
+        world.going_down = not is_soft
 
-    def release(self) -> None:
+    def release_daemon(self) -> None:
         pass
 
-    def reboot(self, *, soft: bool = False) -> None:
+    def reboot_machine(self, *, is_soft: bool = False) -> None:
         self._world.fate("reboot")
-        self._world.going_down, self._world.soft = True, soft
+        self._world.going_down, self._world.soft = True, is_soft
         raise WentDown
 
-    def shutting_down(self) -> bool:
+    def is_shutting_down(self) -> bool:
         return self._world.going_down
 
 
@@ -422,13 +434,13 @@ class FakeLedger:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def read(self) -> Json | None:
+    def read_document(self) -> Json | None:
         if self._world.ledger is None:
             return None
         document: Json = json.loads(self._world.ledger)
         return document
 
-    def write(self, document: Json) -> None:
+    def write_document(self, document: Json) -> None:
         text = json.dumps(document)
         if self._world.full(self._world):
             raise LedgerError("the ledger: no space left on device")
@@ -444,7 +456,7 @@ class FakeCluster:
         self._world = world
         self._cached: Node | None = None
 
-    def node(self) -> Node | None:
+    def get_cached_node(self) -> Node | None:
         return self._cached
 
     def see(self) -> None:
@@ -453,27 +465,27 @@ class FakeCluster:
             self._cached = Node(
                 name="node-1",
                 annotations=dict(self._world.annotations),
-                unschedulable=self._world.unschedulable,
+                is_unschedulable=self._world.unschedulable,
             )
 
-    def refresh(self) -> None:
+    def refresh_node(self) -> None:
         if not self._world.api_up:
-            raise Unreachable("the API server does not answer")
+            raise UnreachableError("the API server does not answer")
         self.see()
 
-    def machine_config(self, name: str) -> MachineConfig:
+    def fetch_machine_config(self, name: str) -> MachineConfig:
         if not self._world.api_up:
-            raise Unreachable("the API server does not answer")
+            raise UnreachableError("the API server does not answer")
         if name not in self._world.configs:
-            raise NotFound(f"MachineConfig {name} does not exist")
+            raise NotFoundError(f"MachineConfig {name} does not exist")
         return self._world.configs[name]
 
-    def policy(self) -> ClusterPolicy:
+    def fetch_disruption_policy(self) -> ClusterDisruptionPolicy:
         if not self._world.api_up:
-            raise Unreachable("the API server does not answer")
+            raise UnreachableError("the API server does not answer")
         return self._world.policy
 
-    def report(self, report: Report) -> None:
+    def write_report(self, report: StatusReport) -> None:
         world = self._world
         if self._cached is None:
             # Nothing differs from what nobody has seen.
@@ -483,7 +495,7 @@ class FakeCluster:
         if not changes:
             return
         if not world.api_up:
-            raise Unreachable("the API server does not answer")
+            raise UnreachableError("the API server does not answer")
         world.fate("patch")
         for name, value in changes.items():
             if value is None:
@@ -494,30 +506,30 @@ class FakeCluster:
         world.fate("patched")
         if world.loses_answers:
             world.loses_answers -= 1
-            raise Unreachable("the connection was lost before the answer")
+            raise UnreachableError("the connection was lost before the answer")
         self.see()
 
-    def tell(self, event: Event) -> None:
+    def record_event(self, event: NodeEvent) -> None:
         self._world.events.append(event)
 
 
 class FakeCredentials:
     """Pull secrets that are in place."""
 
-    def refresh(self) -> tuple[str, ...]:
+    def install_secrets(self) -> tuple[str, ...]:
         return ()
 
-    def refused(self, image: str) -> bool:
+    def handle_rejected_login(self, image: str) -> bool:
         return False
 
-    def proven(self, image: str) -> None:
+    def confirm_login(self, image: str) -> None:
         """There is one login."""
 
 
 class FakeTrust:
     """There is no ControllerConfig."""
 
-    def refresh(self) -> tuple[str, ...]:
+    def sync_files(self) -> tuple[str, ...]:
         return ()
 
 
@@ -525,7 +537,7 @@ class FakeHealth:
     """Checks of a world: one of the machine, and the API server."""
 
     DEADLINE_S = 60.0
-    again_s = 10.0
+    interval_s = 10.0
 
     def __init__(self, world: World, clock: FakeClock) -> None:
         self._world = world
@@ -533,27 +545,27 @@ class FakeHealth:
         self._well_since: float | None = None
         self._marked: dict[str, str] = {}
 
-    def mark(self, name: str, problem: str) -> None:
+    def set_check_problem(self, name: str, problem: str) -> None:
         self._marked[name] = problem
 
-    def look(self, probation: Probation, boot_id: str) -> Trial:
+    def run_checks(self, probation: BootTrial, boot_id: str) -> BootTrialStatus:
         world, now = self._world, self._clock.monotonic()
         found = (
-            *(Check(name, not text, text) for name, text in self._marked.items()),
-            Check("Kubelet", not world.sick(world), "kubelet.service is failed"),
-            Check(API_SERVER, world.api_up, "the API server does not answer"),
+            *(HealthCheckResult(name, not text, text) for name, text in self._marked.items()),
+            HealthCheckResult("Kubelet", not world.sick(world), "kubelet.service is failed"),
+            HealthCheckResult(API_SERVER, world.api_up, "the API server does not answer"),
         )
-        if not all(each.well for each in found):
+        if not all(each.is_passing for each in found):
             self._well_since = None
         elif self._well_since is None:
             self._well_since = now
-        return Trial(
-            elapsed_s=now - probation.since,
+        return BootTrialStatus(
+            elapsed_s=now - probation.began_monotonic,
             deadline_s=self.DEADLINE_S,
             settle_s=5.0,
             checks=found,
-            api_answers=world.api_up,
-            well_for_s=0.0 if self._well_since is None else now - self._well_since,
+            is_api_reachable=world.api_up,
+            healthy_for_s=0.0 if self._well_since is None else now - self._well_since,
         )
 
 
@@ -563,10 +575,10 @@ class FakePreflight:
     def __init__(self, world: World | None = None) -> None:
         self._world = world
 
-    def clear(self, image: str) -> None:
+    def check_image(self, image: str) -> None:
         pass
 
-    def still_clear(self, image: str) -> None:
+    def check_machine(self, image: str) -> None:
         if self._world is not None and self._world.in_the_way:
             raise PreflightError(f"the update can't begin: {self._world.in_the_way}")
 
@@ -577,22 +589,22 @@ class FakeRequests:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def read(self) -> Request | None:
+    def read_request(self) -> UserRequest | None:
         return self._world.request
 
-    def drop(self) -> None:
+    def remove_request(self) -> None:
         self._world.request = None
 
 
 class FakeNotifier:
     """A systemd that listens to nobody."""
 
-    interval_s: float | None = None
+    watchdog_interval_s: float | None = None
 
-    def status(self, text: str) -> None:
+    def notify_status(self, text: str) -> None:
         pass
 
-    def watchdog(self) -> None:
+    def notify_watchdog(self) -> None:
         pass
 
 
@@ -603,15 +615,15 @@ def _deployment(
     staged: bool = False,
     locked: bool = False,
     pinned: bool = False,
-) -> Deployment:
-    return Deployment(
+) -> OstreeDeployment:
+    return OstreeDeployment(
         id=system.id,
         checksum=system.digest[7:],
         version="1",
         image=f"registry.example.com/os/node@{system.digest}",
         digest=system.digest,
-        booted=booted,
-        staged=staged,
-        locked=locked,
-        pinned=pinned,
+        is_booted=booted,
+        is_staged=staged,
+        is_locked=locked,
+        is_pinned=pinned,
     )

@@ -15,13 +15,13 @@ from treenail.api import annotations as key
 from treenail.clock import SystemClock
 from treenail.kube.resources import MACHINECONFIGNODES, NODES
 from treenail_lab.apiserver.objects import Json
-from treenail_lab.apiserver.serving.faults import Match, Reject
+from treenail_lab.apiserver.serving.faults import FaultMatch, RejectFault
 from treenail_lab.apiserver.serving.service import ApiServer
-from treenail_lab.cluster import Lab, Plan, rendered
+from treenail_lab.cluster import Lab, LabPlan, build_rendered_config
 from treenail_lab.images import Credential, Image, make_image
-from treenail_lab.machine.node.machine import KUBELET_CONFIG, Machine
-from treenail_lab.machine.settings import Settings
-from treenail_lab.machine.systemd.journal import Entry
+from treenail_lab.machine.node.machine import KUBELET_CONFIG, LabMachine
+from treenail_lab.machine.settings import MachineSettings
+from treenail_lab.machine.systemd.journal import JournalEntry
 
 NODE = "n1"
 USER = f"system:node:{NODE}"
@@ -53,8 +53,8 @@ class Options:
     backend: str = ""
     """Whatever is installed, unless it is ``bootc``, which is the only one then."""
     machine_config_nodes: bool = True
-    behaviour: Settings = field(
-        default_factory=lambda: Settings(pull_bytes_per_s=FAST, staging_s=0.02)
+    behaviour: MachineSettings = field(
+        default_factory=lambda: MachineSettings(pull_bytes_per_s=FAST, staging_s=0.02)
     )
 
 
@@ -78,26 +78,26 @@ class Site:
         self._goals = 0
         self._away = False
         first = make_image("os/node", "1", SIZE, layers=LAYERS, credential=LOGIN)
-        plan = Plan(
+        plan = LabPlan(
             (NODE,),
             (first,),
-            behaviour=options.behaviour,
+            machine_settings=options.behaviour,
             agent_settings=_backend(options.backend) + options.agent_settings,
-            machine_config_nodes=options.machine_config_nodes,
+            has_machine_config_nodes=options.machine_config_nodes,
         )
         self.lab = Lab(self.directory, plan, agent=options.agent)
         self.lab.start()
         self.server = self.lab.server
-        self.machine: Machine = self.lab.machines[NODE]
+        self.machine: LabMachine = self.lab.machines[NODE]
         self.backend = options.backend
         if self.backend == "bootc":
             (self.machine.root / "usr/lib/systemd/system/rpm-ostreed.service").unlink()
         self.pull_secret = self.machine.root / KUBELET_CONFIG
         self._pull_secret = self.pull_secret.read_text()
         self.witness = Witness(NODE, self.machine)
-        self.server.call(self.witness.attend)
-        drainer = self.server.kubeconfig_for(DRAINER, ["system:masters"])
-        self.drains = Drains(self.lab.client_of(drainer), SystemClock())
+        self.server.call_api(self.witness.attend)
+        drainer = self.server.write_kubeconfig(DRAINER, ["system:masters"])
+        self.drains = Drains(self.lab.open_client(drainer), SystemClock())
         self.drains.start()
         self.current = self.goal(image=first)
         self.ask(self.current)
@@ -112,7 +112,7 @@ class Site:
     def begin(self) -> None:
         """From here on is this test's story."""
         self._sights, self._writes = len(self.witness.sights), len(self.witness.writes)
-        self._entries = len(self.machine.journal())
+        self._entries = len(self.machine.read_journal())
         self._events = len(self._all_events())
         self._daemon_log = len(self._daemons())
         self.boots = self.machine.boot_count
@@ -128,7 +128,7 @@ class Site:
         image = image or make_image("os/node", name, size_bytes, layers=LAYERS, credential=LOGIN)
         if published:
             self.lab.add_image(image)
-        return Goal(self.lab.add_config(rendered(f"rendered-worker-{name}")), image)
+        return Goal(self.lab.add_config(build_rendered_config(f"rendered-worker-{name}")), image)
 
     def ask(self, goal: Goal, *, spelling: str = key.DESIRED_OS_IMAGE) -> None:
         """Ask for the goal in one spelling alone."""
@@ -164,10 +164,10 @@ class Site:
         """In service, nothing under way and nothing left behind."""
         notes = self.notes()
         return (
-            self.machine.agent.ready
+            self.machine.agent.is_ready
             and not self.cordoned()
             and notes.get(key.DESIRED_DRAIN) == notes.get(key.LAST_APPLIED_DRAIN)
-            and self.machine.staged is None
+            and self.machine.staged_deployment is None
             and self.phase() == ""
         )
 
@@ -197,7 +197,7 @@ class Site:
 
     def booted(self) -> str:
         """The manifest digest of the booted deployment."""
-        booted = self.machine.booted
+        booted = self.machine.booted_deployment
         return booted.digest if booted else ""
 
     def phase(self) -> str:
@@ -211,7 +211,7 @@ class Site:
         """Wait until an image is being pulled; the percentage."""
 
         def percent() -> object:
-            progress = self.lab.live(NODE).get("progress")
+            progress = self.lab.read_live_status(NODE).get("progress")
             return progress.get("percent") if isinstance(progress, dict) else None
 
         return int(str(wait_until(percent, limit_s=LIMIT_S)))
@@ -231,10 +231,10 @@ class Site:
         """The agent's writes in this test."""
         return self.witness.writes[self._writes :]
 
-    def journal(self, **match: str) -> list[Entry]:
+    def journal(self, **match: str) -> list[JournalEntry]:
         """The agent's journal in this test."""
         wanted = {"SYSLOG_IDENTIFIER": "treenail", **match}.items()
-        entries = self.machine.journal()[self._entries :]
+        entries = self.machine.read_journal()[self._entries :]
         return [entry for entry in entries if all(entry.get(k) == v for k, v in wanted)]
 
     def messages(self, **match: str) -> list[str]:
@@ -263,21 +263,21 @@ class Site:
     @contextmanager
     def slow_pull(self) -> Iterator[None]:
         """Within, pulls take long; afterwards they don't, also the one that runs."""
-        self.machine.change(pull_bytes_per_s=SLOW)
+        self.machine.change_settings(pull_bytes_per_s=SLOW)
         try:
             yield
         finally:
-            self.machine.change(pull_bytes_per_s=FAST)
+            self.machine.change_settings(pull_bytes_per_s=FAST)
 
     @contextmanager
     def drains_held(self) -> Iterator[None]:
         """Within, the drain controller neither cordons nor uncordons, nor answers."""
-        match = Match(verb="patch", resource="nodes", user=DRAINER)
-        number = self.server.inject(Reject(503, retry_after_s=0), match)
+        match = FaultMatch(verb="patch", resource="nodes", user=DRAINER)
+        number = self.server.inject_fault(RejectFault(503, retry_after_s=0), match)
         try:
             yield
         finally:
-            self.server.lift(number)
+            self.server.lift_fault(number)
 
     @contextmanager
     def at_each_change(self, strike: Callable[[ApiServer], object]) -> Iterator[None]:
@@ -304,8 +304,8 @@ class Site:
         self.witness.then = None
         if self._away:
             self.start_server()
-        self.server.lift()
-        self.machine.change(pull_bytes_per_s=FAST)
+        self.server.lift_fault()
+        self.machine.change_settings(pull_bytes_per_s=FAST)
         self.pull_secret.write_text(self._pull_secret)
 
     def story(self) -> str:
@@ -313,7 +313,7 @@ class Site:
         lines = [
             f"{entry['__REALTIME_TIMESTAMP']} {entry.get('SYSLOG_IDENTIFIER')} "
             f"{entry.get('TREENAIL_PHASE', '')} {entry['MESSAGE']}"
-            for entry in self.machine.journal()[self._entries :]
+            for entry in self.machine.read_journal()[self._entries :]
         ]
         log = self.machine.agent_log.read_text() if self.machine.agent_log.exists() else ""
         return "\n".join(
@@ -324,17 +324,17 @@ class Site:
                 "agent.log:",
                 log[-4000:],
                 "live:",
-                json.dumps(self.lab.live(NODE), indent=1),
+                json.dumps(self.lab.read_live_status(NODE), indent=1),
             )
         )
 
     def _node(self) -> Json:
-        found = self.server.call(lambda api: api.store.get(("", "nodes"), ("", NODE)))
+        found = self.server.call_api(lambda api: api.store.find_object(("", "nodes"), ("", NODE)))
         assert found is not None
         return found
 
     def _all_events(self) -> list[dict[str, str]]:
-        return self.server.call(lambda api: list(api.store.list(("", "events"))))
+        return self.server.call_api(lambda api: list(api.store.list_objects(("", "events"))))
 
     def _daemons(self) -> str:
         path = self.directory / NODE / "daemons.log"

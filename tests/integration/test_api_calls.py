@@ -37,7 +37,7 @@ def options(request: pytest.FixtureRequest) -> Options:
 
 def requests(site: Site) -> dict[str, int]:
     """The agent's requests by verb."""
-    counts = site.server.call(lambda api: api.requests.counts())
+    counts = site.server.call_api(lambda api: api.requests.count_by_user())
     found: Counter[str] = Counter()
     for (user, verb, _), count in counts.items():
         if user == USER:

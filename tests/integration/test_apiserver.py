@@ -7,7 +7,14 @@ import pytest
 from tests.integration.site import NODE, USER, Site
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail_lab.apiserver.serving.faults import Delay, Fault, LoseAnswer, Match, Refuse, Reject
+from treenail_lab.apiserver.serving.faults import (
+    DelayFault,
+    Fault,
+    FaultMatch,
+    LoseAnswerFault,
+    RefuseFault,
+    RejectFault,
+)
 from treenail_lab.apiserver.serving.service import ApiServer
 
 pytestmark = pytest.mark.integration
@@ -17,7 +24,7 @@ LIMIT_S = 45.0
 
 def api_server(site: Site) -> object:
     """What the agent knows of the API server: whether it is reachable."""
-    found = site.lab.live(NODE).get("apiServer")
+    found = site.lab.read_live_status(NODE).get("apiServer")
     return found.get("reachable") if isinstance(found, dict) else None
 
 
@@ -29,7 +36,7 @@ def test_server_gone_right_after_the_wish_was_seen(site: Site) -> None:
         site.stop_server()
     site.wait_phase("draining")
     wait_until(lambda: api_server(site) is False)
-    assert site.machine.staged_locked, "staging needs no API server"
+    assert site.machine.is_staged_locked, "staging needs no API server"
     assert site.booted() == before.image.digest, "nobody could be asked for the drain"
     assert not site.was_cordoned()
     site.start_server()
@@ -79,23 +86,25 @@ def test_agent_starts_and_finishes_without_a_server(site: Site) -> None:
 
 def test_nothing_is_staged_for_a_config_that_cannot_be_read(site: Site) -> None:
     goal = site.goal()
-    number = site.server.inject(Refuse(), Match(verb="get", resource="machineconfigs"))
+    number = site.server.inject_fault(
+        RefuseFault(), FaultMatch(verb="get", resource="machineconfigs")
+    )
     site.ask(goal)
-    wait_until(lambda: goal.config in str(site.lab.live(NODE).get("failure")))
-    assert site.machine.staged is None
+    wait_until(lambda: goal.config in str(site.lab.read_live_status(NODE).get("failure")))
+    assert site.machine.staged_deployment is None
     assert not site.was_cordoned()
-    site.server.lift(number)
+    site.server.lift_fault(number)
     site.settle(goal)
 
 
 @pytest.mark.parametrize(
     "fault",
-    [Refuse(), Reject(503), Reject(429), LoseAnswer(), Delay(0.2)],
+    [RefuseFault(), RejectFault(503), RejectFault(429), LoseAnswerFault(), DelayFault(0.2)],
     ids=["refuse", "503", "429", "lost", "slow"],
 )
 def test_after_every_change_the_next_request_fails(site: Site, fault: Fault) -> None:
     goal = site.goal()
-    with site.at_each_change(lambda api: api.inject(fault, Match(user=USER), times=1)):
+    with site.at_each_change(lambda api: api.inject_fault(fault, FaultMatch(user=USER), times=1)):
         site.ask(goal)
         site.settle(goal, limit_s=LIMIT_S)
     assert site.machine.boot_count == site.boots + 1
@@ -104,8 +113,8 @@ def test_after_every_change_the_next_request_fails(site: Site, fault: Fault) -> 
 
 def test_after_every_change_watches_are_cut_and_versions_expire(site: Site) -> None:
     def strike(api: ApiServer) -> None:
-        api.store.expire()
-        api.watches.cut(user=USER)
+        api.store.expire_versions()
+        api.watches.cut_watches(user=USER)
 
     goal = site.goal()
     with site.at_each_change(strike):

@@ -19,10 +19,10 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.kube.resources import NODES
 from treenail.log import MessageId
-from treenail_lab.apiserver.serving.faults import Match, Refuse
-from treenail_lab.cluster import rendered
+from treenail_lab.apiserver.serving.faults import FaultMatch, RefuseFault
+from treenail_lab.cluster import build_rendered_config
 from treenail_lab.images import make_image
-from treenail_lab.machine.ostree.sysroot import Deployment
+from treenail_lab.machine.ostree.sysroot import SysrootDeployment
 
 pytestmark = pytest.mark.integration
 
@@ -45,14 +45,14 @@ def options(request: pytest.FixtureRequest) -> Options:
 def bad_with(site: Site, goal: Goal, make: Make) -> Iterator[None]:
     """Within, boots into the goal's image are bad."""
 
-    def at_boot(booted: Deployment) -> None:
+    def at_boot(booted: SysrootDeployment) -> None:
         make(booted.digest == goal.image.digest)
 
-    site.machine.at_boot = at_boot
+    site.machine.on_boot = at_boot
     try:
         yield
     finally:
-        site.machine.at_boot = lambda _: None
+        site.machine.on_boot = lambda _: None
         make(False)
 
 
@@ -95,8 +95,8 @@ def test_a_masked_kubelet_sends_the_node_back(site: Site) -> None:
     goal = site.goal()
     with bad_with(site, goal, mask):
         assert_comes_back(site, goal, "Kubelet", "kubelet.service is masked")
-    assert site.messages(MESSAGE_ID=MessageId.UNHEALTHY)
-    assert site.messages(MESSAGE_ID=MessageId.RETURNING)
+    assert site.messages(MESSAGE_ID=MessageId.HEALTH_CHECK_FAILED)
+    assert site.messages(MESSAGE_ID=MessageId.ROLLING_BACK)
 
 
 def test_a_config_that_masks_the_kubelet_goes_with_its_image(site: Site) -> None:
@@ -104,9 +104,11 @@ def test_a_config_that_masks_the_kubelet_goes_with_its_image(site: Site) -> None
     ignition = {"ignition": {"version": "3.5.0"}}
     masking = {**ignition, "systemd": {"units": [{"name": "kubelet.service", "mask": True}]}}
     url = site.goal().pull_spec
-    good = site.lab.add_config(rendered(f"rendered-good-{site.backend}", {"config": ignition}))
+    good = site.lab.add_config(
+        build_rendered_config(f"rendered-good-{site.backend}", {"config": ignition})
+    )
     spec = {"config": masking, "osImageURL": url}
-    bad = site.lab.add_config(rendered(f"rendered-bad-{site.backend}", spec))
+    bad = site.lab.add_config(build_rendered_config(f"rendered-bad-{site.backend}", spec))
     site.annotate({key.DESIRED_CONFIG: good})
     site.wait_note(key.CURRENT_CONFIG, good)
     wait_until(site.calm, limit_s=LIMIT_S)
@@ -122,7 +124,7 @@ def test_a_config_that_masks_the_kubelet_goes_with_its_image(site: Site) -> None
 
 def test_a_dead_container_runtime_sends_the_node_back(site: Site) -> None:
     def fail(bad: bool) -> None:
-        site.machine.change(failing_units=("crio.service",) if bad else ())
+        site.machine.change_settings(failing_units=("crio.service",) if bad else ())
 
     goal = site.goal()
     with bad_with(site, goal, fail):
@@ -134,9 +136,9 @@ def test_a_node_without_network_goes_back(site: Site) -> None:
 
     def cut(bad: bool) -> None:
         if bad:
-            faults.append(site.server.inject(Refuse(), Match(user=USER)))
+            faults.append(site.server.inject_fault(RefuseFault(), FaultMatch(user=USER)))
         while faults and not bad:
-            site.server.lift(faults.pop())
+            site.server.lift_fault(faults.pop())
 
     goal = site.goal()
     with bad_with(site, goal, cut):
@@ -160,9 +162,9 @@ def test_a_kernel_that_never_boots_is_given_up_by_the_boot_loader(site: Site) ->
         "os/node", "dead", SIZE, layers=LAYERS, credential=LOGIN, faults={"boot": "Kernel panic"}
     )
     goal = site.goal(image=dead)
-    before = site.machine.failed_boots
+    before = site.machine.failed_boot_count
     assert_comes_back(site, goal, "failed to boot")
-    assert site.machine.failed_boots == before + 3
+    assert site.machine.failed_boot_count == before + 3
     assert [each.digest for each in site.machine.deployments].count(dead.digest) == 0
 
 

@@ -26,24 +26,24 @@ def test_image_is_pulled_in_service_and_deployed_after_the_drain(site: Site) -> 
     with site.drains_held():
         site.ask(goal)
         site.wait_note(key.DESIRED_DRAIN, f"drain-{goal.config}")
-        assert site.machine.staged is None
+        assert site.machine.staged_deployment is None
         stored = site.machine.root / "var/lib/containers/storage/images.json"
         assert goal.pull_spec in stored.read_text()
     site.settle(goal)
     assert site.machine.boot_count == site.boots + 1
-    booted = site.machine.booted
+    booted = site.machine.booted_deployment
     assert booted is not None
     assert booted.digest == goal.image.digest
 
 
 def test_status_shows_how_far_the_pull_is(site: Site) -> None:
     goal = site.goal()
-    site.machine.change(pull_bytes_per_s=SLOW)
+    site.machine.change_settings(pull_bytes_per_s=SLOW)
     site.ask(goal)
     wait_until(lambda: 0 < site.wait_progress() < 100, limit_s=LIMIT_S)
     shown = " ".join(status(site).stdout.split())
     assert re.search(rf"\(\d+ %, pulling layer \d+ of {LAYERS}\)", shown), shown
-    site.machine.change(pull_bytes_per_s=FAST)
+    site.machine.change_settings(pull_bytes_per_s=FAST)
     site.settle(goal)
 
 
@@ -52,14 +52,14 @@ def test_killed_agent_finds_the_switch_that_it_began(site: Site) -> None:
     with site.drains_held():
         site.ask(goal)
         site.wait_note(key.DESIRED_DRAIN, f"drain-{goal.config}")
-        site.machine.change(pull_bytes_per_s=SLOW)
+        site.machine.change_settings(pull_bytes_per_s=SLOW)
     wait_until(lambda: site.phase() == "rebooting")
     fifo = site.machine.root / "run/treenail/bootc-progress"
     wait_until(fifo.exists)
-    starts = site.machine.agent.starts
+    starts = site.machine.agent.start_count
     site.machine.kill_agent()
-    wait_until(lambda: site.machine.agent.starts > starts)
-    site.machine.change(pull_bytes_per_s=FAST)
+    wait_until(lambda: site.machine.agent.start_count > starts)
+    site.machine.change_settings(pull_bytes_per_s=FAST)
     site.settle(goal)
     assert site.machine.boot_count == site.boots + 1
 
@@ -85,12 +85,12 @@ def test_changed_mind_takes_back_what_was_deployed(site: Site) -> None:
             site.wait_phase("draining")
             locks.enter_context(site.machine.inhibit_shutdown("backup", "nightly run"))
         site.wait_degraded("backup")
-        staged = site.machine.staged
+        staged = site.machine.staged_deployment
         assert staged is not None
-        assert (staged.digest, site.machine.staged_locked) == (goal.image.digest, False)
+        assert (staged.digest, site.machine.is_staged_locked) == (goal.image.digest, False)
         site.ask(before)
         site.settle(before)
-    assert site.machine.staged is None
+    assert site.machine.staged_deployment is None
     assert site.machine.boot_count == site.boots
 
 

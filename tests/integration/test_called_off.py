@@ -17,7 +17,7 @@ CALLED_OFF = "called off on this machine"
 def assert_as_it_was(site: Site) -> None:
     """No reboot, nothing left behind, and nothing begun again."""
     assert site.machine.boot_count == site.boots
-    assert site.machine.staged is None
+    assert site.machine.staged_deployment is None
     assert not site.cordoned()
 
 

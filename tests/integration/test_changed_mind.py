@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 def assert_nothing_happened(site: Site) -> None:
     """No reboot, and nothing left behind."""
     assert site.machine.boot_count == site.boots
-    assert site.machine.staged is None
+    assert site.machine.staged_deployment is None
     assert not site.cordoned()
 
 
@@ -37,7 +37,7 @@ def test_back_to_the_old_goal_while_the_drain_is_awaited(site: Site) -> None:
     with site.drains_held():
         site.ask(goal)
         site.wait_phase("draining")
-        assert site.machine.staged_locked
+        assert site.machine.is_staged_locked
         site.wait_note(key.DESIRED_DRAIN, f"drain-{goal.config}")
         site.ask(before)
         site.wait_note(key.DESIRED_DRAIN, f"uncordon-{goal.config}")
@@ -94,13 +94,13 @@ def test_cancelled_update_is_told(site: Site) -> None:
 @pytest.mark.parametrize("locked", [False, True])
 def test_foreign_staged_deployment_is_named_and_left_alone(site: Site, *, locked: bool) -> None:
     foreign = make_image("os/other", f"7-{locked}", 1_000_000)
-    site.machine.stage_foreign(foreign, locked=locked)
-    staged = site.machine.staged
+    site.machine.stage_foreign_image(foreign, locked=locked)
+    staged = site.machine.staged_deployment
     assert staged is not None
     goal = site.goal()
     site.ask(goal)
     site.wait_degraded(staged.id, "rpm-ostree cleanup --pending")
-    assert site.machine.staged == staged
+    assert site.machine.staged_deployment == staged
     assert not site.was_cordoned()
     assert site.transactions() == []
     Sysroot(site.machine.root).drop_staged()
@@ -113,11 +113,11 @@ def test_deployment_that_another_stages_during_the_drain_is_named(site: Site) ->
     with site.drains_held():
         site.ask(goal)
         site.wait_phase("draining")
-        site.machine.stage_foreign(make_image("os/other", "8", 1_000_000))
-        staged = site.machine.staged
+        site.machine.stage_foreign_image(make_image("os/other", "8", 1_000_000))
+        staged = site.machine.staged_deployment
     assert staged is not None
     site.wait_degraded(staged.id)
-    assert site.machine.staged == staged
+    assert site.machine.staged_deployment == staged
     assert site.machine.boot_count == site.boots
     Sysroot(site.machine.root).drop_staged()
     site.settle(goal)

@@ -12,7 +12,7 @@ from tests.integration.commands import status, treenail
 from tests.integration.site import LAYERS, LOGIN, SIZE, Goal, Site
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail_lab.cluster import rendered
+from treenail_lab.cluster import build_rendered_config
 from treenail_lab.images import make_image
 
 pytestmark = pytest.mark.integration
@@ -52,7 +52,7 @@ class Configs:
             "config": {"ignition": {"version": "3.5.0"}, **config},
             "kernelArguments": list(arguments),
         }
-        return self._site.lab.add_config(rendered(name, spec))
+        return self._site.lab.add_config(build_rendered_config(name, spec))
 
     def ask(self, name: str) -> None:
         """Ask for the config without an image."""
@@ -194,7 +194,7 @@ def test_a_power_cut_before_the_reboot_ends_with_the_new_config(
     with site.machine.inhibit_shutdown("test", "rpm-ostreed finalizes nothing"):
         configs.ask(name)
         site.wait_phase("rebooting")
-    site.machine.power_cut()
+    site.machine.cut_power()
     wait_until(lambda: configs.at(name), limit_s=LIMIT_S)
     assert configs.text(APP) == "second"
 
@@ -234,7 +234,7 @@ def test_an_image_built_from_another_config_is_refused_before_the_drain(
     reason = site.wait_degraded("was built from rendered-other")
     assert name in reason
     assert not site.was_cordoned()
-    wait_until(lambda: site.machine.staged is None)
+    wait_until(lambda: site.machine.staged_deployment is None)
     assert configs.text(APP) == "first"
 
 

@@ -17,7 +17,7 @@ from treenail.api import annotations as key
 from treenail.clock import SystemClock
 from treenail.controllers.install.installation import NAME
 from treenail.controllers.rollout.gates.os_image import OS_IMAGE
-from treenail.controllers.rollout.policy import POLICY, RESUME
+from treenail.controllers.rollout.policy import ROLLOUT_POLICY, ROLLOUT_RESUME
 from treenail.kube.informer import Informer
 from treenail.kube.resources import (
     LEASES,
@@ -26,12 +26,12 @@ from treenail.kube.resources import (
     MACHINECONFIGS,
     NODES,
 )
-from treenail.kube.watch import Scope
-from treenail_lab.cluster import POOL, Lab, Plan
-from treenail_lab.controllers import Controllers
+from treenail.kube.watch import WatchScope
+from treenail_lab.cluster import POOL, Lab, LabPlan
+from treenail_lab.controllers import ControllerReplicas
 from treenail_lab.demo import pool
 from treenail_lab.images import Image, make_image
-from treenail_lab.machine.settings import Settings
+from treenail_lab.machine.settings import MachineSettings
 from treenail_lab.workload import Workload
 
 pytestmark = [pytest.mark.integration, pytest.mark.limit(180)]
@@ -41,7 +41,7 @@ QUICK = ("--settle=0", "--name-after=2")
 LIMIT_S = 60.0
 SIZE = 2_000_000
 AGENT = "[limits]\nretry_first_s = 0.1\nretry_most_s = 0.5\n"
-BEHAVIOUR = Settings(pull_bytes_per_s=8e6, staging_s=0.02, boot_s=0.2)
+BEHAVIOUR = MachineSettings(pull_bytes_per_s=8e6, staging_s=0.02, boot_s=0.2)
 
 
 class Fleet:
@@ -50,22 +50,24 @@ class Fleet:
     def __init__(self, folder: Path) -> None:
         self.images = 1
         first = make_image("os", "1", SIZE)
-        plan = Plan(("n1", "n2", "n3"), (first,), behaviour=BEHAVIOUR, agent_settings=AGENT)
+        plan = LabPlan(
+            ("n1", "n2", "n3"), (first,), machine_settings=BEHAVIOUR, agent_settings=AGENT
+        )
         self.lab = Lab(folder, plan)
-        self.controllers = Controllers(self.lab, arguments=QUICK)
+        self.controllers = ControllerReplicas(self.lab, arguments=QUICK)
         self.out: dict[str, bool] = {}
         self.most_out = 0
         self._lock = threading.Lock()
 
     def start(self) -> None:
         self.lab.start()
-        self._nodes = Informer(self.lab.client, Scope(NODES), SystemClock(), out_of_service)
-        self._nodes.tell(self._see)
+        self._nodes = Informer(self.lab.client, WatchScope(NODES), SystemClock(), out_of_service)
+        self._nodes.add_handler(self._see)
         self._nodes.start()
         self.workload = Workload(self.lab.client, replicas=6)
-        self.controllers.install()
-        self.controllers.start()
-        self.lab.add_config(pool.config("00-worker"))
+        self.controllers.create_manifests()
+        self.controllers.start_replica()
+        self.lab.add_config(pool.build_config("00-worker"))
         self.ask(self.lab.plan.images[0])
         self.settle(self.lab.plan.images[0])
         self.workload.start()
@@ -93,9 +95,9 @@ class Fleet:
 
     def ask(self, image: Image, **annotations: str) -> None:
         """Have the pool's nodes at an image."""
-        wanted: Any = pool.document(image.pull_spec)
-        wanted["metadata"]["annotations"] |= {POLICY: CAREFUL, **annotations}
-        pool.apply(self.lab, wanted)
+        wanted: Any = pool.build_pool(image.pull_spec)
+        wanted["metadata"]["annotations"] |= {ROLLOUT_POLICY: CAREFUL, **annotations}
+        pool.apply_pool(self.lab, wanted)
 
     # How it is
 
@@ -105,8 +107,8 @@ class Fleet:
     def at(self, image: Image) -> int:
         """How many machines run the image, in service, and say so."""
         return sum(
-            machine.booted is not None
-            and machine.booted.digest == image.digest
+            machine.booted_deployment is not None
+            and machine.booted_deployment.digest == image.digest
             and self.notes(name).get(key.CURRENT_OS_IMAGE) == image.pull_spec
             and self.notes(name).get(key.STATE) == "Done"
             and not self.out.get(name, True)
@@ -121,7 +123,7 @@ class Fleet:
         ]
 
     def notes(self, node: str) -> dict[str, str]:
-        return self.lab.annotations(node)
+        return self.lab.read_annotations(node)
 
     def machine_config_node(self, node: str) -> Any:
         return self.lab.client.get(MACHINECONFIGNODES, node)
@@ -182,8 +184,8 @@ def fleet(shared: Fleet) -> Fleet:
 def test_pool_is_rendered_and_its_nodes_drained_and_rebooted_canary_first(fleet: Fleet) -> None:
     before, image = fleet.config(), fleet.image()
     boots = {name: machine.boot_count for name, machine in fleet.lab.machines.items()}
-    pool.pause(fleet.lab)
-    change = pool.config("50-worker", {"kernelArguments": ["audit=1"]})
+    pool.pause_pool(fleet.lab)
+    change = pool.build_config("50-worker", {"kernelArguments": ["audit=1"]})
     fleet.lab.client.create(MACHINECONFIGS, change)
     wait_until(lambda: fleet.config() != before)
     after = fleet.config()
@@ -211,7 +213,7 @@ def test_pool_is_rendered_and_its_nodes_drained_and_rebooted_canary_first(fleet:
 MOMENTS: dict[str, Callable[[Fleet, Image], object]] = {
     "the canary was asked": lambda fleet, image: fleet.asked(image),
     "a node is out of service": lambda fleet, image: any(fleet.out.values()),
-    "a machine is down": lambda fleet, image: any(not m.on for m in fleet.lab.machines.values()),
+    "a machine is down": lambda fleet, image: any(not m.is_on for m in fleet.lab.machines.values()),
     "the canary is through": lambda fleet, image: fleet.at(image) == 1,
     "the second node is on its way": lambda fleet, image: len(fleet.asked(image)) == 2,
 }
@@ -222,22 +224,22 @@ def test_rollout_goes_on_after_the_controller_was_killed(fleet: Fleet, moment: s
     image = fleet.image()
     fleet.ask(image)
     wait_until(lambda: MOMENTS[moment](fleet, image), limit_s=LIMIT_S)
-    fleet.controllers.kill()
+    fleet.controllers.kill_replica()
     # As a kubelet does: under the name that the lease is held by.
-    fleet.controllers.start()
+    fleet.controllers.start_replica()
     fleet.settle(image)
     assert fleet.most_out == 1
 
 
 def test_second_replica_goes_on_when_the_leader_is_gone(fleet: Fleet) -> None:
     image = fleet.image()
-    fleet.controllers.start(1)
-    log = fleet.controllers.log(1)
+    fleet.controllers.start_replica(1)
+    log = fleet.controllers.find_log(1)
     assert fleet.leader() == f"{NAME}-0"
     fleet.ask(image)
     wait_until(lambda: any(fleet.out.values()), limit_s=LIMIT_S)
     assert "the controllers start" not in log.read_text()
-    fleet.controllers.kill(0)
+    fleet.controllers.kill_replica(0)
     # The lease would run out after a minute.
     spec: dict[str, object] = {"spec": {"holderIdentity": ""}}
     fleet.lab.client.patch(LEASES, NAME, spec, namespace=OPTIONS.namespace)
@@ -247,9 +249,9 @@ def test_second_replica_goes_on_when_the_leader_is_gone(fleet: Fleet) -> None:
     assert fleet.most_out == 1
 
     # One that ends in order gives the lease to the next at once.
-    fleet.controllers.start(0)
+    fleet.controllers.start_replica(0)
     image = fleet.image()
-    fleet.controllers.end(1)
+    fleet.controllers.stop_replica(1)
     fleet.ask(image)
     fleet.settle(image)
     assert fleet.leader() == f"{NAME}-0"
@@ -260,28 +262,33 @@ STAGING = "{staging: {maxParallel: 2}, maxFailures: 0}"
 
 def test_all_nodes_stage_before_the_first_is_drained(fleet: Fleet) -> None:
     image = fleet.image()
-    fleet.ask(image, **{POLICY: STAGING})
+    fleet.ask(image, **{ROLLOUT_POLICY: STAGING})
     first = wait_until(lambda: fleet.asked(image), limit_s=LIMIT_S)
     for name, machine in fleet.lab.machines.items():
         if name not in first:
-            assert machine.staged is not None
-            assert (machine.staged.digest, machine.staged_locked) == (image.digest, True)
-            assert fleet.notes(name)[key.STAGED] == image.pull_spec
+            assert machine.staged_deployment is not None
+            assert (machine.staged_deployment.digest, machine.is_staged_locked) == (
+                image.digest,
+                True,
+            )
+            assert fleet.notes(name)[key.PRESTAGED] == image.pull_spec
     fleet.settle(image)
     assert fleet.most_out == 1
     for name, machine in fleet.lab.machines.items():
-        assert machine.staged is None
-        assert not {key.STAGE_IMAGE, key.STAGED, key.STAGING_ERROR} & fleet.notes(name).keys()
+        assert machine.staged_deployment is None
+        assert (
+            not {key.PRESTAGE_IMAGE, key.PRESTAGED, key.PRESTAGE_ERROR} & fleet.notes(name).keys()
+        )
 
 
 def test_image_that_is_not_there_halts_before_any_node_is_touched(fleet: Fleet) -> None:
     good, bad = fleet.image(), make_image("os", "nowhere", SIZE)
-    fleet.ask(bad, **{POLICY: STAGING})
+    fleet.ask(bad, **{ROLLOUT_POLICY: STAGING})
     wait_until(lambda: fleet.condition("Degraded").get("reason") == "Halted", limit_s=LIMIT_S)
     assert " failed first: staging: " in fleet.condition("Degraded")["message"]
     assert fleet.asked(bad) == []
     assert {fleet.notes(name)[key.STATE] for name in fleet.lab.machines} == {"Done"}
-    fleet.ask(good, **{POLICY: STAGING})
+    fleet.ask(good, **{ROLLOUT_POLICY: STAGING})
     fleet.settle(good)
 
 
@@ -289,10 +296,10 @@ def test_pool_that_is_paused_takes_back_what_is_staged(fleet: Fleet) -> None:
     image = fleet.image()
     machines = fleet.lab.machines.values()
     window = '{days: [Mon], start: "00:00", duration: 1s, timeZone: UTC}'
-    fleet.ask(image, **{POLICY: f"{{staging: {{}}, windows: [{window}]}}"})
-    wait_until(lambda: all(machine.staged_locked for machine in machines), limit_s=LIMIT_S)
-    pool.pause(fleet.lab)
-    wait_until(lambda: not any(machine.staged for machine in machines), limit_s=LIMIT_S)
+    fleet.ask(image, **{ROLLOUT_POLICY: f"{{staging: {{}}, windows: [{window}]}}"})
+    wait_until(lambda: all(machine.is_staged_locked for machine in machines), limit_s=LIMIT_S)
+    pool.pause_pool(fleet.lab)
+    wait_until(lambda: not any(machine.staged_deployment for machine in machines), limit_s=LIMIT_S)
     assert fleet.most_out == 0
     fleet.ask(image)
     fleet.settle(image)
@@ -316,7 +323,7 @@ def test_person_lets_a_halted_rollout_go_on(fleet: Fleet) -> None:
     fleet.ask(image)
     wait_until(lambda: fleet.condition("Degraded").get("reason") == "Halted", limit_s=LIMIT_S)
     fleet.lab.add_image(image)
-    fleet.ask(image, **{RESUME: "the image is there now"})
+    fleet.ask(image, **{ROLLOUT_RESUME: "the image is there now"})
     fleet.settle(image)
     annotations = fleet.pool()["metadata"]["annotations"]
     assert annotations[OS_IMAGE] == image.pull_spec

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.site import LAYERS, LOGIN, SIZE, Site
 from tests.waiting import wait_until
 from treenail.log import MessageId
-from treenail_lab.cluster import pull_secret
+from treenail_lab.cluster import build_pull_secret
 from treenail_lab.images import Credential, make_image
 
 pytestmark = pytest.mark.integration
@@ -22,23 +22,25 @@ WRONG = "canary-that-is-wrong"
 def untouched(site: Site) -> bool:
     return (
         not site.was_cordoned()
-        and site.machine.staged is None
+        and site.machine.staged_deployment is None
         and site.machine.boot_count == site.boots
     )
 
 
 def test_a_login_that_is_refused_is_told_and_the_one_before_it_goes_on(site: Site) -> None:
     site.reach(site.goal())
-    goal, starts = site.goal(), site.machine.agent.starts
+    goal, starts = site.goal(), site.machine.agent.start_count
     path, right = site.pull_secret, site.pull_secret.read_text()
-    path.write_text(pull_secret([replace(goal.image, credential=Credential("puller", WRONG))]))
+    path.write_text(
+        build_pull_secret([replace(goal.image, credential=Credential("puller", WRONG))])
+    )
     site.reach(goal)
-    assert site.machine.agent.starts == starts + 1, "by the boot"
+    assert site.machine.agent.start_count == starts + 1, "by the boot"
     refused = f"{goal.image.registry} refused the newest login for it; the one before stays in use"
     wait_until(lambda: ("Warning", "PullSecretUnusable", refused) in site.events())
     path.write_text(right)
     site.reach(site.goal())
-    assert WRONG not in json.dumps(site.machine.journal()) + repr(site.events())
+    assert WRONG not in json.dumps(site.machine.read_journal()) + repr(site.events())
 
 
 def test_two_logins_that_are_refused_are_told_and_a_right_one_heals_without_a_restart(
@@ -49,19 +51,19 @@ def test_two_logins_that_are_refused_are_told_and_a_right_one_heals_without_a_re
     image = make_image(
         "os/node", "renewed", SIZE, registry=PRIVATE, layers=LAYERS, credential=login
     )
-    goal, starts = site.goal(image=image), site.machine.agent.starts
+    goal, starts = site.goal(image=image), site.machine.agent.start_count
     for password in ("old", WRONG):
         wrong = replace(image, credential=Credential("puller", password))
-        path.write_text(pull_secret([site.current.image, wrong]))
+        path.write_text(build_pull_secret([site.current.image, wrong]))
         site.ask(goal)
         reason = site.wait_degraded("unauthorized")
     assert "see that the cluster's pull secret has a login" in reason
     assert untouched(site)
     wait_until(lambda: site.conditions().get("NodeDegraded") == "True")
-    path.write_text(pull_secret([site.current.image, image]))
+    path.write_text(build_pull_secret([site.current.image, image]))
     site.settle(goal)
-    assert site.machine.agent.starts == starts + 1, "by the boot"
-    assert WRONG not in json.dumps(site.machine.journal()) + repr(site.events()) + reason
+    assert site.machine.agent.start_count == starts + 1, "by the boot"
+    assert WRONG not in json.dumps(site.machine.read_journal()) + repr(site.events()) + reason
     path.write_text(right)
     site.reach(site.goal())
 
@@ -101,7 +103,7 @@ def test_secret_of_the_internal_registry_is_merged(site: Site, form: str) -> Non
     )
     path = site.machine.root / "etc/mco/internal-registry-pull-secret.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    document = json.loads(pull_secret([image]))
+    document = json.loads(build_pull_secret([image]))
     path.write_text(json.dumps(document if form == "dockerconfigjson" else document["auths"]))
     site.reach(site.goal(image=image))
     site.reach(site.goal())
@@ -125,6 +127,6 @@ def test_broken_source_keeps_the_last_good_one_and_is_told(site: Site) -> None:
     (text,) = {message for _, _, message in told}
     assert told[0][:2] == ("Warning", "PullSecretUnusable")
     assert "stay in use" in text
-    assert text in site.messages(MESSAGE_ID=MessageId.CREDENTIALS_BROKEN)
+    assert text in site.messages(MESSAGE_ID=MessageId.CREDENTIALS_INVALID)
     path.write_text(right)
     site.reach(site.goal())

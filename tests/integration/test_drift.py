@@ -11,7 +11,7 @@ from tests.integration.test_config import APP, LIMIT_S, UNIT, UNIT_FILE, UNIT_TE
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.config.names import FORCE_FILE
-from treenail.daemon.local.metrics import PATH
+from treenail.daemon.local.metrics import METRICS_FILE
 
 pytestmark = pytest.mark.integration
 
@@ -44,7 +44,7 @@ def change(site: Site, path: str, text: str) -> None:
 
 def gauge(site: Site) -> str:
     """What Prometheus is told."""
-    lines = (site.machine.root / PATH[1:]).read_text().splitlines()
+    lines = (site.machine.root / METRICS_FILE[1:]).read_text().splitlines()
     return next(line.split()[1] for line in lines if line.startswith("mcd_config_drift "))
 
 

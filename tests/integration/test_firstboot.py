@@ -13,11 +13,11 @@ import pytest
 from tests.integration.commands import AGENT
 from tests.waiting import wait_until
 from treenail_lab import images
-from treenail_lab.cluster import pull_secret
-from treenail_lab.images import Catalogue, Credential, make_image
-from treenail_lab.machine.node.daemons import environment
-from treenail_lab.machine.node.machine import Machine
-from treenail_lab.machine.settings import Settings
+from treenail_lab.cluster import build_pull_secret
+from treenail_lab.images import Credential, ImageCatalogue, make_image
+from treenail_lab.machine.node.daemons import build_environment
+from treenail_lab.machine.node.machine import LabMachine
+from treenail_lab.machine.settings import MachineSettings
 
 pytestmark = pytest.mark.integration
 
@@ -35,17 +35,17 @@ def directory() -> Iterator[Path]:
 
 
 @pytest.fixture(params=["rpm-ostree", "bootc"])
-def machine(directory: Path, request: pytest.FixtureRequest) -> Iterator[Machine]:
+def machine(directory: Path, request: pytest.FixtureRequest) -> Iterator[LabMachine]:
     catalogue = directory / "images.json"
-    images.save(Catalogue((STOCK, WANTED)), catalogue)
-    behaviour = Settings(pull_bytes_per_s=1e9, staging_s=0.02)
-    with Machine(
+    images.save_catalogue(ImageCatalogue((STOCK, WANTED)), catalogue)
+    behaviour = MachineSettings(pull_bytes_per_s=1e9, staging_s=0.02)
+    with LabMachine(
         "new",
         directory / "m",
         catalogue,
         image=STOCK,
-        kubelet_config=pull_secret([WANTED]),
-        behaviour=behaviour,
+        kubelet_config=build_pull_secret([WANTED]),
+        machine_settings=behaviour,
     ) as machine:
         if request.param == "bootc":
             # It is chosen where rpm-ostree is not.
@@ -53,12 +53,12 @@ def machine(directory: Path, request: pytest.FixtureRequest) -> Iterator[Machine
         yield machine
 
 
-def first_boot(machine: Machine) -> "subprocess.Popen[bytes]":
+def first_boot(machine: LabMachine) -> "subprocess.Popen[bytes]":
     home = machine.root.parent
     return subprocess.Popen(
         [sys.executable, "-c", AGENT, "firstboot", "--root", str(machine.root)],
         env={
-            **environment(home),
+            **build_environment(home),
             "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
             "DBUS_SYSTEM_BUS_ADDRESS": machine.address,
         },
@@ -67,20 +67,20 @@ def first_boot(machine: Machine) -> "subprocess.Popen[bytes]":
     )
 
 
-def by_bootc(machine: Machine) -> bool:
+def by_bootc(machine: LabMachine) -> bool:
     return not (machine.root / RPM_OSTREED).exists()
 
 
-def said(machine: Machine, words: str) -> bool:
-    return any(words in str(each["MESSAGE"]) for each in machine.journal())
+def said(machine: LabMachine, words: str) -> bool:
+    return any(words in str(each["MESSAGE"]) for each in machine.read_journal())
 
 
-def booted(machine: Machine) -> str:
-    found = machine.booted
+def booted(machine: LabMachine) -> str:
+    found = machine.booted_deployment
     return found.digest if found else ""
 
 
-def test_a_new_machine_moves_to_its_image_and_then_joins(machine: Machine) -> None:
+def test_a_new_machine_moves_to_its_image_and_then_joins(machine: LabMachine) -> None:
     document = {
         "kind": "MachineConfig",
         "metadata": {"name": "rendered-worker-1"},
@@ -106,8 +106,8 @@ def test_a_new_machine_moves_to_its_image_and_then_joins(machine: Machine) -> No
     assert ("nosmt" in arguments) is not by_bootc(machine)
 
 
-def test_a_power_cut_while_it_moves_is_made_up_for(machine: Machine) -> None:
-    machine.change(pull_bytes_per_s=5e6)
+def test_a_power_cut_while_it_moves_is_made_up_for(machine: LabMachine) -> None:
+    machine.change_settings(pull_bytes_per_s=5e6)
     settings = machine.root / "etc/treenail/agent.toml"
     settings.parent.mkdir(parents=True, exist_ok=True)
     settings.write_text(f'[firstboot]\nimage = "{WANTED.pull_spec}"\n')
@@ -115,8 +115,8 @@ def test_a_power_cut_while_it_moves_is_made_up_for(machine: Machine) -> None:
     wait_until(lambda: said(machine, "staging"), limit_s=LIMIT_S)
     process.kill()
     process.wait()
-    machine.power_cut()
-    machine.change(pull_bytes_per_s=1e9)
+    machine.cut_power()
+    machine.change_settings(pull_bytes_per_s=1e9)
     process = first_boot(machine)
     assert machine.wait_for_boot(3, LIMIT_S)
     process.terminate()
@@ -125,7 +125,7 @@ def test_a_power_cut_while_it_moves_is_made_up_for(machine: Machine) -> None:
     assert (booted(machine), machine.boot_count) == (WANTED.digest, 3)
 
 
-def test_a_machine_joins_with_what_its_boot_began_and_a_kill_ended(machine: Machine) -> None:
+def test_a_machine_joins_with_what_its_boot_began_and_a_kill_ended(machine: LabMachine) -> None:
     """Whenever it is killed; what it had begun is gone on with, and nothing is done twice."""
     settings = machine.root / "etc/treenail/agent.toml"
     settings.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ def test_a_machine_joins_with_what_its_boot_began_and_a_kill_ended(machine: Mach
         process = first_boot(machine)
         wait_until(lambda: said(machine, "rebooting into"), limit_s=LIMIT_S)
         if by_bootc(machine):
-            wait_until(lambda: machine.staged is not None, limit_s=LIMIT_S)
+            wait_until(lambda: machine.staged_deployment is not None, limit_s=LIMIT_S)
         process.kill()
         process.wait()
     process = first_boot(machine)
@@ -148,13 +148,13 @@ def test_a_machine_joins_with_what_its_boot_began_and_a_kill_ended(machine: Mach
     assert (booted(machine), machine.boot_count) == (WANTED.digest, 2)
 
 
-def test_a_machine_of_which_nothing_is_asked_joins(machine: Machine) -> None:
+def test_a_machine_of_which_nothing_is_asked_joins(machine: LabMachine) -> None:
     assert first_boot(machine).wait(LIMIT_S) == 0
     assert (machine.root / "var/lib/treenail/firstboot.done").exists()
     assert machine.boot_count == 1
 
 
-def test_a_process_that_is_killed_is_made_up_for_by_the_next_one(machine: Machine) -> None:
+def test_a_process_that_is_killed_is_made_up_for_by_the_next_one(machine: LabMachine) -> None:
     """It joins in the boot in which the one before was killed, or could not begin."""
     settings = machine.root / "etc/treenail/agent.toml"
     settings.parent.mkdir(parents=True, exist_ok=True)

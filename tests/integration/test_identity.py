@@ -10,7 +10,7 @@ import pytest
 from tests.integration.commands import running, status
 from tests.integration.site import NODE, Site
 from tests.waiting import wait_until
-from treenail.errors import Forbidden
+from treenail.errors import ForbiddenError
 from treenail.kube.client import Json
 from treenail.kube.resources import NODES
 
@@ -21,15 +21,15 @@ OTHER = "n2"
 
 def test_credential_of_a_second_agent_can_not_change_the_first_ones_node(site: Site) -> None:
     site.lab.client.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": OTHER}})
-    second = site.lab.client_of(site.server.node_kubeconfig(OTHER))
+    second = site.lab.open_client(site.server.write_node_kubeconfig(OTHER))
     wish: Json = {"metadata": {"annotations": {"test": "x"}}}
     second.patch(NODES, OTHER, wish)
     cordon: Json = {"spec": {"unschedulable": True}}
     label: Json = {"metadata": {"labels": {"a": "b"}}}
     for body in (wish, cordon, label):
-        with pytest.raises(Forbidden, match=OTHER):
+        with pytest.raises(ForbiddenError, match=OTHER):
             second.patch(NODES, NODE, body)
-    with pytest.raises(Forbidden):
+    with pytest.raises(ForbiddenError):
         second.delete(NODES, NODE)
     assert "test" not in site.notes()
     assert not site.cordoned()
@@ -62,7 +62,7 @@ def test_agent_of_a_wrong_node_name_says_so_in_a_sentence(site: Site) -> None:
 
 
 def test_agent_without_a_node_says_so_and_begins_when_there_is_one(site: Site) -> None:
-    with agent(site, "n8", site.server.node_kubeconfig("n8")):
+    with agent(site, "n8", site.server.write_node_kubeconfig("n8")):
         wait_until(lambda: [text for text in site.messages() if "there is no Node n8" in text])
         assert re.search("API server +reachable since .*: there is no Node n8", status(site).stdout)
         node: Json = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n8"}}

@@ -38,11 +38,13 @@ def test_an_agent_killed_at_a_record_still_brings_the_node_to_its_goal(
     site: Site, when: str, record: int
 ) -> None:
     goal = site.goal()
-    starts = site.machine.agent.starts
+    starts = site.machine.agent.start_count
     order(site).write_text(f"{when} {record}")
     site.reach(goal)
     assert not order(site).exists()
-    assert site.machine.agent.starts == starts + 2, "once more for the boot, once for the death"
+    assert site.machine.agent.start_count == starts + 2, (
+        "once more for the boot, once for the death"
+    )
     assert site.machine.boot_count == site.boots + 1
     assert len(site.transactions("stage")) == 1
     assert not site.was("Degraded")

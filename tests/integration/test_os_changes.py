@@ -7,10 +7,10 @@ import pytest
 from tests.integration.site import LAYERS, LOGIN, SIZE, Site
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.host.rpmostree.extensions import PLACE, REPOSITORY
-from treenail_lab.cluster import rendered
+from treenail.host.rpmostree.extensions import PACKAGES_DIRECTORY, REPOSITORY_FILE
+from treenail_lab.cluster import build_rendered_config
 from treenail_lab.images import Image, make_image
-from treenail_lab.machine.ostree.sysroot import Deployment
+from treenail_lab.machine.ostree.sysroot import SysrootDeployment
 
 pytestmark = pytest.mark.integration
 
@@ -18,15 +18,17 @@ REALTIME = {"kernel-rt-core", "kernel-rt-modules", "kernel-rt-modules-extra"}
 STOCK = {
     "kernel", "kernel-core", "kernel-modules", "kernel-modules-core", "kernel-modules-extra",
 }  # fmt: skip
-LEFTOVERS = (PLACE, REPOSITORY)
+LEFTOVERS = (PACKAGES_DIRECTORY, REPOSITORY_FILE)
 LIMIT_S = 30.0
 
 
-def reach(site: Site, number: int, **spec: object) -> Deployment:
+def reach(site: Site, number: int, **spec: object) -> SysrootDeployment:
     """Bring the node to a config of its own, in one reboot; returns what is booted then."""
     name = f"rendered-os-{id(site):x}-{number}"
     boots = site.machine.boot_count
-    site.lab.add_config(rendered(name, {"config": {"ignition": {"version": "3.5.0"}}, **spec}))
+    site.lab.add_config(
+        build_rendered_config(name, {"config": {"ignition": {"version": "3.5.0"}}, **spec})
+    )
     site.annotate({key.DESIRED_CONFIG: name})
 
     def there() -> bool:
@@ -36,7 +38,7 @@ def reach(site: Site, number: int, **spec: object) -> Deployment:
 
     wait_until(there, limit_s=LIMIT_S)
     assert site.machine.boot_count == boots + 1
-    booted = site.machine.booted
+    booted = site.machine.booted_deployment
     assert booted is not None
     return booted
 
@@ -49,7 +51,7 @@ def test_packages_come_out_of_the_image_of_extensions(site: Site) -> None:
         packages=("usbguard", *sorted(REALTIME)),
     )
     site.lab.add_image(packages)
-    site.machine.change(missing_packages=packages.packages)
+    site.machine.change_settings(missing_packages=packages.packages)
     spec = {
         "osImageURL": image(site, 3).pull_spec,
         "baseOSExtensionsContainerImage": packages.pull_spec,
@@ -65,7 +67,7 @@ def test_packages_come_out_of_the_image_of_extensions(site: Site) -> None:
     booted = reach(site, 9, **{**spec, "osImageURL": newer.pull_spec})
     assert (booted.digest, booted.packages, booted.removals) == (newer.digest, ("usbguard",), ())
     assert [path for path in LEFTOVERS if (site.machine.root / path[1:]).exists()] == []
-    site.machine.change(missing_packages=())
+    site.machine.change_settings(missing_packages=())
     site.reach(site.goal())
 
 
@@ -103,5 +105,5 @@ def test_each_change_costs_one_reboot_and_all_together_do(site: Site) -> None:
     assert set(booted.packages) == {"usbguard", *REALTIME}
     assert booted.kernel_arguments[-2:] == ("nosmt", "hugepages=4")
     site.reach(site.goal())
-    assert site.machine.booted is not None
-    assert site.machine.booted.packages == ()
+    assert site.machine.booted_deployment is not None
+    assert site.machine.booted_deployment.packages == ()

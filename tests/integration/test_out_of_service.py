@@ -3,7 +3,7 @@
 import pytest
 
 from tests.integration.site import SIZE, Options, Site
-from treenail_lab.machine.settings import Settings
+from treenail_lab.machine.settings import MachineSettings
 
 pytestmark = pytest.mark.integration
 
@@ -13,7 +13,7 @@ SPEED = SIZE / 0.4
 
 @pytest.fixture(scope="module")
 def options() -> Options:
-    return Options(behaviour=Settings(pull_bytes_per_s=SPEED, staging_s=0.02))
+    return Options(behaviour=MachineSettings(pull_bytes_per_s=SPEED, staging_s=0.02))
 
 
 def intervals(site: Site, size_bytes: int) -> tuple[float, float]:

@@ -22,7 +22,7 @@ def boots(site: Site) -> int:
 def cut_power(site: Site, phase: str) -> None:
     """Cut the power in this phase; the ledger outlives it."""
     assert site.phase() == phase
-    site.machine.power_cut()
+    site.machine.cut_power()
 
 
 def test_power_cut_while_staging(site: Site) -> None:
@@ -42,7 +42,7 @@ def test_power_cut_while_the_drain_is_awaited(site: Site) -> None:
         site.wait_phase("draining")
         cut_power(site, "draining")
         assert site.booted() == before.image.digest
-        assert site.machine.staged is None, "what is staged lies in /run"
+        assert site.machine.staged_deployment is None, "what is staged lies in /run"
     site.settle(goal)
     assert boots(site) == 2
     assert len(site.transactions("stage")) == 2
@@ -61,12 +61,14 @@ def test_power_cut_between_the_drain_and_the_reboot(site: Site) -> None:
 
 def test_power_cut_while_the_machine_goes_down(site: Site) -> None:
     goal = site.goal()
-    site.machine.change(inhibit_delay_max_s=60.0)
+    site.machine.change_settings(inhibit_delay_max_s=60.0)
     with site.machine.inhibit_shutdown("database", "writes its pages", mode="delay"):
         site.ask(goal)
-        wait_until(lambda: site.machine.staged is not None and not site.machine.staged_locked)
+        wait_until(
+            lambda: site.machine.staged_deployment is not None and not site.machine.is_staged_locked
+        )
         cut_power(site, "rebooting")
-    site.machine.change(inhibit_delay_max_s=1.0)
+    site.machine.change_settings(inhibit_delay_max_s=1.0)
     site.settle(goal)
     assert boots(site) == 2
 
@@ -108,7 +110,7 @@ def test_somebody_reboots_between_staging_and_drain(site: Site) -> None:
         assert site.booted() == before.image.digest, "no other OS while in service"
         wait_until(lambda: len(site.transactions("stage")) == 2)
         site.wait_phase("draining")
-        assert site.machine.staged_locked
+        assert site.machine.is_staged_locked
         assert not site.was_cordoned()
     site.settle(goal)
     assert boots(site) == 2
@@ -116,7 +118,7 @@ def test_somebody_reboots_between_staging_and_drain(site: Site) -> None:
 
 def test_somebody_reboots_while_the_node_is_drained(site: Site) -> None:
     before, goal = site.current, site.goal()
-    workload = Workload(site.lab.client, replicas=2, disrupted=0)
+    workload = Workload(site.lab.client, replicas=2, max_unavailable=0)
     workload.start()
     try:
         site.ask(goal)
@@ -124,7 +126,7 @@ def test_somebody_reboots_while_the_node_is_drained(site: Site) -> None:
         site.machine.reboot()
         assert site.booted() == before.image.digest
         assert site.cordoned()
-        wait_until(lambda: site.machine.staged_locked)
+        wait_until(lambda: site.machine.is_staged_locked)
         site.wait_phase("draining")
         assert site.notes()[key.STATE] == "Working"
         allowed: Json = {"spec": {"maxUnavailable": 2}}

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.site import LIMIT_S, LOGIN, QUICK, SIZE, Options, Site
 from tests.waiting import wait_until
 from treenail.log import MessageId
-from treenail_lab.images import Credential, Layer, make_image
+from treenail_lab.images import CatalogueLayer, Credential, make_image
 
 pytestmark = pytest.mark.integration
 
@@ -58,7 +58,7 @@ FAULTS: dict[str, Fault] = {
     "ImageNotBootable": Fault(image={"labels": {"containers.bootc": ""}}),
     "WrongArchitecture": Fault(image={"architecture": "arm64"}),
     "ClockBehindImage": Fault(image={"timestamp": 4_000_000_000}),
-    "NoSpaceOnSysroot": Fault(image={"layers": (Layer("sha256:" + "1" * 64, HUGE),)}),
+    "NoSpaceOnSysroot": Fault(image={"layers": (CatalogueLayer("sha256:" + "1" * 64, HUGE),)}),
     "OtherUpdateDriver": Fault(driver=True),
 }
 
@@ -91,7 +91,7 @@ def test_a_fault_is_told_by_its_reason_and_cordons_nothing(site: Site, reason: s
         site.ask(goal)
         site.wait_degraded(f"the update can't begin: {reason}")
         assert not site.was_cordoned()
-        assert site.machine.staged is None
+        assert site.machine.staged_deployment is None
         assert site.transactions("UpdateDeployment") == []
         stored = site.machine.root / "var/lib/containers/storage/images.json"
         assert not stored.exists() or image.pull_spec not in stored.read_text()

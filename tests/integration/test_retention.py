@@ -8,7 +8,7 @@ from tests.integration.commands import status
 from tests.integration.site import FAST, SETTINGS, Options, Site
 from tests.lab.machine.client import RpmOstreeClient, run
 from tests.waiting import wait_until
-from treenail_lab.machine.settings import Settings
+from treenail_lab.machine.settings import MachineSettings
 
 pytestmark = pytest.mark.integration
 
@@ -20,7 +20,7 @@ def options(request: pytest.FixtureRequest) -> Options:
     return Options(
         backend="bootc" if request.param == "bootc" else "",
         agent_settings=SETTINGS.replace("[health]\n", "look_s = 1\n[health]\nkeep_s = 12\n"),
-        behaviour=Settings(pull_bytes_per_s=FAST, staging_s=0.02),
+        behaviour=MachineSettings(pull_bytes_per_s=FAST, staging_s=0.02),
     )
 
 

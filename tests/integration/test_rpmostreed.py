@@ -7,7 +7,7 @@ import pytest
 from tests.integration.site import Options, Site
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail_lab.machine.settings import Settings
+from treenail_lab.machine.settings import MachineSettings
 
 pytestmark = pytest.mark.integration
 
@@ -18,7 +18,7 @@ WATCHDOG_S = 2.0
 def options() -> Options:
     """A watchdog that kills an agent which says nothing for long."""
     return Options(
-        behaviour=Settings(pull_bytes_per_s=1e9, staging_s=0.02, agent_watchdog_s=WATCHDOG_S)
+        behaviour=MachineSettings(pull_bytes_per_s=1e9, staging_s=0.02, agent_watchdog_s=WATCHDOG_S)
     )
 
 
@@ -28,31 +28,31 @@ def test_rpmostreed_is_restarted_in_mid_transaction(site: Site, number: int) -> 
     with site.slow_pull():
         site.ask(goal)
         site.wait_progress()
-        site.machine.restart_service("rpm-ostreed", number=number)
+        site.machine.restart_service("rpm-ostreed", signal_number=number)
     site.settle(goal)
     assert not site.was("Degraded"), "a service that is restarted degrades nobody"
     assert site.machine.boot_count == site.boots + 1
 
 
 def test_rpmostreed_hangs_in_mid_transaction(site: Site) -> None:
-    goal, starts = site.goal(), site.machine.agent.starts
+    goal, starts = site.goal(), site.machine.agent.start_count
     with site.slow_pull():
         site.ask(goal)
         site.wait_progress()
-        with site.machine.hung("rpm-ostreed"):
+        with site.machine.hang_daemon("rpm-ostreed"):
             unit = site.machine.agent
-            assert not unit.wait(lambda unit: unit.starts > starts, 1.5 * WATCHDOG_S)
+            assert not unit.wait_until(lambda unit: unit.start_count > starts, 1.5 * WATCHDOG_S)
     site.settle(goal)
     assert not site.was("Degraded")
     assert len(site.transactions("stage")) == 1
 
 
 def test_agent_that_waits_for_a_hung_rpmostreed_is_restarted_and_goes_on(site: Site) -> None:
-    goal, starts = site.goal(), site.machine.agent.starts
+    goal, starts = site.goal(), site.machine.agent.start_count
     site.machine.restart_service("rpm-ostreed")
-    with site.machine.hung("rpm-ostreed"):
+    with site.machine.hang_daemon("rpm-ostreed"):
         site.ask(goal)
-        assert site.machine.agent.wait(lambda unit: unit.starts > starts, 5 * WATCHDOG_S)
+        assert site.machine.agent.wait_until(lambda unit: unit.start_count > starts, 5 * WATCHDOG_S)
     site.settle(goal)
     assert not site.was("Degraded")
 
@@ -62,9 +62,11 @@ def test_killed_agent_joins_the_transaction_it_left(site: Site) -> None:
     with site.slow_pull():
         site.ask(goal)
         left = site.wait_progress()
-        starts = site.machine.agent.starts
+        starts = site.machine.agent.start_count
         site.machine.kill_agent()
-        assert site.machine.agent.wait(lambda unit: unit.starts > starts and unit.ready, 10.0)
+        assert site.machine.agent.wait_until(
+            lambda unit: unit.start_count > starts and unit.is_ready, 10.0
+        )
         assert site.wait_progress() >= left
     site.settle(goal)
     assert len(site.transactions("stage")) == 1
@@ -90,7 +92,7 @@ def test_image_that_was_staged_while_no_agent_ran_is_used(site: Site) -> None:
         site.ask(goal)
         site.wait_progress()
         site.machine.stop_agent()
-    wait_until(lambda: site.machine.staged is not None)
+    wait_until(lambda: site.machine.staged_deployment is not None)
     site.machine.start_agent()
     site.settle(goal)
     assert len(site.transactions("stage")) == 1
@@ -98,7 +100,7 @@ def test_image_that_was_staged_while_no_agent_ran_is_used(site: Site) -> None:
 
 def test_transaction_of_another_is_waited_for(site: Site) -> None:
     goal = site.goal()
-    with site.machine.transaction_held():
+    with site.machine.hold_transaction():
         site.ask(goal)
         wait_until(lambda: any("busy with RefreshMd" in text for text in site.messages()))
     site.settle(goal)
@@ -109,11 +111,11 @@ def test_transaction_of_another_is_waited_for(site: Site) -> None:
 
 def test_pull_that_breaks_off_is_tried_again_while_the_node_serves(site: Site) -> None:
     goal = site.goal()
-    site.machine.change(pull_error="connection reset by peer")
+    site.machine.change_settings(pull_error="connection reset by peer")
     site.ask(goal)
     site.wait_degraded("connection reset by peer")
     assert not site.was_cordoned()
-    site.machine.change(pull_error="")
+    site.machine.change_settings(pull_error="")
     site.settle(goal)
 
 
@@ -132,12 +134,14 @@ def test_block_on_shutdown_is_named_and_waited_for(site: Site) -> None:
 
 def test_image_that_can_not_be_finalized_is_refused_after_three_reboots(site: Site) -> None:
     before = site.current
-    site.machine.change(finalization_error="Bootloader write config: No space left on device")
+    site.machine.change_settings(
+        finalization_error="Bootloader write config: No space left on device"
+    )
     site.ask(site.goal())
     reason = site.wait_degraded("3 times")
     assert "journalctl -b -1 -u ostree-finalize-staged" in reason
     assert site.machine.boot_count == site.boots + 3
     assert site.booted() == before.image.digest
     wait_until(lambda: not site.cordoned())
-    site.machine.change(finalization_error="")
+    site.machine.change_settings(finalization_error="")
     site.reach(site.goal())

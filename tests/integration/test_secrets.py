@@ -23,10 +23,10 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.api.controllerconfig import NAME
 from treenail.kube.resources import CONTROLLERCONFIGS, EVENTS, MACHINECONFIGNODES, NODES
-from treenail.log import IDENTIFIER
-from treenail_lab.cluster import pull_secret
+from treenail.log import SYSLOG_IDENTIFIER
+from treenail_lab.cluster import build_pull_secret
 from treenail_lab.images import Credential, make_image
-from treenail_lab.machine.bus.connections import bus_method, call, connected
+from treenail_lab.machine.bus.connections import bus_method, call_method, scoped_connection
 
 pytestmark = [pytest.mark.integration, pytest.mark.limit(180)]
 
@@ -90,11 +90,11 @@ class Bus:
         self._lock = threading.Lock()
         self._told: list[tuple[str, str]] = []
         self._open = ExitStack()
-        bus = self._open.enter_context(connected(address))
+        bus = self._open.enter_context(scoped_connection(address))
         bus.add_filter(self._hear)
         name, path, _, _ = bus_method("")
         monitor = (name, path, f"{name}.Monitoring", "BecomeMonitor")
-        call(bus, monitor, GLib.Variant("(asu)", ([], 0)))
+        call_method(bus, monitor, GLib.Variant("(asu)", ([], 0)))
 
     def told(self) -> list[tuple[str, str]]:
         """The member and the body of every message."""
@@ -227,7 +227,7 @@ def told(site: Site) -> Iterator[tuple[str, str]]:
     for resource in (NODES, EVENTS, MACHINECONFIGNODES):
         yield resource.plural, json.dumps(site.lab.client.list(resource).items)
     # The kernel's own record of its arguments is in there, too.
-    ours = site.machine.journal({"SYSLOG_IDENTIFIER": IDENTIFIER})
+    ours = site.machine.read_journal({"SYSLOG_IDENTIFIER": SYSLOG_IDENTIFIER})
     yield "journal", json.dumps(ours)
     yield "output of the agent", site.machine.agent_log.read_text()
     process = Path("/proc") / str(site.machine.agent.pid)
@@ -263,7 +263,7 @@ def _all(ended: Ended) -> str:
 
 
 def logins(site: Site, *images_: object) -> str:
-    document = json.loads(pull_secret([site.current.image, *images_]))  # type: ignore[list-item]  # images
+    document = json.loads(build_pull_secret([site.current.image, *images_]))  # type: ignore[list-item]  # images
     token = CANARIES["token of the cluster's pull secret"]
     document["auths"]["other.example"] = {"auth": "", "identitytoken": token}
     return json.dumps(document)

@@ -7,7 +7,7 @@ import pytest
 from tests.integration.site import FAST, LIMIT_S, SETTINGS, Options, Site
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail_lab.machine.settings import Settings
+from treenail_lab.machine.settings import MachineSettings
 
 pytestmark = pytest.mark.integration
 
@@ -17,7 +17,7 @@ def options(request: pytest.FixtureRequest) -> Options:
     return Options(
         backend="bootc" if request.param == "bootc" else "",
         agent_settings='reboot = "auto"\n' + SETTINGS,
-        behaviour=Settings(pull_bytes_per_s=FAST, staging_s=0.02, systemd_version=257),
+        behaviour=MachineSettings(pull_bytes_per_s=FAST, staging_s=0.02, systemd_version=257),
     )
 
 
@@ -31,7 +31,7 @@ def test_an_image_with_the_same_kernel_starts_user_space_alone(site: Site) -> No
     site.reach(goal)
     assert site.machine.boot_id == before
     assert site.machine.boot_count == site.boots + 1
-    booted = site.machine.booted
+    booted = site.machine.booted_deployment
     assert booted is not None
     assert booted.digest == goal.image.digest
     assert rebooted(site) == ["soft-rebooting"]
@@ -50,7 +50,7 @@ def test_a_target_that_is_left_for_another_after_a_held_up_reboot_leads_nowhere(
         wait_until(lambda: not prepared.exists(), limit_s=LIMIT_S)
     site.settle(before)
     assert site.machine.boot_count == site.boots
-    assert site.machine.staged is None
+    assert site.machine.staged_deployment is None
 
 
 def test_an_image_with_another_kernel_reboots_the_machine(site: Site) -> None:

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.integration
 
 def test_sysroot_that_bootc_holds_is_shown_and_tried_again_after_pauses(site: Site) -> None:
     goal = site.goal()
-    with site.machine.sysroot_locked():
+    with site.machine.lock_sysroot():
         site.ask(goal)
         wait_until(lambda: said(site, "the same way; the next is in") >= 2, limit_s=30.0)
         # The first failure is told in full, and the last try may be under way.

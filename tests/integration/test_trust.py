@@ -10,7 +10,7 @@ from tests.waiting import wait_until
 from treenail.api.controllerconfig import NAME
 from treenail.config.names import KUBELET_CA, REGISTRY_CAS
 from treenail.kube.resources import CONTROLLERCONFIGS
-from treenail_lab.apiserver.access.certificates import Authority
+from treenail_lab.apiserver.access.certificates import CertificateAuthority
 
 pytestmark = pytest.mark.integration
 
@@ -20,7 +20,7 @@ REGISTRY_CA = f"{REGISTRY_CAS}/registry.example:5000/ca.crt"
 def test_authorities_arrive_while_an_update_is_held_up(
     site: Site, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    pem = Authority(tmp_path_factory.mktemp("pki")).pem
+    pem = CertificateAuthority(tmp_path_factory.mktemp("pki")).pem
     handed = base64.b64encode(pem).decode()
     before, goal = site.current, site.goal()
     with site.drains_held():

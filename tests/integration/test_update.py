@@ -18,12 +18,12 @@ from treenail.log import MessageId
 pytestmark = pytest.mark.integration
 
 STORY = [
-    MessageId.UPDATE_BEGAN,
+    MessageId.UPDATE_STARTED,
     MessageId.STAGED,
     MessageId.DRAINED,
     MessageId.REBOOTING,
-    MessageId.VERIFIED,
-    MessageId.DONE,
+    MessageId.BOOT_VERIFIED,
+    MessageId.UPDATE_DONE,
 ]
 
 
@@ -76,7 +76,7 @@ def test_nothing_moves_until_the_drain_is_acknowledged(site: Site) -> None:
         site.ask(goal)
         site.wait_note(key.DESIRED_DRAIN, f"drain-{goal.config}")
         assert not site.machine.wait_for_boot(site.boots + 1, 1.0)
-        assert site.machine.staged_locked
+        assert site.machine.is_staged_locked
         assert site.phase() == "draining"
     site.settle(goal)
 
@@ -133,7 +133,7 @@ def untouched(site: Site) -> bool:
     """Whether this test has changed neither the machine nor the node's being in service."""
     return (
         site.transactions() == []
-        and site.machine.staged is None
+        and site.machine.staged_deployment is None
         and not site.was_cordoned()
         and site.machine.boot_count == site.boots
     )
@@ -142,7 +142,7 @@ def untouched(site: Site) -> bool:
 def test_the_journal_tells_one_update_across_the_reboot(site: Site) -> None:
     goal = site.goal()
     site.reach(goal)
-    began = site.journal(MESSAGE_ID=MessageId.UPDATE_BEGAN)
+    began = site.journal(MESSAGE_ID=MessageId.UPDATE_STARTED)
     assert len(began) == 1
     entries = site.journal(TREENAIL_UPDATE=str(began[0]["TREENAIL_UPDATE"]))
     assert [entry["MESSAGE_ID"] for entry in entries if "MESSAGE_ID" in entry] == STORY
@@ -164,10 +164,14 @@ def test_systemd_is_told_the_percentage(site: Site) -> None:
     goal = site.goal()
     with site.slow_pull():
         site.ask(goal)
-        assert site.machine.agent.wait(lambda unit: f"staging {goal.config}" in unit.status, 10.0)
-        assert site.machine.agent.wait(lambda unit: " % [" in unit.status, 10.0)
+        assert site.machine.agent.wait_until(
+            lambda unit: f"staging {goal.config}" in unit.status, 10.0
+        )
+        assert site.machine.agent.wait_until(lambda unit: " % [" in unit.status, 10.0)
     site.settle(goal)
-    assert site.machine.agent.wait(lambda unit: unit.status.startswith(f"at {goal.config}"), 5.0)
+    assert site.machine.agent.wait_until(
+        lambda unit: unit.status.startswith(f"at {goal.config}"), 5.0
+    )
 
 
 def test_no_secret_is_shown_to_anybody(site: Site, tmp_path: Path) -> None:
@@ -177,11 +181,15 @@ def test_no_secret_is_shown_to_anybody(site: Site, tmp_path: Path) -> None:
         shown = [
             status(site).stdout,
             status(site, "--json").stdout,
-            json.dumps(site.lab.live(NODE)),
+            json.dumps(site.lab.read_live_status(NODE)),
         ]
     site.settle(goal)
-    shown += [status(site).stdout, json.dumps(site.lab.live(NODE)), site.machine.agent.status]
-    shown += [json.dumps(site.machine.journal()), site.machine.agent_log.read_text()]
+    shown += [
+        status(site).stdout,
+        json.dumps(site.lab.read_live_status(NODE)),
+        site.machine.agent.status,
+    ]
+    shown += [json.dumps(site.machine.read_journal()), site.machine.agent_log.read_text()]
     shown += [json.dumps([sight.notes for sight in site.witness.sights]), everything(site)]
     shown += [treenail(site, name, "--json").stdout for name in ("plan", "why", "history")]
     shown.append(bundle(site, tmp_path / "bundle.tar.gz"))
@@ -202,8 +210,10 @@ def bundle(site: Site, path: Path) -> str:
 
 def everything(site: Site) -> str:
     """All that the API server holds."""
-    return site.server.call(
-        lambda api: json.dumps([list(api.store.list(kind)) for kind in api.store.storages()])
+    return site.server.call_api(
+        lambda api: json.dumps(
+            [list(api.store.list_objects(kind)) for kind in api.store.list_storages()]
+        )
     )
 
 

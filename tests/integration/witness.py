@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from treenail.api import annotations as key
-from treenail.update.status import CONDITIONS_OF_THE_AGENT as AGENT_CONDITIONS
+from treenail.update.status import AGENT_CONDITIONS
 from treenail_lab.apiserver.objects import Json
-from treenail_lab.apiserver.schema.kinds import Storage
+from treenail_lab.apiserver.schema.kinds import StorageKey
 from treenail_lab.apiserver.serving.service import ApiServer
-from treenail_lab.apiserver.storage.store import Event
-from treenail_lab.machine.node.machine import Machine
+from treenail_lab.apiserver.storage.store import StoreEvent
+from treenail_lab.machine.node.machine import LabMachine
 from treenail_lab.machine.ostree.sysroot import Sysroot
 
 AGENT = "treenail"
@@ -85,7 +85,7 @@ class Witness:
     """Everything about one node since the beginning."""
 
     node: str
-    machine: Machine
+    machine: LabMachine
     sights: list[Sight] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
     turned: list[str] = field(default_factory=list)
@@ -95,19 +95,19 @@ class Witness:
 
     def attend(self, api: ApiServer) -> None:
         """See every change from now on; to be called in the server's thread."""
-        api.store.listen(self._see)
+        api.store.add_listener(self._see)
 
     def violations(self) -> list[str]:
         """Each time the machine took another OS while its Node was in service."""
         found = []
-        for entry in self.machine.journal({"SYSLOG_IDENTIFIER": "ostree"}):
+        for entry in self.machine.read_journal({"SYSLOG_IDENTIFIER": "ostree"}):
             text, at = str(entry["MESSAGE"]), int(str(entry["__REALTIME_TIMESTAMP"])) / 1e6
             last = next((sight for sight in reversed(self.sights) if sight.at <= at), None)
             if text.startswith("Finalized") and not (last and last.drained):
                 found.append(f"{text} while in service, {last}")
         return found
 
-    def _see(self, storage: Storage, event: Event) -> None:
+    def _see(self, storage: StorageKey, event: StoreEvent) -> None:
         _, plural = storage
         metadata = event.object["metadata"]
         if plural == "nodes" and metadata["name"] == self.node:
@@ -118,7 +118,7 @@ class Witness:
             self._wrote("machineconfignodes", self.sights[-1].notes)
             self.turned += sorted(_true(event.object) - _true(event.previous))
 
-    def _see_node(self, event: Event) -> None:
+    def _see_node(self, event: StoreEvent) -> None:
         notes = event.object["metadata"].get("annotations") or {}
         before = self.sights[-1].notes if self.sights else {}
         if any(notes.get(each) != before.get(each) for each in AGENT_KEYS):
@@ -154,11 +154,11 @@ class Witness:
     def _deployed(self) -> tuple[str, str, bool]:
         sysroot = Sysroot(self.machine.root)
         try:
-            booted, staged = sysroot.booted(), sysroot.staged()
+            booted, staged = sysroot.find_booted(), sysroot.read_staged()
         except FileNotFoundError:  # in the middle of a change, which is over before the next look
             return self._deployed()
         return (
-            booted.digest if booted and self.machine.on else "",
+            booted.digest if booted and self.machine.is_on else "",
             staged.digest if staged else "",
-            sysroot.locked(),
+            sysroot.is_staged_locked(),
         )

@@ -3,8 +3,8 @@
 import json
 from collections.abc import Iterator
 
-from treenail.kube.client import PatchKind, Stream
-from treenail.kube.request import Reply, Request
+from treenail.kube.client import PatchType, ResponseStream
+from treenail.kube.request import ApiRequest, ApiResponse
 
 Json = dict[str, object]
 
@@ -18,12 +18,12 @@ class Cluster:
 
     def __init__(self) -> None:
         self.objects: dict[str, Json] = {}
-        self.requests: list[Request] = []
+        self.requests: list[ApiRequest] = []
         self.failures: list[Exception | None] = []
         self.lost = False
         self._version = 0
 
-    def send(self, request: Request) -> Reply:
+    def send(self, request: ApiRequest) -> ApiResponse:
         self.requests.append(request)
         failure = self.failures.pop(0) if self.failures else None
         if failure and not self.lost:
@@ -33,13 +33,13 @@ class Cluster:
             raise failure
         return reply
 
-    def open(self, request: Request, *, lasts_s: float) -> Stream:
+    def open_stream(self, request: ApiRequest, *, duration_s: float) -> ResponseStream:
         raise NotImplementedError("nobody watches here")
 
     def close(self) -> None:
         """Nothing to give back."""
 
-    def _answer(self, request: Request, body: Json) -> Reply:
+    def _answer(self, request: ApiRequest, body: Json) -> ApiResponse:
         path = request.path
         if request.method == "POST":
             path = f"{path}/{body['metadata']['name']}"  # type: ignore[index]  # a dict
@@ -55,32 +55,32 @@ class Cluster:
                 return refusal(409, "Conflict")
             return self._store(path, body)
         if request.method == "PATCH":
-            assert request.content_type == PatchKind.MERGE
+            assert request.content_type == PatchType.MERGE
             return self._store(path, merged(found, body))
-        return Reply(200, json.dumps(found).encode())
+        return ApiResponse(200, json.dumps(found).encode())
 
-    def _store(self, path: str, body: Json) -> Reply:
+    def _store(self, path: str, body: Json) -> ApiResponse:
         self._version += 1
         metadata = {**body["metadata"], "resourceVersion": str(self._version)}  # type: ignore[dict-item]  # a dict
         self.objects[path] = {**body, "metadata": metadata}
-        return Reply(200, json.dumps(self.objects[path]).encode())
+        return ApiResponse(200, json.dumps(self.objects[path]).encode())
 
 
 class Answers:
     """A transport that answers with what it was given, in turn."""
 
-    def __init__(self, *replies: Reply) -> None:
+    def __init__(self, *replies: ApiResponse) -> None:
         self._replies = list(replies)
-        self.requests: list[Request] = []
+        self.requests: list[ApiRequest] = []
         self.stream_s = 0.0
 
-    def send(self, request: Request) -> Reply:
+    def send(self, request: ApiRequest) -> ApiResponse:
         self.requests.append(request)
         return self._replies.pop(0)
 
-    def open(self, request: Request, *, lasts_s: float) -> "AnsweredStream":
+    def open_stream(self, request: ApiRequest, *, duration_s: float) -> "AnsweredStream":
         self.requests.append(request)
-        self.stream_s = lasts_s
+        self.stream_s = duration_s
         return AnsweredStream(self._replies.pop(0))
 
     def close(self) -> None:
@@ -90,24 +90,24 @@ class Answers:
 class AnsweredStream:
     """One reply; its body is the lines."""
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: ApiResponse) -> None:
         self._reply = reply
 
-    def reply(self) -> Reply:
+    def read_response(self) -> ApiResponse:
         return self._reply
 
-    def lines(self) -> Iterator[bytes]:
+    def iter_lines(self) -> Iterator[bytes]:
         yield from self._reply.body.splitlines()
 
     def close(self) -> None:
         """Nothing to give back."""
 
 
-def reply(body: object, status: int = 200) -> Reply:
-    return Reply(status, json.dumps(body).encode())
+def reply(body: object, status: int = 200) -> ApiResponse:
+    return ApiResponse(status, json.dumps(body).encode())
 
 
-def refusal(code: int, reason: str, message: str = "", **more: object) -> Reply:
+def refusal(code: int, reason: str, message: str = "", **more: object) -> ApiResponse:
     status = {"kind": "Status", "code": code, "reason": reason, "message": message or reason}
     return reply(status | more, code)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
-from treenail_lab.apiserver.access.certificates import Authority, write_private
+from treenail_lab.apiserver.access.certificates import CertificateAuthority, write_private_file
 
 Json = dict[str, object]
 
@@ -158,14 +158,14 @@ class Server:
 
     directory: Path
     answer: Answer
-    authority: Authority = field(init=False)
+    authority: CertificateAuthority = field(init=False)
     port: int = 0
     _listener: _Listener | None = None
     _before: list[Seen] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.authority = Authority(self.directory)
-        self._context = self.authority.server_context(self.directory)
+        self.authority = CertificateAuthority(self.directory)
+        self._context = self.authority.make_server_context(self.directory)
 
     @property
     def url(self) -> str:
@@ -203,8 +203,8 @@ class Server:
     def identity(self, user: str) -> Path:
         """A file with a client certificate and its key."""
         path = self.directory / "client.pem"
-        found = self.authority.client_identity(user, ["system:nodes"])
-        write_private(path, found.certificate + found.private_key)
+        found = self.authority.make_client_identity(user, ["system:nodes"])
+        write_private_file(path, found.certificate + found.private_key)
         return path
 
 

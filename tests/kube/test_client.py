@@ -6,9 +6,9 @@ import pytest
 
 from tests.kube.cluster import Answers, refusal, reply
 from treenail import errors
-from treenail.errors import ClusterError, TooManyRequests, TreenailError
-from treenail.kube.client import Client, Listing, PatchKind, WatchEvent
-from treenail.kube.request import Reply, Request
+from treenail.errors import ClusterError, TooManyRequestsError, TreenailError
+from treenail.kube.client import Client, Listing, PatchType, WatchEvent
+from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import (
     EVENTS,
     MACHINECONFIGNODES,
@@ -23,7 +23,7 @@ NODE = {"kind": "Node", "metadata": {"name": "a"}}
 OURS = {"fieldManager": "treenail"}
 
 
-def body(request: Request) -> object:
+def body(request: ApiRequest) -> object:
     return json.loads(request.body)
 
 
@@ -53,7 +53,7 @@ def body(request: Request) -> object:
 def test_path_is_where_the_api_has_it(
     resource: Resource, name: str, namespace: str, subresource: str, path: str
 ) -> None:
-    assert resource.path(name, namespace=namespace, subresource=subresource) == path
+    assert resource.build_path(name, namespace=namespace, subresource=subresource) == path
 
 
 @pytest.mark.parametrize(
@@ -70,14 +70,14 @@ def test_what_has_no_path_is_a_mistake(
     resource: Resource, name: str, namespace: str, subresource: str
 ) -> None:
     with pytest.raises(ValueError, match=resource.plural):
-        resource.path(name, namespace=namespace, subresource=subresource)
+        resource.build_path(name, namespace=namespace, subresource=subresource)
 
 
 def test_reading_asks_for_one_object() -> None:
     transport = Answers(reply(NODE))
 
     assert Client(transport, limit_s=3).get(NODES, "a") == NODE
-    assert transport.requests == [Request("GET", "/api/v1/nodes/a", limit_s=3)]
+    assert transport.requests == [ApiRequest("GET", "/api/v1/nodes/a", limit_s=3)]
 
 
 def test_writes_say_who_owns_the_fields() -> None:
@@ -105,7 +105,7 @@ def test_apply_takes_the_fields_over() -> None:
     transport = Answers(reply(NODE))
 
     Client(transport).patch(
-        MACHINECONFIGNODES, "a", NODE, PatchKind.APPLY, params={"fieldManager": "other"}
+        MACHINECONFIGNODES, "a", NODE, PatchType.APPLY, params={"fieldManager": "other"}
     )
 
     (request,) = transport.requests
@@ -117,7 +117,7 @@ def test_json_patch_is_a_list_of_operations() -> None:
     transport = Answers(reply(NODE))
     operations: list[dict[str, object]] = [{"op": "remove", "path": "/spec/unschedulable"}]
 
-    Client(transport).patch(NODES, "a", operations, PatchKind.JSON)
+    Client(transport).patch(NODES, "a", operations, PatchType.JSON)
 
     assert body(transport.requests[0]) == operations
 
@@ -165,7 +165,7 @@ def test_evicting_asks_by_the_policy_api() -> None:
     ]
 
 
-def page(version: str, *names: str, more: str = "") -> Reply:
+def page(version: str, *names: str, more: str = "") -> ApiResponse:
     items = [{"metadata": {"name": name}} for name in names]
     return reply({"metadata": {"resourceVersion": version, "continue": more}, "items": items})
 
@@ -177,7 +177,7 @@ def listing(version: str, *names: str) -> Listing:
 def test_list_is_fetched_page_by_page() -> None:
     transport = Answers(page("7", "a", "b", more="next"), page("7", "c"))
 
-    found = Client(transport, page=2).list(NODES, params={"labelSelector": "x"})
+    found = Client(transport, page_size=2).list(NODES, params={"labelSelector": "x"})
 
     assert found == listing("7", "a", "b", "c")
     assert [request.params for request in transport.requests] == [
@@ -189,7 +189,7 @@ def test_list_is_fetched_page_by_page() -> None:
 def test_list_that_outlives_its_snapshot_begins_again_in_one_page() -> None:
     transport = Answers(page("7", "a", more="next"), refusal(410, "Expired"), page("9", "a", "b"))
 
-    assert Client(transport, page=1).list(NODES) == listing("9", "a", "b")
+    assert Client(transport, page_size=1).list(NODES) == listing("9", "a", "b")
     assert transport.requests[-1].params == {}
 
 
@@ -197,7 +197,7 @@ def test_list_without_end_is_refused() -> None:
     transport = Answers(*[page("7", "a", more="next")] * 3)
 
     with pytest.raises(ClusterError, match="list nodes: more than 3 pages of 1"):
-        Client(transport, page=1, most_pages=3).list(NODES)
+        Client(transport, page_size=1, max_pages=3).list(NODES)
 
 
 def test_null_items_are_an_empty_list() -> None:
@@ -208,10 +208,12 @@ def test_null_items_are_an_empty_list() -> None:
 
 def test_watch_yields_events_until_it_ends() -> None:
     events = [{"type": "ADDED", "object": NODE}, {"type": "BOOKMARK", "object": NODE}]
-    transport = Answers(Reply(200, "\n".join(map(json.dumps, events)).encode()))
+    transport = Answers(ApiResponse(200, "\n".join(map(json.dumps, events)).encode()))
 
-    stream = Client(transport, limit_s=5).watch(NODES, params={"resourceVersion": "7"}, lasts_s=300)
-    stream.begin()
+    stream = Client(transport, limit_s=5).watch(
+        NODES, params={"resourceVersion": "7"}, duration_s=300
+    )
+    stream.connect()
 
     assert list(stream) == [WatchEvent("ADDED", NODE), WatchEvent("BOOKMARK", NODE)]
     assert transport.stream_s == 310
@@ -226,18 +228,18 @@ def test_watch_yields_events_until_it_ends() -> None:
 @pytest.mark.parametrize(
     ("code", "reason", "kind"),
     [
-        (400, "BadRequest", errors.Invalid),
-        (401, "Unauthorized", errors.Forbidden),
-        (403, "Forbidden", errors.Forbidden),
-        (404, "NotFound", errors.NotFound),
-        (409, "AlreadyExists", errors.AlreadyExists),
-        (409, "Conflict", errors.Conflict),
-        (410, "Gone", errors.Gone),
-        (415, "UnsupportedMediaType", errors.Invalid),
-        (422, "Invalid", errors.Invalid),
-        (429, "TooManyRequests", TooManyRequests),
+        (400, "BadRequest", errors.InvalidError),
+        (401, "Unauthorized", errors.ForbiddenError),
+        (403, "Forbidden", errors.ForbiddenError),
+        (404, "NotFound", errors.NotFoundError),
+        (409, "AlreadyExists", errors.AlreadyExistsError),
+        (409, "Conflict", errors.ConflictError),
+        (410, "Gone", errors.GoneError),
+        (415, "UnsupportedMediaType", errors.InvalidError),
+        (422, "Invalid", errors.InvalidError),
+        (429, "TooManyRequests", TooManyRequestsError),
         (500, "InternalError", ClusterError),
-        (503, "ServiceUnavailable", errors.Unreachable),
+        (503, "ServiceUnavailable", errors.UnreachableError),
         (504, "Timeout", ClusterError),
         (302, "", ClusterError),
     ],
@@ -253,7 +255,7 @@ def test_each_refusal_is_the_error_that_says_what_to_do(
 
 
 def test_message_is_cut_because_it_may_quote_a_secret() -> None:
-    with pytest.raises(errors.Invalid) as caught:
+    with pytest.raises(errors.InvalidError) as caught:
         Client(Answers(refusal(422, "Invalid", "x" * 1000))).update(PODS, "p", {}, namespace="n")
 
     assert str(caught.value) == f"PUT pods n p: {'x' * 256}"
@@ -271,7 +273,7 @@ def test_refused_eviction_says_what_the_budget_says() -> None:
     }
     said = "Cannot evict pod as it would violate the pod's disruption budget."
 
-    with pytest.raises(TooManyRequests) as caught:
+    with pytest.raises(TooManyRequestsError) as caught:
         Client(Answers(refusal(429, "TooManyRequests", said, details=details))).evict("n", "p")
 
     assert str(caught.value) == (
@@ -282,8 +284,8 @@ def test_refused_eviction_says_what_the_budget_says() -> None:
 
 
 def test_retry_after_of_the_header_is_kept() -> None:
-    with pytest.raises(TooManyRequests) as caught:
-        Client(Answers(Reply(429, b"", 3.0))).get(NODES, "a")
+    with pytest.raises(TooManyRequestsError) as caught:
+        Client(Answers(ApiResponse(429, b"", 3.0))).get(NODES, "a")
 
     assert (str(caught.value), caught.value.retry_after_s) == ("GET nodes a: HTTP 429", 3.0)
 
@@ -291,29 +293,29 @@ def test_retry_after_of_the_header_is_kept() -> None:
 @pytest.mark.parametrize("text", [b"<html>", b"[]", b"\xff", b""])
 def test_success_that_is_no_object_is_an_error(text: bytes) -> None:
     with pytest.raises(ClusterError, match=r"^GET nodes a: the answer is not "):
-        Client(Answers(Reply(200, text))).get(NODES, "a")
+        Client(Answers(ApiResponse(200, text))).get(NODES, "a")
 
 
 def test_gateway_that_answers_with_a_page_is_not_quoted() -> None:
-    with pytest.raises(errors.Unreachable) as caught:
-        Client(Answers(Reply(502, b"<html>t0ps3cret</html>"))).get(NODES, "a")
+    with pytest.raises(errors.UnreachableError) as caught:
+        Client(Answers(ApiResponse(502, b"<html>t0ps3cret</html>"))).get(NODES, "a")
 
     assert str(caught.value) == "GET nodes a: HTTP 502"
 
 
 def test_error_in_a_watch_is_that_error() -> None:
     event = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}
-    stream = Client(Answers(Reply(200, json.dumps(event).encode()))).watch(NODES)
-    stream.begin()
+    stream = Client(Answers(ApiResponse(200, json.dumps(event).encode()))).watch(NODES)
+    stream.connect()
 
-    with pytest.raises(errors.Gone, match="watch nodes: too old"):
+    with pytest.raises(errors.GoneError, match="watch nodes: too old"):
         list(stream)
 
 
 @pytest.mark.parametrize("line", [b"{", b"[]", b"{}", b'{"type": "ADDED", "object": 1}'])
 def test_watch_line_that_is_no_event_is_an_error(line: bytes) -> None:
-    stream = Client(Answers(Reply(200, line))).watch(NODES)
-    stream.begin()
+    stream = Client(Answers(ApiResponse(200, line))).watch(NODES)
+    stream.connect()
 
     with pytest.raises(ClusterError, match=r"^watch nodes: "):
         list(stream)

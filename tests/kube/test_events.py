@@ -6,14 +6,14 @@ import pytest
 
 from tests.fakes.clock import FakeClock
 from tests.kube.cluster import Cluster, Json
-from treenail.errors import Forbidden, TooManyRequests, Unreachable
+from treenail.errors import ForbiddenError, TooManyRequestsError, UnreachableError
 from treenail.kube.client import Client
-from treenail.kube.events import Recorder, Regarding
+from treenail.kube.events import EventRecorder, ObjectReference
 
-NODE = Regarding("Node", "worker-0", uid="u-0")
-POD = Regarding("Pod", "web", uid="u-1", namespace="shop")
+NODE = ObjectReference("Node", "worker-0", uid="u-0")
+POD = ObjectReference("Pod", "web", uid="u-1", namespace="shop")
 EVENTS = "/api/v1/namespaces/default/events/"
-AWAY = Unreachable("no answer")
+AWAY = UnreachableError("no answer")
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def cluster() -> Cluster:
 
 
 @pytest.fixture
-def recorder(cluster: Cluster, clock: FakeClock) -> Recorder:
-    return Recorder(Client(cluster), "treenail", "worker-0", clock)
+def recorder(cluster: Cluster, clock: FakeClock) -> EventRecorder:
+    return EventRecorder(Client(cluster), "treenail", "worker-0", clock)
 
 
 def written(cluster: Cluster) -> list[Json]:
@@ -39,8 +39,8 @@ def counted(cluster: Cluster) -> list[tuple[object, object]]:
     return [(event["message"], event["count"]) for event in written(cluster)]
 
 
-def test_event_is_written_as_client_go_writes_it(cluster: Cluster, recorder: Recorder) -> None:
-    recorder.normal(NODE, "Staged", "staged image B")
+def test_event_is_written_as_client_go_writes_it(cluster: Cluster, recorder: EventRecorder) -> None:
+    recorder.record_normal(NODE, "Staged", "staged image B")
 
     (event,) = written(cluster)
     metadata = event.pop("metadata")
@@ -70,18 +70,18 @@ def test_event_is_written_as_client_go_writes_it(cluster: Cluster, recorder: Rec
     }
 
 
-def test_event_about_a_pod_is_in_its_namespace(cluster: Cluster, recorder: Recorder) -> None:
-    recorder.warning(POD, "Blocked", "its budget allows no disruption")
+def test_event_about_a_pod_is_in_its_namespace(cluster: Cluster, recorder: EventRecorder) -> None:
+    recorder.record_warning(POD, "Blocked", "its budget allows no disruption")
 
     assert cluster.requests[0].path == "/api/v1/namespaces/shop/events"
     assert written(cluster)[0]["type"] == "Warning"
 
 
 def test_same_event_again_is_counted(
-    cluster: Cluster, recorder: Recorder, clock: FakeClock
+    cluster: Cluster, recorder: EventRecorder, clock: FakeClock
 ) -> None:
     for _ in range(3):
-        recorder.warning(NODE, "Degraded", "no space")
+        recorder.record_warning(NODE, "Degraded", "no space")
         clock.move(60)
 
     (event,) = written(cluster)
@@ -94,124 +94,128 @@ def test_same_event_again_is_counted(
 
 
 def test_same_event_after_ten_minutes_is_another_one(
-    cluster: Cluster, recorder: Recorder, clock: FakeClock
+    cluster: Cluster, recorder: EventRecorder, clock: FakeClock
 ) -> None:
-    recorder.warning(NODE, "Degraded", "no space")
+    recorder.record_warning(NODE, "Degraded", "no space")
     clock.move(600)
-    recorder.warning(NODE, "Degraded", "no space")
+    recorder.record_warning(NODE, "Degraded", "no space")
 
     assert counted(cluster) == [("no space", 1), ("no space", 1)]
 
 
-def test_names_differ_within_one_instant(cluster: Cluster, recorder: Recorder) -> None:
+def test_names_differ_within_one_instant(cluster: Cluster, recorder: EventRecorder) -> None:
     for message in "abc":
-        recorder.normal(NODE, "Staged", message)
+        recorder.record_normal(NODE, "Staged", message)
 
     assert counted(cluster) == [("a", 1), ("b", 1), ("c", 1)]
 
 
 def test_event_the_server_forgot_is_written_anew(
-    cluster: Cluster, recorder: Recorder, clock: FakeClock
+    cluster: Cluster, recorder: EventRecorder, clock: FakeClock
 ) -> None:
-    recorder.normal(NODE, "Staged", "again")
+    recorder.record_normal(NODE, "Staged", "again")
     cluster.objects.clear()
     clock.move(60)
-    recorder.normal(NODE, "Staged", "again")
+    recorder.record_normal(NODE, "Staged", "again")
 
     (event,) = written(cluster)
     assert (event["count"], event["firstTimestamp"]) == (2, "2023-11-14T22:14:20Z")
 
 
-def test_long_message_is_cut_to_what_the_api_takes(cluster: Cluster, recorder: Recorder) -> None:
-    recorder.normal(NODE, "Staged", "x" * 2000)
+def test_long_message_is_cut_to_what_the_api_takes(
+    cluster: Cluster, recorder: EventRecorder
+) -> None:
+    recorder.record_normal(NODE, "Staged", "x" * 2000)
 
     assert counted(cluster) == [("x" * 1024, 1)]
 
 
 def test_events_of_an_outage_are_written_afterwards(
-    cluster: Cluster, recorder: Recorder, clock: FakeClock
+    cluster: Cluster, recorder: EventRecorder, clock: FakeClock
 ) -> None:
     cluster.failures = [AWAY]
-    recorder.normal(NODE, "Staged", "first")
-    recorder.normal(NODE, "Drained", "second")
-    recorder.normal(NODE, "Drained", "second")
+    recorder.record_normal(NODE, "Staged", "first")
+    recorder.record_normal(NODE, "Drained", "second")
+    recorder.record_normal(NODE, "Drained", "second")
     assert len(cluster.requests) == 1
 
     clock.move(30)
-    recorder.flush()
+    recorder.flush_pending()
 
     assert counted(cluster) == [("first", 1), ("second", 2)]
 
 
 def test_lost_answer_does_not_write_twice(
-    cluster: Cluster, recorder: Recorder, clock: FakeClock
+    cluster: Cluster, recorder: EventRecorder, clock: FakeClock
 ) -> None:
     cluster.failures, cluster.lost = [AWAY], True
-    recorder.normal(NODE, "Staged", "once")
+    recorder.record_normal(NODE, "Staged", "once")
     clock.move(30)
-    recorder.flush()
+    recorder.flush_pending()
 
     assert counted(cluster) == [("once", 1)]
     assert [request.method for request in cluster.requests] == ["POST", "POST"]
 
 
 def test_server_that_says_later_is_left_alone_as_long(
-    cluster: Cluster, recorder: Recorder, clock: FakeClock
+    cluster: Cluster, recorder: EventRecorder, clock: FakeClock
 ) -> None:
-    cluster.failures = [TooManyRequests("later", retry_after_s=90)]
-    recorder.normal(NODE, "Staged", "later")
+    cluster.failures = [TooManyRequestsError("later", retry_after_s=90)]
+    recorder.record_normal(NODE, "Staged", "later")
     clock.move(89)
-    recorder.flush()
+    recorder.flush_pending()
     assert len(cluster.requests) == 1
     clock.move(1)
-    recorder.flush()
+    recorder.flush_pending()
 
     assert counted(cluster) == [("later", 1)]
 
 
 def test_event_that_is_forbidden_is_dropped_and_said(
-    cluster: Cluster, recorder: Recorder, caplog: pytest.LogCaptureFixture
+    cluster: Cluster, recorder: EventRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster.failures = [Forbidden("events is forbidden")]
-    recorder.normal(NODE, "Staged", "never")
-    recorder.normal(NODE, "Drained", "next")
+    cluster.failures = [ForbiddenError("events is forbidden")]
+    recorder.record_normal(NODE, "Staged", "never")
+    recorder.record_normal(NODE, "Drained", "next")
 
     assert counted(cluster) == [("next", 1)]
     assert caplog.messages == ["event Staged for worker-0 dropped: events is forbidden"]
 
 
 def test_long_outage_keeps_the_newest_events(
-    cluster: Cluster, recorder: Recorder, clock: FakeClock
+    cluster: Cluster, recorder: EventRecorder, clock: FakeClock
 ) -> None:
     cluster.failures = [AWAY]
     for number in range(40):
-        recorder.normal(Regarding("Pod", str(number), namespace="default"), "R", str(number))
+        recorder.record_normal(
+            ObjectReference("Pod", str(number), namespace="default"), "R", str(number)
+        )
     clock.move(30)
-    recorder.flush()
+    recorder.flush_pending()
 
     assert [message for message, _ in counted(cluster)] == [str(n) for n in range(8, 40)]
 
 
 def test_object_that_says_too_much_is_cut_short(
-    cluster: Cluster, recorder: Recorder, clock: FakeClock
+    cluster: Cluster, recorder: EventRecorder, clock: FakeClock
 ) -> None:
     for number in range(30):
-        recorder.normal(NODE, "Staged", str(number))
-    recorder.normal(POD, "Evicted", "another object may speak")
+        recorder.record_normal(NODE, "Staged", str(number))
+    recorder.record_normal(POD, "Evicted", "another object may speak")
     clock.move(300)
-    recorder.normal(NODE, "Staged", "one more")
-    recorder.normal(NODE, "Staged", "and no other")
+    recorder.record_normal(NODE, "Staged", "one more")
+    recorder.record_normal(NODE, "Staged", "and no other")
 
     messages = [message for message, _ in counted(cluster)]
     assert messages == [*map(str, range(25)), "another object may speak", "one more"]
 
 
 def test_memory_of_past_events_is_bounded(
-    cluster: Cluster, recorder: Recorder, caplog: pytest.LogCaptureFixture
+    cluster: Cluster, recorder: EventRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR)
     for number in range(1000):
-        recorder.normal(Regarding("Pod", str(number), namespace="default"), "R", "m")
+        recorder.record_normal(ObjectReference("Pod", str(number), namespace="default"), "R", "m")
 
     assert (len(recorder._series), len(recorder._buckets)) == (256, 256)
     assert len(written(cluster)) == 1000

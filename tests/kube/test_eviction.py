@@ -9,24 +9,24 @@ import pytest
 from tests.fakes.clock import FakeClock
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
-from treenail.errors import ClusterError, Forbidden, TooManyRequests, Unreachable
+from treenail.errors import ClusterError, ForbiddenError, TooManyRequestsError, UnreachableError
 from treenail.kube.client import Client, Json
 from treenail.kube.eviction import (
     Blocker,
-    Budget,
-    Drain,
-    Progress,
-    Reason,
-    cordon,
-    has_to_go,
-    refusal,
-    stuck,
+    BlockerReason,
+    DisruptionBudget,
+    DrainProgress,
+    NodeDrain,
+    classify_refusal,
+    find_stuck_reason,
+    set_cordoned,
+    should_evict,
 )
 from treenail.kube.kubeconfig import read_kubeconfig
-from treenail.kube.pod import Pod, pod_from_json
-from treenail.kube.request import Reply, Request
+from treenail.kube.pod import Pod, parse_pod
+from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import DAEMONSETS, NAMESPACES, NODES, PODDISRUPTIONBUDGETS, PODS
-from treenail.kube.selector import selects
+from treenail.kube.selector import matches_selector
 from treenail.kube.transport import HttpTransport
 from treenail_lab.apiserver.serving.server import LabServer
 
@@ -61,15 +61,15 @@ def pod(**more: object) -> Pod:
 
 
 def test_pod_is_read_as_the_server_has_it() -> None:
-    assert pod_from_json(POD) == Pod(
+    assert parse_pod(POD) == Pod(
         namespace="shop",
         name="web",
         uid="u",
         labels={"app": "web"},
         daemonset="agents",
-        mirror=True,
-        finished=False,
-        running=True,
+        is_mirror=True,
+        is_finished=False,
+        is_running=True,
         terminates_at=NOW,
         grace_s=30,
         finalizers=("example.com/hold",),
@@ -79,7 +79,7 @@ def test_pod_is_read_as_the_server_has_it() -> None:
 
 @pytest.mark.parametrize("found", [{}, {"metadata": 1, "spec": [], "status": {"phase": {}}}])
 def test_pod_of_another_shape_is_read_as_empty(found: Json) -> None:
-    assert pod_from_json(found) == Pod("", "", "")
+    assert parse_pod(found) == Pod("", "", "")
 
 
 @pytest.mark.parametrize(
@@ -92,52 +92,52 @@ def test_pod_of_another_shape_is_read_as_empty(found: Json) -> None:
     ],
 )
 def test_pod_runs_until_its_containers_are_known_to_have_ended(status: Json, running: bool) -> None:
-    assert pod_from_json({"status": status}).running is running
+    assert parse_pod({"status": status}).is_running is running
 
 
 @pytest.mark.parametrize(
     ("found", "goes"),
     [
         (pod(), True),
-        (pod(mirror=True), False),
-        (pod(mirror=True, finished=True), False),
+        (pod(is_mirror=True), False),
+        (pod(is_mirror=True, is_finished=True), False),
         (pod(daemonset="agents"), False),
-        (pod(daemonset="agents", finished=True), True),
+        (pod(daemonset="agents", is_finished=True), True),
         (pod(daemonset="gone"), True),
-        (pod(finished=True), True),
+        (pod(is_finished=True), True),
     ],
 )
 def test_what_would_come_back_at_once_stays(found: Pod, goes: bool) -> None:
-    assert has_to_go(found, {"shop/agents", "other/gone"}) is goes
+    assert should_evict(found, {"shop/agents", "other/gone"}) is goes
 
 
 @pytest.mark.parametrize(
     ("found", "why"),
     [
         (pod(), None),
-        (pod(terminates_at=NOW - 14, running=True), None),
+        (pod(terminates_at=NOW - 14, is_running=True), None),
         (
-            pod(terminates_at=NOW - 15, running=True, grace_s=30, finalizers=("f",)),
-            (Reason.TERMINATION, "still runs after its grace period of 30 s"),
+            pod(terminates_at=NOW - 15, is_running=True, grace_s=30, finalizers=("f",)),
+            (BlockerReason.TERMINATION, "still runs after its grace period of 30 s"),
         ),
         (
             pod(terminates_at=NOW - 15, finalizers=("a/b", "c"), claims=("disk",)),
-            (Reason.FINALIZER, "waits for a/b, c"),
+            (BlockerReason.FINALIZER, "waits for a/b, c"),
         ),
         (
             pod(terminates_at=NOW - 15, claims=("disk",)),
-            (Reason.VOLUME, "its containers ended; it may wait for disk"),
+            (BlockerReason.VOLUME, "its containers ended; it may wait for disk"),
         ),
         (
             pod(terminates_at=NOW - 15),
-            (Reason.TERMINATION, "its containers ended, but the kubelet does not remove it"),
+            (BlockerReason.TERMINATION, "its containers ended, but the kubelet does not remove it"),
         ),
     ],
 )
 def test_pod_beyond_its_time_is_said_to_wait_for_something(
-    found: Pod, why: tuple[Reason, str] | None
+    found: Pod, why: tuple[BlockerReason, str] | None
 ) -> None:
-    assert stuck(found, NOW) == why
+    assert find_stuck_reason(found, NOW) == why
 
 
 @pytest.mark.parametrize(
@@ -161,42 +161,56 @@ def test_pod_beyond_its_time_is_said_to_wait_for_something(
     ],
 )
 def test_selector_matches_as_the_api_says(selector: object, matches: bool) -> None:
-    assert selects(selector, {"app": "web"}) is matches
+    assert matches_selector(selector, {"app": "web"}) is matches
 
 
 @pytest.mark.parametrize(
     ("blocker", "sentence"),
     [
         (
-            Blocker("shop/web", Reason.BUDGET, "no", (Budget("b", 0), Budget("c", 1)), NOW),
+            Blocker(
+                "shop/web",
+                BlockerReason.BUDGET,
+                "no",
+                (DisruptionBudget("b", 0), DisruptionBudget("c", 1)),
+                NOW,
+            ),
             "shop/web: no (b allows 0, c allows 1)",
         ),
-        (Blocker("shop/web", Reason.WEBHOOK, "no", (), NOW), "shop/web: no"),
+        (Blocker("shop/web", BlockerReason.WEBHOOK, "no", (), NOW), "shop/web: no"),
     ],
 )
 def test_blocker_is_one_sentence_for_a_person(blocker: Blocker, sentence: str) -> None:
-    assert blocker.sentence == sentence
+    assert blocker.summary == sentence
 
 
 @pytest.mark.parametrize(
     ("error", "budgets", "reason"),
     [
-        (TooManyRequests("POST: it would violate the pod's disruption budget."), (), "pdb"),
-        (TooManyRequests("POST: no"), (Budget("b", 0),), "pdb"),
-        (TooManyRequests("POST: Too many requests, please try again later."), (), None),
-        (ClusterError("POST: more than one"), (Budget("b", 1), Budget("c", 1)), "pdb"),
-        (Forbidden('POST: admission webhook "w.example.com" denied the request'), (), "webhook"),
+        (TooManyRequestsError("POST: it would violate the pod's disruption budget."), (), "pdb"),
+        (TooManyRequestsError("POST: no"), (DisruptionBudget("b", 0),), "pdb"),
+        (TooManyRequestsError("POST: Too many requests, please try again later."), (), None),
+        (
+            ClusterError("POST: more than one"),
+            (DisruptionBudget("b", 1), DisruptionBudget("c", 1)),
+            "pdb",
+        ),
+        (
+            ForbiddenError('POST: admission webhook "w.example.com" denied the request'),
+            (),
+            "webhook",
+        ),
         (ClusterError('POST: failed calling webhook "w.example.com": EOF'), (), "webhook"),
-        (Forbidden("POST: pods is forbidden"), (Budget("b", 1),), "refused"),
+        (ForbiddenError("POST: pods is forbidden"), (DisruptionBudget("b", 1),), "refused"),
     ],
 )
 def test_refused_eviction_names_who_refuses(
-    error: ClusterError, budgets: tuple[Budget, ...], reason: str | None
+    error: ClusterError, budgets: tuple[DisruptionBudget, ...], reason: str | None
 ) -> None:
-    found = refusal(pod(), error, budgets, NOW)
+    found = classify_refusal(pod(), error, budgets, NOW)
 
     assert (found and found.reason.value) == reason
-    assert found is None or found.said == str(error).removeprefix("POST: ")
+    assert found is None or found.message == str(error).removeprefix("POST: ")
 
 
 class Wire(HttpTransport):
@@ -204,9 +218,9 @@ class Wire(HttpTransport):
 
     away = False
 
-    def send(self, request: Request) -> Reply:
+    def send(self, request: ApiRequest) -> ApiResponse:
         if self.away:
-            raise Unreachable("the wire is cut")
+            raise UnreachableError("the wire is cut")
         return super().send(request)
 
 
@@ -254,12 +268,12 @@ class Node:
         items = self.client.list(PODS, namespace="shop").items
         return sorted(str(found["metadata"]["name"]) for found in items)  # type: ignore[index]  # a dict
 
-    def drain(self, clock: FakeClock | SystemClock | None = None) -> Drain:
-        return Drain(self.client, "a", clock or SystemClock(), ring=self.rang.set)
+    def drain(self, clock: FakeClock | SystemClock | None = None) -> NodeDrain:
+        return NodeDrain(self.client, "a", clock or SystemClock(), notify=self.rang.set)
 
-    def emptied(self, drain: Drain) -> Progress:
+    def emptied(self, drain: NodeDrain) -> DrainProgress:
         """Turn after turn, each when a pod changed, until the node is empty."""
-        while not (progress := drain.turn()).empty:
+        while not (progress := drain.evict_pods()).is_drained:
             assert self.rang.wait(10), progress
             self.rang.clear()
         return progress
@@ -298,7 +312,7 @@ def test_node_is_emptied_of_what_has_to_go(node: Node) -> None:
     with node.drain() as drain:
         progress = node.emptied(drain)
 
-    assert (progress.blockers, progress.blocked) == ((), 0)
+    assert (progress.blockers, progress.blocked_count) == ((), 0)
     assert node.pods() == ["agent", "static"]
 
 
@@ -306,7 +320,7 @@ def test_pods_of_another_node_stay(node: Node) -> None:
     node.client.create(NODES, {"metadata": {"name": "b"}})
     node.add("there", node="b")
     with node.drain() as drain:
-        assert drain.turn().empty
+        assert drain.evict_pods().is_drained
 
     assert node.pods() == ["there"]
 
@@ -314,12 +328,12 @@ def test_pods_of_another_node_stay(node: Node) -> None:
 def test_pod_that_takes_its_time_is_asked_once_and_blocks_nothing(node: Node) -> None:
     node.add("slow", stop_s=30)
     with node.drain() as drain:
-        drain.turn()
+        drain.evict_pods()
         wait_until(lambda: node.deleting("slow"))
         since = node.client.get(PODS, "slow", namespace="shop")["metadata"]
-        progress = drain.turn()
+        progress = drain.evict_pods()
 
-    assert (progress.remaining, progress.blocked) == (("shop/slow",), 0)
+    assert (progress.remaining, progress.blocked_count) == (("shop/slow",), 0)
     assert node.client.get(PODS, "slow", namespace="shop")["metadata"] == since
 
 
@@ -329,25 +343,25 @@ def test_budget_in_the_way_is_named_until_it_yields(node: Node) -> None:
     node.protect("keep-web", "web")
     clock = FakeClock(NOW)
     with node.drain(clock) as drain:
-        drain.turn()
-        wait_until(lambda: drain.turn().remaining == ("shop/web",))
+        drain.evict_pods()
+        wait_until(lambda: drain.evict_pods().remaining == ("shop/web",))
         clock.move(60)
-        progress = drain.turn()
+        progress = drain.evict_pods()
 
-        assert progress == Progress(
+        assert progress == DrainProgress(
             remaining=("shop/web",),
             blockers=(
                 Blocker(
                     "shop/web",
-                    Reason.BUDGET,
+                    BlockerReason.BUDGET,
                     "Cannot evict pod as it would violate the pod's disruption budget. "
                     "The disruption budget keep-web needs 1 healthy pods and has 1 currently",
-                    (Budget("keep-web", 0),),
+                    (DisruptionBudget("keep-web", 0),),
                     NOW,
                 ),
             ),
-            blocked=1,
-            again_s=5.0,
+            blocked_count=1,
+            retry_s=5.0,
         )
         node.client.delete(PODDISRUPTIONBUDGETS, "keep-web", namespace="shop")
         clock.move(5)
@@ -361,10 +375,10 @@ def test_two_budgets_for_one_pod_are_both_named(node: Node) -> None:
     node.protect("one", "web")
     node.protect("two", "web")
     with node.drain() as drain:
-        (blocker,) = drain.turn().blockers
+        (blocker,) = drain.evict_pods().blockers
 
     assert (blocker.reason, [budget.name for budget in blocker.budgets]) == (
-        Reason.BUDGET,
+        BlockerReason.BUDGET,
         ["one", "two"],
     )
 
@@ -374,7 +388,7 @@ def test_pod_of_the_same_name_that_came_meanwhile_is_another_one(node: Node) -> 
     with node.drain() as drain:
         node.emptied(drain)
         node.add("web")
-        wait_until(lambda: not drain.turn().empty)
+        wait_until(lambda: not drain.evict_pods().is_drained)
         node.emptied(drain)
 
     assert node.pods() == []
@@ -384,14 +398,14 @@ def test_finalizer_that_holds_a_pod_is_named(node: Node) -> None:
     node.add("held", finalizers=["example.com/hold"])
     clock = FakeClock(SystemClock().now())
     with node.drain(clock) as drain:
-        drain.turn()
+        drain.evict_pods()
         clock.move(60)
-        wait_until(lambda: drain.turn().blocked)
-        (blocker,) = drain.turn().blockers
+        wait_until(lambda: drain.evict_pods().blocked_count)
+        (blocker,) = drain.evict_pods().blockers
         node.client.patch(PODS, "held", {"metadata": {"finalizers": None}}, namespace="shop")
         node.emptied(drain)
 
-    assert (blocker.pod, blocker.reason) == ("shop/held", Reason.FINALIZER)
+    assert (blocker.pod, blocker.reason) == ("shop/held", BlockerReason.FINALIZER)
     assert node.pods() == []
 
 
@@ -401,21 +415,21 @@ def test_server_that_is_away_is_said_and_nothing_is_forgotten(node: Node) -> Non
     node.protect("keep-it", "kept")
     clock = FakeClock(NOW)
     with node.drain(clock) as drain:
-        drain.turn()
+        drain.evict_pods()
         clock.move(60)
         node.transport.away = True
-        with pytest.raises(Unreachable):
-            drain.turn()
+        with pytest.raises(UnreachableError):
+            drain.evict_pods()
         node.transport.away = False
-        wait_until(lambda: drain.turn().remaining == ("shop/kept",))
-        (blocker,) = drain.turn().blockers
+        wait_until(lambda: drain.evict_pods().remaining == ("shop/kept",))
+        (blocker,) = drain.evict_pods().blockers
 
     assert blocker.since == NOW
 
 
 def test_cordon_is_set_and_cleared(node: Node) -> None:
-    cordoned = cordon(node.client, "a", cordoned=True)
-    again = cordon(node.client, "a", cordoned=False)
+    cordoned = set_cordoned(node.client, "a", is_cordoned=True)
+    again = set_cordoned(node.client, "a", is_cordoned=False)
 
     assert cordoned["spec"] == {"unschedulable": True}
     assert not again.get("spec")

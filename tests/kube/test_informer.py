@@ -11,11 +11,11 @@ from tests.kube.test_transport import kubeconfig
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
 from treenail.kube.client import Client
-from treenail.kube.informer import Informer, trimmed
+from treenail.kube.informer import Informer, trim_object
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import NODES
 from treenail.kube.transport import HttpTransport
-from treenail.kube.watch import Scope
+from treenail.kube.watch import WatchScope
 
 
 def pool(found: Json) -> str | None:
@@ -38,7 +38,7 @@ def informer(tmp_path: Path, nodes: Nodes) -> Iterator[Informer[str]]:
         transport = HttpTransport(read_kubeconfig(kubeconfig(server)), SystemClock())
         found = Informer(
             Client(transport),
-            Scope(NODES),
+            WatchScope(NODES),
             SystemClock(),
             pool,
             indexers={"pool": lambda kept: [kept, kept]},
@@ -56,15 +56,15 @@ def test_everything_kept_is_found_by_key_and_by_index(
     informer.start()
     assert informer.wait_until_synced(10)
 
-    assert informer.all() == {"a": "worker", "b": "infra"}
+    assert informer.get_all() == {"a": "worker", "b": "infra"}
     assert (informer.find("a"), informer.find("c")) == ("worker", None)
-    assert informer.by_index("pool", "infra") == {"b": "infra"}
-    assert informer.by_index("pool", "none") == {}
+    assert informer.find_by_index("pool", "infra") == {"b": "infra"}
+    assert informer.find_by_index("pool", "none") == {}
 
 
 def test_handlers_are_told_before_and_after(informer: Informer[str], nodes: Nodes) -> None:
     told: list[tuple[str, str | None, str | None]] = []
-    informer.tell(lambda key, before, after: told.append((key, before, after)))
+    informer.add_handler(lambda key, before, after: told.append((key, before, after)))
     informer.start()
     wait_until(lambda: nodes.watching)
     nodes.put("a", pool="infra")
@@ -85,9 +85,9 @@ def test_handlers_are_told_before_and_after(informer: Informer[str], nodes: Node
         ("a", "infra", None),
         ("c", "worker", "last"),
     ]
-    assert informer.all() == {"c": "last"}
-    assert informer.by_index("pool", "worker") == {}
-    assert informer.by_index("pool", "last") == {"c": "last"}
+    assert informer.get_all() == {"c": "last"}
+    assert informer.find_by_index("pool", "worker") == {}
+    assert informer.find_by_index("pool", "last") == {"c": "last"}
 
 
 def test_trimmed_object_has_no_bookkeeping() -> None:
@@ -99,4 +99,4 @@ def test_trimmed_object_has_no_bookkeeping() -> None:
         }
     }
 
-    assert trimmed(found) == {"metadata": {"name": "a", "annotations": {"k": "v"}}}
+    assert trim_object(found) == {"metadata": {"name": "a", "annotations": {"k": "v"}}}

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from treenail.errors import UsageError
-from treenail.kube.kubeconfig import Connection, in_cluster, read_kubeconfig
+from treenail.kube.kubeconfig import ApiServerConfig, read_kubeconfig, read_service_account
 
 PEM = b"-----BEGIN CERTIFICATE-----\nc2VjcmV0\n-----END CERTIFICATE-----\n"
 KUBELET_PEM = "/var/lib/kubelet/pki/kubelet-client-current.pem"
@@ -72,7 +72,7 @@ def file(tmp_path: Path) -> Path:
 def test_kubeconfig_of_a_kubelet_is_understood(file: Path) -> None:
     found = read_kubeconfig(written(file, kubeconfig()))
 
-    assert found == Connection(
+    assert found == ApiServerConfig(
         server="https://api-int.example.com:6443",
         ca=PEM,
         certificate=KUBELET_PEM,
@@ -229,9 +229,9 @@ def test_service_account_of_a_pod_is_understood(tmp_path: Path) -> None:
     (tmp_path / "namespace").write_text("treenail\n")
     environment = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
 
-    found = in_cluster(environment, folder=str(tmp_path))
+    found = read_service_account(environment, folder=str(tmp_path))
 
-    assert found == Connection(
+    assert found == ApiServerConfig(
         server="https://[fd00::1]:443",
         ca=f"{tmp_path}/ca.crt",
         token_file=f"{tmp_path}/token",
@@ -242,4 +242,4 @@ def test_service_account_of_a_pod_is_understood(tmp_path: Path) -> None:
 
 def test_service_account_outside_of_a_pod_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not in a pod"):
-        in_cluster({}, folder=str(tmp_path))
+        read_service_account({}, folder=str(tmp_path))

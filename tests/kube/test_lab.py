@@ -8,16 +8,24 @@ import pytest
 
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
-from treenail.errors import AlreadyExists, Conflict, Forbidden, Gone, Invalid, NotFound, Unreachable
-from treenail.kube.client import Client, EventStream, Json, PatchKind
-from treenail.kube.events import Recorder, Regarding
+from treenail.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    ForbiddenError,
+    GoneError,
+    InvalidError,
+    NotFoundError,
+    UnreachableError,
+)
+from treenail.kube.client import Client, Json, PatchType, WatchStream
+from treenail.kube.events import EventRecorder, ObjectReference
 from treenail.kube.kubeconfig import read_kubeconfig
-from treenail.kube.lease import Candidacy, Election
+from treenail.kube.lease import LeaderElectionConfig, LeaderElector
 from treenail.kube.official import OfficialTransport
 from treenail.kube.resources import CONFIGMAPS, EVENTS, LEASES, NODES
 from treenail.kube.transport import HttpTransport
-from treenail.kube.watch import Scope, Watch
-from treenail_lab.apiserver.serving.faults import Match, Reject
+from treenail.kube.watch import ResourceWatch, WatchScope
+from treenail_lab.apiserver.serving.faults import FaultMatch, RejectFault
 from treenail_lab.apiserver.serving.server import LabServer
 
 CLOCK = SystemClock()
@@ -41,7 +49,7 @@ def admin(server: LabServer) -> Iterator[Client]:
 
 @pytest.fixture(params=["thin", "official"])
 def node(request: pytest.FixtureRequest, server: LabServer, admin: Client) -> Iterator[Client]:
-    kubeconfig = str(server.node_kubeconfig("a"))
+    kubeconfig = str(server.write_node_kubeconfig("a"))
     transport = (
         HttpTransport(read_kubeconfig(kubeconfig), CLOCK)
         if request.param == "thin"
@@ -56,8 +64,8 @@ class Seen:
 
     def __init__(self, client: Client) -> None:
         self.marks: list[str | None] = []
-        self.watch = Watch(
-            client, Scope(NODES, field_selector="metadata.name=a"), CLOCK, on_change=self._note
+        self.watch = ResourceWatch(
+            client, WatchScope(NODES, field_selector="metadata.name=a"), CLOCK, on_change=self._note
         )
         self.watch.start()
 
@@ -91,15 +99,15 @@ def test_own_node_is_followed_through_faults(
 
 def test_each_refusal_of_the_server_is_its_error(admin: Client, node: Client) -> None:
     body: Json = {"metadata": {"name": "a"}}
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         admin.get(CONFIGMAPS, "none", namespace="default")
-    with pytest.raises(AlreadyExists):
+    with pytest.raises(AlreadyExistsError):
         admin.create(NODES, body)
-    with pytest.raises(Conflict):
+    with pytest.raises(ConflictError):
         admin.update(NODES, "a", {"metadata": {"name": "a", "resourceVersion": "1"}})
-    with pytest.raises(Invalid):
+    with pytest.raises(InvalidError):
         admin.create(CONFIGMAPS, {"metadata": {"name": "A_"}}, namespace="default")
-    with pytest.raises(Forbidden):
+    with pytest.raises(ForbiddenError):
         node.patch(NODES, "b", {"metadata": {"annotations": {"x": "y"}}})
 
 
@@ -108,21 +116,21 @@ def test_version_of_the_past_is_gone(server: LabServer, admin: Client, node: Cli
     server.expire_versions()
     stream = node.watch(NODES, params=params)
 
-    with pytest.raises(Gone):
+    with pytest.raises(GoneError):
         follow(stream)
 
 
-def follow(stream: EventStream) -> None:
+def follow(stream: WatchStream) -> None:
     """410 may come as the answer or as the first event."""
     with closing(stream):
-        stream.begin()
+        stream.connect()
         list(stream)
 
 
 def test_event_of_a_node_is_accepted_and_counted(admin: Client, node: Client) -> None:
-    recorder = Recorder(node, "treenail", "a", CLOCK)
+    recorder = EventRecorder(node, "treenail", "a", CLOCK)
     for _ in range(3):
-        recorder.normal(Regarding("Node", "a", uid="u"), "Staged", "staged image B")
+        recorder.record_normal(ObjectReference("Node", "a", uid="u"), "Staged", "staged image B")
 
     (event,) = admin.list(EVENTS, namespace="default").items
     assert (event["reason"], event["count"]) == ("Staged", 3)
@@ -131,9 +139,9 @@ def test_event_of_a_node_is_accepted_and_counted(admin: Client, node: Client) ->
 def test_server_that_has_no_time_is_unreachable(
     server: LabServer, admin: Client, node: Client
 ) -> None:
-    server.inject(Reject(503), Match(resource="nodes"), times=1)
+    server.inject_fault(RejectFault(503), FaultMatch(resource="nodes"), times=1)
 
-    with pytest.raises(Unreachable):
+    with pytest.raises(UnreachableError):
         node.get(NODES, "a")
     assert node.get(NODES, "a")["kind"] == "Node"
 
@@ -145,7 +153,7 @@ def test_annotations_are_applied_by_their_owner(admin: Client, node: Client) -> 
             "kind": "Node",
             "metadata": {"name": "a", "annotations": annotations},
         }
-        found = node.patch(NODES, "a", body, PatchKind.APPLY)
+        found = node.patch(NODES, "a", body, PatchType.APPLY)
         return found["metadata"].get("annotations")  # type: ignore[attr-defined]  # a dict
 
     admin.patch(NODES, "a", {"metadata": {"annotations": {"theirs": "1"}}})
@@ -158,7 +166,7 @@ def test_list_is_paged_and_whole(admin: Client) -> None:
     for number in range(7):
         body: Json = {"metadata": {"name": f"c{number}"}}
         admin.create(CONFIGMAPS, body, namespace="kube-public")
-    paged = Client(admin._transport, page=3)
+    paged = Client(admin._transport, page_size=3)
 
     found = paged.list(CONFIGMAPS, namespace="kube-public").items
     assert [item["metadata"]["name"] for item in found] == [  # type: ignore[index]  # a dict
@@ -169,20 +177,20 @@ def test_list_is_paged_and_whole(admin: Client) -> None:
 def test_one_of_two_candidates_leads(admin: Client) -> None:
     told: list[str] = []
     elections = [
-        Election(
+        LeaderElector(
             admin,
-            Candidacy("kube-system", "rollout", name),
+            LeaderElectionConfig("kube-system", "rollout", name),
             CLOCK,
-            on_gain=lambda name=name: told.append(name),
-            on_loss=lambda: None,
+            on_started_leading=lambda name=name: told.append(name),
+            on_stopped_leading=lambda: None,
         )
         for name in ("first", "second")
     ]
     for _ in range(2):
         for election in elections:
-            election.turn()
-    elections[0].release()
-    elections[1].turn()
+            election.try_acquire_or_renew()
+    elections[0].release_lease()
+    elections[1].try_acquire_or_renew()
 
     assert told == ["first", "second"]
     lease = admin.get(LEASES, "rollout", namespace="kube-system")

@@ -6,9 +6,9 @@ import pytest
 
 from tests.fakes.clock import FakeClock
 from tests.kube.cluster import Cluster, Json
-from treenail.errors import Unreachable
+from treenail.errors import UnreachableError
 from treenail.kube.client import Client
-from treenail.kube.lease import Candidacy, Election
+from treenail.kube.lease import LeaderElectionConfig, LeaderElector
 
 PATH = "/apis/coordination.k8s.io/v1/namespaces/mco/leases/rollout"
 
@@ -18,12 +18,12 @@ class Candidate:
 
     def __init__(self, cluster: Cluster, identity: str, clock: FakeClock) -> None:
         self.told: list[str] = []
-        self.election = Election(
+        self.election = LeaderElector(
             Client(cluster),
-            Candidacy("mco", "rollout", identity),
+            LeaderElectionConfig("mco", "rollout", identity),
             clock,
-            on_gain=lambda: self.told.append("gained"),
-            on_loss=lambda: self.told.append("lost"),
+            on_started_leading=lambda: self.told.append("gained"),
+            on_stopped_leading=lambda: self.told.append("lost"),
             jitter=lambda: 1.0,
         )
 
@@ -59,7 +59,7 @@ def spec(cluster: Cluster) -> Json:
 def test_first_candidate_leads_and_says_so_as_client_go_does(
     cluster: Cluster, a: Candidate
 ) -> None:
-    assert a.election.turn() == 2.0
+    assert a.election.try_acquire_or_renew() == 2.0
 
     assert (a.leads, a.told) == (True, ["gained"])
     assert spec(cluster) == {
@@ -75,8 +75,8 @@ def test_leader_renews_and_the_other_waits(
     cluster: Cluster, a: Candidate, b: Candidate, clock: FakeClock
 ) -> None:
     for _ in range(20):
-        a.election.turn()
-        assert b.election.turn() == 2.4
+        a.election.try_acquire_or_renew()
+        assert b.election.try_acquire_or_renew() == 2.4
         clock.move(2)
 
     assert (a.told, b.told) == (["gained"], [])
@@ -87,13 +87,13 @@ def test_leader_renews_and_the_other_waits(
 def test_lease_that_ran_out_is_taken(
     cluster: Cluster, a: Candidate, b: Candidate, clock: FakeClock
 ) -> None:
-    a.election.turn()
-    b.election.turn()
+    a.election.try_acquire_or_renew()
+    b.election.try_acquire_or_renew()
     clock.move(14.9)
-    b.election.turn()
+    b.election.try_acquire_or_renew()
     assert b.told == []
     clock.move(0.1)
-    b.election.turn()
+    b.election.try_acquire_or_renew()
 
     assert b.told == ["gained"]
     assert (spec(cluster)["holderIdentity"], spec(cluster)["leaseTransitions"]) == ("b", 1)
@@ -102,27 +102,27 @@ def test_lease_that_ran_out_is_taken(
 def test_two_never_lead_at_once_when_one_sleeps(
     a: Candidate, b: Candidate, clock: FakeClock
 ) -> None:
-    a.election.turn()
-    b.election.turn()
+    a.election.try_acquire_or_renew()
+    b.election.try_acquire_or_renew()
     clock.move(15)
     assert not a.leads
-    b.election.turn()
+    b.election.try_acquire_or_renew()
     assert (a.leads, b.leads) == (False, True)
 
-    a.election.turn()
+    a.election.try_acquire_or_renew()
     assert a.told == ["gained", "lost"]
 
 
 def test_leader_that_cannot_renew_gives_up_before_another_may_lead(
     cluster: Cluster, a: Candidate, b: Candidate, clock: FakeClock
 ) -> None:
-    a.election.turn()
-    b.election.turn()
+    a.election.try_acquire_or_renew()
+    b.election.try_acquire_or_renew()
     while a.told == ["gained"]:
         clock.move(2)
-        cluster.failures = [Unreachable("no answer")]
-        a.election.turn()
-        b.election.turn()
+        cluster.failures = [UnreachableError("no answer")]
+        a.election.try_acquire_or_renew()
+        b.election.try_acquire_or_renew()
 
     assert clock.monotonic() == 1_700_000_010
     assert b.told == []
@@ -131,13 +131,13 @@ def test_leader_that_cannot_renew_gives_up_before_another_may_lead(
 def test_short_absence_of_the_server_changes_nothing(
     cluster: Cluster, a: Candidate, clock: FakeClock
 ) -> None:
-    a.election.turn()
+    a.election.try_acquire_or_renew()
     for _ in range(4):
         clock.move(2)
-        cluster.failures = [Unreachable("no answer")]
-        a.election.turn()
+        cluster.failures = [UnreachableError("no answer")]
+        a.election.try_acquire_or_renew()
     clock.move(2)
-    a.election.turn()
+    a.election.try_acquire_or_renew()
 
     assert (a.leads, a.told) == (True, ["gained"])
 
@@ -145,11 +145,11 @@ def test_short_absence_of_the_server_changes_nothing(
 def test_lost_answer_of_the_first_write_is_found_out(
     cluster: Cluster, a: Candidate, clock: FakeClock
 ) -> None:
-    cluster.failures, cluster.lost = [None, Unreachable("no answer")], True
-    a.election.turn()
+    cluster.failures, cluster.lost = [None, UnreachableError("no answer")], True
+    a.election.try_acquire_or_renew()
     assert a.told == []
     clock.move(2)
-    a.election.turn()
+    a.election.try_acquire_or_renew()
 
     assert a.told == ["gained"]
     assert spec(cluster)["leaseTransitions"] == 0
@@ -158,11 +158,11 @@ def test_lost_answer_of_the_first_write_is_found_out(
 def test_released_lease_is_taken_at_once(
     cluster: Cluster, a: Candidate, b: Candidate, clock: FakeClock
 ) -> None:
-    a.election.turn()
-    b.election.turn()
-    a.election.release()
+    a.election.try_acquire_or_renew()
+    b.election.try_acquire_or_renew()
+    a.election.release_lease()
     assert (spec(cluster)["holderIdentity"], spec(cluster)["leaseDurationSeconds"]) == ("", 1)
-    b.election.turn()
+    b.election.try_acquire_or_renew()
 
     assert (a.told, b.told) == (["gained", "lost"], ["gained"])
 
@@ -179,9 +179,9 @@ def test_stop_releases_the_lease(cluster: Cluster, a: Candidate) -> None:
 def test_release_of_a_lease_that_is_not_ours_touches_nothing(
     cluster: Cluster, a: Candidate, b: Candidate
 ) -> None:
-    a.election.turn()
-    b.election.turn()
+    a.election.try_acquire_or_renew()
+    b.election.try_acquire_or_renew()
     before = spec(cluster)
-    b.election.release()
+    b.election.release_lease()
 
     assert spec(cluster) == before

@@ -12,24 +12,24 @@ import pytest
 from tests.kube.server import Answer, Exchange, Server, serving
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
-from treenail.errors import ClusterError, Unreachable, UsageError
+from treenail.errors import ClusterError, UnreachableError, UsageError
 from treenail.kube.client import Transport
-from treenail.kube.kubeconfig import Connection, read_kubeconfig
+from treenail.kube.kubeconfig import ApiServerConfig, read_kubeconfig
 from treenail.kube.official import OfficialTransport
-from treenail.kube.request import Reply, Request
+from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.transport import HttpTransport
 
-GET = Request("GET", "/api/v1/nodes/a")
+GET = ApiRequest("GET", "/api/v1/nodes/a")
 MakeTransport = Callable[[str], Transport]
 
 
 def thin(kubeconfig: str) -> Transport:
-    return HttpTransport(read_kubeconfig(kubeconfig), SystemClock(), connect_s=2, most_bytes=10_000)
+    return HttpTransport(read_kubeconfig(kubeconfig), SystemClock(), connect_s=2, max_bytes=10_000)
 
 
 def official(kubeconfig: str) -> Transport:
     made = OfficialTransport.from_kubeconfig(kubeconfig, SystemClock())
-    made.most_bytes = 10_000
+    made.max_bytes = 10_000
     return made
 
 
@@ -94,13 +94,15 @@ def ok(exchange: Exchange) -> None:
     exchange.reply({"kind": "Node"})
 
 
-OK = Reply(200, b'{"kind": "Node"}')
+OK = ApiResponse(200, b'{"kind": "Node"}')
 
 
 def test_request_arrives_as_it_was_meant(tmp_path: Path, connect: Connect) -> None:
     with serving(tmp_path, ok) as server:
         reply = connect(server).send(
-            Request("PATCH", "/api/v1/nodes/a%2Fb", {"force": "true", "x": "a b&c"}, b"[1]", "a/b")
+            ApiRequest(
+                "PATCH", "/api/v1/nodes/a%2Fb", {"force": "true", "x": "a b&c"}, b"[1]", "a/b"
+            )
         )
 
     (seen,) = server.seen
@@ -129,7 +131,7 @@ def test_refusal_is_an_answer_with_its_retry_after(tmp_path: Path, connect: Conn
         exchange.reply(b"{}", 429, {"Retry-After": "7"})
 
     with serving(tmp_path, later) as server:
-        assert connect(server).send(GET) == Reply(429, b"{}", 7.0)
+        assert connect(server).send(GET) == ApiResponse(429, b"{}", 7.0)
 
     assert len(server.seen) == 1
 
@@ -147,7 +149,7 @@ def test_compressed_answer_is_read(tmp_path: Path, connect: Connect) -> None:
         exchange.reply(gzip.compress(b'{"a": 1}'), headers={"Content-Encoding": "gzip"})
 
     with serving(tmp_path, zipped) as server:
-        assert connect(server).send(GET) == Reply(200, b'{"a": 1}')
+        assert connect(server).send(GET) == ApiResponse(200, b'{"a": 1}')
 
 
 @pytest.mark.parametrize("headers", [{}, {"Content-Encoding": "gzip"}])
@@ -165,8 +167,8 @@ def test_answer_without_end_is_refused(
 
 def test_silent_server_is_left_at_the_limit(tmp_path: Path, connect: Connect) -> None:
     with serving(tmp_path, Exchange.wait_for_the_end) as server:
-        with pytest.raises(Unreachable) as caught:
-            connect(server).send(Request("GET", "/version", limit_s=0.2))
+        with pytest.raises(UnreachableError) as caught:
+            connect(server).send(ApiRequest("GET", "/version", limit_s=0.2))
 
         assert "GET /version" in str(caught.value)
         assert "no answer within 0.2 s" in str(caught.value)
@@ -178,7 +180,7 @@ def test_server_that_is_not_there_is_unreachable(tmp_path: Path, connect: Connec
         transport = connect(server)
         server.stop()
 
-        with pytest.raises(Unreachable, match=r"127\.0\.0\.1.*[Cc]onnection refused"):
+        with pytest.raises(UnreachableError, match=r"127\.0\.0\.1.*[Cc]onnection refused"):
             transport.send(GET)
 
 
@@ -187,7 +189,7 @@ def test_server_that_comes_back_is_reached_again(tmp_path: Path, connect: Connec
         transport = connect(server)
         assert transport.send(GET) == OK
         server.stop()
-        with pytest.raises(Unreachable):
+        with pytest.raises(UnreachableError):
             transport.send(GET)
         server.start()
 
@@ -203,7 +205,7 @@ def test_connection_the_server_closed_meanwhile_costs_nothing(
         transport.send(GET)
         server.cut()
 
-        assert transport.send(Request(method, "/api/v1/nodes", body=b"{}")) == OK
+        assert transport.send(ApiRequest(method, "/api/v1/nodes", body=b"{}")) == OK
 
     assert [seen.method for seen in server.seen] == ["GET", method]
 
@@ -223,8 +225,8 @@ def test_write_whose_answer_is_lost_is_not_sent_again(tmp_path: Path, connect: C
         transport = connect(server)
         transport.send(GET)
 
-        with pytest.raises(Unreachable, match="ended before the answer did"):
-            transport.send(Request("POST", "/api/v1/nodes", body=b"{}"))
+        with pytest.raises(UnreachableError, match="ended before the answer did"):
+            transport.send(ApiRequest("POST", "/api/v1/nodes", body=b"{}"))
 
     assert len(server.seen) == 2
 
@@ -234,8 +236,8 @@ def test_answer_cut_short_is_no_answer(tmp_path: Path, connect: Connect) -> None
         exchange.reply(b'{"a"', headers={"Content-Length": "10"})
         exchange.drop()
 
-    with serving(tmp_path, half) as server, pytest.raises(Unreachable, match="ended before"):
-        connect(server).send(Request("POST", "/api/v1/nodes", body=b"{}"))
+    with serving(tmp_path, half) as server, pytest.raises(UnreachableError, match="ended before"):
+        connect(server).send(ApiRequest("POST", "/api/v1/nodes", body=b"{}"))
 
 
 def test_server_of_another_authority_is_not_trusted(tmp_path: Path, make: MakeTransport) -> None:
@@ -244,7 +246,7 @@ def test_server_of_another_authority_is_not_trusted(tmp_path: Path, make: MakeTr
     with serving(tmp_path / "one", ok) as server, serving(tmp_path / "two", ok) as other:
         path = kubeconfig(server, **{"certificate-authority": str(other.authority.file)})
         transport = make(path)
-        with pytest.raises(Unreachable, match=r"(?i)certificate"):
+        with pytest.raises(UnreachableError, match=r"(?i)certificate"):
             transport.send(GET)
         transport.close()
 
@@ -257,7 +259,7 @@ def test_server_is_known_by_the_name_it_is_told(tmp_path: Path, make: MakeTransp
         wrong = make(kubeconfig(server, **{"tls-server-name": "elsewhere.example"}))
 
         assert right.send(GET) == OK
-        with pytest.raises(Unreachable, match=r"(?i)mismatch|not valid for"):
+        with pytest.raises(UnreachableError, match=r"(?i)mismatch|not valid for"):
             wrong.send(GET)
         right.close()
         wrong.close()
@@ -286,9 +288,9 @@ def test_stream_tells_each_line_as_it_comes(tmp_path: Path, connect: Connect) ->
         exchange.end_stream()
 
     with serving(tmp_path, stream) as server:
-        found = connect(server).open(GET, lasts_s=10)
-        assert found.reply() == Reply(200)
-        lines = found.lines()
+        found = connect(server).open_stream(GET, duration_s=10)
+        assert found.read_response() == ApiResponse(200)
+        lines = found.iter_lines()
         assert [next(lines), next(lines)] == [b'{"a": 1}', b"{}"]
         goes_on.set()
         assert list(lines) == [b"[]"]
@@ -296,10 +298,10 @@ def test_stream_tells_each_line_as_it_comes(tmp_path: Path, connect: Connect) ->
 
 def test_stream_that_is_refused_says_why(tmp_path: Path, connect: Connect) -> None:
     with serving(tmp_path, lambda exchange: exchange.reply(b"too old", 410)) as server:
-        found = connect(server).open(GET, lasts_s=10)
+        found = connect(server).open_stream(GET, duration_s=10)
 
-        assert found.reply() == Reply(410, b"too old")
-        assert list(found.lines()) == []
+        assert found.read_response() == ApiResponse(410, b"too old")
+        assert list(found.iter_lines()) == []
 
 
 def test_stream_that_is_cut_is_not_taken_for_ended(tmp_path: Path, connect: Connect) -> None:
@@ -309,11 +311,11 @@ def test_stream_that_is_cut_is_not_taken_for_ended(tmp_path: Path, connect: Conn
         exchange.drop()
 
     with serving(tmp_path, stream) as server:
-        found = connect(server).open(GET, lasts_s=10)
-        found.reply()
-        lines = found.lines()
+        found = connect(server).open_stream(GET, duration_s=10)
+        found.read_response()
+        lines = found.iter_lines()
         assert next(lines) == b"{}"
-        with pytest.raises(Unreachable, match="ended before the answer did"):
+        with pytest.raises(UnreachableError, match="ended before the answer did"):
             next(lines)
 
 
@@ -323,10 +325,10 @@ def test_stream_ends_when_its_time_is_over(tmp_path: Path, connect: Connect) -> 
         exchange.wait_for_the_end()
 
     with serving(tmp_path, stream) as server:
-        found = connect(server).open(GET, lasts_s=0.2)
-        found.reply()
-        with pytest.raises(Unreachable, match=r"no answer within 0\.2 s"):
-            next(found.lines())
+        found = connect(server).open_stream(GET, duration_s=0.2)
+        found.read_response()
+        with pytest.raises(UnreachableError, match=r"no answer within 0\.2 s"):
+            next(found.iter_lines())
 
 
 def test_line_without_end_is_refused(tmp_path: Path, connect: Connect) -> None:
@@ -336,10 +338,10 @@ def test_line_without_end_is_refused(tmp_path: Path, connect: Connect) -> None:
         exchange.wait_for_the_end()
 
     with serving(tmp_path, stream) as server:
-        found = connect(server).open(GET, lasts_s=10)
-        found.reply()
+        found = connect(server).open_stream(GET, duration_s=10)
+        found.read_response()
         with pytest.raises(ClusterError, match="longer than 10000"):
-            next(found.lines())
+            next(found.iter_lines())
 
 
 def test_closing_a_stream_wakes_its_reader_at_once(tmp_path: Path, connect: Connect) -> None:
@@ -350,11 +352,11 @@ def test_closing_a_stream_wakes_its_reader_at_once(tmp_path: Path, connect: Conn
 
     read: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     with serving(tmp_path, stream) as server:
-        found = connect(server).open(GET, lasts_s=60)
+        found = connect(server).open_stream(GET, duration_s=60)
 
         def reading() -> None:
-            found.reply()
-            for line in found.lines():
+            found.read_response()
+            for line in found.iter_lines():
                 read.put(line)
             read.put(b"ended")
 
@@ -373,12 +375,12 @@ def test_closing_wakes_who_waits_for_a_stream_to_begin(
 ) -> None:
     with serving(tmp_path, Exchange.wait_for_the_end) as server:
         opened.append(thin(kubeconfig(server)))
-        found = opened[0].open(Request("GET", "/version", limit_s=50), lasts_s=60)
+        found = opened[0].open_stream(ApiRequest("GET", "/version", limit_s=50), duration_s=60)
         failures: list[ClusterError] = []
 
         def waiting() -> None:
             try:
-                found.reply()
+                found.read_response()
             except ClusterError as error:
                 failures.append(error)
 
@@ -399,11 +401,11 @@ def test_stream_closed_between_reads_gives_its_connection_back(
         exchange.wait_for_the_end()
 
     with serving(tmp_path, stream) as server:
-        found = connect(server).open(GET, lasts_s=60)
-        found.reply()
+        found = connect(server).open_stream(GET, duration_s=60)
+        found.read_response()
         found.close()
 
-        assert list(found.lines()) == []
+        assert list(found.iter_lines()) == []
 
 
 def test_stream_closed_before_it_began_sends_nothing(
@@ -411,10 +413,10 @@ def test_stream_closed_before_it_began_sends_nothing(
 ) -> None:
     with serving(tmp_path, ok) as server:
         opened.append(thin(kubeconfig(server)))
-        found = opened[0].open(GET, lasts_s=60)
+        found = opened[0].open_stream(GET, duration_s=60)
         found.close()
-        with pytest.raises(Unreachable, match="closed"):
-            found.reply()
+        with pytest.raises(UnreachableError, match="closed"):
+            found.read_response()
 
     assert server.seen == []
 
@@ -426,7 +428,7 @@ def test_closing_the_transport_wakes_who_waits_for_an_answer(tmp_path: Path) -> 
 
         def asking() -> None:
             try:
-                transport.send(Request("POST", "/version", limit_s=50))
+                transport.send(ApiRequest("POST", "/version", limit_s=50))
             except ClusterError as error:
                 failures.append(error)
 
@@ -449,8 +451,8 @@ def test_trickling_server_is_left_at_the_limit(tmp_path: Path, opened: list[Tran
 
     with serving(tmp_path, trickle) as server:
         opened.append(thin(kubeconfig(server)))
-        with pytest.raises(Unreachable, match=r"no answer within 0\.3 s"):
-            opened[0].send(Request("GET", "/version", limit_s=0.3))
+        with pytest.raises(UnreachableError, match=r"no answer within 0\.3 s"):
+            opened[0].send(ApiRequest("GET", "/version", limit_s=0.3))
 
 
 def test_requests_at_the_same_time_do_not_wait_for_each_other(
@@ -473,7 +475,7 @@ def test_requests_at_the_same_time_do_not_wait_for_each_other(
     assert len(server.seen) == 2
 
 
-def client_certificate(server: Server) -> Connection:
+def client_certificate(server: Server) -> ApiServerConfig:
     pem = str(server.identity("first"))
     return read_kubeconfig(kubeconfig(server, {"client-certificate": pem, "client-key": pem}))
 
@@ -516,7 +518,7 @@ def test_missing_certificate_is_one_sentence_and_read_again(tmp_path: Path) -> N
         connection = client_certificate(server)
         (tmp_path / "client.pem").unlink()
         transport = HttpTransport(connection, SystemClock())
-        with pytest.raises(Unreachable, match=r"client\.pem: No such file or directory$"):
+        with pytest.raises(UnreachableError, match=r"client\.pem: No such file or directory$"):
             transport.send(GET)
         server.identity("later")
         transport.send(GET)
@@ -527,8 +529,8 @@ def test_missing_certificate_is_one_sentence_and_read_again(tmp_path: Path) -> N
 
 def test_inline_certificate_and_key_need_no_file(tmp_path: Path) -> None:
     with serving(tmp_path, ok) as server:
-        found = server.authority.client_identity("inline", [])
-        connection = Connection(
+        found = server.authority.make_client_identity("inline", [])
+        connection = ApiServerConfig(
             server.url,
             ca=server.authority.pem,
             certificate=found.certificate,
@@ -564,7 +566,7 @@ def test_token_that_would_break_the_request_is_not_sent(tmp_path: Path) -> None:
     with serving(tmp_path, ok) as server:
         path = kubeconfig(server, {"tokenFile": str(token)})
         transport = HttpTransport(read_kubeconfig(path), SystemClock())
-        with pytest.raises(Unreachable, match="token: not one line of printable ASCII"):
+        with pytest.raises(UnreachableError, match="token: not one line of printable ASCII"):
             transport.send(GET)
         transport.close()
 

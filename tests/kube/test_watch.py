@@ -13,13 +13,13 @@ from tests.kube.server import Exchange, Json, Server, serving
 from tests.kube.test_transport import kubeconfig
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
-from treenail.errors import ClusterError, Unreachable
+from treenail.errors import ClusterError, UnreachableError
 from treenail.kube.backoff import Backoff
 from treenail.kube.client import Client
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import NODES
 from treenail.kube.transport import HttpTransport
-from treenail.kube.watch import Scope, Watch
+from treenail.kube.watch import ResourceWatch, WatchScope
 
 
 class NoPause(Backoff):
@@ -30,8 +30,8 @@ class NoPause(Backoff):
         self.pauses: list[float] = []
         self.resets = 0
 
-    def pause_s(self) -> float:
-        self.pauses.append(super().pause_s())
+    def next_pause_s(self) -> float:
+        self.pauses.append(super().next_pause_s())
         return 0.01
 
     def reset(self) -> None:
@@ -48,9 +48,11 @@ class Watcher:
         self.lost: list[str] = []
         self.backoff = NoPause()
         self._transport = HttpTransport(read_kubeconfig(kubeconfig(server)), SystemClock())
-        self.watch = Watch(
+        self.watch = ResourceWatch(
             Client(self._transport, limit_s=5),
-            Scope(NODES, field_selector=f"metadata.name={name}" if name else "", optional=optional),
+            WatchScope(
+                NODES, field_selector=f"metadata.name={name}" if name else "", is_optional=optional
+            ),
             SystemClock(),
             on_change=self._change,
             on_connected=self._connect,
@@ -315,9 +317,9 @@ def test_stop_ends_a_pause_at_once(server: Server) -> None:
     server.stop()
     told: list[ClusterError] = []
     transport = HttpTransport(read_kubeconfig(kubeconfig(server)), SystemClock())
-    watch = Watch(
+    watch = ResourceWatch(
         Client(transport),
-        Scope(NODES),
+        WatchScope(NODES),
         FakeClock(),
         on_change=lambda *_: None,
         on_lost=told.append,
@@ -327,16 +329,16 @@ def test_stop_ends_a_pause_at_once(server: Server) -> None:
     wait_until(lambda: told)
     watch.stop()
 
-    assert isinstance(told[0], Unreachable)
+    assert isinstance(told[0], UnreachableError)
     assert not [one for one in threading.enumerate() if one.name == "watch-nodes"]
 
 
 def test_pauses_double_up_to_the_most_and_differ() -> None:
-    even = Backoff(first_s=0.5, most_s=30, jitter=lambda: 0.0)
-    cut = Backoff(first_s=0.5, most_s=30, jitter=random.Random(1).random)
+    even = Backoff(first_s=0.5, max_s=30, jitter=lambda: 0.0)
+    cut = Backoff(first_s=0.5, max_s=30, jitter=random.Random(1).random)
 
-    whole = [even.pause_s() for _ in range(8)]
+    whole = [even.next_pause_s() for _ in range(8)]
     assert whole == [0.5, 1, 2, 4, 8, 16, 30, 30]
-    assert all(full / 2 < cut.pause_s() <= full for full in whole)
+    assert all(full / 2 < cut.next_pause_s() <= full for full in whole)
     even.reset()
-    assert even.pause_s() == 0.5
+    assert even.next_pause_s() == 0.5

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from treenail.api import pullspec
 from treenail_lab import images
-from treenail_lab.images import Catalogue, Credential, Image, make_image
+from treenail_lab.images import Credential, Image, ImageCatalogue, make_image
 
 
 def image(version: str = "41.1", **changes: object) -> Image:
@@ -25,46 +25,46 @@ def test_labels_are_part_of_the_digest() -> None:
 
 
 def test_pull_spec_is_one_that_the_agent_accepts() -> None:
-    assert str(pullspec.parse(image().pull_spec, where="image")) == image().pull_spec
+    assert str(pullspec.parse_pull_spec(image().pull_spec, where="image")) == image().pull_spec
 
 
 def test_layers_add_up_to_the_size_and_the_last_is_no_chunk() -> None:
     assert image().size_bytes == 1_000_003
-    assert [layer.chunk for layer in image().layers] == [True, True, True, False]
+    assert [layer.is_chunk for layer in image().layers] == [True, True, True, False]
 
 
 def test_catalogue_survives_the_file(tmp_path: Path) -> None:
-    catalogue = Catalogue(
+    catalogue = ImageCatalogue(
         (
             image(kernel_arguments=("mitigations=auto",), faults={"pull": "no"}),
             image("41.2", credential=Credential("node", "secret")),
         )
     )
-    images.save(catalogue, tmp_path / "images.json")
-    assert images.load(tmp_path / "images.json") == catalogue
+    images.save_catalogue(catalogue, tmp_path / "images.json")
+    assert images.load_catalogue(tmp_path / "images.json") == catalogue
 
 
 def test_catalogue_file_is_private_for_it_holds_passwords(tmp_path: Path) -> None:
-    images.save(Catalogue(), tmp_path / "images.json")
+    images.save_catalogue(ImageCatalogue(), tmp_path / "images.json")
     assert stat.S_IMODE((tmp_path / "images.json").stat().st_mode) == 0o600
 
 
 def test_without_a_file_there_are_no_images(tmp_path: Path) -> None:
-    assert images.load(tmp_path / "images.json") == Catalogue()
+    assert images.load_catalogue(tmp_path / "images.json") == ImageCatalogue()
 
 
 def test_registry_asks_for_its_credential_before_it_says_what_it_has() -> None:
     secret = Credential("node", "secret")
-    catalogue = Catalogue((image(credential=secret),))
+    catalogue = ImageCatalogue((image(credential=secret),))
     unknown = image().pull_spec[:-4] + "0000"
-    assert catalogue.find(unknown) is None
-    assert catalogue.credential(unknown) == secret
-    assert catalogue.credential("elsewhere.example/os@sha256:0") is None
+    assert catalogue.find_image(unknown) is None
+    assert catalogue.find_credential(unknown) == secret
+    assert catalogue.find_credential("elsewhere.example/os@sha256:0") is None
 
 
 def test_added_image_takes_the_place_of_the_one_with_its_name() -> None:
     broken = image(faults={"stage": "no"})
-    assert Catalogue((image(),)).with_image(broken) == Catalogue((broken,))
+    assert ImageCatalogue((image(),)).with_image(broken) == ImageCatalogue((broken,))
 
 
 def test_password_is_not_in_the_text_of_an_image() -> None:

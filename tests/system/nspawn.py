@@ -14,10 +14,10 @@ from typing import Self
 
 from tests.waiting import wait_until
 from treenail.errors import BusError
-from treenail.host.systemd.bus import SystemBus, Target
+from treenail.host.systemd.bus import BusInterface, SystemBus
 
 REPOSITORY = Path(__file__).parents[2]
-_SYSTEMD = Target(
+_SYSTEMD = BusInterface(
     "org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager"
 )
 _NEEDED = ("systemd-nspawn", "unshare", "nsenter", "dbus-daemon", "journalctl")
@@ -106,11 +106,11 @@ class Container:
     def _answers(self) -> bool:
         bus = SystemBus(self.address)
         try:
-            return bus.call(_SYSTEMD, "GetUnitFileState", "dbus.service", timeout_s=5) != ""
+            return bus.call_method(_SYSTEMD, "GetUnitFileState", "dbus.service", timeout_s=5) != ""
         except BusError:
             return False
         finally:
-            bus.close()
+            bus.close_connection()
 
     def _end(self) -> None:
         nspawn, self._nspawn = self._nspawn, None

@@ -40,8 +40,8 @@ class TestBootcOnSystemd(BootcContract):
             bus = SystemBus(container.address)
             units = TransientUnits(bus)
             for unit in UNITS:
-                units.stop(unit, lambda: None)
-            bus.close()
+                units.stop_unit(unit, lambda: None)
+            bus.close_connection()
 
         machine = BootcMachine(directory, container.address, forget_units)
         journalctl = machine.root / "usr/bin/journalctl"

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from treenail.api import annotations as key
 from treenail.update.decision import desired
-from treenail.update.decision.facts import Deployed, Facts, Handshake, NodeSeen
-from treenail.update.impact.disruption import Level
-from treenail.update.impact.impact import Work
+from treenail.update.decision.facts import DeploymentState, DrainHandshake, Facts, ObservedNode
+from treenail.update.impact.disruption import DisruptionLevel
+from treenail.update.impact.impact import UpdateImpact
 from treenail.update.impact.os_change import OSChange
-from treenail.update.state.record import Phase, Record, Target, Update
+from treenail.update.state.record import LedgerRecord, Phase, Target, UpdateRecord
 
 DIGEST_A = "sha256:" + "a" * 64
 DIGEST_B = "sha256:" + "b" * 64
@@ -16,7 +16,7 @@ DIGEST_C = "sha256:" + "c" * 64
 A = Target("rendered-worker-a", f"registry.example.com/os/node@{DIGEST_A}")
 B = Target("rendered-worker-b", f"registry.example.com/os/node@{DIGEST_B}")
 C = Target("rendered-worker-c", f"registry.example.com/os/node@{DIGEST_C}")
-IMAGE_B = Work(OSChange(image=B.image), level=Level.REBOOT)
+IMAGE_B = UpdateImpact(OSChange(image=B.image), level=DisruptionLevel.REBOOT)
 BOOT_1 = "11111111-1111-1111-1111-111111111111"
 BOOT_2 = "22222222-2222-2222-2222-222222222222"
 
@@ -29,19 +29,21 @@ def wanting(
     unschedulable: bool = False,
     spelling: str = key.DESIRED_OS_IMAGE,
     claimed: Target = A,
-) -> NodeSeen:
+) -> ObservedNode:
     notes = {key.DESIRED_CONFIG: target.config}
     if target.image:
         notes[spelling] = target.image
-    return NodeSeen(desired.read(notes), Handshake(asked, applied, unschedulable), claimed)
+    return ObservedNode(
+        desired.read_desired_target(notes), DrainHandshake(asked, applied, unschedulable), claimed
+    )
 
 
-def drained(token: str, target: Target = B) -> NodeSeen:
+def drained(token: str, target: Target = B) -> ObservedNode:
     return wanting(target, asked=token, applied=token, unschedulable=True)
 
 
-def update(phase: Phase = Phase.STAGING, **changes: object) -> Update:
-    start = Update(
+def update(phase: Phase = Phase.STAGING, **changes: object) -> UpdateRecord:
+    start = UpdateRecord(
         id="0" * 32,
         target=B,
         origin=A,
@@ -49,21 +51,23 @@ def update(phase: Phase = Phase.STAGING, **changes: object) -> Update:
         boot_id=BOOT_1,
         began=0.0,
         entered=0.0,
-        work=IMAGE_B,
+        impact=IMAGE_B,
     )
     return replace(start, **changes)  # type: ignore[arg-type]
 
 
 def facts(**changes: object) -> Facts:
     start = Facts(
-        record=Record(current=A),
+        record=LedgerRecord(current=A),
         boot_id=BOOT_1,
         now=100.0,
         node=wanting(),
-        deployed=Deployed(booted=DIGEST_A),
+        deployments=DeploymentState(booted_digest=DIGEST_A),
     )
     return replace(start, **changes)  # type: ignore[arg-type]
 
 
-def staged(target: Target = B, *, locked: bool = True, booted: str = DIGEST_A) -> Deployed:
-    return Deployed(booted=booted, staged=target.digest, staged_id="os-1", locked=locked)
+def staged(target: Target = B, *, locked: bool = True, booted: str = DIGEST_A) -> DeploymentState:
+    return DeploymentState(
+        booted_digest=booted, staged_digest=target.digest, staged_id="os-1", is_locked=locked
+    )

@@ -4,36 +4,44 @@ import pytest
 
 from tests.update.build import BOOT_2, A, B, drained, facts, update, wanting
 from treenail.errors import StepError, UnitError
-from treenail.update.decision.actions import Apply, Prove, Reboot, Resume
-from treenail.update.impact.disruption import Level
-from treenail.update.impact.impact import Work
+from treenail.update.decision.actions import ApplyAction, RebootAction, UncordonAction, VerifyAction
+from treenail.update.impact.disruption import DisruptionLevel
+from treenail.update.impact.impact import UpdateImpact
 from treenail.update.impact.os_change import OSChange
-from treenail.update.state.record import Phase, Record, Target
-from treenail.update.status import Event, not_served, report, served
-from treenail.update.steps.steps import ReloadDaemon, ReloadUnit, RestartUnit, Step
+from treenail.update.state.record import LedgerRecord, Phase, Target
+from treenail.update.status import (
+    NodeEvent,
+    list_failed_service_events,
+    list_service_events,
+    make_report,
+)
+from treenail.update.steps.steps import ConfigStep, ReloadDaemon, ReloadUnit, RestartUnit
 
 TARGET = Target("rendered-worker-b")
-FILES = Work(writes=True, level=Level.REBOOT)
-IMAGE = Work(OSChange(image=B.image), writes=True, level=Level.REBOOT)
-RESTART = Work(writes=True, level=Level.RESTART)
+FILES = UpdateImpact(needs_write=True, level=DisruptionLevel.REBOOT)
+IMAGE = UpdateImpact(OSChange(image=B.image), needs_write=True, level=DisruptionLevel.REBOOT)
+RESTART = UpdateImpact(needs_write=True, level=DisruptionLevel.RESTART)
 
 
-def true(work: Work, phase: Phase, decision: object) -> set[str]:
+def true(work: UpdateImpact, phase: Phase, decision: object) -> set[str]:
     """The conditions that are true with a move."""
-    under_way = update(phase, work=work, drain="drain-b", boot_id=BOOT_2)
-    current = A if phase is not Phase.RESUMING else B
-    record = Record(current=current, update=under_way)
+    under_way = update(phase, impact=work, drain_token="drain-b", boot_id=BOOT_2)
+    current = A if phase is not Phase.UNCORDONING else B
+    record = LedgerRecord(current=current, update=under_way)
     seen = facts(record=record, node=drained("drain-b"), boot_id=BOOT_2)
-    told = report(seen, decision, None)  # type: ignore[arg-type]  # a move
+    told = make_report(seen, decision, None)  # type: ignore[arg-type]  # a move
     return {each.type for each in told.conditions if each.status == "True"}
 
 
 def test_reboot_is_told_once_the_target_is_booted_and_not_before():
     prepared = {"UpdatePrepared", "ImagePulledFromRegistry"}
     executed = {*prepared, "UpdateExecuted", "AppliedFiles", "AppliedOSImage"}
-    assert true(IMAGE, Phase.REBOOTING, Reboot(B)) == set()
-    assert true(IMAGE, Phase.REBOOTING, Prove(B, "the checks begin")) == {*executed, "RebootedNode"}
-    assert true(FILES, Phase.PROVING, Prove(B, "not Ready yet")) == {
+    assert true(IMAGE, Phase.REBOOTING, RebootAction(B)) == set()
+    assert true(IMAGE, Phase.REBOOTING, VerifyAction(B, "the checks begin")) == {
+        *executed,
+        "RebootedNode",
+    }
+    assert true(FILES, Phase.VERIFYING, VerifyAction(B, "not Ready yet")) == {
         "UpdatePrepared",
         "UpdateExecuted",
         "AppliedFiles",
@@ -42,52 +50,52 @@ def test_reboot_is_told_once_the_target_is_booted_and_not_before():
 
 
 def test_node_resumes_when_it_may_serve_again():
-    move = Resume("uncordon-b")
-    assert true(IMAGE, Phase.RESUMING, move) >= {
+    move = UncordonAction("uncordon-b")
+    assert true(IMAGE, Phase.UNCORDONING, move) >= {
         "RebootedNode",
         "UpdatePostActionComplete",
         "Resumed",
     }
-    assert true(RESTART, Phase.RESUMING, move) == {
+    assert true(RESTART, Phase.UNCORDONING, move) == {
         "UpdatePrepared",
         "UpdateExecuted",
         "AppliedFiles",
         "UpdatePostActionComplete",
         "Resumed",
     }
-    assert true(IMAGE, Phase.RELEASING, move) == set(), "it was called off"
+    assert true(IMAGE, Phase.CANCELLING, move) == set(), "it was called off"
 
 
 def test_what_the_checks_wait_for_is_no_other_condition():
     def conditions(reason: str) -> object:
-        record = Record(current=A, update=update(Phase.PROVING, work=IMAGE))
-        return report(facts(record=record), Prove(B, reason), None).conditions
+        record = LedgerRecord(current=A, update=update(Phase.VERIFYING, impact=IMAGE))
+        return make_report(facts(record=record), VerifyAction(B, reason), None).conditions
 
     assert conditions("the checks begin") == conditions("kubelet is not well") != ()
 
 
 def test_files_of_a_moment_before_a_reboot_are_not_worth_a_write():
-    record = Record(current=A, update=update(Phase.APPLYING, work=FILES))
-    assert report(facts(record=record), Apply(B), None).conditions == ()
-    record = Record(current=A, update=update(Phase.APPLYING, work=RESTART))
-    told = report(facts(record=record, node=wanting()), Apply(B), None)
+    record = LedgerRecord(current=A, update=update(Phase.APPLYING, impact=FILES))
+    assert make_report(facts(record=record), ApplyAction(B), None).conditions == ()
+    record = LedgerRecord(current=A, update=update(Phase.APPLYING, impact=RESTART))
+    told = make_report(facts(record=record, node=wanting()), ApplyAction(B), None)
     assert {each.type for each in told.conditions} >= {"AppliedFiles", "UpdateExecuted"}
 
 
 def test_services_that_took_notice_are_told_in_one_event_of_each_kind():
-    steps: list[Step] = [
+    steps: list[ConfigStep] = [
         ReloadDaemon(),
         ReloadUnit("crio.service"),
         ReloadUnit("app.service"),
         RestartUnit("kubelet.service"),
     ]
-    assert list(served(steps, TARGET)) == [
-        Event(
+    assert list(list_service_events(steps, TARGET)) == [
+        NodeEvent(
             "Normal", "ServiceReload", "Reloaded crio.service, app.service for rendered-worker-b"
         ),
-        Event("Normal", "ServiceRestart", "Restarted kubelet.service for rendered-worker-b"),
+        NodeEvent("Normal", "ServiceRestart", "Restarted kubelet.service for rendered-worker-b"),
     ]
-    assert list(served([ReloadDaemon()], TARGET)) == []
+    assert list(list_service_events([ReloadDaemon()], TARGET)) == []
 
 
 @pytest.mark.parametrize(
@@ -97,9 +105,9 @@ def test_services_that_took_notice_are_told_in_one_event_of_each_kind():
         (RestartUnit("crio.service"), "FailedServiceRestart"),
     ],
 )
-def test_service_that_fails_has_an_event_of_its_own(step: Step, reason: str):
+def test_service_that_fails_has_an_event_of_its_own(step: ConfigStep, reason: str):
     error = StepError("can't: x", step=step, remedy="look at its journal")
-    assert list(not_served(error.step, error)) == [
-        Event("Warning", reason, "can't: x; look at its journal")
+    assert list(list_failed_service_events(error.step, error)) == [
+        NodeEvent("Warning", reason, "can't: x; look at its journal")
     ]
-    assert list(not_served(ReloadDaemon(), UnitError("x"))) == []
+    assert list(list_failed_service_events(ReloadDaemon(), UnitError("x"))) == []

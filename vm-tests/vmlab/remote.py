@@ -5,7 +5,12 @@ import pickle
 from collections.abc import Callable
 
 from tests.contract.os_machines import Images
-from treenail.host.ostree.deployments import Change, Deployments, Progress, Verdict
+from treenail.host.ostree.deployments import (
+    DeploymentChange,
+    DeploymentStatus,
+    TransactionProgress,
+    WatchVerdict,
+)
 from vmlab import registry
 from vmlab.machine import Machine
 
@@ -15,22 +20,24 @@ _SLOW = "#!/bin/sh\nexec sleep 3600\n"
 
 
 class RemoteOs:
-    """`treenail.host.rpmostree.backend.RpmOstree` in the guest: a process for each call."""
+    """`treenail.host.rpmostree.backend.RpmOstreeBackend` in the guest: a process for each call."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
-    def look(self) -> Deployments:
+    def look(self) -> DeploymentStatus:
         found = self._call("look")
-        assert isinstance(found, Deployments)
+        assert isinstance(found, DeploymentStatus)
         return found
 
-    def stage(self, change: Change, *, watch: Callable[[Progress], Verdict]) -> None:
+    def stage(
+        self, change: DeploymentChange, *, watch: Callable[[TransactionProgress], WatchVerdict]
+    ) -> None:
         """``watch`` is asked once, here, what to answer to everything that is to be seen."""
-        self._call("stage", change, verdict=watch(Progress("all of it", None)))
+        self._call("stage", change, verdict=watch(TransactionProgress("all of it", None)))
 
-    def wait_for_other(self, *, watch: Callable[[Progress], Verdict]) -> None:
-        self._call("wait_for_other", verdict=watch(Progress("all of it", None)))
+    def wait_for_other(self, *, watch: Callable[[TransactionProgress], WatchVerdict]) -> None:
+        self._call("wait_for_other", verdict=watch(TransactionProgress("all of it", None)))
 
     def drop(self, staged_id: str) -> None:
         self._call("drop", staged_id)
@@ -44,7 +51,7 @@ class RemoteOs:
     def release(self) -> None:
         """Nothing: each call is made by a process that ends."""
 
-    def _call(self, method: str, *arguments: object, verdict: Verdict | None = None) -> object:
+    def _call(self, method: str, *arguments: object, verdict: WatchVerdict | None = None) -> object:
         order = base64.b64encode(pickle.dumps((method, arguments, verdict))).decode()
         answer = self._machine.sh(_OPERATE, stdin=order, limit_s=_CALL_LIMIT_S)
         found: object = pickle.loads(base64.b64decode(answer.split()[-1]))

@@ -14,7 +14,7 @@ from treenail.clock import SystemClock
 from treenail.kube.client import Json
 from treenail.kube.resources import NODES
 from treenail_lab.apiserver.objects import Json as Document
-from treenail_lab.cluster import Lab, Plan, rendered
+from treenail_lab.cluster import Lab, LabPlan, build_rendered_config
 from vmlab import registry
 from vmlab.drivers import Driver, accelerator, processors
 from vmlab.image.build import Builder, Built
@@ -64,7 +64,7 @@ class Site:
         self._open = ExitStack()
         self._holding = False
         self.story = Story(NODE, built.pull_spec.partition("@")[2])
-        self.lab = Lab(directory / "cluster", Plan(nodes=(), images=()))
+        self.lab = Lab(directory / "cluster", LabPlan(nodes=(), images=()))
         self.machine = Machine(
             directory,
             directory / "disk.qcow2",
@@ -77,9 +77,9 @@ class Site:
         """Return once the machine runs that is to be a node, with all that it is given for that."""
         copied(kept(self._built, self._driver), self._directory / "disk.qcow2")
         self._open.enter_context(self.lab)
-        self.lab.server.call(lambda api: api.store.listen(self.story.see))
-        drainer = self.lab.server.kubeconfig_for(DRAINER, ["system:masters"])
-        self.drains = Drains(self.lab.client_of(drainer), SystemClock())
+        self.lab.server.call_api(lambda api: api.store.add_listener(self.story.see))
+        drainer = self.lab.server.write_kubeconfig(DRAINER, ["system:masters"])
+        self.drains = Drains(self.lab.open_client(drainer), SystemClock())
         self.drains.start()
         self._open.callback(self.drains.stop)
         credential = json.loads(self.lab.add_node(NODE).read_text())
@@ -117,7 +117,7 @@ class Site:
         self._goals += 1
         inside = {} if image_mode else {"osImageURL": pull_spec}
         name = f"rendered-worker-{self._goals}"
-        self.lab.add_config(rendered(name, {**inside, **(spec or {})}))
+        self.lab.add_config(build_rendered_config(name, {**inside, **(spec or {})}))
         return Goal(name, pull_spec, image_mode)
 
     def ask(self, goal: Goal) -> None:
@@ -168,7 +168,9 @@ class Site:
 
     def node(self) -> Document:
         """The Node as the API server has it."""
-        found = self.lab.server.call(lambda api: api.store.get(("", "nodes"), ("", NODE)))
+        found = self.lab.server.call_api(
+            lambda api: api.store.find_object(("", "nodes"), ("", NODE))
+        )
         assert found is not None
         return found
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from treenail.api import annotations as key
 from treenail.update.state.record import Phase
 from treenail_lab.apiserver.objects import Json
-from treenail_lab.apiserver.schema.kinds import Storage
-from treenail_lab.apiserver.storage.store import Event
+from treenail_lab.apiserver.schema.kinds import StorageKey
+from treenail_lab.apiserver.storage.store import StoreEvent
 
-_VERIFIED = (Phase.RESUMING, None)
+_VERIFIED = (Phase.UNCORDONING, None)
 """In these the target of an update may be reported; it has been found healthy, or there is none."""
-_OUT_OF_SERVICE = (Phase.REBOOTING, Phase.PROVING, Phase.RETURNING)
+_OUT_OF_SERVICE = (Phase.REBOOTING, Phase.VERIFYING, Phase.ROLLING_BACK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Story:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _began: float = field(default_factory=time.monotonic)
 
-    def see(self, storage: Storage, event: Event) -> None:
+    def see(self, storage: StorageKey, event: StoreEvent) -> None:
         """Be told of a change in the API server, within the call that makes it."""
         metadata = event.object["metadata"]
         if storage[1] != "nodes" or metadata["name"] != self.node:

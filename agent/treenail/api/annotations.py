@@ -13,25 +13,25 @@ OWN_PREFIX = "treenail.io/"
 # Written by the rollout controller.
 DESIRED_CONFIG = PREFIX + "desiredConfig"
 DESIRED_OS_IMAGE = PREFIX + "desiredOSImage"
-DESIRED_OS_IMAGE_STORY = PREFIX + "desiredOSimage"
+DESIRED_OS_IMAGE_ALTERNATE = PREFIX + "desiredOSimage"
 DESIRED_IMAGE = PREFIX + "desiredImage"
 CONTROL_PLANE_TOPOLOGY = PREFIX + "controlPlaneTopology"
-STAGE_CONFIG = OWN_PREFIX + "stage-config"
-STAGE_IMAGE = OWN_PREFIX + "stage-image"
+PRESTAGE_CONFIG = OWN_PREFIX + "stage-config"
+PRESTAGE_IMAGE = OWN_PREFIX + "stage-image"
 """The two ask for an image to be staged ahead, while the node is at rest at what it has."""
 
 # Written by the agent.
 CURRENT_CONFIG = PREFIX + "currentConfig"
 CURRENT_OS_IMAGE = PREFIX + "currentOSImage"
-CURRENT_OS_IMAGE_STORY = PREFIX + "currentOSimage"
+CURRENT_OS_IMAGE_ALTERNATE = PREFIX + "currentOSimage"
 CURRENT_IMAGE = PREFIX + "currentImage"
 STATE = PREFIX + "state"
 REASON = PREFIX + "reason"
 POST_CONFIG_ACTION = PREFIX + "post-config-action"
 DESIRED_DRAIN = PREFIX + "desiredDrain"
-STAGED = OWN_PREFIX + "staged"
+PRESTAGED = OWN_PREFIX + "staged"
 """The image that was asked to be staged ahead, once it is."""
-STAGING_ERROR = OWN_PREFIX + "staging-error"
+PRESTAGE_ERROR = OWN_PREFIX + "staging-error"
 """Why it is not: the image that was asked for, a colon, and the reason."""
 
 # Written by the drain controller; the last two are for itself, and for people.
@@ -42,7 +42,7 @@ DRAIN_BLOCKED = OWN_PREFIX + "drain-blocked"
 # The three spellings of "the OS image to have", and the reply each one gets.
 IMAGE_SPELLINGS: dict[str, str] = {
     DESIRED_OS_IMAGE: CURRENT_OS_IMAGE,
-    DESIRED_OS_IMAGE_STORY: CURRENT_OS_IMAGE_STORY,
+    DESIRED_OS_IMAGE_ALTERNATE: CURRENT_OS_IMAGE_ALTERNATE,
     DESIRED_IMAGE: CURRENT_IMAGE,
 }
 

@@ -10,7 +10,7 @@ import zlib
 from dataclasses import dataclass, field
 
 from treenail.api.decode import Fields, Json
-from treenail.api.meta import without_none
+from treenail.api.meta import omit_none
 from treenail.errors import IgnitionError
 
 SIZE_LIMIT = 64 * 1024 * 1024
@@ -31,63 +31,63 @@ _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The contents of one file; ``place`` is where in the document they stand."""
+    """The contents of one file; ``location`` is where in the document they stand."""
 
     source: str | None = field(default=None, repr=False)
     compression: str | None = None
     digest: str | None = None
     http_headers: tuple[Json, ...] = field(default=(), repr=False)
-    place: str = field(default="contents", compare=False)
+    location: str = field(default="contents", compare=False)
 
     @classmethod
     def from_fields(cls, fields: Fields) -> "Contents":
-        """Refuses what Ignition refuses; whether the URL can be decoded is for `decode` to say."""
-        source = fields.optional_text("source")
-        compression = fields.optional_text("compression")
+        """Refuses what Ignition refuses; whether the URL can be decoded is for `decode_bytes` to say."""
+        source = fields.get_optional_text("source")
+        compression = fields.get_optional_text("compression")
         digest = None
         if source and not source.startswith(("data:", *_REMOTE)):
-            raise fields.refuse("source", "a data: URL")
+            raise fields.make_error("source", "a data: URL")
         if compression and compression != GZIP:
             raise fields.error(
-                f"{fields.at('compression')}: expected gzip or nothing, found {compression!r:.40}"
+                f"{fields.path_of('compression')}: expected gzip or nothing, found {compression!r:.40}"
             )
         if "verification" in fields.values:
-            verification = fields.nested("verification")
-            digest = verification.optional_text("hash")
+            verification = fields.get_object("verification")
+            digest = verification.get_optional_text("hash")
             name, _, digits = (digest or "").partition("-")
             if digest is not None and len(digits) != DIGEST_SIZES.get(name, -1):
-                raise verification.refuse("hash", "sha512- or sha256- and as many digits")
-        headers = fields.each("httpHeaders", lambda header: header.values)
+                raise verification.make_error("hash", "sha512- or sha256- and as many digits")
+        headers = fields.map_objects("httpHeaders", lambda header: header.values)
         return cls(source, compression, digest, headers, fields.path)
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Nothing is said about contents, not even that they are empty."""
         return self == Contents()
 
-    def decode(self) -> bytes:
+    def decode_bytes(self) -> bytes:
         """The bytes to have on disk; raises `IgnitionError` with the place in the document."""
-        found = self._unpacked(_decode_url(self.source, self.place) if self.source else b"")
+        found = self._decompress(_decode_url(self.source, self.location) if self.source else b"")
         if self.digest is not None:
             name, _, digits = self.digest.partition("-")
             if hashlib.new(name, found).hexdigest() != digits.lower():
-                raise IgnitionError(f"{self.place}.verification.hash: the contents have another")
+                raise IgnitionError(f"{self.location}.verification.hash: the contents have another")
         return found
 
-    def sha256(self) -> str:
-        """The SHA-256 of the bytes, in hexadecimal; raises as `decode` does."""
-        return hashlib.sha256(self.decode()).hexdigest()
+    def compute_sha256(self) -> str:
+        """The SHA-256 of the bytes, in hexadecimal; raises as `decode_bytes` does."""
+        return hashlib.sha256(self.decode_bytes()).hexdigest()
 
     def to_json(self) -> Json:
         """The contents as Ignition 3 writes them, without what is not set."""
-        return without_none(
+        return omit_none(
             source=self.source,
             compression=self.compression,
             verification=None if self.digest is None else {"hash": self.digest},
             httpHeaders=list(self.http_headers) or None,
         )
 
-    def _unpacked(self, packed: bytes) -> bytes:
+    def _decompress(self, packed: bytes) -> bytes:
         if self.compression != GZIP or not packed:
             return packed
         parts: list[bytes] = []
@@ -98,33 +98,39 @@ class Contents:
                 parts.append(member.decompress(packed, room))
                 room -= len(parts[-1])
                 if room <= 0:
-                    raise IgnitionError(f"{self.place}: more than {SIZE_LIMIT} bytes, decompressed")
+                    raise IgnitionError(
+                        f"{self.location}: more than {SIZE_LIMIT} bytes, decompressed"
+                    )
                 if not member.eof:
-                    raise IgnitionError(f"{self.place}.source: expected gzip, found a part of it")
+                    raise IgnitionError(
+                        f"{self.location}.source: expected gzip, found a part of it"
+                    )
                 packed = member.unused_data
         except zlib.error as error:
-            raise IgnitionError(f"{self.place}.source: expected gzip, found other data") from error
+            raise IgnitionError(
+                f"{self.location}.source: expected gzip, found other data"
+            ) from error
         return b"".join(parts)
 
 
-def _decode_url(url: str, place: str) -> bytes:
+def _decode_url(url: str, location: str) -> bytes:
     head = _HEAD.match(url)
     if head is None:
         if url.startswith(_REMOTE):
             raise IgnitionError(
-                f"{place}.source: expected a data: URL, found one to be fetched from elsewhere",
+                f"{location}.source: expected a data: URL, found one to be fetched from elsewhere",
                 remedy="put the contents into the config; a node fetches nothing but its image",
             )
-        raise IgnitionError(f"{place}.source: a data: URL of the wrong form before its comma")
+        raise IgnitionError(f"{location}.source: a data: URL of the wrong form before its comma")
     text = url[head.end() :]
     if head[1]:
         try:
             return binascii.a2b_base64(text, strict_mode=True)
         except ValueError as error:
-            raise IgnitionError(f"{place}.source: not the base64 it says it is") from error
+            raise IgnitionError(f"{location}.source: not the base64 it says it is") from error
     if found := _NOT_IN_URL.search(text) or _BAD_ESCAPE.search(text):
         raise IgnitionError(
-            f"{place}.source: a character that a URL can't have, {found.start()} after the comma",
+            f"{location}.source: a character that a URL can't have, {found.start()} after the comma",
             remedy="write it as % and two hexadecimal digits, or use base64",
         )
     # Quoted-printable is percent encoding with another sign, and has a decoder in C.

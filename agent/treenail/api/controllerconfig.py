@@ -17,7 +17,7 @@ _BUNDLES = ("imageRegistryBundleData", "imageRegistryBundleUserData")
 
 
 @dataclass(frozen=True, slots=True)
-class NodeTrust:
+class ControllerConfigData:
     """Each is PEM, and empty when the cluster has none."""
 
     kubelet_ca: bytes = b""
@@ -29,33 +29,33 @@ class NodeTrust:
     """Of the cluster's own registry; None when nothing is said."""
 
     @classmethod
-    def from_json(cls, document: object) -> "NodeTrust":
+    def from_json(cls, document: object) -> "ControllerConfigData":
         """Raises `ConfigError` for what is not of the ControllerConfig's form."""
-        spec = Fields.of(document, "ControllerConfig").nested("spec")
+        spec = Fields.from_json(document, "ControllerConfig").get_object("spec")
         registries = {
-            name: content for bundle in _BUNDLES for name, content in _bundle(spec, bundle)
+            name: content for bundle in _BUNDLES for name, content in _read_bundle(spec, bundle)
         }
         return cls(
-            kubelet_ca=_bytes(spec, "kubeAPIServerServingCAData"),
-            cloud_ca=_bytes(spec, "cloudProviderCAData"),
+            kubelet_ca=_decode_base64(spec, "kubeAPIServerServingCAData"),
+            cloud_ca=_decode_base64(spec, "cloudProviderCAData"),
             registry_cas=registries,
-            pull_secret=_bytes(spec, "internalRegistryPullSecret") or None,
+            pull_secret=_decode_base64(spec, "internalRegistryPullSecret") or None,
         )
 
 
-def _bundle(spec: Fields, name: str) -> Iterator[tuple[str, bytes]]:
-    for each in spec.objects(name):
+def _read_bundle(spec: Fields, name: str) -> Iterator[tuple[str, bytes]]:
+    for each in spec.iter_objects(name):
         # ConfigMap keys can't have a colon in them.
-        registry = each.required_text("file").replace("..", ":")
+        registry = each.get_required_text("file").replace("..", ":")
         if not _REGISTRY.fullmatch(registry):
-            raise each.refuse("file", "a registry, HOST or HOST..PORT")
-        yield registry, _bytes(each, "data")
+            raise each.make_error("file", "a registry, HOST or HOST..PORT")
+        yield registry, _decode_base64(each, "data")
 
 
-def _bytes(fields: Fields, name: str) -> bytes:
-    text = fields.text(name)
+def _decode_base64(fields: Fields, name: str) -> bytes:
+    text = fields.get_text(name)
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         # Whatever is there may be half a secret.
-        raise ConfigError(f"{fields.at(name)}: expected base64") from error
+        raise ConfigError(f"{fields.path_of(name)}: expected base64") from error

@@ -29,7 +29,7 @@ def load_json(text: str | bytes, *, where: str) -> object:
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8-sig")
-        return json.loads(text, parse_constant=_no_constant)
+        return json.loads(text, parse_constant=_reject_constant)
     except json.JSONDecodeError as error:
         raise ConfigError(
             f"{where}, line {error.lineno}, column {error.colno}: not JSON: {error.msg}"
@@ -55,115 +55,117 @@ class Fields:
         self.error = error
 
     @classmethod
-    def of(cls, document: object, path: str, error: type[ConfigError] = ConfigError) -> "Fields":
+    def from_json(
+        cls, document: object, path: str, error: type[ConfigError] = ConfigError
+    ) -> "Fields":
         """The fields of ``document``; raises ``error`` when it is not an object."""
         if not isinstance(document, dict):
-            raise error(f"{path}: expected an object, found {_found(document)}")
+            raise error(f"{path}: expected an object, found {_describe_value(document)}")
         return cls(document, path, error)
 
-    def at(self, name: str) -> str:
+    def path_of(self, name: str) -> str:
         """The place of a field."""
         if not (name.isascii() and name.isidentifier()) and not _PLAIN_KEY.fullmatch(name):
             return f"{self.path}[{json.dumps(name)}]"
         return f"{self.path}.{name}" if self.path else name
 
-    def refuse(self, name: str, expected: str) -> ConfigError:
+    def make_error(self, name: str, expected: str) -> ConfigError:
         """The error to raise about a field: its place, what was expected, what was found."""
-        found = _found(self.values.get(name), secret=name in _SECRET)
-        return self.error(f"{self.at(name)}: expected {expected}, found {found}")
+        found = _describe_value(self.values.get(name), secret=name in _SECRET)
+        return self.error(f"{self.path_of(name)}: expected {expected}, found {found}")
 
-    def text(self, name: str) -> str:
+    def get_text(self, name: str) -> str:
         """A string, empty when absent."""
-        return self.optional_text(name) or ""
+        return self.get_optional_text(name) or ""
 
-    def required_text(self, name: str) -> str:
+    def get_required_text(self, name: str) -> str:
         """A string that is there and not empty."""
-        value = self.optional_text(name)
+        value = self.get_optional_text(name)
         if not value:
             found = "nothing" if value is None else "an empty string"
-            raise self.error(f"{self.at(name)}: expected a string, found {found}")
+            raise self.error(f"{self.path_of(name)}: expected a string, found {found}")
         return value
 
-    def optional_text(self, name: str) -> str | None:
+    def get_optional_text(self, name: str) -> str | None:
         """A string, None when absent."""
         value = self.values.get(name)
         if value is None:
             return None
         if not isinstance(value, str):
-            raise self.refuse(name, "a string")
+            raise self.make_error(name, "a string")
         if not value.isascii():
-            self._refuse_half_characters(value, self.at(name))
+            self._reject_lone_surrogates(value, self.path_of(name))
         return value
 
-    def flag(self, name: str) -> bool:
+    def get_bool(self, name: str) -> bool:
         """A boolean, False when absent."""
-        return self.optional_flag(name) or False
+        return self.get_optional_bool(name) or False
 
-    def optional_flag(self, name: str) -> bool | None:
+    def get_optional_bool(self, name: str) -> bool | None:
         """A boolean, None when absent."""
         value = self.values.get(name)
         if value is None or isinstance(value, bool):
             return value
-        raise self.refuse(name, "true or false")
+        raise self.make_error(name, "true or false")
 
-    def optional_integer(self, name: str) -> int | None:
+    def get_optional_integer(self, name: str) -> int | None:
         """A 64-bit integer, None when absent."""
         value = self.values.get(name)
         if value is None:
             return None
         if isinstance(value, int) and not isinstance(value, bool) and value in _INT64:
             return value
-        raise self.refuse(name, "an integer")
+        raise self.make_error(name, "an integer")
 
-    def list_of(self, name: str) -> list[object]:
+    def get_list(self, name: str) -> list[object]:
         """A list of anything, empty when absent."""
         value = self.values.get(name)
         if value is None:
             return []
         if isinstance(value, list):
             return value
-        raise self.refuse(name, "a list")
+        raise self.make_error(name, "a list")
 
-    def texts(self, name: str) -> tuple[str, ...]:
+    def get_text_list(self, name: str) -> tuple[str, ...]:
         """A list of strings, empty when absent."""
         found = []
-        for index, value in enumerate(self.list_of(name)):
+        for index, value in enumerate(self.get_list(name)):
             if not isinstance(value, str):
-                what = _found(value, secret=name in _SECRET)
-                raise self.error(f"{self.at(name)}[{index}]: expected a string, found {what}")
-            self._refuse_half_characters(value, f"{self.at(name)}[{index}]")
+                what = _describe_value(value, secret=name in _SECRET)
+                raise self.error(f"{self.path_of(name)}[{index}]: expected a string, found {what}")
+            self._reject_lone_surrogates(value, f"{self.path_of(name)}[{index}]")
             found.append(value)
         return tuple(found)
 
-    def nested(self, name: str) -> "Fields":
+    def get_object(self, name: str) -> "Fields":
         """An object, one without fields when absent."""
         value = self.values.get(name)
         if value is None:
             value = {}
         elif not isinstance(value, dict):
-            raise self.refuse(name, "an object")
-        return Fields(value, self.at(name), self.error)
+            raise self.make_error(name, "an object")
+        return Fields(value, self.path_of(name), self.error)
 
-    def objects(self, name: str) -> Iterator["Fields"]:
+    def iter_objects(self, name: str) -> Iterator["Fields"]:
         """The objects of a list, nothing when absent."""
-        path = self.at(name)
-        for index, value in enumerate(self.list_of(name)):
-            yield Fields.of(value, f"{path}[{index}]", self.error)
+        path = self.path_of(name)
+        for index, value in enumerate(self.get_list(name)):
+            yield Fields.from_json(value, f"{path}[{index}]", self.error)
 
-    def each(self, name: str, read: Callable[["Fields"], _T]) -> tuple[_T, ...]:
+    def map_objects(self, name: str, read: Callable[["Fields"], _T]) -> tuple[_T, ...]:
         """What ``read`` makes of every object of a list."""
         if self.values.get(name) is None:
             return ()
-        return tuple([read(fields) for fields in self.objects(name)])
+        return tuple([read(fields) for fields in self.iter_objects(name)])
 
-    def text_map(self, name: str) -> dict[str, str]:
+    def get_text_map(self, name: str) -> dict[str, str]:
         """An object all of whose values are strings; ``null`` is an empty one."""
-        fields = self.nested(name)
+        fields = self.get_object(name)
         for key in fields.values:
-            self._refuse_half_characters(key, fields.path)
-        return {key: fields.text(key) for key in fields.values}
+            self._reject_lone_surrogates(key, fields.path)
+        return {key: fields.get_text(key) for key in fields.values}
 
-    def others(self, *names: str) -> Json:
+    def get_other_fields(self, *names: str) -> Json:
         """The fields that are not among ``names`` and not ``null``."""
         return {
             key: value
@@ -171,7 +173,7 @@ class Fields:
             if key not in names and value is not None
         }
 
-    def _refuse_half_characters(self, value: str, path: str) -> None:
+    def _reject_lone_surrogates(self, value: str, path: str) -> None:
         """JSON's escapes can spell half of a character, which no encoding can write."""
         try:
             value.encode()
@@ -181,7 +183,7 @@ class Fields:
             ) from error
 
 
-def _found(value: object, *, secret: bool = False) -> str:
+def _describe_value(value: object, *, secret: bool = False) -> str:
     if value is None:
         return "null"
     if isinstance(value, str):
@@ -199,5 +201,5 @@ def _found(value: object, *, secret: bool = False) -> str:
     return repr(value)[:40]
 
 
-def _no_constant(name: str) -> object:
+def _reject_constant(name: str) -> object:
     raise ValueError(name)

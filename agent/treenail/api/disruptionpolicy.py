@@ -11,126 +11,146 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Nothing:
+class NonePolicyAction:
     """The change is in effect once it is written."""
 
 
 @dataclass(frozen=True, slots=True)
-class DaemonReload:
+class DaemonReloadPolicyAction:
     """systemd reads its units again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reload:
+class ReloadPolicyAction:
     """A unit reads its configuration again."""
 
     unit: str
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
+class RestartPolicyAction:
     """A unit is restarted."""
 
     unit: str
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
+class DrainPolicyAction:
     """The node's pods are evicted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reboot:
+class RebootPolicyAction:
     """The node is drained and rebooted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Special:
+class SpecialPolicyAction:
     """The container runtime reads its registries again, drained unless the change is safe."""
 
 
-Action = Nothing | DaemonReload | Reload | Restart | Drain | Reboot | Special
-Actions = tuple[Action, ...]
+PolicyAction = (
+    NonePolicyAction
+    | DaemonReloadPolicyAction
+    | ReloadPolicyAction
+    | RestartPolicyAction
+    | DrainPolicyAction
+    | RebootPolicyAction
+    | SpecialPolicyAction
+)
+PolicyActions = tuple[PolicyAction, ...]
 
-_PLAIN: dict[str, Action] = {
-    "None": Nothing(),
-    "DaemonReload": DaemonReload(),
-    "Drain": Drain(),
-    "Reboot": Reboot(),
-    "Special": Special(),
+_ACTIONS_WITHOUT_UNIT: dict[str, PolicyAction] = {
+    "None": NonePolicyAction(),
+    "DaemonReload": DaemonReloadPolicyAction(),
+    "Drain": DrainPolicyAction(),
+    "Reboot": RebootPolicyAction(),
+    "Special": SpecialPolicyAction(),
 }
-_ALONE = (Nothing(), Reboot())
+_EXCLUSIVE_ACTIONS = (NonePolicyAction(), RebootPolicyAction())
 
 
 @dataclass(frozen=True, slots=True)
-class FilePolicy:
+class FileDisruptionPolicy:
     """For the file at ``path``, and those below it if it is a directory."""
 
     path: str
-    actions: Actions
+    actions: PolicyActions
 
 
 @dataclass(frozen=True, slots=True)
-class UnitPolicy:
+class UnitDisruptionPolicy:
     """For the unit of this name."""
 
     name: str
-    actions: Actions
+    actions: PolicyActions
 
 
 @dataclass(frozen=True, slots=True)
 class DisruptionPolicy:
     """What each change costs; a file or unit that no policy is for costs a reboot."""
 
-    files: tuple[FilePolicy, ...] = ()
-    units: tuple[UnitPolicy, ...] = ()
-    logins: Actions = (Nothing(),)
+    files: tuple[FileDisruptionPolicy, ...] = ()
+    units: tuple[UnitDisruptionPolicy, ...] = ()
+    ssh_key_actions: PolicyActions = (NonePolicyAction(),)
     """For SSH keys and the password."""
 
     @classmethod
     def from_fields(cls, fields: Fields) -> "DisruptionPolicy":
         """The policy in its API form; raises `ConfigError`."""
-        logins = fields.nested("sshkey")
+        logins = fields.get_object("sshkey")
         return cls(
-            files=fields.each("files", lambda f: FilePolicy(f.required_text("path"), _actions(f))),
-            units=fields.each("units", lambda f: UnitPolicy(f.required_text("name"), _actions(f))),
-            logins=_actions(logins) if logins.values else (Nothing(),),
+            files=fields.map_objects(
+                "files",
+                lambda f: FileDisruptionPolicy(f.get_required_text("path"), _parse_actions(f)),
+            ),
+            units=fields.map_objects(
+                "units",
+                lambda f: UnitDisruptionPolicy(f.get_required_text("name"), _parse_actions(f)),
+            ),
+            ssh_key_actions=_parse_actions(logins) if logins.values else (NonePolicyAction(),),
         )
 
-    def overridden_by(self, other: "DisruptionPolicy") -> "DisruptionPolicy":
+    def override_with(self, other: "DisruptionPolicy") -> "DisruptionPolicy":
         """This policy, but where the other has one for the same path or name, that one."""
         return DisruptionPolicy(
-            files=_overridden(self.files, other.files, lambda policy: policy.path),
-            units=_overridden(self.units, other.units, lambda policy: policy.name),
-            logins=other.logins,
+            files=_merge_policies(self.files, other.files, lambda policy: policy.path),
+            units=_merge_policies(self.units, other.units, lambda policy: policy.name),
+            ssh_key_actions=other.ssh_key_actions,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterPolicy:
-    """The policy of a cluster; not ``settled`` while its operator still works on a change to it."""
+class ClusterDisruptionPolicy:
+    """The policy of a cluster; not ``is_settled`` while its operator still works on a change to it."""
 
     policy: DisruptionPolicy
-    settled: bool = True
-    overrides: tuple[str, ...] = ()
+    is_settled: bool = True
+    irreconcilable_overrides: tuple[str, ...] = ()
     """What of ``storage`` may differ between a node and its config."""
 
     @classmethod
-    def from_json(cls, document: object) -> "ClusterPolicy":
+    def from_json(cls, document: object) -> "ClusterDisruptionPolicy":
         """The policy in a MachineConfiguration: the operator's result, or what it would make."""
-        fields = Fields.of(document, "MachineConfiguration")
-        status = fields.nested("status")
-        generation = fields.nested("metadata").optional_integer("generation")
-        settled = generation == status.optional_integer("observedGeneration")
+        fields = Fields.from_json(document, "MachineConfiguration")
+        status = fields.get_object("status")
+        generation = fields.get_object("metadata").get_optional_integer("generation")
+        settled = generation == status.get_optional_integer("observedGeneration")
         overrides = (
-            fields.nested("spec").nested("irreconcilableValidationOverrides").texts("storage")
+            fields.get_object("spec")
+            .get_object("irreconcilableValidationOverrides")
+            .get_text_list("storage")
         )
-        made = status.nested("nodeDisruptionPolicyStatus").nested("clusterPolicies")
+        made = status.get_object("nodeDisruptionPolicyStatus").get_object("clusterPolicies")
         if made.values:
-            return cls(DisruptionPolicy.from_fields(made), settled=settled, overrides=overrides)
-        asked = fields.nested("spec").nested("nodeDisruptionPolicy")
-        policy = DEFAULTS.overridden_by(DisruptionPolicy.from_fields(asked))
-        return cls(policy, settled=settled, overrides=overrides)
+            return cls(
+                DisruptionPolicy.from_fields(made),
+                is_settled=settled,
+                irreconcilable_overrides=overrides,
+            )
+        asked = fields.get_object("spec").get_object("nodeDisruptionPolicy")
+        policy = DEFAULT_POLICY.override_with(DisruptionPolicy.from_fields(asked))
+        return cls(policy, is_settled=settled, irreconcilable_overrides=overrides)
 
 
 _CRIO = "crio.service"
@@ -139,56 +159,65 @@ _TRUST = "coreos-update-ca-trust.service"
 _IRI = "iri-registry.service"
 _ANCHORS = "/etc/pki/ca-trust/source/anchors"
 
-DEFAULTS = DisruptionPolicy(
+DEFAULT_POLICY = DisruptionPolicy(
     files=(
-        FilePolicy("/var/lib/kubelet/config.json", (Nothing(),)),
-        FilePolicy("/etc/machine-config-daemon/no-reboot/containers-gpg.pub", (Reload(_CRIO),)),
-        FilePolicy("/etc/containers/policy.json", (Reload(_CRIO),)),
-        FilePolicy("/etc/containers/registries.d", (Reload(_CRIO),)),
-        FilePolicy("/etc/crio/policies", (Reload(_CRIO),)),
-        FilePolicy("/etc/containers/registries.conf", (Special(),)),
-        FilePolicy("/etc/nmstate/openshift", (Nothing(),)),
-        FilePolicy(
-            f"{_ANCHORS}/openshift-config-user-ca-bundle.crt", (Restart(_TRUST), Restart(_CRIO))
+        FileDisruptionPolicy("/var/lib/kubelet/config.json", (NonePolicyAction(),)),
+        FileDisruptionPolicy(
+            "/etc/machine-config-daemon/no-reboot/containers-gpg.pub", (ReloadPolicyAction(_CRIO),)
         ),
-        FilePolicy("/etc/kubernetes/credential-providers", (Restart(_KUBELET),)),
-        FilePolicy(
+        FileDisruptionPolicy("/etc/containers/policy.json", (ReloadPolicyAction(_CRIO),)),
+        FileDisruptionPolicy("/etc/containers/registries.d", (ReloadPolicyAction(_CRIO),)),
+        FileDisruptionPolicy("/etc/crio/policies", (ReloadPolicyAction(_CRIO),)),
+        FileDisruptionPolicy("/etc/containers/registries.conf", (SpecialPolicyAction(),)),
+        FileDisruptionPolicy("/etc/nmstate/openshift", (NonePolicyAction(),)),
+        FileDisruptionPolicy(
+            f"{_ANCHORS}/openshift-config-user-ca-bundle.crt",
+            (RestartPolicyAction(_TRUST), RestartPolicyAction(_CRIO)),
+        ),
+        FileDisruptionPolicy(
+            "/etc/kubernetes/credential-providers", (RestartPolicyAction(_KUBELET),)
+        ),
+        FileDisruptionPolicy(
             "/etc/systemd/system/kubelet.service.d/40-kubelet-crio-image-credential-provider.conf",
-            (DaemonReload(), Restart(_KUBELET)),
+            (DaemonReloadPolicyAction(), RestartPolicyAction(_KUBELET)),
         ),
-        FilePolicy("/etc/iri-registry", (Restart(_IRI),)),
-        FilePolicy("/usr/local/bin/load-registry-image.sh", (Restart(_IRI),)),
-        FilePolicy(f"{_ANCHORS}/iri-root-ca.crt", (Restart(_TRUST),)),
+        FileDisruptionPolicy("/etc/iri-registry", (RestartPolicyAction(_IRI),)),
+        FileDisruptionPolicy("/usr/local/bin/load-registry-image.sh", (RestartPolicyAction(_IRI),)),
+        FileDisruptionPolicy(f"{_ANCHORS}/iri-root-ca.crt", (RestartPolicyAction(_TRUST),)),
     ),
-    units=(UnitPolicy(_IRI, (DaemonReload(), Restart(_IRI))),),
+    units=(UnitDisruptionPolicy(_IRI, (DaemonReloadPolicyAction(), RestartPolicyAction(_IRI))),),
 )
 """What the reference's operator begins with."""
 
 
-def _actions(fields: Fields) -> Actions:
-    found = fields.each("actions", _action)
+def _parse_actions(fields: Fields) -> PolicyActions:
+    found = fields.map_objects("actions", _parse_action)
     if not found:
-        raise fields.error(f"{fields.at('actions')}: expected at least one action, found none")
-    if len(found) > 1 and any(action in _ALONE for action in found):
-        raise fields.error(f"{fields.at('actions')}: Reboot and None go with no other action")
+        raise fields.error(f"{fields.path_of('actions')}: expected at least one action, found none")
+    if len(found) > 1 and any(action in _EXCLUSIVE_ACTIONS for action in found):
+        raise fields.error(f"{fields.path_of('actions')}: Reboot and None go with no other action")
     return found
 
 
-def _action(fields: Fields) -> Action:
-    kind = fields.required_text("type")
+def _parse_action(fields: Fields) -> PolicyAction:
+    kind = fields.get_required_text("type")
     match kind:
         case "Reload":
-            return Reload(fields.nested("reload").required_text("serviceName"))
+            return ReloadPolicyAction(fields.get_object("reload").get_required_text("serviceName"))
         case "Restart":
-            return Restart(fields.nested("restart").required_text("serviceName"))
-        case _ if kind in _PLAIN:
-            return _PLAIN[kind]
+            return RestartPolicyAction(
+                fields.get_object("restart").get_required_text("serviceName")
+            )
+        case _ if kind in _ACTIONS_WITHOUT_UNIT:
+            return _ACTIONS_WITHOUT_UNIT[kind]
         case _:
-            names = ", ".join((*_PLAIN, "Reload", "Restart"))
-            raise ConfigError(f"{fields.at('type')}: expected one of {names}, found {kind!r:.40}")
+            names = ", ".join((*_ACTIONS_WITHOUT_UNIT, "Reload", "Restart"))
+            raise ConfigError(
+                f"{fields.path_of('type')}: expected one of {names}, found {kind!r:.40}"
+            )
 
 
-def _overridden(
+def _merge_policies(
     present: tuple[T, ...], others: tuple[T, ...], key: Callable[[T], str]
 ) -> tuple[T, ...]:
     return tuple({key(policy): policy for policy in (*present, *others)}.values())

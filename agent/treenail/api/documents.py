@@ -9,28 +9,30 @@ SIZE_LIMIT = 64 * 1024 * 1024
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def load(text: str | bytes, *, where: str) -> Json:
+def load_document(text: str | bytes, *, where: str) -> Json:
     """The one object in a YAML or JSON text; raises `ConfigError` that names ``where``."""
-    text = _decoded(text, where)  # so that the bytes, which are large, go before the values come
-    found = _objects(text, where)
+    text = _decode_text(
+        text, where
+    )  # so that the bytes, which are large, go before the values come
+    found = _parse_objects(text, where)
     if len(found) != 1:
         raise ConfigError(f"{where}: expected one document, found {len(found)}")
     return found[0]
 
 
-def load_all(text: str | bytes, *, where: str) -> list[Json]:
+def load_documents(text: str | bytes, *, where: str) -> list[Json]:
     """Every object in a YAML or JSON text, empty documents left out; raises `ConfigError`."""
-    return _objects(_decoded(text, where), where)
+    return _parse_objects(_decode_text(text, where), where)
 
 
-def dump(document: Json) -> str:
-    """The document as YAML that `load` and Go read back as the same; keys are sorted."""
+def dump_document(document: Json) -> str:
+    """The document as YAML that `load_document` and Go read back as the same; keys are sorted."""
     from treenail.api import yaml11  # noqa: PLC0415 - most documents are JSON
 
-    return yaml11.dump(document)
+    return yaml11.dump_yaml(document)
 
 
-def _decoded(text: str | bytes, where: str) -> str:
+def _decode_text(text: str | bytes, where: str) -> str:
     if len(text) > SIZE_LIMIT:
         raise ConfigError(f"{where}: {len(text)} bytes, more than the limit of {SIZE_LIMIT}")
     if isinstance(text, str):
@@ -43,9 +45,9 @@ def _decoded(text: str | bytes, where: str) -> str:
         ) from error
 
 
-def _objects(text: str, where: str) -> list[Json]:
+def _parse_objects(text: str, where: str) -> list[Json]:
     found: list[Json] = []
-    for value in _values(text, where):
+    for value in _parse_values(text, where):
         if isinstance(value, dict):
             found.append(value)
         elif value is not None:
@@ -53,11 +55,11 @@ def _objects(text: str, where: str) -> list[Json]:
     return found
 
 
-def _values(text: str, where: str) -> list[object]:
+def _parse_values(text: str, where: str) -> list[object]:
     if text.startswith("{"):
         # JSON, most likely; otherwise YAML's look-alike, whose errors serve for both.
         with contextlib.suppress(ConfigError):
             return [load_json(text, where=where)]
     from treenail.api import yaml11  # noqa: PLC0415 - as above
 
-    return yaml11.read(text, where=where)
+    return yaml11.parse_yaml(text, where=where)

@@ -4,107 +4,120 @@ from treenail.api import ignition2
 from treenail.api import ignition_rules as rules
 from treenail.api.contents import Contents
 from treenail.api.decode import Fields
-from treenail.api.ignition_model import VERSION, Directory, File, Ignition, Link, Unit
+from treenail.api.ignition_model import (
+    VERSION,
+    IgnitionConfig,
+    IgnitionDirectory,
+    IgnitionFile,
+    IgnitionLink,
+    IgnitionUnit,
+)
 from treenail.errors import IgnitionError
 
 VERSIONS = (ignition2.VERSION, "3.0.0", "3.1.0", "3.2.0", "3.3.0", "3.4.0", VERSION)
 
 
-def read(document: object, *, place: str = "spec.config") -> Ignition:
+def parse_ignition(document: object, *, location: str = "spec.config") -> IgnitionConfig:
     """The config in the document; raises `IgnitionError` that names the place of what is wrong.
 
     No document is an empty config. What Ignition refuses is refused, but for unknown fields, which
     Ignition ignores too. Contents are decoded by whoever needs them.
     """
     if document is None:
-        return Ignition()
-    fields = Fields.of(document, place, IgnitionError)
-    version = fields.nested("ignition").text("version")
+        return IgnitionConfig()
+    fields = Fields.from_json(document, location, IgnitionError)
+    version = fields.get_object("ignition").get_text("version")
     if version not in VERSIONS:
         raise IgnitionError(
-            f"{fields.nested('ignition').at('version')}: expected one of {', '.join(VERSIONS)}, "
+            f"{fields.get_object('ignition').path_of('version')}: expected one of {', '.join(VERSIONS)}, "
             f"found {version!r:.40}",
             remedy=f"write the config in version {VERSION} of Ignition's format",
         )
-    return ignition2.read(fields) if version == ignition2.VERSION else _read3(fields, version)
+    return (
+        ignition2.parse_ignition2(fields)
+        if version == ignition2.VERSION
+        else _parse_ignition3(fields, version)
+    )
 
 
-def _read3(fields: Fields, version: str) -> Ignition:
+def _parse_ignition3(fields: Fields, version: str) -> IgnitionConfig:
     for name, since in (("kernelArguments", "3.3.0"), ("storage.luks", "3.2.0")):
         parent, _, leaf = name.rpartition(".")
-        section = fields.nested(parent) if parent else fields
+        section = fields.get_object(parent) if parent else fields
         if section.values.get(leaf) and version < since:
             raise IgnitionError(
-                f"{section.at(leaf)}: needs Ignition {since} or later, found {version}",
+                f"{section.path_of(leaf)}: needs Ignition {since} or later, found {version}",
                 remedy=f"write {since} as the version, if the rest of the config allows it",
             )
-    storage, passwd = fields.nested("storage"), fields.nested("passwd")
-    arguments = fields.nested("kernelArguments")
-    config = Ignition(
+    storage, passwd = fields.get_object("storage"), fields.get_object("passwd")
+    arguments = fields.get_object("kernelArguments")
+    config = IgnitionConfig(
         version=version,
-        files=storage.each("files", _file),
-        directories=storage.each("directories", _directory),
-        links=storage.each("links", _link),
-        units=fields.nested("systemd").each("units", _unit),
-        users=passwd.each("users", rules.user),
-        groups=rules.kept(passwd, "groups"),
-        disks=rules.kept(storage, "disks"),
-        filesystems=rules.kept(storage, "filesystems"),
-        raid=rules.kept(storage, "raid"),
-        luks=rules.kept(storage, "luks"),
-        kernel_arguments=arguments.texts("shouldExist"),
-        absent_kernel_arguments=arguments.texts("shouldNotExist"),
-        section=rules.prune(fields.nested("ignition"), "version"),
+        files=storage.map_objects("files", _parse_file),
+        directories=storage.map_objects("directories", _parse_directory),
+        links=storage.map_objects("links", _parse_link),
+        units=fields.get_object("systemd").map_objects("units", _parse_unit),
+        users=passwd.map_objects("users", rules.parse_user),
+        groups=rules.prune_objects(passwd, "groups"),
+        disks=rules.prune_objects(storage, "disks"),
+        filesystems=rules.prune_objects(storage, "filesystems"),
+        raid=rules.prune_objects(storage, "raid"),
+        luks=rules.prune_objects(storage, "luks"),
+        kernel_arguments=arguments.get_text_list("shouldExist"),
+        absent_kernel_arguments=arguments.get_text_list("shouldNotExist"),
+        ignition_section=rules.prune_fields(fields.get_object("ignition"), "version"),
     )
-    rules.check(config, fields)
+    rules.validate_config(config, fields)
     return config
 
 
-def _file(fields: Fields) -> File:
-    found = File(
-        path=rules.path(fields),
-        contents=Contents.from_fields(fields.nested("contents")),
-        append=fields.each("append", Contents.from_fields),
-        mode=rules.mode(fields),
-        user=rules.owner(fields, "user"),
-        group=rules.owner(fields, "group"),
-        overwrite=fields.optional_flag("overwrite"),
-        place=fields.path,
+def _parse_file(fields: Fields) -> IgnitionFile:
+    found = IgnitionFile(
+        path=rules.parse_path(fields),
+        contents=Contents.from_fields(fields.get_object("contents")),
+        append=fields.map_objects("append", Contents.from_fields),
+        mode=rules.parse_mode(fields),
+        user=rules.parse_owner(fields, "user"),
+        group=rules.parse_owner(fields, "group"),
+        overwrite=fields.get_optional_bool("overwrite"),
+        location=fields.path,
     )
     if found.overwrite and found.contents.source is None:
-        raise fields.error(f"{fields.at('overwrite')}: a file to overwrite needs contents.source")
+        raise fields.error(
+            f"{fields.path_of('overwrite')}: a file to overwrite needs contents.source"
+        )
     return found
 
 
-def _directory(fields: Fields) -> Directory:
-    return Directory(
-        path=rules.path(fields),
-        mode=rules.mode(fields),
-        user=rules.owner(fields, "user"),
-        group=rules.owner(fields, "group"),
-        overwrite=fields.optional_flag("overwrite"),
-        place=fields.path,
+def _parse_directory(fields: Fields) -> IgnitionDirectory:
+    return IgnitionDirectory(
+        path=rules.parse_path(fields),
+        mode=rules.parse_mode(fields),
+        user=rules.parse_owner(fields, "user"),
+        group=rules.parse_owner(fields, "group"),
+        overwrite=fields.get_optional_bool("overwrite"),
+        location=fields.path,
     )
 
 
-def _link(fields: Fields) -> Link:
-    return Link(
-        path=rules.path(fields),
-        target=fields.required_text("target"),
-        hard=fields.optional_flag("hard"),
-        user=rules.owner(fields, "user"),
-        group=rules.owner(fields, "group"),
-        overwrite=fields.optional_flag("overwrite"),
-        place=fields.path,
+def _parse_link(fields: Fields) -> IgnitionLink:
+    return IgnitionLink(
+        path=rules.parse_path(fields),
+        target=fields.get_required_text("target"),
+        hard=fields.get_optional_bool("hard"),
+        user=rules.parse_owner(fields, "user"),
+        group=rules.parse_owner(fields, "group"),
+        overwrite=fields.get_optional_bool("overwrite"),
+        location=fields.path,
     )
 
 
-def _unit(fields: Fields) -> Unit:
-    return Unit(
-        name=rules.unit_name(fields),
-        contents=fields.optional_text("contents"),
-        enabled=fields.optional_flag("enabled"),
-        mask=fields.optional_flag("mask"),
-        dropins=fields.each("dropins", rules.dropin),
-        place=fields.path,
+def _parse_unit(fields: Fields) -> IgnitionUnit:
+    return IgnitionUnit(
+        name=rules.parse_unit_name(fields),
+        contents=fields.get_optional_text("contents"),
+        enabled=fields.get_optional_bool("enabled"),
+        mask=fields.get_optional_bool("mask"),
+        dropins=fields.map_objects("dropins", rules.parse_dropin),
+        location=fields.path,
     )

@@ -10,123 +10,132 @@ from dataclasses import replace
 from treenail.api import ignition_rules as rules
 from treenail.api.contents import Contents
 from treenail.api.decode import Fields
-from treenail.api.ignition_model import Directory, Dropin, File, Ignition, Link, Owner, Unit, User
+from treenail.api.ignition_model import (
+    IgnitionConfig,
+    IgnitionDirectory,
+    IgnitionDropin,
+    IgnitionFile,
+    IgnitionLink,
+    IgnitionOwner,
+    IgnitionUnit,
+    IgnitionUser,
+)
 from treenail.errors import IgnitionError
 
 VERSION = "2.2.0"
 ROOT_FILESYSTEM = "root"
-ONLY_USER = "core"
+SUPPORTED_USER = "core"
 
 
-def read(fields: Fields) -> Ignition:
+def parse_ignition2(fields: Fields) -> IgnitionConfig:
     """The config, in the order that Go's conversion leaves: files and units last to first."""
-    storage, passwd = fields.nested("storage"), fields.nested("passwd")
+    storage, passwd = fields.get_object("storage"), fields.get_object("passwd")
     for section, name in (
-        (fields.nested("networkd"), "units"),
+        (fields.get_object("networkd"), "units"),
         (storage, "disks"),
         (storage, "raid"),
         (passwd, "groups"),
     ):
-        if section.list_of(name):
-            raise _unknown(section.at(name))
-    for filesystem in storage.objects("filesystems"):
-        if filesystem.text("name") != ROOT_FILESYSTEM:
-            raise _unknown(filesystem.path)
-    if rules.prune(fields.nested("ignition"), "version"):
-        raise _unknown(f"{fields.at('ignition')} beside the version")
-    config = Ignition(
+        if section.get_list(name):
+            raise _make_unsupported_error(section.path_of(name))
+    for filesystem in storage.iter_objects("filesystems"):
+        if filesystem.get_text("name") != ROOT_FILESYSTEM:
+            raise _make_unsupported_error(filesystem.path)
+    if rules.prune_fields(fields.get_object("ignition"), "version"):
+        raise _make_unsupported_error(f"{fields.path_of('ignition')} beside the version")
+    config = IgnitionConfig(
         version=VERSION,
-        files=_last_of_each(storage.each("files", _file)),
-        directories=storage.each("directories", _directory),
-        links=storage.each("links", _link),
-        units=_merged_units(fields.nested("systemd").each("units", _unit)),
-        users=_one_user(passwd),
+        files=_keep_last_files(storage.map_objects("files", _parse_file)),
+        directories=storage.map_objects("directories", _parse_directory),
+        links=storage.map_objects("links", _parse_link),
+        units=_merge_units(fields.get_object("systemd").map_objects("units", _parse_unit)),
+        users=_merge_users(passwd),
     )
-    rules.check(config, Fields({}, fields.path, fields.error))
+    rules.validate_config(config, Fields({}, fields.path, fields.error))
     return config
 
 
-def _file(fields: Fields) -> File:
-    if fields.flag("append"):
-        raise _unknown(fields.at("append"))
-    contents = fields.nested("contents")
+def _parse_file(fields: Fields) -> IgnitionFile:
+    if fields.get_bool("append"):
+        raise _make_unsupported_error(fields.path_of("append"))
+    contents = fields.get_object("contents")
     found = Contents.from_fields(contents)
-    overwrite = fields.optional_flag("overwrite")
-    return File(
-        path=_path(fields),
+    overwrite = fields.get_optional_bool("overwrite")
+    return IgnitionFile(
+        path=_parse_path(fields),
         contents=replace(found, source=found.source or "", compression=found.compression or None),
-        mode=rules.mode(fields),
-        user=_owner(fields, "user"),
-        group=_owner(fields, "group"),
+        mode=rules.parse_mode(fields),
+        user=_parse_owner(fields, "user"),
+        group=_parse_owner(fields, "group"),
         overwrite=True if overwrite is None else overwrite,
-        place=fields.path,
+        location=fields.path,
     )
 
 
-def _directory(fields: Fields) -> Directory:
-    return Directory(
-        path=_path(fields),
-        mode=rules.mode(fields),
-        user=_owner(fields, "user"),
-        group=_owner(fields, "group"),
-        overwrite=fields.optional_flag("overwrite"),
-        place=fields.path,
+def _parse_directory(fields: Fields) -> IgnitionDirectory:
+    return IgnitionDirectory(
+        path=_parse_path(fields),
+        mode=rules.parse_mode(fields),
+        user=_parse_owner(fields, "user"),
+        group=_parse_owner(fields, "group"),
+        overwrite=fields.get_optional_bool("overwrite"),
+        location=fields.path,
     )
 
 
-def _link(fields: Fields) -> Link:
-    return Link(
-        path=_path(fields),
-        target=fields.required_text("target"),
-        hard=fields.flag("hard") or None,
-        user=_owner(fields, "user"),
-        group=_owner(fields, "group"),
-        overwrite=fields.optional_flag("overwrite"),
-        place=fields.path,
+def _parse_link(fields: Fields) -> IgnitionLink:
+    return IgnitionLink(
+        path=_parse_path(fields),
+        target=fields.get_required_text("target"),
+        hard=fields.get_bool("hard") or None,
+        user=_parse_owner(fields, "user"),
+        group=_parse_owner(fields, "group"),
+        overwrite=fields.get_optional_bool("overwrite"),
+        location=fields.path,
     )
 
 
-def _unit(fields: Fields) -> Unit:
-    enabled = fields.optional_flag("enabled")
-    dropins = fields.each("dropins", rules.dropin)
-    return Unit(
-        name=rules.unit_name(fields),
-        contents=fields.text("contents") or None,
+def _parse_unit(fields: Fields) -> IgnitionUnit:
+    enabled = fields.get_optional_bool("enabled")
+    dropins = fields.map_objects("dropins", rules.parse_dropin)
+    return IgnitionUnit(
+        name=rules.parse_unit_name(fields),
+        contents=fields.get_text("contents") or None,
         # "enable" is the older word, and the newer one wins.
-        enabled=fields.flag("enable") or None if enabled is None else enabled,
-        mask=fields.flag("mask") or None,
-        dropins=tuple(Dropin(dropin.name, dropin.contents or None) for dropin in dropins),
-        place=fields.path,
+        enabled=fields.get_bool("enable") or None if enabled is None else enabled,
+        mask=fields.get_bool("mask") or None,
+        dropins=tuple(IgnitionDropin(dropin.name, dropin.contents or None) for dropin in dropins),
+        location=fields.path,
     )
 
 
-def _path(fields: Fields) -> str:
-    filesystem = fields.text("filesystem")
+def _parse_path(fields: Fields) -> str:
+    filesystem = fields.get_text("filesystem")
     if filesystem != ROOT_FILESYSTEM:
         raise fields.error(
-            f"{fields.at('filesystem')}: expected {ROOT_FILESYSTEM}, found {filesystem!r:.40}"
+            f"{fields.path_of('filesystem')}: expected {ROOT_FILESYSTEM}, found {filesystem!r:.40}"
         )
-    found = fields.text("path")
+    found = fields.get_text("path")
     # Version 2 lets a path be untidy; version 3 does not.
     tidy = posixpath.normpath(f"/{found.lstrip('/')}") if found.startswith("/") else found
-    return rules.path(Fields({"path": tidy}, fields.path, fields.error))
+    return rules.parse_path(Fields({"path": tidy}, fields.path, fields.error))
 
 
-def _owner(fields: Fields, name: str) -> Owner:
-    found = rules.owner(fields, name)
+def _parse_owner(fields: Fields, name: str) -> IgnitionOwner:
+    found = rules.parse_owner(fields, name)
     return replace(found, name=found.name or None)
 
 
-def _last_of_each(files: tuple[File, ...]) -> tuple[File, ...]:
-    found: dict[str, File] = {}
+def _keep_last_files(files: tuple[IgnitionFile, ...]) -> tuple[IgnitionFile, ...]:
+    found: dict[str, IgnitionFile] = {}
     for file in reversed(files):
         found.setdefault(file.path, file)
     return tuple(found.values())
 
 
-def _merged_units(units: tuple[Unit, ...]) -> tuple[Unit, ...]:
+def _merge_units(units: tuple[IgnitionUnit, ...]) -> tuple[IgnitionUnit, ...]:
     """The last unit of each name, with the drop-ins that only earlier ones have behind its own."""
-    found: dict[str, Unit] = {}
+    found: dict[str, IgnitionUnit] = {}
     for unit in reversed(units):
         merged = found.setdefault(unit.name, unit)
         present = {dropin.name for dropin in merged.dropins}
@@ -135,21 +144,21 @@ def _merged_units(units: tuple[Unit, ...]) -> tuple[Unit, ...]:
     return tuple(found.values())
 
 
-def _one_user(passwd: Fields) -> tuple[User, ...]:
+def _merge_users(passwd: Fields) -> tuple[IgnitionUser, ...]:
     """All entries of the one user: the last one's, with the keys of all, each once."""
-    found: User | None = None
-    for fields in reversed(list(passwd.objects("users"))):
-        user = rules.user(fields)
-        if user.name != ONLY_USER:
+    found: IgnitionUser | None = None
+    for fields in reversed(list(passwd.iter_objects("users"))):
+        user = rules.parse_user(fields)
+        if user.name != SUPPORTED_USER:
             raise fields.error(
-                f"{fields.at('name')}: expected {ONLY_USER}, found {user.name!r:.40}"
+                f"{fields.path_of('name')}: expected {SUPPORTED_USER}, found {user.name!r:.40}"
             )
         merged = found or user
         found = replace(merged, ssh_keys=tuple(dict.fromkeys(merged.ssh_keys + user.ssh_keys)))
     return () if found is None else (found,)
 
 
-def _unknown(what: str) -> IgnitionError:
+def _make_unsupported_error(what: str) -> IgnitionError:
     return IgnitionError(
         f"{what}: can't be said in Ignition 3, which the agent understands",
         remedy="write the config in Ignition 3.5",

@@ -9,41 +9,41 @@ from dataclasses import dataclass, field
 
 from treenail.api.contents import Contents
 from treenail.api.decode import Json
-from treenail.api.meta import without_none
+from treenail.api.meta import omit_none
 
 VERSION = "3.5.0"
-"""The version that `Ignition.to_json` writes."""
+"""The version that `IgnitionConfig.to_json` writes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class IgnitionOwner:
     """A user or group by number or by name; neither is root."""
 
     id: int | None = None
     name: str | None = None
 
     def to_json(self) -> Json | None:
-        return without_none(id=self.id, name=self.name) or None
+        return omit_none(id=self.id, name=self.name) or None
 
 
-NOBODY_NAMED = Owner()
+UNSET_OWNER = IgnitionOwner()
 
 
 @dataclass(frozen=True, slots=True)
-class File:
-    """A file to have; ``place`` is where in the document it stands."""
+class IgnitionFile:
+    """A file to have; ``location`` is where in the document it stands."""
 
     path: str
     contents: Contents = field(default_factory=Contents)
     append: tuple[Contents, ...] = ()
     mode: int | None = None
-    user: Owner = NOBODY_NAMED
-    group: Owner = NOBODY_NAMED
+    user: IgnitionOwner = UNSET_OWNER
+    group: IgnitionOwner = UNSET_OWNER
     overwrite: bool | None = None
-    place: str = field(default="", compare=False)
+    location: str = field(default="", compare=False)
 
     def to_json(self) -> Json:
-        return without_none(
+        return omit_none(
             path=self.path,
             contents=self.contents.to_json() or None,
             append=[part.to_json() for part in self.append] or None,
@@ -55,18 +55,18 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Directory:
+class IgnitionDirectory:
     """A directory to have."""
 
     path: str
     mode: int | None = None
-    user: Owner = NOBODY_NAMED
-    group: Owner = NOBODY_NAMED
+    user: IgnitionOwner = UNSET_OWNER
+    group: IgnitionOwner = UNSET_OWNER
     overwrite: bool | None = None
-    place: str = field(default="", compare=False)
+    location: str = field(default="", compare=False)
 
     def to_json(self) -> Json:
-        return without_none(
+        return omit_none(
             path=self.path,
             mode=self.mode,
             user=self.user.to_json(),
@@ -76,19 +76,19 @@ class Directory:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class IgnitionLink:
     """A symbolic or hard link to have."""
 
     path: str
     target: str
     hard: bool | None = None
-    user: Owner = NOBODY_NAMED
-    group: Owner = NOBODY_NAMED
+    user: IgnitionOwner = UNSET_OWNER
+    group: IgnitionOwner = UNSET_OWNER
     overwrite: bool | None = None
-    place: str = field(default="", compare=False)
+    location: str = field(default="", compare=False)
 
     def to_json(self) -> Json:
-        return without_none(
+        return omit_none(
             path=self.path,
             target=self.target,
             hard=self.hard,
@@ -99,29 +99,29 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Dropin:
+class IgnitionDropin:
     """A drop-in of a unit."""
 
     name: str
     contents: str | None = field(default=None, repr=False)
 
     def to_json(self) -> Json:
-        return without_none(name=self.name, contents=self.contents)
+        return omit_none(name=self.name, contents=self.contents)
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class IgnitionUnit:
     """A systemd unit to have, or what to change about one that is there."""
 
     name: str
     contents: str | None = field(default=None, repr=False)
     enabled: bool | None = None
     mask: bool | None = None
-    dropins: tuple[Dropin, ...] = ()
-    place: str = field(default="", compare=False)
+    dropins: tuple[IgnitionDropin, ...] = ()
+    location: str = field(default="", compare=False)
 
     def to_json(self) -> Json:
-        return without_none(
+        return omit_none(
             name=self.name,
             contents=self.contents,
             enabled=self.enabled,
@@ -131,7 +131,7 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class User:
+class IgnitionUser:
     """A user; what is neither a key nor a password is kept in ``others``."""
 
     name: str
@@ -142,7 +142,7 @@ class User:
     def to_json(self) -> Json:
         return {
             **self.others,
-            **without_none(
+            **omit_none(
                 name=self.name,
                 passwordHash=self.password_hash,
                 sshAuthorizedKeys=list(self.ssh_keys) or None,
@@ -151,15 +151,15 @@ class User:
 
 
 @dataclass(frozen=True, slots=True)
-class Ignition:
+class IgnitionConfig:
     """An Ignition config; ``version`` is the one it was written in."""
 
     version: str = VERSION
-    files: tuple[File, ...] = ()
-    directories: tuple[Directory, ...] = ()
-    links: tuple[Link, ...] = ()
-    units: tuple[Unit, ...] = ()
-    users: tuple[User, ...] = ()
+    files: tuple[IgnitionFile, ...] = ()
+    directories: tuple[IgnitionDirectory, ...] = ()
+    links: tuple[IgnitionLink, ...] = ()
+    units: tuple[IgnitionUnit, ...] = ()
+    users: tuple[IgnitionUser, ...] = ()
     groups: tuple[Json, ...] = field(default=(), repr=False)
     disks: tuple[Json, ...] = ()
     filesystems: tuple[Json, ...] = ()
@@ -167,20 +167,22 @@ class Ignition:
     luks: tuple[Json, ...] = field(default=(), repr=False)
     kernel_arguments: tuple[str, ...] = ()
     absent_kernel_arguments: tuple[str, ...] = ()
-    section: Json = field(default_factory=dict, repr=False)
+    ignition_section: Json = field(default_factory=dict, repr=False)
     """What stands below ``ignition`` beside the version."""
 
     def to_json(self) -> Json:
         """The config as Ignition 3.5 writes it, without what is empty; Go's conversion agrees."""
         return {
-            "ignition": {**self.section, "version": VERSION},
-            **_section(
+            "ignition": {**self.ignition_section, "version": VERSION},
+            **_build_section(
                 "kernelArguments",
                 shouldExist=self.kernel_arguments,
                 shouldNotExist=self.absent_kernel_arguments,
             ),
-            **_section("passwd", users=[user.to_json() for user in self.users], groups=self.groups),
-            **_section(
+            **_build_section(
+                "passwd", users=[user.to_json() for user in self.users], groups=self.groups
+            ),
+            **_build_section(
                 "storage",
                 directories=[directory.to_json() for directory in self.directories],
                 disks=self.disks,
@@ -190,10 +192,10 @@ class Ignition:
                 luks=self.luks,
                 raid=self.raid,
             ),
-            **_section("systemd", units=[unit.to_json() for unit in self.units]),
+            **_build_section("systemd", units=[unit.to_json() for unit in self.units]),
         }
 
 
-def _section(name: str, **parts: Sequence[object]) -> Json:
+def _build_section(name: str, **parts: Sequence[object]) -> Json:
     filled = {key: list(part) for key, part in parts.items() if part}
     return {name: filled} if filled else {}

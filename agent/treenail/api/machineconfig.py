@@ -28,7 +28,7 @@ EXTENSIONS: dict[str, tuple[str, ...]] = {
 class MachineConfig:
     """One MachineConfig, written by a person or rendered from several.
 
-    ``config`` is the Ignition config as it was found, None when there is none; `ignition.read`
+    ``config`` is the Ignition config as it was found, None when there is none; `ignition.parse_ignition`
     reads it. Fields that this version does not know are kept, and written back.
     """
 
@@ -50,22 +50,22 @@ class MachineConfig:
     @classmethod
     def from_json(cls, document: object) -> "MachineConfig":
         """The MachineConfig in an API object or a file; raises `ConfigError`."""
-        fields = Fields.of(document, "")
-        kind = fields.text("kind")
+        fields = Fields.from_json(document, "")
+        kind = fields.get_text("kind")
         if kind not in ("", KIND):
             raise ConfigError(f"kind: expected {KIND}, found {kind!r:.60}")
-        spec = fields.nested("spec")
+        spec = fields.get_object("spec")
         return cls(
-            metadata=ObjectMeta.from_fields(fields.nested("metadata")),
-            config=None if spec.values.get("config") is None else spec.nested("config").values,
-            os_image_url=spec.text("osImageURL"),
-            extensions_image=spec.text("baseOSExtensionsContainerImage"),
-            kernel_arguments=spec.texts("kernelArguments"),
-            kernel_type=spec.text("kernelType"),
-            extensions=spec.texts("extensions"),
-            fips=spec.flag("fips"),
-            others=fields.others("apiVersion", "kind", "metadata", "spec"),
-            spec_others=spec.others(
+            metadata=ObjectMeta.from_fields(fields.get_object("metadata")),
+            config=None if spec.values.get("config") is None else spec.get_object("config").values,
+            os_image_url=spec.get_text("osImageURL"),
+            extensions_image=spec.get_text("baseOSExtensionsContainerImage"),
+            kernel_arguments=spec.get_text_list("kernelArguments"),
+            kernel_type=spec.get_text("kernelType"),
+            extensions=spec.get_text_list("extensions"),
+            fips=spec.get_bool("fips"),
+            others=fields.get_other_fields("apiVersion", "kind", "metadata", "spec"),
+            spec_others=spec.get_other_fields(
                 "config", "osImageURL", "baseOSExtensionsContainerImage", "kernelArguments",
                 "kernelType", "extensions", "fips",
             ),

@@ -13,7 +13,7 @@ KIND = "MachineConfigNode"
 NOT_YET_SET = "not-yet-set"
 """Stands for a config name that is not known yet."""
 
-IMAGES = "configImage"
+CONFIG_IMAGE_FIELD = "configImage"
 """The field of spec and status that says which images; not every cluster's kind has it."""
 
 NOT_YET_OCCURRED = "NotYetOccurred"
@@ -52,7 +52,7 @@ class MachineConfigNode:
     desired_image: str = ""
     current_config: str = ""
     current_image: str = ""
-    reports_images: bool = False
+    has_status_images: bool = False
     """Whether the status says which images."""
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
@@ -60,24 +60,24 @@ class MachineConfigNode:
     @classmethod
     def from_json(cls, document: object) -> "MachineConfigNode":
         """The MachineConfigNode in an API object; raises `ConfigError`."""
-        fields = Fields.of(document, KIND)
-        spec, status = fields.nested("spec"), fields.nested("status")
-        reported = status.nested(IMAGES)
-        current, desired = reported.text("currentImage"), reported.text("desiredImage")
+        fields = Fields.from_json(document, KIND)
+        spec, status = fields.get_object("spec"), fields.get_object("status")
+        reported = status.get_object(CONFIG_IMAGE_FIELD)
+        current, desired = reported.get_text("currentImage"), reported.get_text("desiredImage")
         return cls(
-            metadata=ObjectMeta.from_fields(fields.nested("metadata")),
-            pool=spec.nested("pool").text("name"),
-            desired_config=spec.nested("configVersion").text("desired"),
-            desired_image=spec.nested(IMAGES).text("desiredImage"),
-            current_config=status.nested("configVersion").text("current"),
+            metadata=ObjectMeta.from_fields(fields.get_object("metadata")),
+            pool=spec.get_object("pool").get_text("name"),
+            desired_config=spec.get_object("configVersion").get_text("desired"),
+            desired_image=spec.get_object(CONFIG_IMAGE_FIELD).get_text("desiredImage"),
+            current_config=status.get_object("configVersion").get_text("current"),
             current_image=current,
-            reports_images=bool(current or desired),
-            observed_generation=status.optional_integer("observedGeneration") or 0,
-            conditions=status.each("conditions", Condition.from_fields),
+            has_status_images=bool(current or desired),
+            observed_generation=status.get_optional_integer("observedGeneration") or 0,
+            conditions=status.map_objects("conditions", Condition.from_fields),
         )
 
 
-def not_yet_occurred(now: str) -> tuple[Condition, ...]:
+def build_initial_conditions(now: str) -> tuple[Condition, ...]:
     """The conditions of a node that no update has touched; ``now`` in RFC 3339."""
     return tuple(
         Condition(
@@ -87,7 +87,7 @@ def not_yet_occurred(now: str) -> tuple[Condition, ...]:
     )
 
 
-def status_apply(
+def build_status_apply(
     node: str,
     conditions: Iterable[Condition],
     *,
@@ -108,13 +108,16 @@ def status_apply(
         "conditions": [condition.to_json() for condition in conditions],
         "observedGeneration": max(observed_generation, 1),
         "configVersion": {
-            **_set("current", current_config),
+            **_omit_empty("current", current_config),
             "desired": desired_config or NOT_YET_SET,
         },
     }
-    images = {**_set("currentImage", current_image), **_set("desiredImage", desired_image)}
+    images = {
+        **_omit_empty("currentImage", current_image),
+        **_omit_empty("desiredImage", desired_image),
+    }
     if images:
-        status[IMAGES] = images
+        status[CONFIG_IMAGE_FIELD] = images
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -123,5 +126,5 @@ def status_apply(
     }
 
 
-def _set(name: str, value: str) -> Json:
+def _omit_empty(name: str, value: str) -> Json:
     return {name: value} if value else {}

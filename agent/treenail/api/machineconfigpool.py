@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from treenail.api.decode import Fields, Json
 from treenail.api.meta import Condition, ObjectMeta
-from treenail.api.selector import LabelSelector, optional_selector
+from treenail.api.selector import LabelSelector, parse_optional_selector
 from treenail.errors import ConfigError
 
 API_VERSION = "machineconfiguration.openshift.io/v1"
@@ -16,16 +16,16 @@ ARBITER = "arbiter"
 
 
 @dataclass(frozen=True, slots=True)
-class Configuration:
+class PoolConfiguration:
     """A rendered MachineConfig, and the MachineConfigs it came from, in the order of merging."""
 
     name: str = ""
     source: tuple[str, ...] = ()
 
     @classmethod
-    def from_fields(cls, fields: Fields) -> "Configuration":
-        source = fields.each("source", lambda reference: reference.text("name"))
-        return cls(fields.text("name"), source)
+    def from_fields(cls, fields: Fields) -> "PoolConfiguration":
+        source = fields.map_objects("source", lambda reference: reference.get_text("name"))
+        return cls(fields.get_text("name"), source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class MachineConfigPool:
     paused: bool = False
     max_unavailable: int | str | None = None
     """A count, a percentage, or None for the default."""
-    configuration: Configuration = Configuration()
+    configuration: PoolConfiguration = PoolConfiguration()
     """What its nodes should have."""
     os_image_stream: str = ""
-    reported: Configuration = Configuration()
+    status_configuration: PoolConfiguration = PoolConfiguration()
     """What all its nodes had when they last had the same."""
     conditions: tuple[Condition, ...] = ()
     status: Json = field(default_factory=dict, repr=False)
@@ -54,32 +54,32 @@ class MachineConfigPool:
         return self.metadata.name
 
     @property
-    def deleting(self) -> bool:
+    def is_deleting(self) -> bool:
         return self.metadata.others.get("deletionTimestamp") is not None
 
     @classmethod
     def from_json(cls, document: object) -> "MachineConfigPool":
         """The MachineConfigPool in an API object or a file; raises `ConfigError`."""
-        fields = Fields.of(document, "")
-        kind = fields.text("kind")
+        fields = Fields.from_json(document, "")
+        kind = fields.get_text("kind")
         if kind not in ("", KIND):
             raise ConfigError(f"kind: expected {KIND}, found {kind!r:.60}")
-        spec, status = fields.nested("spec"), fields.nested("status")
+        spec, status = fields.get_object("spec"), fields.get_object("status")
         return cls(
-            metadata=ObjectMeta.from_fields(fields.nested("metadata")),
-            machine_config_selector=optional_selector(spec, "machineConfigSelector"),
-            node_selector=optional_selector(spec, "nodeSelector"),
-            paused=spec.flag("paused"),
-            max_unavailable=_max_unavailable(spec),
-            configuration=Configuration.from_fields(spec.nested("configuration")),
-            os_image_stream=spec.nested("osImageStream").text("name"),
-            reported=Configuration.from_fields(status.nested("configuration")),
-            conditions=status.each("conditions", Condition.from_fields),
-            status=status.others(),
+            metadata=ObjectMeta.from_fields(fields.get_object("metadata")),
+            machine_config_selector=parse_optional_selector(spec, "machineConfigSelector"),
+            node_selector=parse_optional_selector(spec, "nodeSelector"),
+            paused=spec.get_bool("paused"),
+            max_unavailable=_parse_max_unavailable(spec),
+            configuration=PoolConfiguration.from_fields(spec.get_object("configuration")),
+            os_image_stream=spec.get_object("osImageStream").get_text("name"),
+            status_configuration=PoolConfiguration.from_fields(status.get_object("configuration")),
+            conditions=status.map_objects("conditions", Condition.from_fields),
+            status=status.get_other_fields(),
         )
 
 
-def _max_unavailable(spec: Fields) -> int | str | None:
+def _parse_max_unavailable(spec: Fields) -> int | str | None:
     value = spec.values.get("maxUnavailable")
     if isinstance(value, str):
         return value
@@ -87,4 +87,4 @@ def _max_unavailable(spec: Fields) -> int | str | None:
         return value
     if value is None:
         return None
-    raise spec.refuse("maxUnavailable", "a count or a percentage")
+    raise spec.make_error("maxUnavailable", "a count or a percentage")

@@ -20,12 +20,12 @@ class OwnerReference:
     @classmethod
     def from_fields(cls, fields: Fields) -> "OwnerReference":
         return cls(
-            api_version=fields.text("apiVersion"),
-            kind=fields.text("kind"),
-            name=fields.text("name"),
-            uid=fields.text("uid"),
-            controller=fields.optional_flag("controller"),
-            block_owner_deletion=fields.optional_flag("blockOwnerDeletion"),
+            api_version=fields.get_text("apiVersion"),
+            kind=fields.get_text("kind"),
+            name=fields.get_text("name"),
+            uid=fields.get_text("uid"),
+            controller=fields.get_optional_bool("controller"),
+            block_owner_deletion=fields.get_optional_bool("blockOwnerDeletion"),
         )
 
     def to_json(self) -> Json:
@@ -34,9 +34,7 @@ class OwnerReference:
             "kind": self.kind,
             "name": self.name,
             "uid": self.uid,
-            **without_none(
-                controller=self.controller, blockOwnerDeletion=self.block_owner_deletion
-            ),
+            **omit_none(controller=self.controller, blockOwnerDeletion=self.block_owner_deletion),
         }
 
 
@@ -57,15 +55,15 @@ class ObjectMeta:
     @classmethod
     def from_fields(cls, fields: Fields) -> "ObjectMeta":
         return cls(
-            name=fields.text("name"),
-            namespace=fields.text("namespace"),
-            uid=fields.text("uid"),
-            resource_version=fields.text("resourceVersion"),
-            generation=fields.optional_integer("generation") or 0,
-            labels=fields.text_map("labels"),
-            annotations=fields.text_map("annotations"),
-            owner_references=fields.each("ownerReferences", OwnerReference.from_fields),
-            others=fields.others(
+            name=fields.get_text("name"),
+            namespace=fields.get_text("namespace"),
+            uid=fields.get_text("uid"),
+            resource_version=fields.get_text("resourceVersion"),
+            generation=fields.get_optional_integer("generation") or 0,
+            labels=fields.get_text_map("labels"),
+            annotations=fields.get_text_map("annotations"),
+            owner_references=fields.map_objects("ownerReferences", OwnerReference.from_fields),
+            others=fields.get_other_fields(
                 "name", "namespace", "uid", "resourceVersion", "generation", "labels",
                 "annotations", "ownerReferences",
             ),
@@ -99,11 +97,11 @@ class Condition:
     @classmethod
     def from_fields(cls, fields: Fields) -> "Condition":
         return cls(
-            type=fields.text("type"),
-            status=fields.text("status"),
-            reason=fields.text("reason"),
-            message=fields.text("message"),
-            last_transition_time=fields.text("lastTransitionTime"),
+            type=fields.get_text("type"),
+            status=fields.get_text("status"),
+            reason=fields.get_text("reason"),
+            message=fields.get_text("message"),
+            last_transition_time=fields.get_text("lastTransitionTime"),
         )
 
     def to_json(self) -> Json:
@@ -116,7 +114,7 @@ class Condition:
         }
 
 
-def renewed(
+def merge_conditions(
     present: Iterable[Condition], news: Iterable[Condition], *, now: str
 ) -> tuple[Condition, ...]:
     """The present conditions with the news in place of those of their types, by type.
@@ -135,6 +133,6 @@ def renewed(
     return tuple(found.values())
 
 
-def without_none(**fields: object) -> Json:
+def omit_none(**fields: object) -> Json:
     """The fields that are set."""
     return {name: value for name, value in fields.items() if value is not None}

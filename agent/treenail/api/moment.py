@@ -3,7 +3,7 @@
 from datetime import datetime
 
 
-def moment(text: str) -> float | None:
+def parse_rfc3339(text: str) -> float | None:
     """The time in seconds since the epoch, None when the text is none."""
     try:
         found = datetime.fromisoformat(text)

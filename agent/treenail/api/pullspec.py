@@ -23,7 +23,7 @@ class PullSpec:
         return f"{self.registry}/{self.repository}@{self.digest}"
 
 
-def parse(text: str, *, where: str) -> PullSpec:
+def parse_pull_spec(text: str, *, where: str) -> PullSpec:
     """The pull spec in ``text``; raises `ConfigError` that names ``where`` and says what to write.
 
     The grammar is that of the distribution project's reference, less tags: a tag moves, so two
@@ -31,25 +31,25 @@ def parse(text: str, *, where: str) -> PullSpec:
     """
     name, at, digest = text.partition("@")
     if "://" in text or text.startswith("ostree-"):
-        raise _refused(where, text, "it starts with a transport")
+        raise _make_error(where, text, "it starts with a transport")
     if not at:
         tagged = ":" in name.rpartition("/")[2]
-        raise _refused(where, text, "it names a tag" if tagged else "it has no digest")
+        raise _make_error(where, text, "it names a tag" if tagged else "it has no digest")
     if not _DIGEST.fullmatch(digest):
-        raise _refused(where, text, "what follows the @ is not sha256: and 64 hex digits")
+        raise _make_error(where, text, "what follows the @ is not sha256: and 64 hex digits")
     registry, slash, repository = name.partition("/")
     if not slash or not _REGISTRY.fullmatch(registry):
-        raise _refused(where, text, "it does not start with a registry host and a /")
+        raise _make_error(where, text, "it does not start with a registry host and a /")
     if ":" in repository:
-        raise _refused(where, text, "it has a tag beside the digest")
+        raise _make_error(where, text, "it has a tag beside the digest")
     if not all(_COMPONENT.fullmatch(part) for part in repository.split("/")):
-        raise _refused(where, text, "its repository is not made of lower-case path components")
+        raise _make_error(where, text, "its repository is not made of lower-case path components")
     if len(text) > _LIMIT:
-        raise _refused(where, text[:60] + "…", f"it is longer than {_LIMIT} characters")
+        raise _make_error(where, text[:60] + "…", f"it is longer than {_LIMIT} characters")
     return PullSpec(registry, repository, digest)
 
 
-def _refused(where: str, text: str, why: str) -> ConfigError:
+def _make_error(where: str, text: str, why: str) -> ConfigError:
     return ConfigError(
         f"{where} is {text[:500]!r}, but {why}",
         remedy=f"set {where} to REGISTRY/REPOSITORY@sha256:DIGEST, for example "

@@ -7,7 +7,7 @@ from enum import StrEnum
 from treenail.api.decode import Fields, Json
 
 
-class Operator(StrEnum):
+class SelectorOperator(StrEnum):
     """How a requirement looks at the label it names."""
 
     IN = "In"
@@ -17,35 +17,35 @@ class Operator(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Requirement:
+class LabelRequirement:
     """One thing that must be so of one label."""
 
     key: str
-    operator: Operator
+    operator: SelectorOperator
     values: tuple[str, ...] = ()
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         match self.operator:
-            case Operator.IN:
+            case SelectorOperator.IN:
                 return labels.get(self.key) in self.values
-            case Operator.NOT_IN:
+            case SelectorOperator.NOT_IN:
                 return labels.get(self.key) not in self.values
-            case Operator.EXISTS:
+            case SelectorOperator.EXISTS:
                 return self.key in labels
-            case Operator.DOES_NOT_EXIST:
+            case SelectorOperator.DOES_NOT_EXIST:
                 return self.key not in labels
 
     @property
     def query(self) -> str:
         """As a part of the query parameter ``labelSelector``."""
         match self.operator:
-            case Operator.IN:
+            case SelectorOperator.IN:
                 return f"{self.key} in ({','.join(self.values)})"
-            case Operator.NOT_IN:
+            case SelectorOperator.NOT_IN:
                 return f"{self.key} notin ({','.join(self.values)})"
-            case Operator.EXISTS:
+            case SelectorOperator.EXISTS:
                 return self.key
-            case Operator.DOES_NOT_EXIST:
+            case SelectorOperator.DOES_NOT_EXIST:
                 return f"!{self.key}"
 
 
@@ -56,17 +56,19 @@ class LabelSelector:
     A selector that is absent matches nothing. That is another thing, so it is None here.
     """
 
-    requirements: tuple[Requirement, ...] = ()
+    requirements: tuple[LabelRequirement, ...] = ()
 
     @classmethod
     def from_fields(cls, fields: Fields) -> "LabelSelector":
         """The selector in ``matchLabels`` and ``matchExpressions``; raises `ConfigError`."""
-        labels = fields.text_map("matchLabels")
-        equal = tuple(Requirement(key, Operator.IN, (labels[key],)) for key in sorted(labels))
-        return cls(equal + fields.each("matchExpressions", _requirement))
+        labels = fields.get_text_map("matchLabels")
+        equal = tuple(
+            LabelRequirement(key, SelectorOperator.IN, (labels[key],)) for key in sorted(labels)
+        )
+        return cls(equal + fields.map_objects("matchExpressions", _parse_requirement))
 
     @property
-    def selects_all(self) -> bool:
+    def is_empty(self) -> bool:
         return not self.requirements
 
     @property
@@ -91,25 +93,25 @@ class LabelSelector:
         }
 
 
-def optional_selector(fields: Fields, name: str) -> LabelSelector | None:
+def parse_optional_selector(fields: Fields, name: str) -> LabelSelector | None:
     """The selector in a field, None when the field is absent."""
     if fields.values.get(name) is None:
         return None
-    return LabelSelector.from_fields(fields.nested(name))
+    return LabelSelector.from_fields(fields.get_object(name))
 
 
-def _requirement(fields: Fields) -> Requirement:
-    key = fields.required_text("key")
-    values = fields.texts("values")
-    name = fields.text("operator")
-    if name not in list(Operator):
+def _parse_requirement(fields: Fields) -> LabelRequirement:
+    key = fields.get_required_text("key")
+    values = fields.get_text_list("values")
+    name = fields.get_text("operator")
+    if name not in list(SelectorOperator):
         raise fields.error(
-            f"{fields.at('operator')}: expected one of {', '.join(Operator)}, found {name!r:.40}"
+            f"{fields.path_of('operator')}: expected one of {', '.join(SelectorOperator)}, found {name!r:.40}"
         )
-    operator = Operator(name)
-    if (operator in (Operator.IN, Operator.NOT_IN)) != bool(values):
+    operator = SelectorOperator(name)
+    if (operator in (SelectorOperator.IN, SelectorOperator.NOT_IN)) != bool(values):
         wanted = "none" if values else "at least one"
         raise fields.error(
-            f"{fields.at('values')}: expected {wanted} beside {operator}, found {len(values)}"
+            f"{fields.path_of('values')}: expected {wanted} beside {operator}, found {len(values)}"
         )
-    return Requirement(key, operator, values)
+    return LabelRequirement(key, operator, values)

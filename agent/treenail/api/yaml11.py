@@ -44,10 +44,10 @@ _TAG_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def read(text: str, *, where: str) -> list[object]:
+def parse_yaml(text: str, *, where: str) -> list[object]:
     """The value of each document; raises `ConfigError` that says where it is not YAML."""
     try:
-        return list(_Reader(yaml.parse(text, Loader=_Loader), where).documents())
+        return list(_YamlReader(yaml.parse(text, Loader=_Loader), where).read_documents())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"{where}, line {mark.line + 1}, column {mark.column + 1}" if mark else where
@@ -58,13 +58,13 @@ def read(text: str, *, where: str) -> list[object]:
         raise ConfigError(f"{where}: not YAML: nested too deeply or not Unicode") from error
 
 
-def dump(document: Json) -> str:
-    """The document as YAML that `read` and Go read back as the same; keys are sorted."""
+def dump_yaml(document: Json) -> str:
+    """The document as YAML that `parse_yaml` and Go read back as the same; keys are sorted."""
     try:
         return str(
             yaml.dump(
                 document,
-                Dumper=_Writer,
+                Dumper=_YamlDumper,
                 default_flow_style=False,
                 allow_unicode=True,
                 width=2**31 - 1,
@@ -74,25 +74,25 @@ def dump(document: Json) -> str:
         raise ConfigError("the document has a value that YAML can't hold") from error
 
 
-def resolve(scalar: str) -> object:
+def resolve_scalar(scalar: str) -> object:
     """What Go's YAML 1.1 takes an unquoted scalar for."""
     if scalar in _CONSTANTS:
         return _CONSTANTS[scalar]
     if scalar[0] == ".":
-        number = _float(scalar) if _FLOAT.fullmatch(scalar) else None
+        number = _parse_float(scalar) if _FLOAT.fullmatch(scalar) else None
         return scalar if number is None else number
     if scalar[0] not in "+-0123456789":
         return scalar
     plain = scalar.replace("_", "")
     if _INTEGER.fullmatch(plain) and len(plain) <= 70:
-        value = _integer(plain)
+        value = _parse_integer(plain)
         if -(2**63) <= value < 2**63 or (value < 2**64 and plain[0].isdigit()):
             return value
-    number = _float(plain) if _FLOAT.fullmatch(plain) else None
+    number = _parse_float(plain) if _FLOAT.fullmatch(plain) else None
     return scalar if number is None else number
 
 
-class _Reader:
+class _YamlReader:
     """Turns parser events into JSON values; ``weight`` counts what the aliases add."""
 
     def __init__(self, events: Iterator[yaml.Event], where: str) -> None:
@@ -100,99 +100,99 @@ class _Reader:
         self._where = where
         self._anchors: dict[str, tuple[object, int]] = {}
         self._weight = 0
-        self._aliased = 0
+        self._alias_weight = 0
 
-    def documents(self) -> Iterator[object]:
+    def read_documents(self) -> Iterator[object]:
         for event in self._events:
             if isinstance(event, yaml.DocumentStartEvent):
                 self._anchors.clear()
-                yield self._value(next(self._events), 0)
+                yield self._read_value(next(self._events), 0)
 
-    def _value(self, event: yaml.Event, depth: int) -> object:
+    def _read_value(self, event: yaml.Event, depth: int) -> object:
         if depth > DEPTH_LIMIT:
-            raise self._error(event, f"nested more than {DEPTH_LIMIT} deep")
+            raise self._make_error(event, f"nested more than {DEPTH_LIMIT} deep")
         before = self._weight
         self._weight += _NODE_WEIGHT
         match event:
             case yaml.AliasEvent():
-                return self._alias(event)
+                return self._resolve_alias(event)
             case yaml.ScalarEvent():
                 self._weight += len(event.value)
-                value = self._scalar(event)
+                value = self._read_scalar(event)
             case yaml.SequenceStartEvent():
-                value = self._sequence(depth)
+                value = self._read_sequence(depth)
             case yaml.MappingStartEvent():
-                value = self._mapping(depth)
+                value = self._read_mapping(depth)
             case _:
-                raise self._error(event, "expected a value")
+                raise self._make_error(event, "expected a value")
         if event.anchor is not None:
             self._anchors[event.anchor] = (value, self._weight - before)
         return value
 
-    def _alias(self, event: yaml.AliasEvent) -> object:
+    def _resolve_alias(self, event: yaml.AliasEvent) -> object:
         if event.anchor not in self._anchors:
-            raise self._error(event, "an alias to nothing, or to what it is part of")
+            raise self._make_error(event, "an alias to nothing, or to what it is part of")
         value, weight = self._anchors[event.anchor]
         self._weight += weight
-        self._aliased += weight
-        if self._aliased > ALIAS_LIMIT:
-            raise self._error(event, "the aliases make the document too large")
+        self._alias_weight += weight
+        if self._alias_weight > ALIAS_LIMIT:
+            raise self._make_error(event, "the aliases make the document too large")
         return value
 
-    def _sequence(self, depth: int) -> list[object]:
+    def _read_sequence(self, depth: int) -> list[object]:
         found = []
         while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
-            found.append(self._value(event, depth + 1))
+            found.append(self._read_value(event, depth + 1))
         return found
 
-    def _mapping(self, depth: int) -> Json:
+    def _read_mapping(self, depth: int) -> Json:
         found: Json = {}
         merged: Json = {}
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             if isinstance(event, yaml.ScalarEvent) and event.value == "<<" and event.implicit[0]:
                 source = next(self._events)
-                self._merge(source, self._value(source, depth + 1), merged)
+                self._merge_mappings(source, self._read_value(source, depth + 1), merged)
                 continue
-            key = self._key(event, depth)
+            key = self._read_key(event, depth)
             if key in found:
-                raise self._error(event, "a key that occurs twice")
-            found[key] = self._value(next(self._events), depth + 1)
+                raise self._make_error(event, "a key that occurs twice")
+            found[key] = self._read_value(next(self._events), depth + 1)
         return {**merged, **found}
 
-    def _merge(self, event: yaml.Event, value: object, merged: Json) -> None:
+    def _merge_mappings(self, event: yaml.Event, value: object, merged: Json) -> None:
         """Of several mappings merged into one the first has precedence; own keys win over all."""
         for mapping in value if isinstance(value, list) else [value]:
             if not isinstance(mapping, dict):
-                raise self._error(event, "a merge key needs a mapping or a list of mappings")
+                raise self._make_error(event, "a merge key needs a mapping or a list of mappings")
             for key, part in mapping.items():
                 merged.setdefault(key, part)
 
-    def _key(self, event: yaml.Event, depth: int) -> str:
-        key = self._value(event, depth + 1)
+    def _read_key(self, event: yaml.Event, depth: int) -> str:
+        key = self._read_value(event, depth + 1)
         if isinstance(key, bool):
             return str(key).lower()
         if isinstance(key, str | int):
             return str(key)
-        raise self._error(event, "a key that is not a string; quote it")
+        raise self._make_error(event, "a key that is not a string; quote it")
 
-    def _scalar(self, event: yaml.ScalarEvent) -> object:
+    def _read_scalar(self, event: yaml.ScalarEvent) -> object:
         text: str = event.value
         if event.tag == _TAG + "str" or (event.tag is None and not event.implicit[0]):
             return text
         if event.tag in (None, "!", _TAG + "timestamp"):
-            value = resolve(text) if event.tag is None else text
+            value = resolve_scalar(text) if event.tag is None else text
         elif event.tag in _TAG_TYPES:
-            value = resolve(text)
+            value = resolve_scalar(text)
             wanted = _TAG_TYPES[event.tag]
             if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-                raise self._error(event, f"not what the tag !!{event.tag[len(_TAG) :]} says")
+                raise self._make_error(event, f"not what the tag !!{event.tag[len(_TAG) :]} says")
         else:
-            raise self._error(event, "a tag that JSON has no word for")
+            raise self._make_error(event, "a tag that JSON has no word for")
         if isinstance(value, float) and not math.isfinite(value):
-            raise self._error(event, "a number that JSON can't hold; quote it")
+            raise self._make_error(event, "a number that JSON can't hold; quote it")
         return value
 
-    def _error(self, event: yaml.Event, problem: str) -> ConfigError:
+    def _make_error(self, event: yaml.Event, problem: str) -> ConfigError:
         mark = event.start_mark
         place = (
             f"{self._where}, line {mark.line + 1}, column {mark.column + 1}"
@@ -202,14 +202,14 @@ class _Reader:
         return ConfigError(f"{place}: {problem}")
 
 
-def _integer(plain: str) -> int:
+def _parse_integer(plain: str) -> int:
     digits = plain.lstrip("+-")
     # A leading zero alone means octal, which Python no longer says that way.
     base = 8 if len(digits) > 1 and digits[0] == "0" and digits[1].isdigit() else 0
     return int(plain, base)
 
 
-def _float(plain: str) -> int | float | None:
+def _parse_float(plain: str) -> int | float | None:
     """A number, whole ones as integers because so Go writes them; None when it is too large."""
     value = float(plain)
     if not math.isfinite(value):
@@ -217,7 +217,7 @@ def _float(plain: str) -> int | float | None:
     return int(value) if value.is_integer() and abs(value) < 1e21 else value
 
 
-class _Writer(_Dumper):  # type: ignore[misc]  # one of two base classes, chosen above
+class _YamlDumper(_Dumper):  # type: ignore[misc]  # one of two base classes, chosen above
     """Quotes every string that would be read as something else."""
 
     def ignore_aliases(self, _data: object) -> bool:
@@ -228,9 +228,9 @@ def _represent_text(writer: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = None
     if "\n" in text:
         style = "|"
-    elif not text or resolve(text) is not text or text == "<<":
+    elif not text or resolve_scalar(text) is not text or text == "<<":
         style = '"'
     return writer.represent_scalar(_TAG + "str", text, style=style)
 
 
-_Writer.add_representer(str, _represent_text)
+_YamlDumper.add_representer(str, _represent_text)

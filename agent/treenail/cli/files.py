@@ -9,31 +9,31 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.errors import ConfigError, UsageError
 
 STDIN = "-"
-SUFFIXES = (".json", ".yaml", ".yml")
+DOCUMENT_SUFFIXES = (".json", ".yaml", ".yml")
 
 
-def texts(names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+def read_documents(names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
     """Name and content of each file; of a directory, those that look like documents.
 
     Raises `UsageError` for what can't be read.
     """
     for name in names:
         if name == STDIN:
-            yield "standard input", content(STDIN)
+            yield "standard input", read_input(STDIN)
             continue
         path = Path(name)
         found = sorted(path.iterdir()) if path.is_dir() else [path]
         for file in found:
-            if file is path or (file.suffix in SUFFIXES and file.is_file()):
-                yield str(file), content(str(file))
+            if file is path or (file.suffix in DOCUMENT_SUFFIXES and file.is_file()):
+                yield str(file), read_input(str(file))
 
 
-def machine_config(name: str) -> MachineConfig:
+def read_machine_config(name: str) -> MachineConfig:
     """The config in a file, or on standard input, be it a MachineConfig or an Ignition config.
 
     Raises `UsageError` for what can't be read, `ConfigError` for what is not one.
     """
-    document = documents.load(content(name), where=name)
+    document = documents.load_document(read_input(name), where=name)
     if "ignition" in document:
         return MachineConfig(config=document)
     if document.get("kind") != "MachineConfig":
@@ -44,7 +44,7 @@ def machine_config(name: str) -> MachineConfig:
     return MachineConfig.from_json(document)
 
 
-def content(name: str) -> bytes:
+def read_input(name: str) -> bytes:
     """What the file holds, or standard input; raises `UsageError`."""
     try:
         return sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()

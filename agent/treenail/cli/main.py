@@ -13,60 +13,60 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import cast
 
-from treenail.cli.node.arguments import FAILED, USAGE, parser
+from treenail.cli.node.arguments import EXIT_FAILED, EXIT_USAGE, create_parser
 from treenail.errors import HostError, TreenailError, UsageError
 
-REBOOT_NEEDED = 3
-DEGRADED = 4
-_PIPE_CLOSED = 141
+EXIT_REBOOT_NEEDED = 3
+EXIT_DEGRADED = 4
+_EXIT_PIPE_CLOSED = 141
 # Errors of adapters never get here, and those of files name theirs.
-_UNWRITTEN = frozenset({errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO})
+_OUTPUT_ERRNOS = frozenset({errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO})
 
 Command = Callable[[argparse.Namespace], int]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parsed, unknown = parser().parse_known_args(arguments)
+    parsed, unknown = create_parser().parse_known_args(arguments)
     try:
-        code = _carried_out(parsed, unknown)
-        flush()
+        code = _run_command(parsed, unknown)
+        flush_output()
     except OSError as error:
-        if error.filename is not None or error.errno not in _UNWRITTEN:
+        if error.filename is not None or error.errno not in _OUTPUT_ERRNOS:
             raise
-        _give_up_output()
+        _discard_output()
         if isinstance(error, BrokenPipeError):
-            return _PIPE_CLOSED
-        return _complain(HostError(f"can't write the output: {error.strerror}"), FAILED)
+            return _EXIT_PIPE_CLOSED
+        return _print_error(HostError(f"can't write the output: {error.strerror}"), EXIT_FAILED)
     return code
 
 
-def flush() -> None:
+def flush_output() -> None:
     """Have written what was printed; raises `OSError`."""
     # There is none where the process was started without.
     if sys.stdout is not None:
         sys.stdout.flush()
 
 
-def _carried_out(parsed: argparse.Namespace, unknown: list[str]) -> int:
+def _run_command(parsed: argparse.Namespace, unknown: list[str]) -> int:
     try:
-        return _command(parsed.module, unknown)(parsed)
+        return _load_command(parsed.module, unknown)(parsed)
     except UsageError as error:
-        return _complain(error, getattr(parsed, "usage_code", USAGE))
+        return _print_error(error, getattr(parsed, "usage_code", EXIT_USAGE))
     except TreenailError as error:
-        return _complain(error, FAILED)
+        return _print_error(error, EXIT_FAILED)
     except KeyboardInterrupt:
         return 130
 
 
-def _give_up_output() -> None:
+def _discard_output() -> None:
     """Have what is left of it go nowhere: the interpreter tries again when it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
-def _command(module: str, unknown: list[str]) -> Command:
+def _load_command(module: str, unknown: list[str]) -> Command:
     if unknown:
         raise UsageError(f"unknown arguments: {' '.join(unknown)}")
     # Imported when called for, so that a command needs only what it uses, and one whose
@@ -81,7 +81,7 @@ def _command(module: str, unknown: list[str]) -> Command:
         ) from error
 
 
-def _complain(error: TreenailError, code: int) -> int:
+def _print_error(error: TreenailError, code: int) -> int:
     print(f"treenail: {error}", file=sys.stderr)
     if error.remedy:
         print(f"  {error.remedy}", file=sys.stderr)

@@ -10,11 +10,11 @@ from typing import Generic, TypeVar
 
 from treenail.config import names
 from treenail.config.wanted import (
-    Wanted,
     WantedDirectory,
     WantedFile,
     WantedLink,
     WantedOS,
+    WantedState,
     WantedUnit,
     WantedUser,
 )
@@ -24,7 +24,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Change(Generic[T_co]):
+class EntryChange(Generic[T_co]):
     """One entry that differs; ``old`` is None when it is added, ``new`` when it is removed."""
 
     key: str
@@ -39,7 +39,7 @@ class Change(Generic[T_co]):
         return f"{self.key} removed" if self.new is None else f"{self.key} changed"
 
 
-class Aspect(StrEnum):
+class OSAspect(StrEnum):
     """What may differ about the OS, in the words of the MachineConfig."""
 
     IMAGE = "osImageURL"
@@ -51,82 +51,84 @@ class Aspect(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Diff:
+class ConfigDiff:
     """What differs, each part in the order of the old config and then of the new one."""
 
-    files: tuple[Change[WantedFile], ...] = ()
-    directories: tuple[Change[WantedDirectory], ...] = ()
-    links: tuple[Change[WantedLink], ...] = ()
-    units: tuple[Change[WantedUnit], ...] = ()
-    users: tuple[Change[WantedUser], ...] = ()
-    os: tuple[Aspect, ...] = ()
-    unwritten: tuple[str, ...] = ()
+    files: tuple[EntryChange[WantedFile], ...] = ()
+    directories: tuple[EntryChange[WantedDirectory], ...] = ()
+    links: tuple[EntryChange[WantedLink], ...] = ()
+    units: tuple[EntryChange[WantedUnit], ...] = ()
+    users: tuple[EntryChange[WantedUser], ...] = ()
+    os: tuple[OSAspect, ...] = ()
+    removed_paths: tuple[str, ...] = ()
     """The paths that the old config wrote and at which the new one puts nothing, neither a file
     nor a part of a unit, and that do not outlive the config."""
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Nothing differs."""
-        return self == Diff()
+        return self == ConfigDiff()
 
 
-def diff(old: Wanted, new: Wanted) -> Diff:
+def compare_configs(old: WantedState, new: WantedState) -> ConfigDiff:
     """What differs; raises `IgnitionError` only for contents that `wanted` has not seen."""
-    return Diff(
-        files=tuple(_changes(old.files, new.files, _same_file)),
-        directories=tuple(_changes(old.directories, new.directories, _equal)),
-        links=tuple(_changes(old.links, new.links, _equal)),
-        units=tuple(_changes(old.units, new.units, _equal)),
-        users=tuple(_changes(old.users, new.users, _same_user)),
-        os=tuple(_aspects(old.os, new.os)),
-        unwritten=tuple(_unwritten(old, new)),
+    return ConfigDiff(
+        files=tuple(_find_changes(old.files, new.files, _is_same_file)),
+        directories=tuple(_find_changes(old.directories, new.directories, _is_equal)),
+        links=tuple(_find_changes(old.links, new.links, _is_equal)),
+        units=tuple(_find_changes(old.units, new.units, _is_equal)),
+        users=tuple(_find_changes(old.users, new.users, _is_same_user)),
+        os=tuple(_find_os_aspects(old.os, new.os)),
+        removed_paths=tuple(_find_removed_paths(old, new)),
     )
 
 
-def _changes(
-    old: Mapping[str, T], new: Mapping[str, T], same: Callable[[T, T], bool]
-) -> Iterator[Change[T]]:
+def _find_changes(
+    old: Mapping[str, T], new: Mapping[str, T], is_same: Callable[[T, T], bool]
+) -> Iterator[EntryChange[T]]:
     for key, before in old.items():
         after = new.get(key)
-        if after is None or not same(before, after):
-            yield Change(key, before, after)
+        if after is None or not is_same(before, after):
+            yield EntryChange(key, before, after)
     for key, after in new.items():
         if key not in old:
-            yield Change(key, None, after)
+            yield EntryChange(key, None, after)
 
 
-def _equal(old: T, new: T) -> bool:
+def _is_equal(old: T, new: T) -> bool:
     return old == new
 
 
-def _same_file(old: WantedFile, new: WantedFile) -> bool:
+def _is_same_file(old: WantedFile, new: WantedFile) -> bool:
     if (old.mode, old.user, old.group) != (new.mode, new.user, new.group):
         return False
-    return old.contents == new.contents or old.contents.decode() == new.contents.decode()
+    return (
+        old.contents == new.contents or old.contents.decode_bytes() == new.contents.decode_bytes()
+    )
 
 
-def _same_user(old: WantedUser, new: WantedUser) -> bool:
+def _is_same_user(old: WantedUser, new: WantedUser) -> bool:
     same_keys = frozenset(old.ssh_keys) == frozenset(new.ssh_keys)
     return same_keys and old.password_hash == new.password_hash
 
 
-def _aspects(old: WantedOS, new: WantedOS) -> Iterator[Aspect]:
+def _find_os_aspects(old: WantedOS, new: WantedOS) -> Iterator[OSAspect]:
     if old.image != new.image:
-        yield Aspect.IMAGE
+        yield OSAspect.IMAGE
     if old.kernel_arguments != new.kernel_arguments:
-        yield Aspect.KERNEL_ARGUMENTS
+        yield OSAspect.KERNEL_ARGUMENTS
     if old.kernel_type != new.kernel_type:
-        yield Aspect.KERNEL_TYPE
+        yield OSAspect.KERNEL_TYPE
     if old.extensions != new.extensions:
-        yield Aspect.EXTENSIONS
+        yield OSAspect.EXTENSIONS
     if old.extensions_image != new.extensions_image:
-        yield Aspect.EXTENSIONS_IMAGE
+        yield OSAspect.EXTENSIONS_IMAGE
     if old.fips != new.fips:
-        yield Aspect.FIPS
+        yield OSAspect.FIPS
 
 
-def _unwritten(old: Wanted, new: Wanted) -> Iterator[str]:
-    written = {*new.files, *new.directories, *new.links, *new.unit_files(), *new.masks()}
-    for path in (*old.files, *old.unit_files(), *sorted(old.masks())):
-        if path not in written and not names.outlives_config(path):
+def _find_removed_paths(old: WantedState, new: WantedState) -> Iterator[str]:
+    written = {*new.files, *new.directories, *new.links, *new.list_unit_files(), *new.list_masks()}
+    for path in (*old.files, *old.list_unit_files(), *sorted(old.list_masks())):
+        if path not in written and not names.should_outlive_config(path):
             yield path

@@ -8,13 +8,13 @@ from itertools import chain
 
 from treenail.api.contents import Contents
 from treenail.config import names
-from treenail.config.wanted import ROOT, Wanted, WantedFile, WantedUnit, Who
+from treenail.config.wanted import ROOT, UserOrGroup, WantedFile, WantedState, WantedUnit
 
-MASK = "/dev/null"
+MASK_TARGET = "/dev/null"
 UNIT_MODE = 0o644
 
 
-class Kind(StrEnum):
+class EntryKind(StrEnum):
     """What stands at a path."""
 
     FILE = "file"
@@ -24,7 +24,7 @@ class Kind(StrEnum):
     OTHER = "something else"
 
 
-class Attribute(StrEnum):
+class DriftAttribute(StrEnum):
     """What about a path, a unit or the node is not as it should be."""
 
     KIND = "kind"
@@ -35,12 +35,12 @@ class Attribute(StrEnum):
     TARGET = "target"
     LABEL = "label"
     ENABLEMENT = "enablement"
-    ARGUMENTS = "kernel arguments"
+    KERNEL_ARGUMENTS = "kernel arguments"
     PACKAGES = "packages"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ActualEntry:
     """What stands at a path now; a link is not followed.
 
     ``user`` and ``group`` are the names the machine has for the numbers, empty when it has none;
@@ -48,7 +48,7 @@ class Found:
     when it has nothing against that one.
     """
 
-    kind: Kind
+    kind: EntryKind
     sha256: str = ""
     mode: int = 0
     uid: int = 0
@@ -61,31 +61,31 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedEntry:
     """What should stand at a path; None is not looked at."""
 
     path: str
-    kind: Kind
+    kind: EntryKind
     contents: Contents | str | None = field(default=None, repr=False)
     mode: int | None = None
-    user: Who | None = None
-    group: Who | None = None
+    user: UserOrGroup | None = None
+    group: UserOrGroup | None = None
     target: str | None = None
     digest: str = field(default="", compare=False)
     """Of the contents, where it is known already."""
 
-    def by_digest(self) -> "Expected":
+    def drop_contents(self) -> "ExpectedEntry":
         """The same without the contents: they are large, and may be secret."""
-        if self.kind is not Kind.FILE:
+        if self.kind is not EntryKind.FILE:
             return self
-        return replace(self, contents=None, digest=self.sha256())
+        return replace(self, contents=None, digest=self.compute_sha256())
 
-    def sha256(self) -> str:
+    def compute_sha256(self) -> str:
         """The digest of what the file should hold; raises `IgnitionError`."""
         if self.digest:
             return self.digest
         if isinstance(self.contents, Contents):
-            return self.contents.sha256()
+            return self.contents.compute_sha256()
         return hashlib.sha256((self.contents or "").encode()).hexdigest()
 
 
@@ -94,7 +94,7 @@ class Drift:
     """One thing that is not as the config says; contents are named by their digest."""
 
     subject: str
-    attribute: Attribute
+    attribute: DriftAttribute
     expected: str
     actual: str
 
@@ -102,69 +102,71 @@ class Drift:
         return f"{self.subject}: expected {self.attribute} {self.expected}, found {self.actual}"
 
 
-def expected(wanted: Wanted) -> dict[str, Expected]:
+def compute_expected_entries(wanted: WantedState) -> dict[str, ExpectedEntry]:
     """What should stand at each path; not those of credentials, which change on their own."""
     entries = [
-        *(_file(file) for file in wanted.files.values()),
+        *(_expect_file(file) for file in wanted.files.values()),
         *(
-            Expected(entry.path, Kind.DIRECTORY, None, entry.mode, entry.user, entry.group)
+            ExpectedEntry(
+                entry.path, EntryKind.DIRECTORY, None, entry.mode, entry.user, entry.group
+            )
             for entry in wanted.directories.values()
         ),
         *(
-            Expected(link.path, Kind.LINK, target=link.target)
+            ExpectedEntry(link.path, EntryKind.LINK, target=link.target)
             for link in wanted.links.values()
-            if not link.hard
+            if not link.is_hard
         ),
-        *(entry for unit in wanted.units.values() for entry in _unit(unit)),
+        *(entry for unit in wanted.units.values() for entry in _expect_unit_files(unit)),
     ]
     return {entry.path: entry for entry in entries if entry.path not in names.CREDENTIALS}
 
 
-def paths(wanted: Wanted) -> Iterator[str]:
-    """The paths of `expected`, which costs much less."""
-    soft = (link.path for link in wanted.links.values() if not link.hard)
-    units = (path for unit in wanted.units.values() for path in _unit_paths(unit))
+def list_expected_paths(wanted: WantedState) -> Iterator[str]:
+    """The paths of `compute_expected_entries`, which costs much less."""
+    soft = (link.path for link in wanted.links.values() if not link.is_hard)
+    units = (path for unit in wanted.units.values() for path in _list_unit_paths(unit))
     for path in chain(wanted.files, wanted.directories, soft, units):
         if path not in names.CREDENTIALS:
             yield path
 
 
-def drifted(entry: Expected, found: Found) -> tuple[Drift, ...]:
+def compare_entry(entry: ExpectedEntry, found: ActualEntry) -> tuple[Drift, ...]:
     """What is wrong at one path; nothing is compared with a thing of another kind."""
     if entry.kind is not found.kind:
-        return (Drift(entry.path, Attribute.KIND, entry.kind, found.kind),)
-    return tuple(_differences(entry, found))
+        return (Drift(entry.path, DriftAttribute.KIND, entry.kind, found.kind),)
+    return tuple(_find_differences(entry, found))
 
 
-def extra_dropins(wanted: Wanted, present: Iterable[str]) -> tuple[Drift, ...]:
+def find_unknown_dropins(wanted: WantedState, present: Iterable[str]) -> tuple[Drift, ...]:
     """The drop-ins of wanted units that stand in ``present`` and that the config does not know.
 
     The distribution and other programs write drop-ins, too: what to do about one is a matter of
     policy, not of this comparison.
     """
-    known = {*wanted.unit_files(), *wanted.files}
+    known = {*wanted.list_unit_files(), *wanted.files}
     below = tuple(f"{names.unit_path(name)}.d/" for name in wanted.units)
     return tuple(
-        Drift(path, Attribute.KIND, Kind.NOTHING, Kind.FILE)
+        Drift(path, DriftAttribute.KIND, EntryKind.NOTHING, EntryKind.FILE)
         for path in sorted(present)
         if path not in known and path.startswith(below) and path.endswith(".conf")
     )
 
 
-def unit_drifts(wanted: Wanted, states: Mapping[str, str]) -> tuple[Drift, ...]:
+def find_unit_drift(wanted: WantedState, states: Mapping[str, str]) -> tuple[Drift, ...]:
     """The units whose enablement, as systemd calls it, is not the wanted one.
 
     A unit that is to be enabled, has no contents and is not on the machine is left alone.
     """
     return tuple(
-        Drift(unit.name, Attribute.ENABLEMENT, expectation, state)
+        Drift(unit.name, DriftAttribute.ENABLEMENT, expectation, state)
         for unit in wanted.units.values()
-        if (expectation := _enablement(unit))
-        and (state := states.get(unit.name, "not-found")) in _wrong_states(unit)
+        if (expectation := _get_wanted_enablement(unit))
+        and (state := states.get(unit.name, "not-found")) in _list_wrong_states(unit)
     )
 
 
-def argument_drifts(wanted: Iterable[str], booted: Iterable[str]) -> tuple[Drift, ...]:
+def find_argument_drift(wanted: Iterable[str], booted: Iterable[str]) -> tuple[Drift, ...]:
     """The kernel arguments that are missing; the machine may have any others beside them."""
     missing = list(wanted)
     for argument in booted:
@@ -172,72 +174,84 @@ def argument_drifts(wanted: Iterable[str], booted: Iterable[str]) -> tuple[Drift
             missing.remove(argument)
     if not missing:
         return ()
-    from treenail.config.redact import redacted_line  # noqa: PLC0415 - slow, and hardly ever due
+    from treenail.config.redact import redact_line  # noqa: PLC0415 - slow, and hardly ever due
 
     return tuple(
-        Drift("kernel command line", Attribute.ARGUMENTS, redacted_line(argument), "nothing")
+        Drift(
+            "kernel command line", DriftAttribute.KERNEL_ARGUMENTS, redact_line(argument), "nothing"
+        )
         for argument in missing
     )
 
 
-def package_drifts(wanted: Iterable[str], installed: Iterable[str]) -> tuple[Drift, ...]:
+def find_package_drift(wanted: Iterable[str], installed: Iterable[str]) -> tuple[Drift, ...]:
     """The packages that are missing; more of them are no drift."""
     missing = sorted(set(wanted) - set(installed))
-    return tuple(Drift(name, Attribute.PACKAGES, "installed", "nothing") for name in missing)
+    return tuple(Drift(name, DriftAttribute.PACKAGES, "installed", "nothing") for name in missing)
 
 
-def _file(file: WantedFile) -> Expected:
-    return Expected(
-        file.path, Kind.FILE, file.contents, file.mode, file.user, file.group, digest=file.sha256
+def _expect_file(file: WantedFile) -> ExpectedEntry:
+    return ExpectedEntry(
+        file.path,
+        EntryKind.FILE,
+        file.contents,
+        file.mode,
+        file.user,
+        file.group,
+        digest=file.sha256,
     )
 
 
-def _unit_paths(unit: WantedUnit) -> Iterator[str]:
+def _list_unit_paths(unit: WantedUnit) -> Iterator[str]:
     if unit.mask or unit.contents:
         yield names.unit_path(unit.name)
     for name in unit.dropins:
         yield names.dropin_path(unit.name, name)
 
 
-def _unit(unit: WantedUnit) -> Iterator[Expected]:
+def _expect_unit_files(unit: WantedUnit) -> Iterator[ExpectedEntry]:
     path = names.unit_path(unit.name)
     if unit.mask:
-        yield Expected(path, Kind.LINK, target=MASK)
+        yield ExpectedEntry(path, EntryKind.LINK, target=MASK_TARGET)
     elif unit.contents:
-        yield Expected(path, Kind.FILE, unit.contents, UNIT_MODE, ROOT, ROOT)
+        yield ExpectedEntry(path, EntryKind.FILE, unit.contents, UNIT_MODE, ROOT, ROOT)
     for name, text in unit.dropins.items():
         path = names.dropin_path(unit.name, name)
         if text:
-            yield Expected(path, Kind.FILE, text, UNIT_MODE, ROOT, ROOT)
+            yield ExpectedEntry(path, EntryKind.FILE, text, UNIT_MODE, ROOT, ROOT)
         else:
-            yield Expected(path, Kind.NOTHING)
+            yield ExpectedEntry(path, EntryKind.NOTHING)
 
 
-def _differences(entry: Expected, found: Found) -> Iterator[Drift]:
-    if entry.kind is Kind.FILE and (digest := entry.sha256()) != found.sha256:
-        yield Drift(entry.path, Attribute.CONTENTS, f"sha256:{digest}", f"sha256:{found.sha256}")
+def _find_differences(entry: ExpectedEntry, found: ActualEntry) -> Iterator[Drift]:
+    if entry.kind is EntryKind.FILE and (digest := entry.compute_sha256()) != found.sha256:
+        yield Drift(
+            entry.path, DriftAttribute.CONTENTS, f"sha256:{digest}", f"sha256:{found.sha256}"
+        )
     if entry.mode is not None and entry.mode != found.mode:
-        yield Drift(entry.path, Attribute.MODE, f"{entry.mode:04o}", f"{found.mode:04o}")
+        yield Drift(entry.path, DriftAttribute.MODE, f"{entry.mode:04o}", f"{found.mode:04o}")
     if entry.user is not None and entry.user not in (found.uid, found.user):
-        yield Drift(entry.path, Attribute.USER, str(entry.user), found.user or str(found.uid))
+        yield Drift(entry.path, DriftAttribute.USER, str(entry.user), found.user or str(found.uid))
     if entry.group is not None and entry.group not in (found.gid, found.group):
-        yield Drift(entry.path, Attribute.GROUP, str(entry.group), found.group or str(found.gid))
+        yield Drift(
+            entry.path, DriftAttribute.GROUP, str(entry.group), found.group or str(found.gid)
+        )
     if entry.target is not None and entry.target != found.target:
-        from treenail.config.redact import redacted_line  # noqa: PLC0415 - as above
+        from treenail.config.redact import redact_line  # noqa: PLC0415 - as above
 
-        shown, actual = redacted_line(entry.target), redacted_line(found.target)
-        yield Drift(entry.path, Attribute.TARGET, shown, actual)
+        shown, actual = redact_line(entry.target), redact_line(found.target)
+        yield Drift(entry.path, DriftAttribute.TARGET, shown, actual)
     if found.default_label and found.label != found.default_label:
-        yield Drift(entry.path, Attribute.LABEL, found.default_label, found.label or "nothing")
+        yield Drift(entry.path, DriftAttribute.LABEL, found.default_label, found.label or "nothing")
 
 
-def _enablement(unit: WantedUnit) -> str:
+def _get_wanted_enablement(unit: WantedUnit) -> str:
     if unit.enabled is None:
         return ""
     return "enabled" if unit.enabled else "disabled"
 
 
-def _wrong_states(unit: WantedUnit) -> frozenset[str]:
+def _list_wrong_states(unit: WantedUnit) -> frozenset[str]:
     """The states that contradict the wish; others, such as static or generated, do not."""
     if not unit.enabled:
         return frozenset({"enabled", "enabled-runtime"})

@@ -10,7 +10,7 @@ import math
 import re
 
 from treenail.api.decode import Json
-from treenail.api.yaml11 import resolve
+from treenail.api.yaml11 import resolve_scalar
 
 _WIDTH = 80
 _BREAKS = "\n\u2028\u2029"  # the line breaks of YAML 1.1 that are printable
@@ -32,7 +32,7 @@ _ESCAPES = {
 }  # fmt: skip
 
 
-def encode(value: Json) -> bytes:
+def encode_yaml(value: Json) -> bytes:
     """The document go-yaml writes for ``value``, ending in a line feed.
 
     Keys must be words, as those of Kubernetes structures are: only then are they written bare and
@@ -40,49 +40,51 @@ def encode(value: Json) -> bytes:
     """
     out: list[str] = []
     if value:
-        _mapping(value, 0, out, begun=False)
+        _write_mapping(value, 0, out, is_begun=False)
     else:
         out.append("{}\n")
     return "".join(out).encode()
 
 
-def _mapping(value: Json, indent: int, out: list[str], *, begun: bool) -> None:
+def _write_mapping(value: Json, indent: int, out: list[str], *, is_begun: bool) -> None:
     for key in sorted(value):
-        if not (key.isascii() and key.isalpha() and isinstance(resolve(key), str)):
+        if not (key.isascii() and key.isalpha() and isinstance(resolve_scalar(key), str)):
             raise ValueError(f"{key!r} is no key of a Kubernetes structure")
-        lead = "" if begun else " " * indent
-        begun = False
+        lead = "" if is_begun else " " * indent
+        is_begun = False
         out.append(f"{lead}{key}:")
         match value[key]:
             case dict() as inner if inner:
                 out.append("\n")
-                _mapping(inner, indent + 2, out, begun=False)
+                _write_mapping(inner, indent + 2, out, is_begun=False)
             case list() as items if items:
                 out.append("\n")
-                _sequence(items, indent, out, begun=False)
+                _write_sequence(items, indent, out, is_begun=False)
             case scalar:
                 out.append(" ")
-                out.append(_flow(scalar, indent + len(key) + 2, indent + 2))
+                out.append(_format_value(scalar, indent + len(key) + 2, indent + 2))
 
 
-def _sequence(items: list[object], indent: int, out: list[str], *, begun: bool) -> None:
+def _write_sequence(items: list[object], indent: int, out: list[str], *, is_begun: bool) -> None:
     for item in items:
-        out.append("- " if begun else " " * indent + "- ")
-        begun = False
+        out.append("- " if is_begun else " " * indent + "- ")
+        is_begun = False
         match item:
             case dict() as inner if inner:
-                _mapping(inner, indent + 2, out, begun=True)
+                _write_mapping(inner, indent + 2, out, is_begun=True)
             case list() as inners if inners:
-                _sequence(inners, indent + 2, out, begun=True)
+                _write_sequence(inners, indent + 2, out, is_begun=True)
             case scalar:
-                out.append(_flow(scalar, indent + 2, indent + 2))
+                out.append(_format_value(scalar, indent + 2, indent + 2))
 
 
-def _flow(value: object, column: int, indent: int) -> str:
+def _format_value(value: object, column: int, indent: int) -> str:
     """What fits behind a colon or a dash, with the end of the line."""
     match value:
         case str():
-            return _string(_NEL.sub(_fold_nel, value) if "\x85" in value else value, column, indent)
+            return _format_string(
+                _NEL.sub(_fold_nel, value) if "\x85" in value else value, column, indent
+            )
         case None:
             return "null\n"
         case bool():
@@ -103,18 +105,18 @@ def _fold_nel(found: re.Match[str]) -> str:
     return " " if breaks == 1 else "\n" * (breaks - 1)
 
 
-def _string(text: str, column: int, indent: int) -> str:
+def _format_string(text: str, column: int, indent: int) -> str:
     special = _SPECIAL.search(text) is not None
     breaks = any(char in _BREAKS for char in text)
     space_break = breaks and re.search(f" [{_BREAKS}]", text) is not None
     break_space = breaks and re.search(f"[{_BREAKS}] ", text) is not None
     if "\n" in text and not (special or space_break or text.endswith(" ")):
-        return _literal(text, indent)
-    if "\n" in text or special or space_break or break_space or _reads_as_another_type(text):
-        return _double_quoted(text, column, indent)
+        return _format_literal(text, indent)
+    if "\n" in text or special or space_break or break_space or _is_read_as_other_type(text):
+        return _format_double_quoted(text, column, indent)
     if breaks or _has_indicators(text) or text.startswith(" ") or text.endswith(" "):
-        return _single_quoted(text, column, indent)
-    return _folded(text, column, indent) + "\n"
+        return _format_single_quoted(text, column, indent)
+    return _fold_lines(text, column, indent) + "\n"
 
 
 def _has_indicators(text: str) -> bool:
@@ -128,10 +130,10 @@ def _has_indicators(text: str) -> bool:
     )
 
 
-def _reads_as_another_type(text: str) -> bool:
+def _is_read_as_other_type(text: str) -> bool:
     """Whether go-yaml reads the bare text as something else, or other readers as base 60."""
     return (
-        not isinstance(resolve(text), str)
+        not isinstance(resolve_scalar(text), str)
         or _BASE60.fullmatch(text) is not None
         or (_FRACTION.fullmatch(text) is not None and math.isfinite(float(text)))
         or _is_timestamp(text)
@@ -149,7 +151,7 @@ def _is_timestamp(text: str) -> bool:
     return date and all(part < most for part, most in zip(clock, (24, 60, 60), strict=False))
 
 
-def _literal(text: str, indent: int) -> str:
+def _format_literal(text: str, indent: int) -> str:
     hint = "2" if text[0] in " " + _BREAKS else ""
     if text[-1] not in _BREAKS:
         hint += "-"
@@ -159,14 +161,14 @@ def _literal(text: str, indent: int) -> str:
     return f"|{hint}\n{body}" + ("" if text[-1] in _BREAKS else "\n")
 
 
-def _single_quoted(text: str, column: int, indent: int) -> str:
+def _format_single_quoted(text: str, column: int, indent: int) -> str:
     inner = text.replace("'", "''")
     if any(char in _BREAKS for char in inner):
         inner = re.sub(f"(?<=[{_BREAKS}])(?=[^{_BREAKS}])", " " * indent, inner)
-    return f"'{_folded(inner, column + 1, indent)}'\n"
+    return f"'{_fold_lines(inner, column + 1, indent)}'\n"
 
 
-def _folded(text: str, column: int, indent: int) -> str:
+def _fold_lines(text: str, column: int, indent: int) -> str:
     """The text with a lone space turned into a line break wherever the line is over-long."""
     if column + len(text) <= _WIDTH:
         return text
@@ -189,10 +191,10 @@ def _folded(text: str, column: int, indent: int) -> str:
     return "".join(out) + text[done:]
 
 
-def _double_quoted(text: str, column: int, indent: int) -> str:
+def _format_double_quoted(text: str, column: int, indent: int) -> str:
     if text.startswith("\ufeff"):
         # go-yaml looks for a byte order mark at the start of the text for every character.
-        return f'"{"".join(map(_escape, text))}"\n'
+        return f'"{"".join(map(_escape_char, text))}"\n'
     out = ['"']
     column += 1
     done = 0
@@ -203,7 +205,7 @@ def _double_quoted(text: str, column: int, indent: int) -> str:
         done = at + 1
         lone = 0 < at < len(text) - 1 and text[at - 1] != " "
         if found[0] != " ":
-            piece = _escape(found[0])
+            piece = _escape_char(found[0])
         elif lone and column > _WIDTH:
             out.append("\n" + " " * indent)
             column = indent
@@ -215,7 +217,7 @@ def _double_quoted(text: str, column: int, indent: int) -> str:
     return "".join(out) + text[done:] + '"\n'
 
 
-def _escape(char: str) -> str:
+def _escape_char(char: str) -> str:
     if char in _ESCAPES:
         return "\\" + _ESCAPES[char]
     code = ord(char)

@@ -3,7 +3,7 @@
 import hashlib
 
 from treenail.api.decode import Json
-from treenail.config.goyaml import encode
+from treenail.config.goyaml import encode_yaml
 
 # The reference mixes these bytes into every name; without them a cluster that is taken over
 # would roll all its nodes to configs that differ in nothing but the name.
@@ -27,5 +27,5 @@ def digest(*documents: Json) -> str:
     # MD5 names things here and protects nothing; hashlib may refuse it in FIPS mode otherwise.
     salted = hashlib.md5(_SALT, usedforsecurity=False)
     for document in documents:
-        salted.update(encode(document))
+        salted.update(encode_yaml(document))
     return salted.hexdigest()

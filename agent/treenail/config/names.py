@@ -10,11 +10,11 @@ REGISTRY_CAS = "/etc/docker/certs.d"
 REGISTRY_PULL_SECRET = "/etc/mco/internal-registry-pull-secret.json"  # noqa: S105  # where it is
 REGISTRIES_CONF = "/etc/containers/registries.conf"
 
-LOGIN = "core"
+CORE_USER = "core"
 """The one user whose keys and password a config may set."""
 AUTHORIZED_KEYS = "/home/core/.ssh/authorized_keys.d/ignition"
 
-UNITS = "/etc/systemd/system"
+UNIT_DIRECTORY = "/etc/systemd/system"
 
 # Renewed on a way of their own, at any time, and therefore never as a config says.
 CREDENTIALS = frozenset({KUBELET_CA, CLOUD_CA, REGISTRY_PULL_SECRET})
@@ -22,14 +22,14 @@ CREDENTIALS = frozenset({KUBELET_CA, CLOUD_CA, REGISTRY_PULL_SECRET})
 
 def unit_path(name: str) -> str:
     """Where the contents of a unit are written."""
-    return f"{UNITS}/{name}"
+    return f"{UNIT_DIRECTORY}/{name}"
 
 
 def dropin_path(unit: str, name: str) -> str:
     """Where a drop-in of a unit is written."""
-    return f"{UNITS}/{unit}.d/{name}"
+    return f"{UNIT_DIRECTORY}/{unit}.d/{name}"
 
 
-def outlives_config(path: str) -> bool:
+def should_outlive_config(path: str) -> bool:
     """Whether the file stays when a config lets go of it: what is trusted is not forgotten."""
     return path in (KUBELET_CA, CLOUD_CA, USER_CA_BUNDLE) or path.startswith(REGISTRY_CAS + "/")

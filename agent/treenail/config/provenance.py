@@ -42,11 +42,11 @@ class Provenance:
 
     entries: Mapping[tuple[str, str], tuple[str, ...]]
 
-    def of(self, section: str, name: str = "") -> tuple[str, ...]:
+    def get_sources(self, section: str, name: str = "") -> tuple[str, ...]:
         """Who said so; empty when nobody did."""
         return self.entries.get((section, name), ())
 
-    def of_section(self, section: str) -> tuple[str, ...]:
+    def get_section_sources(self, section: str) -> tuple[str, ...]:
         """Everybody who named an entry of the section."""
         found = (names for (where, _name), names in self.entries.items() if where == section)
         return tuple(dict.fromkeys(name for names in found for name in names))
@@ -83,30 +83,30 @@ class Provenance:
     @classmethod
     def from_json(cls, document: object) -> "Provenance":
         """What `to_json` wrote; raises `ConfigError`."""
-        fields = Fields.of(document, "")
-        sources = fields.texts("sources")
+        fields = Fields.from_json(document, "")
+        sources = fields.get_text_list("sources")
         entries: dict[tuple[str, str], tuple[str, ...]] = {}
-        sections = fields.nested("entries")
+        sections = fields.get_object("entries")
         for section in sections.values:
-            names = sections.nested(section)
+            names = sections.get_object(section)
             for name in names.values:
-                indexes = names.list_of(name)
+                indexes = names.get_list(name)
                 known = [at for at in indexes if isinstance(at, int) and 0 <= at < len(sources)]
                 if len(known) != len(indexes):
-                    raise names.refuse(name, "indexes of sources")
+                    raise names.make_error(name, "indexes of sources")
                 entries[section, name] = tuple(sources[at] for at in known)
         return cls(entries)
 
 
-def named(config: Json) -> Iterator[tuple[str, str]]:
+def list_named_entries(config: Json) -> Iterator[tuple[str, str]]:
     """Section and name of every entry that an Ignition config has."""
-    fields = Fields.of(config, "")
+    fields = Fields.from_json(config, "")
     for section, (parent, key) in _NAMED.items():
-        for entry in fields.nested(parent).objects(section):
-            name = entry.text(key)
+        for entry in fields.get_object(parent).iter_objects(section):
+            name = entry.get_text(key)
             yield section, name
-            for dropin in entry.objects("dropins"):
-                yield "dropins", f"{name}/{dropin.text('name')}"
+            for dropin in entry.iter_objects("dropins"):
+                yield "dropins", f"{name}/{dropin.get_text('name')}"
     for name in ("shouldExist", "shouldNotExist"):
-        for argument in fields.nested("kernelArguments").texts(name):
+        for argument in fields.get_object("kernelArguments").get_text_list(name):
             yield f"kernelArguments.{name}", argument

@@ -15,7 +15,7 @@ _DOCKER_HUB = {"index.docker.io", "registry-1.docker.io"}
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
+class RegistryCredential:
     """What a registry is shown; without both fields nothing, which is a login too."""
 
     auth: str = field(default="", repr=False)
@@ -27,10 +27,10 @@ class Login:
 class PullSecret:
     """Logins by registry: ``host`` or ``host:port``, perhaps with a path that narrows it."""
 
-    logins: Mapping[str, Login] = field(default_factory=dict, repr=False)
+    credentials: Mapping[str, RegistryCredential] = field(default_factory=dict, repr=False)
 
 
-def parse(content: bytes, *, where: str) -> PullSecret:
+def parse_pull_secret(content: bytes, *, where: str) -> PullSecret:
     """The logins in a ``.dockerconfigjson`` or in the older ``.dockercfg``; empty is none.
 
     Raises `CredentialError`, which says where and what is wrong and repeats nothing of the
@@ -38,24 +38,24 @@ def parse(content: bytes, *, where: str) -> PullSecret:
     that somebody put in the wrong place.
     """
     if len(content) > _LIMIT:
-        raise _refused(where, f"it is longer than {_LIMIT} bytes")
+        raise _make_error(where, f"it is longer than {_LIMIT} bytes")
     if not content.strip():
         return PullSecret()
-    document = _decoded(content)
+    document = _decode_json(content)
     if not isinstance(document, dict):
-        raise _refused(where, "it is not a JSON object")
-    auths = _auths(document)
+        raise _make_error(where, "it is not a JSON object")
+    auths = _find_auths(document)
     if not isinstance(auths, dict):
-        raise _refused(where, 'it has no object "auths", and is no .dockercfg either')
-    found: dict[str, Login] = {}
+        raise _make_error(where, 'it has no object "auths", and is no .dockercfg either')
+    found: dict[str, RegistryCredential] = {}
     exact: set[str] = set()
     for number, (name, entry) in enumerate(auths.items(), 1):
-        registry = _registry(name)
+        registry = _normalize_registry(name)
         if not registry or not registry.isprintable() or " " in registry:
-            raise _refused(where, f"the name of entry {number} is not that of a registry")
-        login = _login(entry)
+            raise _make_error(where, f"the name of entry {number} is not that of a registry")
+        login = _parse_credential(entry)
         if login is None:
-            raise _refused(
+            raise _make_error(
                 where, f"entry {number} has no usable auth, username and password, or identitytoken"
             )
         # Two spellings of one registry: the one that needed no tidying is what pulls look for.
@@ -66,25 +66,25 @@ def parse(content: bytes, *, where: str) -> PullSecret:
     return PullSecret(found)
 
 
-def merge(internal: PullSecret, cluster: PullSecret) -> PullSecret:
+def merge_pull_secrets(internal: PullSecret, cluster: PullSecret) -> PullSecret:
     """The logins of both; the cluster's wins where both name the same registry.
 
     That is the order in which the Machine Config Operator builds its own merged secret: the
     internal registry's entries first, the global pull secret over them.
     """
-    return PullSecret({**internal.logins, **cluster.logins})
+    return PullSecret({**internal.credentials, **cluster.credentials})
 
 
-def encode(secret: PullSecret) -> bytes:
+def encode_pull_secret(secret: PullSecret) -> bytes:
     """The secret as ``.dockerconfigjson``; the same logins are always the same bytes.
 
     A user name with its password becomes ``auth``: it is all that containers-auth.json(5) reads.
     """
-    auths = {registry: _entry(login) for registry, login in secret.logins.items()}
+    auths = {registry: _encode_entry(login) for registry, login in secret.credentials.items()}
     return json.dumps({"auths": auths}, sort_keys=True, indent=1).encode() + b"\n"
 
 
-def _decoded(content: bytes) -> object:
+def _decode_json(content: bytes) -> object:
     """None for what is not JSON; the parser's own error would carry the content along."""
     try:
         return json.loads(content)
@@ -92,7 +92,7 @@ def _decoded(content: bytes) -> object:
         return None
 
 
-def _auths(document: Json) -> object:
+def _find_auths(document: Json) -> object:
     """The entries by registry; in a .dockercfg they are the document."""
     if "auths" in document:
         return {} if document["auths"] is None else document["auths"]
@@ -100,7 +100,7 @@ def _auths(document: Json) -> object:
     return document if all(known) else None
 
 
-def _registry(name: str) -> str:
+def _normalize_registry(name: str) -> str:
     """The name as pulls look for it: without a scheme, and what such a name has after the host."""
     for scheme in ("https://", "http://"):
         if name.startswith(scheme):
@@ -108,7 +108,7 @@ def _registry(name: str) -> str:
     return "docker.io" if name in _DOCKER_HUB else name
 
 
-def _login(entry: object) -> Login | None:
+def _parse_credential(entry: object) -> RegistryCredential | None:
     """None when the entry can't be understood."""
     if not isinstance(entry, dict):
         return None
@@ -117,15 +117,15 @@ def _login(entry: object) -> Login | None:
         return None
     pair = f"{texts['username']}:{texts['password']}".encode("utf-8", "surrogatepass")
     if texts["auth"]:
-        decoded = _user_and_password(texts["auth"])
+        decoded = _decode_auth(texts["auth"])
         if decoded is None:
             return None
         pair = decoded
     auth = binascii.b2a_base64(pair, newline=False).decode() if pair != b":" else ""
-    return Login(auth, texts["identitytoken"])
+    return RegistryCredential(auth, texts["identitytoken"])
 
 
-def _user_and_password(auth: str) -> bytes | None:
+def _decode_auth(auth: str) -> bytes | None:
     try:
         decoded = binascii.a2b_base64("".join(auth.split()), strict_mode=True)
     except ValueError:
@@ -133,7 +133,7 @@ def _user_and_password(auth: str) -> bytes | None:
     return decoded if b":" in decoded else None
 
 
-def _entry(login: Login) -> Json:
+def _encode_entry(login: RegistryCredential) -> Json:
     entry: Json = {}
     if login.auth:
         entry["auth"] = login.auth
@@ -142,7 +142,7 @@ def _entry(login: Login) -> Json:
     return entry
 
 
-def _refused(where: str, why: str) -> CredentialError:
+def _make_error(where: str, why: str) -> CredentialError:
     return CredentialError(
         f"{where} is not a pull secret: {why}",
         remedy='it has to be {"auths": {"REGISTRY": {"auth": "USER:PASSWORD in base64"}}}, '

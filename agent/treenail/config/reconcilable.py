@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from treenail.api import ignition
 from treenail.api.decode import Json
-from treenail.api.ignition_model import Ignition, User
+from treenail.api.ignition_model import IgnitionConfig, IgnitionUser
 from treenail.api.machineconfig import MachineConfig
 from treenail.config import names, wanted
 from treenail.errors import UnreconcilableError
@@ -19,7 +19,7 @@ from treenail.errors import UnreconcilableError
 _REINSTALL = "take the change back, or install the node anew with it"
 
 
-class Override(StrEnum):
+class ValidationOverride(StrEnum):
     """What a cluster may let pass, in ``irreconcilableValidationOverrides.storage``.
 
     The difference then holds for nodes that are installed from now on.
@@ -31,7 +31,7 @@ class Override(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
+class IrreconcilableChange:
     """One difference that can't be made; ``place`` is in the new config."""
 
     place: str
@@ -39,11 +39,11 @@ class Obstacle:
     remedy: str = _REINSTALL
 
 
-def check(
-    old: MachineConfig, new: MachineConfig, *, allowed: frozenset[Override] = frozenset()
+def check_reconcilable(
+    old: MachineConfig, new: MachineConfig, *, allowed: frozenset[ValidationOverride] = frozenset()
 ) -> None:
     """Raise `UnreconcilableError` with all that stands between the two; `IgnitionError` too."""
-    found = obstacles(old, new, allowed=allowed)
+    found = find_irreconcilable_changes(old, new, allowed=allowed)
     if found:
         listed = "; ".join(f"{obstacle.reason} ({obstacle.place})" for obstacle in found)
         raise UnreconcilableError(
@@ -52,114 +52,120 @@ def check(
         )
 
 
-def obstacles(
-    old: MachineConfig, new: MachineConfig, *, allowed: frozenset[Override] = frozenset()
-) -> tuple[Obstacle, ...]:
+def find_irreconcilable_changes(
+    old: MachineConfig, new: MachineConfig, *, allowed: frozenset[ValidationOverride] = frozenset()
+) -> tuple[IrreconcilableChange, ...]:
     """All differences that can't be made on a running node; raises `IgnitionError`."""
-    before, after = ignition.read(old.config), ignition.read(new.config)
+    before, after = ignition.parse_ignition(old.config), ignition.parse_ignition(new.config)
     return (
-        *_users(before, after),
-        *_first_boot(before, after, allowed),
-        *_nodes(before, after),
-        *_files(after),
-        *_fips(old, new),
+        *_check_users(before, after),
+        *_check_first_boot(before, after, allowed),
+        *_check_nodes(before, after),
+        *_check_files(after),
+        *_check_fips(old, new),
     )
 
 
-def _users(old: Ignition, new: Ignition) -> Iterator[Obstacle]:
-    if _unordered(old.groups) != _unordered(new.groups):
-        yield Obstacle(
+def _check_users(old: IgnitionConfig, new: IgnitionConfig) -> Iterator[IrreconcilableChange]:
+    if _sort_entries(old.groups) != _sort_entries(new.groups):
+        yield IrreconcilableChange(
             "spec.config.passwd.groups",
             "invalid passwd change(s): ignition Passwd Groups section contains changes",
         )
-    if _logins(old) == _logins(new):
+    if _summarize_users(old) == _summarize_users(new):
         return
     section = "invalid passwd change(s): ignition passwd user section contains unsupported changes"
     for index, user in enumerate(new.users):
         place = f"spec.config.passwd.users[{index}]"
-        if user.name != names.LOGIN:
-            remedy = f"set keys and passwords of {names.LOGIN} only"
-            yield Obstacle(f"{place}.name", f"{section}: non-core user", remedy)
+        if user.name != names.CORE_USER:
+            remedy = f"set keys and passwords of {names.CORE_USER} only"
+            yield IrreconcilableChange(f"{place}.name", f"{section}: non-core user", remedy)
         elif user.others:
             others = ", ".join(sorted(user.others))
-            yield Obstacle(
+            yield IrreconcilableChange(
                 place,
                 "invalid passwd change(s): SSH keys and password hash are not reconcilable "
                 f"with {others} beside them",
                 f"leave out {others}",
             )
         elif not user.ssh_keys and user.password_hash is None:
-            yield Obstacle(
+            yield IrreconcilableChange(
                 place,
                 f"{section}: user must be core and have 1 or more sshKeys",
                 "to take away all keys, remove the user from the config",
             )
 
 
-def _first_boot(old: Ignition, new: Ignition, allowed: frozenset[Override]) -> Iterator[Obstacle]:
+def _check_first_boot(
+    old: IgnitionConfig, new: IgnitionConfig, allowed: frozenset[ValidationOverride]
+) -> Iterator[IrreconcilableChange]:
     """What Ignition does once, before a node's first boot."""
-    if _kernel_arguments(old) != _kernel_arguments(new):
-        yield Obstacle(
+    if _get_kernel_arguments(old) != _get_kernel_arguments(new):
+        yield IrreconcilableChange(
             "spec.config.kernelArguments",
             "ignition kargs section contains changes",
             "use spec.kernelArguments of the MachineConfig",
         )
     for name, before, after, override in (
-        ("disks", old.disks, new.disks, Override.DISKS),
-        ("filesystems", old.filesystems, new.filesystems, Override.FILESYSTEMS),
-        ("raid", old.raid, new.raid, Override.RAID),
+        ("disks", old.disks, new.disks, ValidationOverride.DISKS),
+        ("filesystems", old.filesystems, new.filesystems, ValidationOverride.FILESYSTEMS),
+        ("raid", old.raid, new.raid, ValidationOverride.RAID),
     ):
-        if override not in allowed and _unordered(before) != _unordered(after):
-            yield Obstacle(
+        if override not in allowed and _sort_entries(before) != _sort_entries(after):
+            yield IrreconcilableChange(
                 f"spec.config.storage.{name}",
                 f"ignition {name} section contains changes",
                 f"{_REINSTALL}, or allow {override} in irreconcilableValidationOverrides",
             )
 
 
-def _nodes(old: Ignition, new: Ignition) -> Iterator[Obstacle]:
-    if wanted.directories(old) != wanted.directories(new):
-        yield Obstacle(
+def _check_nodes(old: IgnitionConfig, new: IgnitionConfig) -> Iterator[IrreconcilableChange]:
+    if wanted.read_directories(old) != wanted.read_directories(new):
+        yield IrreconcilableChange(
             "spec.config.storage.directories",
             "ignition directories section contains changes",
             "directories of files are made without being listed; others, a tmpfiles.d file makes",
         )
-    if new.links and wanted.links(old) != wanted.links(new):
-        yield Obstacle(
+    if new.links and wanted.read_links(old) != wanted.read_links(new):
+        yield IrreconcilableChange(
             "spec.config.storage.links",
             "ignition links section contains changes",
             "let a file in tmpfiles.d make the link",
         )
 
 
-def _files(new: Ignition) -> Iterator[Obstacle]:
+def _check_files(new: IgnitionConfig) -> Iterator[IrreconcilableChange]:
     for file in new.files:
         if file.append:
             reason = f"ignition file {file.path} includes append"
-            yield Obstacle(f"{file.place}.append", reason, "write the whole file as contents")
+            yield IrreconcilableChange(
+                f"{file.location}.append", reason, "write the whole file as contents"
+            )
         if file.path == names.FORCE_FILE:
             reason = f"cannot create {file.path} via Ignition"
-            yield Obstacle(f"{file.place}.path", reason, "create it on the node, by hand")
+            yield IrreconcilableChange(
+                f"{file.location}.path", reason, "create it on the node, by hand"
+            )
 
 
-def _fips(old: MachineConfig, new: MachineConfig) -> Iterator[Obstacle]:
+def _check_fips(old: MachineConfig, new: MachineConfig) -> Iterator[IrreconcilableChange]:
     if old.fips != new.fips:
-        yield Obstacle(
+        yield IrreconcilableChange(
             "spec.fips",
             "detected change to FIPS flag; refusing to modify FIPS on a running cluster",
         )
 
 
-def _logins(config: Ignition) -> dict[str, tuple[object, ...]]:
-    def login(user: User) -> tuple[object, ...]:
+def _summarize_users(config: IgnitionConfig) -> dict[str, tuple[object, ...]]:
+    def login(user: IgnitionUser) -> tuple[object, ...]:
         return frozenset(user.ssh_keys), user.password_hash, json.dumps(user.others, sort_keys=True)
 
     return {user.name: login(user) for user in config.users}
 
 
-def _kernel_arguments(config: Ignition) -> tuple[frozenset[str], frozenset[str]]:
+def _get_kernel_arguments(config: IgnitionConfig) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(config.kernel_arguments), frozenset(config.absent_kernel_arguments)
 
 
-def _unordered(entries: tuple[Json, ...]) -> list[str]:
+def _sort_entries(entries: tuple[Json, ...]) -> list[str]:
     return sorted(json.dumps(entry, sort_keys=True) for entry in entries)

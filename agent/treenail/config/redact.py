@@ -122,28 +122,30 @@ class FileDiff:
         return "\n".join((*self.lines, self.note) if self.note else self.lines)
 
 
-def redacted_diff(old: bytes | None, new: bytes | None, *, path: str, mode: int) -> FileDiff:
+def compute_redacted_diff(
+    old: bytes | None, new: bytes | None, *, path: str, mode: int
+) -> FileDiff:
     """What differs, fit to be shown; None is a file that is not there.
 
     ``mode`` is the stricter of the two files' modes.
     """
     if old == new:
         return FileDiff()
-    if secret_file(path, mode):
-        return FileDiff(note=f"contents withheld: {_sizes(old, new)}")
-    texts = [_text(content) for content in (old, new)]
+    if is_secret_file(path, mode):
+        return FileDiff(note=f"contents withheld: {_format_sizes(old, new)}")
+    texts = [_decode_text(content) for content in (old, new)]
     if any(text is None for text in texts):
-        return FileDiff(note=f"binary: {_digests(old, new)}")
+        return FileDiff(note=f"binary: {_format_digests(old, new)}")
     if max(len(content or b"") for content in (old, new)) > SIZE_LIMIT:
-        return FileDiff(note=f"long: {_digests(old, new)}")
-    lines = list(_unified(texts[0] or "", texts[1] or ""))
+        return FileDiff(note=f"long: {_format_digests(old, new)}")
+    lines = list(_compare_lines(texts[0] or "", texts[1] or ""))
     if not lines:
-        return FileDiff(note=_sizes(old, new))
+        return FileDiff(note=_format_sizes(old, new))
     left = len(lines) - LINES_LIMIT
     return FileDiff(tuple(lines[:LINES_LIMIT]), f"{left} lines more" if left > 0 else "")
 
 
-def secret_file(path: str, mode: int) -> bool:
+def is_secret_file(path: str, mode: int) -> bool:
     """Whether not everybody on the machine may read the file, or its place is one of secrets."""
     return (
         not mode & _OTHERS_READ
@@ -152,12 +154,12 @@ def secret_file(path: str, mode: int) -> bool:
     )
 
 
-def redacted(text: str) -> str:
+def redact_text(text: str) -> str:
     """The text, line for line, with its secrets withheld."""
-    return "\n".join(redacted_lines(text.split("\n")))
+    return "\n".join(redact_lines(text.split("\n")))
 
 
-def redacted_lines(lines: Iterable[str]) -> Iterator[str]:
+def redact_lines(lines: Iterable[str]) -> Iterator[str]:
     """As many lines, with their secrets withheld; a secret may go over several."""
     inside: re.Pattern[str] | None = None
     deeper: int | None = None
@@ -165,48 +167,48 @@ def redacted_lines(lines: Iterable[str]) -> Iterator[str]:
         if inside is not None:
             inside = None if inside.search(line) else inside
             yield WITHHELD
-        elif deeper is not None and _below(line, deeper):
+        elif deeper is not None and _is_nested_below(line, deeper):
             yield WITHHELD if line.strip() else line
         else:
-            deeper = _indent(line) if _OPENS.search(line) else None
-            inside = _goes_on(line)
-            yield redacted_line(line)
+            deeper = _count_indent(line) if _OPENS.search(line) else None
+            inside = _find_secret_end(line)
+            yield redact_line(line)
 
 
-def redacted_line(line: str) -> str:
+def redact_line(line: str) -> str:
     """One line with its secrets withheld, those apart that began in a line before."""
     if len(line) > _REDACTED_LIMIT:
         return f"<a line of {len(line)} characters withheld>"
     if begin := _BEGIN.search(line):
         end = _END.search(line, begin.end())
-        rest = redacted_line(line[end.end() :]) if end else ""
+        rest = redact_line(line[end.end() :]) if end else ""
         line = f"{line[: begin.start()]}{WITHHELD}"
-        return redacted_line(line) + rest
+        return redact_line(line) + rest
     for pattern, put in _LOOKS:
         line = pattern.sub(put, line)
-    return _ENCODED.sub(_unless_plain, _without_values(line))
+    return _ENCODED.sub(_withhold_encoded, _withhold_values(line))
 
 
-def redacted_json(value: object) -> object:
+def redact_json(value: object) -> object:
     """A JSON document with the values of secret keys, and secrets in its texts, withheld."""
     if isinstance(value, dict):
         return {
-            key: WITHHELD if _secret_entry(key, each) else redacted_json(each)
+            key: WITHHELD if _is_secret_entry(key, each) else redact_json(each)
             for key, each in value.items()
         }
     if isinstance(value, list):
-        return [redacted_json(each) for each in value]
-    return redacted(value) if isinstance(value, str) else value
+        return [redact_json(each) for each in value]
+    return redact_text(value) if isinstance(value, str) else value
 
 
-def _secret_entry(key: str, value: object) -> bool:
+def _is_secret_entry(key: str, value: object) -> bool:
     if not value or isinstance(value, bool) or not _SECRET_KEY.search(key):
         return False
     # Ignition's section of users is no password.
     return not (key == "passwd" and isinstance(value, dict))
 
 
-def _without_values(line: str) -> str:
+def _withhold_values(line: str) -> str:
     """The line with the values of secret keys withheld: to the closing quote, or to its end."""
     shown: list[str] = []
     while found := _KEY.search(line):
@@ -217,7 +219,7 @@ def _without_values(line: str) -> str:
     return "".join((*shown, line))
 
 
-def _goes_on(line: str) -> re.Pattern[str] | None:
+def _find_secret_end(line: str) -> re.Pattern[str] | None:
     """What ends the secret that this line begins and does not end; None when there is none."""
     begin = _BEGIN.search(line)
     if begin and not _END.search(line, begin.end()):
@@ -233,22 +235,22 @@ def _goes_on(line: str) -> re.Pattern[str] | None:
     return None
 
 
-def _below(line: str, indent: int) -> bool:
+def _is_nested_below(line: str, indent: int) -> bool:
     """Whether a line of YAML or JSON belongs to a key that is indented so far."""
-    return not line.strip() or _indent(line) > indent or line[indent : indent + 2] == "- "
+    return not line.strip() or _count_indent(line) > indent or line[indent : indent + 2] == "- "
 
 
-def _indent(line: str) -> int:
+def _count_indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _unless_plain(found: re.Match[str]) -> str:
+def _withhold_encoded(found: re.Match[str]) -> str:
     text = found[0]
     mixed = any(map(str.isupper, text)) and any(map(str.islower, text))
     return WITHHELD if mixed and any(map(str.isdigit, text)) else text
 
 
-def _text(content: bytes | None) -> str | None:
+def _decode_text(content: bytes | None) -> str | None:
     """The contents as text; None when they are none."""
     try:
         text = (content or b"").decode()
@@ -257,12 +259,12 @@ def _text(content: bytes | None) -> str | None:
     return None if "\0" in text else text
 
 
-def _unified(old: str, new: str) -> Iterator[str]:
+def _compare_lines(old: str, new: str) -> Iterator[str]:
     """Compared as they are and shown without secrets, so that another secret is a difference."""
     before, after = old.split("\n"), new.split("\n")
     if before[-1] == after[-1] == "":
         before, after = before[:-1], after[:-1]
-    shown_before, shown_after = list(redacted_lines(before)), list(redacted_lines(after))
+    shown_before, shown_after = list(redact_lines(before)), list(redact_lines(after))
     if not old:
         before, shown_before = [], []
     if not new:
@@ -270,30 +272,30 @@ def _unified(old: str, new: str) -> Iterator[str]:
     matcher = SequenceMatcher(None, before, after)
     for group in matcher.get_grouped_opcodes(_CONTEXT):
         first, last = group[0], group[-1]
-        yield f"@@ -{_span(first[1], last[2])} +{_span(first[3], last[4])} @@"
+        yield f"@@ -{_format_span(first[1], last[2])} +{_format_span(first[3], last[4])} @@"
         for tag, old_from, old_to, new_from, new_to in group:
             if tag == "equal":
-                yield from (_cut(f" {line}") for line in shown_before[old_from:old_to])
+                yield from (_truncate_line(f" {line}") for line in shown_before[old_from:old_to])
                 continue
-            yield from (_cut(f"-{line}") for line in shown_before[old_from:old_to])
-            yield from (_cut(f"+{line}") for line in shown_after[new_from:new_to])
+            yield from (_truncate_line(f"-{line}") for line in shown_before[old_from:old_to])
+            yield from (_truncate_line(f"+{line}") for line in shown_after[new_from:new_to])
 
 
-def _span(start: int, stop: int) -> str:
+def _format_span(start: int, stop: int) -> str:
     length = stop - start
     return f"{start + bool(length)},{length}"
 
 
-def _cut(line: str) -> str:
+def _truncate_line(line: str) -> str:
     line = "".join(sign if sign.isprintable() or sign == "\t" else "?" for sign in line)
     return line if len(line) <= _LINE_LIMIT else f"{line[: _LINE_LIMIT - 1]}…"
 
 
-def _sizes(old: bytes | None, new: bytes | None) -> str:
+def _format_sizes(old: bytes | None, new: bytes | None) -> str:
     return " -> ".join("nothing" if each is None else f"{len(each)} bytes" for each in (old, new))
 
 
-def _digests(old: bytes | None, new: bytes | None) -> str:
+def _format_digests(old: bytes | None, new: bytes | None) -> str:
     return " -> ".join(
         "nothing"
         if each is None

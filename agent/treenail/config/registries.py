@@ -14,13 +14,13 @@ from treenail.errors import ConfigError
 _DIGEST_ONLY = "digest-only"
 
 
-def safe_change(old: bytes, new: bytes) -> bool:
+def is_safe_change(old: bytes, new: bytes) -> bool:
     """Whether no drain is needed between these two contents of the file.
 
     What can't be read is never safe.
     """
     try:
-        before, after = _read(old), _read(new)
+        before, after = _parse_registries(old), _parse_registries(new)
     except (ConfigError, ValueError, RecursionError):
         return False
     if after.search[: len(before.search)] != before.search:
@@ -28,26 +28,26 @@ def safe_change(old: bytes, new: bytes) -> bool:
     if not before.registries.keys() <= after.registries.keys():
         return False
     return all(
-        _same_source(before.registries[name], registry)
+        _has_same_source(before.registries[name], registry)
         if name in before.registries
-        else _harmless(registry)
+        else _is_harmless(registry)
         for name, registry in after.registries.items()
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Mirror:
-    insecure: bool
+    is_insecure: bool
     pull: str
-    digest_only: bool
+    is_digest_only: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Registry:
     prefix: str
     location: str
-    blocked: bool
-    insecure: bool
+    is_blocked: bool
+    is_insecure: bool
     mirrors: dict[str, _Mirror]
 
 
@@ -57,54 +57,54 @@ class _Registries:
     registries: dict[str, _Registry]
 
 
-def _same_source(old: _Registry, new: _Registry) -> bool:
-    if (old.prefix, old.location, old.blocked, old.insecure) != (
-        new.prefix, new.location, new.blocked, new.insecure,
+def _has_same_source(old: _Registry, new: _Registry) -> bool:
+    if (old.prefix, old.location, old.is_blocked, old.is_insecure) != (
+        new.prefix, new.location, new.is_blocked, new.is_insecure,
     ):  # fmt: skip
         return False
     for location, mirror in old.mirrors.items():
         after = new.mirrors.get(location)
-        if after is None or after.insecure != mirror.insecure:
+        if after is None or after.is_insecure != mirror.is_insecure:
             return False
         if after.pull not in {mirror.pull, _DIGEST_ONLY}:
             return False
-        if mirror.digest_only and not after.digest_only:
+        if mirror.is_digest_only and not after.is_digest_only:
             return False
     added = (mirror for location, mirror in new.mirrors.items() if location not in old.mirrors)
-    return all(mirror.digest_only for mirror in added)
+    return all(mirror.is_digest_only for mirror in added)
 
 
-def _harmless(registry: _Registry) -> bool:
+def _is_harmless(registry: _Registry) -> bool:
     """A new entry that only adds mirrors for digests."""
     elsewhere = registry.prefix and registry.prefix != registry.location
-    return not (registry.blocked or elsewhere) and all(
-        mirror.digest_only for mirror in registry.mirrors.values()
+    return not (registry.is_blocked or elsewhere) and all(
+        mirror.is_digest_only for mirror in registry.mirrors.values()
     )
 
 
-def _read(contents: bytes) -> _Registries:
-    fields = Fields.of(tomllib.loads(contents.decode()), "registries.conf")
-    found = fields.each("registry", _registry)
+def _parse_registries(contents: bytes) -> _Registries:
+    fields = Fields.from_json(tomllib.loads(contents.decode()), "registries.conf")
+    found = fields.map_objects("registry", _parse_registry)
     return _Registries(
-        search=fields.texts("unqualified-search-registries"),
+        search=fields.get_text_list("unqualified-search-registries"),
         registries={registry.prefix or registry.location: registry for registry in found},
     )
 
 
-def _registry(fields: Fields) -> _Registry:
-    digests = fields.flag("mirror-by-digest-only")
+def _parse_registry(fields: Fields) -> _Registry:
+    digests = fields.get_bool("mirror-by-digest-only")
     mirrors = {
-        mirror.required_text("location"): _Mirror(
-            insecure=mirror.flag("insecure"),
-            pull=mirror.text("pull-from-mirror"),
-            digest_only=digests or mirror.text("pull-from-mirror") == _DIGEST_ONLY,
+        mirror.get_required_text("location"): _Mirror(
+            is_insecure=mirror.get_bool("insecure"),
+            pull=mirror.get_text("pull-from-mirror"),
+            is_digest_only=digests or mirror.get_text("pull-from-mirror") == _DIGEST_ONLY,
         )
-        for mirror in fields.objects("mirror")
+        for mirror in fields.iter_objects("mirror")
     }
     return _Registry(
-        prefix=fields.text("prefix"),
-        location=fields.text("location"),
-        blocked=fields.flag("blocked"),
-        insecure=fields.flag("insecure"),
+        prefix=fields.get_text("prefix"),
+        location=fields.get_text("location"),
+        is_blocked=fields.get_bool("blocked"),
+        is_insecure=fields.get_bool("insecure"),
         mirrors=mirrors,
     )

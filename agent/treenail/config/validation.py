@@ -13,15 +13,15 @@ SIZE_LIMIT = 1_572_864
 _MAX_MODE = 0o777
 
 
-def check(config: MachineConfig) -> None:
+def validate_config(config: MachineConfig) -> None:
     """Raise `ConfigError`, which names the MachineConfig and the place, unless it can be used."""
     try:
-        _check(config)
+        _validate_spec(config)
     except ConfigError as error:
         raise ConfigError(f"MachineConfig {config.name}: {error}", remedy=error.remedy) from error
 
 
-def check_size(spec: Json, name: str) -> None:
+def check_rendered_size(spec: Json, name: str) -> None:
     """Raise `ConfigError` when a rendered config is too large to be stored."""
     size = len(json.dumps(spec, ensure_ascii=False, separators=(",", ":")).encode())
     if size > SIZE_LIMIT:
@@ -31,7 +31,7 @@ def check_size(spec: Json, name: str) -> None:
         )
 
 
-def _check(config: MachineConfig) -> None:
+def _validate_spec(config: MachineConfig) -> None:
     if config.kernel_type not in ("", *KERNEL_TYPES):
         raise ConfigError(
             f"spec.kernelType: expected one of {', '.join(KERNEL_TYPES)}, "
@@ -43,10 +43,10 @@ def _check(config: MachineConfig) -> None:
                 f"spec.extensions[{index}]: expected one of {', '.join(EXTENSIONS)}, "
                 f"found {name!r:.40}"
             )
-    for file in ignition.read(config.config).files:
+    for file in ignition.parse_ignition(config.config).files:
         if file.mode is not None and file.mode > _MAX_MODE:
             raise ConfigError(
-                f"{file.place}.mode: expected at most 511 (0777), found {file.mode} "
+                f"{file.location}.mode: expected at most 511 (0777), found {file.mode} "
                 f"({file.mode:#o})",
                 remedy="a MachineConfig can't set the setuid, setgid and sticky bits",
             )

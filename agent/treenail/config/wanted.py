@@ -10,15 +10,22 @@ from dataclasses import dataclass, field
 
 from treenail.api import ignition
 from treenail.api.contents import Contents
-from treenail.api.ignition_model import Directory, File, Ignition, Link, Owner, Unit
+from treenail.api.ignition_model import (
+    IgnitionConfig,
+    IgnitionDirectory,
+    IgnitionFile,
+    IgnitionLink,
+    IgnitionOwner,
+    IgnitionUnit,
+)
 from treenail.api.machineconfig import DEFAULT_KERNEL, EXTENSIONS, KERNEL_TYPES, MachineConfig
 from treenail.config import names
 from treenail.errors import ConfigError, IgnitionError
 
-Who = int | str
+UserOrGroup = int | str
 """A user or group: a number, or a name that the machine knows."""
 
-ROOT: Who = 0
+ROOT: UserOrGroup = 0
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
 
@@ -33,8 +40,8 @@ class WantedFile:
     path: str
     contents: Contents = field(default_factory=Contents)
     mode: int = FILE_MODE
-    user: Who = ROOT
-    group: Who = ROOT
+    user: UserOrGroup = ROOT
+    group: UserOrGroup = ROOT
     sha256: str = field(default="", compare=False)
     """Of the contents, where they have been decoded already."""
 
@@ -43,17 +50,17 @@ class WantedFile:
 class WantedDirectory:
     path: str
     mode: int = DIRECTORY_MODE
-    user: Who = ROOT
-    group: Who = ROOT
+    user: UserOrGroup = ROOT
+    group: UserOrGroup = ROOT
 
 
 @dataclass(frozen=True, slots=True)
 class WantedLink:
     path: str
     target: str
-    hard: bool = False
-    user: Who = ROOT
-    group: Who = ROOT
+    is_hard: bool = False
+    user: UserOrGroup = ROOT
+    group: UserOrGroup = ROOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,7 @@ class WantedUnit:
     mask: bool | None = None
     dropins: Mapping[str, str] = field(default_factory=dict, repr=False)
 
-    def written(self) -> Iterator[tuple[str, str]]:
+    def list_files(self) -> Iterator[tuple[str, str]]:
         """Each path that is written, with its text."""
         if self.contents:
             yield names.unit_path(self.name), self.contents
@@ -100,7 +107,7 @@ class WantedOS:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedState:
     """All that a config wants, by path or name, in the order of the document."""
 
     files: Mapping[str, WantedFile] = field(default_factory=dict)
@@ -110,74 +117,78 @@ class Wanted:
     users: Mapping[str, WantedUser] = field(default_factory=dict)
     os: WantedOS = field(default_factory=WantedOS)
 
-    def unit_files(self) -> dict[str, str]:
+    def list_unit_files(self) -> dict[str, str]:
         """Each path below the unit directory that is written, with its text."""
-        return dict(entry for unit in self.units.values() for entry in unit.written())
+        return dict(entry for unit in self.units.values() for entry in unit.list_files())
 
-    def masks(self) -> set[str]:
+    def list_masks(self) -> set[str]:
         """Each path below the unit directory that is a mask."""
         return {names.unit_path(unit.name) for unit in self.units.values() if unit.mask}
 
 
-def wanted(config: MachineConfig) -> Wanted:
+def read_wanted_state(config: MachineConfig) -> WantedState:
     """What the config wants; raises `ConfigError` when a node can't be brought to it.
 
     Every file's contents are decoded once, so that whoever writes them is not surprised.
     """
     who = f"MachineConfig {config.name}: " if config.name else ""
-    found = ignition.read(config.config, place=f"{who}spec.config")
-    return Wanted(
-        files={file.path: _file(file) for file in found.files},
-        directories=directories(found),
-        links=links(found),
-        units={unit.name: _unit(unit) for unit in found.units},
-        users=_users(found),
-        os=_os(config, f"{who}spec"),
+    found = ignition.parse_ignition(config.config, location=f"{who}spec.config")
+    return WantedState(
+        files={file.path: _read_file(file) for file in found.files},
+        directories=read_directories(found),
+        links=read_links(found),
+        units={unit.name: _read_unit(unit) for unit in found.units},
+        users=_read_users(found),
+        os=_read_os(config, f"{who}spec"),
     )
 
 
-def directories(found: Ignition) -> dict[str, WantedDirectory]:
+def read_directories(found: IgnitionConfig) -> dict[str, WantedDirectory]:
     """The directories of an Ignition config, by path."""
-    return {entry.path: _directory(entry) for entry in found.directories}
+    return {entry.path: _read_directory(entry) for entry in found.directories}
 
 
-def links(found: Ignition) -> dict[str, WantedLink]:
+def read_links(found: IgnitionConfig) -> dict[str, WantedLink]:
     """The links of an Ignition config, by path."""
-    return {link.path: _link(link) for link in found.links}
+    return {link.path: _read_link(link) for link in found.links}
 
 
-def split_arguments(entry: str) -> list[str]:
+def split_kernel_arguments(entry: str) -> list[str]:
     """The kernel arguments in one entry of the list; quotes are kept."""
     return _ARGUMENT.findall(entry)
 
 
-def _file(file: File) -> WantedFile:
+def _read_file(file: IgnitionFile) -> WantedFile:
     if file.append:
         raise IgnitionError(
-            f"{file.place}.append: a running node's file can't be appended to",
+            f"{file.location}.append: a running node's file can't be appended to",
             remedy="write the whole file as contents",
         )
     if file.path == names.FORCE_FILE:
-        raise IgnitionError(f"{file.place}.path: only a person may create {file.path}")
+        raise IgnitionError(f"{file.location}.path: only a person may create {file.path}")
     mode = FILE_MODE if file.mode is None else file.mode
     if mode > _MAX_FILE_MODE:
         raise IgnitionError(
-            f"{file.place}.mode: expected at most {_MAX_FILE_MODE} (0777), found {mode} ({mode:#o})"
+            f"{file.location}.mode: expected at most {_MAX_FILE_MODE} (0777), found {mode} ({mode:#o})"
         )
-    digest = file.contents.sha256()
-    return WantedFile(file.path, file.contents, mode, _who(file.user), _who(file.group), digest)
+    digest = file.contents.compute_sha256()
+    return WantedFile(
+        file.path, file.contents, mode, _read_owner(file.user), _read_owner(file.group), digest
+    )
 
 
-def _directory(entry: Directory) -> WantedDirectory:
+def _read_directory(entry: IgnitionDirectory) -> WantedDirectory:
     mode = DIRECTORY_MODE if entry.mode is None else entry.mode
-    return WantedDirectory(entry.path, mode, _who(entry.user), _who(entry.group))
+    return WantedDirectory(entry.path, mode, _read_owner(entry.user), _read_owner(entry.group))
 
 
-def _link(link: Link) -> WantedLink:
-    return WantedLink(link.path, link.target, bool(link.hard), _who(link.user), _who(link.group))
+def _read_link(link: IgnitionLink) -> WantedLink:
+    return WantedLink(
+        link.path, link.target, bool(link.hard), _read_owner(link.user), _read_owner(link.group)
+    )
 
 
-def _unit(unit: Unit) -> WantedUnit:
+def _read_unit(unit: IgnitionUnit) -> WantedUnit:
     dropins = {dropin.name: dropin.contents or "" for dropin in unit.dropins}
     if unit.mask:
         return WantedUnit(unit.name, mask=True, dropins=dropins)
@@ -186,19 +197,19 @@ def _unit(unit: Unit) -> WantedUnit:
     return WantedUnit(unit.name, unit.contents or "", unit.enabled, mask, dropins)
 
 
-def _who(owner: Owner) -> Who:
+def _read_owner(owner: IgnitionOwner) -> UserOrGroup:
     if owner.id is not None:
         return owner.id
     return ROOT if owner.name in (None, "", "root") else owner.name
 
 
-def _users(found: Ignition) -> dict[str, WantedUser]:
+def _read_users(found: IgnitionConfig) -> dict[str, WantedUser]:
     return {
         user.name: WantedUser(user.name, user.ssh_keys, user.password_hash) for user in found.users
     }
 
 
-def _os(config: MachineConfig, spec: str) -> WantedOS:
+def _read_os(config: MachineConfig, spec: str) -> WantedOS:
     kernel_type = config.kernel_type or DEFAULT_KERNEL
     if kernel_type not in KERNEL_TYPES:
         expected = ", ".join(KERNEL_TYPES)
@@ -223,7 +234,9 @@ def _os(config: MachineConfig, spec: str) -> WantedOS:
         extensions_image=config.extensions_image,
         kernel_type=kernel_type,
         kernel_arguments=tuple(
-            argument for entry in config.kernel_arguments for argument in split_arguments(entry)
+            argument
+            for entry in config.kernel_arguments
+            for argument in split_kernel_arguments(entry)
         ),
         extensions=frozenset(config.extensions),
         fips=config.fips,

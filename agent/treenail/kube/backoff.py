@@ -14,19 +14,19 @@ class Backoff:
     """
 
     def __init__(
-        self, *, first_s: float = 0.5, most_s: float = 30.0, jitter: Random = random.random
+        self, *, first_s: float = 0.5, max_s: float = 30.0, jitter: Random = random.random
     ) -> None:
         self._first_s = first_s
-        self._most_s = most_s
+        self._max_s = max_s
         self._jitter = jitter
-        self._whole_s = first_s
+        self._next_s = first_s
 
-    def pause_s(self) -> float:
+    def next_pause_s(self) -> float:
         """Seconds to wait this time."""
-        whole_s = self._whole_s
-        self._whole_s = min(whole_s * 2, self._most_s)
+        whole_s = self._next_s
+        self._next_s = min(whole_s * 2, self._max_s)
         return whole_s * (1 - self._jitter() / 2)
 
     def reset(self) -> None:
         """Begin again with the shortest pause."""
-        self._whole_s = self._first_s
+        self._next_s = self._first_s

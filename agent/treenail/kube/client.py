@@ -6,35 +6,35 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from treenail.errors import ClusterError, Gone
-from treenail.kube.request import JSON, Reply, Request
+from treenail.errors import ClusterError, GoneError
+from treenail.kube.request import JSON_CONTENT_TYPE, ApiRequest, ApiResponse
 from treenail.kube.resources import PODS, Resource
-from treenail.kube.status import error_of, error_of_status
+from treenail.kube.status import make_response_error, make_status_error
 
 Json = dict[str, object]
 JsonPatch = list[Json]
 Params = Mapping[str, str]
 
-_NONE: Params = {}
+_NO_PARAMS: Params = {}
 
 
-class Stream(Protocol):
+class ResponseStream(Protocol):
     """One answer that goes on. ``close`` may come from any thread and wakes the reader."""
 
-    def reply(self) -> Reply: ...
-    def lines(self) -> Iterator[bytes]: ...
+    def read_response(self) -> ApiResponse: ...
+    def iter_lines(self) -> Iterator[bytes]: ...
     def close(self) -> None: ...
 
 
 class Transport(Protocol):
     """How requests get to the API server; raises Unreachable when they don't."""
 
-    def send(self, request: Request) -> Reply: ...
-    def open(self, request: Request, *, lasts_s: float) -> Stream: ...
+    def send(self, request: ApiRequest) -> ApiResponse: ...
+    def open_stream(self, request: ApiRequest, *, duration_s: float) -> ResponseStream: ...
     def close(self) -> None: ...
 
 
-class PatchKind(StrEnum):
+class PatchType(StrEnum):
     """How a patch is to be read; APPLY is server-side apply."""
 
     MERGE = "application/merge-patch+json"
@@ -59,31 +59,31 @@ class WatchEvent:
     object: Json
 
 
-class EventStream:
-    """What happens to some objects, from ``Client.watch``: ``begin``, then iterate."""
+class WatchStream:
+    """What happens to some objects, from ``Client.watch``: ``connect``, then iterate."""
 
-    def __init__(self, stream: Stream, what: str) -> None:
+    def __init__(self, stream: ResponseStream, what: str) -> None:
         self._stream = stream
         self._what = what
 
-    def begin(self) -> None:
+    def connect(self) -> None:
         """Connect and ask; Gone when the version to begin at is too old."""
-        reply = self._stream.reply()
+        reply = self._stream.read_response()
         if reply.status != 200:
-            raise error_of(self._what, reply)
+            raise make_response_error(self._what, reply)
 
     def __iter__(self) -> Iterator[WatchEvent]:
         """Each event as it comes, until the server ends the watch or ``close`` is called.
 
         Gone when the version became too old, Unreachable when the connection broke.
         """
-        for line in self._stream.lines():
-            event = _decoded(self._what, line)
+        for line in self._stream.iter_lines():
+            event = _decode_object(self._what, line)
             found = event.get("object")
             if not isinstance(found, dict):
                 raise ClusterError(f"{self._what}: an event without an object")
             if event.get("type") == "ERROR":
-                raise error_of_status(self._what, found)
+                raise make_status_error(self._what, found)
             yield WatchEvent(str(event.get("type")), found)
 
     def close(self) -> None:
@@ -106,34 +106,36 @@ class Client:
         *,
         field_manager: str = "treenail",
         limit_s: float = 15.0,
-        page: int = 250,
-        most_pages: int = 400,
+        page_size: int = 250,
+        max_pages: int = 400,
     ) -> None:
         self._transport = transport
         self._field_manager = field_manager
         self._limit_s = limit_s
-        self._page = page
-        self._most_pages = most_pages
+        self._page_size = page_size
+        self._max_pages = max_pages
 
     def get(
-        self, resource: Resource, name: str, *, namespace: str = "", params: Params = _NONE
+        self, resource: Resource, name: str, *, namespace: str = "", params: Params = _NO_PARAMS
     ) -> Json:
-        return self._send("GET", resource, name, namespace, params=params)
+        return self._send_request("GET", resource, name, namespace, params=params)
 
-    def list(self, resource: Resource, *, namespace: str = "", params: Params = _NONE) -> Listing:
+    def list(
+        self, resource: Resource, *, namespace: str = "", params: Params = _NO_PARAMS
+    ) -> Listing:
         """Every object, fetched page by page.
 
         A list that outlives its snapshot begins again in one page, as client-go's does.
         """
         try:
-            return self._list(resource, namespace, {"limit": str(self._page), **params})
-        except Gone:
-            return self._list(resource, namespace, params)
+            return self._list_pages(resource, namespace, {"limit": str(self._page_size), **params})
+        except GoneError:
+            return self._list_pages(resource, namespace, params)
 
     def create(
-        self, resource: Resource, body: Json, *, namespace: str = "", params: Params = _NONE
+        self, resource: Resource, body: Json, *, namespace: str = "", params: Params = _NO_PARAMS
     ) -> Json:
-        return self._send("POST", resource, "", namespace, body=body, params=params)
+        return self._send_request("POST", resource, "", namespace, body=body, params=params)
 
     def update(
         self,
@@ -143,10 +145,10 @@ class Client:
         *,
         namespace: str = "",
         subresource: str = "",
-        params: Params = _NONE,
+        params: Params = _NO_PARAMS,
     ) -> Json:
         """Replace it; Conflict if ``body`` has a resourceVersion that is not the current one."""
-        return self._send(
+        return self._send_request(
             "PUT", resource, name, namespace, subresource=subresource, body=body, params=params
         )
 
@@ -155,23 +157,23 @@ class Client:
         resource: Resource,
         name: str,
         body: Json | JsonPatch,
-        kind: PatchKind = PatchKind.MERGE,
+        patch_type: PatchType = PatchType.MERGE,
         *,
         namespace: str = "",
         subresource: str = "",
-        params: Params = _NONE,
+        params: Params = _NO_PARAMS,
     ) -> Json:
         """Change it. APPLY takes the fields over from whoever had them (``force``)."""
-        if kind is PatchKind.APPLY:
+        if patch_type is PatchType.APPLY:
             params = {"force": "true", **params}
-        return self._send(
+        return self._send_request(
             "PATCH",
             resource,
             name,
             namespace,
             subresource=subresource,
             body=body,
-            content_type=kind,
+            content_type=patch_type,
             params=params,
         )
 
@@ -183,11 +185,15 @@ class Client:
         namespace: str = "",
         uid: str = "",
         grace_s: int | None = None,
-        params: Params = _NONE,
+        params: Params = _NO_PARAMS,
     ) -> Json:
         """Delete it; Conflict if ``uid`` is given and it is another one of the same name."""
-        options: Json = {"apiVersion": "v1", "kind": "DeleteOptions", **_options(uid, grace_s)}
-        return self._send("DELETE", resource, name, namespace, body=options, params=params)
+        options: Json = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            **_build_delete_options(uid, grace_s),
+        }
+        return self._send_request("DELETE", resource, name, namespace, body=options, params=params)
 
     def evict(
         self,
@@ -196,7 +202,7 @@ class Client:
         *,
         uid: str = "",
         grace_s: int | None = None,
-        params: Params = _NONE,
+        params: Params = _NO_PARAMS,
     ) -> None:
         """Ask for the pod to go, by policy/v1; TooManyRequests while its budget forbids it."""
         body: Json = {
@@ -204,38 +210,40 @@ class Client:
             "kind": "Eviction",
             "metadata": {"name": pod, "namespace": namespace},
         }
-        if options := _options(uid, grace_s):
+        if options := _build_delete_options(uid, grace_s):
             body["deleteOptions"] = options
-        self._send("POST", PODS, pod, namespace, subresource="eviction", body=body, params=params)
+        self._send_request(
+            "POST", PODS, pod, namespace, subresource="eviction", body=body, params=params
+        )
 
     def watch(
         self,
         resource: Resource,
         *,
         namespace: str = "",
-        params: Params = _NONE,
-        lasts_s: int = 300,
-    ) -> EventStream:
-        """What happens from ``params["resourceVersion"]`` on, for about ``lasts_s``."""
-        request = Request(
+        params: Params = _NO_PARAMS,
+        duration_s: int = 300,
+    ) -> WatchStream:
+        """What happens from ``params["resourceVersion"]`` on, for about ``duration_s``."""
+        request = ApiRequest(
             "GET",
-            resource.path(namespace=namespace),
+            resource.build_path(namespace=namespace),
             {
                 "watch": "true",
                 "allowWatchBookmarks": "true",
-                "timeoutSeconds": str(lasts_s),
+                "timeoutSeconds": str(duration_s),
                 **params,
             },
             limit_s=self._limit_s,
         )
         # The server ends the watch; the transport does only if the server forgets to.
-        stream = self._transport.open(request, lasts_s=lasts_s + 2 * self._limit_s)
-        return EventStream(stream, f"watch {resource.plural}")
+        stream = self._transport.open_stream(request, duration_s=duration_s + 2 * self._limit_s)
+        return WatchStream(stream, f"watch {resource.plural}")
 
-    def _list(self, resource: Resource, namespace: str, params: Params) -> Listing:
+    def _list_pages(self, resource: Resource, namespace: str, params: Params) -> Listing:
         items: tuple[Json, ...] = ()
-        for _ in range(self._most_pages):
-            page = self._send("GET", resource, "", namespace, params=params)
+        for _ in range(self._max_pages):
+            page = self._send_request("GET", resource, "", namespace, params=params)
             found, metadata = page.get("items"), page.get("metadata")
             if isinstance(found, list):
                 items += tuple(found)
@@ -245,10 +253,10 @@ class Client:
                 return Listing(items, str(metadata.get("resourceVersion") or ""))
             params = {**params, "continue": str(metadata["continue"])}
         raise ClusterError(
-            f"list {resource.plural}: more than {self._most_pages} pages of {self._page}"
+            f"list {resource.plural}: more than {self._max_pages} pages of {self._page_size}"
         )
 
-    def _send(
+    def _send_request(
         self,
         method: str,
         resource: Resource,
@@ -257,25 +265,25 @@ class Client:
         *,
         subresource: str = "",
         body: Json | JsonPatch | None = None,
-        content_type: str = JSON,
-        params: Params = _NONE,
+        content_type: str = JSON_CONTENT_TYPE,
+        params: Params = _NO_PARAMS,
     ) -> Json:
         if method in {"POST", "PUT", "PATCH"}:
             params = {"fieldManager": self._field_manager, **params}
-        path = resource.path(name, namespace=namespace, subresource=subresource)
+        path = resource.build_path(name, namespace=namespace, subresource=subresource)
         data = b"" if body is None else json.dumps(body).encode("ascii")
         reply = self._transport.send(
-            Request(method, path, params, data, content_type, self._limit_s)
+            ApiRequest(method, path, params, data, content_type, self._limit_s)
         )
         what = " ".join(
             part for part in (method, resource.plural, namespace, name, subresource) if part
         )
         if not 200 <= reply.status < 300:
-            raise error_of(what, reply)
-        return _decoded(what, reply.body)
+            raise make_response_error(what, reply)
+        return _decode_object(what, reply.body)
 
 
-def _options(uid: str, grace_s: int | None) -> Json:
+def _build_delete_options(uid: str, grace_s: int | None) -> Json:
     options: Json = {}
     if uid:
         options["preconditions"] = {"uid": uid}
@@ -284,7 +292,7 @@ def _options(uid: str, grace_s: int | None) -> Json:
     return options
 
 
-def _decoded(what: str, text: bytes) -> Json:
+def _decode_object(what: str, text: bytes) -> Json:
     try:
         value = json.loads(text)
     except ValueError as error:

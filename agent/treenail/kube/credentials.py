@@ -12,145 +12,150 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from treenail.errors import Unreachable
-from treenail.kube.kubeconfig import Connection
+from treenail.errors import UnreachableError
+from treenail.kube.kubeconfig import ApiServerConfig
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_Stamp = tuple[tuple[int, int, int], ...]
+_FileStamps = tuple[tuple[int, int, int], ...]
 
 
-class Credentials:
+class ApiCredentials:
     """What a transport needs to open a connection and to sign a request. Thread-safe."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ApiServerConfig) -> None:
         self._connection = connection
         files = [p for p in (connection.ca, connection.certificate, connection.key) if p]
-        self._context = _Followed(connection, tuple(p for p in files if isinstance(p, str)), _tls)
-        self._token = _Followed(
-            connection, (connection.token_file,) if connection.token_file else (), _token
+        self._context = _ReloadedValue(
+            connection, tuple(p for p in files if isinstance(p, str)), _make_tls_context
+        )
+        self._token = _ReloadedValue(
+            connection, (connection.token_file,) if connection.token_file else (), _read_token
         )
 
-    def context(self) -> ssl.SSLContext:
+    def get_tls_context(self) -> ssl.SSLContext:
         """The TLS context: the same object as long as no file changed.
 
         Unreachable when a file is missing or holds nothing usable and there was no good one yet.
         """
-        return self._context.current()
+        return self._context.get_value()
 
-    def authorization(self) -> str:
+    def get_authorization(self) -> str:
         """The value of the Authorization header; empty when a certificate says who we are."""
-        token = self._token.current()
+        token = self._token.get_value()
         return f"Bearer {token}" if token else ""
 
 
-class _Followed(Generic[T]):
+class _ReloadedValue(Generic[T]):
     """A value made from files, made again when one of them changes."""
 
     def __init__(
-        self, connection: Connection, files: tuple[str, ...], make: Callable[[Connection], T]
+        self,
+        connection: ApiServerConfig,
+        files: tuple[str, ...],
+        make: Callable[[ApiServerConfig], T],
     ) -> None:
         self._connection = connection
         self._files = files
         self._make = make
         self._lock = threading.Lock()
-        self._seen: _Stamp | None = None
-        self._good: tuple[T] | None = None
+        self._last_stamps: _FileStamps | None = None
+        self._last_good: tuple[T] | None = None
 
-    def current(self) -> T:
+    def get_value(self) -> T:
         with self._lock:
             try:
-                stamp = self._stamp()
-                if self._good is None or stamp != self._seen:
-                    self._good = (self._make(self._connection),)
-                    self._seen = stamp
-            except Unreachable as error:
-                if self._good is None:
+                stamp = self._stat_files()
+                if self._last_good is None or stamp != self._last_stamps:
+                    self._last_good = (self._make(self._connection),)
+                    self._last_stamps = stamp
+            except UnreachableError as error:
+                if self._last_good is None:
                     raise
-                if self._seen is not None:
+                if self._last_stamps is not None:
                     log.warning("%s; keeping the one in use", error)
-                self._seen = None
-            return self._good[0]
+                self._last_stamps = None
+            return self._last_good[0]
 
-    def _stamp(self) -> _Stamp:
-        return tuple(self._look(path) for path in self._files)
+    def _stat_files(self) -> _FileStamps:
+        return tuple(self._stat_file(path) for path in self._files)
 
-    def _look(self, path: str) -> tuple[int, int, int]:
+    def _stat_file(self, path: str) -> tuple[int, int, int]:
         try:
             found = self._connection.locate(path).stat()
         except OSError as error:
-            raise _fault(self._connection, path, error.strerror or "can't be read") from error
+            raise _make_error(self._connection, path, error.strerror or "can't be read") from error
         return (found.st_mtime_ns, found.st_ino, found.st_size)
 
 
-def _tls(connection: Connection) -> ssl.SSLContext:
+def _make_tls_context(connection: ApiServerConfig) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    if not connection.verify:
+    if not connection.should_verify_tls:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     elif connection.ca:
-        _trust(connection, context)
+        _load_ca(connection, context)
     else:
         context.load_default_certs()
     if connection.certificate:
-        _identify(connection, context)
+        _load_client_certificate(connection, context)
     return context
 
 
-def _trust(connection: Connection, context: ssl.SSLContext) -> None:
+def _load_ca(connection: ApiServerConfig, context: ssl.SSLContext) -> None:
     try:
-        context.load_verify_locations(cadata=_read(connection, connection.ca).decode("ascii"))
+        context.load_verify_locations(cadata=_read_pem(connection, connection.ca).decode("ascii"))
     except (ssl.SSLError, UnicodeDecodeError, ValueError) as error:
-        raise _fault(connection, connection.ca, "no CA certificate in PEM") from error
+        raise _make_error(connection, connection.ca, "no CA certificate in PEM") from error
 
 
-def _identify(connection: Connection, context: ssl.SSLContext) -> None:
-    pem = _read(connection, connection.certificate)
+def _load_client_certificate(connection: ApiServerConfig, context: ssl.SSLContext) -> None:
+    pem = _read_pem(connection, connection.certificate)
     if connection.key != connection.certificate:
-        pem = pem + b"\n" + _read(connection, connection.key)
+        pem = pem + b"\n" + _read_pem(connection, connection.key)
     # OpenSSL wants a path. A memory file has one, is nobody else's and is gone when closed.
     memory = os.memfd_create("client", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(memory), "wb") as writable:
             writable.write(pem)
-        context.load_cert_chain(f"/proc/self/fd/{memory}", password=_no_passphrase)
+        context.load_cert_chain(f"/proc/self/fd/{memory}", password=_refuse_passphrase)
     except (ssl.SSLError, OSError, ValueError):
         # Not chained: nothing that has seen the key goes into a traceback.
         what = "no usable client certificate with its key in PEM"
-        raise _fault(connection, connection.certificate, what) from None
+        raise _make_error(connection, connection.certificate, what) from None
     finally:
         os.close(memory)
 
 
-def _no_passphrase() -> str:
+def _refuse_passphrase() -> str:
     """Refuse, rather than let OpenSSL ask on the terminal for the phrase of an encrypted key."""
     raise ValueError("the key is encrypted")
 
 
-def _token(connection: Connection) -> str:
+def _read_token(connection: ApiServerConfig) -> str:
     if not connection.token_file:
         return connection.token
-    raw = _read(connection, connection.token_file).strip()
+    raw = _read_pem(connection, connection.token_file).strip()
     token = raw.decode("ascii", errors="replace")
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise _fault(connection, connection.token_file, "not one line of printable ASCII")
+        raise _make_error(connection, connection.token_file, "not one line of printable ASCII")
     return token
 
 
-def _read(connection: Connection, pem: str | bytes) -> bytes:
+def _read_pem(connection: ApiServerConfig, pem: str | bytes) -> bytes:
     if isinstance(pem, bytes):
         return pem
     try:
         return connection.locate(pem).read_bytes()
     except OSError as error:
-        raise _fault(connection, pem, error.strerror or "can't be read") from error
+        raise _make_error(connection, pem, error.strerror or "can't be read") from error
 
 
-def _fault(connection: Connection, pem: str | bytes, what: str) -> Unreachable:
+def _make_error(connection: ApiServerConfig, pem: str | bytes, what: str) -> UnreachableError:
     name = pem if isinstance(pem, str) else "inline PEM data"
-    return Unreachable(
+    return UnreachableError(
         f"{connection.source}: {name}: {what}", remedy=f"correct {name}; it is read again"
     )

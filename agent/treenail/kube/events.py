@@ -6,15 +6,15 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from treenail.clock import Clock, rfc3339
+from treenail.clock import Clock, format_rfc3339
 from treenail.errors import (
-    AlreadyExists,
+    AlreadyExistsError,
     ClusterError,
-    Conflict,
-    Forbidden,
-    Invalid,
-    NotFound,
-    TooManyRequests,
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+    TooManyRequestsError,
 )
 from treenail.kube.client import Json
 from treenail.kube.resources import EVENTS, Resource
@@ -25,14 +25,14 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 # client-go's numbers (tools/record/events_cache.go, and the API's limit for a message).
-_SAME_FOR_S = 600.0
+_AGGREGATION_S = 600.0
 _BURST = 25
 _REFILL_S = 300.0
 _MESSAGE_CHARS = 1024
-_MOST_REMEMBERED = 256
-_MOST_PENDING = 32
+_MAX_REMEMBERED = 256
+_MAX_PENDING = 32
 # While the server is away, each try costs its caller the time limit of a request.
-_AFTER_FAILURE_S = 30.0
+_RETRY_S = 30.0
 
 
 class EventApi(Protocol):
@@ -43,7 +43,7 @@ class EventApi(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Regarding:
+class ObjectReference:
     """The object an event is about; the events of what has no namespace go to ``default``."""
 
     kind: str
@@ -53,7 +53,7 @@ class Regarding:
     api_version: str = "v1"
 
     @property
-    def reference(self) -> Json:
+    def to_involved_object(self) -> Json:
         """Itself as ``involvedObject``."""
         fields = {
             "apiVersion": self.api_version,
@@ -66,39 +66,39 @@ class Regarding:
 
 
 @dataclass(frozen=True, slots=True)
-class _Event:
-    regarding: Regarding
+class _EventKey:
+    regarding: ObjectReference
     type: str
     reason: str
     message: str
 
 
 @dataclass(slots=True)
-class _Series:
+class _EventSeries:
     """One Event object: what happened, how often, and how much of that is written."""
 
-    event: _Event
+    event: _EventKey
     name: str
-    first: float
-    last: float
+    first_at: float
+    last_at: float
     count: int = 1
-    written: int = 0
+    written_count: int = 0
 
 
 @dataclass(slots=True)
-class _Bucket:
+class _TokenBucket:
     """What an object may still say: ``_BURST`` at once, then one each ``_REFILL_S``."""
 
     tokens: float
-    at: float
+    refilled_at: float
 
 
-class Recorder:
+class EventRecorder:
     """Writes Events for one component on one host; never raises. Thread-safe.
 
     The same event again within ten minutes raises the count of the first. An object that says
     too much is cut short. What can't be written now is kept, up to 32 events, and written with
-    the next one that can, or by ``flush``.
+    the next one that can, or by ``flush_pending``.
     """
 
     def __init__(self, api: EventApi, component: str, host: str, clock: Clock) -> None:
@@ -107,119 +107,123 @@ class Recorder:
         self._host = host
         self._clock = clock
         self._lock = threading.Lock()
-        self._series: OrderedDict[_Event, _Series] = OrderedDict()
-        self._buckets: OrderedDict[Regarding, _Bucket] = OrderedDict()
-        self._pending: deque[_Series] = deque()
+        self._series: OrderedDict[_EventKey, _EventSeries] = OrderedDict()
+        self._buckets: OrderedDict[ObjectReference, _TokenBucket] = OrderedDict()
+        self._pending: deque[_EventSeries] = deque()
         self._not_before = 0.0
         self._last_stamp = 0
 
-    def normal(self, regarding: Regarding, reason: str, message: str) -> None:
+    def record_normal(self, regarding: ObjectReference, reason: str, message: str) -> None:
         """Record something that belongs to the ordinary course."""
-        self._record(_Event(regarding, "Normal", reason, message[:_MESSAGE_CHARS]))
+        self._record_event(_EventKey(regarding, "Normal", reason, message[:_MESSAGE_CHARS]))
 
-    def warning(self, regarding: Regarding, reason: str, message: str) -> None:
+    def record_warning(self, regarding: ObjectReference, reason: str, message: str) -> None:
         """Record something a person may have to look at."""
-        self._record(_Event(regarding, "Warning", reason, message[:_MESSAGE_CHARS]))
+        self._record_event(_EventKey(regarding, "Warning", reason, message[:_MESSAGE_CHARS]))
 
-    def flush(self) -> None:
+    def flush_pending(self) -> None:
         """Write what could not be written before; stops at the first that still can't."""
         with self._lock:
-            self._flush()
+            self._write_pending()
 
-    def _record(self, event: _Event) -> None:
+    def _record_event(self, event: _EventKey) -> None:
         with self._lock:
-            if not self._may_speak(event.regarding):
+            if not self._can_record(event.regarding):
                 log.debug("event %s for %s is one too many", event.reason, event.regarding.name)
                 return
-            series = self._counted(event)
+            series = self._count_event(event)
             if series not in self._pending:
                 self._pending.append(series)
-            if len(self._pending) > _MOST_PENDING:
+            if len(self._pending) > _MAX_PENDING:
                 lost = self._pending.popleft().event
                 log.warning("event %s for %s dropped", lost.reason, lost.regarding.name)
-            self._flush()
+            self._write_pending()
 
-    def _flush(self) -> None:
+    def _write_pending(self) -> None:
         while self._pending and self._clock.monotonic() >= self._not_before:
             series = self._pending[0]
             event = series.event
             try:
-                self._write(series)
-            except (Conflict, Forbidden, Invalid, NotFound) as error:
+                self._write_series(series)
+            except (ConflictError, ForbiddenError, InvalidError, NotFoundError) as error:
                 log.warning(
                     "event %s for %s dropped: %s", event.reason, event.regarding.name, error
                 )
             except ClusterError as error:
                 log.debug("event %s for %s waits: %s", event.reason, event.regarding.name, error)
-                wait_s = error.retry_after_s if isinstance(error, TooManyRequests) else 0.0
-                self._not_before = self._clock.monotonic() + max(wait_s, _AFTER_FAILURE_S)
+                wait_s = error.retry_after_s if isinstance(error, TooManyRequestsError) else 0.0
+                self._not_before = self._clock.monotonic() + max(wait_s, _RETRY_S)
                 return
             self._pending.popleft()
 
-    def _write(self, series: _Series) -> None:
+    def _write_series(self, series: _EventSeries) -> None:
         namespace = series.event.regarding.namespace or "default"
-        if series.written:
-            change: Json = {"count": series.count, "lastTimestamp": rfc3339(series.last)}
+        if series.written_count:
+            change: Json = {"count": series.count, "lastTimestamp": format_rfc3339(series.last_at)}
             try:
                 self._api.patch(EVENTS, series.name, change, namespace=namespace)
-            except NotFound:  # events live for an hour or so
-                series.name, series.first, series.written = self._name(), series.last, 0
-        if not series.written:
+            except NotFoundError:  # events live for an hour or so
+                series.name, series.first_at, series.written_count = (
+                    self._generate_name(),
+                    series.last_at,
+                    0,
+                )
+        if not series.written_count:
             try:
-                self._api.create(EVENTS, self._body(series, namespace), namespace=namespace)
-            except AlreadyExists:
+                self._api.create(EVENTS, self._build_body(series, namespace), namespace=namespace)
+            except AlreadyExistsError:
                 log.debug("event %s was written before, its answer was lost", series.name)
-        series.written = series.count
+        series.written_count = series.count
 
-    def _body(self, series: _Series, namespace: str) -> Json:
+    def _build_body(self, series: _EventSeries, namespace: str) -> Json:
         event = series.event
         return {
             "apiVersion": EVENTS.api_version,
             "kind": EVENTS.kind,
             "metadata": {"name": series.name, "namespace": namespace},
-            "involvedObject": event.regarding.reference,
+            "involvedObject": event.regarding.to_involved_object,
             "type": event.type,
             "reason": event.reason,
             "message": event.message,
             "source": {"component": self._component, "host": self._host},
             "reportingComponent": self._component,
             "reportingInstance": self._host,
-            "firstTimestamp": rfc3339(series.first),
-            "lastTimestamp": rfc3339(series.last),
+            "firstTimestamp": format_rfc3339(series.first_at),
+            "lastTimestamp": format_rfc3339(series.last_at),
             "count": series.count,
         }
 
-    def _counted(self, event: _Event) -> _Series:
+    def _count_event(self, event: _EventKey) -> _EventSeries:
         now = self._clock.now()
         series = self._series.get(event)
-        if series is None or now - series.last >= _SAME_FOR_S:
-            series = _Series(event, self._name(), first=now, last=now)
+        if series is None or now - series.last_at >= _AGGREGATION_S:
+            series = _EventSeries(event, self._generate_name(), first_at=now, last_at=now)
             self._series[event] = series
         else:
             series.count += 1
-            series.last = now
-        _remember(self._series, event)
+            series.last_at = now
+        _remember_entry(self._series, event)
         return series
 
-    def _may_speak(self, regarding: Regarding) -> bool:
+    def _can_record(self, regarding: ObjectReference) -> bool:
         now = self._clock.monotonic()
-        bucket = self._buckets.setdefault(regarding, _Bucket(_BURST, now))
-        bucket.tokens = min(_BURST, bucket.tokens + (now - bucket.at) / _REFILL_S)
-        bucket.at = now
-        _remember(self._buckets, regarding)
+        bucket = self._buckets.setdefault(regarding, _TokenBucket(_BURST, now))
+        bucket.tokens = min(_BURST, bucket.tokens + (now - bucket.refilled_at) / _REFILL_S)
+        bucket.refilled_at = now
+        _remember_entry(self._buckets, regarding)
         if bucket.tokens < 1:
             return False
         bucket.tokens -= 1
         return True
 
-    def _name(self) -> str:
+    def _generate_name(self) -> str:
         """``<host>.<hex>``, unique even within one tick of the clock."""
         self._last_stamp = max(self._last_stamp + 1, int(self._clock.now() * 1e9))
         return f"{self._host}.{self._last_stamp:x}"
 
 
-def _remember(table: OrderedDict[K, V], key: K) -> None:
+def _remember_entry(table: OrderedDict[K, V], key: K) -> None:
     """Make it the newest entry, and forget the oldest beyond what is remembered."""
     table.move_to_end(key)
-    if len(table) > _MOST_REMEMBERED:
+    if len(table) > _MAX_REMEMBERED:
         table.popitem(last=False)

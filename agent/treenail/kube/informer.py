@@ -10,17 +10,17 @@ from treenail.clock import Clock
 from treenail.errors import ClusterError
 from treenail.kube.backoff import Random
 from treenail.kube.client import Client, Json
-from treenail.kube.watch import Scope, Watch
+from treenail.kube.watch import ResourceWatch, WatchScope
 
 T = TypeVar("T")
 
-Keep = Callable[[Json], T | None]
+Transform = Callable[[Json], T | None]
 """From an object to what of it is kept; None if nothing is, as if it did not exist."""
 
-Indexer = Callable[[T], Iterable[str]]
+IndexFunc = Callable[[T], Iterable[str]]
 """The words an object is to be found by."""
 
-OnMove = Callable[[str, T | None, T | None], None]
+ChangeHandler = Callable[[str, T | None, T | None], None]
 """Told the key, what was kept before and what is now; None before it came and after it went."""
 
 
@@ -35,34 +35,34 @@ class Informer(Generic[T]):
     def __init__(
         self,
         client: Client,
-        scope: Scope,
+        scope: WatchScope,
         clock: Clock,
-        keep: Keep[T],
+        transform: Transform[T],
         *,
-        indexers: Mapping[str, Indexer[T]] = MappingProxyType({}),
+        indexers: Mapping[str, IndexFunc[T]] = MappingProxyType({}),
         on_lost: Callable[[ClusterError], None] = lambda _: None,
         jitter: Random = random.random,
     ) -> None:
-        self._keep = keep
+        self._transform = transform
         self._indexers = dict(indexers)
         self._lock = threading.Lock()
         self._synced = threading.Event()
-        self._kept: dict[str, T] = {}
+        self._objects: dict[str, T] = {}
         self._indexes: dict[str, dict[str, set[str]]] = {name: {} for name in indexers}
-        self._listeners: list[OnMove[T]] = []
-        self._watch = Watch(
+        self._handlers: list[ChangeHandler[T]] = []
+        self._watch = ResourceWatch(
             client,
             scope,
             clock,
-            on_change=self._change,
+            on_change=self._apply_change,
             on_connected=self._synced.set,
             on_lost=on_lost,
             jitter=jitter,
         )
 
-    def tell(self, on_move: OnMove[T]) -> None:
+    def add_handler(self, handler: ChangeHandler[T]) -> None:
         """Call it for every change; to be added before ``start``."""
-        self._listeners.append(on_move)
+        self._handlers.append(handler)
 
     def start(self) -> None:
         """Begin to list and watch on a thread of its own."""
@@ -84,37 +84,37 @@ class Informer(Generic[T]):
     def find(self, key: str) -> T | None:
         """What is kept under ``namespace/name``, or under a name without namespace."""
         with self._lock:
-            return self._kept.get(key)
+            return self._objects.get(key)
 
-    def all(self) -> Mapping[str, T]:
+    def get_all(self) -> Mapping[str, T]:
         """Everything that is kept, as of now, by key."""
         with self._lock:
-            return dict(self._kept)
+            return dict(self._objects)
 
-    def by_index(self, index: str, word: str) -> Mapping[str, T]:
+    def find_by_index(self, index: str, word: str) -> Mapping[str, T]:
         """What the indexer named ``index`` files under ``word``, by key."""
         with self._lock:
             keys = self._indexes[index].get(word, set())
-            return {key: self._kept[key] for key in sorted(keys)}
+            return {key: self._objects[key] for key in sorted(keys)}
 
-    def _change(self, key: str, found: Json | None) -> None:
-        after = None if found is None else self._keep(found)
+    def _apply_change(self, key: str, found: Json | None) -> None:
+        after = None if found is None else self._transform(found)
         with self._lock:
-            before = self._kept.pop(key, None)
+            before = self._objects.pop(key, None)
             if before is not None:
-                self._file(key, before, away=True)
+                self._update_index(key, before, is_removed=True)
             if after is not None:
-                self._kept[key] = after
-                self._file(key, after, away=False)
+                self._objects[key] = after
+                self._update_index(key, after, is_removed=False)
         if before is not None or after is not None:
-            for on_move in self._listeners:
+            for on_move in self._handlers:
                 on_move(key, before, after)
 
-    def _file(self, key: str, kept: T, *, away: bool) -> None:
+    def _update_index(self, key: str, kept: T, *, is_removed: bool) -> None:
         for name, indexer in self._indexers.items():
             index = self._indexes[name]
             for word in set(indexer(kept)):
-                if away:
+                if is_removed:
                     index[word].discard(key)
                     if not index[word]:
                         del index[word]
@@ -122,7 +122,7 @@ class Informer(Generic[T]):
                     index.setdefault(word, set()).add(key)
 
 
-def trimmed(found: Json) -> Json:
+def trim_object(found: Json) -> Json:
     """The object without what only the API server needs, which is often half of it."""
     metadata = found.get("metadata")
     if isinstance(metadata, dict):

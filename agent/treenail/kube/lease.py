@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from treenail.clock import Clock, micro_time
-from treenail.errors import ClusterError, NotFound
+from treenail.clock import Clock, format_micro_time
+from treenail.errors import ClusterError, NotFoundError
 from treenail.kube.backoff import Random
 from treenail.kube.client import Client, Json
 from treenail.kube.resources import LEASES
@@ -16,154 +16,162 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Candidacy:
+class LeaderElectionConfig:
     """Who stands for which lease, and on which terms; client-go's by default.
 
-    ``identity`` must differ between processes. A lease holds for ``lease_s``, its leader gives
-    up when it could not renew for ``renew_s``, and everybody tries every ``retry_s``.
+    ``identity`` must differ between processes. A lease holds for ``lease_duration_s``, its leader gives
+    up when it could not renew for ``renew_deadline_s``, and everybody tries every ``retry_period_s``.
     """
 
     namespace: str
     name: str
     identity: str
-    lease_s: float = 15.0
-    renew_s: float = 10.0
-    retry_s: float = 2.0
+    lease_duration_s: float = 15.0
+    renew_deadline_s: float = 10.0
+    retry_period_s: float = 2.0
 
 
-class Election:
+class LeaderElector:
     """One candidate for one Lease.
 
-    ``on_gain`` and ``on_loss`` are called in turn, on the thread that calls ``turn``. The
+    ``on_gain`` and ``on_loss`` are called in turn, on the thread that calls ``try_acquire_or_renew``. The
     client's time limit should be a fraction of the candidacy's ``renew_s``.
     """
 
     def __init__(
         self,
         client: Client,
-        candidacy: Candidacy,
+        config: LeaderElectionConfig,
         clock: Clock,
         *,
-        on_gain: Callable[[], None],
-        on_loss: Callable[[], None],
+        on_started_leading: Callable[[], None],
+        on_stopped_leading: Callable[[], None],
         jitter: Random = random.random,
     ) -> None:
         self._client = client
-        self._me = candidacy
+        self._config = config
         self._clock = clock
-        self._on_gain = on_gain
-        self._on_loss = on_loss
+        self._on_started_leading = on_started_leading
+        self._on_stopped_leading = on_stopped_leading
         self._jitter = jitter
-        self._leads = False
-        self._renewed = 0.0
-        self._seen: Json = {}
-        self._seen_at = 0.0
+        self._is_leading = False
+        self._renewed_at = 0.0
+        self._observed_spec: Json = {}
+        self._observed_at = 0.0
 
     @property
     def is_leader(self) -> bool:
         """Whether the lease is ours right now, also if this process was held up."""
-        return self._leads and self._clock.monotonic() < self._renewed + self._me.lease_s
+        return (
+            self._is_leading
+            and self._clock.monotonic() < self._renewed_at + self._config.lease_duration_s
+        )
 
     def run(self, stop: threading.Event) -> None:
         """Stand for election until ``stop``, then give the lease back."""
-        while not stop.wait(self.turn()):
+        while not stop.wait(self.try_acquire_or_renew()):
             pass
-        self.release()
+        self.release_lease()
 
-    def turn(self) -> float:
+    def try_acquire_or_renew(self) -> float:
         """Try once to take or to keep the lease; the seconds until the next try."""
         asked = self._clock.monotonic()
         try:
-            holder = self._take_or_keep()
+            holder = self._acquire_or_renew()
         except ClusterError as error:
-            log.debug("lease %s: %s", self._me.name, error)
+            log.debug("lease %s: %s", self._config.name, error)
             holder = None
-        if holder == self._me.identity:
-            self._renewed = asked
-            self._gain()
-        elif holder is not None or self._clock.monotonic() >= self._renewed + self._me.renew_s:
-            self._lose()
-        return self._me.retry_s * (1.0 if self._leads else 1.0 + 0.2 * self._jitter())
+        if holder == self._config.identity:
+            self._renewed_at = asked
+            self._start_leading()
+        elif (
+            holder is not None
+            or self._clock.monotonic() >= self._renewed_at + self._config.renew_deadline_s
+        ):
+            self._stop_leading()
+        return self._config.retry_period_s * (
+            1.0 if self._is_leading else 1.0 + 0.2 * self._jitter()
+        )
 
-    def release(self) -> None:
+    def release_lease(self) -> None:
         """Let another take the lease at once; harmless when it is not ours."""
-        if not self._leads:
+        if not self._is_leading:
             return
         try:
-            lease = self._read()
-            if (spec := _spec(lease)).get("holderIdentity") == self._me.identity:
-                self._write(lease, {**spec, "holderIdentity": "", "leaseDurationSeconds": 1})
+            lease = self._read_lease()
+            if (spec := _get_spec(lease)).get("holderIdentity") == self._config.identity:
+                self._update_lease(lease, {**spec, "holderIdentity": "", "leaseDurationSeconds": 1})
         except ClusterError as error:
-            log.warning("lease %s not released, it runs out: %s", self._me.name, error)
-        self._lose()
+            log.warning("lease %s not released, it runs out: %s", self._config.name, error)
+        self._stop_leading()
 
-    def _take_or_keep(self) -> str:
+    def _acquire_or_renew(self) -> str:
         """Who holds the lease now."""
         try:
-            lease = self._read()
-        except NotFound:
+            lease = self._read_lease()
+        except NotFoundError:
             body: Json = {
                 "apiVersion": LEASES.api_version,
                 "kind": LEASES.kind,
-                "metadata": {"name": self._me.name, "namespace": self._me.namespace},
-                "spec": self._ours({}),
+                "metadata": {"name": self._config.name, "namespace": self._config.namespace},
+                "spec": self._build_spec({}),
             }
-            self._client.create(LEASES, body, namespace=self._me.namespace)
-            return self._me.identity
-        spec = _spec(lease)
-        if spec != self._seen:
-            self._seen, self._seen_at = spec, self._clock.monotonic()
+            self._client.create(LEASES, body, namespace=self._config.namespace)
+            return self._config.identity
+        spec = _get_spec(lease)
+        if spec != self._observed_spec:
+            self._observed_spec, self._observed_at = spec, self._clock.monotonic()
         holder = str(spec.get("holderIdentity") or "")
-        if holder not in {"", self._me.identity} and not self._ran_out(spec):
+        if holder not in {"", self._config.identity} and not self._is_expired(spec):
             return holder
-        self._write(lease, self._ours(spec))
-        return self._me.identity
+        self._update_lease(lease, self._build_spec(spec))
+        return self._config.identity
 
-    def _ran_out(self, spec: Json) -> bool:
+    def _is_expired(self, spec: Json) -> bool:
         # By our own clock since we saw the last renewal: clocks of two machines may differ.
         seconds = spec.get("leaseDurationSeconds")
-        lease_s = seconds if isinstance(seconds, int) else self._me.lease_s
-        return self._clock.monotonic() >= self._seen_at + lease_s
+        lease_s = seconds if isinstance(seconds, int) else self._config.lease_duration_s
+        return self._clock.monotonic() >= self._observed_at + lease_s
 
-    def _ours(self, before: Json) -> Json:
-        now = micro_time(self._clock.now())
-        kept = before.get("holderIdentity") == self._me.identity
+    def _build_spec(self, before: Json) -> Json:
+        now = format_micro_time(self._clock.now())
+        kept = before.get("holderIdentity") == self._config.identity
         changes = before.get("leaseTransitions")
         changes = changes if isinstance(changes, int) else 0
         return {
             **before,
-            "holderIdentity": self._me.identity,
-            "leaseDurationSeconds": int(self._me.lease_s),
+            "holderIdentity": self._config.identity,
+            "leaseDurationSeconds": int(self._config.lease_duration_s),
             "acquireTime": before.get("acquireTime") if kept else now,
             "renewTime": now,
             "leaseTransitions": changes if kept or not before else changes + 1,
         }
 
-    def _read(self) -> Json:
-        return self._client.get(LEASES, self._me.name, namespace=self._me.namespace)
+    def _read_lease(self) -> Json:
+        return self._client.get(LEASES, self._config.name, namespace=self._config.namespace)
 
-    def _write(self, lease: Json, spec: Json) -> None:
+    def _update_lease(self, lease: Json, spec: Json) -> None:
         """Write it where it was read: the resourceVersion refuses whoever comes second."""
         self._client.update(
             LEASES,
-            self._me.name,
+            self._config.name,
             {**lease, "spec": spec},
-            namespace=self._me.namespace,
+            namespace=self._config.namespace,
         )
 
-    def _gain(self) -> None:
-        if not self._leads:
-            self._leads = True
-            log.info("lease %s is ours: %s", self._me.name, self._me.identity)
-            self._on_gain()
+    def _start_leading(self) -> None:
+        if not self._is_leading:
+            self._is_leading = True
+            log.info("lease %s is ours: %s", self._config.name, self._config.identity)
+            self._on_started_leading()
 
-    def _lose(self) -> None:
-        if self._leads:
-            self._leads = False
-            log.info("lease %s is not ours any more", self._me.name)
-            self._on_loss()
+    def _stop_leading(self) -> None:
+        if self._is_leading:
+            self._is_leading = False
+            log.info("lease %s is not ours any more", self._config.name)
+            self._on_stopped_leading()
 
 
-def _spec(lease: Json) -> Json:
+def _get_spec(lease: Json) -> Json:
     spec = lease.get("spec")
     return spec if isinstance(spec, dict) else {}

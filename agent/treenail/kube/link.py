@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # A peer that vanished without a word is noticed after 30 s of silence and three lost probes,
 # or when what was sent stays unacknowledged for as long.
-OPTIONS = (
+SOCKET_OPTIONS = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
@@ -25,7 +25,7 @@ OPTIONS = (
 )
 
 
-class Link:
+class TlsConnection:
     """A TLS connection, to be made by ``connect``.
 
     Everything on it ends at ``deadline``, a moment of the clock's monotonic time, with
@@ -35,7 +35,7 @@ class Link:
     def __init__(self, context: ssl.SSLContext, clock: Clock) -> None:
         self.context = context
         self.deadline = 0.0
-        self.used = False
+        self.is_reused = False
         self._clock = clock
         self._lock = threading.Lock()
         self._aborted = False
@@ -45,27 +45,27 @@ class Link:
         """Connect to the first address that answers, within ``limit_s`` each; OSError if none."""
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         for number, (family, kind, protocol, _, address) in enumerate(found, start=1):
-            plain = self._hold(socket.socket(family, kind, protocol))
+            plain = self._replace_socket(socket.socket(family, kind, protocol))
             try:
-                for option in OPTIONS:
+                for option in SOCKET_OPTIONS:
                     plain.setsockopt(*option)
-                plain.settimeout(min(limit_s, self._left()))
+                plain.settimeout(min(limit_s, self._get_remaining_s()))
                 plain.connect(address)
                 break
             except OSError:
                 if self._aborted or number == len(found):
                     raise
-        secured = self._secure(server_name)
-        secured.settimeout(min(limit_s, self._left()))
+        secured = self._wrap_socket(server_name)
+        secured.settimeout(min(limit_s, self._get_remaining_s()))
         secured.do_handshake()
 
-    def write(self, data: bytes) -> None:
+    def write_bytes(self, data: bytes) -> None:
         """Send all of it."""
-        connected = self._connected()
-        connected.settimeout(self._left())
+        connected = self._get_socket()
+        connected.settimeout(self._get_remaining_s())
         connected.sendall(data)
 
-    def answer(self, method: str) -> http.client.HTTPResponse:
+    def begin_response(self, method: str) -> http.client.HTTPResponse:
         """The answer to what was written, its headers read; its body is read from it."""
         # All that HTTPResponse asks of a socket is makefile().
         response = http.client.HTTPResponse(self, method=method)  # type: ignore[arg-type]
@@ -74,19 +74,19 @@ class Link:
 
     def makefile(self, _mode: str) -> io.BufferedReader:
         """A reader that keeps the deadline; closing it leaves the connection open."""
-        return io.BufferedReader(_Raw(self))
+        return io.BufferedReader(_ConnectionReader(self))
 
     def read_into(self, buffer: "WriteableBuffer") -> int:
         """At least one byte into ``buffer``; 0 at the end."""
-        connected = self._connected()
-        connected.settimeout(self._left())
+        connected = self._get_socket()
+        connected.settimeout(self._get_remaining_s())
         return connected.recv_into(buffer)
 
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether it is open and silent; a peer that closed it, or talks out of turn, is not."""
         poll = select.poll()
         try:
-            poll.register(self._connected(), select.POLLIN)
+            poll.register(self._get_socket(), select.POLLIN)
         except (OSError, ValueError):
             return False
         return not poll.poll(0)
@@ -96,7 +96,7 @@ class Link:
         with self._lock:
             self._aborted = True
             if self._socket is not None:
-                _shut_down(self._socket)
+                _shut_down_socket(self._socket)
 
     def close(self) -> None:
         """Give the socket back; for the thread that uses it, or when none does."""
@@ -106,7 +106,7 @@ class Link:
                 self._socket.close()
                 self._socket = None
 
-    def _hold(self, plain: socket.socket) -> socket.socket:
+    def _replace_socket(self, plain: socket.socket) -> socket.socket:
         with self._lock:
             if self._socket is not None:
                 self._socket.close()
@@ -115,7 +115,7 @@ class Link:
                 raise OSError("closed")
             return plain
 
-    def _secure(self, server_name: str) -> ssl.SSLSocket:
+    def _wrap_socket(self, server_name: str) -> ssl.SSLSocket:
         with self._lock:
             if self._aborted or self._socket is None:
                 raise OSError("closed")
@@ -125,32 +125,32 @@ class Link:
             self._socket = secured
             return secured
 
-    def _connected(self) -> socket.socket:
+    def _get_socket(self) -> socket.socket:
         if self._socket is None:
             raise OSError("closed")
         return self._socket
 
-    def _left(self) -> float:
+    def _get_remaining_s(self) -> float:
         left = self.deadline - self._clock.monotonic()
         if left <= 0:
             raise TimeoutError("the time is up")
         return left
 
 
-class _Raw(io.RawIOBase):
+class _ConnectionReader(io.RawIOBase):
     """The link as io.BufferedReader wants to see it."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, link: TlsConnection) -> None:
+        self._connection = link
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: "WriteableBuffer") -> int:
-        return self._link.read_into(buffer)
+        return self._connection.read_into(buffer)
 
 
-def _shut_down(connected: socket.socket) -> None:
+def _shut_down_socket(connected: socket.socket) -> None:
     try:
         # Not SSLSocket.shutdown: that drops the TLS state under the thread that reads.
         socket.socket.shutdown(connected, socket.SHUT_RDWR)

@@ -15,10 +15,10 @@ import urllib3
 from urllib3.exceptions import HTTPError, ProtocolError, ReadTimeoutError
 
 from treenail.clock import Clock
-from treenail.errors import Unreachable, UsageError
-from treenail.kube.body import MOST_BYTES, PIECE, lines, whole
-from treenail.kube.link import OPTIONS
-from treenail.kube.request import Reply, Request, retry_after_s
+from treenail.errors import UnreachableError, UsageError
+from treenail.kube.body import CHUNK_BYTES, MAX_BYTES, iter_lines, read_body
+from treenail.kube.link import SOCKET_OPTIONS
+from treenail.kube.request import ApiRequest, ApiResponse, parse_retry_after_s
 
 
 class OfficialTransport:
@@ -35,16 +35,16 @@ class OfficialTransport:
         clock: Clock,
         *,
         connect_s: float = 10.0,
-        most_bytes: int = MOST_BYTES,
-        keep: int = 32,
+        max_bytes: int = MAX_BYTES,
+        max_kept: int = 32,
     ) -> None:
         self._api = api
         self._pool = api.rest_client.pool_manager
-        self._pool.connection_pool_kw["maxsize"] = keep
-        self._pool.connection_pool_kw["socket_options"] = list(OPTIONS)
+        self._pool.connection_pool_kw["maxsize"] = max_kept
+        self._pool.connection_pool_kw["socket_options"] = list(SOCKET_OPTIONS)
         self._clock = clock
         self._connect_s = connect_s
-        self.most_bytes = most_bytes
+        self.max_bytes = max_bytes
 
     @classmethod
     def from_kubeconfig(cls, path: str, clock: Clock, *, context: str = "") -> "OfficialTransport":
@@ -62,7 +62,7 @@ class OfficialTransport:
         return cls(api, clock)
 
     @classmethod
-    def in_cluster(cls, clock: Clock) -> "OfficialTransport":
+    def from_service_account(cls, clock: Clock) -> "OfficialTransport":
         """To the API server of the pod we run in; UsageError outside of one."""
         configuration = kubernetes.client.Configuration()
         try:
@@ -73,30 +73,32 @@ class OfficialTransport:
             raise UsageError(f"no service account: {error}", remedy="name a kubeconfig") from error
         return cls(kubernetes.client.ApiClient(configuration), clock)
 
-    def send(self, request: Request) -> Reply:
+    def send(self, request: ApiRequest) -> ApiResponse:
         """The answer, whatever its status; Unreachable when there is none in time.
 
         What only reads is sent once more when the connection was not there any longer.
         """
         try:
             try:
-                return self._exchange(request)
+                return self._exchange_request(request)
             except ProtocolError:
                 if request.method != "GET":
                     raise
-                return self._exchange(request)
+                return self._exchange_request(request)
         except (HTTPError, OSError) as error:
-            raise self.unreachable(request, error, request.limit_s) from error
+            raise self.make_unreachable(request, error, request.limit_s) from error
 
-    def open(self, request: Request, *, lasts_s: float) -> "OfficialStream":
-        """A stream, which nothing was sent for yet; it ends after ``lasts_s`` at the latest."""
-        return OfficialStream(self, request, lasts_s)
+    def open_stream(self, request: ApiRequest, *, duration_s: float) -> "OfficialStream":
+        """A stream, which nothing was sent for yet; it ends after ``duration_s`` at the latest."""
+        return OfficialStream(self, request, duration_s)
 
     def close(self) -> None:
         """Forget the connections that are kept."""
         self._pool.clear()
 
-    def begin(self, request: Request, read_s: float, *, gzip: bool) -> urllib3.HTTPResponse:
+    def begin_response(
+        self, request: ApiRequest, read_s: float, *, gzip: bool
+    ) -> urllib3.HTTPResponse:
         """Send, and read the headers of the answer; ``read_s`` is for each read from then on."""
         headers = {
             **self._api.default_headers,
@@ -118,40 +120,46 @@ class OfficialTransport:
         )
         return cast("urllib3.HTTPResponse", response)
 
-    def read(self, request: Request, response: urllib3.HTTPResponse) -> Reply:
+    def read_response(self, request: ApiRequest, response: urllib3.HTTPResponse) -> ApiResponse:
         """The whole answer; ClusterError when it is longer than allowed."""
         end = self._clock.monotonic() + request.limit_s
-        body = whole(self._pieces(response, end), self.most_bytes, self.what(request))
-        return Reply(response.status, body, retry_after_s(response.headers.get("Retry-After")))
+        body = read_body(
+            self._iter_chunks(response, end), self.max_bytes, self.describe_request(request)
+        )
+        return ApiResponse(
+            response.status, body, parse_retry_after_s(response.headers.get("Retry-After"))
+        )
 
-    def what(self, request: Request) -> str:
+    def describe_request(self, request: ApiRequest) -> str:
         """The request in a message."""
         return f"{request.method} {request.path} at {self._api.configuration.host}"
 
-    def unreachable(self, request: Request, error: Exception, limit_s: float) -> Unreachable:
+    def make_unreachable(
+        self, request: ApiRequest, error: Exception, limit_s: float
+    ) -> UnreachableError:
         """What went wrong, in the words of HttpTransport where there are some."""
-        what = self.what(request)
+        what = self.describe_request(request)
         if isinstance(error, ReadTimeoutError | TimeoutError):
-            return Unreachable(f"{what}: no answer within {limit_s:g} s")
+            return UnreachableError(f"{what}: no answer within {limit_s:g} s")
         if isinstance(error, ProtocolError):
-            return Unreachable(f"{what}: the connection ended before the answer did")
+            return UnreachableError(f"{what}: the connection ended before the answer did")
         # urllib3's own text may hold the address of an object, another one each time.
         cause = error.__context__
         reason = cause.strerror if isinstance(cause, OSError) else ""
-        return Unreachable(f"{what}: {reason or error}")
+        return UnreachableError(f"{what}: {reason or error}")
 
-    def _exchange(self, request: Request) -> Reply:
-        response = self.begin(request, request.limit_s, gzip=True)
+    def _exchange_request(self, request: ApiRequest) -> ApiResponse:
+        response = self.begin_response(request, request.limit_s, gzip=True)
         try:
-            reply = self.read(request, response)
+            reply = self.read_response(request, response)
         except BaseException:
             response.close()
             raise
         response.release_conn()
         return reply
 
-    def _pieces(self, response: urllib3.HTTPResponse, end: float) -> Iterator[bytes]:
-        for piece in response.stream(PIECE, decode_content=True):
+    def _iter_chunks(self, response: urllib3.HTTPResponse, end: float) -> Iterator[bytes]:
+        for piece in response.stream(CHUNK_BYTES, decode_content=True):
             if self._clock.monotonic() > end:
                 raise TimeoutError("the time is up")
             yield piece
@@ -160,52 +168,54 @@ class OfficialTransport:
 class OfficialStream:
     """One answer that goes on; see HttpStream."""
 
-    def __init__(self, transport: OfficialTransport, request: Request, lasts_s: float) -> None:
+    def __init__(self, transport: OfficialTransport, request: ApiRequest, lasts_s: float) -> None:
         self._transport = transport
         self._request = request
         self._lasts_s = lasts_s
         self._closed = False
         self._response: urllib3.HTTPResponse | None = None
-        self._wire: socket.socket | None = None
+        self._socket: socket.socket | None = None
 
-    def reply(self) -> Reply:
+    def read_response(self) -> ApiResponse:
         """How the server answers: 200 and no body, or another status with its body."""
         try:
-            response = self._transport.begin(self._request, self._lasts_s, gzip=False)
+            response = self._transport.begin_response(self._request, self._lasts_s, gzip=False)
             if response.status != 200:
-                reply = self._transport.read(self._request, response)
+                reply = self._transport.read_response(self._request, response)
                 response.close()
                 return reply
         except (HTTPError, OSError) as error:
-            raise self._transport.unreachable(self._request, error, self._lasts_s) from error
+            raise self._transport.make_unreachable(self._request, error, self._lasts_s) from error
         self._response = response
-        self._wire = socket.socket(fileno=socket.dup(response.fileno()))
+        self._socket = socket.socket(fileno=socket.dup(response.fileno()))
         if self._closed:
             self.close()
-        return Reply(response.status)
+        return ApiResponse(response.status)
 
-    def lines(self) -> Iterator[bytes]:
+    def iter_lines(self) -> Iterator[bytes]:
         """Each line as it comes, until the server ends the stream or somebody closes it."""
-        if self._response is None or self._wire is None:
+        if self._response is None or self._socket is None:
             return
         try:
-            yield from lines(
-                self._response.stream(PIECE, decode_content=True),
-                self._transport.most_bytes,
-                self._transport.what(self._request),
+            yield from iter_lines(
+                self._response.stream(CHUNK_BYTES, decode_content=True),
+                self._transport.max_bytes,
+                self._transport.describe_request(self._request),
             )
         except (HTTPError, OSError) as error:
             if not self._closed:
-                raise self._transport.unreachable(self._request, error, self._lasts_s) from error
+                raise self._transport.make_unreachable(
+                    self._request, error, self._lasts_s
+                ) from error
         finally:
-            self._wire.close()
+            self._socket.close()
             self._response.close()
 
     def close(self) -> None:
-        """End it: the thread that waits in ``lines`` wakes up at once."""
+        """End it: the thread that waits in ``iter_lines`` wakes up at once."""
         self._closed = True
-        if self._wire is not None:
+        if self._socket is not None:
             try:
-                self._wire.shutdown(socket.SHUT_RDWR)
+                self._socket.shutdown(socket.SHUT_RDWR)
             except OSError:
                 return  # it has ended already

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from treenail.kube.client import Json
 
-_MIRROR = "kubernetes.io/config.mirror"
+_MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class Pod:
     """One pod as the API server has it.
 
     ``terminates_at`` is the end of its grace period once it was asked to go, in seconds since
-    the epoch. ``daemonset`` is the name of the DaemonSet that controls it. ``running`` is true
+    the epoch. ``daemonset`` is the name of the DaemonSet that controls it. ``is_running`` is true
     while a container may be; ``claims`` are the PersistentVolumeClaims it mounts.
     """
 
@@ -23,9 +23,9 @@ class Pod:
     uid: str
     labels: Mapping[str, str] = field(default_factory=dict)
     daemonset: str = ""
-    mirror: bool = False
-    finished: bool = False
-    running: bool = False
+    is_mirror: bool = False
+    is_finished: bool = False
+    is_running: bool = False
     terminates_at: float | None = None
     grace_s: int = 0
     finalizers: tuple[str, ...] = ()
@@ -37,58 +37,60 @@ class Pod:
         return f"{self.namespace}/{self.name}"
 
 
-def pod_from_json(found: Json) -> Pod:
+def parse_pod(found: Json) -> Pod:
     """The pod in an API object; what is missing or of another shape counts as absent."""
-    metadata, spec, status = (_table(found.get(name)) for name in ("metadata", "spec", "status"))
+    metadata, spec, status = (
+        _as_object(found.get(name)) for name in ("metadata", "spec", "status")
+    )
     grace_s = metadata.get("deletionGracePeriodSeconds")
     return Pod(
         namespace=str(metadata.get("namespace") or ""),
         name=str(metadata.get("name") or ""),
         uid=str(metadata.get("uid") or ""),
-        labels={key: str(value) for key, value in _table(metadata.get("labels")).items()},
-        daemonset=_daemonset(metadata),
-        mirror=_MIRROR in _table(metadata.get("annotations")),
-        finished=str(status.get("phase")) in {"Succeeded", "Failed"},
-        running=_running(status),
-        terminates_at=_moment(metadata.get("deletionTimestamp")),
+        labels={key: str(value) for key, value in _as_object(metadata.get("labels")).items()},
+        daemonset=_find_daemonset(metadata),
+        is_mirror=_MIRROR_ANNOTATION in _as_object(metadata.get("annotations")),
+        is_finished=str(status.get("phase")) in {"Succeeded", "Failed"},
+        is_running=_is_running(status),
+        terminates_at=_parse_time(metadata.get("deletionTimestamp")),
         grace_s=grace_s if isinstance(grace_s, int) else 0,
-        finalizers=tuple(str(one) for one in _list(metadata.get("finalizers"))),
+        finalizers=tuple(str(one) for one in _as_list(metadata.get("finalizers"))),
         claims=tuple(
             str(claim["claimName"])
-            for volume in _tables(spec.get("volumes"))
-            if "claimName" in (claim := _table(volume.get("persistentVolumeClaim")))
+            for volume in _as_objects(spec.get("volumes"))
+            if "claimName" in (claim := _as_object(volume.get("persistentVolumeClaim")))
         ),
     )
 
 
-def _running(status: Json) -> bool:
+def _is_running(status: Json) -> bool:
     """Unless it is known that every container ended."""
-    containers = _tables(status.get("containerStatuses"))
-    ended = containers and all("terminated" in _table(one.get("state")) for one in containers)
+    containers = _as_objects(status.get("containerStatuses"))
+    ended = containers and all("terminated" in _as_object(one.get("state")) for one in containers)
     return status.get("phase") == "Running" and not ended
 
 
-def _daemonset(metadata: Json) -> str:
-    for owner in _tables(metadata.get("ownerReferences")):
+def _find_daemonset(metadata: Json) -> str:
+    for owner in _as_objects(metadata.get("ownerReferences")):
         if owner.get("controller") is True and owner.get("kind") == "DaemonSet":
             return str(owner.get("name") or "")
     return ""
 
 
-def _moment(written: object) -> float | None:
+def _parse_time(written: object) -> float | None:
     try:
         return datetime.fromisoformat(written).timestamp() if isinstance(written, str) else None
     except ValueError:
         return None
 
 
-def _table(value: object) -> Json:
+def _as_object(value: object) -> Json:
     return value if isinstance(value, dict) else {}
 
 
-def _list(value: object) -> list[object]:
+def _as_list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def _tables(value: object) -> list[Json]:
-    return [_table(one) for one in _list(value)]
+def _as_objects(value: object) -> list[Json]:
+    return [_as_object(one) for one in _as_list(value)]

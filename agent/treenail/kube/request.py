@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
-JSON = "application/json"
+JSON_CONTENT_TYPE = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ApiRequest:
     """One HTTP request.
 
     ``limit_s`` is the time until the whole answer is here; for a stream, until it begins.
@@ -18,7 +18,7 @@ class Request:
     path: str
     params: Mapping[str, str] = field(default_factory=dict)
     body: bytes = field(default=b"", repr=False)
-    content_type: str = JSON
+    content_type: str = JSON_CONTENT_TYPE
     limit_s: float = 15.0
 
     @property
@@ -28,7 +28,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ApiResponse:
     """One HTTP answer; the body is not kept in the repr, it may be a Secret."""
 
     status: int
@@ -36,6 +36,6 @@ class Reply:
     retry_after_s: float = 0.0
 
 
-def retry_after_s(header: str | None) -> float:
+def parse_retry_after_s(header: str | None) -> float:
     """Seconds of a Retry-After header; 0 without one, or for a date, which no API server sends."""
     return float(header) if header and header.isascii() and header.isdigit() else 0.0

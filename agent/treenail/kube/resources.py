@@ -19,14 +19,14 @@ class Resource:
         """``v1`` or ``policy/v1``, as an object's ``apiVersion`` says it."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
-    def path(self, name: str = "", *, namespace: str = "", subresource: str = "") -> str:
+    def build_path(self, name: str = "", *, namespace: str = "", subresource: str = "") -> str:
         """The URL path of the collection, of one object, or of its subresource.
 
         Without a namespace a namespaced collection is that of all namespaces. ValueError for
         what has no path: an object of a namespaced kind without its namespace, a namespace for
         a kind that has none, a subresource of no object, ``..`` as a name.
         """
-        self._refuse_what_has_no_path(name, namespace, subresource)
+        self._check_path_arguments(name, namespace, subresource)
         parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
         if namespace:
             parts += ["namespaces", namespace]
@@ -34,7 +34,7 @@ class Resource:
         parts += [part for part in (name, subresource) if part]
         return "/" + "/".join(quote(part, safe="") for part in parts)
 
-    def _refuse_what_has_no_path(self, name: str, namespace: str, subresource: str) -> None:
+    def _check_path_arguments(self, name: str, namespace: str, subresource: str) -> None:
         if namespace and not self.namespaced:
             raise ValueError(f"{self.plural} have no namespace, found {namespace!r}")
         if name and self.namespaced and not namespace:
@@ -72,16 +72,16 @@ CUSTOMRESOURCEDEFINITIONS = Resource(
 )
 
 
-def _machine_configuration(plural: str, kind: str) -> Resource:
+def _define_mco_resource(plural: str, kind: str) -> Resource:
     return Resource("machineconfiguration.openshift.io", "v1", plural, kind, namespaced=False)
 
 
-MACHINECONFIGS = _machine_configuration("machineconfigs", "MachineConfig")
-MACHINECONFIGPOOLS = _machine_configuration("machineconfigpools", "MachineConfigPool")
-MACHINECONFIGNODES = _machine_configuration("machineconfignodes", "MachineConfigNode")
-CONTROLLERCONFIGS = _machine_configuration("controllerconfigs", "ControllerConfig")
-MACHINEOSCONFIGS = _machine_configuration("machineosconfigs", "MachineOSConfig")
-MACHINEOSBUILDS = _machine_configuration("machineosbuilds", "MachineOSBuild")
+MACHINECONFIGS = _define_mco_resource("machineconfigs", "MachineConfig")
+MACHINECONFIGPOOLS = _define_mco_resource("machineconfigpools", "MachineConfigPool")
+MACHINECONFIGNODES = _define_mco_resource("machineconfignodes", "MachineConfigNode")
+CONTROLLERCONFIGS = _define_mco_resource("controllerconfigs", "ControllerConfig")
+MACHINEOSCONFIGS = _define_mco_resource("machineosconfigs", "MachineOSConfig")
+MACHINEOSBUILDS = _define_mco_resource("machineosbuilds", "MachineOSBuild")
 MACHINECONFIGURATIONS = Resource(
     "operator.openshift.io",
     "v1",

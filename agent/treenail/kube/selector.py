@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 
-def selects(selector: object, labels: Mapping[str, str]) -> bool:
+def matches_selector(selector: object, labels: Mapping[str, str]) -> bool:
     """Whether a ``LabelSelector`` object matches: an empty one matches all, none matches nothing.
 
     A requirement that can't be read matches nothing.
@@ -15,12 +15,12 @@ def selects(selector: object, labels: Mapping[str, str]) -> bool:
     if not (isinstance(exact, dict) and isinstance(requirements, list)):
         return False
     return all(labels.get(key) == value for key, value in exact.items()) and all(
-        isinstance(requirement, dict) and _meets(requirement, labels)
+        isinstance(requirement, dict) and _matches_requirement(requirement, labels)
         for requirement in requirements
     )
 
 
-def _meets(requirement: Mapping[str, object], labels: Mapping[str, str]) -> bool:
+def _matches_requirement(requirement: Mapping[str, object], labels: Mapping[str, str]) -> bool:
     key = requirement.get("key")
     if not isinstance(key, str):
         return False

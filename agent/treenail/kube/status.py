@@ -4,39 +4,39 @@ import json
 from collections.abc import Mapping
 
 from treenail.errors import (
-    AlreadyExists,
+    AlreadyExistsError,
     ClusterError,
-    Conflict,
-    Forbidden,
-    Gone,
-    Invalid,
-    NotFound,
-    TooManyRequests,
-    Unreachable,
+    ConflictError,
+    ForbiddenError,
+    GoneError,
+    InvalidError,
+    NotFoundError,
+    TooManyRequestsError,
+    UnreachableError,
 )
-from treenail.kube.request import Reply
+from treenail.kube.request import ApiResponse
 
 # A message may quote the object that was refused, and that object may hold a secret.
 MESSAGE_CHARS = 256
 
 _BY_CODE: Mapping[int, type[ClusterError]] = {
-    400: Invalid,
-    401: Forbidden,
-    403: Forbidden,
-    404: NotFound,
-    405: Invalid,
-    409: Conflict,
-    410: Gone,
-    413: Invalid,
-    415: Invalid,
-    422: Invalid,
-    502: Unreachable,
-    503: Unreachable,
-    504: Unreachable,
+    400: InvalidError,
+    401: ForbiddenError,
+    403: ForbiddenError,
+    404: NotFoundError,
+    405: InvalidError,
+    409: ConflictError,
+    410: GoneError,
+    413: InvalidError,
+    415: InvalidError,
+    422: InvalidError,
+    502: UnreachableError,
+    503: UnreachableError,
+    504: UnreachableError,
 }
 
 
-def error_of(what: str, reply: Reply) -> ClusterError:
+def make_response_error(what: str, reply: ApiResponse) -> ClusterError:
     """The error for an answer to ``what`` whose status is not of success."""
     try:
         status = json.loads(reply.body)
@@ -44,25 +44,27 @@ def error_of(what: str, reply: Reply) -> ClusterError:
         status = {}
     if not isinstance(status, dict) or status.get("kind") != "Status":
         status = {}
-    return error_of_status(
+    return make_status_error(
         what, {"code": reply.status, **status}, retry_after_s=reply.retry_after_s
     )
 
 
-def error_of_status(
+def make_status_error(
     what: str, status: Mapping[str, object], *, retry_after_s: float = 0.0
 ) -> ClusterError:
-    """The error for a ``Status`` object, which is also what a watch ends with."""
+    """The error for a ``BootcStatus`` object, which is also what a watch ends with."""
     code = status.get("code")
     reason = str(status.get("reason") or "")
-    said = _sentence(status)[:MESSAGE_CHARS] or f"HTTP {code}"
+    said = _format_message(status)[:MESSAGE_CHARS] or f"HTTP {code}"
     message = f"{what}: {said}"
     if code == 429:
-        return TooManyRequests(message, retry_after_s=retry_after_s or _retry_after_s(status))
+        return TooManyRequestsError(
+            message, retry_after_s=retry_after_s or _get_retry_after_s(status)
+        )
     if reason == "AlreadyExists":
-        return AlreadyExists(message)
+        return AlreadyExistsError(message)
     if code == 401:
-        return Forbidden(
+        return ForbiddenError(
             f"{what}: the API server does not accept our credential",
             remedy="check that the kubeconfig's certificate or token is still valid",
         )
@@ -72,7 +74,7 @@ def error_of_status(
     return kind(message)
 
 
-def _sentence(status: Mapping[str, object]) -> str:
+def _format_message(status: Mapping[str, object]) -> str:
     """The message and the causes it does not say already, such as the budget's arithmetic."""
     message = str(status.get("message") or status.get("reason") or "").strip()
     details = status.get("details")
@@ -84,7 +86,7 @@ def _sentence(status: Mapping[str, object]) -> str:
     return message
 
 
-def _retry_after_s(status: Mapping[str, object]) -> float:
+def _get_retry_after_s(status: Mapping[str, object]) -> float:
     details = status.get("details")
     seconds = details.get("retryAfterSeconds") if isinstance(details, dict) else None
     return float(seconds) if isinstance(seconds, int) else 0.0

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from treenail.clock import Clock
-from treenail.errors import Unreachable
-from treenail.kube.body import MOST_BYTES, PIECE, lines, refuse_too_long, whole
-from treenail.kube.credentials import Credentials
-from treenail.kube.kubeconfig import Connection
-from treenail.kube.link import Link
-from treenail.kube.request import Reply, Request, retry_after_s
+from treenail.errors import UnreachableError
+from treenail.kube.body import CHUNK_BYTES, MAX_BYTES, check_length, iter_lines, read_body
+from treenail.kube.credentials import ApiCredentials
+from treenail.kube.kubeconfig import ApiServerConfig
+from treenail.kube.link import TlsConnection
+from treenail.kube.request import ApiRequest, ApiResponse, parse_retry_after_s
 
-_Broken = (OSError, http.client.HTTPException)
+_CONNECTION_ERRORS = (OSError, http.client.HTTPException)
 
 
 class HttpTransport:
@@ -28,85 +28,87 @@ class HttpTransport:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ApiServerConfig,
         clock: Clock,
         *,
-        keep: int = 1,
+        max_kept: int = 1,
         connect_s: float = 10.0,
-        most_bytes: int = MOST_BYTES,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
-        self._wire = _Wire(connection, clock, connect_s, most_bytes)
+        self._wire = _HttpProtocol(connection, clock, connect_s, max_bytes)
         self._clock = clock
-        self._keep = keep
+        self._max_kept = max_kept
         self._lock = threading.Lock()
-        self._kept: list[Link] = []
-        self._busy: set[Link] = set()
+        self._idle: list[TlsConnection] = []
+        self._busy: set[TlsConnection] = set()
 
-    def send(self, request: Request) -> Reply:
+    def send(self, request: ApiRequest) -> ApiResponse:
         """The answer, whatever its status; Unreachable when there is none in time.
 
         A kept connection may end at any moment. What only reads is then sent once more; what
         writes is not, because it may have taken effect.
         """
         deadline = self._clock.monotonic() + request.limit_s
-        link = self._take()
+        link = self._take_connection()
         try:
-            return self._exchange(link, request, deadline)
-        except _Broken as error:
-            if not (link.used and request.method == "GET") or isinstance(error, TimeoutError):
-                raise self._wire.unreachable(request, error, request.limit_s) from error
+            return self._exchange_request(link, request, deadline)
+        except _CONNECTION_ERRORS as error:
+            if not (link.is_reused and request.method == "GET") or isinstance(error, TimeoutError):
+                raise self._wire.make_unreachable(request, error, request.limit_s) from error
         try:
-            return self._exchange(self._new(), request, deadline)
-        except _Broken as error:
-            raise self._wire.unreachable(request, error, request.limit_s) from error
+            return self._exchange_request(self._make_connection(), request, deadline)
+        except _CONNECTION_ERRORS as error:
+            raise self._wire.make_unreachable(request, error, request.limit_s) from error
 
-    def open(self, request: Request, *, lasts_s: float) -> "HttpStream":
-        """A stream, which nothing was sent for yet; it ends after ``lasts_s`` at the latest."""
-        return HttpStream(self._wire, self._clock, request, lasts_s)
+    def open_stream(self, request: ApiRequest, *, duration_s: float) -> "HttpStream":
+        """A stream, which nothing was sent for yet; it ends after ``duration_s`` at the latest."""
+        return HttpStream(self._wire, self._clock, request, duration_s)
 
     def close(self) -> None:
         """End the connections; requests under way fail at once. Streams are their owners'."""
         with self._lock:
-            kept, self._kept = self._kept, []
+            kept, self._idle = self._idle, []
             for link in self._busy:
                 link.abort()
         for link in kept:
             link.close()
 
-    def _exchange(self, link: Link, request: Request, deadline: float) -> Reply:
+    def _exchange_request(
+        self, link: TlsConnection, request: ApiRequest, deadline: float
+    ) -> ApiResponse:
         keep = False
         try:
-            response = self._wire.begin(link, request, deadline, gzip=True)
-            reply = self._wire.read(request, response)
+            response = self._wire.begin_response(link, request, deadline, gzip=True)
+            reply = self._wire.read_response(request, response)
             keep = not response.will_close
             response.close()
             return reply
         finally:
-            self._put_back(link, keep=keep)
+            self._release_connection(link, keep=keep)
 
-    def _take(self) -> Link:
-        context = self._wire.credentials.context()
+    def _take_connection(self) -> TlsConnection:
+        context = self._wire.credentials.get_tls_context()
         with self._lock:
-            while self._kept:
-                link = self._kept.pop()
-                if link.context is context and link.idle():
-                    link.used = True
+            while self._idle:
+                link = self._idle.pop()
+                if link.context is context and link.is_idle():
+                    link.is_reused = True
                     self._busy.add(link)
                     return link
                 link.close()
-        return self._new()
+        return self._make_connection()
 
-    def _new(self) -> Link:
-        link = self._wire.link()
+    def _make_connection(self) -> TlsConnection:
+        link = self._wire.make_connection()
         with self._lock:
             self._busy.add(link)
         return link
 
-    def _put_back(self, link: Link, *, keep: bool) -> None:
+    def _release_connection(self, link: TlsConnection, *, keep: bool) -> None:
         with self._lock:
             self._busy.discard(link)
-            if keep and len(self._kept) < self._keep:
-                self._kept.append(link)
+            if keep and len(self._idle) < self._max_kept:
+                self._idle.append(link)
                 return
         link.close()
 
@@ -114,81 +116,87 @@ class HttpTransport:
 class HttpStream:
     """One answer that goes on, on a connection of its own.
 
-    One thread calls ``reply`` once and then iterates ``lines``; ``close`` may come from any.
+    One thread calls ``read_response`` once and then iterates ``iter_lines``; ``close`` may come from any.
     """
 
-    def __init__(self, wire: "_Wire", clock: Clock, request: Request, lasts_s: float) -> None:
+    def __init__(
+        self, wire: "_HttpProtocol", clock: Clock, request: ApiRequest, lasts_s: float
+    ) -> None:
         self._wire = wire
         self._clock = clock
         self._request = request
         self._lasts_s = lasts_s
-        self._link = wire.link()
+        self._connection = wire.make_connection()
         self._lock = threading.Lock()
-        self._reading = False
-        self._closed = False
+        self._is_reading = False
+        self._is_closed = False
         self._response: http.client.HTTPResponse | None = None
 
-    def reply(self) -> Reply:
+    def read_response(self) -> ApiResponse:
         """How the server answers: 200 and no body, or another status with its body.
 
         Unreachable when it does not within the request's limit, or after ``close``.
         """
         deadline = self._clock.monotonic() + self._request.limit_s
-        self._note(reading=True)
+        self._set_reading(reading=True)
         try:
-            response = self._wire.begin(self._link, self._request, deadline, gzip=False)
+            response = self._wire.begin_response(
+                self._connection, self._request, deadline, gzip=False
+            )
             if response.status != http.client.OK:
-                reply = self._wire.read(self._request, response)
-                self._link.close()
+                reply = self._wire.read_response(self._request, response)
+                self._connection.close()
                 return reply
-        except _Broken as error:
-            self._link.close()
-            raise self._wire.unreachable(self._request, error, self._request.limit_s) from error
-        self._note(reading=False)
+        except _CONNECTION_ERRORS as error:
+            self._connection.close()
+            raise self._wire.make_unreachable(
+                self._request, error, self._request.limit_s
+            ) from error
+        self._set_reading(reading=False)
         self._response = response
-        return Reply(response.status)
+        return ApiResponse(response.status)
 
-    def lines(self) -> Iterator[bytes]:
+    def iter_lines(self) -> Iterator[bytes]:
         """Each line as it comes, until the server ends the stream or somebody closes it.
 
         Unreachable when the connection ends before the stream does, or ``lasts_s`` is over.
         """
         if self._response is None:
             return
-        self._note(reading=True)
-        self._link.deadline = self._clock.monotonic() + self._lasts_s
+        self._set_reading(reading=True)
+        self._connection.deadline = self._clock.monotonic() + self._lasts_s
         try:
-            yield from self._wire.lines(self._request, self._response)
-        except _Broken as error:
-            if not self._closed:
-                raise self._wire.unreachable(self._request, error, self._lasts_s) from error
+            yield from self._wire.iter_lines(self._request, self._response)
+        except _CONNECTION_ERRORS as error:
+            if not self._is_closed:
+                raise self._wire.make_unreachable(self._request, error, self._lasts_s) from error
         finally:
-            self._link.close()
+            self._connection.close()
 
     def close(self) -> None:
-        """End it: the thread that waits in ``reply`` or ``lines`` wakes up at once."""
+        """End it: the thread that waits in ``read_response`` or ``iter_lines`` wakes up at once."""
         with self._lock:
-            self._closed = True
-            self._link.abort()
-            if not self._reading:
-                self._link.close()
+            self._is_closed = True
+            self._connection.abort()
+            if not self._is_reading:
+                self._connection.close()
 
-    def _note(self, *, reading: bool) -> None:
+    def _set_reading(self, *, reading: bool) -> None:
         """Note whether a thread reads; while one does, the socket is its to give back."""
         with self._lock:
-            self._reading = reading
-            if self._closed and not reading:
-                self._link.close()
+            self._is_reading = reading
+            if self._is_closed and not reading:
+                self._connection.close()
 
 
-class _Wire:
+class _HttpProtocol:
     """How requests look on a connection to this server, and what its answers mean."""
 
     def __init__(
-        self, connection: Connection, clock: Clock, connect_s: float, most_bytes: int
+        self, connection: ApiServerConfig, clock: Clock, connect_s: float, most_bytes: int
     ) -> None:
         server = urlsplit(connection.server)
-        self.credentials = Credentials(connection)
+        self.credentials = ApiCredentials(connection)
         self._clock = clock
         self._host = server.hostname or ""
         self._port = server.port or http.client.HTTPS_PORT
@@ -196,56 +204,62 @@ class _Wire:
         self._authority = server.netloc
         self._server_name = connection.tls_server_name or self._host
         self._connect_s = connect_s
-        self._most_bytes = most_bytes
+        self._max_bytes = most_bytes
 
-    def link(self) -> Link:
-        return Link(self.credentials.context(), self._clock)
+    def make_connection(self) -> TlsConnection:
+        return TlsConnection(self.credentials.get_tls_context(), self._clock)
 
-    def begin(
-        self, link: Link, request: Request, deadline: float, *, gzip: bool
+    def begin_response(
+        self, link: TlsConnection, request: ApiRequest, deadline: float, *, gzip: bool
     ) -> http.client.HTTPResponse:
         """Connect if needed, send, and read the headers of the answer, until ``deadline``."""
         link.deadline = deadline
-        if not link.used:
+        if not link.is_reused:
             link.connect(
                 self._host, self._port, server_name=self._server_name, limit_s=self._connect_s
             )
-        link.write(self._head(request, gzip=gzip) + request.body)
-        return link.answer(request.method)
+        link.write_bytes(self._format_head(request, gzip=gzip) + request.body)
+        return link.begin_response(request.method)
 
-    def read(self, request: Request, response: http.client.HTTPResponse) -> Reply:
+    def read_response(self, request: ApiRequest, response: http.client.HTTPResponse) -> ApiResponse:
         """The whole answer; ClusterError when it is longer than allowed."""
-        body = whole(_pieces(response), self._most_bytes, self._what(request))
+        body = read_body(_iter_chunks(response), self._max_bytes, self._describe_request(request))
         if response.length:
             raise http.client.IncompleteRead(b"", response.length)
-        return Reply(
+        return ApiResponse(
             response.status,
-            self._plain(request, response, body),
-            retry_after_s(response.getheader("Retry-After")),
+            self._decompress(request, response, body),
+            parse_retry_after_s(response.getheader("Retry-After")),
         )
 
-    def lines(self, request: Request, response: http.client.HTTPResponse) -> Iterator[bytes]:
+    def iter_lines(
+        self, request: ApiRequest, response: http.client.HTTPResponse
+    ) -> Iterator[bytes]:
         """Each line of the answer as it comes, without its end."""
-        yield from lines(_pieces(response), self._most_bytes, self._what(request))
+        yield from iter_lines(
+            _iter_chunks(response), self._max_bytes, self._describe_request(request)
+        )
 
-    def unreachable(self, request: Request, error: Exception, limit_s: float) -> Unreachable:
-        what = self._what(request)
+    def make_unreachable(
+        self, request: ApiRequest, error: Exception, limit_s: float
+    ) -> UnreachableError:
+        what = self._describe_request(request)
         match error:
             case ssl.SSLCertVerificationError():
-                return Unreachable(
+                return UnreachableError(
                     f"{what}: its certificate is not trusted: {error.verify_message}",
                     remedy="name the CA that signed it in the kubeconfig",
                 )
             case TimeoutError():
-                return Unreachable(f"{what}: no answer within {limit_s:g} s")
+                return UnreachableError(f"{what}: no answer within {limit_s:g} s")
             case http.client.IncompleteRead() | ConnectionResetError() | BrokenPipeError():
-                return Unreachable(f"{what}: the connection ended before the answer did")
+                return UnreachableError(f"{what}: the connection ended before the answer did")
             case OSError(strerror=str(reason)):
-                return Unreachable(f"{what}: {reason}")
+                return UnreachableError(f"{what}: {reason}")
             case _:
-                return Unreachable(f"{what}: {str(error) or type(error).__name__}")
+                return UnreachableError(f"{what}: {str(error) or type(error).__name__}")
 
-    def _head(self, request: Request, *, gzip: bool) -> bytes:
+    def _format_head(self, request: ApiRequest, *, gzip: bool) -> bytes:
         lines = [
             f"{request.method} {self._prefix}{request.target} HTTP/1.1",
             f"Host: {self._authority}",
@@ -253,7 +267,7 @@ class _Wire:
             "Accept: application/json",
             f"Accept-Encoding: {'gzip' if gzip else 'identity'}",
         ]
-        if authorization := self.credentials.authorization():
+        if authorization := self.credentials.get_authorization():
             lines.append(f"Authorization: {authorization}")
         if request.body:
             lines.append(f"Content-Type: {request.content_type}")
@@ -261,21 +275,23 @@ class _Wire:
             lines.append(f"Content-Length: {len(request.body)}")
         return "\r\n".join([*lines, "", ""]).encode("ascii")
 
-    def _plain(self, request: Request, response: http.client.HTTPResponse, body: bytes) -> bytes:
+    def _decompress(
+        self, request: ApiRequest, response: http.client.HTTPResponse, body: bytes
+    ) -> bytes:
         if response.getheader("Content-Encoding") != "gzip":
             return body
         unzip = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
         try:
-            plain = unzip.decompress(body, self._most_bytes + 1)
+            plain = unzip.decompress(body, self._max_bytes + 1)
         except zlib.error as error:
             raise http.client.HTTPException("the answer is not gzip") from error
-        refuse_too_long(len(plain), self._most_bytes, self._what(request))
+        check_length(len(plain), self._max_bytes, self._describe_request(request))
         return plain
 
-    def _what(self, request: Request) -> str:
+    def _describe_request(self, request: ApiRequest) -> str:
         return f"{request.method} {request.path} at {self._authority}"
 
 
-def _pieces(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    while piece := response.read1(PIECE):
+def _iter_chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    while piece := response.read1(CHUNK_BYTES):
         yield piece

@@ -9,37 +9,37 @@ from dataclasses import dataclass
 from treenail.clock import Clock
 from treenail.errors import (
     ClusterError,
-    Forbidden,
-    Gone,
-    NotFound,
-    TooManyRequests,
-    Unreachable,
+    ForbiddenError,
+    GoneError,
+    NotFoundError,
+    TooManyRequestsError,
+    UnreachableError,
 )
 from treenail.kube.backoff import Backoff, Random
-from treenail.kube.client import Client, EventStream, Json, WatchEvent
+from treenail.kube.client import Client, Json, WatchEvent, WatchStream
 from treenail.kube.resources import Resource
 
 log = logging.getLogger(__name__)
 
-OnChange = Callable[[str, Json | None], None]
+ObjectHandler = Callable[[str, Json | None], None]
 """Told the key, and the object as it is now or None when it is gone."""
 
 # A server asked to watch for 5 to 10 minutes ends each watch once in a while, and not all in
 # the same second; between these moments the watch is the only thing on the wire.
-_LASTS_S = 300
+_DURATION_S = 300
 # Who ends a watch sooner than this, and has told nothing, is not well.
-_SHORT_S = 1.0
+_MIN_DURATION_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class WatchScope:
     """Which objects: all of a resource, narrowed by namespace and selectors."""
 
     resource: Resource
     namespace: str = ""
     field_selector: str = ""
     label_selector: str = ""
-    optional: bool = False
+    is_optional: bool = False
     """Whether the server may not have the kind, or not show it: then it is asked for seldom."""
 
     @property
@@ -49,7 +49,7 @@ class Scope:
         return {name: value for name, value in selectors.items() if value}
 
 
-class Watch:
+class ResourceWatch:
     """Tells what is in a scope, and what becomes of it, from one thread of its own.
 
     ``on_change`` is called once for each object there is, and again whenever one differs from
@@ -65,10 +65,10 @@ class Watch:
     def __init__(
         self,
         client: Client,
-        scope: Scope,
+        scope: WatchScope,
         clock: Clock,
         *,
-        on_change: OnChange,
+        on_change: ObjectHandler,
         on_connected: Callable[[], None] = lambda: None,
         on_lost: Callable[[ClusterError], None] = lambda _: None,
         backoff: Backoff | None = None,
@@ -81,14 +81,14 @@ class Watch:
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._backoff = backoff or Backoff()
-        self._withheld = Backoff(first_s=60.0, most_s=600.0) if scope.optional else None
+        self._optional_backoff = Backoff(first_s=60.0, max_s=600.0) if scope.is_optional else None
         self._jitter = jitter
         self._stopped = threading.Event()
-        self._stream: EventStream | None = None
+        self._stream: WatchStream | None = None
         self._thread: threading.Thread | None = None
-        self._version = ""
-        self._told: dict[str, tuple[object, object]] = {}
-        self._lost: str | None = "not connected yet"
+        self._resource_version = ""
+        self._reported: dict[str, tuple[object, object]] = {}
+        self._last_error: str | None = "not connected yet"
 
     def start(self) -> None:
         """Run on a thread of its own, which does not keep the process alive."""
@@ -100,7 +100,7 @@ class Watch:
     def run(self) -> None:
         """List and watch until ``stop``."""
         while not self._stopped.is_set():
-            self._stopped.wait(self._turn())
+            self._stopped.wait(self._list_and_watch())
 
     def stop(self, *, limit_s: float = 5.0) -> None:
         """End it from any thread; returns when its thread is done, or after ``limit_s``."""
@@ -110,108 +110,116 @@ class Watch:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(limit_s)
 
-    def _turn(self) -> float:
+    def _list_and_watch(self) -> float:
         """List if needed, and one watch; the seconds to pause afterwards."""
         try:
-            if not self._version:
-                self._list()
-            return 0.0 if self._follow() else self._backoff.pause_s()
-        except Gone as error:
+            if not self._resource_version:
+                self._list_objects()
+            return 0.0 if self._watch_events() else self._backoff.next_pause_s()
+        except GoneError as error:
             log.debug("%s; listing again", error)
-            self._version = ""
-            return self._backoff.pause_s()
+            self._resource_version = ""
+            return self._backoff.next_pause_s()
         except ClusterError as error:
-            if not isinstance(error, Unreachable):
+            if not isinstance(error, UnreachableError):
                 # The server refuses the very question: a version from before it was restored
                 # from a backup, for one. Silence says nothing about the version.
-                self._version = ""
-            return self._pause_after(error)
+                self._resource_version = ""
+            return self._handle_error(error)
 
-    def _pause_after(self, error: ClusterError) -> float:
+    def _handle_error(self, error: ClusterError) -> float:
         if self._stopped.is_set():
             return 0.0
-        if str(error) != self._lost:
-            self._lost = str(error)
+        if str(error) != self._last_error:
+            self._last_error = str(error)
             self._on_lost(error)
-        withheld = self._withheld if isinstance(error, NotFound | Forbidden) else None
-        pause_s = (withheld or self._backoff).pause_s()
-        return max(pause_s, error.retry_after_s) if isinstance(error, TooManyRequests) else pause_s
+        withheld = (
+            self._optional_backoff if isinstance(error, NotFoundError | ForbiddenError) else None
+        )
+        pause_s = (withheld or self._backoff).next_pause_s()
+        return (
+            max(pause_s, error.retry_after_s)
+            if isinstance(error, TooManyRequestsError)
+            else pause_s
+        )
 
-    def _list(self) -> None:
+    def _list_objects(self) -> None:
         found = self._client.list(
             self._scope.resource, namespace=self._scope.namespace, params=self._scope.params
         )
         if not found.resource_version:
             raise ClusterError(f"list {self._scope.resource.plural}: no version to watch from")
-        gone = set(self._told)
+        gone = set(self._reported)
         for item in found.items:
-            gone.discard(object_key(item))
-            self._tell(item)
+            gone.discard(format_key(item))
+            self._report_object(item)
         for key in sorted(gone):
-            del self._told[key]
+            del self._reported[key]
             self._on_change(key, None)
-        self._version = found.resource_version
-        self._connected()
+        self._resource_version = found.resource_version
+        self._mark_connected()
 
-    def _follow(self) -> bool:
+    def _watch_events(self) -> bool:
         """One watch; False when it was over before it told anything."""
         began = self._clock.monotonic()
         told_something = False
         stream = self._client.watch(
             self._scope.resource,
             namespace=self._scope.namespace,
-            params={**self._scope.params, "resourceVersion": self._version},
-            lasts_s=int(_LASTS_S * (1 + self._jitter())),
+            params={**self._scope.params, "resourceVersion": self._resource_version},
+            duration_s=int(_DURATION_S * (1 + self._jitter())),
         )
         self._stream = stream
         try:
             if self._stopped.is_set():
                 return True
-            stream.begin()
-            self._connected()
+            stream.connect()
+            self._mark_connected()
             for event in stream:
                 told_something = True
                 self._backoff.reset()
-                self._see(event)
+                self._handle_event(event)
         finally:
             self._stream = None
             stream.close()
-        if not (told_something or self._clock.monotonic() - began >= _SHORT_S):
+        if not (told_something or self._clock.monotonic() - began >= _MIN_DURATION_S):
             return False
         self._backoff.reset()
         return True
 
-    def _connected(self) -> None:
-        if self._lost is not None:
-            self._lost = None
-            if self._withheld is not None:
-                self._withheld.reset()
+    def _mark_connected(self) -> None:
+        if self._last_error is not None:
+            self._last_error = None
+            if self._optional_backoff is not None:
+                self._optional_backoff.reset()
             self._on_connected()
 
-    def _see(self, event: WatchEvent) -> None:
+    def _handle_event(self, event: WatchEvent) -> None:
         if event.type == "DELETED":
-            key = object_key(event.object)
-            if self._told.pop(key, None) is not None:
+            key = format_key(event.object)
+            if self._reported.pop(key, None) is not None:
                 self._on_change(key, None)
         elif event.type in {"ADDED", "MODIFIED"}:
-            self._tell(event.object)
-        self._version = str(_metadata(event.object).get("resourceVersion") or self._version)
+            self._report_object(event.object)
+        self._resource_version = str(
+            _get_metadata(event.object).get("resourceVersion") or self._resource_version
+        )
 
-    def _tell(self, found: Json) -> None:
-        key, metadata = object_key(found), _metadata(found)
+    def _report_object(self, found: Json) -> None:
+        key, metadata = format_key(found), _get_metadata(found)
         version = (metadata.get("uid"), metadata.get("resourceVersion"))
-        if self._told.get(key) != version:
-            self._told[key] = version
+        if self._reported.get(key) != version:
+            self._reported[key] = version
             self._on_change(key, found)
 
 
-def object_key(found: Json) -> str:
+def format_key(found: Json) -> str:
     """``namespace/name``, or the name alone for what has no namespace."""
-    metadata = _metadata(found)
+    metadata = _get_metadata(found)
     name, namespace = str(metadata.get("name")), metadata.get("namespace")
     return f"{namespace}/{name}" if namespace else name
 
 
-def _metadata(found: Json) -> Json:
+def _get_metadata(found: Json) -> Json:
     metadata = found.get("metadata")
     return metadata if isinstance(metadata, dict) else {}

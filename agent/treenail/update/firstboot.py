@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from treenail.api.machineconfig import MachineConfig
-from treenail.config.wanted import WantedOS, wanted
+from treenail.config.wanted import WantedOS, read_wanted_state
 from treenail.errors import HostError, UnreconcilableError
-from treenail.update.impact.os_change import OSChange, Running, os_change
+from treenail.update.impact.os_change import OSChange, RunningOS, compute_os_change
 
 Json = dict[str, object]
 
@@ -14,7 +14,7 @@ REBOOTS_ALLOWED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FirstBootTarget:
     """What the machine is to be; nothing is asked when all is empty."""
 
     config: MachineConfig | None = None
@@ -24,10 +24,10 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class FirstBootProgress:
     """What was done in earlier boots."""
 
-    reboots: int = 0
+    reboot_count: int = 0
     boot_id: str = ""
     """The boot in which the last reboot was asked for."""
     staged_id: str = ""
@@ -35,57 +35,62 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class FirstBootReady:
     """The machine may join its cluster."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class FirstBootStage:
     """Stage this and reboot into it."""
 
     change: OSChange
 
 
-def decide(
-    asked: Asked, running: Running, begun: Begun, *, fips: bool, boot_id: str
-) -> Ready | Move:
+def decide_first_boot(
+    target: FirstBootTarget,
+    running: RunningOS,
+    progress: FirstBootProgress,
+    *,
+    fips: bool,
+    boot_id: str,
+) -> FirstBootReady | FirstBootStage:
     """The next move.
 
     Raises `UnreconcilableError` for what a machine can't be made to be once it is installed,
     `ConfigError` for what can't be read, and `HostError` when the reboots lead nowhere.
     """
-    config = asked.config
+    config = target.config
     if config is not None and config.fips != fips:
         raise UnreconcilableError(
             f"the config wants FIPS mode {'on' if config.fips else 'off'}, and this machine runs "
             "with it the other way",
             remedy="install the machine again, with fips=1 on the kernel's command line or without",
         )
-    wish = wanted(config).os if config is not None else WantedOS()
-    change = os_change(WantedOS(), wish, running, image=asked.image)
-    if change.empty:
-        return Ready("it is what it was made to be")
-    if begun.reboots >= REBOOTS_ALLOWED and begun.boot_id != boot_id:
+    wish = read_wanted_state(config).os if config is not None else WantedOS()
+    change = compute_os_change(WantedOS(), wish, running, image=target.image)
+    if change.is_empty:
+        return FirstBootReady("it is what it was made to be")
+    if progress.reboot_count >= REBOOTS_ALLOWED and progress.boot_id != boot_id:
         raise HostError(
-            f"{begun.reboots} reboots did not lead to what is asked for",
+            f"{progress.reboot_count} reboots did not lead to what is asked for",
             remedy="see 'journalctl -b -1 -u ostree-finalize-staged', then restart "
             "treenail-firstboot.service after removing /var/lib/treenail/firstboot.json",
         )
-    return Move(change)
+    return FirstBootStage(change)
 
 
-def to_json(begun: Begun) -> Json:
+def to_json(progress: FirstBootProgress) -> Json:
     return {
         "version": 1,
-        "reboots": begun.reboots,
-        "bootID": begun.boot_id,
-        "stagedID": begun.staged_id,
+        "reboots": progress.reboot_count,
+        "bootID": progress.boot_id,
+        "stagedID": progress.staged_id,
     }
 
 
-def from_json(document: object) -> Begun:
+def from_json(document: object) -> FirstBootProgress:
     """What `to_json` wrote; anything else counts as nothing done."""
     match document:
         case {
@@ -94,6 +99,6 @@ def from_json(document: object) -> Begun:
             "bootID": str(boot_id),
             "stagedID": str(staged_id),
         }:
-            return Begun(reboots, boot_id, staged_id)
+            return FirstBootProgress(reboots, boot_id, staged_id)
         case _:
-            return Begun()
+            return FirstBootProgress()

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from treenail.api import annotations as key
 from treenail.api.annotations import NodeState
 from treenail.errors import UsageError
-from treenail.update.state.record import Record, Target
+from treenail.update.state.record import LedgerRecord, Target
 
 
-def check(record: Record) -> None:
+def check_handback(record: LedgerRecord) -> None:
     """Raise `UsageError` for a node that can't be handed back as it is."""
     if not record.current.config:
         raise UsageError("there is nothing to hand back: no config of this node is recorded")
@@ -25,7 +25,9 @@ def check(record: Record) -> None:
         )
 
 
-def annotations(found: Mapping[str, str], current: Target) -> dict[str, str | None]:
+def compute_handback_annotations(
+    found: Mapping[str, str], current: Target
+) -> dict[str, str | None]:
     """What has to change on the Node; None is to be absent.
 
     The daemon knows one spelling of the image. Where another was used, what was asked for in it is
@@ -37,9 +39,9 @@ def annotations(found: Mapping[str, str], current: Target) -> dict[str, str | No
         key.CURRENT_IMAGE: image,
         key.STATE: NodeState.DONE,
         key.REASON: "",
-        **dict.fromkeys((key.CURRENT_OS_IMAGE, key.CURRENT_OS_IMAGE_STORY)),
+        **dict.fromkeys((key.CURRENT_OS_IMAGE, key.CURRENT_OS_IMAGE_ALTERNATE)),
     }
     if image is not None and key.DESIRED_IMAGE not in found:
         wanted[key.DESIRED_IMAGE] = image
-        wanted |= dict.fromkeys((key.DESIRED_OS_IMAGE, key.DESIRED_OS_IMAGE_STORY))
+        wanted |= dict.fromkeys((key.DESIRED_OS_IMAGE, key.DESIRED_OS_IMAGE_ALTERNATE))
     return {name: value for name, value in wanted.items() if found.get(name) != value}

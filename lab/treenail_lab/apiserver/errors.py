@@ -6,14 +6,14 @@ from treenail_lab.apiserver.objects import Json
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class StatusCause:
     """One entry of ``status.details.causes``."""
 
     reason: str
     message: str
     field: str = ""
 
-    def json(self) -> Json:
+    def to_json(self) -> Json:
         cause = {"reason": self.reason, "message": self.message}
         return cause | ({"field": self.field} if self.field else {})
 
@@ -23,7 +23,7 @@ class Cause:
 
 @dataclass(slots=True)
 class ApiError(Exception):
-    """A request that failed; :meth:`status` is the body of the answer."""
+    """A request that failed; :meth:`to_status` is the body of the answer."""
 
     code: int
     reason: str
@@ -34,7 +34,7 @@ class ApiError(Exception):
     def __str__(self) -> str:
         return self.message
 
-    def status(self) -> Json:
+    def to_status(self) -> Json:
         details = self.details
         if self.retry_after_s:
             details = details | {"retryAfterSeconds": self.retry_after_s}
@@ -56,65 +56,65 @@ def group_resource(group: str, plural: str) -> str:
     return f"{plural}.{group}" if group else plural
 
 
-def details(group: str, kind: str, name: str) -> Json:
+def build_details(group: str, kind: str, name: str) -> Json:
     """``status.details`` without the keys that would be empty."""
     found = {"name": name, "group": group, "kind": kind}
     return {key: value for key, value in found.items() if value}
 
 
-def not_found(group: str, plural: str, name: str) -> ApiError:
+def not_found_error(group: str, plural: str, name: str) -> ApiError:
     message = f'{group_resource(group, plural)} "{name}" not found'
-    return ApiError(404, "NotFound", message, details(group, plural, name))
+    return ApiError(404, "NotFound", message, build_details(group, plural, name))
 
 
-def no_such_path() -> ApiError:
+def path_not_found_error() -> ApiError:
     return ApiError(404, "NotFound", "the server could not find the requested resource")
 
 
-def already_exists(group: str, plural: str, name: str) -> ApiError:
+def already_exists_error(group: str, plural: str, name: str) -> ApiError:
     message = f'{group_resource(group, plural)} "{name}" already exists'
-    return ApiError(409, "AlreadyExists", message, details(group, plural, name))
+    return ApiError(409, "AlreadyExists", message, build_details(group, plural, name))
 
 
-MODIFIED = (
+MODIFIED_MESSAGE = (
     "the object has been modified; please apply your changes to the latest version and try again"
 )
 
 
-def conflict(group: str, plural: str, name: str, why: str = MODIFIED) -> ApiError:
+def conflict_error(group: str, plural: str, name: str, why: str = MODIFIED_MESSAGE) -> ApiError:
     resource = group_resource(group, plural)
     message = f'Operation cannot be fulfilled on {resource} "{name}": {why}'
-    return ApiError(409, "Conflict", message, details(group, plural, name))
+    return ApiError(409, "Conflict", message, build_details(group, plural, name))
 
 
-def invalid(group: str, kind: str, name: str, causes: list[Cause]) -> ApiError:
+def invalid_error(group: str, kind: str, name: str, causes: list[StatusCause]) -> ApiError:
     """422 with one cause per field; ``kind`` is CamelCase here, as in the real one."""
     texts = [str(cause) for cause in causes]
     joined = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
-    found = details(group, kind, name) | {"causes": [cause.json() for cause in causes]}
+    found = build_details(group, kind, name) | {"causes": [cause.to_json() for cause in causes]}
     return ApiError(422, "Invalid", f'{kind} "{name}" is invalid: {joined}', found)
 
 
-def forbidden(group: str, plural: str, name: str, why: str) -> ApiError:
+def forbidden_error(group: str, plural: str, name: str, why: str) -> ApiError:
     resource = group_resource(group, plural)
     subject = f'{resource} "{name}"' if name else resource
     message = f"{subject} is forbidden: {why}"
-    return ApiError(403, "Forbidden", message, details(group, plural, name))
+    return ApiError(403, "Forbidden", message, build_details(group, plural, name))
 
 
-def unauthorized() -> ApiError:
+def unauthorized_error() -> ApiError:
     return ApiError(401, "Unauthorized", "Unauthorized")
 
 
-def bad_request(message: str) -> ApiError:
+def bad_request_error(message: str) -> ApiError:
     return ApiError(400, "BadRequest", message)
 
 
-def expired(asked: int, oldest: int) -> ApiError:
+def expired_error(asked: int, oldest: int) -> ApiError:
     return ApiError(410, "Expired", f"too old resource version: {asked} ({oldest})")
 
 
-def expired_continue() -> ApiError:
+def expired_continue_error() -> ApiError:
     return ApiError(
         410,
         "Expired",
@@ -123,12 +123,12 @@ def expired_continue() -> ApiError:
     )
 
 
-def method_not_allowed() -> ApiError:
+def method_not_allowed_error() -> ApiError:
     message = "the server does not allow this method on the requested resource"
     return ApiError(405, "MethodNotAllowed", message)
 
 
-def unsupported_media_type(accepted: list[str]) -> ApiError:
+def unsupported_media_type_error(accepted: list[str]) -> ApiError:
     message = (
         "the body of the request was in an unknown format - accepted media types include: "
         + ", ".join(accepted)
@@ -136,12 +136,14 @@ def unsupported_media_type(accepted: list[str]) -> ApiError:
     return ApiError(415, "UnsupportedMediaType", message)
 
 
-def too_many_requests(message: str, retry_after_s: int, causes: list[Cause]) -> ApiError:
-    found = {"causes": [cause.json() for cause in causes]} if causes else {}
+def too_many_requests_error(
+    message: str, retry_after_s: int, causes: list[StatusCause]
+) -> ApiError:
+    found = {"causes": [cause.to_json() for cause in causes]} if causes else {}
     return ApiError(429, "TooManyRequests", message, found, retry_after_s)
 
 
-def too_large_version(asked: int, current: int) -> ApiError:
+def too_large_version_error(asked: int, current: int) -> ApiError:
     message = f"Too large resource version: {asked}, current: {current}"
-    cause = Cause("ResourceVersionTooLarge", "Too large resource version")
-    return ApiError(504, "Timeout", message, {"causes": [cause.json()]}, 1)
+    cause = StatusCause("ResourceVersionTooLarge", "Too large resource version")
+    return ApiError(504, "Timeout", message, {"causes": [cause.to_json()]}, 1)

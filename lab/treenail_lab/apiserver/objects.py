@@ -1,62 +1,62 @@
 """Kubernetes objects as the lab's API server keeps them: JSON documents.
 
-An object in the store is never changed; whoever wants a different one makes a :func:`copy`.
+An object in the store is never changed; whoever wants a different one makes a :func:`copy_json`.
 """
 
 from typing import Any
 
 # An API server takes and returns documents of any shape, so their values are not typed.
 Json = dict[str, Any]
-Key = tuple[str, str]
+ObjectKey = tuple[str, str]
 
 
-def copy(value: Any) -> Any:
+def copy_json(value: Any) -> Any:
     """The same JSON value, sharing nothing that can be changed."""
     if isinstance(value, dict):
-        return {name: copy(item) for name, item in value.items()}
+        return {name: copy_json(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [copy(item) for item in value]
+        return [copy_json(item) for item in value]
     return value
 
 
-def equal(left: Any, right: Any) -> bool:
+def is_equal(left: Any, right: Any) -> bool:
     """Whether two JSON values are the same; unlike in Python, true is not 1."""
     match left, right:
         case dict(), dict():
-            return left.keys() == right.keys() and all(equal(left[k], right[k]) for k in left)
+            return left.keys() == right.keys() and all(is_equal(left[k], right[k]) for k in left)
         case list(), list():
-            return len(left) == len(right) and all(map(equal, left, right))
+            return len(left) == len(right) and all(map(is_equal, left, right))
         case _:
             return isinstance(left, bool) == isinstance(right, bool) and bool(left == right)
 
 
-def key(obj: Json) -> Key:
+def read_key(obj: Json) -> ObjectKey:
     """Namespace (empty for cluster-scoped objects) and name."""
     metadata = obj["metadata"]
     return metadata.get("namespace", ""), metadata["name"]
 
 
-def uid(obj: Json) -> str:
+def read_uid(obj: Json) -> str:
     return str(obj["metadata"].get("uid", ""))
 
 
-def finalizers(obj: Json) -> list[str]:
+def read_finalizers(obj: Json) -> list[str]:
     return obj["metadata"].get("finalizers") or []
 
 
-def labels(obj: Json) -> dict[str, str]:
+def read_labels(obj: Json) -> dict[str, str]:
     return obj["metadata"].get("labels") or {}
 
 
-def owners(obj: Json) -> list[Json]:
+def read_owner_references(obj: Json) -> list[Json]:
     return obj["metadata"].get("ownerReferences") or []
 
 
-def deleting(obj: Json) -> bool:
+def is_deleting(obj: Json) -> bool:
     return "deletionTimestamp" in obj["metadata"]
 
 
-def dig(obj: Json, *path: str) -> Any:
+def find_value(obj: Json, *path: str) -> Any:
     """The value at a path of keys; None where there is none."""
     value: Any = obj
     for step in path:

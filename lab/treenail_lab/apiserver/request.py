@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from treenail_lab.apiserver.errors import bad_request, no_such_path
+from treenail_lab.apiserver.errors import bad_request_error, path_not_found_error
 
 _VERBS = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH": "patch",
           "DELETE": "delete"}  # fmt: skip
@@ -12,7 +12,7 @@ _NAMESPACE_SUBRESOURCES = ("status",)
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ServerRequest:
     """A request about a resource; for any other path only ``verb`` and ``path`` are set."""
 
     verb: str
@@ -26,7 +26,7 @@ class Ask:
     subresource: str = ""
 
     @property
-    def on_resource(self) -> bool:
+    def is_resource_request(self) -> bool:
         return bool(self.plural)
 
     @property
@@ -35,37 +35,39 @@ class Ask:
         return f"{self.plural}/{self.subresource}" if self.subresource else self.plural
 
     @property
-    def changes(self) -> bool:
+    def is_change(self) -> bool:
         """Whether a request may change something."""
         return self.verb not in {"get", "list", "watch"}
 
-    def flag(self, name: str) -> bool:
+    def read_flag(self, name: str) -> bool:
         """A boolean query parameter; false when absent."""
         value = self.query.get(name, "")
         if value.lower() in {"", "0", "false"}:
             return False
         if value.lower() in {"1", "true"}:
             return True
-        raise bad_request(f"query parameter {name}: expected true or false, found {value!r}")
+        raise bad_request_error(f"query parameter {name}: expected true or false, found {value!r}")
 
-    def number(self, name: str) -> int | None:
+    def read_number(self, name: str) -> int | None:
         """A non-negative query parameter; None when absent or empty."""
         value = self.query.get(name, "")
         if not value:
             return None
         if not value.isdigit():
-            raise bad_request(f"query parameter {name}: expected a number, found {value!r}")
+            raise bad_request_error(f"query parameter {name}: expected a number, found {value!r}")
         return int(value)
 
     @property
-    def dry_run(self) -> bool:
+    def is_dry_run(self) -> bool:
         value = self.query.get("dryRun", "")
         if value not in {"", "All"}:
-            raise bad_request(f'dryRun: Unsupported value: "{value}": supported values: "All"')
+            raise bad_request_error(
+                f'dryRun: Unsupported value: "{value}": supported values: "All"'
+            )
         return value == "All"
 
 
-def read(method: str, path: str, query: Mapping[str, str]) -> Ask:
+def parse_request(method: str, path: str, query: Mapping[str, str]) -> ServerRequest:
     """The request of an HTTP request line; raises 404 for a path that can't be a resource."""
     verb = _VERBS.get(method, method.lower())
     parts = [part for part in path.split("/") if part]
@@ -75,7 +77,7 @@ def read(method: str, path: str, query: Mapping[str, str]) -> Ask:
         case ["apis", group, version, *rest] if rest:
             pass
         case _:
-            return Ask(verb, path, query)
+            return ServerRequest(verb, path, query)
     namespace = ""
     match rest:
         case ["namespaces", name, subresource] if subresource in _NAMESPACE_SUBRESOURCES:
@@ -86,10 +88,10 @@ def read(method: str, path: str, query: Mapping[str, str]) -> Ask:
             pass
     plural, name, subresource = (*rest, "", "")[:3]
     if len(rest) > 3:
-        raise no_such_path()
+        raise path_not_found_error()
     if not name:
         verb = _ON_COLLECTIONS.get(verb, verb)
-    ask = Ask(verb, path, query, group, version, plural, namespace, name, subresource)
-    if ask.verb == "list" and ask.flag("watch"):
+    ask = ServerRequest(verb, path, query, group, version, plural, namespace, name, subresource)
+    if ask.verb == "list" and ask.read_flag("watch"):
         verb = "watch"
-    return Ask(verb, path, query, group, version, plural, namespace, name, subresource)
+    return ServerRequest(verb, path, query, group, version, plural, namespace, name, subresource)

@@ -5,12 +5,12 @@ import uuid
 from pathlib import Path
 
 from treenail_lab.images import Image
-from treenail_lab.machine.ostree.sysroot import Deployment, Sysroot, deployment_of
-from treenail_lab.machine.systemd.unit_files import VENDOR, UnitFiles
+from treenail_lab.machine.ostree.sysroot import Sysroot, SysrootDeployment, make_deployment
+from treenail_lab.machine.systemd.unit_files import VENDOR, UnitFileTree
 
 PLATFORM_ARGUMENTS = ("root=LABEL=root", "rw", "console=ttyS0", "ignition.platform.id=lab")
 _DIRECTORIES = ("etc/systemd/system", "usr/lib/systemd/system", "var/lib", "var/log", "proc", "run")
-_UNITS = {
+_UNIT_FILES = {
     "default.target": "[Unit]\nDescription=Multi-User System\n",
     "multi-user.target": "[Unit]\nDescription=Multi-User System\n",
     "crio.service": (
@@ -33,31 +33,31 @@ _UNITS = {
         "[Install]\nWantedBy=multi-user.target\n"
     ),
 }
-_ENABLED = ("crio.service", "kubelet.service", "chronyd.service")
+_ENABLED_UNITS = ("crio.service", "kubelet.service", "chronyd.service")
 _BOOT_ID = "proc/sys/kernel/random/boot_id"
 _SOFT_REBOOTS = "run/systemd/soft-reboots"
 _OS_RELEASE = "usr/lib/os-release"
 
 
-def install(root: Path, image: Image) -> None:
+def install_root(root: Path, image: Image) -> None:
     """Make ``root`` the disk of a machine that was installed from ``image`` and never booted."""
     for directory in _DIRECTORIES:
         (root / directory).mkdir(parents=True, exist_ok=True)
     sysroot = Sysroot(root)
-    if sysroot.written():
+    if sysroot.read_written():
         return
     refspec = f"ostree-unverified-registry:{image.pull_spec}"
     arguments = (*PLATFORM_ARGUMENTS, *image.kernel_arguments)
     for layer in image.layers:
         sysroot.import_layer(layer.digest)
-    sysroot.write((deployment_of(image, refspec, arguments),))
+    sysroot.write_deployments((make_deployment(image, refspec, arguments),))
     (root / "etc/os-release").symlink_to("../" + _OS_RELEASE)
-    for name, text in _UNITS.items():
+    for name, text in _UNIT_FILES.items():
         (root / VENDOR / name).write_text(text, encoding="utf-8")
-    UnitFiles(root).enable(list(_ENABLED), runtime=False, force=False)
+    UnitFileTree(root).enable_units(list(_ENABLED_UNITS), runtime=False, force=False)
 
 
-def boot(root: Path, number: int = 0) -> Deployment:
+def boot_root(root: Path, number: int = 0) -> SysrootDeployment:
     """Empty /run, take a new boot id, and start the deployment of that number."""
     run = root / "run"
     shutil.rmtree(run, ignore_errors=True)
@@ -67,23 +67,23 @@ def boot(root: Path, number: int = 0) -> Deployment:
     identity = root / _BOOT_ID
     identity.parent.mkdir(parents=True, exist_ok=True)
     identity.write_text(f"{uuid.uuid4()}\n", encoding="utf-8")
-    return _started(root, Sysroot(root).boot(number))
+    return _write_os_release(root, Sysroot(root).boot_deployment(number))
 
 
-def soft_boot(root: Path) -> Deployment:
+def soft_boot_root(root: Path) -> SysrootDeployment:
     """What a soft reboot does: all of /run and the boot id stay; into the next root, if any."""
     count = root / _SOFT_REBOOTS
-    count.write_text(str(soft_reboots(root) + 1), encoding="utf-8")
-    return _started(root, Sysroot(root).boot_softly())
+    count.write_text(str(count_soft_reboots(root) + 1), encoding="utf-8")
+    return _write_os_release(root, Sysroot(root).soft_boot_deployment())
 
 
-def soft_reboots(root: Path) -> int:
+def count_soft_reboots(root: Path) -> int:
     """How many there were since the kernel was started."""
     count = root / _SOFT_REBOOTS
     return int(count.read_text(encoding="utf-8")) if count.exists() else 0
 
 
-def _started(root: Path, booted: Deployment) -> Deployment:
+def _write_os_release(root: Path, booted: SysrootDeployment) -> SysrootDeployment:
     release = (
         'NAME="Lab OS"\n'
         "ID=lab\n"
@@ -97,6 +97,6 @@ def _started(root: Path, booted: Deployment) -> Deployment:
     return booted
 
 
-def boot_id(root: Path) -> str:
+def read_boot_id(root: Path) -> str:
     """The id of the boot that runs."""
     return (root / _BOOT_ID).read_text(encoding="utf-8").strip()

@@ -14,7 +14,7 @@ DISK_FULL = "min-free-space-percent '3%' would be exceeded, at least 1.2 GB requ
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class MachineSettings:
     """The values in force; an empty text means that nothing goes wrong."""
 
     pull_bytes_per_s: float = 200e6
@@ -32,7 +32,7 @@ class Settings:
     force_close_s: float = 30.0
     """Seconds after a transaction's end when peers that stayed are thrown out."""
     properties_lag_s: float = 0.1
-    """Seconds after ``Finished`` when the D-Bus properties follow, unless Reload is called."""
+    """Seconds after ``TransactionFinished`` when the D-Bus properties follow, unless Reload is called."""
     inhibit_delay_max_s: float = 1.0
     systemd_version: int = 252
     failing_units: tuple[str, ...] = ()
@@ -46,21 +46,21 @@ class Settings:
     """Seconds without a sign of life after which the agent is killed; 0 for never."""
 
 
-def load(path: Path | None) -> Settings:
+def load_settings(path: Path | None) -> MachineSettings:
     """The settings in the file ``path``; the standard ones without a file."""
     if path is None:
-        return Settings()
+        return MachineSettings()
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return Settings()
+        return MachineSettings()
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in document.items()
     }
-    return Settings(**values)
+    return MachineSettings(**values)
 
 
-def save(settings: Settings, path: Path) -> None:
+def save_settings(settings: MachineSettings, path: Path) -> None:
     """Put the settings into the file ``path``, all at once."""
     scratch = path.with_name(f"{path.name}.{os.getpid()}")
     scratch.write_text(json.dumps(asdict(settings), indent=1) + "\n", encoding="utf-8")

@@ -46,7 +46,7 @@ CONFIGS = [machine_config("00", "worker", kernelArguments=["a"]), machine_config
 
 
 def write(path: Path, *found: dict[str, Any]) -> str:
-    path.write_text("---\n".join(documents.dump(each) for each in found))
+    path.write_text("---\n".join(documents.dump_document(each) for each in found))
     return str(path)
 
 
@@ -70,7 +70,7 @@ def test_a_directory_is_rendered_pool_by_pool(
 ) -> None:
     code, out, err = run(capsys, "-f", str(repository))
     assert (code, err) == (0, "")
-    infra, worker = documents.load_all(out, where="output")
+    infra, worker = documents.load_documents(out, where="output")
     assert infra["metadata"]["name"] == "rendered-infra-38e72c6154dac67840eadbc0772e00d1"
     assert worker["metadata"]["name"].startswith("rendered-worker-")
     assert infra["spec"] == worker["spec"]
@@ -103,7 +103,7 @@ def test_lists_and_several_files_and_standard_input_are_read(tmp_path: Path) -> 
     command = "import sys; from treenail.cli.controller.main import main; sys.exit(main())"
     ran = subprocess.run(
         [sys.executable, "-c", command, "render", "-f", "-", "-f", configs, "--pool", "infra"],
-        input=documents.dump(listed).encode(),
+        input=documents.dump_document(listed).encode(),
         capture_output=True,
         timeout=30,
         check=False,
@@ -244,7 +244,7 @@ def test_the_manifests_of_a_bootstrap_are_read_as_they_are(
     folder = str(ROOT / "bootstrap" / "input")
     code, out, _ = run(capsys, "-f", folder, "--pool", "worker")
     assert code == 0
-    (found,) = documents.load_all(out, where="output")
+    (found,) = documents.load_documents(out, where="output")
     # Without the MachineConfigs that templates make, this is the part that the inputs hold.
     assert found["spec"]["config"] == {
         "ignition": {"version": "3.5.0"},

@@ -9,11 +9,19 @@ import pytest
 from treenail.cli.main import main
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update.decision.request import refused
-from treenail.update.state.record import Phase, Record, Refused, Target, Update, from_json, to_json
+from treenail.update.decision.request import make_cancelled_target
+from treenail.update.state.record import (
+    LedgerRecord,
+    Phase,
+    QuarantinedTarget,
+    Target,
+    UpdateRecord,
+    from_json,
+    to_json,
+)
 
 OLD, NEW = Target("rendered-a"), Target("rendered-b")
-UPDATE = Update("1" * 32, NEW, OLD, Phase.DRAINING, "boot", 1.0, 1.0)
+UPDATE = UpdateRecord("1" * 32, NEW, OLD, Phase.DRAINING, "boot", 1.0, 1.0)
 
 
 @pytest.fixture
@@ -24,12 +32,12 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def recorded(root: Path) -> Record:
-    return from_json(Ledger(Root(root)).read())
+def recorded(root: Path) -> LedgerRecord:
+    return from_json(Ledger(Root(root)).read_document())
 
 
-def given(root: Path, record: Record) -> None:
-    Ledger(Root(root)).write(to_json(record))
+def given(root: Path, record: LedgerRecord) -> None:
+    Ledger(Root(root)).write_document(to_json(record))
 
 
 def run(command: str, root: Path, *options: str) -> int:
@@ -37,36 +45,36 @@ def run(command: str, root: Path, *options: str) -> int:
 
 
 def test_update_is_called_off_in_the_record(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given(root, Record(OLD, UPDATE))
+    given(root, LedgerRecord(OLD, UPDATE))
     assert run("cancel", root) == 0
     assert "the update to rendered-b is called off" in capsys.readouterr().out
     found = recorded(root)
     assert found.update is not None
-    assert (found.update.phase, found.update.boot_id) == (Phase.RELEASING, "this-boot")
-    assert found.refused == refused(UPDATE)
+    assert (found.update.phase, found.update.boot_id) == (Phase.CANCELLING, "this-boot")
+    assert found.quarantined == make_cancelled_target(UPDATE)
 
 
 def test_target_is_forgiven_in_the_record(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given(root, Record(OLD, refused=Refused(NEW, "it broke", "mend it")))
+    given(root, LedgerRecord(OLD, quarantined=QuarantinedTarget(NEW, "it broke", "mend it")))
     assert run("forgive", root, "--json") == 0
     assert json.loads(capsys.readouterr().out) == {
         "forgiven": {"config": "rendered-b", "image": ""}
     }
-    assert recorded(root) == Record(OLD)
+    assert recorded(root) == LedgerRecord(OLD)
 
 
 @pytest.mark.parametrize(
     ("phase", "sentence"),
     [
         (Phase.REBOOTING, "the reboot was asked for already"),
-        (Phase.RESUMING, "the node is at rendered-b already"),
-        (Phase.RELEASING, "it is being called off already"),
+        (Phase.UNCORDONING, "the node is at rendered-b already"),
+        (Phase.CANCELLING, "it is being called off already"),
     ],
 )
 def test_it_is_said_when_it_is_too_late(
     root: Path, capsys: pytest.CaptureFixture[str], phase: Phase, sentence: str
 ) -> None:
-    before = Record(OLD, replace(UPDATE, phase=phase))
+    before = LedgerRecord(OLD, replace(UPDATE, phase=phase))
     given(root, before)
     assert run("cancel", root) == 1
     told = capsys.readouterr().err
@@ -77,7 +85,7 @@ def test_it_is_said_when_it_is_too_late(
 def test_there_has_to_be_something_to_call_off_or_to_forgive(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given(root, Record(OLD))
+    given(root, LedgerRecord(OLD))
     assert run("cancel", root) == 1
     assert run("forgive", root) == 1
     assert capsys.readouterr().err == (

@@ -11,12 +11,19 @@ import pytest
 
 from tests.fakes.clock import FakeClock
 from treenail.cli.main import main
-from treenail.cli.node.collect import UNITS, collect
-from treenail.cli.node.collect_bundle import PART_LIMIT, Bundle
+from treenail.cli.node.collect import JOURNAL_UNITS, collect_parts
+from treenail.cli.node.collect_bundle import MAX_PART_BYTES, Bundle
 from treenail.errors import FileError
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update.state.record import Outcome, Past, Record, Refused, Target, to_json
+from treenail.update.state.record import (
+    LedgerRecord,
+    PastUpdate,
+    QuarantinedTarget,
+    Target,
+    UpdateOutcome,
+    to_json,
+)
 
 CANARY = "Canary7Zq"
 NOW = 1_700_000_000.0
@@ -41,8 +48,10 @@ def programs(folder: Path, **scripts: str) -> dict[str, str]:
 def root(tmp_path: Path) -> Path:
     """A machine that has a secret wherever one can stand."""
     root = tmp_path / "root"
-    refused = Refused(Target("b"), f"can't pull https://me:{CANARY}@registry.example/os")
-    past = Past("1", Target("b"), Target(), 1.0, 2.0, Outcome.FAILED, failure=f"token={CANARY}")
+    refused = QuarantinedTarget(Target("b"), f"can't pull https://me:{CANARY}@registry.example/os")
+    past = PastUpdate(
+        "1", Target("b"), Target(), 1.0, 2.0, UpdateOutcome.FAILED, failure=f"token={CANARY}"
+    )
     texts = {
         "proc/cmdline": f"quiet rd.password={CANARY} root=UUID=1",
         "proc/sys/kernel/random/boot_id": "a-b",
@@ -61,7 +70,7 @@ def root(tmp_path: Path) -> Path:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    Ledger(Root(root)).write(to_json(Record(refused=refused, history=(past,))))
+    Ledger(Root(root)).write_document(to_json(LedgerRecord(quarantined=refused, history=(past,))))
     return root
 
 
@@ -79,9 +88,9 @@ def test_bundle_has_every_part_and_no_secret(root: Path, tmp_path: Path) -> None
         bootc=f'echo \'{{"status": {{"booted": null}}, "token": "{CANARY}"}}\'',
     )
     bundle = Bundle(name="here", now=NOW)
-    collect(bundle, Root(root), None, environ, FakeClock())
+    collect_parts(bundle, Root(root), None, environ, FakeClock())
     # Whether a system bus answers is this machine's affair.
-    assert set(bundle.names) - {"deployments.json"} == {
+    assert set(bundle.part_names) - {"deployments.json"} == {
         "versions.json",
         "boot.json",
         "status.json",
@@ -94,10 +103,10 @@ def test_bundle_has_every_part_and_no_secret(root: Path, tmp_path: Path) -> None
         "files.json",
         "bootc.json",
         "failed-units",
-        *(f"journal/{unit}" for unit in UNITS),
+        *(f"journal/{unit}" for unit in JOURNAL_UNITS),
     }
     assert set(bundle.missing) - {"deployments.json"} == {"node.json", "plan.json", "drift.json"}
-    bundle.write(str(tmp_path / "x.tar.gz"))
+    bundle.write_archive(str(tmp_path / "x.tar.gz"))
     packed = (tmp_path / "x.tar.gz").read_bytes()
     assert CANARY.encode() not in gzip.decompress(packed)
     found = parts(packed)
@@ -112,18 +121,18 @@ def test_bundle_has_every_part_and_no_secret(root: Path, tmp_path: Path) -> None
 
 def test_bundle_is_its_owners_alone_and_replaces_nothing(tmp_path: Path) -> None:
     path = tmp_path / "x.tar.gz"
-    Bundle(name="here", now=NOW).write(str(path))
+    Bundle(name="here", now=NOW).write_archive(str(path))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with pytest.raises(FileError, match="is there already"):
-        Bundle(name="here", now=NOW).write(str(path))
+        Bundle(name="here", now=NOW).write_archive(str(path))
 
 
 def test_long_part_keeps_its_end(tmp_path: Path) -> None:
     bundle = Bundle(name="here", now=NOW)
-    bundle.records("long", lambda: "\n".join(f"line {number:0100}" for number in range(30_000)))
-    bundle.write(str(tmp_path / "x.tar.gz"))
+    bundle.add_lines("long", lambda: "\n".join(f"line {number:0100}" for number in range(30_000)))
+    bundle.write_archive(str(tmp_path / "x.tar.gz"))
     kept = parts((tmp_path / "x.tar.gz").read_bytes())["long"]
-    assert len(kept) < PART_LIMIT + 100
+    assert len(kept) < MAX_PART_BYTES + 100
     assert kept.startswith("… the beginning is left out\nline ".encode())
     assert kept.endswith(b"029999")
 
@@ -134,8 +143,8 @@ def test_journal_that_is_too_long_is_asked_for_less(root: Path, tmp_path: Path) 
         journalctl='case "$*" in *"--lines 250"*) echo few;; *) yes | head -c 2000000;; esac',
     )
     bundle = Bundle(name="here", now=NOW)
-    collect(bundle, Root(root), None, environ, FakeClock())
-    bundle.write(str(tmp_path / "x.tar.gz"))
+    collect_parts(bundle, Root(root), None, environ, FakeClock())
+    bundle.write_archive(str(tmp_path / "x.tar.gz"))
     found = parts((tmp_path / "x.tar.gz").read_bytes())
     assert found["journal/treenail.service"] == b"few\n"
 

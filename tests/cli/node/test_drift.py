@@ -11,9 +11,9 @@ from tests.cli.node.test_plan_node import config, kept
 from treenail.cli.main import main
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update.state.record import Record, Target, to_json
+from treenail.update.state.record import LedgerRecord, Target, to_json
 
-CURRENT = Record(Target("rendered-a"))
+CURRENT = LedgerRecord(Target("rendered-a"))
 CANARY = "Canary7Zq"
 
 
@@ -31,7 +31,7 @@ def root(tmp_path: Path) -> Path:
     )
     path = kept(root, config("rendered-a", *files))
     assert main(["once", "--root", str(root), str(path)]) == 0
-    Ledger(Root(root)).write(to_json(CURRENT))
+    Ledger(Root(root)).write_document(to_json(CURRENT))
     return root
 
 
@@ -105,7 +105,7 @@ def test_node_that_nothing_is_known_of_is_compared_with_nothing(
 ) -> None:
     (root / "var/lib/treenail/configs/rendered-a.json").unlink()
     assert drift(root) == 1
-    Ledger(Root(root)).write(to_json(Record()))
+    Ledger(Root(root)).write_document(to_json(LedgerRecord()))
     (root / "var/lib/treenail/once.json").unlink()
     assert drift(root) == 1
     told = capsys.readouterr().err
@@ -152,7 +152,7 @@ def test_what_once_left_out_has_not_drifted(tmp_path: Path) -> None:
 def test_copy_of_the_config_is_for_its_owner_and_a_damaged_one_is_told(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Ledger(Root(root)).write(to_json(Record()))
+    Ledger(Root(root)).write_document(to_json(LedgerRecord()))
     copy = root / "var/lib/treenail/once.json"
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     assert drift(root) == 0

@@ -12,10 +12,17 @@ from tests.cli.reaching import reachable
 from tests.kube.server import serving
 from treenail.api.machineconfig import MachineConfig
 from treenail.cli.main import main
-from treenail.config.wanted import Wanted, wanted
+from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update.state.record import Phase, Record, Target, Update, from_json, to_json
+from treenail.update.state.record import (
+    LedgerRecord,
+    Phase,
+    Target,
+    UpdateRecord,
+    from_json,
+    to_json,
+)
 
 NAME = "rendered-worker-a"
 STATE = "etc/machine-config-daemon"
@@ -64,12 +71,12 @@ def config(tmp_path: Path, root: Path) -> Path:
     """The config that the machine has."""
     path = given(tmp_path, entry("/etc/motd", "ours"), entry("/etc/b", "b", mode=0o600))
     assert main(["once", "--root", str(root), str(path)]) == 0
-    recorded(root, Record(Target(NAME)))
+    recorded(root, LedgerRecord(Target(NAME)))
     return path
 
 
-def recorded(root: Path, record: Record) -> None:
-    Ledger(Root(root)).write(to_json(record))
+def recorded(root: Path, record: LedgerRecord) -> None:
+    Ledger(Root(root)).write_document(to_json(record))
 
 
 def hand_back(root: Path, *arguments: object) -> int:
@@ -78,17 +85,17 @@ def hand_back(root: Path, *arguments: object) -> int:
 
 def first_look(root: Path) -> list[str]:
     """What the daemon's first look at its machine complains of."""
-    wish: Wanted = wanted(
+    wish: WantedState = read_wanted_state(
         MachineConfig.from_json(json.loads((root / STATE / "currentconfig").read_bytes()))
     )
     problems = []
     for path, file in wish.files.items():
         there = root / path[1:]
-        if there.read_bytes() != file.contents.decode():
+        if there.read_bytes() != file.contents.decode_bytes():
             problems.append(f"content mismatch for file {path}")
         if stat.S_IMODE(there.stat().st_mode) != file.mode:
             problems.append(f"mode mismatch for file {path}")
-    for path, text in wish.unit_files().items():
+    for path, text in wish.list_unit_files().items():
         if (root / path[1:]).read_text() != text:
             problems.append(f"content mismatch for unit {path}")
     return problems
@@ -117,7 +124,7 @@ def test_node_that_comes_back_is_taken_over_as_it_is(
     root: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert hand_back(root, config) == 0
-    assert Ledger(Root(root)).read() is None
+    assert Ledger(Root(root)).read_document() is None
     capsys.readouterr()
     assert main(["once", "--root", str(root), str(config)]) == 0
     assert capsys.readouterr().out == "nothing to do\n"
@@ -129,12 +136,12 @@ def test_node_that_comes_back_is_taken_over_as_it_is(
 def test_what_was_recorded_is_put_away(root: Path, config: Path) -> None:
     assert hand_back(root, config) == 0
     kept = root / "var/lib/treenail/ledger.json.handed-back"
-    assert from_json(json.loads(kept.read_bytes())) == Record(Target(NAME))
+    assert from_json(json.loads(kept.read_bytes())) == LedgerRecord(Target(NAME))
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 
 def test_node_in_image_mode_is_handed_back_with_its_image(root: Path, tmp_path: Path) -> None:
-    recorded(root, Record(Target(NAME, IMAGE)))
+    recorded(root, LedgerRecord(Target(NAME, IMAGE)))
     assert hand_back(root, given(tmp_path, entry("/usr/share/in-the-image", "x"))) == 0
     assert (root / STATE / "currentimage").read_text() == IMAGE
 
@@ -156,17 +163,17 @@ def test_machine_that_differs_from_its_config_is_kept(
     assert hand_back(root, config) == 1
     assert "write /etc/b" in capsys.readouterr().err
     assert not (root / STATE / "currentconfig").exists()
-    assert Ledger(Root(root)).read() is not None
+    assert Ledger(Root(root)).read_document() is not None
 
 
 def test_node_is_kept_while_it_is_updated_or_the_agent_runs(
     root: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Ledger(Root(root)).lock():
+    with Ledger(Root(root)).hold_lock():
         assert hand_back(root, config) == 1
     assert "systemctl stop treenail" in capsys.readouterr().err
-    update = Update("1", Target("b"), Target(NAME), Phase.STAGING, "x", 1.0, 1.0)
-    recorded(root, Record(Target(NAME), update))
+    update = UpdateRecord("1", Target("b"), Target(NAME), Phase.STAGING, "x", 1.0, 1.0)
+    recorded(root, LedgerRecord(Target(NAME), update))
     assert hand_back(root, config) == 2
     assert "an update to b is under way" in capsys.readouterr().err
 
@@ -194,7 +201,7 @@ def test_node_is_annotated_where_the_api_server_answers(root: Path, tmp_path: Pa
             },
         }
     }
-    recorded(root, Record(Target(NAME, IMAGE)))
+    recorded(root, LedgerRecord(Target(NAME, IMAGE)))
     with serving(tmp_path, lambda exchange: exchange.reply(node)) as server:
         reachable(root, server)
         assert hand_back(root, given(tmp_path)) == 0

@@ -6,39 +6,49 @@ from pathlib import Path
 import pytest
 
 from treenail.cli.main import main
-from treenail.cli.terminal import duration
+from treenail.cli.terminal import format_duration
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update.state.record import Outcome, Past, Phase, Record, Refused, Target, to_json
+from treenail.update.state.record import (
+    LedgerRecord,
+    PastUpdate,
+    Phase,
+    QuarantinedTarget,
+    Target,
+    UpdateOutcome,
+    to_json,
+)
 
 REASON = "file /etc/a changed (no policy for this path), from MachineConfig 99-a"
-DONE = Past(
+DONE = PastUpdate(
     "2" * 32,
     Target("rendered-worker-b"),
     Target("rendered-worker-a"),
     1_700_000_000.0,
     1_700_000_252.0,
-    Outcome.DONE,
-    reboots=1,
+    UpdateOutcome.DONE,
+    reboot_count=1,
     reasons=(REASON,),
-    spent=((Phase.STAGING, 190.0), (Phase.DRAINING, 42.0), (Phase.REBOOTING, 20.0)),
+    phase_seconds=((Phase.STAGING, 190.0), (Phase.DRAINING, 42.0), (Phase.REBOOTING, 20.0)),
 )
-FAILED = Past(
+FAILED = PastUpdate(
     "1" * 32,
     Target("rendered-worker-c"),
     Target("rendered-worker-a"),
     1_600_000_000.0,
     1_600_003_700.0,
-    Outcome.FAILED,
-    reboots=3,
+    UpdateOutcome.FAILED,
+    reboot_count=3,
     failure="it broke",
 )
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    record = Record(DONE.target, refused=Refused(FAILED.target, "x"), history=(DONE, FAILED))
-    Ledger(Root(tmp_path)).write(to_json(record))
+    record = LedgerRecord(
+        DONE.target, quarantined=QuarantinedTarget(FAILED.target, "x"), history=(DONE, FAILED)
+    )
+    Ledger(Root(tmp_path)).write_document(to_json(record))
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/stat").write_text("cpu  1 2\nbtime 1700000240\n")
     return tmp_path
@@ -123,4 +133,4 @@ def test_number_that_is_none_is_refused(number: str) -> None:
     [(0, "0 s"), (59.6, "1 min"), (252, "4 min 12 s"), (3700, "1 h 1 min"), (187200, "2 d 4 h")],
 )
 def test_durations_are_in_words(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
+    assert format_duration(seconds) == words

@@ -14,7 +14,7 @@ from tests import oracle
 from treenail.api import documents
 from treenail.api.machineconfig import MachineConfig
 from treenail.cli.main import main
-from treenail.config.wanted import wanted
+from treenail.config.wanted import read_wanted_state
 
 CANARY = "canary-7e2b91"
 RENDERED = sorted((oracle.ROOT / "bootstrap/output/machine-configs").glob("*.yaml"))
@@ -97,7 +97,7 @@ def test_what_the_next_config_lets_go_of_comes_back_as_it_was(tmp_path, root):
 def test_json_tells_the_steps_and_what_is_left_out(tmp_path, root, capsys):
     file = tmp_path / "mc.yaml"
     file.write_text(
-        documents.dump(
+        documents.dump_document(
             {
                 "apiVersion": "machineconfiguration.openshift.io/v1",
                 "kind": "MachineConfig",
@@ -297,14 +297,16 @@ def test_a_real_rendered_config_is_written_whole(tmp_path, root, rendered, capsy
     (root / "etc/passwd").write_text("core:x:1000:1000::/home/core:/bin/sh\nx:x:800:800::/:/\n")
     (root / "etc/group").write_text("core:x:1000:\n")
     (root / "etc/shadow").write_text("core:*:1::::::\n")
-    wish = wanted(MachineConfig.from_json(documents.load(rendered.read_bytes(), where="rendered")))
+    wish = read_wanted_state(
+        MachineConfig.from_json(documents.load_document(rendered.read_bytes(), where="rendered"))
+    )
     assert run(rendered, "--root", root) == 0
     for path, file in wish.files.items():
-        assert (root / path[1:]).read_bytes() == file.contents.decode(), path
+        assert (root / path[1:]).read_bytes() == file.contents.decode_bytes(), path
         assert stat.S_IMODE((root / path[1:]).lstat().st_mode) == file.mode, path
-    for path, text in wish.unit_files().items():
+    for path, text in wish.list_unit_files().items():
         assert (root / path[1:]).read_text() == text, path
-    for path in wish.masks():
+    for path in wish.list_masks():
         assert str((root / path[1:]).readlink()) == "/dev/null", path
     for path, link in wish.links.items():
         assert str((root / path[1:]).readlink()) == link.target, path

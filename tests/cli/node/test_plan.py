@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from treenail.cli.main import main
-from treenail.cli.terminal import paint
+from treenail.cli.terminal import create_painter
 
 OLD = """\
 kind: MachineConfig
@@ -158,8 +158,8 @@ class Terminal(io.StringIO):
 
 
 def test_colours_are_for_terminals_whose_user_wants_them() -> None:
-    assert paint(Terminal(), {"TERM": "xterm"})("a", "+") == "\x1b[32ma\x1b[0m"
-    assert paint(Terminal(), {"TERM": "xterm"})("a", " ") == "a"
-    assert paint(Terminal(), {"TERM": "dumb"})("a", "+") == "a"
-    assert paint(Terminal(), {"NO_COLOR": "1"})("a", "+") == "a"
-    assert paint(io.StringIO(), {"TERM": "xterm"})("a", "+") == "a"
+    assert create_painter(Terminal(), {"TERM": "xterm"})("a", "+") == "\x1b[32ma\x1b[0m"
+    assert create_painter(Terminal(), {"TERM": "xterm"})("a", " ") == "a"
+    assert create_painter(Terminal(), {"TERM": "dumb"})("a", "+") == "a"
+    assert create_painter(Terminal(), {"NO_COLOR": "1"})("a", "+") == "a"
+    assert create_painter(io.StringIO(), {"TERM": "xterm"})("a", "+") == "a"

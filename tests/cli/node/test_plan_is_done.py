@@ -17,10 +17,10 @@ from treenail.api.meta import ObjectMeta
 from treenail.cli.main import main
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update.state.record import Phase, Record, Target, Update, to_json
+from treenail.update.state.record import LedgerRecord, Phase, Target, UpdateRecord, to_json
 
 OLD, NEW = Target("old"), Target("new")
-UPDATE = Update("1" * 32, NEW, OLD, Phase.STAGING, "boot", 1.0, 1.0)
+UPDATE = UpdateRecord("1" * 32, NEW, OLD, Phase.STAGING, "boot", 1.0, 1.0)
 
 
 def told(*arguments: str) -> dict[str, object]:
@@ -111,7 +111,7 @@ def test_steps_of_the_plan_are_the_steps_that_are_taken(start: int) -> None:
         with machine(draw.config(), draw.config()) as root:
             kept = root / "var/lib/treenail/configs"
             told("once", str(kept / "old.json"), "--root", str(root))
-            Ledger(Root(root)).write(to_json(Record(OLD, UPDATE)))
+            Ledger(Root(root)).write_document(to_json(LedgerRecord(OLD, UPDATE)))
             planned = told("plan", "--root", str(root))["steps"]
             done = told("once", str(kept / "new.json"), "--root", str(root))["steps"]
             assert done == planned, seed

@@ -12,10 +12,17 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.cli.main import main
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update.state.record import Phase, Record, Refused, Target, Update, to_json
+from treenail.update.state.record import (
+    LedgerRecord,
+    Phase,
+    QuarantinedTarget,
+    Target,
+    UpdateRecord,
+    to_json,
+)
 
 OLD, NEW = Target("rendered-a"), Target("rendered-b")
-UPDATE = Update("1" * 32, NEW, OLD, Phase.DRAINING, "boot", 1.0, 1.0)
+UPDATE = UpdateRecord("1" * 32, NEW, OLD, Phase.DRAINING, "boot", 1.0, 1.0)
 IMAGE = "quay.example/os@sha256:" + "0" * 64
 
 
@@ -48,7 +55,7 @@ def root(tmp_path: Path) -> Path:
     path = kept(root, config("rendered-a", entry("/etc/a", "one\n"), same))
     kept(root, config("rendered-b", entry("/etc/a", "two\n"), same))
     assert main(["once", "--root", str(root), str(path)]) == 0
-    Ledger(Root(root)).write(to_json(Record(OLD, UPDATE)))
+    Ledger(Root(root)).write_document(to_json(LedgerRecord(OLD, UPDATE)))
     return root
 
 
@@ -91,7 +98,7 @@ def test_what_has_drifted_is_brought_back_with_it(
 
 
 def test_node_at_rest_has_nothing_to_do(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Ledger(Root(root)).write(to_json(Record(OLD)))
+    Ledger(Root(root)).write_document(to_json(LedgerRecord(OLD)))
     code, told = plan(root, capsys)
     assert (code, told["changes"]) == (0, [])
 
@@ -99,7 +106,9 @@ def test_node_at_rest_has_nothing_to_do(root: Path, capsys: pytest.CaptureFixtur
 def test_what_the_agent_was_asked_for_last_is_planned(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Ledger(Root(root)).write(to_json(Record(OLD, refused=Refused(NEW, "it broke", "mend it"))))
+    Ledger(Root(root)).write_document(
+        to_json(LedgerRecord(OLD, quarantined=QuarantinedTarget(NEW, "it broke", "mend it")))
+    )
     told = plan(root, capsys)[1]
     assert told["new"] == "rendered-b"
     assert told["notes"][0] == "it is not tried again: it broke; mend it"  # type: ignore[index]  # a list
@@ -112,8 +121,10 @@ def test_what_the_agent_was_asked_for_last_is_planned(
 def test_entering_image_mode_lets_go_of_what_was_written(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    update = Update("1" * 32, Target("rendered-b", IMAGE), OLD, Phase.STAGING, "boot", 1.0, 1.0)
-    Ledger(Root(root)).write(to_json(Record(OLD, update)))
+    update = UpdateRecord(
+        "1" * 32, Target("rendered-b", IMAGE), OLD, Phase.STAGING, "boot", 1.0, 1.0
+    )
+    Ledger(Root(root)).write_document(to_json(LedgerRecord(OLD, update)))
     code, told = plan(root, capsys)
     assert code == 3
     changes = {each["name"]: each["change"] for each in told["changes"]}  # type: ignore[attr-defined]  # a list
@@ -123,8 +134,10 @@ def test_entering_image_mode_lets_go_of_what_was_written(
 def test_an_image_that_bakes_nothing_leaves_files_to_the_agent(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    update = Update("1" * 32, Target("rendered-b", IMAGE), OLD, Phase.STAGING, "boot", 1.0, 1.0)
-    Ledger(Root(root)).write(to_json(Record(OLD, update)))
+    update = UpdateRecord(
+        "1" * 32, Target("rendered-b", IMAGE), OLD, Phase.STAGING, "boot", 1.0, 1.0
+    )
+    Ledger(Root(root)).write_document(to_json(LedgerRecord(OLD, update)))
     settings = root / "etc/treenail/agent.toml"
     settings.parent.mkdir()
     settings.write_text('image_files = "write"')
@@ -150,7 +163,7 @@ def test_config_that_nobody_kept_is_asked_for_in_vain(
     (root / "var/lib/treenail/configs/rendered-b.json").unlink()
     assert main(["plan", "--root", str(root)]) == 1
     assert "no copy of rendered-b on this machine" in capsys.readouterr().err
-    Ledger(Root(root)).write(to_json(Record()))
+    Ledger(Root(root)).write_document(to_json(LedgerRecord()))
     assert main(["plan", "--root", str(root)]) == 1
     assert "nothing is known" in capsys.readouterr().err
 
@@ -190,8 +203,10 @@ def test_api_server_is_asked_for_what_is_not_kept_and_for_the_policy(
 def test_a_reboot_that_may_be_soft_is_announced(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    update = Update("1" * 32, Target("rendered-b", IMAGE), OLD, Phase.STAGING, "boot", 1.0, 1.0)
-    Ledger(Root(root)).write(to_json(Record(OLD, update)))
+    update = UpdateRecord(
+        "1" * 32, Target("rendered-b", IMAGE), OLD, Phase.STAGING, "boot", 1.0, 1.0
+    )
+    Ledger(Root(root)).write_document(to_json(LedgerRecord(OLD, update)))
     soft = "it is a soft reboot if the kernel"
     settings = root / "etc/treenail/agent.toml"
     settings.parent.mkdir()

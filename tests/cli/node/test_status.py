@@ -5,28 +5,30 @@ from pathlib import Path
 
 import pytest
 
-from treenail.cli.main import DEGRADED, main
-from treenail.cli.node.status_screen import screen
+from treenail.cli.main import EXIT_DEGRADED, main
+from treenail.cli.node.status_screen import format_status
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update.impact.disruption import Level
-from treenail.update.impact.impact import Work
+from treenail.update.impact.disruption import DisruptionLevel
+from treenail.update.impact.impact import UpdateImpact
 from treenail.update.state.record import (
-    Outcome,
-    Past,
+    LedgerRecord,
+    PastUpdate,
     Phase,
-    Record,
-    Refused,
+    QuarantinedTarget,
     Target,
-    Update,
+    UpdateOutcome,
+    UpdateRecord,
     to_json,
 )
-from treenail.update.state.retention import Retained
+from treenail.update.state.retention import RetainedDeployment
 
 OLD, NEW = Target("rendered-a"), Target("rendered-b", "q.example/os@sha256:" + "1" * 64)
-WORK = Work(level=Level.REBOOT, reasons=("file /etc/a changed",))
-UPDATE = Update("1" * 32, NEW, OLD, Phase.DRAINING, "boot", 1_700_000_000.0, 1_700_000_060.0, WORK)
-PAST = Past("0" * 32, OLD, Target(), 1_600_000_000.0, 1_600_000_100.0, Outcome.DONE)
+WORK = UpdateImpact(level=DisruptionLevel.REBOOT, reasons=("file /etc/a changed",))
+UPDATE = UpdateRecord(
+    "1" * 32, NEW, OLD, Phase.DRAINING, "boot", 1_700_000_000.0, 1_700_000_060.0, WORK
+)
+PAST = PastUpdate("0" * 32, OLD, Target(), 1_600_000_000.0, 1_600_000_100.0, UpdateOutcome.DONE)
 LIVE = {
     "node": "worker-0",
     "pid": 1,
@@ -35,8 +37,8 @@ LIVE = {
 }
 
 
-def given(root: Path, record: Record, live: dict[str, object] | None = None) -> None:
-    Ledger(Root(root)).write(to_json(record))
+def given(root: Path, record: LedgerRecord, live: dict[str, object] | None = None) -> None:
+    Ledger(Root(root)).write_document(to_json(record))
     if live is not None:
         (root / "run/treenail").mkdir(parents=True)
         (root / "run/treenail/status.json").write_text(json.dumps(live))
@@ -53,7 +55,7 @@ def status(root: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
 def test_update_of_an_agent_that_died_is_told_from_what_it_wrote(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given(tmp_path, Record(OLD, UPDATE, history=(PAST,)), LIVE)
+    given(tmp_path, LedgerRecord(OLD, UPDATE, history=(PAST,)), LIVE)
     assert status(tmp_path, capsys) == {
         "node": "worker-0",
         "agent": {"running": False, "pid": None, "lastSeen": "2023-11-14T22:15:00Z"},
@@ -90,8 +92,8 @@ def test_update_of_an_agent_that_died_is_told_from_what_it_wrote(
 def test_agent_that_runs_is_known_by_its_lock(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given(tmp_path, Record(OLD), LIVE)
-    with Ledger(Root(tmp_path)).lock():
+    given(tmp_path, LedgerRecord(OLD), LIVE)
+    with Ledger(Root(tmp_path)).hold_lock():
         agent = status(tmp_path, capsys)["agent"]
     assert agent["running"]  # type: ignore[index]  # an object
     assert not status(tmp_path, capsys)["agent"]["running"]  # type: ignore[index]  # as above
@@ -100,7 +102,7 @@ def test_agent_that_runs_is_known_by_its_lock(
 def test_refused_target_is_an_error_with_a_remedy_and_an_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given(tmp_path, Record(OLD, refused=Refused(NEW, "it broke", "mend it")))
+    given(tmp_path, LedgerRecord(OLD, quarantined=QuarantinedTarget(NEW, "it broke", "mend it")))
     assert main(["status", "--root", str(tmp_path)]) == 4
     printed = capsys.readouterr().out
     assert "Last error   it broke\nWhat to do   mend it\n" in printed
@@ -135,7 +137,7 @@ def test_screen_says_what_why_and_what_to_do() -> None:
         "problems": ["the deployments: no bus"],
     }
     assert (
-        screen(document)
+        format_status(document)
         == """\
 Node         worker-0
 Agent        is not running; it last wrote its status 2023-11-14T22:15:00Z
@@ -158,15 +160,15 @@ What to do   systemctl start treenail; if it does not stay up: journalctl -u tre
 Not known    the deployments: no bus"""
     )
     document["agent"] = {"running": True, "pid": 7, "lastSeen": None}
-    assert "Doing        waiting for the drain (40 %, Fetching)\n" in screen(document)
+    assert "Doing        waiting for the drain (40 %, Fetching)\n" in format_status(document)
 
 
 def test_the_deployment_that_is_kept_is_told_with_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given(tmp_path, Record(OLD, retained=Retained("os-1")))
+    given(tmp_path, LedgerRecord(OLD, retained=RetainedDeployment("os-1")))
     assert status(tmp_path, capsys)["retained"] == {"id": "os-1", "until": None}
-    given(tmp_path, Record(OLD, retained=Retained("os-1", 1_700_000_000.0)))
+    given(tmp_path, LedgerRecord(OLD, retained=RetainedDeployment("os-1", 1_700_000_000.0)))
     kept = {"id": "os-1", "until": "2023-11-15T22:13:20Z"}
     assert status(tmp_path, capsys)["retained"] == kept
     main(["status", "--root", str(tmp_path)])
@@ -177,10 +179,10 @@ def test_the_deployment_that_is_kept_is_told_with_its_end(
 def test_damaged_ledger_is_the_failure_and_says_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given(tmp_path, Record(OLD), LIVE)
+    given(tmp_path, LedgerRecord(OLD), LIVE)
     ledger = tmp_path / "var/lib/treenail/ledger.json"
     ledger.write_text("{")
-    assert main(["status", "--root", str(tmp_path)]) == DEGRADED
+    assert main(["status", "--root", str(tmp_path)]) == EXIT_DEGRADED
     shown = capsys.readouterr().out.splitlines()
     assert "State        Degraded" in shown
     at = next(index for index, line in enumerate(shown) if line.startswith("What to do"))

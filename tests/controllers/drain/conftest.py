@@ -13,7 +13,7 @@ from treenail_lab.apiserver.serving.server import LabServer
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     with LabServer(tmp_path) as server:
-        found = Site(server, kinds=tuple(crds.documents()))
+        found = Site(server, kinds=tuple(crds.load_crds()))
         yield found
         found.close()
 

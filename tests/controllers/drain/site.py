@@ -11,13 +11,13 @@ from treenail.api import annotations as key
 from treenail.clock import Clock, SystemClock
 from treenail.controllers.drain.controller import DrainController
 from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import Metrics
+from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.controllers.runtime.workqueue import WorkQueue
-from treenail.errors import ClusterError, NotFound
+from treenail.errors import ClusterError, NotFoundError
 from treenail.kube.client import Client, Json
-from treenail.kube.events import Recorder
+from treenail.kube.events import EventRecorder
 from treenail.kube.kubeconfig import read_kubeconfig
-from treenail.kube.request import Reply, Request
+from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import (
     CUSTOMRESOURCEDEFINITIONS,
     EVENTS,
@@ -30,7 +30,7 @@ from treenail.kube.resources import (
 from treenail.kube.transport import HttpTransport
 from treenail_lab.apiserver.serving.server import LabServer
 
-Hook = Callable[[Request], Reply | None]
+Hook = Callable[[ApiRequest], ApiResponse | None]
 """Sees a request before it is sent, and may answer it or raise instead."""
 
 
@@ -38,13 +38,13 @@ class Wire(HttpTransport):
     """A transport that a test can interfere with, and that notes what is written."""
 
     def __init__(self, server: LabServer, kubeconfig: Path | None = None) -> None:
-        path = kubeconfig or server.kubeconfig_for("drainer", ["system:masters"])
-        super().__init__(read_kubeconfig(str(path)), SystemClock(), keep=4)
+        path = kubeconfig or server.write_kubeconfig("drainer", ["system:masters"])
+        super().__init__(read_kubeconfig(str(path)), SystemClock(), max_kept=4)
         self.before: Hook = lambda _: None
-        self.after: Callable[[Request], None] = lambda _: None
+        self.after: Callable[[ApiRequest], None] = lambda _: None
         self.writes: list[tuple[str, str]] = []
 
-    def send(self, request: Request) -> Reply:
+    def send(self, request: ApiRequest) -> ApiResponse:
         reply = self.before(request)
         if reply is None:
             reply = super().send(request)
@@ -64,7 +64,7 @@ class Site:
     def __init__(self, server: LabServer, *, kinds: tuple[Json, ...] = ()) -> None:
         self.server = server
         self._transport = HttpTransport(
-            read_kubeconfig(str(server.admin_kubeconfig)), SystemClock(), keep=4
+            read_kubeconfig(str(server.admin_kubeconfig)), SystemClock(), max_kept=4
         )
         self.client = Client(self._transport)
         self.client.create(NAMESPACES, {"metadata": {"name": "shop"}})
@@ -177,7 +177,7 @@ class Site:
 
     def pod_watches(self) -> int:
         """How many watches of pods are open."""
-        return self.server.call(lambda api: api.watches.counts().get("pods", 0))
+        return self.server.call_api(lambda api: api.watches.count_watches().get("pods", 0))
 
     def _read(self, node: str) -> dict[str, dict[str, object]]:
         return self.client.get(NODES, node)  # type: ignore[return-value]  # dicts
@@ -193,15 +193,15 @@ class Acting:
     def __init__(self, site: Site, *, clock: Clock | None = None, at_once: int = 50) -> None:
         self.wire = Wire(site.server)
         self.clock = clock or site.clock
-        self.metrics = Metrics()
+        self.metrics = ControllerMetrics()
         client = Client(self.wire)
         self._informers = Informers(client, SystemClock())
-        recorder = Recorder(client, "treenail-controller", "test", self.clock)
+        recorder = EventRecorder(client, "treenail-controller", "test", self.clock)
         self.controller = DrainController(
-            client, recorder, self.clock, self.metrics, at_once=at_once
+            client, recorder, self.clock, self.metrics, max_parallel=at_once
         )
-        self.queue = WorkQueue(self.clock, first_s=0.01, most_s=0.05)
-        self.controller.watch(self._informers, self.queue.add)
+        self.queue = WorkQueue(self.clock, first_retry_s=0.01, max_retry_s=0.05)
+        self.controller.register_watches(self._informers, self.queue.add)
         self._informers.start()
         assert self._informers.wait_until_synced(10)
 
@@ -212,9 +212,9 @@ class Acting:
             return False
         name, _ = item
         try:
-            again_s = self.controller.sync(name)
+            again_s = self.controller.sync_key(name)
         except ClusterError:
-            self.queue.retry(name)
+            self.queue.add_rate_limited(name)
         else:
             self.queue.forget(name)
             if again_s is not None:
@@ -255,6 +255,6 @@ class Acting:
 
 def forget_pod(site: Site, name: str) -> None:
     """Remove a pod at once, finalizers and all."""
-    with suppress(NotFound):
+    with suppress(NotFoundError):
         site.client.patch(PODS, name, {"metadata": {"finalizers": None}}, namespace="shop")
         site.client.delete(PODS, name, namespace="shop", grace_s=0)

@@ -8,7 +8,7 @@ import pytest
 from tests.controllers.drain.site import Acting, Site
 from tests.kube.cluster import refusal
 from treenail.api import annotations as key
-from treenail.kube.request import Reply, Request
+from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import PODS
 
 Act = Callable[..., Acting]
@@ -28,7 +28,7 @@ def finalizer(site: Site, acting: Acting) -> None:
 def termination(site: Site, acting: Acting) -> None:
     """Its kubelet is gone."""
     site.pod("a", "web")
-    site.server.set_kubelet("a", gone=True)
+    site.server.set_kubelet("a", is_stopped=True)
 
 
 def volume(site: Site, acting: Acting) -> None:
@@ -44,7 +44,7 @@ def volume(site: Site, acting: Acting) -> None:
 def webhook(site: Site, acting: Acting) -> None:
     site.pod("a", "web")
 
-    def deny(request: Request) -> Reply | None:
+    def deny(request: ApiRequest) -> ApiResponse | None:
         if not request.path.endswith("/eviction"):
             return None
         said = 'admission webhook "guard.example.com" denied the request: not today'
@@ -55,7 +55,7 @@ def webhook(site: Site, acting: Acting) -> None:
 
 def end(site: Site, pod: str) -> None:
     """The pod's containers end, and the kubelet does nothing more."""
-    site.server.set_kubelet("a", gone=True)
+    site.server.set_kubelet("a", is_stopped=True)
     status = {
         "phase": "Running",
         "containerStatuses": [{"name": "main", "state": {"terminated": {"exitCode": 0}}}],
@@ -161,7 +161,7 @@ def test_controller_that_is_killed_forgets_neither_the_beginning_nor_since_when(
     assert site.record("a") == record
     assert site.notes("a")[key.DRAIN_BLOCKED] == named
     assert second.wire.written("/nodes/a") == 0
-    assert "longest_drain_seconds 18" in second.metrics.text()
+    assert "longest_drain_seconds 18" in second.metrics.render_text()
 
 
 def test_what_comes_into_the_way_later_is_named_too(site: Site, act: Act) -> None:
@@ -169,7 +169,7 @@ def test_what_comes_into_the_way_later_is_named_too(site: Site, act: Act) -> Non
     acting = act()
     budget(site, acting)
     site.pod("a", "slow", stop_s=25)
-    site.server.set_kubelet("a", gone=True)
+    site.server.set_kubelet("a", is_stopped=True)
     site.ask("a", "drain-b")
     acting.until(lambda: site.blocked("a") == [("shop/web", "pdb")])
     acting.until(lambda: len(site.blocked("a")) == 2)
@@ -183,7 +183,7 @@ def test_server_that_refuses_the_cordon_is_said(site: Site, act: Act) -> None:
     site.node("a")
     acting = act()
 
-    def refuse(request: Request) -> Reply | None:
+    def refuse(request: ApiRequest) -> ApiResponse | None:
         if request.method != "PATCH" or not request.path.endswith("/nodes/a"):
             return None
         return refusal(403, "Forbidden", 'nodes "a" is forbidden: no')

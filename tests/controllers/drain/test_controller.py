@@ -264,7 +264,7 @@ def test_nodes_are_drained_at_the_same_time_up_to_the_limit(site: Site, act: Act
     acting = act(at_once=2)
     for name in "abc":
         site.ask(name, "drain-b")
-    acting.until(lambda: 'drains{state="waiting"} 1' in acting.metrics.text())
+    acting.until(lambda: 'drains{state="waiting"} 1' in acting.metrics.render_text())
 
     cordoned = [name for name in "abc" if site.cordoned(name)]
     assert len(cordoned) == 2, "who waits serves on"
@@ -285,7 +285,7 @@ def test_drain_that_is_held_up_gives_way_to_one_that_is_not(site: Site, act: Act
     site.ask("a", "drain-x")
     acting.until(lambda: site.cordoned("a"))
     site.ask("b", "drain-x")
-    acting.until(lambda: 'drains{state="waiting"} 1' in acting.metrics.text())
+    acting.until(lambda: 'drains{state="waiting"} 1' in acting.metrics.render_text())
     assert not site.cordoned("b")
     site.clock.move(60)
     acting.until(lambda: site.applied("b") == "drain-x")
@@ -344,13 +344,13 @@ def test_metrics_tell_of_drains(site: Site, act: Act) -> None:
     site.budget("keep-web", "web")
     acting = act()
     site.ask("a", "drain-b")
-    acting.until(lambda: 'drains{state="blocked"} 1' in acting.metrics.text())
+    acting.until(lambda: 'drains{state="blocked"} 1' in acting.metrics.render_text())
     site.clock.move(100)
-    assert "treenail_controller_longest_drain_seconds 10" in acting.metrics.text()
+    assert "treenail_controller_longest_drain_seconds 10" in acting.metrics.render_text()
     site.drop_budget("keep-web")
     acting.until(lambda: site.applied("a") == "drain-b")
 
-    text = acting.metrics.text()
+    text = acting.metrics.render_text()
     assert "treenail_controller_drain_duration_seconds_count 1" in text
     assert 'treenail_controller_drains{state="blocked"} 0' in text
     assert 'treenail_controller_drains{state="running"} 0' in text

@@ -7,9 +7,9 @@ import pytest
 from tests.controllers.drain.site import Acting, Site
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.kube.request import Request
+from treenail.kube.request import ApiRequest
 from treenail.kube.resources import MACHINECONFIGNODES
-from treenail_lab.apiserver.serving.faults import LoseAnswer, Match, Reject
+from treenail_lab.apiserver.serving.faults import FaultMatch, LoseAnswerFault, RejectFault
 
 Act = Callable[..., Acting]
 DRAINER = "drainer"
@@ -63,7 +63,7 @@ class Story:
         acting.wire.after = lambda request: self._meet(request, sent=True)
         return acting
 
-    def _meet(self, request: Request, *, sent: bool) -> None:
+    def _meet(self, request: ApiRequest, *, sent: bool) -> None:
         if request.method == "GET":
             return
         self.writes += not sent
@@ -102,30 +102,33 @@ def test_cordon_of_a_human_outlives_every_kill(site: Site, act: Act) -> None:
 @pytest.mark.parametrize(
     ("fault", "match"),
     [
-        (LoseAnswer(), Match(resource="nodes", user=DRAINER)),
-        (LoseAnswer(), Match(resource="pods/eviction", user=DRAINER)),
-        (LoseAnswer(), Match(resource="machineconfignodes/status", user=DRAINER)),
-        (Reject(429, retry_after_s=1), Match(resource="nodes", user=DRAINER)),
-        (Reject(429, retry_after_s=1), Match(resource="pods/eviction", user=DRAINER)),
-        (Reject(503, retry_after_s=0), Match(resource="nodes", user=DRAINER)),
-        (Reject(503, retry_after_s=0), Match(resource="pods", user=DRAINER)),
-        (Reject(500, retry_after_s=0), Match(resource="pods/eviction", user=DRAINER)),
-        (Reject(500, retry_after_s=0), Match(resource="machineconfignodes", user=DRAINER)),
-        (Reject(500, retry_after_s=0), Match(resource="events", user=DRAINER)),
+        (LoseAnswerFault(), FaultMatch(resource="nodes", user=DRAINER)),
+        (LoseAnswerFault(), FaultMatch(resource="pods/eviction", user=DRAINER)),
+        (LoseAnswerFault(), FaultMatch(resource="machineconfignodes/status", user=DRAINER)),
+        (RejectFault(429, retry_after_s=1), FaultMatch(resource="nodes", user=DRAINER)),
+        (RejectFault(429, retry_after_s=1), FaultMatch(resource="pods/eviction", user=DRAINER)),
+        (RejectFault(503, retry_after_s=0), FaultMatch(resource="nodes", user=DRAINER)),
+        (RejectFault(503, retry_after_s=0), FaultMatch(resource="pods", user=DRAINER)),
+        (RejectFault(500, retry_after_s=0), FaultMatch(resource="pods/eviction", user=DRAINER)),
+        (
+            RejectFault(500, retry_after_s=0),
+            FaultMatch(resource="machineconfignodes", user=DRAINER),
+        ),
+        (RejectFault(500, retry_after_s=0), FaultMatch(resource="events", user=DRAINER)),
     ],
 )
 def test_faults_of_the_server_delay_a_drain_and_no_more(
-    site: Site, act: Act, fault: LoseAnswer | Reject, match: Match
+    site: Site, act: Act, fault: LoseAnswerFault | RejectFault, match: FaultMatch
 ) -> None:
     site.node("a")
     site.machine_config_node("a")
     site.pod("a", "web")
     acting = act()
     for request in ("drain-b", "uncordon-b"):
-        site.server.inject(fault, match, times=3)
+        site.server.inject_fault(fault, match, times=3)
         site.ask("a", request)
         acting.until(lambda request=request: site.applied("a") == request)  # type: ignore[misc]
-        site.server.lift()
+        site.server.lift_fault()
     acting.until(
         lambda: site.conditions("a").get("Uncordoned") == ("True", "UpdateCompleteUncordoned")
     )
@@ -136,8 +139,12 @@ def test_faults_of_the_server_delay_a_drain_and_no_more(
 
 def blind(site: Site) -> None:
     """From now on nobody is told of Nodes."""
-    wait_until(lambda: site.server.call(lambda api: api.watches.counts().get("nodes", 0)))
-    site.server.inject(Reject(503, retry_after_s=0), Match(verb="watch", resource="nodes"))
+    wait_until(
+        lambda: site.server.call_api(lambda api: api.watches.count_watches().get("nodes", 0))
+    )
+    site.server.inject_fault(
+        RejectFault(503, retry_after_s=0), FaultMatch(verb="watch", resource="nodes")
+    )
     wait_until(lambda: site.server.cut_watches("nodes"))
 
 
@@ -150,7 +157,7 @@ def test_stale_cache_does_nothing_twice(site: Site, act: Act) -> None:
     acting.settle()
     assert acting.wire.writes == [], "what it sees is the past"
 
-    site.server.lift()
+    site.server.lift_fault()
     acting.until(lambda: site.applied("a") == "drain-b")
     blind(site)
     writes = list(acting.wire.writes)
@@ -180,7 +187,7 @@ def test_node_that_changes_all_the_time_is_drained(site: Site, act: Act) -> None
     acting = act()
     changes = iter(range(6))
 
-    def heartbeat(request: Request) -> None:
+    def heartbeat(request: ApiRequest) -> None:
         # Right before each of our writes, so that its version is an old one.
         if request.method == "PATCH" and (number := next(changes, None)) is not None:
             site.annotate("a", {"heartbeat": str(number)})
@@ -196,12 +203,12 @@ def test_conditions_that_could_not_be_written_are_written_later(site: Site, act:
     site.node("a")
     site.machine_config_node("a")
     acting = act()
-    match = Match(resource="machineconfignodes/status", user=DRAINER)
-    site.server.inject(Reject(500, retry_after_s=0), match)
+    match = FaultMatch(resource="machineconfignodes/status", user=DRAINER)
+    site.server.inject_fault(RejectFault(500, retry_after_s=0), match)
     site.ask("a", "drain-b")
     acting.until(lambda: site.applied("a") == "drain-b")
     assert site.conditions("a") == {}
-    site.server.lift()
+    site.server.lift_fault()
     acting.until(lambda: site.conditions("a"))
 
     assert site.conditions("a")["Drained"] == ("True", "UpdateExecutedDrained")

@@ -7,20 +7,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from treenail.api import annotations as key
-from treenail.controllers.drain.blocked import keys_of
+from treenail.controllers.drain.blocked import parse_keys
 from treenail.controllers.drain.decide import (
-    Cordon,
-    Cordoner,
-    Disown,
-    Empty,
-    NodeSeen,
-    Rest,
-    Uncordon,
-    decide,
+    CordonDecision,
+    CordonOwner,
+    DisownCordonDecision,
+    DrainNode,
+    EvictDecision,
+    IdleDecision,
+    UncordonDecision,
+    decide_drain,
 )
-from treenail.controllers.drain.nodes import Nodes
-from treenail.errors import ConfigError, Conflict, Unreachable
-from treenail.kube.client import Json, PatchKind
+from treenail.controllers.drain.nodes import DrainNodeClient
+from treenail.errors import ConfigError, ConflictError, UnreachableError
+from treenail.kube.client import Json, PatchType
 from treenail.kube.resources import Resource
 
 AT_REST = 12
@@ -54,17 +54,17 @@ class Server:
         _resource: Resource,
         _name: str,
         body: Any,
-        _kind: PatchKind = PatchKind.MERGE,
+        _kind: PatchType = PatchType.MERGE,
         **_: Any,
     ) -> Json:
         if body["metadata"]["resourceVersion"] != str(self.version):
-            raise Conflict("the object has been modified")
+            raise ConflictError("the object has been modified")
         self.change(body["metadata"]["annotations"])
         if "spec" in body:
             self.unschedulable = bool(body["spec"]["unschedulable"])
         if self.lose_answer:
             self.lose_answer = False
-            raise Unreachable("the answer is lost")
+            raise UnreachableError("the answer is lost")
         return self.document()
 
     def change(self, notes: dict[str, str | None]) -> None:
@@ -84,9 +84,9 @@ class Cache:
         self.look()
 
     def look(self) -> None:
-        self._seen = NodeSeen.from_json(self._server.document())
+        self._seen = DrainNode.from_json(self._server.document())
 
-    def find(self, _name: str) -> NodeSeen:
+    def find(self, _name: str) -> DrainNode:
         return self._seen
 
 
@@ -107,7 +107,7 @@ class Draining(RuleBasedStateMachine):
     def restart(self) -> None:
         """The controller is killed, and another one starts."""
         self.cache = Cache(self.server)
-        self.nodes = Nodes(self.server, self.cache)  # type: ignore[arg-type]  # stand-ins
+        self.nodes = DrainNodeClient(self.server, self.cache)  # type: ignore[arg-type]  # stand-ins
 
     @rule()
     def watch_tells(self) -> None:
@@ -156,42 +156,42 @@ class Draining(RuleBasedStateMachine):
     def turn(self) -> None:
         """One turn of the controller."""
         was_cordoned, was_theirs = self.server.unschedulable, self.theirs
-        node = self.nodes.newest("n")
+        node = self.nodes.get_latest("n")
         assert node is not None
         try:
             self._act(node)
-        except Conflict:
-            self.nodes.read("n")
-        except Unreachable:
+        except ConflictError:
+            self.nodes.read_node("n")
+        except UnreachableError:
             pass
         if was_cordoned and not self.server.unschedulable:
             assert not was_theirs, "a cordon that is not ours was lifted"
         if not was_cordoned and self.server.unschedulable:
             self.theirs = False
 
-    def _act(self, node: NodeSeen) -> None:
-        decision = decide(node, 1_700_000_000.0)
+    def _act(self, node: DrainNode) -> None:
+        decision = decide_drain(node, 1_700_000_000.0)
         match decision:
-            case Cordon(record):
-                self.nodes.cordon(node, record)
-            case Empty() if self.pods == 0:
+            case CordonDecision(record):
+                self.nodes.cordon_node(node, record)
+            case EvictDecision() if self.pods == 0:
                 before = self.server.annotations.get(key.LAST_APPLIED_DRAIN)
                 try:
-                    self.nodes.drained(node)
+                    self.nodes.acknowledge_drain(node)
                 finally:
                     if self.server.annotations.get(key.LAST_APPLIED_DRAIN) != before:
                         assert self.server.unschedulable
                         assert self.pods == 0
-            case Disown(record):
-                self.nodes.disown(node, record)
-            case Uncordon(_, lift):
-                self.nodes.uncordoned(node, lift=lift)
+            case DisownCordonDecision(record):
+                self.nodes.disown_cordon(node, record)
+            case UncordonDecision(_, lift):
+                self.nodes.acknowledge_uncordon(node, should_uncordon=lift)
             case _:
                 pass
 
     def _is_ours(self) -> bool:
-        record = NodeSeen.from_json(self.server.document()).record
-        return record is not None and record.cordoner is Cordoner.US
+        record = DrainNode.from_json(self.server.document()).record
+        return record is not None and record.cordon_owner is CordonOwner.DRAIN_CONTROLLER
 
     @invariant()
     def cordon_is_ours_by_the_record_or_theirs(self) -> None:
@@ -207,10 +207,10 @@ class Draining(RuleBasedStateMachine):
             self.cache.look()
             self.pod_leaves()
             self.turn()
-        node = NodeSeen.from_json(self.server.document())
-        assert decide(node, 0.0) == Rest()
-        assert node.asked == node.applied
-        if node.asked.startswith("uncordon-"):
+        node = DrainNode.from_json(self.server.document())
+        assert decide_drain(node, 0.0) == IdleDecision()
+        assert node.desired_drain == node.last_applied_drain
+        if node.desired_drain.startswith("uncordon-"):
             assert node.unschedulable == self.theirs
             assert node.record is None
 
@@ -223,8 +223,8 @@ TestDraining.settings = settings(max_examples=300, stateful_step_count=40, deadl
                        st.text() | st.integers().map(str)))  # fmt: skip
 def test_any_text_in_an_annotation_can_be_read(notes: dict[str, str]) -> None:
     try:
-        node = NodeSeen.from_json({"metadata": {"name": "n", "annotations": notes}})
+        node = DrainNode.from_json({"metadata": {"name": "n", "annotations": notes}})
     except ConfigError:
         return
-    decide(node, 1_700_000_000.0)
-    keys_of(node.blocked)
+    decide_drain(node, 1_700_000_000.0)
+    parse_keys(node.drain_blocked)

@@ -1,109 +1,111 @@
 """Who goes first."""
 
-from treenail.controllers.drain.order import Line, Slots
-from treenail.kube.eviction import Blocker, Budget, Reason
+from treenail.controllers.drain.order import BudgetQueue, DrainSlots
+from treenail.kube.eviction import Blocker, BlockerReason, DisruptionBudget
 
-WEB = Budget("web", 0)
+WEB = DisruptionBudget("web", 0)
 
 
-def refused(*budgets: Budget, pod: str = "shop/p", reason: Reason = Reason.BUDGET) -> Blocker:
+def refused(
+    *budgets: DisruptionBudget, pod: str = "shop/p", reason: BlockerReason = BlockerReason.BUDGET
+) -> Blocker:
     return Blocker(pod, reason, "no", budgets, 0.0)
 
 
 def test_slots_are_given_in_the_order_of_asking() -> None:
-    slots = Slots(1)
-    assert slots.take("a")
-    assert slots.take("a")
-    assert not slots.take("b")
-    assert not slots.take("c")
-    assert slots.leave("a") == "b"
-    assert not slots.take("c")
-    assert slots.take("b")
-    assert (slots.taken, slots.waiting) == (1, 1)
+    slots = DrainSlots(1)
+    assert slots.try_acquire("a")
+    assert slots.try_acquire("a")
+    assert not slots.try_acquire("b")
+    assert not slots.try_acquire("c")
+    assert slots.release_slot("a") == "b"
+    assert not slots.try_acquire("c")
+    assert slots.try_acquire("b")
+    assert (slots.taken_count, slots.waiting_count) == (1, 1)
 
 
 def test_who_gives_up_waiting_is_passed_over() -> None:
-    slots = Slots(1)
+    slots = DrainSlots(1)
     for name in "abc":
-        slots.take(name)
-    assert slots.leave("b") is None
-    assert slots.leave("a") == "c"
+        slots.try_acquire(name)
+    assert slots.release_slot("b") is None
+    assert slots.release_slot("a") == "c"
 
 
 def test_two_slots_that_become_free_go_to_two() -> None:
-    slots = Slots(2)
+    slots = DrainSlots(2)
     for name in "abcd":
-        slots.take(name)
-    slots.leave("a")
-    slots.leave("b")
-    assert slots.take("d")
-    assert slots.take("c")
+        slots.try_acquire(name)
+    slots.release_slot("a")
+    slots.release_slot("b")
+    assert slots.try_acquire("d")
+    assert slots.try_acquire("c")
 
 
 def test_one_that_gives_way_waits_behind_the_others() -> None:
-    slots = Slots(1)
-    slots.take("a")
-    assert slots.give_way("a") is None, "nobody waits"
-    slots.take("b")
-    slots.take("c")
-    assert slots.give_way("a") == "b"
-    assert not slots.take("a")
-    assert slots.take("b")
-    slots.leave("b")
-    assert slots.leave("b") == "c"
+    slots = DrainSlots(1)
+    slots.try_acquire("a")
+    assert slots.yield_slot("a") is None, "nobody waits"
+    slots.try_acquire("b")
+    slots.try_acquire("c")
+    assert slots.yield_slot("a") == "b"
+    assert not slots.try_acquire("a")
+    assert slots.try_acquire("b")
+    slots.release_slot("b")
+    assert slots.release_slot("b") == "c"
 
 
 def test_drain_that_began_first_asks_more_often() -> None:
-    line = Line()
-    line.wait("old", 1.0, [refused(WEB)])
-    line.wait("new", 2.0, [refused(WEB)])
+    line = BudgetQueue()
+    line.set_waiting("old", 1.0, [refused(WEB)])
+    line.set_waiting("new", 2.0, [refused(WEB)])
 
-    assert line.patience_s("old", 1.0, refused(WEB)) == 5
-    assert line.patience_s("new", 2.0, refused(WEB)) == 30
-    line.leave("old")
-    assert line.patience_s("new", 2.0, refused(WEB)) == 5
+    assert line.compute_retry_s("old", 1.0, refused(WEB)) == 5
+    assert line.compute_retry_s("new", 2.0, refused(WEB)) == 30
+    line.remove_node("old")
+    assert line.compute_retry_s("new", 2.0, refused(WEB)) == 5
 
 
 def test_drains_that_began_together_are_in_some_order() -> None:
-    line = Line()
-    line.wait("a", 1.0, [refused(WEB)])
-    line.wait("b", 1.0, [refused(WEB)])
+    line = BudgetQueue()
+    line.set_waiting("a", 1.0, [refused(WEB)])
+    line.set_waiting("b", 1.0, [refused(WEB)])
 
-    assert [line.patience_s(name, 1.0, refused(WEB)) for name in "ab"] == [5, 30]
+    assert [line.compute_retry_s(name, 1.0, refused(WEB)) for name in "ab"] == [5, 30]
 
 
 def test_only_the_same_budget_makes_wait() -> None:
-    line = Line()
-    line.wait("old", 1.0, [refused(WEB), refused(reason=Reason.FINALIZER)])
+    line = BudgetQueue()
+    line.set_waiting("old", 1.0, [refused(WEB), refused(reason=BlockerReason.FINALIZER)])
 
-    assert line.patience_s("new", 2.0, refused(Budget("db", 0))) == 5
-    assert line.patience_s("new", 2.0, refused(WEB, pod="other/p")) == 5
-    assert line.patience_s("new", 2.0, refused(WEB, reason=Reason.WEBHOOK)) == 5
+    assert line.compute_retry_s("new", 2.0, refused(DisruptionBudget("db", 0))) == 5
+    assert line.compute_retry_s("new", 2.0, refused(WEB, pod="other/p")) == 5
+    assert line.compute_retry_s("new", 2.0, refused(WEB, reason=BlockerReason.WEBHOOK)) == 5
 
 
 def test_pod_of_two_budgets_makes_nobody_wait() -> None:
-    line = Line()
-    line.wait("old", 1.0, [refused(WEB, Budget("db", 1))])
+    line = BudgetQueue()
+    line.set_waiting("old", 1.0, [refused(WEB, DisruptionBudget("db", 1))])
 
-    assert line.patience_s("new", 2.0, refused(WEB)) == 5
+    assert line.compute_retry_s("new", 2.0, refused(WEB)) == 5
 
 
 def test_one_that_waits_no_more_is_passed_over() -> None:
-    line = Line()
-    line.wait("old", 1.0, [refused(WEB)])
-    line.wait("old", 1.0, [])
+    line = BudgetQueue()
+    line.set_waiting("old", 1.0, [refused(WEB)])
+    line.set_waiting("old", 1.0, [])
 
-    assert line.patience_s("new", 2.0, refused(WEB)) == 5
+    assert line.compute_retry_s("new", 2.0, refused(WEB)) == 5
 
 
 def test_what_a_budget_allows_goes_to_the_first_and_what_is_left_to_the_next() -> None:
-    line = Line()
-    line.wait("second", 2.0, [refused(WEB), refused(WEB)])
-    line.wait("first", 1.0, [refused(WEB), refused(WEB)])
-    line.wait("third", 3.0, [refused(WEB)])
-    line.wait("other", 0.0, [refused(Budget("db", 0))])
+    line = BudgetQueue()
+    line.set_waiting("second", 2.0, [refused(WEB), refused(WEB)])
+    line.set_waiting("first", 1.0, [refused(WEB), refused(WEB)])
+    line.set_waiting("third", 3.0, [refused(WEB)])
+    line.set_waiting("other", 0.0, [refused(DisruptionBudget("db", 0))])
 
-    found = [line.next("shop/web", allowed) for allowed in (0, 1, 2, 3, 99)]
+    found = [line.find_next_nodes("shop/web", allowed) for allowed in (0, 1, 2, 3, 99)]
     assert found == [
         [],
         ["first"],

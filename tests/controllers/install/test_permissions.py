@@ -21,23 +21,23 @@ from treenail.api import annotations as key
 from treenail.clock import SystemClock
 from treenail.controllers.drain.controller import DrainController
 from treenail.controllers.install import installation
-from treenail.controllers.install.installation import NAME, documents
-from treenail.controllers.install.permissions import granted
-from treenail.controllers.render.controller import Rendering
-from treenail.controllers.rollout.controller import Settings
-from treenail.controllers.rollout.gates.asking import Asker
-from treenail.controllers.rollout.live import Rollout
-from treenail.controllers.rollout.machineconfignodes import MachineConfigNodes
+from treenail.controllers.install.installation import NAME, build_documents
+from treenail.controllers.install.permissions import iter_granted_verbs
+from treenail.controllers.render.controller import RenderController
+from treenail.controllers.rollout.controller import RolloutSettings
+from treenail.controllers.rollout.gates.asking import GateClient
+from treenail.controllers.rollout.live import RolloutController
+from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
 from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import Metrics
-from treenail.controllers.runtime.runtime import Runtime
-from treenail.controllers.runtime.web import Web
-from treenail.controllers.runtime.workers import Crew
+from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.runtime import ControllerRuntime
+from treenail.controllers.runtime.web import WebClient
+from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.kube.client import Client, Json
-from treenail.kube.events import Recorder
+from treenail.kube.events import EventRecorder
 from treenail.kube.kubeconfig import read_kubeconfig
-from treenail.kube.lease import Candidacy, Election
-from treenail.kube.request import Request
+from treenail.kube.lease import LeaderElectionConfig, LeaderElector
+from treenail.kube.request import ApiRequest
 from treenail.kube.resources import (
     CONTROLLERCONFIGS,
     DAEMONSETS,
@@ -191,26 +191,38 @@ def controllers(server: LabServer, kubeconfig: Path) -> Iterator[None]:
     """All controllers, by the account alone."""
     wire = Wire(server, kubeconfig)
     client = Client(wire)
-    recorder = Recorder(client, NAME, "test", CLOCK)
-    metrics = Metrics()
-    rollout = Rollout(client, CLOCK, Asker(Web()), recorder, Settings())
-    candidacy = Candidacy(OPTIONS.namespace, NAME, "test", retry_s=0.1)
-    runtime = Runtime(
+    recorder = EventRecorder(client, NAME, "test", CLOCK)
+    metrics = ControllerMetrics()
+    rollout = RolloutController(client, CLOCK, GateClient(WebClient()), recorder, RolloutSettings())
+    candidacy = LeaderElectionConfig(OPTIONS.namespace, NAME, "test", retry_period_s=0.1)
+    runtime = ControllerRuntime(
         [
-            Crew(Rendering(client, CLOCK, recorder, settle_s=0.0), first_s=0.05, most_s=0.2),
-            Crew(rollout, first_s=0.05, most_s=0.2),
-            Crew(MachineConfigNodes(client, CLOCK), first_s=0.05, most_s=0.2),
-            Crew(DrainController(client, recorder, CLOCK, metrics), first_s=0.05, most_s=0.2),
+            ControllerSettings(
+                RenderController(client, CLOCK, recorder, settle_s=0.0),
+                first_retry_s=0.05,
+                max_retry_s=0.2,
+            ),
+            ControllerSettings(rollout, first_retry_s=0.05, max_retry_s=0.2),
+            ControllerSettings(
+                MachineConfigNodeController(client, CLOCK), first_retry_s=0.05, max_retry_s=0.2
+            ),
+            ControllerSettings(
+                DrainController(client, recorder, CLOCK, metrics),
+                first_retry_s=0.05,
+                max_retry_s=0.2,
+            ),
         ],
         Informers(client, CLOCK),
         CLOCK,
         metrics,
-        stand=lambda gain, loss: Election(client, candidacy, CLOCK, on_gain=gain, on_loss=loss),
+        make_elector=lambda gain, loss: LeaderElector(
+            client, candidacy, CLOCK, on_started_leading=gain, on_stopped_leading=loss
+        ),
     )
     admin = Cluster(server)
     beats = iter(range(100))
 
-    def heartbeat(request: Request) -> None:
+    def heartbeat(request: ApiRequest) -> None:
         # So that some write of the drain controller finds a newer Node, and reads it.
         if request.method == "PATCH" and b"lastAppliedDrain" in request.body:
             wire.before = lambda _: None
@@ -239,7 +251,7 @@ def cluster(server: LabServer) -> Iterator[Cluster]:
 def test_account_may_do_what_the_controllers_do_and_nothing_else(
     server: LabServer, cluster: Cluster, tmp_path: Path
 ) -> None:
-    apply(server, documents(OPTIONS))
+    apply(server, build_documents(OPTIONS))
     cluster.arrange()
     with controllers(server, account_kubeconfig(server)):
         cluster.live_a_life()
@@ -282,9 +294,11 @@ def test_account_may_not_touch_what_is_not_its_business(server: LabServer) -> No
 def _granted_to_controllers() -> frozenset[tuple[str, str]]:
     rules = [
         rule
-        for document in documents(OPTIONS)
+        for document in build_documents(OPTIONS)
         if document["kind"] in ("Role", "ClusterRole")
         and str(document["metadata"]["name"]).startswith(installation.NAME)  # type: ignore[index]  # a dict
         for rule in document["rules"]  # type: ignore[attr-defined]  # a list
     ]
-    return frozenset((resource.partition(".")[0], verb) for resource, verb in granted(rules))
+    return frozenset(
+        (resource.partition(".")[0], verb) for resource, verb in iter_granted_verbs(rules)
+    )

@@ -11,13 +11,13 @@ from tests.controllers.rollout.agents import add_nodes, client_of, install_kinds
 from tests.controllers.rollout.world import World
 from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
-from treenail.api.machineconfigpool import Configuration
+from treenail.api.machineconfigpool import PoolConfiguration
 from treenail.cli.controller import main as command
 from treenail.controllers.plan import plan, status_table, text
-from treenail.controllers.plan.budgets import StuckBudget, stuck
-from treenail.controllers.plan.plan import Snapshot
+from treenail.controllers.plan.budgets import BlockingBudget, find_blocking_budget
+from treenail.controllers.plan.plan import PlanInput
 from treenail.controllers.render import offline
-from treenail.controllers.rollout.observe import SeenPool
+from treenail.controllers.rollout.observe import ObservedPool
 from treenail.kube.client import Client
 from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
@@ -61,27 +61,27 @@ def pool(policy: str = "", **spec: Any) -> dict[str, Any]:
     }
 
 
-def snapshot(nodes: int, document: dict[str, Any], *configs: dict[str, Any]) -> Snapshot:
+def snapshot(nodes: int, document: dict[str, Any], *configs: dict[str, Any]) -> PlanInput:
     """A cluster whose nodes have what its pool renders."""
-    seen = SeenPool.from_json(document)
+    seen = ObservedPool.from_json(document)
     base = {each["metadata"]["name"]: MachineConfig.from_json(each) for each in configs}
     world = World()
-    rendered, errors = offline.render_all(
-        offline.Documents({"worker": seen.pool}, base, {}), "worker"
+    rendered, errors = offline.render_pools(
+        offline.InputManifests({"worker": seen.pool}, base, {}), "worker"
     )
     assert not errors
     for number in range(nodes):
         world.add_node(f"n{number}", rendered[0].name)
     world.deliver()
     known = {**base, rendered[0].name: rendered[0].config}
-    now = replace(seen.pool, configuration=Configuration(rendered[0].name))
-    return Snapshot({"worker": SeenPool(now)}, world.nodes(), known)
+    now = replace(seen.pool, configuration=PoolConfiguration(rendered[0].name))
+    return PlanInput({"worker": ObservedPool(now)}, world.list_nodes(), known)
 
 
-def planned(found: Snapshot, *documents: dict[str, Any]) -> str:
+def planned(found: PlanInput, *documents: dict[str, Any]) -> str:
     texts = [(f"file{index}", json.dumps(each)) for index, each in enumerate(documents)]
-    after = plan.applied(found, offline.read(texts))
-    return "\n".join(text.lines(plan.plan(after, now=0.0)))
+    after = plan.apply_manifests(found, offline.read_manifests(texts))
+    return "\n".join(text.format_plans(plan.plan_pools(after, now=0.0)))
 
 
 def test_a_plan_tells_action_reason_source_order_and_duration() -> None:
@@ -179,8 +179,8 @@ def test_a_budget_that_never_passes_is_known_before_the_drain(
         {"metadata": {"labels": {"app": "db"}}, "spec": {"nodeName": "n1"}},
         {"metadata": {"labels": {"app": "web"}}, "spec": {"nodeName": "n2"}},
     ]
-    expected = None if why is None else StuckBudget("shop/db", why, ("n1",))
-    assert stuck(budget, pods) == expected
+    expected = None if why is None else BlockingBudget("shop/db", why, ("n1",))
+    assert find_blocking_budget(budget, pods) == expected
 
 
 def test_the_table_shows_who_needs_attention_first() -> None:
@@ -190,7 +190,9 @@ def test_the_table_shows_who_needs_attention_first() -> None:
     world.set_pool("worker", "new")
     world.cordon("n7", on=True)
     world.deliver()
-    text = list(status_table.lines(status_table.rows(world.pools(), world.nodes())))
+    text = list(
+        status_table.format_table(status_table.build_rows(world.list_pools(), world.list_nodes()))
+    )
     assert text[1].split() == ["worker", "-", "0/0", "0", "0", "new"]
     assert text[2].split() == ["n7", "Done", "out", "old"]
     assert text[-1] == "  and 3 more nodes at rest"
@@ -198,17 +200,19 @@ def test_the_table_shows_who_needs_attention_first() -> None:
 
 def test_the_table_shows_what_is_staged_ahead() -> None:
     world = World()
-    stage = {key.STAGE_CONFIG: "new", key.STAGE_IMAGE: IMAGE}
+    stage = {key.PRESTAGE_CONFIG: "new", key.PRESTAGE_IMAGE: IMAGE}
     for name, said in {
         "a": {},
-        "b": {key.STAGED: IMAGE},
-        "c": {key.STAGING_ERROR: f"{IMAGE}: no space left"},
+        "b": {key.PRESTAGED: IMAGE},
+        "c": {key.PRESTAGE_ERROR: f"{IMAGE}: no space left"},
     }.items():
         world.add_node(name, "old")
         world.change("nodes", name, {"metadata": {"annotations": {**stage, **said}}})
     world.set_pool("worker", "new")
     world.deliver()
-    text = list(status_table.lines(status_table.rows(world.pools(), world.nodes())))
+    text = list(
+        status_table.format_table(status_table.build_rows(world.list_pools(), world.list_nodes()))
+    )
     assert [line.split() for line in text[2:]] == [
         ["a", "Done", "old", "(staging", "ahead)"],
         ["b", "Done", "old", "(staged", "ahead)"],

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from tests.controllers.rollout.world import World
-from treenail.cli.controller.status import Picture, follow
-from treenail.errors import Unreachable
+from treenail.cli.controller.status import LiveTable, follow_status
+from treenail.errors import UnreachableError
 from treenail.kube.client import Listing
 from treenail.kube.resources import Resource
 
@@ -46,7 +46,7 @@ class Cluster:
         if resource.plural == "machineconfigpools":
             self.looks += 1
             if self.looks == 2:
-                raise Unreachable("no answer from the API server")
+                raise UnreachableError("no answer from the API server")
         return Listing(tuple(self.world.objects.get(resource.plural, {}).values()), "1")
 
     def now(self) -> float:
@@ -61,16 +61,16 @@ class Cluster:
 
 def test_a_picture_replaces_the_one_before() -> None:
     terminal = Terminal()
-    picture = Picture(terminal)
-    picture.show(["a", "b", "c"])
-    picture.show(["d"])
-    picture.show(["e", "f"])
+    picture = LiveTable(terminal)
+    picture.draw_lines(["a", "b", "c"])
+    picture.draw_lines(["d"])
+    picture.draw_lines(["e", "f"])
     assert terminal.screen == ["e", "f"]
 
 
 def test_a_line_longer_than_the_terminal_is_cut() -> None:
     terminal = Terminal()
-    Picture(terminal).show(["x" * 10_000])
+    LiveTable(terminal).draw_lines(["x" * 10_000])
     assert len(terminal.screen[0]) < 10_000
 
 
@@ -81,6 +81,6 @@ def test_the_table_stays_while_the_api_server_is_away() -> None:
     cluster = Cluster(world)
     terminal = Terminal()
     with pytest.raises(Ended):
-        follow(cluster, cluster, Picture(terminal))  # type: ignore[arg-type]
+        follow_status(cluster, cluster, LiveTable(terminal))  # type: ignore[arg-type]
     assert terminal.screen[0] == "as it was before: no answer from the API server"
     assert terminal.screen[-1].split() == ["n0", "Done", "old"]

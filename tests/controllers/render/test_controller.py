@@ -12,13 +12,13 @@ from tests.controllers.rollout.agents import add_nodes, client_of, install_kinds
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
 from treenail.controllers.install import crds
-from treenail.controllers.render.controller import KEPT, Rendering
+from treenail.controllers.render.controller import KEPT_CONFIGS, RenderController
 from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import Metrics
-from treenail.controllers.runtime.runtime import Runtime
-from treenail.controllers.runtime.workers import Crew
+from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.runtime import ControllerRuntime
+from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.kube.client import Client
-from treenail.kube.events import Recorder
+from treenail.kube.events import EventRecorder
 from treenail.kube.resources import (
     CUSTOMRESOURCEDEFINITIONS,
     EVENTS,
@@ -26,7 +26,7 @@ from treenail.kube.resources import (
     MACHINECONFIGS,
     Resource,
 )
-from treenail_lab.apiserver.serving.faults import LoseAnswer, Match, Reject
+from treenail_lab.apiserver.serving.faults import FaultMatch, LoseAnswerFault, RejectFault
 from treenail_lab.apiserver.serving.server import LabServer
 
 CLOCK = SystemClock()
@@ -45,7 +45,7 @@ def server(tmp_path: Path) -> Iterator[LabServer]:
 def client(server: LabServer) -> Iterator[Client]:
     found, transport = client_of(server.admin_kubeconfig)
     install_kinds(found)
-    if not any("controllerconfigs" in str(document) for document in crds.documents()):
+    if not any("controllerconfigs" in str(document) for document in crds.load_crds()):
         found.create(CUSTOMRESOURCEDEFINITIONS, CONTROLLER_CONFIGS)
     yield found
     transport.close()
@@ -53,10 +53,12 @@ def client(server: LabServer) -> Iterator[Client]:
 
 @contextmanager
 def running(server: LabServer) -> Iterator[None]:
-    client, transport = client_of(server.kubeconfig_for(USER, ["system:masters"]))
-    controller = Rendering(client, CLOCK, Recorder(client, "render", "here", CLOCK), settle_s=0.0)
-    crew = Crew(controller, first_s=0.02)
-    runtime = Runtime([crew], Informers(client, CLOCK), CLOCK, Metrics())
+    client, transport = client_of(server.write_kubeconfig(USER, ["system:masters"]))
+    controller = RenderController(
+        client, CLOCK, EventRecorder(client, "render", "here", CLOCK), settle_s=0.0
+    )
+    crew = ControllerSettings(controller, first_retry_s=0.02)
+    runtime = ControllerRuntime([crew], Informers(client, CLOCK), CLOCK, ControllerMetrics())
     stop = threading.Event()
     thread = threading.Thread(target=runtime.run, args=(stop,), daemon=True)
     thread.start()
@@ -180,14 +182,14 @@ def test_nothing_is_written_when_nothing_changed_even_after_a_restart(
 
 
 @pytest.mark.parametrize("resource", ["machineconfigs", "machineconfigpools"])
-@pytest.mark.parametrize("fault", [Reject(503), Reject(500), LoseAnswer()], ids=repr)
+@pytest.mark.parametrize("fault", [RejectFault(503), RejectFault(500), LoseAnswerFault()], ids=repr)
 def test_a_write_that_fails_or_whose_answer_is_lost_is_made_up_for(
-    server: LabServer, client: Client, resource: str, fault: Reject | LoseAnswer
+    server: LabServer, client: Client, resource: str, fault: RejectFault | LoseAnswerFault
 ) -> None:
     add_config(client, "00-base")
     add_pool(client)
     verb = "create" if resource == "machineconfigs" else "patch"
-    server.inject(fault, Match(verb=verb, resource=resource, user=USER), times=2)
+    server.inject_fault(fault, FaultMatch(verb=verb, resource=resource, user=USER), times=2)
     with running(server):
         wait_until(lambda: degraded(client)[0] == "False")
         assert rendered(client) == {target(client)}
@@ -270,10 +272,10 @@ def test_old_rendered_configs_are_deleted_but_never_one_in_use(
     with running(server):
         made.append(wait_until(moved(client, "")))
         add_nodes(client, ["node-1"], made[0])
-        for number in range(1, KEPT + 4):
+        for number in range(1, KEPT_CONFIGS + 4):
             change(client, "00-base", str(number))
             made.append(wait_until(moved(client, made[-1])))
-        kept = {made[0], *made[-KEPT - 1 :]}
+        kept = {made[0], *made[-KEPT_CONFIGS - 1 :]}
         wait_until(lambda: rendered(client) == kept)
 
 

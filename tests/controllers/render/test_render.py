@@ -11,8 +11,8 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.config.merge import ROLE, BaseImages
 from treenail.config.provenance import PROVENANCE, Provenance
-from treenail.config.reconcilable import Override
-from treenail.controllers.render.render import ControllerConfig, render
+from treenail.config.reconcilable import ValidationOverride
+from treenail.controllers.render.render import ControllerConfig, render_pool
 from treenail.errors import ConfigError, UnreconcilableError
 
 PREFIX = "machineconfiguration.openshift.io/"
@@ -49,9 +49,9 @@ def test_go_renders_the_same_or_refuses_the_same(case: dict[str, Any]) -> None:
     cluster = ControllerConfig.from_json(case["controllerconfig"])
     if "error" in case:
         with pytest.raises(ConfigError, match="MachineConfig 10: "):
-            render(found, configs, cluster)
+            render_pool(found, configs, cluster)
         return
-    rendered = render(found, configs, cluster)
+    rendered = render_pool(found, configs, cluster)
     assert rendered.name == case["name"]
     assert rendered.config.to_json()["spec"] == case["spec"]
     ours = dict(rendered.config.metadata.annotations)
@@ -78,13 +78,13 @@ def test_a_bootstrap_renders_what_go_wrote() -> None:
     }
     found = {}
     for each in pools:
-        rendered = render(each, configs.values(), ControllerConfig())
+        rendered = render_pool(each, configs.values(), ControllerConfig())
         found[rendered.name] = rendered.config.to_json()["spec"]
     assert found == expected
 
 
 def test_the_result_says_whose_it_is_and_where_it_came_from() -> None:
-    rendered = render(
+    rendered = render_pool(
         pool(),
         [
             machine_config("50", "infra", osImageURL="mine"),
@@ -106,7 +106,7 @@ def test_the_result_says_whose_it_is_and_where_it_came_from() -> None:
     assert (owner.kind, owner.name, owner.uid) == ("MachineConfigPool", "infra", "u-infra")
     assert owner.controller
     api = "machineconfiguration.openshift.io/v1"
-    assert rendered.reference() == {
+    assert rendered.to_pool_configuration() == {
         "apiVersion": api,
         "kind": "MachineConfig",
         "name": rendered.name,
@@ -119,19 +119,22 @@ def test_the_result_says_whose_it_is_and_where_it_came_from() -> None:
 
 def test_the_order_of_machine_configs_makes_no_difference() -> None:
     configs = [machine_config(name, kernelArguments=[name]) for name in ("3", "1", "2")]
-    assert render(pool(), configs, CLUSTER) == render(pool(), configs[::-1], CLUSTER)
+    assert render_pool(pool(), configs, CLUSTER) == render_pool(pool(), configs[::-1], CLUSTER)
 
 
 def test_two_pools_with_equal_configs_share_the_hash() -> None:
     configs = [machine_config("1")]
-    infra, other = render(pool(), configs, CLUSTER), render(pool("other"), configs, CLUSTER)
+    infra, other = (
+        render_pool(pool(), configs, CLUSTER),
+        render_pool(pool("other"), configs, CLUSTER),
+    )
     assert infra.name.removeprefix("rendered-infra-") == other.name.removeprefix("rendered-other-")
 
 
 def test_a_rendered_config_is_never_rendered_again() -> None:
     everything = {"matchExpressions": [{"key": "x", "operator": "DoesNotExist"}]}
-    rendered = render(pool(), [machine_config("1")], CLUSTER).config
-    again = render(pool(selector=everything), [machine_config("1"), rendered], CLUSTER)
+    rendered = render_pool(pool(), [machine_config("1")], CLUSTER).config
+    again = render_pool(pool(selector=everything), [machine_config("1"), rendered], CLUSTER)
     assert again.sources == ("1",)
 
 
@@ -155,7 +158,7 @@ def test_a_rendered_config_is_never_rendered_again() -> None:
 )
 def test_a_pool_that_can_not_be_rendered_says_why(found: MachineConfigPool, sentence: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        render(found, [machine_config("1", osImageURL="mine")], CLUSTER)
+        render_pool(found, [machine_config("1", osImageURL="mine")], CLUSTER)
     assert str(raised.value) == sentence
     assert raised.value.remedy
 
@@ -171,7 +174,7 @@ def test_a_result_too_large_to_be_stored_is_refused() -> None:
         for number in range(3)
     ]
     with pytest.raises(ConfigError, match="the rendered config of pool infra has 18"):
-        render(pool(), configs, CLUSTER)
+        render_pool(pool(), configs, CLUSTER)
 
 
 @pytest.mark.parametrize(
@@ -204,18 +207,18 @@ def test_configs_that_contradict_each_other_are_refused(
         machine_config("2", config=storage(**second)),
     ]
     with pytest.raises(ConfigError) as raised:
-        render(pool(), configs, CLUSTER)
+        render_pool(pool(), configs, CLUSTER)
     assert str(raised.value) == sentence
 
 
 def unreconcilable(*configs: MachineConfig, **more: Any) -> str:
-    current = render(
+    current = render_pool(
         pool(),
         [machine_config("0", config=storage(disks=[{"device": "/dev/sda"}]))],
         CLUSTER,
     ).config
     with pytest.raises(UnreconcilableError) as raised:
-        render(pool(), configs, CLUSTER, current=current, **more)
+        render_pool(pool(), configs, CLUSTER, current=current, **more)
     return str(raised.value)
 
 
@@ -243,15 +246,15 @@ def test_what_was_taken_away_is_refused_without_a_culprit() -> None:
 
 
 def test_a_cluster_may_allow_the_change() -> None:
-    old = render(
+    old = render_pool(
         pool(), [machine_config("0", config=storage(disks=[{"device": "/dev/sda"}]))], CLUSTER
     )
-    new = render(
+    new = render_pool(
         pool(),
         [machine_config("0")],
         CLUSTER,
         current=old.config,
-        allowed=frozenset({Override.DISKS}),
+        allowed=frozenset({ValidationOverride.DISKS}),
     )
     assert new.name != old.name
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from treenail.api import annotations as key
-from treenail.clock import SystemClock, rfc3339
+from treenail.clock import SystemClock, format_rfc3339
 from treenail.controllers.install import crds
-from treenail.errors import ClusterError, Conflict
+from treenail.errors import ClusterError, ConflictError
 from treenail.kube.client import Client
 from treenail.kube.informer import Informer
 from treenail.kube.kubeconfig import read_kubeconfig
@@ -21,7 +21,7 @@ from treenail.kube.resources import (
     NODES,
 )
 from treenail.kube.transport import HttpTransport
-from treenail.kube.watch import Scope
+from treenail.kube.watch import WatchScope
 from treenail_lab.apiserver.serving.server import LabServer
 
 Json = dict[str, Any]
@@ -30,12 +30,12 @@ THREADS = 8
 
 
 def client_of(kubeconfig: Path, *, keep: int = THREADS) -> tuple[Client, HttpTransport]:
-    transport = HttpTransport(read_kubeconfig(str(kubeconfig)), SystemClock(), keep=keep)
+    transport = HttpTransport(read_kubeconfig(str(kubeconfig)), SystemClock(), max_kept=keep)
     return Client(transport), transport
 
 
 def install_kinds(client: Client) -> None:
-    for document in crds.documents():
+    for document in crds.load_crds():
         client.create(CUSTOMRESOURCEDEFINITIONS, document)
 
 
@@ -93,7 +93,7 @@ def add_nodes(client: Client, names: list[str], config: str) -> None:
 
 
 def ready() -> Json:
-    now = rfc3339(SystemClock().now())
+    now = format_rfc3339(SystemClock().now())
     return {
         "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "",
         "lastTransitionTime": now, "lastHeartbeatTime": now,
@@ -141,9 +141,9 @@ class Agents:
 
     def __post_init__(self) -> None:
         self._work: queue.SimpleQueue[tuple[str, Asked] | None] = queue.SimpleQueue()
-        scope = Scope(NODES, label_selector=self.selector)
+        scope = WatchScope(NODES, label_selector=self.selector)
         self._nodes = Informer(self.client, scope, SystemClock(), Asked.of)
-        self._nodes.tell(self._note)
+        self._nodes.add_handler(self._note)
         self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(THREADS)]
 
     def __enter__(self) -> "Agents":
@@ -171,7 +171,7 @@ class Agents:
             name, asked = item
             try:
                 self._answer(name, asked)
-            except (Conflict, ClusterError):
+            except (ConflictError, ClusterError):
                 self._work.put(item)
 
     def _answer(self, name: str, asked: Asked) -> None:

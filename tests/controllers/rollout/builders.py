@@ -6,18 +6,18 @@ from typing import Any
 
 from treenail.api.annotations import DESIRED_IMAGE
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.rollout.gates.os_image import ImageBuild, ImageConfig, Proceed
-from treenail.controllers.rollout.nodes import NodeFacts, Target
-from treenail.controllers.rollout.policy import POLICY
+from treenail.controllers.rollout.gates.os_image import GateOpen, MachineOSBuild, MachineOSConfig
+from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.rollout.policy import ROLLOUT_POLICY
 
-OLD, NEW, NEWER = Target("old"), Target("new"), Target("newer")
-
-
-def image(config: str, digit: str) -> Target:
-    return Target(config, f"registry.example.com/os@sha256:{digit * 64}")
+OLD, NEW, NEWER = RolloutTarget("old"), RolloutTarget("new"), RolloutTarget("newer")
 
 
-def node(name: str = "n", target: Target = OLD, **more: Any) -> NodeFacts:
+def image(config: str, digit: str) -> RolloutTarget:
+    return RolloutTarget(config, f"registry.example.com/os@sha256:{digit * 64}")
+
+
+def node(name: str = "n", target: RolloutTarget = OLD, **more: Any) -> NodeFacts:
     """A node that has its target and is in service."""
     facts = NodeFacts(
         name=name,
@@ -26,17 +26,17 @@ def node(name: str = "n", target: Target = OLD, **more: Any) -> NodeFacts:
         current_image=target.image,
         desired_image=target.image,
         state="Done",
-        created="2026-01-01T00:00:00Z",
+        created_at="2026-01-01T00:00:00Z",
     )
     return replace(facts, **more)
 
 
-def on_its_way(name: str, to: Target = NEW, **more: Any) -> NodeFacts:
+def on_its_way(name: str, to: RolloutTarget = NEW, **more: Any) -> NodeFacts:
     """A node that was given a target and works on it."""
-    return replace(node(name).given(to, 0.0), **{"state": "Working", **more})
+    return replace(node(name).with_target(to, 0.0), **{"state": "Working", **more})
 
 
-def failed(name: str, to: Target = NEW, **more: Any) -> NodeFacts:
+def failed(name: str, to: RolloutTarget = NEW, **more: Any) -> NodeFacts:
     """A node that can't get the target it was given."""
     return on_its_way(name, to, **{"state": "Degraded", "reason": "no space left", **more})
 
@@ -47,7 +47,7 @@ def pool(
     """A pool named worker that is after NEW."""
     found = dict(annotations or {})
     if policy is not None:
-        found[POLICY] = policy if isinstance(policy, str) else json.dumps(policy)
+        found[ROLLOUT_POLICY] = policy if isinstance(policy, str) else json.dumps(policy)
     return MachineConfigPool.from_json(
         {
             "metadata": {"name": "worker", "generation": 7, "annotations": found},
@@ -57,17 +57,17 @@ def pool(
     )
 
 
-def proceed(target: Target = NEW) -> Proceed:
-    return Proceed(target, "")
+def proceed(target: RolloutTarget = NEW) -> GateOpen:
+    return GateOpen(target, "")
 
 
 def recorded_nodes(record: dict[str, Any]) -> list[NodeFacts]:
     return [NodeFacts.from_json(found, image_key=DESIRED_IMAGE) for found in record["nodes"]]
 
 
-def recorded_image(record: dict[str, Any]) -> tuple[ImageConfig | None, ImageBuild | None]:
+def recorded_image(record: dict[str, Any]) -> tuple[MachineOSConfig | None, MachineOSBuild | None]:
     config, build = record["mosc"], record["mosb"]
     return (
-        None if config is None else ImageConfig.from_json(config),
-        None if build is None else ImageBuild.from_json(build),
+        None if config is None else MachineOSConfig.from_json(config),
+        None if build is None else MachineOSBuild.from_json(build),
     )

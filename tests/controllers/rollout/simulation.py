@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from tests.controllers.rollout.builders import OLD, node, proceed
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.rollout.decide import Turn, decide
-from treenail.controllers.rollout.nodes import NodeFacts, Target
-from treenail.controllers.rollout.progress import Record
+from treenail.controllers.rollout.decide import RolloutDecision, decide_rollout
+from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.rollout.progress import RolloutRecord
 
 ANSWER_S = 1.0
 
@@ -19,19 +19,21 @@ class Simulation:
         self.nodes: dict[str, NodeFacts] = {name: node(name) for name in names}
         self.now = now
         self.takes_s = takes_s
-        self.bad: Collection[Target] = ()
+        self.bad: Collection[RolloutTarget] = ()
         self.stays_cordoned = True
-        self.ever_given: dict[Target, set[str]] = {}
+        self.ever_given: dict[RolloutTarget, set[str]] = {}
         self.most_unavailable = 0
-        self.turns: list[Turn] = []
+        self.turns: list[RolloutDecision] = []
         self._record: str | None = None
 
-    def turn(self, pool: MachineConfigPool, target: Target) -> Turn:
+    def turn(self, pool: MachineConfigPool, target: RolloutTarget) -> RolloutDecision:
         """Decide and write."""
-        record = None if self._record is None else Record.from_text(self._record)
-        found = decide(pool, tuple(self.nodes.values()), proceed(target), record, now=self.now)
+        record = None if self._record is None else RolloutRecord.from_text(self._record)
+        found = decide_rollout(
+            pool, tuple(self.nodes.values()), proceed(target), record, now=self.now
+        )
         self._record = None if found.record is None else found.record.to_text()
-        for name in found.give:
+        for name in found.nodes_to_assign:
             self.give(name, target)
         self.turns.append(found)
         self.most_unavailable = max(self.most_unavailable, self.out_of_service())
@@ -40,7 +42,7 @@ class Simulation:
     def out_of_service(self) -> int:
         """Nodes that serve nobody, or soon will not, counted without asking the code under test."""
         return sum(
-            not each.healthy or each.unschedulable or self._at_work(each)
+            not each.is_healthy or each.unschedulable or self._at_work(each)
             for each in self.nodes.values()
         )
 
@@ -50,8 +52,8 @@ class Simulation:
         answered = self.now - (each.started_at or 0.0) >= ANSWER_S
         return behind and not (each.state == "Degraded" and answered)
 
-    def give(self, name: str, target: Target) -> None:
-        self.nodes[name] = self.nodes[name].given(target, self.now)
+    def give(self, name: str, target: RolloutTarget) -> None:
+        self.nodes[name] = self.nodes[name].with_target(target, self.now)
         self.ever_given.setdefault(target, set()).add(name)
 
     def pass_time(self, seconds: float) -> None:
@@ -61,22 +63,24 @@ class Simulation:
             self.nodes[name] = self._later(each)
 
     def run(
-        self, pool: MachineConfigPool, target: Target, *, until: float, step_s: float = 60.0
-    ) -> Turn:
+        self, pool: MachineConfigPool, target: RolloutTarget, *, until: float, step_s: float = 60.0
+    ) -> RolloutDecision:
         """Take turns until that time, or until every node has the target."""
         found = self.turn(pool, target)
-        while self.now < until and not all(each.has(target) for each in self.nodes.values()):
-            wait_s = step_s if found.look_again_s is None else min(step_s, found.look_again_s)
+        while self.now < until and not all(
+            each.is_updated_to(target) for each in self.nodes.values()
+        ):
+            wait_s = step_s if found.requeue_after_s is None else min(step_s, found.requeue_after_s)
             self.pass_time(max(wait_s, ANSWER_S))
             found = self.turn(pool, target)
         return found
 
     def flap(self, name: str, *, healthy: bool) -> None:
-        self.nodes[name] = replace(self.nodes[name], healthy=healthy, ready_changed_at=self.now)
+        self.nodes[name] = replace(self.nodes[name], is_healthy=healthy, ready_changed_at=self.now)
 
     def _later(self, each: NodeFacts) -> NodeFacts:
-        target = Target(each.desired_config, each.desired_image)
-        if each.started_at is None or (each.done and not each.unschedulable):
+        target = RolloutTarget(each.desired_config, each.desired_image)
+        if each.started_at is None or (each.is_done and not each.unschedulable):
             return each
         since_s = self.now - each.started_at
         if since_s < ANSWER_S:
@@ -105,5 +109,5 @@ def fleet(count: int) -> Simulation:
     return Simulation([f"n{number:03}" for number in range(count)])
 
 
-def all_have(simulation: Simulation, target: Target = OLD) -> bool:
-    return all(each.has(target) for each in simulation.nodes.values())
+def all_have(simulation: Simulation, target: RolloutTarget = OLD) -> bool:
+    return all(each.is_updated_to(target) for each in simulation.nodes.values())

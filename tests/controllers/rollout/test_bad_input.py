@@ -11,9 +11,9 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.controllers.render import render
 from treenail.controllers.render.render import ControllerConfig
-from treenail.controllers.rollout.controller import RolloutController, Settings
+from treenail.controllers.rollout.controller import RolloutReconciler, RolloutSettings
 from treenail.controllers.rollout.gates.os_image import OS_IMAGE
-from treenail.controllers.rollout.progress import STATE
+from treenail.controllers.rollout.progress import ROLLOUT_STATE
 from treenail.errors import ConfigError
 
 WORKER = {"matchLabels": {"node-role.kubernetes.io/worker": ""}}
@@ -30,10 +30,10 @@ def start() -> World:
 
 def looked_at(found: World, *pools: str) -> None:
     found.deliver()
-    controlled = RolloutController(found, found, found, NoGates(), found, Settings())
+    controlled = RolloutReconciler(found, found, found, NoGates(), found, RolloutSettings())
     for _ in range(3):
         for pool in pools:
-            controlled.sync(pool)
+            controlled.sync_pool(pool)
         found.deliver()
         found.pass_time(600)
         found.deliver()
@@ -80,7 +80,7 @@ def image(found: World) -> None:
 
 
 def record(found: World) -> None:
-    found.set_pool("worker", "new", annotations={STATE: "{"})
+    found.set_pool("worker", "new", annotations={ROLLOUT_STATE: "{"})
 
 
 def absent(found: World) -> None:
@@ -197,7 +197,7 @@ def test_what_can_not_be_rendered_is_shown_and_changes_no_node(
     )
     config = {"metadata": {"name": "50-wrong", "labels": {"role": "worker"}}, "spec": spec}
     with pytest.raises(ConfigError) as raised:
-        render.render(pool, [MachineConfig.from_json(config)], ControllerConfig())
+        render.render_pool(pool, [MachineConfig.from_json(config)], ControllerConfig())
     assert sentence in str(raised.value)
 
     found = start()

@@ -10,15 +10,15 @@ from tests.controllers.rollout.builders import NEW, node, pool, proceed
 from tests.fakes.clock import FakeClock
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
-from treenail.controllers.rollout.budgets import TRUE_FOR_S, Budgets
-from treenail.controllers.rollout.decide import decide
-from treenail.controllers.rollout.policy import Order
+from treenail.controllers.rollout.budgets import CACHE_S, BudgetWatcher
+from treenail.controllers.rollout.decide import decide_rollout
+from treenail.controllers.rollout.policy import NodeOrder
 from treenail.controllers.runtime.informers import Informers
 from treenail.kube.client import Client
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import PODS
 from treenail.kube.transport import HttpTransport
-from treenail_lab.apiserver.serving.faults import Match, Reject
+from treenail_lab.apiserver.serving.faults import FaultMatch, RejectFault
 from treenail_lab.apiserver.serving.server import LabServer
 
 USER = "rollout"
@@ -45,13 +45,13 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def budgets(server: LabServer, site: Site, clock: FakeClock) -> Iterator[Budgets]:
-    kubeconfig = read_kubeconfig(str(server.kubeconfig_for(USER, ["system:masters"])))
+def budgets(server: LabServer, site: Site, clock: FakeClock) -> Iterator[BudgetWatcher]:
+    kubeconfig = read_kubeconfig(str(server.write_kubeconfig(USER, ["system:masters"])))
     transport = HttpTransport(kubeconfig, SystemClock())
     client = Client(transport)
     informers = Informers(client, SystemClock())
-    found = Budgets(client, clock)
-    found.watch(informers)
+    found = BudgetWatcher(client, clock)
+    found.watch_budgets(informers)
     informers.start()
     assert informers.wait_until_synced(10)
     yield found
@@ -59,13 +59,13 @@ def budgets(server: LabServer, site: Site, clock: FakeClock) -> Iterator[Budgets
     transport.close()
 
 
-def looked_up(budgets: Budgets, clock: FakeClock) -> frozenset[str]:
-    clock.move(TRUE_FOR_S)
-    return budgets.blocked()
+def looked_up(budgets: BudgetWatcher, clock: FakeClock) -> frozenset[str]:
+    clock.move(CACHE_S)
+    return budgets.find_blocked_nodes()
 
 
 def test_nodes_with_pods_of_an_exhausted_budget_are_blocked(
-    site: Site, budgets: Budgets, clock: FakeClock
+    site: Site, budgets: BudgetWatcher, clock: FakeClock
 ) -> None:
     site.pod("a", "web-1", app="web")
     site.pod("b", "web-2", app="web")
@@ -79,34 +79,36 @@ def test_nodes_with_pods_of_an_exhausted_budget_are_blocked(
 
 
 def test_pods_are_looked_up_no_more_often_than_is_worth_it(
-    server: LabServer, site: Site, budgets: Budgets, clock: FakeClock
+    server: LabServer, site: Site, budgets: BudgetWatcher, clock: FakeClock
 ) -> None:
     site.pod("a", "web-1", app="web")
     site.budget("keep", "web")
     wait_until(lambda: looked_up(budgets, clock))
     before = server.count_requests(user=USER, verb="list", resource="pods")
     for _ in range(5):
-        assert budgets.blocked() == {"a"}
+        assert budgets.find_blocked_nodes() == {"a"}
     assert server.count_requests(user=USER, verb="list", resource="pods") == before
 
 
 def test_what_can_not_be_looked_up_blocks_nobody(
-    server: LabServer, site: Site, budgets: Budgets, clock: FakeClock
+    server: LabServer, site: Site, budgets: BudgetWatcher, clock: FakeClock
 ) -> None:
     site.pod("a", "web-1", app="web")
     site.budget("keep", "web")
     wait_until(lambda: looked_up(budgets, clock))
-    server.inject(Reject(503), Match(user=USER, resource=PODS.plural))
+    server.inject_fault(RejectFault(503), FaultMatch(user=USER, resource=PODS.plural))
     assert looked_up(budgets, clock) == frozenset()
 
 
-@pytest.mark.parametrize("order", Order)
-def test_who_is_not_blocked_is_preferred_and_who_is_comes_in_the_end(order: Order) -> None:
+@pytest.mark.parametrize("order", NodeOrder)
+def test_who_is_not_blocked_is_preferred_and_who_is_comes_in_the_end(order: NodeOrder) -> None:
     nodes = [node(name) for name in "abc"]
     careful = pool({"order": str(order)}, maxUnavailable=2)
 
     def given(*blocked: str) -> tuple[str, ...]:
-        return decide(careful, nodes, proceed(NEW), None, now=0.0, blocked=blocked).give
+        return decide_rollout(
+            careful, nodes, proceed(NEW), None, now=0.0, blocked_nodes=blocked
+        ).nodes_to_assign
 
     assert given() == ("a", "b")
     assert given("a") == ("b", "c")

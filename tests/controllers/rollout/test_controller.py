@@ -6,14 +6,18 @@ import pytest
 
 from tests.controllers.rollout.world import NoGates, World
 from treenail.api import annotations as key
-from treenail.controllers.rollout.controller import CONFLICT_S, RolloutController, Settings
+from treenail.controllers.rollout.controller import (
+    CONFLICT_RETRY_S,
+    RolloutReconciler,
+    RolloutSettings,
+)
 from treenail.controllers.rollout.gates.external import LockServer
-from treenail.controllers.rollout.gates.os_image import OS_IMAGE, Blocked, Hold
-from treenail.controllers.rollout.nodes import LOCKED_BY, STARTED_AT, WAS_DEGRADED, Target
-from treenail.controllers.rollout.policy import RESUME, Policy
-from treenail.controllers.rollout.progress import STATE
-from treenail.controllers.rollout.report import COUNTS_EVERY_S
-from treenail.errors import Forbidden, Unreachable
+from treenail.controllers.rollout.gates.os_image import OS_IMAGE, GateBlocked, GateWaiting
+from treenail.controllers.rollout.nodes import LOCKED_BY, STARTED_AT, WAS_DEGRADED, RolloutTarget
+from treenail.controllers.rollout.policy import ROLLOUT_RESUME, RolloutPolicy
+from treenail.controllers.rollout.progress import ROLLOUT_STATE
+from treenail.controllers.rollout.report import COUNTS_INTERVAL_S
+from treenail.errors import ForbiddenError, UnreachableError
 
 IMAGE = f"registry.example.com/os@sha256:{'1' * 64}"
 LOCKS = "{fleetLock: {url: 'http://locks.example.com', group: workers}}"
@@ -29,15 +33,15 @@ def world(nodes: int = 3, policy: str | None = None, **spec: object) -> World:
     return found
 
 
-def controller(found: World, gates: object = None, **settings: object) -> RolloutController:
+def controller(found: World, gates: object = None, **settings: object) -> RolloutReconciler:
     asked = gates or NoGates()
-    return RolloutController(found, found, found, asked, found, Settings(**settings))  # type: ignore[arg-type]
+    return RolloutReconciler(found, found, found, asked, found, RolloutSettings(**settings))  # type: ignore[arg-type]
 
 
-def turn(found: World, controlled: RolloutController, *, after_s: float = 0.0) -> float | None:
+def turn(found: World, controlled: RolloutReconciler, *, after_s: float = 0.0) -> float | None:
     found.pass_time(after_s)
     found.deliver()
-    return controlled.sync("worker")
+    return controlled.sync_pool("worker")
 
 
 def asked_for(found: World, config: str = "new") -> list[str]:
@@ -98,7 +102,7 @@ def test_the_status_counts_what_was_just_given() -> None:
 def test_the_record_is_on_the_pool_before_a_node_is_given_anything() -> None:
     found = world()
     turn(found, controller(found))
-    kinds = [(plural, STATE in str(body)) for plural, _, body in found.writes]
+    kinds = [(plural, ROLLOUT_STATE in str(body)) for plural, _, body in found.writes]
     assert kinds[:2] == [("machineconfigpools", True), ("nodes", False)]
 
 
@@ -106,7 +110,7 @@ def test_a_node_that_changed_meanwhile_is_judged_anew() -> None:
     found = world()
     found.touch("nodes", "n0")
     controlled = controller(found)
-    assert controlled.sync("worker") == CONFLICT_S
+    assert controlled.sync_pool("worker") == CONFLICT_RETRY_S
     assert asked_for(found) == []
     turn(found, controlled)
     assert asked_for(found) == ["n0"]
@@ -120,7 +124,7 @@ def test_a_pause_takes_effect_between_two_nodes() -> None:
     for _ in range(5):
         turn(found, controlled, after_s=300)
     assert asked_for(found) == ["n0"]
-    assert found.truth["n0"].done
+    assert found.truth["n0"].is_done
     assert found.said()["Updating"]["reason"] == "Paused"
 
 
@@ -167,25 +171,25 @@ def test_numbers_alone_are_written_after_a_while() -> None:
     turn(found, controlled)
     turn(found, controlled)  # now it waits
     found.flap("n3", healthy=False)
-    assert turn(found, controlled, after_s=1.0) == COUNTS_EVERY_S - 1.0
+    assert turn(found, controlled, after_s=1.0) == COUNTS_INTERVAL_S - 1.0
     assert found.status()["unavailableMachineCount"] == 2
-    turn(found, controlled, after_s=COUNTS_EVERY_S)
+    turn(found, controlled, after_s=COUNTS_INTERVAL_S)
     assert found.status()["unavailableMachineCount"] == 3
 
 
 def test_a_server_that_refuses_is_quoted_in_the_status() -> None:
     class NoWrites(World):
-        def patch(self, resource, name, body, *kind, **more):  # type: ignore[no-untyped-def]
+        def patch(self, resource, name, body, *patch_type, **more):  # type: ignore[no-untyped-def]
             if resource.plural == "nodes":
-                raise Forbidden("PATCH nodes n0: may not")
-            return super().patch(resource, name, body, *kind, **more)
+                raise ForbiddenError("PATCH nodes n0: may not")
+            return super().patch(resource, name, body, *patch_type, **more)
 
     found = NoWrites()
     found.add_node("n0", "old")
     found.set_pool("worker", "new")
     found.deliver()
-    with pytest.raises(Forbidden):
-        controller(found).sync("worker")
+    with pytest.raises(ForbiddenError):
+        controller(found).sync_pool("worker")
     said = found.said()["Degraded"]
     assert (said["reason"], said["message"]) == ("WriteRefused", "PATCH nodes n0: may not")
 
@@ -198,8 +202,8 @@ def test_a_write_without_an_answer_counts_and_is_made_sure() -> None:
     found.pass_time(500)
     found.deliver()
     found.next_fault, found.fault_on = "unreachable", "nodes"
-    with pytest.raises(Unreachable):
-        controlled.sync("worker")
+    with pytest.raises(UnreachableError):
+        controlled.sync_pool("worker")
     assert asked_for(found) == ["n0", "n1"]
     assert found.status()["unavailableMachineCount"] == 1
     turn(found, controlled)
@@ -208,7 +212,7 @@ def test_a_write_without_an_answer_counts_and_is_made_sure() -> None:
 
 def test_a_bad_image_stays_with_the_canary_of_500_nodes_until_a_person_has_looked() -> None:
     found = world(500, "{canary: {}, soak: 5m}", maxUnavailable="10%")
-    found.bad = {Target("new")}
+    found.bad = {RolloutTarget("new")}
     controlled = controller(found)
     for _ in range(60):
         turn(found, controlled, after_s=120)
@@ -218,7 +222,7 @@ def test_a_bad_image_stays_with_the_canary_of_500_nodes_until_a_person_has_looke
     assert "node n0 failed first: it does not boot" in said["message"]
     found.bad = set()
     found.set_pool("worker", "newer", "{canary: {}, soak: 5m}", maxUnavailable="10%",
-                   annotations={RESUME: "yes"})  # fmt: skip
+                   annotations={ROLLOUT_RESUME: "yes"})  # fmt: skip
     for _ in range(120):
         turn(found, controlled, after_s=120)
     assert found.said()["Updated"]["status"] == "True"
@@ -231,22 +235,22 @@ class Locks:
     most: int = 1
     held: set[str] = field(default_factory=set)
     broken: str = ""
-    alert: Hold | Blocked | None = None
+    alert: GateWaiting | GateBlocked | None = None
 
-    def ask(self, policy: Policy) -> Hold | Blocked | None:
+    def ask(self, policy: RolloutPolicy) -> GateWaiting | GateBlocked | None:
         return self.alert
 
-    def lock(self, server: LockServer, node: str) -> Hold | Blocked | None:
+    def lock(self, server: LockServer, node: str) -> GateWaiting | GateBlocked | None:
         if self.broken:
-            return Blocked(self.broken, "GateUnavailable")
+            return GateBlocked(self.broken, "GateUnavailable")
         if node not in self.held and len(self.held) >= self.most:
-            return Hold("all locks are taken")
+            return GateWaiting("all locks are taken")
         self.held.add(node)
         return None
 
-    def unlock(self, server: LockServer, node: str) -> Hold | Blocked | None:
+    def unlock(self, server: LockServer, node: str) -> GateWaiting | GateBlocked | None:
         if self.broken:
-            return Blocked(self.broken, "GateUnavailable")
+            return GateBlocked(self.broken, "GateUnavailable")
         self.held.discard(node)
         return None
 
@@ -280,7 +284,7 @@ def test_a_gate_that_can_not_be_asked_is_an_error_and_never_a_yes() -> None:
 
 def test_an_alert_holds_the_next_node_up() -> None:
     found = world(3)
-    locks = Locks(alert=Hold("alert ApiErrors is firing"))
+    locks = Locks(alert=GateWaiting("alert ApiErrors is firing"))
     controlled = controller(found, locks)
     assert turn(found, controlled) is not None
     assert asked_for(found) == []
@@ -296,7 +300,7 @@ def test_a_pool_that_is_gone_is_forgotten() -> None:
     turn(found, controlled)
     found.remove("machineconfigpools", "worker")
     found.deliver()
-    assert controlled.sync("worker") is None
+    assert controlled.sync_pool("worker") is None
 
 
 def test_masters_wait_while_an_arbiter_is_out_of_service() -> None:
@@ -310,11 +314,11 @@ def test_masters_wait_while_an_arbiter_is_out_of_service() -> None:
     found.flap("a0", healthy=False)
     found.deliver()
     controlled = controller(found)
-    controlled.sync("master")
-    controlled.sync("arbiter")
+    controlled.sync_pool("master")
+    controlled.sync_pool("arbiter")
     assert asked_for(found) == []
     found.flap("a0", healthy=True)
     found.deliver()
-    controlled.sync("arbiter")
-    controlled.sync("master")
+    controlled.sync_pool("arbiter")
+    controlled.sync_pool("master")
     assert asked_for(found) == ["m0"]

@@ -19,19 +19,19 @@ from tests.controllers.rollout.agents import (
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.clock import SystemClock
-from treenail.controllers.rollout.controller import Settings
-from treenail.controllers.rollout.gates.asking import Asker
+from treenail.controllers.rollout.controller import RolloutSettings
+from treenail.controllers.rollout.gates.asking import GateClient
 from treenail.controllers.rollout.gates.os_image import OS_IMAGE
-from treenail.controllers.rollout.live import Rollout
-from treenail.controllers.rollout.machineconfignodes import MachineConfigNodes
-from treenail.controllers.rollout.policy import POLICY
+from treenail.controllers.rollout.live import RolloutController
+from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
+from treenail.controllers.rollout.policy import ROLLOUT_POLICY
 from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import Metrics
-from treenail.controllers.runtime.runtime import Runtime
-from treenail.controllers.runtime.web import Web
-from treenail.controllers.runtime.workers import Crew
+from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.runtime import ControllerRuntime
+from treenail.controllers.runtime.web import WebClient
+from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.kube.client import Client
-from treenail.kube.events import Recorder
+from treenail.kube.events import EventRecorder
 from treenail.kube.resources import MACHINECONFIGNODES, MACHINECONFIGPOOLS, NODES
 from treenail_lab.apiserver.serving.server import LabServer
 
@@ -56,11 +56,16 @@ def client(server: LabServer) -> Iterator[Client]:
 @contextmanager
 def running(server: LabServer) -> Iterator[None]:
     """The rollout controller in its runtime, as a user of its own."""
-    client, transport = client_of(server.kubeconfig_for(USER, ["system:masters"]), keep=16)
-    events = Recorder(client, "treenail-rollout", "here", CLOCK)
-    rollout = Rollout(client, CLOCK, Asker(Web()), events, Settings())
-    nodes = MachineConfigNodes(client, CLOCK)
-    runtime = Runtime([Crew(rollout), Crew(nodes)], Informers(client, CLOCK), CLOCK, Metrics())
+    client, transport = client_of(server.write_kubeconfig(USER, ["system:masters"]), keep=16)
+    events = EventRecorder(client, "treenail-rollout", "here", CLOCK)
+    rollout = RolloutController(client, CLOCK, GateClient(WebClient()), events, RolloutSettings())
+    nodes = MachineConfigNodeController(client, CLOCK)
+    runtime = ControllerRuntime(
+        [ControllerSettings(rollout), ControllerSettings(nodes)],
+        Informers(client, CLOCK),
+        CLOCK,
+        ControllerMetrics(),
+    )
     stop = threading.Event()
     thread = threading.Thread(target=runtime.run, args=(stop,), daemon=True)
     thread.start()
@@ -136,7 +141,7 @@ def test_a_bad_image_touches_no_more_than_the_canary_of_500_nodes(
     add_config(client, "old")
     names = [f"n{number:03}" for number in range(500)]
     add_nodes(client, names, "old")
-    policy = {POLICY: "{canary: {nodes: 2}, soak: 1h}"}
+    policy = {ROLLOUT_POLICY: "{canary: {nodes: 2}, soak: 1h}"}
     add_pool(client, "worker", "old", maxUnavailable="10%", annotations=policy)
     agents = Agents(client, is_bad=lambda asked: asked.image == IMAGE)
     with agents, running(server):

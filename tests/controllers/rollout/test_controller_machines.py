@@ -13,26 +13,26 @@ from tests.controllers.rollout.agents import add_config, add_pool
 from tests.drains import Drains
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
-from treenail.controllers.rollout.controller import Settings as Rules
-from treenail.controllers.rollout.gates.asking import Asker
+from treenail.controllers.rollout.controller import RolloutSettings as Rules
+from treenail.controllers.rollout.gates.asking import GateClient
 from treenail.controllers.rollout.gates.os_image import OS_IMAGE
-from treenail.controllers.rollout.live import Rollout
-from treenail.controllers.rollout.policy import POLICY
+from treenail.controllers.rollout.live import RolloutController
+from treenail.controllers.rollout.policy import ROLLOUT_POLICY
 from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import Metrics
-from treenail.controllers.runtime.runtime import Runtime
-from treenail.controllers.runtime.web import Web
-from treenail.controllers.runtime.workers import Crew
-from treenail.kube.events import Recorder
+from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.runtime import ControllerRuntime
+from treenail.controllers.runtime.web import WebClient
+from treenail.controllers.runtime.workers import ControllerSettings
+from treenail.kube.events import EventRecorder
 from treenail.kube.resources import MACHINECONFIGPOOLS
-from treenail_lab.cluster import Lab, Plan
+from treenail_lab.cluster import Lab, LabPlan
 from treenail_lab.images import make_image
-from treenail_lab.machine.settings import Settings
+from treenail_lab.machine.settings import MachineSettings
 
 CLOCK = SystemClock()
 BEFORE = make_image("os", "1", 2_000_000)
 AFTER = make_image("os", "2", 2_000_000)
-FAST = Settings(pull_bytes_per_s=1e9, staging_s=0.02)
+FAST = MachineSettings(pull_bytes_per_s=1e9, staging_s=0.02)
 AGENT = "[limits]\nretry_first_s = 0.1\nretry_most_s = 0.5\n"
 
 
@@ -40,7 +40,9 @@ AGENT = "[limits]\nretry_first_s = 0.1\nretry_most_s = 0.5\n"
 def lab() -> Iterator[Lab]:
     # The sockets' names must stay short.
     with tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as folder:
-        plan = Plan(("n1", "n2", "n3"), (BEFORE, AFTER), behaviour=FAST, agent_settings=AGENT)
+        plan = LabPlan(
+            ("n1", "n2", "n3"), (BEFORE, AFTER), machine_settings=FAST, agent_settings=AGENT
+        )
         with Lab(Path(folder), plan) as found:
             for config in ("rendered-worker-a", "rendered-worker-b"):
                 add_config(found.client, config)
@@ -52,10 +54,12 @@ def lab() -> Iterator[Lab]:
 
 @contextmanager
 def rollout(lab: Lab) -> Iterator[None]:
-    client = lab.client_of(lab.server.kubeconfig_for("rollout", ["system:masters"]))
-    events = Recorder(client, "treenail-rollout", "here", CLOCK)
-    controller = Rollout(client, CLOCK, Asker(Web()), events, Rules())
-    runtime = Runtime([Crew(controller)], Informers(client, CLOCK), CLOCK, Metrics())
+    client = lab.open_client(lab.server.write_kubeconfig("rollout", ["system:masters"]))
+    events = EventRecorder(client, "treenail-rollout", "here", CLOCK)
+    controller = RolloutController(client, CLOCK, GateClient(WebClient()), events, Rules())
+    runtime = ControllerRuntime(
+        [ControllerSettings(controller)], Informers(client, CLOCK), CLOCK, ControllerMetrics()
+    )
     stop = threading.Event()
     thread = threading.Thread(target=runtime.run, args=(stop,), daemon=True)
     thread.start()
@@ -73,7 +77,7 @@ def status(lab: Lab) -> Any:
 @pytest.mark.integration
 @pytest.mark.limit(180)
 def test_real_agents_are_taken_to_an_image_and_a_wrong_one_stops_at_the_canary(lab: Lab) -> None:
-    notes = {OS_IMAGE: BEFORE.pull_spec, POLICY: "{canary: {}, soak: 0s}"}
+    notes = {OS_IMAGE: BEFORE.pull_spec, ROLLOUT_POLICY: "{canary: {}, soak: 0s}"}
     add_pool(lab.client, "worker", "rendered-worker-a", maxUnavailable=2, annotations=notes)
     with rollout(lab):
         wait_until(lambda: status(lab).get("updatedMachineCount") == 3, limit_s=60)
@@ -86,7 +90,7 @@ def test_real_agents_are_taken_to_an_image_and_a_wrong_one_stops_at_the_canary(l
             lambda: status(lab).get("configuration", {}).get("name") == "rendered-worker-b",
             limit_s=90,
         )
-        booted = {machine.booted.digest for machine in lab.machines.values()}
+        booted = {machine.booted_deployment.digest for machine in lab.machines.values()}
         assert booted == {AFTER.digest}
 
         wrong = f"{AFTER.pull_spec.partition('@')[0]}@sha256:{'0' * 64}"
@@ -94,6 +98,8 @@ def test_real_agents_are_taken_to_an_image_and_a_wrong_one_stops_at_the_canary(l
             MACHINECONFIGPOOLS, "worker", {"metadata": {"annotations": {OS_IMAGE: wrong}}}
         )
         wait_until(lambda: status(lab).get("degradedMachineCount") == 1, limit_s=60)
-        asked = [name for name in lab.machines if wrong in lab.annotations(name).values()]
+        asked = [name for name in lab.machines if wrong in lab.read_annotations(name).values()]
         assert len(asked) == 1
-        assert {machine.booted.digest for machine in lab.machines.values()} == {AFTER.digest}
+        assert {machine.booted_deployment.digest for machine in lab.machines.values()} == {
+            AFTER.digest
+        }

@@ -17,18 +17,20 @@ from tests.controllers.rollout.builders import (
     proceed,
 )
 from tests.controllers.rollout.simulation import all_have, fleet
-from treenail.controllers.rollout.decide import Turn, decide
-from treenail.controllers.rollout.gates.os_image import Blocked, Hold
+from treenail.controllers.rollout.decide import RolloutDecision, decide_rollout
+from treenail.controllers.rollout.gates.os_image import GateBlocked, GateWaiting
 from treenail.controllers.rollout.nodes import NodeFacts
-from treenail.controllers.rollout.policy import RESUME
-from treenail.controllers.rollout.progress import Failure, Record
-from treenail.controllers.rollout.status import Trouble
+from treenail.controllers.rollout.policy import ROLLOUT_RESUME
+from treenail.controllers.rollout.progress import NodeFailure, RolloutRecord
+from treenail.controllers.rollout.status import PoolProblem
 
 HOUR = 3600.0
 
 
-def turn(found: object, nodes: list[NodeFacts], record: Record | None = None) -> Turn:
-    return decide(found, nodes, proceed(), record, now=1000.0)  # type: ignore[arg-type]  # a pool
+def turn(
+    found: object, nodes: list[NodeFacts], record: RolloutRecord | None = None
+) -> RolloutDecision:
+    return decide_rollout(found, nodes, proceed(), record, now=1000.0)  # type: ignore[arg-type]  # a pool
 
 
 def names(count: int) -> list[NodeFacts]:
@@ -36,36 +38,41 @@ def names(count: int) -> list[NodeFacts]:
 
 
 def test_as_many_as_may_be_unavailable_are_given_the_target() -> None:
-    assert turn(pool(maxUnavailable=2), names(4)).give == ("n0", "n1")
+    assert turn(pool(maxUnavailable=2), names(4)).nodes_to_assign == ("n0", "n1")
     busy = [on_its_way("a"), *names(4)]
-    assert turn(pool(maxUnavailable=2), busy).give == ("n0",)
+    assert turn(pool(maxUnavailable=2), busy).nodes_to_assign == ("n0",)
 
 
 def test_nothing_is_given_when_all_have_it() -> None:
     found = turn(pool(), [node("a", NEW)])
-    assert found == Turn(target=NEW, record=Record(NEW))
+    assert found == RolloutDecision(target=NEW, record=RolloutRecord(NEW))
 
 
 def test_waiting_for_capacity_is_said() -> None:
     found = turn(pool(), [on_its_way("a"), node("b")])
-    assert (found.give, found.waiting) == ((), "as many nodes are unavailable as may be")
+    assert (found.nodes_to_assign, found.waiting_reason) == (
+        (),
+        "as many nodes are unavailable as may be",
+    )
 
 
 def test_a_paused_pool_gets_nothing_new() -> None:
-    assert turn(pool(paused=True), names(3)).give == ()
+    assert turn(pool(paused=True), names(3)).nodes_to_assign == ()
 
 
-@pytest.mark.parametrize("verdict", [Hold("the image is being built"), Blocked("it failed")])
-def test_a_gate_that_is_shut_stops_everything(verdict: Hold | Blocked) -> None:
+@pytest.mark.parametrize(
+    "verdict", [GateWaiting("the image is being built"), GateBlocked("it failed")]
+)
+def test_a_gate_that_is_shut_stops_everything(verdict: GateWaiting | GateBlocked) -> None:
     for found in (
-        decide(pool(), names(3), verdict, None, now=0.0),
-        decide(pool(), names(3), proceed(), None, now=0.0, gates=[verdict]),
+        decide_rollout(pool(), names(3), verdict, None, now=0.0),
+        decide_rollout(pool(), names(3), proceed(), None, now=0.0, gate_verdicts=[verdict]),
     ):
-        assert found.give == ()
-        if isinstance(verdict, Hold):
-            assert found.waiting == "the image is being built"
+        assert found.nodes_to_assign == ()
+        if isinstance(verdict, GateWaiting):
+            assert found.waiting_reason == "the image is being built"
         else:
-            assert found.trouble == Trouble("Blocked", "it failed")
+            assert found.problem == PoolProblem("Blocked", "it failed")
 
 
 @pytest.mark.parametrize(
@@ -76,83 +83,89 @@ def test_a_gate_that_is_shut_stops_everything(verdict: Hold | Blocked) -> None:
     ],
 )
 def test_a_pool_that_is_wrong_changes_no_node_and_says_why(found: object, sentence: str) -> None:
-    record = Record(NEW)
+    record = RolloutRecord(NEW)
     result = turn(found, names(3), record)
-    assert (result.give, result.record) == ((), record)
-    assert result.trouble is not None
-    assert result.trouble.reason == "InvalidConfiguration"
-    assert result.trouble.message.startswith(sentence)
+    assert (result.nodes_to_assign, result.record) == ((), record)
+    assert result.problem is not None
+    assert result.problem.reason == "InvalidConfiguration"
+    assert result.problem.message.startswith(sentence)
 
 
 def test_the_controllers_own_node_goes_last() -> None:
-    found = decide(pool(), names(3), proceed(), None, now=0.0, last="n0")
-    assert found.give == ("n1",)
-    alone = decide(pool(), [node("n0"), node("n1", NEW)], proceed(), None, now=0.0, last="n0")
-    assert alone.give == ("n0",)
+    found = decide_rollout(pool(), names(3), proceed(), None, now=0.0, last_node="n0")
+    assert found.nodes_to_assign == ("n1",)
+    alone = decide_rollout(
+        pool(), [node("n0"), node("n1", NEW)], proceed(), None, now=0.0, last_node="n0"
+    )
+    assert alone.nodes_to_assign == ("n0",)
 
 
 def test_a_failing_node_goes_before_sound_ones_when_there_is_something_better() -> None:
     nodes = [*names(3), failed("z")]
-    found = decide(pool(), nodes, proceed(NEWER), None, now=0.0)
-    assert found.give == ("z",)
+    found = decide_rollout(pool(), nodes, proceed(NEWER), None, now=0.0)
+    assert found.nodes_to_assign == ("z",)
 
 
 def test_a_node_that_failed_and_stayed_cordoned_is_given_the_better_target() -> None:
     # It holds the only place; waiting for it to come back would be waiting for ever.
     nodes = [*names(3), failed("z", unschedulable=True)]
-    found = decide(pool(), nodes, proceed(NEWER), None, now=0.0)
-    assert found.give == ("z",)
+    found = decide_rollout(pool(), nodes, proceed(NEWER), None, now=0.0)
+    assert found.nodes_to_assign == ("z",)
 
 
 def test_what_an_agent_said_about_the_target_before_is_no_failure_of_this_one() -> None:
-    given = failed("a", OLD).given(NEW, 990.0)
+    given = failed("a", OLD).with_target(NEW, 990.0)
     found = turn(pool({}), [given, node("b")])
-    assert found.trouble is None
-    assert found.look_again_s == 50.0
-    later = decide(pool({}), [given, node("b")], proceed(), found.record, now=1051.0)
-    assert later.trouble is not None
-    assert later.trouble.reason == "Halted"
+    assert found.problem is None
+    assert found.requeue_after_s == 50.0
+    later = decide_rollout(pool({}), [given, node("b")], proceed(), found.record, now=1051.0)
+    assert later.problem is not None
+    assert later.problem.reason == "Halted"
 
 
 def test_a_canary_comes_first_and_must_run_well_for_a_while() -> None:
     careful = pool({"canary": {"soak": "10m"}}, maxUnavailable=3)
     nodes = names(4)
     first = turn(careful, nodes)
-    assert first.give == ("n0",)
+    assert first.nodes_to_assign == ("n0",)
     nodes[0] = on_its_way("n0")
-    assert turn(careful, nodes, first.record).waiting == (
+    assert turn(careful, nodes, first.record).waiting_reason == (
         "wave 1 of 2 is given out and not through yet"
     )
     nodes[0] = node("n0", NEW)
     soaking = turn(careful, nodes, first.record)
-    assert (soaking.give, soaking.look_again_s) == ((), 600.0)
-    assert soaking.waiting == "wave 1 of 2 runs well, more nodes follow in 10 min"
-    after = decide(careful, nodes, proceed(), soaking.record, now=1600.0)
-    assert after.give == ("n1", "n2", "n3")
+    assert (soaking.nodes_to_assign, soaking.requeue_after_s) == ((), 600.0)
+    assert soaking.waiting_reason == "wave 1 of 2 runs well, more nodes follow in 10 min"
+    after = decide_rollout(careful, nodes, proceed(), soaking.record, now=1600.0)
+    assert after.nodes_to_assign == ("n1", "n2", "n3")
 
 
 def test_a_canary_that_goes_away_while_it_soaks_starts_again() -> None:
     careful = pool({"canary": {"soak": "10m"}})
     nodes = [node("n0", NEW), node("n1")]
     soaking = turn(careful, nodes)
-    gone = decide(
-        careful, [node("n0", NEW, healthy=False), node("n1")], proceed(), soaking.record, now=1300.0
+    gone = decide_rollout(
+        careful,
+        [node("n0", NEW, is_healthy=False), node("n1")],
+        proceed(),
+        soaking.record,
+        now=1300.0,
     )
-    assert gone.record == Record(NEW)
-    back = decide(careful, nodes, proceed(), gone.record, now=1700.0)
-    assert (back.give, back.look_again_s) == ((), 600.0)
+    assert gone.record == RolloutRecord(NEW)
+    back = decide_rollout(careful, nodes, proceed(), gone.record, now=1700.0)
+    assert (back.nodes_to_assign, back.requeue_after_s) == ((), 600.0)
 
 
 def test_a_canary_is_chosen_by_its_labels() -> None:
     careful = pool({"canary": {"nodeSelector": {"matchLabels": {"canary": ""}}}})
-    assert turn(careful, [node("a"), node("b", labels={"canary": ""})]).give == ("b",)
+    assert turn(careful, [node("a"), node("b", labels={"canary": ""})]).nodes_to_assign == ("b",)
 
 
 def test_a_canary_that_is_nowhere_stops_the_rollout_aloud() -> None:
     careful = pool({"canary": {"nodeSelector": {"matchLabels": {"canary": ""}}}})
     found = turn(careful, names(2))
-    assert found.give == ()
-    assert found.trouble == Trouble(
+    assert found.nodes_to_assign == ()
+    assert found.problem == PoolProblem(
         "EmptyWave", "no node of the pool matches the nodeSelector of wave 1"
     )
 
@@ -160,9 +173,9 @@ def test_a_canary_that_is_nowhere_stops_the_rollout_aloud() -> None:
 def test_a_failure_halts_and_is_named_with_the_way_on() -> None:
     nodes = [failed("b", started_at=20.0), failed("a", started_at=10.0, reason="disk"), node("c")]
     found = turn(pool({}, maxUnavailable=3), nodes)
-    assert found.give == ()
-    assert found.record == Record(NEW, halted=Failure("a", "disk"))
-    assert found.trouble == Trouble(
+    assert found.nodes_to_assign == ()
+    assert found.record == RolloutRecord(NEW, halted_by=NodeFailure("a", "disk"))
+    assert found.problem == PoolProblem(
         "Halted",
         "The rollout of MachineConfig new is halted: node a failed first: disk; give the pool "
         "another target, or change its annotation treenail.io/rollout-resume to go on",
@@ -170,61 +183,65 @@ def test_a_failure_halts_and_is_named_with_the_way_on() -> None:
 
 
 def test_a_halt_lasts_when_the_failure_is_gone_and_ends_at_a_persons_word() -> None:
-    halted = Record(NEW, halted=Failure("a", "disk"))
+    halted = RolloutRecord(NEW, halted_by=NodeFailure("a", "disk"))
     healed = [node("a", NEW), node("c")]
-    assert turn(pool({}), healed, halted).give == ()
-    resumed = turn(pool({}, annotations={RESUME: "today"}), healed, halted)
-    assert resumed.give == ("c",)
-    assert resumed.record == Record(NEW, resumed="today")
+    assert turn(pool({}), healed, halted).nodes_to_assign == ()
+    resumed = turn(pool({}, annotations={ROLLOUT_RESUME: "today"}), healed, halted)
+    assert resumed.nodes_to_assign == ("c",)
+    assert resumed.record == RolloutRecord(NEW, resume_value="today")
 
 
 def test_a_persons_word_forgives_the_failures_there_are_and_no_later_ones() -> None:
-    halted = Record(NEW, halted=Failure("a", "disk"))
-    word = pool({}, annotations={RESUME: "1"}, maxUnavailable=3)
+    halted = RolloutRecord(NEW, halted_by=NodeFailure("a", "disk"))
+    word = pool({}, annotations={ROLLOUT_RESUME: "1"}, maxUnavailable=3)
     nodes = [failed("a"), node("b"), node("c")]
     resumed = turn(word, nodes, halted)
-    assert resumed.give == ("b", "c")
-    assert resumed.record == Record(NEW, resumed="1", forgiven=("a",))
+    assert resumed.nodes_to_assign == ("b", "c")
+    assert resumed.record == RolloutRecord(NEW, resume_value="1", acknowledged=("a",))
     again = turn(word, [failed("a"), failed("b"), node("c")], resumed.record)
     assert again.record is not None
-    assert again.record.halted == Failure("b", "no space left")
+    assert again.record.halted_by == NodeFailure("b", "no space left")
 
 
 def test_some_failures_may_be_allowed() -> None:
     lenient = pool({"maxFailures": 1}, maxUnavailable=3)
-    assert turn(lenient, [failed("a"), node("b"), node("c")]).give == ("b", "c")
-    assert turn(lenient, [failed("a"), failed("b"), node("c")]).give == ()
+    assert turn(lenient, [failed("a"), node("b"), node("c")]).nodes_to_assign == ("b", "c")
+    assert turn(lenient, [failed("a"), failed("b"), node("c")]).nodes_to_assign == ()
 
 
 def test_a_node_that_does_not_come_back_in_time_has_failed() -> None:
     careful = pool({"rebootTimeout": "10m"}, maxUnavailable=2)
-    gone = on_its_way("a", healthy=False, started_at=100.0, ready_changed_at=500.0)
+    gone = on_its_way("a", is_healthy=False, started_at=100.0, ready_changed_at=500.0)
     found = turn(careful, [gone, node("b")])
-    assert (found.give, found.look_again_s) == (("b",), 100.0)
-    late = decide(careful, [gone, node("b")], proceed(), found.record, now=1101.0)
+    assert (found.nodes_to_assign, found.requeue_after_s) == (("b",), 100.0)
+    late = decide_rollout(careful, [gone, node("b")], proceed(), found.record, now=1101.0)
     assert late.record is not None
-    assert late.record.halted == Failure(
+    assert late.record.halted_by == NodeFailure(
         "a", "it has not been ready for 10 min, 10 min are allowed"
     )
 
 
 def test_another_target_is_another_rollout() -> None:
-    halted = Record(NEW, wave=1, halted=Failure("a", "disk"), forgiven=("x",))
-    found = decide(pool({}), [failed("a"), node("b")], proceed(NEWER), halted, now=0.0)
-    assert (found.give, found.record) == (("a",), Record(NEWER))
+    halted = RolloutRecord(NEW, wave=1, halted_by=NodeFailure("a", "disk"), acknowledged=("x",))
+    found = decide_rollout(pool({}), [failed("a"), node("b")], proceed(NEWER), halted, now=0.0)
+    assert (found.nodes_to_assign, found.record) == (("a",), RolloutRecord(NEWER))
 
 
 def test_outside_the_window_nothing_is_given_and_it_says_when() -> None:
     window = {"days": ["Sat"], "start": "01:00", "duration": "2h", "timeZone": "UTC"}
     careful = pool({"windows": [window]})
     friday = datetime(2026, 1, 2, 23, tzinfo=UTC).timestamp()
-    closed = decide(careful, names(2), proceed(), None, now=friday)
-    assert (closed.give, closed.look_again_s) == ((), 2 * HOUR)
-    assert closed.waiting == "the maintenance window opens at 2026-01-03 01:00 UTC"
-    assert decide(careful, names(2), proceed(), None, now=friday + 2 * HOUR).give == ("n0",)
-    late = decide(careful, names(2), proceed(), None, now=friday + 4 * HOUR - 300)
-    assert (late.give, late.look_again_s) == ((), 300.0)
-    assert late.waiting == ("a node takes about 10 min, and the maintenance window closes in 5 min")
+    closed = decide_rollout(careful, names(2), proceed(), None, now=friday)
+    assert (closed.nodes_to_assign, closed.requeue_after_s) == ((), 2 * HOUR)
+    assert closed.waiting_reason == "the maintenance window opens at 2026-01-03 01:00 UTC"
+    assert decide_rollout(
+        careful, names(2), proceed(), None, now=friday + 2 * HOUR
+    ).nodes_to_assign == ("n0",)
+    late = decide_rollout(careful, names(2), proceed(), None, now=friday + 4 * HOUR - 300)
+    assert (late.nodes_to_assign, late.requeue_after_s) == ((), 300.0)
+    assert late.waiting_reason == (
+        "a node takes about 10 min, and the maintenance window closes in 5 min"
+    )
 
 
 def test_what_is_left_is_estimated_from_the_nodes_that_are_through() -> None:
@@ -233,7 +250,7 @@ def test_what_is_left_is_estimated_from_the_nodes_that_are_through() -> None:
         for took in (240, 300, 900)
     ]
     found = turn(pool(), [*through, *names(5)])
-    assert found.remaining == "3 of 8 nodes are updated, about 25 min left"
+    assert found.progress_message == "3 of 8 nodes are updated, about 25 min left"
 
 
 # Over days, with everything that a pool's nodes do.
@@ -246,8 +263,8 @@ def test_a_bad_image_touches_no_more_than_the_canary() -> None:
     careful = pool({"canary": {"soak": "10m"}, "waves": ["10%"]}, maxUnavailable="10%")
     last = fleet_.run(careful, bad, until=24 * HOUR)
     assert fleet_.ever_given[bad] == {"n000"}
-    assert last.trouble is not None
-    assert "node n000 failed first: the image does not boot" in last.trouble.message
+    assert last.problem is not None
+    assert "node n000 failed first: the image does not boot" in last.problem.message
     fleet_.run(careful, good, until=72 * HOUR)
     assert all_have(fleet_, good)
 

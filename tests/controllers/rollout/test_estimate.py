@@ -6,11 +6,16 @@ import pytest
 
 from tests.controllers.rollout.builders import NEW, node
 from treenail.api.decode import Fields
-from treenail.controllers.rollout.estimate import USUAL_S, left_s, node_s, words
-from treenail.controllers.rollout.gates.windows import window
+from treenail.controllers.rollout.estimate import (
+    DEFAULT_NODE_S,
+    estimate_node_s,
+    estimate_remaining_s,
+    format_duration,
+)
+from treenail.controllers.rollout.gates.windows import parse_window
 
 HOUR = 3600.0
-NIGHT = window(Fields.of({"start": "01:00", "timeZone": "UTC"}, ""), 2 * HOUR)
+NIGHT = parse_window(Fields.from_json({"start": "01:00", "timeZone": "UTC"}, ""), 2 * HOUR)
 MIDNIGHT = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 
 
@@ -26,8 +31,8 @@ def test_the_nodes_that_are_through_say_how_long_one_takes() -> None:
         node("f", NEW, started_at=500.0, ready_changed_at=10.0),
         node("g", NEW, started_at=0.0, ready_changed_at=1.0, state="Working"),
     ]
-    assert node_s([*silent, *through], NEW) == 300.0
-    assert node_s(silent, NEW) == USUAL_S
+    assert estimate_node_s([*silent, *through], NEW) == 300.0
+    assert estimate_node_s(silent, NEW) == DEFAULT_NODE_S
 
 
 @pytest.mark.parametrize(
@@ -35,18 +40,18 @@ def test_the_nodes_that_are_through_say_how_long_one_takes() -> None:
     [(0, 1, 0.0), (1, 5, 480.0), (5, 5, 480.0), (6, 5, 960.0), (500, 50, 4800.0)],
 )
 def test_nodes_go_in_turns(remaining: int, at_once: int, expected: float) -> None:
-    assert left_s(remaining, at_once, 480.0, (), MIDNIGHT) == expected
+    assert estimate_remaining_s(remaining, at_once, 480.0, (), MIDNIGHT) == expected
 
 
 def test_turns_that_do_not_fit_wait_for_the_next_window() -> None:
     # 15 turns of 8 minutes fit into a window of two hours.
-    assert left_s(15, 1, 480.0, (NIGHT,), MIDNIGHT) == HOUR + 15 * 480.0
-    assert left_s(16, 1, 480.0, (NIGHT,), MIDNIGHT) == 25 * HOUR + 480.0
-    assert left_s(31, 1, 480.0, (NIGHT,), MIDNIGHT + HOUR) == 48 * HOUR + 480.0
+    assert estimate_remaining_s(15, 1, 480.0, (NIGHT,), MIDNIGHT) == HOUR + 15 * 480.0
+    assert estimate_remaining_s(16, 1, 480.0, (NIGHT,), MIDNIGHT) == 25 * HOUR + 480.0
+    assert estimate_remaining_s(31, 1, 480.0, (NIGHT,), MIDNIGHT + HOUR) == 48 * HOUR + 480.0
 
 
 def test_a_window_that_no_node_fits_into_means_never() -> None:
-    assert left_s(1, 1, 3 * HOUR, (NIGHT,), MIDNIGHT) is None
+    assert estimate_remaining_s(1, 1, 3 * HOUR, (NIGHT,), MIDNIGHT) is None
 
 
 @pytest.mark.parametrize(
@@ -54,4 +59,4 @@ def test_a_window_that_no_node_fits_into_means_never() -> None:
     [(0, "1 min"), (90, "2 min"), (6000, "100 min"), (7200, "2 h"), (200_000, "2 days")],
 )
 def test_lengths_of_time_are_rounded_for_people(seconds: float, expected: str) -> None:
-    assert words(seconds) == expected
+    assert format_duration(seconds) == expected

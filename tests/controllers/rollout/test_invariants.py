@@ -12,14 +12,20 @@ import pytest
 
 from tests.controllers.rollout.builders import image, pool, proceed
 from tests.controllers.rollout.simulation import Simulation, all_have
-from treenail.controllers.rollout.decide import decide
-from treenail.controllers.rollout.nodes import NodeFacts, Target, as_written
-from treenail.controllers.rollout.policy import RESUME
-from treenail.controllers.rollout.progress import Record
-from treenail.controllers.rollout.status import View, calculate
+from treenail.controllers.rollout.decide import decide_rollout
+from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget, overlay_written
+from treenail.controllers.rollout.policy import ROLLOUT_RESUME
+from treenail.controllers.rollout.progress import RolloutRecord
+from treenail.controllers.rollout.status import PoolStatusInput, compute_status
 
 NAMES = [f"n{number}" for number in range(8)]
-TARGETS = [image("a", "1"), image("a", "2"), image("b", "2"), Target("c"), Target("d")]
+TARGETS = [
+    image("a", "1"),
+    image("a", "2"),
+    image("b", "2"),
+    RolloutTarget("c"),
+    RolloutTarget("d"),
+]
 BAD = {TARGETS[1], TARGETS[3]}
 POLICIES: list[Any] = [
     None,
@@ -65,7 +71,7 @@ class Walk(Simulation):
         self.word = ""
         self.kept: str | None = None
         self.frozen: dict[str, NodeFacts] | None = None
-        self.written: dict[str, tuple[Target, float]] = {}
+        self.written: dict[str, tuple[RolloutTarget, float]] = {}
         self.lost = False
 
     def seen(self) -> tuple[NodeFacts, ...]:
@@ -78,25 +84,25 @@ class Walk(Simulation):
             name: NodeFacts(
                 **{
                     **{slot: getattr(each, slot) for slot in NodeFacts.__slots__},
-                    "healthy": self.nodes[name].healthy,
+                    "is_healthy": self.nodes[name].is_healthy,
                     "ready_changed_at": self.nodes[name].ready_changed_at,
                 }
             )
             for name, each in cache.items()
         }
-        return as_written(now.values(), self.written)
+        return overlay_written(now.values(), self.written)
 
     def step(self) -> None:
-        word = {RESUME: self.word} if self.word else {}
+        word = {ROLLOUT_RESUME: self.word} if self.word else {}
         found = pool(self.policy, annotations=word, maxUnavailable=self.limit)
         seen = self.seen()
-        record = None if self.kept is None else Record.from_text(self.kept)
-        turn = decide(found, seen, proceed(self.target), record, now=self.now)
+        record = None if self.kept is None else RolloutRecord.from_text(self.kept)
+        turn = decide_rollout(found, seen, proceed(self.target), record, now=self.now)
         if turn.record is not None:
             self.kept = turn.record.to_text()
         before = self.out_of_service()
         by_name = {each.name: each for each in seen}
-        for name in turn.give:
+        for name in turn.nodes_to_assign:
             if annotations(by_name[name]) != annotations(self.nodes[name]):
                 continue  # the write is conditional, and refused
             if self.lost:
@@ -106,10 +112,12 @@ class Walk(Simulation):
             self.written[name] = (self.target, self.now)
         after = self.out_of_service()
         assert after <= max(self.limit, before), "more out of service than allowed"
-        if self.policy is None and not turn.give:
+        if self.policy is None and not turn.nodes_to_assign:
             self.could_not(seen)
-        status = calculate(
-            View(found, self.target, seen, waiting=turn.waiting, trouble=turn.trouble),
+        status = compute_status(
+            PoolStatusInput(
+                found, self.target, seen, waiting_reason=turn.waiting_reason, problem=turn.problem
+            ),
             now="2026-01-01T00:00:00Z",
         )
         said = {each.type: each for each in status.conditions}
@@ -119,9 +127,10 @@ class Walk(Simulation):
     def could_not(self, seen: tuple[NodeFacts, ...]) -> None:
         """Nothing was given, so nothing could be."""
         free = self.limit - sum(
-            each.unavailable or (each.failing and each.asked_for(self.target)) for each in seen
+            each.is_unavailable or (each.is_failing and each.is_assigned(self.target))
+            for each in seen
         )
-        able = [each for each in seen if each.in_service and not each.asked_for(self.target)]
+        able = [each for each in seen if each.is_in_service and not each.is_assigned(self.target)]
         assert free <= 0 or not able, "there was room, and somebody to take it"
 
     def happen(self, event: str, number: int) -> None:
@@ -179,6 +188,8 @@ def test_a_bad_target_breaks_no_more_than_the_canary(seed: int) -> None:
         walk.step()
         for bad in BAD:
             broken = [
-                name for name, each in walk.nodes.items() if each.asked_for(bad) and each.failing
+                name
+                for name, each in walk.nodes.items()
+                if each.is_assigned(bad) and each.is_failing
             ]
             assert len(broken) <= 1

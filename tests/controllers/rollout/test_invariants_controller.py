@@ -27,24 +27,24 @@ import pytest
 
 from tests.controllers.rollout.world import ROLE, Json, Killed, NoGates, World
 from treenail.api import annotations as key
-from treenail.clock import rfc3339
-from treenail.controllers.rollout.controller import RolloutController, Settings
-from treenail.controllers.rollout.gates.os_image import OS_IMAGE, Proceed
+from treenail.clock import format_rfc3339
+from treenail.controllers.rollout.controller import RolloutReconciler, RolloutSettings
+from treenail.controllers.rollout.gates.os_image import OS_IMAGE, GateOpen
 from treenail.controllers.rollout.nodes import (
     STARTED_AT,
     WAS_DEGRADED,
     ZONE_LABEL,
     NodeFacts,
-    Target,
+    RolloutTarget,
 )
-from treenail.controllers.rollout.policy import POLICY, RESUME
-from treenail.controllers.rollout.progress import STATE
-from treenail.controllers.rollout.staging import ready
+from treenail.controllers.rollout.policy import ROLLOUT_POLICY, ROLLOUT_RESUME
+from treenail.controllers.rollout.progress import ROLLOUT_STATE
+from treenail.controllers.rollout.staging import is_prestage_done
 from treenail.controllers.rollout.status import RENDER_DEGRADED as RENDERED
-from treenail.errors import ClusterError, TooManyRequests, Unreachable
+from treenail.errors import ClusterError, TooManyRequestsError, UnreachableError
 
 NAMES = [f"n{number}" for number in range(6)]
-STAGES = {key.STAGE_CONFIG, key.STAGE_IMAGE}
+STAGES = {key.PRESTAGE_CONFIG, key.PRESTAGE_IMAGE}
 OWNED = {key.DESIRED_CONFIG, key.DESIRED_OS_IMAGE, STARTED_AT, WAS_DEGRADED} | STAGES
 
 
@@ -53,8 +53,8 @@ def image(digit: str) -> str:
 
 
 TARGETS = [
-    Target("a", image("1")), Target("a", image("2")), Target("b", image("2")), Target("c"),
-    Target("d"),
+    RolloutTarget("a", image("1")), RolloutTarget("a", image("2")), RolloutTarget("b", image("2")), RolloutTarget("c"),
+    RolloutTarget("d"),
 ]  # fmt: skip
 BAD = {TARGETS[1], TARGETS[3]}
 GOOD = TARGETS[4]
@@ -74,11 +74,11 @@ STALE = {"wait": 8, "target": 6, "zone": 10, "lag": 6, "deliver": 16, "lost": 4,
 """What shows best whether a lagging cache leads astray: other nodes come first all the time."""
 WAITS_S = [1, 2, 30, 200, 500, 600, 4000]
 
-Build = Callable[[World], RolloutController]
+Build = Callable[[World], RolloutReconciler]
 
 
-def sound(world: World) -> RolloutController:
-    return RolloutController(world, world, world, NoGates(), world, Settings())
+def sound(world: World) -> RolloutReconciler:
+    return RolloutReconciler(world, world, world, NoGates(), world, RolloutSettings())
 
 
 class Broken(AssertionError):
@@ -110,9 +110,9 @@ class Walk:
         self.world.deliver()
         self.controller = build(self.world)
 
-    def ask(self, target: Target) -> None:
+    def ask(self, target: RolloutTarget) -> None:
         self.target = target
-        notes = {RESUME: self.word or None, OS_IMAGE: target.image}
+        notes = {ROLLOUT_RESUME: self.word or None, OS_IMAGE: target.image}
         self.world.set_pool(
             "worker", target.config, self.policy, maxUnavailable=self.limit, annotations=notes
         )
@@ -164,7 +164,7 @@ class Walk:
         status = self.chance.choice(["True", "False"])
         others = [each for each in self.world.said().values() if each["type"] != RENDERED]
         mine = {"type": RENDERED, "status": status, "reason": "Rendered", "message": "said"}
-        conditions = [*others, {**mine, "lastTransitionTime": rfc3339(self.world.now())}]
+        conditions = [*others, {**mine, "lastTransitionTime": format_rfc3339(self.world.now())}]
         self.world.change("machineconfigpools", "worker", {"status": {"conditions": conditions}})
 
     def restart(self) -> None:
@@ -178,7 +178,7 @@ class Walk:
         current = not any(world.backlog.values())
         written = len(world.writes)
         try:
-            again_s = self.controller.sync("worker")
+            again_s = self.controller.sync_pool("worker")
         except Killed:
             self.restart()
             return None
@@ -194,7 +194,7 @@ class Walk:
         """What a write may be, looked at before it is done."""
         notes = set(body["metadata"].get("annotations", {}))
         if plural == "machineconfigpools":
-            owned = notes <= {STATE} and set(body) <= {"metadata", "status"}
+            owned = notes <= {ROLLOUT_STATE} and set(body) <= {"metadata", "status"}
             if said := body.get("status", {}).get("conditions"):
                 theirs = [each for each in said if each["type"] == RENDERED]
                 owned &= theirs == [x for x in self.world.said().values() if x["type"] == RENDERED]
@@ -209,33 +209,33 @@ class Walk:
         if notes <= STAGES:
             self.check_stage(before, name, wanted)
             return
-        target = Target(wanted[key.DESIRED_CONFIG], wanted[key.DESIRED_OS_IMAGE])
-        after = {**before, name: before[name].given(target, self.world.now())}
+        target = RolloutTarget(wanted[key.DESIRED_CONFIG], wanted[key.DESIRED_OS_IMAGE])
+        after = {**before, name: before[name].with_target(target, self.world.now())}
         if taken(after) > max(self.limit, taken(before)):
             raise Broken(f"limit: {taken(after)} nodes are out, {self.limit} may be")
-        if before[name].has(target):
+        if before[name].is_updated_to(target):
             raise Broken(f"limit: {name} has the target and is disturbed once more")
         # One whose last write got no answer counts as on its way, and is turned.
         if (
             self.policy == STAGED
             and not self.unanswered
-            and (target.image and not ready(before[name], target))
+            and (target.image and not is_prestage_done(before[name], target))
         ):
             raise Broken(f"staging: {name} did not stage {target}")
 
     def check_stage(self, nodes: dict[str, NodeFacts], name: str, wanted: Json) -> None:
-        image = wanted[key.STAGE_IMAGE]
+        image = wanted[key.PRESTAGE_IMAGE]
         # A limit for a registry's sake: what only a late cache hides may go beyond it, and what
         # is pulled for another config already.
-        known = nodes[name].stage
+        known = nodes[name].prestage_target
         late = any(self.world.backlog.values())
         if image is None or late or (known is not None and known.image == image):
             return
         under_way = [
             node.name
             for node in nodes.values()
-            if node.name != name and node.stage is not None and node.stage.image == image
-            and node.done and node.healthy and node.staged != image and not node.staging_error
+            if node.name != name and node.prestage_target is not None and node.prestage_target.image == image
+            and node.is_done and node.is_healthy and node.prestaged_image != image and not node.prestage_error
         ]  # fmt: skip
         if len(under_way) > 1:
             raise Broken(f"staging: {name} as well as {under_way}")
@@ -246,9 +246,10 @@ class Walk:
     def check_room(self) -> None:
         nodes = self.members().values()
         out = sum(
-            node.unavailable or (node.failing and node.asked_for(self.target)) for node in nodes
+            node.is_unavailable or (node.is_failing and node.is_assigned(self.target))
+            for node in nodes
         )
-        able = [node for node in nodes if node.in_service and not node.asked_for(self.target)]
+        able = [node for node in nodes if node.is_in_service and not node.is_assigned(self.target)]
         if out < self.limit and able:
             raise Broken(f"progress: {able[0].name} was not taken, {out} are out")
 
@@ -263,7 +264,7 @@ class Walk:
     def check_canary(self) -> None:
         """Unless a node left the pool: then it is nobody's canary any more."""
         for bad in BAD:
-            found = [name for name, node in self.members().items() if node.asked_for(bad)]
+            found = [name for name, node in self.members().items() if node.is_assigned(bad)]
             if len(found) > 1 and not self.moved:
                 raise Broken(f"canary: {bad} was given to {found}")
 
@@ -280,10 +281,10 @@ class Walk:
         for _ in range(200):
             world.deliver()
             again_s = self.step()
-            if again_s is None and all(node.has(GOOD) for node in world.truth.values()):
+            if again_s is None and all(node.is_updated_to(GOOD) for node in world.truth.values()):
                 break
             world.pass_time(100.0)
-        if not all(node.has(GOOD) for node in world.truth.values()):
+        if not all(node.is_updated_to(GOOD) for node in world.truth.values()):
             raise Broken(f"progress: stuck with {world.said()}")
         world.pass_time(10.0)
         world.deliver()
@@ -309,8 +310,8 @@ def taken(nodes: Mapping[str, NodeFacts]) -> int:
     """Nodes that the rollout has taken out of service and that are not back."""
     return sum(
         node.desired_config != ""
-        and not node.done
-        and not (node.failing and node.in_service)
+        and not node.is_done
+        and not (node.is_failing and node.is_in_service)
         for node in nodes.values()
     )  # fmt: skip
 
@@ -372,112 +373,112 @@ class Around(World):
     def monotonic(self) -> float:
         return self.world.monotonic()
 
-    def pools(self) -> Any:
-        return self.world.pools()
+    def list_pools(self) -> Any:
+        return self.world.list_pools()
 
-    def nodes(self) -> Mapping[str, NodeFacts]:
-        return self.world.nodes()
+    def list_nodes(self) -> Mapping[str, NodeFacts]:
+        return self.world.list_nodes()
 
     def get(self, *found: Any) -> Json:
         return self.world.get(*found)
 
-    def patch(self, resource: Any, name: str, body: Json, *kind: Any, **more: Any) -> Json:
-        return self.world.patch(resource, name, body, *kind, **more)
+    def patch(self, resource: Any, name: str, body: Json, *patch_type: Any, **more: Any) -> Json:
+        return self.world.patch(resource, name, body, *patch_type, **more)
 
-    def warning(self, *said: Any) -> None:
-        self.world.warning(*said)
+    def record_warning(self, *said: Any) -> None:
+        self.world.record_warning(*said)
 
-    def controller(self, settings: Settings | None = None) -> RolloutController:
-        return RolloutController(self, self, self, NoGates(), self, settings or Settings())
+    def controller(self, settings: RolloutSettings | None = None) -> RolloutReconciler:
+        return RolloutReconciler(self, self, self, NoGates(), self, settings or RolloutSettings())
 
 
 class ForgetsItsWrites(Around):
     """Takes every look at a node as news of what was written."""
 
-    def nodes(self) -> Mapping[str, NodeFacts]:
+    def list_nodes(self) -> Mapping[str, NodeFacts]:
         self.looks = getattr(self, "looks", 0) + 1
         return {
             name: replace(node, resource_version=f"{node.resource_version}.{self.looks}")
-            for name, node in super().nodes().items()
+            for name, node in super().list_nodes().items()
         }
 
-    def patch(self, resource: Any, name: str, body: Json, *kind: Any, **more: Any) -> Json:
+    def patch(self, resource: Any, name: str, body: Json, *patch_type: Any, **more: Any) -> Json:
         version = body["metadata"].get("resourceVersion", "").partition(".")[0]
         body = {**body, "metadata": {**body["metadata"], "resourceVersion": version}}
-        return super().patch(resource, name, body, *kind, **more)
+        return super().patch(resource, name, body, *patch_type, **more)
 
 
 class WritesBlindly(Around):
     """Writes whatever the object has become."""
 
-    def patch(self, resource: Any, name: str, body: Json, *kind: Any, **more: Any) -> Json:
+    def patch(self, resource: Any, name: str, body: Json, *patch_type: Any, **more: Any) -> Json:
         metadata = {each: value for each, value in body["metadata"].items()
                     if each != "resourceVersion"}  # fmt: skip
-        return super().patch(resource, name, {**body, "metadata": metadata}, *kind, **more)
+        return super().patch(resource, name, {**body, "metadata": metadata}, *patch_type, **more)
 
 
 class TakesSilenceForNo(Around):
     """A write without an answer did not happen."""
 
-    def patch(self, resource: Any, name: str, body: Json, *kind: Any, **more: Any) -> Json:
+    def patch(self, resource: Any, name: str, body: Json, *patch_type: Any, **more: Any) -> Json:
         try:
-            return super().patch(resource, name, body, *kind, **more)
-        except Unreachable as error:
-            raise TooManyRequests("no answer") from error
+            return super().patch(resource, name, body, *patch_type, **more)
+        except UnreachableError as error:
+            raise TooManyRequestsError("no answer") from error
 
 
 class KeepsItsRecordToItself(Around):
     """Does not write how far the rollout got."""
 
-    def patch(self, resource: Any, name: str, body: Json, *kind: Any, **more: Any) -> Json:
-        if STATE in body["metadata"].get("annotations", {}):
+    def patch(self, resource: Any, name: str, body: Json, *patch_type: Any, **more: Any) -> Json:
+        if ROLLOUT_STATE in body["metadata"].get("annotations", {}):
             return super().get(resource, name)
-        return super().patch(resource, name, body, *kind, **more)
+        return super().patch(resource, name, body, *patch_type, **more)
 
 
 class OverlooksThePolicy(Around):
     """Does not see how carefully the pool wants it."""
 
-    def pools(self) -> Any:
-        found = super().pools()
+    def list_pools(self) -> Any:
+        found = super().list_pools()
         for seen in found.values():
-            dict.pop(seen.pool.metadata.annotations, POLICY, None)
+            dict.pop(seen.pool.metadata.annotations, ROLLOUT_POLICY, None)
         return found
 
 
 class SaysNothingOfTrouble(Around):
     """Writes no status that is bad news."""
 
-    def patch(self, resource: Any, name: str, body: Json, *kind: Any, **more: Any) -> Json:
+    def patch(self, resource: Any, name: str, body: Json, *patch_type: Any, **more: Any) -> Json:
         for condition in body.get("status", {}).get("conditions", ()):
             if condition["type"] == "Degraded":
                 condition["message"] = ""
-        return super().patch(resource, name, body, *kind, **more)
+        return super().patch(resource, name, body, *patch_type, **more)
 
 
 class FreesCordonedNodes(Around):
     """Takes a cordon away with the target."""
 
-    def patch(self, resource: Any, name: str, body: Json, *kind: Any, **more: Any) -> Json:
+    def patch(self, resource: Any, name: str, body: Json, *patch_type: Any, **more: Any) -> Json:
         if resource.plural == "nodes":
             body = {**body, "spec": {"unschedulable": False}}
-        return super().patch(resource, name, body, *kind, **more)
+        return super().patch(resource, name, body, *patch_type, **more)
 
 
 class StampsEveryPass(Around):
     """Writes the status although nothing differs."""
 
-    def pools(self) -> Any:
+    def list_pools(self) -> Any:
         return {
             name: replace(seen, pool=replace(seen.pool, conditions=()))
-            for name, seen in super().pools().items()
+            for name, seen in super().list_pools().items()
         }
 
 
-class LeavesTheUnanswered(RolloutController):
+class LeavesTheUnanswered(RolloutReconciler):
     """Never finds out what became of a write without an answer."""
 
-    def _unanswered(self, found: Any, target: Target) -> tuple[NodeFacts, ...]:
+    def _find_unconfirmed(self, sync: Any, target: RolloutTarget) -> tuple[NodeFacts, ...]:
         return ()
 
 
@@ -500,18 +501,18 @@ DEFECTS: dict[str, tuple[str, Build]] = {
     "nothing new is written": ("quiet", lambda world: StampsEveryPass(world).controller()),
     "unanswered writes are left": (
         "progress",
-        lambda world: LeavesTheUnanswered(world, world, world, NoGates(), world, Settings()),
+        lambda world: LeavesTheUnanswered(world, world, world, NoGates(), world, RolloutSettings()),
     ),
     "images are never asked for": (
         "progress",
-        lambda world: Around(world).controller(Settings(image=images_too_late)),
+        lambda world: Around(world).controller(RolloutSettings(image_gate=images_too_late)),
     ),
 }  # fmt: skip
 
 
-def images_too_late(pool: Any) -> Proceed:
+def images_too_late(pool: Any) -> GateOpen:
     """A target that lags behind what the pool names."""
-    return Proceed(Target(pool.reported.name or pool.configuration.name), "")
+    return GateOpen(RolloutTarget(pool.reported.name or pool.configuration.name), "")
 
 
 @pytest.mark.parametrize("defect", DEFECTS)

@@ -16,8 +16,8 @@ from tests.controllers.runtime.test_runtime import Process
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.clock import SystemClock
-from treenail.controllers.rollout.machineconfignodes import MachineConfigNodes
-from treenail.errors import NotFound
+from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
+from treenail.errors import NotFoundError
 from treenail.kube.client import Client, Json
 from treenail.kube.resources import (
     CUSTOMRESOURCEDEFINITIONS,
@@ -25,7 +25,7 @@ from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
     NODES,
 )
-from treenail_lab.apiserver.serving.faults import LoseAnswer, Match, Reject
+from treenail_lab.apiserver.serving.faults import FaultMatch, LoseAnswerFault, RejectFault
 from treenail_lab.apiserver.serving.server import LabServer
 
 IMAGE = f"registry.example.com/os@sha256:{'1' * 64}"
@@ -49,8 +49,8 @@ def client(server: LabServer) -> Iterator[Client]:
 @pytest.fixture
 def kept(server: LabServer, client: Client) -> Iterator[Process]:
     """The controller, running as a user of its own."""
-    own, transport = client_of(server.kubeconfig_for(USER, ["system:masters"]))
-    process = Process(own, MachineConfigNodes(own, SystemClock()))
+    own, transport = client_of(server.write_kubeconfig(USER, ["system:masters"]))
+    process = Process(own, MachineConfigNodeController(own, SystemClock()))
     process.start()
     yield process
     process.end()
@@ -61,7 +61,7 @@ def said(client: Client, node: str) -> Json:
     """The spec of the MachineConfigNode; empty while there is none."""
     try:
         found: Any = client.get(MACHINECONFIGNODES, node)
-    except NotFound:
+    except NotFoundError:
         return {}
     return dict(found["spec"])
 
@@ -140,7 +140,7 @@ def test_node_that_comes_back_as_another_one_owns_it(client: Client, kept: Proce
     def owner() -> object:
         try:
             found: Any = client.get(MACHINECONFIGNODES, "a")
-        except NotFound:
+        except NotFoundError:
             return ""
         return found["metadata"]["ownerReferences"][0]["uid"]
 
@@ -158,25 +158,25 @@ def test_image_by_tag_is_left_out(client: Client, kept: Process) -> None:
 def test_lost_answers_and_refusals_are_tried_again(
     server: LabServer, client: Client, kept: Process
 ) -> None:
-    match = Match(user=USER, resource="machineconfignodes", verb="create")
-    server.inject(Reject(500), match, times=2)
+    match = FaultMatch(user=USER, resource="machineconfignodes", verb="create")
+    server.inject_fault(RejectFault(500), match, times=2)
     add_nodes(client, ["a"], "old")
     add_pool(client, "worker", "old")
     wait_until(lambda: said(client, "a") == spec("a", "worker", "old"))
-    match = Match(user=USER, resource="machineconfignodes", verb="patch")
-    server.inject(LoseAnswer(), match, times=1)
+    match = FaultMatch(user=USER, resource="machineconfignodes", verb="patch")
+    server.inject_fault(LoseAnswerFault(), match, times=1)
     ask(client, "a", desiredConfig="new")
     wait_until(lambda: said(client, "a") == spec("a", "worker", "new"))
 
 
 def test_cluster_without_the_kind_is_one_without_them(server: LabServer, client: Client) -> None:
     client.delete(CUSTOMRESOURCEDEFINITIONS, "machineconfignodes.machineconfiguration.openshift.io")
-    own, transport = client_of(server.kubeconfig_for(USER, ["system:masters"]))
-    process = Process(own, MachineConfigNodes(own, SystemClock()))
+    own, transport = client_of(server.write_kubeconfig(USER, ["system:masters"]))
+    process = Process(own, MachineConfigNodeController(own, SystemClock()))
     add_nodes(client, ["a", "b"], "old")
     add_pool(client, "worker", "old")
     process.start()
     wait_until(lambda: server.count_requests(user=USER, verb="create"))
-    assert process.runtime.missing == ""
+    assert process.runtime.unsynced_reason == ""
     process.end()
     transport.close()

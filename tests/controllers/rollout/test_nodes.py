@@ -17,9 +17,9 @@ from tests.controllers.rollout.builders import (
 from tests.oracle import needs_oracle, records
 from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.rollout.gates.os_image import wanted
-from treenail.controllers.rollout.nodes import NodeFacts, Target, as_written, seconds
-from treenail.controllers.rollout.reported import Reported
+from treenail.controllers.rollout.gates.os_image import compute_build_target
+from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget, overlay_written, parse_time
+from treenail.controllers.rollout.reported import NodeReport
 
 IMAGE = "quay.example/os@sha256:0"
 # A Degraded node whose image annotations are there, under the config it should have: the
@@ -34,7 +34,7 @@ def test_recorded_nodes_are_in_the_recorded_states() -> None:
     found = records("machines_by_state")
     for number, record in enumerate(found):
         pool = MachineConfigPool.from_json(record["pool"])
-        target = wanted(pool, *recorded_image(record))
+        target = compute_build_target(pool, *recorded_image(record))
         nodes = recorded_nodes(record)
         expected = {name: record[name] for name in ("updated", "ready", "unavailable", "degraded")}
         if number == FAILING_BY_IMAGE:
@@ -44,10 +44,12 @@ def test_recorded_nodes_are_in_the_recorded_states() -> None:
             assert expected["unavailable"] == ["node1"]
             expected["unavailable"] = []
         assert {
-            "updated": [each.name for each in nodes if each.has(target)],
-            "ready": [each.name for each in nodes if each.has(target) and each.in_service],
-            "unavailable": [each.name for each in nodes if each.unavailable],
-            "degraded": [each.name for each in nodes if each.degraded],
+            "updated": [each.name for each in nodes if each.is_updated_to(target)],
+            "ready": [
+                each.name for each in nodes if each.is_updated_to(target) and each.is_in_service
+            ],
+            "unavailable": [each.name for each in nodes if each.is_unavailable],
+            "degraded": [each.name for each in nodes if each.is_degraded],
         } == expected, number
     assert len(found) == 81
 
@@ -59,8 +61,10 @@ def test_recorded_reports_say_whether_a_node_has_the_target() -> None:
         if record["mcn"] is None or record["mcp"] is None:
             assert record["out"] is False
             continue
-        target = wanted(MachineConfigPool.from_json(record["mcp"]), *recorded_image(record))
-        assert Reported.from_json(record["mcn"]).after(target) is record["out"]
+        target = compute_build_target(
+            MachineConfigPool.from_json(record["mcp"]), *recorded_image(record)
+        )
+        assert NodeReport.from_json(record["mcn"]).is_assigned(target) is record["out"]
         seen += 1
     assert seen == 51
 
@@ -100,8 +104,8 @@ def test_a_node_is_read_from_the_api_object() -> None:
     assert NodeFacts.from_json(document(unschedulable=True)) == NodeFacts(
         name="n",
         labels={"topology.kubernetes.io/zone": "a"},
-        created="2026-01-01T00:00:00Z",
-        healthy=True,
+        created_at="2026-01-01T00:00:00Z",
+        is_healthy=True,
         ready_changed_at=120.0,
         unschedulable=True,
         current_config="old",
@@ -132,7 +136,7 @@ def test_only_some_conditions_take_a_node_out_of_service(
     kind: str, status: str, healthy: bool
 ) -> None:
     found = {"status": {"conditions": [{"type": kind, "status": status}]}}
-    assert NodeFacts.from_json(found).healthy is healthy
+    assert NodeFacts.from_json(found).is_healthy is healthy
 
 
 @pytest.mark.parametrize(
@@ -140,7 +144,7 @@ def test_only_some_conditions_take_a_node_out_of_service(
     [
         (node(), True, False, False),
         (node(unschedulable=True), True, False, True),
-        (node(healthy=False), True, False, True),
+        (node(is_healthy=False), True, False, True),
         (node(state="Working"), False, False, True),
         (node(state="Degraded"), False, False, True),
         (on_its_way("n"), False, False, True),
@@ -157,19 +161,19 @@ def test_only_some_conditions_take_a_node_out_of_service(
 def test_a_node_counts_by_what_it_has_and_says(
     facts: NodeFacts, done: bool, failing: bool, unavailable: bool
 ) -> None:
-    assert (facts.done, facts.failing, facts.unavailable) == (done, failing, unavailable)
+    assert (facts.is_done, facts.is_failing, facts.is_unavailable) == (done, failing, unavailable)
 
 
 def test_a_node_that_fails_on_an_image_alone_leaves_the_capacity_to_others() -> None:
     # The reference takes it for unavailable for ever: its config is the one it should have.
     bad = image("old", "b")
-    stuck = node(target=image("old", "a")).given(bad, 0.0)
+    stuck = node(target=image("old", "a")).with_target(bad, 0.0)
     facts = NodeFacts(
         "n", current_config="old", desired_config="old", current_image=stuck.current_image,
         desired_image=bad.image, state="Degraded",
     )  # fmt: skip
-    assert facts.failing
-    assert not facts.unavailable
+    assert facts.is_failing
+    assert not facts.is_unavailable
 
 
 @pytest.mark.parametrize(
@@ -177,38 +181,38 @@ def test_a_node_that_fails_on_an_image_alone_leaves_the_capacity_to_others() -> 
     [
         (OLD, True),
         (NEW, False),
-        (Target("old", ""), False),
+        (RolloutTarget("old", ""), False),
         (image("old", "1"), False),
     ],
 )
-def test_a_node_without_an_image_is_asked_for_none(target: Target, asked: bool) -> None:
-    assert node().asked_for(target) is asked
+def test_a_node_without_an_image_is_asked_for_none(target: RolloutTarget, asked: bool) -> None:
+    assert node().is_assigned(target) is asked
 
 
 def test_a_node_that_should_lose_its_image_is_not_at_a_target_without_one() -> None:
     facts = node(target=image("old", "1"))
-    assert facts.asked_for(image("old", "1"))
-    assert not facts.asked_for(image("old", "2"))
-    assert not facts.asked_for(image("new", "1"))
-    assert not facts.asked_for(OLD)
+    assert facts.is_assigned(image("old", "1"))
+    assert not facts.is_assigned(image("old", "2"))
+    assert not facts.is_assigned(image("new", "1"))
+    assert not facts.is_assigned(OLD)
 
 
 def test_what_was_written_counts_before_it_is_seen() -> None:
     seen = on_its_way("b")
-    found = as_written((node("a"), seen, node("c")), {"a": (NEW, 9.0), "b": (NEW, 9.0)})
-    assert found == (node("a").given(NEW, 9.0), seen, node("c"))
-    assert [each.unavailable for each in found] == [True, True, False]
+    found = overlay_written((node("a"), seen, node("c")), {"a": (NEW, 9.0), "b": (NEW, 9.0)})
+    assert found == (node("a").with_target(NEW, 9.0), seen, node("c"))
+    assert [each.is_unavailable for each in found] == [True, True, False]
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-01-01T00:00:00", "2026-13-01T00:00:00Z"])
 def test_a_time_that_is_none_is_unknown(text: str) -> None:
-    assert seconds(text) is None
+    assert parse_time(text) is None
 
 
 @pytest.mark.parametrize(
     ("about", "error"), [(IMAGE, "no space left"), ("quay.example/os@sha256:1", "")]
 )
 def test_what_could_not_be_staged_before_is_no_failure_of_what_is_asked_now(about, error) -> None:
-    notes = {key.STAGE_IMAGE: IMAGE, key.STAGING_ERROR: f"{about}: no space left"}
+    notes = {key.PRESTAGE_IMAGE: IMAGE, key.PRESTAGE_ERROR: f"{about}: no space left"}
     found = {"metadata": {"name": "n", "annotations": notes}}
-    assert NodeFacts.from_json(found).staging_error == error
+    assert NodeFacts.from_json(found).prestage_error == error

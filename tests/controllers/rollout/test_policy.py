@@ -5,20 +5,27 @@ from typing import Any
 import pytest
 
 from tests.controllers.rollout.builders import pool
-from treenail.api.selector import LabelSelector, Operator, Requirement
-from treenail.controllers.rollout.policy import STAGED_AT_ONCE, Order, Policy, Share, Wave, policy
+from treenail.api.selector import LabelRequirement, LabelSelector, SelectorOperator
+from treenail.controllers.rollout.policy import (
+    DEFAULT_MAX_PARALLEL,
+    NodeOrder,
+    PoolShare,
+    RolloutPolicy,
+    Wave,
+    parse_policy,
+)
 from treenail.errors import ConfigError
 
 WHERE = "annotation treenail.io/rollout of pool worker"
 
 
 def test_a_pool_without_a_policy_is_limited_by_nothing_more() -> None:
-    assert policy(pool()) == Policy()
-    assert Policy().max_failures is None
+    assert parse_policy(pool()) == RolloutPolicy()
+    assert RolloutPolicy().max_failures is None
 
 
 def test_an_empty_policy_halts_at_the_first_failure() -> None:
-    assert policy(pool("{}")) == Policy(max_failures=0)
+    assert parse_policy(pool("{}")) == RolloutPolicy(max_failures=0)
 
 
 def test_every_field_is_read_as_yaml() -> None:
@@ -33,44 +40,50 @@ def test_every_field_is_read_as_yaml() -> None:
     windows:
     - {days: [Sat], start: "1:20", duration: 4h, timeZone: UTC}
     """
-    found = policy(pool(text))
-    canaries = LabelSelector((Requirement("canary", Operator.IN, ("",)),))
+    found = parse_policy(pool(text))
+    canaries = LabelSelector((LabelRequirement("canary", SelectorOperator.IN, ("",)),))
     assert found.waves == (
-        Wave(Share(2), 5400.0, canaries),
-        Wave(Share(5), 90.0),
-        Wave(Share(percent=50), 90.0),
+        Wave(PoolShare(2), 5400.0, canaries),
+        Wave(PoolShare(5), 90.0),
+        Wave(PoolShare(percent=50), 90.0),
     )
-    assert (found.max_failures, found.reboot_timeout_s, found.order) == (3, 1200.0, Order.SPREAD)
-    assert found.staged_at_once == 7
+    assert (found.max_failures, found.reboot_timeout_s, found.order) == (
+        3,
+        1200.0,
+        NodeOrder.SPREAD,
+    )
+    assert found.prestage_max_parallel == 7
     (only,) = found.windows
-    assert (only.days, only.start.isoformat(), only.length.seconds) == ({5}, "01:20:00", 14400)
+    assert (only.days, only.start.isoformat(), only.duration.seconds) == ({5}, "01:20:00", 14400)
 
 
 def test_staging_has_a_usual_limit() -> None:
-    assert policy(pool({"staging": {}})).staged_at_once == STAGED_AT_ONCE
-    assert policy(pool({"canary": {}})).staged_at_once is None
+    assert parse_policy(pool({"staging": {}})).prestage_max_parallel == DEFAULT_MAX_PARALLEL
+    assert parse_policy(pool({"canary": {}})).prestage_max_parallel is None
 
 
 def test_a_canary_is_one_node_that_soaks_like_the_others() -> None:
-    assert policy(pool({"canary": {}, "soak": "5m"})).waves == (Wave(Share(1), 300.0),)
-    assert policy(pool({"canary": {"soak": "0s"}, "soak": "5m"})).waves == (Wave(Share(1), 0.0),)
+    assert parse_policy(pool({"canary": {}, "soak": "5m"})).waves == (Wave(PoolShare(1), 300.0),)
+    assert parse_policy(pool({"canary": {"soak": "0s"}, "soak": "5m"})).waves == (
+        Wave(PoolShare(1), 0.0),
+    )
 
 
 @pytest.mark.parametrize(
     ("share", "total", "expected"),
     [
-        (Share(3), 10, 3),
-        (Share(30), 10, 10),
-        (Share(percent=10), 500, 50),
-        (Share(percent=10), 9, 1),
-        (Share(percent=100), 7, 7),
-        (Share(1), 0, 0),
+        (PoolShare(3), 10, 3),
+        (PoolShare(30), 10, 10),
+        (PoolShare(percent=10), 500, 50),
+        (PoolShare(percent=10), 9, 1),
+        (PoolShare(percent=100), 7, 7),
+        (PoolShare(1), 0, 0),
     ],
 )
 def test_a_share_is_at_least_one_node_and_at_most_all(
-    share: Share, total: int, expected: int
+    share: PoolShare, total: int, expected: int
 ) -> None:
-    assert share.of(total) == expected
+    assert share.compute_count(total) == expected
 
 
 @pytest.mark.parametrize(
@@ -105,12 +118,12 @@ def test_a_share_is_at_least_one_node_and_at_most_all(
 )
 def test_a_policy_that_is_wrong_is_refused_with_its_place(document: Any, sentence: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        policy(pool(document))
+        parse_policy(pool(document))
     assert str(raised.value).startswith(f"{WHERE}: {sentence}")
 
 
 @pytest.mark.parametrize("text", ["", "  ", "- a", "canary: [", "just words"])
 def test_a_policy_that_is_no_object_is_refused_with_its_place(text: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        policy(pool(text))
+        parse_policy(pool(text))
     assert WHERE in str(raised.value)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.oracle import needs_oracle, records
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.rollout.pools import Membership, membership
+from treenail.controllers.rollout.pools import Membership, find_membership
 from treenail.errors import ConfigError
 
 
@@ -32,9 +32,9 @@ def test_recorded_nodes_are_in_the_recorded_pools() -> None:
         seen += 1
         if record["err"]:
             with pytest.raises(ConfigError, match="selected by 2 custom pools"):
-                membership(record["node"], labels, pools)
+                find_membership(record["node"], labels, pools)
             continue
-        found = membership(record["node"], labels, pools)
+        found = find_membership(record["node"], labels, pools)
         assert list(found.pools if found else ()) == record["out"]
         assert bool(found and found.ignored) == bool(record["metric"])
     assert seen == 55
@@ -62,21 +62,21 @@ def test_recorded_nodes_are_in_the_recorded_pools() -> None:
 def test_a_custom_pool_goes_before_worker_and_master_before_all(
     labels: dict[str, str], expected: Membership | None
 ) -> None:
-    assert membership("node-0", labels, POOLS) == expected
+    assert find_membership("node-0", labels, POOLS) == expected
 
 
 def test_two_custom_pools_on_a_node_are_an_error_that_names_both() -> None:
     with pytest.raises(ConfigError) as raised:
-        membership("node-0", {"role/gpu": "", "role/infra": "", "role/master": ""}, POOLS)
+        find_membership("node-0", {"role/gpu": "", "role/infra": "", "role/master": ""}, POOLS)
     assert str(raised.value) == "node node-0 is selected by 2 custom pools: gpu, infra"
     assert "only one" in raised.value.remedy
 
 
 @pytest.mark.parametrize("selector", [None, {}])
 def test_a_pool_that_would_select_every_node_selects_none(selector: dict[str, Any] | None) -> None:
-    assert membership("node-0", {"role/worker": ""}, [pool("worker", selector)]) is None
+    assert find_membership("node-0", {"role/worker": ""}, [pool("worker", selector)]) is None
 
 
 def test_the_order_of_pools_does_not_matter() -> None:
     labels = {"role/infra": "", "role/worker": ""}
-    assert membership("n", labels, POOLS) == membership("n", labels, POOLS[::-1])
+    assert find_membership("n", labels, POOLS) == find_membership("n", labels, POOLS[::-1])

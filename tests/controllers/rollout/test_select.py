@@ -14,10 +14,14 @@ from tests.controllers.rollout.builders import (
 )
 from tests.oracle import needs_oracle, records
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.rollout.gates.os_image import wanted
-from treenail.controllers.rollout.nodes import NodeFacts, Target
-from treenail.controllers.rollout.order import by_zone, spread
-from treenail.controllers.rollout.select import candidates, max_unavailable, redirected
+from treenail.controllers.rollout.gates.os_image import compute_build_target
+from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.rollout.order import sort_by_zone, spread_over_zones
+from treenail.controllers.rollout.select import (
+    compute_max_unavailable,
+    find_candidates,
+    find_redirectable,
+)
 from treenail.errors import ConfigError
 
 
@@ -25,8 +29,10 @@ from treenail.errors import ConfigError
 def test_recorded_pools_have_the_recorded_candidates_and_capacity() -> None:
     found = records("candidates")
     for record in found:
-        target = wanted(MachineConfigPool.from_json(record["pool"]), *recorded_image(record))
-        chosen = candidates(recorded_nodes(record), target, record["maxUnavailable"])
+        target = compute_build_target(
+            MachineConfigPool.from_json(record["pool"]), *recorded_image(record)
+        )
+        chosen = find_candidates(recorded_nodes(record), target, record["maxUnavailable"])
         names = [each.name for each in chosen.nodes]
         assert (names, chosen.capacity) == (record["candidates"], record["capacity"])
     assert len(found) == 29
@@ -39,9 +45,9 @@ def test_recorded_limits_are_read_the_same_or_refused() -> None:
         asked = (record["pool"], record["spec"], record["nodes"])
         if record["err"]:
             with pytest.raises(ConfigError, match="neither a count nor a percentage"):
-                max_unavailable(*asked)
+                compute_max_unavailable(*asked)
         else:
-            assert max_unavailable(*asked) == record["out"]
+            assert compute_max_unavailable(*asked) == record["out"]
     assert len(found) == 11
 
 
@@ -49,19 +55,19 @@ def test_recorded_limits_are_read_the_same_or_refused() -> None:
 def test_recorded_nodes_are_ordered_as_recorded() -> None:
     (record,) = records("sort_nodes")
     nodes = [NodeFacts.from_json(each) for each in record["nodes"]]
-    assert [each.name for each in by_zone(nodes)] == record["out"]
+    assert [each.name for each in sort_by_zone(nodes)] == record["out"]
 
 
 def test_a_failing_node_that_is_cordoned_is_counted_once() -> None:
     # The reference takes such a node off twice, and so one more node than needed waits.
     stuck = failed("a", unschedulable=True)
-    found = candidates([stuck, node("b"), node("c")], NEW, 2)
+    found = find_candidates([stuck, node("b"), node("c")], NEW, 2)
     assert ([each.name for each in found.nodes], found.capacity) == (["b", "c"], 1)
 
 
 def test_a_failing_node_in_service_keeps_its_place_on_the_target_it_has() -> None:
-    assert candidates([failed("a"), node("b")], NEW, 1).capacity == 0
-    found = candidates([failed("a"), node("b")], NEWER, 1)
+    assert find_candidates([failed("a"), node("b")], NEW, 1).capacity == 0
+    found = find_candidates([failed("a"), node("b")], NEWER, 1)
     assert ([each.name for each in found.nodes], found.capacity) == (["a", "b"], 1)
 
 
@@ -72,7 +78,7 @@ def test_a_node_that_fails_on_an_image_can_be_given_another_one() -> None:
         "a", current_config="old", desired_config="old",
         current_image=image("old", "a").image, desired_image=bad.image, state="Degraded",
     )  # fmt: skip
-    assert candidates([stuck], good, 1).nodes == (stuck,)
+    assert find_candidates([stuck], good, 1).nodes == (stuck,)
 
 
 @pytest.mark.parametrize(
@@ -80,18 +86,18 @@ def test_a_node_that_fails_on_an_image_can_be_given_another_one() -> None:
     [
         (on_its_way("a"), True),
         (failed("a", unschedulable=True), True),
-        (failed("a", healthy=False), True),
+        (failed("a", is_healthy=False), True),
         (failed("a"), False),
         (on_its_way("a", NEWER), False),
         (node("a"), False),
-        (node("a", healthy=False), False),
+        (node("a", is_healthy=False), False),
         (NodeFacts("a"), False),
     ],
 )
 def test_a_node_that_is_unavailable_on_another_way_turns_at_no_cost(
     facts: NodeFacts, turns: bool
 ) -> None:
-    assert redirected([facts], NEWER) == ((facts,) if turns else ())
+    assert find_redirectable([facts], NEWER) == ((facts,) if turns else ())
 
 
 @pytest.mark.parametrize(
@@ -112,13 +118,13 @@ def test_a_node_that_is_unavailable_on_another_way_turns_at_no_cost(
 def test_a_limit_is_at_least_one_and_rounded_down(
     pool: str, spec: int | str | None, nodes: int, expected: int
 ) -> None:
-    assert max_unavailable(pool, spec, nodes) == expected
+    assert compute_max_unavailable(pool, spec, nodes) == expected
 
 
 @pytest.mark.parametrize("spec", [-1, "", "5", "5 %", "-5%", "5.5%", "%", "5%%", "9" * 10 + "%"])
 def test_a_limit_that_is_none_is_refused_with_a_sentence(spec: int | str) -> None:
     with pytest.raises(ConfigError) as raised:
-        max_unavailable("worker", spec, 10)
+        compute_max_unavailable("worker", spec, 10)
     assert str(raised.value) == (
         f"spec.maxUnavailable of pool worker is {spec!r}, which is neither a count nor a percentage"
     )
@@ -132,35 +138,35 @@ def zoned(*names: str) -> list[NodeFacts]:
         zone = name.rstrip("0123456789")
         labels = {"topology.kubernetes.io/zone": zone} if zone else {}
         created = f"2026-01-0{name[-1]}T00:00:00Z"
-        found.append(node(name, labels=labels, created=created))
+        found.append(node(name, labels=labels, created_at=created))
     return found
 
 
 def test_zones_are_taken_one_after_the_other_by_age() -> None:
-    found = by_zone(zoned("2", "b1", "a2", "1", "a1", "b2"))
+    found = sort_by_zone(zoned("2", "b1", "a2", "1", "a1", "b2"))
     assert [each.name for each in found] == ["a1", "a2", "b1", "b2", "1", "2"]
 
 
 def test_nodes_of_one_age_keep_their_order() -> None:
     nodes = [node("z"), node("a"), node("m")]
-    assert by_zone(nodes) == tuple(nodes)
+    assert sort_by_zone(nodes) == tuple(nodes)
 
 
 def test_spreading_takes_the_zone_that_has_most_in_service() -> None:
     nodes = zoned("a1", "a2", "a3", "b1", "b2", "c1", "1")
     busy = zoned("a9", "a8", "c9")
-    names = [each.name for each in spread(nodes, busy)]
+    names = [each.name for each in spread_over_zones(nodes, busy)]
     assert names == ["b1", "1", "b2", "c1", "a1", "a2", "a3"]
-    assert spread(nodes, []) == spread(nodes[::-1], [])
+    assert spread_over_zones(nodes, []) == spread_over_zones(nodes[::-1], [])
 
 
 def test_while_the_image_is_being_made_every_node_is_outdated() -> None:
-    being_made = Target("old", "")
-    assert candidates([node("a")], being_made, 1).nodes == (node("a"),)
+    being_made = RolloutTarget("old", "")
+    assert find_candidates([node("a")], being_made, 1).nodes == (node("a"),)
 
 
 def test_a_node_that_was_left_cordoned_on_its_very_first_target_turns() -> None:
-    bad = Target("bad")
-    stuck = NodeFacts("a", state="Degraded", unschedulable=True).given(bad, 0.0)
-    silent = NodeFacts("b", unschedulable=True).given(bad, 0.0)
-    assert redirected([stuck, silent], NEW) == (stuck,)
+    bad = RolloutTarget("bad")
+    stuck = NodeFacts("a", state="Degraded", unschedulable=True).with_target(bad, 0.0)
+    silent = NodeFacts("b", unschedulable=True).with_target(bad, 0.0)
+    assert find_redirectable([stuck, silent], NEW) == (stuck,)

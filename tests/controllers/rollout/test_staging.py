@@ -7,15 +7,15 @@ import pytest
 from tests.controllers.rollout.builders import failed, image, node, on_its_way, pool, proceed
 from tests.controllers.rollout.world import NoGates, World
 from treenail.api import annotations as key
-from treenail.controllers.rollout.controller import RolloutController, Settings
-from treenail.controllers.rollout.decide import decide
+from treenail.controllers.rollout.controller import RolloutReconciler, RolloutSettings
+from treenail.controllers.rollout.decide import decide_rollout
 from treenail.controllers.rollout.gates.os_image import OS_IMAGE
-from treenail.controllers.rollout.nodes import NodeFacts, Target
-from treenail.controllers.rollout.policy import Policy
-from treenail.controllers.rollout.staging import Staging, staging
+from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.rollout.policy import RolloutPolicy
+from treenail.controllers.rollout.staging import PrestageRequests, decide_prestage_requests
 
 OLD, NEW = image("old", "a"), image("new", "b")
-TWO = Policy(staged_at_once=2)
+TWO = RolloutPolicy(prestage_max_parallel=2)
 IMAGE = f"registry.example.com/os@sha256:{'1' * 64}"
 OTHER = f"registry.example.com/os@sha256:{'2' * 64}"
 
@@ -24,39 +24,45 @@ def at_rest(name: str, **more: object) -> NodeFacts:
     return node(name, OLD, **more)
 
 
-def asked(name: str, target: Target = NEW, **more: object) -> NodeFacts:
-    return at_rest(name, stage=target, **more)
+def asked(name: str, target: RolloutTarget = NEW, **more: object) -> NodeFacts:
+    return at_rest(name, prestage_target=target, **more)
 
 
-def staged(name: str, target: Target = NEW) -> NodeFacts:
-    return asked(name, target, staged=target.image)
+def staged(name: str, target: RolloutTarget = NEW) -> NodeFacts:
+    return asked(name, target, prestaged_image=target.image)
 
 
-def told(*nodes: NodeFacts, policy: Policy = TWO, target: Target = NEW) -> Staging:
-    return staging(policy, nodes, target, stopped=False)
+def told(
+    *nodes: NodeFacts, policy: RolloutPolicy = TWO, target: RolloutTarget = NEW
+) -> PrestageRequests:
+    return decide_prestage_requests(policy, nodes, target, is_stopped=False)
 
 
 def test_no_more_nodes_are_asked_than_may_pull_at_the_same_time() -> None:
     nodes = [at_rest(name) for name in "abcd"]
-    assert told(*nodes) == Staging(("a", "b"), waiting="0 of 4 nodes have staged the image")
-    assert told(staged("a"), asked("b"), at_rest("c"), at_rest("d")) == Staging(
-        ("c",), waiting="1 of 4 nodes have staged the image"
+    assert told(*nodes) == PrestageRequests(
+        ("a", "b"), waiting_reason="0 of 4 nodes have staged the image"
     )
-    assert told(asked("a"), asked("b"), at_rest("c")).ask == ()
+    assert told(staged("a"), asked("b"), at_rest("c"), at_rest("d")) == PrestageRequests(
+        ("c",), waiting_reason="1 of 4 nodes have staged the image"
+    )
+    assert told(asked("a"), asked("b"), at_rest("c")).nodes_to_request == ()
 
 
 def test_the_first_node_may_be_drained_once_all_that_can_have_staged() -> None:
-    ill = at_rest("c", healthy=False)
-    assert told(staged("a"), staged("b"), ill) == Staging()
+    ill = at_rest("c", is_healthy=False)
+    assert told(staged("a"), staged("b"), ill) == PrestageRequests()
     # A node whose agent says why it can't holds up nobody, and no slot.
-    assert told(staged("a"), asked("b", staging_error="disk full")) == Staging()
-    assert told(asked("a", staging_error="x"), asked("b"), at_rest("c"), at_rest("d")).ask == ("c",)
+    assert told(staged("a"), asked("b", prestage_error="disk full")) == PrestageRequests()
+    assert told(
+        asked("a", prestage_error="x"), asked("b"), at_rest("c"), at_rest("d")
+    ).nodes_to_request == ("c",)
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        node("x", Target("old", NEW.image)),
+        node("x", RolloutTarget("old", NEW.image)),
         on_its_way("x", NEW),
         failed("x", image("bad", "c")),
         NodeFacts("x"),
@@ -64,11 +70,11 @@ def test_the_first_node_may_be_drained_once_all_that_can_have_staged() -> None:
     ids=["has the image", "was given the target", "fails", "was never asked for anything"],
 )
 def test_a_node_that_has_nothing_to_stage_is_not_asked(other: NodeFacts) -> None:
-    assert told(other, staged("b")) == Staging()
+    assert told(other, staged("b")) == PrestageRequests()
 
 
 def test_a_node_that_joins_later_holds_up_nobody() -> None:
-    assert told(on_its_way("a", NEW), at_rest("b")) == Staging(("b",))
+    assert told(on_its_way("a", NEW), at_rest("b")) == PrestageRequests(("b",))
 
 
 def test_a_node_that_joins_later_is_given_the_target_once_it_has_staged() -> None:
@@ -76,7 +82,9 @@ def test_a_node_that_joins_later_is_given_the_target_once_it_has_staged() -> Non
     done = node("a", NEW)
 
     def given(*nodes: NodeFacts) -> tuple[str, ...]:
-        return decide(careful, [done, *nodes], proceed(NEW), None, now=1000.0).give
+        return decide_rollout(
+            careful, [done, *nodes], proceed(NEW), None, now=1000.0
+        ).nodes_to_assign
 
     assert given(at_rest("b"), asked("c")) == ()
     assert given(at_rest("b"), staged("c")) == ("c",)
@@ -86,25 +94,29 @@ def test_another_target_is_asked_for_in_place_of_the_one_before() -> None:
     newer = image("newer", "c")
     nodes = [staged("a"), asked("b"), asked("c"), at_rest("d")]
     found = told(*nodes, target=newer)
-    assert (found.ask, found.take_back) == (("a", "b"), ("c",))
+    assert (found.nodes_to_request, found.nodes_to_withdraw) == (("a", "b"), ("c",))
 
 
 def test_the_same_image_of_another_config_is_not_pulled_anew() -> None:
-    same = Target("newer", NEW.image)
+    same = RolloutTarget("newer", NEW.image)
     nodes = [staged("a"), staged("b"), staged("c")]
     found = told(*nodes, target=same)
-    assert (found.ask, found.take_back) == (("a", "b", "c"), ())
+    assert (found.nodes_to_request, found.nodes_to_withdraw) == (("a", "b", "c"), ())
 
 
 @pytest.mark.parametrize("stopped", [True, False])
 def test_what_was_asked_is_taken_back_when_it_is_stopped(*, stopped: bool) -> None:
-    policy = TWO if stopped else Policy()
+    policy = TWO if stopped else RolloutPolicy()
     nodes = [asked("a"), staged("b"), at_rest("c")]
-    assert staging(policy, nodes, NEW, stopped=stopped) == Staging(take_back=("a", "b"))
+    assert decide_prestage_requests(policy, nodes, NEW, is_stopped=stopped) == PrestageRequests(
+        nodes_to_withdraw=("a", "b")
+    )
 
 
 def test_a_config_without_an_image_has_nothing_to_stage() -> None:
-    assert told(asked("a"), at_rest("b"), target=Target("new")) == Staging(take_back=("a",))
+    assert told(asked("a"), at_rest("b"), target=RolloutTarget("new")) == PrestageRequests(
+        nodes_to_withdraw=("a",)
+    )
 
 
 class Staged:
@@ -116,8 +128,8 @@ class Staged:
             self.world.add_node(f"n{number}", "old")
         self.policy = policy
         self.change()
-        self.controller = RolloutController(
-            self.world, self.world, self.world, NoGates(), self.world, Settings()
+        self.controller = RolloutReconciler(
+            self.world, self.world, self.world, NoGates(), self.world, RolloutSettings()
         )
 
     def change(self, pull_spec: str = IMAGE, **spec: object) -> None:
@@ -127,7 +139,7 @@ class Staged:
     def turn(self, seconds: float = 0.0) -> None:
         self.world.pass_time(seconds)
         self.world.deliver()
-        self.controller.sync("worker")
+        self.controller.sync_pool("worker")
 
     @property
     def nodes(self) -> list[NodeFacts]:
@@ -137,9 +149,9 @@ class Staged:
         """How many nodes are asked to stage, have staged, or were given the target."""
         match what:
             case "asked":
-                return sum(each.stage is not None for each in self.nodes)
+                return sum(each.prestage_target is not None for each in self.nodes)
             case "staged":
-                return sum(bool(each.staged) for each in self.nodes)
+                return sum(bool(each.prestaged_image) for each in self.nodes)
             case _:
                 return sum(each.desired_config == "new" for each in self.nodes)
 
@@ -153,8 +165,8 @@ def test_all_nodes_stage_before_the_first_is_given_the_target() -> None:
     found.turn(10.0)
     assert (found.count("staged"), found.count("given")) == (5, 1)
     given = next(each for each in found.nodes if each.desired_config == "new")
-    assert given.stage is None
-    while found.count("given") < 5 or not all(each.done for each in found.nodes):
+    assert given.prestage_target is None
+    while found.count("given") < 5 or not all(each.is_done for each in found.nodes):
         found.turn(60.0)
     assert found.count("asked") == 0
     # One to stage, one to go.
@@ -203,7 +215,7 @@ def test_a_node_is_written_once_however_late_the_cache_is() -> None:
     found = Staged()
     found.world.deliver()
     for _ in range(3):
-        found.controller.sync("worker")
+        found.controller.sync_pool("worker")
     writes = [name for plural, name, _ in found.world.writes if plural == "nodes"]
     assert writes == ["n0", "n1"]
 
@@ -213,11 +225,11 @@ def test_a_write_whose_answer_was_lost_is_repeated() -> None:
     found.world.deliver()
     found.world.fault_on, found.world.next_fault = "nodes", "lost"
     with pytest.raises(Exception, match="the answer got lost"):
-        found.controller.sync("worker")
-    found.controller.sync("worker")
+        found.controller.sync_pool("worker")
+    found.controller.sync_pool("worker")
     (seen,) = found.nodes
-    assert seen.stage == Target("new", IMAGE)
-    assert replace(seen, stage=None).stage is None
+    assert seen.prestage_target == RolloutTarget("new", IMAGE)
+    assert replace(seen, prestage_target=None).prestage_target is None
 
 
 @pytest.mark.parametrize("text", ["{staging: {maxParallel: 0}}", "{staging: {maxParallel: x}}"])
@@ -226,4 +238,4 @@ def test_staging_of_no_node_is_refused(text: str) -> None:
     found.turn()
     said = found.world.said()["Degraded"]
     assert "staging.maxParallel" in said["message"]
-    assert key.STAGE_IMAGE not in str(found.world.objects["nodes"])
+    assert key.PRESTAGE_IMAGE not in str(found.world.objects["nodes"])

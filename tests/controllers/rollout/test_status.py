@@ -19,16 +19,22 @@ from tests.oracle import needs_oracle, records
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.meta import Condition
 from treenail.controllers.rollout.gates.os_image import (
-    Blocked,
     BuildState,
-    ImageBuild,
-    ImageConfig,
-    built,
-    wanted,
+    GateBlocked,
+    MachineOSBuild,
+    MachineOSConfig,
+    compute_build_target,
+    decide_built_image,
 )
-from treenail.controllers.rollout.nodes import NodeFacts, Target
-from treenail.controllers.rollout.reported import Reported
-from treenail.controllers.rollout.status import Counts, Trouble, View, calculate, count
+from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.rollout.reported import NodeReport
+from treenail.controllers.rollout.status import (
+    PoolCounts,
+    PoolProblem,
+    PoolStatusInput,
+    compute_status,
+    count_nodes,
+)
 
 NOW = "2026-06-01T00:00:00Z"
 
@@ -46,7 +52,7 @@ OTHERS = {"certExpirys", "poolSynchronizersStatus", "osImageStream"}
 def test_recorded_pools_have_the_recorded_status() -> None:
     found = records("pool_status")
     for number, record in enumerate(found):
-        status = calculate(recorded_view(record), now=NOW).to_json()
+        status = compute_status(recorded_view(record), now=NOW).to_json()
         assert status.pop("observedGeneration") == 0
         ours, expected = by_type(status.pop("conditions")), by_type(record["out"]["conditions"])
         for added in ("Reconciling", "Stalled"):
@@ -65,35 +71,38 @@ def test_recorded_pools_have_the_recorded_status() -> None:
     assert len(found) == 66
 
 
-def recorded_view(record: dict[str, Any]) -> View:
+def recorded_view(record: dict[str, Any]) -> PoolStatusInput:
     found = MachineConfigPool.from_json(record["pool"])
     config, build = recorded_image(record)
     reports = None
     if record["imageModeStatusReporting"]:
-        reports = {each["metadata"]["name"]: Reported.from_json(each) for each in record["mcns"]}
-    target = wanted(found, config, build)
-    return View(found, target, recorded_nodes(record), config, build, reports)
+        reports = {each["metadata"]["name"]: NodeReport.from_json(each) for each in record["mcns"]}
+    target = compute_build_target(found, config, build)
+    return PoolStatusInput(found, target, recorded_nodes(record), config, build, reports)
 
 
 def by_type(conditions: Any) -> dict[str, tuple[str, str]]:
     return {found["type"]: (found["status"], found["message"]) for found in conditions}
 
 
-def conditions(view: View) -> dict[str, Condition]:
-    return {found.type: found for found in calculate(view, now=NOW).conditions}
+def conditions(view: PoolStatusInput) -> dict[str, Condition]:
+    return {found.type: found for found in compute_status(view, now=NOW).conditions}
 
 
-def said(view: View, kind: str) -> tuple[str, str, str]:
+def said(view: PoolStatusInput, kind: str) -> tuple[str, str, str]:
     found = conditions(view)[kind]
     return (found.status, found.reason, found.message)
 
 
 def test_a_pool_on_its_way_says_how_far_it_is() -> None:
     nodes = [node("a", NEW), on_its_way("b"), node("c"), failed("d", unschedulable=True)]
-    status = calculate(
-        View(pool(), NEW, nodes, remaining="1 of 4 nodes is updated, about 30 min left"), now=NOW
+    status = compute_status(
+        PoolStatusInput(
+            pool(), NEW, nodes, progress_message="1 of 4 nodes is updated, about 30 min left"
+        ),
+        now=NOW,
     )
-    assert status.counts == Counts(total=4, updated=1, ready=1, unavailable=2, degraded=1)
+    assert status.counts == PoolCounts(total=4, updated=1, ready=1, unavailable=2, degraded=1)
     assert status.configuration.name == "old"
     assert status.observed_generation == 7
     found = {each.type: (each.status, each.reason, each.message) for each in status.conditions}
@@ -113,7 +122,9 @@ def test_a_pool_on_its_way_says_how_far_it_is() -> None:
 
 def test_a_pool_that_is_through_shows_its_configuration() -> None:
     target = image("new", "1")
-    status = calculate(View(pool(), target, [node("a", target), node("b", target)]), now=NOW)
+    status = compute_status(
+        PoolStatusInput(pool(), target, [node("a", target), node("b", target)]), now=NOW
+    )
     assert status.configuration.name == "new"
     found = {each.type: (each.status, each.message) for each in status.conditions}
     assert found == {
@@ -129,18 +140,26 @@ def test_a_pool_that_is_through_shows_its_configuration() -> None:
 
 
 def test_a_pool_without_nodes_is_through() -> None:
-    assert said(View(pool(), NEW, []), "Updated")[0] == "True"
+    assert said(PoolStatusInput(pool(), NEW, []), "Updated")[0] == "True"
 
 
 def test_every_reason_is_one_word_in_camel_case() -> None:
     views = [
-        View(pool(paused=paused), target, nodes, config, build, waiting=waiting, trouble=trouble)
+        PoolStatusInput(
+            pool(paused=paused),
+            target,
+            nodes,
+            config,
+            build,
+            waiting_reason=waiting,
+            problem=trouble,
+        )
         for paused in (False, True)
         for target, nodes in ((NEW, [node("a", NEW)]), (OLD, [failed("a")]), (NEW, [node("b")]))
-        for config in (None, ImageConfig("c"), ImageConfig("c", "image"))
-        for build in (None, *(ImageBuild("b", "new", "image", state) for state in BuildState))
+        for config in (None, MachineOSConfig("c"), MachineOSConfig("c", "image"))
+        for build in (None, *(MachineOSBuild("b", "new", "image", state) for state in BuildState))
         for waiting in ("", "the window opens later")
-        for trouble in (None, Trouble("Halted", "node a failed first"))
+        for trouble in (None, PoolProblem("Halted", "node a failed first"))
     ]
     for view in views:
         for found in conditions(view).values():
@@ -151,27 +170,27 @@ def test_every_reason_is_one_word_in_camel_case() -> None:
 
 def test_one_silent_report_hides_no_other() -> None:
     # The reference stops at the first MachineConfigNode without conditions.
-    reports = {"a": Reported("a"), "b": Reported("b", degraded="disk is full")}
-    view = View(pool(), NEW, [node("a"), node("b")], reports=reports)
+    reports = {"a": NodeReport("a"), "b": NodeReport("b", degraded_message="disk is full")}
+    view = PoolStatusInput(pool(), NEW, [node("a"), node("b")], reports=reports)
     assert said(view, "NodeDegraded")[2] == 'Node b is reporting: "disk is full"'
 
 
 def test_a_node_that_complains_in_two_places_is_named_once() -> None:
-    reports = {"d": Reported("d", degraded="no space left")}
-    view = View(pool(), NEW, [failed("d")], reports=reports)
+    reports = {"d": NodeReport("d", degraded_message="no space left")}
+    view = PoolStatusInput(pool(), NEW, [failed("d")], reports=reports)
     assert said(view, "NodeDegraded")[2] == 'Node d is reporting: "no space left"'
 
 
 def test_many_degraded_nodes_are_counted_and_some_are_named() -> None:
     nodes = [failed(f"n{number:02}") for number in range(25)]
-    message = said(View(pool(), NEW, nodes), "NodeDegraded")[2]
+    message = said(PoolStatusInput(pool(), NEW, nodes), "NodeDegraded")[2]
     assert message.startswith('Node n00 is reporting: "no space left", Node n01')
     assert message.endswith('Node n09 is reporting: "no space left", and 15 more')
 
 
 def test_what_is_wrong_with_the_pool_itself_is_said_first() -> None:
-    trouble = Trouble("InvalidConfiguration", "maxUnavailable is wrong")
-    view = View(pool(), NEW, [failed("d")], trouble=trouble)
+    trouble = PoolProblem("InvalidConfiguration", "maxUnavailable is wrong")
+    view = PoolStatusInput(pool(), NEW, [failed("d")], problem=trouble)
     expected = ("True", "InvalidConfiguration", "maxUnavailable is wrong")
     assert said(view, "Degraded") == expected
     assert said(view, "Stalled") == expected
@@ -192,36 +211,47 @@ def test_what_others_found_degraded_is_said_with_their_words(
 ) -> None:
     known = {"type": kind, "status": "True", "message": message}
     found = MachineConfigPool.from_json({"metadata": {}, "status": {"conditions": [known]}})
-    config = ImageConfig("c") if kind == "ImageBuildDegraded" else None
-    build = ImageBuild("b", state=BuildState.FAILED) if config else None
-    assert said(View(found, NEW, [], config, build), "Degraded") == ("True", kind, expected)
+    config = MachineOSConfig("c") if kind == "ImageBuildDegraded" else None
+    build = MachineOSBuild("b", state=BuildState.FAILED) if config else None
+    assert said(PoolStatusInput(found, NEW, [], config, build), "Degraded") == (
+        "True",
+        kind,
+        expected,
+    )
 
 
 def test_a_failed_build_is_forgotten_when_nobody_builds_any_more() -> None:
     known = {"type": "ImageBuildDegraded", "status": "True", "reason": "BuildFailed"}
     found = MachineConfigPool.from_json({"metadata": {}, "status": {"conditions": [known]}})
-    assert said(View(found, NEW, []), "ImageBuildDegraded")[:2] == ("False", "NoLayeredObjects")
-    waiting = View(found, NEW, [], ImageConfig("c"))
+    assert said(PoolStatusInput(found, NEW, []), "ImageBuildDegraded")[:2] == (
+        "False",
+        "NoLayeredObjects",
+    )
+    waiting = PoolStatusInput(found, NEW, [], MachineOSConfig("c"))
     assert said(waiting, "ImageBuildDegraded")[:2] == ("False", "BuildPending")
     assert said(waiting, "Degraded")[0] == "False"
 
 
 def test_a_failed_build_freezes_no_count() -> None:
     # The reference returns the build's error before it writes any status.
-    build = ImageBuild("b-1", "new", state=BuildState.FAILED)
-    config = ImageConfig("c", image("new", "1").image or "")
-    verdict = built(pool(), config, build)
-    assert isinstance(verdict, Blocked)
+    build = MachineOSBuild("b-1", "new", state=BuildState.FAILED)
+    config = MachineOSConfig("c", image("new", "1").image or "")
+    verdict = decide_built_image(pool(), config, build)
+    assert isinstance(verdict, GateBlocked)
     nodes = [node("a", image("new", "1")), on_its_way("b"), failed("c")]
-    trouble = Trouble("Blocked", verdict.reason)
-    view = View(pool(), wanted(pool(), config, build), nodes, config, build, trouble=trouble)
-    status = calculate(view, now=NOW)
-    assert status.counts == Counts(total=3, updated=1, ready=1, unavailable=1, degraded=1)
+    trouble = PoolProblem("Blocked", verdict.reason)
+    view = PoolStatusInput(
+        pool(), compute_build_target(pool(), config, build), nodes, config, build, problem=trouble
+    )
+    status = compute_status(view, now=NOW)
+    assert status.counts == PoolCounts(total=3, updated=1, ready=1, unavailable=1, degraded=1)
     assert said(view, "Degraded")[2] == "image build b-1 for MachineConfigPool worker failed"
 
 
 def test_a_pool_waits_aloud() -> None:
-    view = View(pool(), NEW, [node("a")], waiting="the maintenance window opens at 01:00")
+    view = PoolStatusInput(
+        pool(), NEW, [node("a")], waiting_reason="the maintenance window opens at 01:00"
+    )
     assert said(view, "Updating") == (
         "True",
         "Waiting",
@@ -238,7 +268,7 @@ def test_conditions_of_others_stay_and_times_move_with_the_status_alone() -> Non
     found = MachineConfigPool.from_json({"metadata": {}, "status": {"conditions": before}})
     times = {
         each.type: each.last_transition_time
-        for each in calculate(View(found, NEW, [node("a")]), now=NOW).conditions
+        for each in compute_status(PoolStatusInput(found, NEW, [node("a")]), now=NOW).conditions
     }
     assert times["Theirs"] == times["Updated"] == "2020-01-01T00:00:00Z"
     assert times["Degraded"] == times["Updating"] == NOW
@@ -246,7 +276,7 @@ def test_conditions_of_others_stay_and_times_move_with_the_status_alone() -> Non
 
 def test_nothing_changes_when_nothing_happened() -> None:
     nodes: list[NodeFacts] = [node("a", NEW), on_its_way("b")]
-    first = calculate(View(pool(), NEW, nodes), now=NOW)
+    first = compute_status(PoolStatusInput(pool(), NEW, nodes), now=NOW)
     again = MachineConfigPool.from_json(
         {
             "metadata": {"name": "worker", "generation": 7},
@@ -254,16 +284,18 @@ def test_nothing_changes_when_nothing_happened() -> None:
             "status": first.to_json(),
         }
     )
-    assert calculate(View(again, NEW, nodes), now="2027-01-01T00:00:00Z") == first
+    assert compute_status(PoolStatusInput(again, NEW, nodes), now="2027-01-01T00:00:00Z") == first
 
 
 def test_nodes_are_counted_by_their_reports_where_there_are_any() -> None:
-    target = Target("new")
+    target = RolloutTarget("new")
     reports = {
-        "a": Reported("a", config="new", updated=True),
-        "b": Reported("b", config="new", degraded="x"),
-        "c": Reported("c", config="old", updated=True),
+        "a": NodeReport("a", config="new", is_updated=True),
+        "b": NodeReport("b", config="new", degraded_message="x"),
+        "c": NodeReport("c", config="old", is_updated=True),
     }
     nodes = [node("a", NEW), node("b", NEW), node("c", NEW), node("d", NEW)]
-    assert count(nodes, target, reports) == Counts(total=4, updated=1, ready=1, degraded=1)
-    assert count(nodes, target) == Counts(total=4, updated=4, ready=4)
+    assert count_nodes(nodes, target, reports) == PoolCounts(
+        total=4, updated=1, ready=1, degraded=1
+    )
+    assert count_nodes(nodes, target) == PoolCounts(total=4, updated=4, ready=4)

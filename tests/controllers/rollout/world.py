@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from treenail.api import annotations as key
-from treenail.clock import rfc3339
-from treenail.controllers.rollout.nodes import NodeFacts, Target
-from treenail.controllers.rollout.observe import SeenPool
-from treenail.controllers.rollout.policy import POLICY
-from treenail.errors import Conflict, NotFound, Unreachable
-from treenail.kube.client import PatchKind
-from treenail.kube.events import Regarding
+from treenail.clock import format_rfc3339
+from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.rollout.observe import ObservedPool
+from treenail.controllers.rollout.policy import ROLLOUT_POLICY
+from treenail.errors import ConflictError, NotFoundError, UnreachableError
+from treenail.kube.client import PatchType
+from treenail.kube.events import ObjectReference
 from treenail.kube.resources import MACHINECONFIGPOOLS, MACHINECONFIGS, NODES, Resource
 
 Json = dict[str, Any]
@@ -37,7 +37,7 @@ class World:
         self.told: dict[str, dict[str, Json]] = {}
         self.backlog: dict[str, list[tuple[str, Json | None]]] = {}
         self.takes_s = takes_s
-        self.bad: set[Target] = set()
+        self.bad: set[RolloutTarget] = set()
         self.not_there: set[str | None] = set()
         self.stays_cordoned = True
         self.seconds = 1_000_000_000.0
@@ -62,11 +62,11 @@ class World:
 
     # What a controller sees.
 
-    def pools(self) -> Mapping[str, SeenPool]:
+    def list_pools(self) -> Mapping[str, ObservedPool]:
         found = self.told.get("machineconfigpools", {})
-        return {name: SeenPool.from_json(document) for name, document in found.items()}
+        return {name: ObservedPool.from_json(document) for name, document in found.items()}
 
-    def nodes(self) -> Mapping[str, NodeFacts]:
+    def list_nodes(self) -> Mapping[str, NodeFacts]:
         return {name: self.facts(found) for name, found in self.told.get("nodes", {}).items()}
 
     def deliver(self, plural: str = "", count: int | None = None) -> None:
@@ -92,7 +92,7 @@ class World:
         resource: Resource,
         name: str,
         body: Json,
-        kind: PatchKind = PatchKind.MERGE,
+        patch_type: PatchType = PatchType.MERGE,
         *,
         subresource: str = "",
     ) -> Json:
@@ -102,28 +102,28 @@ class World:
         if fault == "kill before":
             raise Killed
         if fault == "unreachable":
-            raise Unreachable("no answer")
+            raise UnreachableError("no answer")
         if resource.plural not in ("nodes", "machineconfigpools"):
-            raise NotFound(f"{resource.plural}: no such kind")
-        assert kind is PatchKind.MERGE
+            raise NotFoundError(f"{resource.plural}: no such kind")
+        assert patch_type is PatchType.MERGE
         found = self._object(resource.plural, name)
         version = body["metadata"].get("resourceVersion")
         if version is not None and version != found["metadata"]["resourceVersion"]:
-            raise Conflict(f"{name} changed")
+            raise ConflictError(f"{name} changed")
         if fault == "conflict":
             self.touch(resource.plural, name)
-            raise Conflict(f"{name} changed")
+            raise ConflictError(f"{name} changed")
         self.on_write(resource.plural, name, body)
         part = {"status": body["status"]} if subresource else {**body, "status": {}}
         answer = self._store(resource.plural, name, merged(found, part))
         self.writes.append((resource.plural, name, body))
         if fault == "lost":
-            raise Unreachable("the answer got lost")
+            raise UnreachableError("the answer got lost")
         if fault == "kill after":
             raise Killed
         return copy.deepcopy(answer)
 
-    def warning(self, regarding: Regarding, reason: str, message: str) -> None:
+    def record_warning(self, regarding: ObjectReference, reason: str, message: str) -> None:
         self.warnings.append((regarding.name, reason, message))
 
     # What others do.
@@ -173,7 +173,7 @@ class World:
         """Create the pool, or change what it asks for."""
         before = self.objects.get("machineconfigpools", {}).get(name, {"metadata": {}})
         notes = {**before["metadata"].get("annotations", {}), **spec.pop("annotations", {})}
-        notes[POLICY] = policy
+        notes[ROLLOUT_POLICY] = policy
         notes = {note: text for note, text in notes.items() if text is not None}
         selector = {"matchLabels": {f"node-role.kubernetes.io/{name}": ""}}
         self.put(
@@ -228,7 +228,7 @@ class World:
         try:
             return self.objects[plural][name]
         except KeyError:
-            raise NotFound(f"{plural} {name}: not found") from None
+            raise NotFoundError(f"{plural} {name}: not found") from None
 
     def _store(self, plural: str, name: str, document: Json) -> Json:
         self._version += 1
@@ -241,33 +241,33 @@ class World:
 
     def _staged(self, node: NodeFacts) -> Json:
         """What the agent of a node at rest says of what it is to stage ahead; empty for no news."""
-        wish = node.stage
-        if not node.done or not node.healthy:
+        wish = node.prestage_target
+        if not node.is_done or not node.is_healthy:
             return {}
         if wish is None:
-            said = node.staged or node.staging_error
+            said = node.prestaged_image or node.prestage_error
             return _reported(None, None) if said else {}
         if wish.image in self.not_there:
-            return {} if node.staging_error else _reported(None, f"{wish.image}: manifest unknown")
-        return {} if node.staged == wish.image else _reported(wish.image, None)
+            return {} if node.prestage_error else _reported(None, f"{wish.image}: manifest unknown")
+        return {} if node.prestaged_image == wish.image else _reported(wish.image, None)
 
     def _agent(self, node: NodeFacts, document: Json) -> Json:
         """What the agent of the node writes now."""
         if ahead := self._staged(node):
             return ahead
         by_hand = bool(document["spec"].get("byHand"))
-        if node.started_at is None or node.done:
+        if node.started_at is None or node.is_done:
             return {"spec": {"unschedulable": False}} if _left_cordoned(node, by_hand) else {}
         since_s = self.seconds - node.started_at
-        target = Target(node.desired_config, node.desired_image)
-        if since_s < ANSWER_S or not node.healthy:
+        target = RolloutTarget(node.desired_config, node.desired_image)
+        if since_s < ANSWER_S or not node.is_healthy:
             return {}
         if since_s < self.takes_s:
             if node.state == "Working":
                 return {}
             return report(node, "Working", unschedulable=True)
         if target in self.bad:
-            if node.degraded:
+            if node.is_degraded:
                 return {}
             stays = self.stays_cordoned or by_hand
             return report(node, "Degraded", "it does not boot", unschedulable=stays)
@@ -279,7 +279,7 @@ class World:
 
 
 def _reported(staged: str | None, error: str | None) -> Json:
-    return {"metadata": {"annotations": {key.STAGED: staged, key.STAGING_ERROR: error}}}
+    return {"metadata": {"annotations": {key.PRESTAGED: staged, key.PRESTAGE_ERROR: error}}}
 
 
 def _left_cordoned(node: NodeFacts, by_hand: bool) -> bool:
@@ -295,7 +295,7 @@ def report(node: NodeFacts, state: str, reason: str = "", *, unschedulable: bool
 
 def ready(*, healthy: bool, at: float) -> Json:
     status = "True" if healthy else "Unknown"
-    return {"type": "Ready", "status": status, "lastTransitionTime": rfc3339(at)}
+    return {"type": "Ready", "status": status, "lastTransitionTime": format_rfc3339(at)}
 
 
 def merged(target: Any, patch: Any) -> Any:
@@ -314,11 +314,11 @@ def merged(target: Any, patch: Any) -> Any:
 class NoGates:
     """Nobody else is asked."""
 
-    def ask(self, policy: object) -> None:
+    def check_alerts(self, policy: object) -> None:
         return None
 
-    def lock(self, server: object, node: str) -> None:
+    def acquire_lock(self, server: object, node: str) -> None:
         return None
 
-    def unlock(self, server: object, node: str) -> None:
+    def release_lock(self, server: object, node: str) -> None:
         return None

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from treenail.controllers.runtime.health import HealthServer, address
-from treenail.controllers.runtime.metrics import Metrics
+from treenail.controllers.runtime.health import HealthServer, parse_address
+from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.errors import UsageError
 
 
@@ -21,8 +21,8 @@ class State:
 
 @contextmanager
 def serving(state: State) -> Iterator[int]:
-    metrics = Metrics()
-    metrics.gauge("leader", "Whether it leads.").read(by=lambda: 0)
+    metrics = ControllerMetrics()
+    metrics.add_gauge("leader", "Whether it leads.").set_function(by=lambda: 0)
     server = HealthServer(
         "127.0.0.1", 0, metrics, healthy=lambda: state.unwell, ready=lambda: state.missing
     )
@@ -59,7 +59,7 @@ def test_one_who_says_nothing_holds_nobody_up() -> None:
 
 def test_address_that_is_taken_is_refused_in_a_sentence() -> None:
     with serving(State()) as port, pytest.raises(UsageError, match=rf"127\.0\.0\.1:{port}: "):
-        HealthServer("127.0.0.1", port, Metrics(), healthy=str, ready=str)
+        HealthServer("127.0.0.1", port, ControllerMetrics(), healthy=str, ready=str)
 
 
 @pytest.mark.parametrize(
@@ -72,15 +72,15 @@ def test_address_that_is_taken_is_refused_in_a_sentence() -> None:
     ],
 )
 def test_address_is_read(text: str, found: tuple[str, int]) -> None:
-    assert address(text) == found
+    assert parse_address(text) == found
 
 
 @pytest.mark.parametrize("text", ["", "8080", "host:", "host:http", ":65536", ":-1", ":²"])
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is no address"):
-        address(text)
+        parse_address(text)
 
 
 def test_all_addresses_are_listened_on() -> None:
-    with HealthServer("", 0, Metrics(), healthy=str, ready=str) as server:
+    with HealthServer("", 0, ControllerMetrics(), healthy=str, ready=str) as server:
         assert get(server.port, "/healthz") == (200, "ok\n")

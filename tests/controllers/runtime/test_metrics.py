@@ -2,20 +2,20 @@
 
 import pytest
 
-from treenail.controllers.runtime.metrics import Metrics
+from treenail.controllers.runtime.metrics import ControllerMetrics
 
 
 def test_all_metrics_are_printed_with_what_they_are() -> None:
-    metrics = Metrics()
-    turns = metrics.counter("turns_total", "Turns taken.", ("controller", "result"))
-    turns.add("drain", "error")
-    turns.add("drain", "success", amount=2)
-    metrics.gauge("leader", "Whether it leads.").read(by=lambda: 1)
-    took = metrics.histogram("turn_seconds", "How long.", ("controller",), buckets=(0.5, 1))
+    metrics = ControllerMetrics()
+    turns = metrics.add_counter("turns_total", "Turns taken.", ("controller", "result"))
+    turns.increment("drain", "error")
+    turns.increment("drain", "success", amount=2)
+    metrics.add_gauge("leader", "Whether it leads.").set_function(by=lambda: 1)
+    took = metrics.add_histogram("turn_seconds", "How long.", ("controller",), buckets=(0.5, 1))
     for seconds in (0.25, 0.5, 7):
         took.observe(seconds, "drain")
 
-    assert metrics.text() == (
+    assert metrics.render_text() == (
         "# HELP treenail_controller_leader Whether it leads.\n"
         "# TYPE treenail_controller_leader gauge\n"
         "treenail_controller_leader 1\n"
@@ -34,26 +34,26 @@ def test_all_metrics_are_printed_with_what_they_are() -> None:
 
 
 def test_value_of_a_label_can_be_any_text() -> None:
-    metrics = Metrics()
-    metrics.counter("odd_total", "Odd.", ("what",)).add('a"b\\c\nd')
+    metrics = ControllerMetrics()
+    metrics.add_counter("odd_total", "Odd.", ("what",)).increment('a"b\\c\nd')
 
-    assert metrics.text().splitlines()[-1] == (
+    assert metrics.render_text().splitlines()[-1] == (
         'treenail_controller_odd_total{what="a\\"b\\\\c\\nd"} 1'
     )
 
 
 def test_metric_without_observations_says_what_it_is() -> None:
-    metrics = Metrics()
-    metrics.counter("rare_total", "Rare.")
+    metrics = ControllerMetrics()
+    metrics.add_counter("rare_total", "Rare.")
 
-    assert metrics.text() == (
+    assert metrics.render_text() == (
         "# HELP treenail_controller_rare_total Rare.\n"
         "# TYPE treenail_controller_rare_total counter\n"
     )
 
 
 def test_two_metrics_of_one_name_are_a_mistake() -> None:
-    metrics = Metrics()
-    metrics.counter("a_total", "A.")
+    metrics = ControllerMetrics()
+    metrics.add_counter("a_total", "A.")
     with pytest.raises(ValueError, match="two metrics treenail_controller_a_total"):
-        metrics.gauge("a_total", "A.")
+        metrics.add_gauge("a_total", "A.")

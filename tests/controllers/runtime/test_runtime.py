@@ -10,22 +10,22 @@ import pytest
 
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
-from treenail.controllers.runtime.informers import Informers, View
-from treenail.controllers.runtime.metrics import Metrics
-from treenail.controllers.runtime.runtime import Runtime, Stand, alone
-from treenail.controllers.runtime.workers import Controller, Crew, LookAt
+from treenail.controllers.runtime.informers import Informers, InformerView
+from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.runtime import ControllerRuntime, MakeElector, make_sole_leader
+from treenail.controllers.runtime.workers import Controller, ControllerSettings, Enqueue
 from treenail.errors import ClusterError, ConfigError
 from treenail.kube.client import Client, Json
 from treenail.kube.kubeconfig import read_kubeconfig
-from treenail.kube.lease import Candidacy, Election
+from treenail.kube.lease import LeaderElectionConfig, LeaderElector
 from treenail.kube.resources import CONFIGMAPS, LEASES
 from treenail.kube.transport import HttpTransport
-from treenail.kube.watch import Scope
-from treenail_lab.apiserver.serving.faults import Match, Reject
+from treenail.kube.watch import WatchScope
+from treenail_lab.apiserver.serving.faults import FaultMatch, RejectFault
 from treenail_lab.apiserver.serving.server import LabServer
 
 CLOCK = SystemClock()
-PLACE = Scope(CONFIGMAPS, namespace="default")
+PLACE = WatchScope(CONFIGMAPS, namespace="default")
 
 
 def word(found: Json) -> str:
@@ -53,11 +53,11 @@ class Reader:
     def name(self) -> str:
         return self._name
 
-    def watch(self, informers: Informers, look_at: LookAt) -> None:
-        self.view: View[str] = informers.view(PLACE, word)
-        self.view.tell(lambda key, _before, _after: look_at(key))
+    def register_watches(self, informers: Informers, enqueue: Enqueue) -> None:
+        self.view: InformerView[str] = informers.add_view(PLACE, word)
+        self.view.add_handler(lambda key, _before, _after: enqueue(key))
 
-    def sync(self, key: str) -> float | None:
+    def sync_key(self, key: str) -> float | None:
         self.turns[key] += 1
         self.hold.wait(10)
         if key in self.trouble:
@@ -77,7 +77,7 @@ def server(tmp_path: Path) -> Iterator[LabServer]:
 
 @pytest.fixture
 def client(server: LabServer) -> Iterator[Client]:
-    transport = HttpTransport(read_kubeconfig(str(server.admin_kubeconfig)), CLOCK, keep=4)
+    transport = HttpTransport(read_kubeconfig(str(server.admin_kubeconfig)), CLOCK, max_kept=4)
     yield Client(transport)
     transport.close()
 
@@ -85,11 +85,15 @@ def client(server: LabServer) -> Iterator[Client]:
 class Process:
     """A runtime on a thread of its own."""
 
-    def __init__(self, client: Client, *controllers: Controller, stand: Stand = alone) -> None:
-        self.metrics = Metrics()
+    def __init__(
+        self, client: Client, *controllers: Controller, stand: MakeElector = make_sole_leader
+    ) -> None:
+        self.metrics = ControllerMetrics()
         informers = Informers(client, CLOCK)
-        crews = [Crew(each, first_s=0.01, most_s=0.05) for each in controllers]
-        self.runtime = Runtime(crews, informers, CLOCK, self.metrics, stand=stand)
+        crews = [
+            ControllerSettings(each, first_retry_s=0.01, max_retry_s=0.05) for each in controllers
+        ]
+        self.runtime = ControllerRuntime(crews, informers, CLOCK, self.metrics, make_elector=stand)
         self.stop = threading.Event()
         self.ended: list[bool] = []
         self._thread = threading.Thread(
@@ -106,7 +110,9 @@ class Process:
 
 
 @contextmanager
-def running(client: Client, *controllers: Controller, stand: Stand = alone) -> Iterator[Process]:
+def running(
+    client: Client, *controllers: Controller, stand: MakeElector = make_sole_leader
+) -> Iterator[Process]:
     process = Process(client, *controllers, stand=stand)
     process.start()
     try:
@@ -115,10 +121,14 @@ def running(client: Client, *controllers: Controller, stand: Stand = alone) -> I
         process.end()
 
 
-def standing(client: Client, identity: str) -> Stand:
+def standing(client: Client, identity: str) -> MakeElector:
     """A candidate that tries often."""
-    candidacy = Candidacy("kube-system", "c", identity, lease_s=3, renew_s=0.4, retry_s=0.05)
-    return lambda gain, loss: Election(client, candidacy, CLOCK, on_gain=gain, on_loss=loss)
+    candidacy = LeaderElectionConfig(
+        "kube-system", "c", identity, lease_duration_s=3, renew_deadline_s=0.4, retry_period_s=0.05
+    )
+    return lambda gain, loss: LeaderElector(
+        client, candidacy, CLOCK, on_started_leading=gain, on_stopped_leading=loss
+    )
 
 
 def put(client: Client, name: str, value: str) -> None:
@@ -140,8 +150,8 @@ def test_each_change_is_looked_at(client: Client) -> None:
         wait_until(lambda: reader.seen[1:] == [("default/a", "two")])
         change(client, "a", {"data": {"word": None}})
         wait_until(lambda: reader.seen[2:] == [("default/a", None)])
-        assert reader.view.all() == {}
-        assert process.runtime.missing == process.runtime.stuck == ""
+        assert reader.view.get_all() == {}
+        assert process.runtime.unsynced_reason == process.runtime.stuck_reason == ""
     assert reader.closed
     assert process.ended == [True]
 
@@ -151,7 +161,9 @@ def test_controllers_share_the_watch_of_a_kind(server: LabServer, client: Client
     readers = Reader("first"), Reader("second")
     with running(client, *readers):
         wait_until(lambda: all(reader.seen for reader in readers))
-        wait_until(lambda: server.call(lambda api: api.watches.counts()) == {"configmaps": 1})
+        wait_until(
+            lambda: server.call_api(lambda api: api.watches.count_watches()) == {"configmaps": 1}
+        )
         assert server.count_requests(verb="list", resource="configmaps") == 1
 
 
@@ -166,7 +178,7 @@ def test_error_of_one_key_holds_up_no_other(client: Client, error: Exception) ->
         wait_until(lambda: reader.turns["default/a"] >= 3)
         reader.trouble.clear()
         wait_until(lambda: ("default/a", "one") in reader.seen)
-    text = process.metrics.text()
+    text = process.metrics.render_text()
     assert 'reconciles_total{controller="reader",result="success"} 2\n' in text
     assert 'reconcile_errors_total{controller="reader"}' in text
 
@@ -181,12 +193,12 @@ def test_turn_says_when_the_next_one_is_due(client: Client) -> None:
 
 def test_nothing_is_done_before_everything_was_seen(server: LabServer, client: Client) -> None:
     put(client, "a", "one")
-    server.inject(Reject(503, retry_after_s=0), Match(resource="configmaps"))
+    server.inject_fault(RejectFault(503, retry_after_s=0), FaultMatch(resource="configmaps"))
     reader = Reader()
     with running(client, reader) as process:
-        wait_until(lambda: "unable to handle the request" in process.runtime.missing)
+        wait_until(lambda: "unable to handle the request" in process.runtime.unsynced_reason)
         assert reader.turns == {}
-        server.lift()
+        server.lift_fault()
         wait_until(lambda: reader.seen == [("default/a", "one")])
 
 
@@ -211,14 +223,14 @@ def test_one_of_two_processes_acts_and_hands_over_when_it_ends(client: Client) -
     with running(client, first, stand=standing(client, "first")) as leader:
         wait_until(lambda: first.seen)
         with running(client, second, stand=standing(client, "second")) as standby:
-            wait_until(lambda: not standby.runtime.missing)
-            assert "leader 0" in standby.metrics.text()
+            wait_until(lambda: not standby.runtime.unsynced_reason)
+            assert "leader 0" in standby.metrics.render_text()
             change(client, "a", {"data": {"word": "two"}})
             wait_until(lambda: first.seen[1:] == [("default/a", "two")])
             assert second.seen == []
             leader.end()
             wait_until(lambda: second.seen == [("default/a", "two")])
-            assert "leader 1" in standby.metrics.text()
+            assert "leader 1" in standby.metrics.render_text()
     assert (leader.ended, standby.ended) == ([True], [True])
 
 
@@ -242,7 +254,7 @@ def test_leader_that_can_not_renew_begins_no_turn(server: LabServer, client: Cli
     process = Process(client, reader, stand=standing(client, "us"))
     process.start()
     wait_until(lambda: reader.seen)
-    server.inject(Reject(503, retry_after_s=0), Match(resource="leases"))
+    server.inject_fault(RejectFault(503, retry_after_s=0), FaultMatch(resource="leases"))
     wait_until(lambda: process.ended)
     process.end()
     change(client, "a", {"data": {"word": "two"}})

@@ -80,21 +80,21 @@ def test_wait_for_a_worker_is_measured() -> None:
 
 
 def test_pauses_double_for_each_key_by_itself_until_it_is_forgotten() -> None:
-    found = queue(FakeClock(), first_s=1, most_s=5)
+    found = queue(FakeClock(), first_retry_s=1, max_retry_s=5)
 
-    assert [found.retry("a") for _ in range(5)] == [1, 2, 4, 5, 5]
-    assert found.retry("b") == 1
+    assert [found.add_rate_limited("a") for _ in range(5)] == [1, 2, 4, 5, 5]
+    assert found.add_rate_limited("b") == 1
     found.forget("a")
-    assert found.retry("a") == 1
-    assert found.retry("a", least_s=60) == 60
+    assert found.add_rate_limited("a") == 1
+    assert found.add_rate_limited("a", min_s=60) == 60
     assert found.retries == 8
 
 
 def test_pauses_differ_by_chance() -> None:
     chances = iter((0.0, 0.5))
-    found = WorkQueue(FakeClock(), first_s=1, jitter=lambda: next(chances))
+    found = WorkQueue(FakeClock(), first_retry_s=1, jitter=lambda: next(chances))
 
-    assert (found.retry("a"), found.retry("b")) == (1, 0.75)
+    assert (found.add_rate_limited("a"), found.add_rate_limited("b")) == (1, 0.75)
 
 
 def test_closed_queue_hands_out_nothing() -> None:

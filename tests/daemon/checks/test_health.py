@@ -7,20 +7,20 @@ import pytest
 
 from tests.fakes.clock import FakeClock
 from treenail.api.node import Node
-from treenail.daemon.checks.health import Health, Probes
-from treenail.daemon.settings.settings import Trial as Limits
-from treenail.errors import BusError, FileError, Unreachable
-from treenail.host.systemd.systemd import Unit
-from treenail.update.checks.health import Check, Trial
-from treenail.update.state.boot_trial import Probation
+from treenail.daemon.checks.health import HealthChecker, HealthProbes
+from treenail.daemon.settings.settings import HealthSettings as Limits
+from treenail.errors import BusError, FileError, UnreachableError
+from treenail.host.systemd.systemd import SystemdUnit
+from treenail.update.checks.health import BootTrialStatus, HealthCheckResult
+from treenail.update.state.boot_trial import BootTrial
 
 BOOT = "boot-2"
 WELL = [
-    Check("Kubelet", well=True),
-    Check("ContainerRuntime", well=True),
-    Check("Greenboot", well=None),
-    Check("ApiServer", well=True),
-    Check("NodeReady", well=True),
+    HealthCheckResult("Kubelet", is_passing=True),
+    HealthCheckResult("ContainerRuntime", is_passing=True),
+    HealthCheckResult("Greenboot", is_passing=None),
+    HealthCheckResult("ApiServer", is_passing=True),
+    HealthCheckResult("NodeReady", is_passing=True),
 ]
 
 
@@ -44,65 +44,67 @@ class Machine:
     unreadable: bool = False
     api_away: bool = False
     user_space_at: float = 0.0
-    seen: Node | None = field(default_factory=lambda: Node("node-1", ready=True, boot_id=BOOT))
+    seen: Node | None = field(default_factory=lambda: Node("node-1", is_ready=True, boot_id=BOOT))
     clock: FakeClock = field(default_factory=FakeClock)
 
-    def units(self, *names: str) -> tuple[Unit, ...]:
+    def list_units(self, *names: str) -> tuple[SystemdUnit, ...]:
         if self.bus_away:
             raise BusError("systemd does not answer")
         there = {name: self.units_there.get(name, ("not-found", "inactive")) for name in names}
-        return tuple(Unit(name, *states, "", "/") for name, states in there.items())
+        return tuple(SystemdUnit(name, *states, "", "/") for name, states in there.items())
 
-    def unit_file_state(self, unit: str) -> str:
+    def read_unit_file_state(self, unit: str) -> str:
         return self.files[unit]
 
-    def started_at(self) -> float:
+    def read_userspace_start(self) -> float:
         return self.user_space_at
 
-    def problem(self, unit: str) -> str:
+    def find_problem(self, unit: str) -> str:
         self.asked.append(unit)
         return self.runtime_problem
 
-    def names(self) -> tuple[str, ...]:
+    def list_checks(self) -> tuple[str, ...]:
         if self.unreadable:
             raise FileError("too many")
         return tuple(self.own)
 
-    def run(self, name: str, *, limit_s: float) -> str:
-        self.ran.append((name, limit_s))
+    def run_check(self, name: str, *, timeout_s: float) -> str:
+        self.ran.append((name, timeout_s))
         return self.own[name]
 
-    def node(self) -> Node | None:
+    def get_cached_node(self) -> Node | None:
         return self.seen
 
-    def refresh(self) -> None:
+    def refresh_node(self) -> None:
         if self.api_away:
-            raise Unreachable("connection refused")
+            raise UnreachableError("connection refused")
 
-    def health(self) -> Health:
-        probes = Probes(self, self, self, self)
+    def health(self) -> HealthChecker:
+        probes = HealthProbes(self, self, self, self)
         limits = Limits(deadline_s=100.0, settle_s=10.0, check_s=30.0)
-        return Health(probes, limits, self.clock, alive=lambda: None)
+        return HealthChecker(probes, limits, self.clock, send_heartbeat=lambda: None)
 
-    def probation(self) -> Probation:
-        return Probation(boot_id=BOOT, since=self.clock.monotonic())
+    def probation(self) -> BootTrial:
+        return BootTrial(boot_id=BOOT, began_monotonic=self.clock.monotonic())
 
 
-def failing(trial: Trial) -> list[tuple[str, str]]:
-    return [(each.name, each.text) for each in trial.checks if each.well is False]
+def failing(trial: BootTrialStatus) -> list[tuple[str, str]]:
+    return [(each.name, each.problem) for each in trial.checks if each.is_passing is False]
 
 
 def looked(machine: Machine) -> list[tuple[str, str]]:
-    return failing(machine.health().look(machine.probation(), BOOT))
+    return failing(machine.health().run_checks(machine.probation(), BOOT))
 
 
 def test_a_machine_that_is_well_passes_every_check() -> None:
     machine = Machine()
     health, probation = machine.health(), machine.probation()
-    assert health.look(probation, BOOT) == Trial(0.0, 100.0, 10.0, tuple(WELL), True, 0.0)
+    assert health.run_checks(probation, BOOT) == BootTrialStatus(
+        0.0, 100.0, 10.0, tuple(WELL), True, 0.0
+    )
     machine.clock.move(7.0)
-    later = health.look(probation, BOOT)
-    assert (later.elapsed_s, later.well_for_s) == (7.0, 7.0)
+    later = health.run_checks(probation, BOOT)
+    assert (later.elapsed_s, later.healthy_for_s) == (7.0, 7.0)
 
 
 def test_units_that_are_not_active_are_named_with_their_state() -> None:
@@ -163,9 +165,9 @@ def test_a_greenboot_that_is_switched_off_is_not_asked_for(
     unit = "greenboot-healthcheck.service"
     machine = Machine(files={unit: file})
     machine.units_there[unit] = states
-    check = machine.health().look(machine.probation(), BOOT).checks[2]
+    check = machine.health().run_checks(machine.probation(), BOOT).checks[2]
     text = "" if found is not False else f"{unit} is {states[1]}"
-    assert check == Check("Greenboot", found, text)
+    assert check == HealthCheckResult("Greenboot", found, text)
 
 
 def test_a_runtime_that_does_not_answer_is_not_well_though_its_unit_is_active() -> None:
@@ -174,8 +176,8 @@ def test_a_runtime_that_does_not_answer_is_not_well_though_its_unit_is_active() 
 
 
 def test_a_machine_without_kubernetes_has_nothing_to_ask() -> None:
-    trial = Machine(units_there={}).health().look(Probation(), BOOT)
-    assert [each.well for each in trial.checks[:3]] == [None, None, None]
+    trial = Machine(units_there={}).health().run_checks(BootTrial(), BOOT)
+    assert [each.is_passing for each in trial.checks[:3]] == [None, None, None]
 
 
 def test_a_systemd_that_does_not_answer_is_not_well() -> None:
@@ -185,19 +187,19 @@ def test_a_systemd_that_does_not_answer_is_not_well() -> None:
 
 
 def test_with_the_api_server_away_nobody_can_say_whether_the_node_is_ready() -> None:
-    trial = Machine(api_away=True).health().look(Probation(), BOOT)
+    trial = Machine(api_away=True).health().run_checks(BootTrial(), BOOT)
     assert failing(trial) == [("ApiServer", "connection refused")]
-    assert not trial.api_answers
-    assert trial.checks[-1] == Check("NodeReady", well=None)
+    assert not trial.is_api_reachable
+    assert trial.checks[-1] == HealthCheckResult("NodeReady", is_passing=None)
 
 
 def test_a_node_has_to_be_ready_in_this_boot() -> None:
     for node, text in (
         (None, "there is no such Node"),
-        (Node("node-1", not_ready="CNI is not up"), "CNI is not up"),
+        (Node("node-1", not_ready_message="CNI is not up"), "CNI is not up"),
         (Node("node-1"), "the Node is not Ready"),
         (
-            Node("node-1", ready=True, boot_id="boot-1"),
+            Node("node-1", is_ready=True, boot_id="boot-1"),
             "the kubelet has not reported since the boot",
         ),
     ):
@@ -205,7 +207,7 @@ def test_a_node_has_to_be_ready_in_this_boot() -> None:
 
 
 def test_after_a_soft_reboot_a_node_has_to_be_heard_of_since() -> None:
-    node = Node("node-1", ready=True, boot_id=BOOT, heard="2026-01-01T12:00:00Z")
+    node = Node("node-1", is_ready=True, boot_id=BOOT, last_heartbeat="2026-01-01T12:00:00Z")
     soft = f"{BOOT}+1"
     for started, expected in (
         ("12:00:00", []),
@@ -213,18 +215,18 @@ def test_after_a_soft_reboot_a_node_has_to_be_heard_of_since() -> None:
     ):
         at = datetime.fromisoformat(f"2026-01-01T{started}+00:00").timestamp()
         machine = Machine(seen=node, user_space_at=at)
-        assert failing(machine.health().look(machine.probation(), soft)) == expected
+        assert failing(machine.health().run_checks(machine.probation(), soft)) == expected
 
 
 def test_the_owners_checks_are_made_last_and_not_again_once_passed() -> None:
     machine = Machine(own={"dns": "no answer", "disk": ""})
     health, probation = machine.health(), machine.probation()
-    assert failing(health.look(probation, BOOT)) == [("health.d/dns", "no answer")]
+    assert failing(health.run_checks(probation, BOOT)) == [("health.d/dns", "no answer")]
     machine.own["dns"] = ""
-    assert failing(health.look(probation, BOOT)) == []
+    assert failing(health.run_checks(probation, BOOT)) == []
     assert [name for name, _ in machine.ran] == ["dns", "disk", "dns"]
     machine.runtime_problem = "gone"
-    assert len(health.look(probation, BOOT).checks) == len(WELL)
+    assert len(health.run_checks(probation, BOOT).checks) == len(WELL)
 
 
 def test_a_check_may_not_take_longer_than_the_trial() -> None:
@@ -232,7 +234,7 @@ def test_a_check_may_not_take_longer_than_the_trial() -> None:
     health, probation = machine.health(), machine.probation()
     for move_s in (80.0, 30.0):
         machine.clock.move(move_s)
-        health.look(probation, BOOT)
+        health.run_checks(probation, BOOT)
     assert machine.ran == [("slow", 20.0), ("slow", 1.0)]
 
 
@@ -243,14 +245,14 @@ def test_checks_that_cannot_be_listed_are_not_well() -> None:
 def test_a_check_says_for_how_long_it_has_been_so_and_a_relapse_begins_anew() -> None:
     machine = Machine(runtime_problem="no answer")
     health, probation = machine.health(), machine.probation()
-    health.look(probation, BOOT)
+    health.run_checks(probation, BOOT)
     machine.clock.move(20.0)
-    assert health.look(probation, BOOT).checks[1].since_s == 20.0
+    assert health.run_checks(probation, BOOT).checks[1].since_s == 20.0
     machine.runtime_problem = ""
     machine.clock.move(5.0)
-    assert health.look(probation, BOOT).well_for_s == 0.0
+    assert health.run_checks(probation, BOOT).healthy_for_s == 0.0
     machine.clock.move(9.0)
-    assert health.look(probation, BOOT).well_for_s == 9.0
+    assert health.run_checks(probation, BOOT).healthy_for_s == 9.0
     machine.runtime_problem = "again"
-    relapsed = health.look(probation, BOOT)
-    assert (relapsed.well_for_s, relapsed.checks[1].since_s) == (0.0, 0.0)
+    relapsed = health.run_checks(probation, BOOT)
+    assert (relapsed.healthy_for_s, relapsed.checks[1].since_s) == (0.0, 0.0)

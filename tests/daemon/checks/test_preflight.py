@@ -7,19 +7,25 @@ import pytest
 
 from tests.fakes.clock import FakeClock
 from tests.update.build import B
-from treenail.daemon.checks.preflight import Preflight, Probes
-from treenail.daemon.checks.signature_policy import verifies
+from treenail.daemon.checks.preflight import PreflightChecker, PreflightProbes
+from treenail.daemon.checks.signature_policy import needs_signature
 from treenail.errors import BusError, PreflightError
 from treenail.host.container import registry
-from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.host.ostree.deployments import Deployment, Deployments
-from treenail.host.systemd.logind import Inhibitor
-from treenail.host.systemd.systemd import Unit
-from treenail.update.checks.preflight import Layer, Manifest, Reason, Trouble, findings
-from treenail.update.checks.signature_policy import Rule, Trust
-from treenail.update.state.record import Record, to_json
-from treenail.update.state.retention import Retained
+from treenail.host.ostree.deployments import DeploymentStatus, OstreeDeployment
+from treenail.host.systemd.logind import InhibitorLock
+from treenail.host.systemd.systemd import SystemdUnit
+from treenail.update.checks.preflight import (
+    ImageLayer,
+    ImageManifest,
+    PreflightReason,
+    RegistryProblem,
+    find_preflight_problems,
+)
+from treenail.update.checks.signature_policy import SignatureRule, SignatureTrust
+from treenail.update.state.record import LedgerRecord, to_json
+from treenail.update.state.retention import RetainedDeployment
 
 LABELS = {"containers.bootc": "1"}
 
@@ -28,50 +34,52 @@ class Machine:
     """Everybody who is asked, on a machine in order."""
 
     def __init__(self) -> None:
-        self.answer: registry.Inspected | registry.Trouble | None = registry.Inspected(
-            "amd64", 100.0, (registry.Blob("sha256:1", 10),), LABELS
+        self.answer: registry.ImageInspection | registry.InspectionProblem | None = (
+            registry.ImageInspection(
+                "amd64", 100.0, (registry.RegistryLayer("sha256:1", 10),), LABELS
+            )
         )
         self.asked: list[tuple[str, str]] = []
-        self.held: list[Inhibitor] = []
+        self.held: list[InhibitorLock] = []
         self.active: tuple[str, ...] = ()
-        self.deployments: tuple[Deployment, ...] = ()
+        self.deployments: tuple[OstreeDeployment, ...] = ()
         self.ledger: dict[str, object] | None = None
 
-    def inspect(
+    def inspect_image(
         self, image: str, *, auth_file: str = ""
-    ) -> registry.Inspected | registry.Trouble | None:
+    ) -> registry.ImageInspection | registry.InspectionProblem | None:
         self.asked.append((image, auth_file))
         return self.answer
 
-    def units(self, *names: str) -> tuple[Unit, ...]:
-        return tuple(Unit(name, "loaded", "active", "", "/") for name in self.active)
+    def list_units(self, *names: str) -> tuple[SystemdUnit, ...]:
+        return tuple(SystemdUnit(name, "loaded", "active", "", "/") for name in self.active)
 
-    def inhibitors(self) -> tuple[Inhibitor, ...]:
+    def list_inhibitors(self) -> tuple[InhibitorLock, ...]:
         return tuple(self.held)
 
-    def synchronized(self) -> bool | None:
+    def is_synchronized(self) -> bool | None:
         return True
 
-    def architecture(self) -> str:
+    def find_architecture(self) -> str:
         return "amd64"
 
-    def look(self) -> Deployments:
-        return Deployments(self.deployments)
+    def read_deployments(self) -> DeploymentStatus:
+        return DeploymentStatus(self.deployments)
 
-    def read(self) -> dict[str, object] | None:
+    def read_document(self) -> dict[str, object] | None:
         return self.ledger
 
-    def probes(self) -> Probes:
-        return Probes(self, self, self, self, self, self, self)
+    def probes(self) -> PreflightProbes:
+        return PreflightProbes(self, self, self, self, self, self, self)
 
 
 class NoLogind(Machine):
-    def inhibitors(self) -> tuple[Inhibitor, ...]:
+    def list_inhibitors(self) -> tuple[InhibitorLock, ...]:
         raise BusError("logind does not answer")
 
 
 class NoDeployments(Machine):
-    def look(self) -> Deployments:
+    def read_deployments(self) -> DeploymentStatus:
         raise BusError("rpm-ostreed does not answer")
 
 
@@ -82,33 +90,33 @@ def root(tmp_path: Path) -> Root:
     return Root(tmp_path)
 
 
-def preflight(root: Root, machine: Machine) -> Preflight:
-    return Preflight(root, Files(root), machine.probes(), FakeClock())
+def preflight(root: Root, machine: Machine) -> PreflightChecker:
+    return PreflightChecker(root, HostFiles(root), machine.probes(), FakeClock())
 
 
 def test_a_machine_in_order_has_no_findings(root: Root) -> None:
     machine = Machine()
-    found = preflight(root, machine).look(B.image)
-    assert findings(found) == ()
-    assert found.manifest == Manifest("amd64", 100.0, (Layer("sha256:1", 10),))
+    found = preflight(root, machine).collect_conditions(B.image)
+    assert find_preflight_problems(found) == ()
+    assert found.manifest == ImageManifest("amd64", 100.0, (ImageLayer("sha256:1", 10),))
     assert [each.path for each in found.spaces] == ["/sysroot", "/var"]
     assert machine.asked == [(B.image, "")]
-    assert list(root.path("/var/lib/treenail").iterdir()) == []
+    assert list(root.resolve_path("/var/lib/treenail").iterdir()) == []
 
 
 def test_the_registry_is_shown_the_merged_logins(root: Root) -> None:
     machine = Machine()
-    logins = root.path("/var/lib/treenail/auth.json")
+    logins = root.resolve_path("/var/lib/treenail/auth.json")
     logins.write_text("{}")
-    preflight(root, machine).look(B.image)
+    preflight(root, machine).collect_conditions(B.image)
     assert machine.asked == [(B.image, str(logins))]
 
 
 def test_a_registry_in_trouble_is_a_finding(root: Root) -> None:
     machine = Machine()
-    machine.answer = registry.Trouble("ImageNotFound", "manifest unknown")
-    found = preflight(root, machine).look(B.image)
-    assert found.manifest == Trouble(Reason.IMAGE_NOT_FOUND, "manifest unknown")
+    machine.answer = registry.InspectionProblem("ImageNotFound", "manifest unknown")
+    found = preflight(root, machine).collect_conditions(B.image)
+    assert found.manifest == RegistryProblem(PreflightReason.IMAGE_NOT_FOUND, "manifest unknown")
 
 
 @pytest.mark.parametrize(
@@ -116,56 +124,58 @@ def test_a_registry_in_trouble_is_a_finding(root: Root) -> None:
     [
         ({"ostree.bootable": "true"}, []),
         ({"containers.bootc": "1"}, []),
-        ({"version": "1"}, [Reason.IMAGE_NOT_BOOTABLE]),
-        ({}, [Reason.IMAGE_NOT_BOOTABLE]),
+        ({"version": "1"}, [PreflightReason.IMAGE_NOT_BOOTABLE]),
+        ({}, [PreflightReason.IMAGE_NOT_BOOTABLE]),
     ],
 )
 def test_an_image_has_to_say_that_it_is_an_operating_system(
-    root: Root, labels: dict[str, str], reasons: list[Reason]
+    root: Root, labels: dict[str, str], reasons: list[PreflightReason]
 ) -> None:
     machine = Machine()
-    machine.answer = registry.Inspected("amd64", 100.0, (), labels)
-    found = findings(preflight(root, machine).look(B.image))
+    machine.answer = registry.ImageInspection("amd64", 100.0, (), labels)
+    found = find_preflight_problems(preflight(root, machine).collect_conditions(B.image))
     assert [each.reason for each in found] == reasons
-    assert all("ostree.bootable" in each.sentence for each in found)
+    assert all("ostree.bootable" in each.message for each in found)
 
 
 def test_without_skopeo_the_registry_is_left_to_the_pull(root: Root) -> None:
     machine = Machine()
     machine.answer = None
-    assert findings(preflight(root, machine).look(B.image)) == ()
+    assert find_preflight_problems(preflight(root, machine).collect_conditions(B.image)) == ()
 
 
 def test_without_an_image_no_registry_is_asked(root: Root) -> None:
     machine = Machine()
-    assert preflight(root, machine).look("").manifest is None
+    assert preflight(root, machine).collect_conditions("").manifest is None
     assert machine.asked == []
 
 
 def test_only_locks_that_block_a_shutdown_are_in_the_way(root: Root) -> None:
     machine = Machine()
     machine.held = [
-        Inhibitor("shutdown:sleep", "backup", "copying", "block", 0, 7),
-        Inhibitor("shutdown", "NetworkManager", "waits", "delay", 0, 8),
-        Inhibitor("sleep", "player", "plays", "block", 0, 9),
+        InhibitorLock("shutdown:sleep", "backup", "copying", "block", 0, 7),
+        InhibitorLock("shutdown", "NetworkManager", "waits", "delay", 0, 8),
+        InhibitorLock("sleep", "player", "plays", "block", 0, 9),
     ]
-    assert preflight(root, machine).look("").inhibitors == ("backup (process 7): copying",)
+    assert preflight(root, machine).collect_conditions("").inhibitors == (
+        "backup (process 7): copying",
+    )
 
 
 def test_a_logind_that_does_not_answer_holds_nothing_up(root: Root) -> None:
-    assert findings(preflight(root, NoLogind()).look(B.image)) == ()
+    assert find_preflight_problems(preflight(root, NoLogind()).collect_conditions(B.image)) == ()
 
 
 def test_an_active_driver_is_a_finding(root: Root) -> None:
     machine = Machine()
     machine.active = ("zincati.service",)
-    (found,) = findings(preflight(root, machine).look(""))
-    assert found.reason is Reason.OTHER_UPDATE_DRIVER
+    (found,) = find_preflight_problems(preflight(root, machine).collect_conditions(""))
+    assert found.reason is PreflightReason.OTHER_UPDATE_DRIVER
 
 
-def deployment(commit: str, *, booted: bool = False, pinned: bool = False) -> Deployment:
-    return Deployment(
-        f"fedora-{commit}.0", commit, "", "", "", booted, False, locked=False, pinned=pinned
+def deployment(commit: str, *, booted: bool = False, pinned: bool = False) -> OstreeDeployment:
+    return OstreeDeployment(
+        f"fedora-{commit}.0", commit, "", "", "", booted, False, is_locked=False, is_pinned=pinned
     )
 
 
@@ -178,9 +188,9 @@ def older(root: Root) -> str:
         (f"/boot/ostree/fedora-{kernel}/vmlinuz", "x" * 70),
         ("/proc/cmdline", f"ostree=/ostree/boot.1/fedora/{booted}/0"),
     ):
-        root.path(path).parent.mkdir(parents=True)
-        root.path(path).write_text(content)
-    link = root.path(f"/ostree/boot.1/fedora/{kernel}/0")
+        root.resolve_path(path).parent.mkdir(parents=True)
+        root.resolve_path(path).write_text(content)
+    link = root.resolve_path(f"/ostree/boot.1/fedora/{kernel}/0")
     link.parent.mkdir(parents=True)
     link.symlink_to(f"../../../deploy/fedora/deploy/{commit}.0")
     return commit
@@ -193,98 +203,102 @@ def test_what_others_have_pinned_makes_no_room_on_boot_and_what_we_have_does(
     flight = preflight(root, machine)
     booted = deployment("1" * 64, booted=True, pinned=True)
     machine.deployments = (booted, deployment(older))
-    assert flight.look("").freeable_boot_bytes == 70
+    assert flight.collect_conditions("").freeable_boot_bytes == 70
     machine.deployments = (booted, deployment(older, pinned=True))
-    assert flight.look("").freeable_boot_bytes == 0
-    machine.ledger = to_json(Record(retained=Retained(booted.id)))
-    assert flight.look("").freeable_boot_bytes == 0
-    machine.ledger = to_json(Record(retained=Retained(f"fedora-{older}.0")))
-    assert flight.look("").freeable_boot_bytes == 70
+    assert flight.collect_conditions("").freeable_boot_bytes == 0
+    machine.ledger = to_json(LedgerRecord(retained=RetainedDeployment(booted.id)))
+    assert flight.collect_conditions("").freeable_boot_bytes == 0
+    machine.ledger = to_json(LedgerRecord(retained=RetainedDeployment(f"fedora-{older}.0")))
+    assert flight.collect_conditions("").freeable_boot_bytes == 70
 
 
 def test_deployments_that_cannot_be_asked_for_hold_nothing_up(root: Root, older: str) -> None:
-    assert preflight(root, NoDeployments()).look("").freeable_boot_bytes == 70
+    assert preflight(root, NoDeployments()).collect_conditions("").freeable_boot_bytes == 70
 
 
 def test_a_ledger_that_cannot_be_written_is_a_finding(root: Root) -> None:
-    directory = root.path("/var/lib/treenail")
+    directory = root.resolve_path("/var/lib/treenail")
     directory.rmdir()
     directory.write_text("in the way")
-    (found,) = findings(preflight(root, Machine()).look(""))
-    assert found.reason is Reason.LEDGER_NOT_WRITABLE
+    (found,) = find_preflight_problems(preflight(root, Machine()).collect_conditions(""))
+    assert found.reason is PreflightReason.LEDGER_NOT_WRITABLE
 
 
 def test_a_key_that_the_policy_names_has_to_be_there(root: Root) -> None:
     signed = [{"type": "sigstoreSigned", "keyPath": "/etc/node.pub"}]
-    root.path("/etc/containers/policy.json").write_text(json.dumps({"default": signed}))
+    root.resolve_path("/etc/containers/policy.json").write_text(json.dumps({"default": signed}))
     flight = preflight(root, Machine())
-    found = flight.look(B.image)
-    assert found.rule == Rule(Trust.SIGNED, "default", ("/etc/node.pub",), strict=True)
-    assert [each.reason for each in findings(found)] == [Reason.SIGNATURE_KEY_MISSING]
-    root.path("/etc/node.pub").write_text("a key")
-    assert findings(flight.look(B.image)) == ()
-    assert verifies(Files(root), B.image)
+    found = flight.collect_conditions(B.image)
+    assert found.signature_rule == SignatureRule(
+        SignatureTrust.SIGNED, "default", ("/etc/node.pub",), is_strict=True
+    )
+    assert [each.reason for each in find_preflight_problems(found)] == [
+        PreflightReason.SIGNATURE_KEY_MISSING
+    ]
+    root.resolve_path("/etc/node.pub").write_text("a key")
+    assert find_preflight_problems(flight.collect_conditions(B.image)) == ()
+    assert needs_signature(HostFiles(root), B.image)
 
 
 def test_a_policy_that_rejects_podmans_storage_is_a_finding_where_images_wait_there(
     root: Root,
 ) -> None:
     signed = [{"type": "sigstoreSigned", "keyPath": "/etc/node.pub"}]
-    root.path("/etc/node.pub").write_text("a key")
+    root.resolve_path("/etc/node.pub").write_text("a key")
     policy = {"default": [{"type": "reject"}], "transports": {"docker": {"": signed}}}
-    path = root.path("/etc/containers/policy.json")
+    path = root.resolve_path("/etc/containers/policy.json")
     path.write_text(json.dumps(policy))
-    assert findings(preflight(root, Machine()).look(B.image)) == ()
+    assert find_preflight_problems(preflight(root, Machine()).collect_conditions(B.image)) == ()
     probes = Machine().probes()
-    flight = Preflight(root, Files(root), probes, FakeClock(), stores=True)
-    (found,) = findings(flight.look(B.image))
-    assert found.reason is Reason.SIGNATURE_REJECTED
-    assert found.sentence.endswith("by default, which holds for transports.containers-storage too")
+    flight = PreflightChecker(root, HostFiles(root), probes, FakeClock(), has_image_store=True)
+    (found,) = find_preflight_problems(flight.collect_conditions(B.image))
+    assert found.reason is PreflightReason.SIGNATURE_REJECTED
+    assert found.message.endswith("by default, which holds for transports.containers-storage too")
     policy["transports"]["containers-storage"] = {"": [{"type": "insecureAcceptAnything"}]}
     path.write_text(json.dumps(policy))
-    assert findings(flight.look(B.image)) == ()
+    assert find_preflight_problems(flight.collect_conditions(B.image)) == ()
 
 
 def test_a_policy_that_is_broken_is_a_finding(root: Root) -> None:
-    root.path("/etc/containers/policy.json").write_text("{")
+    root.resolve_path("/etc/containers/policy.json").write_text("{")
     flight = preflight(root, Machine())
-    assert [each.reason for each in findings(flight.look(B.image))] == [
-        Reason.SIGNATURE_POLICY_UNUSABLE
-    ]
-    assert not verifies(Files(root), B.image)
+    assert [
+        each.reason for each in find_preflight_problems(flight.collect_conditions(B.image))
+    ] == [PreflightReason.SIGNATURE_POLICY_UNUSABLE]
+    assert not needs_signature(HostFiles(root), B.image)
 
 
 def test_without_a_policy_images_are_taken_as_they_are(root: Root) -> None:
-    assert not verifies(Files(root), B.image)
+    assert not needs_signature(HostFiles(root), B.image)
 
 
 def test_right_before_the_drain_the_machine_alone_is_asked(root: Root) -> None:
     machine = Machine()
     flight = preflight(root, machine)
-    flight.clear(B.image)
+    flight.check_image(B.image)
     machine.asked.clear()
-    root.path("/etc/containers/policy.json").write_text("{")
-    flight.still_clear(B.image)
+    root.resolve_path("/etc/containers/policy.json").write_text("{")
+    flight.check_machine(B.image)
     assert machine.asked == []
-    machine.held = [Inhibitor("shutdown", "backup", "copying", "block", 0, 7)]
+    machine.held = [InhibitorLock("shutdown", "backup", "copying", "block", 0, 7)]
     with pytest.raises(PreflightError, match="ShutdownInhibited: a reboot is blocked by backup"):
-        flight.still_clear(B.image)
+        flight.check_machine(B.image)
 
 
 def test_right_before_the_drain_there_has_to_be_room_for_what_is_not_deployed(root: Root) -> None:
     machine = Machine()
     flight = preflight(root, machine)
-    machine.answer = registry.Inspected(
-        "amd64", 100.0, (registry.Blob("sha256:1", 10**17),), LABELS
+    machine.answer = registry.ImageInspection(
+        "amd64", 100.0, (registry.RegistryLayer("sha256:1", 10**17),), LABELS
     )
     with pytest.raises(PreflightError):
-        flight.clear(B.image)
+        flight.check_image(B.image)
     with pytest.raises(PreflightError, match="NoSpaceOnSysroot"):
-        flight.still_clear(B.image)
-    held = root.path("/ostree/repo/refs/heads/ostree/container/blob/sha256_3A_1")
+        flight.check_machine(B.image)
+    held = root.resolve_path("/ostree/repo/refs/heads/ostree/container/blob/sha256_3A_1")
     held.parent.mkdir(parents=True)
     held.touch()
-    flight.still_clear(B.image)
+    flight.check_machine(B.image)
 
 
 def test_what_blocks_is_raised_and_what_only_warns_is_said_once(
@@ -293,16 +307,16 @@ def test_what_blocks_is_raised_and_what_only_warns_is_said_once(
     machine = Machine()
     machine.active = ("zincati.service",)
     probes = machine.probes()
-    strict = Preflight(root, Files(root), probes, FakeClock())
+    strict = PreflightChecker(root, HostFiles(root), probes, FakeClock())
     with pytest.raises(PreflightError, match=r"OtherUpdateDriver: zincati\.service is active"):
-        strict.clear(B.image)
-    lenient = Preflight(
+        strict.check_image(B.image)
+    lenient = PreflightChecker(
         root,
-        Files(root),
+        HostFiles(root),
         probes,
         FakeClock(),
-        only_warn=frozenset({Reason.OTHER_UPDATE_DRIVER}),
+        only_warn=frozenset({PreflightReason.OTHER_UPDATE_DRIVER}),
     )
-    lenient.clear(B.image)
-    lenient.clear(B.image)
+    lenient.check_image(B.image)
+    lenient.check_image(B.image)
     assert len([each for each in caplog.messages if "OtherUpdateDriver" in each]) == 1

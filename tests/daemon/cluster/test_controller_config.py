@@ -7,11 +7,11 @@ import pytest
 
 from tests.fakes.clock import FakeClock
 from treenail.config import names
-from treenail.daemon.cluster.controller_config import LOOK_S, Trust
-from treenail.daemon.configuration.path_watcher import Touched
-from treenail.host.filesystem.files import Files
+from treenail.daemon.cluster.controller_config import CHECK_INTERVAL_S, ControllerConfigSync
+from treenail.daemon.configuration.path_watcher import TouchedPaths
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail_lab.apiserver.access.certificates import Authority
+from treenail_lab.apiserver.access.certificates import CertificateAuthority
 
 INTERNAL = "/etc/mco/internal-registry-pull-secret.json"
 CANARY = "canary-91ab"
@@ -19,7 +19,7 @@ CANARY = "canary-91ab"
 
 @pytest.fixture(scope="module")
 def pem(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    return Authority(tmp_path_factory.mktemp("pki")).file.read_bytes()
+    return CertificateAuthority(tmp_path_factory.mktemp("pki")).file.read_bytes()
 
 
 class Watched:
@@ -27,14 +27,14 @@ class Watched:
 
     def __init__(self) -> None:
         self.paths: frozenset[str] = frozenset()
-        self.touched = Touched()
+        self.touched = TouchedPaths()
 
-    def watch(self, paths: Iterable[str], *, below: Iterable[str]) -> None:
+    def watch_paths(self, paths: Iterable[str], *, directories: Iterable[str]) -> None:
         self.paths = frozenset(paths)
-        assert not list(below)
+        assert not list(directories)
 
-    def take(self) -> Touched:
-        touched, self.touched = self.touched, Touched()
+    def take_touched(self) -> TouchedPaths:
+        touched, self.touched = self.touched, TouchedPaths()
         return touched
 
 
@@ -46,8 +46,8 @@ class Machine:
 
     def start(self) -> None:
         self.watched = Watched()
-        self.trust = Trust(
-            Files(Root(self.top)),
+        self.trust = ControllerConfigSync(
+            HostFiles(Root(self.top)),
             self.watched,
             self.clock,
             pull_secret=INTERNAL,
@@ -60,12 +60,12 @@ class Machine:
             (self.top / path[1:]).unlink()
         else:
             self.write(path, content)
-        self.watched.touched = Touched(frozenset({path}))
-        return self.trust.refresh()
+        self.watched.touched = TouchedPaths(frozenset({path}))
+        return self.trust.sync_files()
 
     def told(self, **spec: object) -> tuple[str, ...]:
-        self.trust.offer({"spec": spec})
-        return self.trust.refresh()
+        self.trust.accept_document({"spec": spec})
+        return self.trust.sync_files()
 
     def read(self, path: str) -> bytes | None:
         found = self.top / path[1:]
@@ -148,9 +148,9 @@ def test_what_an_administrator_put_there_stays(machine, pem):
 
 def test_controllerconfig_that_is_gone_changes_nothing(machine, pem):
     machine.told(kubeAPIServerServingCAData=b64(pem))
-    machine.trust.offer(None)
+    machine.trust.accept_document(None)
 
-    assert machine.trust.refresh() == ()
+    assert machine.trust.sync_files() == ()
     assert machine.read(names.KUBELET_CA) == pem
 
 
@@ -179,20 +179,20 @@ def test_without_inotify_it_is_put_back_within_a_minute(machine, pem):
     place = "/etc/docker/certs.d/a/ca.crt"
     (machine.top / place[1:]).unlink()
 
-    machine.trust.refresh()
+    machine.trust.sync_files()
     assert machine.read(place) is None
 
-    machine.clock.move(LOOK_S)
-    machine.trust.refresh()
+    machine.clock.move(CHECK_INTERVAL_S)
+    machine.trust.sync_files()
     assert machine.read(place) == pem
 
 
 def test_directory_that_is_removed_comes_back(machine, pem):
     machine.told(imageRegistryBundleData=bundle(a=pem))
     shutil.rmtree(machine.top / "etc/docker")
-    machine.watched.touched = Touched(all=True)
+    machine.watched.touched = TouchedPaths(is_incomplete=True)
 
-    assert machine.trust.refresh() == ()
+    assert machine.trust.sync_files() == ()
     assert machine.read("/etc/docker/certs.d/a/ca.crt") == pem
 
 
@@ -210,7 +210,7 @@ def test_who_fights_over_a_file_is_reported_and_not_fed(machine, pem):
     assert machine.read(place) == pem
 
     machine.clock.move(3600.0)
-    assert machine.trust.refresh() == ()
+    assert machine.trust.sync_files() == ()
     assert machine.read(names.KUBELET_CA) == pem
 
 
@@ -218,7 +218,7 @@ def test_new_authority_is_written_also_where_two_have_fought(machine, pem, tmp_p
     machine.told(kubeAPIServerServingCAData=b64(pem))
     for _ in range(4):
         machine.touched(names.KUBELET_CA, b"theirs")
-    other = Authority(tmp_path_factory.mktemp("other")).file.read_bytes()
+    other = CertificateAuthority(tmp_path_factory.mktemp("other")).file.read_bytes()
 
     assert machine.told(kubeAPIServerServingCAData=b64(other)) == ()
     assert machine.read(names.KUBELET_CA) == other
@@ -239,6 +239,6 @@ def test_disk_that_fails_is_told_and_tried_again(machine, pem):
     assert "/etc/kubernetes" in problem
     (machine.top / "etc/kubernetes").unlink()
 
-    machine.clock.move(LOOK_S)
-    assert machine.trust.refresh() == ()
+    machine.clock.move(CHECK_INTERVAL_S)
+    assert machine.trust.sync_files() == ()
     assert machine.read(names.KUBELET_CA) == pem

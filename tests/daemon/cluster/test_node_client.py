@@ -10,24 +10,24 @@ import pytest
 from tests.controllers.rollout.agents import client_of, install_kinds
 from tests.fakes.clock import FakeClock
 from treenail.api import machineconfignode
-from treenail.daemon.cluster.node_client import NodeCluster
+from treenail.daemon.cluster.node_client import NodeClient
 from treenail.errors import ClusterError
-from treenail.kube.client import Client, PatchKind
-from treenail.kube.events import Regarding
+from treenail.kube.client import Client, PatchType
+from treenail.kube.events import ObjectReference
 from treenail.kube.kubeconfig import read_kubeconfig
-from treenail.kube.request import Reply, Request
+from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import MACHINECONFIGNODES, NODES
 from treenail.kube.transport import HttpTransport
 from treenail.update.state.record import Target
-from treenail.update.status import Event, Report, Verdict
-from treenail_lab.apiserver.serving.faults import Match, Reject
+from treenail.update.status import NodeEvent, ReportedCondition, StatusReport
+from treenail_lab.apiserver.serving.faults import FaultMatch, RejectFault
 from treenail_lab.apiserver.serving.server import LabServer
 
 NODE = "n1"
 A = Target("rendered-a", f"registry.example.com/os@sha256:{'1' * 64}")
 B = Target("rendered-b", f"registry.example.com/os@sha256:{'2' * 64}")
 OUT = Target("rendered-out")
-EVENT = Event("Normal", "Rebooted", "into another", in_conditions=True)
+EVENT = NodeEvent("Normal", "Rebooted", "into another", is_in_conditions=True)
 
 
 class Recorded:
@@ -36,13 +36,13 @@ class Recorded:
     def __init__(self) -> None:
         self.reasons: list[str] = []
 
-    def normal(self, regarding: Regarding, reason: str, message: str) -> None:
+    def record_normal(self, regarding: ObjectReference, reason: str, message: str) -> None:
         self.reasons.append(reason)
 
-    def warning(self, regarding: Regarding, reason: str, message: str) -> None:
+    def record_warning(self, regarding: ObjectReference, reason: str, message: str) -> None:
         self.reasons.append(reason)
 
-    def flush(self) -> None:
+    def flush_pending(self) -> None:
         """Nothing is kept."""
 
 
@@ -52,21 +52,21 @@ class Transport(HttpTransport):
     def __init__(self, kubeconfig: Path) -> None:
         super().__init__(read_kubeconfig(str(kubeconfig)), FakeClock())
         self.writes: list[str] = []
-        self.refuses: Callable[[Request], bool] = lambda _: False
+        self.refuses: Callable[[ApiRequest], bool] = lambda _: False
 
-    def send(self, request: Request) -> Reply:
+    def send(self, request: ApiRequest) -> ApiResponse:
         if request.method == "PATCH" and "machineconfignodes" in request.path:
-            self.writes.append(PatchKind(str(request.content_type)).name)
+            self.writes.append(PatchType(str(request.content_type)).name)
             if self.refuses(request):
                 why = "failed to create typed patch object (/n1; Kind=MachineConfigNode): "
                 why += ".status.configImage: field not declared in schema"
                 status = {"kind": "Status", "code": 500, "message": why}
-                return Reply(500, json.dumps(status).encode())
+                return ApiResponse(500, json.dumps(status).encode())
         return super().send(request)
 
 
-def applies_images(request: Request) -> bool:
-    return request.content_type == PatchKind.APPLY and b"configImage" in (request.body or b"")
+def applies_images(request: ApiRequest) -> bool:
+    return request.content_type == PatchType.APPLY and b"configImage" in (request.body or b"")
 
 
 @pytest.fixture
@@ -91,24 +91,28 @@ class Agent:
     """What one process of the agent has, as the node's user."""
 
     def __init__(self, server: LabServer) -> None:
-        user = server.kubeconfig_for(f"system:node:{NODE}", ["system:nodes"])
+        user = server.write_kubeconfig(f"system:node:{NODE}", ["system:nodes"])
         self.transport = Transport(user)
         self.events = Recorded()
-        self.cluster = NodeCluster(
+        self.cluster = NodeClient(
             Client(self.transport),
             self.events,
             node_name=NODE,
             clock=FakeClock(),
             on_change=lambda: None,
         )
-        self.cluster.refresh()
+        self.cluster.refresh_node()
 
-    def report(self, current: Target, desired: Target, *, event: Event | None = None) -> list[str]:
+    def report(
+        self, current: Target, desired: Target, *, event: NodeEvent | None = None
+    ) -> list[str]:
         """The writes that it takes to tell of it."""
         before = len(self.transport.writes)
-        updated = Verdict("Updated", "True" if current == desired else "False", "R", f"{current}")
-        told = Report("", {}, (updated,), event, current=current, desired=desired)
-        self.cluster.report(told)
+        updated = ReportedCondition(
+            "Updated", "True" if current == desired else "False", "R", f"{current}"
+        )
+        told = StatusReport("", {}, (updated,), event, current=current, desired=desired)
+        self.cluster.write_report(told)
         return self.transport.writes[before:]
 
 
@@ -168,8 +172,8 @@ def test_images_that_are_refused_later_are_taken_away(admin: Client, agent: Agen
 def test_the_event_is_told_where_the_conditions_are_refused(
     server: LabServer, agent: Agent
 ) -> None:
-    match = Match(verb="patch", resource="machineconfignodes/status")
-    server.call(lambda api: api.faults.inject(Reject(500), match))
+    match = FaultMatch(verb="patch", resource="machineconfignodes/status")
+    server.call_api(lambda api: api.faults.inject_fault(RejectFault(500), match))
     for _ in range(2):
         with pytest.raises(ClusterError, match="injected fault"):
             agent.report(A, A, event=EVENT)

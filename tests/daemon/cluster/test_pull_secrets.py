@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from treenail.config.logins import load
-from treenail.config.pullsecret import PullSecret, encode, parse
-from treenail.daemon.cluster.pull_secrets import GOOD, KUBECONFIG, Credentials
-from treenail.daemon.configuration.inspect import RECORD
-from treenail.daemon.settings.settings import Given, merged
+from treenail.config.logins import decode_history
+from treenail.config.pullsecret import PullSecret, encode_pull_secret, parse_pull_secret
+from treenail.daemon.cluster.pull_secrets import KUBECONFIG, LOGIN_HISTORY, PullSecrets
+from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
+from treenail.daemon.settings.settings import PartialSettings, merge_settings
 from treenail.errors import FileError
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
 from treenail.log import MessageId
-from treenail.update.steps.ownership import Managed, to_json
+from treenail.update.steps.ownership import Ownership, to_json
 
 CLUSTER = "/var/lib/kubelet/config.json"
 INTERNAL = "/etc/mco/internal-registry-pull-secret.json"
@@ -26,7 +26,7 @@ AUTH = "/var/lib/treenail/auth.json"
 RUN = "/run/ostree/auth.json"
 ETC = "/etc/ostree/auth.json"
 CANARY = "hunter2canary"
-SETTINGS = merged(Given(), Given(), host_name="worker-1")
+SETTINGS = merge_settings(PartialSettings(), PartialSettings(), host_name="worker-1")
 
 
 def secret(**passwords: str) -> bytes:
@@ -36,7 +36,7 @@ def secret(**passwords: str) -> bytes:
 
 
 def canonical(**passwords: str) -> bytes:
-    return encode(parse(secret(**passwords), where="f"))
+    return encode_pull_secret(parse_pull_secret(secret(**passwords), where="f"))
 
 
 class Machine:
@@ -47,7 +47,7 @@ class Machine:
         self.start()
 
     def start(self, disk: Disk | None = None) -> None:
-        self.credentials = Credentials(self.root, Files(self.root, disk), SETTINGS)
+        self.credentials = PullSecrets(self.root, HostFiles(self.root, disk), SETTINGS)
 
     def write(self, path: str, content: bytes) -> None:
         found = self.root.prefix / path[1:]
@@ -80,7 +80,7 @@ def machine(tmp_path: Path) -> Machine:
 def test_both_sources_are_merged_and_put_where_pulls_look(machine):
     machine.write(CLUSTER, secret(both="cluster", quay="q"))
     machine.write(INTERNAL, secret(both="internal", internal="i"))
-    assert machine.credentials.refresh() == ()
+    assert machine.credentials.install_secrets() == ()
     expected = canonical(both="cluster", quay="q", internal="i")
     assert machine.pulls_with() == (expected, expected)
     assert machine.there(AUTH).stat().st_mode & 0o777 == 0o600
@@ -88,7 +88,7 @@ def test_both_sources_are_merged_and_put_where_pulls_look(machine):
 
 def test_the_links_are_relative(machine):
     machine.write(CLUSTER, secret(a="1"))
-    machine.credentials.refresh()
+    machine.credentials.install_secrets()
     assert [os.fspath(machine.there(path).readlink()) for path in (RUN, ETC)] == [
         "../../var/lib/treenail/auth.json",
         "../../var/lib/treenail/auth.json",
@@ -98,7 +98,7 @@ def test_the_links_are_relative(machine):
 def test_no_file_of_ours_can_be_read_by_others(machine):
     machine.write(CLUSTER, secret(a="1"))
     machine.write(INTERNAL, secret(b="2"))
-    machine.credentials.refresh()
+    machine.credentials.install_secrets()
     modes = {
         path.name: path.stat().st_mode & 0o777 for path in machine.there(AUTH).parent.iterdir()
     }
@@ -110,7 +110,7 @@ def test_no_file_of_ours_can_be_read_by_others(machine):
 
 
 def test_without_any_source_pulls_are_anonymous_and_that_is_fine(machine):
-    assert machine.credentials.refresh() == ()
+    assert machine.credentials.install_secrets() == ()
     assert list(machine.root.prefix.rglob("*")) == []
 
 
@@ -118,15 +118,15 @@ def test_without_any_source_pulls_are_anonymous_and_that_is_fine(machine):
 def test_sources_that_are_empty_count_as_none(machine, empty):
     machine.write(CLUSTER, empty)
     machine.write(INTERNAL, empty)
-    assert machine.credentials.refresh() == ()
+    assert machine.credentials.install_secrets() == ()
     assert machine.pulls_with() == (None, None)
 
 
 def test_secrets_that_were_emptied_are_taken_away(machine):
     machine.write(CLUSTER, secret(a="1"))
-    machine.credentials.refresh()
+    machine.credentials.install_secrets()
     machine.write(CLUSTER, b"{}")
-    assert machine.credentials.refresh() == ()
+    assert machine.credentials.install_secrets() == ()
     for path in (RUN, ETC):
         assert not machine.there(path).is_symlink()
     assert not machine.there(AUTH).exists()
@@ -137,7 +137,7 @@ def test_taking_secrets_away_leaves_the_files_of_others(machine):
     machine.write(ETC, b"theirs")
     machine.there(RUN).parent.mkdir(parents=True)
     machine.there(RUN).symlink_to("../their.json")
-    assert machine.credentials.refresh() == ()
+    assert machine.credentials.install_secrets() == ()
     assert machine.there(ETC).read_bytes() == b"theirs"
     assert machine.there(RUN).readlink() == Path("../their.json")
 
@@ -146,7 +146,7 @@ def test_a_changed_secret_is_put_in_place_and_told_once(machine, caplog):
     caplog.set_level(logging.INFO)
     for password in ("1", "1", "2", "2"):
         machine.write(CLUSTER, secret(a=password, b="x"))
-        machine.credentials.refresh()
+        machine.credentials.install_secrets()
     assert machine.pulls_with() == (canonical(a="2", b="x"), canonical(a="2", b="x"))
     assert [(each.getMessage(), each.__dict__["message_id"]) for each in caplog.records] == [
         ("pull secrets changed: logins for 2 registries", MessageId.CREDENTIALS_CHANGED)
@@ -159,7 +159,7 @@ class WriteProtected(Disk):
     def create(self, path: Path) -> int:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    def sync(self, descriptor: int) -> None:
+    def fsync(self, descriptor: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
     def symlink(self, path: Path, text: str) -> None:
@@ -169,16 +169,16 @@ class WriteProtected(Disk):
 def test_what_is_in_place_is_neither_written_nor_flushed_again(machine):
     machine.write(CLUSTER, secret(a="1"))
     machine.write(INTERNAL, secret(b="2"))
-    machine.credentials.refresh()
+    machine.credentials.install_secrets()
     machine.start(WriteProtected())
-    assert machine.credentials.refresh() == ()
+    assert machine.credentials.install_secrets() == ()
 
 
 def test_a_file_of_ours_that_was_opened_to_others_is_closed_again(machine):
     machine.write(CLUSTER, secret(a="1"))
-    machine.credentials.refresh()
+    machine.credentials.install_secrets()
     machine.there(AUTH).chmod(0o644)
-    machine.credentials.refresh()
+    machine.credentials.install_secrets()
     assert machine.there(AUTH).stat().st_mode & 0o777 == 0o600
 
 
@@ -186,20 +186,22 @@ def test_a_file_of_ours_that_was_opened_to_others_is_closed_again(machine):
 def test_the_kubeconfig_that_nodes_join_with_is_closed_to_others(machine, mode):
     machine.write(KUBECONFIG, b"users: [{user: {token: t}}]")
     machine.there(KUBECONFIG).chmod(mode)
-    assert machine.credentials.refresh() == ()
+    assert machine.credentials.install_secrets() == ()
     found = machine.there(KUBECONFIG)
     assert found.stat().st_mode & 0o777 == 0o600
     assert found.read_bytes() == b"users: [{user: {token: t}}]"
     inode = found.stat().st_ino
-    machine.credentials.refresh()
+    machine.credentials.install_secrets()
     assert found.stat().st_ino == inode
 
 
 def test_a_kubeconfig_of_the_config_has_the_mode_that_the_config_says(machine):
     machine.write(KUBECONFIG, b"users: []")
     machine.there(KUBECONFIG).chmod(0o644)
-    machine.write(RECORD, json.dumps(to_json(Managed("a", frozenset({KUBECONFIG})))).encode())
-    assert machine.credentials.refresh() == ()
+    machine.write(
+        OWNERSHIP_FILE, json.dumps(to_json(Ownership("a", frozenset({KUBECONFIG})))).encode()
+    )
+    assert machine.credentials.install_secrets() == ()
     assert machine.there(KUBECONFIG).stat().st_mode & 0o777 == 0o644
 
 
@@ -207,7 +209,7 @@ def test_a_kubeconfig_that_is_a_link_is_let_be(machine):
     machine.write("/etc/kubernetes/other", b"users: []")
     machine.there("/etc/kubernetes/other").chmod(0o644)
     machine.there(KUBECONFIG).symlink_to("other")
-    assert machine.credentials.refresh() == ()
+    assert machine.credentials.install_secrets() == ()
     assert machine.there(KUBECONFIG).is_symlink()
 
 
@@ -216,12 +218,12 @@ def test_a_kubeconfig_that_is_a_link_is_let_be(machine):
 def test_a_broken_source_counts_with_what_was_last_understood(machine, content, restarted):
     machine.write(CLUSTER, secret(a="1"))
     machine.write(INTERNAL, secret(b="2"))
-    machine.credentials.refresh()
+    machine.credentials.install_secrets()
     machine.write(CLUSTER, content)
     machine.write(INTERNAL, secret(b="3"))
     if restarted:
         machine.reboot()
-    (problem,) = machine.credentials.refresh()
+    (problem,) = machine.credentials.install_secrets()
     assert CLUSTER in problem
     assert problem.endswith("; the logins last read from it stay in use")
     assert machine.pulls_with() == (canonical(a="1", b="3"), canonical(a="1", b="3"))
@@ -231,10 +233,10 @@ def test_a_broken_source_counts_with_what_was_last_understood(machine, content, 
 def test_a_source_that_vanishes_counts_with_what_was_last_understood(machine, path):
     machine.write(CLUSTER, secret(a="1"))
     machine.write(INTERNAL, secret(b="2"))
-    machine.credentials.refresh()
+    machine.credentials.install_secrets()
     machine.remove(path)
     machine.reboot()
-    assert machine.credentials.refresh() == (
+    assert machine.credentials.install_secrets() == (
         f"{path} is gone; the logins last read from it stay in use",
     )
     assert machine.pulls_with() == (canonical(a="1", b="2"), canonical(a="1", b="2"))
@@ -242,37 +244,37 @@ def test_a_source_that_vanishes_counts_with_what_was_last_understood(machine, pa
 
 def test_a_source_that_is_mended_is_used_and_no_longer_reported(machine):
     machine.write(CLUSTER, b"{")
-    assert machine.credentials.refresh() == (
+    assert machine.credentials.install_secrets() == (
         f"{CLUSTER} is not a pull secret: it is not a JSON object; nothing was read from it before",
     )
     machine.write(CLUSTER, secret(a="1"))
-    assert machine.credentials.refresh() == ()
+    assert machine.credentials.install_secrets() == ()
     assert machine.pulls_with() == (canonical(a="1"), canonical(a="1"))
 
 
 def test_a_source_that_was_always_broken_leaves_the_other_in_use(machine):
     machine.write(CLUSTER, b"{")
     machine.write(INTERNAL, secret(b="2"))
-    assert len(machine.credentials.refresh()) == 1
+    assert len(machine.credentials.install_secrets()) == 1
     assert machine.pulls_with() == (canonical(b="2"), canonical(b="2"))
 
 
 def test_when_nothing_can_be_read_what_is_in_place_stays(machine):
     machine.write(CLUSTER, secret(a="1"))
-    machine.credentials.refresh()
+    machine.credentials.install_secrets()
     machine.write(CLUSTER, b"{")
     machine.write("/var/lib/treenail/pull-secret.cluster.json", b"damaged too")
-    problems = machine.credentials.refresh()
+    problems = machine.credentials.install_secrets()
     assert len(problems) == 2
     assert machine.pulls_with() == (canonical(a="1"), canonical(a="1"))
 
 
 def test_after_a_reboot_the_link_in_run_is_made_again(machine):
     machine.write(CLUSTER, secret(a="1"))
-    machine.credentials.refresh()
+    machine.credentials.install_secrets()
     machine.reboot()
     assert machine.pulls_with() == (None, canonical(a="1"))
-    machine.credentials.refresh()
+    machine.credentials.install_secrets()
     assert machine.pulls_with() == (canonical(a="1"), canonical(a="1"))
 
 
@@ -282,14 +284,14 @@ def test_links_of_others_are_replaced_and_such_as_lead_nowhere(machine, target):
     for path in (RUN, ETC):
         machine.there(path).parent.mkdir(parents=True)
         machine.there(path).symlink_to(target)
-    assert machine.credentials.refresh() == ()
+    assert machine.credentials.install_secrets() == ()
     assert machine.pulls_with() == (canonical(a="1"), canonical(a="1"))
 
 
 def test_an_administrators_file_in_etc_is_left_alone_and_reported(machine):
     machine.write(CLUSTER, secret(a="1"))
     machine.write(ETC, b"theirs")
-    (problem,) = machine.credentials.refresh()
+    (problem,) = machine.credentials.install_secrets()
     assert problem == (
         "/etc/ostree/auth.json is somebody else's file and is left alone: pulls that read it do "
         "without the cluster's pull secrets until it is removed"
@@ -300,7 +302,7 @@ def test_an_administrators_file_in_etc_is_left_alone_and_reported(machine):
 def test_a_file_in_run_is_kept_aside_for_its_owner_only(machine):
     machine.write(CLUSTER, secret(a="1"))
     machine.write(RUN, b"theirs")
-    assert machine.credentials.refresh() == ()
+    assert machine.credentials.install_secrets() == ()
     aside = machine.there("/run/ostree/auth.json.before-treenail")
     assert (aside.read_bytes(), aside.stat().st_mode & 0o777) == (b"theirs", 0o600)
     assert machine.pulls_with() == (canonical(a="1"), canonical(a="1"))
@@ -332,7 +334,7 @@ class Watched(Disk):
 
 def test_there_is_no_moment_without_something_to_pull_with(machine):
     machine.write(CLUSTER, secret(a="1"))
-    machine.credentials.refresh()
+    machine.credentials.install_secrets()
     machine.remove(RUN)
     machine.write(RUN, b"theirs")
     machine.remove(ETC)
@@ -341,7 +343,7 @@ def test_there_is_no_moment_without_something_to_pull_with(machine):
     machine.write(CLUSTER, secret(a="2"))
     disk = Watched(machine)
     machine.start(disk)
-    machine.credentials.refresh()
+    machine.credentials.install_secrets()
     new = canonical(a="2")
     assert old[0] == b"theirs"
     assert disk.seen == {
@@ -378,9 +380,9 @@ class Failing(Disk):
         self._count()
         return super().write(descriptor, content)
 
-    def sync(self, descriptor: int) -> None:
+    def fsync(self, descriptor: int) -> None:
         self._count()
-        super().sync(descriptor)
+        super().fsync(descriptor)
 
     def replace(self, path: Path, target: Path) -> None:
         self._count()
@@ -422,9 +424,9 @@ def test_nothing_secret_is_told_whatever_fails(machine, number, caplog):
     for calls in range(80):
         full_of_canaries(machine, BROKEN[number])
         machine.start(Failing(calls))
-        told += machine.credentials.refresh()
+        told += machine.credentials.install_secrets()
         machine.start()
-        told += machine.credentials.refresh()
+        told += machine.credentials.install_secrets()
         told.append(repr(machine.credentials))
     text = "\n".join([*told, caplog.text, *(repr(each.__dict__) for each in caplog.records)])
     assert len(told) > 80
@@ -434,10 +436,10 @@ def test_nothing_secret_is_told_whatever_fails(machine, number, caplog):
 
 def test_a_disk_that_fails_is_told_and_what_was_in_place_stays(machine):
     machine.write(CLUSTER, secret(a="1"))
-    machine.credentials.refresh()
+    machine.credentials.install_secrets()
     machine.write(CLUSTER, secret(a="2"))
     machine.start(WriteProtected())
-    problems = machine.credentials.refresh()
+    problems = machine.credentials.install_secrets()
     kept = machine.there("/var/lib/treenail/pull-secret.cluster.json")
     assert problems[-1].startswith("can't flush")
     assert machine.pulls_with() == (canonical(a="1"), canonical(a="1"))
@@ -447,7 +449,7 @@ def test_a_disk_that_fails_is_told_and_what_was_in_place_stays(machine):
 def test_something_else_in_the_place_of_a_link_is_told(machine):
     machine.write(CLUSTER, secret(a="1"))
     machine.there(ETC).mkdir(parents=True)
-    assert machine.credentials.refresh() == (f"{machine.there(ETC)} is not a regular file",)
+    assert machine.credentials.install_secrets() == (f"{machine.there(ETC)} is not a regular file",)
 
 
 IMAGE = "a/os@sha256:" + "0" * 64
@@ -455,67 +457,71 @@ IMAGE = "a/os@sha256:" + "0" * 64
 
 def test_the_login_before_comes_back_when_the_newest_is_refused_also_after_a_restart(machine):
     machine.write(CLUSTER, secret(a="1", b="x"))
-    machine.credentials.refresh()
-    machine.credentials.proven(IMAGE)
+    machine.credentials.install_secrets()
+    machine.credentials.confirm_login(IMAGE)
     machine.write(CLUSTER, secret(a="2", b="y"))
-    assert machine.credentials.refresh() == ()
+    assert machine.credentials.install_secrets() == ()
     assert machine.pulls_with()[0] == canonical(a="2", b="y")
-    assert machine.credentials.refused(IMAGE)
+    assert machine.credentials.handle_rejected_login(IMAGE)
     machine.reboot()
-    assert machine.credentials.refresh() == (
+    assert machine.credentials.install_secrets() == (
         "a refused the newest login for it; the one before stays in use",
     )
     assert machine.pulls_with()[0] == canonical(a="1", b="y")
-    assert machine.there(GOOD).stat().st_mode & 0o777 == 0o600
+    assert machine.there(LOGIN_HISTORY).stat().st_mode & 0o777 == 0o600
     machine.write(CLUSTER, secret(a="3", b="y"))
-    assert machine.credentials.refresh() == ()
-    machine.credentials.proven(IMAGE)
-    assert not machine.credentials.refused(IMAGE), "nothing before it is needed any more"
+    assert machine.credentials.install_secrets() == ()
+    machine.credentials.confirm_login(IMAGE)
+    assert not machine.credentials.handle_rejected_login(IMAGE), (
+        "nothing before it is needed any more"
+    )
 
 
 def test_a_login_without_another_before_it_is_not_replaced(machine):
     machine.write(CLUSTER, secret(a="1"))
-    machine.credentials.refresh()
-    assert not machine.credentials.refused(IMAGE)
-    assert not machine.credentials.refused("elsewhere.example/os")
+    machine.credentials.install_secrets()
+    assert not machine.credentials.handle_rejected_login(IMAGE)
+    assert not machine.credentials.handle_rejected_login("elsewhere.example/os")
     assert machine.pulls_with()[0] == canonical(a="1")
 
 
 def test_what_is_known_of_logins_goes_with_the_last_of_them(machine):
     machine.write(CLUSTER, secret(a="1"))
-    machine.credentials.refresh()
-    machine.credentials.proven(IMAGE)
+    machine.credentials.install_secrets()
+    machine.credentials.confirm_login(IMAGE)
     machine.write(CLUSTER, b"{}")
-    machine.credentials.refresh()
-    assert not machine.there(GOOD).exists()
+    machine.credentials.install_secrets()
+    assert not machine.there(LOGIN_HISTORY).exists()
 
 
 def test_the_login_before_is_never_lost_wherever_the_disk_fails(machine):
     for calls in range(60):
         machine.start()
         machine.write(CLUSTER, secret(a="1"))
-        machine.credentials.refresh()
-        machine.credentials.proven(IMAGE)
+        machine.credentials.install_secrets()
+        machine.credentials.confirm_login(IMAGE)
         machine.write(CLUSTER, secret(a="2"))
         machine.start(Failing(calls))
-        machine.credentials.refresh()
+        machine.credentials.install_secrets()
         with contextlib.suppress(FileError):
-            machine.credentials.refused(IMAGE)
+            machine.credentials.handle_rejected_login(IMAGE)
         machine.start()
-        machine.credentials.refresh()
-        machine.credentials.refused(IMAGE)
+        machine.credentials.install_secrets()
+        machine.credentials.handle_rejected_login(IMAGE)
         assert machine.pulls_with()[0] in {canonical(a="1"), canonical(a="2")}
-        machine.credentials.refused(IMAGE)
+        machine.credentials.handle_rejected_login(IMAGE)
         assert canonical(a="1") in {machine.pulls_with()[0], kept(machine)}
 
 
 def kept(machine: Machine) -> bytes:
-    return encode(PullSecret(load(machine.there(GOOD).read_bytes(), where="f").good))
+    return encode_pull_secret(
+        PullSecret(decode_history(machine.there(LOGIN_HISTORY).read_bytes(), where="f").last_good)
+    )
 
 
 def test_experience_that_is_damaged_is_gained_anew(machine):
     machine.write(CLUSTER, secret(a="1"))
-    machine.write(GOOD, CANARY.encode())
-    assert machine.credentials.refresh() == ()
-    machine.credentials.proven(IMAGE)
+    machine.write(LOGIN_HISTORY, CANARY.encode())
+    assert machine.credentials.install_secrets() == ()
+    machine.credentials.confirm_login(IMAGE)
     assert kept(machine) == canonical(a="1")

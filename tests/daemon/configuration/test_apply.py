@@ -7,20 +7,29 @@ import pytest
 
 from tests.fakes.clock import FakeClock
 from treenail.api.contents import Contents
-from treenail.api.disruptionpolicy import DaemonReload, Reload, Restart
-from treenail.config.wanted import Wanted, WantedFile, WantedUnit, WantedUser
-from treenail.daemon.configuration.apply import Recovery, apply, put_back, recover
-from treenail.daemon.configuration.inspect import AskedStates, Survey
-from treenail.daemon.configuration.step_runner import Runner
+from treenail.api.disruptionpolicy import (
+    DaemonReloadPolicyAction,
+    ReloadPolicyAction,
+    RestartPolicyAction,
+)
+from treenail.config.wanted import WantedFile, WantedState, WantedUnit, WantedUser
+from treenail.daemon.configuration.apply import (
+    RecoveryOutcome,
+    apply_steps,
+    recover_interrupted,
+    restore_pending,
+)
+from treenail.daemon.configuration.inspect import MachineInspector, SystemdUnitStates
+from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.errors import LedgerError, RollbackError, StepError, UnitError
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.host.rollback.undo_log import LOG
-from treenail.host.system.users import Shadow
-from treenail.host.systemd.unit_files import Links, Units
-from treenail.update.impact.step_impact import serving
-from treenail.update.steps.plan import plan
+from treenail.host.rollback.undo_log import LOG_PATH
+from treenail.host.system.users import ShadowFile
+from treenail.host.systemd.unit_files import UnitFileReader, UnitLinks
+from treenail.update.impact.step_impact import plan_service_steps
+from treenail.update.steps.plan import plan_steps
 from treenail.update.steps.steps import RestartUnit
 
 UNITS = "etc/systemd/system"
@@ -31,43 +40,43 @@ class FakeSystemd:
     """Makes the links that systemd makes, keeps a list of calls, and refuses what it is told to."""
 
     def __init__(self, root: Root, *refused: str) -> None:
-        self._files = Files(root)
-        self._units = Units(self._files)
+        self._files = HostFiles(root)
+        self._units = UnitFileReader(self._files)
         self.refused = set(refused)
         self.calls: list[str] = []
 
-    def unit_file_state(self, unit: str) -> str:
-        return self._units.states(unit)[unit]
+    def read_unit_file_state(self, unit: str) -> str:
+        return self._units.read_states(unit)[unit]
 
-    def enable(self, *units: str) -> None:
-        self._link(self._units.enabling(*units))
+    def enable_units(self, *units: str) -> None:
+        self._link(self._units.plan_enable(*units))
         self._call("enable", *units)
 
-    def disable(self, *units: str) -> None:
-        self._link(self._units.disabling(*units))
+    def disable_units(self, *units: str) -> None:
+        self._link(self._units.plan_disable(*units))
         self._call("disable", *units)
 
-    def preset(self, *units: str) -> None:
-        self._link(self._units.presetting(*units))
+    def preset_units(self, *units: str) -> None:
+        self._link(self._units.plan_preset(*units))
         self._call("preset", *units)
 
-    def reload(self) -> None:
+    def reload_daemon(self) -> None:
         self._call("daemon-reload")
 
     def reload_unit(self, unit: str) -> None:
         self._call("reload", unit)
 
-    def restart(self, unit: str) -> None:
+    def restart_unit(self, unit: str) -> None:
         self._call("restart", unit)
 
-    def start_default(self) -> None:
+    def start_default_target(self) -> None:
         self._call("start default.target")
 
-    def _link(self, links: Links) -> None:
+    def _link(self, links: UnitLinks) -> None:
         for path in links.removed:
-            self._files.remove(path)
+            self._files.remove_file(path)
         for path, text in links.made.items():
-            self._files.symlink(path, text)
+            self._files.make_symlink(path, text)
 
     def _call(self, *words: str) -> None:
         call = " ".join(words)
@@ -81,20 +90,28 @@ class Machine:
         self.top = top
         self.root = Root(top)
         self.systemd = FakeSystemd(self.root, *refused)
-        shadow = Shadow(self.root, FakeClock())
-        self.survey = Survey(self.root, shadow, systemd=AskedStates(self.systemd))
-        self.runner = Runner(self.root, shadow, services=self.systemd)
+        shadow = ShadowFile(self.root, FakeClock())
+        self.survey = MachineInspector(self.root, shadow, systemd=SystemdUnitStates(self.systemd))
+        self.runner = StepRunner(self.root, shadow, services=self.systemd)
 
-    def bring(self, new: Wanted, *actions: DaemonReload | Reload | Restart) -> list[str]:
-        old = self.survey.managed()
-        steps = plan(old, new, self.survey.see(old, new)).steps
-        steps += serving(steps, actions)
-        apply(steps, self.runner)
+    def bring(
+        self,
+        new: WantedState,
+        *actions: DaemonReloadPolicyAction | ReloadPolicyAction | RestartPolicyAction,
+    ) -> list[str]:
+        old = self.survey.read_ownership()
+        steps = plan_steps(old, new, self.survey.inspect_machine(old, new)).steps
+        steps += plan_service_steps(steps, actions)
+        apply_steps(steps, self.runner)
         return [str(step) for step in steps]
 
-    def hold(self, new: Wanted) -> None:
-        old = self.survey.managed()
-        apply(plan(old, new, self.survey.see(old, new)).steps, self.runner, owner="update")
+    def hold(self, new: WantedState) -> None:
+        old = self.survey.read_ownership()
+        apply_steps(
+            plan_steps(old, new, self.survey.inspect_machine(old, new)).steps,
+            self.runner,
+            owner="update",
+        )
 
     def tree(self) -> dict[str, tuple[str, str]]:
         found = {}
@@ -123,8 +140,8 @@ def file(path: str, text: str) -> WantedFile:
     return WantedFile(path, Contents(f"data:,{text}"), user="core", group="core")
 
 
-def wanted(*files: WantedFile, unit: WantedUnit | None = None, password: str = "") -> Wanted:
-    return Wanted(
+def wanted(*files: WantedFile, unit: WantedUnit | None = None, password: str = "") -> WantedState:
+    return WantedState(
         files={each.path: each for each in files},
         units={unit.name: unit} if unit else {},
         users={"core": WantedUser("core", ("ssh-rsa A",), password)} if password else {},
@@ -137,7 +154,9 @@ UNIT = WantedUnit("a.service", WANTED_BY, enabled=True)
 def test_what_runs_takes_notice_in_order_and_once(top):
     machine = Machine(top)
     machine.bring(
-        wanted(file("/etc/motd", "new"), unit=UNIT), Reload("x.service"), Restart("y.service")
+        wanted(file("/etc/motd", "new"), unit=UNIT),
+        ReloadPolicyAction("x.service"),
+        RestartPolicyAction("y.service"),
     )
     assert machine.systemd.calls == [
         "enable a.service",
@@ -174,7 +193,7 @@ def test_whatever_fails_all_is_as_before_and_what_runs_hears_of_it_again(top, re
     before = machine.tree()
     new = wanted(file("/etc/motd", "new"), file("/etc/d/x", "x"), unit=UNIT, password="$6$after")
     with pytest.raises((StepError, RollbackError)) as told:
-        machine.bring(new, Reload("x.service"), Restart("y.service"))
+        machine.bring(new, ReloadPolicyAction("x.service"), RestartPolicyAction("y.service"))
     assert f"can't {refused}: systemd refuses to {refused}" in str(told.value)
     assert machine.tree() == {**before, "etc/.pwd.lock": ("-rw-------", "")} or (
         refused == "enable a.service" and machine.tree() == before
@@ -191,11 +210,11 @@ def test_units_that_a_boot_read_are_read_again_once_they_are_put_back(top):
     machine.systemd.calls.clear()
     machine.systemd.refused = {"daemon-reload"}
     with pytest.raises(UnitError):
-        put_back(machine.runner, booted=True)
+        restore_pending(machine.runner, is_booted=True)
     assert machine.tree() == before
     machine.systemd.refused = set()
-    put_back(machine.runner, booted=True)
-    put_back(machine.runner, booted=True)
+    restore_pending(machine.runner, is_booted=True)
+    restore_pending(machine.runner, is_booted=True)
     assert machine.tree() == before
     assert machine.systemd.calls == ["daemon-reload", "daemon-reload", "start default.target"]
 
@@ -205,7 +224,7 @@ def test_nothing_is_started_for_files_that_are_no_units(top):
     before = machine.tree()
     machine.hold(wanted(file("/etc/motd", "new")))
     machine.systemd.calls.clear()
-    put_back(machine.runner, booted=True)
+    restore_pending(machine.runner, is_booted=True)
     assert machine.tree() == before
     assert machine.systemd.calls == []
 
@@ -215,7 +234,7 @@ def test_units_that_nobody_has_read_yet_are_put_back_and_nothing_is_started(top)
     before = machine.tree()
     machine.hold(wanted(unit=UNIT))
     machine.systemd.calls.clear()
-    put_back(machine.runner)
+    restore_pending(machine.runner)
     assert machine.tree() == before
     assert machine.systemd.calls == []
 
@@ -224,7 +243,7 @@ def test_what_can_not_be_undone_is_listed_and_tried_again_at_the_next_start(top)
     machine = Machine(top, "restart y.service")
     before = machine.tree()
     with pytest.raises(RollbackError) as told:
-        machine.bring(wanted(file("/etc/motd", "new")), Restart("y.service"))
+        machine.bring(wanted(file("/etc/motd", "new")), RestartPolicyAction("y.service"))
     assert str(told.value).endswith(
         "this is left: restart y.service: systemd refuses to restart y.service"
     )
@@ -232,9 +251,9 @@ def test_what_can_not_be_undone_is_listed_and_tried_again_at_the_next_start(top)
     with pytest.raises(LedgerError, match="cut short and is not undone yet"):
         Machine(top).bring(wanted(file("/etc/motd", "new")))
     healthy = Machine(top)
-    assert recover(healthy.runner) is Recovery.UNDONE
+    assert recover_interrupted(healthy.runner) is RecoveryOutcome.UNDONE
     assert healthy.systemd.calls == ["restart y.service"]
-    assert recover(healthy.runner) is None
+    assert recover_interrupted(healthy.runner) is None
 
 
 class FullDisk(Disk):
@@ -249,12 +268,14 @@ class FullDisk(Disk):
 def test_a_full_disk_is_named_with_the_step_and_the_remedy(top):
     machine = Machine(top)
     before = machine.tree()
-    runner = Runner(machine.root, Shadow(machine.root, FakeClock()), FullDisk())
+    runner = StepRunner(machine.root, ShadowFile(machine.root, FakeClock()), FullDisk())
     new = wanted(*(file(f"/etc/{n}", "x") for n in range(9)), file("/etc/last", "too much"))
-    new = Wanted({**new.files, "/etc/last": WantedFile("/etc/last", Contents("data:,too%20much"))})
-    old = machine.survey.managed()
+    new = WantedState(
+        {**new.files, "/etc/last": WantedFile("/etc/last", Contents("data:,too%20much"))}
+    )
+    old = machine.survey.read_ownership()
     with pytest.raises(StepError) as told:
-        apply(plan(old, new, machine.survey.see(old, new)).steps, runner)
+        apply_steps(plan_steps(old, new, machine.survey.inspect_machine(old, new)).steps, runner)
     assert str(told.value) == (
         f"can't write /etc/last (0644): nothing is there: can't write {top}/etc/last: No space "
         "left on device; nothing is changed: the machine is as it was before"
@@ -273,22 +294,22 @@ class SharedDisk(Disk):
 def test_a_file_system_that_can_not_exchange_names_is_named_and_left_as_it_was(top):
     machine = Machine(top)
     before = machine.tree()
-    runner = Runner(machine.root, Shadow(machine.root, FakeClock()), SharedDisk())
+    runner = StepRunner(machine.root, ShadowFile(machine.root, FakeClock()), SharedDisk())
     new = wanted(file("/etc/motd", "new"))
-    old = machine.survey.managed()
+    old = machine.survey.read_ownership()
     with pytest.raises(StepError, match="two names can't be exchanged on its file system") as told:
-        apply(plan(old, new, machine.survey.see(old, new)).steps, runner)
+        apply_steps(plan_steps(old, new, machine.survey.inspect_machine(old, new)).steps, runner)
     assert told.value.remedy == "have it on ext4, xfs, btrfs or tmpfs"
     assert machine.tree() == before
 
 
 def test_a_damaged_log_is_not_guessed_at(top):
     machine = Machine(top)
-    machine.runner.undo.note({"a": 1})
-    log = machine.root.path(LOG)
+    machine.runner.undo.record_note({"a": 1})
+    log = machine.root.resolve_path(LOG_PATH)
     log.write_bytes(b"x" + log.read_bytes()[1:] + b"more\n")
     with pytest.raises(LedgerError, match="is damaged in line 1"):
-        recover(machine.runner)
+        recover_interrupted(machine.runner)
 
 
 def test_the_log_and_the_record_are_for_nobody_else(top):
@@ -322,7 +343,7 @@ def test_keys_and_password_are_set_and_taken_away_again(top):
 
 def test_a_note_of_a_restart_is_read_again_as_that_step(top):
     machine = Machine(top)
-    machine.runner.serve(RestartUnit("y.service"))
+    machine.runner.notify_service(RestartUnit("y.service"))
     again = Machine(top)
-    assert recover(again.runner) is Recovery.UNDONE
+    assert recover_interrupted(again.runner) is RecoveryOutcome.UNDONE
     assert again.systemd.calls == ["restart y.service"]

@@ -7,9 +7,9 @@ import pytest
 
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
-from treenail.daemon.configuration.config_cache import DIRECTORY, Configs
-from treenail.errors import NotFound, Unreachable
-from treenail.host.filesystem.files import Files
+from treenail.daemon.configuration.config_cache import DIRECTORY, ConfigCache
+from treenail.errors import NotFoundError, UnreachableError
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
 
 ONE = MachineConfig(ObjectMeta(name="one"), kernel_arguments=("a",))
@@ -22,12 +22,12 @@ class Cluster:
         self.up = True
         self.asked = 0
 
-    def machine_config(self, name: str) -> MachineConfig:
+    def fetch_machine_config(self, name: str) -> MachineConfig:
         self.asked += 1
         if not self.up:
-            raise Unreachable("nobody answers")
+            raise UnreachableError("nobody answers")
         if name != ONE.name:
-            raise NotFound(f"there is no {name}")
+            raise NotFoundError(f"there is no {name}")
         return ONE
 
 
@@ -37,59 +37,59 @@ def cluster() -> Cluster:
 
 
 @pytest.fixture
-def configs(tmp_path: Path, cluster: Cluster) -> Configs:
-    return Configs(Files(Root(tmp_path)), cluster)
+def configs(tmp_path: Path, cluster: Cluster) -> ConfigCache:
+    return ConfigCache(HostFiles(Root(tmp_path)), cluster)
 
 
 def test_a_config_that_was_read_is_there_when_nobody_answers(
-    configs: Configs, cluster: Cluster
+    configs: ConfigCache, cluster: Cluster
 ) -> None:
-    assert configs.fetch("one") == ONE
+    assert configs.fetch_config("one") == ONE
     cluster.up = False
-    assert configs.fetch("one") == ONE
-    assert configs.known("one") == ONE
+    assert configs.fetch_config("one") == ONE
+    assert configs.find_config("one") == ONE
 
 
-def test_what_is_kept_is_for_its_owner_alone(configs: Configs, tmp_path: Path) -> None:
-    configs.fetch("one")
+def test_what_is_kept_is_for_its_owner_alone(configs: ConfigCache, tmp_path: Path) -> None:
+    configs.fetch_config("one")
     directory = tmp_path / DIRECTORY[1:]
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert [stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()] == [0o600]
 
 
 def test_a_config_that_is_gone_is_not_taken_from_disk_for_an_update(
-    configs: Configs, tmp_path: Path
+    configs: ConfigCache, tmp_path: Path
 ) -> None:
-    with pytest.raises(NotFound):
-        configs.fetch("two")
-    assert configs.known("two") is None
-    assert configs.known("") is None
+    with pytest.raises(NotFoundError):
+        configs.fetch_config("two")
+    assert configs.find_config("two") is None
+    assert configs.find_config("") is None
     assert not (tmp_path / DIRECTORY[1:]).exists()
 
 
 def test_a_config_that_never_was_read_waits_for_an_answer(
-    configs: Configs, cluster: Cluster
+    configs: ConfigCache, cluster: Cluster
 ) -> None:
     cluster.up = False
-    with pytest.raises(Unreachable):
-        configs.fetch("one")
-    with pytest.raises(Unreachable):
-        configs.known("one")
+    with pytest.raises(UnreachableError):
+        configs.fetch_config("one")
+    with pytest.raises(UnreachableError):
+        configs.find_config("one")
 
 
 def test_a_damaged_copy_is_asked_for_again(
-    configs: Configs, cluster: Cluster, tmp_path: Path
+    configs: ConfigCache, cluster: Cluster, tmp_path: Path
 ) -> None:
-    configs.fetch("one")
+    configs.fetch_config("one")
     (tmp_path / DIRECTORY[1:] / "one.json").write_text('{"kind": "Mach')
-    assert configs.kept("one") is None
-    assert configs.known("one") == ONE
+    assert configs.read_cached("one") is None
+    assert configs.find_config("one") == ONE
     assert cluster.asked == 2
 
 
-def test_only_what_is_named_stays(configs: Configs, tmp_path: Path) -> None:
-    configs.fetch("one")
-    configs.keep_only(["one"])
-    assert configs.kept("one") == ONE
-    configs.keep_only(["two"])
+def test_only_what_is_named_stays(configs: ConfigCache, tmp_path: Path) -> None:
+    configs.fetch_config("one")
+    configs.prune_cache(["one"])
+    assert configs.read_cached("one") == ONE
+    configs.prune_cache(["two"])
     assert list((tmp_path / DIRECTORY[1:]).iterdir()) == []

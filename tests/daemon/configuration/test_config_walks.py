@@ -20,11 +20,11 @@ from tests.update.build import A, B, C
 from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
-from treenail.config.wanted import wanted
-from treenail.daemon.configuration.inspect import RECORD
-from treenail.host.rollback.undo_log import DIRECTORY as UNDO
-from treenail.update.decision.request import Kind, Request, too_late
-from treenail.update.impact.impact import in_image_mode
+from treenail.config.wanted import read_wanted_state
+from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
+from treenail.host.rollback.undo_log import UNDO_DIRECTORY as UNDO
+from treenail.update.decision.request import RequestKind, UserRequest, explain_too_late
+from treenail.update.impact.impact import apply_image_mode
 from treenail.update.state.record import Target
 
 WALKS = int(os.environ.get("TREENAIL_WALKS", "400"))
@@ -169,12 +169,12 @@ def test_files_of_an_update_that_is_called_off_are_as_they_were(turns: int) -> N
         world.drain_controller()
     update = recorded(world).update
     assert update is not None
-    assert not too_late(update)
-    world.request = Request(Kind.CANCEL, update.id)
+    assert not explain_too_late(update)
+    world.request = UserRequest(RequestKind.CANCEL, update.id)
     node.settle()
     assert (world.boots, watched(world)) == (boots, before)
     assert "called off on this machine" in world.annotations[key.REASON]
-    world.request = Request(Kind.FORGIVE)
+    world.request = UserRequest(RequestKind.RETRY)
     node.settle()
     assert_at_rest(world, NEXT)
 
@@ -187,14 +187,14 @@ def test_what_drifted_is_put_right_when_a_person_asks_for_it() -> None:
     node = Node(world)
     node.turn()
     assert "treenail drift --heal" in world.annotations[key.REASON]
-    world.request = Request(Kind.HEAL, paths=(APP,))
+    world.request = UserRequest(RequestKind.REPAIR, paths=(APP,))
     node.turn()
     assert world.request is None
     assert (world.file(APP), world.file(BAKED)) == (b"stock", b"other")
-    world.request = Request(Kind.HEAL, paths=("/etc/as-it-should-be",))
+    world.request = UserRequest(RequestKind.REPAIR, paths=("/etc/as-it-should-be",))
     node.turn()
     assert world.request is None
-    world.request = Request(Kind.HEAL, paths=(BAKED,))
+    world.request = UserRequest(RequestKind.REPAIR, paths=(BAKED,))
     node.settle()
     assert_at_rest(world, STOCK)
 
@@ -223,14 +223,14 @@ def test_what_somebody_deleted_of_the_agents_own_is_made_anew_with_the_next_upda
         world.ledger = None
     if lost != "ledger":
         tree = world.disk.tree()
-        assert tree.pop(TOP + RECORD).kind == "file"
+        assert tree.pop(TOP + OWNERSHIP_FILE).kind == "file"
         world.disk.replace_by(tree)
     node.process = None
     node.settle()
     world.ask_for(NEXT)
     node.settle()
     assert_at_rest(world, NEXT)
-    assert world.file(RECORD) is not None
+    assert world.file(OWNERSHIP_FILE) is not None
     assert recorded(world).current == NEXT
 
 
@@ -264,7 +264,7 @@ def test_what_a_merge_took_away_is_back_before_the_agent_says_that_it_is_ready()
     process = Process(world, node.clock)
     process.loop.finish_boot()
     assert world.file(BAKED) == BAKED_TEXT.encode()
-    assert process.cluster.node() is None, "and nobody was asked"
+    assert process.cluster.get_cached_node() is None, "and nobody was asked"
 
 
 def test_a_boot_into_the_old_deployment_puts_files_back_before_the_agent_is_ready() -> None:
@@ -292,10 +292,10 @@ def test_what_the_image_brings_is_not_taken_for_removed() -> None:
         TOP + "/usr/etc/app.conf": Entry("file", 0o644, b"vendor"),
     }
     world.disk.replace_by(there)
-    bring(world.disk, wanted(CONFIGS[2]), STOCK.config)
+    bring(world.disk, read_wanted_state(CONFIGS[2]), STOCK.config)
     kept = {path for path in world.disk.tree() if "/original" in path}
     world.disk.replace_by({p: e for p, e in world.disk.tree().items() if p not in kept})
-    bring(world.disk, in_image_mode(wanted(CONFIGS[1])), B.config)
+    bring(world.disk, apply_image_mode(read_wanted_state(CONFIGS[1])), B.config)
     assert world.file(APP) == b"vendor"
 
 

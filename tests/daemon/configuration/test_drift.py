@@ -10,23 +10,23 @@ import pytest
 from tests.waiting import wait_until
 from treenail.api.machineconfig import MachineConfig
 from treenail.clock import SystemClock
-from treenail.config.drift import Attribute, Drift, Kind
-from treenail.config.wanted import wanted
-from treenail.daemon.configuration.apply import apply
-from treenail.daemon.configuration.drift import Asked, Booted, DriftCheck, DriftWatch
-from treenail.daemon.configuration.inspect import Survey
-from treenail.daemon.configuration.path_watcher import PathWatch
-from treenail.daemon.configuration.step_runner import Runner
+from treenail.config.drift import Drift, DriftAttribute, EntryKind
+from treenail.config.wanted import read_wanted_state
+from treenail.daemon.configuration.apply import apply_steps
+from treenail.daemon.configuration.drift import BootedState, DriftCheck, DriftMonitor, ExpectedState
+from treenail.daemon.configuration.inspect import MachineInspector
+from treenail.daemon.configuration.path_watcher import InotifyPathWatcher
+from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.host.system.users import Shadow
-from treenail.host.systemd.unit_files import Units
-from treenail.update.drift.drift_policy import Drifted, DriftPolicy, Reaction
-from treenail.update.drift.drift_repair import healing
+from treenail.host.system.users import ShadowFile
+from treenail.host.systemd.unit_files import UnitFileReader
+from treenail.update.drift.drift_policy import DriftAssessment, DriftPolicy, DriftReaction
+from treenail.update.drift.drift_repair import plan_repair
 from treenail.update.state.record import Target
-from treenail.update.steps.plan import plan
-from treenail.update.steps.steps import Relabel
+from treenail.update.steps.plan import plan_steps
+from treenail.update.steps.steps import RelabelEntry
 
 CURRENT = Target("rendered-worker-1")
 LABEL = "security.selinux"
@@ -62,9 +62,12 @@ class Site:
         (top / "etc/passwd").write_text("root:x:0:0::/:/bin/sh\n")
         (top / "etc/group").write_text("root:x:0:\n")
         self.root = Root(top)
-        shadow = Shadow(self.root, SystemClock())
-        self.survey, self.runner = Survey(self.root, shadow, disk), Runner(self.root, shadow, disk)
-        self.wish = wanted(
+        shadow = ShadowFile(self.root, SystemClock())
+        self.survey, self.runner = (
+            MachineInspector(self.root, shadow, disk),
+            StepRunner(self.root, shadow, disk),
+        )
+        self.wish = read_wanted_state(
             MachineConfig.from_json(
                 {
                     "metadata": {"name": CURRENT.config},
@@ -72,27 +75,27 @@ class Site:
                 }
             )
         )
-        apply(self.plan(), self.runner)
-        self.booted = Booted(("quiet",))
+        apply_steps(self.plan(), self.runner)
+        self.booted = BootedState(("quiet",))
         self.rings = 0
-        self.paths = PathWatch(self.root, self.ring)
+        self.paths = InotifyPathWatcher(self.root, self.ring)
         self.paths.start()
         self.disk, self.policy = disk, policy
         self.start()
-        assert self.look() == Drifted()
+        assert self.look() == DriftAssessment()
         # The kernel watches from the second look on.
         self.rung()
-        assert self.look() == Drifted()
+        assert self.look() == DriftAssessment()
 
     def start(self) -> None:
         """Have an agent that knows of nothing yet."""
-        self.watch = DriftWatch(
-            DriftCheck(self.root, Units(Files(self.root)), self.disk),
+        self.watch = DriftMonitor(
+            DriftCheck(self.root, UnitFileReader(HostFiles(self.root)), self.disk),
             self.paths,
-            lambda _: Asked.of(self.wish),
+            lambda _: ExpectedState.from_wanted(self.wish),
             SystemClock(),
             policy=self.policy,
-            full_every_s=3600.0,
+            full_check_s=3600.0,
         )
 
     def ring(self) -> None:
@@ -103,17 +106,19 @@ class Site:
         self.rings = 0
 
     def plan(self) -> tuple:
-        old = self.survey.managed()
-        found = plan(old, self.wish, self.survey.see(old, self.wish), config=CURRENT.config)
+        old = self.survey.read_ownership()
+        found = plan_steps(
+            old, self.wish, self.survey.inspect_machine(old, self.wish), config=CURRENT.config
+        )
         return found.steps
 
-    def look(self) -> Drifted:
-        return self.watch.look(CURRENT, self.booted)
+    def look(self) -> DriftAssessment:
+        return self.watch.find_drift(CURRENT, self.booted)
 
     def heal(self) -> None:
-        drifts = self.look().healed
-        apply(healing(self.plan(), drifts), self.runner)
-        self.watch.healed(drifts)
+        drifts = self.look().to_repair
+        apply_steps(plan_repair(self.plan(), drifts), self.runner)
+        self.watch.record_repairs(drifts)
 
 
 @pytest.fixture
@@ -128,7 +133,7 @@ def site(tmp_path: Path, policy: DriftPolicy) -> Iterator[Site]:
     site.paths.stop()
 
 
-def drift(path: str, attribute: Attribute, wanted_: str, found: str) -> Drift:
+def drift(path: str, attribute: DriftAttribute, wanted_: str, found: str) -> Drift:
     return Drift(path, attribute, wanted_, found)
 
 
@@ -137,31 +142,31 @@ def drift(path: str, attribute: Attribute, wanted_: str, found: str) -> Drift:
     [
         (
             lambda top: (top / "etc/motd").write_text("bye\n"),
-            ("/etc/motd", Attribute.CONTENTS, MOTD_DIGEST),
+            ("/etc/motd", DriftAttribute.CONTENTS, MOTD_DIGEST),
         ),
         (
             lambda top: (top / "etc/motd").chmod(0o666),
-            ("/etc/motd", Attribute.MODE, "0644"),
+            ("/etc/motd", DriftAttribute.MODE, "0644"),
         ),
         (
             lambda top: (top / "etc/motd").unlink(),
-            ("/etc/motd", Attribute.KIND, Kind.FILE),
+            ("/etc/motd", DriftAttribute.KIND, EntryKind.FILE),
         ),
         (
             lambda top: (top / "etc/deep").rename(top / "etc/gone"),
-            ("/etc/deep/er/file", Attribute.KIND, Kind.FILE),
+            ("/etc/deep/er/file", DriftAttribute.KIND, EntryKind.FILE),
         ),
         (
             lambda top: (top / "etc/systemd/system/a.service").write_text("[Unit]\n"),
-            ("/etc/systemd/system/a.service", Attribute.CONTENTS, None),
+            ("/etc/systemd/system/a.service", DriftAttribute.CONTENTS, None),
         ),
         (
             lambda top: (top / "etc/systemd/system/a.service.d/10-a.conf").unlink(),
-            ("/etc/systemd/system/a.service.d/10-a.conf", Attribute.KIND, Kind.FILE),
+            ("/etc/systemd/system/a.service.d/10-a.conf", DriftAttribute.KIND, EntryKind.FILE),
         ),
         (
             lambda top: (top / "etc/systemd/system/multi-user.target.wants/a.service").unlink(),
-            ("a.service", Attribute.ENABLEMENT, "enabled"),
+            ("a.service", DriftAttribute.ENABLEMENT, "enabled"),
         ),
     ],
     ids=["contents", "mode", "removed", "directory moved", "unit", "drop-in", "disabled"],
@@ -176,9 +181,9 @@ def test_whatever_is_touched_is_found_and_found_no_more_when_put_right(site, cha
     assert [(each.subject, each.attribute) for each in found] == [(subject, attribute)]
     assert wanted_ in (None, found[0].expected)
 
-    apply(healing(site.plan(), found), site.runner)
+    apply_steps(plan_repair(site.plan(), found), site.runner)
     site.rung()
-    assert site.look() == Drifted()
+    assert site.look() == DriftAssessment()
     assert tree(site.top).items() >= before.items()
 
 
@@ -186,18 +191,20 @@ def test_touching_without_a_change_is_no_drift(site):
     (site.top / "etc/motd").touch()
     site.rung()
 
-    assert site.look() == Drifted()
+    assert site.look() == DriftAssessment()
 
 
 def test_dropin_that_nobody_knows_is_reported_until_it_is_gone(site):
     path = "/etc/systemd/system/a.service.d/99-else.conf"
     (site.top / path[1:]).write_text("[Unit]\n")
     site.rung()
-    assert site.look() == Drifted(reported=(drift(path, Attribute.KIND, Kind.NOTHING, Kind.FILE),))
+    assert site.look() == DriftAssessment(
+        reported=(drift(path, DriftAttribute.KIND, EntryKind.NOTHING, EntryKind.FILE),)
+    )
 
-    apply(healing(site.plan(), site.look().reported), site.runner)
+    apply_steps(plan_repair(site.plan(), site.look().reported), site.runner)
     site.rung()
-    assert site.look() == Drifted()
+    assert site.look() == DriftAssessment()
 
 
 def test_files_beside_those_of_the_config_ring_nobody(site):
@@ -209,12 +216,12 @@ def test_files_beside_those_of_the_config_ring_nobody(site):
 
 
 def test_missing_kernel_argument_is_found_by_a_full_look(site):
-    site.booted = Booted()
+    site.booted = BootedState()
     # Another config, and then this one again.
-    site.watch.look(Target("rendered-worker-2"), site.booted)
+    site.watch.find_drift(Target("rendered-worker-2"), site.booted)
 
     assert site.look().blocking == (
-        drift("kernel command line", Attribute.ARGUMENTS, "quiet", "nothing"),
+        drift("kernel command line", DriftAttribute.KERNEL_ARGUMENTS, "quiet", "nothing"),
     )
 
 
@@ -224,47 +231,49 @@ def test_agent_that_starts_finds_what_drifted_before(site):
     site.start()
 
     (found,) = site.look().blocking
-    assert (found.subject, found.attribute) == ("/etc/motd", Attribute.CONTENTS)
+    assert (found.subject, found.attribute) == ("/etc/motd", DriftAttribute.CONTENTS)
 
 
 @pytest.mark.parametrize(
-    "policy", [DriftPolicy(paths=(("/etc/motd", Reaction.HEAL),), heals_per_hour=2)]
+    "policy", [DriftPolicy(paths=(("/etc/motd", DriftReaction.REPAIR),), repairs_per_hour=2)]
 )
 def test_two_writers_who_fight_are_reported_and_not_fed(site):
     motd = site.top / "etc/motd"
     for _ in range(2):
         motd.write_text("bye\n")
         site.rung()
-        wait_until(lambda: site.look().healed)
+        wait_until(lambda: site.look().to_repair)
         site.heal()
         assert motd.read_text() == "hello\n"
         site.rung()
-        wait_until(lambda: site.look() == Drifted())
+        wait_until(lambda: site.look() == DriftAssessment())
     motd.write_text("bye\n")
     site.rung()
 
     found = wait_until(lambda: site.look().blocking)
     assert [each.subject for each in found] == ["/etc/motd"]
-    assert site.look().fought == {"/etc/motd"}
+    assert site.look().contested == {"/etc/motd"}
 
 
 def test_config_that_nobody_knows_has_no_drift(tmp_path):
     class Silent:
-        def watch(self, paths, *, below) -> None:
-            assert tuple(paths) == tuple(below) == ()
+        def watch_paths(self, paths, *, directories) -> None:
+            assert tuple(paths) == tuple(directories) == ()
 
-    check = DriftCheck(Root(tmp_path), Units(Files(Root(tmp_path))))
-    watch = DriftWatch(
-        check, Silent(), lambda _: None, SystemClock(), policy=DriftPolicy(), full_every_s=60.0
+    check = DriftCheck(Root(tmp_path), UnitFileReader(HostFiles(Root(tmp_path))))
+    watch = DriftMonitor(
+        check, Silent(), lambda _: None, SystemClock(), policy=DriftPolicy(), full_check_s=60.0
     )
 
-    assert watch.look(CURRENT, Booted()) == Drifted(looked=False)
+    assert watch.find_drift(CURRENT, BootedState()) == DriftAssessment(is_checked=False)
 
 
 def test_what_is_remembered_of_a_config_holds_no_contents():
     secret = "canary-5d1f"
     config = json.loads(json.dumps(CONFIG).replace("hello", secret).replace("/bin/true", secret))
-    asked = Asked.of(wanted(MachineConfig.from_json({"spec": {"config": config}})))
+    asked = ExpectedState.from_wanted(
+        read_wanted_state(MachineConfig.from_json({"spec": {"config": config}}))
+    )
 
     assert secret not in repr(asked) + str([each.contents for each in asked.entries.values()])
     assert all(unit.contents in ("", "x") for unit in asked.units.units.values())
@@ -275,10 +284,10 @@ class Labels:
 
     label = "system_u:object_r:etc_t:s0"
 
-    def fitting(self, place: str, status: os.stat_result, present: bytes) -> bytes:
+    def decide_label(self, place: str, status: os.stat_result, present: bytes) -> bytes:
         return f"{self.label}\0".encode() if "/etc/" in place else present
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         pass
 
 
@@ -297,8 +306,8 @@ def labelled(tmp_path: Path, policy: DriftPolicy) -> Iterator[Site]:
     ("policy", "reaction"),
     [
         (DriftPolicy(), "reported"),
-        (DriftPolicy(default=Reaction.HEAL), "healed"),
-        (DriftPolicy(paths=(("/etc/*", Reaction.BLOCK),)), "blocking"),
+        (DriftPolicy(default=DriftReaction.REPAIR), "healed"),
+        (DriftPolicy(paths=(("/etc/*", DriftReaction.BLOCK),)), "blocking"),
     ],
 )
 @pytest.mark.parametrize(
@@ -314,14 +323,14 @@ def test_label_that_the_policy_would_change_is_drift_until_it_is_made_right(
     labelled.rung()
 
     found = labelled.look()
-    expected = drift(path, Attribute.LABEL, Labels.label, "system_u:object_r:wrong_t:s0")
+    expected = drift(path, DriftAttribute.LABEL, Labels.label, "system_u:object_r:wrong_t:s0")
     assert (found.all, getattr(found, reaction)) == ((expected,), (expected,))
 
-    steps = healing(labelled.plan(), found.all)
-    assert [type(step) for step in steps] == [Relabel]
-    apply(steps, labelled.runner)
+    steps = plan_repair(labelled.plan(), found.all)
+    assert [type(step) for step in steps] == [RelabelEntry]
+    apply_steps(steps, labelled.runner)
     labelled.rung()
-    assert labelled.look() == Drifted()
+    assert labelled.look() == DriftAssessment()
     assert os.getxattr(place, LABEL) == f"{Labels.label}\0".encode()
     assert (tree(labelled.top), place.stat().st_mode) == before
 

@@ -12,8 +12,8 @@ from tests.fakes.world import World
 from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
-from treenail.daemon.configuration.mcd_state import Predecessor
-from treenail.host.filesystem.files import Files
+from treenail.daemon.configuration.mcd_state import MCDState
+from treenail.host.filesystem.files import HostFiles
 from treenail.update.state.record import Target
 
 STATE = "/etc/machine-config-daemon"
@@ -97,10 +97,10 @@ def test_node_that_lost_its_annotations_is_told_what_its_machine_has() -> None:
 @pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', "[" * 5000, "{"])
 def test_what_can_not_be_read_introduces_nobody(text: str) -> None:
     disk: MemoryDisk = left(world_at(Target()), **{"node-annotations.json": text}).disk
-    assert Predecessor(Files(ROOT, disk)).introduction() == {}
+    assert MCDState(HostFiles(ROOT, disk)).read_annotations() == {}
 
 
 def test_only_what_is_the_daemons_is_introduced() -> None:
     notes = {key.DESIRED_CONFIG: "a", "example.com/other": "b"}
     disk = left(world_at(Target()), **{"node-annotations.json": json.dumps(notes)}).disk
-    assert Predecessor(Files(ROOT, disk)).introduction() == {key.DESIRED_CONFIG: "a"}
+    assert MCDState(HostFiles(ROOT, disk)).read_annotations() == {key.DESIRED_CONFIG: "a"}

@@ -36,21 +36,21 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.disk import MemoryDisk, Tree
 from treenail.config import names
 from treenail.config.wanted import WantedDirectory, WantedLink, WantedUnit
-from treenail.daemon.configuration.apply import apply
-from treenail.daemon.configuration.step_runner import Runner
+from treenail.daemon.configuration.apply import apply_steps
+from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.host.filesystem import entries, files, fsync
 from treenail.host.rollback import symlinks, transaction, undo_log
 from treenail.update.steps.inventory import KEY_DIRECTORIES
 from treenail.update.steps.steps import (
-    Disable,
-    Enable,
-    Keep,
+    BackUpEntry,
+    ConfigStep,
+    DisableUnits,
+    EnableUnits,
     MakeDirectory,
-    Preset,
-    Remember,
-    SetKeys,
+    PresetUnits,
+    RecordOwnership,
     SetPassword,
-    Step,
+    SetSshKeys,
     WriteFile,
 )
 
@@ -114,7 +114,7 @@ CASES = [
         wanted(
             [file("/etc/motd", "yours")],
             [WantedDirectory("/etc/d", 0o700)],
-            [WantedLink("/etc/vendor.link", "motd"), WantedLink("/x", "/etc/motd", hard=True)],
+            [WantedLink("/etc/vendor.link", "motd"), WantedLink("/x", "/etc/motd", is_hard=True)],
             [WantedUnit("ours.service", UNIT, enabled=True)],
             ("ssh-ed25519 AAAA",),
             "$6$one",
@@ -264,20 +264,20 @@ def test_a_replaced_file_keeps_its_label_and_loses_what_was_noted_on_it():
     assert dict(after.attributes) == {"security.selinux": b"system_u:object_r:etc_t:s0\0"}
 
 
-class ToldRunner(Runner):
+class ToldRunner(StepRunner):
     """Remembers the steps that it carried out."""
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)
         self.told: list[str] = []
 
-    def changes(self, step):
+    def compute_changes(self, step):
         self.told.append(str(step))
-        return super().changes(step)
+        return super().compute_changes(step)
 
-    def enable(self, step):
+    def change_enablement(self, step):
         self.told.append(str(step))
-        super().enable(step)
+        super().change_enablement(step)
 
     def set_password(self, step):
         self.told.append(str(step))
@@ -292,7 +292,7 @@ def test_the_steps_that_are_carried_out_are_those_that_are_printed_and_nothing_e
         steps = planned(disk, found.new, "new").steps
         services = Systemd(disk) if found.asked else None
         runner = ToldRunner(ROOT, Unlocked(ROOT, FakeClock(), disk), disk, services)
-        apply(steps, runner)
+        apply_steps(steps, runner)
         assert runner.told == [str(step) for step in steps], seed
         named = set().union(*map(paths, steps))
         before, after = visible(found.before), visible(disk.tree())
@@ -303,12 +303,12 @@ def test_the_steps_that_are_carried_out_are_those_that_are_printed_and_nothing_e
         assert {path for step in steps for path in certain(step)} <= changed, seed
 
 
-def paths(step: Step) -> set[str]:
+def paths(step: ConfigStep) -> set[str]:
     """The paths that the step says it changes, as far as other programs see them."""
     match step:
-        case Keep() | Remember() | Enable() | Disable() | Preset():
+        case BackUpEntry() | RecordOwnership() | EnableUnits() | DisableUnits() | PresetUnits():
             return set()
-        case SetKeys():
+        case SetSshKeys():
             return {TOP + names.AUTHORIZED_KEYS, *(TOP + path for path in KEY_DIRECTORIES)}
         case SetPassword():
             return {f"{TOP}/etc/shadow"}
@@ -316,7 +316,7 @@ def paths(step: Step) -> set[str]:
             return {TOP + step.path}
 
 
-def certain(step: Step) -> set[str]:
+def certain(step: ConfigStep) -> set[str]:
     """The paths that are others afterwards, whatever stood there."""
     if isinstance(step, WriteFile | MakeDirectory | SetPassword):
         return paths(step)

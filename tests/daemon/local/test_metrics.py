@@ -5,28 +5,28 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.clock import FakeClock
-from treenail.config.drift import Attribute, Drift
-from treenail.daemon.local.metrics import PATH, DriftGauge
-from treenail.host.filesystem.files import Files
+from treenail.config.drift import Drift, DriftAttribute
+from treenail.daemon.local.metrics import METRICS_FILE, DriftMetrics
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.update.drift.drift_policy import Drifted
+from treenail.update.drift.drift_policy import DriftAssessment
 
-DRIFT = Drift("/etc/app", Attribute.MODE, "0600", "0644")
-DRIFTED = Drifted(reported=(DRIFT, DRIFT), blocking=(DRIFT,))
+DRIFT = Drift("/etc/app", DriftAttribute.MODE, "0600", "0644")
+DRIFTED = DriftAssessment(reported=(DRIFT, DRIFT), blocking=(DRIFT,))
 
 
 class Machine:
     def __init__(self, top: Path) -> None:
-        self.place = top / PATH[1:]
+        self.place = top / METRICS_FILE[1:]
         self.clock = FakeClock()
-        self._files = Files(Root(top))
+        self._files = HostFiles(Root(top))
         self.start()
 
     def start(self) -> None:
-        self.gauge = DriftGauge(self._files, self.clock)
+        self.gauge = DriftMetrics(self._files, self.clock)
 
-    def shows(self, drifted: Drifted) -> dict[str, str]:
-        self.gauge.show(drifted)
+    def shows(self, drifted: DriftAssessment) -> dict[str, str]:
+        self.gauge.write_metrics(drifted)
         lines = self.place.read_text().splitlines() if self.place.exists() else []
         return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
 
@@ -46,7 +46,7 @@ def test_the_moment_is_told_and_stays_until_nothing_blocks_any_more(machine):
     }
     machine.clock.move(60.0)
     assert machine.shows(DRIFTED)["mcd_config_drift"] == began
-    assert machine.shows(Drifted(reported=(DRIFT,)))["mcd_config_drift"] == "0"
+    assert machine.shows(DriftAssessment(reported=(DRIFT,)))["mcd_config_drift"] == "0"
     assert machine.shows(DRIFTED)["mcd_config_drift"] == str(int(machine.clock.now()))
     assert machine.place.stat().st_mode & 0o777 == 0o644
 
@@ -55,12 +55,12 @@ def test_an_agent_that_starts_again_goes_on_telling_it(machine):
     before = machine.shows(DRIFTED)
     machine.clock.move(60.0)
     machine.start()
-    assert machine.shows(Drifted(looked=False)) == before
+    assert machine.shows(DriftAssessment(is_checked=False)) == before
     assert machine.shows(DRIFTED) == before
 
 
 def test_nothing_is_told_before_anybody_looked(machine):
-    assert machine.shows(Drifted(looked=False)) == {}
+    assert machine.shows(DriftAssessment(is_checked=False)) == {}
 
 
 def test_what_stays_the_same_is_not_written_again(machine):
@@ -79,4 +79,4 @@ def test_a_damaged_file_is_written_anew(machine, content):
 
 def test_a_file_that_can_not_be_written_stops_nobody(machine):
     machine.place.mkdir(parents=True)
-    machine.gauge.show(DRIFTED)
+    machine.gauge.write_metrics(DRIFTED)

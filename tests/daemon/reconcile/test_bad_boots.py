@@ -18,12 +18,12 @@ from tests.daemon.reconcile import test_walks as walks
 from tests.fakes.world import PLATFORM, FakeHealth, Killed, PowerCut, World
 from tests.update.build import A, B, C
 from treenail.api import annotations as key
-from treenail.config.wanted import wanted
+from treenail.config.wanted import read_wanted_state
 from treenail.errors import BusyError
-from treenail.update.decision.request import Kind, Request
-from treenail.update.impact.impact import in_image_mode
+from treenail.update.decision.request import RequestKind, UserRequest
+from treenail.update.impact.impact import apply_image_mode
 from treenail.update.state.record import Target
-from treenail.update.steps.steps import Remember
+from treenail.update.steps.steps import RecordOwnership
 
 WALKS = int(os.environ.get("TREENAIL_WALKS", "100"))
 
@@ -55,14 +55,14 @@ def move(node: Node, target: Target) -> None:
 def assert_has(world: World, target: Target) -> None:
     """The machine is all of the target and nothing of another, and in service."""
     assert world.violations == []
-    wish = wanted(world.configs[target.config])
+    wish = read_wanted_state(world.configs[target.config])
     if target.image:
-        wish = in_image_mode(wish)
+        wish = apply_image_mode(wish)
     image = target.image or wish.os.image
     assert world.booted == image.partition("@")[2]
     assert world.system.arguments[len(PLATFORM) :] == wish.os.kernel_arguments
     steps = planned(world.disk, wish, target.config).steps
-    assert [str(step) for step in steps if not isinstance(step, Remember)] == []
+    assert [str(step) for step in steps if not isinstance(step, RecordOwnership)] == []
     assert not world.unschedulable
     assert not world.staged
 
@@ -217,7 +217,7 @@ def test_a_refused_target_is_tried_again_when_somebody_forgives_it() -> None:
     node.world.sick = booted_b
     move(node, B)
     node.world.sick = lambda _: False
-    node.world.request = Request(Kind.FORGIVE)
+    node.world.request = UserRequest(RequestKind.RETRY)
     node.settle()
     assert_at_rest(node.world, B)
 
@@ -239,7 +239,7 @@ def test_an_api_server_that_is_lost_with_the_boot_sends_the_node_back_but_only_o
         assert (world.booted, world.returns) == (booted.digest, 1)
         world.api_up = True
         node.settle()
-        world.request = Request(Kind.FORGIVE)
+        world.request = UserRequest(RequestKind.RETRY)
     assert_at_rest(world, B)
 
 

@@ -12,7 +12,7 @@ from treenail.errors import (
     CredentialError,
     DriftError,
     FileError,
-    Invalid,
+    InvalidError,
     LedgerError,
     PreflightError,
     RollbackError,
@@ -21,8 +21,8 @@ from treenail.errors import (
     TreenailError,
     UnreconcilableError,
 )
-from treenail.update.decision.actions import Rest, Stage, Weigh
-from treenail.update.status import report
+from treenail.update.decision.actions import IdleAction, PlanAction, StageAction
+from treenail.update.status import make_report
 
 FAULTS = (
     ConfigError, CredentialError, DriftError, FileError, LedgerError, PreflightError, RollbackError,
@@ -62,13 +62,15 @@ def test_what_is_tried_again_is_degraded_until_it_has_succeeded() -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("decision", [Stage(B), Weigh(B), Rest("at rest", settled=True)], ids=repr)
+@pytest.mark.parametrize(
+    "decision", [StageAction(B), PlanAction(B), IdleAction("at rest", is_settled=True)], ids=repr
+)
 def test_every_failure_is_on_the_node_and_its_machine_config_node_alike(
-    fault: type[TreenailError], decision: Stage | Weigh | Rest
+    fault: type[TreenailError], decision: StageAction | PlanAction | IdleAction
 ) -> None:
     error = fault("it went wrong", remedy="mend it")
-    told = report(facts(), decision, error)
-    assert told.annotations[key.STATE] == error.state != "Working"
+    told = make_report(facts(), decision, error)
+    assert told.annotations[key.STATE] == error.node_state != "Working"
     (verdict,) = told.conditions
     assert (verdict.type, verdict.status) == ("NodeDegraded", "True")
     assert verdict.message == told.annotations[key.REASON] == "it went wrong; mend it"
@@ -84,7 +86,7 @@ def test_report_that_is_refused_is_made_again_after_growing_pauses() -> None:
 
     def fate(step: str) -> None:
         if step == "patch":
-            raise Invalid("patch nodes node-1: it is invalid")
+            raise InvalidError("patch nodes node-1: it is invalid")
 
     world.fate = fate
     assert [node.turn() for _ in range(6)] == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]

@@ -12,8 +12,8 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
 from treenail.errors import BusyError
 from treenail.update.state import record as records
-from treenail.update.state.record import Phase, Record
-from treenail.update.state.retention import Retained
+from treenail.update.state.record import LedgerRecord, Phase
+from treenail.update.state.retention import RetainedDeployment
 
 CONFIGS = tuple(MachineConfig(ObjectMeta(name=each.config)) for each in (A, B, C))
 DAY_S = 86_400.0
@@ -24,7 +24,7 @@ def world() -> World:
     return nodes.world_at(A, *CONFIGS)
 
 
-def recorded(world: World) -> Record:
+def recorded(world: World) -> LedgerRecord:
     return records.from_json(json.loads(world.ledger or "null"))
 
 
@@ -106,7 +106,7 @@ def test_somebody_whose_transaction_is_in_the_way_is_waited_for(world: World, st
     assert len(tries) == 3
     assert_at_rest(world, C)
     assert world.pins == {before}
-    assert recorded(world).refused is None
+    assert recorded(world).quarantined is None
 
 
 def test_a_node_at_rest_lets_it_go_once_nobody_is_in_the_way(world: World) -> None:
@@ -159,7 +159,7 @@ def test_an_update_that_is_called_off_at_its_reboot_leaves_nothing_pinned(world:
 
 
 def test_the_ledger_of_a_version_without_it_keeps_nothing() -> None:
-    document = records.to_json(Record(retained=Retained("os-1", 5.0)))
-    assert records.from_json(document).retained == Retained("os-1", 5.0)
+    document = records.to_json(LedgerRecord(retained=RetainedDeployment("os-1", 5.0)))
+    assert records.from_json(document).retained == RetainedDeployment("os-1", 5.0)
     del document["retained"]
     assert records.from_json(document).retained is None

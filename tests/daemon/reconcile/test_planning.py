@@ -21,12 +21,12 @@ from tests.fakes.disk import Entry
 from tests.update.build import A
 from treenail.api import annotations as key
 from treenail.api.disruptionpolicy import (
-    DEFAULTS,
-    ClusterPolicy,
+    DEFAULT_POLICY,
+    ClusterDisruptionPolicy,
     DisruptionPolicy,
-    Drain,
-    FilePolicy,
-    Nothing,
+    DrainPolicyAction,
+    FileDisruptionPolicy,
+    NonePolicyAction,
 )
 from treenail.update.state.record import Phase, Target, from_json
 
@@ -41,8 +41,8 @@ def phase(node: Node) -> Phase | None:
 def test_the_policy_of_the_cluster_says_what_a_file_costs() -> None:
     world = world_at(STOCK)
     world.configs["third"] = config("third", {APP: "third", BAKED: BAKED_TEXT}, units=(UNIT,))
-    free = DisruptionPolicy(files=(FilePolicy(APP, (Nothing(),)),))
-    world.policy = ClusterPolicy(DEFAULTS.overridden_by(free))
+    free = DisruptionPolicy(files=(FileDisruptionPolicy(APP, (NonePolicyAction(),)),))
+    world.policy = ClusterDisruptionPolicy(DEFAULT_POLICY.override_with(free))
     world.ask_for(THIRD)
     boots = world.boots
     Node(world).settle()
@@ -54,8 +54,8 @@ def test_the_policy_of_the_cluster_says_what_a_file_costs() -> None:
 def test_a_drain_without_a_reboot_is_taken_back_after_the_files_are_written() -> None:
     world = world_at(STOCK)
     world.configs["third"] = config("third", {APP: "third", BAKED: BAKED_TEXT}, units=(UNIT,))
-    drained = DisruptionPolicy(files=(FilePolicy(APP, (Drain(),)),))
-    world.policy = ClusterPolicy(DEFAULTS.overridden_by(drained))
+    drained = DisruptionPolicy(files=(FileDisruptionPolicy(APP, (DrainPolicyAction(),)),))
+    world.policy = ClusterDisruptionPolicy(DEFAULT_POLICY.override_with(drained))
     world.ask_for(THIRD)
     boots = world.boots
     node = Node(world)
@@ -71,13 +71,13 @@ def test_a_drain_without_a_reboot_is_taken_back_after_the_files_are_written() ->
 
 def test_a_policy_that_is_being_changed_is_waited_for() -> None:
     world = world_at(NEXT)
-    world.policy = replace(world.policy, settled=False)
+    world.policy = replace(world.policy, is_settled=False)
     world.ask_for(FREELY)
     node = Node(world)
     node.settle()
     assert world.annotations[key.CURRENT_CONFIG] == NEXT.config
     assert world.annotations[key.STATE] == "Working"
-    world.policy = replace(world.policy, settled=True)
+    world.policy = replace(world.policy, is_settled=True)
     node.settle()
     assert_at_rest(world, FREELY)
 
@@ -134,7 +134,7 @@ def test_what_a_running_node_cannot_be_made_to_be_is_refused_unless_it_is_allowe
     node.settle()
     assert world.annotations[key.STATE] == "Unreconcilable"
     assert "disks" in world.annotations[key.REASON]
-    world.policy = replace(world.policy, overrides=("Disks",))
+    world.policy = replace(world.policy, irreconcilable_overrides=("Disks",))
     node.process = None
     node.settle()
     assert_at_rest(world, THIRD)

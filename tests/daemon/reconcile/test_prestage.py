@@ -14,17 +14,17 @@ from treenail.update.state.record import Target
 
 def ask_ahead(world: World, target: Target | None) -> None:
     """As the rollout controller does."""
-    for name in (key.STAGE_CONFIG, key.STAGE_IMAGE):
+    for name in (key.PRESTAGE_CONFIG, key.PRESTAGE_IMAGE):
         world.annotations.pop(name, None)
     if target is not None:
-        world.annotations[key.STAGE_CONFIG] = target.config
-        world.annotations[key.STAGE_IMAGE] = target.image
+        world.annotations[key.PRESTAGE_CONFIG] = target.config
+        world.annotations[key.PRESTAGE_IMAGE] = target.image
 
 
 def said(world: World) -> tuple[str, str, str]:
     """The state, what is staged ahead and why nothing is."""
     notes = world.annotations
-    return notes[key.STATE], notes.get(key.STAGED, ""), notes.get(key.STAGING_ERROR, "")
+    return notes[key.STATE], notes.get(key.PRESTAGED, ""), notes.get(key.PRESTAGE_ERROR, "")
 
 
 class Pulls:
@@ -73,7 +73,7 @@ def test_update_to_it_pulls_nothing() -> None:
     assert_at_rest(node.world, B)
     assert said(node.world) == ("Done", "", "")
     assert pulls.count == 1
-    assert recorded(node.world).ahead is None
+    assert recorded(node.world).prestaged is None
 
 
 def test_what_is_not_asked_for_any_more_is_dropped() -> None:

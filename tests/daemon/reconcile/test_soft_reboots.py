@@ -12,7 +12,7 @@ from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
 from treenail.update.state import record as records
-from treenail.update.state.record import Past
+from treenail.update.state.record import PastUpdate
 
 CONFIGS = tuple(MachineConfig(ObjectMeta(name=each.config)) for each in (A, B, C))
 
@@ -33,7 +33,7 @@ def boots(world: World) -> tuple[int, int]:
     return world.boots, world.soft_boots
 
 
-def last(world: World) -> Past:
+def last(world: World) -> PastUpdate:
     return records.from_json(json.loads(world.ledger or "null")).history[0]
 
 
@@ -43,7 +43,7 @@ def test_an_image_with_the_same_kernel_costs_one_soft_reboot(world: World) -> No
     node.settle()
     assert_at_rest(world, B)
     assert boots(world) == (1, 1)
-    assert (last(world).reboots, last(world).soft) == (1, True)
+    assert (last(world).reboot_count, last(world).is_soft_reboot) == (1, True)
 
 
 def test_an_image_with_another_kernel_costs_one_reboot(world: World) -> None:
@@ -53,7 +53,7 @@ def test_an_image_with_another_kernel_costs_one_reboot(world: World) -> None:
     node.settle()
     assert_at_rest(world, B)
     assert boots(world) == (2, 0)
-    assert (last(world).reboots, last(world).soft) == (1, False)
+    assert (last(world).reboot_count, last(world).is_soft_reboot) == (1, False)
 
 
 def test_an_owner_who_did_not_allow_it_has_no_soft_reboots(world: World) -> None:
@@ -81,7 +81,7 @@ def test_a_soft_reboot_that_leads_elsewhere_is_followed_by_one_full_one(world: W
     node.settle()
     assert_at_rest(world, B)
     assert boots(world) == (2, 0)
-    assert (last(world).reboots, last(world).soft) == (2, False)
+    assert (last(world).reboot_count, last(world).is_soft_reboot) == (2, False)
 
 
 def test_what_no_reboot_leads_to_is_refused_after_as_many_as_ever(world: World) -> None:
@@ -93,7 +93,7 @@ def test_what_no_reboot_leads_to_is_refused_after_as_many_as_ever(world: World) 
     assert not world.unschedulable
     assert not world.staged
     assert "3 times" in world.annotations[key.REASON]
-    assert last(world).reboots == 3
+    assert last(world).reboot_count == 3
 
 
 def test_what_is_called_off_after_a_soft_reboot_that_led_elsewhere_boots_no_more(

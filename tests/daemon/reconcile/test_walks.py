@@ -20,9 +20,9 @@ from tests.update.build import A, B, C
 from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
-from treenail.update.decision.request import Kind, Request, too_late
+from treenail.update.decision.request import RequestKind, UserRequest, explain_too_late
 from treenail.update.state import record as records
-from treenail.update.state.record import Outcome, Phase, Record, Target
+from treenail.update.state.record import LedgerRecord, Phase, Target, UpdateOutcome
 
 WALKS = int(os.environ.get("TREENAIL_WALKS", "600"))
 
@@ -34,7 +34,7 @@ def world_at(target: Target) -> World:
     return nodes.world_at(target, *CONFIGS)
 
 
-def recorded(world: World) -> Record:
+def recorded(world: World) -> LedgerRecord:
     return records.from_json(json.loads(world.ledger) if world.ledger else None)
 
 
@@ -74,7 +74,7 @@ class Chaos:
         elif draw < 0.65:
             self.call_off()
         elif draw < 0.67:
-            world.request = Request(Kind.FORGIVE)
+            world.request = UserRequest(RequestKind.RETRY)
         elif draw < 0.71:
             self._node.process = None
             world.soft = True
@@ -94,7 +94,7 @@ class Chaos:
     def call_off(self) -> None:
         update = recorded(self._node.world).update
         if update is not None:
-            self._node.world.request = Request(Kind.CANCEL, update.id)
+            self._node.world.request = UserRequest(RequestKind.CANCEL, update.id)
 
     def clean_up(self) -> None:
         """Somebody drops every deployment that is not pinned, nor boots next."""
@@ -104,10 +104,10 @@ class Chaos:
         if {world.previous.id, world.previous.digest} & world.pins:
             return
         world.previous = None
-        if update is None or update.work is None or update.work.os.empty:
+        if update is None or update.impact is None or update.impact.os.is_empty:
             return
         back = {world.system.id, world.system.digest} & world.pins
-        if update.phase in (Phase.PROVING, Phase.RETURNING) and not back:
+        if update.phase in (Phase.VERIFYING, Phase.ROLLING_BACK) and not back:
             world.violations.append("there was nothing to go back to on trial")
 
     def uncordon_by_hand(self) -> None:
@@ -309,8 +309,8 @@ def test_an_update_that_is_called_off_leaves_the_node_as_it_was(
         node.turn()
         world.drain_controller()
     update = recorded(world).update
-    late = "" if update is None else too_late(update)
-    world.request = None if update is None else Request(Kind.CANCEL, update.id)
+    late = "" if update is None else explain_too_late(update)
+    world.request = None if update is None else UserRequest(RequestKind.CANCEL, update.id)
     node.settle()
     assert world.request is None, "whoever asked is not answered"
     if update is None or late:
@@ -322,7 +322,7 @@ def test_an_update_that_is_called_off_leaves_the_node_as_it_was(
     assert world.annotations[key.STATE] == "Degraded"
     assert "called off on this machine; ask for another" in world.annotations[key.REASON]
     (past,) = recorded(world).history
-    assert past.outcome is Outcome.CALLED_OFF
+    assert past.outcome is UpdateOutcome.CANCELLED
 
 
 def test_a_target_that_was_called_off_is_tried_again_once_it_is_forgiven() -> None:
@@ -333,10 +333,10 @@ def test_a_target_that_was_called_off_is_tried_again_once_it_is_forgiven() -> No
     node.turn()
     update = recorded(world).update
     assert update is not None
-    world.request = Request(Kind.CANCEL, update.id)
+    world.request = UserRequest(RequestKind.CANCEL, update.id)
     node.settle()
     assert world.booted == A.digest
-    world.request = Request(Kind.FORGIVE)
+    world.request = UserRequest(RequestKind.RETRY)
     node.settle()
     assert world.request is None
     assert_at_rest(world, B)
@@ -350,7 +350,7 @@ def test_a_pull_that_is_called_off_ends_at_once() -> None:
     def call_off() -> None:
         update = recorded(world).update
         assert update is not None
-        world.request = Request(Kind.CANCEL, update.id)
+        world.request = UserRequest(RequestKind.CANCEL, update.id)
 
     world.ask_for(B)
     world.meanwhile = call_off
@@ -365,7 +365,7 @@ def test_a_request_for_what_is_over_is_taken_away() -> None:
     world = world_at(A)
     node = Node(world)
     node.settle()
-    for request in (Request(Kind.CANCEL, "another"), Request(Kind.FORGIVE)):
+    for request in (UserRequest(RequestKind.CANCEL, "another"), UserRequest(RequestKind.RETRY)):
         world.request = request
         node.turn()
         assert world.request is None

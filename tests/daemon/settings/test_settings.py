@@ -4,44 +4,44 @@ from pathlib import Path
 import pytest
 
 from treenail.daemon.settings.settings import (
-    Backend,
-    Drain,
+    AgentSettings,
+    BackendSetting,
+    DrainMode,
     DriftSettings,
-    FirstBoot,
-    Given,
+    FirstBootSettings,
+    HealthSettings,
     ImageFiles,
-    Limits,
-    Preflight,
-    Reboots,
-    Settings,
-    Trial,
-    load,
-    merged,
-    parse,
+    LimitSettings,
+    PartialSettings,
+    PreflightSettings,
+    RebootMode,
+    load_settings,
+    merge_settings,
+    parse_settings,
 )
 from treenail.errors import UsageError
-from treenail.update.checks.preflight import Reason
-from treenail.update.drift.drift_policy import Reaction
+from treenail.update.checks.preflight import PreflightReason
+from treenail.update.drift.drift_policy import DriftReaction
 
-DEFAULTS = Settings(
+DEFAULTS = AgentSettings(
     kubeconfig="/var/lib/kubelet/kubeconfig",
     node_name="worker-1.example.com",
     root="/",
     pull_secret="/var/lib/kubelet/config.json",
     internal_pull_secret="/etc/mco/internal-registry-pull-secret.json",
-    drain=Drain.ASK,
+    drain=DrainMode.REQUEST,
     image_files=ImageFiles.BAKED,
-    backend=Backend.AUTO,
-    reboot=Reboots.FULL,
+    backend=BackendSetting.AUTO,
+    reboot=RebootMode.FULL,
     log_level=logging.INFO,
-    limits=Limits(
+    limits=LimitSettings(
         stage_s=3600,
         stall_s=600,
         drain_s=3600,
         call_s=30,
         retry_first_s=5,
-        retry_most_s=300,
-        look_s=60,
+        retry_max_s=300,
+        resync_s=60,
     ),
 )
 EVERYTHING = b"""
@@ -92,52 +92,64 @@ image = "{IMAGE}"
 
 
 def test_without_a_word_the_defaults_hold():
-    assert merged(Given(), Given(), host_name="Worker-1.Example.COM") == DEFAULTS
+    assert (
+        merge_settings(PartialSettings(), PartialSettings(), host_name="Worker-1.Example.COM")
+        == DEFAULTS
+    )
 
 
 def test_a_file_says_everything():
-    assert merged(parse(EVERYTHING, where="f"), Given(), host_name="worker-1") == Settings(
+    assert merge_settings(
+        parse_settings(EVERYTHING, where="f"), PartialSettings(), host_name="worker-1"
+    ) == AgentSettings(
         kubeconfig="/etc/kubeconfig",
         node_name="other",
         root="/rootfs",
         pull_secret="/etc/pull.json",
         internal_pull_secret="/etc/internal.json",
-        drain=Drain.NEVER,
+        drain=DrainMode.NEVER,
         image_files=ImageFiles.WRITE,
-        backend=Backend.BOOTC,
-        reboot=Reboots.AUTO,
+        backend=BackendSetting.BOOTC,
+        reboot=RebootMode.AUTO,
         log_level=logging.DEBUG,
-        limits=Limits(
+        limits=LimitSettings(
             stage_s=7200,
             stall_s=1,
             drain_s=60,
             call_s=0.5,
             retry_first_s=2,
-            retry_most_s=86400,
-            look_s=10,
+            retry_max_s=86400,
+            resync_s=10,
         ),
-        health=Trial(deadline_s=300, settle_s=0.1, check_s=5, again_s=1),
-        preflight=Preflight(
+        health=HealthSettings(deadline_s=300, settle_s=0.1, check_s=5, interval_s=1),
+        preflight=PreflightSettings(
             registry_s=20,
-            only_warn=frozenset({Reason.OTHER_UPDATE_DRIVER, Reason.NO_SPACE_ON_BOOT}),
+            only_warn=frozenset(
+                {PreflightReason.OTHER_UPDATE_DRIVER, PreflightReason.NO_SPACE_ON_BOOT}
+            ),
         ),
-        firstboot=FirstBoot(IMAGE),
+        firstboot=FirstBootSettings(IMAGE),
         drift=DriftSettings(
-            default=Reaction.REPORT,
-            paths=(("/etc/motd", Reaction.HEAL), ("/etc/systemd/system/*", Reaction.BLOCK)),
-            heals_per_hour=5,
-            full_every_s=60,
+            default=DriftReaction.REPORT,
+            paths=(
+                ("/etc/motd", DriftReaction.REPAIR),
+                ("/etc/systemd/system/*", DriftReaction.BLOCK),
+            ),
+            repairs_per_hour=5,
+            full_check_s=60,
         ),
     )
 
 
 def test_an_empty_file_says_nothing():
-    assert parse(b"# nothing\n", where="f") == Given()
+    assert parse_settings(b"# nothing\n", where="f") == PartialSettings()
 
 
 def test_the_command_line_is_stronger_than_the_file():
-    arguments = Given(node_name="mine", root="/mnt", log_level=logging.WARNING)
-    settings = merged(parse(EVERYTHING, where="f"), arguments, host_name="worker-1")
+    arguments = PartialSettings(node_name="mine", root="/mnt", log_level=logging.WARNING)
+    settings = merge_settings(
+        parse_settings(EVERYTHING, where="f"), arguments, host_name="worker-1"
+    )
     assert (settings.node_name, settings.root, settings.log_level, settings.kubeconfig) == (
         "mine",
         "/mnt",
@@ -196,13 +208,13 @@ def test_the_command_line_is_stronger_than_the_file():
 )
 def test_what_is_wrong_is_named_with_what_is_allowed(content, message):
     with pytest.raises(UsageError) as refused:
-        parse(content.encode(), where="f")
+        parse_settings(content.encode(), where="f")
     assert str(refused.value) == message
 
 
 def test_an_unknown_key_is_answered_with_the_known_ones():
     with pytest.raises(UsageError) as refused:
-        parse(b"[limits]\nfoo = 1", where="f")
+        parse_settings(b"[limits]\nfoo = 1", where="f")
     assert refused.value.remedy == (
         "remove it, or write one of stage_s, stall_s, drain_s, call_s, "
         "retry_first_s, retry_most_s, look_s"
@@ -212,17 +224,20 @@ def test_an_unknown_key_is_answered_with_the_known_ones():
 @pytest.mark.parametrize("content", [b"drain =", b"\xff", b"a = 1\na = 2", b"a = " + b"[" * 9999])
 def test_what_is_no_toml_is_refused(content):
     with pytest.raises(UsageError, match=r"^f is not TOML: "):
-        parse(content, where="f")
+        parse_settings(content, where="f")
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (Given(kubeconfig="x"), "kubeconfig is 'x'; allowed is an absolute path"),
-        (Given(root=""), "root is ''; allowed is an absolute path"),
-        (Given(pull_secret="/a\0"), r"pull_secret is '/a\x00'; allowed is an absolute path"),
+        (PartialSettings(kubeconfig="x"), "kubeconfig is 'x'; allowed is an absolute path"),
+        (PartialSettings(root=""), "root is ''; allowed is an absolute path"),
         (
-            Given(node_name="Worker_1"),
+            PartialSettings(pull_secret="/a\0"),
+            r"pull_secret is '/a\x00'; allowed is an absolute path",
+        ),
+        (
+            PartialSettings(node_name="Worker_1"),
             (
                 "node_name is 'Worker_1'; allowed is the name of a Node: "
                 "lower-case letters, digits, - and ."
@@ -231,27 +246,27 @@ def test_what_is_no_toml_is_refused(content):
     ],
 )
 def test_a_value_that_can_not_be_is_refused_wherever_it_comes_from(given, message):
-    for file, arguments in ((given, Given()), (Given(), given)):
+    for file, arguments in ((given, PartialSettings()), (PartialSettings(), given)):
         with pytest.raises(UsageError) as refused:
-            merged(file, arguments, host_name="worker-1")
+            merge_settings(file, arguments, host_name="worker-1")
         assert str(refused.value) == message
 
 
 def test_the_file_is_read_and_may_be_missing_unless_it_was_asked_for(tmp_path: Path):
     path = tmp_path / "agent.toml"
     name = "worker-1.example.com"
-    assert load(path, Given(), host_name=name, required=False) == DEFAULTS
+    assert load_settings(path, PartialSettings(), host_name=name, is_required=False) == DEFAULTS
     with pytest.raises(UsageError, match=r"there is no .*/agent.toml"):
-        load(path, Given(), host_name=name, required=True)
+        load_settings(path, PartialSettings(), host_name=name, is_required=True)
     path.write_bytes(EVERYTHING)
-    assert load(path, Given(), host_name=name, required=True) == merged(
-        parse(EVERYTHING, where="f"), Given(), host_name=name
-    )
+    assert load_settings(
+        path, PartialSettings(), host_name=name, is_required=True
+    ) == merge_settings(parse_settings(EVERYTHING, where="f"), PartialSettings(), host_name=name)
     path.write_text("x")
     with pytest.raises(UsageError, match=r"agent.toml is not TOML"):
-        load(path, Given(), host_name=name, required=False)
+        load_settings(path, PartialSettings(), host_name=name, is_required=False)
     with pytest.raises(UsageError, match=r"can't read .*: Is a directory"):
-        load(tmp_path, Given(), host_name=name, required=False)
+        load_settings(tmp_path, PartialSettings(), host_name=name, is_required=False)
 
 
 @pytest.mark.parametrize(
@@ -266,5 +281,5 @@ def test_the_file_is_read_and_may_be_missing_unless_it_was_asked_for(tmp_path: P
 )
 def test_what_is_wrong_in_a_table_is_named_too(content, message):
     with pytest.raises(UsageError) as refused:
-        parse(content.encode(), where="f")
+        parse_settings(content.encode(), where="f")
     assert message in str(refused.value)

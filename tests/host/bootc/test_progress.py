@@ -10,8 +10,8 @@ import pytest
 
 from tests.waiting import wait_until
 from treenail.errors import FileError
-from treenail.host.bootc.progress import BootcProgress, reading
-from treenail.host.ostree.deployments import Progress
+from treenail.host.bootc.progress import BootcProgress, read_progress
+from treenail.host.ostree.deployments import TransactionProgress
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def test_percentage_rises_through_all_tasks_and_ends_below_100() -> None:
         b'{"type": "Start", "version": "0.1.0"}\n', fetched(0, 200), fetched(150, 200),
         deployed(1, 4), fetched(200, 200), deployed(4, 4),
     ):  # fmt: skip
-        progress.feed(line)
-        seen.append((progress.last.text, progress.last.percent))
+        progress.feed_chunk(line)
+        seen.append((progress.last_progress.text, progress.last_progress.percent))
     assert seen == [
         ("", None),
         ("Pulling Image: os", 0),
@@ -58,65 +58,65 @@ def test_percentage_rises_through_all_tasks_and_ends_below_100() -> None:
 )  # fmt: skip
 def test_what_is_not_understood_changes_no_percentage(line: bytes) -> None:
     progress = BootcProgress()
-    progress.feed(fetched(1, 2))
-    progress.feed(line)
-    progress.feed(line)
-    assert progress.last.percent == 50
+    progress.feed_chunk(fetched(1, 2))
+    progress.feed_chunk(line)
+    progress.feed_chunk(line)
+    assert progress.last_progress.percent == 50
 
 
 def test_line_may_come_in_pieces() -> None:
     progress = BootcProgress()
     for byte in fetched(1, 2):
-        progress.feed(bytes([byte]))
-    assert progress.last == Progress("Pulling Image: os", 50)
+        progress.feed_chunk(bytes([byte]))
+    assert progress.last_progress == TransactionProgress("Pulling Image: os", 50)
 
 
 def test_line_without_an_end_is_forgotten() -> None:
     progress = BootcProgress()
     for _ in range(10):
-        progress.feed(b"x" * 64 * 1024)
-    progress.feed(b"\n" + fetched(1, 2))
-    assert progress.last.percent == 50
+        progress.feed_chunk(b"x" * 64 * 1024)
+    progress.feed_chunk(b"\n" + fetched(1, 2))
+    assert progress.last_progress.percent == 50
 
 
 def test_writer_never_waits_though_nobody_looks(fifo: Path) -> None:
     """Ten times what the pipe holds is taken in one blocking write."""
-    with reading(fifo) as progress:
+    with read_progress(fifo) as progress:
         writer = os.open(fifo, os.O_WRONLY)
         for _ in range(10 * 64):
             os.write(writer, fetched(1, 4) + b" " * 1024 + b"\n")
         os.write(writer, fetched(3, 4))
         os.close(writer)
-        wait_until(lambda: progress.last.percent == 75)
+        wait_until(lambda: progress.last_progress.percent == 75)
 
 
 def test_writers_may_come_and_go(fifo: Path) -> None:
-    with reading(fifo) as progress:
+    with read_progress(fifo) as progress:
         for done in (1, 2, 3):
             fifo.write_bytes(fetched(done, 4))
-            wait_until(lambda done=done: progress.last.percent == done * 25)
+            wait_until(lambda done=done: progress.last_progress.percent == done * 25)
 
 
 def test_writer_is_told_when_the_reader_is_gone(fifo: Path) -> None:
-    with reading(fifo):
+    with read_progress(fifo):
         writer = os.open(fifo, os.O_WRONLY)
     with pytest.raises(BrokenPipeError):
         os.write(writer, fetched(1, 4))
-    with reading(fifo) as progress:
+    with read_progress(fifo) as progress:
         os.write(writer, fetched(1, 4))
-        wait_until(lambda: progress.last.percent == 25)
+        wait_until(lambda: progress.last_progress.percent == 25)
     os.close(writer)
 
 
 def test_another_file_in_its_place_makes_room(fifo: Path) -> None:
     fifo.parent.mkdir()
     fifo.write_text("a file")
-    with reading(fifo):
+    with read_progress(fifo):
         assert fifo.is_fifo()
     assert fifo.stat().st_mode & 0o777 == 0o600
 
 
 def test_fifo_that_can_not_be_made_is_told(fifo: Path) -> None:
     fifo.parent.parent.joinpath("run").write_text("a file")
-    with pytest.raises(FileError, match="can't make the FIFO"), reading(fifo):
+    with pytest.raises(FileError, match="can't make the FIFO"), read_progress(fifo):
         pass

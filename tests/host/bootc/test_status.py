@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from treenail.errors import HostError
-from treenail.host.bootc.status import is_composefs, parse
-from treenail.host.ostree.deployments import Deployment, Deployments
+from treenail.host.bootc.status import is_composefs, parse_status
+from treenail.host.ostree.deployments import DeploymentStatus, OstreeDeployment
 
 DIGEST = "sha256:" + "0f" * 32
 Json = dict[str, Any]
@@ -44,43 +44,43 @@ def status(**found: object) -> bytes:
 
 
 def test_deployments_are_in_boot_order() -> None:
-    found = parse(
+    found = parse_status(
         status(staged=entry(3), booted=entry(2), rollback=entry(1), otherDeployments=[entry(4)])
     )
-    deployments = Deployments(found.in_boot_order)
-    assert [each.version for each in deployments.all] == ["3.0", "2.0", "1.0", "4.0"]
+    deployments = DeploymentStatus(found.in_boot_order)
+    assert [each.version for each in deployments.in_boot_order] == ["3.0", "2.0", "1.0", "4.0"]
     assert deployments.booted is found.booted
     assert deployments.staged is deployments.pending is found.staged
     assert deployments.rollback is found.rollback
 
 
 def test_queued_rollback_comes_first() -> None:
-    found = parse(status(booted=entry(2), rollback=entry(1), rollbackQueued=True))
-    deployments = Deployments(found.in_boot_order)
-    assert [each.version for each in deployments.all] == ["1.0", "2.0"]
+    found = parse_status(status(booted=entry(2), rollback=entry(1), rollbackQueued=True))
+    deployments = DeploymentStatus(found.in_boot_order)
+    assert [each.version for each in deployments.in_boot_order] == ["1.0", "2.0"]
     assert deployments.pending is found.rollback
 
 
 def test_entry_is_read_whole() -> None:
     booted = entry(1, pinned=True, softRebootCapable=True, incompatible=True)
-    found = parse(status(booted=booted))
+    found = parse_status(status(booted=booted))
     digest, checksum = booted["image"]["imageDigest"], "1" * 64
-    assert found.booted == Deployment(
+    assert found.booted == OstreeDeployment(
         id=digest,
         checksum=checksum,
         version="1.0",
         image="quay.io/os/node:1",
         digest=digest,
-        booted=True,
-        staged=False,
-        locked=False,
-        pinned=True,
+        is_booted=True,
+        is_staged=False,
+        is_locked=False,
+        is_pinned=True,
         origin="quay.io/os/node:1",
-        base=checksum,
-        soft_reboot=True,
+        base_checksum=checksum,
+        can_soft_reboot=True,
     )
-    assert found.incompatible
-    assert found.origin == f"/ostree/deploy/default/deploy/{checksum}.0.origin"
+    assert found.is_incompatible
+    assert found.origin_path == f"/ostree/deploy/default/deploy/{checksum}.0.origin"
 
 
 @pytest.mark.parametrize(
@@ -94,14 +94,14 @@ def test_entry_is_read_whole() -> None:
 def test_transport_is_shown_where_the_name_is_none_of_a_registry(
     transport: str, image: str
 ) -> None:
-    assert parse(status(booted=entry(1, transport=transport))).booted.image == image
+    assert parse_status(status(booted=entry(1, transport=transport))).booted.image == image
 
 
 def test_staged_entry_is_locked_when_it_was_only_downloaded() -> None:
     for only in (True, False):
-        found = parse(status(booted=entry(1), staged=entry(2, downloadOnly=only)))
+        found = parse_status(status(booted=entry(1), staged=entry(2, downloadOnly=only)))
         assert found.staged is not None
-        assert found.staged.locked is only
+        assert found.staged.is_locked is only
 
 
 def test_a_host_of_the_composefs_back_end_is_refused_in_a_sentence() -> None:
@@ -109,19 +109,19 @@ def test_a_host_of_the_composefs_back_end_is_refused_in_a_sentence() -> None:
     content = status(booted=entry(1, ostree=None, composefs=composefs))
     assert is_composefs(content)
     with pytest.raises(HostError, match="bootc manages this host with its composefs back end"):
-        parse(content)
+        parse_status(content)
     for other in (status(booted=entry(1)), status(), b"no JSON"):
         assert not is_composefs(other)
 
 
 def test_entry_without_an_image_is_known_by_its_commit() -> None:
-    found = parse(status(booted=entry(1, image=None)))
+    found = parse_status(status(booted=entry(1, image=None)))
     assert (found.booted.id, found.booted.image, found.booted.digest) == ("1" * 64, "", "")
 
 
 def test_host_that_is_none_of_bootcs_is_told_so() -> None:
     with pytest.raises(HostError, match="bootc does not manage this host") as caught:
-        parse(status())
+        parse_status(status())
     assert caught.value.remedy
 
 
@@ -136,4 +136,4 @@ def test_host_that_is_none_of_bootcs_is_told_so() -> None:
 )
 def test_what_is_no_status_is_refused(content: bytes, told: str) -> None:
     with pytest.raises(HostError, match=told):
-        parse(content)
+        parse_status(content)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from treenail.clock import SystemClock
-from treenail.host.container.cri import Runtime
+from treenail.host.container.cri import ContainerRuntime
 from treenail.host.filesystem.root import Root
-from treenail.host.system.process import Programs
+from treenail.host.system.process import ProgramRunner
 
 CRIO = "run/crio/crio.sock"
 
@@ -32,27 +32,27 @@ def listening(path: Path) -> Iterator[None]:
         yield
 
 
-def runtime(root: Path) -> Runtime:
-    programs = Programs(SystemClock(), {"PATH": f"{root}:/usr/bin:/bin"})
-    return Runtime(Root(root), programs, limit_s=5.0)
+def runtime(root: Path) -> ContainerRuntime:
+    programs = ProgramRunner(SystemClock(), {"PATH": f"{root}:/usr/bin:/bin"})
+    return ContainerRuntime(Root(root), programs, timeout_s=5.0)
 
 
 def test_a_runtime_that_takes_connections_answers(root: Path) -> None:
     with listening(root / CRIO):
-        assert runtime(root).problem("crio.service") == ""
+        assert runtime(root).find_problem("crio.service") == ""
 
 
 def test_a_socket_that_nobody_listens_on_is_a_problem(root: Path) -> None:
     with listening(root / CRIO):
         pass
-    problem = runtime(root).problem("crio.service")
+    problem = runtime(root).find_problem("crio.service")
     assert problem == f"{root}/{CRIO} does not answer: Connection refused"
 
 
 def test_a_socket_that_is_not_there_is_a_problem(root: Path) -> None:
-    assert "there is no" in runtime(root).problem("containerd.service")
+    assert "there is no" in runtime(root).find_problem("containerd.service")
     (root / "run/crio").mkdir(parents=True)
-    assert "does not answer: No such file" in runtime(root).problem("crio.service")
+    assert "does not answer: No such file" in runtime(root).find_problem("crio.service")
 
 
 def test_a_root_far_down_is_no_problem(root: Path) -> None:
@@ -63,4 +63,4 @@ def test_a_root_far_down_is_no_problem(root: Path) -> None:
         listener.bind(f"/proc/self/fd/{directory}/crio.sock")
         listener.listen()
         os.close(directory)
-        assert runtime(deep).problem("crio.service") == ""
+        assert runtime(deep).find_problem("crio.service") == ""

@@ -6,8 +6,13 @@ from pathlib import Path
 import pytest
 
 from treenail.clock import SystemClock
-from treenail.host.container.registry import Blob, Inspected, Registry, Trouble
-from treenail.host.system.process import Programs
+from treenail.host.container.registry import (
+    ImageInspection,
+    InspectionProblem,
+    RegistryLayer,
+    SkopeoClient,
+)
+from treenail.host.system.process import ProgramRunner
 
 IMAGE = "registry.example.com/os/node@sha256:" + "a" * 64
 ANSWER = {
@@ -28,23 +33,23 @@ def fails(said: str) -> str:
     return f'cat >&2 <<\'END\'\ntime="2026-01-01T00:00:00Z" level=fatal msg="{said}"\nEND\nexit 1'
 
 
-def registry(directory: Path, script: str, *, limit_s: float = 10.0) -> Registry:
+def registry(directory: Path, script: str, *, limit_s: float = 10.0) -> SkopeoClient:
     tool = directory / "skopeo"
     tool.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {directory}/arguments\n{script}\n')
     tool.chmod(0o755)
-    return Registry(
-        Programs(SystemClock(), {"PATH": f"{directory}:/usr/bin:/bin"}), limit_s=limit_s
+    return SkopeoClient(
+        ProgramRunner(SystemClock(), {"PATH": f"{directory}:/usr/bin:/bin"}), timeout_s=limit_s
     )
 
 
 def test_an_image_is_described_with_what_it_takes_to_fetch_it(tmp_path: Path) -> None:
-    found = registry(tmp_path, f"cat <<'END'\n{json.dumps(ANSWER)}\nEND").inspect(
+    found = registry(tmp_path, f"cat <<'END'\n{json.dumps(ANSWER)}\nEND").inspect_image(
         IMAGE, auth_file="/var/lib/treenail/auth.json"
     )
-    assert found == Inspected(
+    assert found == ImageInspection(
         "arm64",
         1767225600.123456,
-        (Blob("sha256:1", 10), Blob("sha256:2", 0)),
+        (RegistryLayer("sha256:1", 10), RegistryLayer("sha256:2", 0)),
         {"ostree.bootable": "true"},
     )
     assert (tmp_path / "arguments").read_text().split() == [
@@ -57,7 +62,7 @@ def test_an_image_is_described_with_what_it_takes_to_fetch_it(tmp_path: Path) ->
 
 
 def test_without_logins_no_file_of_them_is_named(tmp_path: Path) -> None:
-    assert registry(tmp_path, "echo '{}'").inspect(IMAGE) == Inspected("", None, (), {})
+    assert registry(tmp_path, "echo '{}'").inspect_image(IMAGE) == ImageInspection("", None, (), {})
     assert "--authfile" not in (tmp_path / "arguments").read_text()
 
 
@@ -149,29 +154,31 @@ PINGING = "Error parsing image name: pinging container registry registry.example
 def test_each_failure_has_its_kind_and_keeps_the_words_that_tell(
     tmp_path: Path, kind: str, said: str
 ) -> None:
-    found = registry(tmp_path, fails(said)).inspect(IMAGE)
-    assert isinstance(found, Trouble)
+    found = registry(tmp_path, fails(said)).inspect_image(IMAGE)
+    assert isinstance(found, InspectionProblem)
     assert found.kind == kind
     assert found.text.endswith(said[-40:])
 
 
 def test_a_login_in_an_error_is_not_repeated(tmp_path: Path) -> None:
     said = "Get https://puller:hunter2@registry.example.com/v2/: connection refused"
-    found = registry(tmp_path, fails(said)).inspect(IMAGE)
-    assert isinstance(found, Trouble)
+    found = registry(tmp_path, fails(said)).inspect_image(IMAGE)
+    assert isinstance(found, InspectionProblem)
     assert "hunter2" not in found.text
 
 
 def test_a_registry_that_never_answers_is_given_up(tmp_path: Path) -> None:
-    found = registry(tmp_path, "exec sleep 600", limit_s=0.2).inspect(IMAGE)
-    assert found == Trouble("RegistryTimeout", "skopeo was not done within 0.2 s")
+    found = registry(tmp_path, "exec sleep 600", limit_s=0.2).inspect_image(IMAGE)
+    assert found == InspectionProblem("RegistryTimeout", "skopeo was not done within 0.2 s")
 
 
 def test_without_skopeo_nothing_is_known(tmp_path: Path) -> None:
-    nowhere = Programs(SystemClock(), {"PATH": str(tmp_path)})
-    assert Registry(nowhere, limit_s=1.0).inspect(IMAGE) is None
+    nowhere = ProgramRunner(SystemClock(), {"PATH": str(tmp_path)})
+    assert SkopeoClient(nowhere, timeout_s=1.0).inspect_image(IMAGE) is None
 
 
 def test_an_answer_that_is_no_json_is_a_failure(tmp_path: Path) -> None:
-    found = registry(tmp_path, "echo nonsense").inspect(IMAGE)
-    assert found == Trouble("RegistryFailed", "skopeo answers 'nonsense', which is no JSON object")
+    found = registry(tmp_path, "echo nonsense").inspect_image(IMAGE)
+    assert found == InspectionProblem(
+        "RegistryFailed", "skopeo answers 'nonsense', which is no JSON object"
+    )

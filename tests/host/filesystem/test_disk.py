@@ -12,7 +12,7 @@ from pyfakefs.fake_filesystem_unittest import Patcher
 from tests.fakes.disk import Entry, MemoryDisk
 from treenail.host.filesystem import disk as module
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.files import File, Files
+from treenail.host.filesystem.files import FileSpec, HostFiles
 from treenail.host.filesystem.root import Root
 
 
@@ -27,48 +27,48 @@ class FakedDisk(Disk):
 
 
 @pytest.fixture(params=["real", "pyfakefs", "memory"])
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Files]]:
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], HostFiles]]:
     """Gives files below an empty root, again and again the same."""
     match request.param:
         case "real":
-            yield lambda: Files(Root(tmp_path))
+            yield lambda: HostFiles(Root(tmp_path))
         case "memory":
             root = Root("/no-such-root")
             disk = MemoryDisk({"/no-such-root": Entry("directory", 0o755, b"")})
-            yield lambda: Files(root, disk)
+            yield lambda: HostFiles(root, disk)
         case _:
             with Patcher() as patcher:
                 assert patcher.fs
                 patcher.fs.create_dir("/machine")
-                yield lambda: Files(Root("/machine"), FakedDisk())
+                yield lambda: HostFiles(Root("/machine"), FakedDisk())
 
 
 def test_every_disk_does_the_same(make):
     files = make()
     seen = [
-        files.write("/etc/a", b"one", mode=0o600),
-        files.write("/etc/a", b"one", mode=0o600),
-        files.has(File("/etc/a", b"one", 0o600)),
-        files.has(File("/etc/a", b"one", 0o644)),
-        files.write("/etc/a", b"two, and longer", mode=0o640),
-        files.read("/etc/a"),
-        files.read("/etc/none"),
-        files.write_all([File(f"/etc/d/{n}", b"%d" % n) for n in range(3)]),
-        files.symlink("/etc/l", "a"),
-        files.symlink("/etc/l", "a"),
-        files.link_text("/etc/l"),
-        files.symlink("/etc/a", "d/1"),
-        files.link_text("/etc/a"),
-        files.link_text("/etc/d/1"),
+        files.write_file("/etc/a", b"one", mode=0o600),
+        files.write_file("/etc/a", b"one", mode=0o600),
+        files.has_file(FileSpec("/etc/a", b"one", 0o600)),
+        files.has_file(FileSpec("/etc/a", b"one", 0o644)),
+        files.write_file("/etc/a", b"two, and longer", mode=0o640),
+        files.read_file("/etc/a"),
+        files.read_file("/etc/none"),
+        files.write_files([FileSpec(f"/etc/d/{n}", b"%d" % n) for n in range(3)]),
+        files.make_symlink("/etc/l", "a"),
+        files.make_symlink("/etc/l", "a"),
+        files.read_link("/etc/l"),
+        files.make_symlink("/etc/a", "d/1"),
+        files.read_link("/etc/a"),
+        files.read_link("/etc/d/1"),
         files.make_directory("/etc/e/f", mode=0o700),
         files.make_directory("/etc/e/f", mode=0o755),
         files.make_directory("/etc/e/f", mode=0o755),
-        files.remove("/etc/l"),
-        files.remove("/etc/l"),
-        files.remove("/none/l"),
+        files.remove_file("/etc/l"),
+        files.remove_file("/etc/l"),
+        files.remove_file("/none/l"),
     ]
     again = make()
-    seen += [again.read("/etc/d/2"), again.link_text("/etc/a")]
+    seen += [again.read_file("/etc/d/2"), again.read_link("/etc/a")]
     assert seen == [
         *(True, False, True, False, True),
         *(b"two, and longer", None),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import wait_until
-from treenail.host.filesystem.inotify import Inotify, Moved
+from treenail.host.filesystem.inotify import InotifyEvents, InotifyWatcher
 from treenail.host.filesystem.root import Root
 
 
@@ -17,16 +17,16 @@ class Site:
         self.top = top
         (top / "etc/a").mkdir(parents=True)
         (top / "etc/a/file").write_text("1")
-        self.inotify = Inotify(Root(top))
-        self.inotify.watch(["/etc/a", "/etc/b/c"])
+        self.inotify = InotifyWatcher(Root(top))
+        self.inotify.watch_directories(["/etc/a", "/etc/b/c"])
         self.paths: set[str] = set()
         self.lost = False
 
     def until(self, condition: Callable[[], bool]) -> None:
         def look() -> bool:
-            moved = self.inotify.wait(0.05) or Moved()
+            moved = self.inotify.wait_for_events(0.05) or InotifyEvents()
             self.paths |= moved.paths
-            self.lost = self.lost or moved.lost
+            self.lost = self.lost or moved.is_incomplete
             return condition()
 
         wait_until(look)
@@ -58,13 +58,13 @@ def test_what_happens_to_a_file_is_told(site, change):
 
 
 def test_nothing_is_told_when_nothing_happens(site):
-    assert site.inotify.wait(0.0) is None
+    assert site.inotify.wait_for_events(0.0) is None
 
 
 def test_reading_a_file_is_not_told(site):
     (site.top / "etc/a/file").read_text()
 
-    assert site.inotify.wait(0.0) is None
+    assert site.inotify.wait_for_events(0.0) is None
 
 
 def test_a_directory_that_comes_later_is_watched_then(site):
@@ -86,33 +86,33 @@ def test_a_directory_that_is_replaced_is_watched_on(site):
 
 
 def test_directories_that_are_wanted_no_more_are_silent(site):
-    site.inotify.watch(["/etc/b"])
+    site.inotify.watch_directories(["/etc/b"])
     site.until(lambda: True)
     site.paths.clear()
     (site.top / "etc/a/file").write_text("2")
 
-    assert (site.inotify.wait(0.0) or Moved()).paths == frozenset()
+    assert (site.inotify.wait_for_events(0.0) or InotifyEvents()).paths == frozenset()
 
 
 def test_a_link_that_leads_out_of_the_root_is_not_followed(site, tmp_path_factory):
     outside = tmp_path_factory.mktemp("outside")
     (site.top / "etc/out").symlink_to(outside)
-    site.inotify.watch(["/etc/out"])
+    site.inotify.watch_directories(["/etc/out"])
     site.until(lambda: True)
     (outside / "file").write_text("1")
 
-    assert (site.inotify.wait(0.0) or Moved()).paths == frozenset()
+    assert (site.inotify.wait_for_events(0.0) or InotifyEvents()).paths == frozenset()
 
 
 def test_a_waiting_thread_can_be_interrupted(site):
-    site.inotify.interrupt()
+    site.inotify.interrupt_wait()
 
-    assert site.inotify.wait(30.0) is None
+    assert site.inotify.wait_for_events(30.0) is None
 
 
 def test_a_directory_of_two_names_is_told_under_both(site):
     (site.top / "etc/link").symlink_to("a")
-    site.inotify.watch(["/etc/a", "/etc/link"])
+    site.inotify.watch_directories(["/etc/a", "/etc/link"])
     (site.top / "etc/a/file").write_text("2")
 
     site.until(lambda: {"/etc/a/file", "/etc/link/file"} <= site.paths)
@@ -121,7 +121,7 @@ def test_a_directory_of_two_names_is_told_under_both(site):
 def test_what_happens_beside_an_awaited_directory_is_nothing(site):
     (site.top / "etc/resolv.conf").write_text("1")
 
-    assert (site.inotify.wait(0.0) or Moved()) == Moved()
+    assert (site.inotify.wait_for_events(0.0) or InotifyEvents()) == InotifyEvents()
 
 
 def test_a_directory_that_goes_with_the_one_above_it_is_told(site):

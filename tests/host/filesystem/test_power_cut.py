@@ -7,7 +7,7 @@ import pytest
 
 from tests.fakes.disk import Entry, MemoryDisk, PowerCut, Tree
 from treenail.errors import FileError
-from treenail.host.filesystem.files import File, Files
+from treenail.host.filesystem.files import FileSpec, HostFiles
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
 
@@ -32,42 +32,44 @@ def tree(**entries: str | int) -> Tree:
 @dataclass(frozen=True, slots=True)
 class Case:
     before: Tree
-    change: Callable[[Files], object]
+    change: Callable[[HostFiles], object]
     after: Tree
 
 
-def batch(files: Files) -> object:
-    return files.write_all(
+def batch(files: HostFiles) -> object:
+    return files.write_files(
         [
-            *(File(f"/a/{name}", b"new " + name.encode()) for name in "123"),
-            *(File(f"/b/{name}", b"new " + name.encode()) for name in "45"),
-            File("/b/same", b"same"),
+            *(FileSpec(f"/a/{name}", b"new " + name.encode()) for name in "123"),
+            *(FileSpec(f"/b/{name}", b"new " + name.encode()) for name in "45"),
+            FileSpec("/b/same", b"same"),
         ]
     )
 
 
 CASES = {
     "a new file": Case(
-        tree(a=0o755), lambda files: files.write("/a/f", b"content"), tree(a=0o755, a_f="content")
+        tree(a=0o755),
+        lambda files: files.write_file("/a/f", b"content"),
+        tree(a=0o755, a_f="content"),
     ),
     "a file that changes": Case(
         tree(a=0o755, a_f="old content"),
-        lambda files: files.write("/a/f", b"new"),
+        lambda files: files.write_file("/a/f", b"new"),
         tree(a=0o755, a_f="new"),
     ),
     "a file that does not change": Case(
         tree(a=0o755, a_f="same"),
-        lambda files: files.write("/a/f", b"same"),
+        lambda files: files.write_file("/a/f", b"same"),
         tree(a=0o755, a_f="same"),
     ),
     "a file in directories that are missing": Case(
         tree(),
-        lambda files: files.write("/a/b/f", b"new"),
+        lambda files: files.write_file("/a/b/f", b"new"),
         tree(a=0o755, a_b=0o755, a_b_f="new"),
     ),
     "a few files": Case(
         tree(a=0o755, a_f="old"),
-        lambda files: files.write_all([File("/a/f", b"new"), File("/g", b"g")]),
+        lambda files: files.write_files([FileSpec("/a/f", b"new"), FileSpec("/g", b"g")]),
         tree(a=0o755, a_f="new", g="g"),
     ),
     "many files": Case(
@@ -85,12 +87,12 @@ CASES = {
         ),
     ),
     "a new link": Case(
-        tree(a=0o755), lambda files: files.symlink("/a/l", "../t"), tree(a=0o755, a_l="->../t")
+        tree(a=0o755), lambda files: files.make_symlink("/a/l", "../t"), tree(a=0o755, a_l="->../t")
     ),
     "a link in the place of a file": Case(
-        tree(l="a file"), lambda files: files.symlink("/l", "t"), tree(l="->t")
+        tree(l="a file"), lambda files: files.make_symlink("/l", "t"), tree(l="->t")
     ),
-    "a removal": Case(tree(f="old"), lambda files: files.remove("/f"), tree()),
+    "a removal": Case(tree(f="old"), lambda files: files.remove_file("/f"), tree()),
     "a directory that changes": Case(
         tree(a=0o755), lambda files: files.make_directory("/a", mode=0o700), tree(a=0o700)
     ),
@@ -139,7 +141,7 @@ class Findings:
         disk.deaf_to = self.deaf_to
         disk.calls_left = calls
         try:
-            self.case.change(Files(ROOT, disk))
+            self.case.change(HostFiles(ROOT, disk))
             done = True
         except PowerCut:
             done = False
@@ -161,7 +163,7 @@ class Findings:
         disk.deaf_to = self.deaf_to
         disk.flushes = 0
         try:
-            self.case.change(Files(ROOT, disk))
+            self.case.change(HostFiles(ROOT, disk))
         except FileError as error:
             self.wrong.append(f"{story}: {error}")
             return
@@ -183,7 +185,7 @@ def test_a_path_is_old_or_new_whenever_the_power_goes_and_new_once_that_was_prom
 
 def flushes(name: str) -> list[int]:
     disk = MemoryDisk(CASES[name].before)
-    CASES[name].change(Files(ROOT, disk))
+    CASES[name].change(HostFiles(ROOT, disk))
     # The directory above two others is flushed for each, and again with all of the file system,
     # or because a file is in it.
     spare = {"a few files": 1, "many files": 2}.get(name, 0)
@@ -208,14 +210,14 @@ def test_the_ledger_holds_the_last_document_or_the_one_being_written():
         disk.calls_left = calls
         done = 0
         try:
-            ledger = Ledger(ROOT, Files(ROOT, disk))
+            ledger = Ledger(ROOT, HostFiles(ROOT, disk))
             for document in DOCUMENTS:
-                ledger.write(document)
+                ledger.write_document(document)
                 done += 1
         except PowerCut:
             pass
         allowed = [[None, *DOCUMENTS][done], *DOCUMENTS[done : done + 1]]
         for found in disk.after_power_cut():
-            assert Ledger(ROOT, Files(ROOT, MemoryDisk(found))).read() in allowed
+            assert Ledger(ROOT, HostFiles(ROOT, MemoryDisk(found))).read_document() in allowed
         calls += 1
     assert calls > 50

@@ -11,14 +11,14 @@ import pytest
 
 from treenail.errors import FileError
 from treenail.host.filesystem import selinux
-from treenail.host.filesystem.disk import Disk, Place
-from treenail.host.filesystem.entries import Directory, Regular, Symlink
-from treenail.host.filesystem.files import Files
-from treenail.host.filesystem.path_stat import standing
+from treenail.host.filesystem.disk import Disk, StrPath
+from treenail.host.filesystem.entries import DirectoryEntry, FileEntry, SymlinkEntry
+from treenail.host.filesystem.files import HostFiles
+from treenail.host.filesystem.path_stat import stat_paths
 from treenail.host.filesystem.root import Root
-from treenail.host.filesystem.selinux import Policy
-from treenail.host.rollback.prepare import Change
-from treenail.host.rollback.transaction import Undo
+from treenail.host.filesystem.selinux import SelinuxPolicy
+from treenail.host.rollback.prepare import PathChange
+from treenail.host.rollback.transaction import UndoTransaction
 
 CONTEXTS = """\
 /.*                     system_u:object_r:default_t:s0
@@ -46,7 +46,7 @@ def labelled(path: Path) -> bytes:
 @pytest.fixture
 def library() -> ctypes.CDLL:
     try:
-        return selinux.libselinux()
+        return selinux.load_library()
     except OSError as error:
         pytest.skip(f"no libselinux: {error}")
 
@@ -68,12 +68,12 @@ def root(tmp_path: Path) -> Root:
 
 
 @pytest.fixture
-def policy(library: ctypes.CDLL, contexts: Path, root: Root) -> Policy:
-    return Policy(root, library, contexts, labelled=lambda _: True)
+def policy(library: ctypes.CDLL, contexts: Path, root: Root) -> SelinuxPolicy:
+    return SelinuxPolicy(root, library, contexts, is_labelled=lambda _: True)
 
 
 @pytest.fixture
-def disk(policy: Policy, tmp_path: Path) -> Disk:
+def disk(policy: SelinuxPolicy, tmp_path: Path) -> Disk:
     probe = tmp_path / "probe"
     probe.touch()
     try:
@@ -94,17 +94,17 @@ def disk(policy: Policy, tmp_path: Path) -> Disk:
     ],
 )
 def test_default_label_is_what_the_policy_says_of_path_and_kind(policy, path, mode, expected):
-    assert policy.default(path, mode) == label(expected).rstrip(b"\0")
+    assert policy.find_default_label(path, mode) == label(expected).rstrip(b"\0")
 
 
 def test_path_that_the_policy_leaves_alone_has_no_default(policy):
-    assert policy.default("/etc/alone", REGULAR) == b""
+    assert policy.find_default_label("/etc/alone", REGULAR) == b""
 
 
 def test_path_is_asked_for_as_it_is_within_the_root(policy, root):
     place = root.prefix / "etc/secret"
     place.touch()
-    assert policy.fitting(str(place), place.stat(), b"") == label("secret_t")
+    assert policy.decide_label(str(place), place.stat(), b"") == label("secret_t")
 
 
 @pytest.mark.parametrize(
@@ -121,21 +121,21 @@ def test_path_is_asked_for_as_it_is_within_the_root(policy, root):
 def test_label_fits_unless_restorecon_would_change_it(policy, root, present, expected):
     place = root.prefix / "etc/secret"
     place.touch()
-    assert policy.fitting(str(place), place.stat(), present) == expected
+    assert policy.decide_label(str(place), place.stat(), present) == expected
 
 
 def test_nothing_is_said_of_a_device_without_labels(library, contexts, root):
-    policy = Policy(root, library, contexts, labelled=lambda _: False)
+    policy = SelinuxPolicy(root, library, contexts, is_labelled=lambda _: False)
     place = root.prefix / "etc/secret"
     place.touch()
-    assert policy.fitting(str(place), place.stat(), label("dosfs_t")) == label("dosfs_t")
+    assert policy.decide_label(str(place), place.stat(), label("dosfs_t")) == label("dosfs_t")
 
 
 def test_changed_policy_is_read_again(policy, contexts):
-    assert policy.default("/etc/secret", REGULAR) == label("secret_t").rstrip(b"\0")
+    assert policy.find_default_label("/etc/secret", REGULAR) == label("secret_t").rstrip(b"\0")
     contexts.write_text(CONTEXTS.replace("secret_t", "hidden_t"))
     os.utime(contexts, ns=(1, 1))
-    assert policy.default("/etc/secret", REGULAR) == label("hidden_t").rstrip(b"\0")
+    assert policy.find_default_label("/etc/secret", REGULAR) == label("hidden_t").rstrip(b"\0")
 
 
 def test_patterns_of_the_owner_and_aliases_of_directories_count(policy, contexts):
@@ -144,24 +144,24 @@ def test_patterns_of_the_owner_and_aliases_of_directories_count(policy, contexts
         "/home/core/\\.ssh(/.*)?  system_u:object_r:ssh_home_t:s0\n"
     )
     keys = "/var/home/core/.ssh/authorized_keys.d/ignition"
-    assert policy.default(keys, REGULAR) == label("ssh_home_t").rstrip(b"\0")
+    assert policy.find_default_label(keys, REGULAR) == label("ssh_home_t").rstrip(b"\0")
 
 
 def test_policy_that_rested_answers_as_before(policy):
-    before = [policy.default(path, REGULAR) for path in ("/etc/secret", "/etc/motd")]
-    policy.rest()
-    policy.rest()
-    assert [policy.default(path, REGULAR) for path in ("/etc/secret", "/var/x")] == [
+    before = [policy.find_default_label(path, REGULAR) for path in ("/etc/secret", "/etc/motd")]
+    policy.release_memory()
+    policy.release_memory()
+    assert [policy.find_default_label(path, REGULAR) for path in ("/etc/secret", "/var/x")] == [
         before[0],
         label("default_t").rstrip(b"\0"),
     ]
 
 
 def test_policy_that_cant_be_read_says_nothing_and_that_once(library, root, tmp_path, caplog):
-    policy = Policy(root, library, tmp_path / "none")
-    assert [policy.default(path, REGULAR) for path in ("/a", "/b")] == [b"", b""]
-    policy.rest()
-    assert policy.default("/c", REGULAR) == b""
+    policy = SelinuxPolicy(root, library, tmp_path / "none")
+    assert [policy.find_default_label(path, REGULAR) for path in ("/a", "/b")] == [b"", b""]
+    policy.release_memory()
+    assert policy.find_default_label("/c", REGULAR) == b""
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
@@ -169,24 +169,24 @@ def test_without_selinux_there_is_no_policy_and_that_is_said_once(root, caplog):
     if Path("/sys/fs/selinux/enforce").exists():
         pytest.skip("SELinux is enabled here")
     caplog.set_level("DEBUG")
-    selinux.enabled.cache_clear()
-    assert [selinux.policy(root), selinux.policy(root)] == [None, None]
+    selinux.load_if_enabled.cache_clear()
+    assert [selinux.load_policy(root), selinux.load_policy(root)] == [None, None]
     assert [record.message for record in caplog.records] == [
         "SELinux is disabled: labels are left to the kernel"
     ]
 
 
-def changes() -> Iterator[Change]:
-    yield Change("/etc/secret", Regular(lambda: b"new", 0o600))
-    yield Change("/etc/link", Symlink("secret"))
-    yield Change("/etc/d/e/file", Regular(lambda: b"new"))
-    yield Change("/etc/alone", Regular(lambda: b"new"))
+def changes() -> Iterator[PathChange]:
+    yield PathChange("/etc/secret", FileEntry(lambda: b"new", 0o600))
+    yield PathChange("/etc/link", SymlinkEntry("secret"))
+    yield PathChange("/etc/d/e/file", FileEntry(lambda: b"new"))
+    yield PathChange("/etc/alone", FileEntry(lambda: b"new"))
 
 
 def test_what_is_applied_has_the_label_of_the_policy(disk, root):
-    undo = Undo(root, disk)
-    undo.place(tuple(changes()))
-    undo.commit()
+    undo = UndoTransaction(root, disk)
+    undo.apply_changes(tuple(changes()))
+    undo.commit_changes()
     etc = root.prefix / "etc"
     assert {
         name: labelled(etc / name) for name in ("secret", "link", "d", "d/e", "d/e/file", "alone")
@@ -206,29 +206,29 @@ def test_replaced_file_keeps_a_label_that_somebody_gave_it_and_undoing_brings_al
     for name, kind in (("secret", "by_hand_t"), ("motd", "wrong_t"), ("d", "wrong_t")):
         (etc / name).touch() if name != "d" else None
         os.setxattr(etc / name, ATTRIBUTE, label(kind))
-    undo = Undo(root, disk)
-    undo.place(
+    undo = UndoTransaction(root, disk)
+    undo.apply_changes(
         (
-            Change("/etc/secret", Regular(lambda: b"new")),
-            Change("/etc/motd", Regular(lambda: b"new")),
-            Change("/etc/d", Directory(0o700)),
+            PathChange("/etc/secret", FileEntry(lambda: b"new")),
+            PathChange("/etc/motd", FileEntry(lambda: b"new")),
+            PathChange("/etc/d", DirectoryEntry(0o700)),
         )
     )
     names = ("secret", "motd", "d")
     assert [labelled(etc / name) for name in names] == [
         *(label("by_hand_t"), label("etc_t"), label("directory_t")),
     ]
-    undo.put_back()
+    undo.undo_changes()
     assert [labelled(etc / name) for name in names] == [
         *(label("by_hand_t"), label("wrong_t"), label("wrong_t")),
     ]
 
 
 def test_files_and_their_directories_have_the_label_of_the_policy(disk, root):
-    files = Files(root, disk)
-    files.write("/etc/secret", b"1")
-    files.write("/etc/d/a", b"1")
-    files.symlink("/etc/link", "d")
+    files = HostFiles(root, disk)
+    files.write_file("/etc/secret", b"1")
+    files.write_file("/etc/d/a", b"1")
+    files.make_symlink("/etc/link", "d")
     etc = root.prefix / "etc"
     assert [labelled(etc / name) for name in ("secret", "d", "d/a", "link")] == [
         *(label("secret_t"), label("directory_t"), label("etc_t"), label("link_t")),
@@ -238,35 +238,35 @@ def test_files_and_their_directories_have_the_label_of_the_policy(disk, root):
 def test_what_stands_at_a_path_has_a_label_and_one_that_it_ought_to_have(disk, root):
     (root.prefix / "etc/secret").touch()
     os.setxattr(root.prefix / "etc/secret", ATTRIBUTE, label("etc_t", "unconfined_u"))
-    found = standing(root, disk, ["/etc/secret"])["/etc/secret"]
-    assert (found.label, found.fitting) == (
+    found = stat_paths(root, disk, ["/etc/secret"])["/etc/secret"]
+    assert (found.label, found.expected_label) == (
         "unconfined_u:object_r:etc_t:s0",
         "system_u:object_r:secret_t:s0",
     )
-    assert standing(root, Disk(), ["/etc/secret"])["/etc/secret"].fitting == ""
+    assert stat_paths(root, Disk(), ["/etc/secret"])["/etc/secret"].expected_label == ""
 
 
 class Refusing(Disk):
     """A kernel whose policy does not know one of the labels."""
 
-    def change_label(self, target: Place | int, label: bytes) -> None:
+    def set_label(self, target: StrPath | int, label: bytes) -> None:
         if b"secret_t" in label:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        super().change_label(target, label)
+        super().set_label(target, label)
 
 
 def test_refused_label_is_a_failure_that_changes_nothing(disk, root):
     assert disk.labels
-    undo = Undo(root, Refusing(disk.labels))
+    undo = UndoTransaction(root, Refusing(disk.labels))
     with pytest.raises(FileError, match=r"can't write .*/etc/secret: Invalid argument"):
-        undo.place((Change("/etc/secret", Regular(lambda: b"new")),))
-    undo.put_back()
+        undo.apply_changes((PathChange("/etc/secret", FileEntry(lambda: b"new")),))
+    undo.undo_changes()
     assert [*(root.prefix / "etc").iterdir()] == []
 
 
 def test_devices_have_labels_unless_the_mount_says_otherwise():
     # Without SELinux no mount is labelled by the kernel; a device that is not listed may be.
     enabled = Path("/sys/fs/selinux/enforce").exists()
-    assert (selinux.labelled_device(Path("/proc").stat().st_dev)) is False
-    assert selinux.labelled_device(os.makedev(4000, 4000)) is True
-    assert enabled or not selinux.labelled_device(Path("/sys").stat().st_dev)
+    assert (selinux.is_labelled_device(Path("/proc").stat().st_dev)) is False
+    assert selinux.is_labelled_device(os.makedev(4000, 4000)) is True
+    assert enabled or not selinux.is_labelled_device(Path("/sys").stat().st_dev)

@@ -5,28 +5,28 @@ import json
 import pytest
 
 from treenail.host.ostree.deployments import (
-    Deployment,
-    Deployments,
-    deployment,
-    digest_of,
-    image_of,
+    DeploymentStatus,
+    OstreeDeployment,
+    parse_deployment,
+    parse_digest,
+    parse_image,
 )
 
 DIGEST = "sha256:" + "0f" * 32
 IMAGE = f"registry.example:5000/os/node@{DIGEST}"
 
 
-def some(name: str, *, booted: bool = False, staged: bool = False) -> Deployment:
-    return Deployment(
+def some(name: str, *, booted: bool = False, staged: bool = False) -> OstreeDeployment:
+    return OstreeDeployment(
         id=name,
         checksum=name,
         version="1",
         image="",
         digest="",
-        booted=booted,
-        staged=staged,
-        locked=False,
-        pinned=False,
+        is_booted=booted,
+        is_staged=staged,
+        is_locked=False,
+        is_pinned=False,
     )
 
 
@@ -54,7 +54,7 @@ NEW, HERE, OLD, OLDER = some("new", staged=True), some("here", booted=True), som
     ],
 )
 def test_image_is_what_follows_scheme_and_transport(reference: str, image: str) -> None:
-    assert image_of({"container-image-reference": reference}) == image
+    assert parse_image({"container-image-reference": reference}) == image
 
 
 @pytest.mark.parametrize(
@@ -85,13 +85,13 @@ def test_image_is_what_follows_scheme_and_transport(reference: str, image: str) 
 def test_digest_is_reported_or_written_in_the_reference_but_never_made_up(
     found: dict[str, object], image: str, digest: str
 ) -> None:
-    seen = deployment(found)
+    seen = parse_deployment(found)
     assert (seen.image, seen.digest) == (image, digest)
 
 
 @pytest.mark.parametrize("text", ["", "os@sha256:12", "os:42", f"{IMAGE}0", f"os@md5:{'0f' * 32}"])
 def test_text_without_a_whole_digest_has_none(text: str) -> None:
-    assert digest_of(text) == ""
+    assert parse_digest(text) == ""
 
 
 def test_staged_deployment_is_read_whole_from_json_as_from_the_bus() -> None:
@@ -101,18 +101,18 @@ def test_staged_deployment_is_read_whole_from_json_as_from_the_bus() -> None:
         "pinned": false, "unlocked": "none",
         "container-image-reference": "ostree-unverified-registry:{IMAGE}",
         "container-image-reference-digest": "{DIGEST}"}}""")
-    assert deployment(document) == Deployment(
+    assert parse_deployment(document) == OstreeDeployment(
         id="fedora-coreos-abc.0",
         checksum="abc",
         version="42.1",
         image=IMAGE,
         digest=DIGEST,
-        booted=False,
-        staged=True,
-        locked=True,
-        pinned=False,
+        is_booted=False,
+        is_staged=True,
+        is_locked=True,
+        is_pinned=False,
         origin=f"ostree-unverified-registry:{IMAGE}",
-        base="abc",
+        base_checksum="abc",
     )
 
 
@@ -124,14 +124,17 @@ def test_packages_are_those_that_were_asked_for_beside_the_image() -> None:
         "base-removals": [],
         "origin": "fedora:fedora/x86_64/coreos/stable",
     }
-    seen = deployment(found)
-    assert (seen.packages, seen.removed) == (("usbguard",), ("kernel-core",))
+    seen = parse_deployment(found)
+    assert (seen.requested_packages, seen.requested_base_removals) == (
+        ("usbguard",),
+        ("kernel-core",),
+    )
     assert seen.origin == "fedora:fedora/x86_64/coreos/stable"
 
 
 def test_credentials_in_a_reference_are_not_passed_on() -> None:
     found = {"container-image-reference": f"ostree-unverified-registry:me:secret@{IMAGE}"}
-    assert deployment(found).image == IMAGE
+    assert parse_deployment(found).image == IMAGE
 
 
 @pytest.mark.parametrize(
@@ -146,13 +149,13 @@ def test_credentials_in_a_reference_are_not_passed_on() -> None:
     ],
 )
 def test_each_deployment_has_its_place_in_the_boot_order(
-    order: tuple[Deployment, ...],
-    booted: Deployment | None,
-    staged: Deployment | None,
-    pending: Deployment | None,
-    rollback: Deployment | None,
+    order: tuple[OstreeDeployment, ...],
+    booted: OstreeDeployment | None,
+    staged: OstreeDeployment | None,
+    pending: OstreeDeployment | None,
+    rollback: OstreeDeployment | None,
 ) -> None:
-    found = Deployments(order)
+    found = DeploymentStatus(order)
     assert (found.booted, found.staged, found.pending, found.rollback) == (
         booted,
         staged,

@@ -9,12 +9,12 @@ from tests.fakes.bus_service import BusService, Exports, Refusal, Silence
 from tests.fakes.clock import FakeClock
 from tests.fakes.private_bus import PrivateBus
 from treenail.errors import BusError, BusyError
-from treenail.host.rpmostree.backend import RpmOstree
-from treenail.host.systemd.bus import NO_REPLY, SystemBus, Target
+from treenail.host.rpmostree.backend import RpmOstreeBackend
+from treenail.host.systemd.bus import NO_REPLY, BusInterface, SystemBus
 
 NAME = "org.projectatomic.rpmostree1"
 BASE = "/org/projectatomic/rpmostree1"
-BUS = Target("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus")
+BUS = BusInterface("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus")
 SYSROOT_XML = f"""<node><interface name="{NAME}.Sysroot">
   <method name="RegisterClient"><arg type="a{{sv}}" direction="in"/></method>
   <method name="UnregisterClient"><arg type="a{{sv}}" direction="in"/></method>
@@ -79,72 +79,74 @@ def daemon(private_bus: PrivateBus) -> Iterator[Daemon]:
 def bus(private_bus: PrivateBus, daemon: Daemon) -> Iterator[SystemBus]:
     bus = SystemBus(private_bus.address)
     yield bus
-    bus.close()
+    bus.close_connection()
 
 
 @pytest.fixture
-def rpmostree(bus: SystemBus) -> RpmOstree:
-    return RpmOstree(bus, FakeClock())
+def rpmostree(bus: SystemBus) -> RpmOstreeBackend:
+    return RpmOstreeBackend(bus, FakeClock())
 
 
 def test_daemon_that_exits_for_idleness_just_then_is_asked_again(
-    daemon: Daemon, rpmostree: RpmOstree
+    daemon: Daemon, rpmostree: RpmOstreeBackend
 ) -> None:
     daemon.exits = 2
-    assert [each.id for each in rpmostree.look().all] == ["os-abc.0"]
+    assert [each.id for each in rpmostree.read_deployments().in_boot_order] == ["os-abc.0"]
     assert daemon.asked == [REGISTERED] * 3 + ["Reload"]
 
 
 def test_daemon_that_always_exits_is_an_error_in_the_end(
-    daemon: Daemon, rpmostree: RpmOstree
+    daemon: Daemon, rpmostree: RpmOstreeBackend
 ) -> None:
     daemon.exits = 100
     with pytest.raises(BusError) as caught:
-        rpmostree.look()
+        rpmostree.read_deployments()
     assert caught.value.name == NO_REPLY
 
 
 def test_new_owner_of_the_name_is_registered_with_anew(
-    daemon: Daemon, rpmostree: RpmOstree
+    daemon: Daemon, rpmostree: RpmOstreeBackend
 ) -> None:
-    rpmostree.look()
+    rpmostree.read_deployments()
     daemon.service.run(daemon.service.restart)
-    rpmostree.look()
+    rpmostree.read_deployments()
     assert daemon.asked == [REGISTERED, "Reload"] * 2
 
 
-def test_release_is_told_once(daemon: Daemon, rpmostree: RpmOstree) -> None:
-    rpmostree.look()
-    rpmostree.release()
-    rpmostree.release()
+def test_release_is_told_once(daemon: Daemon, rpmostree: RpmOstreeBackend) -> None:
+    rpmostree.read_deployments()
+    rpmostree.release_daemon()
+    rpmostree.release_daemon()
     assert daemon.asked == [REGISTERED, "Reload", "UnregisterClient"]
 
 
 def test_release_without_a_bus_is_no_error(
-    private_bus: PrivateBus, daemon: Daemon, rpmostree: RpmOstree
+    private_bus: PrivateBus, daemon: Daemon, rpmostree: RpmOstreeBackend
 ) -> None:
-    rpmostree.look()
+    rpmostree.read_deployments()
     private_bus.stop()
-    rpmostree.release()
+    rpmostree.release_daemon()
     assert daemon.asked == [REGISTERED, "Reload"]
 
 
 def test_transaction_out_of_reach_does_not_keep_the_daemon_busy(
-    private_bus: PrivateBus, bus: SystemBus, rpmostree: RpmOstree
+    private_bus: PrivateBus, bus: SystemBus, rpmostree: RpmOstreeBackend
 ) -> None:
     """It is not started, so it lasts as long as its caller is on the bus."""
     watcher = SystemBus(private_bus.address)
-    without = watcher.call(BUS, "ListNames", timeout_s=10)
-    bus.call(BUS, "GetId", timeout_s=10)
-    assert watcher.call(BUS, "ListNames", timeout_s=10) != without
+    without = watcher.call_method(BUS, "ListNames", timeout_s=10)
+    bus.call_method(BUS, "GetId", timeout_s=10)
+    assert watcher.call_method(BUS, "ListNames", timeout_s=10) != without
     with pytest.raises(BusError, match=r"connecting to .*Transaction failed: .*No such file"):
-        rpmostree.finalize("os-abc.0")
-    assert watcher.call(BUS, "ListNames", timeout_s=10) == without
-    watcher.close()
+        rpmostree.finalize_staged("os-abc.0")
+    assert watcher.call_method(BUS, "ListNames", timeout_s=10) == without
+    watcher.close_connection()
 
 
-def test_lock_held_outside_rpm_ostree_is_said_to_be(daemon: Daemon, rpmostree: RpmOstree) -> None:
+def test_lock_held_outside_rpm_ostree_is_said_to_be(
+    daemon: Daemon, rpmostree: RpmOstreeBackend
+) -> None:
     daemon.refusal = Refusal(BUSY, "System transaction in progress")
     with pytest.raises(BusyError, match="another program, such as bootc or ostree, holds") as e:
-        rpmostree.finalize("os-abc.0")
+        rpmostree.finalize_staged("os-abc.0")
     assert e.value.name == BUSY

@@ -11,24 +11,24 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import wait_until
-from treenail.cli.node.choose_backend import Choice, operating_system
+from treenail.cli.node.choose_backend import BackendChoice, create_operating_system
 from treenail.clock import SystemClock
-from treenail.daemon.settings.settings import Backend
+from treenail.daemon.settings.settings import BackendSetting
 from treenail.errors import CancelledError, TransactionError
 from treenail.host.filesystem.root import Root
-from treenail.host.ostree.deployments import Change, Progress, Verdict
-from treenail.host.ostree.watch import Limits
-from treenail.host.rpmostree.backend import RpmOstree
-from treenail.host.rpmostree.extensions import PLACE, REPOSITORY, UNPACK
+from treenail.host.ostree.deployments import DeploymentChange, TransactionProgress, WatchVerdict
+from treenail.host.ostree.watch import TransactionLimits
+from treenail.host.rpmostree.backend import RpmOstreeBackend
+from treenail.host.rpmostree.extensions import PACKAGES_DIRECTORY, REPOSITORY_FILE, UNPACK_UNIT
 from treenail.host.systemd.bus import SystemBus
 from treenail.host.systemd.transient import TransientUnits
 from treenail_lab import images
-from treenail_lab.images import Catalogue, make_image
+from treenail_lab.images import ImageCatalogue, make_image
 from treenail_lab.machine import rootfs, settings
-from treenail_lab.machine.node.daemons import Daemons, environment
+from treenail_lab.machine.node.daemons import MachineDaemons, build_environment
 from treenail_lab.machine.ostree.sysroot import Sysroot
 from treenail_lab.machine.programs import commands
-from treenail_lab.machine.settings import Settings
+from treenail_lab.machine.settings import MachineSettings
 
 pytestmark = pytest.mark.integration
 
@@ -41,9 +41,9 @@ BROKEN = replace(
     packages=("usbguard",),
 )
 NOWHERE = ("usbguard", "kata")
-QUICK = Settings(staging_s=0.02, missing_packages=NOWHERE)
+QUICK = MachineSettings(staging_s=0.02, missing_packages=NOWHERE)
 LIMIT_S = 20.0
-INSTALL = Change(install=("usbguard",), packages_from=PACKAGES.pull_spec)
+INSTALL = DeploymentChange(install_packages=("usbguard",), extensions_image=PACKAGES.pull_spec)
 
 
 class Site:
@@ -54,13 +54,13 @@ class Site:
         self.root = directory / "root"
         self._settings = directory / "settings.json"
         self._catalogue = directory / "images.json"
-        images.save(Catalogue((A, B, PACKAGES, EMPTY, BROKEN)), self._catalogue)
+        images.save_catalogue(ImageCatalogue((A, B, PACKAGES, EMPTY, BROKEN)), self._catalogue)
         self.change(QUICK)
-        rootfs.install(self.root, A)
-        rootfs.boot(self.root)
-        commands.install(self.root, self._catalogue, self._settings)
-        self._daemons = Daemons(
-            directory, self.root, self._catalogue, self._settings, asked=lambda _line: None
+        rootfs.install_root(self.root, A)
+        rootfs.boot_root(self.root)
+        commands.install_programs(self.root, self._catalogue, self._settings)
+        self._daemons = MachineDaemons(
+            directory, self.root, self._catalogue, self._settings, on_request=lambda _line: None
         )
         self._daemons.start()
         self.address = self._daemons.address
@@ -71,35 +71,35 @@ class Site:
     def sysroot(self) -> Sysroot:
         return Sysroot(self.root)
 
-    def change(self, new: Settings) -> None:
-        settings.save(new, self._settings)
+    def change(self, new: MachineSettings) -> None:
+        settings.save_settings(new, self._settings)
 
-    def os(self) -> RpmOstree:
-        found = operating_system(
-            Choice(Backend.RPM_OSTREE, "a test"),
+    def os(self) -> RpmOstreeBackend:
+        found = create_operating_system(
+            BackendChoice(BackendSetting.RPM_OSTREE, "a test"),
             self.bus,
             Root(self.root),
             SystemClock(),
-            Limits(),
+            TransactionLimits(),
         )
-        assert isinstance(found, RpmOstree)
+        assert isinstance(found, RpmOstreeBackend)
         return found
 
     def packages(self) -> tuple[str, ...]:
-        staged = self.sysroot.staged()
+        staged = self.sysroot.read_staged()
         return () if staged is None else staged.packages
 
     def left(self) -> list[str]:
         """What is there that should not outlive its transaction."""
         storage = self.root / "var/lib/containers/storage"
-        places = [self.root / path[1:] for path in (REPOSITORY, PLACE)]
+        places = [self.root / path[1:] for path in (REPOSITORY_FILE, PACKAGES_DIRECTORY)]
         places += (storage / "containers").glob("*")
         stored = (storage / "images.json").read_text() if storage.exists() else "[]"
-        unit = [UNPACK] if self.units.find(UNPACK) else []
+        unit = [UNPACK_UNIT] if self.units.find_run(UNPACK_UNIT) else []
         return [str(place) for place in places if place.exists()] + unit + stored.split('"')[1::2]
 
     def close(self) -> None:
-        self.bus.close()
+        self.bus.close_connection()
         self._daemons.stop(hard=True)
 
 
@@ -113,35 +113,41 @@ def site() -> Iterator[Site]:
             site.close()
 
 
-def go_on(_: Progress) -> Verdict:
-    return Verdict.GO_ON
+def go_on(_: TransactionProgress) -> WatchVerdict:
+    return WatchVerdict.CONTINUE
 
 
 @pytest.mark.parametrize(
     "change",
     [
         INSTALL,
-        replace(INSTALL, image=B.pull_spec, append=("nosmt",)),
-        Change(install=("kata", "usbguard"), remove=("kernel",), packages_from=PACKAGES.pull_spec),
+        replace(INSTALL, image=B.pull_spec, append_kargs=("nosmt",)),
+        DeploymentChange(
+            install_packages=("kata", "usbguard"),
+            override_remove=("kernel",),
+            extensions_image=PACKAGES.pull_spec,
+        ),
     ],
     ids=["alone", "image and arguments", "kernel"],
 )
 def test_packages_come_out_of_the_image_and_nothing_of_it_is_left(
-    site: Site, change: Change
+    site: Site, change: DeploymentChange
 ) -> None:
-    site.os().stage(change, watch=go_on)
-    assert (site.packages(), site.sysroot.locked()) == (change.install, True)
+    site.os().stage_deployment(change, watch=go_on)
+    assert (site.packages(), site.sysroot.is_staged_locked()) == (change.install_packages, True)
     assert site.left() == []
 
 
 def test_packages_that_are_layered_go_with_the_next_image(site: Site) -> None:
-    site.os().stage(INSTALL, watch=go_on)
-    site.sysroot.unlock()
-    site.sysroot.finalize()
-    rootfs.boot(site.root)
+    site.os().stage_deployment(INSTALL, watch=go_on)
+    site.sysroot.unlock_staged()
+    site.sysroot.finalize_staged()
+    rootfs.boot_root(site.root)
     with pytest.raises(TransactionError, match="Packages not found: usbguard"):
-        site.os().stage(Change(B.pull_spec), watch=go_on)
-    site.os().stage(Change(B.pull_spec, packages_from=PACKAGES.pull_spec), watch=go_on)
+        site.os().stage_deployment(DeploymentChange(B.pull_spec), watch=go_on)
+    site.os().stage_deployment(
+        DeploymentChange(B.pull_spec, extensions_image=PACKAGES.pull_spec), watch=go_on
+    )
     assert site.packages() == ("usbguard",)
     assert site.left() == []
 
@@ -149,16 +155,16 @@ def test_packages_that_are_layered_go_with_the_next_image(site: Site) -> None:
 def test_the_repository_is_that_of_the_image(site: Site) -> None:
     seen: list[str] = []
 
-    def look(progress: Progress) -> Verdict:
-        if (site.root / REPOSITORY[1:]).exists():
-            seen.append((site.root / REPOSITORY[1:]).read_text())
-        return Verdict.GO_ON
+    def look(progress: TransactionProgress) -> WatchVerdict:
+        if (site.root / REPOSITORY_FILE[1:]).exists():
+            seen.append((site.root / REPOSITORY_FILE[1:]).read_text())
+        return WatchVerdict.CONTINUE
 
-    site.os().stage(INSTALL, watch=look)
+    site.os().stage_deployment(INSTALL, watch=look)
     expected = (
         "[treenail-extensions]\n"
         f"name=Packages of {PACKAGES.pull_spec}\n"
-        f"baseurl=file://{site.root}{PLACE}\n"
+        f"baseurl=file://{site.root}{PACKAGES_DIRECTORY}\n"
         "enabled=1\ngpgcheck=0\nmetadata_expire=0\nskip_if_unavailable=0\n"
     )
     assert set(seen) == {expected}
@@ -177,37 +183,37 @@ def test_image_that_cant_be_unpacked_stages_nothing_and_leaves_nothing(
     site: Site, image: str, told: str
 ) -> None:
     with pytest.raises(TransactionError, match=f"podman could not unpack {image}: .*({told})"):
-        site.os().stage(replace(INSTALL, packages_from=image), watch=go_on)
+        site.os().stage_deployment(replace(INSTALL, extensions_image=image), watch=go_on)
     assert (site.packages(), site.left()) == ((), [])
 
 
 def test_package_that_the_image_has_not_leaves_nothing(site: Site) -> None:
     site.change(replace(QUICK, missing_packages=("strace",)))
     with pytest.raises(TransactionError, match="Packages not found: strace"):
-        site.os().stage(replace(INSTALL, install=("strace",)), watch=go_on)
+        site.os().stage_deployment(replace(INSTALL, install_packages=("strace",)), watch=go_on)
     assert site.left() == []
 
 
-@pytest.mark.parametrize("verdict", [Verdict.CANCEL, Verdict.LEAVE])
-def test_unpacking_that_is_called_off_leaves_nothing(site: Site, verdict: Verdict) -> None:
+@pytest.mark.parametrize("verdict", [WatchVerdict.CANCEL, WatchVerdict.DETACH])
+def test_unpacking_that_is_called_off_leaves_nothing(site: Site, verdict: WatchVerdict) -> None:
     site.change(replace(QUICK, pull_bytes_per_s=1000))
     with pytest.raises(CancelledError, match="was not unpacked"):
-        site.os().stage(INSTALL, watch=lambda _: verdict)
+        site.os().stage_deployment(INSTALL, watch=lambda _: verdict)
     assert (site.packages(), site.left()) == ((), [])
 
 
 def test_what_a_transaction_needs_that_goes_on_stays_until_it_has_ended(site: Site) -> None:
     site.change(replace(QUICK, staging_s=2.0))
 
-    def leave(progress: Progress) -> Verdict:
-        return Verdict.GO_ON if "unpacking" in progress.text else Verdict.LEAVE
+    def leave(progress: TransactionProgress) -> WatchVerdict:
+        return WatchVerdict.CONTINUE if "unpacking" in progress.text else WatchVerdict.DETACH
 
     with pytest.raises(CancelledError):
-        site.os().stage(INSTALL, watch=leave)
-    assert (site.root / REPOSITORY[1:]).exists()
-    assert (site.root / PLACE[1:] / "usbguard.rpm").exists()
+        site.os().stage_deployment(INSTALL, watch=leave)
+    assert (site.root / REPOSITORY_FILE[1:]).exists()
+    assert (site.root / PACKAGES_DIRECTORY[1:] / "usbguard.rpm").exists()
 
-    site.os().stage(INSTALL, watch=go_on)
+    site.os().stage_deployment(INSTALL, watch=go_on)
     assert (site.packages(), site.left()) == (("usbguard",), [])
 
 
@@ -232,7 +238,7 @@ def killed(site: Site, moment: Callable[[], bool]) -> None:
     """Have an agent stage it, and die at the moment."""
     with subprocess.Popen(
         [sys.executable, "-c", AGENT, str(site.root), site.address, PACKAGES.pull_spec],
-        env=environment(site.directory),
+        env=build_environment(site.directory),
     ) as agent:
         wait_until(moment, limit_s=LIMIT_S)
         agent.send_signal(signal.SIGKILL)
@@ -245,17 +251,17 @@ def test_whoever_comes_after_a_killed_agent_takes_all_of_it_away(
 ) -> None:
     slow = {"pull_bytes_per_s": 1000.0} if during == "unpacking" else {"staging_s": 1.0}
     site.change(replace(QUICK, **slow))
-    place = site.root / (PLACE if during == "unpacking" else REPOSITORY)[1:]
+    place = site.root / (PACKAGES_DIRECTORY if during == "unpacking" else REPOSITORY_FILE)[1:]
     killed(site, place.exists)
     if during == "transaction":
-        wait_until(lambda: site.os().look().transaction is None, limit_s=LIMIT_S)
+        wait_until(lambda: site.os().read_deployments().transaction is None, limit_s=LIMIT_S)
     site.change(QUICK)
     match then:
         case "staged again":
-            site.os().stage(INSTALL, watch=go_on)
+            site.os().stage_deployment(INSTALL, watch=go_on)
             assert site.packages() == ("usbguard",)
         case "dropped":
-            site.os().drop("")
+            site.os().drop_staged("")
         case _:
-            site.os().release()
+            site.os().release_daemon()
     assert [each for each in site.left() if each != PACKAGES.pull_spec] == []

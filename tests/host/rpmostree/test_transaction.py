@@ -2,52 +2,55 @@
 
 import pytest
 
-from treenail.host.ostree.deployments import Progress
-from treenail.host.rpmostree.transaction import Gauge
-from treenail.host.systemd.bus import Signal
+from treenail.host.ostree.deployments import TransactionProgress
+from treenail.host.rpmostree.transaction import RpmOstreeProgress
+from treenail.host.systemd.bus import BusSignal
 
 
-def said(member: str, *values: object) -> Signal:
-    return Signal(member, values)
+def said(member: str, *values: object) -> BusSignal:
+    return BusSignal(member, values)
 
 
 IMPORT = [
-    (said("Message", "Pulling manifest"), Progress("Pulling manifest", None)),
-    (said("TaskBegin", "[1/4] Fetching a"), Progress("[1/4] Fetching a", 0)),
-    (said("TaskEnd", "done"), Progress("[1/4] Fetching a", 25)),
-    (said("TaskBegin", "[2/4] Fetching b"), Progress("[2/4] Fetching b", 25)),
-    (said("PercentProgress", "Fetching b", 50), Progress("Fetching b", 37)),
-    (said("TaskEnd", "done"), Progress("Fetching b", 50)),
-    (said("TaskBegin", "[4/4] Fetching d"), Progress("[4/4] Fetching d", 75)),
-    (said("TaskEnd", "done"), Progress("[4/4] Fetching d", 99)),
-    (said("PercentProgress", "Staging deployment", 10), Progress("Staging deployment", 99)),
-    (said("ProgressEnd"), Progress("Staging deployment", 99)),
-    (said("Message", "Queued"), Progress("Queued", 99)),
+    (said("Message", "Pulling manifest"), TransactionProgress("Pulling manifest", None)),
+    (said("TaskBegin", "[1/4] Fetching a"), TransactionProgress("[1/4] Fetching a", 0)),
+    (said("TaskEnd", "done"), TransactionProgress("[1/4] Fetching a", 25)),
+    (said("TaskBegin", "[2/4] Fetching b"), TransactionProgress("[2/4] Fetching b", 25)),
+    (said("PercentProgress", "Fetching b", 50), TransactionProgress("Fetching b", 37)),
+    (said("TaskEnd", "done"), TransactionProgress("Fetching b", 50)),
+    (said("TaskBegin", "[4/4] Fetching d"), TransactionProgress("[4/4] Fetching d", 75)),
+    (said("TaskEnd", "done"), TransactionProgress("[4/4] Fetching d", 99)),
+    (
+        said("PercentProgress", "Staging deployment", 10),
+        TransactionProgress("Staging deployment", 99),
+    ),
+    (said("ProgressEnd"), TransactionProgress("Staging deployment", 99)),
+    (said("Message", "Queued"), TransactionProgress("Queued", 99)),
 ]
 UNCOUNTED = [
-    (said("TaskBegin", "Checking out tree"), Progress("Checking out tree", None)),
-    (said("TaskEnd", "done"), Progress("Checking out tree", None)),
-    (said("PercentProgress", "Staging", 10), Progress("Staging", 10)),
-    (said("PercentProgress", "Staging", 100), Progress("Staging", 99)),
-    (said("PercentProgress", "Writing", 0), Progress("Writing", 99)),
-    (said("DownloadProgress", (0, 0), (0, 0)), Progress("Writing", 99)),
+    (said("TaskBegin", "Checking out tree"), TransactionProgress("Checking out tree", None)),
+    (said("TaskEnd", "done"), TransactionProgress("Checking out tree", None)),
+    (said("PercentProgress", "Staging", 10), TransactionProgress("Staging", 10)),
+    (said("PercentProgress", "Staging", 100), TransactionProgress("Staging", 99)),
+    (said("PercentProgress", "Writing", 0), TransactionProgress("Writing", 99)),
+    (said("DownloadProgress", (0, 0), (0, 0)), TransactionProgress("Writing", 99)),
 ]
 ODD = [
-    (said("TaskBegin", "[0/0] Fetching"), Progress("[0/0] Fetching", None)),
-    (said("TaskEnd", "done"), Progress("[0/0] Fetching", None)),
-    (said("Message", "GET https://me:pw@a.b/"), Progress("GET https://a.b/", None)),
-    (said("Message", "x" * 300), Progress("x" * 199 + "…", None)),
-    (said("News", 1), Progress("x" * 199 + "…", None)),
+    (said("TaskBegin", "[0/0] Fetching"), TransactionProgress("[0/0] Fetching", None)),
+    (said("TaskEnd", "done"), TransactionProgress("[0/0] Fetching", None)),
+    (said("Message", "GET https://me:pw@a.b/"), TransactionProgress("GET https://a.b/", None)),
+    (said("Message", "x" * 300), TransactionProgress("x" * 199 + "…", None)),
+    (said("News", 1), TransactionProgress("x" * 199 + "…", None)),
 ]
 
 
 @pytest.mark.parametrize("story", [IMPORT, UNCOUNTED, ODD], ids=["import", "uncounted", "odd"])
 def test_progress_follows_what_is_said_and_never_falls(
-    story: list[tuple[Signal, Progress]],
+    story: list[tuple[BusSignal, TransactionProgress]],
 ) -> None:
-    gauge = Gauge()
+    gauge = RpmOstreeProgress()
     seen = []
     for signal, _ in story:
-        gauge.read(signal)
+        gauge.read_signal(signal)
         seen.append(gauge.progress)
     assert seen == [progress for _, progress in story]

@@ -7,15 +7,15 @@ import pytest
 from treenail.clock import SystemClock
 from treenail.errors import FileError
 from treenail.host.filesystem.root import Root
-from treenail.host.system.health_checks import LIMIT, Checks
-from treenail.host.system.process import Programs
+from treenail.host.system.health_checks import MAX_CHECKS, HealthCheckDirectory
+from treenail.host.system.process import ProgramRunner
 
 DIRECTORY = "/etc/treenail/health.d"
 
 
-def checks(root: Path) -> Checks:
-    programs = Programs(SystemClock(), {"PATH": "/usr/bin:/bin"})
-    return Checks(Root(root), programs, DIRECTORY)
+def checks(root: Path) -> HealthCheckDirectory:
+    programs = ProgramRunner(SystemClock(), {"PATH": "/usr/bin:/bin"})
+    return HealthCheckDirectory(Root(root), programs, DIRECTORY)
 
 
 def put(root: Path, name: str, text: str = "exit 0", mode: int = 0o755) -> None:
@@ -32,42 +32,44 @@ def test_checks_are_the_executable_files_in_order(tmp_path: Path) -> None:
     put(tmp_path, ".hidden")
     (tmp_path / DIRECTORY[1:] / "folder").mkdir()
     (tmp_path / DIRECTORY[1:] / "gone").symlink_to("nowhere")
-    assert checks(tmp_path).names() == ("10-disk", "20-dns")
+    assert checks(tmp_path).list_checks() == ("10-disk", "20-dns")
 
 
 def test_without_a_directory_there_are_no_checks(tmp_path: Path) -> None:
-    assert checks(tmp_path).names() == ()
+    assert checks(tmp_path).list_checks() == ()
 
 
 def test_more_checks_than_can_be_made_are_refused(tmp_path: Path) -> None:
-    for number in range(LIMIT + 1):
+    for number in range(MAX_CHECKS + 1):
         put(tmp_path, f"check-{number}")
     with pytest.raises(FileError, match="holds 65 checks"):
-        checks(tmp_path).names()
+        checks(tmp_path).list_checks()
 
 
 def test_a_check_that_exits_with_zero_is_well(tmp_path: Path) -> None:
     put(tmp_path, "fine", "echo all is fine; exit 0")
-    assert checks(tmp_path).run("fine", limit_s=10) == ""
+    assert checks(tmp_path).run_check("fine", timeout_s=10) == ""
 
 
 def test_a_check_that_fails_is_told_in_its_own_words_without_credentials(tmp_path: Path) -> None:
     put(tmp_path, "dns", "echo 'no answer from https://me:hunter2@dns.example' >&2; exit 3")
-    problem = checks(tmp_path).run("dns", limit_s=10)
+    problem = checks(tmp_path).run_check("dns", timeout_s=10)
     assert problem == "dns failed with exit code 3: no answer from https://dns.example"
 
 
 def test_a_check_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     put(tmp_path, "hangs", "sleep 600 & echo $! > $0.pid; wait")
-    assert checks(tmp_path).run("hangs", limit_s=0.5) == "hangs was not done within 0.5 s"
+    assert checks(tmp_path).run_check("hangs", timeout_s=0.5) == "hangs was not done within 0.5 s"
 
 
 def test_a_check_that_cannot_be_started_is_not_well(tmp_path: Path) -> None:
     put(tmp_path, "odd")
     (tmp_path / DIRECTORY[1:] / "odd").write_text("#!/no/such/interpreter\n")
-    assert checks(tmp_path).run("odd", limit_s=1) == "can't run odd: No such file or directory"
+    assert (
+        checks(tmp_path).run_check("odd", timeout_s=1) == "can't run odd: No such file or directory"
+    )
 
 
 def test_a_check_that_writes_without_end_is_not_well(tmp_path: Path) -> None:
     put(tmp_path, "loud", "exec cat /dev/zero")
-    assert "wrote more than" in checks(tmp_path).run("loud", limit_s=10)
+    assert "wrote more than" in checks(tmp_path).run_check("loud", timeout_s=10)

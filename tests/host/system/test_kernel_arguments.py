@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treenail.host.system.kernel_arguments import edit, split_arguments, stand
+from treenail.host.system.kernel_arguments import compute_edit, is_satisfied, split_arguments
 
 WORDS = st.lists(st.sampled_from(["a", "b=1", "b=2", "c", "quiet"]), max_size=6)
 
 
 def edited(existing: list[str], append: list[str], delete: list[str]) -> list[str]:
-    removed, added = edit(existing, append, delete)
+    removed, added = compute_edit(existing, append, delete)
     rest = list(existing)
     for argument in removed:
         rest.remove(argument)
@@ -51,5 +51,5 @@ def test_edited_arguments_stand_and_editing_them_again_changes_nothing(
     existing: list[str], append: list[str], delete: list[str]
 ) -> None:
     after = edited(existing, append, delete)
-    assert stand(after, append, delete)
-    assert edit(after, append, delete) == ((), ())
+    assert is_satisfied(after, append, delete)
+    assert compute_edit(after, append, delete) == ((), ())

@@ -7,22 +7,22 @@ import pytest
 
 from treenail.errors import FileError
 from treenail.host.filesystem.root import Root
-from treenail.host.system.resources import free_bytes, memory
+from treenail.host.system.resources import read_free_bytes, read_memory
 
 
 def test_the_free_space_is_that_of_the_paths_file_system():
     system = os.statvfs("/proc")
-    assert free_bytes(Root("/"), "/proc") == system.f_bavail * system.f_frsize == 0
-    assert free_bytes(Root("/"), "/") > 0
+    assert read_free_bytes(Root("/"), "/proc") == system.f_bavail * system.f_frsize == 0
+    assert read_free_bytes(Root("/"), "/") > 0
 
 
 def test_the_free_space_of_nothing_is_an_error_of_ours(tmp_path):
     with pytest.raises(FileError, match=r"can't tell the free space at .*/none: No such file"):
-        free_bytes(Root(tmp_path), "/none")
+        read_free_bytes(Root(tmp_path), "/none")
 
 
 def test_the_memory_is_that_of_this_process():
-    held = memory()
+    held = read_memory()
     assert 0 < held.pss <= held.rss
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from treenail.host.system.sanitize import scrub
+from treenail.host.system.sanitize import sanitize_text
 
 DIGEST = "sha256:" + "ab" * 32
 
@@ -24,8 +24,8 @@ DIGEST = "sha256:" + "ab" * 32
     ],
 )
 def test_credentials_go_and_the_rest_stays(text: str, scrubbed: str) -> None:
-    assert scrub(text) == scrubbed
+    assert sanitize_text(text) == scrubbed
 
 
 def test_long_text_is_cut_and_says_so() -> None:
-    assert scrub("x" * 100, limit=10) == "xxxxxxxxx…"
+    assert sanitize_text("x" * 100, limit=10) == "xxxxxxxxx…"

@@ -28,22 +28,22 @@ def on_disk(root: Root) -> Path:
 
 
 def test_there_is_nothing_at_first(ledger):
-    assert ledger.read() is None
+    assert ledger.read_document() is None
 
 
 def test_what_was_written_is_read_by_the_next_agent(root, ledger):
-    ledger.write({"update": {"phase": "staging"}})
-    ledger.write(DOCUMENT)
-    assert Ledger(root).read() == DOCUMENT
+    ledger.write_document({"update": {"phase": "staging"}})
+    ledger.write_document(DOCUMENT)
+    assert Ledger(root).read_document() == DOCUMENT
 
 
 def test_the_version_is_the_ledgers_business(ledger):
-    ledger.write({"update": None})
-    assert ledger.read() == {"update": None, "version": 1}
+    ledger.write_document({"update": None})
+    assert ledger.read_document() == {"update": None, "version": 1}
 
 
 def test_only_the_agent_can_read_it(root, ledger):
-    ledger.write(DOCUMENT)
+    ledger.write_document(DOCUMENT)
     assert on_disk(root).stat().st_mode & 0o777 == 0o600
     assert json.loads(on_disk(root).read_bytes()) == DOCUMENT
 
@@ -60,10 +60,10 @@ def test_only_the_agent_can_read_it(root, ledger):
     ],
 )
 def test_a_damaged_ledger_is_refused_and_stays_where_it_is(root, ledger, content, why):
-    ledger.write(DOCUMENT)
+    ledger.write_document(DOCUMENT)
     on_disk(root).write_bytes(content)
     with pytest.raises(LedgerError) as refused:
-        ledger.read()
+        ledger.read_document()
     assert str(refused.value).startswith(f"the ledger {on_disk(root)} {why}")
     assert refused.value.remedy == (
         f"move {on_disk(root)} away and start the agent again; the agent then takes the booted "
@@ -74,11 +74,11 @@ def test_a_damaged_ledger_is_refused_and_stays_where_it_is(root, ledger, content
 
 @pytest.mark.parametrize("version", [2, None, "1"])
 def test_another_version_is_refused_and_stays_where_it_is(root, ledger, version):
-    ledger.write(DOCUMENT)
+    ledger.write_document(DOCUMENT)
     content = json.dumps({"version": version, "phase": "teleporting"}).encode()
     on_disk(root).write_bytes(content)
     with pytest.raises(LedgerError) as refused:
-        ledger.read()
+        ledger.read_document()
     assert str(refused.value) == (
         f"the ledger {on_disk(root)} is of version {version!r}, and this agent reads 1"
     )
@@ -89,9 +89,9 @@ def test_another_version_is_refused_and_stays_where_it_is(root, ledger, version)
 def test_a_ledger_that_is_no_file_is_an_error_of_ours(root, ledger):
     on_disk(root).mkdir(parents=True)
     with pytest.raises(LedgerError, match=r"the ledger: .*ledger.json is not a regular file"):
-        ledger.read()
+        ledger.read_document()
     with pytest.raises(LedgerError, match=r"the ledger: can't replace .*Is a directory"):
-        ledger.write(DOCUMENT)
+        ledger.write_document(DOCUMENT)
 
 
 HOLD = """
@@ -115,7 +115,7 @@ def test_a_second_agent_is_told_which_process_is_the_first(root, ledger):
         assert first.stdin
         assert first.stdout
         assert first.stdout.readline() == b"held\n"
-        with pytest.raises(LedgerError) as refused, ledger.lock():
+        with pytest.raises(LedgerError) as refused, ledger.hold_lock():
             pytest.fail("two agents hold the lock")
         assert str(refused.value) == f"another agent, process {first.pid}, works on {root.prefix}"
         assert refused.value.remedy == (
@@ -123,22 +123,22 @@ def test_a_second_agent_is_told_which_process_is_the_first(root, ledger):
         )
         first.kill()
         first.wait(timeout=10)
-    with ledger.lock():
+    with ledger.hold_lock():
         assert (root.prefix / "var/lib/treenail").stat().st_mode & 0o777 == 0o700
 
 
 def test_the_lock_is_free_again_when_its_holder_is_done(ledger):
-    with ledger.lock():
+    with ledger.hold_lock():
         pass
-    with ledger.lock():
+    with ledger.hold_lock():
         pass
 
 
 def test_two_ledgers_of_one_process_exclude_each_other_too(root, ledger):
     with (
-        ledger.lock(),
+        ledger.hold_lock(),
         pytest.raises(LedgerError, match="another agent, process"),
-        Ledger(root).lock(),
+        Ledger(root).hold_lock(),
     ):
         pytest.fail("two agents hold the lock")
 
@@ -147,20 +147,20 @@ def test_a_ledger_that_can_not_be_locked_says_so(root, ledger):
     (root.prefix / "var").write_text("a file")
     with (
         pytest.raises(LedgerError, match=r"can't lock the ledger: .*/var is not a directory"),
-        ledger.lock(),
+        ledger.hold_lock(),
     ):
         pytest.fail("there is no ledger to lock")
 
 
 def test_an_agent_locks_the_ledger_on_a_disk_that_takes_nothing(tmp_path: Path) -> None:
     ledger = Ledger(Root(tmp_path))
-    with ledger.lock():
+    with ledger.hold_lock():
         pass
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:
-        with ledger.lock():
-            assert ledger.holder() == 0
+        with ledger.hold_lock():
+            assert ledger.find_lock_holder() == 0
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert ledger.holder() is None
+    assert ledger.find_lock_holder() is None

@@ -5,9 +5,9 @@ import pytest
 
 from tests.fakes.clock import FakeClock
 from treenail.errors import FileError
-from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.host.system.users import Accounts, Shadow, locked
+from treenail.host.system.users import Accounts, ShadowFile, is_locked
 
 SHADOW = "root:*:19000:0:99999:7:::\ncore:$6$old:19000:0:99999:7:::\nlast:!!:19000::::::\n"
 
@@ -30,45 +30,53 @@ def shadow(root: Root) -> str:
 
 
 def test_names_are_those_of_the_machine_and_of_its_image(root):
-    accounts = Accounts(Files(root))
-    assert (accounts.uid("core"), accounts.gid("core"), accounts.uid("chrony")) == (1000, 1001, 990)
-    assert (accounts.uid(7), accounts.uid("root")) == (7, 0)
-    assert (accounts.user(1000), accounts.group(1001), accounts.user(5)) == ("core", "core", "")
-    assert (accounts.has("core"), accounts.has("nobody")) == (True, False)
+    accounts = Accounts(HostFiles(root))
+    assert (accounts.find_uid("core"), accounts.find_gid("core"), accounts.find_uid("chrony")) == (
+        1000,
+        1001,
+        990,
+    )
+    assert (accounts.find_uid(7), accounts.find_uid("root")) == (7, 0)
+    assert (
+        accounts.find_user_name(1000),
+        accounts.find_group_name(1001),
+        accounts.find_user_name(5),
+    ) == ("core", "core", "")
+    assert (accounts.has_user("core"), accounts.has_user("nobody")) == (True, False)
     with pytest.raises(FileError, match="there is no user nobody on this machine"):
-        accounts.uid("nobody")
+        accounts.find_uid("nobody")
 
 
 def test_a_password_hash_changes_one_line_and_keeps_the_mode(root):
-    shadows = Shadow(root, FakeClock(86_400.0 * 20_000))
-    shadows.change("core", "$6$new")
+    shadows = ShadowFile(root, FakeClock(86_400.0 * 20_000))
+    shadows.set_password_hash("core", "$6$new")
     assert shadow(root) == SHADOW.replace("$6$old:19000", "$6$new:20000")
     assert stat.S_IMODE((root.prefix / "etc/shadow").stat().st_mode) == 0o600
-    assert shadows.password_hash("core") == "$6$new"
+    assert shadows.read_password_hash("core") == "$6$new"
 
 
 def test_a_user_without_a_line_gets_one_and_loses_it_again(root):
-    shadows = Shadow(root, FakeClock(86_400.0 * 20_000))
-    shadows.change("chrony", "*")
+    shadows = ShadowFile(root, FakeClock(86_400.0 * 20_000))
+    shadows.set_password_hash("chrony", "*")
     assert shadow(root) == SHADOW + "chrony:*:20000:0:99999:7:::\n"
-    shadows.put_back("chrony", None)
+    shadows.restore_line("chrony", None)
     assert shadow(root) == SHADOW
 
 
 def test_a_line_is_put_back_and_the_changes_of_others_stay(root):
-    shadows = Shadow(root, FakeClock())
-    line = shadows.line("core")
-    shadows.change("core", "$6$new")
-    shadows.change("root", "$6$other")
-    shadows.put_back("core", line)
-    shadows.put_back("core", line)
-    assert shadows.password_hash("core") == "$6$old"
-    assert shadows.password_hash("root") == "$6$other"
+    shadows = ShadowFile(root, FakeClock())
+    line = shadows.read_line("core")
+    shadows.set_password_hash("core", "$6$new")
+    shadows.set_password_hash("root", "$6$other")
+    shadows.restore_line("core", line)
+    shadows.restore_line("core", line)
+    assert shadows.read_password_hash("core") == "$6$old"
+    assert shadows.read_password_hash("root") == "$6$other"
 
 
 def test_a_hash_that_would_be_another_field_or_line_is_refused_and_not_told(root):
     with pytest.raises(FileError) as told:
-        Shadow(root, FakeClock()).change("core", "canary\nroot::0:0")
+        ShadowFile(root, FakeClock()).set_password_hash("core", "canary\nroot::0:0")
     assert "canary" not in str(told.value)
     assert shadow(root) == SHADOW
 
@@ -78,4 +86,4 @@ def test_a_hash_that_would_be_another_field_or_line_is_refused_and_not_told(root
     [("*", True), ("!!", True), ("!$6$x", True), ("", False), ("$6", False)],
 )
 def test_an_empty_password_is_not_a_locked_one(field, fits_nobody):
-    assert locked(field) is fits_nobody
+    assert is_locked(field) is fits_nobody

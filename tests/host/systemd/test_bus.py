@@ -14,10 +14,10 @@ from gi.repository import Gio, GLib
 from tests.fakes.bus_service import BusService, Exports, PeerService, Refusal, Silence
 from tests.fakes.private_bus import PrivateBus
 from treenail.errors import BusError, BusyError
-from treenail.host.systemd.bus import Peer, Signal, SystemBus, Target, options
+from treenail.host.systemd.bus import BusInterface, BusPeer, BusSignal, SystemBus, make_options
 
 NAME = "org.example.Echo"
-ECHO = Target(NAME, "/echo", "org.example.Echo")
+ECHO = BusInterface(NAME, "/echo", "org.example.Echo")
 XML = """<node><interface name="org.example.Echo">
   <method name="Say"><arg type="s" direction="in"/><arg type="s" direction="out"/></method>
   <method name="Pair"><arg type="s" direction="out"/><arg type="u" direction="out"/></method>
@@ -80,7 +80,7 @@ def service(private_bus: PrivateBus, echo: Echo) -> Iterator[BusService]:
 def bus(private_bus: PrivateBus, service: BusService) -> Iterator[SystemBus]:
     bus = SystemBus(private_bus.address)
     yield bus
-    bus.close()
+    bus.close_connection()
 
 
 @pytest.fixture
@@ -95,16 +95,16 @@ def peers(echo: Echo) -> Iterator[PeerService]:
 
 def test_results_are_none_or_the_value_or_a_tuple(bus: SystemBus) -> None:
     found = (
-        bus.call(ECHO, "Note", {}, timeout_s=5),
-        bus.call(ECHO, "Say", "ahoy", timeout_s=5),
-        bus.call(ECHO, "Pair", timeout_s=5),
+        bus.call_method(ECHO, "Note", {}, timeout_s=5),
+        bus.call_method(ECHO, "Say", "ahoy", timeout_s=5),
+        bus.call_method(ECHO, "Pair", timeout_s=5),
     )
     assert found == (None, "ahoy", ("one", 1))
 
 
 def test_options_carry_each_value_with_its_own_type(bus: SystemBus, echo: Echo) -> None:
-    given = options({"lock": True, "title": "treenail", "args": ("a", "b"), "none": ()})
-    bus.call(ECHO, "Note", given, timeout_s=5)
+    given = make_options({"lock": True, "title": "treenail", "args": ("a", "b"), "none": ()})
+    bus.call_method(ECHO, "Note", given, timeout_s=5)
     assert echo.noted == [{"lock": True, "title": "treenail", "args": ["a", "b"], "none": []}]
 
 
@@ -112,20 +112,20 @@ def test_call_without_an_answer_ends_at_its_time_limit(bus: SystemBus) -> None:
     with pytest.raises(
         BusError, match=r"org.example.Echo Hang failed: no answer within 0.2 s"
     ) as e:
-        bus.call(ECHO, "Hang", timeout_s=0.2)
+        bus.call_method(ECHO, "Hang", timeout_s=0.2)
     assert e.value.name == ""
 
 
 def test_call_without_a_time_limit_is_refused(bus: SystemBus) -> None:
     with pytest.raises(TypeError, match="timeout_s"):
-        bus.call(ECHO, "Say", "ahoy")  # type: ignore[call-arg]
+        bus.call_method(ECHO, "Say", "ahoy")  # type: ignore[call-arg]
 
 
 def test_properties_are_read_together_and_by_a_time_limit(
     bus: SystemBus, echo: Echo, service: BusService
 ) -> None:
     echo.properties = {"Booted": GLib.Variant("o", "/"), "Busy": GLib.Variant("(ss)", ("a", "b"))}
-    found = bus.properties(ECHO, timeout_s=5)
+    found = bus.read_properties(ECHO, timeout_s=5)
     stuck, free = threading.Event(), threading.Event()
 
     def stall() -> None:
@@ -136,7 +136,7 @@ def test_properties_are_read_together_and_by_a_time_limit(
     blocker.start()
     assert stuck.wait(10)
     with pytest.raises(BusError, match=r"no answer within 0.2 s"):
-        bus.properties(ECHO, timeout_s=0.2)
+        bus.read_properties(ECHO, timeout_s=0.2)
     free.set()
     blocker.join(10)
     assert found == {"Booted": "/", "Busy": ("a", "b")}
@@ -150,13 +150,13 @@ def test_descriptor_that_a_method_answers_arrives_open(bus: SystemBus) -> None:
 
 def test_busy_arrives_as_busy_error_with_the_name_on_the_wire(bus: SystemBus) -> None:
     with pytest.raises(BusyError, match=r"org.example.Echo Fail is refused: no: ") as caught:
-        bus.call(ECHO, "Fail", BUSY, timeout_s=5)
+        bus.call_method(ECHO, "Fail", BUSY, timeout_s=5)
     assert caught.value.name == BUSY
 
 
 def test_error_keeps_its_name_and_loses_credentials(bus: SystemBus) -> None:
     with pytest.raises(BusError) as caught:
-        bus.call(ECHO, "Fail", "org.example.No", timeout_s=5)
+        bus.call_method(ECHO, "Fail", "org.example.No", timeout_s=5)
     assert (caught.value.name, str(caught.value)) == (
         "org.example.No",
         "org.example.Echo Fail failed: no: https://registry.example/v2?…",
@@ -166,17 +166,17 @@ def test_error_keeps_its_name_and_loses_credentials(bus: SystemBus) -> None:
 @pytest.mark.parametrize(
     ("target", "member", "name"),
     [
-        (Target(NAME, "/echo", NAME), "Nope", "org.freedesktop.DBus.Error.UnknownMethod"),
-        (Target(NAME, "/echo", "a.b"), "Say", "org.freedesktop.DBus.Error.UnknownMethod"),
-        (Target(NAME, "/else", NAME), "Say", "org.freedesktop.DBus.Error.UnknownMethod"),
-        (Target("a.b", "/echo", NAME), "Say", "org.freedesktop.DBus.Error.ServiceUnknown"),
+        (BusInterface(NAME, "/echo", NAME), "Nope", "org.freedesktop.DBus.Error.UnknownMethod"),
+        (BusInterface(NAME, "/echo", "a.b"), "Say", "org.freedesktop.DBus.Error.UnknownMethod"),
+        (BusInterface(NAME, "/else", NAME), "Say", "org.freedesktop.DBus.Error.UnknownMethod"),
+        (BusInterface("a.b", "/echo", NAME), "Say", "org.freedesktop.DBus.Error.ServiceUnknown"),
     ],
 )
 def test_what_is_not_there_is_named_and_has_a_remedy(
-    bus: SystemBus, target: Target, member: str, name: str
+    bus: SystemBus, target: BusInterface, member: str, name: str
 ) -> None:
     with pytest.raises(BusError) as caught:
-        bus.call(target, member, timeout_s=5)
+        bus.call_method(target, member, timeout_s=5)
     assert (caught.value.name, caught.value.remedy != "") == (name, True)
 
 
@@ -185,28 +185,28 @@ def test_service_that_leaves_in_mid_call_is_no_reply(bus: SystemBus, service: Bu
         service.vanish()
         raise Silence
 
-    bus.call(ECHO, "Say", "up", timeout_s=5)
+    bus.call_method(ECHO, "Say", "up", timeout_s=5)
     service._objects["/echo"].methods = {"Hang": leave}
     with pytest.raises(BusError) as caught:
-        bus.call(ECHO, "Hang", timeout_s=5)
+        bus.call_method(ECHO, "Hang", timeout_s=5)
     assert caught.value.name == "org.freedesktop.DBus.Error.NoReply"
 
 
 def test_lost_bus_fails_one_call_and_the_next_connects_again(
     private_bus: PrivateBus, bus: SystemBus, service: BusService
 ) -> None:
-    bus.call(ECHO, "Say", "before", timeout_s=5)
+    bus.call_method(ECHO, "Say", "before", timeout_s=5)
     private_bus.stop()
     with pytest.raises(BusError):
-        bus.call(ECHO, "Say", "lost", timeout_s=5)
+        bus.call_method(ECHO, "Say", "lost", timeout_s=5)
     private_bus.start()
     service.run(service.appear)
-    assert bus.call(ECHO, "Say", "after", timeout_s=5) == "after"
+    assert bus.call_method(ECHO, "Say", "after", timeout_s=5) == "after"
 
 
 def test_unreachable_bus_is_a_bus_error_that_names_it() -> None:
     with pytest.raises(BusError, match=r"connecting to the system bus failed: .*No such file"):
-        SystemBus("unix:path=/tmp/treenail-no-such-bus").call(ECHO, "Say", "x", timeout_s=5)
+        SystemBus("unix:path=/tmp/treenail-no-such-bus").call_method(ECHO, "Say", "x", timeout_s=5)
 
 
 def test_lost_bus_does_not_end_the_process(private_bus: PrivateBus) -> None:
@@ -245,104 +245,107 @@ print("alive", flush=True)
 def test_signals_arrive_in_the_thread_that_runs_without_any_main_loop(
     bus: SystemBus, service: BusService
 ) -> None:
-    arrived: list[Signal] = []
+    arrived: list[BusSignal] = []
     threads: set[int] = set()
 
-    def each(signal: Signal | None) -> bool:
+    def each(signal: BusSignal | None) -> bool:
         if signal:
             arrived.append(signal)
             threads.add(threading.get_ident())
         return len(arrived) == 2
 
-    with bus.signals(ECHO) as signals:
-        bus.call(ECHO, "Say", "the match rule is in place", timeout_s=5)
+    with bus.receive_signals(ECHO) as signals:
+        bus.call_method(ECHO, "Say", "the match rule is in place", timeout_s=5)
         for word in ("one", "two"):
             service.emit("/echo", NAME, "Heard", GLib.Variant("(s)", (word,)))
-        ended = signals.run(each)
+        ended = signals.run_until(each)
     assert ended
-    assert arrived == [Signal("Heard", ("one",)), Signal("Heard", ("two",))]
+    assert arrived == [BusSignal("Heard", ("one",)), BusSignal("Heard", ("two",))]
     assert threads == {threading.get_ident()}
 
 
 def test_signals_arrive_in_a_thread_of_its_own_context_too(
     private_bus: PrivateBus, service: BusService
 ) -> None:
-    arrived: list[Signal | None] = []
+    arrived: list[BusSignal | None] = []
     listening = threading.Event()
 
     def listen() -> None:
         bus = SystemBus(private_bus.address)
-        with bus.signals(ECHO) as signals:
-            bus.call(ECHO, "Say", "the match rule is in place", timeout_s=5)
+        with bus.receive_signals(ECHO) as signals:
+            bus.call_method(ECHO, "Say", "the match rule is in place", timeout_s=5)
             listening.set()
-            signals.run(lambda signal: signal is not None and not arrived.append(signal))
-        bus.close()
+            signals.run_until(lambda signal: signal is not None and not arrived.append(signal))
+        bus.close_connection()
 
     thread = threading.Thread(target=listen)
     thread.start()
     assert listening.wait(10)
     service.emit("/echo", NAME, "Heard", GLib.Variant("(s)", ("there",)))
     thread.join(10)
-    assert arrived == [Signal("Heard", ("there",))]
+    assert arrived == [BusSignal("Heard", ("there",))]
 
 
 def test_run_wakes_without_signals_so_that_limits_can_be_kept(bus: SystemBus) -> None:
-    ticks: list[Signal | None] = []
-    with bus.signals(ECHO) as signals:
-        signals.run(lambda signal: not ticks.append(signal))
+    ticks: list[BusSignal | None] = []
+    with bus.receive_signals(ECHO) as signals:
+        signals.run_until(lambda signal: not ticks.append(signal))
     assert ticks == [None]
 
 
 def test_run_ends_when_the_bus_goes_away(bus: SystemBus, private_bus: PrivateBus) -> None:
-    with bus.signals(ECHO) as signals:
+    with bus.receive_signals(ECHO) as signals:
         private_bus.stop()
-        assert not signals.run(lambda _: False)
+        assert not signals.run_until(lambda _: False)
 
 
 def test_peer_is_called_without_hello(peers: PeerService) -> None:
-    with Peer(peers.address, NAME, timeout_s=5) as peer:
-        assert (peer.call("Start", timeout_s=5), peer.call("Pair", timeout_s=5)) == (True, "one")
+    with BusPeer(peers.address, NAME, timeout_s=5) as peer:
+        assert (peer.call_method("Start", timeout_s=5), peer.call_method("Pair", timeout_s=5)) == (
+            True,
+            "one",
+        )
 
 
 def test_peer_hears_what_was_emitted_before_it_ran(peers: PeerService) -> None:
-    arrived: list[Signal] = []
+    arrived: list[BusSignal] = []
 
-    def each(signal: Signal | None) -> bool:
+    def each(signal: BusSignal | None) -> bool:
         if signal:
             arrived.append(signal)
         return len(arrived) == 2
 
-    with Peer(peers.address, NAME, timeout_s=5) as peer:
-        peer.call("Start", timeout_s=5)
+    with BusPeer(peers.address, NAME, timeout_s=5) as peer:
+        peer.call_method("Start", timeout_s=5)
         peers.emit(NAME, "Heard", GLib.Variant("(s)", ("early",)))
-        peer.call("Start", timeout_s=5)
+        peer.call_method("Start", timeout_s=5)
         peers.emit(NAME, "Heard", GLib.Variant("(s)", ("late",)))
-        assert peer.run(each)
-    assert arrived == [Signal("Heard", ("early",)), Signal("Heard", ("late",))]
+        assert peer.run_until(each)
+    assert arrived == [BusSignal("Heard", ("early",)), BusSignal("Heard", ("late",))]
 
 
 def test_peer_hands_over_what_came_before_the_end_and_then_says_so(peers: PeerService) -> None:
-    arrived: list[Signal] = []
+    arrived: list[BusSignal] = []
 
-    def each(signal: Signal | None) -> bool:
+    def each(signal: BusSignal | None) -> bool:
         if signal:
             arrived.append(signal)
         return False
 
-    with Peer(peers.address, NAME, timeout_s=5) as peer:
-        peer.call("Start", timeout_s=5)
+    with BusPeer(peers.address, NAME, timeout_s=5) as peer:
+        peer.call_method("Start", timeout_s=5)
         peers.emit(NAME, "Heard", GLib.Variant("(s)", ("last words",)))
         peers.run(peers.vanish)
-        assert not peer.run(each)
-    assert arrived == [Signal("Heard", ("last words",))]
+        assert not peer.run_until(each)
+    assert arrived == [BusSignal("Heard", ("last words",))]
 
 
 def test_peer_hangs_up_when_its_user_fails(peers: PeerService) -> None:
-    def fail(_: Signal | None) -> bool:
+    def fail(_: BusSignal | None) -> bool:
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), Peer(peers.address, NAME, timeout_s=5) as peer:
-        peer.run(fail)
+    with pytest.raises(ZeroDivisionError), BusPeer(peers.address, NAME, timeout_s=5) as peer:
+        peer.run_until(fail)
     assert peers.hung_up.wait(10)
 
 
@@ -354,8 +357,8 @@ def test_closed_peers_leave_no_descriptor_open(peers: PeerService) -> None:
         return sum("anon_inode" in str(link.readlink()) for link in links if link.is_symlink())
 
     def meet() -> int:
-        with Peer(peers.address, NAME, timeout_s=5) as peer:
-            peer.call("Start", timeout_s=5)
+        with BusPeer(peers.address, NAME, timeout_s=5) as peer:
+            peer.call_method("Start", timeout_s=5)
         return wakeups()
 
     # One more or less may be GLib's own, on its way out; one for each peer would be a leak.
@@ -365,10 +368,10 @@ def test_closed_peers_leave_no_descriptor_open(peers: PeerService) -> None:
 
 def test_peer_call_without_an_answer_ends_at_its_time_limit(peers: PeerService) -> None:
     with (
-        Peer(peers.address, NAME, timeout_s=5) as peer,
+        BusPeer(peers.address, NAME, timeout_s=5) as peer,
         pytest.raises(BusError, match=r"org.example.Echo Hang failed: no answer within 0.2 s"),
     ):
-        peer.call("Hang", timeout_s=0.2)
+        peer.call_method("Hang", timeout_s=0.2)
 
 
 def test_peer_that_never_shakes_hands_is_given_up(private_bus: PrivateBus) -> None:
@@ -379,9 +382,9 @@ def test_peer_that_never_shakes_hands_is_given_up(private_bus: PrivateBus) -> No
         mute.bind(path)
         mute.listen()
         with pytest.raises(BusError, match=r"no connection within 0.2 s"):
-            Peer(f"unix:path={path}", NAME, timeout_s=0.2)
+            BusPeer(f"unix:path={path}", NAME, timeout_s=0.2)
 
 
 def test_peer_that_is_gone_is_a_bus_error() -> None:
     with pytest.raises(BusError, match=r"connecting to org.example.Echo failed: .*No such file"):
-        Peer("unix:path=/tmp/treenail-no-such-peer", NAME, timeout_s=5)
+        BusPeer("unix:path=/tmp/treenail-no-such-peer", NAME, timeout_s=5)

@@ -7,8 +7,8 @@ import pytest
 
 from treenail.clock import SystemClock
 from treenail.host.filesystem.root import Root
-from treenail.host.system.process import Programs
-from treenail.host.systemd.journal import Journal
+from treenail.host.system.process import ProgramRunner
+from treenail.host.systemd.journal import SystemdJournal
 
 INVOCATION = "4b0139bdb58a841cbeab69bc500347ef"
 LATE = """\
@@ -30,17 +30,17 @@ def root(tmp_path: Path) -> Root:
     return Root(tmp_path)
 
 
-def journal_of(root: Root, journalctl: str) -> Journal:
-    program = root.path("/usr/bin/journalctl")
+def journal_of(root: Root, journalctl: str) -> SystemdJournal:
+    program = root.resolve_path("/usr/bin/journalctl")
     program.write_text(journalctl)
     program.chmod(0o755)
     clock = SystemClock()
-    return Journal(Programs(clock, os.environ), root, clock)
+    return SystemdJournal(ProgramRunner(clock, os.environ), root, clock)
 
 
 def test_error_that_reaches_the_journal_late_is_waited_for(root: Root) -> None:
-    assert journal_of(root, LATE).error_of(INVOCATION) == "corrupt layer"
+    assert journal_of(root, LATE).read_error(INVOCATION) == "corrupt layer"
 
 
 def test_run_that_told_nothing_has_no_error(root: Root) -> None:
-    assert journal_of(root, "#!/bin/sh\n").error_of(INVOCATION) == ""
+    assert journal_of(root, "#!/bin/sh\n").read_error(INVOCATION) == ""

@@ -9,14 +9,14 @@ from gi.repository import GLib
 from tests.fakes.services import Services
 from treenail.errors import BusError
 from treenail.host.systemd.bus import SystemBus
-from treenail.host.systemd.logind import Inhibitor, Logind
-from treenail_lab.machine.settings import Settings
+from treenail.host.systemd.logind import InhibitorLock, Logind
+from treenail_lab.machine.settings import MachineSettings
 
 
 @pytest.fixture
 def services() -> Iterator[Services]:
     # Long enough that a delay lock decides when a shutdown goes on.
-    with Services(Settings(inhibit_delay_max_s=600)) as services:
+    with Services(MachineSettings(inhibit_delay_max_s=600)) as services:
         yield services
     assert not GLib.MainContext.default().pending()
 
@@ -25,7 +25,7 @@ def services() -> Iterator[Services]:
 def bus(services: Services) -> Iterator[SystemBus]:
     bus = SystemBus(services.address)
     yield bus
-    bus.close()
+    bus.close_connection()
 
 
 @pytest.fixture
@@ -36,36 +36,36 @@ def logind(bus: SystemBus) -> Logind:
 def test_reboot_is_asked_for_once_and_then_in_progress(
     services: Services, bus: SystemBus, logind: Logind
 ) -> None:
-    before = logind.shutting_down()
-    with logind.inhibit("shutdown", "treenail", "writes a deployment", "delay"):
-        logind.reboot()
-        during = logind.shutting_down()
-        logind.reboot()
+    before = logind.is_shutting_down()
+    with logind.hold_inhibitor("shutdown", "treenail", "writes a deployment", "delay"):
+        logind.reboot_machine()
+        during = logind.is_shutting_down()
+        logind.reboot_machine()
     assert services.told() == "reboot"
     assert (before, during) == (False, True)
 
 
 def test_lock_is_held_within_and_let_go_of_after(logind: Logind) -> None:
-    with logind.inhibit("shutdown:sleep", "treenail", "testing", "block"):
-        held = logind.inhibitors()
-    after = logind.inhibitors()
-    lock = Inhibitor("shutdown:sleep", "treenail", "testing", "block", os.getuid(), os.getpid())
+    with logind.hold_inhibitor("shutdown:sleep", "treenail", "testing", "block"):
+        held = logind.list_inhibitors()
+    after = logind.list_inhibitors()
+    lock = InhibitorLock("shutdown:sleep", "treenail", "testing", "block", os.getuid(), os.getpid())
     assert (held, after) == ((lock,), ())
 
 
 def test_lock_is_let_go_of_when_its_holder_fails(logind: Logind) -> None:
     with (
         pytest.raises(ZeroDivisionError),
-        logind.inhibit("shutdown", "treenail", "testing", "block"),
+        logind.hold_inhibitor("shutdown", "treenail", "testing", "block"),
     ):
         raise ZeroDivisionError
-    assert logind.inhibitors() == ()
+    assert logind.list_inhibitors() == ()
 
 
 def test_lock_of_an_unknown_mode_is_refused(logind: Logind) -> None:
     with (
         pytest.raises(BusError, match="Invalid mode specification never") as caught,
-        logind.inhibit("shutdown", "treenail", "testing", "never"),
+        logind.hold_inhibitor("shutdown", "treenail", "testing", "never"),
     ):
         pytest.fail("the lock is held")
     assert caught.value.name == "org.freedesktop.DBus.Error.InvalidArgs"
@@ -75,13 +75,13 @@ def test_lock_of_an_unknown_mode_is_refused(logind: Logind) -> None:
 def test_blocked_reboot_names_who_blocks_it(
     services: Services, logind: Logind, version: int
 ) -> None:
-    services.change(Settings(systemd_version=version))
+    services.change(MachineSettings(systemd_version=version))
     with (
-        logind.inhibit("shutdown", "backup", "copying", "block"),
+        logind.hold_inhibitor("shutdown", "backup", "copying", "block"),
         pytest.raises(BusError, match=rf"blocked by backup \(process {os.getpid()}\): copying$"),
     ):
-        logind.reboot()
-    assert not logind.shutting_down()
+        logind.reboot_machine()
+    assert not logind.is_shutting_down()
 
 
 @pytest.mark.parametrize(
@@ -90,12 +90,12 @@ def test_blocked_reboot_names_who_blocks_it(
 def test_soft_reboot_is_a_reboot_where_systemd_knows_none(
     services: Services, logind: Logind, version: int, told: str
 ) -> None:
-    services.change(Settings(systemd_version=version))
-    logind.reboot(soft=True)
+    services.change(MachineSettings(systemd_version=version))
+    logind.reboot_machine(is_soft=True)
     assert services.told() == told
 
 
 def test_logind_that_is_not_there_is_named(services: Services, logind: Logind) -> None:
     services.vanish()
     with pytest.raises(BusError, match="connecting to the system bus failed"):
-        logind.reboot()
+        logind.reboot_machine()

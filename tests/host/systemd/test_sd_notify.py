@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from treenail.host.systemd.sd_notify import Notifier
+from treenail.host.systemd.sd_notify import SystemdNotifier
 
 
 @pytest.fixture
@@ -21,12 +21,12 @@ def systemd() -> Iterator[socket.socket]:
 
 
 def test_everything_is_said_in_the_words_of_the_protocol(systemd):
-    notifier = Notifier({"NOTIFY_SOCKET": systemd.getsockname()})
-    notifier.ready()
-    notifier.status("staging\nregistry.example.com/os:  40 %")
-    notifier.watchdog()
-    notifier.reloading(12.5)
-    notifier.stopping()
+    notifier = SystemdNotifier({"NOTIFY_SOCKET": systemd.getsockname()})
+    notifier.notify_ready()
+    notifier.notify_status("staging\nregistry.example.com/os:  40 %")
+    notifier.notify_watchdog()
+    notifier.notify_reloading(12.5)
+    notifier.notify_stopping()
     assert [systemd.recv(4096) for _ in range(5)] == [
         b"READY=1",
         b"STATUS=staging registry.example.com/os: 40 %",
@@ -37,7 +37,7 @@ def test_everything_is_said_in_the_words_of_the_protocol(systemd):
 
 
 def test_a_status_is_one_line_of_bounded_length(systemd):
-    Notifier({"NOTIFY_SOCKET": systemd.getsockname()}).status("x\nREADY=1 " * 1000)
+    SystemdNotifier({"NOTIFY_SOCKET": systemd.getsockname()}).notify_status("x\nREADY=1 " * 1000)
     told = systemd.recv(65536)
     assert (len(told), b"\n" in told) == (len("STATUS=") + 500, False)
 
@@ -46,7 +46,7 @@ def test_an_abstract_address_is_understood():
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind("")  # the kernel picks an abstract name
         receiver.settimeout(5)
-        Notifier({"NOTIFY_SOCKET": "@" + receiver.getsockname()[1:].decode()}).ready()
+        SystemdNotifier({"NOTIFY_SOCKET": "@" + receiver.getsockname()[1:].decode()}).notify_ready()
         assert receiver.recv(4096) == b"READY=1"
 
 
@@ -62,17 +62,17 @@ def test_an_abstract_address_is_understood():
     ],
 )
 def test_where_nobody_listens_nothing_happens(environ):
-    notifier = Notifier(environ)
-    notifier.ready()
-    notifier.status("\udcff")
-    assert notifier.interval_s is None
+    notifier = SystemdNotifier(environ)
+    notifier.notify_ready()
+    notifier.notify_status("\udcff")
+    assert notifier.watchdog_interval_s is None
 
 
 def test_a_listener_that_does_not_read_is_not_waited_for(systemd):
-    notifier = Notifier({"NOTIFY_SOCKET": systemd.getsockname()})
+    notifier = SystemdNotifier({"NOTIFY_SOCKET": systemd.getsockname()})
     queue = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
     for _ in range(queue + 3):
-        notifier.watchdog()
+        notifier.notify_watchdog()
 
 
 @pytest.mark.parametrize(
@@ -87,4 +87,4 @@ def test_a_listener_that_does_not_read_is_not_waited_for(systemd):
     ],
 )
 def test_the_watchdog_is_fed_twice_as_often_as_it_asks(environ, interval_s):
-    assert Notifier(environ).interval_s == interval_s
+    assert SystemdNotifier(environ).watchdog_interval_s == interval_s

@@ -11,8 +11,8 @@ from tests.fakes.private_bus import PrivateBus
 from tests.fakes.services import Services
 from treenail.errors import BusError, UnitError
 from treenail.host.systemd.bus import SystemBus
-from treenail.host.systemd.systemd import Systemd, Unit
-from treenail_lab.machine.settings import Settings
+from treenail.host.systemd.systemd import Systemd, SystemdUnit
+from treenail_lab.machine.settings import MachineSettings
 
 INSTALL = "[Install]\nWantedBy=multi-user.target\n"
 UNITS = {
@@ -33,7 +33,7 @@ def services() -> Iterator[Services]:
 def bus(services: Services) -> Iterator[SystemBus]:
     bus = SystemBus(services.address)
     yield bus
-    bus.close()
+    bus.close_connection()
 
 
 @pytest.fixture
@@ -42,31 +42,31 @@ def systemd(bus: SystemBus) -> Systemd:
 
 
 def states(systemd: Systemd, *names: str) -> list[tuple[str, str]]:
-    return [(unit.load, unit.active) for unit in systemd.units(*names)]
+    return [(unit.load_state, unit.active_state) for unit in systemd.list_units(*names)]
 
 
 def test_units_are_found_by_name_also_those_that_are_not_there(systemd: Systemd) -> None:
     path = "/org/freedesktop/systemd1/unit"
-    assert systemd.units("web.service", "none.service") == (
-        Unit("web.service", "loaded", "inactive", "dead", f"{path}/web_2eservice"),
-        Unit("none.service", "not-found", "inactive", "dead", f"{path}/none_2eservice"),
+    assert systemd.list_units("web.service", "none.service") == (
+        SystemdUnit("web.service", "loaded", "inactive", "dead", f"{path}/web_2eservice"),
+        SystemdUnit("none.service", "not-found", "inactive", "dead", f"{path}/none_2eservice"),
     )
 
 
 def test_unit_files_are_enabled_disabled_masked_and_unmasked(systemd: Systemd) -> None:
-    seen = [systemd.unit_file_state("web.service")]
+    seen = [systemd.read_unit_file_state("web.service")]
     steps: tuple[Callable[..., None], ...] = (
-        systemd.enable,
-        systemd.enable,
-        systemd.disable,
-        systemd.mask,
-        systemd.mask,
-        systemd.unmask,
+        systemd.enable_units,
+        systemd.enable_units,
+        systemd.disable_units,
+        systemd.mask_units,
+        systemd.mask_units,
+        systemd.unmask_units,
     )
     for step in steps:
         step("web.service", "web.socket")
-        systemd.reload()
-        seen.append(systemd.unit_file_state("web.service"))
+        systemd.reload_daemon()
+        seen.append(systemd.read_unit_file_state("web.service"))
     assert seen == [
         "disabled",
         "enabled",
@@ -82,14 +82,14 @@ def test_preset_enables_what_the_vendor_says(services: Services, systemd: System
     presets = services.root / "usr/lib/systemd/system-preset"
     presets.mkdir()
     (presets / "10-web.preset").write_text("enable web.service\ndisable *\n", encoding="utf-8")
-    systemd.preset("web.service")
-    assert systemd.unit_file_state("web.service") == "enabled"
+    systemd.preset_units("web.service")
+    assert systemd.read_unit_file_state("web.service") == "enabled"
 
 
 def test_unit_without_a_file_has_no_state_and_cannot_be_enabled(systemd: Systemd) -> None:
-    assert systemd.unit_file_state("none.service") == ""
+    assert systemd.read_unit_file_state("none.service") == ""
     with pytest.raises(UnitError, match=r"systemd refuses to enable none\.service: "):
-        systemd.enable("none.service")
+        systemd.enable_units("none.service")
 
 
 def test_new_unit_is_known_after_reload(services: Services, systemd: Systemd) -> None:
@@ -97,7 +97,7 @@ def test_new_unit_is_known_after_reload(services: Services, systemd: Systemd) ->
     folder = services.root / "etc/systemd/system"
     folder.mkdir(parents=True)
     (folder / "new.service").write_text(UNITS["job.service"], encoding="utf-8")
-    systemd.reload()
+    systemd.reload_daemon()
     assert (before, states(systemd, "new.service")) == (
         [("not-found", "inactive")],
         [("loaded", "inactive")],
@@ -107,12 +107,12 @@ def test_new_unit_is_known_after_reload(services: Services, systemd: Systemd) ->
 def test_jobs_are_waited_for(services: Services, systemd: Systemd) -> None:
     seen = []
     steps: tuple[Callable[[str], None], ...] = (
-        systemd.try_restart,
-        systemd.start,
-        systemd.restart,
-        systemd.try_restart,
+        systemd.try_restart_unit,
+        systemd.start_unit,
+        systemd.restart_unit,
+        systemd.try_restart_unit,
         systemd.reload_unit,
-        systemd.stop,
+        systemd.stop_unit,
     )
     for step in steps:
         step("web.service")
@@ -128,9 +128,9 @@ def test_jobs_are_waited_for(services: Services, systemd: Systemd) -> None:
 
 
 def test_failed_job_tells_the_units_own_result(services: Services, systemd: Systemd) -> None:
-    services.change(Settings(failing_units=("web.service",)))
+    services.change(MachineSettings(failing_units=("web.service",)))
     with pytest.raises(UnitError) as caught:
-        systemd.start("web.service")
+        systemd.start_unit("web.service")
     assert (str(caught.value), caught.value.remedy) == (
         "systemd could not start web.service: the job is failed, its result exit-code, status 1",
         "see: systemctl status web.service; journalctl -u web.service",
@@ -140,9 +140,9 @@ def test_failed_job_tells_the_units_own_result(services: Services, systemd: Syst
 def test_failed_job_of_a_unit_without_a_result_is_told_without(
     services: Services, systemd: Systemd
 ) -> None:
-    services.change(Settings(failing_units=("web.socket",)))
+    services.change(MachineSettings(failing_units=("web.socket",)))
     with pytest.raises(UnitError, match=r"could not start web\.socket: the job is failed$"):
-        systemd.start("web.socket")
+        systemd.start_unit("web.socket")
 
 
 @pytest.mark.parametrize(
@@ -153,16 +153,16 @@ def test_failed_job_of_a_unit_without_a_result_is_told_without(
     ],
 )
 def test_job_that_systemd_refuses_is_a_unit_error(systemd: Systemd, unit: str, text: str) -> None:
-    systemd.mask("job.service")
-    systemd.reload()
+    systemd.mask_units("job.service")
+    systemd.reload_daemon()
     with pytest.raises(UnitError, match=text):
-        systemd.restart(unit)
+        systemd.restart_unit(unit)
 
 
 def test_bus_that_goes_away_is_no_unit_error(services: Services, systemd: Systemd) -> None:
     services.vanish()
     with pytest.raises(BusError):
-        systemd.enable("web.service")
+        systemd.enable_units("web.service")
 
 
 ENDLESS_XML = """<node><interface name="org.freedesktop.systemd1.Manager">
@@ -195,16 +195,16 @@ def test_job_that_does_not_end_is_given_up_after_its_time(private_bus: PrivateBu
         ),
         pytest.raises(UnitError, match=r"did not start web\.service within 30 s"),
     ):
-        Systemd(bus, clock, job_s=30).start("web.service")
-    bus.close()
+        Systemd(bus, clock, job_s=30).start_unit("web.service")
+    bus.close_connection()
     assert asked == ["subscribe", "start web.service replace", "unsubscribe"]
 
 
 @pytest.mark.parametrize(("version", "count"), [(255, None), (256, 0)])
 def test_soft_reboots_are_counted_from_256_on(version: int, count: int | None) -> None:
-    with Services(Settings(systemd_version=version)) as services:
+    with Services(MachineSettings(systemd_version=version)) as services:
         bus = SystemBus(services.address)
         systemd = Systemd(bus, FakeClock())
-        assert systemd.soft_reboots() == count
-        assert systemd.started_at() > 0
-        bus.close()
+        assert systemd.count_soft_reboots() == count
+        assert systemd.read_userspace_start() > 0
+        bus.close_connection()

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from treenail.errors import UnitError
-from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.host.systemd.unit_files import CONFIG, Links, Units
+from treenail.host.systemd.unit_files import CONFIG_DIRECTORY, UnitFileReader, UnitLinks
 
 VENDOR = "/usr/lib/systemd/system"
 PRESET = "/usr/lib/systemd/system-preset"
@@ -31,15 +31,15 @@ UNITS = {
     f"{VENDOR}/get@.service": "[Install]\nWantedBy=multi-user.target\n",
     f"{VENDOR}/default@.service": "[Install]\nDefaultInstance=one\nWantedBy=multi-user.target\n",
     f"{VENDOR}/specified@.service": "[Install]\nWantedBy=at-%i.target %p.target\n",
-    f"{CONFIG}/ours.service": WANTED,
+    f"{CONFIG_DIRECTORY}/ours.service": WANTED,
     f"{VENDOR}/dropped.service": "[Service]\nExecStart=/bin/true\n",
-    f"{CONFIG}/dropped.service.d/10-install.conf": "[Install]\nWantedBy=basic.target\n",
+    f"{CONFIG_DIRECTORY}/dropped.service.d/10-install.conf": "[Install]\nWantedBy=basic.target\n",
     f"{VENDOR}/real.service": "[Install]\nWantedBy=multi-user.target\nAlias=famous.service\n",
     f"{VENDOR}/a.timer": "[Install]\nWantedBy=timers.target\n",
 }
 LINKS = {
     f"{VENDOR}/short.service": "real.service",
-    f"{CONFIG}/masked.service": "/dev/null",
+    f"{CONFIG_DIRECTORY}/masked.service": "/dev/null",
 }
 PRESETS = {
     f"{PRESET}/90-default.preset": "disable *\n",
@@ -54,12 +54,12 @@ PRESETS = {
 @dataclass(frozen=True, slots=True)
 class Machine:
     prefix: Path
-    files: Files = field(init=False)
-    units: Units = field(init=False)
+    files: HostFiles = field(init=False)
+    units: UnitFileReader = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "files", Files(Root(self.prefix)))
-        object.__setattr__(self, "units", Units(self.files))
+        object.__setattr__(self, "files", HostFiles(Root(self.prefix)))
+        object.__setattr__(self, "units", UnitFileReader(self.files))
         for path, text in {**UNITS, **PRESETS}.items():
             place = self.prefix / path[1:]
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -67,11 +67,11 @@ class Machine:
         for path, text in LINKS.items():
             (self.prefix / path[1:]).symlink_to(text)
 
-    def carry_out(self, links: Links) -> None:
+    def carry_out(self, links: UnitLinks) -> None:
         for path in links.removed:
-            self.files.remove(path)
+            self.files.remove_file(path)
         for path, text in links.made.items():
-            self.files.symlink(path, text)
+            self.files.make_symlink(path, text)
 
     def links(self) -> dict[str, str]:
         top = self.prefix / "etc/systemd/system"
@@ -88,40 +88,42 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_enabling_links_the_unit_to_all_that_want_it(machine):
-    assert machine.units.enabling("many.service") == Links(
+    assert machine.units.plan_enable("many.service") == UnitLinks(
         {
-            f"{CONFIG}/other.service": f"{VENDOR}/many.service",
-            f"{CONFIG}/another.service": f"{VENDOR}/many.service",
-            f"{CONFIG}/multi-user.target.wants/many.service": f"{VENDOR}/many.service",
-            f"{CONFIG}/graphical.target.wants/many.service": f"{VENDOR}/many.service",
-            f"{CONFIG}/a.service.requires/many.service": f"{VENDOR}/many.service",
+            f"{CONFIG_DIRECTORY}/other.service": f"{VENDOR}/many.service",
+            f"{CONFIG_DIRECTORY}/another.service": f"{VENDOR}/many.service",
+            f"{CONFIG_DIRECTORY}/multi-user.target.wants/many.service": f"{VENDOR}/many.service",
+            f"{CONFIG_DIRECTORY}/graphical.target.wants/many.service": f"{VENDOR}/many.service",
+            f"{CONFIG_DIRECTORY}/a.service.requires/many.service": f"{VENDOR}/many.service",
         }
     )
 
 
 def test_disabling_removes_all_links_to_the_unit(machine):
     before = machine.links()
-    machine.carry_out(machine.units.enabling("many.service", "plain.service"))
-    machine.carry_out(machine.units.disabling("many.service", "plain.service"))
+    machine.carry_out(machine.units.plan_enable("many.service", "plain.service"))
+    machine.carry_out(machine.units.plan_disable("many.service", "plain.service"))
     assert machine.links() == before
 
 
 def test_a_unit_whose_targets_changed_keeps_no_link_to_the_old_ones(machine):
-    machine.carry_out(machine.units.enabling("ours.service"))
-    machine.files.write(f"{CONFIG}/ours.service", b"[Install]\nWantedBy=other.target\n")
-    machine.carry_out(machine.units.disabling("ours.service"))
-    machine.carry_out(machine.units.enabling("ours.service"))
+    machine.carry_out(machine.units.plan_enable("ours.service"))
+    machine.files.write_file(
+        f"{CONFIG_DIRECTORY}/ours.service", b"[Install]\nWantedBy=other.target\n"
+    )
+    machine.carry_out(machine.units.plan_disable("ours.service"))
+    machine.carry_out(machine.units.plan_enable("ours.service"))
     assert machine.links() == {
         "masked.service": "/dev/null",
-        "other.target.wants/ours.service": f"{CONFIG}/ours.service",
+        "other.target.wants/ours.service": f"{CONFIG_DIRECTORY}/ours.service",
     }
 
 
 def test_states_are_those_of_systemctl(machine):
-    machine.carry_out(machine.units.enabling("plain.service", "get@a.service"))
+    machine.carry_out(machine.units.plan_enable("plain.service", "get@a.service"))
     names = ("plain.service", "many.service", "static.service", "masked.service", "none.service")
     others = ("short.service", "get@a.service", "get@b.service", "also.service")
-    assert machine.units.states(*names, *others) == {
+    assert machine.units.read_states(*names, *others) == {
         "plain.service": "enabled",
         "many.service": "disabled",
         "static.service": "static",
@@ -143,24 +145,24 @@ def test_states_are_those_of_systemctl(machine):
 )
 def test_what_can_not_be_enabled_is_said(machine, unit, message):
     with pytest.raises(UnitError, match=message):
-        machine.units.enabling(unit)
+        machine.units.plan_enable(unit)
 
 
 def test_an_alias_that_somebody_else_has_is_refused(machine):
-    machine.files.write(f"{CONFIG}/other.service", b"[Service]\n")
+    machine.files.write_file(f"{CONFIG_DIRECTORY}/other.service", b"[Service]\n")
     with pytest.raises(UnitError, match=r"is to be known as other\.service"):
-        machine.units.enabling("many.service")
+        machine.units.plan_enable("many.service")
 
 
 def test_the_first_preset_that_fits_decides_and_the_admins_come_first(machine):
     names = ("plain.service", "many.service", "static.service", "ours.service")
-    assert {name: machine.units.preset(name).enable for name in names} == {
+    assert {name: machine.units.read_preset(name).is_enabled for name in names} == {
         "plain.service": True,
         "many.service": True,
         "static.service": False,
         "ours.service": True,
     }
-    assert machine.units.preset("get@.service").instances == ("x", "y")
+    assert machine.units.read_preset("get@.service").instances == ("x", "y")
 
 
 SYSTEMCTL = shutil.which("systemctl")
@@ -189,10 +191,12 @@ def systemctl(prefix: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def ours(units: Units, verb: str, name: str) -> Links:
-    return {"enable": units.enabling, "disable": units.disabling, "preset": units.presetting}[verb](
-        name
-    )
+def ours(units: UnitFileReader, verb: str, name: str) -> UnitLinks:
+    return {
+        "enable": units.plan_enable,
+        "disable": units.plan_disable,
+        "preset": units.plan_preset,
+    }[verb](name)
 
 
 @pytest.mark.skipif(SYSTEMCTL is None, reason="no systemctl here")
@@ -204,7 +208,7 @@ def test_the_links_are_those_that_systemctl_makes(tmp_path, machine, call):
         enabled = ("plain.service", "many.service", "get@a.service", "get@b.service", "also.socket")
         for each in (*enabled, "default@.service", "ours.service", "a.timer"):
             systemctl(theirs.prefix, "enable", each)
-            machine.carry_out(machine.units.enabling(each))
+            machine.carry_out(machine.units.plan_enable(each))
     assert machine.links() == theirs.links()
     done = systemctl(theirs.prefix, verb, name)
     try:
@@ -220,11 +224,11 @@ def test_the_links_are_those_that_systemctl_makes(tmp_path, machine, call):
 @pytest.mark.skipif(SYSTEMCTL is None, reason="no systemctl here")
 def test_the_states_are_those_that_systemctl_tells(machine):
     for each in ("plain.service", "many.service", "get@a.service", "default@.service"):
-        machine.carry_out(machine.units.enabling(each))
+        machine.carry_out(machine.units.plan_enable(each))
     names = sorted({Path(path).name for path in (*UNITS, *LINKS)} - {"10-install.conf"})
     names += ["get@a.service", "get@b.service", "other.service", "none.service"]
     told = {}
     for name in names:
         told[name] = systemctl(machine.prefix, "is-enabled", name).stdout.strip()
-    found = machine.units.states(*names)
+    found = machine.units.read_states(*names)
     assert found == {name: state.replace("not-found", "") for name, state in told.items()}

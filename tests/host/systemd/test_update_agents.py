@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from treenail.errors import BusError
-from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.host.systemd.systemd import Unit
-from treenail.host.systemd.update_agents import active_drivers
+from treenail.host.systemd.systemd import SystemdUnit
+from treenail.host.systemd.update_agents import find_active_agents
 
 
 class FakeUnits:
@@ -15,20 +15,20 @@ class FakeUnits:
     def __init__(self, *active: str) -> None:
         self._active = active
 
-    def units(self, *names: str) -> tuple[Unit, ...]:
+    def list_units(self, *names: str) -> tuple[SystemdUnit, ...]:
         return tuple(
-            Unit(name, "loaded", "active" if name in self._active else "inactive", "", "/")
+            SystemdUnit(name, "loaded", "active" if name in self._active else "inactive", "", "/")
             for name in names
         )
 
 
 class NoUnits:
-    def units(self, *names: str) -> tuple[Unit, ...]:
+    def list_units(self, *names: str) -> tuple[SystemdUnit, ...]:
         raise BusError("systemd does not answer")
 
 
 def drivers(root: Path, *active: str) -> tuple[str, ...]:
-    return active_drivers(Files(Root(root)), FakeUnits(*active))
+    return find_active_agents(HostFiles(Root(root)), FakeUnits(*active))
 
 
 def test_a_machine_of_ours_alone_has_no_driver(tmp_path: Path) -> None:
@@ -60,4 +60,4 @@ def test_a_timer_that_only_looks_for_updates_is_no_driver(tmp_path: Path) -> Non
 
 
 def test_a_service_manager_that_does_not_answer_names_nobody(tmp_path: Path) -> None:
-    assert active_drivers(Files(Root(tmp_path)), NoUnits()) == ()
+    assert find_active_agents(HostFiles(Root(tmp_path)), NoUnits()) == ()

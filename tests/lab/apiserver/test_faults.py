@@ -6,7 +6,13 @@ import pytest
 
 from tests.contract.client import Cluster
 from tests.waiting import wait_until
-from treenail_lab.apiserver.serving.faults import Delay, LoseAnswer, Match, Refuse, Reject
+from treenail_lab.apiserver.serving.faults import (
+    DelayFault,
+    FaultMatch,
+    LoseAnswerFault,
+    RefuseFault,
+    RejectFault,
+)
 from treenail_lab.apiserver.serving.server import LabServer
 
 NODES = "/api/v1/nodes"
@@ -24,16 +30,16 @@ def mark(cluster: Cluster, at: str, value: str) -> int:
 
 
 def test_refused_requests_get_no_answer(lab: LabServer, admin: Cluster, node: str) -> None:
-    number = lab.inject(Refuse())
+    number = lab.inject_fault(RefuseFault())
     for _ in range(2):
         with pytest.raises(DROPPED):
             admin.get(node)
-    lab.lift(number)
+    lab.lift_fault(number)
     assert admin.get(node).code == 200
 
 
 def test_a_refusal_ends_with_its_time(lab: LabServer, admin: Cluster, node: str) -> None:
-    lab.inject(Refuse(), for_s=0.2)
+    lab.inject_fault(RefuseFault(), for_s=0.2)
     with pytest.raises(DROPPED):
         admin.get(node)
 
@@ -48,13 +54,13 @@ def test_a_refusal_ends_with_its_time(lab: LabServer, admin: Cluster, node: str)
 
 def test_a_refusal_ends_watches_too(lab: LabServer, admin: Cluster) -> None:
     with admin.watch(NODES) as events:
-        lab.inject(Refuse())
+        lab.inject_fault(RefuseFault())
         assert list(events) == []
 
 
 def test_one_user_can_be_cut_off_alone(lab: LabServer, admin: Cluster, node: str) -> None:
-    agent = Cluster.of_kubeconfig(lab.node_kubeconfig("a"))
-    lab.inject(Refuse(), Match(user="system:node:a"))
+    agent = Cluster.of_kubeconfig(lab.write_node_kubeconfig("a"))
+    lab.inject_fault(RefuseFault(), FaultMatch(user="system:node:a"))
     with pytest.raises(DROPPED):
         agent.get(node)
     assert admin.get(node).code == 200
@@ -67,7 +73,9 @@ def test_one_user_can_be_cut_off_alone(lab: LabServer, admin: Cluster, node: str
 def test_the_next_requests_are_rejected(
     lab: LabServer, admin: Cluster, node: str, code: int, reason: str
 ) -> None:
-    lab.inject(Reject(code, retry_after_s=3), Match(verb="patch", resource="nodes"), times=2)
+    lab.inject_fault(
+        RejectFault(code, retry_after_s=3), FaultMatch(verb="patch", resource="nodes"), times=2
+    )
     for _ in range(2):
         answer = admin.patch(node, {"metadata": {"labels": {"mark": "x"}}})
         assert answer.verdict == (code, reason)
@@ -80,7 +88,7 @@ def test_the_next_requests_are_rejected(
 def test_a_lost_answer_is_of_a_write_that_took_effect(
     lab: LabServer, admin: Cluster, node: str
 ) -> None:
-    lab.inject(LoseAnswer(), times=1)
+    lab.inject_fault(LoseAnswerFault(), times=1)
     assert admin.get(node).code == 200
     with pytest.raises(DROPPED):
         mark(admin, node, "x")
@@ -89,16 +97,16 @@ def test_a_lost_answer_is_of_a_write_that_took_effect(
 
 
 def test_a_write_that_fails_loses_no_answer(lab: LabServer, admin: Cluster) -> None:
-    lab.inject(LoseAnswer(), times=1)
+    lab.inject_fault(LoseAnswerFault(), times=1)
     assert mark(admin, f"{NODES}/absent", "x") == 404
 
 
 def test_a_delayed_request_is_answered_after_others(
     lab: LabServer, admin: Cluster, node: str
 ) -> None:
-    lab.inject(Delay(0.3), Match(verb="patch"), times=1)
+    lab.inject_fault(DelayFault(0.3), FaultMatch(verb="patch"), times=1)
     assert mark(admin, node, "late") == 200
-    assert lab.call(lambda api: api.faults.at_work()) == ()
+    assert lab.call_api(lambda api: api.faults.list_active()) == ()
 
 
 def test_a_cut_watch_ends_without_a_word(lab: LabServer, admin: Cluster) -> None:
@@ -188,7 +196,7 @@ def test_a_fault_that_makes_no_sense_is_a_bad_request(
 
 
 def test_only_masters_control_the_lab(lab: LabServer) -> None:
-    agent = Cluster.of_kubeconfig(lab.node_kubeconfig("a"))
+    agent = Cluster.of_kubeconfig(lab.write_node_kubeconfig("a"))
     assert agent.post("/lab/faults", {"fault": "refuse"}).verdict == (403, "Forbidden")
     assert agent.get("/lab/snapshot").verdict == (403, "Forbidden")
 

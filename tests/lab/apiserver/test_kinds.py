@@ -115,7 +115,7 @@ def agent(lab: LabServer, admin: Cluster) -> Cluster:
                      "configVersion": {"desired": "not-yet-set"}},
         }  # fmt: skip
         admin.post(f"{MCO}/machineconfignodes", body).ok()
-    return Cluster.of_kubeconfig(lab.node_kubeconfig("a"))
+    return Cluster.of_kubeconfig(lab.write_node_kubeconfig("a"))
 
 
 def status(name: str) -> Json:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.contract.client import Cluster, Json
 from tests.waiting import wait_until
-from treenail_lab.apiserver.controllers.kubelets import STOP_SECONDS
+from treenail_lab.apiserver.controllers.kubelets import STOP_SECONDS_ANNOTATION
 from treenail_lab.apiserver.serving.server import LabServer
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -20,7 +20,7 @@ def node(admin: Cluster) -> None:
 
 def run(cluster: Cluster, name: str, **metadata: Any) -> Json:
     """A pod on the node that stops when it is told to."""
-    annotations = metadata.pop("annotations", {STOP_SECONDS: "0"})
+    annotations = metadata.pop("annotations", {STOP_SECONDS_ANNOTATION: "0"})
     spec = {"nodeName": "n", "containers": [{"name": "c", "image": "i"}]}
     body = {"metadata": {"name": name, "annotations": annotations} | metadata, "spec": spec}
     return cluster.post(PODS, body).ok()
@@ -46,7 +46,7 @@ def test_a_pod_of_a_node_that_does_not_exist_stays_pending(admin: Cluster) -> No
 
 
 def test_a_deleted_pod_terminates_and_then_is_gone(admin: Cluster) -> None:
-    run(admin, "p", annotations={STOP_SECONDS: "0.2"})
+    run(admin, "p", annotations={STOP_SECONDS_ANNOTATION: "0.2"})
     with admin.watch(PODS, fieldSelector="metadata.name=p") as events:
         assert next(events)["type"] == "ADDED"
         deleted = admin.delete(f"{PODS}/p").ok()
@@ -56,7 +56,7 @@ def test_a_deleted_pod_terminates_and_then_is_gone(admin: Cluster) -> None:
 
 
 def test_a_grace_period_limits_how_long_a_pod_takes(admin: Cluster) -> None:
-    run(admin, "p", annotations={STOP_SECONDS: "1000"})
+    run(admin, "p", annotations={STOP_SECONDS_ANNOTATION: "1000"})
     admin.delete(f"{PODS}/p", {"gracePeriodSeconds": 1}).ok()
     wait_gone(admin, "p")
 
@@ -82,7 +82,7 @@ def test_pods_of_a_machine_that_is_off_stay_until_it_is_back(
     lab: LabServer, admin: Cluster
 ) -> None:
     run(admin, "p")
-    lab.set_kubelet("n", gone=True)
+    lab.set_kubelet("n", is_stopped=True)
     admin.delete(f"{PODS}/p").ok()
     run(admin, "q")
     assert admin.get(f"{PODS}/q").body["status"]["phase"] == "Pending"
@@ -93,7 +93,7 @@ def test_pods_of_a_machine_that_is_off_stay_until_it_is_back(
 
 
 def test_a_pod_outlives_the_server_that_ends_it(lab: LabServer, admin: Cluster) -> None:
-    run(admin, "p", annotations={STOP_SECONDS: "0.5"})
+    run(admin, "p", annotations={STOP_SECONDS_ANNOTATION: "0.5"})
     admin.delete(f"{PODS}/p").ok()
     lab.stop()
     lab.start()

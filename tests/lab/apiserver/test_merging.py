@@ -6,17 +6,17 @@ import pytest
 
 from tests.contract.client import Json
 from treenail_lab.apiserver.errors import ApiError
-from treenail_lab.apiserver.patch.json_patch import json_patch, merge_patch
-from treenail_lab.apiserver.patch.strategic_merge import strategic_merge
-from treenail_lab.apiserver.schema.selectors import labels_match, selector_matches
+from treenail_lab.apiserver.patch.json_patch import apply_json_patch, apply_merge_patch
+from treenail_lab.apiserver.patch.strategic_merge import apply_strategic_merge
+from treenail_lab.apiserver.schema.selectors import compile_selector, parse_label_selector
 
 
 def test_a_patch_leaves_its_target_as_it_was() -> None:
     target = {"a": {"b": [1]}, "spec": {"containers": [{"name": "c", "x": 1}]}}
     before = str(target)
-    json_patch(target, [{"op": "add", "path": "/a/b/0", "value": 2}])
-    merge_patch(target, {"a": {"b": None}})
-    strategic_merge(target, {"spec": {"containers": [{"name": "c", "x": 2}]}})
+    apply_json_patch(target, [{"op": "add", "path": "/a/b/0", "value": 2}])
+    apply_merge_patch(target, {"a": {"b": None}})
+    apply_strategic_merge(target, {"spec": {"containers": [{"name": "c", "x": 2}]}})
     assert str(target) == before
 
 
@@ -39,7 +39,7 @@ def test_a_patch_leaves_its_target_as_it_was() -> None:
     ],
 )
 def test_merge_patches_are_those_of_rfc_7386(target: Any, patch: Any, expected: Any) -> None:
-    assert merge_patch(target, patch) == expected
+    assert apply_merge_patch(target, patch) == expected
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_merge_patches_are_those_of_rfc_7386(target: Any, patch: Any, expected: 
     ],
 )
 def test_json_patches_are_those_of_rfc_6902(target: Json, operation: Json, expected: Json) -> None:
-    assert json_patch(target, [operation]) == expected
+    assert apply_json_patch(target, [operation]) == expected
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_json_patches_are_those_of_rfc_6902(target: Json, operation: Json, expec
 )
 def test_a_json_patch_that_does_not_fit_is_invalid(operation: Json) -> None:
     with pytest.raises(ApiError) as caught:
-        json_patch({"a": [1], "n": 1}, [operation])
+        apply_json_patch({"a": [1], "n": 1}, [operation])
     assert (caught.value.code, caught.value.reason) == (422, "Invalid")
 
 
@@ -83,14 +83,14 @@ def test_a_json_patch_that_does_not_fit_is_invalid(operation: Json) -> None:
 )
 def test_what_is_no_json_patch_is_a_bad_request(patch: Any) -> None:
     with pytest.raises(ApiError) as caught:
-        json_patch({"a": 1}, patch)
+        apply_json_patch({"a": 1}, patch)
     assert caught.value.code == 400
 
 
 def test_volumes_drop_what_a_patch_does_not_retain() -> None:
     target = {"spec": {"volumes": [{"name": "v", "emptyDir": {}}]}}
     volume = {"name": "v", "$retainKeys": ["name", "hostPath"], "hostPath": {"path": "/x"}}
-    merged = strategic_merge(target, {"spec": {"volumes": [volume]}})
+    merged = apply_strategic_merge(target, {"spec": {"volumes": [volume]}})
     assert merged == {"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/x"}}]}}
 
 
@@ -106,12 +106,12 @@ def test_volumes_drop_what_a_patch_does_not_retain() -> None:
 def test_a_strategic_patch_without_sense_is_a_bad_request(patch: Any) -> None:
     target = {"spec": {"containers": []}, "metadata": {"finalizers": ["a"]}}
     with pytest.raises(ApiError) as caught:
-        strategic_merge(target, patch)
+        apply_strategic_merge(target, patch)
     assert caught.value.code == 400
 
 
 def test_a_label_selector_object_matches_by_all_its_terms() -> None:
-    matches = selector_matches(
+    matches = compile_selector(
         {
             "matchLabels": {"a": "1"},
             "matchExpressions": [
@@ -126,10 +126,10 @@ def test_a_label_selector_object_matches_by_all_its_terms() -> None:
 
 
 def test_an_empty_selector_object_matches_all_and_none_matches_nothing() -> None:
-    assert selector_matches({})({})
-    assert not selector_matches(None)({})
+    assert compile_selector({})({})
+    assert not compile_selector(None)({})
 
 
 def test_numbers_are_compared_as_numbers() -> None:
-    assert labels_match("size>9")({"metadata": {"labels": {"size": "10"}}})
-    assert not labels_match("size>9")({"metadata": {"labels": {"size": "big"}}})
+    assert parse_label_selector("size>9")({"metadata": {"labels": {"size": "10"}}})
+    assert not parse_label_selector("size>9")({"metadata": {"labels": {"size": "big"}}})

@@ -7,7 +7,7 @@ NODES = "/api/v1/nodes"
 
 
 def test_requests_are_counted_by_user_verb_and_resource(lab: LabServer, admin: Cluster) -> None:
-    agent = Cluster.of_kubeconfig(lab.node_kubeconfig("a"))
+    agent = Cluster.of_kubeconfig(lab.write_node_kubeconfig("a"))
     admin.post(NODES, {"metadata": {"name": "a"}}).ok()
     for _ in range(3):
         agent.get(f"{NODES}/a").ok()
@@ -16,7 +16,7 @@ def test_requests_are_counted_by_user_verb_and_resource(lab: LabServer, admin: C
     with agent.watch(NODES, fieldSelector="metadata.name=a", timeoutSeconds=1) as events:
         next(events)
         assert lab.count_requests(verb="watch") == 1
-    assert lab.call(lambda api: api.requests.counts()) == {
+    assert lab.call_api(lambda api: api.requests.count_by_user()) == {
         ("kubernetes-admin", "create", "nodes"): 1,
         ("system:node:a", "get", "nodes"): 4,
         ("system:node:a", "patch", "nodes/status"): 1,
@@ -29,7 +29,7 @@ def test_requests_are_counted_by_user_verb_and_resource(lab: LabServer, admin: C
 def test_the_latest_requests_say_what_came_of_them(lab: LabServer, admin: Cluster) -> None:
     admin.post("/api/v1/namespaces/default/configmaps", {"metadata": {"name": "a"}}).ok()
     admin.get("/api/v1/namespaces/default/configmaps/b")
-    entries = lab.call(lambda api: api.requests.latest())
+    entries = lab.call_api(lambda api: api.requests.list_latest())
     assert [(one.verb, one.namespace, one.name, one.code) for one in entries] == [
         ("create", "default", "", 201),
         ("get", "default", "b", 404),

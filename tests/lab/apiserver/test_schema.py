@@ -6,10 +6,10 @@ import pytest
 
 from tests.contract.client import Json
 from treenail_lab.apiserver.schema.structural_schema import (
-    conformed,
-    problems,
-    unknown_fields,
-    without_nulls,
+    conform_object,
+    drop_nulls,
+    find_problems,
+    find_unknown_fields,
 )
 
 
@@ -18,7 +18,7 @@ def schema_of(**properties: Any) -> Json:
 
 
 def wrong(schema: Json, value: Any) -> list[tuple[str, str]]:
-    found = problems(schema_of(x=schema), {"x": value})
+    found = find_problems(schema_of(x=schema), {"x": value})
     return [(cause.reason.removeprefix("FieldValue"), cause.field) for cause in found]
 
 
@@ -75,7 +75,7 @@ def test_embedded_resources_keep_what_makes_them_resources() -> None:
     embedded = schema_of(spec=schema_of(a={"type": "string"}))
     schema = schema_of(template=embedded | {"x-kubernetes-embedded-resource": True})
     template = {"apiVersion": "v1", "kind": "Thing", "metadata": {"name": "a"}, "junk": 1}
-    kept = conformed(schema, {"template": template})
+    kept = conform_object(schema, {"template": template})
     assert kept == {"template": {"apiVersion": "v1", "kind": "Thing", "metadata": {"name": "a"}}}
 
 
@@ -85,7 +85,7 @@ def test_items_of_lists_and_values_of_maps_are_pruned_and_defaulted() -> None:
         many={"type": "array", "items": inner},
         by_name={"type": "object", "additionalProperties": inner},
     )
-    kept = conformed(schema, {"many": [{"b": 1}, {"a": 2}], "by_name": {"x": {"b": 1}}})
+    kept = conform_object(schema, {"many": [{"b": 1}, {"a": 2}], "by_name": {"x": {"b": 1}}})
     assert kept == {"many": [{"a": 1}, {"a": 2}], "by_name": {"x": {"a": 1}}}
 
 
@@ -93,7 +93,7 @@ def test_known_fields_below_free_ones_are_still_defaulted() -> None:
     schema = schema_of(a=schema_of(b={"default": 1})) | {
         "x-kubernetes-preserve-unknown-fields": True
     }
-    assert conformed(schema, {"a": {"c": 1}, "free": {"d": 1}}) == {
+    assert conform_object(schema, {"a": {"c": 1}, "free": {"d": 1}}) == {
         "a": {"b": 1},
         "free": {"d": 1},
     }
@@ -106,7 +106,7 @@ def test_nulls_that_a_schema_does_not_allow_mean_unset() -> None:
         sure={"type": "string", "default": "yes"},
     )
     given = {"plain": None, "maybe": None, "sure": None, "unknown": None}
-    assert conformed(schema, without_nulls(schema, given)) == {"maybe": None, "sure": "yes"}
+    assert conform_object(schema, drop_nulls(schema, given)) == {"maybe": None, "sure": "yes"}
 
 
 def test_unknown_fields_are_listed_with_their_place() -> None:
@@ -123,4 +123,4 @@ def test_unknown_fields_are_listed_with_their_place() -> None:
         "free": {"c": 1},
         "junk": 1,
     }
-    assert list(unknown_fields(schema, value)) == ["a.c", "many[1].c", "junk"]
+    assert list(find_unknown_fields(schema, value)) == ["a.c", "many[1].c", "junk"]

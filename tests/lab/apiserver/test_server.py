@@ -43,7 +43,7 @@ def test_stopping_what_does_not_run_is_harmless(tmp_path: Path) -> None:
 def test_credentials_outlive_the_server_that_made_them(tmp_path: Path) -> None:
     with LabServer(tmp_path) as first:
         kubeconfig = first.admin_kubeconfig
-        token = first.token_for("robot", ["system:masters"])
+        token = first.issue_token("robot", ["system:masters"])
         port = int(first.url.rpartition(":")[2])
     with LabServer(tmp_path, port):
         admin = Cluster.of_kubeconfig(kubeconfig)
@@ -56,8 +56,8 @@ def test_secrets_on_disk_are_for_their_owner_only(tmp_path: Path) -> None:
     with LabServer(directory) as lab:
         made = [
             lab.admin_kubeconfig,
-            lab.node_kubeconfig("a"),
-            lab.kubeconfig_for("system:serviceaccount:x:y", ["z"]),
+            lab.write_node_kubeconfig("a"),
+            lab.write_kubeconfig("system:serviceaccount:x:y", ["z"]),
             directory / "ca.key",
             directory / "token.key",
             directory / "server.pem",
@@ -68,16 +68,16 @@ def test_secrets_on_disk_are_for_their_owner_only(tmp_path: Path) -> None:
 
 
 def test_a_kubeconfig_needs_no_other_file(lab: LabServer) -> None:
-    document = json.loads(lab.node_kubeconfig("a").read_text())
+    document = json.loads(lab.write_node_kubeconfig("a").read_text())
     assert document["clusters"][0]["cluster"].keys() == {"server", "certificate-authority-data"}
     assert document["users"][0]["user"].keys() == {"client-certificate-data", "client-key-data"}
     assert document["users"][0]["name"] == "system:node:a"
 
 
 def test_certificates_name_user_and_groups(lab: LabServer) -> None:
-    lone = Cluster.of_kubeconfig(lab.kubeconfig_for("lone"))
+    lone = Cluster.of_kubeconfig(lab.write_kubeconfig("lone"))
     assert 'User "lone" cannot list' in lone.get(NODES).body["message"]
-    master = Cluster.of_kubeconfig(lab.kubeconfig_for("boss", ["staff", "system:masters"]))
+    master = Cluster.of_kubeconfig(lab.write_kubeconfig("boss", ["staff", "system:masters"]))
     assert master.get(NODES).code == 200
 
 
@@ -93,7 +93,7 @@ def test_nobody_is_unauthorized(lab: LabServer) -> None:
 def test_a_token_with_another_signature_is_unauthorized(
     lab: LabServer, admin: Cluster, tail: str
 ) -> None:
-    token = lab.token_for("robot", ["system:masters"])
+    token = lab.issue_token("robot", ["system:masters"])
     forged = token.rpartition(".")[0] + tail
     assert admin.as_bearer(forged).get(NODES).code == 401
 
@@ -110,7 +110,7 @@ def test_a_certificate_of_another_authority_is_refused(lab: LabServer, tmp_path:
 
 
 def test_only_masters_stand_in_for_others(lab: LabServer) -> None:
-    lone = Cluster.of_kubeconfig(lab.kubeconfig_for("lone"))
+    lone = Cluster.of_kubeconfig(lab.write_kubeconfig("lone"))
     answer = lone.as_user("boss", "system:masters").get(NODES)
     assert answer.verdict == (403, "Forbidden")
     assert 'cannot impersonate resource "users"' in answer.body["message"]

@@ -25,30 +25,30 @@ def test_a_store_forgets_old_changes_and_says_so() -> None:
     store = Store(history=10)
     first = store.version
     for number in range(50):
-        store.put(THINGS, thing("a", number=number))
+        store.put_object(THINGS, thing("a", number=number))
     with pytest.raises(ApiError) as caught:
-        store.since(THINGS, first)
+        store.read_events(THINGS, first)
     assert (caught.value.code, caught.value.reason) == (410, "Expired")
-    kept = store.since(THINGS, store.version - 10)
+    kept = store.read_events(THINGS, store.version - 10)
     assert [event.object["number"] for event in kept] == list(range(40, 50))
 
 
 def test_a_store_knows_what_there_was() -> None:
     store = Store()
-    store.put(THINGS, thing("a", x=1))
-    store.put(THINGS, thing("b", x=1))
+    store.put_object(THINGS, thing("a", x=1))
+    store.put_object(THINGS, thing("b", x=1))
     then = store.version
-    store.put(THINGS, thing("a", x=2))
-    store.remove(THINGS, ("", "b"))
-    store.put(THINGS, thing("c", x=1))
-    past = store.at(THINGS, then)
+    store.put_object(THINGS, thing("a", x=2))
+    store.remove_object(THINGS, ("", "b"))
+    store.put_object(THINGS, thing("c", x=1))
+    past = store.read_at(THINGS, then)
     assert {where[1]: obj["x"] for where, obj in past.items()} == {"a": 1, "b": 1}
 
 
 def test_versions_count_all_kinds_together() -> None:
     store = Store()
     versions = [
-        int(store.put(storage, thing("a"))["metadata"]["resourceVersion"])
+        int(store.put_object(storage, thing("a"))["metadata"]["resourceVersion"])
         for storage in (THINGS, ("", "others"), THINGS)
     ]
     assert versions == [versions[0], versions[0] + 1, versions[0] + 2]
@@ -67,10 +67,10 @@ def test_a_saved_state_can_be_loaded_elsewhere(
     fill(admin)
     node = admin.get("/api/v1/nodes/a").body
     file = tmp_path / "state.json"
-    lab.save(file)
+    lab.save_state(file)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     with LabServer(tmp_path / "second") as second:
-        second.load(file)
+        second.load_state(file)
         other = Cluster.of_kubeconfig(second.admin_kubeconfig)
         assert other.get("/api/v1/nodes/a").body == node
         gadgets = other.get("/apis/lab.example/v1/gadgets").ok()
@@ -85,11 +85,11 @@ def test_loading_ends_watches_and_takes_later_objects_away(
     lab: LabServer, admin: Cluster, tmp_path: Path
 ) -> None:
     file = tmp_path / "state.json"
-    lab.save(file)
+    lab.save_state(file)
     fill(admin)
     version = admin.get("/api/v1/nodes").metadata["resourceVersion"]
     with admin.watch("/api/v1/nodes", resourceVersion=version) as events:
-        lab.load(file)
+        lab.load_state(file)
         error = next(events)
     assert (error["type"], error["object"]["code"]) == ("ERROR", 410)
     assert names(admin.get("/api/v1/nodes").ok()) == []
@@ -124,6 +124,6 @@ def test_what_is_no_state_is_refused_and_changes_nothing(admin: Cluster, state: 
 
 def test_a_snapshot_file_is_plain_json(lab: LabServer, tmp_path: Path) -> None:
     file = tmp_path / "state.json"
-    lab.save(file)
+    lab.save_state(file)
     plurals = {kind["plural"] for kind in json.loads(file.read_text())["kinds"]}
     assert {"namespaces", "clusterroles", "serviceaccounts"} <= plurals

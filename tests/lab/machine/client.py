@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from gi.repository import Gio, GLib
 
-from treenail_lab.machine.bus.connections import connect
+from treenail_lab.machine.bus.connections import open_connection
 
 RPM_OSTREE = "org.projectatomic.rpmostree1"
 SYSROOT = "/org/projectatomic/rpmostree1/Sysroot"
@@ -41,7 +41,7 @@ class Client:
     """One connection, to a bus or to a transaction's socket."""
 
     def __init__(self, address: str, *, bus: bool = True) -> None:
-        self.connection = connect(address, bus=bus)
+        self.connection = open_connection(address, bus=bus)
         self.connection.set_exit_on_close(False)
 
     def __enter__(self) -> Self:

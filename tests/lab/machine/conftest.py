@@ -9,9 +9,9 @@ from gi.repository import GLib
 
 from treenail_lab.images import make_image
 from treenail_lab.machine import rootfs
-from treenail_lab.machine.node.daemons import Daemons
-from treenail_lab.machine.settings import Settings, save
-from treenail_lab.machine.systemd.journal import Journal
+from treenail_lab.machine.node.daemons import MachineDaemons
+from treenail_lab.machine.settings import MachineSettings, save_settings
+from treenail_lab.machine.systemd.journal import EmulatedJournal
 
 
 @pytest.fixture(autouse=True)
@@ -39,21 +39,21 @@ class Services:
         self.root = directory / "root"
         self.asked: list[str] = []
         self._settings = directory / "settings.json"
-        self.change(Settings(inhibit_delay_max_s=0.3))
-        rootfs.install(self.root, make_image("os/node", "41.1", 1000))
-        rootfs.boot(self.root)
-        self.journal = Journal(self.root)
-        self.daemons = Daemons(
+        self.change(MachineSettings(inhibit_delay_max_s=0.3))
+        rootfs.install_root(self.root, make_image("os/node", "41.1", 1000))
+        rootfs.boot_root(self.root)
+        self.journal = EmulatedJournal(self.root)
+        self.daemons = MachineDaemons(
             directory,
             self.root,
             directory / "images.json",
             self._settings,
-            asked=self.asked.append,
+            on_request=self.asked.append,
         )
         self.address = self.daemons.address
 
-    def change(self, settings: Settings) -> None:
-        save(settings, self._settings)
+    def change(self, settings: MachineSettings) -> None:
+        save_settings(settings, self._settings)
 
     def write_unit(self, name: str, text: str) -> None:
         path = self.root / "etc/systemd/system" / name

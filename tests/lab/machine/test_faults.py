@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from treenail.clock import SystemClock
-from treenail.host.container.registry import Inspected, Registry, Trouble
-from treenail.host.system.process import Programs
+from treenail.host.container.registry import ImageInspection, InspectionProblem, SkopeoClient
+from treenail.host.system.process import ProgramRunner
 from treenail_lab import images
-from treenail_lab.images import Catalogue, Credential, make_image
+from treenail_lab.images import Credential, ImageCatalogue, make_image
 from treenail_lab.machine.container import skopeo
 from treenail_lab.machine.node import other_clients
-from treenail_lab.machine.node.machine import Machine
-from treenail_lab.machine.ostree.sysroot import Deployment
-from treenail_lab.machine.settings import Settings
+from treenail_lab.machine.node.machine import LabMachine
+from treenail_lab.machine.ostree.sysroot import SysrootDeployment
+from treenail_lab.machine.settings import MachineSettings
 
 pytestmark = pytest.mark.integration
 
@@ -26,50 +26,50 @@ DEAD = make_image("os/node", "41.2", 1_000_000, faults={"boot": "Kernel panic"})
 LOCKED = make_image(
     "os/secret", "1", 1_000, registry="private.lab.example", credential=Credential("u", "p")
 )
-QUICK = Settings(pull_bytes_per_s=100e6, staging_s=0.02)
+QUICK = MachineSettings(pull_bytes_per_s=100e6, staging_s=0.02)
 
 
-def made(directory: Path) -> Machine:
+def made(directory: Path) -> LabMachine:
     catalogue = directory / "images.json"
-    images.save(Catalogue((GOOD, DEAD, LOCKED)), catalogue)
-    return Machine("n", directory / "m", catalogue, image=GOOD, behaviour=QUICK)
+    images.save_catalogue(ImageCatalogue((GOOD, DEAD, LOCKED)), catalogue)
+    return LabMachine("n", directory / "m", catalogue, image=GOOD, machine_settings=QUICK)
 
 
-def version(machine: Machine) -> str:
-    booted = machine.booted
+def version(machine: LabMachine) -> str:
+    booted = machine.booted_deployment
     return booted.version if booted else ""
 
 
 def test_a_kernel_that_never_boots_is_left_for_the_earlier_one(directory: Path) -> None:
     with made(directory) as machine:
-        machine.stage_foreign(DEAD)
+        machine.stage_foreign_image(DEAD)
         machine.reboot()
         assert version(machine) == "41.1"
         assert [each.version for each in machine.deployments] == ["41.2", "41.1"]
-        assert (machine.failed_boots, machine.boot_count) == (3, 2)
+        assert (machine.failed_boot_count, machine.boot_count) == (3, 2)
 
 
 def test_units_that_fail_fail_at_boot_too(directory: Path) -> None:
     with made(directory) as machine:
-        before = machine.kubelet_runs
-        machine.change(failing_units=("kubelet.service",))
+        before = machine.is_kubelet_running
+        machine.change_settings(failing_units=("kubelet.service",))
         machine.reboot()
-        after = machine.kubelet_runs
+        after = machine.is_kubelet_running
         assert (before, after) == (True, False)
-        assert other_clients.unit_runs(machine.address, "crio.service")
+        assert other_clients.is_unit_active(machine.address, "crio.service")
 
 
 def test_a_boot_can_be_made_a_bad_one_before_anything_runs(directory: Path) -> None:
     seen: list[str] = []
 
-    def mask(booted: Deployment) -> None:
+    def mask(booted: SysrootDeployment) -> None:
         seen.append(booted.version)
-        machine.change(failing_units=("kubelet.service",))
+        machine.change_settings(failing_units=("kubelet.service",))
 
     machine = made(directory)
-    machine.at_boot = mask
+    machine.on_boot = mask
     with machine:
-        assert (seen, machine.kubelet_runs) == (["41.1"], False)
+        assert (seen, machine.is_kubelet_running) == (["41.1"], False)
 
 
 def test_the_container_runtime_takes_connections_while_the_machine_runs(directory: Path) -> None:
@@ -79,25 +79,25 @@ def test_the_container_runtime_takes_connections_while_the_machine_runs(director
 
 def test_skopeo_says_what_the_registry_has(directory: Path) -> None:
     catalogue = directory / "images.json"
-    images.save(
-        Catalogue((GOOD, LOCKED, replace(DEAD, faults={"inspect": "i/o timeout"}))), catalogue
+    images.save_catalogue(
+        ImageCatalogue((GOOD, LOCKED, replace(DEAD, faults={"inspect": "i/o timeout"}))), catalogue
     )
     root = directory / "root"
     root.mkdir()
-    commands = skopeo.install(directory, root, catalogue)
+    commands = skopeo.install_skopeo(directory, root, catalogue)
     environment = {**os.environ, "PATH": f"{commands}:/usr/bin:/bin"}
-    registry = Registry(Programs(SystemClock(), environment), limit_s=30.0)
-    found = registry.inspect(GOOD.pull_spec)
-    assert isinstance(found, Inspected)
+    registry = SkopeoClient(ProgramRunner(SystemClock(), environment), timeout_s=30.0)
+    found = registry.inspect_image(GOOD.pull_spec)
+    assert isinstance(found, ImageInspection)
     assert (found.architecture, sum(each.size_bytes for each in found.layers)) == (
         "amd64",
         1_000_000,
     )
     assert found.created == GOOD.timestamp
-    assert json.loads(GOOD.configuration())["config"]["Labels"] == found.labels
+    assert json.loads(GOOD.render_configuration())["config"]["Labels"] == found.labels
     kinds = {}
     for spec in (LOCKED.pull_spec, DEAD.pull_spec, GOOD.pull_spec.replace("/node", "/none")):
-        trouble = registry.inspect(spec)
-        assert isinstance(trouble, Trouble)
+        trouble = registry.inspect_image(spec)
+        assert isinstance(trouble, InspectionProblem)
         kinds[spec] = trouble.kind
     assert list(kinds.values()) == ["RegistryUnauthorized", "RegistryTimeout", "ImageNotFound"]

@@ -5,18 +5,18 @@ import json
 import pytest
 
 from treenail.errors import ConfigError
-from treenail.update.decision.request import Kind, Request, from_json, to_json
+from treenail.update.decision.request import RequestKind, UserRequest, from_json, to_json
 
 
 @pytest.mark.parametrize(
     "request_",
     [
-        Request(Kind.CANCEL, "1" * 32),
-        Request(Kind.FORGIVE),
-        Request(Kind.HEAL, paths=("/etc/a", "b.service")),
+        UserRequest(RequestKind.CANCEL, "1" * 32),
+        UserRequest(RequestKind.RETRY),
+        UserRequest(RequestKind.REPAIR, paths=("/etc/a", "b.service")),
     ],
 )
-def test_request_is_read_as_it_was_written(request_: Request) -> None:
+def test_request_is_read_as_it_was_written(request_: UserRequest) -> None:
     assert from_json(json.loads(json.dumps(to_json(request_)))) == request_
 
 

@@ -9,22 +9,28 @@ from hypothesis import strategies as st
 from tests.api.configs import configs, ignition, with_files, with_units, with_users
 from tests.api.fuzzing import fuzz
 from treenail.api.disruptionpolicy import (
-    DEFAULTS,
-    Action,
-    DaemonReload,
+    DEFAULT_POLICY,
+    DaemonReloadPolicyAction,
     DisruptionPolicy,
-    Drain,
-    FilePolicy,
-    Nothing,
-    Reboot,
-    Reload,
-    Restart,
-    UnitPolicy,
+    DrainPolicyAction,
+    FileDisruptionPolicy,
+    NonePolicyAction,
+    PolicyAction,
+    RebootPolicyAction,
+    ReloadPolicyAction,
+    RestartPolicyAction,
+    UnitDisruptionPolicy,
 )
 from treenail.api.machineconfig import MachineConfig
-from treenail.config.diff import Diff, diff
-from treenail.config.wanted import wanted
-from treenail.update.impact.disruption import Cost, Disruption, Level, Reason, disruption
+from treenail.config.diff import ConfigDiff, compare_configs
+from treenail.config.wanted import read_wanted_state
+from treenail.update.impact.disruption import (
+    ConfigDisruption,
+    DisruptionCost,
+    DisruptionLevel,
+    DisruptionReason,
+    compute_disruption,
+)
 
 CRIO = "crio.service"
 POLICY = "/etc/containers/policy.json"
@@ -38,43 +44,47 @@ def config(document: object = None, **spec: object) -> MachineConfig:
     return MachineConfig(config=document, **spec)
 
 
-def between(old: MachineConfig, new: MachineConfig) -> Diff:
-    return diff(wanted(old), wanted(new))
+def between(old: MachineConfig, new: MachineConfig) -> ConfigDiff:
+    return compare_configs(read_wanted_state(old), read_wanted_state(new))
 
 
-def files(*paths: str) -> Diff:
+def files(*paths: str) -> ConfigDiff:
     return between(config(), config(with_files(*({"path": path} for path in paths))))
 
 
-def actions(difference: Diff, policy: DisruptionPolicy = DEFAULTS) -> list[Action]:
-    return [cost.action for cost in disruption(difference, policy).costs]
+def actions(
+    difference: ConfigDiff, policy: DisruptionPolicy = DEFAULT_POLICY
+) -> list[PolicyAction]:
+    return [cost.action for cost in compute_disruption(difference, policy).costs]
 
 
-def by_path(*policies: tuple[str, tuple[Action, ...]]) -> DisruptionPolicy:
-    return DisruptionPolicy(files=tuple(FilePolicy(*entry) for entry in policies))
+def by_path(*policies: tuple[str, tuple[PolicyAction, ...]]) -> DisruptionPolicy:
+    return DisruptionPolicy(files=tuple(FileDisruptionPolicy(*entry) for entry in policies))
 
 
 def test_no_difference_costs_nothing() -> None:
-    assert disruption(Diff(), DEFAULTS) == Disruption()
-    assert Disruption().level is Level.NONE
-    assert not Disruption().drains
+    assert compute_disruption(ConfigDiff(), DEFAULT_POLICY) == ConfigDisruption()
+    assert ConfigDisruption().level is DisruptionLevel.NONE
+    assert not ConfigDisruption().needs_drain
 
 
 def test_each_action_names_everything_that_asks_for_it() -> None:
-    assert disruption(files(POLICY, "/etc/crio/policies/a.json", PULL_SECRET), DEFAULTS) == (
-        Disruption(
+    assert compute_disruption(
+        files(POLICY, "/etc/crio/policies/a.json", PULL_SECRET), DEFAULT_POLICY
+    ) == (
+        ConfigDisruption(
             costs=(
-                Cost(
-                    Reload(CRIO),
+                DisruptionCost(
+                    ReloadPolicyAction(CRIO),
                     (
-                        Reason(f"file {POLICY} added", f"policy for {POLICY}"),
-                        Reason(
+                        DisruptionReason(f"file {POLICY} added", f"policy for {POLICY}"),
+                        DisruptionReason(
                             "file /etc/crio/policies/a.json added", "policy for /etc/crio/policies"
                         ),
                     ),
                 ),
             ),
-            free=(Reason(f"file {PULL_SECRET} added", f"policy for {PULL_SECRET}"),),
+            harmless=(DisruptionReason(f"file {PULL_SECRET} added", f"policy for {PULL_SECRET}"),),
         )
     )
 
@@ -84,104 +94,137 @@ def test_each_action_names_everything_that_asks_for_it() -> None:
     [
         ([PULL_SECRET], []),
         (["/etc/nmstate/openshift/a/b.yml"], []),
-        ([POLICY], [Reload(CRIO)]),
-        ([USER_CA], [Restart(TRUST), Restart(CRIO)]),
-        ([USER_CA, POLICY], [Restart(TRUST), Restart(CRIO)]),
-        ([POLICY, USER_CA], [Restart(TRUST), Restart(CRIO)]),
-        ([REGISTRIES, PULL_SECRET], [Reload(CRIO), Drain()]),
-        (["/etc/motd"], [Reboot()]),
-        ([POLICY, "/etc/motd", USER_CA], [Reboot()]),
-        (["/etc/containers/registries.d"], [Reload(CRIO)]),
-        (["/etc/containers/registries.dd/a"], [Reboot()]),
+        ([POLICY], [ReloadPolicyAction(CRIO)]),
+        ([USER_CA], [RestartPolicyAction(TRUST), RestartPolicyAction(CRIO)]),
+        ([USER_CA, POLICY], [RestartPolicyAction(TRUST), RestartPolicyAction(CRIO)]),
+        ([POLICY, USER_CA], [RestartPolicyAction(TRUST), RestartPolicyAction(CRIO)]),
+        ([REGISTRIES, PULL_SECRET], [ReloadPolicyAction(CRIO), DrainPolicyAction()]),
+        (["/etc/motd"], [RebootPolicyAction()]),
+        ([POLICY, "/etc/motd", USER_CA], [RebootPolicyAction()]),
+        (["/etc/containers/registries.d"], [ReloadPolicyAction(CRIO)]),
+        (["/etc/containers/registries.dd/a"], [RebootPolicyAction()]),
         (
             [
                 "/etc/systemd/system/kubelet.service.d/40-kubelet-crio-image-credential-provider.conf"
             ],
-            [DaemonReload(), Restart("kubelet.service")],
+            [DaemonReloadPolicyAction(), RestartPolicyAction("kubelet.service")],
         ),
     ],
 )
-def test_files_cost_what_the_defaults_say(paths: list[str], expected: list[Action]) -> None:
+def test_files_cost_what_the_defaults_say(paths: list[str], expected: list[PolicyAction]) -> None:
     assert sorted(actions(files(*paths)), key=str) == sorted(expected, key=str)
-    assert [cost.level for cost in disruption(files(*paths), DEFAULTS).costs] == sorted(
-        cost.level for cost in disruption(files(*paths), DEFAULTS).costs
-    )
+    assert [
+        cost.level for cost in compute_disruption(files(*paths), DEFAULT_POLICY).costs
+    ] == sorted(cost.level for cost in compute_disruption(files(*paths), DEFAULT_POLICY).costs)
 
 
 def test_the_closest_path_decides() -> None:
     policy = by_path(
-        ("/etc/mco/f1", (Restart("a.service"),)),
-        ("/etc/mco/f1/f2", (Restart("b.service"),)),
-        ("/etc/mco/f1/f2/f3", (Restart("c.service"),)),
+        ("/etc/mco/f1", (RestartPolicyAction("a.service"),)),
+        ("/etc/mco/f1/f2", (RestartPolicyAction("b.service"),)),
+        ("/etc/mco/f1/f2/f3", (RestartPolicyAction("c.service"),)),
     )
-    assert actions(files("/etc/mco/f1/f2/x"), policy) == [Restart("b.service")]
-    assert actions(files("/etc/mco/f1/f2/f3"), policy) == [Restart("c.service")]
-    assert actions(files("/etc/mco/f1/test"), policy) == [Restart("a.service")]
-    assert actions(files("/etc/mco/f10"), policy) == [Reboot()]
-    assert actions(files("/etc/mco"), policy) == [Reboot()]
+    assert actions(files("/etc/mco/f1/f2/x"), policy) == [RestartPolicyAction("b.service")]
+    assert actions(files("/etc/mco/f1/f2/f3"), policy) == [RestartPolicyAction("c.service")]
+    assert actions(files("/etc/mco/f1/test"), policy) == [RestartPolicyAction("a.service")]
+    assert actions(files("/etc/mco/f10"), policy) == [RebootPolicyAction()]
+    assert actions(files("/etc/mco"), policy) == [RebootPolicyAction()]
 
 
 def test_actions_come_in_order_and_once() -> None:
     policy = by_path(
-        ("/a", (Drain(), Restart("z.service"), Reload("b.service"))),
-        ("/b", (Restart("a.service"), DaemonReload(), Reload("c.service"))),
-        ("/c", (Reload("b.service"), Reload("z.service"), DaemonReload())),
+        (
+            "/a",
+            (
+                DrainPolicyAction(),
+                RestartPolicyAction("z.service"),
+                ReloadPolicyAction("b.service"),
+            ),
+        ),
+        (
+            "/b",
+            (
+                RestartPolicyAction("a.service"),
+                DaemonReloadPolicyAction(),
+                ReloadPolicyAction("c.service"),
+            ),
+        ),
+        (
+            "/c",
+            (
+                ReloadPolicyAction("b.service"),
+                ReloadPolicyAction("z.service"),
+                DaemonReloadPolicyAction(),
+            ),
+        ),
     )
     assert actions(files("/c", "/b", "/a"), policy) == [
-        DaemonReload(),
-        Reload("b.service"),
-        Reload("c.service"),
-        Restart("a.service"),
-        Restart("z.service"),
-        Drain(),
+        DaemonReloadPolicyAction(),
+        ReloadPolicyAction("b.service"),
+        ReloadPolicyAction("c.service"),
+        RestartPolicyAction("a.service"),
+        RestartPolicyAction("z.service"),
+        DrainPolicyAction(),
     ]
 
 
 def test_a_reboot_leaves_nothing_else_to_do() -> None:
-    found = disruption(files("/etc/motd", POLICY, PULL_SECRET), DEFAULTS)
+    found = compute_disruption(files("/etc/motd", POLICY, PULL_SECRET), DEFAULT_POLICY)
     assert found.costs == (
-        Cost(Reboot(), (Reason("file /etc/motd added", "no policy for this path"),)),
+        DisruptionCost(
+            RebootPolicyAction(),
+            (DisruptionReason("file /etc/motd added", "no policy for this path"),),
+        ),
     )
-    assert found.reboots
-    assert found.drains
-    assert [reason.subject for reason in found.free] == [f"file {PULL_SECRET} added"]
+    assert found.needs_reboot
+    assert found.needs_drain
+    assert [reason.subject for reason in found.harmless] == [f"file {PULL_SECRET} added"]
 
 
 def test_units_cost_a_reboot_unless_a_policy_is_for_their_name() -> None:
     difference = between(config(), config(with_units({"name": "a.service", "contents": "x"})))
-    assert actions(difference) == [Reboot()]
-    policy = DisruptionPolicy(units=(UnitPolicy("a.service", (Restart("a.service"),)),))
-    assert disruption(difference, policy).costs == (
-        Cost(Restart("a.service"), (Reason("unit a.service added", "policy for a.service"),)),
+    assert actions(difference) == [RebootPolicyAction()]
+    policy = DisruptionPolicy(
+        units=(UnitDisruptionPolicy("a.service", (RestartPolicyAction("a.service"),)),)
+    )
+    assert compute_disruption(difference, policy).costs == (
+        DisruptionCost(
+            RestartPolicyAction("a.service"),
+            (DisruptionReason("unit a.service added", "policy for a.service"),),
+        ),
     )
 
 
 def test_keys_and_password_cost_what_the_policy_for_keys_says() -> None:
     difference = between(config(), config(with_users({"name": "core", "passwordHash": "canary"})))
-    found = disruption(difference, DEFAULTS)
-    assert found == Disruption(
-        free=(Reason("keys or password of core added", "policy for sshkey"),)
+    found = compute_disruption(difference, DEFAULT_POLICY)
+    assert found == ConfigDisruption(
+        harmless=(DisruptionReason("keys or password of core added", "policy for sshkey"),)
     )
-    assert actions(difference, DisruptionPolicy(logins=(Reboot(),))) == [Reboot()]
+    assert actions(difference, DisruptionPolicy(ssh_key_actions=(RebootPolicyAction(),))) == [
+        RebootPolicyAction()
+    ]
     assert "canary" not in repr(found)
 
 
 @pytest.mark.parametrize(
     ("spec", "costs"),
     [
-        ({"os_image_url": "r/os@sha256:2"}, [Reboot()]),
-        ({"kernel_arguments": ("a",)}, [Reboot()]),
-        ({"kernel_type": "realtime"}, [Reboot()]),
-        ({"extensions": ("ipsec",)}, [Reboot()]),
-        ({"fips": True}, [Reboot()]),
+        ({"os_image_url": "r/os@sha256:2"}, [RebootPolicyAction()]),
+        ({"kernel_arguments": ("a",)}, [RebootPolicyAction()]),
+        ({"kernel_type": "realtime"}, [RebootPolicyAction()]),
+        ({"extensions": ("ipsec",)}, [RebootPolicyAction()]),
+        ({"fips": True}, [RebootPolicyAction()]),
         ({"extensions_image": "r/ext@sha256:2"}, []),
     ],
 )
-def test_the_operating_system_costs_a_reboot(spec: dict[str, object], costs: list[Action]) -> None:
+def test_the_operating_system_costs_a_reboot(
+    spec: dict[str, object], costs: list[PolicyAction]
+) -> None:
     assert actions(between(config(), config(**spec))) == costs
 
 
-def registries(old: str | None, new: str | None) -> list[Action]:
+def registries(old: str | None, new: str | None) -> list[PolicyAction]:
     def document(text: str | None) -> MachineConfig:
         source = {"source": "data:," + (text or "").replace("\n", "%0A").replace(" ", "%20")}
         entry = {"path": REGISTRIES, "contents": source}
@@ -191,29 +234,29 @@ def registries(old: str | None, new: str | None) -> list[Action]:
 
 
 def test_registries_are_read_again_and_drained_for_when_it_matters() -> None:
-    assert registries("a = 1\n", "a = 2\n") == [Reload(CRIO)]
-    assert registries("a = 1\n", "broken\n") == [Reload(CRIO), Drain()]
-    assert registries("a = 1\n", None) == [Reload(CRIO), Drain()]
-    assert registries(None, "a = 1\n") == [Reload(CRIO), Drain()]
+    assert registries("a = 1\n", "a = 2\n") == [ReloadPolicyAction(CRIO)]
+    assert registries("a = 1\n", "broken\n") == [ReloadPolicyAction(CRIO), DrainPolicyAction()]
+    assert registries("a = 1\n", None) == [ReloadPolicyAction(CRIO), DrainPolicyAction()]
+    assert registries(None, "a = 1\n") == [ReloadPolicyAction(CRIO), DrainPolicyAction()]
 
 
 def test_a_policy_of_nothing_frees_a_path() -> None:
-    policy = DEFAULTS.overridden_by(by_path(("/etc/motd", (Nothing(),))))
-    assert disruption(files("/etc/motd"), policy).level is Level.NONE
+    policy = DEFAULT_POLICY.override_with(by_path(("/etc/motd", (NonePolicyAction(),))))
+    assert compute_disruption(files("/etc/motd"), policy).level is DisruptionLevel.NONE
 
 
 policies = st.lists(
     st.builds(
-        FilePolicy,
+        FileDisruptionPolicy,
         st.sampled_from(["/a", "/b", "/c", "/a/b"]),
         st.lists(
             st.sampled_from(
                 [
-                    DaemonReload(),
-                    Reload("a.service"),
-                    Restart("a.service"),
-                    Restart("b.service"),
-                    Drain(),
+                    DaemonReloadPolicyAction(),
+                    ReloadPolicyAction("a.service"),
+                    RestartPolicyAction("a.service"),
+                    RestartPolicyAction("b.service"),
+                    DrainPolicyAction(),
                 ]
             ),
             min_size=1,
@@ -228,17 +271,17 @@ policies = st.lists(
 def test_the_cost_depends_on_nothing_but_the_difference(
     old: dict[str, object], new: dict[str, object], policy: DisruptionPolicy, chance: random.Random
 ) -> None:
-    found = disruption(between(config(old), config(new)), policy)
+    found = compute_disruption(between(config(old), config(new)), policy)
     chance.shuffle(new["storage"]["files"])
     chance.shuffle(new["systemd"]["units"])
-    again = disruption(between(config(old), config(new)), policy)
+    again = compute_disruption(between(config(old), config(new)), policy)
     assert [cost.action for cost in found.costs] == [cost.action for cost in again.costs]
     assert [cost.level for cost in found.costs] == sorted(cost.level for cost in found.costs)
     assert len({cost.action for cost in found.costs}) == len(found.costs)
     assert (
-        found.reboots
-        == (found.level is Level.REBOOT)
-        == (Reboot() in [c.action for c in found.costs])
+        found.needs_reboot
+        == (found.level is DisruptionLevel.REBOOT)
+        == (RebootPolicyAction() in [c.action for c in found.costs])
     )
-    if between(config(old), config(new)).empty:
-        assert found == Disruption()
+    if between(config(old), config(new)).is_empty:
+        assert found == ConfigDisruption()

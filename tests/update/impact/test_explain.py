@@ -1,14 +1,14 @@
 """Every reason for a disruption names who had the last word on what differs."""
 
 from tests.api.configs import ignition, with_files
-from treenail.api.disruptionpolicy import DEFAULTS
+from treenail.api.disruptionpolicy import DEFAULT_POLICY
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
-from treenail.config.diff import diff
+from treenail.config.diff import compare_configs
 from treenail.config.provenance import PROVENANCE, Provenance
-from treenail.config.wanted import wanted
-from treenail.update.impact.disruption import disruption
-from treenail.update.impact.explain import Because, Sources
+from treenail.config.wanted import read_wanted_state
+from treenail.update.impact.disruption import compute_disruption
+from treenail.update.impact.explain import ConfigSources, DisruptionCause
 
 OLD = MachineConfig(
     metadata=ObjectMeta(
@@ -33,12 +33,12 @@ NEW = MachineConfig(
 )
 
 
-def reasons(image_source: str = "") -> list[Because]:
-    found = diff(wanted(OLD), wanted(NEW))
-    sources = Sources(found, OLD, NEW, image_source=image_source)
+def reasons(image_source: str = "") -> list[DisruptionCause]:
+    found = compare_configs(read_wanted_state(OLD), read_wanted_state(NEW))
+    sources = ConfigSources(found, OLD, NEW, image_source=image_source)
     return [
-        sources.because(reason)
-        for cost in disruption(found, DEFAULTS).costs
+        sources.find_cause(reason)
+        for cost in compute_disruption(found, DEFAULT_POLICY).costs
         for reason in cost.reasons
     ]
 
@@ -53,7 +53,7 @@ def test_last_word_is_named_and_what_is_removed_has_the_one_of_the_old_config() 
 
 
 def test_image_that_an_annotation_asks_for_is_from_there() -> None:
-    assert reasons("annotation desiredImage")[2] == Because(
+    assert reasons("annotation desiredImage")[2] == DisruptionCause(
         "osImageURL changed", "part of the operating system", "annotation desiredImage"
     )
 
@@ -63,6 +63,6 @@ def test_config_without_provenance_names_nobody() -> None:
         MachineConfig(config=ignition()),
         MachineConfig(config=with_files({"path": "/etc/a"})),
     )
-    found = diff(wanted(old), wanted(new))
-    (cost,) = disruption(found, DEFAULTS).costs
-    assert [Sources(found, old, new).because(each).source for each in cost.reasons] == [""]
+    found = compare_configs(read_wanted_state(old), read_wanted_state(new))
+    (cost,) = compute_disruption(found, DEFAULT_POLICY).costs
+    assert [ConfigSources(found, old, new).find_cause(each).source for each in cost.reasons] == [""]

@@ -3,16 +3,16 @@
 import pytest
 
 from tests.update.build import DIGEST_A, A, B
-from treenail.config.diff import Aspect
+from treenail.config.diff import OSAspect
 from treenail.config.wanted import WantedOS
 from treenail.errors import ConfigError
 from treenail.update.impact.os_change import (
-    NO_CHANGE,
+    NO_OS_CHANGE,
     OSChange,
-    Running,
-    in_effect,
-    os_change,
-    required,
+    RunningOS,
+    compute_os_change,
+    is_in_effect,
+    list_required_packages,
 )
 
 STOCK = ("kernel", "kernel-core", "kernel-modules", "kernel-modules-core", "kernel-modules-extra")
@@ -21,7 +21,7 @@ RT = ("kernel-rt-core", "kernel-rt-modules", "kernel-rt-modules-extra")
 
 
 def running(*arguments: str, packages: tuple[str, ...] = (), removed: tuple[str, ...] = ()):
-    return Running(DIGEST_A, ("root=x", *arguments), packages, removed)
+    return RunningOS(DIGEST_A, ("root=x", *arguments), packages, removed)
 
 
 def arguments(*names: str) -> WantedOS:
@@ -31,7 +31,7 @@ def arguments(*names: str) -> WantedOS:
 @pytest.mark.parametrize(
     ("old", "new", "now", "change"),
     [
-        pytest.param((), (), running(), NO_CHANGE, id="nothing"),
+        pytest.param((), (), running(), NO_OS_CHANGE, id="nothing"),
         pytest.param((), ("a", "b=1"), running(), OSChange(append=("a", "b=1")), id="new"),
         pytest.param(("a",), ("a", "b"), running("a"), OSChange(append=("b",)), id="one more"),
         pytest.param(("a", "b"), ("a",), running("a", "b"),
@@ -39,26 +39,26 @@ def arguments(*names: str) -> WantedOS:
         pytest.param(("a", "b"), ("b", "a"), running("a", "b"),
                      OSChange(append=("b", "a"), delete=("a", "b")), id="another order"),
         pytest.param(("a",), ("a",), running(), OSChange(append=("a",)), id="gone by hand"),
-        pytest.param((), ("a",), running("a"), NO_CHANGE, id="there already"),
-        pytest.param(("a", "b"), ("b",), running("b"), NO_CHANGE, id="taken away already"),
+        pytest.param((), ("a",), running("a"), NO_OS_CHANGE, id="there already"),
+        pytest.param(("a", "b"), ("b",), running("b"), NO_OS_CHANGE, id="taken away already"),
     ],
 )  # fmt: skip
 def test_kernel_arguments(
-    old: tuple[str, ...], new: tuple[str, ...], now: Running, change: OSChange
+    old: tuple[str, ...], new: tuple[str, ...], now: RunningOS, change: OSChange
 ) -> None:
-    assert os_change(arguments(*old), arguments(*new), now, image="") == change
+    assert compute_os_change(arguments(*old), arguments(*new), now, image="") == change
 
 
 def test_kernel_type_and_extensions_are_packages() -> None:
     wanted = WantedOS(kernel_type="realtime", extensions=frozenset({"usbguard"}))
-    change = os_change(WantedOS(), wanted, running(), image="")
+    change = compute_os_change(WantedOS(), wanted, running(), image="")
     assert change == OSChange(install=(*RT, "usbguard"), remove=STOCK)
     there = running(packages=change.install, removed=change.remove)
-    assert in_effect(change, there)
-    assert os_change(WantedOS(), wanted, there, image="") == NO_CHANGE
-    back = os_change(wanted, WantedOS(), there, image="")
+    assert is_in_effect(change, there)
+    assert compute_os_change(WantedOS(), wanted, there, image="") == NO_OS_CHANGE
+    back = compute_os_change(wanted, WantedOS(), there, image="")
     assert back == OSChange(uninstall=(*RT, "usbguard"), reset=STOCK)
-    assert in_effect(back, running())
+    assert is_in_effect(back, running())
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,13 @@ def test_kernel_type_and_extensions_are_packages() -> None:
     ids=["layered", "there already", "one goes, one stays"],
 )
 def test_packages_come_out_of_the_image_that_the_config_names_when_any_change(
-    old: str, new: str, now: Running, *, asked: bool
+    old: str, new: str, now: RunningOS, *, asked: bool
 ) -> None:
     def wanted(kernel: str) -> WantedOS:
         usbguard = frozenset({"usbguard"})
         return WantedOS(kernel_type=kernel, extensions=usbguard, extensions_image=B.image)
 
-    change = os_change(wanted(old), wanted(new), now, image="")
+    change = compute_os_change(wanted(old), wanted(new), now, image="")
     assert change.packages_from == (B.image if asked else "")
 
 
@@ -85,15 +85,15 @@ def test_packages_that_stay_are_looked_for_in_the_image_of_extensions_with_the_n
     wanted = WantedOS(
         image=B.image, extensions=frozenset({"usbguard"}), extensions_image=EXTENSIONS
     )
-    change = os_change(WantedOS(), wanted, running(packages=("usbguard",)), image="")
+    change = compute_os_change(WantedOS(), wanted, running(packages=("usbguard",)), image="")
     assert change == OSChange(image=B.image, packages_from=EXTENSIONS)
-    assert change.aspects == (Aspect.IMAGE,)
+    assert change.aspects == (OSAspect.IMAGE,)
 
 
 @pytest.mark.parametrize("image", ["", B.image])
 def test_image_of_extensions_that_nobody_needs_is_not_asked_for(image: str) -> None:
     unpinned = WantedOS(extensions_image="quay.io/extensions:latest", kernel_arguments=("a",))
-    assert os_change(WantedOS(), unpinned, running(), image=image).packages_from == ""
+    assert compute_os_change(WantedOS(), unpinned, running(), image=image).packages_from == ""
 
 
 def test_image_of_extensions_by_tag_is_refused() -> None:
@@ -101,41 +101,41 @@ def test_image_of_extensions_by_tag_is_refused() -> None:
         extensions=frozenset({"usbguard"}), extensions_image="quay.io/extensions:latest"
     )
     with pytest.raises(ConfigError, match=r"baseOSExtensionsContainerImage .*it names a tag"):
-        os_change(WantedOS(), wanted, running(), image="")
+        compute_os_change(WantedOS(), wanted, running(), image="")
 
 
 def test_an_extension_as_earlier_releases_had_it_is_complete_until_the_next_image() -> None:
     ipsec = WantedOS(image=A.image, extensions=frozenset({"ipsec"}))
     earlier = running(packages=("NetworkManager-libreswan", "libreswan"))
-    assert os_change(ipsec, ipsec, earlier, image="") == NO_CHANGE
-    assert required(ipsec) == set(earlier.packages)
+    assert compute_os_change(ipsec, ipsec, earlier, image="") == NO_OS_CHANGE
+    assert list_required_packages(ipsec) == set(earlier.packages)
     newer = WantedOS(image=B.image, extensions=frozenset({"ipsec"}))
-    assert os_change(ipsec, newer, earlier, image="") == OSChange(
+    assert compute_os_change(ipsec, newer, earlier, image="") == OSChange(
         image=B.image, install=("openvswitch3.5-ipsec",)
     )
-    assert len(os_change(WantedOS(), ipsec, running(), image="").install) == 3
+    assert len(compute_os_change(WantedOS(), ipsec, running(), image="").install) == 3
 
 
 def test_packages_of_a_person_are_left_alone() -> None:
     there = running(packages=("strace",), removed=("nano",))
-    assert os_change(WantedOS(), WantedOS(), there, image="") == NO_CHANGE
+    assert compute_os_change(WantedOS(), WantedOS(), there, image="") == NO_OS_CHANGE
 
 
 def test_an_image_beside_the_config_has_its_packages_in_it() -> None:
     wanted = WantedOS(image=A.image, extensions=frozenset({"usbguard"}))
     there = running(packages=("usbguard",))
-    change = os_change(wanted, wanted, there, image=B.image)
+    change = compute_os_change(wanted, wanted, there, image=B.image)
     assert change == OSChange(image=B.image, uninstall=("usbguard",))
 
 
 def test_the_booted_image_is_no_change_by_whatever_name() -> None:
     mirrored = WantedOS(image=f"mirror.example.com/x@{DIGEST_A}")
-    assert os_change(WantedOS(), mirrored, running(), image="") == NO_CHANGE
+    assert compute_os_change(WantedOS(), mirrored, running(), image="") == NO_OS_CHANGE
 
 
 def test_an_image_by_tag_is_refused() -> None:
     with pytest.raises(ConfigError, match="osImageURL"):
-        os_change(WantedOS(), WantedOS(image="quay.io/os:latest"), running(), image="")
+        compute_os_change(WantedOS(), WantedOS(image="quay.io/os:latest"), running(), image="")
 
 
 def test_after_what_was_asked_is_booted_nothing_is_left_to_ask() -> None:
@@ -143,8 +143,11 @@ def test_after_what_was_asked_is_booted_nothing_is_left_to_ask() -> None:
     for old in [(), ("a",), ("a", "b"), ("c", "a")]:
         for new in [(), ("a",), ("b", "a"), words, ("a", "a")]:
             now = running(*old)
-            change = os_change(arguments(*old), arguments(*new), now, image="")
+            change = compute_os_change(arguments(*old), arguments(*new), now, image="")
             kept = [each for each in now.arguments if each not in change.delete]
-            booted = Running(DIGEST_A, (*kept, *change.append))
-            assert in_effect(change, booted), (old, new)
-            assert os_change(arguments(*old), arguments(*new), booted, image="") == NO_CHANGE
+            booted = RunningOS(DIGEST_A, (*kept, *change.append))
+            assert is_in_effect(change, booted), (old, new)
+            assert (
+                compute_os_change(arguments(*old), arguments(*new), booted, image="")
+                == NO_OS_CHANGE
+            )

@@ -5,22 +5,29 @@ from dataclasses import asdict
 from hypothesis import given
 
 from tests.api.configs import configs, ignition, with_files, with_units, with_users
-from treenail.api.disruptionpolicy import DEFAULTS
+from treenail.api.disruptionpolicy import DEFAULT_POLICY
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
-from treenail.config.diff import diff
+from treenail.config.diff import compare_configs
 from treenail.config.redact import FileDiff
-from treenail.config.wanted import wanted
-from treenail.update.impact.disruption import disruption
-from treenail.update.impact.explain import Because
-from treenail.update.impact.preview import Action, Entry, Mark, Preview, Written, preview
+from treenail.config.wanted import read_wanted_state
+from treenail.update.impact.disruption import compute_disruption
+from treenail.update.impact.explain import DisruptionCause
+from treenail.update.impact.preview import (
+    ChangeMark,
+    ContentDiff,
+    Preview,
+    PreviewAction,
+    PreviewEntry,
+    preview_update,
+)
 
 CANARY = "Canary7Zq"
 RULE = "no policy for this path"
 
 
 def seen(old: MachineConfig, new: MachineConfig) -> Preview:
-    return preview(old, new, DEFAULTS)
+    return preview_update(old, new, DEFAULT_POLICY)
 
 
 def config(document: object = None, name: str = "", **spec: object) -> MachineConfig:
@@ -34,17 +41,19 @@ def test_changed_file_is_shown_with_its_difference_cost_and_reason() -> None:
         old="",
         new="",
         entries=(
-            Entry(
+            PreviewEntry(
                 "file",
                 "/etc/a",
-                Mark.CHANGED,
+                ChangeMark.CHANGED,
                 ("mode 0644 -> 0755",),
-                (Written("/etc/a", FileDiff(("@@ -1,1 +1,1 @@", "-a", "+b"))),),
+                (ContentDiff("/etc/a", FileDiff(("@@ -1,1 +1,1 @@", "-a", "+b"))),),
             ),
         ),
-        actions=(Action("drain and reboot", (Because("file /etc/a changed", RULE),)),),
-        drains=True,
-        reboots=True,
+        actions=(
+            PreviewAction("drain and reboot", (DisruptionCause("file /etc/a changed", RULE),)),
+        ),
+        needs_drain=True,
+        needs_reboot=True,
     )
 
 
@@ -86,8 +95,10 @@ def test_unit_is_shown_with_its_state_and_each_of_its_files() -> None:
     dropin = "/etc/systemd/system/a.service.d/10-b.conf"
     shown = FileDiff(("@@ -0,0 +1,2 @@", "+[X]", "+Y=TOKEN=<withheld>"))
     assert seen(old, new).entries == (
-        Entry("unit", "a.service", Mark.CHANGED, ("disabled",), (Written(dropin, shown),)),
-        Entry("unit", "b.service", Mark.ADDED, ("masked",)),
+        PreviewEntry(
+            "unit", "a.service", ChangeMark.CHANGED, ("disabled",), (ContentDiff(dropin, shown),)
+        ),
+        PreviewEntry("unit", "b.service", ChangeMark.ADDED, ("masked",)),
     )
 
 
@@ -96,10 +107,10 @@ def test_user_is_shown_by_fingerprints_and_never_by_the_password() -> None:
     old = config(with_users({"name": "core", "sshAuthorizedKeys": [f"{key} {CANARY}", CANARY]}))
     new = config(with_users({"name": "core", "passwordHash": f"$6$a${CANARY}"}))
     (entry,) = seen(old, new).entries
-    assert entry == Entry(
+    assert entry == PreviewEntry(
         "user",
         "core",
-        Mark.CHANGED,
+        ChangeMark.CHANGED,
         (
             "- key ssh-ed25519 SHA256:xGib3+FptS+cITct2V7iFK9qKkm/QSPPdJstK0JtCps",
             "- key of an unknown form",
@@ -116,30 +127,32 @@ def test_what_is_trusted_is_said_to_stay() -> None:
 
 def test_difference_that_no_running_node_can_make_is_an_obstacle() -> None:
     found = seen(config(), config(fips=True))
-    assert [obstacle.place for obstacle in found.obstacles] == ["spec.fips"]
-    assert not found.empty
+    assert [obstacle.place for obstacle in found.irreconcilable_changes] == ["spec.fips"]
+    assert not found.is_empty
 
 
 def test_image_beside_the_config_brings_files_and_units_itself() -> None:
     old = config(with_files({"path": "/etc/a"}), name="a")
     image = "quay.example/os@sha256:" + "1" * 64
-    found = preview(old, config(name="b"), DEFAULTS, images=(image, image.replace("1", "2")))
+    found = preview_update(
+        old, config(name="b"), DEFAULT_POLICY, images=(image, image.replace("1", "2"))
+    )
     assert [entry.kind for entry in found.entries] == ["osImageURL"]
     assert found.actions[0].reasons[0].source == "the image beside the config"
 
 
 @given(configs())
 def test_config_does_not_differ_from_itself(document: dict[str, object]) -> None:
-    assert seen(config(document), config(document)).empty
+    assert seen(config(document), config(document)).is_empty
 
 
 @given(configs(), configs())
 def test_costs_are_those_that_the_agent_works_out(
     old: dict[str, object], new: dict[str, object]
 ) -> None:
-    found = diff(wanted(config(old)), wanted(config(new)))
-    shown, cost = seen(config(old), config(new)), disruption(found, DEFAULTS)
-    assert (shown.drains, shown.reboots) == (cost.drains, cost.reboots)
+    found = compare_configs(read_wanted_state(config(old)), read_wanted_state(config(new)))
+    shown, cost = seen(config(old), config(new)), compute_disruption(found, DEFAULT_POLICY)
+    assert (shown.needs_drain, shown.needs_reboot) == (cost.needs_drain, cost.needs_reboot)
     assert len(shown.entries) == sum(
         map(len, (found.files, found.directories, found.links, found.units, found.users))
     )

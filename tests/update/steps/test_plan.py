@@ -6,31 +6,35 @@ from dataclasses import replace
 import pytest
 
 from treenail.api.contents import Contents
-from treenail.api.disruptionpolicy import DaemonReload, Reload, Restart
-from treenail.config.drift import Found, Kind
+from treenail.api.disruptionpolicy import (
+    DaemonReloadPolicyAction,
+    ReloadPolicyAction,
+    RestartPolicyAction,
+)
+from treenail.config.drift import ActualEntry, EntryKind
 from treenail.config.wanted import (
-    Wanted,
     WantedDirectory,
     WantedFile,
     WantedLink,
+    WantedState,
     WantedUnit,
     WantedUser,
 )
 from treenail.errors import LedgerError
-from treenail.update.impact.step_impact import as_diff, serving
-from treenail.update.steps.inventory import Seen, looked_at
-from treenail.update.steps.ownership import Managed, from_json, managed, to_json
-from treenail.update.steps.plan import plan
-from treenail.update.steps.steps import Relabel, Remember
+from treenail.update.impact.step_impact import convert_steps_to_diff, plan_service_steps
+from treenail.update.steps.inventory import Inventory, list_inspected_paths
+from treenail.update.steps.ownership import Ownership, compute_ownership, from_json, to_json
+from treenail.update.steps.plan import plan_steps
+from treenail.update.steps.steps import RecordOwnership, RelabelEntry
 
 UNITS = "/etc/systemd/system"
 
 
-def wanted(*entries: object) -> Wanted:
+def wanted(*entries: object) -> WantedState:
     def of(kind: type, key: str = "path") -> dict[str, object]:
         return {getattr(entry, key): entry for entry in entries if isinstance(entry, kind)}
 
-    return Wanted(
+    return WantedState(
         of(WantedFile), of(WantedDirectory), of(WantedLink), of(WantedUnit, "name"),
         of(WantedUser, "name"),
     )  # type: ignore[arg-type]  # fmt: skip
@@ -40,26 +44,28 @@ def file(path: str, text: str = "new", mode: int = 0o644) -> WantedFile:
     return WantedFile(path, Contents(f"data:,{text}"), mode)
 
 
-def found(text: str = "new", mode: int = 0o644, kind: Kind = Kind.FILE, target: str = "") -> Found:
+def found(
+    text: str = "new", mode: int = 0o644, kind: EntryKind = EntryKind.FILE, target: str = ""
+) -> ActualEntry:
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return Found(kind, digest, mode, user="root", group="root", target=target)
+    return ActualEntry(kind, digest, mode, user="root", group="root", target=target)
 
 
-def sentences(old: Wanted | None, new: Wanted, seen: Seen) -> list[str]:
-    before = Managed() if old is None else managed("old", old)
+def sentences(old: WantedState | None, new: WantedState, seen: Inventory) -> list[str]:
+    before = Ownership() if old is None else compute_ownership("old", old)
     return [
-        str(step) for step in plan(before, new, seen).steps if not isinstance(step, Remember)
+        str(step) for step in plan_steps(before, new, seen).steps if not isinstance(step, RecordOwnership)
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("old", "new", "seen", "steps"),
     [
-        pytest.param(None, wanted(), Seen(), [], id="nothing"),
+        pytest.param(None, wanted(), Inventory(), [], id="nothing"),
         pytest.param(
             None,
             wanted(file("/etc/a"), file("/etc/b", mode=0o600)),
-            Seen({"/etc/b": found("other", 0o644)}),
+            Inventory({"/etc/b": found("other", 0o644)}),
             [
                 "keep a copy of /etc/b: the config takes its place",
                 "write /etc/a (0644): nothing is there",
@@ -70,23 +76,23 @@ def sentences(old: Wanted | None, new: Wanted, seen: Seen) -> list[str]:
         pytest.param(
             wanted(file("/etc/a")),
             wanted(file("/etc/a")),
-            Seen({"/etc/a": found()}),
+            Inventory({"/etc/a": found()}),
             [],
             id="as it is wanted",
         ),
         pytest.param(
             wanted(file("/etc/a")),
             wanted(WantedFile("/etc/a", Contents("data:;base64,bmV3"))),
-            Seen({"/etc/a": found()}),
+            Inventory({"/etc/a": found()}),
             [],
             id="another encoding of the same",
         ),
         pytest.param(
             wanted(file("/etc/a"), file("/etc/a/b"), file("/etc/c")),
             wanted(),
-            Seen(
+            Inventory(
                 {"/etc/a": found(), "/etc/a/b": found(), "/etc/c": found()},
-                kept=frozenset({"/etc/c"}),
+                restorable=frozenset({"/etc/c"}),
             ),
             [
                 "restore /etc/c: the config no longer has it",
@@ -98,7 +104,7 @@ def sentences(old: Wanted | None, new: Wanted, seen: Seen) -> list[str]:
         pytest.param(
             wanted(file("/etc/docker/certs.d/r/ca.crt"), file("/etc/kubernetes/kubelet-ca.crt")),
             wanted(),
-            Seen(
+            Inventory(
                 {
                     "/etc/docker/certs.d/r/ca.crt": found(),
                     "/etc/kubernetes/kubelet-ca.crt": found(),
@@ -110,7 +116,7 @@ def sentences(old: Wanted | None, new: Wanted, seen: Seen) -> list[str]:
         pytest.param(
             None,
             wanted(file("/etc/kubernetes/kubelet-ca.crt"), file("/var/lib/kubelet/config.json")),
-            Seen(
+            Inventory(
                 {
                     "/etc/kubernetes/kubelet-ca.crt": found("newer"),
                     "/var/lib/kubelet/config.json": found("secret"),
@@ -122,14 +128,16 @@ def sentences(old: Wanted | None, new: Wanted, seen: Seen) -> list[str]:
         pytest.param(
             wanted(file(f"{UNITS}/a.service.d/b.conf")),
             wanted(WantedUnit("a.service", dropins={"b.conf": "new"})),
-            Seen({f"{UNITS}/a.service.d/b.conf": found()}, states={"a.service": "static"}),
+            Inventory(
+                {f"{UNITS}/a.service.d/b.conf": found()}, unit_states={"a.service": "static"}
+            ),
             ["preset a.service"],
             id="a file that becomes a drop-in stays",
         ),
         pytest.param(
             None,
             wanted(WantedUnit("a.service", dropins={"b.conf": "", "c.conf": ""})),
-            Seen({f"{UNITS}/a.service.d/b.conf": found()}),
+            Inventory({f"{UNITS}/a.service.d/b.conf": found()}),
             [
                 f"keep a copy of {UNITS}/a.service.d/b.conf: the config takes its place",
                 f"remove {UNITS}/a.service.d/b.conf: the config has it empty",
@@ -139,10 +147,10 @@ def sentences(old: Wanted | None, new: Wanted, seen: Seen) -> list[str]:
         pytest.param(
             None,
             wanted(WantedUnit("a.service", mask=True), WantedUnit("b.service", mask=False)),
-            Seen(
-                {f"{UNITS}/b.service": found("", kind=Kind.LINK, target="/dev/null")},
-                states={"a.service": "enabled", "b.service": "masked"},
-                vendored=frozenset({"b.service"}),
+            Inventory(
+                {f"{UNITS}/b.service": found("", kind=EntryKind.LINK, target="/dev/null")},
+                unit_states={"a.service": "enabled", "b.service": "masked"},
+                vendor_units=frozenset({"b.service"}),
             ),
             [
                 f"remove {UNITS}/b.service: the unit is not to be masked",
@@ -154,7 +162,9 @@ def sentences(old: Wanted | None, new: Wanted, seen: Seen) -> list[str]:
         pytest.param(
             wanted(WantedUnit("a.service", "[Install]", enabled=True)),
             wanted(WantedUnit("a.service", "[Install]\nWantedBy=x", enabled=True)),
-            Seen({f"{UNITS}/a.service": found("[Install]")}, states={"a.service": "enabled"}),
+            Inventory(
+                {f"{UNITS}/a.service": found("[Install]")}, unit_states={"a.service": "enabled"}
+            ),
             [
                 "disable a.service",
                 f"write {UNITS}/a.service (0644): other contents",
@@ -165,10 +175,10 @@ def sentences(old: Wanted | None, new: Wanted, seen: Seen) -> list[str]:
         pytest.param(
             wanted(WantedUnit("a.service", "x", enabled=True), WantedUnit("b.service")),
             wanted(),
-            Seen(
+            Inventory(
                 {f"{UNITS}/a.service": found("x")},
-                states={"a.service": "enabled", "b.service": "disabled"},
-                vendored=frozenset({"b.service"}),
+                unit_states={"a.service": "enabled", "b.service": "disabled"},
+                vendor_units=frozenset({"b.service"}),
             ),
             [
                 "disable a.service",
@@ -185,8 +195,8 @@ def sentences(old: Wanted | None, new: Wanted, seen: Seen) -> list[str]:
                 WantedUnit("off.service", enabled=False),
                 WantedUnit("is-off.service", enabled=False),
             ),
-            Seen(
-                states={
+            Inventory(
+                unit_states={
                     "kdump.service": "disabled",
                     "on.service": "enabled",
                     "off.service": "enabled",
@@ -199,7 +209,7 @@ def sentences(old: Wanted | None, new: Wanted, seen: Seen) -> list[str]:
         pytest.param(
             None,
             wanted(WantedDirectory("/a/b", 0o700), WantedDirectory("/a"), WantedLink("/l", "a")),
-            Seen({"/a": found(kind=Kind.DIRECTORY, mode=0o755)}),
+            Inventory({"/a": found(kind=EntryKind.DIRECTORY, mode=0o755)}),
             [
                 "keep a copy of /a: the config takes its place",
                 "make directory /a/b (0700): nothing is there",
@@ -210,13 +220,13 @@ def sentences(old: Wanted | None, new: Wanted, seen: Seen) -> list[str]:
         pytest.param(
             wanted(file("/etc/a"), file("/etc/b"), WantedUnit("a.service", "x", enabled=True)),
             wanted(file("/etc/a"), file("/etc/b"), WantedUnit("a.service", "x", enabled=True)),
-            Seen(
+            Inventory(
                 {
                     "/etc/a": replace(found(), label="wrong_t", default_label="etc_t"),
                     "/etc/b": replace(found("other"), label="", default_label="etc_t"),
                     f"{UNITS}/a.service": replace(found("x"), label="x_t", default_label="unit_t"),
                 },
-                states={"a.service": "enabled"},
+                unit_states={"a.service": "enabled"},
             ),
             [
                 "relabel /etc/a: label etc_t instead of wrong_t",
@@ -228,16 +238,16 @@ def sentences(old: Wanted | None, new: Wanted, seen: Seen) -> list[str]:
         pytest.param(
             wanted(WantedUser("core", ("a",))),
             wanted(WantedUser("core", ("a", "b"), "$6$x")),
-            Seen(login=True, password_hash="$6$x"),
+            Inventory(has_core_user=True, password_hash="$6$x"),
             ["write 2 SSH keys of core: others are there"],
             id="keys without the password",
         ),
         pytest.param(
             wanted(WantedUser("core", ("a",), "$6$x")),
             wanted(),
-            Seen(
+            Inventory(
                 {"/home/core/.ssh/authorized_keys.d/ignition": found("a\n", 0o600)},
-                login=True,
+                has_core_user=True,
                 password_hash="$6$x",
             ),
             [
@@ -256,7 +266,7 @@ def test_what_is_left_out_is_noted():
     new = wanted(
         WantedUnit("none.service", enabled=True), WantedUser("core", ("a",)), WantedUser("joe")
     )
-    assert plan(Managed(), new, Seen()).notes == (
+    assert plan_steps(Ownership(), new, Inventory()).notes == (
         "there is no unit none.service on this machine: it is not enabled",
         "user joe is left out: a config sets keys and password of core only",
         "there is no user core on this machine: keys and password left out",
@@ -264,51 +274,60 @@ def test_what_is_left_out_is_noted():
 
 
 def test_systemd_reads_its_units_again_before_any_is_reloaded_or_restarted():
-    steps = plan(Managed(), wanted(WantedUnit("a.service", "x")), Seen()).steps
-    actions = (Reload("b.service"), Restart("c.service"))
-    assert [str(step) for step in serving(steps, actions)] == [
+    steps = plan_steps(Ownership(), wanted(WantedUnit("a.service", "x")), Inventory()).steps
+    actions = (ReloadPolicyAction("b.service"), RestartPolicyAction("c.service"))
+    assert [str(step) for step in plan_service_steps(steps, actions)] == [
         "daemon-reload",
         "reload b.service",
         "restart c.service",
     ]
-    assert [str(step) for step in serving((), (DaemonReload(),))] == ["daemon-reload"]
-    assert serving(plan(Managed(), wanted(file("/etc/a")), Seen()).steps, ()) == ()
+    assert [str(step) for step in plan_service_steps((), (DaemonReloadPolicyAction(),))] == [
+        "daemon-reload"
+    ]
+    assert (
+        plan_service_steps(plan_steps(Ownership(), wanted(file("/etc/a")), Inventory()).steps, ())
+        == ()
+    )
 
 
 def test_label_is_no_difference_and_nothing_takes_notice_of_it():
     new = wanted(file("/etc/a"), WantedUnit("a.service", "x"))
     labelled = {"label": "wrong_t", "default_label": "right_t"}
-    seen = Seen(
+    seen = Inventory(
         {
             "/etc/a": replace(found(), **labelled),
             f"{UNITS}/a.service": replace(found("x"), **labelled),
         },
-        states={"a.service": "disabled"},
+        unit_states={"a.service": "disabled"},
     )
-    steps = plan(managed("new", new), new, seen).steps
-    assert [type(step) for step in steps[:2]] == [Relabel, Relabel]
-    assert as_diff(new, steps).empty
-    assert serving(steps, ()) == ()
+    steps = plan_steps(compute_ownership("new", new), new, seen).steps
+    assert [type(step) for step in steps[:2]] == [RelabelEntry, RelabelEntry]
+    assert convert_steps_to_diff(new, steps).is_empty
+    assert plan_service_steps(steps, ()) == ()
 
 
 def test_steps_are_told_as_what_differs():
-    old = managed("old", wanted(file("/etc/gone"), WantedUnit("gone.service", "x")))
+    old = compute_ownership("old", wanted(file("/etc/gone"), WantedUnit("gone.service", "x")))
     new = wanted(
         file("/etc/a"), WantedUnit("a.service", "x", enabled=True), WantedUser("core", ("k",))
     )
-    seen = Seen({"/etc/gone": found(), f"{UNITS}/gone.service": found("x")}, login=True)
-    diff = as_diff(new, plan(old, new, seen).steps)
+    seen = Inventory(
+        {"/etc/gone": found(), f"{UNITS}/gone.service": found("x")}, has_core_user=True
+    )
+    diff = convert_steps_to_diff(new, plan_steps(old, new, seen).steps)
     assert [str(change) for change in diff.files] == ["/etc/a added", "/etc/gone removed"]
     assert [change.key for change in diff.units] == ["a.service", "gone.service"]
     assert [change.key for change in diff.users] == ["core"]
 
 
 def test_all_that_a_plan_depends_on_is_looked_at():
-    old = managed("", wanted(file("/etc/old")))
+    old = compute_ownership("", wanted(file("/etc/old")))
     new = wanted(
-        file("/etc/a"), WantedUnit("m.service", mask=False), WantedLink("/h", "/etc/a", hard=True)
+        file("/etc/a"),
+        WantedUnit("m.service", mask=False),
+        WantedLink("/h", "/etc/a", is_hard=True),
     )
-    assert looked_at(old, new) == (
+    assert list_inspected_paths(old, new) == (
         "/etc/a",
         "/h",
         f"{UNITS}/m.service",
@@ -320,13 +339,13 @@ def test_all_that_a_plan_depends_on_is_looked_at():
 
 
 def test_the_record_of_what_is_managed_is_read_as_it_was_written():
-    record = managed(
+    record = compute_ownership(
         "a", wanted(file("/etc/a"), WantedUnit("u.service", "x", enabled=True), WantedUser("core"))
     )
     assert from_json(to_json(record)) == record
 
 
-@pytest.mark.parametrize("document", [{}, [], {"version": 2}, {**to_json(Managed()), "units": 1}])
+@pytest.mark.parametrize("document", [{}, [], {"version": 2}, {**to_json(Ownership()), "units": 1}])
 def test_another_record_is_refused(document):
     with pytest.raises(LedgerError, match="not of a form this version writes"):
         from_json(document)

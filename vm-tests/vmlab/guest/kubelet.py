@@ -7,9 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-from treenail.clock import SystemClock, rfc3339
+from treenail.clock import SystemClock, format_rfc3339
 from treenail.errors import TreenailError
-from treenail.host.systemd.sd_notify import Notifier
+from treenail.host.systemd.sd_notify import SystemdNotifier
 from treenail.kube.client import Client, Json
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import NODES
@@ -26,7 +26,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     clock = SystemClock()
     client = Client(HttpTransport(read_kubeconfig(_KUBECONFIG), clock))
-    Notifier(os.environ).ready()
+    SystemdNotifier(os.environ).notify_ready()
     while True:
         try:
             client.patch(NODES, socket.gethostname(), _status(clock), subresource="status")
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def _status(clock: SystemClock) -> Json:
-    now = rfc3339(clock.now())
+    now = format_rfc3339(clock.now())
     boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     condition: Json = {
         "type": "Ready",

@@ -10,8 +10,8 @@ import sys
 
 from treenail.clock import SystemClock
 from treenail.errors import TreenailError
-from treenail.host.ostree.deployments import Progress, Verdict
-from treenail.host.rpmostree.backend import RpmOstree
+from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
+from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.systemd.bus import SystemBus
 
 
@@ -19,17 +19,17 @@ def main() -> int:
     """Make the call."""
     method, arguments, verdict = pickle.loads(base64.b64decode(sys.stdin.read()))
 
-    def watch(progress: Progress) -> Verdict:
-        return verdict if progress.text else Verdict.GO_ON
+    def watch(progress: TransactionProgress) -> WatchVerdict:
+        return verdict if progress.text else WatchVerdict.CONTINUE
 
     options = {} if verdict is None else {"watch": watch}
     bus = SystemBus()
     try:
-        found: object = getattr(RpmOstree(bus, SystemClock()), method)(*arguments, **options)
+        found: object = getattr(RpmOstreeBackend(bus, SystemClock()), method)(*arguments, **options)
     except TreenailError as error:
         found = error
     finally:
-        bus.close()
+        bus.close_connection()
     print(base64.b64encode(pickle.dumps(found)).decode())
     return 0
 

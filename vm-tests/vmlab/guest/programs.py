@@ -4,15 +4,15 @@ import subprocess
 import tempfile
 from collections.abc import Generator
 
-from treenail_lab.machine.ostree.steps import Emit, OperationFailed, Pause
+from treenail_lab.machine.ostree.steps import EmitSignal, OperationError, PauseWork
 
-Steps = Generator[Emit | Pause, None, str]
+Steps = Generator[EmitSignal | PauseWork, None, str]
 
 _LOOK_S = 0.05
 
 
 def run(*argv: str, failing: str = "") -> Steps:
-    """The output of a program; `OperationFailed` with its complaint after the words ``failing``.
+    """The output of a program; `OperationError` with its complaint after the words ``failing``.
 
     A transaction that is cancelled ends the program.
     """
@@ -22,7 +22,7 @@ def run(*argv: str, failing: str = "") -> Steps:
         )
         try:
             while process.poll() is None:
-                yield Pause(_LOOK_S)
+                yield PauseWork(_LOOK_S)
         finally:
             if process.poll() is None:
                 process.terminate()
@@ -30,6 +30,6 @@ def run(*argv: str, failing: str = "") -> Steps:
         if process.returncode:
             complaints.seek(0)
             lines = complaints.read().strip().splitlines() or ["it gave no reason"]
-            raise OperationFailed(f"{failing}{lines[-1]}")
+            raise OperationError(f"{failing}{lines[-1]}")
         output.seek(0)
         return output.read().strip()

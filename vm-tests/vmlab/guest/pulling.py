@@ -9,14 +9,14 @@ import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
-from treenail_lab.machine.container.pull import AUTH_FILES, Pulled, image_of
+from treenail_lab.machine.container.pull import AUTH_FILES, PullResult, parse_pull_spec
 from treenail_lab.machine.ostree.steps import (
-    Emit,
-    OperationFailed,
-    Pause,
-    message,
-    task_begin,
-    task_end,
+    EmitSignal,
+    OperationError,
+    PauseWork,
+    emit_message,
+    emit_task_begin,
+    emit_task_end,
 )
 from vmlab.guest.names import DIGEST_KEY, image_ref, layer_ref
 from vmlab.guest.programs import run
@@ -34,26 +34,26 @@ class Pulling:
 
     def pull(
         self, pulled: str, refspec: str, kernel_arguments: tuple[str, ...]
-    ) -> Generator[Emit | Pause, None, Pulled]:
+    ) -> Generator[EmitSignal | PauseWork, None, PullResult]:
         """Fetch what ``pulled`` names; layers that are here already are not fetched again."""
-        pull_spec = image_of(pulled)
+        pull_spec = parse_pull_spec(pulled)
         source = f"docker://{pull_spec}"
         login = _login()
-        yield message(f"Pulling manifest: {pulled}")
+        yield emit_message(f"Pulling manifest: {pulled}")
         raw = yield from run("skopeo", "inspect", "--raw", *login, source, failing=_OPENING)
         digest = f"sha256:{hashlib.sha256(raw.encode()).hexdigest()}"
         if not pull_spec.endswith(digest) and "@" in pull_spec:
-            raise OperationFailed(f"{_OPENING}the manifest of {pull_spec} has digest {digest}")
-        yield message(f"Importing: {pulled} (digest: {digest})")
+            raise OperationError(f"{_OPENING}the manifest of {pull_spec} has digest {digest}")
+        yield emit_message(f"Importing: {pulled} (digest: {digest})")
         layers = [str(layer["digest"]) for layer in json.loads(raw)["layers"]]
         ref = image_ref(pull_spec)
         if self._sysroot.metadata(ref, DIGEST_KEY) != digest:
             missing = [layer for layer in layers if not self._sysroot.has(layer_ref(layer))]
             if len(missing) < len(layers):
-                yield message(f"layers already present: {len(layers) - len(missing)}")
+                yield emit_message(f"layers already present: {len(layers) - len(missing)}")
             yield from _fetch(source, login, layers, missing)
             yield from _merge(ref, layers, pull_spec, digest)
-        return Pulled(self._sysroot.new(ref, refspec, digest, kernel_arguments))
+        return PullResult(self._sysroot.new(ref, refspec, digest, kernel_arguments))
 
 
 def _login() -> list[str]:
@@ -64,30 +64,30 @@ def _login() -> list[str]:
 
 def _fetch(
     source: str, login: list[str], layers: list[str], missing: list[str]
-) -> Generator[Emit | Pause, None, None]:
+) -> Generator[EmitSignal | PauseWork, None, None]:
     with tempfile.TemporaryDirectory(dir=_SCRATCH) as scratch:
         blobs = Path(scratch) / "blobs/sha256"
         blobs.mkdir(parents=True)
         # skopeo leaves out what is there already, and does not look at what it holds.
         for layer in set(layers) - set(missing):
             (blobs / layer.removeprefix("sha256:")).touch()
-        yield task_begin(f"[1/{len(missing)}] Fetching {len(missing)} layers")
+        yield emit_task_begin(f"[1/{len(missing)}] Fetching {len(missing)} layers")
         yield from run(
             "skopeo", "--insecure-policy", "copy", "--quiet", *login,
             "--dest-shared-blob-dir", str(blobs.parent), source, f"oci:{scratch}/image:latest",
             failing="Importing: ",
         )  # fmt: skip
-        yield task_end()
+        yield emit_task_end()
         for number, layer in enumerate(missing, start=1):
-            yield task_begin(f"[{number}/{len(missing)}] Importing layer {layer[:19]}")
+            yield emit_task_begin(f"[{number}/{len(missing)}] Importing layer {layer[:19]}")
             yield from _commit(layer_ref(layer), f"tar={blobs / layer.removeprefix('sha256:')}")
-            yield task_end()
+            yield emit_task_end()
 
 
 def _merge(
     ref: str, layers: list[str], pull_spec: str, digest: str
-) -> Generator[Emit | Pause, None, None]:
-    yield task_begin("Merging layers")
+) -> Generator[EmitSignal | PauseWork, None, None]:
+    yield emit_task_begin("Merging layers")
     yield from _commit(
         ref,
         *(f"ref={layer_ref(layer)}" for layer in layers),
@@ -98,12 +98,12 @@ def _merge(
             "ostree.container.image-reference": pull_spec,
         },
     )
-    yield task_end()
+    yield emit_task_end()
 
 
 def _commit(
     ref: str, *trees: str, bootable: bool = False, metadata: dict[str, str] | None = None
-) -> Generator[Emit | Pause, None, None]:
+) -> Generator[EmitSignal | PauseWork, None, None]:
     options = [f"--tree={tree}" for tree in trees]
     options += [f"--add-metadata-string={key}={text}" for key, text in (metadata or {}).items()]
     if bootable:

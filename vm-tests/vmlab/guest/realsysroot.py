@@ -9,8 +9,8 @@ from typing import Any
 
 from gi.repository import GLib, OSTree
 
-from treenail_lab.machine.ostree.steps import Emit, OperationFailed, Pause
-from treenail_lab.machine.ostree.sysroot import Deployment
+from treenail_lab.machine.ostree.steps import EmitSignal, OperationError, PauseWork
+from treenail_lab.machine.ostree.sysroot import SysrootDeployment
 from vmlab.guest.names import DIGEST_KEY, STATEROOT
 from vmlab.guest.programs import run
 
@@ -26,11 +26,11 @@ class RealSysroot:
         self._sysroot.load(None)
 
     @property
-    def watched(self) -> Path:
+    def watched_directory(self) -> Path:
         """The directory whose time libostree changes with the deployments."""
         return Path("/ostree/deploy")
 
-    def lock(self) -> int | None:
+    def acquire_lock(self) -> int | None:
         """A descriptor to close later; None while another program changes the deployments.
 
         Held for a moment only, because the ostree command takes the lock itself.
@@ -41,47 +41,47 @@ class RealSysroot:
         self._sysroot.unlock()
         return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
 
-    def everything(self) -> tuple[Deployment, ...]:
+    def list_deployments(self) -> tuple[SysrootDeployment, ...]:
         """All deployments in boot order, a staged one first."""
         return tuple(map(self._read, self._loaded()))
 
-    def written(self) -> tuple[Deployment, ...]:
+    def read_written(self) -> tuple[SysrootDeployment, ...]:
         """The finalized deployments."""
         return tuple(self._read(each) for each in self._loaded() if not each.is_staged())
 
-    def staged(self) -> Deployment | None:
+    def read_staged(self) -> SysrootDeployment | None:
         """The deployment that the next clean shutdown finalizes."""
         self._loaded()
         found = self._sysroot.get_staged_deployment()
         return None if found is None else self._read(found)
 
-    def booted(self) -> Deployment | None:
+    def find_booted(self) -> SysrootDeployment | None:
         """The deployment that runs."""
         self._loaded()
         found = self._sysroot.get_booted_deployment()
         return None if found is None else self._read(found)
 
-    def base(self) -> Deployment | None:
+    def find_base(self) -> SysrootDeployment | None:
         """What a new deployment is derived from: the pending one, else the booted one."""
-        return next(iter(self.everything()), None)
+        return next(iter(self.list_deployments()), None)
 
-    def locked(self) -> bool:
+    def is_staged_locked(self) -> bool:
         """Whether the staged deployment is locked against finalization."""
         self._loaded()
         found = self._sysroot.get_staged_deployment()
         return found is not None and bool(found.is_finalization_locked())
 
-    def next_serial(self, checksum: str) -> int:
+    def compute_next_serial(self, checksum: str) -> int:
         """The serial that libostree will give; it is libostree's to choose."""
-        taken = [each.serial for each in self.everything() if each.checksum == checksum]
+        taken = [each.serial for each in self.list_deployments() if each.checksum == checksum]
         return max(taken) + 1 if taken else 0
 
-    def staging(
-        self, deployment: Deployment, *, locked: bool
-    ) -> Generator[Emit | Pause, None, None]:
+    def stage_in_steps(
+        self, deployment: SysrootDeployment, *, locked: bool
+    ) -> Generator[EmitSignal | PauseWork, None, None]:
         """Check the tree out and stage it, in place of any other."""
         if deployment.base:
-            raise OperationFailed("this host has no packages to layer")
+            raise OperationError("this host has no packages to layer")
         with tempfile.NamedTemporaryFile("w", suffix=".origin") as origin:
             origin.write(f"[origin]\n{_ORIGIN_KEY}={deployment.refspec}\n")
             origin.flush()
@@ -93,29 +93,29 @@ class RealSysroot:
                 failing="Staging deployment: ",
             )  # fmt: skip
 
-    def unlock(self) -> bool:
+    def unlock_staged(self) -> bool:
         """Let the shutdown finalize the staged deployment; False when it was not locked."""
-        if not self.locked():
+        if not self.is_staged_locked():
             return False
         _ostree("lock-finalization", "--unlock")
         # As rpm-ostree does; else nobody would know that what is loaded has changed.
-        os.utime(self.watched)
+        os.utime(self.watched_directory)
         return True
 
     def drop_staged(self) -> bool:
         """Forget the staged deployment; False when there was none."""
-        if self.staged() is None:
+        if self.read_staged() is None:
             return False
         _ostree("undeploy", "0")
         return True
 
-    def write(self, deployments: tuple[Deployment, ...]) -> None:
+    def write_deployments(self, deployments: tuple[SysrootDeployment, ...]) -> None:
         """Keep these finalized deployments, in this boot order."""
         kept = {each.id for each in deployments}
-        for index, each in reversed(tuple(enumerate(self.everything()))):
-            if each.id not in kept and each != self.staged():
+        for index, each in reversed(tuple(enumerate(self.list_deployments()))):
+            if each.id not in kept and each != self.read_staged():
                 _ostree("undeploy", str(index))
-        now = [each.id for each in self.everything()]
+        now = [each.id for each in self.list_deployments()]
         if deployments and now and now[0] != deployments[0].id:
             _ostree("set-default", str(now.index(deployments[0].id)))
 
@@ -138,12 +138,12 @@ class RealSysroot:
 
     def new(
         self, ref: str, refspec: str, digest: str, kernel_arguments: tuple[str, ...]
-    ) -> Deployment:
+    ) -> SysrootDeployment:
         """The deployment to be made of the commit at ``ref``."""
         commit = self._commit(ref)
-        return Deployment(
+        return SysrootDeployment(
             checksum=commit,
-            serial=self.next_serial(commit),
+            serial=self.compute_next_serial(commit),
             refspec=refspec,
             digest=digest,
             version=self.metadata(ref, "version"),
@@ -156,11 +156,11 @@ class RealSysroot:
         self._sysroot.load_if_changed(None)
         return self._sysroot.get_deployments()
 
-    def _read(self, found: Any) -> Deployment:
+    def _read(self, found: Any) -> SysrootDeployment:
         origin = found.get_origin()
         checksum = found.get_csum()
         options = (found.get_bootconfig().get("options") or "").split()
-        return Deployment(
+        return SysrootDeployment(
             checksum=checksum,
             serial=found.get_deployserial(),
             refspec=origin.get_string("origin", _ORIGIN_KEY) if origin is not None else "",
@@ -185,4 +185,4 @@ def _ostree(*words: str) -> None:
     done = subprocess.run(["ostree", "admin", *words], capture_output=True, text=True, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it gave no reason"]
-        raise OperationFailed(f"ostree admin {words[0]}: {lines[-1]}")
+        raise OperationError(f"ostree admin {words[0]}: {lines[-1]}")

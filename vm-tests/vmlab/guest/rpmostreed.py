@@ -9,8 +9,8 @@ from pathlib import Path
 
 from gi.repository import Gio, GLib
 
-from treenail_lab.machine.bus.connections import connect
-from treenail_lab.machine.rpmostree.daemon import NAME, Rpmostreed
+from treenail_lab.machine.bus.connections import open_connection
+from treenail_lab.machine.rpmostree.daemon import NAME, EmulatedRpmOstree
 from vmlab.guest.pulling import Pulling
 from vmlab.guest.realsysroot import RealSysroot
 
@@ -24,15 +24,15 @@ def main() -> int:
     loop = GLib.MainLoop()
     for number in (signal.SIGTERM, signal.SIGINT):
         GLib.unix_signal_add(GLib.PRIORITY_HIGH, number, loop.quit)
-    connection = connect(os.environ["DBUS_SYSTEM_BUS_ADDRESS"])
+    connection = open_connection(os.environ["DBUS_SYSTEM_BUS_ADDRESS"])
     connection.connect("closed", lambda *_: loop.quit())
     sysroot = RealSysroot()
-    daemon = Rpmostreed(connection, Path("/"), sysroot, Pulling(sysroot).pull)
+    daemon = EmulatedRpmOstree(connection, Path("/"), sysroot, Pulling(sysroot).pull)
     Gio.bus_own_name_on_connection(
         connection, NAME, Gio.BusNameOwnerFlags.NONE, None, lambda *_: loop.quit()
     )
     loop.run()
-    return 0 if daemon.idle() else 1
+    return 0 if daemon.is_idle() else 1
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from treenail.kube.transport import HttpTransport
 
 
 @contextmanager
-def connected(kubeconfig: str | None) -> Iterator[Client]:
+def connect_cluster(kubeconfig: str | None) -> Iterator[Client]:
     """A client by the kubeconfig named, by KUBECONFIG, or by ~/.kube/config."""
     path = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube/config")
     transport = HttpTransport(read_kubeconfig(path), SystemClock())

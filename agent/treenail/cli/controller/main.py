@@ -11,30 +11,30 @@ from collections.abc import Callable
 from treenail import __version__
 from treenail.api import documents
 from treenail.cli.controller import manifests, plan, run, status
-from treenail.cli.files import texts
+from treenail.cli.files import read_documents
 from treenail.controllers.render import offline
 from treenail.errors import ConfigError, TreenailError, UsageError
 
-FAILED = 1
-USAGE = 2
+EXIT_FAILED = 1
+EXIT_USAGE = 2
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = _create_parser().parse_args(argv)
     try:
-        return _run(arguments)
+        return _run_command(arguments)
     except UsageError as error:
-        return _complain(error, USAGE)
+        return _print_error(error, EXIT_USAGE)
     except TreenailError as error:
-        return _complain(error, FAILED)
+        return _print_error(error, EXIT_FAILED)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _create_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="treenail-controller",
         description="Renders the configuration of pools and rolls it out.",
@@ -58,29 +58,29 @@ def _parser() -> argparse.ArgumentParser:
     )
     render.add_argument("--pool", metavar="NAME", help="render this pool only")
     render.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml")
-    render.set_defaults(run=_render)
-    plan.add_to(commands)
-    status.add_to(commands)
-    manifests.add_to(commands)
-    run.add_to(commands)
+    render.set_defaults(run=_render_configs)
+    plan.add_command(commands)
+    status.add_command(commands)
+    manifests.add_command(commands)
+    run.add_command(commands)
     return parser
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run_command(arguments: argparse.Namespace) -> int:
     run: Callable[[argparse.Namespace], int] = arguments.run
     return run(arguments)
 
 
-def _render(arguments: argparse.Namespace) -> int:
-    found = offline.read(texts(arguments.filename))
-    rendered, errors = offline.render_all(found, arguments.pool)
+def _render_configs(arguments: argparse.Namespace) -> int:
+    found = offline.read_manifests(read_documents(arguments.filename))
+    rendered, errors = offline.render_pools(found, arguments.pool)
     for error in errors:
-        _complain(error, FAILED)
+        _print_error(error, EXIT_FAILED)
     if errors:
-        return FAILED
+        return EXIT_FAILED
     configs = [each.config.to_json() for each in rendered]
     if arguments.output == "yaml":
-        printed = "---\n".join(documents.dump(config) for config in configs)
+        printed = "---\n".join(documents.dump_document(config) for config in configs)
     else:
         listed = {"apiVersion": "v1", "kind": "List", "items": configs}
         printed = json.dumps(configs[0] if arguments.pool else listed, indent=2) + "\n"
@@ -89,7 +89,7 @@ def _render(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _complain(error: TreenailError, code: int) -> int:
+def _print_error(error: TreenailError, code: int) -> int:
     remedy = f" ({error.remedy})" if error.remedy and isinstance(error, ConfigError) else ""
     print(f"treenail-controller: {error}{remedy}", file=sys.stderr)
     return code

@@ -4,12 +4,12 @@ import argparse
 import sys
 
 from treenail.api import documents
-from treenail.cli.controller.run import CONTROLLERS, controllers
+from treenail.cli.controller.run import CONTROLLERS, parse_controllers
 from treenail.controllers.install import installation
-from treenail.controllers.install.installation import Options
+from treenail.controllers.install.installation import InstallOptions
 
 
-def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """The command's arguments."""
     parser = commands.add_parser(
         "manifests",
@@ -17,17 +17,19 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         description="Print the custom resource definitions, what the agents of nodes and the "
         "controllers may do, and the controllers' Deployment, for kubectl apply -f -.",
     )
-    defaults = Options()
-    parser.add_argument("--enable", type=controllers, default=CONTROLLERS, metavar="NAME,...",
+    defaults = InstallOptions()
+    parser.add_argument("--enable", type=parse_controllers, default=CONTROLLERS, metavar="NAME,...",
                         help=f"which controllers ({','.join(CONTROLLERS)})")  # fmt: skip
     parser.add_argument("--namespace", default=defaults.namespace, help="(%(default)s)")
     parser.add_argument("--image", default=defaults.image, help="(%(default)s)")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=print_manifests)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def print_manifests(arguments: argparse.Namespace) -> int:
     """Print the documents."""
-    options = Options(arguments.enable, arguments.namespace, arguments.image)
-    sys.stdout.write("---\n".join(map(documents.dump, installation.documents(options))))
+    options = InstallOptions(arguments.enable, arguments.namespace, arguments.image)
+    sys.stdout.write(
+        "---\n".join(map(documents.dump_document, installation.build_documents(options)))
+    )
     sys.stdout.flush()
     return 0

@@ -4,17 +4,17 @@ import argparse
 import json
 import sys
 
-from treenail.cli.controller.connect import connected
-from treenail.cli.files import texts
+from treenail.cli.controller.connect import connect_cluster
+from treenail.cli.files import read_documents
 from treenail.clock import SystemClock
 from treenail.controllers.plan import plan, read, text
 from treenail.controllers.render import offline
 from treenail.errors import UsageError
 
-FAILED = 1
+EXIT_FAILED = 1
 
 
-def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """The command's arguments."""
     parser = commands.add_parser(
         "plan",
@@ -37,24 +37,24 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser.add_argument("--pool", metavar="NAME", help="plan this pool only")
     parser.add_argument("--kubeconfig", metavar="FILE", help="how to reach the cluster")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=print_plan)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def print_plan(arguments: argparse.Namespace) -> int:
     """Print the plan; 1 when some pool can't be planned."""
     if bool(arguments.filename) == arguments.live:
         raise UsageError("name the change with -f, or plan what is asked for already with --live")
-    documents = offline.read(texts(arguments.filename or ()))
-    with connected(arguments.kubeconfig) as client:
-        found = read.snapshot(client)
-    after = plan.applied(found, documents)
+    documents = offline.read_manifests(read_documents(arguments.filename or ()))
+    with connect_cluster(arguments.kubeconfig) as client:
+        found = read.read_snapshot(client)
+    after = plan.apply_manifests(found, documents)
     if arguments.pool is not None and arguments.pool not in after.pools:
         known = ", ".join(sorted(after.pools)) or "none"
         raise UsageError(f"there is no MachineConfigPool {arguments.pool}, found are: {known}")
-    plans = plan.plan(after, now=SystemClock().now(), only=arguments.pool)
+    plans = plan.plan_pools(after, now=SystemClock().now(), only=arguments.pool)
     if arguments.json:
-        print(json.dumps(text.document(plans), indent=2))
+        print(json.dumps(text.convert_to_json(plans), indent=2))
     else:
-        print("\n".join(text.lines(plans)) or "there are no MachineConfigPools")
+        print("\n".join(text.format_plans(plans)) or "there are no MachineConfigPools")
     sys.stdout.flush()
-    return FAILED if any(each.problems for each in plans) else 0
+    return EXIT_FAILED if any(each.problems for each in plans) else 0

@@ -17,68 +17,78 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treenail.clock import Clock, SystemClock, rfc3339
-from treenail.controllers.runtime.health import HealthServer, address
+from treenail.clock import Clock, SystemClock, format_rfc3339
+from treenail.controllers.runtime.health import HealthServer, parse_address
 from treenail.controllers.runtime.informers import Informers
-from treenail.controllers.runtime.metrics import Metrics
-from treenail.controllers.runtime.runtime import Runtime, Stand, alone
-from treenail.controllers.runtime.workers import Crew
+from treenail.controllers.runtime.metrics import ControllerMetrics
+from treenail.controllers.runtime.runtime import ControllerRuntime, MakeElector, make_sole_leader
+from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.errors import UsageError
 from treenail.kube.client import Client
-from treenail.kube.events import Recorder
-from treenail.kube.lease import Candidacy, Election
+from treenail.kube.events import EventRecorder
+from treenail.kube.lease import LeaderElectionConfig, LeaderElector
 
 if TYPE_CHECKING:
     from treenail.kube.official import OfficialTransport
 
 log = logging.getLogger(__name__)
 
-NAME = "treenail-controller"
-FAILED = 1
+COMPONENT_NAME = "treenail-controller"
+EXIT_FAILED = 1
 # Longer than client-go's: a leader need not start anew when the API server restarts.
-_LEASE_S, _RENEW_S, _RETRY_S, _CALL_S = 60.0, 40.0, 5.0, 10.0
-_MOST_S = 3600.0
+_LEASE_S, _RENEW_S, _RETRY_S, _CALL_TIMEOUT_S = 60.0, 40.0, 5.0, 10.0
+_MAX_SECONDS = 3600.0
 _SERVICE_ACCOUNT_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
 @dataclass(frozen=True, slots=True)
-class Kit:
+class ControllerContext:
     """What controllers are made of."""
 
     client: Client
-    recorder: Recorder
+    recorder: EventRecorder
     clock: Clock
-    metrics: Metrics
-    drains: int
-    named_after_s: float
+    metrics: ControllerMetrics
+    max_drains: int
+    report_blockers_after_s: float
     settle_s: float
     image_annotation: str
-    own_node: str
+    own_node_name: str
 
 
-def _render(kit: Kit) -> tuple[Crew, ...]:
-    from treenail.controllers.render.controller import Rendering
+def _build_render(kit: ControllerContext) -> tuple[ControllerSettings, ...]:
+    from treenail.controllers.render.controller import RenderController
 
-    return (Crew(Rendering(kit.client, kit.clock, kit.recorder, settle_s=kit.settle_s)),)
-
-
-def _rollout(kit: Kit) -> tuple[Crew, ...]:
-    from treenail.api import annotations as key
-    from treenail.controllers.rollout.controller import Settings
-    from treenail.controllers.rollout.gates.asking import Asker
-    from treenail.controllers.rollout.live import Rollout
-    from treenail.controllers.rollout.machineconfignodes import MachineConfigNodes
-    from treenail.controllers.runtime.web import Web
-
-    image_key = key.PREFIX + kit.image_annotation
-    settings = Settings(image_key=image_key, own_node=kit.own_node)
     return (
-        Crew(Rollout(kit.client, kit.clock, Asker(Web()), kit.recorder, settings)),
-        Crew(MachineConfigNodes(kit.client, kit.clock, image_key=image_key), workers=4),
+        ControllerSettings(
+            RenderController(kit.client, kit.clock, kit.recorder, settle_s=kit.settle_s)
+        ),
     )
 
 
-def _drain(kit: Kit) -> tuple[Crew, ...]:
+def _build_rollout(kit: ControllerContext) -> tuple[ControllerSettings, ...]:
+    from treenail.api import annotations as key
+    from treenail.controllers.rollout.controller import RolloutSettings
+    from treenail.controllers.rollout.gates.asking import GateClient
+    from treenail.controllers.rollout.live import RolloutController
+    from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
+    from treenail.controllers.runtime.web import WebClient
+
+    image_key = key.PREFIX + kit.image_annotation
+    settings = RolloutSettings(image_key=image_key, own_node=kit.own_node_name)
+    return (
+        ControllerSettings(
+            RolloutController(
+                kit.client, kit.clock, GateClient(WebClient()), kit.recorder, settings
+            )
+        ),
+        ControllerSettings(
+            MachineConfigNodeController(kit.client, kit.clock, image_key=image_key), workers=4
+        ),
+    )
+
+
+def _build_drain(kit: ControllerContext) -> tuple[ControllerSettings, ...]:
     from treenail.controllers.drain.controller import DrainController
 
     controller = DrainController(
@@ -86,30 +96,30 @@ def _drain(kit: Kit) -> tuple[Crew, ...]:
         kit.recorder,
         kit.clock,
         kit.metrics,
-        at_once=kit.drains,
-        named_after_s=kit.named_after_s,
+        max_parallel=kit.max_drains,
+        report_after_s=kit.report_blockers_after_s,
     )
-    return (Crew(controller, workers=8, most_s=15.0),)
+    return (ControllerSettings(controller, workers=8, max_retry_s=15.0),)
 
 
 # Each is imported when it is asked for, so that a process has only what it runs.
-BUILDERS: Mapping[str, Callable[[Kit], tuple[Crew, ...]]] = {
-    "render": _render,
-    "rollout": _rollout,
-    "drain": _drain,
+CONTROLLER_BUILDERS: Mapping[str, Callable[[ControllerContext], tuple[ControllerSettings, ...]]] = {
+    "render": _build_render,
+    "rollout": _build_rollout,
+    "drain": _build_drain,
 }
-CONTROLLERS = tuple(BUILDERS)
+CONTROLLERS = tuple(CONTROLLER_BUILDERS)
 
 
-def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """The command's arguments."""
     parser = commands.add_parser(
         "run",
         help="run controllers until told to stop",
         description="Run controllers. Of several such processes one acts at a time: the one that "
-        f"holds the Lease {NAME}.",
+        f"holds the Lease {COMPONENT_NAME}.",
     )
-    parser.add_argument("--enable", type=controllers, required=True, metavar="NAME,...",
+    parser.add_argument("--enable", type=parse_controllers, required=True, metavar="NAME,...",
                         help=f"which of {', '.join(CONTROLLERS)}")  # fmt: skip
     parser.add_argument(
         "--kubeconfig", metavar="FILE", help="how to reach the cluster (the pod's service account)"
@@ -122,14 +132,14 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser.add_argument(
         "--no-leader-election", action="store_true", help="act at once: there is no other process"
     )
-    parser.add_argument("--drains", type=_count, default=50, metavar="N",
+    parser.add_argument("--drains", type=_parse_count, default=50, metavar="N",
                         help="nodes that are drained at the same time (%(default)s)")  # fmt: skip
     parser.add_argument(
-        "--name-after", type=_seconds, default=30.0, metavar="S",
+        "--name-after", type=_parse_seconds, default=30.0, metavar="S",
         help="name what has been in the way of a drain for so many seconds (%(default)g)",
     )  # fmt: skip
     parser.add_argument(
-        "--settle", type=_seconds, default=5.0, metavar="S",
+        "--settle", type=_parse_seconds, default=5.0, metavar="S",
         help="render a pool whose MachineConfigs have not changed for so many seconds "
         "(%(default)g)",
     )  # fmt: skip
@@ -138,21 +148,21 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="how nodes are asked for an image (%(default)s)",
     )  # fmt: skip
     parser.add_argument("-v", "--verbose", action="store_true", help="log at level DEBUG")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_controllers)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_controllers(arguments: argparse.Namespace) -> int:
     """Run the controllers; 1 when another process leads now, or when a thread died of a bug."""
-    process = Process(arguments)
+    process = ControllerProcess(arguments)
     _log_to_stderr(logging.DEBUG if arguments.verbose else logging.INFO)
     return process.run()
 
 
-def controllers(text: str) -> tuple[str, ...]:
+def parse_controllers(text: str) -> tuple[str, ...]:
     """The controllers that a list with commas names, each once."""
     names = tuple(dict.fromkeys(filter(None, text.split(","))))
     for name in names:
-        if name not in BUILDERS:
+        if name not in CONTROLLER_BUILDERS:
             known = ", ".join(CONTROLLERS)
             raise argparse.ArgumentTypeError(f"there is no controller {name!r}, only {known}")
     if not names:
@@ -160,44 +170,46 @@ def controllers(text: str) -> tuple[str, ...]:
     return names
 
 
-class Process:
+class ControllerProcess:
     """The wired controllers."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         clock = SystemClock()
-        host, port = address(arguments.metrics)
-        self._transport = _transport(arguments.kubeconfig, clock)
+        host, port = parse_address(arguments.metrics)
+        self._transport = _create_transport(arguments.kubeconfig, clock)
         client = Client(self._transport)
-        metrics = Metrics()
+        metrics = ControllerMetrics()
         identity = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
-        self._recorder = Recorder(client, NAME, identity, clock)
-        kit = Kit(
+        self._recorder = EventRecorder(client, COMPONENT_NAME, identity, clock)
+        kit = ControllerContext(
             client=client,
             recorder=self._recorder,
             clock=clock,
             metrics=metrics,
-            drains=arguments.drains,
-            named_after_s=arguments.name_after,
+            max_drains=arguments.drains,
+            report_blockers_after_s=arguments.name_after,
             settle_s=arguments.settle,
             image_annotation=arguments.image_annotation,
-            own_node=os.environ.get("NODE_NAME", ""),
+            own_node_name=os.environ.get("NODE_NAME", ""),
         )
-        stand: Stand = alone
+        stand: MakeElector = make_sole_leader
         if not arguments.no_leader_election:
-            stand = self._standing(arguments.namespace or _own_namespace(), identity, clock)
-        self._runtime = Runtime(
-            [crew for name in arguments.enable for crew in BUILDERS[name](kit)],
+            stand = self._create_election(
+                arguments.namespace or _read_own_namespace(), identity, clock
+            )
+        self._runtime = ControllerRuntime(
+            [crew for name in arguments.enable for crew in CONTROLLER_BUILDERS[name](kit)],
             Informers(client, clock),
             clock,
             metrics,
-            stand=stand,
+            make_elector=stand,
         )
         self._health = HealthServer(
             host,
             port,
             metrics,
-            healthy=lambda: self._runtime.stuck,
-            ready=lambda: self._runtime.missing,
+            healthy=lambda: self._runtime.stuck_reason,
+            ready=lambda: self._runtime.unsynced_reason,
         )
         self._stop = threading.Event()
         self._exit_code = 0
@@ -206,34 +218,41 @@ class Process:
         """Run until a signal says to stop; what is under way is finished first."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
-        threading.excepthook = self._thread_died
+        threading.excepthook = self._handle_thread_death
         try:
             with self._health:
                 leads = self._runtime.run(self._stop)
-            self._recorder.flush()
+            self._recorder.flush_pending()
         finally:
             self._transport.close()
         if not leads:
             log.error("the lease is another's now; this process ends")
-            return FAILED
+            return EXIT_FAILED
         return self._exit_code
 
-    def _standing(self, namespace: str, identity: str, clock: Clock) -> Stand:
-        client = Client(self._transport, limit_s=_CALL_S)
-        candidacy = Candidacy(
-            namespace, NAME, identity, lease_s=_LEASE_S, renew_s=_RENEW_S, retry_s=_RETRY_S
+    def _create_election(self, namespace: str, identity: str, clock: Clock) -> MakeElector:
+        client = Client(self._transport, limit_s=_CALL_TIMEOUT_S)
+        candidacy = LeaderElectionConfig(
+            namespace,
+            COMPONENT_NAME,
+            identity,
+            lease_duration_s=_LEASE_S,
+            renew_deadline_s=_RENEW_S,
+            retry_period_s=_RETRY_S,
         )
-        return lambda gain, loss: Election(client, candidacy, clock, on_gain=gain, on_loss=loss)
+        return lambda gain, loss: LeaderElector(
+            client, candidacy, clock, on_started_leading=gain, on_stopped_leading=loss
+        )
 
-    def _thread_died(self, death: threading.ExceptHookArgs) -> None:
+    def _handle_thread_death(self, death: threading.ExceptHookArgs) -> None:
         # A controller that watches no more would rest while its cluster changes.
         name = death.thread.name if death.thread else "a thread"
         log.critical("%s died", name, exc_info=death.exc_value)
-        self._exit_code = FAILED
+        self._exit_code = EXIT_FAILED
         self._stop.set()
 
 
-def _transport(kubeconfig: str | None, clock: Clock) -> "OfficialTransport":
+def _create_transport(kubeconfig: str | None, clock: Clock) -> "OfficialTransport":
     try:
         from treenail.kube.official import OfficialTransport
     except ModuleNotFoundError as error:
@@ -243,10 +262,10 @@ def _transport(kubeconfig: str | None, clock: Clock) -> "OfficialTransport":
         ) from error
     if kubeconfig is not None:
         return OfficialTransport.from_kubeconfig(kubeconfig, clock)
-    return OfficialTransport.in_cluster(clock)
+    return OfficialTransport.from_service_account(clock)
 
 
-def _own_namespace() -> str:
+def _read_own_namespace() -> str:
     if namespace := os.environ.get("POD_NAMESPACE"):
         return namespace
     try:
@@ -258,33 +277,33 @@ def _own_namespace() -> str:
         ) from error
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
 
 
-def _seconds(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     try:
         found = float(text)
     except ValueError:
         found = -1.0
-    if not 0.0 <= found <= _MOST_S:
+    if not 0.0 <= found <= _MAX_SECONDS:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of seconds from 0 to {_MOST_S:g}"
+            f"{text!r} is not a number of seconds from 0 to {_MAX_SECONDS:g}"
         )
     return found
 
 
-class _Line(logging.Formatter):
+class _LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return f"{rfc3339(record.created)} {record.levelname:7} {super().format(record)}"
+        return f"{format_rfc3339(record.created)} {record.levelname:7} {super().format(record)}"
 
 
 def _log_to_stderr(level: int) -> None:
     # A pod's log, wherever it runs: what kubectl logs shows.
     stream = logging.StreamHandler(sys.stderr)
-    stream.setFormatter(_Line())
+    stream.setFormatter(_LineFormatter())
     root = logging.getLogger()
     root.addHandler(stream)
     root.setLevel(level)

@@ -7,55 +7,55 @@ from typing import NoReturn
 
 from treenail import __version__
 
-FAILED = 1
-USAGE = 2
+EXIT_FAILED = 1
+EXIT_USAGE = 2
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """Wrong use ends with the exit code that the command keeps for it."""
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        self.exit(self.get_default("usage_code") or USAGE, f"{self.prog}: {message}\n")
+        self.exit(self.get_default("usage_code") or EXIT_USAGE, f"{self.prog}: {message}\n")
 
 
-def parser() -> Parser:
+def create_parser() -> CommandParser:
     """Of all commands; the parsed ``module`` carries the command out."""
-    parser = Parser(
+    parser = CommandParser(
         prog="treenail",
         description="Keeps this node at the OS image and the configuration its cluster asks for.",
     )
     parser.add_argument("--version", action="version", version=f"treenail {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for add in (
-        _run,
-        _firstboot,
-        _status,
-        _plan,
-        _drift,
-        _why,
-        _history,
-        _cancel,
-        _forgive,
-        _collect,
-        _handback,
-        _once,
+        _add_run,
+        _add_firstboot,
+        _add_status,
+        _add_plan,
+        _add_drift,
+        _add_why,
+        _add_history,
+        _add_cancel,
+        _add_retry,
+        _add_collect,
+        _add_handback,
+        _add_once,
     ):
         add(commands)
     return parser
 
 
-def _run(commands: "argparse._SubParsersAction[Parser]") -> None:
+def _add_run(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     run = commands.add_parser("run", help="be the node's agent", description="Be the node's agent.")
     run.set_defaults(module="treenail.cli.node.run")
-    _where(run)
+    _add_common_arguments(run)
     run.add_argument("--node-name", metavar="NAME", help="the Node's name (the host's, lower case)")
     run.add_argument(
         "--kubeconfig", metavar="FILE", help="how to reach the API server, and as whom"
     )
 
 
-def _firstboot(commands: "argparse._SubParsersAction[Parser]") -> None:
+def _add_firstboot(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     firstboot = commands.add_parser(
         "firstboot",
         help="move a new machine to its operating system before it joins",
@@ -63,21 +63,21 @@ def _firstboot(commands: "argparse._SubParsersAction[Parser]") -> None:
         "with, or of the settings, before it joins its cluster.",
     )
     firstboot.set_defaults(module="treenail.cli.node.firstboot")
-    _where(firstboot)
+    _add_common_arguments(firstboot)
 
 
-def _status(commands: "argparse._SubParsersAction[Parser]") -> None:
+def _add_status(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     status = commands.add_parser(
         "status",
         help="show what the node has, wants and does",
         description="Show what the node has, wants and does; works with the API server away.",
     )
     status.set_defaults(module="treenail.cli.node.status")
-    _where(status)
-    _json(status)
+    _add_common_arguments(status)
+    _add_json(status)
 
 
-def _plan(commands: "argparse._SubParsersAction[Parser]") -> None:
+def _add_plan(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     plan = commands.add_parser(
         "plan",
         help="show what would change, what that costs and why",
@@ -87,7 +87,7 @@ def _plan(commands: "argparse._SubParsersAction[Parser]") -> None:
         "rule and MachineConfig asks for it. Nothing is changed. Exit code 0: nothing differs, "
         "2: changes that disrupt nothing, 3: a drain or a reboot, 1: it can't be done or told.",
     )
-    plan.set_defaults(module="treenail.cli.node.plan", usage_code=FAILED)
+    plan.set_defaults(module="treenail.cli.node.plan", usage_code=EXIT_FAILED)
     plan.add_argument(
         "files",
         metavar="FILE",
@@ -100,12 +100,12 @@ def _plan(commands: "argparse._SubParsersAction[Parser]") -> None:
         metavar="FILE",
         help="a MachineConfiguration whose NodeDisruptionPolicy holds (the defaults)",
     )
-    _root(plan)
-    _config(plan)
-    _json(plan)
+    _add_root(plan)
+    _add_config(plan)
+    _add_json(plan)
 
 
-def _drift(commands: "argparse._SubParsersAction[Parser]") -> None:
+def _add_drift(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     drift = commands.add_parser(
         "drift",
         help="show what is not as the current config says, and put it right",
@@ -117,12 +117,12 @@ def _drift(commands: "argparse._SubParsersAction[Parser]") -> None:
     drift.add_argument(
         "--heal", metavar="PATH", nargs="+", default=[], help="have these as the config says"
     )
-    _root(drift)
-    _config(drift)
-    _json(drift)
+    _add_root(drift)
+    _add_config(drift)
+    _add_json(drift)
 
 
-def _why(commands: "argparse._SubParsersAction[Parser]") -> None:
+def _add_why(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     why = commands.add_parser(
         "why",
         help="show what asked for the last, or the pending, drain or reboot",
@@ -130,11 +130,11 @@ def _why(commands: "argparse._SubParsersAction[Parser]") -> None:
         "rule and the MachineConfig it came from.",
     )
     why.set_defaults(module="treenail.cli.node.why")
-    _root(why)
-    _json(why)
+    _add_root(why)
+    _add_json(why)
 
 
-def _history(commands: "argparse._SubParsersAction[Parser]") -> None:
+def _add_history(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     history = commands.add_parser(
         "history",
         help="show the last updates and what became of them",
@@ -143,13 +143,13 @@ def _history(commands: "argparse._SubParsersAction[Parser]") -> None:
     )
     history.set_defaults(module="treenail.cli.node.history")
     history.add_argument(
-        "-n", "--number", metavar="N", type=_positive, default=5, help="how many at most (5)"
+        "-n", "--number", metavar="N", type=_parse_positive, default=5, help="how many at most (5)"
     )
-    _root(history)
-    _json(history)
+    _add_root(history)
+    _add_json(history)
 
 
-def _cancel(commands: "argparse._SubParsersAction[Parser]") -> None:
+def _add_cancel(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     cancel = commands.add_parser(
         "cancel",
         help="call the update under way off",
@@ -158,11 +158,11 @@ def _cancel(commands: "argparse._SubParsersAction[Parser]") -> None:
         "treenail forgive.",
     )
     cancel.set_defaults(module="treenail.cli.node.cancel:cancel")
-    _root(cancel)
-    _json(cancel)
+    _add_root(cancel)
+    _add_json(cancel)
 
 
-def _forgive(commands: "argparse._SubParsersAction[Parser]") -> None:
+def _add_retry(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     forgive = commands.add_parser(
         "forgive",
         help="try a target again that was refused or called off",
@@ -170,11 +170,11 @@ def _forgive(commands: "argparse._SubParsersAction[Parser]") -> None:
         "it is still asked for.",
     )
     forgive.set_defaults(module="treenail.cli.node.cancel:forgive")
-    _root(forgive)
-    _json(forgive)
+    _add_root(forgive)
+    _add_json(forgive)
 
 
-def _collect(commands: "argparse._SubParsersAction[Parser]") -> None:
+def _add_collect(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     collect = commands.add_parser(
         "collect",
         help="put what a bug report needs into one file",
@@ -190,12 +190,12 @@ def _collect(commands: "argparse._SubParsersAction[Parser]") -> None:
         help="the file to write, a compressed tar; - for standard output (named after the host "
         "and the time, in this directory)",
     )
-    _root(collect)
-    _config(collect)
-    _json(collect)
+    _add_root(collect)
+    _add_config(collect)
+    _add_json(collect)
 
 
-def _handback(commands: "argparse._SubParsersAction[Parser]") -> None:
+def _add_handback(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     handback = commands.add_parser(
         "handback",
         help="make this node over to the Machine Config Daemon",
@@ -209,12 +209,12 @@ def _handback(commands: "argparse._SubParsersAction[Parser]") -> None:
         nargs="?",
         help="the MachineConfig that the node has, where this machine keeps no copy of it",
     )
-    _root(handback)
-    _config(handback)
-    _json(handback)
+    _add_root(handback)
+    _add_config(handback)
+    _add_json(handback)
 
 
-def _once(commands: "argparse._SubParsersAction[Parser]") -> None:
+def _add_once(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     once = commands.add_parser(
         "once",
         help="bring a machine, or a directory, to a config",
@@ -223,39 +223,39 @@ def _once(commands: "argparse._SubParsersAction[Parser]") -> None:
     )
     once.set_defaults(module="treenail.cli.node.once")
     once.add_argument("file", metavar="FILE", help="YAML or JSON; - for standard input")
-    _root(once)
+    _add_root(once)
     once.add_argument(
         "--no-services",
         action="store_true",
         help="link units as systemctl --root does, and tell nothing that runs; so it is with any "
         "other root than /",
     )
-    _json(once)
+    _add_json(once)
 
 
-def _where(parser: argparse.ArgumentParser) -> None:
-    _root(parser)
-    _config(parser)
+def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_root(parser)
+    _add_config(parser)
     parser.add_argument("-v", "--verbose", action="store_true", help="log at level DEBUG")
 
 
-def _config(parser: argparse.ArgumentParser) -> None:
+def _add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", metavar="FILE", help="the settings (/etc/treenail/agent.toml below the root)"
     )
 
 
-def _root(parser: argparse.ArgumentParser) -> None:
+def _add_root(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--root", metavar="DIR", type=_directory, help="where the machine's root is (/)"
+        "--root", metavar="DIR", type=_parse_directory, help="where the machine's root is (/)"
     )
 
 
-def _json(parser: argparse.ArgumentParser) -> None:
+def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
-def _directory(text: str) -> str:
+def _parse_directory(text: str) -> str:
     # Most likely a variable that is not set: never the machine that runs this.
     if not text:
         raise argparse.ArgumentTypeError("expected a directory, found nothing")
@@ -264,7 +264,7 @@ def _directory(text: str) -> str:
     return text
 
 
-def _positive(text: str) -> int:
+def _parse_positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError("expected a number of at least 1")

@@ -17,133 +17,136 @@ from treenail import __version__
 from treenail.api.decode import Fields
 from treenail.cli.node import plan, status
 from treenail.cli.node.collect_bundle import STDOUT, Bundle
-from treenail.cli.node.own_node import own_node
-from treenail.cli.node.plan_node import node_plan
-from treenail.clock import Clock, SystemClock, rfc3339
+from treenail.cli.node.own_node import connect_own_node
+from treenail.cli.node.plan_node import plan_node
+from treenail.clock import Clock, SystemClock, format_rfc3339
 from treenail.daemon.configuration import mcd_state
-from treenail.daemon.configuration.inspect import RECORD
-from treenail.daemon.settings.settings import FILE
+from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
+from treenail.daemon.settings.settings import SETTINGS_FILE
 from treenail.errors import CommandError, FileError
-from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.host.system.kernel import Kernel
-from treenail.host.system.process import Programs
-from treenail.host.system.state_file import DIRECTORY, PATH
+from treenail.host.system.kernel import HostKernel
+from treenail.host.system.process import ProgramRunner
+from treenail.host.system.state_file import LEDGER_PATH, STATE_DIRECTORY
 
 Json = dict[str, object]
 
-UNITS = (
+JOURNAL_UNITS = (
     "treenail.service",
     "rpm-ostreed.service",
     "ostree-finalize-staged.service",
     "kubelet.service",
 )
-_DISKS = ("/", "/boot", "/sysroot", "/var")
-_OURS = ("machineconfiguration.openshift.io/", "treenail.io/")
-_LINES = (4000, 1000, 250)
-_SINCE = "-7d"
-_LIMIT_S = 20.0
-_LISTED = 500
+_MOUNT_PATHS = ("/", "/boot", "/sysroot", "/var")
+_ANNOTATION_PREFIXES = ("machineconfiguration.openshift.io/", "treenail.io/")
+_JOURNAL_LINE_LIMITS = (4000, 1000, 250)
+_JOURNAL_SINCE = "-7d"
+_PROGRAM_TIMEOUT_S = 20.0
+_MAX_FILES_LISTED = 500
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Write the bundle and say where it is and what it lacks."""
     clock = SystemClock()
-    moment = rfc3339(clock.now()).replace(":", "")
+    moment = format_rfc3339(clock.now()).replace(":", "")
     name = f"treenail-{socket.gethostname()}-{moment}"
     path = arguments.output or f"{name}.tar.gz"
     bundle = Bundle(name=name, now=clock.now())
-    collect(bundle, Root(arguments.root or "/"), arguments.config, os.environ, clock)
-    bundle.write(path)
+    collect_parts(bundle, Root(arguments.root or "/"), arguments.config, os.environ, clock)
+    bundle.write_archive(path)
     told = sys.stderr if path == STDOUT else sys.stdout
     if arguments.json:
-        document = {"file": path, "parts": list(bundle.names), "missing": bundle.missing}
+        document = {"file": path, "parts": list(bundle.part_names), "missing": bundle.missing}
         print(json.dumps(document, indent=1), file=told)
         return 0
     for part, why in bundle.missing.items():
         print(f"without {part}: {why}", file=told)
-    print(f"{path}: {len(bundle.names)} parts, secrets withheld; look before you share", file=told)
+    print(
+        f"{path}: {len(bundle.part_names)} parts, secrets withheld; look before you share",
+        file=told,
+    )
     return 0
 
 
-def collect(
+def collect_parts(
     bundle: Bundle, root: Root, config: str | None, environ: Mapping[str, str], clock: Clock
 ) -> None:
     """Put everything there is into the bundle, which notes what can't be got, and why."""
-    files, kernel = Files(root), Kernel(root)
-    programs = Programs(clock, environ)
-    bundle.document("versions.json", partial(_versions, kernel, clock))
-    bundle.document("boot.json", partial(_boot, kernel))
-    bundle.document("status.json", partial(status.gather, root, clock))
-    bundle.document("live.json", partial(_document, files, status.LIVE))
-    bundle.document("ledger.json", partial(_document, files, PATH))
-    bundle.document("managed.json", partial(_document, files, RECORD))
-    bundle.text("settings.toml", partial(_settings_text, root, config))
-    bundle.records("kernel-arguments", lambda: "\n".join(kernel.command_line()))
-    bundle.document("disks.json", partial(_disks, root))
-    bundle.document("files.json", partial(_listing, root))
-    bundle.document("deployments.json", partial(_deployments, root, clock))
-    bundle.document("bootc.json", partial(_bootc, programs))
-    bundle.document("plan.json", partial(_plan, root, config, clock))
-    bundle.document("drift.json", partial(_drift, root, config, clock))
-    bundle.document("node.json", partial(_node, root, config, clock))
-    bundle.records("failed-units", partial(_failed, programs))
-    for unit in UNITS:
-        bundle.records(f"journal/{unit}", partial(_journal, programs, root, unit))
+    files, kernel = HostFiles(root), HostKernel(root)
+    programs = ProgramRunner(clock, environ)
+    bundle.add_document("versions.json", partial(_read_versions, kernel, clock))
+    bundle.add_document("boot.json", partial(_read_boot, kernel))
+    bundle.add_document("status.json", partial(status.collect_status, root, clock))
+    bundle.add_document("live.json", partial(_read_document, files, status.STATUS_PATH))
+    bundle.add_document("ledger.json", partial(_read_document, files, LEDGER_PATH))
+    bundle.add_document("managed.json", partial(_read_document, files, OWNERSHIP_FILE))
+    bundle.add_text("settings.toml", partial(_read_settings, root, config))
+    bundle.add_lines("kernel-arguments", lambda: "\n".join(kernel.read_command_line()))
+    bundle.add_document("disks.json", partial(_measure_disks, root))
+    bundle.add_document("files.json", partial(_list_files, root))
+    bundle.add_document("deployments.json", partial(_read_deployments, root, clock))
+    bundle.add_document("bootc.json", partial(_read_bootc_status, programs))
+    bundle.add_document("plan.json", partial(_plan_this_node, root, config, clock))
+    bundle.add_document("drift.json", partial(_find_drift, root, config, clock))
+    bundle.add_document("node.json", partial(_read_own_node, root, config, clock))
+    bundle.add_lines("failed-units", partial(_list_failed_units, programs))
+    for unit in JOURNAL_UNITS:
+        bundle.add_lines(f"journal/{unit}", partial(_read_journal, programs, root, unit))
 
 
-def _versions(kernel: Kernel, clock: Clock) -> Json:
+def _read_versions(kernel: HostKernel, clock: Clock) -> Json:
     return {
         "treenail": __version__,
         "python": platform.python_version(),
         "kernel": platform.release(),
         "machine": platform.machine(),
-        "osRelease": kernel.os_release(),
-        "ostree": kernel.is_ostree(),
-        "collectedAt": rfc3339(clock.now()),
+        "osRelease": kernel.read_os_release(),
+        "ostree": kernel.is_ostree_booted(),
+        "collectedAt": format_rfc3339(clock.now()),
     }
 
 
-def _boot(kernel: Kernel) -> Json:
-    booted_at = kernel.booted_at()
+def _read_boot(kernel: HostKernel) -> Json:
+    booted_at = kernel.read_boot_time()
     return {
-        "id": kernel.boot_id(),
-        "at": None if booted_at is None else rfc3339(booted_at),
-        "fips": kernel.fips_enabled(),
+        "id": kernel.read_boot_id(),
+        "at": None if booted_at is None else format_rfc3339(booted_at),
+        "fips": kernel.is_fips_enabled(),
     }
 
 
-def _document(files: Files, path: str) -> object:
-    content = files.read(path)
+def _read_document(files: HostFiles, path: str) -> object:
+    content = files.read_file(path)
     if content is None:
         raise FileError(f"there is no {path}")
     return json.loads(content)
 
 
-def _settings_text(root: Root, config: str | None) -> str:
-    path = Path(config) if config else root.path(FILE)
+def _read_settings(root: Root, config: str | None) -> str:
+    path = Path(config) if config else root.resolve_path(SETTINGS_FILE)
     try:
         return path.read_bytes().decode("utf-8", "replace")
     except FileNotFoundError as error:
         raise FileError(f"there is no {path}: the defaults hold") from error
 
 
-def _disks(root: Root) -> Json:
+def _measure_disks(root: Root) -> Json:
     found: Json = {}
-    for name in _DISKS:
-        path = root.path(name)
+    for name in _MOUNT_PATHS:
+        path = root.resolve_path(name)
         if path.is_dir():
             usage = shutil.disk_usage(path)
             found[name] = {"bytes": usage.total, "free": usage.free}
     return found
 
 
-def _listing(root: Root) -> list[Json]:
+def _list_files(root: Root) -> list[Json]:
     """Names, modes and sizes of what treenail and the Machine Config Daemon keep; no contents."""
     entries: list[Json] = []
-    for folder in (DIRECTORY, mcd_state.DIRECTORY):
-        for path in sorted(root.path(folder).rglob("*")):
-            if len(entries) == _LISTED:
+    for folder in (STATE_DIRECTORY, mcd_state.DIRECTORY):
+        for path in sorted(root.resolve_path(folder).rglob("*")):
+            if len(entries) == _MAX_FILES_LISTED:
                 return [*entries, {"path": "and more"}]
             status = path.lstat()
             entries.append(
@@ -152,71 +155,73 @@ def _listing(root: Root) -> list[Json]:
                     "mode": stat.filemode(status.st_mode),
                     "owner": f"{status.st_uid}:{status.st_gid}",
                     "bytes": status.st_size,
-                    "changed": rfc3339(status.st_mtime),
+                    "changed": format_rfc3339(status.st_mtime),
                 }
             )
     return entries
 
 
-def _deployments(root: Root, clock: Clock) -> Json:
+def _read_deployments(root: Root, clock: Clock) -> Json:
     # Without a bus and its services, all other parts are there all the same.
-    from treenail.cli.node.choose_backend import deployments
+    from treenail.cli.node.choose_backend import read_deployments
 
-    return asdict(deployments(root, clock))
-
-
-def _plan(root: Root, config: str | None, clock: Clock) -> Json:
-    found, notes = node_plan(root, config, None, clock)
-    return {**plan.document(found), "notes": list(notes)}
+    return asdict(read_deployments(root, clock))
 
 
-def _drift(root: Root, config: str | None, clock: Clock) -> object:
-    from treenail.cli.node.drift import documents
-
-    return documents(root, config, clock)
-
-
-def _bootc(programs: Programs) -> object:
-    return json.loads(programs.run(["bootc", "status", "--json"], limit_s=_LIMIT_S))
+def _plan_this_node(root: Root, config: str | None, clock: Clock) -> Json:
+    found, notes = plan_node(root, config, None, clock)
+    return {**plan.build_plan_document(found), "notes": list(notes)}
 
 
-def _node(root: Root, config: str | None, clock: Clock) -> Json:
+def _find_drift(root: Root, config: str | None, clock: Clock) -> object:
+    from treenail.cli.node.drift import build_drift_documents
+
+    return build_drift_documents(root, config, clock)
+
+
+def _read_bootc_status(programs: ProgramRunner) -> object:
+    return json.loads(
+        programs.run_command(["bootc", "status", "--json"], timeout_s=_PROGRAM_TIMEOUT_S)
+    )
+
+
+def _read_own_node(root: Root, config: str | None, clock: Clock) -> Json:
     """Of the Node only what concerns treenail."""
-    with own_node(root, config, clock) as node:
-        fields = Fields.of(node.read(), "Node")
-    metadata, spec = fields.nested("metadata"), fields.nested("spec")
-    annotations = metadata.nested("annotations").values
+    with connect_own_node(root, config, clock) as node:
+        fields = Fields.from_json(node.read_node(), "Node")
+    metadata, spec = fields.get_object("metadata"), fields.get_object("spec")
+    annotations = metadata.get_object("annotations").values
     return {
         "name": node.name,
-        "resourceVersion": metadata.text("resourceVersion"),
-        "labels": metadata.nested("labels").values,
-        "annotations": {k: v for k, v in annotations.items() if k.startswith(_OURS)},
-        "unschedulable": spec.flag("unschedulable"),
-        "taints": spec.list_of("taints"),
-        "conditions": fields.nested("status").list_of("conditions"),
-        "nodeInfo": fields.nested("status").nested("nodeInfo").values,
+        "resourceVersion": metadata.get_text("resourceVersion"),
+        "labels": metadata.get_object("labels").values,
+        "annotations": {k: v for k, v in annotations.items() if k.startswith(_ANNOTATION_PREFIXES)},
+        "unschedulable": spec.get_bool("unschedulable"),
+        "taints": spec.get_list("taints"),
+        "conditions": fields.get_object("status").get_list("conditions"),
+        "nodeInfo": fields.get_object("status").get_object("nodeInfo").values,
     }
 
 
-def _failed(programs: Programs) -> str:
+def _list_failed_units(programs: ProgramRunner) -> str:
     argv = ["systemctl", "list-units", "--failed", "--plain", "--no-legend", "--no-pager"]
-    return programs.run(argv, limit_s=_LIMIT_S).decode("utf-8", "replace")
+    return programs.run_command(argv, timeout_s=_PROGRAM_TIMEOUT_S).decode("utf-8", "replace")
 
 
-def _journal(programs: Programs, root: Root, unit: str) -> str:
+def _read_journal(programs: ProgramRunner, root: Root, unit: str) -> str:
     """The last records of a unit, as many as fit."""
     argv = ["journalctl", "--no-pager", "--quiet", "-o", "short-iso-precise"]
-    argv += ["--since", _SINCE, "--unit", unit]
+    argv += ["--since", _JOURNAL_SINCE, "--unit", unit]
     if root.prefix != Path("/"):
         argv += ["--root", str(root.prefix)]
-    for lines in _LINES[:-1]:
+    for lines in _JOURNAL_LINE_LIMITS[:-1]:
         try:
-            return _records(programs, argv, lines)
+            return _read_journal_lines(programs, argv, lines)
         except CommandError:
             continue
-    return _records(programs, argv, _LINES[-1])
+    return _read_journal_lines(programs, argv, _JOURNAL_LINE_LIMITS[-1])
 
 
-def _records(programs: Programs, argv: list[str], lines: int) -> str:
-    output = programs.run([*argv, "--lines", str(lines)], limit_s=_LIMIT_S)
+def _read_journal_lines(programs: ProgramRunner, argv: list[str], lines: int) -> str:
+    output = programs.run_command([*argv, "--lines", str(lines)], timeout_s=_PROGRAM_TIMEOUT_S)
     return output.decode("utf-8", "replace")

@@ -8,14 +8,14 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
-from treenail.config.redact import redacted_json, redacted_line, redacted_lines
+from treenail.config.redact import redact_json, redact_line, redact_lines
 from treenail.errors import FileError, TreenailError
 
 STDOUT = "-"
-PART_LIMIT = 2 * 1024 * 1024
+MAX_PART_BYTES = 2 * 1024 * 1024
 """Bytes that one part may have; of a longer one the end is kept, where the latest is."""
 
-_CUT = "… the beginning is left out\n"
+_TRUNCATION_NOTE = "… the beginning is left out\n"
 
 
 class Bundle:
@@ -33,28 +33,28 @@ class Bundle:
         return dict(self._missing)
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def part_names(self) -> tuple[str, ...]:
         """The parts there are."""
         return tuple(self._parts)
 
-    def document(self, name: str, read: Callable[[], object]) -> None:
+    def add_document(self, name: str, read: Callable[[], object]) -> None:
         """Add a JSON document."""
-        self._add(name, lambda: json.dumps(redacted_json(read()), indent=1, default=str) + "\n")
+        self._add_part(name, lambda: json.dumps(redact_json(read()), indent=1, default=str) + "\n")
 
-    def text(self, name: str, read: Callable[[], str]) -> None:
+    def add_text(self, name: str, read: Callable[[], str]) -> None:
         """Add a text; a secret in it may go over several lines."""
-        self._add(name, lambda: "\n".join(redacted_lines(read().split("\n"))))
+        self._add_part(name, lambda: "\n".join(redact_lines(read().split("\n"))))
 
-    def records(self, name: str, read: Callable[[], str]) -> None:
+    def add_lines(self, name: str, read: Callable[[], str]) -> None:
         """Add lines that have nothing to do with each other, such as a journal's."""
-        self._add(name, lambda: "\n".join(map(redacted_line, read().split("\n"))))
+        self._add_part(name, lambda: "\n".join(map(redact_line, read().split("\n"))))
 
-    def write(self, path: str) -> None:
+    def write_archive(self, path: str) -> None:
         """Write the bundle, for its owner alone; an existing file is not replaced.
 
         Raises `FileError`.
         """
-        packed = self._packed()
+        packed = self._pack_archive()
         if path == STDOUT:
             sys.stdout.buffer.write(packed)
             sys.stdout.buffer.flush()
@@ -68,17 +68,17 @@ class Bundle:
         except OSError as error:
             raise FileError(f"can't write {Path(path).absolute()}: {error.strerror}") from error
 
-    def _add(self, name: str, read: Callable[[], str]) -> None:
+    def _add_part(self, name: str, read: Callable[[], str]) -> None:
         try:
             content = read().encode("utf-8", "replace")
         except (TreenailError, ValueError, RecursionError, OSError) as error:
-            self._missing[name] = redacted_line(str(error) or type(error).__name__)
+            self._missing[name] = redact_line(str(error) or type(error).__name__)
             return
-        if len(content) > PART_LIMIT:
-            content = _CUT.encode() + content[-PART_LIMIT:].partition(b"\n")[2]
+        if len(content) > MAX_PART_BYTES:
+            content = _TRUNCATION_NOTE.encode() + content[-MAX_PART_BYTES:].partition(b"\n")[2]
         self._parts[name] = content
 
-    def _packed(self) -> bytes:
+    def _pack_archive(self) -> bytes:
         index = {"parts": sorted(self._parts), "missing": self._missing}
         listed = {"index.json": json.dumps(index, indent=1).encode() + b"\n", **self._parts}
         packed = io.BytesIO()

@@ -10,59 +10,63 @@ from pathlib import Path
 
 from treenail.api.contents import Contents
 from treenail.api.machineconfig import MachineConfig
-from treenail.cli.main import DEGRADED
-from treenail.cli.node.cancel import asked
-from treenail.cli.node.local_machine import labelled_disk, survey_and_runner, unit_states
-from treenail.cli.node.once_state import kept
-from treenail.cli.node.own_node import settings_of
-from treenail.cli.terminal import Paint, paint
+from treenail.cli.main import EXIT_DEGRADED
+from treenail.cli.node.cancel import request_from_agent
+from treenail.cli.node.local_machine import (
+    create_inspector_and_runner,
+    create_labelled_disk,
+    create_unit_states,
+)
+from treenail.cli.node.once_state import read_stored_config
+from treenail.cli.node.own_node import load_node_settings
+from treenail.cli.terminal import Painter, create_painter
 from treenail.clock import Clock, SystemClock
-from treenail.config.drift import Attribute, Drift, expected
-from treenail.config.redact import FileDiff, redacted_diff
-from treenail.config.wanted import Wanted, WantedOS, wanted
-from treenail.daemon.configuration.apply import apply
-from treenail.daemon.configuration.config_cache import Configs
-from treenail.daemon.configuration.drift import Asked, Booted, DriftCheck
-from treenail.daemon.configuration.drift_repair import Sayings
-from treenail.errors import FileError, HostError, Unreachable, UsageError
-from treenail.host.filesystem.files import Files
+from treenail.config.drift import Drift, DriftAttribute, compute_expected_entries
+from treenail.config.redact import FileDiff, compute_redacted_diff
+from treenail.config.wanted import WantedOS, WantedState, read_wanted_state
+from treenail.daemon.configuration.apply import apply_steps
+from treenail.daemon.configuration.config_cache import ConfigCache
+from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
+from treenail.daemon.configuration.drift_repair import NodeConfigs
+from treenail.errors import FileError, HostError, UnreachableError, UsageError
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.host.system.kernel import Kernel
+from treenail.host.system.kernel import HostKernel
 from treenail.host.system.state_file import Ledger
-from treenail.update.decision.request import Kind, Request
-from treenail.update.drift.drift_policy import OF_THE_BOOT, Reaction, remedy
-from treenail.update.drift.drift_repair import healing
+from treenail.update.decision.request import RequestKind, UserRequest
+from treenail.update.drift.drift_policy import BOOT_ATTRIBUTES, DriftReaction, format_drift_remedy
+from treenail.update.drift.drift_repair import plan_repair
 from treenail.update.state import record as records
 from treenail.update.state.record import Target
-from treenail.update.steps.plan import plan
+from treenail.update.steps.plan import plan_steps
 
 Json = dict[str, object]
 
-_WORDS = {
-    Reaction.REPORT: "reported",
-    Reaction.HEAL: "put right by the agent",
-    Reaction.BLOCK: "holds updates up",
+_REACTION_TEXTS = {
+    DriftReaction.REPORT: "reported",
+    DriftReaction.REPAIR: "put right by the agent",
+    DriftReaction.BLOCK: "holds updates up",
 }
-_LIMIT = 64 * 1024 * 1024
+_MAX_FILE_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ReportedDrift:
     """One drift, what it leads to, and from what is expected to what is there."""
 
     drift: Drift
-    reaction: Reaction
+    reaction: DriftReaction
     diff: FileDiff = field(default_factory=FileDiff)
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Print what drifted, or put it right; 4 when something is not as the config says."""
     root, clock = Root(arguments.root or "/"), SystemClock()
-    machine = _Machine(root, arguments.config, clock)
-    found = machine.look()
+    machine = _DriftInspector(root, arguments.config, clock)
+    found = machine.find_drifts()
     if arguments.heal:
-        machine.heal(_chosen(found, arguments.heal))
-        found = machine.look()
+        machine.repair_drifts(_choose_drifts(found, arguments.heal))
+        found = machine.find_drifts()
         left = [each for each in found if each.drift.subject in arguments.heal]
         if left:
             raise HostError(
@@ -70,61 +74,61 @@ def main(arguments: argparse.Namespace) -> int:
                 remedy="see why with: journalctl -u treenail",
             )
     if arguments.json:
-        document = {"config": machine.current.config, "drifts": [*map(_document, found)]}
+        document = {"config": machine.current.config, "drifts": [*map(_build_document, found)]}
         print(json.dumps(document, indent=1))
     else:
-        for line in lines(found, machine.current, paint(sys.stdout, os.environ)):
+        for line in format_drifts(found, machine.current, create_painter(sys.stdout, os.environ)):
             print(line)
-    return DEGRADED if found else 0
+    return EXIT_DEGRADED if found else 0
 
 
-def documents(root: Root, config: str | None, clock: Clock) -> list[Json]:
+def build_drift_documents(root: Root, config: str | None, clock: Clock) -> list[Json]:
     """What drifted, for a program."""
-    return [*map(_document, _Machine(root, config, clock).look())]
+    return [*map(_build_document, _DriftInspector(root, config, clock).find_drifts())]
 
 
-def lines(found: Sequence[Found], current: Target, paint: Paint) -> Iterator[str]:
+def format_drifts(found: Sequence[ReportedDrift], current: Target, paint: Painter) -> Iterator[str]:
     """What drifted, for a person."""
     if not found:
         yield f"the machine is as {current.config} says"
     for each in found:
         drift = each.drift
-        if drift.attribute is Attribute.CONTENTS:
+        if drift.attribute is DriftAttribute.CONTENTS:
             told = f"{drift.subject}: other contents"
         else:
             told = str(drift)
-        yield f"{paint(told, '~')} ({_WORDS[each.reaction]})"
+        yield f"{paint(told, '~')} ({_REACTION_TEXTS[each.reaction]})"
         for line in each.diff.lines:
             yield f"    {paint(line, line[:1])}"
         if each.diff.note:
             yield f"    ({each.diff.note})"
 
 
-class Away:
+class OfflineCluster:
     """In the place of a cluster: what is not kept on this machine is not asked for."""
 
-    def machine_config(self, name: str) -> MachineConfig:
-        raise Unreachable(f"{name} is not kept on this machine")
+    def fetch_machine_config(self, name: str) -> MachineConfig:
+        raise UnreachableError(f"{name} is not kept on this machine")
 
 
-class _Machine:
+class _DriftInspector:
     """What is looked at, and put right."""
 
     def __init__(self, root: Root, config: str | None, clock: Clock) -> None:
         self._root = root
         self._clock = clock
-        self._files = Files(root)
-        self._running = root.prefix == Path("/")
-        self._policy = settings_of(root, config).drift.policy
-        self.current = records.from_json(Ledger(root).read()).current
+        self._files = HostFiles(root)
+        self._is_running = root.prefix == Path("/")
+        self._policy = load_node_settings(root, config).drift.policy
+        self.current = records.from_json(Ledger(root).read_document()).current
         if self.current.config:
-            self._wish, self._says = self._of_node()
+            self._desired, self._expected = self._read_node_config()
         else:
-            self._wish, self._says = self._of_once()
+            self._desired, self._expected = self._read_once_config()
 
-    def _of_node(self) -> tuple[Wanted, Asked]:
-        sayings = Sayings(self._files, Configs(self._files, Away()))
-        wish, says = sayings.wish(self.current), sayings.asked(self.current)
+    def _read_node_config(self) -> tuple[WantedState, ExpectedState]:
+        sayings = NodeConfigs(self._files, ConfigCache(self._files, OfflineCluster()))
+        wish, says = sayings.load_wanted(self.current), sayings.load_expected(self.current)
         if wish is None or says is None:
             raise HostError(
                 f"there is no copy of {self.current.config} on this machine",
@@ -132,85 +136,89 @@ class _Machine:
             )
         return wish, says
 
-    def _of_once(self) -> tuple[Wanted, Asked]:
+    def _read_once_config(self) -> tuple[WantedState, ExpectedState]:
         """Files and units; what is for the operating system was left out."""
-        config = kept(self._files)
+        config = read_stored_config(self._files)
         if config is None:
             raise HostError(
                 "no config of this machine is recorded: there is nothing to compare with",
                 remedy="the agent records one with its first update, treenail once when it is done",
             )
         self.current = Target(config.name or "the config of treenail once")
-        wish = replace(wanted(config), os=WantedOS())
-        return wish, Asked.of(wish)
+        wish = replace(read_wanted_state(config), os=WantedOS())
+        return wish, ExpectedState.from_wanted(wish)
 
-    def look(self) -> list[Found]:
+    def find_drifts(self) -> list[ReportedDrift]:
         """What drifted, by path."""
-        states = unit_states(self._root, running=self._running)
-        check = DriftCheck(self._root, states, labelled_disk(self._root))
-        found = check.everything(self._says, self._booted())
+        states = create_unit_states(self._root, is_running=self._is_running)
+        check = DriftCheck(self._root, states, create_labelled_disk(self._root))
+        found = check.check_everything(self._expected, self._read_booted_state())
         return [
-            Found(drift, self._policy.reaction(drift), self._diff(drift))
+            ReportedDrift(drift, self._policy.choose_reaction(drift), self._diff_contents(drift))
             for subject in sorted(found)
             for drift in found[subject]
         ]
 
-    def heal(self, drifts: Sequence[Drift]) -> None:
+    def repair_drifts(self, drifts: Sequence[Drift]) -> None:
         """Have these as the config says: by the agent, or where none runs, in its place."""
         paths = tuple(dict.fromkeys(drift.subject for drift in drifts))
-        if asked(self._root, Request(Kind.HEAL, paths=paths), self._clock):
+        if request_from_agent(
+            self._root, UserRequest(RequestKind.REPAIR, paths=paths), self._clock
+        ):
             return
-        with Ledger(self._root).lock():
-            survey, runner = survey_and_runner(self._root, running=self._running)
-            old = survey.managed()
-            seen = survey.see(old, self._wish)
-            steps = plan(old, self._wish, seen, config=self.current.config).steps
-            apply(healing(steps, drifts), runner)
+        with Ledger(self._root).hold_lock():
+            survey, runner = create_inspector_and_runner(self._root, is_running=self._is_running)
+            old = survey.read_ownership()
+            seen = survey.inspect_machine(old, self._desired)
+            steps = plan_steps(old, self._desired, seen, config=self.current.config).steps
+            apply_steps(plan_repair(steps, drifts), runner)
 
-    def _booted(self) -> Booted:
+    def _read_booted_state(self) -> BootedState:
         # Commands that look at a tree of files need no bus.
-        from treenail.cli.node.choose_backend import deployments
+        from treenail.cli.node.choose_backend import read_deployments
 
         try:
-            arguments = Kernel(self._root).command_line()
+            arguments = HostKernel(self._root).read_command_line()
         except FileError:
-            if self._running:
+            if self._is_running:
                 raise
             # A tree of files was booted with none: what is not known has not drifted.
-            arguments = self._wish.os.kernel_arguments
+            arguments = self._desired.os.kernel_arguments
         try:
-            booted = deployments(self._root, self._clock).booted
+            booted = read_deployments(self._root, self._clock).booted
         except HostError:
             booted = None
-        return Booted(arguments, None if booted is None else frozenset(booted.packages))
+        return BootedState(
+            arguments, None if booted is None else frozenset(booted.requested_packages)
+        )
 
-    def _diff(self, drift: Drift) -> FileDiff:
-        if drift.attribute is not Attribute.CONTENTS:
+    def _diff_contents(self, drift: Drift) -> FileDiff:
+        if drift.attribute is not DriftAttribute.CONTENTS:
             return FileDiff()
-        entry = expected(self._wish)[drift.subject]
+        entry = compute_expected_entries(self._desired)[drift.subject]
         contents = entry.contents or ""
-        old = contents.decode() if isinstance(contents, Contents) else contents.encode()
-        new = self._files.read(drift.subject, limit=_LIMIT)
-        mode = self._root.path(drift.subject).stat().st_mode & (entry.mode or 0)
-        return redacted_diff(old, new, path=drift.subject, mode=mode)
+        old = contents.decode_bytes() if isinstance(contents, Contents) else contents.encode()
+        new = self._files.read_file(drift.subject, limit=_MAX_FILE_BYTES)
+        mode = self._root.resolve_path(drift.subject).stat().st_mode & (entry.mode or 0)
+        return compute_redacted_diff(old, new, path=drift.subject, mode=mode)
 
 
-def _chosen(found: Sequence[Found], paths: Sequence[str]) -> list[Drift]:
+def _choose_drifts(found: Sequence[ReportedDrift], paths: Sequence[str]) -> list[Drift]:
     known = {each.drift.subject for each in found}
     for path in paths:
         if path not in known:
             raise UsageError(f"{path} has not drifted", remedy="see what has: treenail drift")
     chosen = [each.drift for each in found if each.drift.subject in paths]
     for drift in chosen:
-        if drift.attribute in OF_THE_BOOT:
+        if drift.attribute in BOOT_ATTRIBUTES:
             raise UsageError(
                 f"{drift.subject}: what was booted can't be put right while it runs",
-                remedy=remedy([drift]),
+                remedy=format_drift_remedy([drift]),
             )
     return chosen
 
 
-def _document(found: Found) -> Json:
+def _build_document(found: ReportedDrift) -> Json:
     drift = found.drift
     return {
         "subject": drift.subject,

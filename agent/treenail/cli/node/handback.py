@@ -7,46 +7,48 @@ from pathlib import Path
 
 from treenail.api.decode import Fields, load_json
 from treenail.api.machineconfig import MachineConfig
-from treenail.cli.files import machine_config
-from treenail.cli.node.local_machine import survey_and_runner
-from treenail.cli.node.own_node import own_node, settings_of
+from treenail.cli.files import read_machine_config
+from treenail.cli.node.local_machine import create_inspector_and_runner
+from treenail.cli.node.own_node import connect_own_node, load_node_settings
 from treenail.clock import SystemClock
-from treenail.config.wanted import wanted
+from treenail.config.wanted import read_wanted_state
 from treenail.daemon.configuration.config_cache import DIRECTORY
-from treenail.daemon.configuration.inspect import Survey
-from treenail.daemon.configuration.mcd_handback import hand_back
+from treenail.daemon.configuration.inspect import MachineInspector
+from treenail.daemon.configuration.mcd_handback import hand_back_node
 from treenail.daemon.configuration.mcd_state import CURRENT_CONFIG
 from treenail.daemon.settings.settings import ImageFiles
 from treenail.errors import DriftError, TreenailError, UsageError
-from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update.handback import annotations, check
-from treenail.update.impact.impact import in_image_mode
+from treenail.update.handback import check_handback, compute_handback_annotations
+from treenail.update.impact.impact import apply_image_mode
 from treenail.update.state import record as records
 from treenail.update.state.record import Target
-from treenail.update.steps.plan import plan
-from treenail.update.steps.steps import Keep, Remember, Step
+from treenail.update.steps.plan import plan_steps
+from treenail.update.steps.steps import BackUpEntry, ConfigStep, RecordOwnership
 
-Changes = dict[str, str | None]
-_SHOWN = 5
-_LIMIT = 64 * 1024 * 1024
+AnnotationChanges = dict[str, str | None]
+_MAX_STEPS_SHOWN = 5
+_MAX_CONFIG_BYTES = 64 * 1024 * 1024
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Hand the node back; refuses, before anything is touched, what would be found to differ."""
     root = Root(arguments.root or "/")
     ledger = Ledger(root)
-    with ledger.lock():
-        record = records.from_json(ledger.read())
-        check(record)
-        config = _config(arguments.file, Files(root), record.current.config)
-        survey, runner = survey_and_runner(root, running=root.prefix == Path("/"))
-        runner.undo.check()
-        images_bake = settings_of(root, arguments.config).image_files is ImageFiles.BAKED
-        _refuse_drift(_differing(survey, config, record.current, images_bake=images_bake))
-        paths = hand_back(root, config, record.current)
-    told, problem = _annotate(root, arguments.config, record.current)
+    with ledger.hold_lock():
+        record = records.from_json(ledger.read_document())
+        check_handback(record)
+        config = _read_current_config(arguments.file, HostFiles(root), record.current.config)
+        survey, runner = create_inspector_and_runner(root, is_running=root.prefix == Path("/"))
+        runner.undo.ensure_none_interrupted()
+        images_bake = load_node_settings(root, arguments.config).image_files is ImageFiles.BAKED
+        _refuse_drift(
+            _find_differing_steps(survey, config, record.current, images_bake=images_bake)
+        )
+        paths = hand_back_node(root, config, record.current)
+    told, problem = _annotate_node(root, arguments.config, record.current)
     if arguments.json:
         document = {"files": list(paths), "annotations": told, "problem": problem}
         print(json.dumps(document, indent=1))
@@ -56,20 +58,24 @@ def main(arguments: argparse.Namespace) -> int:
     if problem:
         print(f"the Node can't be annotated: {problem}")
         print("before the Machine Config Daemon starts, annotate it with kubectl:")
-        print("\n".join(f"  {_argument(name, value)}" for name, value in told.items()))
+        print(
+            "\n".join(f"  {_format_kubectl_argument(name, value)}" for name, value in told.items())
+        )
     print("keep treenail from starting again: systemctl disable treenail")
     return 0
 
 
-def _config(given: str | None, files: Files, name: str) -> MachineConfig:
+def _read_current_config(config_file: str | None, files: HostFiles, name: str) -> MachineConfig:
     """The current config, from a file or as it is kept on this machine."""
-    if given is not None:
-        config = machine_config(given)
+    if config_file is not None:
+        config = read_machine_config(config_file)
         if config.name != name:
-            raise UsageError(f"{given}: expected {name}, which this node has, found {config.name}")
+            raise UsageError(
+                f"{config_file}: expected {name}, which this node has, found {config.name}"
+            )
         return config
     for path in (f"{DIRECTORY}/{name}.json", CURRENT_CONFIG):
-        content = files.read(path, limit=_LIMIT)
+        content = files.read_file(path, limit=_MAX_CONFIG_BYTES)
         if content is not None:
             config = MachineConfig.from_json(load_json(content, where=path))
             if config.name == name:
@@ -80,41 +86,51 @@ def _config(given: str | None, files: Files, name: str) -> MachineConfig:
     )
 
 
-def _differing(
-    survey: Survey, config: MachineConfig, current: Target, *, images_bake: bool
-) -> tuple[Step, ...]:
+def _find_differing_steps(
+    survey: MachineInspector, config: MachineConfig, current: Target, *, images_bake: bool
+) -> tuple[ConfigStep, ...]:
     """What it would take to bring the machine to its own config; nothing when all is well."""
-    wish = wanted(config)
+    wish = read_wanted_state(config)
     if current.image and images_bake:
-        wish = in_image_mode(wish)
-    old = survey.managed()
-    steps = plan(old, wish, survey.see(old, wish), config=config.name).steps
-    return tuple(step for step in steps if not isinstance(step, Keep | Remember))
+        wish = apply_image_mode(wish)
+    old = survey.read_ownership()
+    steps = plan_steps(old, wish, survey.inspect_machine(old, wish), config=config.name).steps
+    return tuple(step for step in steps if not isinstance(step, BackUpEntry | RecordOwnership))
 
 
-def _refuse_drift(differing: Sequence[Step]) -> None:
-    if differing:
-        shown = "; ".join(map(str, differing[:_SHOWN]))
-        more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
+def _refuse_drift(differing_steps: Sequence[ConfigStep]) -> None:
+    if differing_steps:
+        shown = "; ".join(map(str, differing_steps[:_MAX_STEPS_SHOWN]))
+        more = (
+            f" and {len(differing_steps) - _MAX_STEPS_SHOWN} more"
+            if len(differing_steps) > _MAX_STEPS_SHOWN
+            else ""
+        )
         raise DriftError(
             f"the machine is not as its config says, and would be found degraded: {shown}{more}",
             remedy="let the agent mend it first",
         )
 
 
-def _annotate(root: Root, config: str | None, current: Target) -> tuple[Changes, str]:
+def _annotate_node(
+    root: Root, config: str | None, current: Target
+) -> tuple[AnnotationChanges, str]:
     """What the Node is told, or has to be told yet, and why it could not be."""
     found: Mapping[str, str] = {}
     try:
-        with own_node(root, config, SystemClock()) as node:
-            found = Fields.of(node.read(), "Node").nested("metadata").text_map("annotations")
-            changes = annotations(found, current)
-            node.annotate(changes)
+        with connect_own_node(root, config, SystemClock()) as node:
+            found = (
+                Fields.from_json(node.read_node(), "Node")
+                .get_object("metadata")
+                .get_text_map("annotations")
+            )
+            changes = compute_handback_annotations(found, current)
+            node.annotate_node(changes)
     except TreenailError as error:
-        return annotations(found, current), str(error)
+        return compute_handback_annotations(found, current), str(error)
     return changes, ""
 
 
-def _argument(name: str, value: str | None) -> str:
+def _format_kubectl_argument(name: str, value: str | None) -> str:
     """As ``kubectl annotate`` takes it."""
     return f"{name}-" if value is None else f"{name}={value}"

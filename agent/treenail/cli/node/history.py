@@ -6,46 +6,52 @@ import os
 import sys
 from collections.abc import Iterator
 
-from treenail.cli.terminal import Paint, duration, moment, paint
-from treenail.clock import rfc3339
+from treenail.cli.terminal import Painter, create_painter, format_duration, format_time
+from treenail.clock import format_rfc3339
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
 from treenail.update.state import record as records
-from treenail.update.state.record import Outcome, Past, Target
+from treenail.update.state.record import PastUpdate, Target, UpdateOutcome
 
 Json = dict[str, object]
 
-_COLOURS = {Outcome.DONE: "+", Outcome.CALLED_OFF: "~", Outcome.FAILED: "-"}
+_OUTCOME_COLOURS = {
+    UpdateOutcome.DONE: "+",
+    UpdateOutcome.CANCELLED: "~",
+    UpdateOutcome.FAILED: "-",
+}
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Print the last updates, the newest first."""
-    record = records.from_json(Ledger(Root(arguments.root or "/")).read())
+    record = records.from_json(Ledger(Root(arguments.root or "/")).read_document())
     shown = record.history[: arguments.number]
     if arguments.json:
-        print(json.dumps([_document(past) for past in shown], indent=1))
+        print(json.dumps([_build_document(past) for past in shown], indent=1))
         return 0
-    for line in lines(shown, paint(sys.stdout, os.environ)):
+    for line in format_history(shown, create_painter(sys.stdout, os.environ)):
         print(line)
     return 0
 
 
-def lines(history: tuple[Past, ...], paint: Paint) -> Iterator[str]:
+def format_history(history: tuple[PastUpdate, ...], paint: Painter) -> Iterator[str]:
     """The updates for a person."""
     if not history:
         yield "no update of this node is recorded"
     for past in history:
-        outcome = paint(past.outcome, _COLOURS.get(past.outcome, "-"))
-        took = duration(past.ended - past.began)
-        yield f"{moment(past.began)}  {outcome} after {took}"
-        yield f"    from {_target(past.origin)}"
-        yield f"    to   {_target(past.target)}"
-        if past.spent:
-            phases = ", ".join(f"{phase} {duration(seconds)}" for phase, seconds in past.spent)
+        outcome = paint(past.outcome, _OUTCOME_COLOURS.get(past.outcome, "-"))
+        took = format_duration(past.ended - past.began)
+        yield f"{format_time(past.began)}  {outcome} after {took}"
+        yield f"    from {_format_target(past.origin)}"
+        yield f"    to   {_format_target(past.target)}"
+        if past.phase_seconds:
+            phases = ", ".join(
+                f"{phase} {format_duration(seconds)}" for phase, seconds in past.phase_seconds
+            )
             yield f"    {phases}"
-        if past.reboots > 1:
-            yield f"    {past.reboots} reboots were asked for"
-        if past.soft:
+        if past.reboot_count > 1:
+            yield f"    {past.reboot_count} reboots were asked for"
+        if past.is_soft_reboot:
             yield "    the reboot was a soft one: the kernel went on"
         yield from (f"    because {reason}" for reason in past.reasons)
         if past.failure:
@@ -53,22 +59,22 @@ def lines(history: tuple[Past, ...], paint: Paint) -> Iterator[str]:
         yield f"    journalctl TREENAIL_UPDATE={past.id}"
 
 
-def _document(past: Past) -> Json:
+def _build_document(past: PastUpdate) -> Json:
     return {
         "id": past.id,
         "from": {"config": past.origin.config, "image": past.origin.image},
         "to": {"config": past.target.config, "image": past.target.image},
-        "began": rfc3339(past.began),
-        "ended": rfc3339(past.ended),
+        "began": format_rfc3339(past.began),
+        "ended": format_rfc3339(past.ended),
         "outcome": past.outcome,
-        "phases": {str(phase): round(seconds, 1) for phase, seconds in past.spent},
-        "reboots": past.reboots,
-        "soft": past.soft,
+        "phases": {str(phase): round(seconds, 1) for phase, seconds in past.phase_seconds},
+        "reboots": past.reboot_count,
+        "soft": past.is_soft_reboot,
         "reasons": list(past.reasons),
         "failure": past.failure,
     }
 
 
-def _target(target: Target) -> str:
+def _format_target(target: Target) -> str:
     config = target.config or "nothing"
     return f"{config}, {target.image}" if target.image else config

@@ -1,43 +1,49 @@
 """The machine below a root, for commands that look at it or change it."""
 
 from treenail.clock import SystemClock
-from treenail.daemon.configuration.inspect import AskedStates, Survey, UnitStates
-from treenail.daemon.configuration.step_runner import Runner
+from treenail.daemon.configuration.inspect import (
+    MachineInspector,
+    SystemdUnitStates,
+    UnitStateSource,
+)
+from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.host.filesystem.selinux import policy
-from treenail.host.system.users import Shadow
-from treenail.host.systemd.unit_files import Units
+from treenail.host.filesystem.selinux import load_policy
+from treenail.host.system.users import ShadowFile
+from treenail.host.systemd.unit_files import UnitFileReader
 
 
-def unit_states(root: Root, *, running: bool) -> UnitStates:
+def create_unit_states(root: Root, *, is_running: bool) -> UnitStateSource:
     """Who knows whether units are enabled: systemd, or their files."""
-    if not running:
-        return Units(Files(root))
+    if not is_running:
+        return UnitFileReader(HostFiles(root))
     # As below.
     from treenail.host.systemd.bus import SystemBus
     from treenail.host.systemd.systemd import Systemd
 
-    return AskedStates(Systemd(SystemBus(), SystemClock()))
+    return SystemdUnitStates(Systemd(SystemBus(), SystemClock()))
 
 
-def labelled_disk(root: Root) -> Disk:
+def create_labelled_disk(root: Root) -> Disk:
     """The disk, with labels as this machine's SELinux policy says, where it has one."""
-    return Disk(policy(root))
+    return Disk(load_policy(root))
 
 
-def survey_and_runner(root: Root, *, running: bool) -> tuple[Survey, Runner]:
-    """Who looks and who changes; ``running`` is a machine whose services take notice."""
+def create_inspector_and_runner(
+    root: Root, *, is_running: bool
+) -> tuple[MachineInspector, StepRunner]:
+    """Who looks and who changes; ``is_running`` is a machine whose services take notice."""
     clock = SystemClock()
-    disk = labelled_disk(root)
-    shadow = Shadow(root, clock, disk)
-    if not running:
-        return Survey(root, shadow, disk), Runner(root, shadow, disk)
+    disk = create_labelled_disk(root)
+    shadow = ShadowFile(root, clock, disk)
+    if not is_running:
+        return MachineInspector(root, shadow, disk), StepRunner(root, shadow, disk)
     # Rare, and a directory needs no bus.
     from treenail.host.systemd.bus import SystemBus
     from treenail.host.systemd.systemd import Systemd
 
     systemd = Systemd(SystemBus(), clock)
-    survey = Survey(root, shadow, disk, AskedStates(systemd))
-    return survey, Runner(root, shadow, disk, systemd)
+    survey = MachineInspector(root, shadow, disk, SystemdUnitStates(systemd))
+    return survey, StepRunner(root, shadow, disk, systemd)

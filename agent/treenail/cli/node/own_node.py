@@ -6,11 +6,16 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treenail.api.disruptionpolicy import DEFAULTS, ClusterPolicy, DisruptionPolicy
+from treenail.api.disruptionpolicy import DEFAULT_POLICY, ClusterDisruptionPolicy, DisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.clock import Clock
-from treenail.daemon.settings.settings import FILE, Given, Settings, load
-from treenail.errors import NotFound
+from treenail.daemon.settings.settings import (
+    SETTINGS_FILE,
+    AgentSettings,
+    PartialSettings,
+    load_settings,
+)
+from treenail.errors import NotFoundError
 from treenail.host.filesystem.root import Root
 from treenail.kube.resources import MACHINECONFIGS, MACHINECONFIGURATIONS, NODES
 
@@ -18,14 +23,16 @@ if TYPE_CHECKING:
     from treenail.kube.client import Client
 
 Json = dict[str, object]
-_LIMIT_S = 5.0
+_CALL_TIMEOUT_S = 5.0
 
 
-def settings_of(root: Root, config: str | None) -> Settings:
+def load_node_settings(root: Root, config: str | None) -> AgentSettings:
     """The settings that the agent has; raises `UsageError`."""
-    path = Path(config) if config else root.path(FILE)
-    given = Given(root=str(root.prefix))
-    return load(path, given, host_name=socket.gethostname(), required=config is not None)
+    path = Path(config) if config else root.resolve_path(SETTINGS_FILE)
+    given = PartialSettings(root=str(root.prefix))
+    return load_settings(
+        path, given, host_name=socket.gethostname(), is_required=config is not None
+    )
 
 
 class OwnNode:
@@ -39,34 +46,34 @@ class OwnNode:
         """The MachineConfig of this name; raises `ConfigError`, too."""
         return MachineConfig.from_json(self._client.get(MACHINECONFIGS, name))
 
-    def policy(self) -> DisruptionPolicy:
+    def fetch_policy(self) -> DisruptionPolicy:
         """The cluster's node disruption policy."""
         try:
-            return ClusterPolicy.from_json(
+            return ClusterDisruptionPolicy.from_json(
                 self._client.get(MACHINECONFIGURATIONS, "cluster")
             ).policy
-        except NotFound:
-            return DEFAULTS
+        except NotFoundError:
+            return DEFAULT_POLICY
 
-    def read(self) -> Json:
+    def read_node(self) -> Json:
         """The Node as it is."""
         return self._client.get(NODES, self.name)
 
-    def annotate(self, changes: Mapping[str, str | None]) -> None:
+    def annotate_node(self, changes: Mapping[str, str | None]) -> None:
         """Set these annotations; None takes one away."""
         body: Json = {"metadata": {"annotations": dict(changes)}}
         self._client.patch(NODES, self.name, body)
 
 
 @contextmanager
-def own_node(root: Root, config: str | None, clock: Clock) -> Iterator[OwnNode]:
+def connect_own_node(root: Root, config: str | None, clock: Clock) -> Iterator[OwnNode]:
     """The Node, with a few seconds for each call; raises `UsageError` without a kubeconfig."""
     # TLS is loaded only where the API server is asked.
     from treenail.kube.client import Client
     from treenail.kube.kubeconfig import read_kubeconfig
     from treenail.kube.transport import HttpTransport
 
-    settings = settings_of(root, config)
-    connection = read_kubeconfig(settings.kubeconfig, locate=root.path)
+    settings = load_node_settings(root, config)
+    connection = read_kubeconfig(settings.kubeconfig, locate=root.resolve_path)
     with closing(HttpTransport(connection, clock)) as transport:
-        yield OwnNode(Client(transport, limit_s=_LIMIT_S), settings.node_name)
+        yield OwnNode(Client(transport, limit_s=_CALL_TIMEOUT_S), settings.node_name)

@@ -7,72 +7,78 @@ import sys
 from collections.abc import Iterator
 
 from treenail.api import documents
-from treenail.api.disruptionpolicy import DEFAULTS, ClusterPolicy, DisruptionPolicy
-from treenail.cli.files import STDIN, content, machine_config
-from treenail.cli.terminal import Paint, paint
+from treenail.api.disruptionpolicy import DEFAULT_POLICY, ClusterDisruptionPolicy, DisruptionPolicy
+from treenail.cli.files import STDIN, read_input, read_machine_config
+from treenail.cli.terminal import Painter, create_painter
 from treenail.clock import SystemClock
 from treenail.errors import UsageError
 from treenail.host.filesystem.root import Root
-from treenail.update.impact.preview import Action, Entry, Mark, Preview, preview
+from treenail.update.impact.preview import (
+    ChangeMark,
+    Preview,
+    PreviewAction,
+    PreviewEntry,
+    preview_update,
+)
 
 Json = dict[str, object]
 
-NOTHING = 0
-CANNOT = 1
-CHANGES = 2
-DISRUPTS = 3
+EXIT_UNCHANGED = 0
+EXIT_FAILED = 1
+EXIT_CHANGES = 2
+EXIT_DISRUPTS = 3
 
-_SIGNS = {Mark.ADDED: "+", Mark.CHANGED: "~", Mark.REMOVED: "-"}
-_REASONS_SHOWN = 20
+_MARK_SIGNS = {ChangeMark.ADDED: "+", ChangeMark.CHANGED: "~", ChangeMark.REMOVED: "-"}
+_MAX_REASONS = 20
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Print the plan; 0 nothing differs, 2 it does, 3 with a drain, 1 it can't be done."""
-    found, notes = _of_files(arguments) if arguments.files else _of_node(arguments)
+    found, notes = _plan_files(arguments) if arguments.files else _plan_this_node(arguments)
     if arguments.json:
-        print(json.dumps({**document(found), "notes": list(notes)}, indent=1))
-        return code(found)
-    for line in lines(found, paint(sys.stdout, os.environ)):
+        print(json.dumps({**build_plan_document(found), "notes": list(notes)}, indent=1))
+        return compute_exit_code(found)
+    for line in format_plan(found, create_painter(sys.stdout, os.environ)):
         print(line)
     for note in notes:
         print(f"note: {note}")
-    return code(found)
+    return compute_exit_code(found)
 
 
-def code(found: Preview) -> int:
+def compute_exit_code(found: Preview) -> int:
     """The exit code that tells a program what a person reads."""
-    if found.obstacles:
-        return CANNOT
-    if found.drains:
-        return DISRUPTS
-    return NOTHING if found.empty else CHANGES
+    if found.irreconcilable_changes:
+        return EXIT_FAILED
+    if found.needs_drain:
+        return EXIT_DISRUPTS
+    return EXIT_UNCHANGED if found.is_empty else EXIT_CHANGES
 
 
-def lines(found: Preview, paint: Paint) -> Iterator[str]:
+def format_plan(found: Preview, paint: Painter) -> Iterator[str]:
     """The plan for a person."""
     yield paint(f"{found.old or 'the old config'} -> {found.new or 'the new config'}", "!")
-    if found.empty:
+    if found.is_empty:
         yield "nothing differs"
         return
     yield ""
     for entry in found.entries:
-        yield from _entry(entry, paint)
-    if found.obstacles:
+        yield from _format_entry(entry, paint)
+    if found.irreconcilable_changes:
         yield ""
         yield paint("This can't be done on a running node:", "!")
-        for obstacle in found.obstacles:
+        for obstacle in found.irreconcilable_changes:
             yield f"  {obstacle.reason}"
             yield f"    at {obstacle.place}; {obstacle.remedy}"
     yield ""
-    yield paint(_cost(found), "!")
+    yield paint(_format_cost_heading(found), "!")
     for action in found.actions:
-        yield from _action(action)
-    if found.free:
+        yield from _format_action(action)
+    if found.harmless:
         yield "  at no cost"
-        yield from _because(Action("", found.free))
+        yield from _format_reasons(PreviewAction("", found.harmless))
 
 
-def document(found: Preview) -> Json:
+def build_plan_document(found: Preview) -> Json:
     """The plan for a program."""
     return {
         "old": found.old,
@@ -85,35 +91,36 @@ def document(found: Preview) -> Json:
                 "details": list(entry.details),
                 "diffs": [
                     {"path": each.path, "lines": list(each.diff.lines), "note": each.diff.note}
-                    for each in entry.written
+                    for each in entry.contents
                 ],
             }
             for entry in found.entries
         ],
         "actions": [
-            {"action": action.words, "reasons": _reasons(action)} for action in found.actions
+            {"action": action.description, "reasons": _build_reason_documents(action)}
+            for action in found.actions
         ],
-        "free": _reasons(Action("", found.free)),
-        "drains": found.drains,
-        "reboots": found.reboots,
+        "free": _build_reason_documents(PreviewAction("", found.harmless)),
+        "drains": found.needs_drain,
+        "reboots": found.needs_reboot,
         "obstacles": [
             {"place": each.place, "reason": each.reason, "remedy": each.remedy}
-            for each in found.obstacles
+            for each in found.irreconcilable_changes
         ],
         "steps": list(found.steps),
     }
 
 
-def _of_node(arguments: argparse.Namespace) -> tuple[Preview, tuple[str, ...]]:
+def _plan_this_node(arguments: argparse.Namespace) -> tuple[Preview, tuple[str, ...]]:
     # Two files need neither a machine nor a cluster.
-    from treenail.cli.node.plan_node import node_plan
+    from treenail.cli.node.plan_node import plan_node
 
     root = Root(arguments.root or "/")
-    policy = _policy(arguments.policy) if arguments.policy else None
-    return node_plan(root, arguments.config, policy, SystemClock())
+    policy = _read_policy(arguments.policy) if arguments.policy else None
+    return plan_node(root, arguments.config, policy, SystemClock())
 
 
-def _of_files(arguments: argparse.Namespace) -> tuple[Preview, tuple[str, ...]]:
+def _plan_files(arguments: argparse.Namespace) -> tuple[Preview, tuple[str, ...]]:
     if len(arguments.files) != 2:
         raise UsageError(
             "expected two files, OLD and NEW, or none for the plan of this node",
@@ -121,22 +128,24 @@ def _of_files(arguments: argparse.Namespace) -> tuple[Preview, tuple[str, ...]]:
         )
     if arguments.files == [STDIN, STDIN]:
         raise UsageError("only one of the two can be read from standard input")
-    old, new = map(machine_config, arguments.files)
-    policy = _policy(arguments.policy) if arguments.policy else DEFAULTS
-    return preview(old, new, policy), ()
+    old, new = map(read_machine_config, arguments.files)
+    policy = _read_policy(arguments.policy) if arguments.policy else DEFAULT_POLICY
+    return preview_update(old, new, policy), ()
 
 
-def _policy(name: str) -> DisruptionPolicy:
+def _read_policy(name: str) -> DisruptionPolicy:
     """The policy in the file of a MachineConfiguration."""
-    return ClusterPolicy.from_json(documents.load(content(name), where=name)).policy
+    return ClusterDisruptionPolicy.from_json(
+        documents.load_document(read_input(name), where=name)
+    ).policy
 
 
-def _entry(entry: Entry, paint: Paint) -> Iterator[str]:
-    sign = _SIGNS[entry.mark]
+def _format_entry(entry: PreviewEntry, paint: Painter) -> Iterator[str]:
+    sign = _MARK_SIGNS[entry.mark]
     yield paint(f"{sign} {entry.kind} {entry.name}".rstrip(), sign)
     for detail in entry.details:
         yield f"    {paint(detail, detail[:1])}"
-    for written in entry.written:
+    for written in entry.contents:
         if written.path != entry.name:
             yield f"    {written.path}"
         for line in written.diff.lines:
@@ -145,29 +154,29 @@ def _entry(entry: Entry, paint: Paint) -> Iterator[str]:
             yield f"    ({written.diff.note})"
 
 
-def _cost(found: Preview) -> str:
-    if found.obstacles:
+def _format_cost_heading(found: Preview) -> str:
+    if found.irreconcilable_changes:
         return "Where it can be done, it costs:"
-    if found.reboots:
+    if found.needs_reboot:
         return "The node is drained and reboots:"
-    if found.drains:
+    if found.needs_drain:
         return "The node is drained:"
     return "The node stays in service:"
 
 
-def _action(action: Action) -> Iterator[str]:
-    yield f"  {action.words}, because"
-    yield from _because(action)
+def _format_action(action: PreviewAction) -> Iterator[str]:
+    yield f"  {action.description}, because"
+    yield from _format_reasons(action)
 
 
-def _because(action: Action) -> Iterator[str]:
-    yield from (f"    {reason}" for reason in action.reasons[:_REASONS_SHOWN])
-    left = len(action.reasons) - _REASONS_SHOWN
+def _format_reasons(action: PreviewAction) -> Iterator[str]:
+    yield from (f"    {reason}" for reason in action.reasons[:_MAX_REASONS])
+    left = len(action.reasons) - _MAX_REASONS
     if left > 0:
         yield f"    and {left} more; --json has them all"
 
 
-def _reasons(action: Action) -> list[Json]:
+def _build_reason_documents(action: PreviewAction) -> list[Json]:
     return [
         {"subject": each.subject, "rule": each.rule, "source": each.source}
         for each in action.reasons

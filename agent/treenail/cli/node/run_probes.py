@@ -4,52 +4,58 @@ import os
 from collections.abc import Callable
 
 from treenail.clock import SystemClock
-from treenail.daemon.checks.health import Cluster, Health
-from treenail.daemon.checks.health import Probes as HealthProbes
-from treenail.daemon.checks.preflight import OperatingSystem, Preflight
-from treenail.daemon.checks.preflight import Probes as PreflightProbes
-from treenail.daemon.settings.settings import Backend, Trial
-from treenail.daemon.settings.settings import Preflight as PreflightSettings
-from treenail.host.container.cri import Runtime
-from treenail.host.container.registry import Registry
-from treenail.host.filesystem.files import Files
+from treenail.daemon.checks.health import HealthChecker, HealthProbes, NodeSource
+from treenail.daemon.checks.preflight import DeploymentSource, PreflightChecker, PreflightProbes
+from treenail.daemon.settings.settings import BackendSetting, HealthSettings, PreflightSettings
+from treenail.host.container.cri import ContainerRuntime
+from treenail.host.container.registry import SkopeoClient
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.host.system.health_checks import Checks
-from treenail.host.system.kernel import Kernel
-from treenail.host.system.process import Programs
+from treenail.host.system.health_checks import HealthCheckDirectory
+from treenail.host.system.kernel import HostKernel
+from treenail.host.system.process import ProgramRunner
 from treenail.host.system.state_file import Ledger
 from treenail.host.systemd.bus import SystemBus
 from treenail.host.systemd.logind import Logind
 from treenail.host.systemd.systemd import Systemd
 from treenail.host.systemd.timedate import Timedate
 
-CHECKS = "/etc/treenail/health.d"
+HEALTH_CHECK_DIRECTORY = "/etc/treenail/health.d"
 
 
-def preflight(
+def create_preflight(
     root: Root,
     bus: SystemBus,
     systemd: Systemd,
-    os_: OperatingSystem,
-    wanted: PreflightSettings,
-    backend: Backend,
-) -> Preflight:
+    os_: DeploymentSource,
+    settings: PreflightSettings,
+    backend: BackendSetting,
+) -> PreflightChecker:
     """The pre-flight of this machine, whose deployments ``os_`` knows."""
     clock = SystemClock()
-    registry = Registry(Programs(clock, os.environ), limit_s=wanted.registry_s)
+    registry = SkopeoClient(ProgramRunner(clock, os.environ), timeout_s=settings.registry_s)
     probes = PreflightProbes(
-        registry, systemd, Logind(bus), Timedate(bus), Kernel(root), os_, Ledger(root)
+        registry, systemd, Logind(bus), Timedate(bus), HostKernel(root), os_, Ledger(root)
     )
-    stores = backend is Backend.BOOTC
-    return Preflight(root, Files(root), probes, clock, only_warn=wanted.only_warn, stores=stores)
+    stores = backend is BackendSetting.BOOTC
+    return PreflightChecker(
+        root, HostFiles(root), probes, clock, only_warn=settings.only_warn, has_image_store=stores
+    )
 
 
-def health(
-    root: Root, systemd: Systemd, cluster: Cluster, limits: Trial, *, alive: Callable[[], None]
-) -> Health:
+def create_health_checks(
+    root: Root,
+    systemd: Systemd,
+    cluster: NodeSource,
+    settings: HealthSettings,
+    *,
+    alive: Callable[[], None],
+) -> HealthChecker:
     """The checks of a boot on trial; ``alive`` is called between them."""
     clock = SystemClock()
-    programs = Programs(clock, os.environ)
-    runtime = Runtime(root, programs, limit_s=limits.check_s)
-    probes = HealthProbes(systemd, runtime, Checks(root, programs, CHECKS), cluster)
-    return Health(probes, limits, clock, alive=alive)
+    programs = ProgramRunner(clock, os.environ)
+    runtime = ContainerRuntime(root, programs, timeout_s=settings.check_s)
+    probes = HealthProbes(
+        systemd, runtime, HealthCheckDirectory(root, programs, HEALTH_CHECK_DIRECTORY), cluster
+    )
+    return HealthChecker(probes, settings, clock, send_heartbeat=alive)

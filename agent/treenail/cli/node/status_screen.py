@@ -3,64 +3,64 @@
 from collections.abc import Iterator
 
 Json = dict[str, object]
-Line = tuple[str, str]
-_REASONS_SHOWN = 3
+LabelledLine = tuple[str, str]
+_MAX_REASONS = 3
 
 
-def screen(document: Json) -> str:
+def format_status(document: Json) -> str:
     """The status for a person."""
     lines = [
         ("Node", str(document["node"] or "unknown")),
-        *_activity(document),
-        ("Current", _target_line(_object(document["current"]))),
-        ("Desired", _target_line(_object(document["desired"]))),
-        *_backend(_object(document.get("backend"))),
-        *_deployments(_object(document["deployments"])),
-        *_retained(_object(document.get("retained"))),
-        ("API server", _api_line(_object(document["apiServer"]))),
-        *_outcome(document),
-        *(("Pull secret", str(each)) for each in _list(document["credentials"])),
-        *(("Drift", str(each)) for each in _list(document["drift"])),
-        *(("Not known", str(each)) for each in _list(document["problems"])),
+        *_format_activity(document),
+        ("Current", _format_target(_as_object(document["current"]))),
+        ("Desired", _format_target(_as_object(document["desired"]))),
+        *_format_backend(_as_object(document.get("backend"))),
+        *_format_deployments(_as_object(document["deployments"])),
+        *_format_retained(_as_object(document.get("retained"))),
+        ("API server", _format_api_server(_as_object(document["apiServer"]))),
+        *_format_outcome(document),
+        *(("Pull secret", str(each)) for each in _as_list(document["credentials"])),
+        *(("Drift", str(each)) for each in _as_list(document["drift"])),
+        *(("Not known", str(each)) for each in _as_list(document["problems"])),
     ]
     return "\n".join(f"{name:<12} {text}" for name, text in lines)
 
 
-def _activity(document: Json) -> Iterator[Line]:
+def _format_activity(document: Json) -> Iterator[LabelledLine]:
     """Who is at work, on what, and why."""
-    agent, update = _object(document["agent"]), _object(document["update"])
-    yield "Agent", _agent_line(agent)
+    agent, update = _as_object(document["agent"]), _as_object(document["update"])
+    yield "Agent", _format_agent(agent)
     state = str(document["state"])
     yield "State", f"{state}, {update['phase']} since {update['entered']}" if update else state
     sentence = str(document["sentence"] or "nothing is known")
     if agent["running"]:
-        yield "Doing", f"{sentence}{_progress(_object(document['progress']))}"
+        yield "Doing", f"{sentence}{_format_progress(_as_object(document['progress']))}"
     else:
         yield "Doing", f"nothing; the agent last said: {sentence}"
-    reasons = _list(update.get("reasons"))
-    for reason in reasons[:_REASONS_SHOWN]:
+    reasons = _as_list(update.get("reasons"))
+    for reason in reasons[:_MAX_REASONS]:
         yield "Why", str(reason)
-    if len(reasons) > _REASONS_SHOWN:
-        yield "", f"and {len(reasons) - _REASONS_SHOWN} more, see: treenail why"
+    if len(reasons) > _MAX_REASONS:
+        yield "", f"and {len(reasons) - _MAX_REASONS} more, see: treenail why"
 
 
-def _outcome(document: Json) -> Iterator[Line]:
+def _format_outcome(document: Json) -> Iterator[LabelledLine]:
     """What became of it, and what there is to do about that."""
-    last, failure = _object(document["lastUpdate"]), _object(document["failure"])
+    last, failure = _as_object(document["lastUpdate"]), _as_object(document["failure"])
     if last:
-        to = _object(last["target"])["config"]
+        to = _as_object(last["target"])["config"]
         yield "Last update", f"{last['outcome']} {last['ended']}, to {to}"
     if failure:
         yield "Last error", str(failure["message"])
         yield "What to do", str(failure["remedy"] or "nothing: it is tried again")
-    if not _object(document["agent"])["running"]:
+    if not _as_object(document["agent"])["running"]:
         yield (
             "What to do",
             "systemctl start treenail; if it does not stay up: journalctl -u treenail",
         )
 
 
-def _agent_line(agent: Json) -> str:
+def _format_agent(agent: Json) -> str:
     if agent["running"]:
         return f"running, process {agent['pid']}"
     if agent["lastSeen"]:
@@ -68,7 +68,7 @@ def _agent_line(agent: Json) -> str:
     return "has not run since the boot"
 
 
-def _progress(progress: Json) -> str:
+def _format_progress(progress: Json) -> str:
     if not progress:
         return ""
     percent = progress.get("percent")
@@ -76,33 +76,33 @@ def _progress(progress: Json) -> str:
     return f" ({shown}{progress.get('text')})"
 
 
-def _backend(backend: Json) -> Iterator[Line]:
+def _format_backend(backend: Json) -> Iterator[LabelledLine]:
     if backend:
         yield "Managed by", f"{backend['name']}: {backend['why']}"
 
 
-def _deployments(deployments: Json) -> Iterator[Line]:
+def _format_deployments(deployments: Json) -> Iterator[LabelledLine]:
     for name in ("booted", "staged", "rollback"):
-        yield name.capitalize(), _deployment_line(_object(deployments[name]))
+        yield name.capitalize(), _format_deployment(_as_object(deployments[name]))
 
 
-def _retained(retained: Json) -> Iterator[Line]:
+def _format_retained(retained: Json) -> Iterator[LabelledLine]:
     if retained:
-        yield "Kept", f"{retained['id']}, {_until(retained)}, or the next update"
+        yield "Kept", f"{retained['id']}, {_format_retention_end(retained)}, or the next update"
 
 
-def _until(retained: Json) -> str:
+def _format_retention_end(retained: Json) -> str:
     if retained["until"]:
         return f"until {retained['until']}"
     return "until the new one is found healthy"
 
 
-def _target_line(target: Json) -> str:
+def _format_target(target: Json) -> str:
     config = str(target.get("config") or "nothing yet")
     return f"{config}\n{'':<13}{target['image']}" if target.get("image") else config
 
 
-def _deployment_line(deployment: Json) -> str:
+def _format_deployment(deployment: Json) -> str:
     if not deployment:
         return "none"
     notes = [note for note in ("locked", "pinned") if deployment[note]]
@@ -111,16 +111,16 @@ def _deployment_line(deployment: Json) -> str:
     return f"{deployment['version'] or 'no version'}{marks}  {named}"
 
 
-def _api_line(api: Json) -> str:
+def _format_api_server(api: Json) -> str:
     if not api:
         return "not asked yet"
     text = f"{'reachable' if api['reachable'] else 'away'} since {api['since']}"
     return f"{text}: {api['problem']}" if api.get("problem") else text
 
 
-def _object(value: object) -> Json:
+def _as_object(value: object) -> Json:
     return value if isinstance(value, dict) else {}
 
 
-def _list(value: object) -> list[object]:
+def _as_list(value: object) -> list[object]:
     return value if isinstance(value, list) else []

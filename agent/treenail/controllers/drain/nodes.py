@@ -6,75 +6,81 @@ from then on, whether the watch has told it yet or not, so that nothing is decid
 
 from treenail.api import annotations as key
 from treenail.api.decode import Json
-from treenail.controllers.drain.decide import NodeSeen, Record
-from treenail.controllers.runtime.informers import View
-from treenail.errors import NotFound
+from treenail.controllers.drain.decide import DrainNode, DrainRecord
+from treenail.controllers.runtime.informers import InformerView
+from treenail.errors import NotFoundError
 from treenail.kube.client import Client
 from treenail.kube.resources import NODES
 
 
-class Nodes:
+class DrainNodeClient:
     """Reads and writes Nodes; raises ClusterError, and Conflict when a Node changed meanwhile."""
 
-    def __init__(self, client: Client, view: View[NodeSeen]) -> None:
+    def __init__(self, client: Client, view: InformerView[DrainNode]) -> None:
         self._client = client
         self._view = view
-        self._answered: dict[str, NodeSeen] = {}
+        self._answered: dict[str, DrainNode] = {}
 
-    def newest(self, name: str) -> NodeSeen | None:
+    def get_latest(self, name: str) -> DrainNode | None:
         """The node by the watch or by our last write to it, whichever is newer."""
         seen, answered = self._view.find(name), self._answered.get(name)
-        if seen is None or answered is None or not _older(seen, answered):
+        if seen is None or answered is None or not _is_older(seen, answered):
             self._answered.pop(name, None)
             return seen
         return answered
 
-    def read(self, name: str) -> NodeSeen | None:
+    def read_node(self, name: str) -> DrainNode | None:
         """The node as the API server has it now."""
         try:
-            return self._note(self._client.get(NODES, name))
-        except NotFound:
+            return self._store_answer(self._client.get(NODES, name))
+        except NotFoundError:
             self._answered.pop(name, None)
             return None
 
-    def cordon(self, node: NodeSeen, record: Record) -> NodeSeen:
+    def cordon_node(self, node: DrainNode, record: DrainRecord) -> DrainNode:
         """Make it unschedulable, and keep the record on it."""
         notes: Json = {key.DRAIN: record.to_text()}
-        return self._write(node, notes, {"unschedulable": True})
+        return self._patch_node(node, notes, {"unschedulable": True})
 
-    def disown(self, node: NodeSeen, record: Record) -> NodeSeen:
+    def disown_cordon(self, node: DrainNode, record: DrainRecord) -> DrainNode:
         """Keep this record on it."""
-        return self._write(node, {key.DRAIN: record.to_text()})
+        return self._patch_node(node, {key.DRAIN: record.to_text()})
 
-    def name_blockers(self, node: NodeSeen, text: str) -> NodeSeen:
+    def write_blockers(self, node: DrainNode, annotation: str) -> DrainNode:
         """Name on it what is in the way; an empty text takes that back."""
-        return self._write(node, {key.DRAIN_BLOCKED: text or None})
+        return self._patch_node(node, {key.DRAIN_BLOCKED: annotation or None})
 
-    def drained(self, node: NodeSeen) -> NodeSeen:
+    def acknowledge_drain(self, node: DrainNode) -> DrainNode:
         """Acknowledge the drain; Conflict if it was uncordoned meanwhile."""
-        notes: Json = {key.LAST_APPLIED_DRAIN: node.asked}
-        if node.blocked:
+        notes: Json = {key.LAST_APPLIED_DRAIN: node.desired_drain}
+        if node.drain_blocked:
             notes[key.DRAIN_BLOCKED] = None
-        return self._write(node, notes)
+        return self._patch_node(node, notes)
 
-    def uncordoned(self, node: NodeSeen, *, lift: bool) -> NodeSeen:
+    def acknowledge_uncordon(self, node: DrainNode, *, should_uncordon: bool) -> DrainNode:
         """Acknowledge the uncordon, and in the same write lift the cordon and end the record."""
-        notes: Json = {key.LAST_APPLIED_DRAIN: node.asked, key.DRAIN: None, key.DRAIN_BLOCKED: None}
-        return self._write(node, notes, {"unschedulable": None} if lift else None)
+        notes: Json = {
+            key.LAST_APPLIED_DRAIN: node.desired_drain,
+            key.DRAIN: None,
+            key.DRAIN_BLOCKED: None,
+        }
+        return self._patch_node(node, notes, {"unschedulable": None} if should_uncordon else None)
 
-    def _write(self, node: NodeSeen, notes: Json, spec: Json | None = None) -> NodeSeen:
+    def _patch_node(
+        self, node: DrainNode, annotations: Json, spec: Json | None = None
+    ) -> DrainNode:
         body: Json = {
-            "metadata": {"resourceVersion": node.resource_version, "annotations": notes},
+            "metadata": {"resourceVersion": node.resource_version, "annotations": annotations},
             **({} if spec is None else {"spec": spec}),
         }
-        return self._note(self._client.patch(NODES, node.name, body))
+        return self._store_answer(self._client.patch(NODES, node.name, body))
 
-    def _note(self, document: Json) -> NodeSeen:
-        node = NodeSeen.from_json(document)
+    def _store_answer(self, document: Json) -> DrainNode:
+        node = DrainNode.from_json(document)
         self._answered[node.name] = node
         return node
 
 
-def _older(node: NodeSeen, than: NodeSeen) -> bool:
-    new, old = node.resource_version, than.resource_version
+def _is_older(node: DrainNode, other: DrainNode) -> bool:
+    new, old = node.resource_version, other.resource_version
     return new.isdigit() and old.isdigit() and int(new) < int(old)

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from treenail.kube.eviction import Blocker, Reason
+from treenail.kube.eviction import Blocker, BlockerReason
 
-FIRST_ASKS_S = 5.0
-OTHERS_ASK_S = 30.0
+FIRST_RETRY_S = 5.0
+OTHERS_RETRY_S = 30.0
 
 
-class Slots:
+class DrainSlots:
     """Who of the nodes to be drained may be, at most ``limit`` at a time. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
@@ -27,8 +27,8 @@ class Slots:
         # In the order of asking; a dict, because some leave from the middle.
         self._waiting: dict[str, None] = {}
 
-    def take(self, node: str) -> bool:
-        """Whether the node may be drained now; if not it waits, and is told by `leave`."""
+    def try_acquire(self, node: str) -> bool:
+        """Whether the node may be drained now; if not it waits, and is told by `release_slot`."""
         with self._lock:
             if node in self._taken:
                 return True
@@ -40,83 +40,83 @@ class Slots:
             self._taken.add(node)
             return True
 
-    def leave(self, node: str) -> str | None:
+    def release_slot(self, node: str) -> str | None:
         """The node needs no slot any more; who may take one now."""
         with self._lock:
             self._waiting.pop(node, None)
             self._taken.discard(node)
-            return self._next()
+            return self._find_next()
 
-    def give_way(self, node: str) -> str | None:
+    def yield_slot(self, node: str) -> str | None:
         """Let the one that waits longest have the node's slot, and wait; None if nobody waits."""
         with self._lock:
             if not self._waiting:
                 return None
             self._taken.discard(node)
             self._waiting[node] = None
-            return self._next()
+            return self._find_next()
 
     @property
-    def taken(self) -> int:
+    def taken_count(self) -> int:
         with self._lock:
             return len(self._taken)
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         with self._lock:
             return len(self._waiting)
 
-    def _next(self) -> str | None:
+    def _find_next(self) -> str | None:
         free = len(self._taken) < self._limit
         return next(iter(self._waiting), None) if free else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    began: float
-    pods: Mapping[str, int]
+class _QueueEntry:
+    began_at: float
+    pods_by_budget: Mapping[str, int]
     """How many pods wait for each budget."""
 
 
-class Line:
+class BudgetQueue:
     """Who waits for which budget. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._places: dict[str, _Place] = {}
+        self._entries: dict[str, _QueueEntry] = {}
 
-    def wait(self, node: str, began: float, blockers: Iterable[Blocker]) -> None:
+    def set_waiting(self, node: str, began_at: float, blockers: Iterable[Blocker]) -> None:
         """The drain of a node, which began then, is held up by these."""
-        pods = Counter(budget for each in blockers if (budget := _budget(each)))
+        pods = Counter(budget for each in blockers if (budget := _find_budget(each)))
         with self._lock:
             if pods:
-                self._places[node] = _Place(began, pods)
+                self._entries[node] = _QueueEntry(began_at, pods)
             else:
-                self._places.pop(node, None)
+                self._entries.pop(node, None)
 
-    def leave(self, node: str) -> None:
+    def remove_node(self, node: str) -> None:
         """The drain of a node waits for nothing."""
         with self._lock:
-            self._places.pop(node, None)
+            self._entries.pop(node, None)
 
-    def patience_s(self, node: str, began: float, blocker: Blocker) -> float:
+    def compute_retry_s(self, node: str, began_at: float, blocker: Blocker) -> float:
         """After how many seconds the pod of a node is asked again."""
-        budget = _budget(blocker)
+        budget = _find_budget(blocker)
         with self._lock:
             ahead = any(
-                (place.began, other) < (began, node) and budget in place.pods
-                for other, place in self._places.items()
+                (place.began_at, other) < (began_at, node) and budget in place.pods_by_budget
+                for other, place in self._entries.items()
                 if other != node
             )
-        return OTHERS_ASK_S if ahead else FIRST_ASKS_S
+        return OTHERS_RETRY_S if ahead else FIRST_RETRY_S
 
-    def next(self, budget: str, allowed: int) -> list[str]:
+    def find_next_nodes(self, budget: str, allowed: int) -> list[str]:
         """The nodes whose turn it is when a budget allows so many disruptions."""
         with self._lock:
             waiting = sorted(
-                (place.began, node, place.pods[budget])
-                for node, place in self._places.items()
-                if budget in place.pods
+                (place.began_at, node, place.pods_by_budget[budget])
+                for node, place in self._entries.items()
+                if budget in place.pods_by_budget
             )
         found: list[str] = []
         for _, node, pods in waiting:
@@ -127,11 +127,11 @@ class Line:
         return found
 
 
-def _budget(blocker: Blocker) -> str:
+def _find_budget(blocker: Blocker) -> str:
     """The budget that a pod waits for, as ``namespace/name``.
 
     Empty for one that waits for something else; a pod of several budgets waits for a person.
     """
-    if blocker.reason is not Reason.BUDGET or len(blocker.budgets) != 1:
+    if blocker.reason is not BlockerReason.BUDGET or len(blocker.budgets) != 1:
         return ""
     return f"{blocker.pod.partition('/')[0]}/{blocker.budgets[0].name}"

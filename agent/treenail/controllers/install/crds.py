@@ -7,7 +7,7 @@ import yaml
 Json = dict[str, object]
 
 
-def documents() -> list[Json]:
+def load_crds() -> list[Json]:
     """Every CustomResourceDefinition, in a fixed order."""
     folder = resources.files("treenail.controllers.install").joinpath("manifests")
     files = sorted(

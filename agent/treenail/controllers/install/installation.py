@@ -6,10 +6,15 @@ from dataclasses import dataclass
 from treenail import __version__
 from treenail.api.decode import Json
 from treenail.controllers.install import crds, permissions
-from treenail.controllers.install.permissions import BY_CONTROLLER, EVENTS, GROUP, OF_NODES
+from treenail.controllers.install.permissions import (
+    CONTROLLER_VERBS,
+    EVENT_VERBS,
+    GROUP,
+    NODE_VERBS,
+)
 
 NAME = "treenail-controller"
-NODES = "treenail-node"
+NODE_ROLE_NAME = "treenail-node"
 PORT = 8080
 EVENTS_NAMESPACE = "default"
 """Where the events about nodes and pools are."""
@@ -17,48 +22,50 @@ EVENTS_NAMESPACE = "default"
 _RBAC = "rbac.authorization.k8s.io"
 _LABELS: Json = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": "treenail"}
 _SELECTOR: Json = {"app.kubernetes.io/name": NAME}
-_NOBODY = 65532
+_NONROOT_UID = 65532
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class InstallOptions:
     """Which controllers, where, from which image."""
 
-    controllers: Sequence[str] = tuple(BY_CONTROLLER)
+    controllers: Sequence[str] = tuple(CONTROLLER_VERBS)
     namespace: str = "treenail"
     image: str = f"localhost/{NAME}:{__version__}"
 
 
-def documents(options: Options) -> list[Json]:
+def build_documents(options: InstallOptions) -> list[Json]:
     """All documents, in an order in which they can be created one after the other."""
     return [
-        _namespace(options),
-        *crds.documents(),
-        *node_access(),
-        *_access(options),
-        _deployment(options),
-        _disruption_budget(options),
+        _build_namespace(options),
+        *crds.load_crds(),
+        *build_node_access(),
+        *_build_controller_access(options),
+        _build_deployment(options),
+        _build_disruption_budget(options),
     ]
 
 
-def node_access() -> list[Json]:
+def build_node_access() -> list[Json]:
     """What agents may do with the credential of their node, and only to what is their node's."""
     nodes: Json = {"apiGroup": _RBAC, "kind": "Group", "name": "system:nodes"}
     return [
-        _role(
+        _build_role(
             "ClusterRole",
-            NODES,
+            NODE_ROLE_NAME,
             "",
-            [*permissions.rules([OF_NODES]), permissions.handed_out_rule()],
+            [*permissions.build_rules([NODE_VERBS]), permissions.build_controllerconfig_rule()],
         ),
-        _binding("ClusterRoleBinding", NODES, "", nodes),
-        _role("Role", NODES, EVENTS_NAMESPACE, permissions.rules([EVENTS])),
-        _binding("RoleBinding", NODES, EVENTS_NAMESPACE, nodes),
-        *_own_node_only(),
+        _build_binding("ClusterRoleBinding", NODE_ROLE_NAME, "", nodes),
+        _build_role(
+            "Role", NODE_ROLE_NAME, EVENTS_NAMESPACE, permissions.build_rules([EVENT_VERBS])
+        ),
+        _build_binding("RoleBinding", NODE_ROLE_NAME, EVENTS_NAMESPACE, nodes),
+        *_build_node_admission_policy(),
     ]
 
 
-def _namespace(options: Options) -> Json:
+def _build_namespace(options: InstallOptions) -> Json:
     levels = {
         f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("audit", "enforce", "warn")
     }
@@ -69,21 +76,27 @@ def _namespace(options: Options) -> Json:
     }
 
 
-def _access(options: Options) -> list[Json]:
+def _build_controller_access(options: InstallOptions) -> list[Json]:
     account: Json = {"kind": "ServiceAccount", "name": NAME, "namespace": options.namespace}
-    chosen = [BY_CONTROLLER[name] for name in options.controllers]
+    chosen = [CONTROLLER_VERBS[name] for name in options.controllers]
     return [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _meta(options.namespace)},
-        _role("ClusterRole", NAME, "", permissions.rules(chosen)),
-        _binding("ClusterRoleBinding", NAME, "", account),
-        _role("Role", NAME, EVENTS_NAMESPACE, permissions.rules([EVENTS])),
-        _binding("RoleBinding", NAME, EVENTS_NAMESPACE, account),
-        _role("Role", f"{NAME}-leader", options.namespace, permissions.lease_rules(NAME)),
-        _binding("RoleBinding", f"{NAME}-leader", options.namespace, account),
+        {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": _build_metadata(options.namespace),
+        },
+        _build_role("ClusterRole", NAME, "", permissions.build_rules(chosen)),
+        _build_binding("ClusterRoleBinding", NAME, "", account),
+        _build_role("Role", NAME, EVENTS_NAMESPACE, permissions.build_rules([EVENT_VERBS])),
+        _build_binding("RoleBinding", NAME, EVENTS_NAMESPACE, account),
+        _build_role(
+            "Role", f"{NAME}-leader", options.namespace, permissions.build_lease_rules(NAME)
+        ),
+        _build_binding("RoleBinding", f"{NAME}-leader", options.namespace, account),
     ]
 
 
-def _deployment(options: Options) -> Json:
+def _build_deployment(options: InstallOptions) -> Json:
     template: Json = {
         "metadata": {"labels": _LABELS},
         "spec": {
@@ -92,8 +105,8 @@ def _deployment(options: Options) -> Json:
             "terminationGracePeriodSeconds": 30,
             "securityContext": {
                 "runAsNonRoot": True,
-                "runAsUser": _NOBODY,
-                "runAsGroup": _NOBODY,
+                "runAsUser": _NONROOT_UID,
+                "runAsGroup": _NONROOT_UID,
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             "tolerations": [
@@ -114,13 +127,13 @@ def _deployment(options: Options) -> Json:
                     ]
                 }
             },
-            "containers": [_container(options)],
+            "containers": [_build_container(options)],
         },
     }
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": _meta(options.namespace),
+        "metadata": _build_metadata(options.namespace),
         "spec": {
             "replicas": 2,
             "selector": {"matchLabels": _SELECTOR},
@@ -129,7 +142,7 @@ def _deployment(options: Options) -> Json:
     }
 
 
-def _container(options: Options) -> Json:
+def _build_container(options: InstallOptions) -> Json:
     enabled = ",".join(options.controllers)
     return {
         "name": "controller",
@@ -137,13 +150,17 @@ def _container(options: Options) -> Json:
         "command": ["treenail-controller"],
         "args": ["run", f"--enable={enabled}", f"--metrics=:{PORT}"],
         "env": [
-            _from_field("NODE_NAME", "spec.nodeName"),
-            _from_field("POD_NAME", "metadata.name"),
-            _from_field("POD_NAMESPACE", "metadata.namespace"),
+            _build_field_env("NODE_NAME", "spec.nodeName"),
+            _build_field_env("POD_NAME", "metadata.name"),
+            _build_field_env("POD_NAMESPACE", "metadata.namespace"),
         ],
         "ports": [{"name": "metrics", "containerPort": PORT}],
-        "livenessProbe": {**_probe("/healthz"), "initialDelaySeconds": 15, "periodSeconds": 20},
-        "readinessProbe": {**_probe("/readyz"), "periodSeconds": 5},
+        "livenessProbe": {
+            **_build_probe("/healthz"),
+            "initialDelaySeconds": 15,
+            "periodSeconds": 20,
+        },
+        "readinessProbe": {**_build_probe("/readyz"), "periodSeconds": 5},
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -153,11 +170,11 @@ def _container(options: Options) -> Json:
     }
 
 
-def _disruption_budget(options: Options) -> Json:
+def _build_disruption_budget(options: InstallOptions) -> Json:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": _meta(options.namespace),
+        "metadata": _build_metadata(options.namespace),
         "spec": {
             "maxUnavailable": 1,
             "selector": {"matchLabels": _SELECTOR},
@@ -167,14 +184,14 @@ def _disruption_budget(options: Options) -> Json:
     }
 
 
-def _own_node_only() -> list[Json]:
+def _build_node_admission_policy() -> list[Json]:
     """A node's credential writes its own MachineConfigNode: RBAC alone can't say that."""
     group = "admissionregistration.k8s.io"
     return [
         {
             "apiVersion": f"{group}/v1",
             "kind": "ValidatingAdmissionPolicy",
-            "metadata": {"name": NODES, "labels": _LABELS},
+            "metadata": {"name": NODE_ROLE_NAME, "labels": _LABELS},
             "spec": {
                 "failurePolicy": "Fail",
                 "matchConstraints": {
@@ -204,36 +221,36 @@ def _own_node_only() -> list[Json]:
         {
             "apiVersion": f"{group}/v1",
             "kind": "ValidatingAdmissionPolicyBinding",
-            "metadata": {"name": NODES, "labels": _LABELS},
-            "spec": {"policyName": NODES, "validationActions": ["Deny"]},
+            "metadata": {"name": NODE_ROLE_NAME, "labels": _LABELS},
+            "spec": {"policyName": NODE_ROLE_NAME, "validationActions": ["Deny"]},
         },
     ]
 
 
-def _role(kind: str, name: str, namespace: str, rules: list[Json]) -> Json:
-    meta = _meta(namespace, name)
+def _build_role(kind: str, name: str, namespace: str, rules: list[Json]) -> Json:
+    meta = _build_metadata(namespace, name)
     return {"apiVersion": f"{_RBAC}/v1", "kind": kind, "metadata": meta, "rules": rules}
 
 
-def _binding(kind: str, name: str, namespace: str, subject: Json) -> Json:
+def _build_binding(kind: str, name: str, namespace: str, subject: Json) -> Json:
     role = kind.removesuffix("Binding")
     return {
         "apiVersion": f"{_RBAC}/v1",
         "kind": kind,
-        "metadata": _meta(namespace, name),
+        "metadata": _build_metadata(namespace, name),
         "roleRef": {"apiGroup": _RBAC, "kind": role, "name": name},
         "subjects": [subject],
     }
 
 
-def _meta(namespace: str, name: str = NAME) -> Json:
+def _build_metadata(namespace: str, name: str = NAME) -> Json:
     place: Json = {"namespace": namespace} if namespace else {}
     return {"name": name, **place, "labels": _LABELS}
 
 
-def _from_field(name: str, path: str) -> Json:
+def _build_field_env(name: str, path: str) -> Json:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def _probe(path: str) -> Json:
+def _build_probe(path: str) -> Json:
     return {"httpGet": {"path": path, "port": "metrics"}}

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from treenail.api.decode import Fields, Json
 from treenail.api.meta import ObjectMeta
 from treenail.errors import ConfigError
-from treenail.kube.selector import selects
+from treenail.kube.selector import matches_selector
 
 
 @dataclass(frozen=True, slots=True)
-class StuckBudget:
+class BlockingBudget:
     """A budget that can never pass, and the nodes that its pods run on."""
 
     name: str
     """With its namespace."""
-    why: str
+    reason: str
     nodes: tuple[str, ...] = ()
 
     def blocks(self, nodes: Iterable[str]) -> bool:
@@ -23,12 +23,12 @@ class StuckBudget:
         return not frozenset(self.nodes).isdisjoint(nodes)
 
 
-def why_never(budget: Json) -> str:
+def find_blocking_reason(budget: Json) -> str:
     """Why the budget lets no pod go even when all are well; empty when it does."""
     try:
-        fields = Fields.of(budget, "PodDisruptionBudget")
-        spec, status = fields.nested("spec"), fields.nested("status")
-        expected = status.optional_integer("expectedPods") or 0
+        fields = Fields.from_json(budget, "PodDisruptionBudget")
+        spec, status = fields.get_object("spec"), fields.get_object("status")
+        expected = status.get_optional_integer("expectedPods") or 0
     except ConfigError as error:
         return str(error)
     most, least = spec.values.get("maxUnavailable"), spec.values.get("minAvailable")
@@ -46,24 +46,28 @@ def why_never(budget: Json) -> str:
     return ""
 
 
-def stuck(budget: Json, pods: Sequence[Mapping[str, object]]) -> StuckBudget | None:
+def find_blocking_budget(
+    budget: Json, pods: Sequence[Mapping[str, object]]
+) -> BlockingBudget | None:
     """The budget with the nodes of its pods, None when it can pass or has no pod.
 
     ``pods`` are those of its namespace.
     """
-    why = why_never(budget)
+    why = find_blocking_reason(budget)
     if not why:
         return None
-    fields = Fields.of(budget, "PodDisruptionBudget")
-    meta = ObjectMeta.from_fields(fields.nested("metadata"))
-    selector = fields.nested("spec").values.get("selector")
+    fields = Fields.from_json(budget, "PodDisruptionBudget")
+    meta = ObjectMeta.from_fields(fields.get_object("metadata"))
+    selector = fields.get_object("spec").values.get("selector")
     nodes = set()
     for pod in pods:
-        found = Fields.of(pod, "Pod")
-        labels = found.nested("metadata").text_map("labels")
-        node = found.nested("spec").text("nodeName")
-        if node and selects(selector, labels):
+        found = Fields.from_json(pod, "Pod")
+        labels = found.get_object("metadata").get_text_map("labels")
+        node = found.get_object("spec").get_text("nodeName")
+        if node and matches_selector(selector, labels):
             nodes.add(node)
     return (
-        StuckBudget(f"{meta.namespace}/{meta.name}", why, tuple(sorted(nodes))) if nodes else None
+        BlockingBudget(f"{meta.namespace}/{meta.name}", why, tuple(sorted(nodes)))
+        if nodes
+        else None
     )

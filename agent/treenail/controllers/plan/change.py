@@ -4,73 +4,78 @@ from dataclasses import dataclass, replace
 
 from treenail.api.disruptionpolicy import DisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
-from treenail.config.diff import diff
-from treenail.config.wanted import Wanted, wanted
+from treenail.config.diff import compare_configs
+from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.controllers.rollout.gates.os_image import OS_IMAGE
-from treenail.controllers.rollout.nodes import Target
+from treenail.controllers.rollout.nodes import RolloutTarget
 from treenail.errors import ConfigError
-from treenail.update.impact.disruption import disruption
-from treenail.update.impact.explain import Because, Sources, words
+from treenail.update.impact.disruption import compute_disruption
+from treenail.update.impact.explain import ConfigSources, DisruptionCause, describe_action
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlanStep:
     """One action and everything that asks for it."""
 
     action: str
-    reasons: tuple[Because, ...]
+    reasons: tuple[DisruptionCause, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class NodeChange:
     """What happens to nodes that are in the same state now."""
 
     nodes: tuple[str, ...]
-    before: Target
-    steps: tuple[Step, ...] = ()
+    before: RolloutTarget
+    steps: tuple[PlanStep, ...] = ()
     """The least disruptive first; empty when nothing has to notice."""
-    free: tuple[Because, ...] = ()
+    undisruptive: tuple[DisruptionCause, ...] = ()
     """What differs and costs nothing."""
-    drains: bool = True
-    reboots: bool = True
-    unknown: str = ""
+    needs_drain: bool = True
+    needs_reboot: bool = True
+    unknown_reason: str = ""
     """Why it can't be told; then the worst is assumed."""
 
 
-def change(
-    before: Target,
+def plan_change(
+    before: RolloutTarget,
     old: MachineConfig | None,
-    after: Target,
+    after: RolloutTarget,
     new: MachineConfig | None,
     policy: DisruptionPolicy,
     *,
     nodes: tuple[str, ...],
-) -> Change:
+) -> NodeChange:
     """The change of these nodes."""
     for name, config in ((before.config, old), (after.config, new)):
         if config is None:
-            return Change(nodes, before, unknown=f"MachineConfig {name or '?'} is not there")
+            return NodeChange(
+                nodes, before, unknown_reason=f"MachineConfig {name or '?'} is not there"
+            )
     assert old is not None
     assert new is not None
     try:
-        was, will_be = _with_image(wanted(old), before), _with_image(wanted(new), after)
-        found = diff(was, will_be)
-        cost = disruption(found, policy)
+        was, will_be = (
+            _apply_image(read_wanted_state(old), before),
+            _apply_image(read_wanted_state(new), after),
+        )
+        found = compare_configs(was, will_be)
+        cost = compute_disruption(found, policy)
         image_source = f"annotation {OS_IMAGE}" if after.image else ""
-        because = Sources(found, old, new, image_source=image_source).because
+        because = ConfigSources(found, old, new, image_source=image_source).find_cause
     except ConfigError as error:
-        return Change(nodes, before, unknown=str(error))
+        return NodeChange(nodes, before, unknown_reason=str(error))
 
-    return Change(
+    return NodeChange(
         nodes,
         before,
-        steps=tuple(Step(words(each.action), tuple(map(because, each.reasons)))
+        steps=tuple(PlanStep(describe_action(each.action), tuple(map(because, each.reasons)))
                     for each in cost.costs),
-        free=tuple(map(because, cost.free)),
-        drains=cost.drains,
-        reboots=cost.reboots,
+        undisruptive=tuple(map(because, cost.harmless)),
+        needs_drain=cost.needs_drain,
+        needs_reboot=cost.needs_reboot,
     )  # fmt: skip
 
 
-def _with_image(found: Wanted, target: Target) -> Wanted:
+def _apply_image(found: WantedState, target: RolloutTarget) -> WantedState:
     return replace(found, os=replace(found.os, image=target.image)) if target.image else found

@@ -6,14 +6,18 @@ from typing import TypeVar
 
 from treenail.api import annotations as key
 from treenail.api.decode import Fields, Json
-from treenail.api.disruptionpolicy import DEFAULTS, ClusterPolicy, DisruptionPolicy
+from treenail.api.disruptionpolicy import DEFAULT_POLICY, ClusterDisruptionPolicy, DisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
-from treenail.controllers.plan.budgets import StuckBudget, stuck, why_never
-from treenail.controllers.plan.plan import Snapshot
+from treenail.controllers.plan.budgets import (
+    BlockingBudget,
+    find_blocking_budget,
+    find_blocking_reason,
+)
+from treenail.controllers.plan.plan import PlanInput
 from treenail.controllers.render.render import ControllerConfig
 from treenail.controllers.rollout.nodes import NodeFacts
-from treenail.controllers.rollout.observe import SeenPool
-from treenail.errors import ClusterError, Forbidden, NotFound
+from treenail.controllers.rollout.observe import ObservedPool
+from treenail.errors import ClusterError, ForbiddenError, NotFoundError
 from treenail.kube.client import Client
 from treenail.kube.resources import (
     CONTROLLERCONFIGS,
@@ -29,64 +33,71 @@ from treenail.kube.resources import (
 T = TypeVar("T")
 
 
-def pools(client: Client) -> dict[str, SeenPool]:
+def read_pools(client: Client) -> dict[str, ObservedPool]:
     """All pools by name; raises `ClusterError`."""
-    found = _read(client, MACHINECONFIGPOOLS, SeenPool.from_json)
+    found = _list_parsed(client, MACHINECONFIGPOOLS, ObservedPool.from_json)
     return {each.pool.name: each for each in found}
 
 
-def nodes(client: Client, *, image_key: str = key.DESIRED_OS_IMAGE) -> dict[str, NodeFacts]:
+def read_nodes(client: Client, *, image_key: str = key.DESIRED_OS_IMAGE) -> dict[str, NodeFacts]:
     """All nodes by name; raises `ClusterError`."""
 
     def read(found: Json) -> NodeFacts:
         return NodeFacts.from_json(found, image_key=image_key)
 
-    return {each.name: each for each in _read(client, NODES, read)}
+    return {each.name: each for each in _list_parsed(client, NODES, read)}
 
 
-def snapshot(client: Client, *, image_key: str = key.DESIRED_OS_IMAGE) -> Snapshot:
+def read_snapshot(client: Client, *, image_key: str = key.DESIRED_OS_IMAGE) -> PlanInput:
     """All that a plan depends on; raises `ClusterError`."""
-    clusters = _read(client, CONTROLLERCONFIGS, ControllerConfig.from_json)
-    return Snapshot(
-        pools=pools(client),
-        nodes=nodes(client, image_key=image_key),
+    clusters = _list_parsed(client, CONTROLLERCONFIGS, ControllerConfig.from_json)
+    return PlanInput(
+        pools=read_pools(client),
+        nodes=read_nodes(client, image_key=image_key),
         configs={
-            each.name: each for each in _read(client, MACHINECONFIGS, MachineConfig.from_json)
+            each.name: each
+            for each in _list_parsed(client, MACHINECONFIGS, MachineConfig.from_json)
         },
-        cluster=clusters[0] if clusters else ControllerConfig(),
-        policy=_policy(client),
-        budgets=_budgets(client),
+        controller_config=clusters[0] if clusters else ControllerConfig(),
+        disruption_policy=_read_disruption_policy(client),
+        budgets=_read_blocking_budgets(client),
     )
 
 
-def _policy(client: Client) -> DisruptionPolicy:
-    found = _read(client, MACHINECONFIGURATIONS, ClusterPolicy.from_json)
-    return found[0].policy if found else DEFAULTS
+def _read_disruption_policy(client: Client) -> DisruptionPolicy:
+    found = _list_parsed(client, MACHINECONFIGURATIONS, ClusterDisruptionPolicy.from_json)
+    return found[0].policy if found else DEFAULT_POLICY
 
 
-def _budgets(client: Client) -> tuple[StuckBudget, ...]:
+def _read_blocking_budgets(client: Client) -> tuple[BlockingBudget, ...]:
     """The budgets that can never pass; pods are read only where there is one."""
     try:
         listed = client.list(PODDISRUPTIONBUDGETS).items
         suspects: Mapping[str, list[Json]] = defaultdict(list)
         for budget in listed:
-            if why_never(budget):
-                namespace = Fields.of(budget, "").nested("metadata").text("namespace")
+            if find_blocking_reason(budget):
+                namespace = (
+                    Fields.from_json(budget, "").get_object("metadata").get_text("namespace")
+                )
                 suspects[namespace].append(budget)
         found = []
         for namespace, budgets in sorted(suspects.items()):
             pods = client.list(PODS, namespace=namespace).items
-            found += [each for budget in budgets if (each := stuck(budget, pods)) is not None]
-    except Forbidden as error:
-        return (StuckBudget("(unknown)", f"budgets can't be read: {error}"),)
+            found += [
+                each
+                for budget in budgets
+                if (each := find_blocking_budget(budget, pods)) is not None
+            ]
+    except ForbiddenError as error:
+        return (BlockingBudget("(unknown)", f"budgets can't be read: {error}"),)
     return tuple(found)
 
 
-def _read(client: Client, resource: Resource, read: Callable[[Json], T]) -> list[T]:
+def _list_parsed(client: Client, resource: Resource, read: Callable[[Json], T]) -> list[T]:
     """What there is of a kind; nothing where the cluster does not have the kind."""
     try:
         return [read(found) for found in client.list(resource).items]
-    except NotFound:
+    except NotFoundError:
         if resource is MACHINECONFIGPOOLS:
             raise ClusterError(
                 "the cluster has no MachineConfigPools", remedy="install the controllers first"

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.rollout.nodes import NodeFacts, Target
-from treenail.controllers.rollout.observe import Grouping, SeenPool
-from treenail.controllers.rollout.report import reported
+from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.rollout.observe import ObservedPool, PoolGrouping
+from treenail.controllers.rollout.report import read_reported_status
 from treenail.errors import ConfigError
 
-QUIET_NODES = 5
+MAX_IDLE_NODES = 5
 """Nodes at rest that are listed of a pool; the others are counted."""
 
 
@@ -22,10 +22,10 @@ class NodeRow:
     state: str
     current: str
     desired: str
-    in_service: bool
-    at_rest: bool
+    is_in_service: bool
+    is_idle: bool
     reason: str = ""
-    ahead: str = ""
+    prestage: str = ""
     """``staging`` or ``staged``, for a node that has its next image at hand, or will have."""
 
 
@@ -36,21 +36,25 @@ class PoolRow:
     name: str
     config: str
     counts: Mapping[str, int]
-    updated: str
+    updated_status: str
     """Status of the condition; empty when nobody wrote one."""
-    updating: str
-    degraded: str
+    updating_status: str
+    degraded_status: str
     message: str
     nodes: tuple[NodeRow, ...]
 
 
-def rows(pools: Mapping[str, SeenPool], nodes: Mapping[str, NodeFacts]) -> tuple[PoolRow, ...]:
+def build_rows(
+    pools: Mapping[str, ObservedPool], nodes: Mapping[str, NodeFacts]
+) -> tuple[PoolRow, ...]:
     """The table's content, pools by name, nodes that need attention first."""
-    picture = Grouping().look(pools, nodes)
-    return tuple(_pool(pools[name], picture.members.get(name, ())) for name in sorted(pools))
+    picture = PoolGrouping().group_nodes(pools, nodes)
+    return tuple(
+        _build_pool_row(pools[name], picture.members.get(name, ())) for name in sorted(pools)
+    )
 
 
-def document(found: Sequence[PoolRow]) -> Json:
+def convert_to_json(found: Sequence[PoolRow]) -> Json:
     """All of it, with every node."""
     return {
         "pools": [
@@ -58,9 +62,9 @@ def document(found: Sequence[PoolRow]) -> Json:
                 "name": pool.name,
                 "config": pool.config,
                 "counts": dict(pool.counts),
-                "updated": pool.updated,
-                "updating": pool.updating,
-                "degraded": pool.degraded,
+                "updated": pool.updated_status,
+                "updating": pool.updating_status,
+                "degraded": pool.degraded_status,
                 "message": pool.message,
                 "nodes": [
                     {
@@ -68,9 +72,9 @@ def document(found: Sequence[PoolRow]) -> Json:
                         "state": node.state,
                         "current": node.current,
                         "desired": node.desired,
-                        "inService": node.in_service,
+                        "inService": node.is_in_service,
                         "reason": node.reason,
-                        "ahead": node.ahead,
+                        "ahead": node.prestage,
                     }
                     for node in pool.nodes
                 ],
@@ -80,7 +84,7 @@ def document(found: Sequence[PoolRow]) -> Json:
     }
 
 
-def lines(found: Sequence[PoolRow]) -> Iterator[str]:
+def format_table(found: Sequence[PoolRow]) -> Iterator[str]:
     """The table."""
     if not found:
         yield "there are no MachineConfigPools"
@@ -89,41 +93,41 @@ def lines(found: Sequence[PoolRow]) -> Iterator[str]:
     width = max([width, *(len(node.name) + 2 for row in found for node in row.nodes)])
     yield f"{'POOL / NODE':<{width}}  {'STATE':<14} {'UPDATED':>9} {'OUT':>5} {'BAD':>5}  CONFIG"
     for row in found:
-        yield from _lines(row, width)
+        yield from _format_pool(row, width)
 
 
-def _lines(row: PoolRow, width: int) -> Iterator[str]:
+def _format_pool(row: PoolRow, width: int) -> Iterator[str]:
     done = f"{row.counts['updated']}/{row.counts['total']}"
     out, bad = row.counts["unavailable"], row.counts["degraded"]
-    yield f"{row.name:<{width}}  {_word(row):<14} {done:>9} {out:>5} {bad:>5}  {row.config or '-'}"
+    yield f"{row.name:<{width}}  {_format_state(row):<14} {done:>9} {out:>5} {bad:>5}  {row.config or '-'}"
     if row.message:
         yield f"  {row.message}"
     quiet = 0
     for node in row.nodes:
-        quiet += node.at_rest
-        if node.at_rest and quiet > QUIET_NODES:
+        quiet += node.is_idle
+        if node.is_idle and quiet > MAX_IDLE_NODES:
             continue
-        out_word = "" if node.in_service else "out"
+        out_word = "" if node.is_in_service else "out"
         wanted = "" if node.desired == node.current else f" -> {node.desired}"
         yield (
             f"  {node.name:<{width - 2}}  {node.state or '-':<14} {'':>9} {out_word:>5} {'':>5}  "
-            f"{node.current or '-'}{wanted}{f' ({node.ahead} ahead)' if node.ahead else ''}"
+            f"{node.current or '-'}{wanted}{f' ({node.prestage} ahead)' if node.prestage else ''}"
         )
         if node.reason:
             yield f"    {node.reason}"
-    if quiet > QUIET_NODES:
-        yield f"  and {quiet - QUIET_NODES} more nodes at rest"
+    if quiet > MAX_IDLE_NODES:
+        yield f"  and {quiet - MAX_IDLE_NODES} more nodes at rest"
 
 
-def _word(row: PoolRow) -> str:
-    if row.degraded == "True":
+def _format_state(row: PoolRow) -> str:
+    if row.degraded_status == "True":
         return "Degraded"
-    if row.updating == "True":
+    if row.updating_status == "True":
         return "Updating"
-    return "Updated" if row.updated == "True" else "-"
+    return "Updated" if row.updated_status == "True" else "-"
 
 
-def _pool(seen: SeenPool, nodes: Sequence[NodeFacts]) -> PoolRow:
+def _build_pool_row(seen: ObservedPool, nodes: Sequence[NodeFacts]) -> PoolRow:
     pool = seen.pool
     said = {condition.type: condition for condition in pool.conditions}
     updating, degraded = said.get("Updating"), said.get("Degraded")
@@ -132,23 +136,25 @@ def _pool(seen: SeenPool, nodes: Sequence[NodeFacts]) -> PoolRow:
         message = degraded.message
     elif updating is not None:
         message = updating.message
-    found = sorted((_node(node) for node in nodes), key=lambda row: (row.at_rest, row.name))
+    found = sorted(
+        (_build_node_row(node) for node in nodes), key=lambda row: (row.is_idle, row.name)
+    )
     updated = said.get("Updated")
     return PoolRow(
         name=pool.name,
         config=pool.configuration.name,
-        counts=_counts(pool),
-        updated=updated.status if updated else "",
-        updating=updating.status if updating else "",
-        degraded=degraded.status if degraded else "",
+        counts=_count_nodes(pool),
+        updated_status=updated.status if updated else "",
+        updating_status=updating.status if updating else "",
+        degraded_status=degraded.status if degraded else "",
         message=message if seen.error is None else str(seen.error),
         nodes=tuple(found),
     )
 
 
-def _counts(pool: MachineConfigPool) -> Mapping[str, int]:
+def _count_nodes(pool: MachineConfigPool) -> Mapping[str, int]:
     try:
-        found = reported(pool).counts
+        found = read_reported_status(pool).counts
     except ConfigError:
         return {"total": 0, "updated": 0, "unavailable": 0, "degraded": 0}
     return {
@@ -159,26 +165,26 @@ def _counts(pool: MachineConfigPool) -> Mapping[str, int]:
     }
 
 
-def _node(node: NodeFacts) -> NodeRow:
+def _build_node_row(node: NodeFacts) -> NodeRow:
     return NodeRow(
         name=node.name,
         state=node.state,
-        current=_short(Target(node.current_config, node.current_image)),
-        desired=_short(Target(node.desired_config, node.desired_image)),
-        in_service=node.in_service,
-        at_rest=node.done and node.in_service,
-        reason=node.staging_error if node.done else node.reason,
-        ahead=_ahead(node),
+        current=_format_target(RolloutTarget(node.current_config, node.current_image)),
+        desired=_format_target(RolloutTarget(node.desired_config, node.desired_image)),
+        is_in_service=node.is_in_service,
+        is_idle=node.is_done and node.is_in_service,
+        reason=node.prestage_error if node.is_done else node.reason,
+        prestage=_format_prestage(node),
     )
 
 
-def _ahead(node: NodeFacts) -> str:
-    if node.stage is None:
+def _format_prestage(node: NodeFacts) -> str:
+    if node.prestage_target is None:
         return ""
-    return "staged" if node.staged == node.stage.image else "staging"
+    return "staged" if node.prestaged_image == node.prestage_target.image else "staging"
 
 
-def _short(target: Target) -> str:
+def _format_target(target: RolloutTarget) -> str:
     """The image by the beginning of its digest."""
     if not target.image:
         return target.config

@@ -16,43 +16,44 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.meta import ObjectMeta, OwnerReference
 from treenail.config import reconcilable
 from treenail.config.identity import rendered_name
-from treenail.config.merge import GENERATED_BY, BaseImages, merge
-from treenail.config.provenance import PROVENANCE, Provenance, named
-from treenail.config.reconcilable import Override
-from treenail.config.validation import check, check_size
+from treenail.config.merge import GENERATED_BY, BaseImages, merge_machine_configs
+from treenail.config.provenance import PROVENANCE, Provenance, list_named_entries
+from treenail.config.reconcilable import ValidationOverride
+from treenail.config.validation import check_rendered_size, validate_config
 from treenail.errors import ConfigError, UnreconcilableError
 
-CONTROLLER_CONFIG = "ControllerConfig"
+CONTROLLER_CONFIG_KIND = "ControllerConfig"
 RELEASE_VERSION = "machineconfiguration.openshift.io/release-image-version"
 OS_IMAGE_OVERRIDDEN = "machineconfiguration.openshift.io/os-image-url-overridden"
 
 _NAME_LIMIT = 253
-_PLACE = re.compile(r"spec\.(?:config\.(?:\w+\.)?)?(\w+)(?:\[(\d+)\])?")
+_LOCATION = re.compile(r"spec\.(?:config\.(?:\w+\.)?)?(\w+)(?:\[(\d+)\])?")
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerConfig:
     """What holds for all pools of the cluster."""
 
-    base: BaseImages = field(default_factory=BaseImages)
+    base_images: BaseImages = field(default_factory=BaseImages)
     release_version: str = ""
 
     @classmethod
     def from_json(cls, document: object) -> "ControllerConfig":
         """The ControllerConfig in an API object or a file; raises `ConfigError`."""
-        fields = Fields.of(document, "")
-        spec = fields.nested("spec")
-        annotations = fields.nested("metadata").text_map("annotations")
+        fields = Fields.from_json(document, "")
+        spec = fields.get_object("spec")
+        annotations = fields.get_object("metadata").get_text_map("annotations")
         return cls(
             BaseImages(
-                spec.text("baseOSContainerImage"), spec.text("baseOSExtensionsContainerImage")
+                spec.get_text("baseOSContainerImage"),
+                spec.get_text("baseOSExtensionsContainerImage"),
             ),
             annotations.get(RELEASE_VERSION, ""),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class RenderedConfig:
     """A rendered MachineConfig and the MachineConfigs it came from."""
 
     config: MachineConfig = field(repr=False)
@@ -64,32 +65,32 @@ class Rendered:
     def name(self) -> str:
         return self.config.name
 
-    def reference(self) -> Json:
+    def to_pool_configuration(self) -> Json:
         """The pool's ``spec.configuration`` that names it."""
         source = [{"apiVersion": API_VERSION, "kind": KIND, "name": name} for name in self.sources]
         return {"apiVersion": API_VERSION, "kind": KIND, "name": self.name, "source": source}
 
 
-def render(
+def render_pool(
     pool: MachineConfigPool,
     configs: Iterable[MachineConfig],
     cluster: ControllerConfig,
     *,
     current: MachineConfig | None = None,
-    allowed: frozenset[Override] = frozenset(),
-) -> Rendered:
+    allowed: frozenset[ValidationOverride] = frozenset(),
+) -> RenderedConfig:
     """The pool's rendered config, validated; ``configs`` are those of the cluster, in any order.
 
     ``current`` is what the nodes of the pool have: a difference that can't be made on a running
     node is refused, unless it is ``allowed``. Raises `ConfigError`, which names the MachineConfig
     where one is to blame.
     """
-    chosen = selected(pool, configs)
+    chosen = select_configs(pool, configs)
     for config in chosen:
-        check(config)
-    merged = merge(chosen, cluster.base)
-    if merged.overrides_os_image and pool.os_image_stream:
-        by = merged.provenance.of("osImageURL")[-1]
+        validate_config(config)
+    merged = merge_machine_configs(chosen, cluster.base_images)
+    if merged.has_os_image_override and pool.os_image_stream:
+        by = merged.provenance.get_sources("osImageURL")[-1]
         raise ConfigError(
             f"pool {pool.name} follows the OS image stream {pool.os_image_stream}, but "
             f"MachineConfig {by} sets spec.osImageURL",
@@ -98,23 +99,25 @@ def render(
     name = rendered_name(pool.name, merged.spec)
     if len(name) > _NAME_LIMIT:
         raise ConfigError(f"the name {name} has more than {_NAME_LIMIT} characters")
-    check_size(merged.spec, f"the rendered config of pool {pool.name}")
+    check_rendered_size(merged.spec, f"the rendered config of pool {pool.name}")
     annotations = {
         GENERATED_BY: f"treenail-{__version__}",
         RELEASE_VERSION: cluster.release_version,
         PROVENANCE: merged.provenance.to_text(),
     }
-    if merged.overrides_os_image:
+    if merged.has_os_image_override:
         annotations[OS_IMAGE_OVERRIDDEN] = "true"
-    meta = ObjectMeta(name=name, annotations=annotations, owner_references=_owner(pool))
+    meta = ObjectMeta(
+        name=name, annotations=annotations, owner_references=_build_owner_references(pool)
+    )
     rendered = MachineConfig.from_json({"metadata": meta.to_json(), "spec": merged.spec})
-    _check_readable(rendered, merged.provenance)
+    _check_ignition(rendered, merged.provenance)
     if current is not None and current.name != name:
         _check_reconcilable(current, rendered, merged.provenance, allowed)
-    return Rendered(rendered, merged.sources, merged.provenance)
+    return RenderedConfig(rendered, merged.sources, merged.provenance)
 
 
-def selected(
+def select_configs(
     pool: MachineConfigPool, configs: Iterable[MachineConfig]
 ) -> tuple[MachineConfig, ...]:
     """The MachineConfigs of the pool, never a rendered one.
@@ -122,7 +125,7 @@ def selected(
     Raises `ConfigError` when it selects none, or has a selector that means all of them.
     """
     selector = pool.machine_config_selector
-    if selector is not None and selector.selects_all:
+    if selector is not None and selector.is_empty:
         raise ConfigError(
             f"pool {pool.name} selects all MachineConfigs, also those of other pools",
             remedy="write a machineConfigSelector with at least one requirement",
@@ -150,7 +153,7 @@ def is_rendered(config: MachineConfig) -> bool:
     return any(owner.kind == machineconfigpool.KIND and owner.controller for owner in owners)
 
 
-def _owner(pool: MachineConfigPool) -> tuple[OwnerReference, ...]:
+def _build_owner_references(pool: MachineConfigPool) -> tuple[OwnerReference, ...]:
     if not pool.metadata.uid:
         return ()  # a pool that no API server has seen yet can't own anything
     return (
@@ -165,12 +168,12 @@ def _owner(pool: MachineConfigPool) -> tuple[OwnerReference, ...]:
     )
 
 
-def _check_readable(new: MachineConfig, provenance: Provenance) -> None:
+def _check_ignition(new: MachineConfig, provenance: Provenance) -> None:
     """Configs that are right one by one can contradict each other."""
     try:
-        ignition.read(new.config)
+        ignition.parse_ignition(new.config)
     except ConfigError as error:
-        names = _blamed(str(error), new, provenance)
+        names = _find_sources(str(error), new, provenance)
         by = f"MachineConfig {names[-1]}: together with the others, " if names else ""
         raise ConfigError(f"{by}{error}", remedy=error.remedy) from error
 
@@ -179,14 +182,14 @@ def _check_reconcilable(
     current: MachineConfig,
     new: MachineConfig,
     provenance: Provenance,
-    allowed: frozenset[Override],
+    allowed: frozenset[ValidationOverride],
 ) -> None:
-    found = reconcilable.obstacles(current, new, allowed=allowed)
+    found = reconcilable.find_irreconcilable_changes(current, new, allowed=allowed)
     if not found:
         return
     reasons = []
     for obstacle in found:
-        names = _blamed(obstacle.place, new, provenance)
+        names = _find_sources(obstacle.place, new, provenance)
         by = f"MachineConfig {names[-1]}: " if names else ""
         reasons.append(f"{by}{obstacle.reason}")
     raise UnreconcilableError(
@@ -195,16 +198,16 @@ def _check_reconcilable(
     )
 
 
-def _blamed(place: str, new: MachineConfig, provenance: Provenance) -> tuple[str, ...]:
+def _find_sources(place: str, new: MachineConfig, provenance: Provenance) -> tuple[str, ...]:
     """Who put there what can't be reached; empty when it was taken away."""
-    found = _PLACE.match(place)
+    found = _LOCATION.match(place)
     if found is None:
         return ()
     section, index = found[1], found[2]
     if section == "kernelArguments":
         arguments = ("kernelArguments.shouldExist", "kernelArguments.shouldNotExist")
-        return tuple(name for each in arguments for name in provenance.of_section(each))
+        return tuple(name for each in arguments for name in provenance.get_section_sources(each))
     if index is None:
-        return provenance.of_section(section)
-    entries = [name for where, name in named(new.config or {}) if where == section]
-    return provenance.of(section, entries[int(index)])
+        return provenance.get_section_sources(section)
+    entries = [name for where, name in list_named_entries(new.config or {}) if where == section]
+    return provenance.get_sources(section, entries[int(index)])

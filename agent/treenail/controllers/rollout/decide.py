@@ -9,232 +9,270 @@ from dataclasses import dataclass, field, replace
 
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.controllers.rollout import estimate, order
-from treenail.controllers.rollout.estimate import words
+from treenail.controllers.rollout.estimate import format_duration
 from treenail.controllers.rollout.gates import windows
-from treenail.controllers.rollout.gates.os_image import Blocked, Hold, Proceed, Verdict
-from treenail.controllers.rollout.nodes import NodeFacts, Target
-from treenail.controllers.rollout.policy import RESUME, Order, Policy, Wave, policy
-from treenail.controllers.rollout.progress import (
-    Failure,
-    Record,
-    advance,
-    members,
-    next_look_s,
-    room,
-    soaked_at,
+from treenail.controllers.rollout.gates.os_image import (
+    GateBlocked,
+    GateOpen,
+    GateVerdict,
+    GateWaiting,
 )
-from treenail.controllers.rollout.select import candidates, max_unavailable, redirected
-from treenail.controllers.rollout.staging import Staging, ready, staging
-from treenail.controllers.rollout.status import Trouble, update_line
+from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.rollout.policy import (
+    ROLLOUT_RESUME,
+    NodeOrder,
+    RolloutPolicy,
+    Wave,
+    parse_policy,
+)
+from treenail.controllers.rollout.progress import (
+    NodeFailure,
+    RolloutRecord,
+    advance_record,
+    compute_next_check_s,
+    compute_soak_end,
+    compute_wave_capacity,
+    find_wave_members,
+)
+from treenail.controllers.rollout.select import (
+    compute_max_unavailable,
+    find_candidates,
+    find_redirectable,
+)
+from treenail.controllers.rollout.staging import (
+    PrestageRequests,
+    decide_prestage_requests,
+    is_prestage_done,
+)
+from treenail.controllers.rollout.status import PoolProblem, format_target
 from treenail.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RolloutDecision:
     """What to do for a pool now."""
 
-    give: tuple[str, ...] = ()
+    nodes_to_assign: tuple[str, ...] = ()
     """Nodes to be given the target, in this order.
 
     Only on condition that the annotations a node was judged by are unchanged: a node that seemed
     to be on its way may have arrived, and would be taken out of service once more.
     """
-    target: Target | None = None
+    target: RolloutTarget | None = None
     """None when there is none to give."""
-    record: Record | None = None
+    record: RolloutRecord | None = None
     """To be kept on the pool before any node is given anything; None means leave it."""
-    waiting: str = ""
-    remaining: str = ""
-    trouble: Trouble | None = None
-    look_again_s: float | None = None
+    waiting_reason: str = ""
+    progress_message: str = ""
+    problem: PoolProblem | None = None
+    requeue_after_s: float | None = None
     """When time alone may change the answer."""
-    staging: Staging = field(default_factory=Staging)
+    prestage: PrestageRequests = field(default_factory=PrestageRequests)
     """What to ask of nodes that serve; it takes none out of service."""
 
 
-def decide(
+def decide_rollout(
     pool: MachineConfigPool,
     nodes: Sequence[NodeFacts],
-    image: Verdict,
-    record: Record | None,
+    image_verdict: GateVerdict,
+    record: RolloutRecord | None,
     *,
     now: float,
-    gates: Sequence[Hold | Blocked] = (),
-    last: str = "",
-    blocked: Collection[str] = (),
-) -> Turn:
+    gate_verdicts: Sequence[GateWaiting | GateBlocked] = (),
+    last_node: str = "",
+    blocked_nodes: Collection[str] = (),
+) -> RolloutDecision:
     """The next turn.
 
-    ``nodes`` are those of the pool, with what was written but may not be seen yet. ``image`` says
-    what the target is; ``gates`` are others who ask to wait. The node ``last`` is taken when no
-    other is left: the one that the controller runs on. Those that are ``blocked`` have pods that
+    ``nodes`` are those of the pool, with what was written but may not be seen yet. ``image_verdict`` says
+    what the target is; ``gate_verdicts`` are others who ask to wait. The node ``last_node`` is taken when no
+    other is left: the one that the controller runs on. Those that are ``blocked_nodes`` have pods that
     can't be evicted now; others are preferred to them.
     """
     try:
-        careful = policy(pool)
-        limit = max_unavailable(pool.name, pool.max_unavailable, len(nodes))
+        careful = parse_policy(pool)
+        limit = compute_max_unavailable(pool.name, pool.max_unavailable, len(nodes))
     except ConfigError as error:
-        return Turn(record=record, trouble=invalid(error))
-    for found in (image, *gates):
-        if isinstance(found, Blocked):
-            return Turn(record=record, trouble=Trouble(found.kind, found.reason))
-    waiting = "; ".join(found.reason for found in (image, *gates) if isinstance(found, Hold))
-    if not isinstance(image, Proceed):
-        return Turn(record=record, waiting=waiting)
-    if not image.target.config:
-        return Turn(record=record, waiting="no configuration is rendered yet")
-    resume = pool.metadata.annotations.get(RESUME, "")
-    record = advance(record, careful, nodes, image.target, now=now, resume=resume)
-    look = _Look(careful, nodes, image.target, record, limit, now, last, frozenset(blocked))
-    stopped = pool.paused or pool.deleting
-    ahead = staging(careful, nodes, image.target, stopped=stopped)
-    if record.halted is not None:
+        return RolloutDecision(record=record, problem=build_config_problem(error))
+    for found in (image_verdict, *gate_verdicts):
+        if isinstance(found, GateBlocked):
+            return RolloutDecision(record=record, problem=PoolProblem(found.kind, found.reason))
+    waiting = "; ".join(
+        found.reason for found in (image_verdict, *gate_verdicts) if isinstance(found, GateWaiting)
+    )
+    if not isinstance(image_verdict, GateOpen):
+        return RolloutDecision(record=record, waiting_reason=waiting)
+    if not image_verdict.target.config:
+        return RolloutDecision(record=record, waiting_reason="no configuration is rendered yet")
+    resume = pool.metadata.annotations.get(ROLLOUT_RESUME, "")
+    record = advance_record(
+        record, careful, nodes, image_verdict.target, now=now, resume_value=resume
+    )
+    look = _RolloutState(
+        careful,
+        nodes,
+        image_verdict.target,
+        record,
+        limit,
+        now,
+        last_node,
+        frozenset(blocked_nodes),
+    )
+    stopped = pool.paused or pool.is_deleting
+    ahead = decide_prestage_requests(careful, nodes, image_verdict.target, is_stopped=stopped)
+    if record.halted_by is not None:
         # What is staged stays: a person looks, and may let it go on.
-        return look.turn(trouble=_halted(record, record.halted))
+        return look.build_decision(problem=_build_halt_problem(record, record.halted_by))
     if stopped or waiting:
-        return replace(look.turn(waiting=waiting), staging=ahead)
-    if ahead.waiting:
-        return replace(look.turn(waiting=ahead.waiting), staging=ahead)
-    return replace(_take(look), staging=ahead)
+        return replace(look.build_decision(waiting_reason=waiting), prestage=ahead)
+    if ahead.waiting_reason:
+        return replace(look.build_decision(waiting_reason=ahead.waiting_reason), prestage=ahead)
+    return replace(_select_nodes(look), prestage=ahead)
 
 
-def invalid(error: ConfigError) -> Trouble:
+def build_config_problem(error: ConfigError) -> PoolProblem:
     """What to say about a pool that can't be read."""
     remedy = f"; {error.remedy}" if error.remedy else ""
-    return Trouble("InvalidConfiguration", f"{error}{remedy}")
+    return PoolProblem("InvalidConfiguration", f"{error}{remedy}")
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _RolloutState:
     """What a turn is made from."""
 
-    policy: Policy
+    policy: RolloutPolicy
     nodes: Sequence[NodeFacts]
-    target: Target
-    record: Record
+    target: RolloutTarget
+    record: RolloutRecord
     max_unavailable: int
     now: float
-    last: str
-    blocked: frozenset[str]
+    last_node: str
+    blocked_nodes: frozenset[str]
 
     @property
-    def wave(self) -> Wave | None:
+    def current_wave(self) -> Wave | None:
         waves = self.policy.waves
         return waves[self.record.wave] if self.record.wave < len(waves) else None
 
     @property
-    def node_s(self) -> float:
-        return estimate.node_s(self.nodes, self.target)
+    def node_duration_s(self) -> float:
+        return estimate.estimate_node_s(self.nodes, self.target)
 
-    def turn(
+    def build_decision(
         self,
-        give: Sequence[NodeFacts] = (),
+        nodes_to_assign: Sequence[NodeFacts] = (),
         *,
-        waiting: str = "",
-        trouble: Trouble | None = None,
-        again_s: float | None = None,
-    ) -> Turn:
+        waiting_reason: str = "",
+        problem: PoolProblem | None = None,
+        requeue_after_s: float | None = None,
+    ) -> RolloutDecision:
         """A turn, with when to look again at the latest."""
-        timed_s = next_look_s(self.record, self.policy, self.nodes, self.target, now=self.now)
-        times = [at for at in (timed_s, again_s) if at is not None]
-        return Turn(
-            give=tuple(node.name for node in give),
+        timed_s = compute_next_check_s(
+            self.record, self.policy, self.nodes, self.target, now=self.now
+        )
+        times = [at for at in (timed_s, requeue_after_s) if at is not None]
+        return RolloutDecision(
+            nodes_to_assign=tuple(node.name for node in nodes_to_assign),
             target=self.target,
             record=self.record,
-            waiting=waiting,
-            remaining=self.remaining(),
-            trouble=trouble,
-            look_again_s=min(times) if times else None,
+            waiting_reason=waiting_reason,
+            progress_message=self.progress_message(),
+            problem=problem,
+            requeue_after_s=min(times) if times else None,
         )
 
-    def remaining(self) -> str:
+    def progress_message(self) -> str:
         """How many nodes are through, and how long the others may take."""
         total = len(self.nodes)
-        done = sum(node.has(self.target) for node in self.nodes)
+        done = sum(node.is_updated_to(self.target) for node in self.nodes)
         if done == total:
             return ""
-        left_s = estimate.left_s(
-            total - done, self.max_unavailable, self.node_s, self.policy.windows, self.now
+        left_s = estimate.estimate_remaining_s(
+            total - done, self.max_unavailable, self.node_duration_s, self.policy.windows, self.now
         )
         if left_s is None:
             return f"{done} of {total} nodes are updated, the maintenance windows are too short"
         soaks_s = sum(wave.soak_s for wave in self.policy.waves[self.record.wave :])
-        return f"{done} of {total} nodes are updated, about {words(left_s + soaks_s)} left"
+        return (
+            f"{done} of {total} nodes are updated, about {format_duration(left_s + soaks_s)} left"
+        )
 
 
-def _take(look: _Look) -> Turn:
-    if all(node.asked_for(look.target) for node in look.nodes):
-        return look.turn()
-    closed, again_s = _closed(look)
+def _select_nodes(state: _RolloutState) -> RolloutDecision:
+    if all(node.is_assigned(state.target) for node in state.nodes):
+        return state.build_decision()
+    closed, again_s = _check_windows(state)
     if closed:
-        return look.turn(waiting=closed, again_s=again_s)
-    space = room(look.record, look.policy, look.nodes, look.target)
-    if space.members == 0:
-        sentence = f"no node of the pool matches the nodeSelector of wave {look.record.wave + 1}"
-        return look.turn(trouble=Trouble("EmptyWave", sentence))
-    if space.left <= 0:
-        return look.turn(waiting=_wave_words(look))
-    give = _chosen(look)[: space.left]
+        return state.build_decision(waiting_reason=closed, requeue_after_s=again_s)
+    space = compute_wave_capacity(state.record, state.policy, state.nodes, state.target)
+    if space.member_count == 0:
+        sentence = f"no node of the pool matches the nodeSelector of wave {state.record.wave + 1}"
+        return state.build_decision(problem=PoolProblem("EmptyWave", sentence))
+    if space.remaining <= 0:
+        return state.build_decision(waiting_reason=_format_wave_progress(state))
+    give = _choose_candidates(state)[: space.remaining]
     waiting = "" if give else "as many nodes are unavailable as may be"
-    return look.turn(give, waiting=waiting, again_s=again_s)
+    return state.build_decision(give, waiting_reason=waiting, requeue_after_s=again_s)
 
 
-def _chosen(look: _Look) -> Sequence[NodeFacts]:
+def _choose_candidates(state: _RolloutState) -> Sequence[NodeFacts]:
     """Who is unavailable anyway turns first; of the others as many as the capacity allows."""
-    turning = _of_wave(look, redirected(look.nodes, look.target))
-    found = candidates(look.nodes, look.target, look.max_unavailable)
+    turning = _filter_wave(state, find_redirectable(state.nodes, state.target))
+    found = find_candidates(state.nodes, state.target, state.max_unavailable)
     turned = {node.name for node in turning}
-    fresh = [node for node in _of_wave(look, found.nodes) if node.name not in turned]
-    if look.policy.staged_at_once is not None and look.target.image:
-        fresh = [node for node in fresh if ready(node, look.target)]
+    fresh = [node for node in _filter_wave(state, found.nodes) if node.name not in turned]
+    if state.policy.prestage_max_parallel is not None and state.target.image:
+        fresh = [node for node in fresh if is_prestage_done(node, state.target)]
     if len(fresh) > 1:
-        fresh = [node for node in fresh if node.name != look.last]
+        fresh = [node for node in fresh if node.name != state.last_node]
     # A node that fails already has the most to win, and its pods the least to lose.
-    failing = order.by_zone(node for node in fresh if node.failing)
-    sound = _ordered(look, [node for node in fresh if not node.failing])
+    failing = order.sort_by_zone(node for node in fresh if node.is_failing)
+    sound = _sort_nodes(state, [node for node in fresh if not node.is_failing])
     # The sort is stable: among the blocked and among the others the order is as it was.
-    sound = sorted(sound, key=lambda node: node.name in look.blocked)
+    sound = sorted(sound, key=lambda node: node.name in state.blocked_nodes)
     return [*turning, *(*failing, *sound)[: found.capacity]]
 
 
-def _of_wave(look: _Look, nodes: Sequence[NodeFacts]) -> Sequence[NodeFacts]:
-    return nodes if look.wave is None else members(look.wave, nodes)
+def _filter_wave(state: _RolloutState, nodes: Sequence[NodeFacts]) -> Sequence[NodeFacts]:
+    return nodes if state.current_wave is None else find_wave_members(state.current_wave, nodes)
 
 
-def _ordered(look: _Look, nodes: Sequence[NodeFacts]) -> Sequence[NodeFacts]:
-    match look.policy.order:
-        case Order.ZONES:
-            return order.by_zone(nodes)
-        case Order.SPREAD:
-            return order.spread(nodes, [node for node in look.nodes if node.unavailable])
+def _sort_nodes(state: _RolloutState, nodes: Sequence[NodeFacts]) -> Sequence[NodeFacts]:
+    match state.policy.order:
+        case NodeOrder.ZONES:
+            return order.sort_by_zone(nodes)
+        case NodeOrder.SPREAD:
+            return order.spread_over_zones(
+                nodes, [node for node in state.nodes if node.is_unavailable]
+            )
 
 
-def _closed(look: _Look) -> tuple[str, float | None]:
+def _check_windows(state: _RolloutState) -> tuple[str, float | None]:
     """Why no node may be taken out of service now, empty if it may; and until when that is so."""
-    seen = windows.look(look.policy.windows, look.now)
-    if isinstance(seen, windows.Closed):
+    seen = windows.find_window_state(state.policy.windows, state.now)
+    if isinstance(seen, windows.WindowClosed):
         return f"the maintenance window opens at {seen.opens_at}", seen.opens_in_s
-    if seen.left_s is None or look.node_s <= seen.left_s:
-        return "", seen.left_s
+    if seen.closes_in_s is None or state.node_duration_s <= seen.closes_in_s:
+        return "", seen.closes_in_s
     sentence = (
-        f"a node takes about {words(look.node_s)}, and the maintenance window closes in "
-        f"{words(seen.left_s)}"
+        f"a node takes about {format_duration(state.node_duration_s)}, and the maintenance window closes in "
+        f"{format_duration(seen.closes_in_s)}"
     )
-    return sentence, seen.left_s
+    return sentence, seen.closes_in_s
 
 
-def _wave_words(look: _Look) -> str:
-    which = f"wave {look.record.wave + 1} of {len(look.policy.waves) + 1}"
-    if look.record.settled_at is None:
+def _format_wave_progress(state: _RolloutState) -> str:
+    which = f"wave {state.record.wave + 1} of {len(state.policy.waves) + 1}"
+    if state.record.settled_at is None:
         return f"{which} is given out and not through yet"
-    left_s = soaked_at(look.record, look.policy) - look.now
-    return f"{which} runs well, more nodes follow in {words(left_s)}"
+    left_s = compute_soak_end(state.record, state.policy) - state.now
+    return f"{which} runs well, more nodes follow in {format_duration(left_s)}"
 
 
-def _halted(record: Record, first: Failure) -> Trouble:
-    return Trouble(
+def _build_halt_problem(record: RolloutRecord, first: NodeFailure) -> PoolProblem:
+    return PoolProblem(
         "Halted",
-        f"The rollout of {update_line(record.target)} is halted: node {first.node} failed first: "
-        f"{first.reason}; give the pool another target, or change its annotation {RESUME} to go "
+        f"The rollout of {format_target(record.target)} is halted: node {first.node} failed first: "
+        f"{first.reason}; give the pool another target, or change its annotation {ROLLOUT_RESUME} to go "
         "on",
     )

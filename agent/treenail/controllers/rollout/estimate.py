@@ -3,16 +3,20 @@
 from collections.abc import Iterable
 from statistics import median
 
-from treenail.controllers.rollout.gates.windows import Closed, Window, look
-from treenail.controllers.rollout.nodes import NodeFacts, Target
+from treenail.controllers.rollout.gates.windows import (
+    MaintenanceWindow,
+    WindowClosed,
+    find_window_state,
+)
+from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
 
-USUAL_S = 600.0
+DEFAULT_NODE_S = 600.0
 """What a node is taken to need before any is through."""
 
-_OPENINGS = 400
+_MAX_WINDOWS = 400
 
 
-def node_s(nodes: Iterable[NodeFacts], target: Target) -> float:
+def estimate_node_s(nodes: Iterable[NodeFacts], target: RolloutTarget) -> float:
     """What a node needs from being given the target to being back: the median of those that are."""
     took = [
         node.ready_changed_at - node.started_at
@@ -20,34 +24,38 @@ def node_s(nodes: Iterable[NodeFacts], target: Target) -> float:
         if node.started_at is not None
         and node.ready_changed_at is not None
         and node.ready_changed_at > node.started_at
-        and node.has(target)
+        and node.is_updated_to(target)
     ]
-    return median(took) if took else USUAL_S
+    return median(took) if took else DEFAULT_NODE_S
 
 
-def left_s(
-    remaining: int, at_once: int, each_s: float, windows: tuple[Window, ...], now: float
+def estimate_remaining_s(
+    remaining: int,
+    max_parallel: int,
+    node_duration_s: float,
+    windows: tuple[MaintenanceWindow, ...],
+    now: float,
 ) -> float | None:
-    """Until the ``remaining`` nodes are through, ``at_once`` at a time, inside the windows.
+    """Until the ``remaining`` nodes are through, ``max_parallel`` at a time, inside the windows.
 
     None when that is never: no window is long enough for a node, or it takes too many of them.
     """
-    turns = -(-remaining // max(at_once, 1))
+    turns = -(-remaining // max(max_parallel, 1))
     at = now
-    for _ in range(_OPENINGS):
-        seen = look(windows, at)
-        if isinstance(seen, Closed):
+    for _ in range(_MAX_WINDOWS):
+        seen = find_window_state(windows, at)
+        if isinstance(seen, WindowClosed):
             at += seen.opens_in_s
             continue
-        fit = turns if seen.left_s is None else int(seen.left_s // each_s)
-        if seen.left_s is None or fit >= turns:
-            return at + turns * each_s - now
+        fit = turns if seen.closes_in_s is None else int(seen.closes_in_s // node_duration_s)
+        if seen.closes_in_s is None or fit >= turns:
+            return at + turns * node_duration_s - now
         turns -= fit
-        at += seen.left_s
+        at += seen.closes_in_s
     return None
 
 
-def words(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A length of time for people, rounded."""
     minutes = max(1, round(seconds / 60))
     if minutes < 120:

@@ -9,113 +9,125 @@ from treenail.api.decode import Json
 from treenail.api.machineconfigpool import ARBITER, MASTER
 from treenail.clock import Clock
 from treenail.controllers.rollout import act, budgets
-from treenail.controllers.rollout.budgets import Budgets
-from treenail.controllers.rollout.controller import Events, Gates, RolloutController, Settings
+from treenail.controllers.rollout.budgets import BudgetWatcher
+from treenail.controllers.rollout.controller import (
+    RolloutEvents,
+    RolloutGates,
+    RolloutReconciler,
+    RolloutSettings,
+)
 from treenail.controllers.rollout.nodes import NodeFacts
-from treenail.controllers.rollout.observe import SeenPool, concerned
-from treenail.controllers.runtime.informers import Informers, View
+from treenail.controllers.rollout.observe import ObservedPool, find_pools_of_node
+from treenail.controllers.runtime.informers import Informers, InformerView
 from treenail.kube.resources import MACHINECONFIGPOOLS, NODES
-from treenail.kube.watch import Scope
+from treenail.kube.watch import WatchScope
 
-WRITES_AT_ONCE = 16
-REST = 4.0
+MAX_PARALLEL_WRITES = 16
+PAUSE_FACTOR = 4.0
 """After a pass its pool rests so many times as long as it took, so that a big pool whose nodes
 all report at once does not keep a CPU busy."""
-REST_MOST_S = 1.0
+MAX_PAUSE_S = 1.0
 
 
-class Api(act.Api, budgets.Api, Protocol):
+class RolloutApi(act.WriterApi, budgets.PodLister, Protocol):
     """The verbs of a `Client` that a rollout needs."""
 
 
-class Rollout:
+class RolloutController:
     """A `treenail.controllers.runtime.workers.Controller`, whose keys are the names of pools."""
 
     name = "rollout"
 
     def __init__(
-        self, api: Api, clock: Clock, gates: Gates, events: Events, settings: Settings
+        self,
+        api: RolloutApi,
+        clock: Clock,
+        gates: RolloutGates,
+        events: RolloutEvents,
+        settings: RolloutSettings,
     ) -> None:
         self._clock = clock
         self._settings = settings
-        self._writers = ThreadPoolExecutor(WRITES_AT_ONCE, thread_name_prefix="rollout-writes")
-        self._budgets = Budgets(api, clock)
-        self._controller = RolloutController(
+        self._executor = ThreadPoolExecutor(
+            MAX_PARALLEL_WRITES, thread_name_prefix="rollout-writes"
+        )
+        self._budgets = BudgetWatcher(api, clock)
+        self._reconciler = RolloutReconciler(
             api,
             self,
             clock,
             gates,
             events,
             settings,
-            each=self._writers.map,
-            blocked=self._budgets.blocked,
+            parallel_map=self._executor.map,
+            find_blocked_nodes=self._budgets.find_blocked_nodes,
         )
-        self._pools: View[SeenPool] | None = None
-        self._nodes: View[NodeFacts] | None = None
+        self._pools: InformerView[ObservedPool] | None = None
+        self._nodes: InformerView[NodeFacts] | None = None
         self._lock = threading.Lock()
         self._not_before: dict[str, float] = {}
 
-    def watch(self, informers: Informers, look_at: Callable[[str], None]) -> None:
+    def register_watches(self, informers: Informers, enqueue: Callable[[str], None]) -> None:
         """Watch pools and nodes, and the budgets of pods."""
-        self._budgets.watch(informers)
+        self._budgets.watch_budgets(informers)
         image_key = self._settings.image_key
-        pools = informers.view(Scope(MACHINECONFIGPOOLS), SeenPool.from_json)
+        pools = informers.add_view(WatchScope(MACHINECONFIGPOOLS), ObservedPool.from_json)
 
         def node(found: Json) -> NodeFacts:
             return NodeFacts.from_json(found, image_key=image_key)
 
-        nodes = informers.view(Scope(NODES), node)
+        nodes = informers.add_view(WatchScope(NODES), node)
         self._pools, self._nodes = pools, nodes
 
-        def on_pool(name: str, before: SeenPool | None, after: SeenPool | None) -> None:
-            if before is None or after is None or before.selects != after.selects:
+        def on_pool(name: str, before: ObservedPool | None, after: ObservedPool | None) -> None:
+            if before is None or after is None or before.selection_key != after.selection_key:
                 # Nodes may have become another pool's.
-                for each in {name, *pools.all()}:
-                    look_at(each)
-            elif before.relevant != after.relevant:
-                look_at(name)
+                for each in {name, *pools.get_all()}:
+                    enqueue(each)
+            elif before.decision_key != after.decision_key:
+                enqueue(name)
 
         def on_node(_name: str, before: NodeFacts | None, after: NodeFacts | None) -> None:
-            for each in _concerned(before, after, pools.all()):
-                look_at(each)
+            for each in _find_affected_pools(before, after, pools.get_all()):
+                enqueue(each)
 
-        pools.tell(on_pool)
-        nodes.tell(on_node)
+        pools.add_handler(on_pool)
+        nodes.add_handler(on_node)
 
-    def sync(self, key: str) -> float | None:
-        """One pass; see `RolloutController.sync`."""
+    def sync_key(self, key: str) -> float | None:
+        """One pass; see `RolloutReconciler.sync_pool`."""
         began = self._clock.monotonic()
         early_s = self._not_before.get(key, began) - began
         if early_s > 0:
             return early_s
         try:
-            return self._controller.sync(key)
+            return self._reconciler.sync_pool(key)
         finally:
             ended = self._clock.monotonic()
             with self._lock:
-                self._not_before[key] = ended + min(REST * (ended - began), REST_MOST_S)
+                self._not_before[key] = ended + min(PAUSE_FACTOR * (ended - began), MAX_PAUSE_S)
 
     def close(self) -> None:
         """End the threads that write."""
-        self._writers.shutdown()
+        self._executor.shutdown()
 
-    def pools(self) -> Mapping[str, SeenPool]:
+    def list_pools(self) -> Mapping[str, ObservedPool]:
         """By name, as the watch shows them."""
-        return {} if self._pools is None else self._pools.all()
+        return {} if self._pools is None else self._pools.get_all()
 
-    def nodes(self) -> Mapping[str, NodeFacts]:
+    def list_nodes(self) -> Mapping[str, NodeFacts]:
         """By name, as the watch shows them."""
-        return {} if self._nodes is None else self._nodes.all()
+        return {} if self._nodes is None else self._nodes.get_all()
 
 
-def _concerned(
-    before: NodeFacts | None, after: NodeFacts | None, pools: Mapping[str, SeenPool]
+def _find_affected_pools(
+    before: NodeFacts | None, after: NodeFacts | None, pools: Mapping[str, ObservedPool]
 ) -> set[str]:
     names = {
         name
         for node in (before, after)
         if node is not None
-        for name in concerned(node, pools.values())
+        for name in find_pools_of_node(node, pools.values())
     }
     # Where there are arbiters, the two pools wait for each other.
     return names | ({MASTER, ARBITER} & pools.keys() if names & {MASTER, ARBITER} else set())

@@ -24,11 +24,11 @@ WAS_DEGRADED = "treenail.io/rollout-was-degraded"
 LOCKED_BY = "treenail.io/fleet-lock"
 """Which lock server lets the node be out of service; written with the target, gone afterwards."""
 
-_DEGRADED = (NodeState.DEGRADED, NodeState.UNRECONCILABLE)
+_DEGRADED_STATES = (NodeState.DEGRADED, NodeState.UNRECONCILABLE)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RolloutTarget:
     """What the nodes of a pool should have.
 
     ``image`` None means the image that the config itself names; an empty one is asked for but not
@@ -45,9 +45,9 @@ class NodeFacts:
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
-    created: str = ""
+    created_at: str = ""
     """RFC 3339, as the API server writes it: such times sort as text."""
-    healthy: bool = True
+    is_healthy: bool = True
     """The node is ready and under no pressure that matters."""
     ready_changed_at: float | None = None
     """When its Ready condition last changed, in seconds since the epoch."""
@@ -60,11 +60,11 @@ class NodeFacts:
     state: str = ""
     reason: str = ""
     started_at: float | None = None
-    stage: Target | None = None
+    prestage_target: RolloutTarget | None = None
     """What the node is asked to stage ahead."""
-    staged: str = ""
+    prestaged_image: str = ""
     """The image that it staged ahead."""
-    staging_error: str = ""
+    prestage_error: str = ""
     """Why it could not stage what it is asked to stage now."""
     was_degraded: bool = False
     """It was degraded when it was given its target, and may still say so of the one before."""
@@ -79,29 +79,29 @@ class NodeFacts:
 
         Raises `ConfigError`.
         """
-        fields = Fields.of(document, "Node")
-        meta = ObjectMeta.from_fields(fields.nested("metadata"))
+        fields = Fields.from_json(document, "Node")
+        meta = ObjectMeta.from_fields(fields.get_object("metadata"))
         found = meta.annotations
-        conditions = fields.nested("status").each("conditions", Condition.from_fields)
+        conditions = fields.get_object("status").map_objects("conditions", Condition.from_fields)
         changed = [at.last_transition_time for at in conditions if at.type == "Ready"]
         created = meta.others.get("creationTimestamp")
         return cls(
             name=meta.name,
             labels=meta.labels,
-            created=created if isinstance(created, str) else "",
-            healthy=all(map(_is_healthy, conditions)),
-            ready_changed_at=seconds(changed[0]) if changed else None,
-            unschedulable=fields.nested("spec").flag("unschedulable"),
+            created_at=created if isinstance(created, str) else "",
+            is_healthy=all(map(_is_healthy, conditions)),
+            ready_changed_at=parse_time(changed[0]) if changed else None,
+            unschedulable=fields.get_object("spec").get_bool("unschedulable"),
             current_config=found.get(key.CURRENT_CONFIG, ""),
             desired_config=found.get(key.DESIRED_CONFIG, ""),
             current_image=found.get(key.IMAGE_SPELLINGS[image_key]),
             desired_image=found.get(image_key),
             state=found.get(key.STATE, ""),
             reason=found.get(key.REASON, ""),
-            started_at=seconds(found.get(STARTED_AT, "")),
-            stage=_staging(found),
-            staged=found.get(key.STAGED, ""),
-            staging_error=_staging_error(found),
+            started_at=parse_time(found.get(STARTED_AT, "")),
+            prestage_target=_parse_prestage_target(found),
+            prestaged_image=found.get(key.PRESTAGED, ""),
+            prestage_error=_parse_prestage_error(found),
             was_degraded=WAS_DEGRADED in found,
             locked_by=found.get(LOCKED_BY, ""),
             uid=meta.uid,
@@ -114,11 +114,11 @@ class NodeFacts:
         return self.labels.get(ZONE_LABEL, "")
 
     @property
-    def in_service(self) -> bool:
-        return self.healthy and not self.unschedulable
+    def is_in_service(self) -> bool:
+        return self.is_healthy and not self.unschedulable
 
     @property
-    def managed(self) -> bool:
+    def is_managed(self) -> bool:
         """An agent has reported from this node."""
         return self.current_config != ""
 
@@ -129,7 +129,7 @@ class NodeFacts:
         return bool(self.desired_image) and self.current_image == self.desired_image
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """The node has what it is asked to have, and says so."""
         return (
             self.current_config != ""
@@ -139,26 +139,26 @@ class NodeFacts:
         )
 
     @property
-    def degraded(self) -> bool:
-        return self.desired_config != "" and self.state in _DEGRADED
+    def is_degraded(self) -> bool:
+        return self.desired_config != "" and self.state in _DEGRADED_STATES
 
     @property
-    def failing(self) -> bool:
+    def is_failing(self) -> bool:
         """The node can't get what it is asked to have."""
         behind = self.current_config != self.desired_config or not self.has_desired_image
-        return behind and self.degraded
+        return behind and self.is_degraded
 
     @property
-    def untouched(self) -> bool:
+    def is_unassigned(self) -> bool:
         """Nobody ever asked the node for anything: it serves, and waits for its first target."""
         return self.current_config == "" and self.desired_config == ""
 
     @property
-    def unavailable(self) -> bool:
+    def is_unavailable(self) -> bool:
         """The node counts against ``maxUnavailable``."""
-        return not self.in_service or not (self.done or self.failing or self.untouched)
+        return not self.is_in_service or not (self.is_done or self.is_failing or self.is_unassigned)
 
-    def asked_for(self, target: Target) -> bool:
+    def is_assigned(self, target: RolloutTarget) -> bool:
         """The node is asked to have the target already."""
         if target.image is None:
             return self.desired_config == target.config and self.desired_image is None
@@ -168,23 +168,23 @@ class NodeFacts:
             and self.desired_config == target.config
         )
 
-    def has(self, target: Target) -> bool:
-        return self.done and self.asked_for(target)
+    def is_updated_to(self, target: RolloutTarget) -> bool:
+        return self.is_done and self.is_assigned(target)
 
-    def given(self, target: Target, now: float) -> "NodeFacts":
+    def with_target(self, target: RolloutTarget, now: float) -> "NodeFacts":
         """The node as it is once the target is written; for what a cache does not show yet."""
         return replace(
             self,
             desired_config=target.config,
             desired_image=target.image,
             started_at=now,
-            stage=None,
-            was_degraded=self.degraded,
+            prestage_target=None,
+            was_degraded=self.is_degraded,
         )
 
 
-def as_written(
-    nodes: Iterable[NodeFacts], written: Mapping[str, tuple[Target, float]]
+def overlay_written(
+    nodes: Iterable[NodeFacts], written: Mapping[str, tuple[RolloutTarget, float]]
 ) -> tuple[NodeFacts, ...]:
     """The nodes with the targets that were ``written`` (and when), whether seen yet or not.
 
@@ -194,12 +194,12 @@ def as_written(
     found = []
     for node in nodes:
         target, at = written.get(node.name, (None, 0.0))
-        unseen = target is not None and not node.asked_for(target)
-        found.append(node.given(target, at) if target is not None and unseen else node)
+        unseen = target is not None and not node.is_assigned(target)
+        found.append(node.with_target(target, at) if target is not None and unseen else node)
     return tuple(found)
 
 
-def seconds(text: str) -> float | None:
+def parse_time(text: str) -> float | None:
     """The moment of an RFC 3339 time in seconds since the epoch, None when it is none."""
     try:
         moment = datetime.fromisoformat(text)
@@ -208,15 +208,15 @@ def seconds(text: str) -> float | None:
     return moment.timestamp() if moment.tzinfo else None
 
 
-def _staging(notes: Mapping[str, str]) -> Target | None:
-    image = notes.get(key.STAGE_IMAGE, "")
-    return Target(notes.get(key.STAGE_CONFIG, ""), image) if image else None
+def _parse_prestage_target(annotations: Mapping[str, str]) -> RolloutTarget | None:
+    image = annotations.get(key.PRESTAGE_IMAGE, "")
+    return RolloutTarget(annotations.get(key.PRESTAGE_CONFIG, ""), image) if image else None
 
 
-def _staging_error(notes: Mapping[str, str]) -> str:
+def _parse_prestage_error(annotations: Mapping[str, str]) -> str:
     """Empty for what it says of an image that it was asked for before."""
-    image, colon, reason = notes.get(key.STAGING_ERROR, "").partition(": ")
-    return reason if colon and image == notes.get(key.STAGE_IMAGE) else ""
+    image, colon, reason = annotations.get(key.PRESTAGE_ERROR, "").partition(": ")
+    return reason if colon and image == annotations.get(key.PRESTAGE_IMAGE) else ""
 
 
 def _is_healthy(condition: Condition) -> bool:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.controllers.rollout.nodes import NodeFacts
-from treenail.controllers.rollout.pools import Membership, membership
+from treenail.controllers.rollout.pools import Membership, find_membership
 from treenail.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class SeenPool:
+class ObservedPool:
     """A pool, or what can be read of it."""
 
     pool: MachineConfigPool
@@ -23,7 +23,7 @@ class SeenPool:
     """Why its spec can't be read; then the pool is one without a spec."""
 
     @classmethod
-    def from_json(cls, document: Json) -> "SeenPool":
+    def from_json(cls, document: Json) -> "ObservedPool":
         """The pool in an API object; raises `ConfigError` if not even its metadata is right."""
         try:
             return cls(MachineConfigPool.from_json(document))
@@ -32,65 +32,70 @@ class SeenPool:
             return cls(MachineConfigPool.from_json(rest), error)
 
     @property
-    def selects(self) -> tuple[object, ...]:
+    def selection_key(self) -> tuple[object, ...]:
         """What the membership of nodes depends on."""
         return self.pool.node_selector, self.error is None
 
     @property
-    def relevant(self) -> tuple[object, ...]:
+    def decision_key(self) -> tuple[object, ...]:
         """What a decision or the pool's conditions depend on."""
         meta = self.pool.metadata
         return (
             meta.uid,
             meta.generation,
             meta.annotations,
-            self.pool.deleting,
+            self.pool.is_deleting,
             self.pool.conditions,
             str(self.error),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class PoolSnapshot:
     """One pool and its nodes by the caches."""
 
-    seen: SeenPool
+    observed: ObservedPool
     nodes: tuple[NodeFacts, ...]
-    disputes: tuple[ConfigError, ...] = ()
+    membership_errors: tuple[ConfigError, ...] = ()
     """Of the nodes that this pool and another one select."""
-    unreadable: tuple[str, ...] = ()
+    unreadable_pools: tuple[str, ...] = ()
     """Other pools whose spec can't be read: nobody knows which nodes they are to have."""
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class ClusterSnapshot:
     """All pools with their nodes."""
 
-    pools: Mapping[str, SeenPool]
+    pools: Mapping[str, ObservedPool]
     members: Mapping[str, tuple[NodeFacts, ...]]
-    disputes: Mapping[str, tuple[ConfigError, ...]] = field(default_factory=dict)
+    membership_errors: Mapping[str, tuple[ConfigError, ...]] = field(default_factory=dict)
 
-    def of(self, pool: str) -> Sight | None:
+    def find_pool(self, pool: str) -> PoolSnapshot | None:
         """What concerns the pool, None when there is no such pool."""
         if (seen := self.pools.get(pool)) is None:
             return None
         unreadable = sorted(
             name for name, other in self.pools.items() if other.error is not None and name != pool
         )
-        return Sight(
-            seen, self.members.get(pool, ()), self.disputes.get(pool, ()), tuple(unreadable)
+        return PoolSnapshot(
+            seen,
+            self.members.get(pool, ()),
+            self.membership_errors.get(pool, ()),
+            tuple(unreadable),
         )
 
 
-class Grouping:
+class PoolGrouping:
     """Which nodes belong to which pool, worked out anew only for what changed. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._selectors: object = None
-        self._known: dict[str, tuple[NodeFacts, Membership | ConfigError | None]] = {}
+        self._memberships: dict[str, tuple[NodeFacts, Membership | ConfigError | None]] = {}
 
-    def look(self, pools: Mapping[str, SeenPool], nodes: Mapping[str, NodeFacts]) -> Picture:
+    def group_nodes(
+        self, pools: Mapping[str, ObservedPool], nodes: Mapping[str, NodeFacts]
+    ) -> ClusterSnapshot:
         """The nodes by the pool whose configuration they get."""
         readable = [seen.pool for seen in pools.values()]
         selectors = [(pool.name, pool.node_selector) for pool in readable]
@@ -98,57 +103,59 @@ class Grouping:
         disputes: dict[str, list[ConfigError]] = {}
         with self._lock:
             if selectors != self._selectors:
-                self._selectors, self._known = selectors, {}
-            for name in self._known.keys() - nodes.keys():
-                del self._known[name]
+                self._selectors, self._memberships = selectors, {}
+            for name in self._memberships.keys() - nodes.keys():
+                del self._memberships[name]
             # By name, so that nothing depends on what the cache learned last.
-            for name, node in sorted(nodes.items(), key=_name):
-                known = self._known.get(name)
+            for name, node in sorted(nodes.items(), key=_get_name):
+                known = self._memberships.get(name)
                 if known is None or known[0] is not node:
-                    self._known[name] = known = (node, _found(node, readable))
+                    self._memberships[name] = known = (node, _try_find_membership(node, readable))
                 match known[1]:
                     case Membership() as found:
                         members.setdefault(found.primary, []).append(node)
                     case ConfigError() as error:
-                        for pool in _selecting(node, readable):
+                        for pool in _find_selecting_pools(node, readable):
                             disputes.setdefault(pool, []).append(error)
                     case None:
                         pass
-        return Picture(
+        return ClusterSnapshot(
             pools,
             {pool: tuple(found) for pool, found in members.items()},
             {pool: tuple(found) for pool, found in disputes.items()},
         )
 
 
-def _name(item: tuple[str, NodeFacts]) -> str:
+def _get_name(item: tuple[str, NodeFacts]) -> str:
     return item[0]
 
 
-def concerned(node: NodeFacts, pools: Iterable[SeenPool]) -> tuple[str, ...]:
+def find_pools_of_node(node: NodeFacts, pools: Iterable[ObservedPool]) -> tuple[str, ...]:
     """The pools that have to be looked at when the node changes."""
     readable = [seen.pool for seen in pools]
-    match _found(node, readable):
+    match _try_find_membership(node, readable):
         case Membership() as found:
             return found.pools
         case ConfigError():
-            return _selecting(node, readable)
+            return _find_selecting_pools(node, readable)
         case _:
             return ()
 
 
-def _found(node: NodeFacts, pools: Iterable[MachineConfigPool]) -> Membership | ConfigError | None:
+def _try_find_membership(
+    node: NodeFacts, pools: Iterable[MachineConfigPool]
+) -> Membership | ConfigError | None:
     try:
-        return membership(node.name, node.labels, pools)
+        return find_membership(node.name, node.labels, pools)
     except ConfigError as error:
         return error
 
 
-def _selecting(node: NodeFacts, pools: Iterable[MachineConfigPool]) -> tuple[str, ...]:
+def _find_selecting_pools(node: NodeFacts, pools: Iterable[MachineConfigPool]) -> tuple[str, ...]:
     return tuple(
         pool.name
         for pool in pools
         if pool.node_selector is not None
-        and not pool.node_selector.selects_all
+        and not pool.node_selector.is_empty
         and pool.node_selector.matches(node.labels)
     )

@@ -25,7 +25,7 @@ class Membership:
         return (self.primary,) if self.secondary is None else (self.primary, self.secondary)
 
 
-def membership(
+def find_membership(
     node: str, labels: Mapping[str, str], pools: Iterable[MachineConfigPool]
 ) -> Membership | None:
     """The pools of the node, None when no pool selects it.
@@ -36,7 +36,7 @@ def membership(
     """
     if labels.get(OS_LABEL) == "windows":
         return None
-    names = sorted(pool.name for pool in pools if _selects(pool, labels))
+    names = sorted(pool.name for pool in pools if _is_selected_by(pool, labels))
     custom = [name for name in names if name not in (MASTER, WORKER)]
     if len(custom) > 1:
         raise ConfigError(
@@ -54,7 +54,7 @@ def membership(
     return Membership(WORKER) if worker else None
 
 
-def _selects(pool: MachineConfigPool, labels: Mapping[str, str]) -> bool:
+def _is_selected_by(pool: MachineConfigPool, labels: Mapping[str, str]) -> bool:
     # A selector without requirements would select every node; for nodes it selects none.
     selector = pool.node_selector
-    return selector is not None and not selector.selects_all and selector.matches(labels)
+    return selector is not None and not selector.is_empty and selector.matches(labels)

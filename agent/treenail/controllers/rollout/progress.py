@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from treenail.api.decode import Fields, Json, load_json
-from treenail.controllers.rollout.estimate import words
-from treenail.controllers.rollout.nodes import NodeFacts, Target
-from treenail.controllers.rollout.policy import Policy, Wave
+from treenail.controllers.rollout.estimate import format_duration
+from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.rollout.policy import RolloutPolicy, Wave
 
-STATE = "treenail.io/rollout-state"
+ROLLOUT_STATE = "treenail.io/rollout-state"
 """Annotation of a pool: the record, written by the rollout controller alone."""
 
-FORGIVEN_AT_MOST = 500
+MAX_ACKNOWLEDGED = 500
 GRACE_S = 60.0
 """How long an agent that was degraded may take to answer to a new target."""
 
@@ -24,7 +24,7 @@ _REASON_LIMIT = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class NodeFailure:
     """A node that the rollout harmed, as far as can be told."""
 
     node: str
@@ -32,34 +32,36 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RolloutRecord:
     """One rollout of one target."""
 
-    target: Target
+    target: RolloutTarget
     wave: int = 0
     """How many waves are complete."""
     settled_at: float | None = None
     """Since when all nodes of the current wave run well; None while they do not."""
-    halted: Failure | None = None
+    halted_by: NodeFailure | None = None
     """The first failure, when it stopped the rollout."""
-    resumed: str = ""
+    resume_value: str = ""
     """The last word of a person that was obeyed."""
-    forgiven: tuple[str, ...] = ()
+    acknowledged: tuple[str, ...] = ()
     """Nodes whose failure that person has seen."""
 
     @classmethod
-    def from_text(cls, text: str) -> "Record":
+    def from_text(cls, text: str) -> "RolloutRecord":
         """The record in an annotation; raises `ConfigError`."""
-        fields = Fields.of(load_json(text, where=f"annotation {STATE}"), "")
-        halted = fields.nested("halted")
-        settled = fields.optional_integer("settledAt")
+        fields = Fields.from_json(load_json(text, where=f"annotation {ROLLOUT_STATE}"), "")
+        halted = fields.get_object("halted")
+        settled = fields.get_optional_integer("settledAt")
         return cls(
-            target=Target(fields.text("config"), fields.optional_text("image")),
-            wave=fields.optional_integer("wave") or 0,
+            target=RolloutTarget(fields.get_text("config"), fields.get_optional_text("image")),
+            wave=fields.get_optional_integer("wave") or 0,
             settled_at=None if settled is None else float(settled),
-            halted=Failure(halted.text("node"), halted.text("reason")) if halted.values else None,
-            resumed=fields.text("resumed"),
-            forgiven=fields.texts("forgiven"),
+            halted_by=NodeFailure(halted.get_text("node"), halted.get_text("reason"))
+            if halted.values
+            else None,
+            resume_value=fields.get_text("resumed"),
+            acknowledged=fields.get_text_list("forgiven"),
         )
 
     def to_text(self) -> str:
@@ -71,104 +73,111 @@ class Record:
             document["wave"] = self.wave
         if self.settled_at is not None:
             document["settledAt"] = int(self.settled_at)
-        if self.halted is not None:
-            document["halted"] = {"node": self.halted.node, "reason": self.halted.reason}
-        if self.resumed:
-            document["resumed"] = self.resumed
-        if self.forgiven:
-            document["forgiven"] = list(self.forgiven)
+        if self.halted_by is not None:
+            document["halted"] = {"node": self.halted_by.node, "reason": self.halted_by.reason}
+        if self.resume_value:
+            document["resumed"] = self.resume_value
+        if self.acknowledged:
+            document["forgiven"] = list(self.acknowledged)
         return json.dumps(document, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class WaveCapacity:
     """Where the current wave ends."""
 
-    members: int
+    member_count: int
     """Nodes of the pool that may be in it."""
     size: int
     """How many of them it takes."""
-    taken: int
+    assigned: int
     """How many of them were given the target."""
 
     @property
-    def left(self) -> int:
-        return self.size - self.taken
+    def remaining(self) -> int:
+        return self.size - self.assigned
 
 
-def advance(
-    record: Record | None,
-    policy: Policy,
+def advance_record(
+    record: RolloutRecord | None,
+    policy: RolloutPolicy,
     nodes: Sequence[NodeFacts],
-    target: Target,
+    target: RolloutTarget,
     *,
     now: float,
-    resume: str = "",
-) -> Record:
+    resume_value: str = "",
+) -> RolloutRecord:
     """The record after a look at the nodes.
 
-    Another target is another rollout. ``resume`` is the word of a person: one that was not there
+    Another target is another rollout. ``resume_value`` is the word of a person: one that was not there
     before ends a halt and forgives the failures there are.
     """
     if record is None or record.target != target:
-        record = Record(target, resumed=resume)
-    failed = failures(nodes, target, policy, now=now)
-    if resume != record.resumed:
-        forgiven = tuple(failure.node for failure in failed)[:FORGIVEN_AT_MOST]
-        record = replace(record, halted=None, resumed=resume, forgiven=forgiven)
-    new = [failure for failure in failed if failure.node not in record.forgiven]
+        record = RolloutRecord(target, resume_value=resume_value)
+    failed = find_failures(nodes, target, policy, now=now)
+    if resume_value != record.resume_value:
+        forgiven = tuple(failure.node for failure in failed)[:MAX_ACKNOWLEDGED]
+        record = replace(record, halted_by=None, resume_value=resume_value, acknowledged=forgiven)
+    new = [failure for failure in failed if failure.node not in record.acknowledged]
     too_many = policy.max_failures is not None and len(new) > policy.max_failures
-    if too_many and record.halted is None:
-        record = replace(record, halted=new[0])
-    if record.halted is not None:
+    if too_many and record.halted_by is None:
+        record = replace(record, halted_by=new[0])
+    if record.halted_by is not None:
         return record
     names = {failure.node for failure in failed}
     while record.wave < len(policy.waves):
         wave = policy.waves[record.wave]
-        if not _settled(wave, nodes, target, names):
+        if not _is_settled(wave, nodes, target, names):
             return replace(record, settled_at=None)
         if record.settled_at is None:
             record = replace(record, settled_at=now)
-        if now < soaked_at(record, policy):
+        if now < compute_soak_end(record, policy):
             return record
         record = replace(record, wave=record.wave + 1, settled_at=None)
     return record
 
 
-def room(record: Record, policy: Policy, nodes: Sequence[NodeFacts], target: Target) -> Room:
+def compute_wave_capacity(
+    record: RolloutRecord, policy: RolloutPolicy, nodes: Sequence[NodeFacts], target: RolloutTarget
+) -> WaveCapacity:
     """How many more nodes may be given the target before the wave has proved itself."""
     if record.wave >= len(policy.waves):
-        taken = sum(node.asked_for(target) for node in nodes)
-        return Room(len(nodes), len(nodes), taken)
-    return _room(policy.waves[record.wave], nodes, target)
+        taken = sum(node.is_assigned(target) for node in nodes)
+        return WaveCapacity(len(nodes), len(nodes), taken)
+    return _compute_capacity(policy.waves[record.wave], nodes, target)
 
 
-def soaked_at(record: Record, policy: Policy) -> float:
+def compute_soak_end(record: RolloutRecord, policy: RolloutPolicy) -> float:
     """When the wave that runs well has done so for long enough."""
     wave = policy.waves[record.wave]
     return (record.settled_at or 0.0) + wave.soak_s
 
 
-def failures(
-    nodes: Iterable[NodeFacts], target: Target, policy: Policy, *, now: float
-) -> tuple[Failure, ...]:
+def find_failures(
+    nodes: Iterable[NodeFacts], target: RolloutTarget, policy: RolloutPolicy, *, now: float
+) -> tuple[NodeFailure, ...]:
     """The nodes that fail on the target, the one that was given it first before the others."""
     found = sorted(
         (node.started_at or 0.0, node.name, reason)
         for node in nodes
-        if (reason := _why(node, policy, now, target))
+        if (reason := _describe_failure(node, policy, now, target))
     )
-    return tuple(Failure(name, reason) for _at, name, reason in found)
+    return tuple(NodeFailure(name, reason) for _at, name, reason in found)
 
 
-def members(wave: Wave, nodes: Iterable[NodeFacts]) -> list[NodeFacts]:
+def find_wave_members(wave: Wave, nodes: Iterable[NodeFacts]) -> list[NodeFacts]:
     """The nodes that may be in the wave."""
     selector = wave.selector
     return [node for node in nodes if selector is None or selector.matches(node.labels)]
 
 
-def next_look_s(
-    record: Record, policy: Policy, nodes: Iterable[NodeFacts], target: Target, *, now: float
+def compute_next_check_s(
+    record: RolloutRecord,
+    policy: RolloutPolicy,
+    nodes: Iterable[NodeFacts],
+    target: RolloutTarget,
+    *,
+    now: float,
 ) -> float | None:
     """When the mere passing of time makes a failure of a node or completes a wave; None if never.
 
@@ -177,56 +186,64 @@ def next_look_s(
     times = [
         at
         for node in nodes
-        if node.asked_for(target) and (at := _fails_at(node, policy)) is not None and at > now
+        if node.is_assigned(target)
+        and (at := _compute_failure_time(node, policy)) is not None
+        and at > now
     ]
     if record.settled_at is not None and record.wave < len(policy.waves):
-        times.append(soaked_at(record, policy))
+        times.append(compute_soak_end(record, policy))
     return max(0.0, min(times) - now) if times else None
 
 
-def _why(node: NodeFacts, policy: Policy, now: float, target: Target) -> str:
+def _describe_failure(
+    node: NodeFacts, policy: RolloutPolicy, now: float, target: RolloutTarget
+) -> str:
     """Why the node counts as failed on the target; empty when it does not."""
-    if not node.asked_for(target):
-        if node.stage != target or not node.staging_error:
+    if not node.is_assigned(target):
+        if node.prestage_target != target or not node.prestage_error:
             return ""
-        return f"staging: {node.staging_error}"[:_REASON_LIMIT]
-    at = _fails_at(node, policy)
+        return f"staging: {node.prestage_error}"[:_REASON_LIMIT]
+    at = _compute_failure_time(node, policy)
     if at is None or now < at:
         return ""
-    if node.degraded:
+    if node.is_degraded:
         return (node.reason or f"it is {node.state} and does not say why")[:_REASON_LIMIT]
-    gone_s = now - _gone_since(node)
+    gone_s = now - _find_unready_since(node)
     allowed_s = policy.reboot_timeout_s or 0.0
-    return f"it has not been ready for {words(gone_s)}, {words(allowed_s)} are allowed"
+    return f"it has not been ready for {format_duration(gone_s)}, {format_duration(allowed_s)} are allowed"
 
 
-def _fails_at(node: NodeFacts, policy: Policy) -> float | None:
+def _compute_failure_time(node: NodeFacts, policy: RolloutPolicy) -> float | None:
     """From when on the node's present state is a failure, None when it is none."""
     started = node.started_at or 0.0
-    if node.degraded:
+    if node.is_degraded:
         # Until the agent has looked at its new target, it still says how the one before went.
         return started + GRACE_S if node.was_degraded else started
-    if node.healthy or policy.reboot_timeout_s is None or node.started_at is None:
+    if node.is_healthy or policy.reboot_timeout_s is None or node.started_at is None:
         return None
-    return _gone_since(node) + policy.reboot_timeout_s
+    return _find_unready_since(node) + policy.reboot_timeout_s
 
 
-def _gone_since(node: NodeFacts) -> float:
+def _find_unready_since(node: NodeFacts) -> float:
     return max(node.started_at or 0.0, node.ready_changed_at or 0.0)
 
 
-def _room(wave: Wave, nodes: Sequence[NodeFacts], target: Target) -> Room:
-    inside = members(wave, nodes)
-    size = min(wave.share.of(len(nodes)), len(inside))
-    return Room(len(inside), size, sum(node.asked_for(target) for node in inside))
+def _compute_capacity(
+    wave: Wave, nodes: Sequence[NodeFacts], target: RolloutTarget
+) -> WaveCapacity:
+    inside = find_wave_members(wave, nodes)
+    size = min(wave.share.compute_count(len(nodes)), len(inside))
+    return WaveCapacity(len(inside), size, sum(node.is_assigned(target) for node in inside))
 
 
-def _settled(wave: Wave, nodes: Sequence[NodeFacts], target: Target, failed: set[str]) -> bool:
-    space = _room(wave, nodes, target)
-    if space.left > 0 or (space.members == 0 and len(nodes) > 0):
+def _is_settled(
+    wave: Wave, nodes: Sequence[NodeFacts], target: RolloutTarget, failed: set[str]
+) -> bool:
+    space = _compute_capacity(wave, nodes, target)
+    if space.remaining > 0 or (space.member_count == 0 and len(nodes) > 0):
         return False
     return all(
-        (node.has(target) and node.healthy) or node.name in failed
+        (node.is_updated_to(target) and node.is_healthy) or node.name in failed
         for node in nodes
-        if node.asked_for(target)
+        if node.is_assigned(target)
     )

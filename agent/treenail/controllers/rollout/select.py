@@ -1,6 +1,6 @@
 """Who is next, and how many at once.
 
-`candidates` decides as the Machine Config Operator does. `redirected` goes beyond it: a node that
+`find_candidates` decides as the Machine Config Operator does. `find_redirectable` goes beyond it: a node that
 is out of service on its way to another target can turn at no cost to anybody.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from treenail.api.machineconfigpool import ARBITER
-from treenail.controllers.rollout.nodes import NodeFacts, Target
+from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
 from treenail.errors import ConfigError
 
 _PERCENTAGE = re.compile(r"\+?([0-9]{1,9})%")
@@ -23,26 +23,28 @@ class Candidates:
     capacity: int = 0
 
 
-def candidates(nodes: Iterable[NodeFacts], target: Target, max_unavailable: int) -> Candidates:
+def find_candidates(
+    nodes: Iterable[NodeFacts], target: RolloutTarget, max_unavailable: int
+) -> Candidates:
     """Nodes in service that are not asked for the target yet.
 
     What is left of ``max_unavailable`` is less by the nodes out of service, and by those in
     service that fail on this very target.
     """
     seen = tuple(nodes)
-    capacity = max_unavailable - sum(node.unavailable for node in seen)
+    capacity = max_unavailable - sum(node.is_unavailable for node in seen)
     found = []
     for node in seen:
-        if node.asked_for(target):
-            capacity -= node.failing and node.in_service
-        elif node.in_service:
+        if node.is_assigned(target):
+            capacity -= node.is_failing and node.is_in_service
+        elif node.is_in_service:
             found.append(node)
     if capacity <= 0:
         return Candidates()
     return Candidates(tuple(found), capacity)
 
 
-def redirected(nodes: Iterable[NodeFacts], target: Target) -> tuple[NodeFacts, ...]:
+def find_redirectable(nodes: Iterable[NodeFacts], target: RolloutTarget) -> tuple[NodeFacts, ...]:
     """Nodes that already count as unavailable because they are on their way to another target.
 
     They include those that failed there and were left cordoned, be it on their very first target;
@@ -51,14 +53,14 @@ def redirected(nodes: Iterable[NodeFacts], target: Target) -> tuple[NodeFacts, .
     return tuple(
         node
         for node in nodes
-        if node.unavailable
-        and not node.done
-        and (node.managed or node.degraded)
-        and not node.asked_for(target)
+        if node.is_unavailable
+        and not node.is_done
+        and (node.is_managed or node.is_degraded)
+        and not node.is_assigned(target)
     )
 
 
-def max_unavailable(pool: str, spec: int | str | None, nodes: int) -> int:
+def compute_max_unavailable(pool: str, spec: int | str | None, nodes: int) -> int:
     """How many of ``nodes`` may be unavailable at once, at least 1.
 
     ``spec`` is a count, or a percentage that is rounded down; 1 by default, and always for the

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from treenail.api.decode import Json
-from treenail.api.machineconfigpool import API_VERSION, Configuration, MachineConfigPool
-from treenail.api.meta import Condition, renewed
+from treenail.api.machineconfigpool import API_VERSION, MachineConfigPool, PoolConfiguration
+from treenail.api.meta import Condition, merge_conditions
 from treenail.controllers.rollout.gates import building
-from treenail.controllers.rollout.gates.os_image import ImageBuild, ImageConfig
-from treenail.controllers.rollout.nodes import NodeFacts, Target
-from treenail.controllers.rollout.reported import Reported
+from treenail.controllers.rollout.gates.os_image import MachineOSBuild, MachineOSConfig
+from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.rollout.reported import NodeReport
 
 UPDATED = "Updated"
 UPDATING = "Updating"
@@ -28,12 +28,12 @@ DEGRADED = "Degraded"
 RECONCILING = "Reconciling"
 STALLED = "Stalled"
 
-NAMED_AT_MOST = 10
+MAX_NAMED_NODES = 10
 """Nodes that a message names; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class PoolCounts:
     """How many nodes of a pool are how far."""
 
     total: int = 0
@@ -45,7 +45,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class PoolProblem:
     """Something a person has to look at: a reason in CamelCase and a sentence."""
 
     reason: str
@@ -53,21 +53,21 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PoolStatusInput:
     """All that the status of a pool is made from."""
 
     pool: MachineConfigPool
-    target: Target
+    target: RolloutTarget
     nodes: Sequence[NodeFacts]
-    image_config: ImageConfig | None = None
-    image_build: ImageBuild | None = None
-    reports: Mapping[str, Reported] | None = None
+    image_config: MachineOSConfig | None = None
+    image_build: MachineOSBuild | None = None
+    reports: Mapping[str, NodeReport] | None = None
     """By node; when given, being updated and being degraded are counted from them."""
-    waiting: str = ""
+    waiting_reason: str = ""
     """Why no node is given the target just now; empty when nothing is waited for."""
-    remaining: str = ""
+    progress_message: str = ""
     """How much is left and how long it may take."""
-    trouble: Trouble | None = None
+    problem: PoolProblem | None = None
     """Why the rollout can't go on by itself."""
 
 
@@ -75,8 +75,8 @@ class View:
 class PoolStatus:
     """What to write into the pool's status; fields of other writers are not among it."""
 
-    counts: Counts
-    configuration: Configuration
+    counts: PoolCounts
+    configuration: PoolConfiguration
     conditions: tuple[Condition, ...]
     observed_generation: int
 
@@ -98,92 +98,102 @@ class PoolStatus:
         }
 
 
-def count(
-    nodes: Iterable[NodeFacts], target: Target, reports: Mapping[str, Reported] | None = None
-) -> Counts:
+def count_nodes(
+    nodes: Iterable[NodeFacts],
+    target: RolloutTarget,
+    reports: Mapping[str, NodeReport] | None = None,
+) -> PoolCounts:
     """The nodes counted, by their annotations or, where there are reports, by those."""
     total = updated = ready = unavailable = degraded = 0
     for node in nodes:
-        report = Reported(node.name) if reports is None else reports.get(node.name)
+        report = NodeReport(node.name) if reports is None else reports.get(node.name)
         if reports is None:
-            has, fails = node.has(target), node.degraded
+            has, fails = node.is_updated_to(target), node.is_degraded
         else:
-            has = report is not None and report.has(target)
-            fails = report is not None and report.degraded is not None
+            has = report is not None and report.is_updated_to(target)
+            fails = report is not None and report.degraded_message is not None
         total += 1
         updated += has
-        ready += has and node.in_service
-        unavailable += node.unavailable
+        ready += has and node.is_in_service
+        unavailable += node.is_unavailable
         degraded += fails
-    return Counts(total, updated, ready, unavailable, degraded)
+    return PoolCounts(total, updated, ready, unavailable, degraded)
 
 
-def calculate(view: View, *, now: str) -> PoolStatus:
+def compute_status(status_input: PoolStatusInput, *, now: str) -> PoolStatus:
     """The pool's status; ``now`` (RFC 3339) is when conditions that changed did so."""
-    counts = count(view.nodes, view.target, view.reports)
+    counts = count_nodes(status_input.nodes, status_input.target, status_input.reports)
     complete = (
         counts.updated == counts.ready == counts.total
         and counts.unavailable == 0
-        and not building.unfinished(view.image_config, view.image_build)
+        and not building.is_build_unfinished(status_input.image_config, status_input.image_build)
     )
-    before = {condition.type: condition for condition in view.pool.conditions}
-    updating = _updating(view, complete=complete)
+    before = {condition.type: condition for condition in status_input.pool.conditions}
+    updating = _compute_updating(status_input, is_complete=complete)
     found = [
-        _updated(view, complete=complete),
+        _compute_updated(status_input, is_complete=complete),
         updating,
-        _node_degraded(view, counts),
-        *building.degraded(view.image_config, view.image_build, before.get(IMAGE_BUILD_DEGRADED)),
+        _compute_node_degraded(status_input, counts),
+        *building.compute_build_degraded(
+            status_input.image_config, status_input.image_build, before.get(IMAGE_BUILD_DEGRADED)
+        ),
     ]
     known = {**before, **{condition.type: condition for condition in found}}
-    degraded = _degraded(view, known)
-    stalled = view.trouble is not None or degraded.status == "True"
+    degraded = _compute_degraded(status_input, known)
+    stalled = status_input.problem is not None or degraded.status == "True"
     found += [
         degraded,
-        Condition(RECONCILING, _status(not complete), updating.reason, updating.message),
-        Condition(STALLED, _status(stalled), degraded.reason, degraded.message),
+        Condition(RECONCILING, _format_bool(not complete), updating.reason, updating.message),
+        Condition(STALLED, _format_bool(stalled), degraded.reason, degraded.message),
     ]
     return PoolStatus(
         counts=counts,
-        configuration=view.pool.configuration if complete else view.pool.reported,
-        conditions=renewed(view.pool.conditions, found, now=now),
-        observed_generation=view.pool.metadata.generation,
+        configuration=status_input.pool.configuration
+        if complete
+        else status_input.pool.status_configuration,
+        conditions=merge_conditions(status_input.pool.conditions, found, now=now),
+        observed_generation=status_input.pool.metadata.generation,
     )
 
 
-def update_line(target: Target) -> str:
+def format_target(target: RolloutTarget) -> str:
     """What the nodes are updated to, for people."""
     image = f" / Image {target.image}" if target.image else ""
     return f"MachineConfig {target.config}{image}"
 
 
-def _status(true: bool) -> str:  # noqa: FBT001  # reads as what it converts
-    return "True" if true else "False"
+def _format_bool(value: bool) -> str:  # noqa: FBT001  # reads as what it converts
+    return "True" if value else "False"
 
 
-def _updated(view: View, *, complete: bool) -> Condition:
-    if complete:
-        line = update_line(view.target)
+def _compute_updated(status_input: PoolStatusInput, *, is_complete: bool) -> Condition:
+    if is_complete:
+        line = format_target(status_input.target)
         return Condition(UPDATED, "True", "AllNodesUpdated", f"All nodes are updated with {line}")
     return Condition(UPDATED, "False", "NodesOutdated")
 
 
-def _updating(view: View, *, complete: bool) -> Condition:
-    built = building.updating(
-        view.image_config,
-        view.image_build,
-        complete=complete,
-        paused=view.pool.paused,
-        degraded=_was_degraded(view.pool),
+def _compute_updating(status_input: PoolStatusInput, *, is_complete: bool) -> Condition:
+    built = building.compute_build_updating(
+        status_input.image_config,
+        status_input.image_build,
+        is_complete=is_complete,
+        is_paused=status_input.pool.paused,
+        is_degraded=_was_degraded(status_input.pool),
     )
     if built is not None:
         return Condition(UPDATING, *built)
-    if complete:
+    if is_complete:
         return Condition(UPDATING, "False", "AllNodesUpdated")
-    line = update_line(view.target)
-    if view.pool.paused:
+    line = format_target(status_input.target)
+    if status_input.pool.paused:
         return Condition(UPDATING, "False", "Paused", f"Pool is paused; will not update to {line}")
-    said = [f"All nodes are updating to {line}", view.waiting, view.remaining]
-    reason = "Waiting" if view.waiting else "RollingOut"
+    said = [
+        f"All nodes are updating to {line}",
+        status_input.waiting_reason,
+        status_input.progress_message,
+    ]
+    reason = "Waiting" if status_input.waiting_reason else "RollingOut"
     return Condition(UPDATING, "True", reason, "; ".join(filter(None, said)))
 
 
@@ -192,42 +202,46 @@ def _was_degraded(pool: MachineConfigPool) -> bool:
     return any(found.type in kinds and found.status == "True" for found in pool.conditions)
 
 
-def _node_degraded(view: View, counts: Counts) -> Condition:
+def _compute_node_degraded(status_input: PoolStatusInput, counts: PoolCounts) -> Condition:
     if not counts.degraded:
         return Condition(NODE_DEGRADED, "False", "NoNodeDegraded")
     sentences = [
-        _complaint(node.name, said)
-        for node in view.nodes
-        if (said := _said(node, view.reports)) is not None
+        _format_node_message(node.name, said)
+        for node in status_input.nodes
+        if (said := _find_message(node, status_input.reports)) is not None
     ]
-    more = len(sentences) - NAMED_AT_MOST
-    named = ", ".join(sentences[:NAMED_AT_MOST]) + (f", and {more} more" if more > 0 else "")
+    more = len(sentences) - MAX_NAMED_NODES
+    named = ", ".join(sentences[:MAX_NAMED_NODES]) + (f", and {more} more" if more > 0 else "")
     return Condition(NODE_DEGRADED, "True", "NodesDegraded", named)
 
 
-def _said(node: NodeFacts, reports: Mapping[str, Reported] | None) -> str | None:
+def _find_message(node: NodeFacts, reports: Mapping[str, NodeReport] | None) -> str | None:
     report = None if reports is None else reports.get(node.name)
-    if report is not None and report.degraded is not None:
-        return node.reason or report.degraded
-    return node.reason if reports is None and node.degraded else None
+    if report is not None and report.degraded_message is not None:
+        return node.reason or report.degraded_message
+    return node.reason if reports is None and node.is_degraded else None
 
 
-def _complaint(node: str, said: str) -> str:
-    if not said:
+def _format_node_message(node: str, message: str) -> str:
+    if not message:
         return f"Node {node} is degraded and does not say why"
-    return f"Node {node} is reporting: {json.dumps(said, ensure_ascii=False)}"
+    return f"Node {node} is reporting: {json.dumps(message, ensure_ascii=False)}"
 
 
-def _degraded(view: View, known: Mapping[str, Condition]) -> Condition:
-    if view.trouble is not None:
-        return Condition(DEGRADED, "True", view.trouble.reason, view.trouble.message)
+def _compute_degraded(
+    status_input: PoolStatusInput, conditions: Mapping[str, Condition]
+) -> Condition:
+    if status_input.problem is not None:
+        return Condition(
+            DEGRADED, "True", status_input.problem.reason, status_input.problem.message
+        )
     for kind, default in (
         (NODE_DEGRADED, ""),
         (IMAGE_BUILD_DEGRADED, "Custom OS image build failed"),
         (RENDER_DEGRADED, "The configuration can't be rendered"),
         (PINNED_IMAGE_SETS_DEGRADED, "The pinned images can't be pulled"),
     ):
-        found = known.get(kind)
+        found = conditions.get(kind)
         if found is not None and found.status == "True":
             message = default if kind == IMAGE_BUILD_DEGRADED else found.message or default
             return Condition(DEGRADED, "True", kind, message)

@@ -9,12 +9,12 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 
-from treenail.controllers.runtime.metrics import CONTENT_TYPE, Metrics
+from treenail.controllers.runtime.metrics import CONTENT_TYPE, ControllerMetrics
 from treenail.errors import UsageError
 
 log = logging.getLogger(__name__)
 
-Check = Callable[[], str]
+ReadinessCheck = Callable[[], str]
 """What is wrong, in a sentence; empty when nothing is."""
 
 _REQUEST_LIMIT_S = 10.0
@@ -25,15 +25,21 @@ class HealthServer:
     """Answers kubelets and Prometheus; to be used in a ``with``. It serves nothing secret."""
 
     def __init__(
-        self, host: str, port: int, metrics: Metrics, *, healthy: Check, ready: Check
+        self,
+        host: str,
+        port: int,
+        metrics: ControllerMetrics,
+        *,
+        healthy: ReadinessCheck,
+        ready: ReadinessCheck,
     ) -> None:
         pages = {
-            "/healthz": lambda: _checked(healthy()),
-            "/readyz": lambda: _checked(ready()),
-            "/metrics": lambda: (HTTPStatus.OK, CONTENT_TYPE, metrics.text()),
+            "/healthz": lambda: _render_check(healthy()),
+            "/readyz": lambda: _render_check(ready()),
+            "/metrics": lambda: (HTTPStatus.OK, CONTENT_TYPE, metrics.render_text()),
         }
         try:
-            self._server = _Server((host, port), pages)
+            self._server = _HealthHttpServer((host, port), pages)
         except OSError as error:
             raise UsageError(
                 f"can't listen on {host or '*'}:{port}: {error.strerror or error}",
@@ -58,7 +64,7 @@ class HealthServer:
         self._thread.join(_REQUEST_LIMIT_S)
 
 
-def address(text: str) -> tuple[str, int]:
+def parse_address(text: str) -> tuple[str, int]:
     """Host and port of ``HOST:PORT``, ``[HOST]:PORT`` or ``:PORT``; raises `UsageError`."""
     host, colon, port = text.rpartition(":")
     if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65535:
@@ -69,7 +75,7 @@ def address(text: str) -> tuple[str, int]:
 _Page = Callable[[], tuple[HTTPStatus, str, str]]
 
 
-class _Server(ThreadingHTTPServer):
+class _HealthHttpServer(ThreadingHTTPServer):
     daemon_threads = True
     # A request that hangs is ended by its own limit, not waited for.
     block_on_close = False
@@ -79,7 +85,7 @@ class _Server(ThreadingHTTPServer):
         host, _ = place
         if ":" in host or (not host and socket.has_dualstack_ipv6()):
             self.address_family = socket.AF_INET6
-        super().__init__(place, _Request)
+        super().__init__(place, _HealthRequestHandler)
 
     def server_bind(self) -> None:
         if self.address_family == socket.AF_INET6:
@@ -89,11 +95,11 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = "", self.socket.getsockname()[1]
 
 
-class _Request(BaseHTTPRequestHandler):
+class _HealthRequestHandler(BaseHTTPRequestHandler):
     timeout = _REQUEST_LIMIT_S
     server_version = "treenail"
     sys_version = ""
-    server: _Server
+    server: _HealthHttpServer
 
     def do_GET(self) -> None:
         page = self.server.pages.get(self.path.partition("?")[0])
@@ -112,7 +118,7 @@ class _Request(BaseHTTPRequestHandler):
         log.debug("%s %s", self.address_string(), format % args)
 
 
-def _checked(problem: str) -> tuple[HTTPStatus, str, str]:
+def _render_check(problem: str) -> tuple[HTTPStatus, str, str]:
     if problem:
         return HTTPStatus.SERVICE_UNAVAILABLE, _PLAIN, f"{problem}\n"
     return HTTPStatus.OK, _PLAIN, "ok\n"

@@ -6,52 +6,52 @@ from typing import Generic, TypeVar, cast
 
 from treenail.api.decode import Json
 from treenail.clock import Clock
-from treenail.errors import ClusterError, NotFound, TreenailError
+from treenail.errors import ClusterError, NotFoundError, TreenailError
 from treenail.kube.client import Client
-from treenail.kube.informer import Informer, OnMove
-from treenail.kube.watch import Scope
+from treenail.kube.informer import ChangeHandler, Informer
+from treenail.kube.watch import WatchScope
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-Project = Callable[[Json], T | None]
+Projection = Callable[[Json], T | None]
 """From an object to what one controller wants of it; None if nothing, as if it did not exist."""
 
-_Kept = tuple[object, ...]
+_Projections = tuple[object, ...]
 
 
-class View(Generic[T]):
+class InformerView(Generic[T]):
     """What one controller sees of the objects of one kind, by key. Thread-safe."""
 
-    def __init__(self, informer: Informer[_Kept], place: int) -> None:
+    def __init__(self, informer: Informer[_Projections], place: int) -> None:
         self._informer = informer
-        self._place = place
+        self._index = place
 
     def find(self, key: str) -> T | None:
         """What is kept under ``namespace/name``, or under a name without namespace."""
-        return self._own(self._informer.find(key))
+        return self._project(self._informer.find(key))
 
-    def all(self) -> Mapping[str, T]:
+    def get_all(self) -> Mapping[str, T]:
         """Everything that is kept, as of now, by key."""
-        found = ((key, self._own(kept)) for key, kept in self._informer.all().items())
+        found = ((key, self._project(kept)) for key, kept in self._informer.get_all().items())
         return {key: own for key, own in found if own is not None}
 
-    def tell(self, on_move: OnMove[T]) -> None:
+    def add_handler(self, on_move: ChangeHandler[T]) -> None:
         """Call it when what is kept of an object becomes another; to be added before the start.
 
         It is called on the watching thread and should only note the key.
         """
 
-        def told(key: str, before: _Kept | None, after: _Kept | None) -> None:
-            own_before, own_after = self._own(before), self._own(after)
+        def told(key: str, before: _Projections | None, after: _Projections | None) -> None:
+            own_before, own_after = self._project(before), self._project(after)
             if own_before != own_after:
                 on_move(key, own_before, own_after)
 
-        self._informer.tell(told)
+        self._informer.add_handler(told)
 
-    def _own(self, kept: _Kept | None) -> T | None:
-        return None if kept is None else cast("T | None", kept[self._place])
+    def _project(self, kept: _Projections | None) -> T | None:
+        return None if kept is None else cast("T | None", kept[self._index])
 
 
 class Informers:
@@ -60,20 +60,22 @@ class Informers:
     def __init__(self, client: Client, clock: Clock) -> None:
         self._client = client
         self._clock = clock
-        self._projects: dict[Scope, list[Project[object]]] = {}
-        self._informers: dict[Scope, Informer[_Kept]] = {}
-        self._lost: dict[Scope, str] = {}
-        self._optional: set[Scope] = set()
-        self._absent: set[Scope] = set()
+        self._projections: dict[WatchScope, list[Projection[object]]] = {}
+        self._informers: dict[WatchScope, Informer[_Projections]] = {}
+        self._watch_errors: dict[WatchScope, str] = {}
+        self._optional: set[WatchScope] = set()
+        self._missing_kinds: set[WatchScope] = set()
 
-    def view(self, scope: Scope, project: Project[T], *, optional: bool = False) -> View[T]:
+    def add_view(
+        self, scope: WatchScope, project: Projection[T], *, optional: bool = False
+    ) -> InformerView[T]:
         """Another view of a scope; an object that ``project`` can't read is not kept.
 
         Of a kind that is ``optional`` there may be nothing, not even the kind.
         """
         if optional:
             self._optional.add(scope)
-        projects = self._projects.setdefault(scope, [])
+        projects = self._projections.setdefault(scope, [])
         projects.append(project)
         informer = self._informers.get(scope)
         if informer is None:
@@ -81,11 +83,11 @@ class Informers:
                 self._client,
                 scope,
                 self._clock,
-                lambda found: _kept(projects, found),
-                on_lost=lambda error: self._lose(scope, error),
+                lambda found: _project_all(projects, found),
+                on_lost=lambda error: self._handle_watch_error(scope, error),
             )
             self._informers[scope] = informer
-        return View(informer, len(projects) - 1)
+        return InformerView(informer, len(projects) - 1)
 
     def start(self) -> None:
         """Begin to list and watch."""
@@ -100,31 +102,31 @@ class Informers:
     def wait_until_synced(self, limit_s: float) -> bool:
         """Wait until everything there is has been seen once; False if one takes longer."""
         return all(
-            scope in self._absent or informer.wait_until_synced(limit_s)
+            scope in self._missing_kinds or informer.wait_until_synced(limit_s)
             for scope, informer in self._informers.items()
         )
 
     @property
-    def missing(self) -> str:
+    def unsynced_reason(self) -> str:
         """Which kinds were not seen yet, and why; empty when all were."""
         return "; ".join(
-            self._lost.get(scope, f"{scope.resource.plural} are being listed")
+            self._watch_errors.get(scope, f"{scope.resource.plural} are being listed")
             for scope, informer in self._informers.items()
-            if not (informer.has_synced or scope in self._absent)
+            if not (informer.has_synced or scope in self._missing_kinds)
         )
 
-    def _lose(self, scope: Scope, error: ClusterError) -> None:
-        self._lost[scope] = str(error)
-        if scope in self._optional and isinstance(error, NotFound):
-            self._absent.add(scope)
+    def _handle_watch_error(self, scope: WatchScope, error: ClusterError) -> None:
+        self._watch_errors[scope] = str(error)
+        if scope in self._optional and isinstance(error, NotFoundError):
+            self._missing_kinds.add(scope)
         log.warning("lost sight of the %s: %s", scope.resource.plural, error)
 
 
-def _kept(projects: list[Project[object]], found: Json) -> _Kept:
-    return tuple(_projected(project, found) for project in projects)
+def _project_all(projects: list[Projection[object]], found: Json) -> _Projections:
+    return tuple(_project_object(project, found) for project in projects)
 
 
-def _projected(project: Project[object], found: Json) -> object | None:
+def _project_object(project: Projection[object], found: Json) -> object | None:
     try:
         return project(found)
     except TreenailError as error:

@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 
 from treenail import __version__
 
-MOST_BYTES = 4 * 1024 * 1024
+MAX_BYTES = 4 * 1024 * 1024
 LIMIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WebResponse:
     """What the server said, whatever the status."""
 
     status: int
@@ -23,14 +23,14 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class WebFailure:
     """There was no answer that can be used; ``reason`` is for people."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class WebRequest:
     """One request; with a body it is a POST of JSON."""
 
     url: str
@@ -38,14 +38,14 @@ class Asked:
     headers: tuple[tuple[str, str], ...] = ()
 
 
-class Web:
+class WebClient:
     """Asks servers, each time on a connection of its own. Thread-safe."""
 
-    def __init__(self, *, limit_s: float = LIMIT_S, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, *, limit_s: float = LIMIT_S, max_bytes: int = MAX_BYTES) -> None:
         self._limit_s = limit_s
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
 
-    def ask(self, asked: Asked) -> Answer | Silence:
+    def send_request(self, asked: WebRequest) -> WebResponse | WebFailure:
         """The answer, or why there is none."""
         parts = urlsplit(asked.url)
         place = parts.netloc
@@ -56,15 +56,15 @@ class Web:
         else:
             link = http.client.HTTPConnection(place, timeout=self._limit_s)
         try:
-            return self._exchange(link, asked, parts.path or "/", parts.query)
+            return self._exchange_request(link, asked, parts.path or "/", parts.query)
         except (OSError, http.client.HTTPException) as error:
-            return Silence(f"{place}: {_why(error)}")
+            return WebFailure(f"{place}: {_describe_error(error)}")
         finally:
             link.close()
 
-    def _exchange(
-        self, link: http.client.HTTPConnection, asked: Asked, path: str, query: str
-    ) -> Answer | Silence:
+    def _exchange_request(
+        self, link: http.client.HTTPConnection, asked: WebRequest, path: str, query: str
+    ) -> WebResponse | WebFailure:
         headers = {
             "Accept": "application/json",
             "User-Agent": f"treenail/{__version__}",
@@ -75,13 +75,13 @@ class Web:
         target = f"{path}?{query}" if query else path
         link.request("POST" if asked.body else "GET", target, asked.body or None, headers)
         response = link.getresponse()
-        body = response.read(self._most_bytes + 1)
-        if len(body) > self._most_bytes:
-            return Silence(f"{link.host}: an answer of more than {self._most_bytes} bytes")
-        return Answer(response.status, body)
+        body = response.read(self._max_bytes + 1)
+        if len(body) > self._max_bytes:
+            return WebFailure(f"{link.host}: an answer of more than {self._max_bytes} bytes")
+        return WebResponse(response.status, body)
 
 
-def _why(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, OSError) and error.strerror:

@@ -17,7 +17,7 @@ class WorkQueue:
     """Keys to look at. Thread-safe.
 
     Whoever takes a key by ``get`` says ``done`` when it was looked at, and before that ``forget``
-    if that went well or ``retry`` if it did not: pauses double from ``first_s`` up to ``most_s``
+    if that went well or ``add_rate_limited`` if it did not: pauses double from ``first_s`` up to ``most_s``
     for each key by itself, cut by a random part so that not all come at once.
     """
 
@@ -25,20 +25,20 @@ class WorkQueue:
         self,
         clock: Clock,
         *,
-        first_s: float = 0.25,
-        most_s: float = 60.0,
+        first_retry_s: float = 0.25,
+        max_retry_s: float = 60.0,
         jitter: Random = random.random,
     ) -> None:
         self._clock = clock
-        self._first_s = first_s
-        self._most_s = most_s
+        self._first_retry_s = first_retry_s
+        self._max_retry_s = max_retry_s
         self._jitter = jitter
         self._changed = threading.Condition()
         self._ready: deque[str] = deque()
-        self._wanted: dict[str, float] = {}
+        self._added_at: dict[str, float] = {}
         self._working: set[str] = set()
-        self._later: list[tuple[float, str]] = []
-        self._due: dict[str, float] = {}
+        self._delayed: list[tuple[float, str]] = []
+        self._due_at: dict[str, float] = {}
         self._backoffs: dict[str, Backoff] = {}
         self._closed = False
         self.adds = 0
@@ -49,13 +49,13 @@ class WorkQueue:
     def __len__(self) -> int:
         """How many keys wait to be handed out, without those that are for later."""
         with self._changed:
-            self._promote()
+            self._promote_due()
             return len(self._ready)
 
     def add(self, key: str) -> None:
         """Hand the key out as soon as somebody is free."""
         with self._changed:
-            self._add(key)
+            self._add_ready(key)
 
     def add_after(self, key: str, seconds: float) -> None:
         """Hand the key out in so many seconds; the earliest of several such wishes counts."""
@@ -64,19 +64,21 @@ class WorkQueue:
             return
         with self._changed:
             at = self._clock.monotonic() + seconds
-            if not self._closed and at < self._due.get(key, float("inf")):
-                self._due[key] = at
-                heapq.heappush(self._later, (at, key))
+            if not self._closed and at < self._due_at.get(key, float("inf")):
+                self._due_at[key] = at
+                heapq.heappush(self._delayed, (at, key))
                 self._changed.notify()
 
-    def retry(self, key: str, *, least_s: float = 0.0) -> float:
-        """Hand the key out after its next pause, of at least ``least_s``; how long that is."""
+    def add_rate_limited(self, key: str, *, min_s: float = 0.0) -> float:
+        """Hand the key out after its next pause, of at least ``min_s``; how long that is."""
         with self._changed:
             backoff = self._backoffs.get(key)
             if backoff is None:
-                backoff = Backoff(first_s=self._first_s, most_s=self._most_s, jitter=self._jitter)
+                backoff = Backoff(
+                    first_s=self._first_retry_s, max_s=self._max_retry_s, jitter=self._jitter
+                )
                 self._backoffs[key] = backoff
-            pause_s = max(backoff.pause_s(), least_s)
+            pause_s = max(backoff.next_pause_s(), min_s)
             self.retries += 1
         self.add_after(key, pause_s)
         return pause_s
@@ -94,12 +96,12 @@ class WorkQueue:
         end = None if limit_s is None else self._clock.monotonic() + limit_s
         with self._changed:
             while not self._closed:
-                self._promote()
+                self._promote_due()
                 if self._ready:
                     key = self._ready.popleft()
                     self._working.add(key)
-                    return key, self._clock.monotonic() - self._wanted.pop(key)
-                wait_s = self._wait_s(end)
+                    return key, self._clock.monotonic() - self._added_at.pop(key)
+                wait_s = self._compute_wait_s(end)
                 if wait_s is not None and wait_s <= 0:
                     return None
                 self._changed.wait(wait_s)
@@ -109,7 +111,7 @@ class WorkQueue:
         """The key was looked at; it is handed out again if it was added in the meantime."""
         with self._changed:
             self._working.discard(key)
-            if key in self._wanted and not self._closed:
+            if key in self._added_at and not self._closed:
                 self._ready.append(key)
                 self._changed.notify()
 
@@ -118,33 +120,33 @@ class WorkQueue:
         with self._changed:
             self._closed = True
             self._ready.clear()
-            self._wanted.clear()
+            self._added_at.clear()
             self._changed.notify_all()
 
-    def _add(self, key: str) -> None:
-        if self._closed or key in self._wanted:
+    def _add_ready(self, key: str) -> None:
+        if self._closed or key in self._added_at:
             return
         self.adds += 1
-        self._wanted[key] = self._clock.monotonic()
+        self._added_at[key] = self._clock.monotonic()
         if key not in self._working:
             self._ready.append(key)
             self._changed.notify()
 
-    def _promote(self) -> None:
+    def _promote_due(self) -> None:
         """Move what is due from later to now."""
         now = self._clock.monotonic()
-        while self._later and self._later[0][0] <= now:
-            at, key = heapq.heappop(self._later)
+        while self._delayed and self._delayed[0][0] <= now:
+            at, key = heapq.heappop(self._delayed)
             # An earlier wish for the same key replaced this one, or was met already.
-            if self._due.get(key) == at:
-                del self._due[key]
-                self._add(key)
+            if self._due_at.get(key) == at:
+                del self._due_at[key]
+                self._add_ready(key)
 
-    def _wait_s(self, end: float | None) -> float | None:
+    def _compute_wait_s(self, end: float | None) -> float | None:
         """How long nothing can happen by itself: None for ever, 0 when the time is up."""
         moments = [] if end is None else [end]
-        if self._later:
-            moments.append(self._later[0][0])
+        if self._delayed:
+            moments.append(self._delayed[0][0])
         if not moments:
             return None
         return max(min(moments) - self._clock.monotonic(), 0.0)

@@ -6,41 +6,41 @@ from collections.abc import Callable
 from typing import Protocol
 
 from treenail.api import machineconfignode
-from treenail.api.disruptionpolicy import DEFAULTS, ClusterPolicy
+from treenail.api.disruptionpolicy import DEFAULT_POLICY, ClusterDisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfignode import MachineConfigNode
-from treenail.api.meta import Condition, renewed
+from treenail.api.meta import Condition, merge_conditions
 from treenail.api.node import Node
-from treenail.clock import Clock, rfc3339
-from treenail.daemon.reconcile.observe import seen
-from treenail.errors import ClusterError, NotFound, Unreachable
-from treenail.kube.client import Client, PatchKind
-from treenail.kube.events import Regarding
+from treenail.clock import Clock, format_rfc3339
+from treenail.daemon.reconcile.observe import summarize_node
+from treenail.errors import ClusterError, NotFoundError, UnreachableError
+from treenail.kube.client import Client, PatchType
+from treenail.kube.events import ObjectReference
 from treenail.kube.resources import (
     MACHINECONFIGNODES,
     MACHINECONFIGS,
     MACHINECONFIGURATIONS,
     NODES,
 )
-from treenail.update.status import CONDITIONS_OF_THE_AGENT, Event, Report, Verdict
+from treenail.update.status import AGENT_CONDITIONS, NodeEvent, ReportedCondition, StatusReport
 
 log = logging.getLogger(__name__)
 
 Json = dict[str, object]
 
-_CLUSTER = "cluster"
+_CLUSTER_POLICY_NAME = "cluster"
 """The name of the one MachineConfiguration."""
 
 
-class Recorder(Protocol):
+class NodeEventRecorder(Protocol):
     """Where Events go; keeps those that can't be delivered yet, and never raises."""
 
-    def normal(self, regarding: Regarding, reason: str, message: str) -> None: ...
-    def warning(self, regarding: Regarding, reason: str, message: str) -> None: ...
-    def flush(self) -> None: ...
+    def record_normal(self, regarding: ObjectReference, reason: str, message: str) -> None: ...
+    def record_warning(self, regarding: ObjectReference, reason: str, message: str) -> None: ...
+    def flush_pending(self) -> None: ...
 
 
-class NodeCluster:
+class NodeClient:
     """Our Node, the MachineConfigs it names and our MachineConfigNode.
 
     The watch's thread offers what it sees; everything else is the main thread's.
@@ -49,7 +49,7 @@ class NodeCluster:
     def __init__(
         self,
         client: Client,
-        recorder: Recorder,
+        recorder: NodeEventRecorder,
         *,
         node_name: str,
         clock: Clock,
@@ -62,47 +62,49 @@ class NodeCluster:
         self._on_change = on_change
         self._lock = threading.Lock()
         self._node: Node | None = None
-        self._conditions = _Conditions()
-        self._last_event: Event | None = None
+        self._conditions = _WrittenConditions()
+        self._last_event: NodeEvent | None = None
 
-    def offer(self, document: Json) -> None:
+    def accept_node(self, document: Json) -> None:
         """Take a newer look at our Node, from whichever thread; tells of it if it matters."""
         node = Node.from_json(document)
         with self._lock:
             before = self._node
-            if before is not None and _older(node, before):
+            if before is not None and _is_older(node, before):
                 return
             self._node = node
-        if before is None or seen(before) != seen(node):
+        if before is None or summarize_node(before) != summarize_node(node):
             self._on_change()
 
-    def node(self) -> Node | None:
+    def get_cached_node(self) -> Node | None:
         with self._lock:
             return self._node
 
-    def refresh(self) -> None:
-        self.offer(self._client.get(NODES, self._name))
+    def refresh_node(self) -> None:
+        self.accept_node(self._client.get(NODES, self._name))
 
-    def machine_config(self, name: str) -> MachineConfig:
+    def fetch_machine_config(self, name: str) -> MachineConfig:
         try:
             document = self._client.get(MACHINECONFIGS, name)
-        except NotFound as error:
-            raise NotFound(
+        except NotFoundError as error:
+            raise NotFoundError(
                 f"MachineConfig {name}, which this node is asked for, does not exist",
                 remedy="create it, or set desiredConfig to one that exists",
             ) from error
         return MachineConfig.from_json(document)
 
-    def policy(self) -> ClusterPolicy:
+    def fetch_disruption_policy(self) -> ClusterDisruptionPolicy:
         try:
-            return ClusterPolicy.from_json(self._client.get(MACHINECONFIGURATIONS, _CLUSTER))
-        except NotFound:
+            return ClusterDisruptionPolicy.from_json(
+                self._client.get(MACHINECONFIGURATIONS, _CLUSTER_POLICY_NAME)
+            )
+        except NotFoundError:
             # Not every cluster has the kind, and the operator makes the object.
-            return ClusterPolicy(DEFAULTS)
+            return ClusterDisruptionPolicy(DEFAULT_POLICY)
 
-    def report(self, report: Report) -> None:
+    def write_report(self, report: StatusReport) -> None:
         """Write what differs from what the Node and the MachineConfigNode show."""
-        node = self.node()
+        node = self.get_cached_node()
         if node is None:
             return
         changes = {
@@ -112,81 +114,89 @@ class NodeCluster:
         }
         if changes:
             body: Json = {"metadata": {"annotations": changes}}
-            self.offer(self._client.patch(NODES, self._name, body))
+            self.accept_node(self._client.patch(NODES, self._name, body))
             log.debug("wrote %s", ", ".join(f"{name}={value}" for name, value in changes.items()))
-        self._recorder.flush()
+        self._recorder.flush_pending()
         told = False
         try:
-            told = self._tell_conditions(report)
-        except Unreachable:
+            told = self._write_conditions(report)
+        except UnreachableError:
             raise
         except ClusterError:
             # Whatever is refused of the conditions, what happened is to be known.
-            self._tell_event(report, told=told)
+            self._record_report_event(report, has_written_conditions=told)
             raise
-        self._tell_event(report, told=told)
+        self._record_report_event(report, has_written_conditions=told)
 
-    def tell(self, event: Event) -> None:
+    def record_event(self, event: NodeEvent) -> None:
         """Record the Event, unless it is the one recorded last."""
         if event != self._last_event:
             self._last_event = event
             # What kubelet writes of its Node has the name as its uid; kubectl looks for that.
-            node = Regarding("Node", self._name, uid=self._name)
-            record = self._recorder.warning if event.type == "Warning" else self._recorder.normal
+            node = ObjectReference("Node", self._name, uid=self._name)
+            record = (
+                self._recorder.record_warning
+                if event.type == "Warning"
+                else self._recorder.record_normal
+            )
             record(node, event.reason, event.message)
 
-    def _tell_event(self, report: Report, *, told: bool) -> None:
+    def _record_report_event(self, report: StatusReport, *, has_written_conditions: bool) -> None:
         """Record the report's Event, unless the conditions that were told say the same."""
-        if report.event is not None and not (told and report.event.in_conditions):
-            self.tell(report.event)
+        if report.event is not None and not (
+            has_written_conditions and report.event.is_in_conditions
+        ):
+            self.record_event(report.event)
 
-    def _tell_conditions(self, report: Report) -> bool:
+    def _write_conditions(self, report: StatusReport) -> bool:
         """Write the conditions; returns whether there is a MachineConfigNode to write them to."""
-        if not report.conditions or not self._conditions.differ(report.conditions):
-            return self._conditions.kept
+        if not report.conditions or not self._conditions.needs_write(report.conditions):
+            return self._conditions.has_object
         try:
-            if not self._conditions.known:
-                self._conditions.learn(self._client.get(MACHINECONFIGNODES, self._name))
-            merged = self._conditions.merge(report.conditions, rfc3339(self._clock.now()))
+            if not self._conditions.is_loaded:
+                self._conditions.load_existing(self._client.get(MACHINECONFIGNODES, self._name))
+            merged = self._conditions.merge_verdicts(
+                report.conditions, format_rfc3339(self._clock.now())
+            )
             self._write_status(report, merged)
-        except NotFound:
+        except NotFoundError:
             # Not every cluster has the kind, and not every node an object of it.
-            self._conditions.absent(report.conditions)
+            self._conditions.mark_absent(report.conditions)
         else:
-            self._conditions.told(report.conditions, merged)
-        return self._conditions.kept
+            self._conditions.mark_written(report.conditions, merged)
+        return self._conditions.has_object
 
-    def _write_status(self, report: Report, conditions: tuple[Condition, ...]) -> None:
+    def _write_status(self, report: StatusReport, conditions: tuple[Condition, ...]) -> None:
         """Apply it all, without the images where the cluster's kind does not have them."""
         current, desired = report.current.image, report.desired.image
-        if self._conditions.images_known and (current or desired):
+        if self._conditions.can_write_images and (current or desired):
             try:
                 self._apply_status(report, conditions, current, desired)
-            except Unreachable:
+            except UnreachableError:
                 raise
             except ClusterError as error:
-                if machineconfignode.IMAGES not in str(error):
+                if machineconfignode.CONFIG_IMAGE_FIELD not in str(error):
                     raise
                 log.info("conditions are told without the images from now on: %s", error)
-                self._conditions.images_known = False
+                self._conditions.can_write_images = False
             else:
                 self._conditions.has_images = True
                 return
         if self._conditions.has_images:
             # An apply that leaves it out would make it null, which the API server refuses.
-            body: Json = {"status": {machineconfignode.IMAGES: None}}
+            body: Json = {"status": {machineconfignode.CONFIG_IMAGE_FIELD: None}}
             self._client.patch(MACHINECONFIGNODES, self._name, body, subresource="status")
             self._conditions.has_images = False
         self._apply_status(report, conditions)
 
     def _apply_status(
         self,
-        report: Report,
+        report: StatusReport,
         conditions: tuple[Condition, ...],
         current_image: str = "",
         desired_image: str = "",
     ) -> None:
-        body = machineconfignode.status_apply(
+        body = machineconfignode.build_status_apply(
             self._name,
             conditions,
             current_config=report.current.config,
@@ -196,51 +206,53 @@ class NodeCluster:
             observed_generation=self._conditions.generation,
         )
         self._client.patch(
-            MACHINECONFIGNODES, self._name, body, PatchKind.APPLY, subresource="status"
+            MACHINECONFIGNODES, self._name, body, PatchType.APPLY, subresource="status"
         )
 
 
-class _Conditions:
+class _WrittenConditions:
     """The conditions as last written, so that transition times move only with the status."""
 
     def __init__(self) -> None:
-        self.known = False
-        self.kept = False
+        self.is_loaded = False
+        self.has_object = False
         self.generation = 0
-        self.images_known = True
+        self.can_write_images = True
         """Whether the API server takes images, as far as anybody has tried."""
         self.has_images = False
         """Whether the MachineConfigNode says which images."""
         self._written: tuple[Condition, ...] = ()
-        self._told: tuple[Verdict, ...] = ()
+        self._reported: tuple[ReportedCondition, ...] = ()
 
-    def differ(self, verdicts: tuple[Verdict, ...]) -> bool:
-        return verdicts != self._told
+    def needs_write(self, verdicts: tuple[ReportedCondition, ...]) -> bool:
+        return verdicts != self._reported
 
-    def learn(self, document: Json) -> None:
+    def load_existing(self, document: Json) -> None:
         found = MachineConfigNode.from_json(document)
         self.generation = found.metadata.generation
-        self.has_images = found.reports_images
-        self._written = tuple(
-            each for each in found.conditions if each.type in CONDITIONS_OF_THE_AGENT
-        )
-        self.known = True
+        self.has_images = found.has_status_images
+        self._written = tuple(each for each in found.conditions if each.type in AGENT_CONDITIONS)
+        self.is_loaded = True
 
-    def merge(self, verdicts: tuple[Verdict, ...], now: str) -> tuple[Condition, ...]:
+    def merge_verdicts(
+        self, verdicts: tuple[ReportedCondition, ...], now: str
+    ) -> tuple[Condition, ...]:
         news = [Condition(each.type, each.status, each.reason, each.message) for each in verdicts]
-        return renewed(self._written, news, now=now)
+        return merge_conditions(self._written, news, now=now)
 
-    def told(self, verdicts: tuple[Verdict, ...], merged: tuple[Condition, ...]) -> None:
-        self._told = verdicts
+    def mark_written(
+        self, verdicts: tuple[ReportedCondition, ...], merged: tuple[Condition, ...]
+    ) -> None:
+        self._reported = verdicts
         self._written = merged
-        self.kept = True
+        self.has_object = True
 
-    def absent(self, verdicts: tuple[Verdict, ...]) -> None:
-        self._told = verdicts
-        self.known = self.kept = False
+    def mark_absent(self, verdicts: tuple[ReportedCondition, ...]) -> None:
+        self._reported = verdicts
+        self.is_loaded = self.has_object = False
 
 
-def _older(node: Node, than: Node) -> bool:
+def _is_older(node: Node, than: Node) -> bool:
     """Whether a watch delivers, late, what our own write has already replaced."""
     new, old = node.resource_version, than.resource_version
     return new.isdigit() and old.isdigit() and int(new) < int(old)

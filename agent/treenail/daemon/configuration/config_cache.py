@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from treenail.api.machineconfig import MachineConfig
-from treenail.errors import ClusterError, ConfigError, FileError, NotFound
-from treenail.host.filesystem.files import File, Files
+from treenail.errors import ClusterError, ConfigError, FileError, NotFoundError
+from treenail.host.filesystem.files import FileSpec, HostFiles
 
 log = logging.getLogger(__name__)
 
@@ -16,46 +16,46 @@ _SUFFIX = ".json"
 _LIMIT = 64 * 1024 * 1024
 
 
-class Cluster(Protocol):
+class MachineConfigSource(Protocol):
     """Who knows the configs by name; raises `ClusterError` and `ConfigError`."""
 
-    def machine_config(self, name: str) -> MachineConfig: ...
+    def fetch_machine_config(self, name: str) -> MachineConfig: ...
 
 
-class Configs:
+class ConfigCache:
     """The configs that this node has and is to have. They hold secrets: 0600.
 
     Names are those of API objects, which are no paths.
     """
 
-    def __init__(self, files: Files, cluster: Cluster) -> None:
+    def __init__(self, files: HostFiles, cluster: MachineConfigSource) -> None:
         self._files = files
         self._cluster = cluster
 
-    def fetch(self, name: str) -> MachineConfig:
+    def fetch_config(self, name: str) -> MachineConfig:
         """The config as the cluster has it, kept from now on; the kept one if nobody answers.
 
         Raises `ClusterError`, `ConfigError` and `FileError`.
         """
         try:
-            config = self._cluster.machine_config(name)
-        except NotFound:
+            config = self._cluster.fetch_machine_config(name)
+        except NotFoundError:
             raise
         except ClusterError:
-            kept = self.kept(name)
+            kept = self.read_cached(name)
             if kept is None:
                 raise
             return kept
         content = json.dumps(config.to_json()).encode()
-        file = File(_path(name), content, 0o600)
-        if not self._files.has(file):
+        file = FileSpec(_cache_path(name), content, 0o600)
+        if not self._files.has_file(file):
             self._files.make_directory(DIRECTORY, mode=0o700)
-            self._files.write_all([file])
+            self._files.write_files([file])
         return config
 
-    def kept(self, name: str) -> MachineConfig | None:
+    def read_cached(self, name: str) -> MachineConfig | None:
         """The config that is on disk; None without one. A damaged one is none."""
-        content = self._files.read(_path(name), limit=_LIMIT)
+        content = self._files.read_file(_cache_path(name), limit=_LIMIT)
         if content is None:
             return None
         try:
@@ -64,7 +64,7 @@ class Configs:
             log.warning("the kept copy of %s is damaged: %s", name, error)
             return None
 
-    def known(self, name: str) -> MachineConfig | None:
+    def find_config(self, name: str) -> MachineConfig | None:
         """The config, kept or asked for; None when there is none of this name any more.
 
         What writing another was cut short with is taken away: it may hold secrets, and nothing
@@ -72,23 +72,23 @@ class Configs:
         """
         if not name:
             return None
-        if self._files.names(DIRECTORY):
-            self._files.sweep(DIRECTORY)
+        if self._files.list_directory(DIRECTORY):
+            self._files.remove_leftovers(DIRECTORY)
         try:
-            return self.kept(name) or self.fetch(name)
-        except NotFound:
+            return self.read_cached(name) or self.fetch_config(name)
+        except NotFoundError:
             return None
 
-    def keep_only(self, names: Iterable[str]) -> None:
+    def prune_cache(self, names: Iterable[str]) -> None:
         """Have no others on disk; a failure is told, and made up for the next time."""
         wanted = {f"{name}{_SUFFIX}" for name in names}
         try:
-            for name in self._files.names(DIRECTORY):
+            for name in self._files.list_directory(DIRECTORY):
                 if name not in wanted:
-                    self._files.remove(f"{DIRECTORY}/{name}")
+                    self._files.remove_file(f"{DIRECTORY}/{name}")
         except FileError as error:
             log.info("an old config is left: %s", error)
 
 
-def _path(name: str) -> str:
+def _cache_path(name: str) -> str:
     return f"{DIRECTORY}/{name}{_SUFFIX}"

@@ -8,204 +8,227 @@ from treenail.clock import Clock
 from treenail.config import names
 from treenail.config.drift import (
     Drift,
-    Expected,
-    argument_drifts,
-    drifted,
-    expected,
-    extra_dropins,
-    package_drifts,
-    unit_drifts,
+    ExpectedEntry,
+    compare_entry,
+    compute_expected_entries,
+    find_argument_drift,
+    find_package_drift,
+    find_unit_drift,
+    find_unknown_dropins,
 )
-from treenail.config.wanted import Wanted, WantedFile, WantedOS, WantedUnit
-from treenail.daemon.configuration.inspect import UnitStates, found_at
-from treenail.daemon.configuration.path_watcher import Touched, Watcher
+from treenail.config.wanted import WantedFile, WantedOS, WantedState, WantedUnit
+from treenail.daemon.configuration.inspect import UnitStateSource, describe_path
+from treenail.daemon.configuration.path_watcher import PathWatcher, TouchedPaths
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.files import Files
-from treenail.host.filesystem.path_stat import standing
+from treenail.host.filesystem.files import HostFiles
+from treenail.host.filesystem.path_stat import stat_paths
 from treenail.host.filesystem.root import Root
 from treenail.host.system.users import Accounts
-from treenail.update.drift.drift_policy import Drifted, DriftPolicy, weigh
+from treenail.update.drift.drift_policy import DriftAssessment, DriftPolicy, assess_drift
 from treenail.update.state.record import Target
 
 log = logging.getLogger(__name__)
 
-_DROPINS = ".d"
-_LINKS = (".wants", ".requires")
-_SOME = "x"
+_DROPIN_SUFFIX = ".d"
+_LINK_DIRECTORY_SUFFIXES = (".wants", ".requires")
+_PLACEHOLDER = "x"
 
 
 @dataclass(frozen=True, slots=True)
-class Booted:
+class BootedState:
     """What of the booted system a config asks for."""
 
-    arguments: tuple[str, ...] = ()
+    kernel_arguments: tuple[str, ...] = ()
     """The kernel's."""
     packages: frozenset[str] | None = None
     """Those that were layered; None where that can't be told without starting rpm-ostreed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ExpectedState:
     """What a config says, without its contents."""
 
-    entries: Mapping[str, Expected] = field(default_factory=dict)
-    units: Wanted = field(default_factory=Wanted)
+    entries: Mapping[str, ExpectedEntry] = field(default_factory=dict)
+    units: WantedState = field(default_factory=WantedState)
     """Its units, and the paths of its files, to compare with."""
     packages: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, wish: Wanted, packages: frozenset[str] = frozenset()) -> "Asked":
+    def from_wanted(
+        cls, wanted: WantedState, packages: frozenset[str] = frozenset()
+    ) -> "ExpectedState":
         """Raises `IgnitionError` for contents that can't be decoded."""
         return cls(
-            entries={path: each.by_digest() for path, each in expected(wish).items()},
-            units=Wanted(
-                files={path: WantedFile(path) for path in wish.files},
-                units={name: _without_contents(unit) for name, unit in wish.units.items()},
-                os=WantedOS(kernel_arguments=wish.os.kernel_arguments),
+            entries={
+                path: each.drop_contents()
+                for path, each in compute_expected_entries(wanted).items()
+            },
+            units=WantedState(
+                files={path: WantedFile(path) for path in wanted.files},
+                units={name: _strip_contents(unit) for name, unit in wanted.units.items()},
+                os=WantedOS(kernel_arguments=wanted.os.kernel_arguments),
             ),
             packages=packages,
         )
 
     @property
-    def dropins(self) -> frozenset[str]:
+    def dropin_directories(self) -> frozenset[str]:
         """The directories that the drop-ins of its units stand in."""
-        return frozenset(f"{names.unit_path(name)}{_DROPINS}" for name in self.units.units)
+        return frozenset(f"{names.unit_path(name)}{_DROPIN_SUFFIX}" for name in self.units.units)
 
 
 class DriftCheck:
     """Compares. Raises `HostError` when the machine can't be looked at."""
 
-    def __init__(self, root: Root, states: UnitStates, disk: Disk | None = None) -> None:
+    def __init__(self, root: Root, states: UnitStateSource, disk: Disk | None = None) -> None:
         self._root = root
         self._disk = disk or Disk()
-        self._files = Files(root, self._disk)
+        self._files = HostFiles(root, self._disk)
         self._states = states
 
-    def everything(self, asked: Asked, booted: Booted) -> dict[str, tuple[Drift, ...]]:
+    def check_everything(
+        self, expected_state: ExpectedState, booted: BootedState
+    ) -> dict[str, tuple[Drift, ...]]:
         """All there is to find, by what drifted."""
-        found = [*self._paths(asked, asked.entries), *self._units(asked)]
-        found += argument_drifts(asked.units.os.kernel_arguments, booted.arguments)
+        found = [
+            *self._check_paths(expected_state, expected_state.entries),
+            *self._check_units(expected_state),
+        ]
+        found += find_argument_drift(
+            expected_state.units.os.kernel_arguments, booted.kernel_arguments
+        )
         if booted.packages is not None:
-            found += package_drifts(asked.packages, booted.packages)
-        return _by_subject(found)
+            found += find_package_drift(expected_state.packages, booted.packages)
+        return _group_by_subject(found)
 
-    def touched(self, asked: Asked, paths: Iterable[str]) -> dict[str, tuple[Drift, ...]]:
+    def check_touched(
+        self, expected_state: ExpectedState, paths: Iterable[str]
+    ) -> dict[str, tuple[Drift, ...]]:
         """What is found at these paths now; empty for each that is as it should be."""
-        concerned = {path for path in paths if path in asked.entries}
+        concerned = {path for path in paths if path in expected_state.entries}
         looked: dict[str, tuple[Drift, ...]] = dict.fromkeys(concerned, ())
-        looked |= _by_subject(self._paths(asked, concerned))
-        if any(path.startswith(f"{names.UNITS}/") for path in paths):
-            looked |= dict.fromkeys(asked.units.units, ()) | _by_subject(self._units(asked))
+        looked |= _group_by_subject(self._check_paths(expected_state, concerned))
+        if any(path.startswith(f"{names.UNIT_DIRECTORY}/") for path in paths):
+            looked |= dict.fromkeys(expected_state.units.units, ()) | _group_by_subject(
+                self._check_units(expected_state)
+            )
         return looked
 
-    def link_directories(self) -> tuple[str, ...]:
+    def find_link_directories(self) -> tuple[str, ...]:
         """The directories whose links enable units."""
         return tuple(
-            f"{names.UNITS}/{name}"
-            for name in self._files.names(names.UNITS)
-            if name.endswith(_LINKS)
+            f"{names.UNIT_DIRECTORY}/{name}"
+            for name in self._files.list_directory(names.UNIT_DIRECTORY)
+            if name.endswith(_LINK_DIRECTORY_SUFFIXES)
         )
 
-    def _paths(self, asked: Asked, paths: Iterable[str]) -> Iterator[Drift]:
+    def _check_paths(self, expected_state: ExpectedState, paths: Iterable[str]) -> Iterator[Drift]:
         accounts = Accounts(self._files)
-        for path, stands in standing(self._root, self._disk, paths).items():
-            yield from drifted(asked.entries[path], found_at(stands, accounts))
+        for path, stands in stat_paths(self._root, self._disk, paths).items():
+            yield from compare_entry(expected_state.entries[path], describe_path(stands, accounts))
 
-    def _units(self, asked: Asked) -> Iterator[Drift]:
-        units = asked.units
+    def _check_units(self, expected_state: ExpectedState) -> Iterator[Drift]:
+        units = expected_state.units
         if units.units:
-            yield from unit_drifts(units, self._states.states(*units.units))
+            yield from find_unit_drift(units, self._states.read_states(*units.units))
         present = (
             f"{directory}/{name}"
-            for directory in sorted(asked.dropins)
-            for name in self._files.names(directory)
+            for directory in sorted(expected_state.dropin_directories)
+            for name in self._files.list_directory(directory)
         )
-        yield from extra_dropins(units, present)
+        yield from find_unknown_dropins(units, present)
 
 
-class DriftWatch:
+class DriftMonitor:
     """What has drifted from the current config; to be asked whenever the node is at rest."""
 
     def __init__(
         self,
         check: DriftCheck,
-        watcher: Watcher,
-        ask: Callable[[Target], Asked | None],
+        watcher: PathWatcher,
+        load_expected: Callable[[Target], ExpectedState | None],
         clock: Clock,
         *,
         policy: DriftPolicy,
-        full_every_s: float,
+        full_check_s: float,
     ) -> None:
-        """``ask`` tells what the current config says; None when nobody knows."""
+        """``load_expected`` tells what the current config says; None when nobody knows."""
         self._check = check
         self._watcher = watcher
-        self._ask = ask
+        self._load_expected = load_expected
         self._clock = clock
         self._policy = policy
-        self._full_every_s = full_every_s
+        self._full_check_s = full_check_s
         self._current = Target()
-        self._asked: Asked | None = None
+        self._expected: ExpectedState | None = None
         self._found: dict[str, tuple[Drift, ...]] = {}
-        self._looked_at = float("-inf")
-        self._heals: dict[str, tuple[float, ...]] = {}
+        self._checked_at = float("-inf")
+        self._repairs: dict[str, tuple[float, ...]] = {}
 
-    def look(self, current: Target, booted: Booted) -> Drifted:
+    def find_drift(self, current: Target, booted: BootedState) -> DriftAssessment:
         """What drifted, as of now; raises `HostError` and `ConfigError`."""
         now = self._clock.monotonic()
-        overdue = now - self._looked_at >= self._full_every_s
-        fresh = current != self._current or (self._asked is None and overdue)
+        overdue = now - self._checked_at >= self._full_check_s
+        fresh = current != self._current or (self._expected is None and overdue)
         if fresh:
-            self._looked_at = now
-            self._current, self._asked, self._found = current, self._ask(current), {}
-            self._watch()
-        if self._asked is None:
-            return Drifted(looked=False)
-        touched = self._watcher.take()
-        if fresh or touched.all or overdue:
-            self._found = self._check.everything(self._asked, booted)
-            self._looked_at = now
+            self._checked_at = now
+            self._current, self._expected, self._found = current, self._load_expected(current), {}
+            self._update_watch()
+        if self._expected is None:
+            return DriftAssessment(is_checked=False)
+        touched = self._watcher.take_touched()
+        if fresh or touched.is_incomplete or overdue:
+            self._found = self._check.check_everything(self._expected, booted)
+            self._checked_at = now
         elif touched.paths:
-            self._look_at(self._asked, touched)
+            self._check_touched(self._expected, touched)
         found = (each for drifts in self._found.values() for each in drifts)
-        return weigh(found, self._policy, self._heals, now)
+        return assess_drift(found, self._policy, self._repairs, now)
 
-    def healed(self, drifts: Iterable[Drift]) -> None:
+    def record_repairs(self, drifts: Iterable[Drift]) -> None:
         """Take note that these were put right, or that it was tried."""
         now = self._clock.monotonic()
         for subject in {drift.subject for drift in drifts}:
-            earlier = self._heals.get(subject, ())
-            self._heals[subject] = (*earlier, now)[-self._policy.heals_per_hour - 1 :]
+            earlier = self._repairs.get(subject, ())
+            self._repairs[subject] = (*earlier, now)[-self._policy.repairs_per_hour - 1 :]
             self._found.pop(subject, None)
 
-    def _look_at(self, asked: Asked, touched: Touched) -> None:
-        looked = self._check.touched(asked, touched.paths)
-        if any(path.startswith(f"{names.UNITS}/") for path in touched.paths):
+    def _check_touched(self, expected_state: ExpectedState, touched: TouchedPaths) -> None:
+        looked = self._check.check_touched(expected_state, touched.paths)
+        if any(path.startswith(f"{names.UNIT_DIRECTORY}/") for path in touched.paths):
             # Extra drop-ins that are gone are not found any more.
             self._found = {
                 subject: drifts
                 for subject, drifts in self._found.items()
-                if subject in asked.entries or not subject.startswith(f"{names.UNITS}/")
+                if subject in expected_state.entries
+                or not subject.startswith(f"{names.UNIT_DIRECTORY}/")
             }
         self._found |= looked
         self._found = {subject: drifts for subject, drifts in self._found.items() if drifts}
 
-    def _watch(self) -> None:
-        if self._asked is None:
-            self._watcher.watch((), below=())
+    def _update_watch(self) -> None:
+        if self._expected is None:
+            self._watcher.watch_paths((), directories=())
             return
-        units = (names.UNITS, *self._check.link_directories()) if self._asked.units.units else ()
-        self._watcher.watch(self._asked.entries, below=(*self._asked.dropins, *units))
+        units = (
+            (names.UNIT_DIRECTORY, *self._check.find_link_directories())
+            if self._expected.units.units
+            else ()
+        )
+        self._watcher.watch_paths(
+            self._expected.entries, directories=(*self._expected.dropin_directories, *units)
+        )
 
 
-def _without_contents(unit: WantedUnit) -> WantedUnit:
+def _strip_contents(unit: WantedUnit) -> WantedUnit:
     return replace(
         unit,
-        contents=_SOME if unit.contents else "",
-        dropins={name: _SOME if text else "" for name, text in unit.dropins.items()},
+        contents=_PLACEHOLDER if unit.contents else "",
+        dropins={name: _PLACEHOLDER if text else "" for name, text in unit.dropins.items()},
     )
 
 
-def _by_subject(drifts: Iterable[Drift]) -> dict[str, tuple[Drift, ...]]:
+def _group_by_subject(drifts: Iterable[Drift]) -> dict[str, tuple[Drift, ...]]:
     found: dict[str, tuple[Drift, ...]] = {}
     for drift in drifts:
         found[drift.subject] = (*found.get(drift.subject, ()), drift)

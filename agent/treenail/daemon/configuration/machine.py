@@ -3,102 +3,108 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treenail.config.wanted import Wanted
-from treenail.daemon.configuration.apply import apply, put_back, recover
-from treenail.daemon.configuration.inspect import Survey
-from treenail.daemon.configuration.step_runner import Runner
+from treenail.config.wanted import WantedState
+from treenail.daemon.configuration.apply import apply_steps, recover_interrupted, restore_pending
+from treenail.daemon.configuration.inspect import MachineInspector
+from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.errors import FileError
-from treenail.update.impact.step_impact import serving
-from treenail.update.steps.ownership import Managed, managed
-from treenail.update.steps.plan import Plan, plan
-from treenail.update.steps.steps import Enabling, Remember, Step
+from treenail.update.impact.step_impact import plan_service_steps
+from treenail.update.steps.ownership import Ownership, compute_ownership
+from treenail.update.steps.plan import StepPlan, plan_steps
+from treenail.update.steps.steps import ConfigStep, EnablementStep, RecordOwnership
 
-_SHOWN = 3
+_MAX_SHOWN_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
+class UnfinishedChanges:
     """What an earlier process, or an earlier move, has left."""
 
-    cut_short: bool = False
+    is_interrupted: bool = False
     """Something is to be put back, or cleaned up, before anything else is done."""
-    held: bool = False
+    has_undo: bool = False
     """What the owner has changed, and can put back."""
 
 
-class Configuration:
+class NodeConfiguration:
     """Plans and changes. Raises `HostError`, and `ConfigError` for a damaged record."""
 
-    def __init__(self, survey: Survey, runner: Runner) -> None:
-        self._survey = survey
+    def __init__(self, inspector: MachineInspector, runner: StepRunner) -> None:
+        self._inspector = inspector
         self._runner = runner
 
-    def unfinished(self, owner: str) -> Unfinished:
+    def find_unfinished(self, owner: str) -> UnfinishedChanges:
         """What is left of changes; whatever is held for another than ``owner`` is cut short."""
-        held = self._runner.held.owner()
-        return Unfinished(
-            cut_short=self._runner.undo.left() is not None
-            or self._runner.held.unclean
+        held = self._runner.pending.find_owner()
+        return UnfinishedChanges(
+            is_interrupted=self._runner.undo.find_interrupted() is not None
+            or self._runner.pending.needs_cleanup
             or held not in {"", owner},
-            held=bool(held) and held == owner,
+            has_undo=bool(held) and held == owner,
         )
 
-    def recover(self, owner: str) -> None:
+    def recover_interrupted(self, owner: str) -> None:
         """Have nothing cut short; what is held for another than ``owner`` stays as it is now."""
-        recover(self._runner)
-        if self._runner.held.owner() not in {"", owner}:
-            self._runner.held.confirm()
+        recover_interrupted(self._runner)
+        if self._runner.pending.find_owner() not in {"", owner}:
+            self._runner.pending.confirm_change()
 
-    def plan(self, new: Wanted, config: str) -> Plan:
+    def plan_steps(self, new: WantedState, config: str) -> StepPlan:
         """What there is to do until the machine has the config of this name."""
-        old = self._survey.managed()
-        return plan(old, new, self._survey.see(old, new), config=config)
+        old = self._inspector.read_ownership()
+        return plan_steps(old, new, self._inspector.inspect_machine(old, new), config=config)
 
-    def check(self, steps: Sequence[Step]) -> None:
+    def check_steps(self, steps: Sequence[ConfigStep]) -> None:
         """Raise `FileError` for what the steps ask for and the machine can't have."""
-        self._runner.check(steps)
-        self._runner.check_kinds(steps)
+        self._runner.check_owners(steps)
+        self._runner.check_path_kinds(steps)
 
-    def apply(self, steps: Sequence[Step], new: Wanted, config: str, *, owner: str = "") -> None:
+    def apply_steps(
+        self, steps: Sequence[ConfigStep], new: WantedState, config: str, *, owner: str = ""
+    ) -> None:
         """Do the steps, all or none, and verify that nothing is left to do.
 
-        With an ``owner`` they are held: `confirm` or `put_back` says what becomes of them.
+        With an ``owner`` they are held: `confirm_pending` or `restore_pending` says what becomes of them.
         """
 
         def verify() -> None:
-            left = self.plan(new, config).steps
+            left = self.plan_steps(new, config).steps
             if left:
-                shown = "; ".join(str(step) for step in left[:_SHOWN])
-                more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
+                shown = "; ".join(str(step) for step in left[:_MAX_SHOWN_STEPS])
+                more = (
+                    f" and {len(left) - _MAX_SHOWN_STEPS} more"
+                    if len(left) > _MAX_SHOWN_STEPS
+                    else ""
+                )
                 raise FileError(f"this is still, or again, to be done: {shown}{more}")
 
-        apply(steps, self._runner, verify=verify, owner=owner)
+        apply_steps(steps, self._runner, verify=verify, owner=owner)
 
-    def adopt(self, new: Wanted, config: str) -> None:
+    def record_ownership(self, new: WantedState, config: str) -> None:
         """Have it written down that the config's belong to it, unless somebody wrote down what."""
-        if self._survey.managed() == Managed():
-            apply((Remember(managed(config, new)),), self._runner)
+        if self._inspector.read_ownership() == Ownership():
+            apply_steps((RecordOwnership(compute_ownership(config, new)),), self._runner)
 
-    def complete(self, steps: Sequence[Step], new: Wanted, config: str) -> None:
+    def complete_steps(self, steps: Sequence[ConfigStep], new: WantedState, config: str) -> None:
         """Do, after a boot, the steps that are still left, and have started what they enable."""
-        self.apply((*steps, *serving(steps, ())), new, config)
-        if any(isinstance(step, Enabling) for step in steps):
-            self._runner.start_enabled()
+        self.apply_steps((*steps, *plan_service_steps(steps, ())), new, config)
+        if any(isinstance(step, EnablementStep) for step in steps):
+            self._runner.start_default_target()
 
-    def put_right(self, steps: Sequence[Step]) -> None:
+    def apply_repair(self, steps: Sequence[ConfigStep]) -> None:
         """Do the steps, all or none; others may be left to do."""
-        apply(steps, self._runner)
+        apply_steps(steps, self._runner)
 
-    def complete_first(self, steps: Sequence[Step]) -> None:
+    def complete_early_steps(self, steps: Sequence[ConfigStep]) -> None:
         """Do some of them, before it is known whether the boot is any good."""
-        apply((*steps, *serving(steps, ())), self._runner)
-        if any(isinstance(step, Enabling) for step in steps):
-            self._runner.start_enabled()
+        apply_steps((*steps, *plan_service_steps(steps, ())), self._runner)
+        if any(isinstance(step, EnablementStep) for step in steps):
+            self._runner.start_default_target()
 
-    def confirm(self) -> None:
+    def confirm_pending(self) -> None:
         """Have for good what is held."""
-        self._runner.held.confirm()
+        self._runner.pending.confirm_change()
 
-    def put_back(self, *, booted: bool = False) -> None:
-        """Undo what is held; ``booted``: the machine was booted with it."""
-        put_back(self._runner, booted=booted)
+    def restore_pending(self, *, is_booted: bool = False) -> None:
+        """Undo what is held; ``is_booted``: the machine was booted with it."""
+        restore_pending(self._runner, is_booted=is_booted)

@@ -5,54 +5,58 @@ from collections.abc import Iterator
 
 from treenail.api.machineconfig import MachineConfig
 from treenail.daemon.configuration import config_cache
-from treenail.daemon.configuration.inspect import RECORD
-from treenail.daemon.configuration.mcd_state import CURRENT_CONFIG, CURRENT_IMAGE, FIRST_BOOT
+from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
+from treenail.daemon.configuration.mcd_state import (
+    CURRENT_CONFIG,
+    CURRENT_IMAGE,
+    FIRST_BOOT_ANNOTATIONS,
+)
 from treenail.errors import LedgerError, TreenailError
-from treenail.host.filesystem.entries import Absent, Regular
-from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.entries import AbsentEntry, FileEntry
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.host.rollback.backups import Originals
-from treenail.host.rollback.prepare import Change
-from treenail.host.rollback.transaction import Undo
+from treenail.host.rollback.backups import FileBackups
+from treenail.host.rollback.prepare import PathChange
+from treenail.host.rollback.transaction import UndoTransaction
 from treenail.host.system import state_file
 from treenail.update.state.record import Target
 
-HANDED_BACK = f"{state_file.PATH}.handed-back"
+HANDED_BACK_LEDGER = f"{state_file.LEDGER_PATH}.handed-back"
 
 
-def hand_back(root: Root, config: MachineConfig, current: Target) -> tuple[str, ...]:
+def hand_back_node(root: Root, config: MachineConfig, current: Target) -> tuple[str, ...]:
     """Write the daemon's files and put ours away; returns the paths that changed.
 
     It is done as a whole, across crashes: whoever starts treenail next undoes what is cut short.
     Raises `FileError` and `LedgerError`.
     """
-    undo = Undo(root)
+    undo = UndoTransaction(root)
     try:
-        paths = undo.place(list(_changes(root, config, current)))
-        undo.commit()
+        paths = undo.apply_changes(list(_compute_changes(root, config, current)))
+        undo.commit_changes()
     except TreenailError:
-        if not undo.put_back():
-            undo.forget()
+        if not undo.undo_changes():
+            undo.discard_log()
         raise
     return paths
 
 
-def _changes(root: Root, config: MachineConfig, current: Target) -> Iterator[Change]:
-    files = Files(root)
+def _compute_changes(root: Root, config: MachineConfig, current: Target) -> Iterator[PathChange]:
+    files = HostFiles(root)
     document = json.dumps(config.to_json()).encode()
     # It holds secrets; whoever reads it is root.
-    yield Change(CURRENT_CONFIG, Regular(lambda: document, 0o600))
+    yield PathChange(CURRENT_CONFIG, FileEntry(lambda: document, 0o600))
     image = current.image.encode()
-    yield Change(CURRENT_IMAGE, Regular(lambda: image, 0o600) if image else Absent())
+    yield PathChange(CURRENT_IMAGE, FileEntry(lambda: image, 0o600) if image else AbsentEntry())
     # With it the daemon would take the node for one that boots for the first time.
-    yield Change(FIRST_BOOT, Absent())
-    yield from Originals(root).handing_over()
-    kept = files.read(state_file.PATH)
+    yield PathChange(FIRST_BOOT_ANNOTATIONS, AbsentEntry())
+    yield from FileBackups(root).plan_handback()
+    kept = files.read_file(state_file.LEDGER_PATH)
     if kept is None:
-        raise LedgerError(f"there is no {root.path(state_file.PATH)}")
+        raise LedgerError(f"there is no {root.resolve_path(state_file.LEDGER_PATH)}")
     # Should the node come back to us, it is not what it is remembered to be.
-    yield Change(HANDED_BACK, Regular(lambda: kept, 0o600))
-    yield Change(state_file.PATH, Absent())
-    yield Change(RECORD, Absent())
-    for name in files.names(config_cache.DIRECTORY):
-        yield Change(f"{config_cache.DIRECTORY}/{name}", Absent())
+    yield PathChange(HANDED_BACK_LEDGER, FileEntry(lambda: kept, 0o600))
+    yield PathChange(state_file.LEDGER_PATH, AbsentEntry())
+    yield PathChange(OWNERSHIP_FILE, AbsentEntry())
+    for name in files.list_directory(config_cache.DIRECTORY):
+        yield PathChange(f"{config_cache.DIRECTORY}/{name}", AbsentEntry())

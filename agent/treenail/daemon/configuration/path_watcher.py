@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from treenail.errors import FileError
-from treenail.host.filesystem.inotify import Inotify, Moved
+from treenail.host.filesystem.inotify import InotifyEvents, InotifyWatcher
 from treenail.host.filesystem.root import Root
 
 log = logging.getLogger(__name__)
@@ -20,44 +20,44 @@ _IDLE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Touched:
+class TouchedPaths:
     """What may have changed since the last look."""
 
     paths: frozenset[str] = frozenset()
-    all: bool = False
+    is_incomplete: bool = False
     """Any path may have."""
 
 
-class Watcher(Protocol):
+class PathWatcher(Protocol):
     """Who knows what may have changed."""
 
-    def watch(self, paths: Iterable[str], *, below: Iterable[str]) -> None:
+    def watch_paths(self, paths: Iterable[str], *, directories: Iterable[str]) -> None:
         """Be told of these paths, and of whatever stands directly in these directories."""
 
-    def take(self) -> Touched:
+    def take_touched(self) -> TouchedPaths:
         """What was touched since the last time."""
 
 
-class PathWatch:
-    """`Watcher` by inotify. ``on_touched`` is called on its thread, and should only ring."""
+class InotifyPathWatcher:
+    """`PathWatcher` by inotify. ``on_touched`` is called on its thread, and should only ring."""
 
     def __init__(self, root: Root, on_touched: Callable[[], None]) -> None:
         self._root = root
         self._on_touched = on_touched
         self._lock = threading.Lock()
         self._paths: frozenset[str] = frozenset()
-        self._below: frozenset[str] = frozenset()
-        self._asked = False
+        self._directories: frozenset[str] = frozenset()
+        self._needs_arming = False
         self._touched: set[str] = set()
-        self._all = False
+        self._is_incomplete = False
         self._stop = threading.Event()
-        self._inotify: Inotify | None = None
+        self._inotify: InotifyWatcher | None = None
         self._thread = threading.Thread(target=self._run, name="path-watch", daemon=True)
 
     def start(self) -> None:
         """Watch from now on; without inotify there is nothing but a word in the log."""
         try:
-            self._inotify = Inotify(self._root)
+            self._inotify = InotifyWatcher(self._root)
         except FileError as error:
             log.warning("%s; what others change is found by looking now and then", error)
             return
@@ -67,58 +67,58 @@ class PathWatch:
         """Watch no more."""
         self._stop.set()
         if self._inotify is not None:
-            self._inotify.interrupt()
+            self._inotify.interrupt_wait()
             self._thread.join(10.0)
             self._inotify.close()
             self._inotify = None
 
-    def watch(self, paths: Iterable[str], *, below: Iterable[str]) -> None:
+    def watch_paths(self, paths: Iterable[str], *, directories: Iterable[str]) -> None:
         with self._lock:
-            self._paths, self._below = frozenset(paths), frozenset(below)
-            self._asked = True
+            self._paths, self._directories = frozenset(paths), frozenset(directories)
+            self._needs_arming = True
         if self._inotify is not None:
-            self._inotify.interrupt()
+            self._inotify.interrupt_wait()
 
-    def take(self) -> Touched:
+    def take_touched(self) -> TouchedPaths:
         with self._lock:
-            touched = Touched(frozenset(self._touched), self._all)
-            self._touched, self._all = set(), False
+            touched = TouchedPaths(frozenset(self._touched), self._is_incomplete)
+            self._touched, self._is_incomplete = set(), False
         return touched
 
     def _run(self) -> None:
         inotify = self._inotify
         while inotify is not None and not self._stop.is_set():
-            self._arm(inotify)
-            moved = inotify.wait(_IDLE_S)
-            if moved is None or not self._note(moved):
+            self._arm_watches(inotify)
+            moved = inotify.wait_for_events(_IDLE_S)
+            if moved is None or not self._note_touched(moved):
                 continue
             for _ in range(SETTLE_ROUNDS):
-                moved = inotify.wait(SETTLE_S)
-                if moved is None or not self._note(moved):
+                moved = inotify.wait_for_events(SETTLE_S)
+                if moved is None or not self._note_touched(moved):
                     break
             self._on_touched()
 
-    def _arm(self, inotify: Inotify) -> None:
+    def _arm_watches(self, inotify: InotifyWatcher) -> None:
         with self._lock:
-            if not self._asked:
+            if not self._needs_arming:
                 return
-            self._asked = False
+            self._needs_arming = False
             parents = {path.rpartition("/")[0] or "/" for path in self._paths}
-            directories = parents | self._below
-        inotify.watch(directories)
+            directories = parents | self._directories
+        inotify.watch_directories(directories)
         with self._lock:
             # Whatever was touched before the kernel watched has left no event.
-            self._all = True
+            self._is_incomplete = True
         self._on_touched()
 
-    def _note(self, moved: Moved) -> bool:
+    def _note_touched(self, moved: InotifyEvents) -> bool:
         """Keep what is of interest; whether anything is."""
         with self._lock:
             found = {
                 path
                 for path in moved.paths
-                if path in self._paths or path.rpartition("/")[0] in self._below
+                if path in self._paths or path.rpartition("/")[0] in self._directories
             }
             self._touched |= found
-            self._all = self._all or moved.lost
-        return bool(found) or moved.lost
+            self._is_incomplete = self._is_incomplete or moved.is_incomplete
+        return bool(found) or moved.is_incomplete

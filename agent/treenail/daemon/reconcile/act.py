@@ -9,394 +9,427 @@ import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from treenail.config.wanted import wanted
+from treenail.config.wanted import read_wanted_state
 from treenail.daemon.reconcile import pinning, prestage
-from treenail.daemon.reconcile.boot_trial import Trial
-from treenail.daemon.reconcile.busy_wait import wait_out
-from treenail.daemon.reconcile.interfaces import Ports, Watch
-from treenail.daemon.reconcile.planning import Weighing
-from treenail.daemon.reconcile.pull import pull
-from treenail.daemon.reconcile.state import Book
+from treenail.daemon.reconcile.boot_trial import BootTrialRunner
+from treenail.daemon.reconcile.busy_wait import wait_while_busy
+from treenail.daemon.reconcile.interfaces import NodeInterfaces, Watch
+from treenail.daemon.reconcile.planning import UpdatePlanner
+from treenail.daemon.reconcile.pull import pull_image
+from treenail.daemon.reconcile.state import UpdateLedger
 from treenail.errors import BusError, BusyError, CancelledError, StepError
-from treenail.host.ostree.deployments import Progress, Verdict
+from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
 from treenail.log import MessageId
 from treenail.update.decision.actions import (
-    Adopt,
-    Apply,
-    Close,
-    Commit,
+    AdoptAction,
+    ApplyAction,
+    CancelStagedAction,
+    CommitAction,
     Decision,
-    Drain,
-    Drop,
-    DropAhead,
-    Forgive,
-    Heal,
-    Introduce,
-    Prove,
-    PutBack,
-    Reboot,
-    Recover,
-    Refuse,
-    Rest,
-    Resume,
-    Return,
-    Stage,
-    StageAhead,
-    Unpin,
-    Wait,
-    Weigh,
+    DrainAction,
+    DropPrestagedAction,
+    FinishAction,
+    IdleAction,
+    IntroduceNodeAction,
+    PlanAction,
+    PrestageAction,
+    RebootAction,
+    RecoverAction,
+    RefuseAction,
+    RepairDriftAction,
+    RestoreAction,
+    RetryAction,
+    RollBackAction,
+    StageAction,
+    UncordonAction,
+    UnpinAction,
+    VerifyAction,
+    WaitAction,
 )
 from treenail.update.decision.facts import Facts
-from treenail.update.state.boot_trial import Probation
+from treenail.update.state.boot_trial import BootTrial
 from treenail.update.state.record import (
-    Outcome,
+    LedgerRecord,
     Phase,
-    Record,
-    Refused,
-    StagedAhead,
+    PrestagedTarget,
+    QuarantinedTarget,
     Target,
-    Update,
+    UpdateOutcome,
+    UpdateRecord,
 )
-from treenail.update.status import Event, not_served, served
+from treenail.update.status import NodeEvent, list_failed_service_events, list_service_events
 
 log = logging.getLogger(__name__)
 
 NOW = 0.0
 SOON_S = 10.0
-APPLYING_TRIES = 3
+APPLY_ATTEMPTS = 3
 """Of a step that failed because a service did not answer: it may be back in a moment."""
 
 
-Inward = Weigh | Stage | Apply | PutBack | Commit | Close | Drop
+UpdateAction = (
+    PlanAction
+    | StageAction
+    | ApplyAction
+    | RestoreAction
+    | CommitAction
+    | FinishAction
+    | CancelStagedAction
+)
 
 
-class Actor:
+class ActionRunner:
     """Carries decisions out, and owns the ledger."""
 
     def __init__(
         self,
-        ports: Ports,
+        interfaces: NodeInterfaces,
         *,
-        look_s: float,
-        images_bake: bool,
-        on_progress: Callable[[Update | StagedAhead, Progress], Verdict],
-        on_record: Callable[[Record], None],
+        resync_s: float,
+        has_files_in_image: bool,
+        on_progress: Callable[[UpdateRecord | PrestagedTarget, TransactionProgress], WatchVerdict],
+        on_record: Callable[[LedgerRecord], None],
     ) -> None:
-        self._ports = ports
-        self._look_s = look_s
+        self._interfaces = interfaces
+        self._resync_s = resync_s
         self._on_progress = on_progress
-        self._weighing = Weighing(ports, images_bake=images_bake)
-        self._failed_to_apply = 0
-        self._book = Book(ports, on_record=on_record)
-        self._trial = Trial(ports, self._book, self._weighing)
+        self._planner = UpdatePlanner(interfaces, has_files_in_image=has_files_in_image)
+        self._apply_failures = 0
+        self._ledger = UpdateLedger(interfaces, on_record=on_record)
+        self._boot_trial = BootTrialRunner(interfaces, self._ledger, self._planner)
 
     @property
-    def record(self) -> Record:
+    def record(self) -> LedgerRecord:
         """What the ledger holds."""
-        return self._book.record
+        return self._ledger.record
 
-    def act(self, decision: Decision, facts: Facts) -> float:
+    def run_action(self, decision: Decision, facts: Facts) -> float:
         """Carry the decision out; returns in how many seconds to look again.
 
         Raises `TreenailError` when the machine or the cluster refused; what had been done is in
         the ledger, and deciding anew leads on from there.
         """
         match decision:
-            case Rest() | Wait() | Resume() | Introduce():
-                return self._look_s
-            case Refuse(error=error):
+            case IdleAction() | WaitAction() | UncordonAction() | IntroduceNodeAction():
+                return self._resync_s
+            case RefuseAction(error=error):
                 raise error
-            case Drain(token=token):
-                return self._drain(token)
-            case Reboot():
-                return self._reboot(decision, facts)
-            case Prove():
-                return self._trial.prove(facts)
-            case Return(refuse=refuse):
-                return self._trial.go_back(refuse, facts)
-            case Adopt(target=target):
-                self._adopt(target, facts)
-            case StageAhead() | DropAhead():
-                self._beside(decision, facts)
-            case Forgive() | Unpin():
-                return self._forget(decision)
-            case Heal(drifts=drifts):
-                self._ports.upkeep.heal(self._book.record.current, drifts)
-            case Recover():
-                update = self._book.record.update
-                self._ports.configuration.recover(update.id if update else "")
+            case DrainAction(token=token):
+                return self._request_drain(token)
+            case RebootAction():
+                return self._reboot_machine(decision, facts)
+            case VerifyAction():
+                return self._boot_trial.verify_boot(facts)
+            case RollBackAction(quarantine=refuse):
+                return self._boot_trial.roll_back(refuse, facts)
+            case AdoptAction(target=target):
+                self._adopt_target(target, facts)
+            case PrestageAction() | DropPrestagedAction():
+                self._run_prestage_action(decision, facts)
+            case RetryAction() | UnpinAction():
+                return self._clear_record(decision)
+            case RepairDriftAction(drifts=drifts):
+                self._interfaces.drift.repair_drift(self._ledger.record.current, drifts)
+            case RecoverAction():
+                update = self._ledger.record.update
+                self._interfaces.configuration.recover_interrupted(update.id if update else "")
             case _:
-                self._move_on(decision, facts)
+                self._run_update_action(decision, facts)
         return NOW
 
-    def _beside(self, decision: StageAhead | DropAhead, facts: Facts) -> None:
-        progress, save = self._on_progress, self._book.save
+    def _run_prestage_action(
+        self, decision: PrestageAction | DropPrestagedAction, facts: Facts
+    ) -> None:
+        progress, save = self._on_progress, self._ledger.save_record
         match decision:
-            case StageAhead():
-                prestage.stage(
-                    decision, facts, self._ports, self._weighing, on_progress=progress, save=save
+            case PrestageAction():
+                prestage.prestage_target(
+                    decision,
+                    facts,
+                    self._interfaces,
+                    self._planner,
+                    on_progress=progress,
+                    save_record=save,
                 )
-            case DropAhead():
-                prestage.drop(decision, facts, self._ports, save=save)
+            case DropPrestagedAction():
+                prestage.drop_prestaged(decision, facts, self._interfaces, save_record=save)
 
-    def _forget(self, decision: Forgive | Unpin) -> float:
-        if isinstance(decision, Forgive):
-            self._book.save(replace(self._book.record, refused=None))
+    def _clear_record(self, decision: RetryAction | UnpinAction) -> float:
+        if isinstance(decision, RetryAction):
+            self._ledger.save_record(replace(self._ledger.record, quarantined=None))
             return NOW
-        update = self._book.record.update
-        watch = self._watch(update)[0] if update else None
-        done = pinning.let_go(decision.id, self._ports, self._book, watch)
+        update = self._ledger.record.update
+        watch = self._make_watch(update)[0] if update else None
+        done = pinning.unpin_retained(decision.id, self._interfaces, self._ledger, watch)
         return NOW if done or update else SOON_S
 
-    def _adopt(self, target: Target, facts: Facts) -> None:
+    def _adopt_target(self, target: Target, facts: Facts) -> None:
         if not target.image:
             # Whoever installed the machine wrote these files, and they go with their config.
-            config = self._ports.configs.fetch(target.config)
-            self._ports.configuration.adopt(wanted(config), target.config)
-        self._book.save(self._book.at(target, facts))
+            config = self._interfaces.config_cache.fetch_config(target.config)
+            self._interfaces.configuration.record_ownership(
+                read_wanted_state(config), target.config
+            )
+        self._ledger.save_record(self._ledger.record_at_target(target, facts))
         log.info("the machine already is at %s", target)
 
-    def _move_on(self, decision: Inward, facts: Facts) -> None:
+    def _run_update_action(self, decision: UpdateAction, facts: Facts) -> None:
         """One step of the update, of which the next can be taken at once."""
         match decision:
-            case Weigh(target=target):
-                self._weigh(target, facts)
-            case Stage(target=target):
-                self._stage(target)
-            case Apply(target=target):
-                self._apply(target, facts)
-            case PutBack():
-                booted = self._book.update.boot_id != facts.boot_id
-                self._ports.configuration.put_back(booted=booted)
-            case Commit():
-                self._commit(facts)
-            case Close(done=done):
-                self._close(done=done)
-            case Drop(reason=reason, staged_id=staged_id, refuse=refuse):
-                self._drop(reason, staged_id, refuse)
+            case PlanAction(target=target):
+                self._plan_update(target, facts)
+            case StageAction(target=target):
+                self._stage_target(target)
+            case ApplyAction(target=target):
+                self._apply_config(target, facts)
+            case RestoreAction():
+                booted = self._ledger.update.boot_id != facts.boot_id
+                self._interfaces.configuration.restore_pending(is_booted=booted)
+            case CommitAction():
+                self._commit_update(facts)
+            case FinishAction(is_done=done):
+                self._close_update(is_done=done)
+            case CancelStagedAction(reason=reason, staged_id=staged_id, quarantine=refuse):
+                self._cancel_update(reason, staged_id, refuse)
 
-    def _weigh(self, target: Target, facts: Facts) -> None:
-        update = self._book.record.update
+    def _plan_update(self, target: Target, facts: Facts) -> None:
+        update = self._ledger.record.update
         if update is None or update.target != target:
-            update = self._begin(target, facts)
-        deployed = facts.deployed
+            update = self._begin_update(target, facts)
+        deployed = facts.deployments
         if deployed is None:
             raise AssertionError("an update was to be weighed without a look at the deployments")
-        work = self._weighing.weigh(target, update.origin, deployed)
+        work = self._planner.plan_update(target, update.origin, deployed)
         log.info(
             "%s asks for: %s%s",
             target,
-            work.cost,
+            work.level_name,
             "".join(f"; {reason}" for reason in work.reasons),
         )
-        self._book.enter(Phase.STAGING, work=work)
-        self._ports.upkeep.obeyed()
+        self._ledger.enter_phase(Phase.STAGING, impact=work)
+        self._interfaces.drift.remove_force_file()
 
-    def _begin(self, target: Target, facts: Facts) -> Update:
+    def _begin_update(self, target: Target, facts: Facts) -> UpdateRecord:
         claimed = facts.node.claimed if facts.node else Target()
-        update = Update(
+        update = UpdateRecord(
             id=secrets.token_hex(16),
             target=target,
-            origin=self._book.record.current if self._book.record.current != Target() else claimed,
+            origin=self._ledger.record.current
+            if self._ledger.record.current != Target()
+            else claimed,
             phase=Phase.STAGING,
-            boot_id=self._ports.kernel.boot_id(),
-            began=self._ports.clock.now(),
-            entered=self._ports.clock.now(),
+            boot_id=self._interfaces.kernel.read_boot_id(),
+            began=self._interfaces.clock.now(),
+            entered=self._interfaces.clock.now(),
         )
-        self._failed_to_apply = 0
-        self._book.save(replace(self._book.record, update=update, refused=None, ahead=None))
+        self._apply_failures = 0
+        self._ledger.save_record(
+            replace(self._ledger.record, update=update, quarantined=None, prestaged=None)
+        )
         log.info(
             "update %s began: from %s to %s",
             update.id,
             update.origin,
             target,
-            extra={"message_id": MessageId.UPDATE_BEGAN},
+            extra={"message_id": MessageId.UPDATE_STARTED},
         )
         return update
 
-    def _stage(self, target: Target) -> None:
-        update = self._book.update
+    def _stage_target(self, target: Target) -> None:
+        update = self._ledger.update
         if update.phase is not Phase.STAGING or update.staged_id:
             # What was staged before is gone; until it is noted, what is staged now has no name.
-            update = self._book.enter(Phase.STAGING, staged_id="")
-        asked = self._book.work.os
-        watch, called_off = self._watch(update)
+            update = self._ledger.enter_phase(Phase.STAGING, staged_id="")
+        asked = self._ledger.impact.os
+        watch, called_off = self._make_watch(update)
 
         def attempt() -> bool:
-            self._ports.preflight.clear(asked.image)
-            self._ports.os.stage(prestage.change(asked), watch=watch)
+            self._interfaces.preflight.check_image(asked.image)
+            self._interfaces.os.stage_deployment(
+                prestage.build_deployment_change(asked), watch=watch
+            )
             return not called_off
 
         try:
-            pull(self._ports.credentials, asked.image, attempt)
+            pull_image(self._interfaces.pull_secrets, asked.image, attempt)
         except BusyError as error:
-            wait_out(error, self._ports.os, watch)
+            wait_while_busy(error, self._interfaces.os, watch)
             return
         except CancelledError:
             if not called_off:
                 raise
             return
-        staged = self._ports.os.look().staged
+        staged = self._interfaces.os.read_deployments().staged
         noted = replace(update, staged_id=staged.id if staged else "")
-        self._book.save(replace(self._book.record, update=noted))
+        self._ledger.save_record(replace(self._ledger.record, update=noted))
         log.info("staged %s, locked", target, extra={"message_id": MessageId.STAGED})
 
-    def _watch(self, update: Update) -> tuple[Watch, list[Verdict]]:
+    def _make_watch(self, update: UpdateRecord) -> tuple[Watch, list[WatchVerdict]]:
         """A watch for the transaction, and where it notes that we ended it ourselves."""
-        ended: list[Verdict] = []
+        ended: list[WatchVerdict] = []
 
-        def watch(progress: Progress) -> Verdict:
+        def watch(progress: TransactionProgress) -> WatchVerdict:
             verdict = self._on_progress(update, progress)
-            if verdict is not Verdict.GO_ON:
+            if verdict is not WatchVerdict.CONTINUE:
                 ended.append(verdict)
             return verdict
 
         return watch, ended
 
-    def _drain(self, token: str) -> float:
-        update = self._book.update
-        if update.phase is not Phase.DRAINING or update.drain != token:
-            if self._book.work.reboots:
+    def _request_drain(self, token: str) -> float:
+        update = self._ledger.update
+        if update.phase is not Phase.DRAINING or update.drain_token != token:
+            if self._ledger.impact.needs_reboot:
                 # It may be long since it was staged, and what fails after this costs a drain.
-                self._ports.preflight.still_clear(self._book.work.os.image)
-            self._book.enter(Phase.DRAINING, drain=token)
+                self._interfaces.preflight.check_machine(self._ledger.impact.os.image)
+            self._ledger.enter_phase(Phase.DRAINING, drain=token)
             log.info("asking for the drain: %s", token)
             return NOW
         # The ledger has the token and so has the report; what is missing is the answer.
-        return SOON_S if self._ports.cluster.node() is None else self._look_s
+        return SOON_S if self._interfaces.cluster.get_cached_node() is None else self._resync_s
 
-    def _apply(self, target: Target, facts: Facts) -> None:
-        update, work = self._book.update, self._book.work
+    def _apply_config(self, target: Target, facts: Facts) -> None:
+        update, work = self._ledger.update, self._ledger.impact
         if update.phase is not Phase.APPLYING or update.boot_id != facts.boot_id:
-            self._told_of_drain(update)
-            update = self._book.enter(Phase.APPLYING)
-        due = self._weighing.due(target, update.origin, work)
-        if due.work.level > work.level:
-            log.info("%s has come to ask for more: %s", target, "; ".join(due.work.reasons))
-            self._book.enter(Phase.STAGING, work=due.work)
+            self._log_drained(update)
+            update = self._ledger.enter_phase(Phase.APPLYING)
+        due = self._planner.plan_pending_steps(target, update.origin, work)
+        if due.impact.level > work.level:
+            log.info("%s has come to ask for more: %s", target, "; ".join(due.impact.reasons))
+            self._ledger.enter_phase(Phase.STAGING, impact=due.impact)
             return
         try:
-            self._ports.configuration.apply(
-                due.steps, due.wish, target.config, owner=update.id if work.reboots else ""
+            self._interfaces.configuration.apply_steps(
+                due.steps, due.wanted, target.config, owner=update.id if work.needs_reboot else ""
             )
         except StepError as error:
-            self._failed_to_apply += 1
+            self._apply_failures += 1
             gone = isinstance(error.__cause__, BusError)
-            if gone and self._failed_to_apply < APPLYING_TRIES:
+            if gone and self._apply_failures < APPLY_ATTEMPTS:
                 raise
             log.warning("%s", error, extra={"message_id": MessageId.DEGRADED})
-            self._tell(not_served(error.step, error))
-            refused = Refused(target, str(error), error.remedy)
-            self._book.enter(Phase.RELEASING, refused=refused)
+            self._record_events(list_failed_service_events(error.step, error))
+            refused = QuarantinedTarget(target, str(error), error.remedy)
+            self._ledger.enter_phase(Phase.CANCELLING, refused=refused)
             return
         log.info("applied %s in %d steps", target, len(due.steps))
-        if not work.reboots:
-            self._tell(served(due.steps, target))
-            self._reached(facts)
+        if not work.needs_reboot:
+            self._record_events(list_service_events(due.steps, target))
+            self._finish_verification(facts)
         elif not due.steps:
-            self._book.enter(Phase.APPLYING, work=replace(work, writes=False))
+            self._ledger.enter_phase(Phase.APPLYING, impact=replace(work, needs_write=False))
 
-    def _tell(self, events: Iterable[Event]) -> None:
+    def _record_events(self, events: Iterable[NodeEvent]) -> None:
         for event in events:
-            self._ports.cluster.tell(event)
+            self._interfaces.cluster.record_event(event)
 
-    def _reboot(self, move: Reboot, facts: Facts) -> float:
-        update, staged_id = self._book.update, move.staged_id
-        boot_id = self._ports.kernel.boot_id()
+    def _reboot_machine(self, action: RebootAction, facts: Facts) -> float:
+        update, staged_id = self._ledger.update, action.staged_id
+        boot_id = self._interfaces.kernel.read_boot_id()
         if update.phase is not Phase.REBOOTING or update.boot_id != boot_id:
-            self._told_of_drain(update)
+            self._log_drained(update)
             # Once it is unlocked nothing but its name tells that it is ours.
-            self._book.enter(
+            self._ledger.enter_phase(
                 Phase.REBOOTING,
-                reboots=update.reboots + 1,
+                reboots=update.reboot_count + 1,
                 staged_id=staged_id or update.staged_id,
-                probation=Probation(api_before=facts.api_answers),
+                probation=BootTrial(has_api_before_reboot=facts.is_api_reachable),
             )
-        elif update.probation.api_before is not facts.api_answers:
+        elif update.boot_trial.has_api_before_reboot is not facts.is_api_reachable:
             # What counts is whether it answered right before the reboot, and this may be held up.
-            probation = Probation(api_before=facts.api_answers)
-            self._book.enter(Phase.REBOOTING, probation=probation)
-        watch, _ = self._watch(self._book.update)
-        if staged_id and not pinning.keep(facts, self._ports, self._book, watch):
+            probation = BootTrial(has_api_before_reboot=facts.is_api_reachable)
+            self._ledger.enter_phase(Phase.REBOOTING, probation=probation)
+        watch, _ = self._make_watch(self._ledger.update)
+        if staged_id and not pinning.pin_booted(facts, self._interfaces, self._ledger, watch):
             return NOW
-        soft = move.softly and self._softly(staged_id)
+        soft = action.is_soft and self._prepare_soft_reboot(staged_id)
         log.info(
             "%s into %s",
             "soft-rebooting" if soft else "rebooting",
-            move.target,
+            action.target,
             extra={"message_id": MessageId.REBOOTING},
         )
         if staged_id and not soft:
-            self._ports.os.finalize(staged_id)
-        self._ports.power.reboot(soft=soft)
+            self._interfaces.os.finalize_staged(staged_id)
+        self._interfaces.power.reboot_machine(is_soft=soft)
         return SOON_S
 
-    def _softly(self, staged_id: str) -> bool:
+    def _prepare_soft_reboot(self, staged_id: str) -> bool:
         """Whether a soft reboot leads into it; until the shutdown finalizes it, it has no /etc."""
-        self._ports.os.finalize(staged_id, softly=True)
-        return self._ports.soft_reboots.prepare()
+        self._interfaces.os.finalize_staged(staged_id, is_soft=True)
+        return self._interfaces.soft_reboots.prepare_soft_reboot()
 
-    def _told_of_drain(self, update: Update) -> None:
+    def _log_drained(self, update: UpdateRecord) -> None:
         if update.phase is Phase.DRAINING:
-            log.info("drained: %s", update.drain, extra={"message_id": MessageId.DRAINED})
+            log.info("drained: %s", update.drain_token, extra={"message_id": MessageId.DRAINED})
 
-    def _commit(self, facts: Facts) -> None:
+    def _commit_update(self, facts: Facts) -> None:
         """What an image, or a merge of two /etc, took away with it is written again."""
-        self._trial.passed()
-        update = self._book.update
-        due = self._weighing.due(update.target, update.origin, self._book.work)
+        self._boot_trial.record_healthy()
+        update = self._ledger.update
+        due = self._planner.plan_pending_steps(update.target, update.origin, self._ledger.impact)
         if due.steps:
             log.info("%d steps are left to do after the boot", len(due.steps))
-            self._ports.configuration.complete(due.steps, due.wish, update.target.config)
-        self._ports.configuration.confirm()
-        self._reached(facts)
+            self._interfaces.configuration.complete_steps(
+                due.steps, due.wanted, update.target.config
+            )
+        self._interfaces.configuration.confirm_pending()
+        self._finish_verification(facts)
 
-    def _reached(self, facts: Facts) -> None:
+    def _finish_verification(self, facts: Facts) -> None:
         """Verified: the target is current from now on."""
-        update = self._book.enter(Phase.RESUMING, at=facts)
-        self._ports.configs.keep_only({update.target.config})
+        update = self._ledger.enter_phase(Phase.UNCORDONING, reached_facts=facts)
+        self._interfaces.config_cache.prune_cache({update.target.config})
         log.info(
             "verified %s after %d s",
             update.target,
             facts.now - update.began,
-            extra={"message_id": MessageId.VERIFIED},
+            extra={"message_id": MessageId.BOOT_VERIFIED},
         )
 
-    def _close(self, *, done: bool) -> None:
-        update = self._book.update
-        took_s = self._ports.clock.now() - update.began
-        if done:
+    def _close_update(self, *, is_done: bool) -> None:
+        update = self._ledger.update
+        took_s = self._interfaces.clock.now() - update.began
+        if is_done:
             log.info(
                 "update %s to %s done after %d s",
                 update.id,
                 update.target,
                 took_s,
-                extra={"message_id": MessageId.DONE},
+                extra={"message_id": MessageId.UPDATE_DONE},
             )
         else:
             log.info(
                 "update %s to %s called off, the node is as it was: %s",
                 update.id,
                 update.target,
-                self._book.record.current,
-                extra={"message_id": MessageId.CANCELLED},
+                self._ledger.record.current,
+                extra={"message_id": MessageId.UPDATE_CANCELLED},
             )
-        refused = self._book.record.refused
-        failed = refused is not None and not refused.called_off
-        outcome = Outcome.DONE if done else Outcome.FAILED if failed else Outcome.CALLED_OFF
-        self._book.save(self._book.record.closed(outcome, now=self._ports.clock.now()))
-        self._ports.os.release()
+        refused = self._ledger.record.quarantined
+        failed = refused is not None and not refused.is_cancelled_by_user
+        outcome = (
+            UpdateOutcome.DONE
+            if is_done
+            else UpdateOutcome.FAILED
+            if failed
+            else UpdateOutcome.CANCELLED
+        )
+        self._ledger.save_record(
+            self._ledger.record.close_update(outcome, now=self._interfaces.clock.now())
+        )
+        self._interfaces.os.release_daemon()
 
-    def _drop(self, reason: str, staged_id: str, refuse: Refused | None) -> None:
-        update = self._book.update
-        if update.phase is not Phase.RELEASING:
+    def _cancel_update(self, reason: str, staged_id: str, refuse: QuarantinedTarget | None) -> None:
+        update = self._ledger.update
+        if update.phase is not Phase.CANCELLING:
             log.info("calling update %s off: %s", update.id, reason)
-            self._book.enter(Phase.RELEASING, refused=refuse)
-        if update.work is None or update.work.reboots:
-            self._ports.soft_reboots.clear()
-            self._ports.os.drop(staged_id)
+            self._ledger.enter_phase(Phase.CANCELLING, refused=refuse)
+        if update.impact is None or update.impact.needs_reboot:
+            self._interfaces.soft_reboots.clear_soft_reboot()
+            self._interfaces.os.drop_staged(staged_id)
         log.info(
             "dropped what was staged for %s",
             update.target,
-            extra={"message_id": MessageId.UNDONE},
+            extra={"message_id": MessageId.UPDATE_UNDONE},
         )

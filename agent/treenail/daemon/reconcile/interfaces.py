@@ -4,231 +4,236 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from treenail.api.disruptionpolicy import ClusterPolicy
+from treenail.api.disruptionpolicy import ClusterDisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.node import Node
 from treenail.clock import Clock
 from treenail.config.drift import Drift
-from treenail.daemon.configuration.config_cache import Configs
-from treenail.daemon.configuration.drift import Booted
-from treenail.daemon.configuration.machine import Configuration
-from treenail.daemon.configuration.mcd_state import Predecessor
-from treenail.host.ostree.deployments import Change, Deployments, Progress, Verdict
-from treenail.update.checks.health import Trial
-from treenail.update.decision.request import Request
-from treenail.update.drift.drift_policy import Drifted
-from treenail.update.state.boot_trial import Probation
+from treenail.daemon.configuration.config_cache import ConfigCache
+from treenail.daemon.configuration.drift import BootedState
+from treenail.daemon.configuration.machine import NodeConfiguration
+from treenail.daemon.configuration.mcd_state import MCDState
+from treenail.host.ostree.deployments import (
+    DeploymentChange,
+    DeploymentStatus,
+    TransactionProgress,
+    WatchVerdict,
+)
+from treenail.update.checks.health import BootTrialStatus
+from treenail.update.decision.request import UserRequest
+from treenail.update.drift.drift_policy import DriftAssessment
+from treenail.update.state.boot_trial import BootTrial
 from treenail.update.state.record import Target
-from treenail.update.status import Event, Report
+from treenail.update.status import NodeEvent, StatusReport
 
 Json = dict[str, object]
-Watch = Callable[[Progress], Verdict]
+Watch = Callable[[TransactionProgress], WatchVerdict]
 
 
-class OperatingSystem(Protocol):
+class OSBackend(Protocol):
     """The deployments of this machine; each call has a time limit of its own, and is repeatable."""
 
     @property
     def name(self) -> str:
         """What drives them: ``rpm-ostree`` or ``bootc``."""
 
-    def look(self) -> Deployments:
+    def read_deployments(self) -> DeploymentStatus:
         """The deployments as they are now."""
 
-    def stage(self, change: Change, *, watch: Watch) -> None:
+    def stage_deployment(self, change: DeploymentChange, *, watch: Watch) -> None:
         """Return once all of it is staged and locked; a no-op when it already is.
 
         ``watch`` is asked at least once a second whether to go on.
         """
 
-    def wait_for_other(self, *, watch: Watch) -> bool:
+    def wait_for_other_transaction(self, *, watch: Watch) -> bool:
         """Return once somebody else's transaction has ended; False when none is to be seen."""
 
-    def drop(self, staged_id: str) -> None:
+    def drop_staged(self, staged_id: str) -> None:
         """Drop the staged deployment of this id, and end our transaction that would make one.
 
         Leaves alone what others staged.
         """
 
-    def finalize(self, staged_id: str, *, softly: bool = False) -> None:
+    def finalize_staged(self, staged_id: str, *, is_soft: bool = False) -> None:
         """Unlock the staged deployment of this id; the next boot is into it.
 
-        The machine may reboot by that alone, unless ``softly``; the caller asks for it in any case.
+        The machine may reboot by that alone, unless ``is_soft``; the caller asks for it in any case.
         """
 
     def roll_back(self) -> None:
         """Make the previous deployment the default; the caller asks for the reboot."""
 
-    def release(self) -> None:
+    def release_daemon(self) -> None:
         """Let the OS daemon go: nothing is asked of it for now."""
 
 
 class Power(Protocol):
     """Rebooting."""
 
-    def reboot(self, *, soft: bool = False) -> None:
-        """Return once the reboot is under way; ``soft``: of user space alone."""
+    def reboot_machine(self, *, is_soft: bool = False) -> None:
+        """Return once the reboot is under way; ``is_soft``: of user space alone."""
 
-    def shutting_down(self) -> bool:
+    def is_shutting_down(self) -> bool:
         """Whether the machine is on its way down."""
 
 
-class SoftReboots(Protocol):
+class SoftRebootControl(Protocol):
     """What makes a soft reboot lead into another deployment."""
 
-    def prepare(self) -> bool:
+    def prepare_soft_reboot(self) -> bool:
         """Have one lead into the staged deployment; returns whether it can."""
 
-    def clear(self) -> None:
+    def clear_soft_reboot(self) -> None:
         """Have none lead anywhere; harmless when none was prepared."""
 
 
-class Pins(Protocol):
+class DeploymentPins(Protocol):
     """What keeps deployments from being dropped; both may be repeated."""
 
-    def pin(self, deployment_id: str) -> None:
+    def pin_deployment(self, deployment_id: str) -> None:
         """Return once nobody drops the deployment of this id."""
 
-    def unpin(self, deployment_id: str) -> None:
+    def unpin_deployment(self, deployment_id: str) -> None:
         """Let it be dropped; harmless when there is none."""
 
 
-class LedgerFile(Protocol):
+class LedgerStore(Protocol):
     """One JSON document that survives a power cut."""
 
-    def read(self) -> Json | None:
+    def read_document(self) -> Json | None:
         """The document; None when there is none yet."""
 
-    def write(self, document: Json) -> None:
+    def write_document(self, document: Json) -> None:
         """Return once the document is on disk for good."""
 
 
-class Kernel(Protocol):
+class KernelInfo(Protocol):
     """What the running kernel says."""
 
-    def boot_id(self) -> str:
+    def read_boot_id(self) -> str:
         """A new one for every boot, soft ones too; see `treenail.update.state.boot_id`."""
 
-    def soft_reboots(self) -> int | None:
+    def count_soft_reboots(self) -> int | None:
         """How many there were since the kernel was started; None when nobody counts them."""
 
-    def command_line(self) -> tuple[str, ...]:
+    def read_command_line(self) -> tuple[str, ...]:
         """The arguments that the kernel was booted with."""
 
-    def fips_enabled(self) -> bool:
+    def is_fips_enabled(self) -> bool:
         """Whether the kernel runs in FIPS mode."""
 
 
-class Cluster(Protocol):
+class ClusterAccess(Protocol):
     """The API server as this node sees it."""
 
-    def node(self) -> Node | None:
+    def get_cached_node(self) -> Node | None:
         """Our Node as last seen; None until the first sight."""
 
-    def refresh(self) -> None:
+    def refresh_node(self) -> None:
         """Look at our Node now; raises `ClusterError`."""
 
-    def machine_config(self, name: str) -> MachineConfig:
+    def fetch_machine_config(self, name: str) -> MachineConfig:
         """The MachineConfig of this name; raises `ClusterError`, `ConfigError`."""
 
-    def policy(self) -> ClusterPolicy:
+    def fetch_disruption_policy(self) -> ClusterDisruptionPolicy:
         """What changes cost; the defaults where the cluster says nothing. `ClusterError`."""
 
-    def report(self, report: Report) -> None:
+    def write_report(self, report: StatusReport) -> None:
         """Tell what differs from what was told before; raises `ClusterError`."""
 
-    def tell(self, event: Event) -> None:
+    def record_event(self, event: NodeEvent) -> None:
         """Record an Event about our Node, as soon as that is possible."""
 
 
-class Credentials(Protocol):
+class RegistryCredentials(Protocol):
     """The pull secrets on disk."""
 
-    def refresh(self) -> tuple[str, ...]:
+    def install_secrets(self) -> tuple[str, ...]:
         """Put the pull secrets in place; returns what is wrong with them."""
 
-    def refused(self, image: str) -> bool:
+    def handle_rejected_login(self, image: str) -> bool:
         """The image's registry refused the login; whether there is now another to try."""
 
-    def proven(self, image: str) -> None:
+    def confirm_login(self, image: str) -> None:
         """The image was pulled with the login that is in place."""
 
 
-class Trust(Protocol):
+class CertificateSync(Protocol):
     """What the ControllerConfig hands to nodes."""
 
-    def refresh(self) -> tuple[str, ...]:
+    def sync_files(self) -> tuple[str, ...]:
         """Have it in place; returns what is wrong with it."""
 
 
-class Requests(Protocol):
+class RequestStore(Protocol):
     """What people on this machine ask for."""
 
-    def read(self) -> Request | None:
+    def read_request(self) -> UserRequest | None:
         """The one request; None when there is none."""
 
-    def drop(self) -> None:
+    def remove_request(self) -> None:
         """Have none: it is answered."""
 
 
-class Upkeep(Protocol):
+class DriftControl(Protocol):
     """The machine between updates; raises `HostError` and `ConfigError`."""
 
-    def look(self, current: Target, booted: Booted) -> Drifted:
+    def find_drift(self, current: Target, booted: BootedState) -> DriftAssessment:
         """What drifted from the current config, as of now."""
 
-    def heal(self, current: Target, drifts: Collection[Drift]) -> None:
+    def repair_drift(self, current: Target, drifts: Collection[Drift]) -> None:
         """Have these as the config says, all or none."""
 
-    def forced(self) -> bool:
+    def is_apply_forced(self) -> bool:
         """Whether the config is to be applied whatever the machine is like."""
 
-    def obeyed(self) -> None:
+    def remove_force_file(self) -> None:
         """Return once that is asked no more."""
 
 
-class Preflight(Protocol):
+class PreflightCheck(Protocol):
     """What would make an update fail."""
 
-    def clear(self, image: str) -> None:
+    def check_image(self, image: str) -> None:
         """Return when nothing is in the way of this image, or else raise `PreflightError`."""
 
-    def still_clear(self, image: str) -> None:
+    def check_machine(self, image: str) -> None:
         """The same right before the drain, of all that is not settled by having the image."""
 
 
-class Health(Protocol):
+class BootHealth(Protocol):
     """Whether this boot is healthy."""
 
     @property
-    def again_s(self) -> float:
+    def interval_s(self) -> float:
         """How long to wait between two looks."""
 
-    def look(self, probation: Probation, boot_id: str) -> Trial:
+    def run_checks(self, probation: BootTrial, boot_id: str) -> BootTrialStatus:
         """Every check, made now."""
 
-    def mark(self, name: str, problem: str) -> None:
+    def set_check_problem(self, name: str, problem: str) -> None:
         """Count it as a check that failed from now on; without a problem, no longer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ports:
+class NodeInterfaces:
     """Everything the daemon acts on and asks."""
 
-    os: OperatingSystem
+    os: OSBackend
     power: Power
-    soft_reboots: SoftReboots
-    pins: Pins
-    kernel: Kernel
-    ledger: LedgerFile
-    cluster: Cluster
-    credentials: Credentials
-    trust: Trust
-    requests: Requests
-    predecessor: Predecessor
-    configuration: Configuration
-    configs: Configs
-    upkeep: Upkeep
-    preflight: Preflight
-    health: Health
+    soft_reboots: SoftRebootControl
+    pins: DeploymentPins
+    kernel: KernelInfo
+    ledger: LedgerStore
+    cluster: ClusterAccess
+    pull_secrets: RegistryCredentials
+    certificates: CertificateSync
+    requests: RequestStore
+    mcd_state: MCDState
+    configuration: NodeConfiguration
+    config_cache: ConfigCache
+    drift: DriftControl
+    preflight: PreflightCheck
+    health: BootHealth
     clock: Clock

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 from treenail.api import annotations as key
 from treenail.api.node import Node
-from treenail.daemon.configuration.drift import Booted
-from treenail.daemon.reconcile.interfaces import Ports
-from treenail.host.ostree.deployments import Deployments
+from treenail.daemon.configuration.drift import BootedState
+from treenail.daemon.reconcile.interfaces import NodeInterfaces
+from treenail.host.ostree.deployments import DeploymentStatus
 from treenail.update.decision import desired
-from treenail.update.decision.decide import looks_at_deployments
-from treenail.update.decision.facts import Deployed, Facts, Handshake, NodeSeen
-from treenail.update.state.record import Phase, Record, Target
+from treenail.update.decision.decide import needs_deployments
+from treenail.update.decision.facts import DeploymentState, DrainHandshake, Facts, ObservedNode
+from treenail.update.state.record import LedgerRecord, Phase, Target
 
 SINGLE_REPLICA = "SingleReplica"
 
@@ -20,114 +20,130 @@ class Observer:
 
     def __init__(
         self,
-        ports: Ports,
+        interfaces: NodeInterfaces,
         *,
-        drains: bool,
+        should_drain: bool,
         drain_limit_s: float,
-        images_bake: bool = True,
-        softly: bool = False,
-        keep_s: float = 86_400.0,
+        has_files_in_image: bool = True,
+        can_soft_reboot: bool = False,
+        retention_s: float = 86_400.0,
     ) -> None:
-        self._ports = ports
-        self._keep_s = keep_s
-        self._softly = softly
-        self._images_bake = images_bake
-        self._drains = drains
+        self._interfaces = interfaces
+        self._retention_s = retention_s
+        self._can_soft_reboot = can_soft_reboot
+        self._has_files_in_image = has_files_in_image
+        self._should_drain = should_drain
         self._drain_limit_s = drain_limit_s
-        self._looked = False
+        self._has_observed = False
         self._packages: frozenset[str] | None = None
 
-    def glance(self, record: Record) -> Facts:
+    def collect_cached_facts(self, record: LedgerRecord) -> Facts:
         """The facts that cost no question to the machine's services."""
-        node = self._ports.cluster.node()
-        now_seen = None if node is None else seen(node)
-        unasked = now_seen is not None and isinstance(now_seen.wish, desired.Nothing)
+        node = self._interfaces.cluster.get_cached_node()
+        now_seen = None if node is None else summarize_node(node)
+        unasked = now_seen is not None and isinstance(now_seen.desired, desired.NoTarget)
         return Facts(
             record=record,
-            boot_id=self._ports.kernel.boot_id(),
-            now=self._ports.clock.now(),
+            boot_id=self._interfaces.kernel.read_boot_id(),
+            now=self._interfaces.clock.now(),
             node=now_seen,
-            deployed=None,
-            introduction=self._ports.predecessor.introduction() if unasked else {},
-            request=self._ports.requests.read(),
-            images_bake=self._images_bake,
-            drains=self._drains and not _single(node),
+            deployments=None,
+            initial_annotations=self._interfaces.mcd_state.read_annotations() if unasked else {},
+            request=self._interfaces.requests.read_request(),
+            has_files_in_image=self._has_files_in_image,
+            should_drain=self._should_drain and not _is_single_replica(node),
             drain_limit_s=self._drain_limit_s,
-            keep_s=self._keep_s,
-            softly=self._softly and self._ports.kernel.soft_reboots() is not None,
+            retention_s=self._retention_s,
+            can_soft_reboot=self._can_soft_reboot
+            and self._interfaces.kernel.count_soft_reboots() is not None,
         )
 
-    def look(self, record: Record) -> Facts:
+    def collect_facts(self, record: LedgerRecord) -> Facts:
         """The facts as of now; raises `HostError` when the machine can't be asked."""
         update = record.update
-        unfinished = self._ports.configuration.unfinished(update.id if update else "")
+        unfinished = self._interfaces.configuration.find_unfinished(update.id if update else "")
         facts = replace(
-            self.glance(record),
-            cut_short=unfinished.cut_short,
-            held=unfinished.held,
-            forced=update is None and self._ports.upkeep.forced(),
+            self.collect_cached_facts(record),
+            has_interrupted_change=unfinished.is_interrupted,
+            has_undo=unfinished.has_undo,
+            is_forced=update is None and self._interfaces.drift.is_apply_forced(),
         )
-        looks = looks_at_deployments(facts, first=not self._looked)
+        looks = needs_deployments(facts, is_first=not self._has_observed)
         if looks or update is not None:
-            facts = replace(facts, shutting_down=self._ports.power.shutting_down())
+            facts = replace(facts, is_shutting_down=self._interfaces.power.is_shutting_down())
         # rpm-ostreed may be stopped before the agent is, and nothing will be decided any more.
-        if looks and not facts.shutting_down:
-            found = deployed(self._ports.os.look(), self._ports.kernel.command_line())
-            facts = replace(facts, deployed=found)
+        if looks and not facts.is_shutting_down:
+            found = summarize_deployments(
+                self._interfaces.os.read_deployments(), self._interfaces.kernel.read_command_line()
+            )
+            facts = replace(facts, deployments=found)
             self._packages = frozenset(found.packages)
-        if update is None and not facts.cut_short:
-            facts = self._between_updates(facts)
-        if update is not None and update.phase is Phase.PROVING and update.boot_id == facts.boot_id:
-            facts = replace(facts, trial=self._ports.health.look(update.probation, facts.boot_id))
+        if update is None and not facts.has_interrupted_change:
+            facts = self._add_drift(facts)
+        if (
+            update is not None
+            and update.phase is Phase.VERIFYING
+            and update.boot_id == facts.boot_id
+        ):
+            facts = replace(
+                facts,
+                trial_status=self._interfaces.health.run_checks(update.boot_trial, facts.boot_id),
+            )
         # What an update leaves behind is looked at once more.
-        self._looked = update is None and (self._looked or looks)
+        self._has_observed = update is None and (self._has_observed or looks)
         return facts
 
-    def _between_updates(self, facts: Facts) -> Facts:
-        if not facts.record.current.config or facts.forced:
+    def _add_drift(self, facts: Facts) -> Facts:
+        if not facts.record.current.config or facts.is_forced:
             return facts
-        booted = Booted(self._ports.kernel.command_line(), self._packages)
-        return replace(facts, drift=self._ports.upkeep.look(facts.record.current, booted))
+        booted = BootedState(self._interfaces.kernel.read_command_line(), self._packages)
+        return replace(facts, drift=self._interfaces.drift.find_drift(facts.record.current, booted))
 
 
-def seen(node: Node) -> NodeSeen:
+def summarize_node(node: Node) -> ObservedNode:
     """The Node, reduced to what decisions read."""
     notes = node.annotations
-    asked = desired.read(notes)
-    spellings = asked.spellings if isinstance(asked, desired.Wish) else tuple(key.IMAGE_SPELLINGS)
+    asked = desired.read_desired_target(notes)
+    spellings = (
+        asked.image_keys if isinstance(asked, desired.DesiredTarget) else tuple(key.IMAGE_SPELLINGS)
+    )
     claims = (notes.get(key.IMAGE_SPELLINGS[each], "") for each in spellings)
-    return NodeSeen(
-        wish=asked,
-        handshake=Handshake(
-            asked=notes.get(key.DESIRED_DRAIN, ""),
+    return ObservedNode(
+        desired=asked,
+        handshake=DrainHandshake(
+            requested=notes.get(key.DESIRED_DRAIN, ""),
             applied=notes.get(key.LAST_APPLIED_DRAIN, ""),
-            unschedulable=node.unschedulable,
+            is_unschedulable=node.is_unschedulable,
         ),
         claimed=Target(notes.get(key.CURRENT_CONFIG, ""), next(filter(None, claims), "")),
-        ahead=desired.ahead(notes),
+        prestage=desired.read_prestage_target(notes),
     )
 
 
-def deployed(deployments: Deployments, arguments: tuple[str, ...]) -> Deployed:
+def summarize_deployments(
+    deployments: DeploymentStatus, arguments: tuple[str, ...]
+) -> DeploymentState:
     """The deployments, and the booted kernel arguments, reduced to what decisions read."""
     booted, staged, pending = deployments.booted, deployments.staged, deployments.pending
-    return Deployed(
-        booted=booted.digest if booted else "",
+    return DeploymentState(
+        booted_digest=booted.digest if booted else "",
         booted_id=booted.id if booted else "",
-        booted_pinned=booted.pinned if booted else False,
-        staged=staged.digest if staged else "",
+        is_booted_pinned=booted.is_pinned if booted else False,
+        staged_digest=staged.digest if staged else "",
         staged_id=staged.id if staged else "",
-        locked=staged.locked if staged else False,
-        arguments=arguments,
-        packages=booted.packages if booted else (),
-        removed=booted.removed if booted else (),
+        is_locked=staged.is_locked if staged else False,
+        kernel_arguments=arguments,
+        packages=booted.requested_packages if booted else (),
+        removed_packages=booted.requested_base_removals if booted else (),
         booted_config=booted.labels.get(key.BAKED_CONFIG_LABEL, "") if booted else "",
         staged_config=staged.labels.get(key.BAKED_CONFIG_LABEL, "") if staged else "",
-        others=tuple(each.id for each in deployments.all if not (each.booted or each.staged)),
+        other_ids=tuple(
+            each.id for each in deployments.in_boot_order if not (each.is_booted or each.is_staged)
+        ),
         pending_id=pending.id if pending else "",
     )
 
 
-def _single(node: Node | None) -> bool:
+def _is_single_replica(node: Node | None) -> bool:
     """A cluster of one node has nowhere to drain to; the reference skips the drain there too."""
     return node is not None and node.annotations.get(key.CONTROL_PLANE_TOPOLOGY) == SINGLE_REPLICA

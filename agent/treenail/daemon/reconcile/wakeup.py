@@ -11,18 +11,18 @@ class Wakeup:
     """
 
     def __init__(self) -> None:
-        self._rings: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def ring(self, reason: str) -> None:
+    def notify(self, reason: str) -> None:
         """Wake the waiting thread; ``reason`` is for the log."""
-        self._rings.put(reason)
+        self._reasons.put(reason)
 
     def wait(self, seconds: float) -> frozenset[str]:
         """Return the reasons rung since the last wait, or nothing after so many seconds."""
         reasons: set[str] = set()
         try:
-            reasons.add(self._rings.get(timeout=max(seconds, 0.0)))
+            reasons.add(self._reasons.get(timeout=max(seconds, 0.0)))
             while True:
-                reasons.add(self._rings.get_nowait())
+                reasons.add(self._reasons.get_nowait())
         except queue.Empty:
             return frozenset(reasons)

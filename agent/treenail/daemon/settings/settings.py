@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from treenail.api import pullspec
-from treenail.daemon.settings.toml_table import Table
+from treenail.daemon.settings.toml_table import TomlTable
 from treenail.errors import ConfigError, UsageError
-from treenail.update.checks.preflight import Reason
-from treenail.update.drift.drift_policy import DriftPolicy, Reaction
+from treenail.update.checks.preflight import PreflightReason
+from treenail.update.drift.drift_policy import DriftPolicy, DriftReaction
 
 T = TypeVar("T")
 
-FILE = "/etc/treenail/agent.toml"
+SETTINGS_FILE = "/etc/treenail/agent.toml"
 
-_LEVELS = {
+_LOG_LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
     "warning": logging.WARNING,
@@ -28,16 +28,16 @@ _NODE_NAME = re.compile(
 )
 
 
-class Drain(StrEnum):
+class DrainMode(StrEnum):
     """Who sees to it that the node is empty before it reboots."""
 
-    ASK = "ask"
+    REQUEST = "ask"
     """A controller, asked through the node's annotations."""
     NEVER = "never"
     """Nobody: the reboot takes the pods down."""
 
 
-class Backend(StrEnum):
+class BackendSetting(StrEnum):
     """What manages the operating system."""
 
     AUTO = "auto"
@@ -46,7 +46,7 @@ class Backend(StrEnum):
     BOOTC = "bootc"
 
 
-class Reboots(StrEnum):
+class RebootMode(StrEnum):
     """What is started anew when the operating system changed."""
 
     FULL = "full"
@@ -65,7 +65,7 @@ class ImageFiles(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LimitSettings:
     """How long things may take, and how often they are tried."""
 
     stage_s: float = 3600.0
@@ -78,14 +78,14 @@ class Limits:
     """One call to D-Bus or the API server."""
     retry_first_s: float = 5.0
     """From a failure to the next try; twice as long after each further one."""
-    retry_most_s: float = 300.0
+    retry_max_s: float = 300.0
     """The longest time between two tries."""
-    look_s: float = 60.0
+    resync_s: float = 60.0
     """How often to look at everything when nothing says that there is reason to."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class HealthSettings:
     """How long a node that was rebooted into its target may take to be healthy, in seconds."""
 
     deadline_s: float = 600.0
@@ -94,19 +94,19 @@ class Trial:
     """How long everything has to be well without a break."""
     check_s: float = 30.0
     """One of the owner's checks."""
-    again_s: float = 5.0
+    interval_s: float = 5.0
     """From one look to the next."""
-    keep_s: float = 86_400.0
+    retention_s: float = 86_400.0
     """How long the previous deployment is kept after that."""
 
 
 @dataclass(frozen=True, slots=True)
-class Preflight:
+class PreflightSettings:
     """What is looked at before an update begins."""
 
     registry_s: float = 60.0
     """How long the registry may take to say what the image is."""
-    only_warn: frozenset[Reason] = frozenset()
+    only_warn: frozenset[PreflightReason] = frozenset()
     """The reasons that are said and hold nothing up."""
 
 
@@ -114,20 +114,20 @@ class Preflight:
 class DriftSettings:
     """How drift is looked for, and what it leads to."""
 
-    default: Reaction = Reaction.BLOCK
-    paths: tuple[tuple[str, Reaction], ...] = ()
+    default: DriftReaction = DriftReaction.BLOCK
+    paths: tuple[tuple[str, DriftReaction], ...] = ()
     """The first glob that matches decides."""
-    heals_per_hour: int = 3
-    full_every_s: float = 600.0
+    repairs_per_hour: int = 3
+    full_check_s: float = 600.0
     """From one look at everything to the next; what is touched is looked at within seconds."""
 
     @property
     def policy(self) -> DriftPolicy:
-        return DriftPolicy(self.default, self.paths, self.heals_per_hour)
+        return DriftPolicy(self.default, self.paths, self.repairs_per_hour)
 
 
 @dataclass(frozen=True, slots=True)
-class FirstBoot:
+class FirstBootSettings:
     """What a node moves to before it joins its cluster."""
 
     image: str = ""
@@ -135,7 +135,7 @@ class FirstBoot:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class PartialSettings:
     """What the file, or the command line, says; None where it says nothing."""
 
     kubeconfig: str | None = None
@@ -143,20 +143,20 @@ class Given:
     root: str | None = None
     pull_secret: str | None = None
     internal_pull_secret: str | None = None
-    drain: Drain | None = None
+    drain: DrainMode | None = None
     image_files: ImageFiles | None = None
-    backend: Backend | None = None
-    reboot: Reboots | None = None
+    backend: BackendSetting | None = None
+    reboot: RebootMode | None = None
     log_level: int | None = None
-    limits: Limits = Limits()
-    health: Trial = Trial()
-    preflight: Preflight = Preflight()
-    firstboot: FirstBoot = FirstBoot()
+    limits: LimitSettings = LimitSettings()
+    health: HealthSettings = HealthSettings()
+    preflight: PreflightSettings = PreflightSettings()
+    firstboot: FirstBootSettings = FirstBootSettings()
     drift: DriftSettings = DriftSettings()
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class AgentSettings:
     """Every setting with its value; all paths but ``root`` are below the root."""
 
     kubeconfig: str
@@ -166,36 +166,38 @@ class Settings:
     """The cluster's pull secret."""
     internal_pull_secret: str
     """The pull secret of the cluster's own registry; the file may well be missing."""
-    drain: Drain
+    drain: DrainMode
     image_files: ImageFiles
-    backend: Backend
-    reboot: Reboots
+    backend: BackendSetting
+    reboot: RebootMode
     log_level: int
-    limits: Limits
-    health: Trial = Trial()
-    preflight: Preflight = Preflight()
-    firstboot: FirstBoot = FirstBoot()
+    limits: LimitSettings
+    health: HealthSettings = HealthSettings()
+    preflight: PreflightSettings = PreflightSettings()
+    firstboot: FirstBootSettings = FirstBootSettings()
     drift: DriftSettings = DriftSettings()
 
 
-def load(path: Path, arguments: Given, *, host_name: str, required: bool) -> Settings:
+def load_settings(
+    path: Path, arguments: PartialSettings, *, host_name: str, is_required: bool
+) -> AgentSettings:
     """The settings of the file, with those of the command line over them.
 
-    A file that is missing says nothing, unless it is ``required``. Raises `UsageError` with the
+    A file that is missing says nothing, unless it is ``is_required``. Raises `UsageError` with the
     key, what was found and what is allowed.
     """
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
-        if required:
+        if is_required:
             raise UsageError(f"there is no {path}", remedy="name a file that exists") from error
-        return merged(Given(), arguments, host_name=host_name)
+        return merge_settings(PartialSettings(), arguments, host_name=host_name)
     except OSError as error:
         raise UsageError(f"can't read {path}: {error.strerror}") from error
-    return merged(parse(content, where=str(path)), arguments, host_name=host_name)
+    return merge_settings(parse_settings(content, where=str(path)), arguments, host_name=host_name)
 
 
-def parse(content: bytes, *, where: str) -> Given:
+def parse_settings(content: bytes, *, where: str) -> PartialSettings:
     """What the TOML document says; raises `UsageError` that starts with ``where``."""
     import tomllib  # noqa: PLC0415 - 1 MiB, and most nodes have no such file
 
@@ -203,45 +205,51 @@ def parse(content: bytes, *, where: str) -> Given:
         document = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not TOML: {error}") from error
-    table = Table(document, where=where)
-    given = Given(
-        kubeconfig=table.text("kubeconfig"),
-        node_name=table.text("node_name"),
-        root=table.text("root"),
-        pull_secret=table.text("pull_secret"),
-        internal_pull_secret=table.text("internal_pull_secret"),
-        drain=table.choice("drain", {str(drain): drain for drain in Drain}),
-        image_files=table.choice("image_files", {str(each): each for each in ImageFiles}),
-        backend=table.choice("backend", {str(backend): backend for backend in Backend}),
-        reboot=table.choice("reboot", {str(each): each for each in Reboots}),
-        log_level=table.choice("log_level", _LEVELS),
-        limits=_limits(table.table("limits")),
-        health=_trial(table.table("health")),
-        preflight=_preflight(table.table("preflight")),
-        firstboot=_first_boot(table.table("firstboot"), where=where),
-        drift=_drift(table.table("drift")),
+    table = TomlTable(document, where=where)
+    given = PartialSettings(
+        kubeconfig=table.take_text("kubeconfig"),
+        node_name=table.take_text("node_name"),
+        root=table.take_text("root"),
+        pull_secret=table.take_text("pull_secret"),
+        internal_pull_secret=table.take_text("internal_pull_secret"),
+        drain=table.take_choice("drain", {str(drain): drain for drain in DrainMode}),
+        image_files=table.take_choice("image_files", {str(each): each for each in ImageFiles}),
+        backend=table.take_choice("backend", {str(backend): backend for backend in BackendSetting}),
+        reboot=table.take_choice("reboot", {str(each): each for each in RebootMode}),
+        log_level=table.take_choice("log_level", _LOG_LEVELS),
+        limits=_parse_limits(table.take_table("limits")),
+        health=_parse_health(table.take_table("health")),
+        preflight=_parse_preflight(table.take_table("preflight")),
+        firstboot=_parse_first_boot(table.take_table("firstboot"), where=where),
+        drift=_parse_drift(table.take_table("drift")),
     )
-    table.refuse_the_rest()
+    table.reject_unknown_keys()
     return given
 
 
-def merged(file: Given, arguments: Given, *, host_name: str) -> Settings:
+def merge_settings(
+    file: PartialSettings, arguments: PartialSettings, *, host_name: str
+) -> AgentSettings:
     """The command line before the file, the file before the defaults."""
-    settings = Settings(
-        kubeconfig=_first(arguments.kubeconfig, file.kubeconfig, "/var/lib/kubelet/kubeconfig"),
-        node_name=_first(arguments.node_name, file.node_name, host_name.lower()),
-        root=_first(arguments.root, file.root, "/"),
-        pull_secret=_first(arguments.pull_secret, file.pull_secret, "/var/lib/kubelet/config.json"),
-        internal_pull_secret=_first(
+    settings = AgentSettings(
+        kubeconfig=_select_first(
+            arguments.kubeconfig, file.kubeconfig, "/var/lib/kubelet/kubeconfig"
+        ),
+        node_name=_select_first(arguments.node_name, file.node_name, host_name.lower()),
+        root=_select_first(arguments.root, file.root, "/"),
+        pull_secret=_select_first(
+            arguments.pull_secret, file.pull_secret, "/var/lib/kubelet/config.json"
+        ),
+        internal_pull_secret=_select_first(
             arguments.internal_pull_secret,
             file.internal_pull_secret,
             "/etc/mco/internal-registry-pull-secret.json",
         ),
-        drain=_first(arguments.drain, file.drain, Drain.ASK),
-        image_files=_first(arguments.image_files, file.image_files, ImageFiles.BAKED),
-        backend=_first(arguments.backend, file.backend, Backend.AUTO),
-        reboot=_first(arguments.reboot, file.reboot, Reboots.FULL),
-        log_level=_first(arguments.log_level, file.log_level, logging.INFO),
+        drain=_select_first(arguments.drain, file.drain, DrainMode.REQUEST),
+        image_files=_select_first(arguments.image_files, file.image_files, ImageFiles.BAKED),
+        backend=_select_first(arguments.backend, file.backend, BackendSetting.AUTO),
+        reboot=_select_first(arguments.reboot, file.reboot, RebootMode.FULL),
+        log_level=_select_first(arguments.log_level, file.log_level, logging.INFO),
         limits=file.limits,
         health=file.health,
         preflight=file.preflight,
@@ -261,72 +269,76 @@ def merged(file: Given, arguments: Given, *, host_name: str) -> Settings:
     return settings
 
 
-def _first(*values: T | None) -> T:
+def _select_first(*values: T | None) -> T:
     return next(value for value in values if value is not None)
 
 
-def _limits(table: Table) -> Limits:
-    default = Limits()
-    limits = Limits(
-        stage_s=table.seconds("stage_s", default.stage_s),
-        stall_s=table.seconds("stall_s", default.stall_s),
-        drain_s=table.seconds("drain_s", default.drain_s),
-        call_s=table.seconds("call_s", default.call_s),
-        retry_first_s=table.seconds("retry_first_s", default.retry_first_s),
-        retry_most_s=table.seconds("retry_most_s", default.retry_most_s),
-        look_s=table.seconds("look_s", default.look_s),
+def _parse_limits(table: TomlTable) -> LimitSettings:
+    default = LimitSettings()
+    limits = LimitSettings(
+        stage_s=table.take_seconds("stage_s", default.stage_s),
+        stall_s=table.take_seconds("stall_s", default.stall_s),
+        drain_s=table.take_seconds("drain_s", default.drain_s),
+        call_s=table.take_seconds("call_s", default.call_s),
+        retry_first_s=table.take_seconds("retry_first_s", default.retry_first_s),
+        retry_max_s=table.take_seconds("retry_most_s", default.retry_max_s),
+        resync_s=table.take_seconds("look_s", default.resync_s),
     )
-    table.refuse_the_rest()
-    if limits.retry_first_s > limits.retry_most_s:
-        raise table.refused(
-            "retry_first_s", limits.retry_first_s, f"at most retry_most_s, {limits.retry_most_s:g}"
+    table.reject_unknown_keys()
+    if limits.retry_first_s > limits.retry_max_s:
+        raise table.build_error(
+            "retry_first_s", limits.retry_first_s, f"at most retry_most_s, {limits.retry_max_s:g}"
         )
     return limits
 
 
-def _trial(table: Table) -> Trial:
-    default = Trial()
-    trial = Trial(
-        deadline_s=table.seconds("deadline_s", default.deadline_s),
-        settle_s=table.seconds("settle_s", default.settle_s),
-        check_s=table.seconds("check_s", default.check_s),
-        again_s=table.seconds("again_s", default.again_s),
-        keep_s=table.seconds("keep_s", default.keep_s),
+def _parse_health(table: TomlTable) -> HealthSettings:
+    default = HealthSettings()
+    trial = HealthSettings(
+        deadline_s=table.take_seconds("deadline_s", default.deadline_s),
+        settle_s=table.take_seconds("settle_s", default.settle_s),
+        check_s=table.take_seconds("check_s", default.check_s),
+        interval_s=table.take_seconds("again_s", default.interval_s),
+        retention_s=table.take_seconds("keep_s", default.retention_s),
     )
-    table.refuse_the_rest()
+    table.reject_unknown_keys()
     return trial
 
 
-def _preflight(table: Table) -> Preflight:
-    default = Preflight()
-    preflight = Preflight(
-        registry_s=table.seconds("registry_s", default.registry_s),
-        only_warn=frozenset(table.choices("only_warn", {str(each): each for each in Reason})),
+def _parse_preflight(table: TomlTable) -> PreflightSettings:
+    default = PreflightSettings()
+    preflight = PreflightSettings(
+        registry_s=table.take_seconds("registry_s", default.registry_s),
+        only_warn=frozenset(
+            table.take_choices("only_warn", {str(each): each for each in PreflightReason})
+        ),
     )
-    table.refuse_the_rest()
+    table.reject_unknown_keys()
     return preflight
 
 
-def _drift(table: Table) -> DriftSettings:
+def _parse_drift(table: TomlTable) -> DriftSettings:
     default = DriftSettings()
-    reactions = {str(each): each for each in Reaction}
-    paths = table.table("paths")
+    reactions = {str(each): each for each in DriftReaction}
+    paths = table.take_table("paths")
     drift = DriftSettings(
-        default=_first(table.choice("default", reactions), default.default),
-        paths=tuple((glob, _first(paths.choice(glob, reactions))) for glob in paths.names()),
-        heals_per_hour=table.count("heals_per_hour", default.heals_per_hour),
-        full_every_s=table.seconds("full_every_s", default.full_every_s),
+        default=_select_first(table.take_choice("default", reactions), default.default),
+        paths=tuple(
+            (glob, _select_first(paths.take_choice(glob, reactions))) for glob in paths.list_keys()
+        ),
+        repairs_per_hour=table.take_count("heals_per_hour", default.repairs_per_hour),
+        full_check_s=table.take_seconds("full_every_s", default.full_check_s),
     )
-    table.refuse_the_rest()
+    table.reject_unknown_keys()
     return drift
 
 
-def _first_boot(table: Table, *, where: str) -> FirstBoot:
-    image = table.text("image") or ""
-    table.refuse_the_rest()
+def _parse_first_boot(table: TomlTable, *, where: str) -> FirstBootSettings:
+    image = table.take_text("image") or ""
+    table.reject_unknown_keys()
     if image:
         try:
-            pullspec.parse(image, where=f"{where}: firstboot.image")
+            pullspec.parse_pull_spec(image, where=f"{where}: firstboot.image")
         except ConfigError as error:
             raise UsageError(str(error), remedy=error.remedy) from error
-    return FirstBoot(image)
+    return FirstBootSettings(image)

@@ -7,85 +7,85 @@ from treenail.errors import UsageError
 
 T = TypeVar("T")
 
-_LEAST_S = 0.1
-_MOST_S = 86_400.0
-_MOST = 1000
+_MIN_S = 0.1
+_MAX_S = 86_400.0
+_MAX_COUNT = 1000
 
 
-class Table:
+class TomlTable:
     """One TOML table, whose keys are taken one by one; what is left over is refused."""
 
     def __init__(self, content: dict[str, object], *, where: str, path: str = "") -> None:
         self._content = content
         self._where = where
         self._path = path
-        self._known: list[str] = []
+        self._known_keys: list[str] = []
 
-    def text(self, key: str) -> str | None:
-        value = self._take(key)
+    def take_text(self, key: str) -> str | None:
+        value = self._take_value(key)
         if value is None or isinstance(value, str):
             return value
-        raise self.refused(key, value, "a string")
+        raise self.build_error(key, value, "a string")
 
-    def choice(self, key: str, choices: Mapping[str, T]) -> T | None:
-        value = self._take(key)
+    def take_choice(self, key: str, choices: Mapping[str, T]) -> T | None:
+        value = self._take_value(key)
         if value is None:
             return None
         if isinstance(value, str) and value in choices:
             return choices[value]
-        raise self.refused(key, value, " or ".join(f'"{choice}"' for choice in choices))
+        raise self.build_error(key, value, " or ".join(f'"{choice}"' for choice in choices))
 
-    def choices(self, key: str, choices: Mapping[str, T]) -> tuple[T, ...]:
-        values = self._take(key)
+    def take_choices(self, key: str, choices: Mapping[str, T]) -> tuple[T, ...]:
+        values = self._take_value(key)
         if values is None:
             return ()
         if not isinstance(values, list):
-            raise self.refused(key, values, "a list of strings")
+            raise self.build_error(key, values, "a list of strings")
         for value in values:
             if not isinstance(value, str) or value not in choices:
-                raise self.refused(key, value, " or ".join(f'"{each}"' for each in choices))
+                raise self.build_error(key, value, " or ".join(f'"{each}"' for each in choices))
         return tuple(choices[value] for value in values)
 
-    def seconds(self, key: str, default: float) -> float:
-        value = self._take(key)
+    def take_seconds(self, key: str, default: float) -> float:
+        value = self._take_value(key)
         if value is None:
             return default
         if (
             isinstance(value, int | float)
             and not isinstance(value, bool)
-            and _LEAST_S <= value <= _MOST_S
+            and _MIN_S <= value <= _MAX_S
         ):
             return float(value)
-        raise self.refused(key, value, f"a number of seconds from {_LEAST_S:g} to {_MOST_S:g}")
+        raise self.build_error(key, value, f"a number of seconds from {_MIN_S:g} to {_MAX_S:g}")
 
-    def count(self, key: str, default: int) -> int:
-        value = self._take(key)
+    def take_count(self, key: str, default: int) -> int:
+        value = self._take_value(key)
         if value is None:
             return default
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_COUNT:
             return value
-        raise self.refused(key, value, f"a number from 0 to {_MOST}")
+        raise self.build_error(key, value, f"a number from 0 to {_MAX_COUNT}")
 
-    def names(self) -> tuple[str, ...]:
+    def list_keys(self) -> tuple[str, ...]:
         return tuple(self._content)
 
-    def table(self, key: str) -> "Table":
-        value = self._take(key)
+    def take_table(self, key: str) -> "TomlTable":
+        value = self._take_value(key)
         if value is None or isinstance(value, dict):
-            return Table(value or {}, where=self._where, path=f"{self._path}{key}.")
-        raise self.refused(key, value, "a table")
+            return TomlTable(value or {}, where=self._where, path=f"{self._path}{key}.")
+        raise self.build_error(key, value, "a table")
 
-    def refuse_the_rest(self) -> None:
+    def reject_unknown_keys(self) -> None:
         for key in self._content:
-            if key not in self._known:
+            if key not in self._known_keys:
                 raise UsageError(
                     f"{self._where}: there is no setting {self._path}{key}",
-                    remedy=f"remove it, or write one of {', '.join(self._known)}",
+                    remedy=f"remove it, or write one of {', '.join(self._known_keys)}",
                 )
 
-    def refused(self, key: str, value: object, allowed: str) -> UsageError:
+    def build_error(self, key: str, value: object, allowed: str) -> UsageError:
         return UsageError(f"{self._where}: {self._path}{key} is {value!r}; allowed is {allowed}")
 
-    def _take(self, key: str) -> object:
-        self._known.append(key)
+    def _take_value(self, key: str) -> object:
+        self._known_keys.append(key)
         return self._content.get(key)

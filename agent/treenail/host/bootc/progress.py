@@ -12,55 +12,55 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from treenail.errors import FileError
-from treenail.host.ostree.deployments import Progress
-from treenail.host.system.sanitize import scrub
+from treenail.host.ostree.deployments import TransactionProgress
+from treenail.host.system.sanitize import sanitize_text
 
 _CHUNK = 64 * 1024
 _LINE_LIMIT = 256 * 1024
 _TEXT_LIMIT = 200
 # Fetching is not all there is to it: 100 is for success alone.
-_ALMOST = 99
+_MAX_UNFINISHED_PERCENT = 99
 
 
 class BootcProgress:
     """The last that was said; ``percent`` never falls."""
 
     def __init__(self) -> None:
-        self.last = Progress("", None)
+        self.last_progress = TransactionProgress("", None)
         self._rest = b""
 
-    def feed(self, chunk: bytes) -> None:
+    def feed_chunk(self, chunk: bytes) -> None:
         """Take in what came next."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         del chunk
         if len(self._rest) > _LINE_LIMIT:
             self._rest = b""
         for line in lines:
-            self._take(line)
+            self._parse_line(line)
 
-    def _take(self, line: bytes) -> None:
+    def _parse_line(self, line: bytes) -> None:
         try:
             event = json.loads(line)
         except ValueError:
             return
         match event:
             case {"type": "ProgressBytes", "bytes": int(done), "bytesTotal": int(total)}:
-                self._say(event, done, total)
+                self._set_progress(event, done, total)
             case {"type": "ProgressSteps", "steps": int(done), "stepsTotal": int(total)}:
-                self._say(event, done, total)
+                self._set_progress(event, done, total)
             case _:
                 pass
 
-    def _say(self, event: dict[str, object], done: int, total: int) -> None:
+    def _set_progress(self, event: dict[str, object], done: int, total: int) -> None:
         text = str(event.get("description") or event.get("task") or "")
-        percent = self.last.percent
+        percent = self.last_progress.percent
         if total > 0:
-            percent = max(percent or 0, min(done * 100 // total, _ALMOST))
-        self.last = Progress(scrub(text, limit=_TEXT_LIMIT), percent)
+            percent = max(percent or 0, min(done * 100 // total, _MAX_UNFINISHED_PERCENT))
+        self.last_progress = TransactionProgress(sanitize_text(text, limit=_TEXT_LIMIT), percent)
 
 
 @contextmanager
-def reading(fifo: Path) -> Iterator[BootcProgress]:
+def read_progress(fifo: Path) -> Iterator[BootcProgress]:
     """What is written to the FIFO while within; made if it is not there.
 
     A thread reads all of it at once, for bootc stands still when the FIFO is full. If this
@@ -78,7 +78,7 @@ def reading(fifo: Path) -> Iterator[BootcProgress]:
     progress = BootcProgress()
     over, end = os.pipe2(os.O_CLOEXEC)
     reader = threading.Thread(
-        target=_drain, args=(source, over, progress), name="bootc progress", daemon=True
+        target=_read_fifo, args=(source, over, progress), name="bootc progress", daemon=True
     )
     reader.start()
     try:
@@ -90,9 +90,9 @@ def reading(fifo: Path) -> Iterator[BootcProgress]:
         os.close(source)
 
 
-def _drain(source: int, over: int, progress: BootcProgress) -> None:
+def _read_fifo(source: int, stop: int, progress: BootcProgress) -> None:
     while True:
-        ready, _, _ = select.select([source, over], [], [])
-        if over in ready:
+        ready, _, _ = select.select([source, stop], [], [])
+        if stop in ready:
             return
-        progress.feed(os.read(source, _CHUNK))
+        progress.feed_chunk(os.read(source, _CHUNK))

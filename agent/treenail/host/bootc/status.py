@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from treenail.errors import HostError
-from treenail.host.ostree.deployments import Deployment
-from treenail.host.system.sanitize import scrub
+from treenail.host.ostree.deployments import OstreeDeployment
+from treenail.host.system.sanitize import sanitize_text
 
 Json = Mapping[str, object]
 
@@ -19,42 +19,42 @@ _PLAIN_TRANSPORTS = ("registry", "containers-storage", "")
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class BootcStatus:
     """The host as bootc sees it."""
 
-    booted: Deployment
-    staged: Deployment | None
-    rollback: Deployment | None
-    others: tuple[Deployment, ...]
-    rollback_queued: bool
-    incompatible: bool
+    booted: OstreeDeployment
+    staged: OstreeDeployment | None
+    rollback: OstreeDeployment | None
+    other_deployments: tuple[OstreeDeployment, ...]
+    is_rollback_queued: bool
+    is_incompatible: bool
     """The booted deployment has local changes, so that bootc refuses to replace it."""
-    origin: str
+    origin_path: str
     """The file, below the root, that says what the booted deployment was made of."""
 
     @property
-    def in_boot_order(self) -> tuple[Deployment, ...]:
+    def in_boot_order(self) -> tuple[OstreeDeployment, ...]:
         """As `Deployments.all` wants them."""
-        finished: list[Deployment | None] = [self.booted, self.rollback]
-        if self.rollback_queued:
+        finished: list[OstreeDeployment | None] = [self.booted, self.rollback]
+        if self.is_rollback_queued:
             finished.reverse()
-        return tuple(filter(None, (self.staged, *finished, *self.others)))
+        return tuple(filter(None, (self.staged, *finished, *self.other_deployments)))
 
 
-def parse(content: bytes) -> Status:
+def parse_status(content: bytes) -> BootcStatus:
     """Raises `HostError` when that is no status, or the host is none of bootc's."""
     try:
         document = json.loads(content)
     except ValueError as error:
         raise HostError(f"bootc status answered no JSON: {error}") from error
-    found = _table(document)
+    found = _get_table(document)
     if found.get("apiVersion") != _API:
         raise HostError(
             f"bootc status answered apiVersion {found.get('apiVersion')!r}, not {_API}",
             remedy="update treenail, or bootc",
         )
-    status = _table(found.get("status"))
-    booted = _table(status.get("booted"))
+    status = _get_table(found.get("status"))
+    booted = _get_table(status.get("booted"))
     if _is_composefs(booted):
         raise HostError(
             "bootc manages this host with its composefs back end, where there are no OSTree "
@@ -68,72 +68,77 @@ def parse(content: bytes) -> Status:
         )
     found_others = status.get("otherDeployments")
     others = found_others if isinstance(found_others, list) else []
-    return Status(
-        booted=_entry(booted, booted=True),
-        staged=_optional(status.get("staged"), staged=True),
-        rollback=_optional(status.get("rollback")),
-        others=tuple(_entry(_table(each)) for each in others),
-        rollback_queued=status.get("rollbackQueued") is True,
-        incompatible=booted.get("incompatible") is True,
-        origin=_origin(_table(booted.get("ostree"))),
+    return BootcStatus(
+        booted=_parse_entry(booted, is_booted=True),
+        staged=_parse_optional_entry(status.get("staged"), is_staged=True),
+        rollback=_parse_optional_entry(status.get("rollback")),
+        other_deployments=tuple(_parse_entry(_get_table(each)) for each in others),
+        is_rollback_queued=status.get("rollbackQueued") is True,
+        is_incompatible=booted.get("incompatible") is True,
+        origin_path=_build_origin_path(_get_table(booted.get("ostree"))),
     )
 
 
 def is_composefs(content: bytes) -> bool:
     """Whether it is the status of a host that bootc manages without OSTree."""
     try:
-        found = _table(json.loads(content))
+        found = _get_table(json.loads(content))
     except ValueError:
         return False
-    return _is_composefs(_table(_table(found.get("status")).get("booted")))
+    return _is_composefs(_get_table(_get_table(found.get("status")).get("booted")))
 
 
 def _is_composefs(booted: Json) -> bool:
     return bool(booted.get("composefs")) and not booted.get("ostree")
 
 
-def _optional(found: object, *, staged: bool = False) -> Deployment | None:
-    return _entry(_table(found), staged=staged) if found else None
+def _parse_optional_entry(found: object, *, is_staged: bool = False) -> OstreeDeployment | None:
+    return _parse_entry(_get_table(found), is_staged=is_staged) if found else None
 
 
-def _entry(entry: Json, *, booted: bool = False, staged: bool = False) -> Deployment:
-    image = _table(entry.get("image"))
-    reference = _table(image.get("image"))
-    checksum = _text(_table(entry.get("ostree")), "checksum")
-    digest = _text(image, "imageDigest")
-    return Deployment(
+def _parse_entry(
+    entry: Json, *, is_booted: bool = False, is_staged: bool = False
+) -> OstreeDeployment:
+    image = _get_table(entry.get("image"))
+    reference = _get_table(image.get("image"))
+    checksum = _get_text(_get_table(entry.get("ostree")), "checksum")
+    digest = _get_text(image, "imageDigest")
+    return OstreeDeployment(
         # Unlike rpm-ostree's it is known before the image is deployed, and stays.
         id=digest or checksum,
         checksum=checksum,
-        version=_text(image, "version"),
-        image=_named(reference),
+        version=_get_text(image, "version"),
+        image=_format_image(reference),
         digest=digest,
-        booted=booted,
-        staged=staged,
-        locked=staged and entry.get("downloadOnly") is True,
-        pinned=entry.get("pinned") is True,
-        origin=_named(reference),
-        base=checksum,
-        soft_reboot=entry.get("softRebootCapable") is True,
+        is_booted=is_booted,
+        is_staged=is_staged,
+        is_locked=is_staged and entry.get("downloadOnly") is True,
+        is_pinned=entry.get("pinned") is True,
+        origin=_format_image(reference),
+        base_checksum=checksum,
+        can_soft_reboot=entry.get("softRebootCapable") is True,
     )
 
 
-def _named(reference: Json) -> str:
-    transport, image = _text(reference, "transport"), scrub(_text(reference, "image"))
+def _format_image(reference: Json) -> str:
+    transport, image = (
+        _get_text(reference, "transport"),
+        sanitize_text(_get_text(reference, "image")),
+    )
     return image if transport in _PLAIN_TRANSPORTS else f"{transport}:{image}"
 
 
-def _origin(ostree: Json) -> str:
+def _build_origin_path(ostree: Json) -> str:
     if not ostree:
         return ""
-    name = f"{_text(ostree, 'checksum')}.{ostree.get('deploySerial')}.origin"
-    return f"/ostree/deploy/{_text(ostree, 'stateroot')}/deploy/{name}"
+    name = f"{_get_text(ostree, 'checksum')}.{ostree.get('deploySerial')}.origin"
+    return f"/ostree/deploy/{_get_text(ostree, 'stateroot')}/deploy/{name}"
 
 
-def _table(found: object) -> Json:
+def _get_table(found: object) -> Json:
     return found if isinstance(found, Mapping) else {}
 
 
-def _text(table: Json, key: str) -> str:
+def _get_text(table: Json, key: str) -> str:
     value = table.get(key)
     return value if isinstance(value, str) else ""

@@ -4,50 +4,52 @@ import json
 import logging
 
 from treenail.errors import CommandError, HostError
-from treenail.host.container.registry import Inspected, Registry
+from treenail.host.container.registry import ImageInspection, SkopeoClient
 from treenail.host.filesystem.root import Root
-from treenail.host.system.process import Programs
-from treenail.host.systemd.unsandboxed import Outside
+from treenail.host.system.process import ProgramRunner
+from treenail.host.systemd.unsandboxed import UnsandboxedRunner
 
 log = logging.getLogger(__name__)
 
 _PODMAN = "/usr/bin/podman"
 # As bootc and rpm-ostree read them: the first that is there, and without one anonymously.
 _AUTH_FILES = ("/run/ostree/auth.json", "/etc/ostree/auth.json", "/usr/lib/ostree/auth.json")
-_LIMIT_S = 60.0
+_TIMEOUT_S = 60.0
 
 
 class Podman:
     """The images on this host. Raises `HostError` alone."""
 
-    def __init__(self, programs: Programs, outside: Outside, root: Root) -> None:
+    def __init__(self, programs: ProgramRunner, unsandboxed: UnsandboxedRunner, root: Root) -> None:
         self._programs = programs
-        self._outside = outside
+        self._unsandboxed = unsandboxed
         self._root = root
 
     @property
     def program(self) -> str:
         """Where it is."""
-        return str(self._root.path(_PODMAN))
+        return str(self._root.resolve_path(_PODMAN))
 
-    def pull(self, image: str) -> tuple[str, ...]:
+    def build_pull_command(self, image: str) -> tuple[str, ...]:
         """The command that pulls the image with the logins that bootc and rpm-ostree would use."""
-        auth = self._auth()
+        auth = self._find_auth_file()
         logins = ("--authfile", auth) if auth else ()
         return (self.program, "pull", *logins, image)
 
-    def layers(self, image: str) -> dict[str, int]:
+    def read_layer_sizes(self, image: str) -> dict[str, int]:
         """The bytes of each layer, by digest, as its registry says; empty if that can't be had."""
-        match Registry(self._programs, limit_s=_LIMIT_S).inspect(image, auth_file=self._auth()):
-            case Inspected(layers=layers):
+        match SkopeoClient(self._programs, timeout_s=_TIMEOUT_S).inspect_image(
+            image, auth_file=self._find_auth_file()
+        ):
+            case ImageInspection(layers=layers):
                 return {each.digest: each.size_bytes for each in layers}
             case _:
                 return {}
 
-    def labels(self, image: str) -> dict[str, str]:
+    def read_labels(self, image: str) -> dict[str, str]:
         """The labels of a pulled image."""
         command = [self.program, "image", "inspect", "--format", "json", image]
-        content = self._outside.run(command, limit_s=_LIMIT_S)
+        content = self._unsandboxed.run_command(command, timeout_s=_TIMEOUT_S)
         try:
             match json.loads(content):
                 case [{"Labels": dict(labels)}]:
@@ -57,14 +59,14 @@ class Podman:
         except ValueError as error:
             raise HostError(f"podman answered no JSON about {image}: {error}") from error
 
-    def forget(self, image: str) -> None:
+    def remove_image(self, image: str) -> None:
         """Free the space of a pulled image; one that is used by a container stays."""
         command = [self.program, "image", "rm", "--ignore", image]
         try:
-            self._outside.run(command, limit_s=_LIMIT_S)
+            self._unsandboxed.run_command(command, timeout_s=_TIMEOUT_S)
         except CommandError as error:
             log.warning("%s stays in podman's storage: %s", image, error)
 
-    def _auth(self) -> str:
-        found = (path for path in map(self._root.path, _AUTH_FILES) if path.exists())
+    def _find_auth_file(self) -> str:
+        found = (path for path in map(self._root.resolve_path, _AUTH_FILES) if path.exists())
         return str(next(found, ""))

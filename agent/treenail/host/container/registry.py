@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from treenail.errors import CommandError
-from treenail.host.system.command import Programs
-from treenail.host.system.sanitize import scrub
+from treenail.host.system.command import CommandRunner
+from treenail.host.system.sanitize import sanitize_text
 
 Json = Mapping[str, object]
 
-_SHOWN = 300
+_MESSAGE_LIMIT = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Blob:
+class RegistryLayer:
     """A layer as it travels."""
 
     digest: str
@@ -24,17 +24,17 @@ class Blob:
 
 
 @dataclass(frozen=True, slots=True)
-class Inspected:
+class ImageInspection:
     """An image that the registry has and gives away; what it does not say is empty."""
 
     architecture: str
     created: float | None
-    layers: tuple[Blob, ...]
+    layers: tuple[RegistryLayer, ...]
     labels: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class InspectionProblem:
     """Why there is no answer: ``kind`` for programs, ``text`` in skopeo's words."""
 
     kind: str
@@ -42,9 +42,9 @@ class Trouble:
 
 
 # Names of hosts, repositories and files are none of what is said.
-_A_WORD = r"(?<![a-z0-9./-]){}(?![a-z0-9/-]|\.[a-z0-9])"
+_WHOLE_WORD = r"(?<![a-z0-9./-]){}(?![a-z0-9/-]|\.[a-z0-9])"
 # Patterns of what skopeo says, in lower case, to what it means; the first that fits counts.
-_SIGNS: tuple[tuple[str, str], ...] = (
+_ERROR_PATTERNS: tuple[tuple[str, str], ...] = (
     # Files of this machine, which the words further down would lay to the registry's charge.
     ("loading registries configuration", "RegistryFailed"),
     (r"\s/\S*: permission denied", "RegistryFailed"),
@@ -68,27 +68,29 @@ _SIGNS: tuple[tuple[str, str], ...] = (
     ("manifest unknown", "ImageNotFound"),
     ("name unknown", "ImageNotFound"),
     ("not found", "ImageNotFound"),
-    (_A_WORD.format("unauthorized"), "RegistryUnauthorized"),
+    (_WHOLE_WORD.format("unauthorized"), "RegistryUnauthorized"),
     ("authentication required", "RegistryUnauthorized"),
     ("invalid username/password", "RegistryUnauthorized"),
-    (_A_WORD.format("denied"), "RegistryForbidden"),
+    (_WHOLE_WORD.format("denied"), "RegistryForbidden"),
     (r"status(?: ?code)?(?: from registry)?:? 403\b|\b403 \(?forbidden", "RegistryForbidden"),
 )
 
 
-def refuses_login(text: str) -> bool:
+def is_unauthorized(text: str) -> bool:
     """Whether rpm-ostree, bootc or skopeo say with this that the registry wants another login."""
-    return _kind(text) == "RegistryUnauthorized"
+    return _classify_text(text) == "RegistryUnauthorized"
 
 
-class Registry:
+class SkopeoClient:
     """Asks registries what they have; nothing is fetched."""
 
-    def __init__(self, programs: Programs, *, limit_s: float) -> None:
+    def __init__(self, programs: CommandRunner, *, timeout_s: float) -> None:
         self._programs = programs
-        self._limit_s = limit_s
+        self._timeout_s = timeout_s
 
-    def inspect(self, image: str, *, auth_file: str = "") -> Inspected | Trouble | None:
+    def inspect_image(
+        self, image: str, *, auth_file: str = ""
+    ) -> ImageInspection | InspectionProblem | None:
         """What the registry says of the pull spec; None where there is no skopeo to ask with.
 
         ``auth_file`` holds the logins; none of them is among skopeo's arguments.
@@ -97,68 +99,74 @@ class Registry:
         # Of an image with many tags, their list would take longer than everything else.
         argv = ["skopeo", "inspect", "--no-tags", *login, f"docker://{image}"]
         try:
-            output = self._programs.run(argv, limit_s=self._limit_s)
+            output = self._programs.run_command(argv, timeout_s=self._timeout_s)
         except CommandError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 return None
-            return _trouble(error)
-        return _inspected(output)
+            return _classify_error(error)
+        return _parse_inspection(output)
 
 
-def _trouble(error: CommandError) -> Trouble:
-    if not error.told:
-        return Trouble("RegistryTimeout" if "not done within" in str(error) else "", str(error))
-    kind = _kind(error.told)
+def _classify_error(error: CommandError) -> InspectionProblem:
+    if not error.stderr:
+        return InspectionProblem(
+            "RegistryTimeout" if "not done within" in str(error) else "", str(error)
+        )
+    kind = _classify_text(error.stderr)
     if kind == "CertificateTime":
-        early = " is before " in error.told.lower()
+        early = " is before " in error.stderr.lower()
         kind = "ClockBehindCertificate" if early else "RegistryCertificateExpired"
-    return Trouble(kind or "RegistryFailed", _shown(error.told))
+    return InspectionProblem(kind or "RegistryFailed", _shorten_message(error.stderr))
 
 
-def _kind(told: str) -> str:
+def _classify_text(text: str) -> str:
     """What it means; empty when none of the signs is there."""
-    lowered = told.lower()
-    return next((kind for sign, kind in _SIGNS if re.search(sign, lowered)), "")
+    lowered = text.lower()
+    return next((kind for sign, kind in _ERROR_PATTERNS if re.search(sign, lowered)), "")
 
 
-def _shown(told: str) -> str:
+def _shorten_message(text: str) -> str:
     """The end of the message: it begins with what was asked and ends with what went wrong."""
-    message = told.rpartition('msg="')[2].rstrip('"').replace('\\"', '"')
-    return message if len(message) <= _SHOWN else "…" + message[-_SHOWN:]
+    message = text.rpartition('msg="')[2].rstrip('"').replace('\\"', '"')
+    return message if len(message) <= _MESSAGE_LIMIT else "…" + message[-_MESSAGE_LIMIT:]
 
 
-def _inspected(output: bytes) -> Inspected | Trouble:
+def _parse_inspection(output: bytes) -> ImageInspection | InspectionProblem:
     try:
         document: object = json.loads(output)
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        shown = scrub(output[:_SHOWN].decode("utf-8", "replace"))
-        return Trouble("RegistryFailed", f"skopeo answers {shown!r}, which is no JSON object")
+        shown = sanitize_text(output[:_MESSAGE_LIMIT].decode("utf-8", "replace"))
+        return InspectionProblem(
+            "RegistryFailed", f"skopeo answers {shown!r}, which is no JSON object"
+        )
     labels, layers = document.get("Labels"), document.get("LayersData")
-    return Inspected(
-        architecture=_text(document, "Architecture"),
-        created=_moment(_text(document, "Created")),
-        layers=tuple(_blob(each) for each in layers) if isinstance(layers, list) else (),
+    return ImageInspection(
+        architecture=_get_text(document, "Architecture"),
+        created=_parse_time(_get_text(document, "Created")),
+        layers=tuple(_parse_layer(each) for each in layers) if isinstance(layers, list) else (),
         labels={str(name): str(value) for name, value in labels.items()}
         if isinstance(labels, dict)
         else {},
     )
 
 
-def _blob(found: object) -> Blob:
-    document = found if isinstance(found, dict) else {}
+def _parse_layer(layer: object) -> RegistryLayer:
+    document = layer if isinstance(layer, dict) else {}
     size = document.get("Size")
-    return Blob(_text(document, "Digest"), size if isinstance(size, int) and size > 0 else 0)
+    return RegistryLayer(
+        _get_text(document, "Digest"), size if isinstance(size, int) and size > 0 else 0
+    )
 
 
-def _moment(text: str) -> float | None:
+def _parse_time(text: str) -> float | None:
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
         return None
 
 
-def _text(document: Json, key: str) -> str:
+def _get_text(document: Json, key: str) -> str:
     value = document.get(key)
     return value if isinstance(value, str) else ""

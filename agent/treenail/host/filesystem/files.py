@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from treenail.errors import FileError
-from treenail.host.filesystem.disk import Disk, Place
+from treenail.host.filesystem.disk import Disk, StrPath
 from treenail.host.filesystem.root import Root
 
-_TEMPORARY = ".treenail-"
-_FEW = 4  # so many are flushed one by one, which leaves other programs' writes alone
+_TEMPORARY_PREFIX = ".treenail-"
+_FSYNC_EACH_LIMIT = 4  # so many are flushed one by one, which leaves other programs' writes alone
 _READ_LIMIT = 16 * 1024 * 1024
 _CHUNK = 1024 * 1024
 _REMEDIES = {
@@ -27,7 +27,7 @@ _REMEDIES = {
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class FileSpec:
     """A file to have: a path below the root, and everything about it.
 
     Without ``uid`` and ``gid`` a new file belongs to whoever the agent runs as.
@@ -40,7 +40,7 @@ class File:
     gid: int | None = None
 
 
-class Files:
+class HostFiles:
     """Reads and writes below a root.
 
     When a method that changes something returns, the change outlives a power cut; when it
@@ -57,25 +57,25 @@ class Files:
     def __init__(self, root: Root, disk: Disk | None = None) -> None:
         self._root = root
         self._disk = disk or Disk()
-        self._lasting: set[Path] = set()
+        self._durable_directories: set[Path] = set()
 
-    def read(self, path: str, *, limit: int = _READ_LIMIT) -> bytes | None:
+    def read_file(self, path: str, *, limit: int = _READ_LIMIT) -> bytes | None:
         """What the file holds, links followed; None when there is none.
 
         Raises `FileError` for more than ``limit`` bytes, and for what is not a regular file.
         """
-        found = self._root.path(path)
-        with failing("read", found):
+        found = self._root.resolve_path(path)
+        with translate_errors("read", found):
             try:
-                return self._content(found, limit)
+                return self._read_content(found, limit)
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
-    def has(self, file: File) -> bool:
+    def has_file(self, file: FileSpec) -> bool:
         """Whether the file is there as wanted: itself, not a link to one."""
-        return self._is(self._entry(file.path), file)
+        return self._is_current(self._resolve_entry(file.path), file)
 
-    def write(
+    def write_file(
         self,
         path: str,
         content: bytes,
@@ -85,9 +85,9 @@ class Files:
         gid: int | None = None,
     ) -> bool:
         """Have this file; whether that was a change. Missing directories are made, 0755."""
-        return bool(self.write_all([File(path, content, mode, uid, gid)]))
+        return bool(self.write_files([FileSpec(path, content, mode, uid, gid)]))
 
-    def write_all(self, files: Sequence[File]) -> tuple[str, ...]:
+    def write_files(self, files: Sequence[FileSpec]) -> tuple[str, ...]:
         """Have all these files; the paths that changed, in order.
 
         The promise holds for each file, not for the set: after a power cut some may be old and
@@ -95,27 +95,28 @@ class Files:
         Measured on ext4 with 1,000 files: fsync for each makes 1,001 flushes of the disk (no
         fewer after posix_fadvise), from 16 threads 540, syncfs 2.
         """
-        wanted = self._entries(files)
+        wanted = self._resolve_entries(files)
         directories = dict.fromkeys(entry.parent for entry in wanted)
         for directory in directories:
-            self._have_directory(directory)
-            self._sweep(directory)
-        changed = [entry for entry, file in wanted.items() if not self._is(entry, file)]
+            self._ensure_directory(directory)
+            self._remove_leftovers(directory)
+        changed = [entry for entry, file in wanted.items() if not self._is_current(entry, file)]
         temporaries = {
-            entry: entry.parent / f"{_TEMPORARY}{number}" for number, entry in enumerate(changed)
+            entry: entry.parent / f"{_TEMPORARY_PREFIX}{number}"
+            for number, entry in enumerate(changed)
         }
         try:
-            if len(wanted) > _FEW:
-                with self._file_systems_flushed(directories):
+            if len(wanted) > _FSYNC_EACH_LIMIT:
+                with self._sync_file_systems(directories):
                     for entry, temporary in temporaries.items():
-                        self._prepare(temporary, wanted[entry], entry, flush=False)
+                        self._write_temporary(temporary, wanted[entry], entry, needs_fsync=False)
             else:
                 for entry in wanted.keys() - temporaries.keys():
-                    self._sync(entry)
+                    self._fsync_path(entry)
                 for entry, temporary in temporaries.items():
-                    self._prepare(temporary, wanted[entry], entry, flush=True)
+                    self._write_temporary(temporary, wanted[entry], entry, needs_fsync=True)
             for entry, temporary in temporaries.items():
-                with failing("replace", entry):
+                with translate_errors("replace", entry):
                     self._disk.replace(temporary, entry)
         except FileError:
             for temporary in temporaries.values():
@@ -123,69 +124,69 @@ class Files:
                     self._disk.unlink(temporary)
             raise
         for directory in directories:
-            self._sync(directory)
-        self._disk.rest()
+            self._fsync_path(directory)
+        self._disk.release_memory()
         return tuple(wanted[entry].path for entry in changed)
 
-    def symlink(self, path: str, target: str) -> bool:
+    def make_symlink(self, path: str, target: str) -> bool:
         """Have a symbolic link that says ``target``; whether that was a change.
 
         A file or link in its place is replaced in one step: there is always one or the other.
         """
-        entry = self._entry(path)
-        self._have_directory(entry.parent)
-        with failing("link", entry):
-            changed = self._link_text(entry) != target
+        entry = self._resolve_entry(path)
+        self._ensure_directory(entry.parent)
+        with translate_errors("link", entry):
+            changed = self._read_link(entry) != target
             if changed:
-                self._sweep(entry.parent)
-                temporary = entry.parent / f"{_TEMPORARY}0"
+                self._remove_leftovers(entry.parent)
+                temporary = entry.parent / f"{_TEMPORARY_PREFIX}0"
                 self._disk.symlink(temporary, target)
-                self._label(temporary, entry, self._disk.status(temporary))
+                self._set_label(temporary, entry, self._disk.lstat(temporary))
                 self._disk.replace(temporary, entry)
-        self._sync(entry.parent)
+        self._fsync_path(entry.parent)
         return changed
 
-    def link_text(self, path: str) -> str | None:
+    def read_link(self, path: str) -> str | None:
         """What the symbolic link says; None when the path is none, or nothing at all."""
-        entry = self._root.entry(path)
-        with failing("read the link", entry):
-            return self._link_text(entry)
+        entry = self._root.resolve_entry(path)
+        with translate_errors("read the link", entry):
+            return self._read_link(entry)
 
-    def is_there(self, path: str) -> bool:
+    def has_entry(self, path: str) -> bool:
         """Whether anything is there, be it a link to nothing."""
-        return self._status(self._root.entry(path)) is not None
+        return self._stat_entry(self._root.resolve_entry(path)) is not None
 
-    def names(self, path: str) -> tuple[str, ...]:
+    def list_directory(self, path: str) -> tuple[str, ...]:
         """What is in the directory, sorted, links to it followed; nothing when there is none."""
-        directory = self._root.path(path)
-        with failing("list", directory):
+        directory = self._root.resolve_path(path)
+        with translate_errors("list", directory):
             try:
-                return tuple(sorted(self._disk.names(directory)))
+                return tuple(sorted(self._disk.listdir(directory)))
             except (FileNotFoundError, NotADirectoryError):
                 return ()
 
-    def remove(self, path: str) -> bool:
+    def remove_file(self, path: str) -> bool:
         """Have no file and no link there; whether that was a change."""
-        entry = self._root.entry(path)
-        with failing("remove", entry):
+        entry = self._root.resolve_entry(path)
+        with translate_errors("remove", entry):
             try:
                 self._disk.unlink(entry)
             except (FileNotFoundError, NotADirectoryError):
                 removed = False
             else:
                 removed = True
-        if self._status(entry.parent) is not None:
-            self._sync(entry.parent)
+        if self._stat_entry(entry.parent) is not None:
+            self._fsync_path(entry.parent)
         return removed
 
-    def sweep(self, path: str) -> None:
+    def remove_leftovers(self, path: str) -> None:
         """Have nothing in the directory of what a write left there that was cut short.
 
         The next write there does that, too.
         """
-        directory = self._root.path(path)
-        if self._sweep(directory):
-            self._sync(directory)
+        directory = self._root.resolve_path(path)
+        if self._remove_leftovers(directory):
+            self._fsync_path(directory)
 
     def make_directory(
         self,
@@ -194,91 +195,91 @@ class Files:
         mode: int = 0o755,
         uid: int | None = None,
         gid: int | None = None,
-        flush: bool = True,
+        needs_fsync: bool = True,
     ) -> bool:
         """Have a directory of this mode and owner; whether that was a change.
 
-        What is in it stays. Missing parents are made, 0755. Without ``flush`` it outlives a power
+        What is in it stays. Missing parents are made, 0755. Without ``needs_fsync`` it outlives a power
         cut only if somebody else sees to that.
         """
-        directory = self._root.path(path)
-        if self._have_directory(directory, mode, uid, gid, flush=flush):
+        directory = self._root.resolve_path(path)
+        if self._ensure_directory(directory, mode, uid, gid, needs_fsync=needs_fsync):
             return True
-        with failing("change", directory), self._opened(directory) as descriptor:
-            changed = self._own(descriptor, mode, uid, gid)
-            if flush:
-                self._disk.sync(descriptor)
+        with translate_errors("change", directory), self._open_descriptor(directory) as descriptor:
+            changed = self._set_owner_and_mode(descriptor, mode, uid, gid)
+            if needs_fsync:
+                self._disk.fsync(descriptor)
         return changed
 
-    def _entries(self, files: Sequence[File]) -> dict[Path, File]:
-        wanted: dict[Path, File] = {}
+    def _resolve_entries(self, files: Sequence[FileSpec]) -> dict[Path, FileSpec]:
+        wanted: dict[Path, FileSpec] = {}
         for file in files:
-            entry = self._entry(file.path)
+            entry = self._resolve_entry(file.path)
             if entry in wanted:
                 raise FileError(f"{file.path} is to be written twice: it is {wanted[entry].path}")
             wanted[entry] = file
         return wanted
 
-    def _entry(self, path: str) -> Path:
-        entry = self._root.entry(path)
-        if entry.name.startswith(_TEMPORARY):
+    def _resolve_entry(self, path: str) -> Path:
+        entry = self._root.resolve_entry(path)
+        if entry.name.startswith(_TEMPORARY_PREFIX):
             raise FileError(f"{path} is a name that only temporary files have, and they vanish")
         return entry
 
-    def _have_directory(
+    def _ensure_directory(
         self,
         directory: Path,
         mode: int = 0o755,
         uid: int | None = None,
         gid: int | None = None,
         *,
-        flush: bool = True,
+        needs_fsync: bool = True,
     ) -> bool:
         """Whether it was made; mode and owner of one that was there stay.
 
         The first time in this process its parents are flushed even when it was there: an agent
         that was killed may have made it and not come to that.
         """
-        status = self._status(directory)
+        status = self._stat_entry(directory)
         if status is not None and not stat.S_ISDIR(status.st_mode):
             raise FileError(f"{directory} is not a directory")
         if directory == self._root.prefix or (
-            status is not None and (directory in self._lasting or not flush)
+            status is not None and (directory in self._durable_directories or not needs_fsync)
         ):
             return False
-        self._have_directory(directory.parent, flush=flush)
+        self._ensure_directory(directory.parent, needs_fsync=needs_fsync)
         if status is None:
-            with failing("make the directory", directory):
-                self._sweep(directory.parent)
-                temporary = directory.parent / f"{_TEMPORARY}0"
-                self._disk.make_directory(temporary)
-                with self._opened(temporary) as descriptor:
-                    self._own(descriptor, mode, uid, gid)
-                    self._label(descriptor, directory, self._disk.status_of(descriptor))
-                    if flush:
-                        self._disk.sync(descriptor)
+            with translate_errors("make the directory", directory):
+                self._remove_leftovers(directory.parent)
+                temporary = directory.parent / f"{_TEMPORARY_PREFIX}0"
+                self._disk.mkdir(temporary)
+                with self._open_descriptor(temporary) as descriptor:
+                    self._set_owner_and_mode(descriptor, mode, uid, gid)
+                    self._set_label(descriptor, directory, self._disk.fstat(descriptor))
+                    if needs_fsync:
+                        self._disk.fsync(descriptor)
                 self._disk.replace(temporary, directory)
-        if flush:
-            self._sync(directory.parent)
-            self._lasting.add(directory)
+        if needs_fsync:
+            self._fsync_path(directory.parent)
+            self._durable_directories.add(directory)
         return status is None
 
-    def _sweep(self, directory: Path) -> bool:
+    def _remove_leftovers(self, directory: Path) -> bool:
         """Remove what a run that was cut short left behind; whether there was anything."""
         swept = False
-        with failing("clean up", directory):
-            for name in self._disk.names(directory):
-                if name.startswith(_TEMPORARY):
+        with translate_errors("clean up", directory):
+            for name in self._disk.listdir(directory):
+                if name.startswith(_TEMPORARY_PREFIX):
                     swept = True
                     left = directory / name
-                    if stat.S_ISDIR(self._disk.status(left).st_mode):
-                        self._disk.remove_directory(left)
+                    if stat.S_ISDIR(self._disk.lstat(left).st_mode):
+                        self._disk.rmdir(left)
                     else:
                         self._disk.unlink(left)
         return swept
 
-    def _is(self, entry: Path, file: File) -> bool:
-        status = self._status(entry)
+    def _is_current(self, entry: Path, file: FileSpec) -> bool:
+        status = self._stat_entry(entry)
         if (
             status is None
             or not stat.S_ISREG(status.st_mode)
@@ -288,44 +289,48 @@ class Files:
             or status.st_size != len(file.content)
         ):
             return False
-        with failing("read", entry):
-            return self._content(entry, status.st_size) == file.content
+        with translate_errors("read", entry):
+            return self._read_content(entry, status.st_size) == file.content
 
-    def _prepare(self, temporary: Path, file: File, entry: Path, *, flush: bool) -> None:
-        with failing("write", entry):
+    def _write_temporary(
+        self, temporary: Path, file: FileSpec, entry: Path, *, needs_fsync: bool
+    ) -> None:
+        with translate_errors("write", entry):
             descriptor = self._disk.create(temporary)
             try:
                 written = 0
                 while written < len(file.content):
                     written += self._disk.write(descriptor, file.content[written:])
                 # After the content: writing takes the set-user-ID bit away from all but root.
-                self._own(descriptor, file.mode, file.uid, file.gid)
-                self._label(descriptor, entry, self._disk.status_of(descriptor))
-                if flush:
-                    self._disk.sync(descriptor)
+                self._set_owner_and_mode(descriptor, file.mode, file.uid, file.gid)
+                self._set_label(descriptor, entry, self._disk.fstat(descriptor))
+                if needs_fsync:
+                    self._disk.fsync(descriptor)
             finally:
                 self._disk.close(descriptor)
 
-    def _label(self, target: Path | int, entry: Path, status: os.stat_result) -> None:
+    def _set_label(self, target: Path | int, entry: Path, status: os.stat_result) -> None:
         """Have on what is to be put at the entry the label that it ought to have there."""
-        label = self._disk.fitting_label(entry, status, self._disk.label(entry))
-        if label and label != self._disk.label(target):
-            self._disk.change_label(target, label)
+        label = self._disk.decide_label(entry, status, self._disk.read_label(entry))
+        if label and label != self._disk.read_label(target):
+            self._disk.set_label(target, label)
 
-    def _own(self, descriptor: int, mode: int, uid: int | None, gid: int | None) -> bool:
+    def _set_owner_and_mode(
+        self, descriptor: int, mode: int, uid: int | None, gid: int | None
+    ) -> bool:
         """The owner first: a change of owner takes the set-user-ID bit away."""
-        status = self._disk.status_of(descriptor)
+        status = self._disk.fstat(descriptor)
         owner = uid not in {None, status.st_uid} or gid not in {None, status.st_gid}
         if owner:
-            self._disk.own(descriptor, -1 if uid is None else uid, -1 if gid is None else gid)
+            self._disk.chown(descriptor, -1 if uid is None else uid, -1 if gid is None else gid)
         if not owner and stat.S_IMODE(status.st_mode) == mode:
             return False
-        self._disk.change_mode(descriptor, mode)
+        self._disk.chmod(descriptor, mode)
         return True
 
-    def _content(self, path: Path, limit: int) -> bytes:
-        with self._opened(path) as descriptor:
-            if not stat.S_ISREG(self._disk.status_of(descriptor).st_mode):
+    def _read_content(self, path: Path, limit: int) -> bytes:
+        with self._open_descriptor(path) as descriptor:
+            if not stat.S_ISREG(self._disk.fstat(descriptor).st_mode):
                 raise FileError(f"{path} is not a regular file")
             parts: list[bytes] = []
             room = limit + 1
@@ -336,25 +341,25 @@ class Files:
             raise FileError(f"{path} holds more than {limit} bytes")
         return b"".join(parts)
 
-    def _status(self, path: Path) -> os.stat_result | None:
-        with failing("look at", path):
+    def _stat_entry(self, path: Path) -> os.stat_result | None:
+        with translate_errors("look at", path):
             try:
-                return self._disk.status(path)
+                return self._disk.lstat(path)
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
-    def _link_text(self, entry: Path) -> str | None:
-        status = self._status(entry)
+    def _read_link(self, entry: Path) -> str | None:
+        status = self._stat_entry(entry)
         if status is None or not stat.S_ISLNK(status.st_mode):
             return None
-        return self._disk.link_text(entry)
+        return self._disk.readlink(entry)
 
-    def _sync(self, path: Path) -> None:
-        with failing("flush", path), self._opened(path) as descriptor:
-            self._disk.sync(descriptor)
+    def _fsync_path(self, path: Path) -> None:
+        with translate_errors("flush", path), self._open_descriptor(path) as descriptor:
+            self._disk.fsync(descriptor)
 
     @contextmanager
-    def _opened(self, path: Path) -> Iterator[int]:
+    def _open_descriptor(self, path: Path) -> Iterator[int]:
         descriptor = self._disk.open(path)
         try:
             yield descriptor
@@ -362,33 +367,33 @@ class Files:
             self._disk.close(descriptor)
 
     @contextmanager
-    def _file_systems_flushed(self, directories: Iterable[Path]) -> Iterator[None]:
+    def _sync_file_systems(self, directories: Iterable[Path]) -> Iterator[None]:
         """Flush the directories' file systems at the end; opened before, to hear of errors."""
         with ExitStack() as stack:
             file_systems: dict[int, tuple[Path, int]] = {}
             for directory in directories:
-                with failing("open", directory):
-                    device = self._disk.status(directory).st_dev
+                with translate_errors("open", directory):
+                    device = self._disk.lstat(directory).st_dev
                     if device not in file_systems:
-                        descriptor = stack.enter_context(self._opened(directory))
+                        descriptor = stack.enter_context(self._open_descriptor(directory))
                         file_systems[device] = directory, descriptor
             yield
             for directory, descriptor in file_systems.values():
-                with failing("flush the file system of", directory):
-                    self._disk.sync_filesystem(descriptor)
+                with translate_errors("flush the file system of", directory):
+                    self._disk.syncfs(descriptor)
 
 
 @contextmanager
-def failing(verb: str, path: Place) -> Iterator[None]:
+def translate_errors(verb: str, path: StrPath) -> Iterator[None]:
     """Let an `OSError` out as a `FileError` that says what could not be done to which path."""
     try:
         yield
     except OSError as error:
-        raise failure(verb, path, error) from error
+        raise make_file_error(verb, path, error) from error
 
 
-def failure(verb: str, path: Place, error: OSError) -> FileError:
-    """The error to raise; for loops over thousands of paths, where `failing` would show."""
+def make_file_error(verb: str, path: StrPath, error: OSError) -> FileError:
+    """The error to raise; for loops over thousands of paths, where `translate_errors` would show."""
     return FileError(
         f"can't {verb} {path}: {error.strerror or error}",
         remedy=_REMEDIES.get(error.errno or 0, ""),

@@ -14,7 +14,7 @@ from treenail.host.filesystem.root import Root
 
 log = logging.getLogger(__name__)
 
-WATCHES_LIMIT = 4096
+MAX_WATCHES = 4096
 """Directories that are watched at once; whatever else there is, is found by a full look."""
 
 _IN_MODIFY, _IN_ATTRIB = 0x2, 0x4
@@ -26,77 +26,77 @@ _MASK = (
     _IN_MODIFY | _IN_ATTRIB | _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
     | _IN_DELETE_SELF | _IN_MOVE_SELF | _IN_ONLYDIR | _IN_DONT_FOLLOW
 )  # fmt: skip
-_COMES_OR_GOES = _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
-_SELF = _IN_DELETE_SELF | _IN_MOVE_SELF | _IN_IGNORED
+_ENTRY_CHANGED = _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
+_WATCH_LOST = _IN_DELETE_SELF | _IN_MOVE_SELF | _IN_IGNORED
 _EVENT = struct.Struct("iIII")
-_BUFFER = 64 * 1024
+_BUFFER_SIZE = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """What happened since the last `Inotify.wait`."""
+class InotifyEvents:
+    """What happened since the last `InotifyWatcher.wait_for_events`."""
 
     paths: frozenset[str] = frozenset()
     """Those below the root at which something happened, in the watched directories."""
-    lost: bool = False
+    is_incomplete: bool = False
     """Something may have happened at any path: the kernel dropped events, or directories moved."""
 
 
-class Inotify:
+class InotifyWatcher:
     """Watches the directories that a set of paths stands in, below a root.
 
     A directory that is not there yet, or goes, is waited for in those above it. Linux only; to be
-    used by one thread, but for `interrupt`. Raises `FileError` when the kernel has no inotify
+    used by one thread, but for `interrupt_wait`. Raises `FileError` when the kernel has no inotify
     instance to spare.
     """
 
     def __init__(self, root: Root) -> None:
         self._root = root
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._fd = self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
         if self._fd < 0:
             number = ctypes.get_errno()
-            os.close(self._wake)
+            os.close(self._wakeup_fd)
             raise FileError(
                 f"can't watch files: {os.strerror(number)}",
                 remedy="raise the sysctl fs.inotify.max_user_instances",
             )
-        self._wanted: tuple[str, ...] = ()
+        self._requested: tuple[str, ...] = ()
         self._directories: dict[int, set[str]] = {}
         """What each watched directory is called; links may give it several names."""
-        self._awaited: dict[int, set[bytes]] = {}
+        self._awaited_names: dict[int, set[bytes]] = {}
         """The names in a directory that lead on to a wanted one, there already or not."""
-        self._complained = False
+        self._has_warned = False
 
-    def watch(self, directories: Iterable[str]) -> None:
+    def watch_directories(self, directories: Iterable[str]) -> None:
         """Watch these from now on, and no others; absolute paths below the root."""
-        self._wanted = tuple(sorted(set(directories)))
-        self._arm()
+        self._requested = tuple(sorted(set(directories)))
+        self._update_watches()
 
-    def wait(self, seconds: float) -> Moved | None:
+    def wait_for_events(self, seconds: float) -> InotifyEvents | None:
         """What happens within so many seconds; None when nothing does, or when interrupted."""
-        ready, _, _ = select.select([self._fd, self._wake], [], [], max(seconds, 0.0))
-        if self._wake in ready:
-            os.eventfd_read(self._wake)
+        ready, _, _ = select.select([self._fd, self._wakeup_fd], [], [], max(seconds, 0.0))
+        if self._wakeup_fd in ready:
+            os.eventfd_read(self._wakeup_fd)
             return None
-        return self._read() if ready else None
+        return self._read_events() if ready else None
 
-    def interrupt(self) -> None:
-        """Have `wait` return at once; for any thread."""
-        os.eventfd_write(self._wake, 1)
+    def interrupt_wait(self) -> None:
+        """Have `wait_for_events` return at once; for any thread."""
+        os.eventfd_write(self._wakeup_fd, 1)
 
     def close(self) -> None:
         """Watch no more."""
         os.close(self._fd)
-        os.close(self._wake)
+        os.close(self._wakeup_fd)
 
-    def _arm(self) -> None:
+    def _update_watches(self) -> None:
         found: dict[int, set[str]] = {}
         awaited: dict[int, set[bytes]] = {}
         left = 0
-        for directory in self._wanted:
-            number = self._add(directory, full=len(found) >= WATCHES_LIMIT)
+        for directory in self._requested:
+            number = self._add_watch(directory, is_full=len(found) >= MAX_WATCHES)
             if number is not None and number >= 0:
                 found.setdefault(number, set()).add(directory)
             left += number is not None and number < 0
@@ -105,29 +105,29 @@ class Inotify:
             while place != "/":
                 place, _, name = place.rpartition("/")
                 place = place or "/"
-                number = self._add(place, full=len(found) >= WATCHES_LIMIT)
+                number = self._add_watch(place, is_full=len(found) >= MAX_WATCHES)
                 if number is not None and number >= 0:
                     found.setdefault(number, set())
                     awaited.setdefault(number, set()).add(os.fsencode(name))
         for number in self._directories.keys() - found.keys():
             self._libc.inotify_rm_watch(self._fd, number)
-        self._directories, self._awaited = found, awaited
-        if left and not self._complained:
+        self._directories, self._awaited_names = found, awaited
+        if left and not self._has_warned:
             log.warning(
                 "%d of %d directories can't be watched, and are looked at now and then only; "
                 "raise the sysctl fs.inotify.max_user_watches if that is below %d",
                 left,
-                len(self._wanted),
-                WATCHES_LIMIT,
+                len(self._requested),
+                MAX_WATCHES,
             )
-        self._complained = left > 0
+        self._has_warned = left > 0
 
-    def _add(self, directory: str, *, full: bool) -> int | None:
+    def _add_watch(self, directory: str, *, is_full: bool) -> int | None:
         """The watch's number; None without such a directory, -1 when there can be no more."""
-        if full:
+        if is_full:
             return -1
         try:
-            place = self._root.path(directory)
+            place = self._root.resolve_path(directory)
         except FileError:
             return -1
         number: int = self._libc.inotify_add_watch(self._fd, os.fsencode(place), _MASK)
@@ -136,12 +136,12 @@ class Inotify:
         missing = ctypes.get_errno() in (errno.ENOENT, errno.ENOTDIR)
         return None if missing and directory != "/" else -1
 
-    def _read(self) -> Moved:
+    def _read_events(self) -> InotifyEvents:
         paths: set[str] = set()
         lost = stale = False
         while True:
             try:
-                content = os.read(self._fd, _BUFFER)
+                content = os.read(self._fd, _BUFFER_SIZE)
             except BlockingIOError:
                 break
             offset = 0
@@ -153,11 +153,11 @@ class Inotify:
                 lost = lost or bool(mask & _IN_Q_OVERFLOW)
                 if number not in self._directories:
                     continue
-                leads_on = mask & _COMES_OR_GOES and name in self._awaited.get(number, ())
-                stale = stale or bool(mask & _SELF or leads_on)
+                leads_on = mask & _ENTRY_CHANGED and name in self._awaited_names.get(number, ())
+                stale = stale or bool(mask & _WATCH_LOST or leads_on)
                 for directory in self._directories[number] if name else ():
                     paths.add(f"{directory.rstrip('/')}/{os.fsdecode(name)}")
         if stale:
-            self._arm()
+            self._update_watches()
         # What came into being between the event and the new watch left no event.
-        return Moved(frozenset(paths), lost=lost or stale)
+        return InotifyEvents(frozenset(paths), is_incomplete=lost or stale)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.files import failure
+from treenail.host.filesystem.files import make_file_error
 from treenail.host.filesystem.root import Root
 
 FILE = "file"
@@ -20,10 +20,10 @@ _CHUNK = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PathStat:
     """What stands at a path; a link at its end is itself. ``inode`` names it on its device.
 
-    ``label`` is its SELinux label, and ``fitting`` the one that it ought to have; both are empty
+    ``label`` is its SELinux label, and ``expected_label`` the one that it ought to have; both are empty
     where no policy says anything.
     """
 
@@ -35,37 +35,37 @@ class Standing:
     target: str = ""
     inode: tuple[int, int] = (0, 0)
     label: str = ""
-    fitting: str = ""
+    expected_label: str = ""
 
 
-_NOTHING = Standing(NOTHING)
+_NOTHING = PathStat(NOTHING)
 
 
-def standing(root: Root, disk: Disk, paths: Iterable[str]) -> dict[str, Standing]:
+def stat_paths(root: Root, disk: Disk, paths: Iterable[str]) -> dict[str, PathStat]:
     """What stands at each of the paths below the root; raises `FileError`."""
-    found: dict[str, Standing] = {}
-    for path, place in places(root, paths).items():
+    found: dict[str, PathStat] = {}
+    for path, place in resolve_entries(root, paths).items():
         try:
-            found[path] = _standing(disk, place)
+            found[path] = _stat_entry(disk, place)
         except OSError as error:
-            raise failure("look at", place, error) from error
-    disk.rest()
+            raise make_file_error("look at", place, error) from error
+    disk.release_memory()
     return found
 
 
-def directories(root: Root, disk: Disk, paths: Iterable[str]) -> Iterator[str]:
+def find_directories(root: Root, disk: Disk, paths: Iterable[str]) -> Iterator[str]:
     """Those of the paths at which a directory stands; raises `FileError`."""
-    for path, place in places(root, paths).items():
+    for path, place in resolve_entries(root, paths).items():
         try:
-            if stat.S_ISDIR(disk.status(place).st_mode):
+            if stat.S_ISDIR(disk.lstat(place).st_mode):
                 yield path
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            raise failure("look at", place, error) from error
+            raise make_file_error("look at", place, error) from error
 
 
-def places(root: Root, paths: Iterable[str]) -> dict[str, str]:
+def resolve_entries(root: Root, paths: Iterable[str]) -> dict[str, str]:
     """Where the entry of each of the paths is, the links before it followed; raises `FileError`.
 
     Two paths with one place are names of one entry.
@@ -75,38 +75,41 @@ def places(root: Root, paths: Iterable[str]) -> dict[str, str]:
     for path in paths:
         parent, _, name = path.rpartition("/")
         if not parent or name in {"", ".", ".."}:
-            found[path] = os.fspath(root.entry(path))
+            found[path] = os.fspath(root.resolve_entry(path))
             continue
         if parent not in parents:
-            parents[parent] = os.fspath(root.path(parent)).removesuffix("/")
+            parents[parent] = os.fspath(root.resolve_path(parent)).removesuffix("/")
         found[path] = f"{parents[parent]}/{name}"
     return found
 
 
-def _standing(disk: Disk, place: str) -> Standing:
+def _stat_entry(disk: Disk, place: str) -> PathStat:
     try:
-        status = disk.status(place)
+        status = disk.lstat(place)
     except (FileNotFoundError, NotADirectoryError):
         return _NOTHING
     kind = _KINDS.get(stat.S_IFMT(status.st_mode), OTHER)
     label = fitting = ""
     if disk.labels is not None:
-        present = disk.label(place)
-        label, fitting = _text(present), _text(disk.fitting_label(place, status, present))
-    return Standing(
+        present = disk.read_label(place)
+        label, fitting = (
+            _decode_label(present),
+            _decode_label(disk.decide_label(place, status, present)),
+        )
+    return PathStat(
         kind=kind,
         mode=stat.S_IMODE(status.st_mode),
         uid=status.st_uid,
         gid=status.st_gid,
-        sha256=_digest(disk, place, status.st_size) if kind == FILE else "",
-        target=disk.link_text(place) if kind == LINK else "",
+        sha256=_compute_digest(disk, place, status.st_size) if kind == FILE else "",
+        target=disk.readlink(place) if kind == LINK else "",
         inode=(status.st_dev, status.st_ino),
         label=label,
-        fitting=fitting,
+        expected_label=fitting,
     )
 
 
-def _digest(disk: Disk, place: str, size: int) -> str:
+def _compute_digest(disk: Disk, place: str, size: int) -> str:
     """``size`` is what it had a moment ago: one byte more tells the end in one call."""
     chunk = min(size + 1, _CHUNK)
     descriptor = disk.open(place)
@@ -121,5 +124,5 @@ def _digest(disk: Disk, place: str, size: int) -> str:
     return digest.hexdigest()
 
 
-def _text(label: bytes) -> str:
+def _decode_label(label: bytes) -> str:
     return label.rstrip(b"\0").decode(errors="replace")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from treenail.errors import FileError
 
-_LINKS = 40  # what the kernel follows before it says ELOOP
+_MAX_LINKS = 40  # what the kernel follows before it says ELOOP
 
 
 class Root:
@@ -19,27 +19,27 @@ class Root:
 
     def __init__(self, prefix: str | Path = "/") -> None:
         self.prefix = Path(prefix).resolve()
-        self._top = os.fspath(self.prefix).removesuffix("/")
+        self._prefix_text = os.fspath(self.prefix).removesuffix("/")
 
-    def path(self, below: str) -> Path:
-        """Where the file ``below`` is, every symbolic link followed; it need not exist.
+    def resolve_path(self, path: str) -> Path:
+        """Where the file ``path`` is, every symbolic link followed; it need not exist.
 
-        Raises `FileError` when ``below`` is not absolute, has ``..`` in it, or runs in circles.
+        Raises `FileError` when ``path`` is not absolute, has ``..`` in it, or runs in circles.
         """
-        return self._resolve(below, follow=True)
+        return self._resolve(path, follow=True)
 
-    def entry(self, below: str) -> Path:
-        """Where the directory entry ``below`` is: as `path`, but a link at the end is itself.
+    def resolve_entry(self, path: str) -> Path:
+        """Where the directory entry ``path`` is: as `resolve_path`, but a link at the end is itself.
 
         Its parent is inside the root too, so the root itself is refused.
         """
-        entry = self._resolve(below, follow=False)
+        entry = self._resolve(path, follow=False)
         if entry == self.prefix:
-            raise FileError(f"{below!r} is the root directory itself")
+            raise FileError(f"{path!r} is the root directory itself")
         return entry
 
     def _resolve(self, below: str, *, follow: bool) -> Path:
-        todo = _parts_to_do(below)
+        todo = _parse_parts(below)
         done: list[str] = []
         links = 0
         while todo:
@@ -47,39 +47,41 @@ class Root:
             if part == "..":
                 del done[-1:]
                 continue
-            target = _target("/".join((self._top, *done, part))) if follow or todo else None
+            target = (
+                _read_link("/".join((self._prefix_text, *done, part))) if follow or todo else None
+            )
             if target is None:
                 done.append(part)
                 continue
             links += 1
-            if links > _LINKS:
-                raise FileError(f"{below} leads through more than {_LINKS} symbolic links")
+            if links > _MAX_LINKS:
+                raise FileError(f"{below} leads through more than {_MAX_LINKS} symbolic links")
             if target.startswith("/"):
                 done.clear()
-            todo.extend(_reversed_parts(target))
+            todo.extend(_split_reversed(target))
         return self.prefix.joinpath(*done)
 
 
-def _parts_to_do(below: str) -> list[str]:
-    if not below.startswith("/"):
-        raise FileError(f"{below!r} is not an absolute path")
-    if "\0" in below:
-        raise FileError(f"{below!r} has a null character in it")
+def _parse_parts(path: str) -> list[str]:
+    if not path.startswith("/"):
+        raise FileError(f"{path!r} is not an absolute path")
+    if "\0" in path:
+        raise FileError(f"{path!r} has a null character in it")
     try:
-        os.fsencode(below)
+        os.fsencode(path)
     except UnicodeEncodeError as error:
-        raise FileError(f"{below!r} can't be the name of a file") from error
-    parts = _reversed_parts(below)
+        raise FileError(f"{path!r} can't be the name of a file") from error
+    parts = _split_reversed(path)
     if ".." in parts:
-        raise FileError(f"{below!r} has .. in it")
+        raise FileError(f"{path!r} has .. in it")
     return parts
 
 
-def _reversed_parts(path: str) -> list[str]:
+def _split_reversed(path: str) -> list[str]:
     return [part for part in reversed(path.split("/")) if part not in {"", "."}]
 
 
-def _target(path: str) -> str | None:
+def _read_link(path: str) -> str | None:
     """What the link says; None when there is no link, or nothing at all."""
     try:
         return os.readlink(path)  # noqa: PTH115 - a Path costs as much again

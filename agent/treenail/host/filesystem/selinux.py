@@ -13,26 +13,26 @@ from treenail.host.filesystem.root import Root
 log = logging.getLogger(__name__)
 
 _LIBRARY = "libselinux.so.1"
-_ENFORCE = "/sys/fs/selinux/enforce"
-_MOUNTS = "/proc/self/mountinfo"
-_BY_FILE = 0  # SELABEL_CTX_FILE
-_OPT_PATH = 3  # SELABEL_OPT_PATH
-_CUSTOMIZABLE = "customizable_types"
-_TYPE = 2  # user:role:type:range
-_ANSWERS = 20_000
+_ENFORCE_FILE = "/sys/fs/selinux/enforce"
+_MOUNTINFO = "/proc/self/mountinfo"
+_SELABEL_CTX_FILE = 0  # SELABEL_CTX_FILE
+_SELABEL_OPT_PATH = 3  # SELABEL_OPT_PATH
+_CUSTOMIZABLE_TYPES = "customizable_types"
+_TYPE_FIELD = 2  # user:role:type:range
+_CACHE_LIMIT = 20_000
 
 
-class _Option(ctypes.Structure):
+class _SelabelOption(ctypes.Structure):
     _fields_ = (("type", ctypes.c_int), ("value", ctypes.c_char_p))
 
 
-class Policy:
+class SelinuxPolicy:
     """What ``restorecon`` would say of paths below a root, as the policy of this machine.
 
     A path is asked for as it is within the root. For one thread.
 
     The patterns of a policy take 4 MiB while they are in use (6,200 patterns, libselinux 3.4), so
-    that they are read when an answer is not known yet and `rest` gives the memory back. Answers are
+    that they are read when an answer is not known yet and `release_memory` gives the memory back. Answers are
     kept until the policy's files change.
     """
 
@@ -42,56 +42,58 @@ class Policy:
         library: ctypes.CDLL,
         contexts: Path,
         *,
-        labelled: Callable[[int], bool] | None = None,
+        is_labelled: Callable[[int], bool] | None = None,
     ) -> None:
-        """``contexts`` is a file_contexts; ``labelled`` tells which devices have labels."""
+        """``contexts`` is a file_contexts; ``is_labelled`` tells which devices have labels."""
         self._prefix = os.fspath(root.prefix).removesuffix("/")
-        self._library = _declared(library)
+        self._library = _declare_signatures(library)
         self._contexts = contexts
-        self._labelled = labelled or labelled_device
+        self._is_labelled = is_labelled or is_labelled_device
         self._handle: int | None = None
-        self._answers: dict[tuple[str, int], bytes] = {}
-        self._by_hand: frozenset[bytes] = frozenset()
-        self._devices: dict[int, bool] = {}
-        self._read: list[int] = []
+        self._labels: dict[tuple[str, int], bytes] = {}
+        self._customizable_types: frozenset[bytes] = frozenset()
+        self._labelled_devices: dict[int, bool] = {}
+        self._loaded_mtimes: list[int] = []
 
-    def default(self, path: str, mode: int) -> bytes:
+    def find_default_label(self, path: str, mode: int) -> bytes:
         """The label for a path within the root, and what ``mode`` says stands there.
 
         Empty when the policy leaves such a path alone, or can't be read.
         """
-        if self._read != (stamp := self._stamp()):
-            self.rest()
+        if self._loaded_mtimes != (stamp := self._read_mtimes()):
+            self.release_memory()
             self._handle = None
-            self._answers.clear()
-            self._by_hand = _words(self._contexts.parent.parent / _CUSTOMIZABLE)
-            self._read = stamp
+            self._labels.clear()
+            self._customizable_types = _read_words(
+                self._contexts.parent.parent / _CUSTOMIZABLE_TYPES
+            )
+            self._loaded_mtimes = stamp
         key = (path, stat.S_IFMT(mode))
-        if key not in self._answers:
-            if len(self._answers) >= _ANSWERS:
-                self._answers.clear()
-            self._answers[key] = self._look_up(*key)
-        return self._answers[key]
+        if key not in self._labels:
+            if len(self._labels) >= _CACHE_LIMIT:
+                self._labels.clear()
+            self._labels[key] = self._look_up(*key)
+        return self._labels[key]
 
-    def fitting(self, place: str, status: os.stat_result, present: bytes) -> bytes:
+    def decide_label(self, place: str, status: os.stat_result, present: bytes) -> bytes:
         """The label for what stands at a place below the root, and is labelled ``present`` now.
 
         That is ``present`` unless ``restorecon`` would change it: it compares types only, as users
         and ranges say who wrote a file, and leaves alone the types that people give by hand. Both
         as extended attributes are, ending with a NUL. Empty when there is no label to be had.
         """
-        if status.st_dev not in self._devices:
-            self._devices[status.st_dev] = self._labelled(status.st_dev)
-        if not self._devices[status.st_dev]:
+        if status.st_dev not in self._labelled_devices:
+            self._labelled_devices[status.st_dev] = self._is_labelled(status.st_dev)
+        if not self._labelled_devices[status.st_dev]:
             return present
-        default = self.default(place.removeprefix(self._prefix) or "/", status.st_mode)
-        if not default or _type(present) in {_type(default), *self._by_hand}:
+        default = self.find_default_label(place.removeprefix(self._prefix) or "/", status.st_mode)
+        if not default or _get_type(present) in {_get_type(default), *self._customizable_types}:
             return present
         return default + b"\0"
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         """Give back the memory that looking things up took; the next look takes it again."""
-        self._devices.clear()
+        self._labelled_devices.clear()
         if self._handle:
             self._library.selabel_close(self._handle)
             self._handle = None
@@ -99,7 +101,7 @@ class Policy:
 
     def _look_up(self, path: str, kind: int) -> bytes:
         if self._handle is None:
-            self._handle = self._opened()
+            self._handle = self._open_handle()
         found = ctypes.c_char_p()
         if not self._handle or self._library.selabel_lookup_raw(
             self._handle, ctypes.byref(found), os.fsencode(path), kind
@@ -109,37 +111,37 @@ class Policy:
         self._library.freecon(found)
         return label
 
-    def _opened(self) -> int:
+    def _open_handle(self) -> int:
         """The handle; 0 when the policy can't be read."""
-        option = _Option(_OPT_PATH, os.fsencode(self._contexts))
-        handle: int | None = self._library.selabel_open(_BY_FILE, ctypes.byref(option), 1)
+        option = _SelabelOption(_SELABEL_OPT_PATH, os.fsencode(self._contexts))
+        handle: int | None = self._library.selabel_open(_SELABEL_CTX_FILE, ctypes.byref(option), 1)
         if not handle:
             error = os.strerror(ctypes.get_errno())
             log.warning("new files have no label of the policy: %s: %s", self._contexts, error)
         return handle or 0
 
-    def _stamp(self) -> list[int]:
+    def _read_mtimes(self) -> list[int]:
         """Changes when somebody installs a policy, or adds a pattern of their own."""
-        return [_changed_at(f"{self._contexts}{suffix}") for suffix in ("", ".bin", ".local")]
+        return [_read_mtime(f"{self._contexts}{suffix}") for suffix in ("", ".bin", ".local")]
 
 
-def policy(root: Root) -> Policy | None:
+def load_policy(root: Root) -> SelinuxPolicy | None:
     """The policy of this machine; None when SELinux is disabled, or libselinux is not there."""
-    library = enabled()
+    library = load_if_enabled()
     if library is None:
         return None
-    return Policy(root, library, Path(os.fsdecode(library.selinux_file_context_path())))
+    return SelinuxPolicy(root, library, Path(os.fsdecode(library.selinux_file_context_path())))
 
 
 @cache
-def enabled() -> ctypes.CDLL | None:
+def load_if_enabled() -> ctypes.CDLL | None:
     """libselinux, where SELinux is enabled; where it is not, that is said once."""
     # The library asks for the same file; without it, it need not be loaded.
-    if not Path(_ENFORCE).exists():
+    if not Path(_ENFORCE_FILE).exists():
         log.debug("SELinux is disabled: labels are left to the kernel")
         return None
     try:
-        library = libselinux()
+        library = load_library()
     except OSError as error:
         log.warning("SELinux labels are left to the kernel: %s", error)
         return None
@@ -149,18 +151,18 @@ def enabled() -> ctypes.CDLL | None:
     return library
 
 
-def libselinux() -> ctypes.CDLL:
+def load_library() -> ctypes.CDLL:
     """The library; raises `OSError` where it is not installed."""
-    return _declared(ctypes.CDLL(_LIBRARY, use_errno=True))
+    return _declare_signatures(ctypes.CDLL(_LIBRARY, use_errno=True))
 
 
-def labelled_device(device: int) -> bool:
+def is_labelled_device(device: int) -> bool:
     """Whether labels can be set on this device, as mounted; so it is taken when it is not listed.
 
     They can't where one was given with the mount, as on vfat, or where the kernel gives them.
     """
     name = f"{os.major(device)}:{os.minor(device)}"
-    with Path(_MOUNTS).open(encoding="utf-8", errors="surrogateescape") as lines:
+    with Path(_MOUNTINFO).open(encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
             fields = line.split()
             if fields[2] == name:
@@ -168,7 +170,7 @@ def labelled_device(device: int) -> bool:
     return True
 
 
-def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+def _declare_signatures(library: ctypes.CDLL) -> ctypes.CDLL:
     """No function here takes a callback: the agent may not have memory that is made executable."""
     handle, text = ctypes.c_void_p, ctypes.c_char_p
     library.selinux_file_context_path.restype = text
@@ -182,19 +184,19 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     return library
 
 
-def _type(label: bytes) -> bytes:
+def _get_type(label: bytes) -> bytes:
     fields = label.rstrip(b"\0").split(b":")
-    return fields[_TYPE] if len(fields) > _TYPE else b""
+    return fields[_TYPE_FIELD] if len(fields) > _TYPE_FIELD else b""
 
 
-def _words(path: Path) -> frozenset[bytes]:
+def _read_words(path: Path) -> frozenset[bytes]:
     try:
         return frozenset(path.read_bytes().split())
     except OSError:
         return frozenset()
 
 
-def _changed_at(path: str) -> int:
+def _read_mtime(path: str) -> int:
     try:
         return Path(path).stat().st_mtime_ns
     except OSError:

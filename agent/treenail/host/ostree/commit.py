@@ -5,60 +5,62 @@ import json
 import logging
 
 from treenail.errors import CommandError, FileError
-from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.host.ostree.deployments import labels_in
-from treenail.host.system.process import Programs
+from treenail.host.ostree.deployments import parse_config_labels
+from treenail.host.system.process import ProgramRunner
 
 log = logging.getLogger(__name__)
 
-PROGRAM = "/usr/bin/ostree"
+OSTREE_PROGRAM = "/usr/bin/ostree"
 _CONFIGURATION = "ostree.container.image-config"
-_LIMIT_S = 20.0
+_TIMEOUT_S = 20.0
 _ORIGIN_LIMIT = 256 * 1024
-_CACHED = 16
+_CACHE_LIMIT = 16
 # Groups of an origin file that only rpm-ostree understands.
-_LOCAL = {"rpmostree", "packages", "overrides", "modules"}
+_RPM_OSTREE_GROUPS = {"rpmostree", "packages", "overrides", "modules"}
 
 
-class Ostree:
+class OstreeMetadata:
     """Raises nothing: what can't be found out is not there."""
 
-    def __init__(self, programs: Programs, root: Root) -> None:
+    def __init__(self, programs: ProgramRunner, root: Root) -> None:
         self._programs = programs
         self._root = root
-        self._files = Files(root)
+        self._files = HostFiles(root)
         self._labels: dict[str, dict[str, str]] = {}
 
-    def labels(self, checksum: str) -> dict[str, str]:
+    def read_labels(self, checksum: str) -> dict[str, str]:
         """The labels of the image that the commit was made of; a commit never changes."""
         if checksum not in self._labels:
-            if len(self._labels) >= _CACHED:
+            if len(self._labels) >= _CACHE_LIMIT:
                 self._labels.clear()
-            self._labels[checksum] = self._read(checksum)
+            self._labels[checksum] = self._read_commit_labels(checksum)
         return self._labels[checksum]
 
-    def local_changes(self, origin: str) -> tuple[str, ...]:
+    def find_local_changes(self, origin: str) -> tuple[str, ...]:
         """What the origin file has that bootc can't keep, such as ``packages requested=…``."""
         try:
-            content = self._files.read(f"/sysroot{origin}", limit=_ORIGIN_LIMIT) if origin else b""
+            content = (
+                self._files.read_file(f"/sysroot{origin}", limit=_ORIGIN_LIMIT) if origin else b""
+            )
         except FileError:
             return ()
         section, found = "", list[str]()
         for line in map(str.strip, (content or b"").decode("utf-8", "replace").splitlines()):
             if line.startswith("["):
                 section = line.strip("[]")
-            elif line and section in _LOCAL:
+            elif line and section in _RPM_OSTREE_GROUPS:
                 found.append(f"{section} {line.rstrip(';')}")
         return tuple(found)
 
-    def _read(self, checksum: str) -> dict[str, str]:
-        program = str(self._root.path(PROGRAM))
+    def _read_commit_labels(self, checksum: str) -> dict[str, str]:
+        program = str(self._root.resolve_path(OSTREE_PROGRAM))
         command = [program, "show", f"--print-metadata-key={_CONFIGURATION}", checksum]
         try:
-            told = self._programs.run(command, limit_s=_LIMIT_S).decode()
+            told = self._programs.run_command(command, timeout_s=_TIMEOUT_S).decode()
             # GVariant's text format, whose strings are written as Python's are.
-            return labels_in(json.loads(ast.literal_eval(told.strip())))
+            return parse_config_labels(json.loads(ast.literal_eval(told.strip())))
         except (CommandError, ValueError, SyntaxError, TypeError) as error:
             log.debug("the labels of %s are not known: %s", checksum, error)
             return {}

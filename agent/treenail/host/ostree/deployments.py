@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from treenail.host.system.sanitize import scrub
+from treenail.host.system.sanitize import sanitize_text
 
 _DIGEST = re.compile(r"@(sha256:[a-f0-9]{64})$")
 _REMOTES = ("ostree-remote-registry:", "ostree-remote-image:")
@@ -17,13 +17,13 @@ _CONFIGURATION = "ostree.container.image-config"
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
+class OstreeDeployment:
     """One bootable tree of this machine.
 
     ``image`` is a pull spec without the scheme that ostree puts before it (a transport other than
     a registry stays); ``digest`` is of the manifest, ``sha256:…``. Both are empty when unknown.
-    ``locked``: no reboot makes the staged deployment the default before it is unlocked.
-    ``packages`` were asked for beside the image, ``removed`` are those of the image that were asked
+    ``is_locked``: no reboot makes the staged deployment the default before it is unlocked.
+    ``requested_packages`` were asked for beside the image, ``requested_base_removals`` are those of the image that were asked
     to be left out; ``origin`` is what it was made from, for people.
     """
 
@@ -32,52 +32,57 @@ class Deployment:
     version: str
     image: str
     digest: str
-    booted: bool
-    staged: bool
-    locked: bool
-    pinned: bool
-    packages: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
+    is_booted: bool
+    is_staged: bool
+    is_locked: bool
+    is_pinned: bool
+    requested_packages: tuple[str, ...] = ()
+    requested_base_removals: tuple[str, ...] = ()
     origin: str = ""
-    base: str = ""
+    base_checksum: str = ""
     """The commit of the image alone: ``checksum`` unless there are packages beside it."""
     labels: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
     """Of the image's configuration; empty where they are not known."""
-    soft_reboot: bool = False
+    can_soft_reboot: bool = False
     """It can be booted without restarting the kernel."""
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class DeploymentChange:
     """What is asked of the operating system in one go; empty fields keep what is there."""
 
     image: str = ""
     """A pull spec by digest."""
-    append: tuple[str, ...] = ()
-    """Kernel arguments, in order, after those to ``delete`` are gone."""
-    delete: tuple[str, ...] = ()
-    install: tuple[str, ...] = ()
+    append_kargs: tuple[str, ...] = ()
+    """Kernel arguments, in order, after those to ``delete_kargs`` are gone."""
+    delete_kargs: tuple[str, ...] = ()
+    install_packages: tuple[str, ...] = ()
     """Packages to layer on the image."""
-    uninstall: tuple[str, ...] = ()
-    remove: tuple[str, ...] = ()
+    uninstall_packages: tuple[str, ...] = ()
+    override_remove: tuple[str, ...] = ()
     """Packages of the image to leave out."""
-    reset: tuple[str, ...] = ()
+    override_reset: tuple[str, ...] = ()
     """Packages of the image to leave out no longer."""
-    packages_from: str = ""
+    extensions_image: str = ""
     """An image, by digest, with packages beside those of the configured repositories."""
 
     def __str__(self) -> str:
-        packages = self.install or self.uninstall or self.remove or self.reset
+        packages = (
+            self.install_packages
+            or self.uninstall_packages
+            or self.override_remove
+            or self.override_reset
+        )
         named = (
             (self.image, self.image),
             (packages, "packages"),
-            (self.append or self.delete, "kernel arguments"),
+            (self.append_kargs or self.delete_kargs, "kernel arguments"),
         )
         return " and ".join(name for asked, name in named if asked) or "nothing"
 
 
 @dataclass(frozen=True, slots=True)
-class Transaction:
+class ActiveTransaction:
     """What rpm-ostreed is at: the method, the bus name that called it, its private socket."""
 
     method: str
@@ -86,79 +91,81 @@ class Transaction:
 
 
 @dataclass(frozen=True, slots=True)
-class Deployments:
+class DeploymentStatus:
     """All deployments in boot order, and the transaction that runs."""
 
-    all: tuple[Deployment, ...]
-    transaction: Transaction | None = None
+    in_boot_order: tuple[OstreeDeployment, ...]
+    transaction: ActiveTransaction | None = None
 
     @property
-    def booted(self) -> Deployment | None:
+    def booted(self) -> OstreeDeployment | None:
         """The one that runs."""
-        return next((each for each in self.all if each.booted), None)
+        return next((each for each in self.in_boot_order if each.is_booted), None)
 
     @property
-    def staged(self) -> Deployment | None:
+    def staged(self) -> OstreeDeployment | None:
         """The one that a clean shutdown will make the default, unless it is locked."""
-        return next((each for each in self.all if each.staged), None)
+        return next((each for each in self.in_boot_order if each.is_staged), None)
 
     @property
-    def pending(self) -> Deployment | None:
+    def pending(self) -> OstreeDeployment | None:
         """The one that boots next in place of the booted one, staged or not."""
-        first = next(iter(self.all), None)
-        return first if first and self.booted and not first.booted else None
+        first = next(iter(self.in_boot_order), None)
+        return first if first and self.booted and not first.is_booted else None
 
     @property
-    def rollback(self) -> Deployment | None:
+    def rollback(self) -> OstreeDeployment | None:
         """The one that comes after the booted one."""
         booted = self.booted
-        rest = self.all[self.all.index(booted) + 1 :] if booted else ()
+        rest = self.in_boot_order[self.in_boot_order.index(booted) + 1 :] if booted else ()
         return next(iter(rest), None)
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TransactionProgress:
     """What a transaction last said; ``percent`` never falls and is 100 only at success."""
 
     text: str
     percent: int | None
 
 
-class Verdict(StrEnum):
+class WatchVerdict(StrEnum):
     """What is to become of the transaction that is being watched."""
 
-    GO_ON = "go on"
+    CONTINUE = "go on"
     CANCEL = "cancel"
-    LEAVE = "leave"
+    DETACH = "leave"
 
 
-def deployment(found: Mapping[str, object]) -> Deployment:
-    """The deployment in an element of rpm-ostree's ``Deployments``, from D-Bus or its JSON."""
-    image = image_of(found)
-    return Deployment(
-        id=_text(found, "id"),
-        checksum=_text(found, "checksum"),
-        version=_text(found, "version"),
-        image=scrub(image),
-        digest=_text(found, "container-image-reference-digest") or digest_of(image),
-        booted=found.get("booted") is True,
-        staged=found.get("staged") is True,
+def parse_deployment(found: Mapping[str, object]) -> OstreeDeployment:
+    """The deployment in an element of rpm-ostree's ``DeploymentStatus``, from D-Bus or its JSON."""
+    image = parse_image(found)
+    return OstreeDeployment(
+        id=_get_text(found, "id"),
+        checksum=_get_text(found, "checksum"),
+        version=_get_text(found, "version"),
+        image=sanitize_text(image),
+        digest=_get_text(found, "container-image-reference-digest") or parse_digest(image),
+        is_booted=found.get("booted") is True,
+        is_staged=found.get("staged") is True,
         # Only there when true.
-        locked=found.get("finalization-locked") is True,
-        pinned=found.get("pinned") is True,
-        packages=_texts(found, "requested-packages"),
-        removed=_texts(found, "requested-base-removals"),
-        base=_text(found, "base-checksum") or _text(found, "checksum"),
-        labels=labels_of(found),
-        origin=scrub(_text(found, "container-image-reference") or _text(found, "origin")),
+        is_locked=found.get("finalization-locked") is True,
+        is_pinned=found.get("pinned") is True,
+        requested_packages=_get_texts(found, "requested-packages"),
+        requested_base_removals=_get_texts(found, "requested-base-removals"),
+        base_checksum=_get_text(found, "base-checksum") or _get_text(found, "checksum"),
+        labels=parse_labels(found),
+        origin=sanitize_text(
+            _get_text(found, "container-image-reference") or _get_text(found, "origin")
+        ),
     )
 
 
-def image_of(found: Mapping[str, object]) -> str:
+def parse_image(found: Mapping[str, object]) -> str:
     """The pull spec that a deployment came from; empty when it was no container image."""
-    reference = _text(found, "container-image-reference")
+    reference = _get_text(found, "container-image-reference")
     if not reference:
-        return _pivoted(found.get("custom-origin"))
+        return _parse_pivot_image(found.get("custom-origin"))
     for scheme in _REMOTES:
         if reference.startswith(scheme):
             _remote, _, reference = reference.removeprefix(scheme).partition(":")
@@ -167,17 +174,17 @@ def image_of(found: Mapping[str, object]) -> str:
     return reference
 
 
-def labels_of(found: Mapping[str, object]) -> dict[str, str]:
+def parse_labels(found: Mapping[str, object]) -> dict[str, str]:
     """The labels in the image configuration that came with the commit; empty without one."""
     metadata = found.get("base-commit-meta")
     text = metadata.get(_CONFIGURATION) if isinstance(metadata, Mapping) else None
     try:
-        return labels_in(json.loads(text) if isinstance(text, str) else None)
+        return parse_config_labels(json.loads(text) if isinstance(text, str) else None)
     except ValueError:
         return {}
 
 
-def labels_in(configuration: object) -> dict[str, str]:
+def parse_config_labels(configuration: object) -> dict[str, str]:
     """The labels in an OCI image configuration; empty when there are none."""
     match configuration:
         case {"config": {"Labels": dict(labels)}}:
@@ -186,23 +193,23 @@ def labels_in(configuration: object) -> dict[str, str]:
             return {}
 
 
-def digest_of(image: str) -> str:
+def parse_digest(image: str) -> str:
     """The digest that a pull spec ends with; empty when it has none."""
     found = _DIGEST.search(image)
     return found.group(1) if found else ""
 
 
-def _pivoted(origin: object) -> str:
+def _parse_pivot_image(origin: object) -> str:
     # Before rpm-ostree knew containers, this tied an image to the commit taken out of it.
     url = origin[0] if isinstance(origin, tuple | list) and origin else ""
     return url.removeprefix(_PIVOT) if isinstance(url, str) and url.startswith(_PIVOT) else ""
 
 
-def _text(found: Mapping[str, object], key: str) -> str:
+def _get_text(found: Mapping[str, object], key: str) -> str:
     value = found.get(key)
     return value if isinstance(value, str) else ""
 
 
-def _texts(found: Mapping[str, object], key: str) -> tuple[str, ...]:
+def _get_texts(found: Mapping[str, object], key: str) -> tuple[str, ...]:
     values = found.get(key)
     return tuple(map(str, values)) if isinstance(values, list | tuple) else ()

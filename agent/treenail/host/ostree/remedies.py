@@ -1,6 +1,6 @@
 """What to do about what tools say when an image can't be had or put in place."""
 
-_KNOWN = (
+_REMEDIES = (
     ("unauthorized", "check the pull secret for the image's registry"),
     ("authentication required", "check the pull secret for the image's registry"),
     ("denied", "check that the pull secret may read the image"),
@@ -11,7 +11,7 @@ _KNOWN = (
 )
 
 
-def remedy_for(text: str, otherwise: str) -> str:
+def find_remedy(text: str, default: str) -> str:
     """The remedy for the first known sign in the text."""
     lowered = text.lower()
-    return next((remedy for sign, remedy in _KNOWN if sign in lowered), otherwise)
+    return next((remedy for sign, remedy in _REMEDIES if sign in lowered), default)

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from treenail.host.ostree.deployments import Progress, Verdict
+from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
 
-Watch = Callable[[Progress], Verdict]
+WatchCallback = Callable[[TransactionProgress], WatchVerdict]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TransactionLimits:
     """How long a transaction may take; in silence too, for a layer is fetched without a word."""
 
     transaction_s: float = 3 * 3600.0

@@ -7,14 +7,20 @@ from dataclasses import dataclass
 
 from treenail.errors import FileError
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.entries import Absent, Directory, Entries, Entry, refuse_our_names
-from treenail.host.filesystem.files import failure
+from treenail.host.filesystem.entries import (
+    AbsentEntry,
+    DirectoryEntry,
+    Entry,
+    EntryWriter,
+    refuse_temporary_name,
+)
+from treenail.host.filesystem.files import make_file_error
 from treenail.host.filesystem.root import Root
-from treenail.host.rollback.inverse import Before, Inverse, below
+from treenail.host.rollback.inverse import Inverse, PreviousEntry, strip_prefix
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PathChange:
     """What to have at a path below the root."""
 
     path: str
@@ -22,17 +28,17 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """A change whose inverse is in the log; ``aside`` is the inverse's, reckoned once."""
+class PreparedChange:
+    """A change whose inverse is in the log; ``aside_path`` is the inverse's, reckoned once."""
 
     path: str
     """As it was asked for; of a directory that was missing above, where it is."""
     inverse: Inverse
-    aside: str
+    aside_path: str
     entry: Entry
 
 
-class Recording:
+class ChangeRecorder:
     """Finds the inverses of changes, the first of which has the number after ``number``.
 
     The last component of a path is the entry itself; links before it are followed inside the root.
@@ -43,95 +49,95 @@ class Recording:
         self._root = root
         self._prefix = os.fspath(root.prefix)
         self._disk = disk
-        self._entries = Entries(disk)
+        self._entries = EntryWriter(disk)
         self._parents: dict[str, str] = {}
-        self._found: dict[str, Recorded] = {}
+        self._prepared: dict[str, PreparedChange] = {}
         self.number = number
-        self.at = ""
+        self.current_path = ""
         """The path that was looked at last."""
         self.directories: set[str] = set()
         """Those that are there, and in which something is made."""
 
-    def record(self, changes: Sequence[Change]) -> tuple[Recorded, ...]:
+    def record_changes(self, changes: Sequence[PathChange]) -> tuple[PreparedChange, ...]:
         """The changes, and before each the directories that are missing above."""
         for change in changes:
-            self.at = change.path
-            refuse_our_names(change.path)
-            place = self._place(change.path)
-            if place in self._found:
-                self._found[place] = _merged(self._found[place], change)
+            self.current_path = change.path
+            refuse_temporary_name(change.path)
+            place = self._resolve_entry(change.path)
+            if place in self._prepared:
+                self._prepared[place] = _merge_changes(self._prepared[place], change)
                 continue
-            for parent in self._missing(place):
-                missing = Change(below(parent, self._prefix), Directory())
-                self._found[parent] = self._recorded(missing, parent)
-            self._found[place] = self._recorded(change, place)
-        return tuple(self._found.values())
+            for parent in self._find_missing_parents(place):
+                missing = PathChange(strip_prefix(parent, self._prefix), DirectoryEntry())
+                self._prepared[parent] = self._prepare_change(missing, parent)
+            self._prepared[place] = self._prepare_change(change, place)
+        return tuple(self._prepared.values())
 
-    def _place(self, path: str) -> str:
+    def _resolve_entry(self, path: str) -> str:
         parent, _, name = path.rpartition("/")
         if not parent or name in {"", ".", ".."}:
-            return os.fspath(self._root.entry(path))
+            return os.fspath(self._root.resolve_entry(path))
         if parent not in self._parents:
-            self._parents[parent] = os.fspath(self._root.path(parent)).removesuffix("/")
+            self._parents[parent] = os.fspath(self._root.resolve_path(parent)).removesuffix("/")
         return f"{self._parents[parent]}/{name}"
 
-    def _missing(self, place: str) -> list[str]:
+    def _find_missing_parents(self, place: str) -> list[str]:
         """The directories above that are neither there nor recorded to be made, topmost first."""
         missing: list[str] = []
-        parent = _parent(place)
+        parent = _get_parent(place)
         while parent not in self.directories and not (
-            parent in self._found and isinstance(self._found[parent].entry, Directory)
+            parent in self._prepared and isinstance(self._prepared[parent].entry, DirectoryEntry)
         ):
-            mode = self._mode(parent)
+            mode = self._read_mode(parent)
             if mode is not None:
                 if not stat.S_ISDIR(mode):
                     raise FileError(f"{parent} is not a directory, and {place} is to be in it")
                 self.directories.add(parent)
                 break
             missing.append(parent)
-            parent = _parent(parent)
+            parent = _get_parent(parent)
         return missing[::-1]
 
-    def _recorded(self, change: Change, place: str) -> Recorded:
-        mode = self._mode(place)
-        directory = isinstance(change.entry, Directory)
+    def _prepare_change(self, change: PathChange, place: str) -> PreparedChange:
+        mode = self._read_mode(place)
+        directory = isinstance(change.entry, DirectoryEntry)
         self.number += 1
         if mode is None:
-            inverse = Inverse(place, self.number, Before.NOTHING)
+            inverse = Inverse(place, self.number, PreviousEntry.NOTHING)
         elif stat.S_ISDIR(mode):
-            if not directory and not isinstance(change.entry, Absent):
+            if not directory and not isinstance(change.entry, AbsentEntry):
                 raise FileError(f"{place} is a directory, and is to be none", remedy="move it away")
-            described = self._entries.described(place)
-            before = Before.DIRECTORY if directory else Before.EMPTIED
+            described = self._entries.describe_directory(place)
+            before = PreviousEntry.DIRECTORY if directory else PreviousEntry.EMPTIED_DIRECTORY
             inverse = Inverse(place, self.number, before, described)
         elif directory:
             raise FileError(f"{place} is no directory, and is to be one", remedy="move it away")
         else:
-            inverse = Inverse(place, self.number, Before.KEPT)
-        return Recorded(change.path, inverse, inverse.aside, change.entry)
+            inverse = Inverse(place, self.number, PreviousEntry.FILE_OR_LINK)
+        return PreparedChange(change.path, inverse, inverse.aside_path, change.entry)
 
-    def _mode(self, path: str) -> int | None:
+    def _read_mode(self, path: str) -> int | None:
         try:
-            return self._disk.status(path).st_mode
+            return self._disk.lstat(path).st_mode
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise failure("look at", path, error) from error
+            raise make_file_error("look at", path, error) from error
 
 
-def _parent(path: str) -> str:
+def _get_parent(path: str) -> str:
     return path.rpartition("/")[0] or "/"
 
 
-def _merged(recorded: Recorded, change: Change) -> Recorded:
+def _merge_changes(prepared: PreparedChange, change: PathChange) -> PreparedChange:
     """What is asked for a directory that is to be made anyway; anything else is a conflict."""
-    match recorded.entry, change.entry:
+    match prepared.entry, change.entry:
         case old, new if old == new:
-            return recorded
-        case Directory(mode=None), Directory():
-            return Recorded(change.path, recorded.inverse, recorded.aside, change.entry)
-        case Directory(), Directory(mode=None):
-            return recorded
+            return prepared
+        case DirectoryEntry(mode=None), DirectoryEntry():
+            return PreparedChange(change.path, prepared.inverse, prepared.aside_path, change.entry)
+        case DirectoryEntry(), DirectoryEntry(mode=None):
+            return prepared
         case _:
-            place = recorded.inverse.place
+            place = prepared.inverse.path
             raise FileError(f"{change.path} is to be changed twice: it is {place}")

@@ -5,108 +5,115 @@ from collections.abc import Container
 from pathlib import Path
 
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.entries import NAMES, Directory, Entries, Symlink
-from treenail.host.filesystem.files import failing
-from treenail.host.filesystem.fsync import Flushing
+from treenail.host.filesystem.entries import (
+    TEMPORARY_PREFIX,
+    DirectoryEntry,
+    EntryWriter,
+    SymlinkEntry,
+)
+from treenail.host.filesystem.files import translate_errors
+from treenail.host.filesystem.fsync import FsyncQueue
 from treenail.host.filesystem.root import Root
-from treenail.host.rollback.inverse import below
+from treenail.host.rollback.inverse import strip_prefix
 
 Json = dict[str, object]
-_MADE = f"{NAMES}+0"
+_TEMPORARY = f"{TEMPORARY_PREFIX}+0"
 
 
-class LinkTree:
+class SymlinkTree:
     """Reads and restores links below a root. Raises `FileError`; flushing is left to others."""
 
     def __init__(self, root: Root, disk: Disk) -> None:
         self._root = root
         self._disk = disk
-        self._entries = Entries(disk)
+        self._entries = EntryWriter(disk)
 
-    def described(self, top: str) -> Json:
+    def describe_links(self, top: str) -> Json:
         """The links below a directory, and the directories they are in."""
-        links, directories = self._walk(self._root.path(top))
+        links, directories = self._walk_tree(self._root.resolve_path(top))
         return {
             "top": top,
-            "links": {self._below(path): text for path, text in links.items()},
-            "directories": [self._below(path) for path in directories],
+            "links": {self._strip_root(path): text for path, text in links.items()},
+            "directories": [self._strip_root(path) for path in directories],
         }
 
-    def directories(self, top: str) -> list[Path]:
+    def list_directories(self, top: str) -> list[Path]:
         """The directory and all below, those above before those below."""
-        return self._walk(self._root.path(top))[1]
+        return self._walk_tree(self._root.resolve_path(top))[1]
 
-    def put_back(self, described: object, others: Container[str], flushing: Flushing) -> None:
-        """Have the links that `described` told, no others, and no directories made for those.
+    def restore_links(
+        self, description: object, skipped: Container[str], flushing: FsyncQueue
+    ) -> None:
+        """Have the links that `description` told, no others, and no directories made for those.
 
-        ``others`` are the paths that somebody else puts back.
+        ``skipped`` are the paths that somebody else puts back.
         """
-        match described:
+        match description:
             case {"top": str(top), "links": dict(links), "directories": list(before)}:
-                self._put_links_back(top, links, others, flushing)
-                self._put_directories_back(top, before, flushing)
+                self._restore_links(top, links, skipped, flushing)
+                self._remove_made_directories(top, before, flushing)
             case _:
                 raise ValueError("no links")
 
-    def _put_links_back(
-        self, top: str, links: dict[str, str], others: Container[str], flushing: Flushing
+    def _restore_links(
+        self, top: str, links: dict[str, str], skipped: Container[str], flushing: FsyncQueue
     ) -> None:
-        found, directories = self._walk(self._root.path(top))
+        found, directories = self._walk_tree(self._root.resolve_path(top))
         for directory in directories:
-            if _MADE in (self._names(directory) or ()):  # by a start that was cut short
-                self._entries.drop(directory / _MADE)
-                flushing.changed(str(directory))
+            if _TEMPORARY in (self._list_names(directory) or ()):  # by a start that was cut short
+                self._entries.remove_temporary(directory / _TEMPORARY)
+                flushing.add_directory(str(directory))
         for path in found:
-            if self._below(path) not in links and str(path) not in others:
-                self._entries.remove(path)
-                flushing.changed(str(path.parent))
+            if self._strip_root(path) not in links and str(path) not in skipped:
+                self._entries.remove_entry(path)
+                flushing.add_directory(str(path.parent))
         for name, text in links.items():
             path = self._root.prefix / name[1:]
-            if found.get(path) != text and str(path) not in others:
-                self._link(path, text, flushing)
+            if found.get(path) != text and str(path) not in skipped:
+                self._make_link(path, text, flushing)
 
-    def _put_directories_back(self, top: str, before: list[str], flushing: Flushing) -> None:
-        for directory in reversed(self.directories(top)):
-            if self._below(directory) not in before and not self._names(directory):
-                self._entries.remove(directory)
-                flushing.removed(str(directory))
-                flushing.changed(str(directory.parent))
+    def _remove_made_directories(self, top: str, before: list[str], flushing: FsyncQueue) -> None:
+        for directory in reversed(self.list_directories(top)):
+            if self._strip_root(directory) not in before and not self._list_names(directory):
+                self._entries.remove_entry(directory)
+                flushing.discard_directory(str(directory))
+                flushing.add_directory(str(directory.parent))
 
-    def _link(self, path: Path, text: str, flushing: Flushing) -> None:
-        if self._names(path.parent) is None:
-            self._entries.make_directory(Directory(), path.parent)
-            flushing.changed(str(path.parent.parent))
-        made = path.parent / _MADE
-        self._entries.make_symlink(Symlink(text), made, path)
-        self._entries.put(made, path)
-        flushing.changed(str(path.parent))
+    def _make_link(self, path: Path, text: str, flushing: FsyncQueue) -> None:
+        if self._list_names(path.parent) is None:
+            self._entries.make_directory(DirectoryEntry(), path.parent)
+            flushing.add_directory(str(path.parent.parent))
+        made = path.parent / _TEMPORARY
+        self._entries.make_symlink(SymlinkEntry(text), made, path)
+        self._entries.put_entry(made, path)
+        flushing.add_directory(str(path.parent))
 
-    def _walk(self, top: Path) -> tuple[dict[Path, str], list[Path]]:
+    def _walk_tree(self, top: Path) -> tuple[dict[Path, str], list[Path]]:
         links: dict[Path, str] = {}
         directories: list[Path] = []
         todo = [top]
         while todo:
             directory = todo.pop()
-            names = self._names(directory)
+            names = self._list_names(directory)
             if names is None:
                 continue
             directories.append(directory)
-            with failing("look at", directory):
+            with translate_errors("look at", directory):
                 for path in (directory / name for name in names):
-                    mode = self._disk.status(path).st_mode
+                    mode = self._disk.lstat(path).st_mode
                     if stat.S_ISDIR(mode):
                         todo.append(path)
-                    elif stat.S_ISLNK(mode) and not path.name.startswith(NAMES):
-                        links[path] = self._disk.link_text(path)
+                    elif stat.S_ISLNK(mode) and not path.name.startswith(TEMPORARY_PREFIX):
+                        links[path] = self._disk.readlink(path)
         return links, directories
 
-    def _names(self, directory: Path) -> list[str] | None:
+    def _list_names(self, directory: Path) -> list[str] | None:
         """What is in the directory, sorted; None when there is none."""
-        with failing("look at", directory):
+        with translate_errors("look at", directory):
             try:
-                return sorted(self._disk.names(directory))
+                return sorted(self._disk.listdir(directory))
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
-    def _below(self, path: Path) -> str:
-        return below(str(path), str(self._root.prefix))
+    def _strip_root(self, path: Path) -> str:
+        return strip_prefix(str(path), str(self._root.prefix))

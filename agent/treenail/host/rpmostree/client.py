@@ -7,24 +7,24 @@ from typing import assert_never
 from treenail.clock import Clock
 from treenail.errors import BusError, BusyError, CancelledError, HostError, TransactionError
 from treenail.host.ostree.deployments import (
-    Deployments,
-    Progress,
-    Transaction,
-    Verdict,
-    deployment,
+    ActiveTransaction,
+    DeploymentStatus,
+    TransactionProgress,
+    WatchVerdict,
+    parse_deployment,
 )
-from treenail.host.ostree.remedies import remedy_for
-from treenail.host.ostree.watch import Limits, Watch
+from treenail.host.ostree.remedies import find_remedy
+from treenail.host.ostree.watch import TransactionLimits, WatchCallback
 from treenail.host.rpmostree.transaction import (
     INTERFACE,
-    Ending,
-    Finished,
-    Left,
-    Overdue,
-    Vanished,
-    follow,
+    TransactionDetached,
+    TransactionFinished,
+    TransactionLost,
+    TransactionOutcome,
+    TransactionTimedOut,
+    follow_transaction,
 )
-from treenail.host.systemd.bus import NO_REPLY, Peer, SystemBus, Target, options
+from treenail.host.systemd.bus import NO_REPLY, BusInterface, BusPeer, SystemBus, make_options
 
 log = logging.getLogger(__name__)
 
@@ -32,137 +32,155 @@ CLIENT = "treenail"
 """What rpm-ostree shows as the one who asked; the titles of our transactions begin with it."""
 
 _NAME = "org.projectatomic.rpmostree1"
-_SYSROOT = Target(_NAME, "/org/projectatomic/rpmostree1/Sysroot", f"{_NAME}.Sysroot")
-_BUS = Target("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus")
+_SYSROOT = BusInterface(_NAME, "/org/projectatomic/rpmostree1/Sysroot", f"{_NAME}.Sysroot")
+_BUS = BusInterface("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus")
 
 # The daemon loads and locks the sysroot within the call that makes a transaction.
 _CALL_S = 300.0
 _PEER_S = 60.0
-_ATTEMPTS = 5
+_REGISTER_ATTEMPTS = 5
 
 
-class Rpmostreed:
+class RpmOstreeClient:
     """A client of rpm-ostreed. Raises `HostError` alone; to be used by one thread.
 
     Every operation registers this program as a client first, because rpm-ostreed exits when idle
-    and forgets its clients; `release` lets it.
+    and forgets its clients; `unregister_client` lets it.
     """
 
     def __init__(
-        self, bus: SystemBus, clock: Clock, limits: Limits, *, alive: Callable[[], None]
+        self,
+        bus: SystemBus,
+        clock: Clock,
+        limits: TransactionLimits,
+        *,
+        heartbeat: Callable[[], None],
     ) -> None:
-        """``alive`` is called once a second while a transaction runs that nobody watches."""
+        """``heartbeat`` is called once a second while a transaction runs that nobody watches."""
         self._bus = bus
-        self._alive = alive
+        self._heartbeat = heartbeat
         self._clock = clock
         self._limits = limits
-        self._registered = False
+        self._is_registered = False
 
-    def look(self) -> Deployments:
+    def read_deployments(self) -> DeploymentStatus:
         """The deployments and the transaction that runs, as they are now."""
-        self._register()
+        self._register_client()
         # Properties follow a transaction with a delay; this makes them be read anew.
-        self._bus.call(_SYSROOT, "Reload", timeout_s=_CALL_S)
-        return _deployments(self._bus.properties(_SYSROOT, timeout_s=_PEER_S))
+        self._bus.call_method(_SYSROOT, "Reload", timeout_s=_CALL_S)
+        return _parse_deployments(self._bus.read_properties(_SYSROOT, timeout_s=_PEER_S))
 
-    def kernel_options(self, *, pending: bool) -> str:
+    def read_kernel_options(self, *, is_pending: bool) -> str:
         """The kernel's command line of the pending deployment if there is one, or of the booted."""
-        self._register()
-        found = self._bus.call(
-            self._os(), "GetDeploymentBootConfig", "", pending, timeout_s=_CALL_S
+        self._register_client()
+        found = self._bus.call_method(
+            self._get_os(), "GetDeploymentBootConfig", "", is_pending, timeout_s=_CALL_S
         )
         text = found.get("options") if isinstance(found, dict) else None
         if not isinstance(text, str):
             raise HostError("rpm-ostree does not know the kernel arguments of this machine")
         return text
 
-    def run(self, method: str, *arguments: object, watch: Watch | None = None) -> Ending:
+    def run_transaction(
+        self, method: str, *arguments: object, watch: WatchCallback | None = None
+    ) -> TransactionOutcome:
         """Call the method, then start or join the transaction it answers, and see its end."""
-        self._register()
+        self._register_client()
         try:
-            address = self._bus.call(self._os(), method, *arguments, timeout_s=_CALL_S)
-            return self.follow(str(address), watch or self._patient, ours=True)
+            address = self._bus.call_method(self._get_os(), method, *arguments, timeout_s=_CALL_S)
+            return self.follow_transaction(
+                str(address), watch or self._continue_watching, is_ours=True
+            )
         except BusyError as error:
-            raise self._why_busy(error) from error
+            raise self._explain_busy(error) from error
         except BusError as error:
             if not error.name:
                 # A transaction that is made but not started lasts while its caller is on the bus.
-                self._bus.close()
+                self._bus.close_connection()
             raise
 
-    def follow(self, address: str, watch: Watch, *, ours: bool) -> Ending:
-        """See the end of the transaction at the address; only ``ours`` is ever cancelled."""
+    def follow_transaction(
+        self, address: str, watch: WatchCallback, *, is_ours: bool
+    ) -> TransactionOutcome:
+        """See the end of the transaction at the address; only ``is_ours`` is ever cancelled."""
         # Until every peer has hung up, the daemon takes no other transaction.
-        with Peer(address, INTERFACE, timeout_s=_PEER_S) as peer:
-            return follow(peer, watch, clock=self._clock, limits=self._limits, ours=ours)
+        with BusPeer(address, INTERFACE, timeout_s=_PEER_S) as peer:
+            return follow_transaction(
+                peer, watch, clock=self._clock, limits=self._limits, is_ours=is_ours
+            )
 
-    def end_ours(self, transaction: Transaction) -> bool:
+    def cancel_own_transaction(self, transaction: ActiveTransaction) -> bool:
         """End the transaction if it is one of this program; says whether it was."""
-        with Peer(transaction.address, INTERFACE, timeout_s=_PEER_S) as peer:
-            title = peer.properties(timeout_s=_PEER_S).get("Title")
+        with BusPeer(transaction.address, INTERFACE, timeout_s=_PEER_S) as peer:
+            title = peer.read_properties(timeout_s=_PEER_S).get("Title")
             if not str(title).startswith(f"{CLIENT}: "):
                 return False
             log.info("ending our transaction: %s", title)
-            follow(peer, self._unwilling, clock=self._clock, limits=self._limits, ours=True)
+            follow_transaction(
+                peer, self._cancel_watched, clock=self._clock, limits=self._limits, is_ours=True
+            )
             return True
 
-    def naming(self, transaction: Transaction) -> str:
+    def describe_transaction(self, transaction: ActiveTransaction) -> str:
         """The transaction and who called it, for a message."""
         try:
-            pid = self._bus.call(
+            pid = self._bus.call_method(
                 _BUS, "GetConnectionUnixProcessID", transaction.sender, timeout_s=_PEER_S
             )
         except BusError:
             return f"{transaction.method}, whose caller {transaction.sender} has left"
         return f"{transaction.method}, called by process {pid} ({transaction.sender})"
 
-    def busy(self, transaction: Transaction) -> BusyError:
+    def make_busy_error(self, transaction: ActiveTransaction) -> BusyError:
         """The error that the transaction is in the way."""
         return BusyError(
-            f"rpm-ostree is busy with {self.naming(transaction)}", remedy="see: rpm-ostree status"
+            f"rpm-ostree is busy with {self.describe_transaction(transaction)}",
+            remedy="see: rpm-ostree status",
         )
 
-    def release(self) -> None:
+    def unregister_client(self) -> None:
         """Let rpm-ostreed exit when idle; the next operation starts it again."""
-        if not self._registered:
+        if not self._is_registered:
             return
-        self._registered = False
+        self._is_registered = False
         try:
             # Not told blindly, for that would start it.
-            if self._bus.call(_BUS, "NameHasOwner", _NAME, timeout_s=_PEER_S):
-                self._bus.call(_SYSROOT, "UnregisterClient", {}, timeout_s=_PEER_S)
+            if self._bus.call_method(_BUS, "NameHasOwner", _NAME, timeout_s=_PEER_S):
+                self._bus.call_method(_SYSROOT, "UnregisterClient", {}, timeout_s=_PEER_S)
         except BusError as error:
             log.warning("rpm-ostreed runs on for nothing: %s", error)
 
-    def _register(self) -> None:
-        for attempt in range(1, _ATTEMPTS + 1):
+    def _register_client(self) -> None:
+        for attempt in range(1, _REGISTER_ATTEMPTS + 1):
             try:
-                client = options({"id": CLIENT})
-                self._bus.call(_SYSROOT, "RegisterClient", client, timeout_s=_CALL_S)
+                client = make_options({"id": CLIENT})
+                self._bus.call_method(_SYSROOT, "RegisterClient", client, timeout_s=_CALL_S)
             except BusError as error:
                 # It was about to exit for idleness; asked again, the bus starts it anew.
-                if error.name != NO_REPLY or attempt == _ATTEMPTS:
+                if error.name != NO_REPLY or attempt == _REGISTER_ATTEMPTS:
                     raise
             else:
-                self._registered = True
+                self._is_registered = True
                 return
 
-    def _os(self) -> Target:
-        path = str(self._bus.call(_SYSROOT, "GetOS", "", timeout_s=_CALL_S))
-        return Target(_NAME, path, f"{_NAME}.OS")
+    def _get_os(self) -> BusInterface:
+        path = str(self._bus.call_method(_SYSROOT, "GetOS", "", timeout_s=_CALL_S))
+        return BusInterface(_NAME, path, f"{_NAME}.OS")
 
-    def _patient(self, _: Progress) -> Verdict:
-        self._alive()
-        return Verdict.GO_ON
+    def _continue_watching(self, _: TransactionProgress) -> WatchVerdict:
+        self._heartbeat()
+        return WatchVerdict.CONTINUE
 
-    def _unwilling(self, _: Progress) -> Verdict:
-        self._alive()
-        return Verdict.CANCEL
+    def _cancel_watched(self, _: TransactionProgress) -> WatchVerdict:
+        self._heartbeat()
+        return WatchVerdict.CANCEL
 
-    def _why_busy(self, error: BusyError) -> BusyError:
-        transaction = _deployments(self._bus.properties(_SYSROOT, timeout_s=_PEER_S)).transaction
+    def _explain_busy(self, error: BusyError) -> BusyError:
+        transaction = _parse_deployments(
+            self._bus.read_properties(_SYSROOT, timeout_s=_PEER_S)
+        ).transaction
         if transaction is not None:
-            return self.busy(transaction)
+            return self.make_busy_error(transaction)
         return BusyError(
             "another program, such as bootc or ostree, holds the sysroot",
             name=error.name,
@@ -170,40 +188,42 @@ class Rpmostreed:
         )
 
 
-def _deployments(properties: dict[str, object]) -> Deployments:
+def _parse_deployments(properties: dict[str, object]) -> DeploymentStatus:
     found = properties.get("Deployments")
     each = found if isinstance(found, list) else []
     active = properties.get("ActiveTransaction")
     address = str(properties.get("ActiveTransactionPath") or "")
     transaction = None
     if isinstance(active, tuple) and address:
-        transaction = Transaction(str(active[0]), str(active[1]), address)
-    return Deployments(tuple(map(deployment, each)), transaction)
+        transaction = ActiveTransaction(str(active[0]), str(active[1]), address)
+    return DeploymentStatus(tuple(map(parse_deployment, each)), transaction)
 
 
-def check(ending: Ending, what: str) -> None:
-    """Raise what became of an operation, ``what`` being its verb and object, unless it is done."""
-    match ending:
-        case Finished(success=True):
+def check_outcome(outcome: TransactionOutcome, operation: str) -> None:
+    """Raise what became of an operation, ``operation`` being its verb and object, unless it is done."""
+    match outcome:
+        case TransactionFinished(is_success=True):
             return
-        case Left():
-            raise CancelledError(f"rpm-ostree goes on to {what}, and is not waited for any more")
-        case Finished(text=text, cancelled=cancelled):
-            if cancelled or "cancelled" in text.lower():
-                raise CancelledError(f"rpm-ostree did not {what}: it was cancelled")
-            raise TransactionError(
-                f"rpm-ostree could not {what}: {text or 'it gave no reason'}",
-                remedy=remedy_for(text, "see: journalctl -u rpm-ostreed"),
+        case TransactionDetached():
+            raise CancelledError(
+                f"rpm-ostree goes on to {operation}, and is not waited for any more"
             )
-        case Vanished():
+        case TransactionFinished(text=text, is_cancelled=cancelled):
+            if cancelled or "cancelled" in text.lower():
+                raise CancelledError(f"rpm-ostree did not {operation}: it was cancelled")
+            raise TransactionError(
+                f"rpm-ostree could not {operation}: {text or 'it gave no reason'}",
+                remedy=find_remedy(text, "see: journalctl -u rpm-ostreed"),
+            )
+        case TransactionLost():
             # Restarted perhaps, and back in a moment; no verdict on what was asked of it.
             raise BusError(
-                f"rpm-ostree could not {what}: rpm-ostreed went away",
+                f"rpm-ostree could not {operation}: rpm-ostreed went away",
                 remedy="see: journalctl -u rpm-ostreed",
             )
-        case Overdue(why=why):
+        case TransactionTimedOut(reason=why):
             raise TransactionError(
-                f"rpm-ostree could not {what}: {why}", remedy="see: rpm-ostree status"
+                f"rpm-ostree could not {operation}: {why}", remedy="see: rpm-ostree status"
             )
         case _:
-            assert_never(ending)
+            assert_never(outcome)

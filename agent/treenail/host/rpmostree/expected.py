@@ -3,55 +3,67 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from treenail.host.ostree.deployments import Change, Deployment, digest_of
+from treenail.host.ostree.deployments import DeploymentChange, OstreeDeployment, parse_digest
 
 
 @dataclass(frozen=True, slots=True)
-class Intended:
-    """Everything of a deployment that a `Change` is about, except kernel arguments."""
+class ExpectedDeployment:
+    """Everything of a deployment that a `DeploymentChange` is about, except kernel arguments."""
 
     image: str
     digest: str
-    base: str
+    base_checksum: str
     """The commit of the image, where there is neither a digest nor a name."""
     packages: frozenset[str]
-    removed: frozenset[str]
+    removed_packages: frozenset[str]
 
-    def differences(self, found: Deployment) -> tuple[str, ...]:
+    def list_differences(self, found: OstreeDeployment) -> tuple[str, ...]:
         """In what the deployment is another than this one, each to follow ``it``."""
         return (
-            *(() if self._is_image(found) else (f"is of {_origin(found)}, not {self._origin}",)),
-            *_listed("lacks", self.packages - set(found.packages)),
-            *_listed("has", set(found.packages) - self.packages),
-            *_listed("has not left out", self.removed - set(found.removed)),
-            *_listed("has left out", set(found.removed) - self.removed),
+            *(
+                ()
+                if self._has_same_image(found)
+                else (f"is of {_describe_origin(found)}, not {self._origin}",)
+            ),
+            *_format_difference("lacks", self.packages - set(found.requested_packages)),
+            *_format_difference("has", set(found.requested_packages) - self.packages),
+            *_format_difference(
+                "has not left out", self.removed_packages - set(found.requested_base_removals)
+            ),
+            *_format_difference(
+                "has left out", set(found.requested_base_removals) - self.removed_packages
+            ),
         )
 
     @property
     def _origin(self) -> str:
-        return self.image or self.digest or self.base
+        return self.image or self.digest or self.base_checksum
 
-    def _is_image(self, found: Deployment) -> bool:
+    def _has_same_image(self, found: OstreeDeployment) -> bool:
         if self.digest:
             return found.digest == self.digest
-        return found.image == self.image if self.image else found.base == self.base
+        return (
+            found.image == self.image if self.image else found.base_checksum == self.base_checksum
+        )
 
 
-def intended(booted: Deployment, change: Change) -> Intended:
+def compute_expected(booted: OstreeDeployment, change: DeploymentChange) -> ExpectedDeployment:
     """What the change makes of the booted deployment."""
-    return Intended(
+    return ExpectedDeployment(
         image=change.image or booted.image,
-        digest=digest_of(change.image) if change.image else booted.digest,
-        base=booted.base,
-        packages=frozenset(booted.packages) - {*change.uninstall} | {*change.install},
-        removed=frozenset(booted.removed) - {*change.reset} | {*change.remove},
+        digest=parse_digest(change.image) if change.image else booted.digest,
+        base_checksum=booted.base_checksum,
+        packages=frozenset(booted.requested_packages) - {*change.uninstall_packages}
+        | {*change.install_packages},
+        removed_packages=frozenset(booted.requested_base_removals) - {*change.override_reset}
+        | {*change.override_remove},
     )
 
 
-def _origin(found: Deployment) -> str:
-    return found.image or found.origin or found.base
+def _describe_origin(found: OstreeDeployment) -> str:
+    return found.image or found.origin or found.base_checksum
 
 
-def _listed(verb: str, names: Iterable[str]) -> tuple[str, ...]:
+def _format_difference(verb: str, names: Iterable[str]) -> tuple[str, ...]:
     found = sorted(names)
     return (f"{verb} {', '.join(found)}",) if found else ()

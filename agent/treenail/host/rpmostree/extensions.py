@@ -9,16 +9,16 @@ import shutil
 
 from treenail.errors import CancelledError
 from treenail.host.container.podman import Podman
-from treenail.host.filesystem.files import Files, failing
+from treenail.host.filesystem.files import HostFiles, translate_errors
 from treenail.host.filesystem.root import Root
-from treenail.host.ostree.deployments import Progress, Verdict
-from treenail.host.ostree.jobs import Jobs
-from treenail.host.ostree.watch import Watch
-from treenail.host.systemd.transient import Job, TransientUnits
+from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
+from treenail.host.ostree.jobs import JobRunner
+from treenail.host.ostree.watch import WatchCallback
+from treenail.host.systemd.transient import TransientJob, TransientUnits
 
-UNPACK = "treenail-extensions.service"
-REPOSITORY = "/etc/yum.repos.d/treenail-extensions.repo"
-PLACE = "/var/lib/treenail/extensions"
+UNPACK_UNIT = "treenail-extensions.service"
+REPOSITORY_FILE = "/etc/yum.repos.d/treenail-extensions.repo"
+PACKAGES_DIRECTORY = "/var/lib/treenail/extensions"
 """Not in /run, which is memory, nor in /var/tmp, of which the agent has one of its own."""
 
 _CONTAINER = "treenail-extensions"
@@ -51,18 +51,18 @@ skip_if_unavailable=0
 """
 
 
-class Extensions:
+class ExtensionsRepository:
     """One image at a time. Raises `HostError`; to be used by one thread."""
 
     def __init__(
         self,
         root: Root,
-        files: Files,
+        files: HostFiles,
         podman: Podman,
         units: TransientUnits,
-        jobs: Jobs,
+        jobs: JobRunner,
         *,
-        limit_s: float,
+        timeout_s: float,
     ) -> None:
         """Paths below ``root`` have to be those that systemd and rpm-ostree see too."""
         self._root = root
@@ -70,39 +70,39 @@ class Extensions:
         self._podman = podman
         self._units = units
         self._jobs = jobs
-        self._limit_s = limit_s
+        self._timeout_s = timeout_s
 
     @property
-    def offered(self) -> bool:
-        """There is something that `withdraw` would take away."""
-        return self._files.is_there(PLACE) or self._files.is_there(REPOSITORY)
+    def is_offered(self) -> bool:
+        """There is something that `withdraw_packages` would take away."""
+        return self._files.has_entry(PACKAGES_DIRECTORY) or self._files.has_entry(REPOSITORY_FILE)
 
-    def offer(self, image: str, *, watch: Watch) -> None:
+    def offer_packages(self, image: str, *, watch: WatchCallback) -> None:
         """Return once rpm-ostree finds the packages of the image, by digest, in its repositories.
 
         What was offered before is gone. Raises `CancelledError` when the watcher has enough, and
-        leaves it to the caller to `withdraw` what is there by then.
+        leaves it to the caller to `withdraw_packages` what is there by then.
         """
-        place, podman = self._root.path(PLACE), self._podman
-        words = (podman.program, _CONTAINER, str(place), image, *podman.pull(image))
+        place, podman = self._root.resolve_path(PACKAGES_DIRECTORY), self._podman
+        words = (podman.program, _CONTAINER, str(place), image, *podman.build_pull_command(image))
         argv = ("/bin/sh", "-ec", _SCRIPT % _IN_IMAGE, *words)
-        job = Job(UNPACK, f"treenail: unpack {image}", argv, self._limit_s)
+        job = TransientJob(UNPACK_UNIT, f"treenail: unpack {image}", argv, self._timeout_s)
 
         def each() -> None:
-            if watch(Progress(f"unpacking {image}", None)) is not Verdict.GO_ON:
+            if watch(TransactionProgress(f"unpacking {image}", None)) is not WatchVerdict.CONTINUE:
                 raise CancelledError(f"{image} was not unpacked: it was cancelled")
 
-        self.withdraw()
-        self._files.make_directory(PLACE, mode=0o700)
-        self._jobs.check(self._units.run(job, each), f"podman could not unpack {image}")
+        self.withdraw_packages()
+        self._files.make_directory(PACKAGES_DIRECTORY, mode=0o700)
+        self._jobs.check_outcome(self._units.run_job(job, each), f"podman could not unpack {image}")
         content = _CONTENT.format(image=image, place=place)
-        self._files.write(REPOSITORY, content.encode())
+        self._files.write_file(REPOSITORY_FILE, content.encode())
 
-    def withdraw(self) -> None:
+    def withdraw_packages(self) -> None:
         """Have none of it; harmless when there is nothing."""
-        self._files.remove(REPOSITORY)
-        self._units.stop(UNPACK, lambda: None)
-        place = self._root.path(PLACE)
+        self._files.remove_file(REPOSITORY_FILE)
+        self._units.stop_unit(UNPACK_UNIT, lambda: None)
+        place = self._root.resolve_path(PACKAGES_DIRECTORY)
         if place.is_dir():
-            with failing("remove", place):
+            with translate_errors("remove", place):
                 shutil.rmtree(place)

@@ -7,10 +7,10 @@ from typing import assert_never
 
 from treenail.clock import Clock
 from treenail.errors import BusError
-from treenail.host.ostree.deployments import Progress, Verdict
-from treenail.host.ostree.watch import Limits, Watch
-from treenail.host.system.sanitize import scrub
-from treenail.host.systemd.bus import Peer, Signal
+from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
+from treenail.host.ostree.watch import TransactionLimits, WatchCallback
+from treenail.host.system.sanitize import sanitize_text
+from treenail.host.systemd.bus import BusPeer, BusSignal
 
 log = logging.getLogger(__name__)
 
@@ -20,130 +20,142 @@ _CALL_S = 60.0
 _NUMBERED = re.compile(r"\[(\d+)/(\d+)\]")
 _TEXT_LIMIT = 200
 # A transaction is not over when its last counted task is: 100 is for success alone.
-_ALMOST = 99
+_MAX_UNFINISHED_PERCENT = 99
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """It said how it ended; ``cancelled``: after it was asked to end."""
+class TransactionFinished:
+    """It said how it ended; ``is_cancelled``: after it was asked to end."""
 
-    success: bool
+    is_success: bool
     text: str
-    cancelled: bool
+    is_cancelled: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class TransactionDetached:
     """We hung up, because the watcher said so; it runs on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Vanished:
+class TransactionLost:
     """It hung up without a word: rpm-ostreed ended."""
 
 
 @dataclass(frozen=True, slots=True)
-class Overdue:
-    """A limit passed; ``ended`` tells whether it was cancelled for that, or runs on."""
+class TransactionTimedOut:
+    """A limit passed; ``is_ended`` tells whether it was cancelled for that, or runs on."""
 
-    why: str
-    ended: bool
-
-
-Ending = Finished | Left | Vanished | Overdue
+    reason: str
+    is_ended: bool
 
 
-def follow(peer: Peer, watch: Watch, *, clock: Clock, limits: Limits, ours: bool) -> Ending:
+TransactionOutcome = (
+    TransactionFinished | TransactionDetached | TransactionLost | TransactionTimedOut
+)
+
+
+def follow_transaction(
+    peer: BusPeer, watch: WatchCallback, *, clock: Clock, limits: TransactionLimits, is_ours: bool
+) -> TransactionOutcome:
     """Start or join the transaction and report its progress until it ends.
 
     ``watch`` is asked at every sign of progress and at least once a second. Only a transaction
-    that is ``ours`` is cancelled, by the watcher's word or when a limit passes; another one is
+    that is ``is_ours`` is cancelled, by the watcher's word or when a limit passes; another one is
     left alone instead.
     """
-    follower = _Follower(peer, watch, clock, limits, ours=ours)
-    peer.call("Start", timeout_s=_CALL_S)
-    peer.run(follower.each)
-    return follower.ending or Vanished()
+    follower = _TransactionFollower(peer, watch, clock, limits, is_ours=is_ours)
+    peer.call_method("Start", timeout_s=_CALL_S)
+    peer.run_until(follower.handle_signal)
+    return follower.outcome or TransactionLost()
 
 
-class _Follower:
+class _TransactionFollower:
     def __init__(
-        self, peer: Peer, watch: Watch, clock: Clock, limits: Limits, *, ours: bool
+        self,
+        peer: BusPeer,
+        watch: WatchCallback,
+        clock: Clock,
+        limits: TransactionLimits,
+        *,
+        is_ours: bool,
     ) -> None:
-        self.ending: Ending | None = None
+        self.outcome: TransactionOutcome | None = None
         self._peer = peer
         self._watch = watch
         self._clock = clock
         self._limits = limits
-        self._ours = ours
-        self._gauge = Gauge()
-        self._began = self._heard = clock.monotonic()
+        self._is_ours = is_ours
+        self._parser = RpmOstreeProgress()
+        self._started_at = self._last_signal_at = clock.monotonic()
         self._cancelled_at: float | None = None
-        self._overdue = ""
+        self._timeout_reason = ""
 
-    def each(self, signal: Signal | None) -> bool:
+    def handle_signal(self, signal: BusSignal | None) -> bool:
         """Whether it is over, as of this signal or this second."""
         if signal is not None:
-            self._heard = self._clock.monotonic()
+            self._last_signal_at = self._clock.monotonic()
             if signal.member == "Finished":
                 success, text = signal.values
-                self._finish(success=success is True, text=scrub(str(text)))
+                self._record_outcome(is_success=success is True, text=sanitize_text(str(text)))
                 return True
-            self._gauge.read(signal)
-        verdict = self._watch(self._gauge.progress)
+            self._parser.read_signal(signal)
+        verdict = self._watch(self._parser.progress)
         if self._cancelled_at is None:
-            self._obey(verdict)
-            self._keep_limits()
-        elif verdict is Verdict.LEAVE:
-            self.ending = Left()
+            self._apply_verdict(verdict)
+            self._check_limits()
+        elif verdict is WatchVerdict.DETACH:
+            self.outcome = TransactionDetached()
         elif self._clock.monotonic() - self._cancelled_at >= self._limits.cancel_s:
             why = f"it has not ended {self._limits.cancel_s:g} s after it was cancelled"
-            why = f"{self._overdue}, and {why}" if self._overdue else why
-            self.ending = Overdue(why, ended=False)
-        return self.ending is not None
+            why = f"{self._timeout_reason}, and {why}" if self._timeout_reason else why
+            self.outcome = TransactionTimedOut(why, is_ended=False)
+        return self.outcome is not None
 
-    def _finish(self, *, success: bool, text: str) -> None:
-        if success:
-            self._watch(Progress(self._gauge.progress.text, 100))
-        if self._overdue and not success:
-            self.ending = Overdue(self._overdue, ended=True)
+    def _record_outcome(self, *, is_success: bool, text: str) -> None:
+        if is_success:
+            self._watch(TransactionProgress(self._parser.progress.text, 100))
+        if self._timeout_reason and not is_success:
+            self.outcome = TransactionTimedOut(self._timeout_reason, is_ended=True)
         else:
-            self.ending = Finished(success, text, cancelled=self._cancelled_at is not None)
+            self.outcome = TransactionFinished(
+                is_success, text, is_cancelled=self._cancelled_at is not None
+            )
 
-    def _obey(self, verdict: Verdict) -> None:
+    def _apply_verdict(self, verdict: WatchVerdict) -> None:
         match verdict:
-            case Verdict.GO_ON:
+            case WatchVerdict.CONTINUE:
                 pass
-            case Verdict.CANCEL if self._ours:
-                self._cancel()
-            case Verdict.CANCEL | Verdict.LEAVE:
-                self.ending = Left()
+            case WatchVerdict.CANCEL if self._is_ours:
+                self._cancel_transaction()
+            case WatchVerdict.CANCEL | WatchVerdict.DETACH:
+                self.outcome = TransactionDetached()
             case _:
                 assert_never(verdict)
 
-    def _keep_limits(self) -> None:
+    def _check_limits(self) -> None:
         now = self._clock.monotonic()
-        if now - self._began >= self._limits.transaction_s:
-            self._overdue = f"it has not ended within {self._limits.transaction_s:g} s"
-        elif now - self._heard >= self._limits.stall_s:
-            self._overdue = f"it has said nothing for {self._limits.stall_s:g} s"
+        if now - self._started_at >= self._limits.transaction_s:
+            self._timeout_reason = f"it has not ended within {self._limits.transaction_s:g} s"
+        elif now - self._last_signal_at >= self._limits.stall_s:
+            self._timeout_reason = f"it has said nothing for {self._limits.stall_s:g} s"
         else:
             return
-        if self._ours:
-            self._cancel()
+        if self._is_ours:
+            self._cancel_transaction()
         else:
-            self.ending = Overdue(self._overdue, ended=False)
+            self.outcome = TransactionTimedOut(self._timeout_reason, is_ended=False)
 
-    def _cancel(self) -> None:
+    def _cancel_transaction(self) -> None:
         self._cancelled_at = self._clock.monotonic()
         try:
-            self._peer.call("Cancel", timeout_s=_CALL_S)
+            self._peer.call_method("Cancel", timeout_s=_CALL_S)
         except BusError as error:
             # Either it is gone, which the peer notices, or its end is waited for in vain.
             log.warning("%s", error)
 
 
-class Gauge:
+class RpmOstreeProgress:
     """What a transaction last said, and how far that makes it.
 
     Container imports count their tasks, ``[3/15] Fetching …``; other work has one task of its own
@@ -151,36 +163,36 @@ class Gauge:
     """
 
     def __init__(self) -> None:
-        self.progress = Progress("", None)
+        self.progress = TransactionProgress("", None)
         self._done = 0
         self._total = 0
 
-    def read(self, signal: Signal) -> None:
+    def read_signal(self, signal: BusSignal) -> None:
         """Take note of a signal other than Finished."""
         match signal:
-            case Signal("Message", (str(text),)):
-                self._say(text, None)
-            case Signal("TaskBegin", (str(text),)):
+            case BusSignal("Message", (str(text),)):
+                self._set_progress(text, None)
+            case BusSignal("TaskBegin", (str(text),)):
                 counted = _NUMBERED.search(text)
                 if counted:
                     self._done, self._total = int(counted.group(1)) - 1, int(counted.group(2))
-                self._say(text, self._share(0))
-            case Signal("TaskEnd", _):
-                share = self._share(100)
+                self._set_progress(text, self._compute_percent(0))
+            case BusSignal("TaskEnd", _):
+                share = self._compute_percent(100)
                 self._total = 0
-                self._say(self.progress.text, share)
-            case Signal("PercentProgress", (str(text), int(percent))):
-                self._say(text, self._share(percent) if self._total else percent)
+                self._set_progress(self.progress.text, share)
+            case BusSignal("PercentProgress", (str(text), int(percent))):
+                self._set_progress(text, self._compute_percent(percent) if self._total else percent)
             case _:
                 pass
 
-    def _share(self, percent: int) -> int | None:
+    def _compute_percent(self, percent: int) -> int | None:
         return (self._done * 100 + percent) // self._total if self._total else None
 
-    def _say(self, text: str, percent: int | None) -> None:
+    def _set_progress(self, text: str, percent: int | None) -> None:
         last = self.progress.percent
         if percent is None or last is None:
-            percent = last if percent is None else min(percent, _ALMOST)
+            percent = last if percent is None else min(percent, _MAX_UNFINISHED_PERCENT)
         else:
-            percent = max(last, min(percent, _ALMOST))
-        self.progress = Progress(scrub(text, limit=_TEXT_LIMIT), percent)
+            percent = max(last, min(percent, _MAX_UNFINISHED_PERCENT))
+        self.progress = TransactionProgress(sanitize_text(text, limit=_TEXT_LIMIT), percent)

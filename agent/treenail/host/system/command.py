@@ -3,7 +3,7 @@
 from typing import Protocol
 
 
-class Programs(Protocol):
-    """Runs a program; see `treenail.host.system.process.Programs`."""
+class CommandRunner(Protocol):
+    """Runs a program; see `treenail.host.system.process.ProgramRunner`."""
 
-    def run(self, argv: list[str], *, limit_s: float, stdin: bytes = b"") -> bytes: ...
+    def run_command(self, argv: list[str], *, timeout_s: float, stdin: bytes = b"") -> bytes: ...

@@ -11,7 +11,7 @@ def split_arguments(text: str) -> tuple[str, ...]:
     return tuple(_ARGUMENT.findall(text))
 
 
-def stand(existing: Sequence[str], append: Sequence[str], delete: Sequence[str]) -> bool:
+def is_satisfied(existing: Sequence[str], append: Sequence[str], delete: Sequence[str]) -> bool:
     """Whether nothing of ``delete`` is there, and ``append`` is what comes last of its kind."""
     if any(argument in existing for argument in delete if argument not in append):
         return False
@@ -19,7 +19,7 @@ def stand(existing: Sequence[str], append: Sequence[str], delete: Sequence[str])
     return not append or concerned[-len(append) :] == list(append)
 
 
-def edit(
+def compute_edit(
     existing: Sequence[str], append: Sequence[str], delete: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What to remove from ``existing``, and then to add at its end, so that they stand.
@@ -27,8 +27,8 @@ def edit(
     Both are empty when they stand already. An argument of ``delete`` goes as often as it is there;
     one that is not there is none to remove.
     """
-    if stand(existing, append, delete):
+    if is_satisfied(existing, append, delete):
         return (), ()
     removed = tuple(argument for argument in existing if argument in delete)
     rest = [argument for argument in existing if argument not in delete]
-    return removed, () if stand(rest, append, ()) else tuple(append)
+    return removed, () if is_satisfied(rest, append, ()) else tuple(append)

@@ -9,15 +9,15 @@ from contextlib import contextmanager, suppress
 
 from treenail.clock import Clock
 from treenail.errors import CommandError
-from treenail.host.system.sanitize import scrub
+from treenail.host.system.sanitize import sanitize_text
 
-_STDERR_SHOWN = 256  # characters
-_STDERR_KEPT = 4096
-_STDOUT_KEPT = 1024 * 1024
+_STDERR_MESSAGE_LIMIT = 256  # characters
+_STDERR_LIMIT = 4096
+_STDOUT_LIMIT = 1024 * 1024
 _CHUNK = 64 * 1024
 
 
-class Programs:
+class ProgramRunner:
     """Runs programs to their end, without a shell and in a session of their own.
 
     Arguments are seen by every user of the machine: what is secret goes in through ``stdin``,
@@ -28,15 +28,15 @@ class Programs:
         self._clock = clock
         self._environ = {**environ, "LC_ALL": "C.UTF-8"}
 
-    def run(self, argv: Sequence[str], *, limit_s: float, stdin: bytes = b"") -> bytes:
+    def run_command(self, argv: Sequence[str], *, timeout_s: float, stdin: bytes = b"") -> bytes:
         """What the program wrote to its standard output, at most 1 MiB.
 
         Raises `CommandError` with the program's name, its exit code and the beginning of its
         standard error when it fails, can't be started, writes more, or is not done within
-        ``limit_s`` seconds; in the last two cases it is killed with all that it started.
+        ``timeout_s`` seconds; in the last two cases it is killed with all that it started.
         """
-        deadline = self._clock.monotonic() + limit_s
-        with _as_file(stdin) as source:
+        deadline = self._clock.monotonic() + timeout_s
+        with _open_memfd(stdin) as source:
             try:
                 program = subprocess.Popen(
                     argv,
@@ -50,21 +50,22 @@ class Programs:
                 raise CommandError(f"can't run {argv[0]}: {error.strerror}") from error
         with program:
             try:
-                output, errors = self._collect(program, argv[0], deadline, limit_s)
+                output, errors = self._collect_output(program, argv[0], deadline, timeout_s)
             except BaseException:
                 with suppress(ProcessLookupError):
                     os.killpg(program.pid, signal.SIGKILL)
                 raise
         if program.returncode != 0:
-            told = scrub(errors.decode("utf-8", "replace"), limit=_STDERR_KEPT)
-            shown = scrub(told, limit=_STDERR_SHOWN)
+            told = sanitize_text(errors.decode("utf-8", "replace"), limit=_STDERR_LIMIT)
+            shown = sanitize_text(told, limit=_STDERR_MESSAGE_LIMIT)
             raise CommandError(
-                f"{argv[0]} {_ending(program.returncode)}{': ' if shown else ''}{shown}", told=told
+                f"{argv[0]} {_describe_exit(program.returncode)}{': ' if shown else ''}{shown}",
+                stderr=told,
             )
         return output
 
-    def _collect(
-        self, program: "subprocess.Popen[bytes]", name: str, deadline: float, limit_s: float
+    def _collect_output(
+        self, program: "subprocess.Popen[bytes]", name: str, deadline: float, timeout_s: float
     ) -> tuple[bytes, bytes]:
         """Both outputs once the program has ended."""
         output, errors = bytearray(), bytearray()
@@ -74,24 +75,24 @@ class Programs:
             while open_ends.get_map():
                 left_s = deadline - self._clock.monotonic()
                 if left_s <= 0:
-                    raise CommandError(f"{name} was not done within {limit_s:g} s")
+                    raise CommandError(f"{name} was not done within {timeout_s:g} s")
                 for end, _ in open_ends.select(left_s):
                     chunk = os.read(end.fd, _CHUNK)
                     if not chunk:
                         open_ends.unregister(end.fileobj)
                     end.data.extend(chunk)
-                del errors[_STDERR_KEPT:]
-                if len(output) > _STDOUT_KEPT:
-                    raise CommandError(f"{name} wrote more than {_STDOUT_KEPT} bytes")
+                del errors[_STDERR_LIMIT:]
+                if len(output) > _STDOUT_LIMIT:
+                    raise CommandError(f"{name} wrote more than {_STDOUT_LIMIT} bytes")
         try:
             program.wait(max(0.0, deadline - self._clock.monotonic()))
         except subprocess.TimeoutExpired as error:
-            raise CommandError(f"{name} was not done within {limit_s:g} s") from error
+            raise CommandError(f"{name} was not done within {timeout_s:g} s") from error
         return bytes(output), bytes(errors)
 
 
 @contextmanager
-def _as_file(content: bytes) -> Iterator[int]:
+def _open_memfd(content: bytes) -> Iterator[int]:
     """The content as a file that no path leads to; unlike a pipe it needs nobody to fill it."""
     descriptor = os.memfd_create("stdin", os.MFD_CLOEXEC)
     try:
@@ -101,7 +102,7 @@ def _as_file(content: bytes) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _ending(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"failed with exit code {code}"
     return f"was killed by {signal.Signals(-code).name}"

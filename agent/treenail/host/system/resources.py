@@ -7,7 +7,7 @@ from treenail.host.filesystem.root import Root
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class ProcessMemory:
     """What this process holds, in bytes."""
 
     rss: int
@@ -16,21 +16,21 @@ class Memory:
     """Resident, what is shared counted by its share."""
 
 
-def free_bytes(root: Root, path: str) -> int:
+def read_free_bytes(root: Root, path: str) -> int:
     """What can still be written to the file system of ``path``; raises `FileError`."""
     # psutil is loaded where it is asked, not with the agent: it is asked once an update.
     import psutil  # noqa: PLC0415
 
-    found = root.path(path)
+    found = root.resolve_path(path)
     try:
         return psutil.disk_usage(str(found)).free
     except OSError as error:
         raise FileError(f"can't tell the free space at {found}: {error.strerror}") from error
 
 
-def memory() -> Memory:
+def read_memory() -> ProcessMemory:
     """The memory of this process now."""
     import psutil  # noqa: PLC0415 - see free_bytes
 
     held = psutil.Process().memory_full_info()
-    return Memory(rss=held.rss, pss=held.pss)
+    return ProcessMemory(rss=held.rss, pss=held.pss)

@@ -10,7 +10,7 @@ _AUTHORIZATION = re.compile(r"(Authorization:\s*\w+)\s+\S+", re.IGNORECASE)
 _LIMIT = 2000
 
 
-def scrub(text: str, *, limit: int = _LIMIT) -> str:
+def sanitize_text(text: str, *, limit: int = _LIMIT) -> str:
     """``text`` on one line, bounded, without the credentials of URLs and HTTP headers."""
     line = " ".join(text.split())
     line = _USERINFO.sub("", line)

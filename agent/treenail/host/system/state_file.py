@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from treenail.errors import FileError, LedgerError
-from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
 
 Json = dict[str, object]
 
-DIRECTORY = "/var/lib/treenail"
-PATH = f"{DIRECTORY}/ledger.json"
-LOCK = f"{DIRECTORY}/lock"
-VERSION = 1
+STATE_DIRECTORY = "/var/lib/treenail"
+LEDGER_PATH = f"{STATE_DIRECTORY}/ledger.json"
+LOCK_PATH = f"{STATE_DIRECTORY}/lock"
+LEDGER_VERSION = 1
 _LIMIT = 64 * 1024 * 1024
-_DELETED = (
+_MOVED_CONSEQUENCE = (
     "the agent then takes the booted system for the current one and forgets an update half-way"
 )
 
@@ -29,18 +29,18 @@ class Ledger:
     and a person decides.
     """
 
-    def __init__(self, root: Root, files: Files | None = None) -> None:
+    def __init__(self, root: Root, files: HostFiles | None = None) -> None:
         self._root = root
-        self._files = files or Files(root)
+        self._files = files or HostFiles(root)
 
-    def read(self) -> Json | None:
+    def read_document(self) -> Json | None:
         """The document last written, with its ``version``; None when there was none yet.
 
         Raises `LedgerError` when it is damaged or of a newer version.
         """
-        path = self._root.path(PATH)
+        path = self._root.resolve_path(LEDGER_PATH)
         try:
-            content = self._files.read(PATH, limit=_LIMIT)
+            content = self._files.read_file(LEDGER_PATH, limit=_LIMIT)
         except FileError as error:
             raise LedgerError(f"the ledger: {error}", remedy=error.remedy) from error
         if content is None:
@@ -50,55 +50,55 @@ class Ledger:
         except (ValueError, RecursionError) as error:
             raise LedgerError(
                 f"the ledger {path} is damaged: {error}",
-                remedy=f"move {path} away and start the agent again; {_DELETED}",
+                remedy=f"move {path} away and start the agent again; {_MOVED_CONSEQUENCE}",
             ) from error
         if not isinstance(document, dict):
             raise LedgerError(
                 f"the ledger {path} is damaged: it holds no JSON object",
-                remedy=f"move {path} away and start the agent again; {_DELETED}",
+                remedy=f"move {path} away and start the agent again; {_MOVED_CONSEQUENCE}",
             )
         version = document.get("version")
-        if version != VERSION:
+        if version != LEDGER_VERSION:
             raise LedgerError(
-                f"the ledger {path} is of version {version!r}, and this agent reads {VERSION}",
-                remedy=f"install the treenail that wrote it, or move {path} away; {_DELETED}",
+                f"the ledger {path} is of version {version!r}, and this agent reads {LEDGER_VERSION}",
+                remedy=f"install the treenail that wrote it, or move {path} away; {_MOVED_CONSEQUENCE}",
             )
         return document
 
-    def write(self, document: Json) -> None:
+    def write_document(self, document: Json) -> None:
         """Return once the document, with our ``version``, would outlive a power cut.
 
         Until then the earlier one is there, whole. Raises `LedgerError`.
         """
-        versioned = {**document, "version": VERSION}
+        versioned = {**document, "version": LEDGER_VERSION}
         content = json.dumps(versioned, indent=1, allow_nan=False).encode() + b"\n"
         try:
-            self._files.write(PATH, content, mode=0o600)
+            self._files.write_file(LEDGER_PATH, content, mode=0o600)
         except FileError as error:
             raise LedgerError(f"the ledger: {error}", remedy=error.remedy) from error
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def hold_lock(self) -> Iterator[None]:
         """Be the only agent on this root; raises `LedgerError` that names the one there is.
 
         The kernel ends the lock with the process, however that ends.
         """
-        path = self._root.path(LOCK)
+        path = self._root.resolve_path(LOCK_PATH)
         try:
             # No lock outlives a power cut, nor has its directory to.
-            self._files.make_directory(DIRECTORY, mode=0o700, flush=False)
+            self._files.make_directory(STATE_DIRECTORY, mode=0o700, needs_fsync=False)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except (FileError, OSError) as error:
             raise LedgerError(f"can't lock the ledger: {error}") from error
         try:
-            self._take(descriptor)
+            self._take_lock(descriptor)
             yield
         finally:
             os.close(descriptor)
 
-    def holder(self) -> int | None:
+    def find_lock_holder(self) -> int | None:
         """The process that has the lock; None when none has. Raises `LedgerError`."""
-        path = self._root.path(LOCK)
+        path = self._root.resolve_path(LOCK_PATH)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -116,7 +116,7 @@ class Ledger:
             os.close(descriptor)
         return None
 
-    def _take(self, descriptor: int) -> None:
+    def _take_lock(self, descriptor: int) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -8,53 +8,53 @@ from contextlib import contextmanager
 from treenail.clock import Clock
 from treenail.errors import FileError
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.entries import Entries
-from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.entries import EntryWriter
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
 
-PASSWD = ("/etc/passwd", "/usr/lib/passwd")
-GROUP = ("/etc/group", "/usr/lib/group")
+PASSWD_FILES = ("/etc/passwd", "/usr/lib/passwd")
+GROUP_FILES = ("/etc/group", "/usr/lib/group")
 """The second ones are where an OSTree-based OS has those that it came with."""
-SHADOW = "/etc/shadow"
-_LOCK = "/etc/.pwd.lock"
+SHADOW_FILE = "/etc/shadow"
+_LOCK_FILE = "/etc/.pwd.lock"
 _LOCK_S = 15.0
-_PAUSE_S = 0.1
+_RETRY_S = 0.1
 _DAY_S = 86_400
 
-LOCKED = "*"
+LOCKED_PASSWORD = "*"
 """A password field that no password fits; logging in with a key still works."""
 
 
 class Accounts:
     """The names a machine has for numbers, read once. Raises `FileError`."""
 
-    def __init__(self, files: Files) -> None:
-        self._users = _numbers(files, PASSWD)
-        self._groups = _numbers(files, GROUP)
-        self._user_names = _names(self._users)
-        self._group_names = _names(self._groups)
+    def __init__(self, files: HostFiles) -> None:
+        self._users = _read_numbers(files, PASSWD_FILES)
+        self._groups = _read_numbers(files, GROUP_FILES)
+        self._user_names = _invert_numbers(self._users)
+        self._group_names = _invert_numbers(self._groups)
 
-    def has(self, user: str) -> bool:
+    def has_user(self, user: str) -> bool:
         return user in self._users
 
-    def uid(self, user: int | str) -> int:
+    def find_uid(self, user: int | str) -> int:
         """The number of a user; a number is one already."""
-        return _number(user, self._users, "user")
+        return _find_number(user, self._users, "user")
 
-    def gid(self, group: int | str) -> int:
+    def find_gid(self, group: int | str) -> int:
         """The number of a group; a number is one already."""
-        return _number(group, self._groups, "group")
+        return _find_number(group, self._groups, "group")
 
-    def user(self, uid: int) -> str:
+    def find_user_name(self, uid: int) -> str:
         """The name of a user, empty without one."""
         return self._user_names.get(uid, "")
 
-    def group(self, gid: int) -> str:
+    def find_group_name(self, gid: int) -> str:
         """The name of a group, empty without one."""
         return self._group_names.get(gid, "")
 
 
-class Shadow:
+class ShadowFile:
     """The password fields below a root. Raises `FileError`.
 
     Changes are made under the lock that passwd and usermod take, and replace the file as a whole.
@@ -64,67 +64,69 @@ class Shadow:
         self._root = root
         self._clock = clock
         self._disk = disk or Disk()
-        self._files = Files(root, self._disk)
+        self._files = HostFiles(root, self._disk)
 
-    def line(self, user: str) -> str | None:
+    def read_line(self, user: str) -> str | None:
         """The user's line, a secret; None when there is none."""
-        return next((line for line in self._lines() if line.split(":")[0] == user), None)
+        return next((line for line in self._read_lines() if line.split(":")[0] == user), None)
 
-    def password_hash(self, user: str) -> str | None:
+    def read_password_hash(self, user: str) -> str | None:
         """The user's password field, a secret; None when there is no line."""
-        line = self.line(user)
+        line = self.read_line(user)
         return None if line is None else [*line.split(":"), ""][1]
 
-    def change(self, user: str, password_hash: str) -> None:
+    def set_password_hash(self, user: str, password_hash: str) -> None:
         """Have this password field, and today as the day it was changed."""
         if set(password_hash) & {":", "\n"}:
             raise FileError(f"the password hash of {user} has a character that it can't have")
-        with self._locked():
-            _, _, *rest = (self.line(user) or f"{user}:::0:99999:7:::").split(":")
+        with self._hold_lock():
+            _, _, *rest = (self.read_line(user) or f"{user}:::0:99999:7:::").split(":")
             today = str(int(self._clock.now() // _DAY_S))
-            self._put(user, ":".join([user, password_hash, today, *rest[1:]]))
+            self._write_line(user, ":".join([user, password_hash, today, *rest[1:]]))
 
-    def put_back(self, user: str, line: str | None) -> None:
+    def restore_line(self, user: str, line: str | None) -> None:
         """Have the line that `line` told, for the user alone; None for no line."""
-        with self._locked():
-            if self.line(user) != line:
-                self._put(user, line)
+        with self._hold_lock():
+            if self.read_line(user) != line:
+                self._write_line(user, line)
             # A copy of all passwords that was never put to its place.
-            self._files.sweep(SHADOW.rpartition("/")[0])
+            self._files.remove_leftovers(SHADOW_FILE.rpartition("/")[0])
 
-    def _put(self, user: str, line: str | None) -> None:
-        lines = [each for each in self._lines() if each.split(":")[0] != user]
-        lines = lines if line is None else self._replaced(user, line)
-        found = Entries(self._disk).described(self._root.path(SHADOW))
+    def _write_line(self, user: str, line: str | None) -> None:
+        lines = [each for each in self._read_lines() if each.split(":")[0] != user]
+        lines = lines if line is None else self._replace_line(user, line)
+        found = EntryWriter(self._disk).describe_directory(self._root.resolve_path(SHADOW_FILE))
         content = "".join(f"{each}\n" for each in lines).encode("utf-8", "surrogateescape")
-        self._files.write(SHADOW, content, mode=found.mode or 0, uid=found.uid, gid=found.gid)
+        self._files.write_file(
+            SHADOW_FILE, content, mode=found.mode or 0, uid=found.uid, gid=found.gid
+        )
 
-    def _replaced(self, user: str, line: str) -> list[str]:
-        lines = list(self._lines())
+    def _replace_line(self, user: str, line: str) -> list[str]:
+        lines = list(self._read_lines())
         names = [each.split(":")[0] for each in lines]
         if user not in names:
             return [*lines, line]
         lines[names.index(user)] = line
         return lines
 
-    def _lines(self) -> Iterator[str]:
-        content = self._files.read(SHADOW) or b""
+    def _read_lines(self) -> Iterator[str]:
+        content = self._files.read_file(SHADOW_FILE) or b""
         yield from content.decode("utf-8", "surrogateescape").split("\n")[:-1]
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        path = self._root.path(_LOCK)
+    def _hold_lock(self) -> Iterator[None]:
+        path = self._root.resolve_path(_LOCK_FILE)
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise FileError(f"can't lock {path}: {error.strerror}") from error
         try:
-            self._lock(descriptor)
+            self._wait_for_lock(descriptor)
             yield
         finally:
             os.close(descriptor)
 
-    def _lock(self, descriptor: int) -> None:
+    def _wait_for_lock(self, descriptor: int) -> None:
         deadline = self._clock.monotonic() + _LOCK_S
         while True:
             try:
@@ -132,29 +134,29 @@ class Shadow:
             except OSError as error:
                 if self._clock.monotonic() >= deadline:
                     raise FileError(
-                        f"another program has locked {self._root.path(SHADOW)} for {_LOCK_S:g} s",
-                        remedy=f"see: fuser {self._root.path(_LOCK)}",
+                        f"another program has locked {self._root.resolve_path(SHADOW_FILE)} for {_LOCK_S:g} s",
+                        remedy=f"see: fuser {self._root.resolve_path(_LOCK_FILE)}",
                     ) from error
-                self._clock.sleep(_PAUSE_S)
+                self._clock.sleep(_RETRY_S)
             else:
                 return
 
 
-def locked(password_hash: str) -> bool:
+def is_locked(password_hash: str) -> bool:
     """Whether no password fits the field; an empty one fits everybody."""
     return password_hash.startswith(("*", "!"))
 
 
-def _names(numbers: dict[str, int]) -> dict[int, str]:
+def _invert_numbers(numbers: dict[str, int]) -> dict[int, str]:
     """The first name of each number."""
     return {number: name for name, number in reversed(numbers.items())}
 
 
-def _numbers(files: Files, paths: tuple[str, ...]) -> dict[str, int]:
+def _read_numbers(files: HostFiles, paths: tuple[str, ...]) -> dict[str, int]:
     """The names in these files, of which the first has precedence."""
     found: dict[str, int] = {}
     for path in paths:
-        for line in (files.read(path) or b"").decode("utf-8", "surrogateescape").splitlines():
+        for line in (files.read_file(path) or b"").decode("utf-8", "surrogateescape").splitlines():
             name, _, rest = line.partition(":")
             number = rest.split(":")[1:2]
             if number and number[0].isdigit():
@@ -162,7 +164,7 @@ def _numbers(files: Files, paths: tuple[str, ...]) -> dict[str, int]:
     return found
 
 
-def _number(who: int | str, numbers: Mapping[str, int], kind: str) -> int:
+def _find_number(who: int | str, numbers: Mapping[str, int], kind: str) -> int:
     if isinstance(who, int):
         return who
     if who == "root":

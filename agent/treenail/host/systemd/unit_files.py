@@ -9,88 +9,88 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from treenail.errors import UnitError
-from treenail.host.filesystem.files import Files
+from treenail.host.filesystem.files import HostFiles
 from treenail.host.systemd.unit_install import (
-    Install,
-    Preset,
-    expand,
-    instance_of,
+    InstallSection,
+    UnitPreset,
+    expand_specifiers,
+    find_template_name,
     is_template,
-    read_install,
-    read_preset,
-    template,
+    make_instance_name,
+    parse_install,
+    parse_preset,
 )
 
-CONFIG = "/etc/systemd/system"
-RUNTIME = "/run/systemd/system"
-SEARCHED = (
-    CONFIG,
-    RUNTIME,
+CONFIG_DIRECTORY = "/etc/systemd/system"
+RUNTIME_DIRECTORY = "/run/systemd/system"
+SEARCH_PATH = (
+    CONFIG_DIRECTORY,
+    RUNTIME_DIRECTORY,
     "/usr/local/lib/systemd/system",
     "/usr/lib/systemd/system",
     "/lib/systemd/system",
 )
-PRESETS = tuple(directory + "-preset" for directory in SEARCHED)
+PRESET_PATH = tuple(directory + "-preset" for directory in SEARCH_PATH)
 
 _MASK = "/dev/null"
-_LINKED_FROM = (".wants", ".requires", ".upholds")
-_ALIASES_LIMIT = 8
+_DEPENDENCY_SUFFIXES = (".wants", ".requires", ".upholds")
+_MAX_ALIASES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
+class UnitLinks:
     """Links to have, by path, with what they say; and links to have no more."""
 
     made: dict[str, str]
     removed: tuple[str, ...] = ()
 
 
-class Units:
+class UnitFileReader:
     """Reads unit files below a root. Raises `UnitError` and `FileError`."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: HostFiles) -> None:
         self._files = files
 
-    def find(self, unit: str, *, searched: Iterable[str] = SEARCHED) -> str:
+    def find_unit_file(self, unit: str, *, search_path: Iterable[str] = SEARCH_PATH) -> str:
         """The path of the unit's file, or of its template's; empty without one."""
-        names = [name for name in (unit, template(unit)) if name]
+        names = [name for name in (unit, find_template_name(unit)) if name]
         for name in names:
-            for directory in searched:
+            for directory in search_path:
                 path = f"{directory}/{name}"
-                if self._files.is_there(path):
+                if self._files.has_entry(path):
                     return path
         return ""
 
-    def states(self, *units: str) -> dict[str, str]:
+    def read_states(self, *units: str) -> dict[str, str]:
         """As ``systemctl is-enabled``, such as ``enabled`` or ``static``; empty without a file."""
         links = {
-            "enabled": list(self._links(CONFIG)),
-            "enabled-runtime": list(self._links(RUNTIME)),
+            "enabled": list(self._list_links(CONFIG_DIRECTORY)),
+            "enabled-runtime": list(self._list_links(RUNTIME_DIRECTORY)),
         }
 
         def enabled(unit: str) -> str:
             for state, found in links.items():
-                if any(self._enables(link, text, unit) for link, text in found):
+                if any(self._is_enabling_link(link, text, unit) for link, text in found):
                     return state
             return ""
 
-        return {unit: self._state(unit, enabled) for unit in units}
+        return {unit: self._read_state(unit, enabled) for unit in units}
 
-    def enabling(self, *units: str) -> Links:
+    def plan_enable(self, *units: str) -> UnitLinks:
         """The links that ``systemctl enable`` would make, those that are there among them."""
         made: dict[str, str] = {}
         done: set[str] = set()
         for unit in units:
-            self._enable(unit, made, done)
-        return Links(made)
+            self._collect_enable_links(unit, made, done)
+        return UnitLinks(made)
 
-    def disabling(self, *units: str) -> Links:
+    def plan_disable(self, *units: str) -> UnitLinks:
         """The links that ``systemctl disable`` would remove."""
         gone: set[str] = set()
         for unit in units:
-            self._names_to_disable(unit, gone)
+            self._collect_disabled_names(unit, gone)
         removed: list[str] = []
-        links = list(self._links(CONFIG))
+        links = list(self._list_links(CONFIG_DIRECTORY))
         while True:
             more = [
                 (path, posixpath.basename(path))
@@ -100,164 +100,174 @@ class Units:
                 and {posixpath.basename(path), posixpath.basename(text)} & gone
             ]
             if not more:
-                return Links({}, tuple(removed))
+                return UnitLinks({}, tuple(removed))
             removed += [path for path, _ in more]
             gone |= {name for _, name in more}
 
-    def presetting(self, *units: str) -> Links:
+    def plan_preset(self, *units: str) -> UnitLinks:
         """The links that ``systemctl preset`` would make and remove."""
         made: dict[str, str] = {}
         removed: list[str] = []
         for unit in units:
-            preset = self.preset(unit)
-            if not preset.enable:
-                removed += self.disabling(unit).removed
+            preset = self.read_preset(unit)
+            if not preset.is_enabled:
+                removed += self.plan_disable(unit).removed
                 continue
-            instances = [instance_of(unit, name) for name in preset.instances] or [unit]
-            made |= self.enabling(*instances).made
-        return Links(made, tuple(dict.fromkeys(path for path in removed if path not in made)))
+            instances = [make_instance_name(unit, name) for name in preset.instances] or [unit]
+            made |= self.plan_enable(*instances).made
+        return UnitLinks(made, tuple(dict.fromkeys(path for path in removed if path not in made)))
 
-    def preset(self, unit: str) -> Preset:
+    def read_preset(self, unit: str) -> UnitPreset:
         """What the preset files say of the unit; of two files of one name the first is read."""
         found: dict[str, str] = {}
-        for directory in PRESETS:
-            for name in self._files.names(directory):
+        for directory in PRESET_PATH:
+            for name in self._files.list_directory(directory):
                 if name.endswith(".preset"):
                     found.setdefault(name, f"{directory}/{name}")
-        return read_preset((self._text(found[name]) for name in sorted(found)), unit)
+        return parse_preset((self._read_text(found[name]) for name in sorted(found)), unit)
 
-    def _state(self, unit: str, enabled: Callable[[str], str]) -> str:
-        path = self.find(unit)
+    def _read_state(self, unit: str, enabled: Callable[[str], str]) -> str:
+        path = self.find_unit_file(unit)
         if not path:
             return ""
-        text = self._files.link_text(path)
-        runtime = "-runtime" if path.startswith(RUNTIME) else ""
-        if text == _MASK or (text is None and self._files.read(path) == b""):
+        text = self._files.read_link(path)
+        runtime = "-runtime" if path.startswith(RUNTIME_DIRECTORY) else ""
+        if text == _MASK or (text is None and self._files.read_file(path) == b""):
             return f"masked{runtime}"
-        if text is not None and posixpath.basename(text) not in {unit, template(unit)}:
+        if text is not None and posixpath.basename(text) not in {unit, find_template_name(unit)}:
             return "alias"
-        install = self._install(unit, path)
+        install = self._read_install(unit, path)
         # Of a template the default instance counts; other instances are something else.
-        default = instance_of(unit, install.default_instance) if install.default_instance else unit
+        default = (
+            make_instance_name(unit, install.default_instance) if install.default_instance else unit
+        )
         state = enabled(default)
         if is_template(unit) and enabled(unit) and (default == unit or not state):
             return "indirect"
         if state:
             return state
-        if text is not None and path.startswith((CONFIG, RUNTIME)):
+        if text is not None and path.startswith((CONFIG_DIRECTORY, RUNTIME_DIRECTORY)):
             return f"linked{runtime}"
-        if install.linked:
+        if install.has_links:
             return "disabled"
         return "indirect" if install.also else "static"
 
-    def _enable(self, unit: str, made: dict[str, str], done: set[str]) -> None:
-        unit, path = self._followed(unit)
+    def _collect_enable_links(self, unit: str, made: dict[str, str], done: set[str]) -> None:
+        unit, path = self._resolve_alias(unit)
         if unit in done:
             return
         done.add(unit)
-        install = self._install(unit, path)
+        install = self._read_install(unit, path)
         for alias in install.aliases:
-            name = expand(alias, unit)
+            name = expand_specifiers(alias, unit)
             if name != unit:
-                self._check_alias(f"{CONFIG}/{name}", path)
-                made[f"{CONFIG}/{name}"] = path
+                self._check_alias(f"{CONFIG_DIRECTORY}/{name}", path)
+                made[f"{CONFIG_DIRECTORY}/{name}"] = path
         for suffix, targets in zip(
-            _LINKED_FROM, (install.wanted_by, install.required_by, install.upheld_by), strict=True
+            _DEPENDENCY_SUFFIXES,
+            (install.wanted_by, install.required_by, install.upheld_by),
+            strict=True,
         ):
             for target in targets:
-                name = expand(target, unit)
-                made[f"{CONFIG}/{name}{suffix}/{self._link_name(unit, install, name)}"] = path
+                name = expand_specifiers(target, unit)
+                made[
+                    f"{CONFIG_DIRECTORY}/{name}{suffix}/{self._build_link_name(unit, install, name)}"
+                ] = path
         for other in install.also:
-            if self.find(expand(other, unit)):
-                self._enable(expand(other, unit), made, done)
+            if self.find_unit_file(expand_specifiers(other, unit)):
+                self._collect_enable_links(expand_specifiers(other, unit), made, done)
 
-    def _link_name(self, unit: str, install: Install, target: str) -> str:
+    def _build_link_name(self, unit: str, install: InstallSection, target: str) -> str:
         """What the link in the target's directory is called."""
         if not is_template(unit) or is_template(target):
             return unit
         if not install.default_instance:
             raise UnitError(
                 f"unit {unit} is a template, and {target} is none",
-                remedy=f"enable an instance of it, such as {instance_of(unit, 'NAME')}",
+                remedy=f"enable an instance of it, such as {make_instance_name(unit, 'NAME')}",
             )
-        return instance_of(unit, expand(install.default_instance, unit))
+        return make_instance_name(unit, expand_specifiers(install.default_instance, unit))
 
     def _check_alias(self, link: str, path: str) -> None:
-        text = self._files.link_text(link)
+        text = self._files.read_link(link)
         name = posixpath.basename(link)
-        if text != path and self._files.is_there(link):
+        if text != path and self._files.has_entry(link):
             raise UnitError(
                 f"{path} is to be known as {name}, and there is another {link}",
                 remedy=f"move {link} away, or take the Alias out of the unit",
             )
 
-    def _names_to_disable(self, unit: str, gone: set[str]) -> None:
+    def _collect_disabled_names(self, unit: str, gone: set[str]) -> None:
         if unit in gone:
             return
-        path = self.find(unit)
-        text = self._files.link_text(path) if path else None
+        path = self.find_unit_file(unit)
+        text = self._files.read_link(path) if path else None
         if text == _MASK:
             return
         gone.add(unit)
         if path:
-            for other in self._install(unit, path).also:
-                self._names_to_disable(expand(other, unit), gone)
+            for other in self._read_install(unit, path).also:
+                self._collect_disabled_names(expand_specifiers(other, unit), gone)
 
-    def _followed(self, unit: str) -> tuple[str, str]:
+    def _resolve_alias(self, unit: str) -> tuple[str, str]:
         """The unit that an alias stands for, and its file."""
         name = unit
-        for _ in range(_ALIASES_LIMIT):
-            path = self.find(name)
+        for _ in range(_MAX_ALIASES):
+            path = self.find_unit_file(name)
             if not path:
                 raise UnitError(f"there is no unit {unit} on this machine")
-            text = self._files.link_text(path)
+            text = self._files.read_link(path)
             if text == _MASK:
                 raise UnitError(f"unit {unit} is masked")
             target = posixpath.basename(text or "")
-            if not text or target in {name, template(name)}:
+            if not text or target in {name, find_template_name(name)}:
                 return name, path
-            name = instance_of(target, _instance(name)) if is_template(target) else target
+            name = (
+                make_instance_name(target, _get_instance(name)) if is_template(target) else target
+            )
         raise UnitError(f"unit {unit} is an alias of an alias, and so on")
 
-    def _install(self, unit: str, path: str) -> Install:
-        return read_install([self._text(path), *map(self._text, self._dropins(unit))])
+    def _read_install(self, unit: str, path: str) -> InstallSection:
+        return parse_install(
+            [self._read_text(path), *map(self._read_text, self._list_dropins(unit))]
+        )
 
-    def _dropins(self, unit: str) -> list[str]:
+    def _list_dropins(self, unit: str) -> list[str]:
         found: dict[str, str] = {}
-        for name in (unit, template(unit)):
-            for directory in SEARCHED if name else ():
-                for file in self._files.names(f"{directory}/{name}.d"):
+        for name in (unit, find_template_name(unit)):
+            for directory in SEARCH_PATH if name else ():
+                for file in self._files.list_directory(f"{directory}/{name}.d"):
                     if file.endswith(".conf"):
                         found.setdefault(file, f"{directory}/{name}.d/{file}")
         return [found[file] for file in sorted(found)]
 
-    def _text(self, path: str) -> str:
-        return (self._files.read(path) or b"").decode("utf-8", "replace")
+    def _read_text(self, path: str) -> str:
+        return (self._files.read_file(path) or b"").decode("utf-8", "replace")
 
-    def _links(self, top: str) -> Iterator[tuple[str, str]]:
+    def _list_links(self, top: str) -> Iterator[tuple[str, str]]:
         """Every link in the directory and those that targets have in it, with its text."""
-        for name in self._visible(top):
+        for name in self._list_visible_names(top):
             below = f"{top}/{name}"
-            text = self._files.link_text(below)
+            text = self._files.read_link(below)
             if text is not None:
                 yield below, text
-            elif name.endswith(_LINKED_FROM):
-                for link in self._visible(below):
-                    text = self._files.link_text(f"{below}/{link}")
+            elif name.endswith(_DEPENDENCY_SUFFIXES):
+                for link in self._list_visible_names(below):
+                    text = self._files.read_link(f"{below}/{link}")
                     if text is not None:
                         yield f"{below}/{link}", text
 
-    def _visible(self, directory: str) -> Iterator[str]:
+    def _list_visible_names(self, directory: str) -> Iterator[str]:
         """The names that systemd looks at, which hidden ones are not."""
-        return (name for name in self._files.names(directory) if not name.startswith("."))
+        return (name for name in self._files.list_directory(directory) if not name.startswith("."))
 
-    def _enables(self, link: str, text: str, unit: str) -> bool:
+    def _is_enabling_link(self, link: str, text: str, unit: str) -> bool:
         """Whether the link is one that enabling the unit makes; a link to itself is none."""
         name, target = posixpath.basename(link), posixpath.basename(text)
-        if posixpath.dirname(link).endswith(_LINKED_FROM):
+        if posixpath.dirname(link).endswith(_DEPENDENCY_SUFFIXES):
             return unit in {name, target}
         return name != unit and target == unit and text != _MASK
 
 
-def _instance(unit: str) -> str:
+def _get_instance(unit: str) -> str:
     return unit.partition("@")[2].rpartition(".")[0]

@@ -9,7 +9,7 @@ from treenail.errors import UnitError
 
 
 @dataclass(frozen=True, slots=True)
-class Install:
+class InstallSection:
     """The [Install] sections of a unit file and its drop-ins together."""
 
     wanted_by: tuple[str, ...] = ()
@@ -20,16 +20,16 @@ class Install:
     default_instance: str = ""
 
     @property
-    def linked(self) -> bool:
+    def has_links(self) -> bool:
         """Enabling the unit makes a link."""
         return bool(self.wanted_by or self.required_by or self.upheld_by or self.aliases)
 
 
 @dataclass(frozen=True, slots=True)
-class Preset:
+class UnitPreset:
     """Whether the vendor wants a unit enabled, and which instances if it is a template."""
 
-    enable: bool
+    is_enabled: bool
     instances: tuple[str, ...] = field(default=())
 
 
@@ -43,37 +43,37 @@ _LISTS = {
 _SPECIFIER = re.compile(r"%(.)", re.DOTALL)
 
 
-def read_install(texts: Iterable[str]) -> Install:
+def parse_install(texts: Iterable[str]) -> InstallSection:
     """The section in these texts, as systemd reads them one after the other."""
     lists: dict[str, list[str]] = {name: [] for name in _LISTS.values()}
     instance = ""
     for text in texts:
-        for key, value in _assignments(text):
+        for key, value in _parse_assignments(text):
             if key == "DefaultInstance":
                 instance = value
             elif key in _LISTS and value:
                 lists[_LISTS[key]] += value.split()
             elif key in _LISTS:
                 lists[_LISTS[key]].clear()
-    return Install(
+    return InstallSection(
         **{name: tuple(dict.fromkeys(values)) for name, values in lists.items()},
         default_instance=instance,
     )
 
 
-def read_preset(texts: Iterable[str], unit: str) -> Preset:
+def parse_preset(texts: Iterable[str], unit: str) -> UnitPreset:
     """What the first line that is for the unit says; without one it is to be enabled."""
     for text in texts:
         for line in map(str.strip, text.splitlines()):
             verb, *words = line.split() or [""]
             if verb not in {"enable", "disable", "ignore"} or not words:
                 continue
-            if fnmatchcase(unit, words[0]) or _instance_of(unit, words):
-                return Preset(verb == "enable", tuple(words[1:]) if is_template(unit) else ())
-    return Preset(enable=True)
+            if fnmatchcase(unit, words[0]) or _is_listed_instance(unit, words):
+                return UnitPreset(verb == "enable", tuple(words[1:]) if is_template(unit) else ())
+    return UnitPreset(is_enabled=True)
 
 
-def expand(text: str, unit: str) -> str:
+def expand_specifiers(text: str, unit: str) -> str:
     """The text with systemd's specifiers that a unit's name answers; others are refused."""
     stem, _, _ = unit.rpartition(".")
     prefix, _, instance = stem.partition("@")
@@ -94,7 +94,7 @@ def expand(text: str, unit: str) -> str:
     return _SPECIFIER.sub(value, text)
 
 
-def template(unit: str) -> str:
+def find_template_name(unit: str) -> str:
     """The name of the template of an instance; empty for what is no instance."""
     name, at, rest = unit.partition("@")
     instance, dot, suffix = rest.rpartition(".")
@@ -106,20 +106,24 @@ def is_template(unit: str) -> bool:
     return "@." in unit
 
 
-def instance_of(unit: str, instance: str) -> str:
+def make_instance_name(unit: str, instance: str) -> str:
     """The name of a template's instance."""
     return unit.replace("@.", f"@{instance}.", 1)
 
 
-def _instance_of(unit: str, words: list[str]) -> bool:
+def _is_listed_instance(unit: str, words: list[str]) -> bool:
     """Whether a preset line that lists instances of a template lists this one."""
-    found = template(unit)
-    return bool(found) and found == words[0] and unit in (instance_of(found, w) for w in words[1:])
+    found = find_template_name(unit)
+    return (
+        bool(found)
+        and found == words[0]
+        and unit in (make_instance_name(found, w) for w in words[1:])
+    )
 
 
-def _assignments(text: str) -> Iterator[tuple[str, str]]:
+def _parse_assignments(text: str) -> Iterator[tuple[str, str]]:
     section = ""
-    for line in _lines(text):
+    for line in _join_lines(text):
         if line.startswith("["):
             section = line
             continue
@@ -128,7 +132,7 @@ def _assignments(text: str) -> Iterator[tuple[str, str]]:
             yield key.strip(), value.strip()
 
 
-def _lines(text: str) -> Iterator[str]:
+def _join_lines(text: str) -> Iterator[str]:
     """The lines, continued ones joined; comments within a continued line are left out."""
     begun = ""
     for line in text.splitlines():

@@ -4,48 +4,50 @@ import re
 from typing import Protocol
 
 from treenail.errors import FileError, HostError
-from treenail.host.filesystem.files import Files
-from treenail.host.systemd.systemd import Unit
+from treenail.host.filesystem.files import HostFiles
+from treenail.host.systemd.systemd import SystemdUnit
 
 # rpm-ostree's record of who called RegisterClient as the driver, a serialized GVariant.
-_DRIVER = "/run/rpm-ostree/update-driver.gv"
+_DRIVER_FILE = "/run/rpm-ostree/update-driver.gv"
 _UNIT = re.compile(rb"[A-Za-z0-9@:_.\\-]+\.(?:service|timer)")
 _RPM_OSTREED = "/etc/rpm-ostreed.conf"
-_AUTOMATIC = "rpm-ostreed-automatic.timer"
+_AUTOMATIC_TIMER = "rpm-ostreed-automatic.timer"
 _POLICY = re.compile(r"^\s*AutomaticUpdatePolicy\s*=\s*(\S+)", re.MULTILINE)
-_CHANGES = ("stage", "apply")
-_KNOWN = ("zincati.service", "bootc-fetch-apply-updates.timer", _AUTOMATIC)
+_STAGING_POLICIES = ("stage", "apply")
+_KNOWN_AGENTS = ("zincati.service", "bootc-fetch-apply-updates.timer", _AUTOMATIC_TIMER)
 _LIMIT = 64 * 1024
 
 
-class Units(Protocol):
+class UnitLister(Protocol):
     """What systemd knows of units."""
 
-    def units(self, *names: str) -> tuple[Unit, ...]: ...
+    def list_units(self, *names: str) -> tuple[SystemdUnit, ...]: ...
 
 
-def active_drivers(files: Files, systemd: Units) -> tuple[str, ...]:
+def find_active_agents(files: HostFiles, systemd: UnitLister) -> tuple[str, ...]:
     """The units that are active and update this machine; what can't be asked is left out."""
-    names = dict.fromkeys((*_registered(files), *_KNOWN))
+    names = dict.fromkeys((*_read_registered_driver(files), *_KNOWN_AGENTS))
     try:
-        active = [each.name for each in systemd.units(*names) if each.active == "active"]
+        active = [each.name for each in systemd.list_units(*names) if each.active_state == "active"]
     except HostError:
         return ()
-    return tuple(each for each in active if each != _AUTOMATIC or _stages(files))
+    return tuple(
+        each for each in active if each != _AUTOMATIC_TIMER or _has_automatic_staging(files)
+    )
 
 
-def _registered(files: Files) -> tuple[str, ...]:
-    return tuple(each.decode("ascii") for each in _UNIT.findall(_read(files, _DRIVER)))
+def _read_registered_driver(files: HostFiles) -> tuple[str, ...]:
+    return tuple(each.decode("ascii") for each in _UNIT.findall(_read_file(files, _DRIVER_FILE)))
 
 
-def _stages(files: Files) -> bool:
+def _has_automatic_staging(files: HostFiles) -> bool:
     """Whether the timer does more than to look: not by itself, says rpm-ostreed.conf(5)."""
-    policy = _POLICY.findall(_read(files, _RPM_OSTREED).decode("utf-8", "replace"))
-    return bool(policy) and policy[-1] in _CHANGES
+    policy = _POLICY.findall(_read_file(files, _RPM_OSTREED).decode("utf-8", "replace"))
+    return bool(policy) and policy[-1] in _STAGING_POLICIES
 
 
-def _read(files: Files, path: str) -> bytes:
+def _read_file(files: HostFiles, path: str) -> bytes:
     try:
-        return files.read(path, limit=_LIMIT) or b""
+        return files.read_file(path, limit=_LIMIT) or b""
     except FileError:
         return b""

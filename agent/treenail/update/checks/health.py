@@ -11,7 +11,7 @@ pass by the deadline goes back. Three rules keep good nodes from being sent back
 
 from dataclasses import dataclass
 
-from treenail.update.state.boot_trial import Probation
+from treenail.update.state.boot_trial import BootTrial
 from treenail.update.state.record import Target
 
 API_SERVER = "ApiServer"
@@ -23,24 +23,24 @@ LEDGER = "Ledger"
 CONFIGURATION = "Configuration"
 AGENT = "Agent"
 BOOT = "Boot"
-OWN = "health.d/"
+OWN_CHECK_PREFIX = "health.d/"
 """What the names of the owner's own checks begin with."""
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """What one check found last; ``well`` is None when there was nothing to ask."""
+class HealthCheckResult:
+    """What one check found last; ``is_passing`` is None when there was nothing to ask."""
 
     name: str
-    well: bool | None
-    text: str = ""
+    is_passing: bool | None
+    problem: str = ""
     """What is wrong, for people."""
     since_s: float = 0.0
     """For how long it has been so."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class BootTrialStatus:
     """One look at a boot on trial."""
 
     elapsed_s: float
@@ -48,62 +48,68 @@ class Trial:
     deadline_s: float
     settle_s: float
     """How long all has to be well without a break."""
-    checks: tuple[Check, ...] = ()
-    api_answers: bool = False
+    checks: tuple[HealthCheckResult, ...] = ()
+    is_api_reachable: bool = False
     """The API server answers now."""
-    well_for_s: float = 0.0
+    healthy_for_s: float = 0.0
     """For how long all checks have passed; 0 while one does not."""
 
 
 @dataclass(frozen=True, slots=True)
-class Healthy:
+class HealthyVerdict:
     """The target may stay."""
 
-    untold: tuple[str, ...] = ()
+    inconclusive: tuple[str, ...] = ()
     """The checks that could not be made and were not waited for any longer."""
 
 
 @dataclass(frozen=True, slots=True)
-class NotYet:
+class PendingVerdict:
     """The trial goes on."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class UnhealthyVerdict:
     """The target has to go."""
 
-    check: Check
+    check: HealthCheckResult
 
 
-Verdict = Healthy | NotYet | Failed
+BootVerdict = HealthyVerdict | PendingVerdict | UnhealthyVerdict
 
 
-def verdict(trial: Trial, probation: Probation, *, blamed_before: bool) -> Verdict:
+def decide_verdict(
+    status: BootTrialStatus, boot_trial: BootTrial, *, is_api_blamed: bool
+) -> BootVerdict:
     """What the trial has come to.
 
-    ``blamed_before``: the node was sent back from this target for the API server's sake already.
+    ``is_api_blamed``: the node was sent back from this target for the API server's sake already.
     """
-    failing = [each for each in trial.checks if each.well is False]
-    if not failing and (trial.well_for_s >= trial.settle_s or _over(trial)):
-        return Healthy()
-    if not _over(trial):
-        return NotYet(_waiting(trial, failing))
-    blames_api = probation.api_before and not probation.api_seen and not blamed_before
+    failing = [each for each in status.checks if each.is_passing is False]
+    if not failing and (status.healthy_for_s >= status.settle_s or _is_past_deadline(status)):
+        return HealthyVerdict()
+    if not _is_past_deadline(status):
+        return PendingVerdict(_format_waiting(status, failing))
+    blames_api = (
+        boot_trial.has_api_before_reboot
+        and not boot_trial.has_api_since_reboot
+        and not is_api_blamed
+    )
     counted = [each for each in failing if each.name != API_SERVER or blames_api]
     if counted:
-        return Failed(counted[0])
-    return Healthy(untold=tuple(each.name for each in failing))
+        return UnhealthyVerdict(counted[0])
+    return HealthyVerdict(inconclusive=tuple(each.name for each in failing))
 
 
-def unhealthy(target: Target, failed: Check) -> str:
+def format_unhealthy(target: Target, failed: HealthCheckResult) -> str:
     """The sentence that says why the target is set aside."""
     lasted = f" for {failed.since_s:.0f} s" if failed.since_s >= 1 else ""
-    return f"{target} was booted and is not healthy: {failed.name} failed{lasted}: {failed.text}"
+    return f"{target} was booted and is not healthy: {failed.name} failed{lasted}: {failed.problem}"
 
 
-def did_not_boot(target: Target, booted: str) -> str:
+def format_not_booted(target: Target, booted: str) -> str:
     """The sentence that says that something else was booted than what was deployed."""
     return (
         f"{target} was deployed, but {booted or 'another deployment'} was booted: it failed to "
@@ -111,13 +117,13 @@ def did_not_boot(target: Target, booted: str) -> str:
     )
 
 
-def _over(trial: Trial) -> bool:
+def _is_past_deadline(trial: BootTrialStatus) -> bool:
     return trial.elapsed_s >= trial.deadline_s
 
 
-def _waiting(trial: Trial, failing: list[Check]) -> str:
+def _format_waiting(trial: BootTrialStatus, failing: list[HealthCheckResult]) -> str:
     left_s = max(trial.deadline_s - trial.elapsed_s, 0.0)
     if not failing:
         return "all is well; seeing whether it stays so"
-    listed = "; ".join(f"{each.name}: {each.text}" for each in failing)
+    listed = "; ".join(f"{each.name}: {each.problem}" for each in failing)
     return f"waiting {left_s:.0f} s more for {listed}"

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from treenail.errors import PreflightError
-from treenail.update.checks.registry_errors import TROUBLES
-from treenail.update.checks.signature_policy import POLICY, Rule, Trust
+from treenail.update.checks.registry_errors import REGISTRY_PROBLEM_TEXTS
+from treenail.update.checks.signature_policy import POLICY_PATH, SignatureRule, SignatureTrust
 
 
-class Reason(StrEnum):
+class PreflightReason(StrEnum):
     """Why an update can't begin, or should not; never renamed once released."""
 
     REGISTRY_NAME_UNKNOWN = "RegistryNameUnknown"
@@ -48,20 +48,20 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PreflightFinding:
     """One thing that is wrong; what does not block is said, and the update goes on."""
 
-    reason: Reason
-    sentence: str
+    reason: PreflightReason
+    message: str
     remedy: str
-    blocks: bool = True
+    is_blocking: bool = True
 
     def __str__(self) -> str:
-        return f"{self.reason}: {self.sentence}"
+        return f"{self.reason}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class ImageLayer:
     """One blob of an image, as it travels."""
 
     digest: str
@@ -69,28 +69,28 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class ImageManifest:
     """What the registry says of the image."""
 
     architecture: str = ""
     """As OCI names it, such as ``amd64``; empty when unknown, as all here."""
     created: float | None = None
     """Seconds since the epoch."""
-    layers: tuple[Layer, ...] = ()
-    bootable: bool = True
+    layers: tuple[ImageLayer, ...] = ()
+    is_bootable: bool = True
     """It says of itself that it is an operating system."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class RegistryProblem:
     """The registry did not give the image's manifest away."""
 
-    reason: Reason
+    reason: PreflightReason
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class FilesystemSpace:
     """The file system below a path; of its files, 0 in all means that it has no fixed number."""
 
     path: str
@@ -99,12 +99,12 @@ class Space:
     size_bytes: int
     free_files: int
     files: int
-    read_only: bool = False
+    is_read_only: bool = False
     """The file system itself, not just this mount of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class UnreadableFilesystem:
     """The file system below a path answers with an error."""
 
     path: str
@@ -112,24 +112,24 @@ class Unreadable:
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
+class PreflightFacts:
     """Everything that a pre-flight looks at."""
 
     now: float
     """Seconds since the epoch."""
     image: str = ""
     """The pull spec; empty when no other image is asked for."""
-    manifest: Manifest | Trouble | None = None
-    rule: Rule | str | None = None
+    manifest: ImageManifest | RegistryProblem | None = None
+    signature_rule: SignatureRule | str | None = None
     """What the signature policy says, or why it can't be read; None where there is none."""
     missing_keys: tuple[str, ...] = ()
     """The keys that the policy names and that are not there."""
     architecture: str = ""
     """The machine's, as OCI names it."""
-    spaces: tuple[Space | Unreadable, ...] = ()
-    held_layers: frozenset[str] = frozenset()
+    spaces: tuple[FilesystemSpace | UnreadableFilesystem, ...] = ()
+    present_layers: frozenset[str] = frozenset()
     """The digests of the layers that need no fetching."""
-    stores: bool = False
+    needs_storage: bool = False
     """The image waits in podman's storage, below /var, until it is deployed."""
     kernel_bytes: int = 0
     """What the booted kernel and its initramfs take on /boot; the next is about as large."""
@@ -140,7 +140,7 @@ class Conditions:
     """Units that update this machine too, and are active."""
     inhibitors: tuple[str, ...] = ()
     """Who blocks a shutdown, and why."""
-    synchronized: bool | None = None
+    is_clock_synchronized: bool | None = None
     """Whether the clock follows a time server."""
     ledger_problem: str = ""
 
@@ -156,60 +156,63 @@ _BOOT_FILES = 16
 # The ledger, the copies of what a config replaces, and room for others' logs.
 _VAR_BYTES = 64 * 1024 * 1024
 _CLOCK_SLACK_S = 3600.0
-BOOTABLE = ("ostree.bootable", "containers.bootc")
+BOOTABLE_LABELS = ("ostree.bootable", "containers.bootc")
 """The labels that ostree looks for before it deploys an image; one of them is enough."""
 _MIB = 1024 * 1024
 
 
-def findings(found: Conditions, *, only_warn: frozenset[str] = frozenset()) -> tuple[Finding, ...]:
+def find_preflight_problems(
+    found: PreflightFacts, *, only_warn: frozenset[str] = frozenset()
+) -> tuple[PreflightFinding, ...]:
     """All that is wrong, what blocks first; the reasons in ``only_warn`` never block."""
     everything = [
-        *_of_ledger(found),
-        *_of_file_systems(found),
-        *_of_space(found),
-        *_of_others(found),
-        *_of_clock(found),
-        *_of_policy(found),
-        *_of_registry(found),
+        *_check_ledger(found),
+        *_check_filesystems(found),
+        *_check_space(found),
+        *_check_other_programs(found),
+        *_check_clock(found),
+        *_check_signature_policy(found),
+        *_check_registry(found),
     ]
     judged = [
-        replace(each, blocks=False) if each.reason in only_warn else each for each in everything
+        replace(each, is_blocking=False) if each.reason in only_warn else each
+        for each in everything
     ]
-    return tuple(sorted(judged, key=lambda each: not each.blocks))
+    return tuple(sorted(judged, key=lambda each: not each.is_blocking))
 
 
-def _of_ledger(found: Conditions) -> Iterator[Finding]:
+def _check_ledger(found: PreflightFacts) -> Iterator[PreflightFinding]:
     if found.ledger_problem:
-        yield Finding(
-            Reason.LEDGER_NOT_WRITABLE,
+        yield PreflightFinding(
+            PreflightReason.LEDGER_NOT_WRITABLE,
             f"the ledger can't be written: {found.ledger_problem}",
             "see that /var/lib/treenail can be written to by root",
         )
 
 
-def _of_file_systems(found: Conditions) -> Iterator[Finding]:
+def _check_filesystems(found: PreflightFacts) -> Iterator[PreflightFinding]:
     for space in found.spaces:
-        if isinstance(space, Unreadable):
-            yield Finding(
-                Reason.FILE_SYSTEM_FAILING,
+        if isinstance(space, UnreadableFilesystem):
+            yield PreflightFinding(
+                PreflightReason.FILE_SYSTEM_FAILING,
                 f"the file system at {space.path} answers with an error: {space.text}",
                 "see 'journalctl -k -p err'; check or replace the disk",
             )
-        elif space.read_only and space.path != "/boot":
+        elif space.is_read_only and space.path != "/boot":
             # /boot is mounted read-only on purpose on some systems; ostree remounts it.
-            yield Finding(
-                Reason.READ_ONLY_FILE_SYSTEM,
+            yield PreflightFinding(
+                PreflightReason.READ_ONLY_FILE_SYSTEM,
                 f"the file system at {space.path} is read-only, as it becomes after errors",
                 "see 'journalctl -k -p err'; check the file system, then mount it read-write",
             )
 
 
-_ON = {
-    "/boot": (Reason.NO_SPACE_ON_BOOT, Reason.NO_INODES_ON_BOOT),
-    "/sysroot": (Reason.NO_SPACE_ON_SYSROOT, Reason.NO_INODES_ON_SYSROOT),
-    "/var": (Reason.NO_SPACE_ON_VAR, Reason.NO_INODES_ON_VAR),
+_SPACE_REASONS = {
+    "/boot": (PreflightReason.NO_SPACE_ON_BOOT, PreflightReason.NO_INODES_ON_BOOT),
+    "/sysroot": (PreflightReason.NO_SPACE_ON_SYSROOT, PreflightReason.NO_INODES_ON_SYSROOT),
+    "/var": (PreflightReason.NO_SPACE_ON_VAR, PreflightReason.NO_INODES_ON_VAR),
 }
-_MAKE_ROOM = {
+_SPACE_REMEDIES = {
     "/boot": "remove old deployments with 'rpm-ostree cleanup --rollback', pinned ones after "
     "'ostree admin pin --unpin', or files of others",
     "/sysroot": "remove old deployments with 'rpm-ostree cleanup --rollback', or unused container "
@@ -219,44 +222,44 @@ _MAKE_ROOM = {
 }
 
 
-def _of_space(found: Conditions) -> Iterator[Finding]:
+def _check_space(found: PreflightFacts) -> Iterator[PreflightFinding]:
     """Each file system must have room for all that goes there: paths may share one."""
     taken_bytes: dict[int, int] = {}
     taken_files: dict[int, int] = {}
     for space in found.spaces:
-        if isinstance(space, Unreadable) or space.path not in _ON:
+        if isinstance(space, UnreadableFilesystem) or space.path not in _SPACE_REASONS:
             continue
-        bytes_needed, files_needed = _needs(found, space)
+        bytes_needed, files_needed = _compute_space_needed(found, space)
         taken_bytes[space.device] = taken_bytes.get(space.device, 0) + bytes_needed
         taken_files[space.device] = taken_files.get(space.device, 0) + files_needed
-        of_bytes, of_files = _ON[space.path]
+        of_bytes, of_files = _SPACE_REASONS[space.path]
         if bytes_needed and space.free_bytes < taken_bytes[space.device]:
-            yield Finding(
+            yield PreflightFinding(
                 of_bytes,
                 f"{space.path} has {space.free_bytes // _MIB} MiB free, and the update needs "
                 f"{-(-taken_bytes[space.device] // _MIB)} MiB there",
-                _MAKE_ROOM[space.path],
+                _SPACE_REMEDIES[space.path],
             )
         if files_needed and space.files and space.free_files < taken_files[space.device]:
-            yield Finding(
+            yield PreflightFinding(
                 of_files,
                 f"{space.path} has {space.free_files} inodes left, and the update needs "
                 f"{taken_files[space.device]} there",
-                _MAKE_ROOM[space.path],
+                _SPACE_REMEDIES[space.path],
             )
 
 
-def _needs(found: Conditions, space: Space) -> tuple[int, int]:
+def _compute_space_needed(found: PreflightFacts, space: FilesystemSpace) -> tuple[int, int]:
     """Bytes and files that the update needs on the file system."""
-    layers = found.manifest.layers if isinstance(found.manifest, Manifest) else ()
+    layers = found.manifest.layers if isinstance(found.manifest, ImageManifest) else ()
     if space.path == "/var":
-        stored = sum(each.size_bytes for each in layers) if found.stores else 0
+        stored = sum(each.size_bytes for each in layers) if found.needs_storage else 0
         unpacked, files = int(stored * _UNPACKED), int(stored * _FILES_PER_BYTE)
         return _VAR_BYTES + unpacked, _LEAST_FILES + files
     if space.path == "/boot":
         needed = found.kernel_bytes - found.freeable_boot_bytes
         return (max(needed, 0), _BOOT_FILES) if found.kernel_bytes else (0, 0)
-    missing = sum(each.size_bytes for each in layers if each.digest not in found.held_layers)
+    missing = sum(each.size_bytes for each in layers if each.digest not in found.present_layers)
     if not missing:
         return 0, 0
     reserve = int(space.size_bytes * _RESERVE)
@@ -264,104 +267,109 @@ def _needs(found: Conditions, space: Space) -> tuple[int, int]:
     return int(missing * _UNPACKED) + reserve, files
 
 
-def _of_others(found: Conditions) -> Iterator[Finding]:
+def _check_other_programs(found: PreflightFacts) -> Iterator[PreflightFinding]:
     if found.staged_by_other:
-        yield staged_by_other(found.staged_by_other)
+        yield describe_foreign_staged(found.staged_by_other)
     for driver in found.drivers:
-        yield Finding(
-            Reason.OTHER_UPDATE_DRIVER,
+        yield PreflightFinding(
+            PreflightReason.OTHER_UPDATE_DRIVER,
             f"{driver} is active and updates this machine too",
             f"leave the updates to one of them: 'systemctl disable --now {driver}'",
         )
     for holder in found.inhibitors:
-        yield Finding(
-            Reason.SHUTDOWN_INHIBITED,
+        yield PreflightFinding(
+            PreflightReason.SHUTDOWN_INHIBITED,
             f"a reboot is blocked by {holder}",
             "wait for it, or end it; see: systemd-inhibit --list",
         )
 
 
-def staged_by_other(deployment: str) -> Finding:
+def describe_foreign_staged(deployment: str) -> PreflightFinding:
     """Somebody else staged the deployment of this id; it is not ours to drop."""
-    return Finding(
-        Reason.STAGED_BY_OTHER,
+    return PreflightFinding(
+        PreflightReason.STAGED_BY_OTHER,
         f"deployment {deployment} is staged on this machine, and not by treenail",
         "drop it with 'rpm-ostree cleanup --pending', or reboot into it",
     )
 
 
-def _of_clock(found: Conditions) -> Iterator[Finding]:
+def _check_clock(found: PreflightFacts) -> Iterator[PreflightFinding]:
     remedy = "set the clock; see 'timedatectl' and 'chronyc tracking'"
     manifest = found.manifest
-    if isinstance(manifest, Manifest) and manifest.created is not None:
+    if isinstance(manifest, ImageManifest) and manifest.created is not None:
         behind_s = manifest.created - found.now
         if behind_s > _CLOCK_SLACK_S:
-            yield Finding(
-                Reason.CLOCK_BEHIND_IMAGE,
+            yield PreflightFinding(
+                PreflightReason.CLOCK_BEHIND_IMAGE,
                 f"this machine's clock is {behind_s / 3600:.1f} h behind the moment when the image "
                 "was built",
                 remedy,
             )
-    if found.synchronized is False:
-        yield Finding(
-            Reason.CLOCK_NOT_SYNCHRONIZED,
+    if found.is_clock_synchronized is False:
+        yield PreflightFinding(
+            PreflightReason.CLOCK_NOT_SYNCHRONIZED,
             "this machine's clock follows no time server",
             remedy,
-            blocks=False,
+            is_blocking=False,
         )
 
 
-def _of_policy(found: Conditions) -> Iterator[Finding]:
+def _check_signature_policy(found: PreflightFacts) -> Iterator[PreflightFinding]:
     if not found.image:
         return
-    if isinstance(found.rule, str):
-        yield Finding(
-            Reason.SIGNATURE_POLICY_UNUSABLE,
-            found.rule,
-            f"mend {POLICY}; see containers-policy.json(5)",
+    if isinstance(found.signature_rule, str):
+        yield PreflightFinding(
+            PreflightReason.SIGNATURE_POLICY_UNUSABLE,
+            found.signature_rule,
+            f"mend {POLICY_PATH}; see containers-policy.json(5)",
         )
-    elif isinstance(found.rule, Rule) and found.rule.trust is Trust.REJECTED:
-        yield Finding(
-            Reason.SIGNATURE_REJECTED,
-            f"the signature policy rejects {found.image}, by {found.rule.scope}",
-            f"allow it in {POLICY}, or ask for an image that is allowed",
+    elif (
+        isinstance(found.signature_rule, SignatureRule)
+        and found.signature_rule.trust is SignatureTrust.REJECTED
+    ):
+        yield PreflightFinding(
+            PreflightReason.SIGNATURE_REJECTED,
+            f"the signature policy rejects {found.image}, by {found.signature_rule.scope}",
+            f"allow it in {POLICY_PATH}, or ask for an image that is allowed",
         )
     for key in found.missing_keys:
-        yield Finding(
-            Reason.SIGNATURE_KEY_MISSING,
+        yield PreflightFinding(
+            PreflightReason.SIGNATURE_KEY_MISSING,
             f"the signature policy wants signatures checked with {key}, and there is no such file",
-            f"put the key there, or change {POLICY}",
+            f"put the key there, or change {POLICY_PATH}",
         )
 
 
-def _of_registry(found: Conditions) -> Iterator[Finding]:
+def _check_registry(found: PreflightFacts) -> Iterator[PreflightFinding]:
     manifest = found.manifest
-    if isinstance(manifest, Trouble):
-        what, remedy = TROUBLES.get(manifest.reason, TROUBLES[Reason.REGISTRY_FAILED])
+    if isinstance(manifest, RegistryProblem):
+        what, remedy = REGISTRY_PROBLEM_TEXTS.get(
+            manifest.reason, REGISTRY_PROBLEM_TEXTS[PreflightReason.REGISTRY_FAILED]
+        )
         registry = found.image.partition("/")[0]
         about = what.format(registry=registry, image=found.image)
-        yield Finding(
+        yield PreflightFinding(
             manifest.reason, f"{about}: {manifest.text}", remedy.format(registry=registry)
         )
-    elif isinstance(manifest, Manifest):
-        if not manifest.bootable:
-            yield Finding(
-                Reason.IMAGE_NOT_BOOTABLE,
-                f"{found.image} is no operating system: it has no label {' or '.join(BOOTABLE)}",
+    elif isinstance(manifest, ImageManifest):
+        if not manifest.is_bootable:
+            yield PreflightFinding(
+                PreflightReason.IMAGE_NOT_BOOTABLE,
+                f"{found.image} is no operating system: it has no label {' or '.join(BOOTABLE_LABELS)}",
                 "ask for an image that is one, and not for one of extensions or of a program",
             )
         built_for = manifest.architecture
         if "" not in (built_for, found.architecture) and built_for != found.architecture:
-            yield Finding(
-                Reason.WRONG_ARCHITECTURE,
+            yield PreflightFinding(
+                PreflightReason.WRONG_ARCHITECTURE,
                 f"{found.image} is built for {built_for}, and this machine is {found.architecture}",
                 "ask for an image of this architecture, or for one that has several",
             )
 
 
-def refusal(found: tuple[Finding, ...]) -> PreflightError | None:
+def make_preflight_error(found: tuple[PreflightFinding, ...]) -> PreflightError | None:
     """The error that says all that blocks, each with its remedy; None when nothing does."""
-    blocking = [each for each in found if each.blocks]
+    blocking = [each for each in found if each.is_blocking]
     if not blocking:
         return None
     return PreflightError(

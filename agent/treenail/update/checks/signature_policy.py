@@ -7,10 +7,10 @@ from enum import StrEnum
 
 from treenail.errors import ConfigError
 
-POLICY = "/etc/containers/policy.json"
+POLICY_PATH = "/etc/containers/policy.json"
 
 
-class Trust(StrEnum):
+class SignatureTrust(StrEnum):
     """How the policy has images of a registry treated."""
 
     UNSIGNED = "unsigned"
@@ -22,15 +22,15 @@ class Trust(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SignatureRule:
     """What the policy says of one image."""
 
-    trust: Trust
+    trust: SignatureTrust
     scope: str
     """The part of the policy that says so, for people."""
     keys: tuple[str, ...] = ()
     """The paths of the keys that a signature is checked with."""
-    strict: bool = False
+    is_strict: bool = False
     """Ask ostree for a verified image: it does so only where the policy's default is not to
     accept anything. The rule is enforced either way, by whatever fetches the image."""
 
@@ -41,72 +41,74 @@ _SIGNED = frozenset({"signedBy", "sigstoreSigned"})
 _KNOWN = frozenset({_ANYTHING, "reject", "signedBaseLayer", *_SIGNED})
 
 
-def rule(policy: bytes, image: str) -> Rule:
+def find_rule(policy: bytes, image: str) -> SignatureRule:
     """What ``policy`` asks of the pull spec ``image``; raises `ConfigError` if it is unusable."""
-    default, docker = _read(policy, "docker")
-    for scope in _scopes(image):
+    default, docker = _read_policy(policy, "docker")
+    for scope in _list_scopes(image):
         if scope in docker:
             where = f"transports.docker[{scope!r}]"
-            return _judged(_requirements(docker[scope], where), where, default)
-    return _judged(default, "default", default)
+            return _make_rule(_read_requirements(docker[scope], where), where, default)
+    return _make_rule(default, "default", default)
 
 
-def rule_of_storage(policy: bytes) -> Rule:
+def find_storage_rule(policy: bytes) -> SignatureRule:
     """What ``policy`` asks of images in podman's storage: it counts again when they leave it."""
-    default, storage = _read(policy, _STORAGE)
+    default, storage = _read_policy(policy, _STORAGE)
     if "" in storage:
         where = f"transports.{_STORAGE}['']"
-        return _judged(_requirements(storage[""], where), where, default)
-    return _judged(default, f"default, which holds for transports.{_STORAGE} too", default)
+        return _make_rule(_read_requirements(storage[""], where), where, default)
+    return _make_rule(default, f"default, which holds for transports.{_STORAGE} too", default)
 
 
-def _read(policy: bytes, transport: str) -> tuple[list[Mapping[str, object]], Mapping[str, object]]:
+def _read_policy(
+    policy: bytes, transport: str
+) -> tuple[list[Mapping[str, object]], Mapping[str, object]]:
     """The default, and what is said of the transport by scope."""
     try:
         document: object = json.loads(policy)
     except (ValueError, RecursionError) as error:
-        raise _unusable(f"it is not JSON: {error}") from error
+        raise _make_policy_error(f"it is not JSON: {error}") from error
     if not isinstance(document, Mapping):
-        raise _unusable("it holds no JSON object")
-    default = _requirements(document.get("default"), "default")
-    transports = _object(document.get("transports"), "transports")
-    return default, _object(transports.get(transport), transport)
+        raise _make_policy_error("it holds no JSON object")
+    default = _read_requirements(document.get("default"), "default")
+    transports = _expect_object(document.get("transports"), "transports")
+    return default, _expect_object(transports.get(transport), transport)
 
 
-def _judged(
+def _make_rule(
     found: list[Mapping[str, object]], scope: str, default: list[Mapping[str, object]]
-) -> Rule:
+) -> SignatureRule:
     types = {str(each.get("type")) for each in found}
     if "reject" in types:
-        return Rule(Trust.REJECTED, scope)
+        return SignatureRule(SignatureTrust.REJECTED, scope)
     if not types & _SIGNED:
-        return Rule(Trust.UNSIGNED, scope)
-    keys = tuple(key for each in found for key in _keys(each))
+        return SignatureRule(SignatureTrust.UNSIGNED, scope)
+    keys = tuple(key for each in found for key in _list_keys(each))
     strict = all(each.get("type") != _ANYTHING for each in default)
-    return Rule(Trust.SIGNED, scope, keys, strict)
+    return SignatureRule(SignatureTrust.SIGNED, scope, keys, strict)
 
 
-def _object(found: object, where: str) -> Mapping[str, object]:
+def _expect_object(found: object, where: str) -> Mapping[str, object]:
     if found is None:
         return {}
     if not isinstance(found, Mapping):
-        raise _unusable(f"{where} is no object")
+        raise _make_policy_error(f"{where} is no object")
     return found
 
 
-def _requirements(found: object, where: str) -> list[Mapping[str, object]]:
+def _read_requirements(found: object, where: str) -> list[Mapping[str, object]]:
     if not isinstance(found, list) or not found:
-        raise _unusable(f"{where} is no list of requirements")
+        raise _make_policy_error(f"{where} is no list of requirements")
     requirements = [each for each in found if isinstance(each, Mapping)]
     for each in requirements:
         if each.get("type") not in _KNOWN:
-            raise _unusable(f"{where} has a requirement of type {each.get('type')!r}")
+            raise _make_policy_error(f"{where} has a requirement of type {each.get('type')!r}")
     if len(requirements) != len(found):
-        raise _unusable(f"{where} is no list of requirements")
+        raise _make_policy_error(f"{where} is no list of requirements")
     return requirements
 
 
-def _keys(requirement: Mapping[str, object]) -> Iterator[str]:
+def _list_keys(requirement: Mapping[str, object]) -> Iterator[str]:
     path, paths = requirement.get("keyPath"), requirement.get("keyPaths")
     yield from (
         each
@@ -115,7 +117,7 @@ def _keys(requirement: Mapping[str, object]) -> Iterator[str]:
     )
 
 
-def _scopes(image: str) -> Iterator[str]:
+def _list_scopes(image: str) -> Iterator[str]:
     """The scopes that an image is in, the narrowest first."""
     yield image
     name = image.partition("@")[0]
@@ -130,8 +132,8 @@ def _scopes(image: str) -> Iterator[str]:
     yield ""
 
 
-def _unusable(why: str) -> ConfigError:
+def _make_policy_error(why: str) -> ConfigError:
     return ConfigError(
-        f"{POLICY} can't be used: {why}",
+        f"{POLICY_PATH} can't be used: {why}",
         remedy="mend it; see containers-policy.json(5)",
     )

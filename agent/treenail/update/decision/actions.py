@@ -5,33 +5,33 @@ from dataclasses import dataclass
 
 from treenail.config.drift import Drift
 from treenail.errors import TreenailError
-from treenail.update.state.record import Refused, Target
+from treenail.update.state.record import QuarantinedTarget, Target
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
-    """Nothing to do. ``settled`` when the node is what it is asked to be."""
+class IdleAction:
+    """Nothing to do. ``is_settled`` when the node is what it is asked to be."""
 
     reason: str
-    settled: bool = False
+    is_settled: bool = False
 
     def __str__(self) -> str:
         return self.reason
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """Something is awaited from outside; ``overdue`` when it takes longer than it may."""
+class WaitAction:
+    """Something is awaited from outside; ``is_overdue`` when it takes longer than it may."""
 
     reason: str
-    overdue: bool = False
+    is_overdue: bool = False
 
     def __str__(self) -> str:
         return self.reason
 
 
 @dataclass(frozen=True, slots=True)
-class Adopt:
+class AdoptAction:
     """The machine already is the target: record it as current."""
 
     target: Target
@@ -41,7 +41,7 @@ class Adopt:
 
 
 @dataclass(frozen=True, slots=True)
-class Recover:
+class RecoverAction:
     """Put back, or clean up after, what a change of files that was cut short has left."""
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class Recover:
 
 
 @dataclass(frozen=True, slots=True)
-class Heal:
+class RepairDriftAction:
     """Have what drifted as the current config says."""
 
     drifts: tuple[Drift, ...]
@@ -59,7 +59,7 @@ class Heal:
 
 
 @dataclass(frozen=True, slots=True)
-class Weigh:
+class PlanAction:
     """Read the configs and work out what there is to do, and what it costs."""
 
     target: Target
@@ -69,7 +69,7 @@ class Weigh:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageAction:
     """Pull and deploy what the target asks of the operating system, locked."""
 
     target: Target
@@ -79,7 +79,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class StageAhead:
+class PrestageAction:
     """Pull and deploy a target that is to be at hand later, locked; the node stays as it is."""
 
     target: Target
@@ -91,7 +91,7 @@ class StageAhead:
 
 
 @dataclass(frozen=True, slots=True)
-class DropAhead:
+class DropPrestagedAction:
     """Drop what was staged ahead."""
 
     staged_id: str = ""
@@ -101,7 +101,7 @@ class DropAhead:
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
+class DrainAction:
     """Ask for the drain with this token."""
 
     target: Target
@@ -112,7 +112,7 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
-class Apply:
+class ApplyAction:
     """Write files, units and users, all or none; whatever needs no reboot is over with that."""
 
     target: Target
@@ -122,21 +122,21 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
-class Reboot:
+class RebootAction:
     """Unlock what is staged, if anything is, and reboot into it."""
 
     target: Target
     staged_id: str = ""
-    softly: bool = False
+    is_soft: bool = False
     """The kernel goes on if what is staged has the same one."""
 
     def __str__(self) -> str:
-        how = ", with a soft reboot if the kernel stays" if self.softly else ""
+        how = ", with a soft reboot if the kernel stays" if self.is_soft else ""
         return f"rebooting into {self.target}{how}"
 
 
 @dataclass(frozen=True, slots=True)
-class PutBack:
+class RestoreAction:
     """Have files, units and users as before the update."""
 
     def __str__(self) -> str:
@@ -144,7 +144,7 @@ class PutBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Prove:
+class VerifyAction:
     """The target is booted: see whether the node is healthy with it."""
 
     target: Target
@@ -155,17 +155,17 @@ class Prove:
 
 
 @dataclass(frozen=True, slots=True)
-class Return:
+class RollBackAction:
     """Go back to what was before: the deployment and the config, as one."""
 
-    refuse: Refused
+    quarantine: QuarantinedTarget
 
     def __str__(self) -> str:
         return "going back to what was before"
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CommitAction:
     """The target is booted: verify its files, units and users, and record it as current."""
 
     target: Target
@@ -175,7 +175,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class Resume:
+class UncordonAction:
     """Ask for the uncordon with this token."""
 
     token: str
@@ -185,29 +185,29 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
-    """The update is over; ``done`` when it reached its target."""
+class FinishAction:
+    """The update is over; ``is_done`` when it reached its target."""
 
-    done: bool
+    is_done: bool
 
     def __str__(self) -> str:
-        return "update done" if self.done else "update called off"
+        return "update done" if self.is_done else "update called off"
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class CancelStagedAction:
     """Call the update off and drop what it staged; refuse its target if there is a reason to."""
 
     reason: str
     staged_id: str = ""
-    refuse: Refused | None = None
+    quarantine: QuarantinedTarget | None = None
 
     def __str__(self) -> str:
         return f"calling the update off: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RefuseAction:
     """The wish can't be obeyed; a person has to act."""
 
     error: TreenailError
@@ -217,7 +217,7 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Introduce:
+class IntroduceNodeAction:
     """Annotate a Node that is new to its cluster with what its machine was made for."""
 
     annotations: Mapping[str, str]
@@ -227,7 +227,7 @@ class Introduce:
 
 
 @dataclass(frozen=True, slots=True)
-class Unpin:
+class UnpinAction:
     """Let the previous deployment go: it was kept for long enough, or stands in the way."""
 
     id: str
@@ -237,7 +237,7 @@ class Unpin:
 
 
 @dataclass(frozen=True, slots=True)
-class Forgive:
+class RetryAction:
     """Forget the refusal: another target is asked for, or somebody asked to try it again."""
 
     def __str__(self) -> str:
@@ -245,27 +245,27 @@ class Forgive:
 
 
 Decision = (
-    Rest
-    | Wait
-    | Adopt
-    | Recover
-    | Heal
-    | Weigh
-    | Stage
-    | StageAhead
-    | DropAhead
-    | Drain
-    | Apply
-    | Reboot
-    | PutBack
-    | Prove
-    | Return
-    | Commit
-    | Resume
-    | Close
-    | Drop
-    | Refuse
-    | Introduce
-    | Forgive
-    | Unpin
+    IdleAction
+    | WaitAction
+    | AdoptAction
+    | RecoverAction
+    | RepairDriftAction
+    | PlanAction
+    | StageAction
+    | PrestageAction
+    | DropPrestagedAction
+    | DrainAction
+    | ApplyAction
+    | RebootAction
+    | RestoreAction
+    | VerifyAction
+    | RollBackAction
+    | CommitAction
+    | UncordonAction
+    | FinishAction
+    | CancelStagedAction
+    | RefuseAction
+    | IntroduceNodeAction
+    | RetryAction
+    | UnpinAction
 )

@@ -13,36 +13,39 @@ _NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DesiredTarget:
     """The target asked for, and the keys that named its image."""
 
     target: Target
-    spellings: tuple[str, ...] = ()
+    image_keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Unusable:
+class InvalidTarget:
     """The annotations can't be obeyed, and why."""
 
     error: ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Nothing:
+class NoTarget:
     """No config is asked of this node."""
 
 
-def ahead(annotations: Mapping[str, str]) -> Target | None:
+def read_prestage_target(annotations: Mapping[str, str]) -> Target | None:
     """What is to be staged ahead; None without a config's name and an image by digest."""
-    config, image = annotations.get(key.STAGE_CONFIG, ""), annotations.get(key.STAGE_IMAGE, "")
+    config, image = (
+        annotations.get(key.PRESTAGE_CONFIG, ""),
+        annotations.get(key.PRESTAGE_IMAGE, ""),
+    )
     try:
-        pullspec.parse(image, where=key.STAGE_IMAGE)
+        pullspec.parse_pull_spec(image, where=key.PRESTAGE_IMAGE)
     except ConfigError:
         return None
     return Target(config, image) if _NAME.fullmatch(config) else None
 
 
-def read(annotations: Mapping[str, str]) -> Wish | Unusable | Nothing:
+def read_desired_target(annotations: Mapping[str, str]) -> DesiredTarget | InvalidTarget | NoTarget:
     """The wish in a Node's annotations.
 
     The image may be asked for in any of three spellings; two that disagree are unusable, because
@@ -52,9 +55,9 @@ def read(annotations: Mapping[str, str]) -> Wish | Unusable | Nothing:
     config = annotations.get(key.DESIRED_CONFIG, "")
     if not config:
         if not asked:
-            return Nothing()
+            return NoTarget()
         name = next(iter(asked))
-        return Unusable(
+        return InvalidTarget(
             ConfigError(
                 f"{name} is set, but {key.DESIRED_CONFIG} is not",
                 remedy=f"set {key.DESIRED_CONFIG} to the name of the rendered MachineConfig that "
@@ -62,7 +65,7 @@ def read(annotations: Mapping[str, str]) -> Wish | Unusable | Nothing:
             )
         )
     if not _NAME.fullmatch(config):
-        return Unusable(
+        return InvalidTarget(
             ConfigError(
                 f"{key.DESIRED_CONFIG} is {config!r:.300}, which is no name of a MachineConfig",
                 remedy="set it to the name of a rendered MachineConfig",
@@ -70,15 +73,15 @@ def read(annotations: Mapping[str, str]) -> Wish | Unusable | Nothing:
         )
     try:
         for name, text in asked.items():
-            pullspec.parse(text, where=name)
+            pullspec.parse_pull_spec(text, where=name)
     except ConfigError as error:
-        return Unusable(error)
+        return InvalidTarget(error)
     if len(set(asked.values())) > 1:
         listed = " and ".join(f"{name} ({text})" for name, text in sorted(asked.items()))
-        return Unusable(
+        return InvalidTarget(
             ConfigError(
                 f"the node is asked for two images at once: {listed}",
                 remedy="remove one of the annotations, or set both to the same image",
             )
         )
-    return Wish(Target(config, next(iter(asked.values()), "")), tuple(asked))
+    return DesiredTarget(Target(config, next(iter(asked.values()), "")), tuple(asked))

@@ -4,95 +4,97 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from treenail.errors import ConfigError
-from treenail.update.state.record import Phase, Record, Refused, Update
+from treenail.update.state.record import LedgerRecord, Phase, QuarantinedTarget, UpdateRecord
 
 Json = dict[str, object]
 
 
-class Kind(StrEnum):
+class RequestKind(StrEnum):
     """What is asked."""
 
     CANCEL = "cancel"
     """Call the update off while that costs nothing, and do not begin it again."""
-    FORGIVE = "forgive"
+    RETRY = "forgive"
     """Forget that a target was refused or called off, and try it again."""
-    HEAL = "heal"
+    REPAIR = "heal"
     """Have what drifted at some paths as the config says."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One request; ``update`` is the id of the one to be called off, ``paths`` are to be healed."""
+class UserRequest:
+    """One request; ``update_id`` is the id of the one to be called off, ``paths`` are to be healed."""
 
-    kind: Kind
-    update: str = ""
+    kind: RequestKind
+    update_id: str = ""
     paths: tuple[str, ...] = ()
 
 
-def cancels(request: Request | None, update: Update) -> bool:
+def is_cancel_request(request: UserRequest | None, update: UpdateRecord) -> bool:
     """Whether the request is to call this update off."""
-    return request == Request(Kind.CANCEL, update.id)
+    return request == UserRequest(RequestKind.CANCEL, update.id)
 
 
-def too_late(update: Update) -> str:
+def explain_too_late(update: UpdateRecord) -> str:
     """Why the update can't be called off any more, in a sentence; empty while it can."""
     match update.phase:
         case Phase.STAGING | Phase.DRAINING | Phase.APPLYING:
             return ""
         case Phase.REBOOTING:
             return "the reboot was asked for already"
-        case Phase.PROVING:
+        case Phase.VERIFYING:
             return "the node was rebooted, and is being proved"
-        case Phase.RETURNING:
+        case Phase.ROLLING_BACK:
             return "the node is going back already"
-        case Phase.RESUMING:
+        case Phase.UNCORDONING:
             return f"the node is at {update.target} already"
-        case Phase.RELEASING:
+        case Phase.CANCELLING:
             return "it is being called off already"
 
 
-def answered(request: Request, record: Record) -> bool:
+def is_answered(request: UserRequest, record: LedgerRecord) -> bool:
     """Whether nothing is left to do about the request."""
     match request.kind:
-        case Kind.CANCEL:
+        case RequestKind.CANCEL:
             update = record.update
-            return update is None or update.id != request.update or bool(too_late(update))
-        case Kind.FORGIVE:
-            return record.refused is None
-        case Kind.HEAL:
+            return (
+                update is None or update.id != request.update_id or bool(explain_too_late(update))
+            )
+        case RequestKind.RETRY:
+            return record.quarantined is None
+        case RequestKind.REPAIR:
             # Between updates, one turn of the agent is its answer.
             return record.update is not None
 
 
-def refused(update: Update) -> Refused:
+def make_cancelled_target(update: UpdateRecord) -> QuarantinedTarget:
     """What is remembered of an update that a person called off."""
-    return Refused(
+    return QuarantinedTarget(
         update.target,
         f"the update to {update.target} was called off on this machine",
         "ask for another target, or run 'treenail forgive' on this machine to try it again",
-        called_off=True,
+        is_cancelled_by_user=True,
     )
 
 
-def called_off(record: Record, *, boot_id: str, now: float) -> Record:
+def cancel_update(record: LedgerRecord, *, boot_id: str, now: float) -> LedgerRecord:
     """The record once its update is called off, for when no agent runs who could do that."""
     update = record.update
-    if update is None or too_late(update):
+    if update is None or explain_too_late(update):
         return record
-    releasing = update.enter(Phase.RELEASING, boot_id=boot_id, now=now)
-    return replace(record, update=releasing, refused=refused(update))
+    releasing = update.enter_phase(Phase.CANCELLING, boot_id=boot_id, now=now)
+    return replace(record, update=releasing, quarantined=make_cancelled_target(update))
 
 
-def to_json(request: Request) -> Json:
+def to_json(request: UserRequest) -> Json:
     return {
         "version": 1,
         "kind": str(request.kind),
-        "update": request.update,
+        "update": request.update_id,
         "paths": list(request.paths),
     }
 
 
-def from_json(document: object) -> Request:
+def from_json(document: object) -> UserRequest:
     """What `to_json` wrote; raises `ConfigError` for anything else."""
     match document:
         case {
@@ -101,6 +103,6 @@ def from_json(document: object) -> Request:
             "update": str(update),
             "paths": list(paths),
         }:
-            return Request(Kind(kind), update, tuple(map(str, paths)))
+            return UserRequest(RequestKind(kind), update, tuple(map(str, paths)))
         case _:
             raise ConfigError("a request that this version of treenail does not understand")

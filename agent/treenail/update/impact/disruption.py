@@ -10,24 +10,24 @@ from enum import IntEnum
 from typing import assert_never
 
 from treenail.api.disruptionpolicy import (
-    Action,
-    DaemonReload,
+    DaemonReloadPolicyAction,
     DisruptionPolicy,
-    Drain,
-    Nothing,
-    Reboot,
-    Reload,
-    Restart,
-    Special,
+    DrainPolicyAction,
+    NonePolicyAction,
+    PolicyAction,
+    RebootPolicyAction,
+    ReloadPolicyAction,
+    RestartPolicyAction,
+    SpecialPolicyAction,
 )
 from treenail.config import names
-from treenail.config.diff import Aspect, Change, Diff
+from treenail.config.diff import ConfigDiff, EntryChange, OSAspect
 from treenail.config.wanted import WantedFile
 
 CONTAINER_RUNTIME = "crio.service"
 
 
-class Level(IntEnum):
+class DisruptionLevel(IntEnum):
     """How much an action disturbs what runs on the node."""
 
     NONE = 0
@@ -39,7 +39,7 @@ class Level(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class DisruptionReason:
     """What differs, in a word and a name, and the rule that says what it costs."""
 
     subject: str
@@ -50,103 +50,114 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class DisruptionCost:
     """One action, and everything that asks for it."""
 
-    action: Action
-    reasons: tuple[Reason, ...]
+    action: PolicyAction
+    reasons: tuple[DisruptionReason, ...]
 
     @property
-    def level(self) -> Level:
-        return level(self.action)
+    def level(self) -> DisruptionLevel:
+        return get_level(self.action)
 
 
 @dataclass(frozen=True, slots=True)
-class Disruption:
+class ConfigDisruption:
     """The actions in order, the least first; one who reboots does nothing else."""
 
-    costs: tuple[Cost, ...] = ()
-    free: tuple[Reason, ...] = ()
+    costs: tuple[DisruptionCost, ...] = ()
+    harmless: tuple[DisruptionReason, ...] = ()
     """What differs and costs nothing."""
 
     @property
-    def level(self) -> Level:
-        return self.costs[-1].level if self.costs else Level.NONE
+    def level(self) -> DisruptionLevel:
+        return self.costs[-1].level if self.costs else DisruptionLevel.NONE
 
     @property
-    def drains(self) -> bool:
+    def needs_drain(self) -> bool:
         """The node has to be out of service."""
-        return self.level >= Level.DRAIN
+        return self.level >= DisruptionLevel.DRAIN
 
     @property
-    def reboots(self) -> bool:
-        return self.level is Level.REBOOT
+    def needs_reboot(self) -> bool:
+        return self.level is DisruptionLevel.REBOOT
 
 
-def disruption(diff: Diff, policy: DisruptionPolicy) -> Disruption:
+def compute_disruption(diff: ConfigDiff, policy: DisruptionPolicy) -> ConfigDisruption:
     """What the difference costs; free when nothing differs or nothing has to notice."""
-    asked: dict[Action, list[Reason]] = {}
-    for action, reason in _asked(diff, policy):
+    asked: dict[PolicyAction, list[DisruptionReason]] = {}
+    for action, reason in _find_actions(diff, policy):
         asked.setdefault(action, []).append(reason)
-    free = tuple(asked.pop(Nothing(), ()))
-    if Reboot() in asked:
-        asked = {Reboot(): asked[Reboot()]}
+    free = tuple(asked.pop(NonePolicyAction(), ()))
+    if RebootPolicyAction() in asked:
+        asked = {RebootPolicyAction(): asked[RebootPolicyAction()]}
     costs = [
-        Cost(action, tuple(reasons))
+        DisruptionCost(action, tuple(reasons))
         for action, reasons in asked.items()
         # A restart reads the configuration again, too.
-        if not (isinstance(action, Reload) and Restart(action.unit) in asked)
+        if not (
+            isinstance(action, ReloadPolicyAction) and RestartPolicyAction(action.unit) in asked
+        )
     ]
-    return Disruption(tuple(sorted(costs, key=_rank)), free)
+    return ConfigDisruption(tuple(sorted(costs, key=_get_rank)), free)
 
 
-def level(action: Action) -> Level:
+def get_level(action: PolicyAction) -> DisruptionLevel:
     """Where the action stands in the order."""
     match action:
-        case Nothing():
-            return Level.NONE
-        case DaemonReload():
-            return Level.DAEMON_RELOAD
-        case Reload():
-            return Level.RELOAD
-        case Restart():
-            return Level.RESTART
-        case Drain() | Special():
-            return Level.DRAIN
-        case Reboot():
-            return Level.REBOOT
+        case NonePolicyAction():
+            return DisruptionLevel.NONE
+        case DaemonReloadPolicyAction():
+            return DisruptionLevel.DAEMON_RELOAD
+        case ReloadPolicyAction():
+            return DisruptionLevel.RELOAD
+        case RestartPolicyAction():
+            return DisruptionLevel.RESTART
+        case DrainPolicyAction() | SpecialPolicyAction():
+            return DisruptionLevel.DRAIN
+        case RebootPolicyAction():
+            return DisruptionLevel.REBOOT
         case _:
             assert_never(action)
 
 
-def _rank(cost: Cost) -> tuple[Level, str]:
-    return cost.level, cost.action.unit if isinstance(cost.action, Reload | Restart) else ""
+def _get_rank(cost: DisruptionCost) -> tuple[DisruptionLevel, str]:
+    return cost.level, cost.action.unit if isinstance(
+        cost.action, ReloadPolicyAction | RestartPolicyAction
+    ) else ""
 
 
-def _asked(diff: Diff, policy: DisruptionPolicy) -> Iterator[tuple[Action, Reason]]:
+def _find_actions(
+    diff: ConfigDiff, policy: DisruptionPolicy
+) -> Iterator[tuple[PolicyAction, DisruptionReason]]:
     for change in diff.files:
-        yield from _by_path("file", change, policy, safe=_safe(change))
+        yield from _find_path_actions(
+            "file", change, policy, is_safe=_is_safe_registries_change(change)
+        )
     for directory in diff.directories:
-        yield from _by_path("directory", directory, policy, safe=False)
+        yield from _find_path_actions("directory", directory, policy, is_safe=False)
     for link in diff.links:
-        yield from _by_path("link", link, policy, safe=False)
+        yield from _find_path_actions("link", link, policy, is_safe=False)
     units = {found.name: found.actions for found in policy.units}
     for unit in diff.units:
         rule = f"policy for {unit.key}" if unit.key in units else "no policy for this unit"
-        for action in units.get(unit.key, (Reboot(),)):
-            yield action, Reason(f"unit {unit}", rule)
+        for action in units.get(unit.key, (RebootPolicyAction(),)):
+            yield action, DisruptionReason(f"unit {unit}", rule)
     for user in diff.users:
-        for action in policy.logins:
-            yield action, Reason(f"keys or password of {user}", "policy for sshkey")
+        for action in policy.ssh_key_actions:
+            yield action, DisruptionReason(f"keys or password of {user}", "policy for sshkey")
     for aspect in diff.os:
         # Another image of extensions alone changes nothing that is installed.
-        if aspect is not Aspect.EXTENSIONS_IMAGE:
-            yield Reboot(), Reason(f"{aspect} changed", "part of the operating system")
+        if aspect is not OSAspect.EXTENSIONS_IMAGE:
+            yield (
+                RebootPolicyAction(),
+                DisruptionReason(f"{aspect} changed", "part of the operating system"),
+            )
 
 
-def _by_path(
-    kind: str, change: Change[object], policy: DisruptionPolicy, *, safe: bool
-) -> Iterator[tuple[Action, Reason]]:
+def _find_path_actions(
+    kind: str, change: EntryChange[object], policy: DisruptionPolicy, *, is_safe: bool
+) -> Iterator[tuple[PolicyAction, DisruptionReason]]:
     """What the policy says whose path is this one, or the closest directory above it."""
     above = [
         found
@@ -154,23 +165,25 @@ def _by_path(
         if change.key == found.path or change.key.startswith(found.path.rstrip("/") + "/")
     ]
     if not above:
-        yield Reboot(), Reason(f"{kind} {change}", "no policy for this path")
+        yield RebootPolicyAction(), DisruptionReason(f"{kind} {change}", "no policy for this path")
         return
     closest = max(above, key=lambda found: len(found.path))
-    reason = Reason(f"{kind} {change}", f"policy for {closest.path}")
+    reason = DisruptionReason(f"{kind} {change}", f"policy for {closest.path}")
     for action in closest.actions:
-        if not isinstance(action, Special):
+        if not isinstance(action, SpecialPolicyAction):
             yield action, reason
             continue
-        yield Reload(CONTAINER_RUNTIME), reason
-        if not safe:
-            yield Drain(), reason
+        yield ReloadPolicyAction(CONTAINER_RUNTIME), reason
+        if not is_safe:
+            yield DrainPolicyAction(), reason
 
 
-def _safe(change: Change[WantedFile]) -> bool:
+def _is_safe_registries_change(change: EntryChange[WantedFile]) -> bool:
     """Whether what runs can go on while the container runtime reads this file again."""
     if change.key != names.REGISTRIES_CONF or change.old is None or change.new is None:
         return False
     from treenail.config import registries  # noqa: PLC0415 - rare, and it needs tomllib
 
-    return registries.safe_change(change.old.contents.decode(), change.new.contents.decode())
+    return registries.is_safe_change(
+        change.old.contents.decode_bytes(), change.new.contents.decode_bytes()
+    )

@@ -4,23 +4,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from treenail.api.disruptionpolicy import (
-    Action,
-    DaemonReload,
-    Drain,
-    Nothing,
-    Reboot,
-    Reload,
-    Restart,
-    Special,
+    DaemonReloadPolicyAction,
+    DrainPolicyAction,
+    NonePolicyAction,
+    PolicyAction,
+    RebootPolicyAction,
+    ReloadPolicyAction,
+    RestartPolicyAction,
+    SpecialPolicyAction,
 )
 from treenail.api.machineconfig import MachineConfig
-from treenail.config.diff import Aspect, Diff
+from treenail.config.diff import ConfigDiff, OSAspect
 from treenail.config.provenance import PROVENANCE, Provenance
-from treenail.update.impact.disruption import Reason
+from treenail.update.impact.disruption import DisruptionReason
 
 
 @dataclass(frozen=True, slots=True)
-class Because:
+class DisruptionCause:
     """One thing that differs, the rule for it, and who brought it; ``source`` may be unknown."""
 
     subject: str
@@ -32,50 +32,52 @@ class Because:
         return f"{self.subject} ({self.rule}){source}"
 
 
-class Sources:
-    """Who had the last word on each subject that `disruption` names."""
+class ConfigSources:
+    """Who had the last word on each subject that `compute_disruption` names."""
 
     def __init__(
-        self, found: Diff, old: MachineConfig, new: MachineConfig, *, image_source: str = ""
+        self, found: ConfigDiff, old: MachineConfig, new: MachineConfig, *, image_source: str = ""
     ) -> None:
         """``image_source`` asked for the image, where that is not a MachineConfig.
 
         Raises `ConfigError` when the provenance that a config carries can't be read.
         """
-        self._by_subject = dict(_sources(found, _provenance(old), _provenance(new)))
+        self._by_subject = dict(_find_sources(found, _read_provenance(old), _read_provenance(new)))
         if image_source:
-            self._by_subject[f"{Aspect.IMAGE} changed"] = image_source
+            self._by_subject[f"{OSAspect.IMAGE} changed"] = image_source
 
-    def because(self, reason: Reason) -> Because:
+    def find_cause(self, reason: DisruptionReason) -> DisruptionCause:
         """The reason with its source."""
-        return Because(reason.subject, reason.rule, self._by_subject.get(reason.subject, ""))
+        return DisruptionCause(
+            reason.subject, reason.rule, self._by_subject.get(reason.subject, "")
+        )
 
 
-def words(action: Action) -> str:
+def describe_action(action: PolicyAction) -> str:
     """An action for people."""
     match action:
-        case Nothing():
+        case NonePolicyAction():
             return "nothing"
-        case DaemonReload():
+        case DaemonReloadPolicyAction():
             return "systemd reads its units again"
-        case Reload(unit):
+        case ReloadPolicyAction(unit):
             return f"reload {unit}"
-        case Restart(unit):
+        case RestartPolicyAction(unit):
             return f"restart {unit}"
-        case Drain() | Special():
+        case DrainPolicyAction() | SpecialPolicyAction():
             return "drain"
-        case Reboot():
+        case RebootPolicyAction():
             return "drain and reboot"
 
 
-def _provenance(config: MachineConfig) -> Provenance:
+def _read_provenance(config: MachineConfig) -> Provenance:
     text = config.metadata.annotations.get(PROVENANCE)
     return Provenance({}) if text is None else Provenance.from_text(text)
 
 
-def _sources(found: Diff, old: Provenance, new: Provenance) -> Iterator[tuple[str, str]]:
+def _find_sources(found: ConfigDiff, old: Provenance, new: Provenance) -> Iterator[tuple[str, str]]:
     def last(section: str, key: str) -> str:
-        return _last(new.of(section, key) or old.of(section, key))
+        return _name_last(new.get_sources(section, key) or old.get_sources(section, key))
 
     for file in found.files:
         yield f"file {file}", last("files", file.key)
@@ -88,9 +90,9 @@ def _sources(found: Diff, old: Provenance, new: Provenance) -> Iterator[tuple[st
     for user in found.users:
         yield f"keys or password of {user}", last("users", user.key)
     for aspect in found.os:
-        names = new.of_section(aspect.value) or old.of_section(aspect.value)
-        yield f"{aspect} changed", _last(names)
+        names = new.get_section_sources(aspect.value) or old.get_section_sources(aspect.value)
+        yield f"{aspect} changed", _name_last(names)
 
 
-def _last(names: tuple[str, ...]) -> str:
+def _name_last(names: tuple[str, ...]) -> str:
     return f"MachineConfig {names[-1]}" if names else ""

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Protocol, TypeVar
 
-from treenail.config.diff import Change, Diff, diff
-from treenail.config.wanted import Wanted
-from treenail.update.impact.disruption import Disruption, Level, Reason
-from treenail.update.impact.os_change import NO_CHANGE, OSChange
-from treenail.update.impact.step_impact import as_diff
-from treenail.update.steps.steps import Step
+from treenail.config.diff import ConfigDiff, EntryChange, compare_configs
+from treenail.config.wanted import WantedState
+from treenail.update.impact.disruption import ConfigDisruption, DisruptionLevel, DisruptionReason
+from treenail.update.impact.os_change import NO_OS_CHANGE, OSChange
+from treenail.update.impact.step_impact import convert_steps_to_diff
+from treenail.update.steps.steps import ConfigStep
 
 Json = dict[str, object]
 T = TypeVar("T", bound=object)
@@ -18,87 +18,89 @@ REASONS_LIMIT = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class UpdateImpact:
     """Everything about an update that decisions depend on; contents are read again when due."""
 
-    os: OSChange = NO_CHANGE
-    writes: bool = False
+    os: OSChange = NO_OS_CHANGE
+    needs_write: bool = False
     """There are files, units or users to be written."""
-    level: Level = Level.NONE
+    level: DisruptionLevel = DisruptionLevel.NONE
     reasons: tuple[str, ...] = ()
     """Why it disturbs what runs, the gravest only, at most `REASONS_LIMIT`."""
 
     @property
-    def cost(self) -> str:
+    def level_name(self) -> str:
         """The gravest thing it does to what runs, in a word."""
         return self.level.name.lower().replace("_", "-")
 
     @property
-    def drains(self) -> bool:
+    def needs_drain(self) -> bool:
         """The node has to be out of service."""
-        return self.level >= Level.DRAIN
+        return self.level >= DisruptionLevel.DRAIN
 
     @property
-    def reboots(self) -> bool:
-        return self.level is Level.REBOOT
+    def needs_reboot(self) -> bool:
+        return self.level is DisruptionLevel.REBOOT
 
 
-class Named(Protocol):
+class NamedReason(Protocol):
     """A reason with its source, which says itself."""
 
     def __str__(self) -> str: ...
 
 
-def in_image_mode(wanted: Wanted) -> Wanted:
+def apply_image_mode(wanted: WantedState) -> WantedState:
     """What is left to be written when files and units are in the image."""
     return replace(wanted, files={}, directories={}, links={}, units={})
 
 
-def weigh(
-    steps: Sequence[Step],
+def compute_impact(
+    steps: Sequence[ConfigStep],
     change: OSChange,
-    cost: Disruption,
-    because: Callable[[Reason], Named],
-) -> Work:
+    cost: ConfigDisruption,
+    find_cause: Callable[[DisruptionReason], NamedReason],
+) -> UpdateImpact:
     """The work, with the reasons for the gravest of what it costs."""
     gravest = cost.costs[-1].reasons if cost.costs else ()
-    reasons = tuple(str(because(reason)) for reason in gravest[: REASONS_LIMIT - 1])
+    reasons = tuple(str(find_cause(reason)) for reason in gravest[: REASONS_LIMIT - 1])
     if len(gravest) > len(reasons):
         reasons += (f"and {len(gravest) - len(reasons)} more",)
-    return Work(os=change, writes=bool(steps), level=cost.level, reasons=reasons)
+    return UpdateImpact(os=change, needs_write=bool(steps), level=cost.level, reasons=reasons)
 
 
-def differences(old: Wanted, new: Wanted, steps: Sequence[Step], change: OSChange) -> Diff:
+def compute_differences(
+    old: WantedState, new: WantedState, steps: Sequence[ConfigStep], change: OSChange
+) -> ConfigDiff:
     """What differs between the configs, and what is on the machine beside that.
 
     Of the operating system, what is booted already is no difference.
     """
-    configs, machine = diff(old, new), as_diff(new, steps)
-    return Diff(
-        files=tuple(_together(configs.files, machine.files)),
-        directories=tuple(_together(configs.directories, machine.directories)),
-        links=tuple(_together(configs.links, machine.links)),
-        units=tuple(_together(configs.units, machine.units)),
-        users=tuple(_together(configs.users, machine.users)),
+    configs, machine = compare_configs(old, new), convert_steps_to_diff(new, steps)
+    return ConfigDiff(
+        files=tuple(_merge_changes(configs.files, machine.files)),
+        directories=tuple(_merge_changes(configs.directories, machine.directories)),
+        links=tuple(_merge_changes(configs.links, machine.links)),
+        units=tuple(_merge_changes(configs.units, machine.units)),
+        users=tuple(_merge_changes(configs.users, machine.users)),
         os=change.aspects,
     )
 
 
-def to_json(work: Work) -> Json:
+def to_json(impact: UpdateImpact) -> Json:
     """The work as the ledger keeps it."""
     change = {
-        each.name: value if isinstance(value := getattr(work.os, each.name), str) else list(value)
+        each.name: value if isinstance(value := getattr(impact.os, each.name), str) else list(value)
         for each in fields(OSChange)
     }
     return {
         "os": change,
-        "writes": work.writes,
-        "level": work.level.name,
-        "reasons": list(work.reasons),
+        "writes": impact.needs_write,
+        "level": impact.level.name,
+        "reasons": list(impact.reasons),
     }
 
 
-def from_json(document: Json) -> Work:
+def from_json(document: Json) -> UpdateImpact:
     """What `to_json` wrote; raises `ValueError` for anything else."""
     match document:
         case {
@@ -106,23 +108,25 @@ def from_json(document: Json) -> Work:
             "writes": bool(writes),
             "level": str(level),
             "reasons": list(reasons),
-        } if level in Level.__members__:
+        } if level in DisruptionLevel.__members__:
             names = {each.name for each in fields(OSChange)} - {"image", "packages_from"}
             if names == lists.keys():
-                asked = {name: _texts(lists[name]) for name in names}
+                asked = {name: _expect_texts(lists[name]) for name in names}
                 change = OSChange(image, packages_from=packages_from, **asked)
-                return Work(change, writes, Level[level], _texts(reasons))
+                return UpdateImpact(change, writes, DisruptionLevel[level], _expect_texts(reasons))
     raise ValueError("no work of an update")
 
 
-def _together(configs: Sequence[Change[T]], machine: Sequence[Change[T]]) -> Iterator[Change[T]]:
+def _merge_changes(
+    configs: Sequence[EntryChange[T]], machine: Sequence[EntryChange[T]]
+) -> Iterator[EntryChange[T]]:
     """A change between configs says more than the same one found on the machine."""
     yield from configs
     known = {change.key for change in configs}
     yield from (change for change in machine if change.key not in known)
 
 
-def _texts(values: object) -> tuple[str, ...]:
+def _expect_texts(values: object) -> tuple[str, ...]:
     if not isinstance(values, list):
         raise ValueError(f"expected a list, found {type(values).__name__}")  # noqa: TRY004 - a bad value
     return tuple(map(str, values))

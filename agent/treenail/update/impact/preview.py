@@ -14,32 +14,32 @@ from enum import StrEnum
 from treenail.api.disruptionpolicy import DisruptionPolicy
 from treenail.api.machineconfig import EXTENSIONS, MachineConfig
 from treenail.config import names
-from treenail.config.diff import Aspect, Change, Diff, diff
+from treenail.config.diff import ConfigDiff, EntryChange, OSAspect, compare_configs
 from treenail.config.drift import UNIT_MODE
-from treenail.config.reconcilable import Obstacle, obstacles
-from treenail.config.redact import FileDiff, redacted_diff, redacted_line
+from treenail.config.reconcilable import IrreconcilableChange, find_irreconcilable_changes
+from treenail.config.redact import FileDiff, compute_redacted_diff, redact_line
 from treenail.config.wanted import (
-    Wanted,
     WantedDirectory,
     WantedFile,
     WantedLink,
     WantedOS,
+    WantedState,
     WantedUnit,
     WantedUser,
-    wanted,
+    read_wanted_state,
 )
-from treenail.update.impact.disruption import disruption
-from treenail.update.impact.explain import Because, Sources, words
-from treenail.update.impact.impact import differences, in_image_mode
-from treenail.update.impact.os_change import BESIDE_KERNEL, NO_CHANGE, OSChange
-from treenail.update.steps.steps import Step
+from treenail.update.impact.disruption import compute_disruption
+from treenail.update.impact.explain import ConfigSources, DisruptionCause, describe_action
+from treenail.update.impact.impact import apply_image_mode, compute_differences
+from treenail.update.impact.os_change import KERNEL_KEEPING_ASPECTS, NO_OS_CHANGE, OSChange
+from treenail.update.steps.steps import ConfigStep
 
 _KEY = re.compile(r"(?P<kind>(?:ssh|ecdsa|sk)-[\w.@-]{1,60})\s+(?P<blob>(?:[\w+/]{4})+[\w+/]{0,3})")
 IMAGE_SOURCE = "the image beside the config"
 _ENABLEMENT = {None: "as the presets say", True: "enabled", False: "disabled"}
 
 
-class Mark(StrEnum):
+class ChangeMark(StrEnum):
     """What happens to an entry."""
 
     ADDED = "added"
@@ -48,7 +48,7 @@ class Mark(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class ContentDiff:
     """One path whose contents differ."""
 
     path: str
@@ -56,129 +56,138 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PreviewEntry:
     """One thing that differs, in the words of the config; secrets are in none of it."""
 
     kind: str
     """``file``, ``directory``, ``link``, ``unit``, ``user``, or a field such as ``kernelType``."""
     name: str
-    mark: Mark
+    mark: ChangeMark
     details: tuple[str, ...] = ()
-    written: tuple[Written, ...] = ()
+    contents: tuple[ContentDiff, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class PreviewAction:
     """One thing that is done to the node, and everything that asks for it."""
 
-    words: str
-    reasons: tuple[Because, ...]
+    description: str
+    reasons: tuple[DisruptionCause, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachinePlan:
     """What a machine needs until it has the new config, as the agent itself works it out."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ConfigStep, ...]
     change: OSChange | None
     """None when what is booted can't be told; then it is taken to be as the old config says."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """From one config to another; ``obstacles`` say why a running node can't go there at all."""
+    """From one config to another; ``irreconcilable_changes`` say why a running node can't go there at all."""
 
     old: str
     new: str
-    entries: tuple[Entry, ...] = ()
-    actions: tuple[Action, ...] = ()
+    entries: tuple[PreviewEntry, ...] = ()
+    actions: tuple[PreviewAction, ...] = ()
     """The least disruptive first; empty when nothing has to notice."""
-    free: tuple[Because, ...] = ()
+    harmless: tuple[DisruptionCause, ...] = ()
     """What differs and costs nothing."""
-    drains: bool = False
-    reboots: bool = False
-    obstacles: tuple[Obstacle, ...] = ()
+    needs_drain: bool = False
+    needs_reboot: bool = False
+    irreconcilable_changes: tuple[IrreconcilableChange, ...] = ()
     steps: tuple[str, ...] = ()
     """What is done to the files, units and users of the machine, in order; empty without one."""
 
     @property
-    def keeps_kernel(self) -> bool:
+    def can_keep_kernel(self) -> bool:
         """Whether what differs of the operating system can change while the kernel stays."""
-        aspects = {each.kind for each in self.entries} & set(Aspect)
-        return bool(aspects) and aspects <= BESIDE_KERNEL
+        aspects = {each.kind for each in self.entries} & set(OSAspect)
+        return bool(aspects) and aspects <= KERNEL_KEEPING_ASPECTS
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Nothing differs that a node would notice."""
-        return not self.entries and not self.obstacles
+        return not self.entries and not self.irreconcilable_changes
 
 
-def preview(
+def preview_update(
     old: MachineConfig,
     new: MachineConfig,
     policy: DisruptionPolicy,
     *,
     images: tuple[str, str] = ("", ""),
-    images_bake: bool = True,
-    machine: Machine | None = None,
+    has_files_in_image: bool = True,
+    machine: MachinePlan | None = None,
 ) -> Preview:
     """What the one costs a node that has the other; raises `ConfigError`.
 
     ``images`` are what annotations ask for beside the two configs, empty where they ask for none:
     a node that has one beside its config is in image mode, and files and units are the image's
-    unless ``images_bake`` is false.
+    unless ``has_files_in_image`` is false.
     With a ``machine`` it is what that machine needs: more where it has drifted, less where
     something is booted already.
     """
     before, after = (
-        _in_mode(wanted(config), image, images_bake=images_bake)
+        _apply_image(read_wanted_state(config), image, has_files_in_image=has_files_in_image)
         for config, image in zip((old, new), images, strict=True)
     )
-    between = diff(before, after)
+    between = compare_configs(before, after)
     steps, change = (machine.steps, machine.change) if machine else ((), None)
-    found = differences(before, after, steps, change or NO_CHANGE) if machine else between
+    found = (
+        compute_differences(before, after, steps, change or NO_OS_CHANGE) if machine else between
+    )
     if change is None:
         found = replace(found, os=between.os)
-    cost = disruption(found, policy)
+    cost = compute_disruption(found, policy)
     source = IMAGE_SOURCE if images[1] else ""
-    because = Sources(found, old, new, image_source=source).because
+    because = ConfigSources(found, old, new, image_source=source).find_cause
     return Preview(
         old=old.name,
         new=new.name,
         entries=(
-            *_of_system(found, before.os, after.os, change),
-            *_of_configs(between),
-            *_of_machine(between, found),
+            *_list_os_entries(found, before.os, after.os, change),
+            *_list_config_entries(between),
+            *_list_machine_entries(between, found),
         ),
         actions=tuple(
-            Action(words(each.action), tuple(map(because, each.reasons))) for each in cost.costs
+            PreviewAction(describe_action(each.action), tuple(map(because, each.reasons)))
+            for each in cost.costs
         ),
-        free=tuple(map(because, cost.free)),
-        drains=cost.drains,
-        reboots=cost.reboots,
-        obstacles=obstacles(old, new),
+        harmless=tuple(map(because, cost.harmless)),
+        needs_drain=cost.needs_drain,
+        needs_reboot=cost.needs_reboot,
+        irreconcilable_changes=find_irreconcilable_changes(old, new),
         steps=tuple(map(str, steps)),
     )
 
 
-def _in_mode(found: Wanted, image: str, *, images_bake: bool) -> Wanted:
+def _apply_image(found: WantedState, image: str, *, has_files_in_image: bool) -> WantedState:
     if not image:
         return found
     imaged = replace(found, os=replace(found.os, image=image))
-    return in_image_mode(imaged) if images_bake else imaged
+    return apply_image_mode(imaged) if has_files_in_image else imaged
 
 
-def _of_system(
-    found: Diff, before: WantedOS, after: WantedOS, change: OSChange | None
-) -> Iterator[Entry]:
+def _list_os_entries(
+    found: ConfigDiff, before: WantedOS, after: WantedOS, change: OSChange | None
+) -> Iterator[PreviewEntry]:
     for aspect in found.os:
-        details = _asked(aspect, change) if change else _aspect(aspect, before, after)
-        yield Entry(aspect, "", Mark.CHANGED, tuple(details))
+        details = (
+            _describe_os_change(aspect, change)
+            if change
+            else _describe_aspect(aspect, before, after)
+        )
+        yield PreviewEntry(aspect, "", ChangeMark.CHANGED, tuple(details))
 
 
-def _of_machine(between: Diff, found: Diff) -> Iterator[Entry]:
+def _list_machine_entries(between: ConfigDiff, found: ConfigDiff) -> Iterator[PreviewEntry]:
     """What is not as the new config says, though the configs do not differ in it."""
-    drifted: tuple[tuple[str, Sequence[Change[object]], Sequence[Change[object]]], ...] = (
+    drifted: tuple[
+        tuple[str, Sequence[EntryChange[object]], Sequence[EntryChange[object]]], ...
+    ] = (
         ("file", between.files, found.files),
         ("directory", between.directories, found.directories),
         ("link", between.links, found.links),
@@ -189,75 +198,81 @@ def _of_machine(between: Diff, found: Diff) -> Iterator[Entry]:
         keys = {change.key for change in known}
         for change in seen:
             if change.key not in keys:
-                yield Entry(kind, change.key, Mark.CHANGED, ("not as the config says",))
+                yield PreviewEntry(
+                    kind, change.key, ChangeMark.CHANGED, ("not as the config says",)
+                )
 
 
-def _of_configs(found: Diff) -> Iterator[Entry]:
+def _list_config_entries(found: ConfigDiff) -> Iterator[PreviewEntry]:
     for file in found.files:
-        yield _entry("file", file, _file_details(file), _file_diff(file))
+        yield _make_entry("file", file, _describe_file(file), _compare_file(file))
     for directory in found.directories:
-        yield _entry("directory", directory, _directory_details(directory))
+        yield _make_entry("directory", directory, _describe_directory(directory))
     for link in found.links:
-        yield _entry("link", link, _link_details(link))
+        yield _make_entry("link", link, _describe_link(link))
     for unit in found.units:
-        yield _entry("unit", unit, _unit_details(unit), *_unit_diffs(unit))
+        yield _make_entry("unit", unit, _describe_unit(unit), *_compare_unit_files(unit))
     for user in found.users:
-        yield _entry("user", user, _user_details(user))
+        yield _make_entry("user", user, _describe_user(user))
 
 
-def _entry(
-    kind: str, change: Change[object], details: Iterator[str], *diffs: Written | None
-) -> Entry:
+def _make_entry(
+    kind: str, change: EntryChange[object], details: Iterator[str], *diffs: ContentDiff | None
+) -> PreviewEntry:
     mark = (
-        Mark.ADDED if change.old is None else Mark.REMOVED if change.new is None else Mark.CHANGED
+        ChangeMark.ADDED
+        if change.old is None
+        else ChangeMark.REMOVED
+        if change.new is None
+        else ChangeMark.CHANGED
     )
     written = tuple(each for each in diffs if each is not None and each.diff != FileDiff())
-    return Entry(kind, change.key, mark, tuple(details), written)
+    return PreviewEntry(kind, change.key, mark, tuple(details), written)
 
 
-def _aspect(aspect: Aspect, old: WantedOS, new: WantedOS) -> Iterator[str]:
+def _describe_aspect(aspect: OSAspect, old: WantedOS, new: WantedOS) -> Iterator[str]:
     match aspect:
-        case Aspect.IMAGE:
-            yield _image(old.image, new.image)
-        case Aspect.KERNEL_ARGUMENTS:
-            yield from _arguments(old.kernel_arguments, new.kernel_arguments)
-        case Aspect.KERNEL_TYPE:
-            yield _turned(old.kernel_type, new.kernel_type)
-        case Aspect.EXTENSIONS:
+        case OSAspect.IMAGE:
+            yield _format_image_change(old.image, new.image)
+        case OSAspect.KERNEL_ARGUMENTS:
+            yield from _describe_arguments(old.kernel_arguments, new.kernel_arguments)
+        case OSAspect.KERNEL_TYPE:
+            yield _format_change(old.kernel_type, new.kernel_type)
+        case OSAspect.EXTENSIONS:
             for name in sorted(old.extensions - new.extensions):
                 yield f"- {name} ({', '.join(EXTENSIONS[name])})"
             for name in sorted(new.extensions - old.extensions):
                 yield f"+ {name} ({', '.join(EXTENSIONS[name])})"
-        case Aspect.EXTENSIONS_IMAGE:
-            yield _image(old.extensions_image, new.extensions_image)
-        case Aspect.FIPS:
-            yield _turned(str(old.fips).lower(), str(new.fips).lower())
+        case OSAspect.EXTENSIONS_IMAGE:
+            yield _format_image_change(old.extensions_image, new.extensions_image)
+        case OSAspect.FIPS:
+            yield _format_change(str(old.fips).lower(), str(new.fips).lower())
 
 
-def _asked(aspect: Aspect, change: OSChange) -> Iterator[str]:
+def _describe_os_change(aspect: OSAspect, change: OSChange) -> Iterator[str]:
     """What is asked of the machine's operating system."""
     match aspect:
-        case Aspect.IMAGE:
-            yield f"+ {redacted_line(change.image)}"
-        case Aspect.KERNEL_ARGUMENTS:
-            yield from (f"- {redacted_line(argument)}" for argument in change.delete)
-            yield from (f"+ {redacted_line(argument)}" for argument in change.append)
-        case Aspect.KERNEL_TYPE | Aspect.EXTENSIONS:
+        case OSAspect.IMAGE:
+            yield f"+ {redact_line(change.image)}"
+        case OSAspect.KERNEL_ARGUMENTS:
+            yield from (f"- {redact_line(argument)}" for argument in change.delete)
+            yield from (f"+ {redact_line(argument)}" for argument in change.append)
+        case OSAspect.KERNEL_TYPE | OSAspect.EXTENSIONS:
             yield from (f"- {name}" for name in (*change.remove, *change.uninstall))
             yield from (f"+ {name}" for name in (*change.reset, *change.install))
-        case Aspect.EXTENSIONS_IMAGE | Aspect.FIPS:
+        case OSAspect.EXTENSIONS_IMAGE | OSAspect.FIPS:
             return
 
 
-def _arguments(old: tuple[str, ...], new: tuple[str, ...]) -> Iterator[str]:
-    gone, added = _without(old, new), _without(new, old)
-    yield from (f"- {redacted_line(argument)}" for argument in gone)
-    yield from (f"+ {redacted_line(argument)}" for argument in added)
+def _describe_arguments(old: tuple[str, ...], new: tuple[str, ...]) -> Iterator[str]:
+    gone, added = _subtract_arguments(old, new), _subtract_arguments(new, old)
+    yield from (f"- {redact_line(argument)}" for argument in gone)
+    yield from (f"+ {redact_line(argument)}" for argument in added)
     if not gone and not added:
         yield "the same ones in another order"
 
 
-def _without(arguments: tuple[str, ...], others: tuple[str, ...]) -> list[str]:
+def _subtract_arguments(arguments: tuple[str, ...], others: tuple[str, ...]) -> list[str]:
     """The arguments that others have not, each as often as it is more."""
     left, found = list(others), []
     for argument in arguments:
@@ -268,19 +283,19 @@ def _without(arguments: tuple[str, ...], others: tuple[str, ...]) -> list[str]:
     return found
 
 
-def _file_details(change: Change[WantedFile]) -> Iterator[str]:
-    yield from _owned(change.old, change.new)
+def _describe_file(change: EntryChange[WantedFile]) -> Iterator[str]:
+    yield from _describe_owner(change.old, change.new)
     if change.key in names.CREDENTIALS:
         yield "kept up to date on a way of its own"
-    elif change.new is None and names.outlives_config(change.key):
+    elif change.new is None and names.should_outlive_config(change.key):
         yield "stays on the node: what is trusted is not forgotten"
 
 
-def _directory_details(change: Change[WantedDirectory]) -> Iterator[str]:
-    yield from _owned(change.old, change.new)
+def _describe_directory(change: EntryChange[WantedDirectory]) -> Iterator[str]:
+    yield from _describe_owner(change.old, change.new)
 
 
-def _owned(
+def _describe_owner(
     old: WantedFile | WantedDirectory | None, new: WantedFile | WantedDirectory | None
 ) -> Iterator[str]:
     if new is None:
@@ -296,29 +311,29 @@ def _owned(
         yield f"owner {old.user}:{old.group} -> {new.user}:{new.group}"
 
 
-def _file_diff(change: Change[WantedFile]) -> Written:
+def _compare_file(change: EntryChange[WantedFile]) -> ContentDiff:
     old, new = change.old, change.new
     mode = (0o777 if old is None else old.mode) & (0o777 if new is None else new.mode)
-    found = redacted_diff(
-        None if old is None else old.contents.decode(),
-        None if new is None else new.contents.decode(),
+    found = compute_redacted_diff(
+        None if old is None else old.contents.decode_bytes(),
+        None if new is None else new.contents.decode_bytes(),
         path=change.key,
         mode=mode,
     )
-    return Written(change.key, found)
+    return ContentDiff(change.key, found)
 
 
-def _link_details(change: Change[WantedLink]) -> Iterator[str]:
+def _describe_link(change: EntryChange[WantedLink]) -> Iterator[str]:
     old, new = change.old, change.new
     if new is not None:
-        kind = "hard link" if new.hard else "link"
-        target = redacted_line(new.target)
+        kind = "hard link" if new.is_hard else "link"
+        target = redact_line(new.target)
         if old is not None:
-            target = _turned(redacted_line(old.target), target)
+            target = _format_change(redact_line(old.target), target)
         yield f"{kind} to {target}"
 
 
-def _unit_details(change: Change[WantedUnit]) -> Iterator[str]:
+def _describe_unit(change: EntryChange[WantedUnit]) -> Iterator[str]:
     old = change.old or WantedUnit(change.key)
     new = change.new or WantedUnit(change.key)
     if old.mask != new.mask:
@@ -327,25 +342,31 @@ def _unit_details(change: Change[WantedUnit]) -> Iterator[str]:
         yield _ENABLEMENT[new.enabled]
 
 
-def _unit_diffs(change: Change[WantedUnit]) -> Iterator[Written]:
-    old, new = ({} if unit is None else dict(unit.written()) for unit in (change.old, change.new))
+def _compare_unit_files(change: EntryChange[WantedUnit]) -> Iterator[ContentDiff]:
+    old, new = (
+        {} if unit is None else dict(unit.list_files()) for unit in (change.old, change.new)
+    )
     for path in dict.fromkeys((*old, *new)):
         before, after = (
             text if text is None else text.encode() for text in (old.get(path), new.get(path))
         )
-        yield Written(path, redacted_diff(before, after, path=path, mode=UNIT_MODE))
+        yield ContentDiff(path, compute_redacted_diff(before, after, path=path, mode=UNIT_MODE))
 
 
-def _user_details(change: Change[WantedUser]) -> Iterator[str]:
+def _describe_user(change: EntryChange[WantedUser]) -> Iterator[str]:
     old = change.old or WantedUser(change.key)
     new = change.new or WantedUser(change.key)
-    yield from (f"- key {_fingerprint(key)}" for key in old.ssh_keys if key not in new.ssh_keys)
-    yield from (f"+ key {_fingerprint(key)}" for key in new.ssh_keys if key not in old.ssh_keys)
+    yield from (
+        f"- key {_format_fingerprint(key)}" for key in old.ssh_keys if key not in new.ssh_keys
+    )
+    yield from (
+        f"+ key {_format_fingerprint(key)}" for key in new.ssh_keys if key not in old.ssh_keys
+    )
     if old.password_hash != new.password_hash:
         yield "the password is changed" if new.password_hash else "the password is taken away"
 
 
-def _fingerprint(key: str) -> str:
+def _format_fingerprint(key: str) -> str:
     """As ssh-keygen shows it: the comment may be anything."""
     found = _KEY.match(key)
     if found is None:
@@ -354,9 +375,9 @@ def _fingerprint(key: str) -> str:
     return f"{found['kind']} SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 
 
-def _image(old: str, new: str) -> str:
-    return _turned(redacted_line(old), redacted_line(new))
+def _format_image_change(old: str, new: str) -> str:
+    return _format_change(redact_line(old), redact_line(new))
 
 
-def _turned(old: str, new: str) -> str:
+def _format_change(old: str, new: str) -> str:
     return f"{old or 'none'} -> {new or 'none'}"

@@ -2,94 +2,107 @@
 
 from collections.abc import Sequence
 
-from treenail.api.disruptionpolicy import Action, DaemonReload, Reload, Restart
+from treenail.api.disruptionpolicy import (
+    DaemonReloadPolicyAction,
+    PolicyAction,
+    ReloadPolicyAction,
+    RestartPolicyAction,
+)
 from treenail.config import names
-from treenail.config.diff import Change, Diff
-from treenail.config.wanted import Wanted, WantedFile
+from treenail.config.diff import ConfigDiff, EntryChange
+from treenail.config.wanted import WantedFile, WantedState
 from treenail.update.steps.steps import (
-    AtPath,
-    Enabling,
-    Keep,
+    BackUpEntry,
+    ConfigStep,
+    EnablementStep,
+    EntryStep,
     MakeDirectory,
     MakeLink,
-    Relabel,
+    RelabelEntry,
     ReloadDaemon,
     ReloadUnit,
-    Remove,
+    RemoveEntry,
     RestartUnit,
-    Restore,
-    SetKeys,
+    RestoreEntry,
     SetPassword,
-    Step,
+    SetSshKeys,
     WriteFile,
 )
 
 
-def serving(steps: Sequence[Step], actions: Sequence[Action]) -> tuple[Step, ...]:
+def plan_service_steps(
+    steps: Sequence[ConfigStep], actions: Sequence[PolicyAction]
+) -> tuple[ConfigStep, ...]:
     """How what runs takes notice of the steps: the ``actions`` that a disruption policy asks for.
 
     systemd reads its units again when one of them changed, before any is reloaded or restarted.
     """
-    found: list[Step] = []
-    if DaemonReload() in actions or any(map(_touches_units, steps)):
+    found: list[ConfigStep] = []
+    if DaemonReloadPolicyAction() in actions or any(map(_is_unit_step, steps)):
         found.append(ReloadDaemon())
     for action in actions:
-        if isinstance(action, Reload):
+        if isinstance(action, ReloadPolicyAction):
             found.append(ReloadUnit(action.unit))
-        elif isinstance(action, Restart):
+        elif isinstance(action, RestartPolicyAction):
             found.append(RestartUnit(action.unit))
     return tuple(found)
 
 
-def as_diff(new: Wanted, steps: Sequence[Step]) -> Diff:
+def convert_steps_to_diff(new: WantedState, steps: Sequence[ConfigStep]) -> ConfigDiff:
     """The steps as differences between configs, for a disruption policy to say what they cost."""
-    written = {step.path for step in steps if isinstance(step, WriteFile | Restore)}
-    removed = {step.path for step in steps if isinstance(step, Remove)}
+    written = {step.path for step in steps if isinstance(step, WriteFile | RestoreEntry)}
+    removed = {step.path for step in steps if isinstance(step, RemoveEntry)}
     links = {step.path for step in steps if isinstance(step, MakeLink)}
 
     def of_unit(path: str) -> bool:
-        return _of_unit(path) and path not in new.files
+        return _is_unit_path(path) and path not in new.files
 
     units = {
-        *(name for step in steps if isinstance(step, Enabling) for name in step.units),
-        *(_unit_of(path) for path in written | removed | links if of_unit(path)),
+        *(name for step in steps if isinstance(step, EnablementStep) for name in step.units),
+        *(_get_unit_name(path) for path in written | removed | links if of_unit(path)),
     }
-    return Diff(
+    return ConfigDiff(
         files=tuple(
-            Change(path, WantedFile(path), None)
+            EntryChange(path, WantedFile(path), None)
             if path in removed
-            else Change(path, None, new.files.get(path, WantedFile(path)))
+            else EntryChange(path, None, new.files.get(path, WantedFile(path)))
             for path in sorted(written | removed)
             if not of_unit(path)
         ),
         directories=tuple(
-            Change(step.path, None, new.directories.get(step.path))
+            EntryChange(step.path, None, new.directories.get(step.path))
             for step in steps
             if isinstance(step, MakeDirectory)
         ),
         links=tuple(
-            Change(path, None, new.links.get(path)) for path in sorted(links) if not of_unit(path)
+            EntryChange(path, None, new.links.get(path))
+            for path in sorted(links)
+            if not of_unit(path)
         ),
-        units=tuple(Change(name, None, new.units.get(name)) for name in sorted(units)),
+        units=tuple(EntryChange(name, None, new.units.get(name)) for name in sorted(units)),
         users=tuple(
-            Change(name, None, new.users.get(name))
+            EntryChange(name, None, new.users.get(name))
             for name in dict.fromkeys(
-                step.user for step in steps if isinstance(step, SetKeys | SetPassword)
+                step.user for step in steps if isinstance(step, SetSshKeys | SetPassword)
             )
         ),
     )
 
 
-def _touches_units(step: Step) -> bool:
-    if isinstance(step, Enabling):
+def _is_unit_step(step: ConfigStep) -> bool:
+    if isinstance(step, EnablementStep):
         return True
-    return isinstance(step, AtPath) and not isinstance(step, Keep | Relabel) and _of_unit(step.path)
+    return (
+        isinstance(step, EntryStep)
+        and not isinstance(step, BackUpEntry | RelabelEntry)
+        and _is_unit_path(step.path)
+    )
 
 
-def _of_unit(path: str) -> bool:
-    return path.startswith(names.UNITS + "/")
+def _is_unit_path(path: str) -> bool:
+    return path.startswith(names.UNIT_DIRECTORY + "/")
 
 
-def _unit_of(path: str) -> str:
+def _get_unit_name(path: str) -> str:
     """The unit whose file or drop-in is at the path."""
-    return path.removeprefix(names.UNITS + "/").partition("/")[0].removesuffix(".d")
+    return path.removeprefix(names.UNIT_DIRECTORY + "/").partition("/")[0].removesuffix(".d")

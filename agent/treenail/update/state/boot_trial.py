@@ -6,65 +6,72 @@ Json = dict[str, object]
 
 BOOTS_ALLOWED = 3
 """Boots into a target that end before a verdict: a power cut may end one."""
-STARTS_ALLOWED = 5
+AGENT_STARTS_ALLOWED = 5
 """Starts of the agent in one boot on trial, before it is taken to crash at each."""
 
 
 @dataclass(frozen=True, slots=True)
-class Probation:
+class BootTrial:
     """How the trial of a target gets on."""
 
-    api_before: bool = False
+    has_api_before_reboot: bool = False
     """The API server answered right before the reboot."""
-    api_seen: bool = False
+    has_api_since_reboot: bool = False
     """The API server answered since then."""
     boot_id: str = ""
     """The boot on trial; empty before the first."""
-    since: float = 0.0
+    began_monotonic: float = 0.0
     """When the trial of this boot began, on the monotonic clock of that boot."""
-    boots: int = 0
+    boot_count: int = 0
     """Boots into the target so far."""
-    starts: int = 0
+    agent_starts: int = 0
     """Starts of the agent in the boot on trial."""
-    returns: int = 0
+    rollback_reboots: int = 0
     """Reboots that were to lead back."""
-    healthy: bool = False
+    is_healthy: bool = False
     """The verdict: from here on there is no way back, for what was before is being cleaned up."""
 
-    def started(self, boot_id: str, now: float) -> "Probation":
+    def count_start(self, boot_id: str, now: float) -> "BootTrial":
         """After another start of the agent; ``now`` is on the monotonic clock."""
         if boot_id == self.boot_id:
-            return replace(self, starts=self.starts + 1)
-        boots = self.boots + 1
-        return replace(self, api_seen=False, boot_id=boot_id, since=now, boots=boots, starts=1)
+            return replace(self, agent_starts=self.agent_starts + 1)
+        boots = self.boot_count + 1
+        return replace(
+            self,
+            has_api_since_reboot=False,
+            boot_id=boot_id,
+            began_monotonic=now,
+            boot_count=boots,
+            agent_starts=1,
+        )
 
     @property
-    def crashes(self) -> str:
+    def failure(self) -> str:
         """Why the trial is lost without a verdict, as a sentence; empty while it is not."""
-        if self.healthy:
+        if self.is_healthy:
             return ""
-        if self.boots > BOOTS_ALLOWED:
-            return f"it was booted {self.boots} times, and no boot lasted until a verdict"
-        if self.starts > STARTS_ALLOWED:
-            return f"the agent was started {self.starts} times in one boot, without a verdict"
+        if self.boot_count > BOOTS_ALLOWED:
+            return f"it was booted {self.boot_count} times, and no boot lasted until a verdict"
+        if self.agent_starts > AGENT_STARTS_ALLOWED:
+            return f"the agent was started {self.agent_starts} times in one boot, without a verdict"
         return ""
 
 
-def to_json(probation: Probation) -> Json:
+def to_json(boot_trial: BootTrial) -> Json:
     """As the ledger keeps it."""
     return {
-        "apiBefore": probation.api_before,
-        "apiSeen": probation.api_seen,
-        "bootID": probation.boot_id,
-        "since": probation.since,
-        "boots": probation.boots,
-        "starts": probation.starts,
-        "returns": probation.returns,
-        "healthy": probation.healthy,
+        "apiBefore": boot_trial.has_api_before_reboot,
+        "apiSeen": boot_trial.has_api_since_reboot,
+        "bootID": boot_trial.boot_id,
+        "since": boot_trial.began_monotonic,
+        "boots": boot_trial.boot_count,
+        "starts": boot_trial.agent_starts,
+        "returns": boot_trial.rollback_reboots,
+        "healthy": boot_trial.is_healthy,
     }
 
 
-def from_json(found: object) -> Probation:
+def from_json(found: object) -> BootTrial:
     """What `to_json` wrote; the ledger of a version without it has none."""
     match found:
         case {
@@ -77,10 +84,10 @@ def from_json(found: object) -> Probation:
             "returns": int(returns),
             "healthy": bool(healthy),
         }:
-            return Probation(
+            return BootTrial(
                 api_before, api_seen, boot_id, float(since), boots, starts, returns, healthy
             )
         case None:
-            return Probation()
+            return BootTrial()
         case _:
             raise ValueError(f"expected a probation, found {type(found).__name__}")

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from treenail.update.state.record import Past, Phase, Record, Target
+from treenail.update.state.record import LedgerRecord, PastUpdate, Phase, Target
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class UpdateSummary:
     """One update as an answer to "why": what it asked of the node, and what asked for it."""
 
     id: str
@@ -14,83 +14,83 @@ class Asked:
     target: Target
     began: float
     """Seconds since the epoch."""
-    drains: bool
-    reboots: bool
+    needs_drain: bool
+    needs_reboot: bool
     reasons: tuple[str, ...]
-    weighed: bool = True
+    is_planned: bool = True
     """It is known what it asks for."""
-    soft: bool = False
+    is_soft_reboot: bool = False
     """Its last reboot kept the kernel."""
 
     @property
-    def deed(self) -> str:
+    def disruption(self) -> str:
         """What it asks of the node, as a noun."""
-        if not self.weighed:
+        if not self.is_planned:
             return "change that is being worked out"
-        if self.reboots:
-            reboot = "soft reboot" if self.soft else "reboot"
-            return f"drain and {reboot}" if self.drains else reboot
-        return "drain" if self.drains else "change in service"
+        if self.needs_reboot:
+            reboot = "soft reboot" if self.is_soft_reboot else "reboot"
+            return f"drain and {reboot}" if self.needs_drain else reboot
+        return "drain" if self.needs_drain else "change in service"
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class DisruptionHistory:
     """Why the node is, was or will be disturbed.
 
     ``boot`` is the update that the machine was booted for: None when it was somebody else's doing,
     or when the moment of the boot is not known.
     """
 
-    pending: Asked | None = None
-    last: Asked | None = None
+    pending: UpdateSummary | None = None
+    last: UpdateSummary | None = None
     """The last one that is over and drained or rebooted the node."""
-    boot: Asked | None = None
+    boot: UpdateSummary | None = None
 
 
-def account(record: Record, *, booted_at: float | None) -> Account:
+def summarize_history(record: LedgerRecord, *, booted_at: float | None) -> DisruptionHistory:
     """What the record says; ``booted_at`` is in seconds since the epoch, None if not known."""
-    past = [_past(each) for each in record.history]
-    pending = _pending(record)
+    past = [_summarize_past(each) for each in record.history]
+    pending = _summarize_pending(record)
     spans = [(each, over.ended) for each, over in zip(past, record.history, strict=True)]
-    if pending is not None and record.update is not None and record.update.reboots:
+    if pending is not None and record.update is not None and record.update.reboot_count:
         spans.insert(0, (pending, float("inf")))
-    return Account(
+    return DisruptionHistory(
         pending=pending,
-        last=next((each for each in past if each.drains or each.reboots), None),
-        boot=next((each for each, ended in spans if _booted_for(each, ended, booted_at)), None),
+        last=next((each for each in past if each.needs_drain or each.needs_reboot), None),
+        boot=next((each for each, ended in spans if _is_boot_of(each, ended, booted_at)), None),
     )
 
 
-def _booted_for(update: Asked, ended: float, booted_at: float | None) -> bool:
+def _is_boot_of(update: UpdateSummary, ended: float, booted_at: float | None) -> bool:
     """Whether the boot was within the update: one that reboots is over only after its boot."""
-    return booted_at is not None and update.reboots and update.began <= booted_at <= ended
+    return booted_at is not None and update.needs_reboot and update.began <= booted_at <= ended
 
 
-def _pending(record: Record) -> Asked | None:
+def _summarize_pending(record: LedgerRecord) -> UpdateSummary | None:
     update = record.update
     if update is None:
         return None
-    return Asked(
+    return UpdateSummary(
         id=update.id,
         origin=update.origin,
         target=update.target,
         began=update.began,
-        drains=update.work is not None and update.work.drains,
-        reboots=update.work is not None and update.work.reboots,
-        reasons=update.work.reasons if update.work else (),
-        weighed=update.work is not None,
-        soft=update.soft,
+        needs_drain=update.impact is not None and update.impact.needs_drain,
+        needs_reboot=update.impact is not None and update.impact.needs_reboot,
+        reasons=update.impact.reasons if update.impact else (),
+        is_planned=update.impact is not None,
+        is_soft_reboot=update.is_soft_reboot,
     )
 
 
-def _past(past: Past) -> Asked:
-    return Asked(
+def _summarize_past(past: PastUpdate) -> UpdateSummary:
+    return UpdateSummary(
         id=past.id,
         origin=past.origin,
         target=past.target,
         began=past.began,
-        drains=any(phase is Phase.DRAINING for phase, _seconds in past.spent),
-        reboots=past.reboots > 0,
+        needs_drain=any(phase is Phase.DRAINING for phase, _seconds in past.phase_seconds),
+        needs_reboot=past.reboot_count > 0,
         reasons=past.reasons,
-        soft=past.soft,
+        is_soft_reboot=past.is_soft_reboot,
     )

@@ -12,15 +12,15 @@ from treenail.errors import LedgerError
 from treenail.update.state import boot_id as boot_ids
 from treenail.update.state import boot_trial as probations
 from treenail.update.state import json_types, retention
-from treenail.update.state.boot_trial import Probation
-from treenail.update.state.retention import Retained
+from treenail.update.state.boot_trial import BootTrial
+from treenail.update.state.retention import RetainedDeployment
 
 if TYPE_CHECKING:
-    from treenail.update.impact.impact import Work
+    from treenail.update.impact.impact import UpdateImpact
 
 Json = dict[str, object]
 
-_SHORT = 12
+_SHORT_DIGEST = 12
 HISTORY_LIMIT = 20
 
 
@@ -40,7 +40,7 @@ class Target:
         """For sentences: the digest is cut to what tells images apart."""
         if not self.image:
             return self.config or "nothing"
-        short = self.image[: self.image.index("@") + len("@sha256:") + _SHORT]
+        short = self.image[: self.image.index("@") + len("@sha256:") + _SHORT_DIGEST]
         return f"{self.config} with {short}"
 
 
@@ -55,18 +55,18 @@ class Phase(StrEnum):
     """Files, units and users are being written; all of that can be undone."""
     REBOOTING = "rebooting"
     """The point of no return: the deployment is unlocked and the reboot asked for."""
-    PROVING = "proving"
+    VERIFYING = "proving"
     """The target is booted; whether the node is healthy with it is being found out."""
-    RETURNING = "returning"
+    ROLLING_BACK = "returning"
     """The target is not healthy: the previous deployment is made the default and rebooted into."""
-    RESUMING = "resuming"
+    UNCORDONING = "resuming"
     """The target is reached and verified; the uncordon is asked for."""
-    RELEASING = "releasing"
+    CANCELLING = "releasing"
     """Called off: what was staged is dropped, files are put back, the drain is taken back."""
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class UpdateRecord:
     """One update of this node, from the first step to the last."""
 
     id: str
@@ -79,49 +79,51 @@ class Update:
     """Seconds since the epoch."""
     entered: float
     """When ``phase`` was entered, seconds since the epoch."""
-    work: "Work | None" = None
+    impact: "UpdateImpact | None" = None
     """What there is to do; None until the configs were read, and can be reconciled."""
     staged_id: str = ""
     """The deployment that we staged; empty before, and when we died before it was noted."""
-    drain: str = ""
+    drain_token: str = ""
     """The value of ``desiredDrain`` that we asked for last; empty before the first."""
-    reboots: int = 0
+    reboot_count: int = 0
     """How often the reboot into this target was asked for."""
-    spent: tuple[tuple[Phase, float], ...] = ()
+    phase_seconds: tuple[tuple[Phase, float], ...] = ()
     """Seconds in each phase before this one, in the order in which they were entered first."""
-    probation: Probation = field(default_factory=Probation)
-    soft: bool = False
+    boot_trial: BootTrial = field(default_factory=BootTrial)
+    is_soft_reboot: bool = False
     """The last reboot kept the kernel."""
 
-    def enter(self, phase: Phase, *, boot_id: str, now: float) -> "Update":
+    def enter_phase(self, phase: Phase, *, boot_id: str, now: float) -> "UpdateRecord":
         """The update as it goes into ``phase``."""
-        after_reboot = phase is Phase.PROVING and self.phase is Phase.REBOOTING
-        soft = boot_ids.softly(self.boot_id, boot_id) if after_reboot else self.soft
-        entered = replace(self, phase=phase, boot_id=boot_id, entered=now, soft=soft)
-        return replace(entered, spent=self.spent_until(now))
+        after_reboot = phase is Phase.VERIFYING and self.phase is Phase.REBOOTING
+        soft = (
+            boot_ids.is_soft_reboot(self.boot_id, boot_id) if after_reboot else self.is_soft_reboot
+        )
+        entered = replace(self, phase=phase, boot_id=boot_id, entered=now, is_soft_reboot=soft)
+        return replace(entered, phase_seconds=self.compute_phase_seconds(now))
 
-    def spent_until(self, now: float) -> tuple[tuple[Phase, float], ...]:
+    def compute_phase_seconds(self, now: float) -> tuple[tuple[Phase, float], ...]:
         """Seconds in each phase, up to now; a clock that was set back takes nothing away."""
-        found = dict(self.spent)
+        found = dict(self.phase_seconds)
         found[self.phase] = found.get(self.phase, 0.0) + max(now - self.entered, 0.0)
         return tuple(found.items())
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class QuarantinedTarget:
     """A target that is not tried again until another one is asked for."""
 
     target: Target
     reason: str
     remedy: str = ""
-    called_off: bool = False
+    is_cancelled_by_user: bool = False
     """A person on the machine did not want it; nothing is wrong with it."""
     check: str = ""
     """The health check that failed; empty when it was refused before it was booted."""
 
 
 @dataclass(frozen=True, slots=True)
-class StagedAhead:
+class PrestagedTarget:
     """What is staged, or being staged, though the node is not asked to move to it yet."""
 
     target: Target
@@ -129,21 +131,21 @@ class StagedAhead:
     """The boot in which it was staged, which it does not outlive."""
     staged_id: str = ""
     """The deployment; empty before it was noted, and when nothing had to be staged."""
-    done: bool = False
+    is_done: bool = False
 
 
-class Outcome(StrEnum):
+class UpdateOutcome(StrEnum):
     """What became of an update."""
 
     DONE = "done"
-    CALLED_OFF = "called off"
+    CANCELLED = "called off"
     """Another target was asked for, or somebody interfered; the node was as before."""
     FAILED = "failed"
     """The target was refused for good; the node was as before."""
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class PastUpdate:
     """One update that is over; times are seconds since the epoch."""
 
     id: str
@@ -151,62 +153,62 @@ class Past:
     origin: Target
     began: float
     ended: float
-    outcome: Outcome
-    reboots: int = 0
+    outcome: UpdateOutcome
+    reboot_count: int = 0
     reasons: tuple[str, ...] = ()
     """Why the node was disturbed."""
     failure: str = ""
-    spent: tuple[tuple[Phase, float], ...] = ()
+    phase_seconds: tuple[tuple[Phase, float], ...] = ()
     """Seconds in each phase."""
-    soft: bool = False
+    is_soft_reboot: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class LedgerRecord:
     """What the ledger holds."""
 
     current: Target = Target()
     """Booted and verified; never set on the strength of a request alone."""
-    update: Update | None = None
-    refused: Refused | None = None
-    history: tuple[Past, ...] = ()
+    update: UpdateRecord | None = None
+    quarantined: QuarantinedTarget | None = None
+    history: tuple[PastUpdate, ...] = ()
     """The last updates, the newest first; no more than `HISTORY_LIMIT`."""
-    booted: str = ""
+    booted_digest: str = ""
     """The manifest digest that was booted when ``current`` was verified; empty if unknown."""
-    ahead: StagedAhead | None = None
-    blamed: Target = Target()
+    prestaged: PrestagedTarget | None = None
+    api_blamed: Target = Target()
     """The target that the node was last sent back from because of the API server."""
-    retained: Retained | None = None
+    retained: RetainedDeployment | None = None
     """The previous deployment, while it is pinned."""
 
-    def closed(self, outcome: Outcome, *, now: float) -> "Record":
+    def close_update(self, outcome: UpdateOutcome, *, now: float) -> "LedgerRecord":
         """The record without its update, which is history."""
         update = self.update
         if update is None:
             return self
-        refused = self.refused
-        past = Past(
+        refused = self.quarantined
+        past = PastUpdate(
             id=update.id,
             target=update.target,
             origin=update.origin,
             began=update.began,
             ended=now,
             outcome=outcome,
-            reboots=update.reboots,
-            reasons=update.work.reasons if update.work else (),
+            reboot_count=update.reboot_count,
+            reasons=update.impact.reasons if update.impact else (),
             failure=refused.reason if refused and refused.target == update.target else "",
-            spent=update.spent_until(now),
-            soft=update.soft,
+            phase_seconds=update.compute_phase_seconds(now),
+            is_soft_reboot=update.is_soft_reboot,
         )
         history = (past, *self.history)[:HISTORY_LIMIT]
-        healthy = outcome is Outcome.DONE
-        retained = self.retained and self.retained.closed(healthy=healthy, now=now)
+        healthy = outcome is UpdateOutcome.DONE
+        retained = self.retained and self.retained.end_trial(is_healthy=healthy, now=now)
         return replace(self, update=None, history=history, retained=retained)
 
 
-def to_json(record: Record) -> Json:
+def to_json(record: LedgerRecord) -> Json:
     """The record as the ledger keeps it."""
-    update, refused = record.update, record.refused
+    update, refused = record.update, record.quarantined
     return {
         "version": 1,
         "current": _target_to_json(record.current),
@@ -220,13 +222,13 @@ def to_json(record: Record) -> Json:
             "bootID": update.boot_id,
             "began": update.began,
             "entered": update.entered,
-            "work": None if update.work is None else _work_to_json(update.work),
+            "work": None if update.impact is None else _work_to_json(update.impact),
             "stagedID": update.staged_id,
-            "drain": update.drain,
-            "reboots": update.reboots,
-            "spent": _spent_to_json(update.spent),
-            "probation": probations.to_json(update.probation),
-            "soft": update.soft,
+            "drain": update.drain_token,
+            "reboots": update.reboot_count,
+            "spent": _spent_to_json(update.phase_seconds),
+            "probation": probations.to_json(update.boot_trial),
+            "soft": update.is_soft_reboot,
         },
         "refused": None
         if refused is None
@@ -234,46 +236,48 @@ def to_json(record: Record) -> Json:
             "target": _target_to_json(refused.target),
             "reason": refused.reason,
             "remedy": refused.remedy,
-            "calledOff": refused.called_off,
+            "calledOff": refused.is_cancelled_by_user,
             "check": refused.check,
         },
         "history": [_past_to_json(past) for past in record.history],
-        "booted": record.booted,
+        "booted": record.booted_digest,
         "ahead": None
-        if record.ahead is None
+        if record.prestaged is None
         else {
-            "target": _target_to_json(record.ahead.target),
-            "bootID": record.ahead.boot_id,
-            "stagedID": record.ahead.staged_id,
-            "done": record.ahead.done,
+            "target": _target_to_json(record.prestaged.target),
+            "bootID": record.prestaged.boot_id,
+            "stagedID": record.prestaged.staged_id,
+            "done": record.prestaged.is_done,
         },
-        "blamed": _target_to_json(record.blamed),
+        "blamed": _target_to_json(record.api_blamed),
         "retained": retention.to_json(record.retained),
     }
 
 
-def from_json(document: Json | None) -> Record:
+def from_json(document: Json | None) -> LedgerRecord:
     """The record in a ledger document; an absent one is a node that has done nothing yet.
 
     Raises `LedgerError` when the document is not one that `to_json` wrote.
     """
     if document is None:
-        return Record()
+        return LedgerRecord()
     try:
         update, refused = document["update"], document["refused"]
-        return Record(
+        return LedgerRecord(
             current=_target_from_json(document["current"]),
-            update=None if update is None else _update_from_json(json_types.mapping(update)),
-            refused=None if refused is None else _refused_from_json(json_types.mapping(refused)),
+            update=None if update is None else _decode_update(json_types.expect_object(update)),
+            quarantined=None
+            if refused is None
+            else _refused_from_json(json_types.expect_object(refused)),
             history=tuple(
-                _past_from_json(json_types.mapping(past))
-                for past in json_types.rows(document.get("history", []))
+                _past_from_json(json_types.expect_object(past))
+                for past in json_types.expect_list(document.get("history", []))
             ),
-            booted=json_types.text(document.get("booted", "")),
-            ahead=_ahead_from_json(json_types.mapping(ahead))
+            booted_digest=json_types.expect_string(document.get("booted", "")),
+            prestaged=_ahead_from_json(json_types.expect_object(ahead))
             if (ahead := document.get("ahead"))
             else None,
-            blamed=_target_from_json(document["blamed"]) if "blamed" in document else Target(),
+            api_blamed=_target_from_json(document["blamed"]) if "blamed" in document else Target(),
             retained=retention.from_json(document.get("retained")),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -284,47 +288,47 @@ def from_json(document: Json | None) -> Record:
         ) from error
 
 
-def _update_from_json(document: Json) -> Update:
-    return Update(
-        id=json_types.text(document["id"]),
+def _decode_update(document: Json) -> UpdateRecord:
+    return UpdateRecord(
+        id=json_types.expect_string(document["id"]),
         target=_target_from_json(document["target"]),
         origin=_target_from_json(document["origin"]),
-        phase=Phase(json_types.text(document["phase"])),
-        boot_id=json_types.text(document["bootID"]),
-        began=json_types.number(document["began"]),
-        entered=json_types.number(document["entered"]),
-        work=None
+        phase=Phase(json_types.expect_string(document["phase"])),
+        boot_id=json_types.expect_string(document["bootID"]),
+        began=json_types.expect_number(document["began"]),
+        entered=json_types.expect_number(document["entered"]),
+        impact=None
         if (work := document["work"]) is None
-        else _work_from_json(json_types.mapping(work)),
-        staged_id=json_types.text(document["stagedID"]),
-        drain=json_types.text(document["drain"]),
-        reboots=int(json_types.number(document["reboots"])),
-        spent=_spent_from_json(document.get("spent", {})),
-        probation=probations.from_json(document.get("probation")),
-        soft=document.get("soft") is True,
+        else _work_from_json(json_types.expect_object(work)),
+        staged_id=json_types.expect_string(document["stagedID"]),
+        drain_token=json_types.expect_string(document["drain"]),
+        reboot_count=int(json_types.expect_number(document["reboots"])),
+        phase_seconds=_spent_from_json(document.get("spent", {})),
+        boot_trial=probations.from_json(document.get("probation")),
+        is_soft_reboot=document.get("soft") is True,
     )
 
 
-def _refused_from_json(document: Json) -> Refused:
-    return Refused(
+def _refused_from_json(document: Json) -> QuarantinedTarget:
+    return QuarantinedTarget(
         target=_target_from_json(document["target"]),
-        reason=json_types.text(document["reason"]),
-        remedy=json_types.text(document["remedy"]),
-        called_off=document.get("calledOff") is True,
-        check=json_types.text(document.get("check", "")),
+        reason=json_types.expect_string(document["reason"]),
+        remedy=json_types.expect_string(document["remedy"]),
+        is_cancelled_by_user=document.get("calledOff") is True,
+        check=json_types.expect_string(document.get("check", "")),
     )
 
 
-def _ahead_from_json(document: Json) -> StagedAhead:
-    return StagedAhead(
+def _ahead_from_json(document: Json) -> PrestagedTarget:
+    return PrestagedTarget(
         target=_target_from_json(document["target"]),
-        boot_id=json_types.text(document["bootID"]),
-        staged_id=json_types.text(document["stagedID"]),
-        done=document["done"] is True,
+        boot_id=json_types.expect_string(document["bootID"]),
+        staged_id=json_types.expect_string(document["stagedID"]),
+        is_done=document["done"] is True,
     )
 
 
-def _past_to_json(past: Past) -> Json:
+def _past_to_json(past: PastUpdate) -> Json:
     return {
         "id": past.id,
         "target": _target_to_json(past.target),
@@ -332,27 +336,27 @@ def _past_to_json(past: Past) -> Json:
         "began": past.began,
         "ended": past.ended,
         "outcome": str(past.outcome),
-        "reboots": past.reboots,
+        "reboots": past.reboot_count,
         "reasons": list(past.reasons),
         "failure": past.failure,
-        "spent": _spent_to_json(past.spent),
-        "soft": past.soft,
+        "spent": _spent_to_json(past.phase_seconds),
+        "soft": past.is_soft_reboot,
     }
 
 
-def _past_from_json(document: Json) -> Past:
-    return Past(
-        id=json_types.text(document["id"]),
+def _past_from_json(document: Json) -> PastUpdate:
+    return PastUpdate(
+        id=json_types.expect_string(document["id"]),
         target=_target_from_json(document["target"]),
         origin=_target_from_json(document["origin"]),
-        began=json_types.number(document["began"]),
-        ended=json_types.number(document["ended"]),
-        outcome=Outcome(json_types.text(document["outcome"])),
-        reboots=int(json_types.number(document["reboots"])),
-        reasons=tuple(map(json_types.text, json_types.rows(document["reasons"]))),
-        failure=json_types.text(document["failure"]),
-        spent=_spent_from_json(document.get("spent", {})),
-        soft=document.get("soft") is True,
+        began=json_types.expect_number(document["began"]),
+        ended=json_types.expect_number(document["ended"]),
+        outcome=UpdateOutcome(json_types.expect_string(document["outcome"])),
+        reboot_count=int(json_types.expect_number(document["reboots"])),
+        reasons=tuple(map(json_types.expect_string, json_types.expect_list(document["reasons"]))),
+        failure=json_types.expect_string(document["failure"]),
+        phase_seconds=_spent_from_json(document.get("spent", {})),
+        is_soft_reboot=document.get("soft") is True,
     )
 
 
@@ -362,21 +366,21 @@ def _spent_to_json(spent: tuple[tuple[Phase, float], ...]) -> Json:
 
 def _spent_from_json(value: object) -> tuple[tuple[Phase, float], ...]:
     return tuple(
-        (Phase(phase), json_types.number(seconds))
-        for phase, seconds in json_types.mapping(value).items()
+        (Phase(phase), json_types.expect_number(seconds))
+        for phase, seconds in json_types.expect_object(value).items()
     )
 
 
 # Work drags all of configuration behind it, of which commands that read a record need nothing.
 
 
-def _work_to_json(work: "Work") -> Json:
+def _work_to_json(work: "UpdateImpact") -> Json:
     from treenail.update.impact.impact import to_json  # noqa: PLC0415 - see above
 
     return to_json(work)
 
 
-def _work_from_json(document: Json) -> "Work":
+def _work_from_json(document: Json) -> "UpdateImpact":
     from treenail.update.impact.impact import from_json  # noqa: PLC0415 - see above
 
     return from_json(document)
@@ -387,5 +391,7 @@ def _target_to_json(target: Target) -> Json:
 
 
 def _target_from_json(value: object) -> Target:
-    document = json_types.mapping(value)
-    return Target(json_types.text(document["config"]), json_types.text(document["image"]))
+    document = json_types.expect_object(value)
+    return Target(
+        json_types.expect_string(document["config"]), json_types.expect_string(document["image"])
+    )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from treenail.config import drift, names
-from treenail.config.wanted import Wanted
+from treenail.config.wanted import WantedState
 from treenail.errors import LedgerError
 
 Json = dict[str, object]
@@ -12,7 +12,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Managed:
+class Ownership:
     """What a config put on a machine; no contents."""
 
     config: str = ""
@@ -23,29 +23,31 @@ class Managed:
     users: frozenset[str] = frozenset()
 
 
-def managed(config: str, wanted: Wanted) -> Managed:
+def compute_ownership(config: str, wanted: WantedState) -> Ownership:
     """What belongs to a config once a machine has it."""
-    hard = {path for path, link in wanted.links.items() if link.hard}
-    return Managed(
+    hard = {path for path, link in wanted.links.items() if link.is_hard}
+    return Ownership(
         config=config,
-        paths=frozenset({*drift.paths(wanted), *hard, *(names.CREDENTIALS & wanted.files.keys())}),
+        paths=frozenset(
+            {*drift.list_expected_paths(wanted), *hard, *(names.CREDENTIALS & wanted.files.keys())}
+        ),
         units={name: None if unit.mask else unit.enabled for name, unit in wanted.units.items()},
-        users=frozenset(wanted.users.keys() & {names.LOGIN}),
+        users=frozenset(wanted.users.keys() & {names.CORE_USER}),
     )
 
 
-def to_json(found: Managed) -> Json:
+def to_json(ownership: Ownership) -> Json:
     """The record as it is kept on disk."""
     return {
         "version": _VERSION,
-        "config": found.config,
-        "paths": sorted(found.paths),
-        "units": dict(sorted(found.units.items())),
-        "users": sorted(found.users),
+        "config": ownership.config,
+        "paths": sorted(ownership.paths),
+        "units": dict(sorted(ownership.units.items())),
+        "users": sorted(ownership.users),
     }
 
 
-def from_json(document: object) -> Managed:
+def from_json(document: object) -> Ownership:
     """What `to_json` wrote; raises `LedgerError` for anything else."""
     match document:
         case {
@@ -55,7 +57,7 @@ def from_json(document: object) -> Managed:
             "units": dict(units),
             "users": list(users),
         } if all(enabled in {True, False, None} for enabled in units.values()):
-            return Managed(
+            return Ownership(
                 config,
                 frozenset(map(str, paths)),
                 {str(name): enabled for name, enabled in units.items()},

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from treenail.api.contents import Contents
-from treenail.config.wanted import ROOT, Who
-from treenail.update.steps.ownership import Managed
+from treenail.config.wanted import ROOT, UserOrGroup
+from treenail.update.steps.ownership import Ownership
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,26 +20,24 @@ class WriteFile:
     path: str
     contents: Contents | str = field(repr=False)
     mode: int
-    user: Who
-    group: Who
+    user: UserOrGroup
+    group: UserOrGroup
     reason: str
 
     def __str__(self) -> str:
-        return f"write {self.path} {_owned(self.mode, self.user, self.group)}: {self.reason}"
+        return f"write {self.path} {_format_owner(self.mode, self.user, self.group)}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class MakeDirectory:
     path: str
     mode: int
-    user: Who
-    group: Who
+    user: UserOrGroup
+    group: UserOrGroup
     reason: str
 
     def __str__(self) -> str:
-        return (
-            f"make directory {self.path} {_owned(self.mode, self.user, self.group)}: {self.reason}"
-        )
+        return f"make directory {self.path} {_format_owner(self.mode, self.user, self.group)}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +46,20 @@ class MakeLink:
 
     path: str
     target: str
-    user: Who
-    group: Who
+    user: UserOrGroup
+    group: UserOrGroup
     reason: str
-    hard: bool = False
+    is_hard: bool = False
 
     def __str__(self) -> str:
-        from treenail.config.redact import redacted_line  # noqa: PLC0415 - slow, and rarely shown
+        from treenail.config.redact import redact_line  # noqa: PLC0415 - slow, and rarely shown
 
-        kind = "hard link" if self.hard else "link"
-        return f"{kind} {self.path} to {redacted_line(self.target)}: {self.reason}"
+        kind = "hard link" if self.is_hard else "link"
+        return f"{kind} {self.path} to {redact_line(self.target)}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
-class Relabel:
+class RelabelEntry:
     """Have what stands there with the SELinux label of the policy; nothing that runs notices."""
 
     path: str
@@ -72,7 +70,7 @@ class Relabel:
 
 
 @dataclass(frozen=True, slots=True)
-class Remove:
+class RemoveEntry:
     """Have nothing there; a directory that is not empty stays."""
 
     path: str
@@ -83,7 +81,7 @@ class Remove:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class BackUpEntry:
     """Have a copy of what stands there, for the day when the config lets go of the path."""
 
     path: str
@@ -93,7 +91,7 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
-class Restore:
+class RestoreEntry:
     """Have there what was kept, and no copy any more."""
 
     path: str
@@ -104,7 +102,7 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True)
-class Enable:
+class EnableUnits:
     units: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -112,7 +110,7 @@ class Enable:
 
 
 @dataclass(frozen=True, slots=True)
-class Disable:
+class DisableUnits:
     units: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -120,7 +118,7 @@ class Disable:
 
 
 @dataclass(frozen=True, slots=True)
-class Preset:
+class PresetUnits:
     """Have each unit enabled or disabled as the vendor says."""
 
     units: tuple[str, ...]
@@ -130,7 +128,7 @@ class Preset:
 
 
 @dataclass(frozen=True, slots=True)
-class SetKeys:
+class SetSshKeys:
     """Have these SSH keys, and directories to which only their user can add others."""
 
     user: str
@@ -152,13 +150,13 @@ class SetPassword:
 
 
 @dataclass(frozen=True, slots=True)
-class Remember:
+class RecordOwnership:
     """Have it written down what belongs to the config."""
 
-    managed: Managed
+    ownership: Ownership
 
     def __str__(self) -> str:
-        return f"remember what belongs to {self.managed.config or 'the config'}"
+        return f"remember what belongs to {self.ownership.config or 'the config'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +184,7 @@ class RestartUnit:
 
 
 @dataclass(frozen=True, slots=True)
-class PutBack:
+class UndoEntry:
     """Have at the path what stood there."""
 
     path: str
@@ -196,7 +194,7 @@ class PutBack:
 
 
 @dataclass(frozen=True, slots=True)
-class PutLinksBack:
+class UndoEnablement:
     """Have the links that enable units as they were."""
 
     def __str__(self) -> str:
@@ -204,52 +202,54 @@ class PutLinksBack:
 
 
 @dataclass(frozen=True, slots=True)
-class PutPasswordBack:
+class UndoPassword:
     user: str
 
     def __str__(self) -> str:
         return f"put back the password of {self.user}"
 
 
-AtPath = WriteFile | MakeDirectory | MakeLink | Relabel | Remove | Keep | Restore
-Placing = AtPath | SetKeys | Remember
+EntryStep = (
+    WriteFile | MakeDirectory | MakeLink | RelabelEntry | RemoveEntry | BackUpEntry | RestoreEntry
+)
+FileStep = EntryStep | SetSshKeys | RecordOwnership
 """Steps that change what stands at paths; many are carried out at once."""
-Enabling = Enable | Disable | Preset
-Serving = ReloadDaemon | ReloadUnit | RestartUnit
+EnablementStep = EnableUnits | DisableUnits | PresetUnits
+ServiceStep = ReloadDaemon | ReloadUnit | RestartUnit
 """Steps that what runs takes notice of; undone by doing them again, once the rest is undone."""
-Step = Placing | Enabling | SetPassword | Serving
-Inverse = PutBack | PutLinksBack | PutPasswordBack | Serving
+ConfigStep = FileStep | EnablementStep | SetPassword | ServiceStep
+InverseStep = UndoEntry | UndoEnablement | UndoPassword | ServiceStep
 
 
-def inverse(step: Step) -> Inverse:
+def invert_step(step: ConfigStep) -> InverseStep:
     """The step that undoes it."""
     match step:
-        case WriteFile() | MakeDirectory() | MakeLink() | Relabel():
-            return PutBack(step.path)
-        case Remove() | Keep() | Restore():
-            return PutBack(step.path)
-        case SetKeys():
-            return PutBack(f"the SSH keys of {step.user}")
-        case Remember():
-            return PutBack("the record of what belongs to the config")
-        case Enable() | Disable() | Preset():
-            return PutLinksBack()
+        case WriteFile() | MakeDirectory() | MakeLink() | RelabelEntry():
+            return UndoEntry(step.path)
+        case RemoveEntry() | BackUpEntry() | RestoreEntry():
+            return UndoEntry(step.path)
+        case SetSshKeys():
+            return UndoEntry(f"the SSH keys of {step.user}")
+        case RecordOwnership():
+            return UndoEntry("the record of what belongs to the config")
+        case EnableUnits() | DisableUnits() | PresetUnits():
+            return UndoEnablement()
         case SetPassword():
-            return PutPasswordBack(step.user)
+            return UndoPassword(step.user)
         case ReloadDaemon() | ReloadUnit() | RestartUnit():
             return step
         case _:
             assert_never(step)
 
 
-def undoing(steps: Sequence[Step]) -> tuple[Inverse, ...]:
+def list_undo_steps(steps: Sequence[ConfigStep]) -> tuple[InverseStep, ...]:
     """What undoes the steps: the last one first, but what runs takes notice at the end."""
-    inverses = [inverse(step) for step in steps]
-    serving = [found for found in inverses if isinstance(found, Serving)]
-    others = [found for found in reversed(inverses) if not isinstance(found, Serving)]
+    inverses = [invert_step(step) for step in steps]
+    serving = [found for found in inverses if isinstance(found, ServiceStep)]
+    others = [found for found in reversed(inverses) if not isinstance(found, ServiceStep)]
     return (*dict.fromkeys(others), *dict.fromkeys(serving))
 
 
-def _owned(mode: int, user: Who, group: Who) -> str:
+def _format_owner(mode: int, user: UserOrGroup, group: UserOrGroup) -> str:
     owner = "" if (user, group) == (ROOT, ROOT) else f" {user}:{group}"
     return f"({mode:04o}{owner})"

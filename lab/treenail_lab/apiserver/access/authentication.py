@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treenail.clock import Clock, rfc3339
-from treenail_lab.apiserver.access.certificates import write_private
-from treenail_lab.apiserver.errors import Cause, invalid, unauthorized
-from treenail_lab.apiserver.objects import Json, uid
+from treenail.clock import Clock, format_rfc3339
+from treenail_lab.apiserver.access.certificates import write_private_file
+from treenail_lab.apiserver.errors import StatusCause, invalid_error, unauthorized_error
+from treenail_lab.apiserver.objects import Json, read_uid
 
 MASTERS = "system:masters"
 NODES = "system:nodes"
@@ -25,51 +25,51 @@ AUTHENTICATED = "system:authenticated"
 NODE_PREFIX = "system:node:"
 _SERVICE_ACCOUNT = "system:serviceaccount:"
 _TOKEN_S = 3600
-_LEAST_TOKEN_S = 600
+_MIN_TOKEN_S = 600
 
 
 @dataclass(frozen=True, slots=True)
-class User:
+class ApiUser:
     """An authenticated user."""
 
     name: str
     groups: tuple[str, ...]
 
     @property
-    def node(self) -> str:
+    def node_name(self) -> str:
         """The node this user is the kubelet or an agent of; empty for everybody else."""
         if NODES in self.groups and self.name.startswith(NODE_PREFIX):
             return self.name.removeprefix(NODE_PREFIX)
         return ""
 
     @property
-    def master(self) -> bool:
+    def is_master(self) -> bool:
         return MASTERS in self.groups
 
 
-class Tokens:
+class TokenIssuer:
     """Makes bearer tokens and tells whose they are; the key is kept in a directory."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         self._clock = clock
         file = directory / "token.key"
         if not file.exists():
-            write_private(file, secrets.token_bytes(32))
+            write_private_file(file, secrets.token_bytes(32))
         self._key = file.read_bytes()
 
-    def issue(self, user: str, groups: Sequence[str]) -> str:
+    def issue_token(self, user: str, groups: Sequence[str]) -> str:
         """A token for a user that never expires."""
-        return self._signed({"sub": user, "groups": list(groups)})
+        return self._sign_claims({"sub": user, "groups": list(groups)})
 
-    def requested(self, account: Json, request: Json) -> Json:
+    def answer_token_request(self, account: Json, request: Json) -> Json:
         """The answer to a TokenRequest; the token ends with its time or with the account."""
         namespace, name = account["metadata"]["namespace"], account["metadata"]["name"]
         spec = request.get("spec") or {}
         seconds = int(spec.get("expirationSeconds") or _TOKEN_S)
-        if seconds < _LEAST_TOKEN_S:
+        if seconds < _MIN_TOKEN_S:
             message = f"Invalid value: {seconds}: may not specify a duration less than 10 minutes"
-            cause = Cause("FieldValueInvalid", message, "spec.expirationSeconds")
-            raise invalid("authentication.k8s.io", "TokenRequest", "", [cause])
+            cause = StatusCause("FieldValueInvalid", message, "spec.expirationSeconds")
+            raise invalid_error("authentication.k8s.io", "TokenRequest", "", [cause])
         now = int(self._clock.now())
         claims = {
             "sub": f"{_SERVICE_ACCOUNT}{namespace}:{name}",
@@ -77,9 +77,12 @@ class Tokens:
             "aud": spec.get("audiences") or [],
             "iat": now,
             "exp": now + seconds,
-            "account": {"namespace": namespace, "name": name, "uid": uid(account)},
+            "account": {"namespace": namespace, "name": name, "uid": read_uid(account)},
         }
-        status = {"token": self._signed(claims), "expirationTimestamp": rfc3339(now + seconds)}
+        status = {
+            "token": self._sign_claims(claims),
+            "expirationTimestamp": format_rfc3339(now + seconds),
+        }
         return {
             "kind": "TokenRequest",
             "apiVersion": "authentication.k8s.io/v1",
@@ -88,65 +91,69 @@ class Tokens:
             "status": status,
         }
 
-    def claims(self, token: str) -> Json:
+    def verify_token(self, token: str) -> Json:
         """What a token says; raises 401 for a forged or expired one."""
         body, _, signature = token.rpartition(".")
-        if not body or not hmac.compare_digest(self._signature(body), signature):
-            raise unauthorized()
+        if not body or not hmac.compare_digest(self._compute_signature(body), signature):
+            raise unauthorized_error()
         try:
-            claims: Json = json.loads(_unbase64(body.partition(".")[2]))
+            claims: Json = json.loads(_decode_base64(body.partition(".")[2]))
         except (ValueError, binascii.Error):
-            raise unauthorized() from None
+            raise unauthorized_error() from None
         if "exp" in claims and claims["exp"] < self._clock.now():
-            raise unauthorized()
+            raise unauthorized_error()
         return claims
 
-    def _signed(self, claims: Json) -> str:
-        header = _base64(json.dumps({"alg": "HS256", "typ": "JWT"}).encode())
-        body = f"{header}.{_base64(json.dumps(claims).encode())}"
-        return f"{body}.{self._signature(body)}"
+    def _sign_claims(self, claims: Json) -> str:
+        header = _encode_base64(json.dumps({"alg": "HS256", "typ": "JWT"}).encode())
+        body = f"{header}.{_encode_base64(json.dumps(claims).encode())}"
+        return f"{body}.{self._compute_signature(body)}"
 
-    def _signature(self, body: str) -> str:
-        return _base64(hmac.new(self._key, body.encode(), hashlib.sha256).digest())
+    def _compute_signature(self, body: str) -> str:
+        return _encode_base64(hmac.new(self._key, body.encode(), hashlib.sha256).digest())
 
 
 class Authenticator:
     """Tells who makes a request; ``account`` finds a ServiceAccount by namespace and name."""
 
-    def __init__(self, tokens: Tokens, account: Callable[[str, str], Json | None]) -> None:
+    def __init__(
+        self, tokens: TokenIssuer, find_account: Callable[[str, str], Json | None]
+    ) -> None:
         self._tokens = tokens
-        self._account = account
+        self._find_account = find_account
 
-    def user(self, authorization: str, certificate: Mapping[str, Any] | None) -> User:
+    def authenticate_user(
+        self, authorization: str, certificate: Mapping[str, Any] | None
+    ) -> ApiUser:
         """The user of a request's ``Authorization`` header or client certificate; else 401."""
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() == "bearer":
-            return self._of_token(token.strip())
+            return self._authenticate_token(token.strip())
         if certificate:
-            return _of_certificate(certificate)
-        raise unauthorized()
+            return _authenticate_certificate(certificate)
+        raise unauthorized_error()
 
-    def _of_token(self, token: str) -> User:
-        claims = self._tokens.claims(token)
+    def _authenticate_token(self, token: str) -> ApiUser:
+        claims = self._tokens.verify_token(token)
         if account := claims.get("account"):
-            found = self._account(account["namespace"], account["name"])
-            if found is None or uid(found) != account["uid"]:
-                raise unauthorized()
-        return User(claims["sub"], (*claims["groups"], AUTHENTICATED))
+            found = self._find_account(account["namespace"], account["name"])
+            if found is None or read_uid(found) != account["uid"]:
+                raise unauthorized_error()
+        return ApiUser(claims["sub"], (*claims["groups"], AUTHENTICATED))
 
 
-def _of_certificate(certificate: Mapping[str, Any]) -> User:
+def _authenticate_certificate(certificate: Mapping[str, Any]) -> ApiUser:
     pairs = [pair for part in certificate.get("subject", ()) for pair in part]
     names = [value for key, value in pairs if key == "commonName"]
     groups = [value for key, value in pairs if key == "organizationName"]
     if not names:
-        raise unauthorized()
-    return User(names[0], (*groups, AUTHENTICATED))
+        raise unauthorized_error()
+    return ApiUser(names[0], (*groups, AUTHENTICATED))
 
 
-def _base64(content: bytes) -> str:
+def _encode_base64(content: bytes) -> str:
     return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
 
 
-def _unbase64(text: str) -> bytes:
+def _decode_base64(text: str) -> bytes:
     return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))

@@ -4,18 +4,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from treenail_lab.apiserver.access import node_authorizer
-from treenail_lab.apiserver.access.authentication import AUTHENTICATED, MASTERS, User
-from treenail_lab.apiserver.errors import ApiError, forbidden
+from treenail_lab.apiserver.access.authentication import AUTHENTICATED, MASTERS, ApiUser
+from treenail_lab.apiserver.errors import ApiError, forbidden_error
 from treenail_lab.apiserver.objects import Json
-from treenail_lab.apiserver.request import Ask
-from treenail_lab.apiserver.schema.kinds import RBAC, Storage
-from treenail_lab.apiserver.schema.selectors import exact_name, exact_value
+from treenail_lab.apiserver.request import ServerRequest
+from treenail_lab.apiserver.schema.kinds import RBAC, StorageKey
+from treenail_lab.apiserver.schema.selectors import find_exact_name, find_exact_value
 from treenail_lab.apiserver.storage.store import Store
 
-_CLUSTER_ROLES: Storage = (RBAC, "clusterroles")
-_CLUSTER_BINDINGS: Storage = (RBAC, "clusterrolebindings")
-_ROLES: Storage = (RBAC, "roles")
-_BINDINGS: Storage = (RBAC, "rolebindings")
+_CLUSTER_ROLES: StorageKey = (RBAC, "clusterroles")
+_CLUSTER_BINDINGS: StorageKey = (RBAC, "clusterrolebindings")
+_ROLES: StorageKey = (RBAC, "roles")
+_BINDINGS: StorageKey = (RBAC, "rolebindings")
 
 # What every cluster has: name of a role, the group it is bound to, its rules.
 BOOTSTRAP_ROLES: tuple[tuple[str, str, list[Json]], ...] = (
@@ -41,7 +41,7 @@ BOOTSTRAP_ROLES: tuple[tuple[str, str, list[Json]], ...] = (
 )  # fmt: skip
 
 
-def bootstrap_objects() -> Iterator[tuple[Storage, Json]]:
+def build_bootstrap_objects() -> Iterator[tuple[StorageKey, Json]]:
     """The roles and bindings every cluster begins with, without metadata of their own."""
     for name, group, rules in BOOTSTRAP_ROLES:
         yield _CLUSTER_ROLES, {"metadata": {"name": name}, "rules": rules}
@@ -56,7 +56,7 @@ def bootstrap_objects() -> Iterator[tuple[Storage, Json]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class AccessAttempt:
     """What a user wants to do, in the terms that rules are written in."""
 
     verb: str
@@ -67,12 +67,12 @@ class Attempt:
     path: str
 
     @classmethod
-    def of(cls, ask: Ask) -> "Attempt":
+    def from_request(cls, ask: ServerRequest) -> "AccessAttempt":
         """A list of one name counts as being about that name, as a get does."""
         name = ask.name
         if ask.verb in {"list", "watch", "deletecollection"}:
-            name = exact_name(ask.query.get("fieldSelector", ""))
-        path = "" if ask.on_resource else ask.path
+            name = find_exact_name(ask.query.get("fieldSelector", ""))
+        path = "" if ask.is_resource_request else ask.path
         return cls(ask.verb, ask.group, ask.resource, ask.namespace, name, path)
 
 
@@ -82,59 +82,59 @@ class Authorizer:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def check(self, user: User, ask: Ask) -> None:
+    def check_access(self, user: ApiUser, ask: ServerRequest) -> None:
         """Raise 403 when a user may not make a request."""
-        attempt = Attempt.of(ask)
-        if self.allows(user, attempt):
+        attempt = AccessAttempt.from_request(ask)
+        if self.is_allowed(user, attempt):
             return
         why = ""
-        if user.node and not attempt.path:
-            node_name = exact_value(ask.query.get("fieldSelector", ""), "spec.nodeName")
-            why = node_authorizer.refusal(self._store, user.node, attempt, node_name)
+        if user.node_name and not attempt.path:
+            node_name = find_exact_value(ask.query.get("fieldSelector", ""), "spec.nodeName")
+            why = node_authorizer.find_refusal(self._store, user.node_name, attempt, node_name)
             if not why:
                 return
-        raise _refused(user, attempt, ask, why)
+        raise _build_refusal(user, attempt, ask, why)
 
-    def impersonated(self, user: User, name: str, groups: Sequence[str]) -> User:
+    def resolve_impersonation(self, user: ApiUser, name: str, groups: Sequence[str]) -> ApiUser:
         """The user that somebody wants to be taken for; raises 403 when he may not."""
         wanted = [("users", name), *(("groups", group) for group in groups)]
         for resource, who in wanted:
-            attempt = Attempt("impersonate", "", resource, "", who, "")
-            if not self.allows(user, attempt):
+            attempt = AccessAttempt("impersonate", "", resource, "", who, "")
+            if not self.is_allowed(user, attempt):
                 why = f'User "{user.name}" cannot impersonate resource "{resource}" in API group ""'
-                raise forbidden("", resource, who, f"{why} at the cluster scope")
-        return User(name, (*groups, AUTHENTICATED))
+                raise forbidden_error("", resource, who, f"{why} at the cluster scope")
+        return ApiUser(name, (*groups, AUTHENTICATED))
 
-    def allows(self, user: User, attempt: Attempt) -> bool:
+    def is_allowed(self, user: ApiUser, attempt: AccessAttempt) -> bool:
         """Whether system:masters or RBAC allows it."""
-        return user.master or any(
-            _rule_allows(rule, attempt) for rule in self._rules(user, attempt.namespace)
+        return user.is_master or any(
+            _is_allowed_by(rule, attempt) for rule in self._find_rules(user, attempt.namespace)
         )
 
-    def _rules(self, user: User, namespace: str) -> Iterator[Json]:
-        for binding in self._store.list(_CLUSTER_BINDINGS):
-            if _is_about(binding, user):
-                yield from self._role_rules(binding, "")
+    def _find_rules(self, user: ApiUser, namespace: str) -> Iterator[Json]:
+        for binding in self._store.list_objects(_CLUSTER_BINDINGS):
+            if _is_bound_to(binding, user):
+                yield from self._find_role_rules(binding, "")
         if namespace:
-            for binding in self._store.list(_BINDINGS, namespace):
-                if _is_about(binding, user):
-                    yield from self._role_rules(binding, namespace)
+            for binding in self._store.list_objects(_BINDINGS, namespace):
+                if _is_bound_to(binding, user):
+                    yield from self._find_role_rules(binding, namespace)
 
-    def _role_rules(self, binding: Json, namespace: str) -> list[Json]:
+    def _find_role_rules(self, binding: Json, namespace: str) -> list[Json]:
         reference = binding["roleRef"]
         if reference.get("kind") == "Role":
-            role = self._store.get(_ROLES, (namespace, reference["name"]))
+            role = self._store.find_object(_ROLES, (namespace, reference["name"]))
         else:
-            role = self._store.get(_CLUSTER_ROLES, ("", reference["name"]))
+            role = self._store.find_object(_CLUSTER_ROLES, ("", reference["name"]))
         return (role or {}).get("rules") or []
 
 
-def _is_about(binding: Json, user: User) -> bool:
+def _is_bound_to(binding: Json, user: ApiUser) -> bool:
     namespace = binding["metadata"].get("namespace", "")
     return any(_is_subject(subject, user, namespace) for subject in binding.get("subjects") or [])
 
 
-def _is_subject(subject: Json, user: User, namespace: str) -> bool:
+def _is_subject(subject: Json, user: ApiUser, namespace: str) -> bool:
     match subject.get("kind"):
         case "User":
             return bool(user.name == subject.get("name"))
@@ -147,35 +147,35 @@ def _is_subject(subject: Json, user: User, namespace: str) -> bool:
             return False
 
 
-def _rule_allows(rule: Json, attempt: Attempt) -> bool:
+def _is_allowed_by(rule: Json, attempt: AccessAttempt) -> bool:
     verbs = rule.get("verbs") or []
     if "*" not in verbs and attempt.verb not in verbs:
         return False
     if attempt.path:
-        return any(_path_matches(url, attempt.path) for url in rule.get("nonResourceURLs") or [])
+        return any(_is_path_match(url, attempt.path) for url in rule.get("nonResourceURLs") or [])
     groups = rule.get("apiGroups") or []
     if "*" not in groups and attempt.group not in groups:
         return False
-    if not any(_resource_matches(name, attempt.resource) for name in rule.get("resources") or []):
+    if not any(_is_resource_match(name, attempt.resource) for name in rule.get("resources") or []):
         return False
     names = rule.get("resourceNames") or []
     return not names or attempt.name in names
 
 
-def _path_matches(pattern: str, path: str) -> bool:
+def _is_path_match(pattern: str, path: str) -> bool:
     if pattern.endswith("*"):
         return path.startswith(pattern.rstrip("*"))
     return pattern == path
 
 
-def _resource_matches(pattern: str, resource: str) -> bool:
+def _is_resource_match(pattern: str, resource: str) -> bool:
     if pattern in {"*", resource}:
         return True
     subresource = resource.partition("/")[2]
     return bool(subresource) and pattern == f"*/{subresource}"
 
 
-def _refused(user: User, attempt: Attempt, ask: Ask, why: str) -> ApiError:
+def _build_refusal(user: ApiUser, attempt: AccessAttempt, ask: ServerRequest, why: str) -> ApiError:
     if attempt.path:
         message = f'forbidden: User "{user.name}" cannot {attempt.verb} path "{attempt.path}"'
         return ApiError(403, "Forbidden", message)
@@ -184,4 +184,4 @@ def _refused(user: User, attempt: Attempt, ask: Ask, why: str) -> ApiError:
         f'User "{user.name}" cannot {attempt.verb} resource "{attempt.resource}" '
         f'in API group "{attempt.group}" {where}'
     )
-    return forbidden(ask.group, ask.plural, ask.name, f"{message}: {why}" if why else message)
+    return forbidden_error(ask.group, ask.plural, ask.name, f"{message}: {why}" if why else message)

@@ -18,19 +18,19 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-_LIFE = dt.timedelta(days=3650)
+_VALIDITY = dt.timedelta(days=3650)
 _SKEW = dt.timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class CertificateIdentity:
     """A certificate and its private key, PEM."""
 
     certificate: bytes
     private_key: bytes
 
 
-class Authority:
+class CertificateAuthority:
     """Signs certificates; made once in a directory and found there again later."""
 
     def __init__(self, directory: Path) -> None:
@@ -44,15 +44,17 @@ class Authority:
             self._certificate = x509.load_pem_x509_certificate(self.file.read_bytes())
             return
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._certificate = self._sign(_name("treenail-lab", []), self._key, authority=True)
-        write_private(self._key_file, _pem(self._key))
+        self._certificate = self._sign_certificate(
+            _build_name("treenail-lab", []), self._key, authority=True
+        )
+        write_private_file(self._key_file, _encode_key(self._key))
         self.file.write_bytes(self.pem)
 
     @property
     def pem(self) -> bytes:
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
-    def server_identity(self) -> Identity:
+    def make_server_identity(self) -> CertificateIdentity:
         """A certificate for the server on loopback."""
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [
@@ -61,26 +63,32 @@ class Authority:
             x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
             x509.IPAddress(ipaddress.ip_address("::1")),
         ]
-        certificate = self._sign(_name("treenail-lab-apiserver", []), key, server_names=names)
-        return Identity(certificate.public_bytes(serialization.Encoding.PEM), _pem(key))
+        certificate = self._sign_certificate(
+            _build_name("treenail-lab-apiserver", []), key, server_names=names
+        )
+        return CertificateIdentity(
+            certificate.public_bytes(serialization.Encoding.PEM), _encode_key(key)
+        )
 
-    def client_identity(self, user: str, groups: Sequence[str]) -> Identity:
+    def make_client_identity(self, user: str, groups: Sequence[str]) -> CertificateIdentity:
         """A certificate that authenticates as a user in groups."""
         key = ec.generate_private_key(ec.SECP256R1())
-        certificate = self._sign(_name(user, groups), key)
-        return Identity(certificate.public_bytes(serialization.Encoding.PEM), _pem(key))
+        certificate = self._sign_certificate(_build_name(user, groups), key)
+        return CertificateIdentity(
+            certificate.public_bytes(serialization.Encoding.PEM), _encode_key(key)
+        )
 
-    def server_context(self, directory: Path) -> ssl.SSLContext:
+    def make_server_context(self, directory: Path) -> ssl.SSLContext:
         """TLS for the server: its own certificate, client certificates of this authority."""
-        identity = self.server_identity()
+        identity = self.make_server_identity()
         chain = directory / "server.pem"
-        write_private(chain, identity.private_key + identity.certificate)
+        write_private_file(chain, identity.private_key + identity.certificate)
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(self.file))
         context.verify_mode = ssl.CERT_OPTIONAL
         context.load_cert_chain(chain)
         return context
 
-    def _sign(
+    def _sign_certificate(
         self,
         subject: x509.Name,
         key: ec.EllipticCurvePrivateKey,
@@ -96,9 +104,9 @@ class Authority:
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - _SKEW)
-            .not_valid_after(now + _LIFE)
+            .not_valid_after(now + _VALIDITY)
             .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
-            .add_extension(_key_usage(authority=authority), critical=True)
+            .add_extension(_build_key_usage(authority=authority), critical=True)
             .add_extension(
                 x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
             )
@@ -120,17 +128,22 @@ class Authority:
 _CLIENT = ExtendedKeyUsageOID.CLIENT_AUTH
 
 
-def kubeconfig(
-    *, server: str, authority: bytes, user: str, identity: Identity | None = None, token: str = ""
+def render_kubeconfig(
+    *,
+    server: str,
+    authority: bytes,
+    user: str,
+    identity: CertificateIdentity | None = None,
+    token: str = "",
 ) -> str:
     """A kubeconfig with everything embedded; JSON, which is YAML."""
     credential = {"token": token} if token else {}
     if identity is not None:
         credential |= {
-            "client-certificate-data": _base64(identity.certificate),
-            "client-key-data": _base64(identity.private_key),
+            "client-certificate-data": _encode_base64(identity.certificate),
+            "client-key-data": _encode_base64(identity.private_key),
         }
-    cluster = {"server": server, "certificate-authority-data": _base64(authority)}
+    cluster = {"server": server, "certificate-authority-data": _encode_base64(authority)}
     document = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -142,7 +155,7 @@ def kubeconfig(
     return json.dumps(document, indent=2) + "\n"
 
 
-def write_private(path: Path, content: bytes) -> None:
+def write_private_file(path: Path, content: bytes) -> None:
     """Replace a file; only its owner can read it, at no moment anybody else."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
@@ -151,11 +164,11 @@ def write_private(path: Path, content: bytes) -> None:
     fresh.replace(path)
 
 
-def _base64(content: bytes) -> str:
+def _encode_base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _encode_key(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
@@ -163,14 +176,14 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _name(user: str, groups: Sequence[str]) -> x509.Name:
+def _build_name(user: str, groups: Sequence[str]) -> x509.Name:
     return x509.Name(
         [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
         + [x509.NameAttribute(NameOID.COMMON_NAME, user)]
     )
 
 
-def _key_usage(*, authority: bool) -> x509.KeyUsage:
+def _build_key_usage(*, authority: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=True,
         content_commitment=False,

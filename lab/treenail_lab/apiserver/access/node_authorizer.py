@@ -9,9 +9,9 @@ its own name.
 from collections.abc import Iterator
 from typing import Protocol
 
-from treenail_lab.apiserver.errors import ApiError, forbidden
-from treenail_lab.apiserver.objects import Json, dig, labels
-from treenail_lab.apiserver.schema.kinds import Kind
+from treenail_lab.apiserver.errors import ApiError, forbidden_error
+from treenail_lab.apiserver.objects import Json, find_value, read_labels
+from treenail_lab.apiserver.schema.kinds import ResourceKind
 from treenail_lab.apiserver.storage.store import Store
 
 MACHINE_CONFIG = "machineconfiguration.openshift.io"
@@ -31,7 +31,7 @@ _OWN_LABELS = frozenset({
 _OWN_LABEL_DOMAINS = ("node.kubernetes.io", "kubelet.kubernetes.io")
 
 # Group and resource a node may use by any name: the verbs. NodeRestriction says which objects.
-_FREE: dict[tuple[str, str], tuple[str, ...]] = {
+_ANY_NAME_VERBS: dict[tuple[str, str], tuple[str, ...]] = {
     ("", "events"): ("create", "update", "patch"),
     ("", "nodes"): ("create", *_CHANGE),
     ("", "nodes/status"): _CHANGE,
@@ -42,7 +42,7 @@ _FREE: dict[tuple[str, str], tuple[str, ...]] = {
     (MACHINE_CONFIG, "machineconfigs"): ("get",),
 }
 # The same, for objects named like the node.
-_BY_OWN_NAME: dict[tuple[str, str], tuple[str, ...]] = {
+_OWN_NAME_VERBS: dict[tuple[str, str], tuple[str, ...]] = {
     ("", "nodes"): _READ,
     ("coordination.k8s.io", "leases"): ("get", "update", "patch", "delete"),
     (MACHINE_CONFIG, "machineconfignodes"): _READ,
@@ -50,7 +50,7 @@ _BY_OWN_NAME: dict[tuple[str, str], tuple[str, ...]] = {
 }
 
 
-class Attempt(Protocol):
+class NodeAccessAttempt(Protocol):
     """What is to be done, in the terms of rules."""
 
     @property
@@ -65,15 +65,15 @@ class Attempt(Protocol):
     def name(self) -> str: ...
 
 
-def refusal(store: Store, node: str, attempt: Attempt, node_name: str) -> str:
+def find_refusal(store: Store, node: str, attempt: NodeAccessAttempt, node_name: str) -> str:
     """Why a node may not do something; empty when it may.
 
     ``node_name`` is what a list's field selector asks for with ``spec.nodeName``.
     """
     what = (attempt.group, attempt.resource)
-    if attempt.verb in _FREE.get(what, ()):
+    if attempt.verb in _ANY_NAME_VERBS.get(what, ()):
         return ""
-    if attempt.verb in _BY_OWN_NAME.get(what, ()):
+    if attempt.verb in _OWN_NAME_VERBS.get(what, ()):
         if attempt.name == node:
             return ""
         if attempt.resource.startswith("nodes"):
@@ -83,19 +83,19 @@ def refusal(store: Store, node: str, attempt: Attempt, node_name: str) -> str:
         case "coordination.k8s.io", "leases" if attempt.verb == "create":
             return "" if attempt.namespace == NODE_LEASES else f"only in {NODE_LEASES}"
         case "", "pods" if attempt.verb in _READ:
-            return _pod_refusal(store, node, attempt, node_name)
+            return _find_pod_refusal(store, node, attempt, node_name)
         case "", "secrets" | "configmaps" if attempt.verb in _READ:
-            if (attempt.namespace, attempt.name) in _referred(store, node, attempt.resource):
+            if (attempt.namespace, attempt.name) in _find_references(store, node, attempt.resource):
                 return ""
         case _:
             return "unknown to the Node authorizer"
     return f"no relationship found between node '{node}' and this object"
 
 
-def _pod_refusal(store: Store, node: str, attempt: Attempt, node_name: str) -> str:
+def _find_pod_refusal(store: Store, node: str, attempt: NodeAccessAttempt, node_name: str) -> str:
     if attempt.verb == "get":
-        pod = store.get(("", "pods"), (attempt.namespace, attempt.name))
-        if pod is None or dig(pod, "spec", "nodeName") == node:
+        pod = store.find_object(("", "pods"), (attempt.namespace, attempt.name))
+        if pod is None or find_value(pod, "spec", "nodeName") == node:
             return ""
         return f"no relationship found between node '{node}' and this object"
     if node_name == node:
@@ -103,56 +103,58 @@ def _pod_refusal(store: Store, node: str, attempt: Attempt, node_name: str) -> s
     return "can only list/watch pods with spec.nodeName field selector"
 
 
-def pods_on(store: Store, node: str) -> Iterator[Json]:
+def find_pods(store: Store, node: str) -> Iterator[Json]:
     """The pods bound to a node."""
-    for pod in store.list(("", "pods")):
-        if dig(pod, "spec", "nodeName") == node:
+    for pod in store.list_objects(("", "pods")):
+        if find_value(pod, "spec", "nodeName") == node:
             yield pod
 
 
-def _referred(store: Store, node: str, resource: str) -> set[tuple[str, str]]:
+def _find_references(store: Store, node: str, resource: str) -> set[tuple[str, str]]:
     """Namespace and name of the secrets or configmaps that the pods of a node mention."""
     found = set()
-    for pod in pods_on(store, node):
+    for pod in find_pods(store, node):
         namespace = pod["metadata"]["namespace"]
         spec = pod["spec"]
-        names = _secret_names(spec) if resource == "secrets" else _config_map_names(spec)
+        names = _list_secret_names(spec) if resource == "secrets" else _list_config_map_names(spec)
         found |= {(namespace, name) for name in names if isinstance(name, str)}
     return found
 
 
-def _containers(spec: Json) -> Iterator[Json]:
+def _list_containers(spec: Json) -> Iterator[Json]:
     for name in ("containers", "initContainers", "ephemeralContainers"):
         yield from spec.get(name) or []
 
 
-def _secret_names(spec: Json) -> Iterator[object]:
+def _list_secret_names(spec: Json) -> Iterator[object]:
     for reference in spec.get("imagePullSecrets") or []:
         yield reference.get("name")
     for volume in spec.get("volumes") or []:
-        yield dig(volume, "secret", "secretName")
-        for source in dig(volume, "projected", "sources") or []:
-            yield dig(source, "secret", "name")
-    for container in _containers(spec):
+        yield find_value(volume, "secret", "secretName")
+        for source in find_value(volume, "projected", "sources") or []:
+            yield find_value(source, "secret", "name")
+    for container in _list_containers(spec):
         for variable in container.get("env") or []:
-            yield dig(variable, "valueFrom", "secretKeyRef", "name")
+            yield find_value(variable, "valueFrom", "secretKeyRef", "name")
         for source in container.get("envFrom") or []:
-            yield dig(source, "secretRef", "name")
+            yield find_value(source, "secretRef", "name")
 
 
-def _config_map_names(spec: Json) -> Iterator[object]:
+def _list_config_map_names(spec: Json) -> Iterator[object]:
     for volume in spec.get("volumes") or []:
-        yield dig(volume, "configMap", "name")
-        for source in dig(volume, "projected", "sources") or []:
-            yield dig(source, "configMap", "name")
-    for container in _containers(spec):
+        yield find_value(volume, "configMap", "name")
+        for source in find_value(volume, "projected", "sources") or []:
+            yield find_value(source, "configMap", "name")
+    for container in _list_containers(spec):
         for variable in container.get("env") or []:
-            yield dig(variable, "valueFrom", "configMapKeyRef", "name")
+            yield find_value(variable, "valueFrom", "configMapKeyRef", "name")
         for source in container.get("envFrom") or []:
-            yield dig(source, "configMapRef", "name")
+            yield find_value(source, "configMapRef", "name")
 
 
-def restrict(node: str, kind: Kind, subresource: str, old: Json | None, new: Json | None) -> None:
+def restrict_write(
+    node: str, kind: ResourceKind, subresource: str, old: Json | None, new: Json | None
+) -> None:
     """NodeRestriction: raise 403 when a node writes what is not its own.
 
     ``old`` is None when something is created, ``new`` when something is deleted.
@@ -162,9 +164,9 @@ def restrict(node: str, kind: Kind, subresource: str, old: Json | None, new: Jso
     name = obj.get("metadata", {}).get("name", "")
     match kind.group, kind.plural:
         case "", "nodes":
-            why = _node_problem(node, name, old, new)
+            why = _find_node_problem(node, name, old, new)
         case "", "pods":
-            why = _pod_problem(node, subresource, old, new)
+            why = _find_pod_problem(node, subresource, old, new)
         case "coordination.k8s.io", "leases" if obj["metadata"].get("namespace") != NODE_LEASES:
             why = f'can only access leases in the "{NODE_LEASES}" system namespace'
         case "coordination.k8s.io", "leases" if name != node:
@@ -174,61 +176,61 @@ def restrict(node: str, kind: Kind, subresource: str, old: Json | None, new: Jso
         case _:
             pass
     if why:
-        raise _forbidden(kind, name, why)
+        raise _forbidden_write_error(kind, name, why)
 
 
-def restrict_eviction(node: str, kind: Kind, pod: Json) -> None:
+def restrict_eviction(node: str, kind: ResourceKind, pod: Json) -> None:
     """Raise 403 when a node evicts a pod of another one."""
-    if dig(pod, "spec", "nodeName") != node:
+    if find_value(pod, "spec", "nodeName") != node:
         why = f'node "{node}" can only evict pods with spec.nodeName set to itself'
-        raise _forbidden(kind, pod["metadata"]["name"], why)
+        raise _forbidden_write_error(kind, pod["metadata"]["name"], why)
 
 
-def _forbidden(kind: Kind, name: str, why: str) -> ApiError:
-    return forbidden(kind.group, kind.plural, name, why)
+def _forbidden_write_error(kind: ResourceKind, name: str, why: str) -> ApiError:
+    return forbidden_error(kind.group, kind.plural, name, why)
 
 
-def _node_problem(node: str, name: str, old: Json | None, new: Json | None) -> str:
+def _find_node_problem(node: str, name: str, old: Json | None, new: Json | None) -> str:
     if name != node:
         return f'node "{node}" is not allowed to modify node "{name}"'
     if new is None:
         return ""
-    before = labels(old) if old else {}
-    after = labels(new)
+    before = read_labels(old) if old else {}
+    after = read_labels(new)
     changed = {key for key in {*before, *after} if before.get(key) != after.get(key)}
-    foreign = sorted(key for key in changed if not _may_label(key))
+    foreign = sorted(key for key in changed if not _can_label(key))
     if old is None:
         if foreign:
             return f'node "{node}" is not allowed to set the following labels: {", ".join(foreign)}'
         return ""
-    if dig(old, "spec", "taints") != dig(new, "spec", "taints"):
+    if find_value(old, "spec", "taints") != find_value(new, "spec", "taints"):
         return f'node "{node}" is not allowed to modify taints'
     if foreign:
         return f"is not allowed to modify labels: {', '.join(foreign)}"
     return ""
 
 
-def _may_label(label: str) -> bool:
+def _can_label(label: str) -> bool:
     domain = label.rpartition("/")[0]
-    if label in _OWN_LABELS or _in_domain(domain, *_OWN_LABEL_DOMAINS):
+    if label in _OWN_LABELS or _is_in_domain(domain, *_OWN_LABEL_DOMAINS):
         return True
-    return not _in_domain(domain, "kubernetes.io", "k8s.io")
+    return not _is_in_domain(domain, "kubernetes.io", "k8s.io")
 
 
-def _in_domain(domain: str, *parents: str) -> bool:
+def _is_in_domain(domain: str, *parents: str) -> bool:
     return any(domain == parent or domain.endswith(f".{parent}") for parent in parents)
 
 
-def _pod_problem(node: str, subresource: str, old: Json | None, new: Json | None) -> str:
+def _find_pod_problem(node: str, subresource: str, old: Json | None, new: Json | None) -> str:
     if old is None and new is not None:
         if _MIRROR not in (new["metadata"].get("annotations") or {}):
             return (
                 f'pod does not have "{_MIRROR}" annotation, node "{node}" can only create mirror '
                 "pods"
             )
-        bound = dig(new, "spec", "nodeName") == node
+        bound = find_value(new, "spec", "nodeName") == node
         verb = "create pods"
     else:
-        bound = dig(old or {}, "spec", "nodeName") == node
+        bound = find_value(old or {}, "spec", "nodeName") == node
         verb = "update pod status for pods" if subresource == "status" else "delete pods"
     return "" if bound else f'node "{node}" can only {verb} with spec.nodeName set to itself'

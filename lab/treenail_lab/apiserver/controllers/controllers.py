@@ -5,63 +5,63 @@ Work caused by a request is done before the next request is read, so that client
 
 import asyncio
 
-from treenail_lab.apiserver.controllers.garbage_collector import Collector
-from treenail_lab.apiserver.controllers.kubelets import Kubelets
-from treenail_lab.apiserver.registry.disruption_budgets import Disruption
-from treenail_lab.apiserver.registry.registry import Registry
-from treenail_lab.apiserver.schema.kinds import Storage
-from treenail_lab.apiserver.storage.store import Event
+from treenail_lab.apiserver.controllers.garbage_collector import GarbageCollector
+from treenail_lab.apiserver.controllers.kubelets import KubeletEmulator
+from treenail_lab.apiserver.registry.disruption_budgets import DisruptionController
+from treenail_lab.apiserver.registry.registry import ObjectRegistry
+from treenail_lab.apiserver.schema.kinds import StorageKey
+from treenail_lab.apiserver.storage.store import StoreEvent
 
 
-class Upkeep:
+class ControllerLoop:
     """Notes every change; acts while it is attached to an event loop."""
 
-    def __init__(self, registry: Registry) -> None:
-        self.kubelets = Kubelets(registry)
-        self._collector = Collector(registry)
-        self._disruption = Disruption(registry)
+    def __init__(self, registry: ObjectRegistry) -> None:
+        self.kubelets = KubeletEmulator(registry)
+        self._collector = GarbageCollector(registry)
+        self._disruption = DisruptionController(registry)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._turn: asyncio.Handle | None = None
-        self._alarm: asyncio.TimerHandle | None = None
-        registry.store.listen(self._note)
+        self._run_handle: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        registry.store.add_listener(self._note_event)
 
-    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+    def attach_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         """Act from now on, beginning with what was noted before."""
         self._loop = loop
-        self.look()
+        self.schedule_run()
 
-    def detach(self) -> None:
-        """Act no more; what is to be done is done after the next :meth:`attach`."""
-        for handle in (self._turn, self._alarm):
+    def detach_loop(self) -> None:
+        """Act no more; what is to be done is done after the next :meth:`attach_loop`."""
+        for handle in (self._run_handle, self._timer):
             if handle is not None:
                 handle.cancel()
-        self._loop = self._turn = self._alarm = None
+        self._loop = self._run_handle = self._timer = None
 
-    def look(self) -> None:
+    def schedule_run(self) -> None:
         """Act soon, because time has passed or a kubelet has come back."""
-        if self._loop is not None and self._turn is None:
-            self._turn = self._loop.call_soon(self._act)
+        if self._loop is not None and self._run_handle is None:
+            self._run_handle = self._loop.call_soon(self._run_controllers)
 
     def reload(self) -> None:
         """Look at everything, after the store was loaded."""
         for worker in (self._collector, self.kubelets, self._disruption):
             worker.reload()
-        self.look()
+        self.schedule_run()
 
-    def _note(self, storage: Storage, event: Event) -> None:
+    def _note_event(self, storage: StorageKey, event: StoreEvent) -> None:
         for worker in (self._collector, self.kubelets, self._disruption):
-            if worker.note(storage, event):
-                self.look()
+            if worker.note_event(storage, event):
+                self.schedule_run()
 
-    def _act(self) -> None:
+    def _run_controllers(self) -> None:
         if self._loop is None:
             return
-        self._turn = None
+        self._run_handle = None
         self._collector.sync()
         wait_s = self.kubelets.sync()
         self._disruption.sync()
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if wait_s is not None:
-            self._alarm = self._loop.call_later(wait_s, self.look)
+            self._timer = self._loop.call_later(wait_s, self.schedule_run)

@@ -2,45 +2,61 @@
 
 from collections import defaultdict
 
-from treenail_lab.apiserver.access.authentication import MASTERS, User
-from treenail_lab.apiserver.objects import Json, Key, deleting, finalizers, key, owners, uid
-from treenail_lab.apiserver.registry.deletion import FOREGROUND, ORPHAN, DeleteOptions, delete
-from treenail_lab.apiserver.registry.registry import NAMESPACES, Registry, Write
-from treenail_lab.apiserver.schema.kinds import Kind, Storage
-from treenail_lab.apiserver.storage.store import Event
+from treenail_lab.apiserver.access.authentication import MASTERS, ApiUser
+from treenail_lab.apiserver.objects import (
+    Json,
+    ObjectKey,
+    is_deleting,
+    read_finalizers,
+    read_key,
+    read_owner_references,
+    read_uid,
+)
+from treenail_lab.apiserver.registry.deletion import (
+    FOREGROUND,
+    ORPHAN,
+    DeleteOptions,
+    delete_object,
+)
+from treenail_lab.apiserver.registry.registry import NAMESPACES, ObjectRegistry, WriteContext
+from treenail_lab.apiserver.schema.kinds import ResourceKind, StorageKey
+from treenail_lab.apiserver.storage.store import StoreEvent
 
-Place = tuple[Storage, Key]
-_ACCOUNTS: Storage = ("", "serviceaccounts")
-_WRITE = Write(User("system:serviceaccount:kube-system:generic-garbage-collector", (MASTERS,)),
+ObjectPlace = tuple[StorageKey, ObjectKey]
+_SERVICE_ACCOUNTS: StorageKey = ("", "serviceaccounts")
+_WRITE_CONTEXT = WriteContext(ApiUser("system:serviceaccount:kube-system:generic-garbage-collector", (MASTERS,)),
                "kube-controller-manager")  # fmt: skip
 
 
-class Collector:
-    """Follows owner references; told of every change by :meth:`note`, acts in :meth:`sync`."""
+class GarbageCollector:
+    """Follows owner references; told of every change by :meth:`note_event`, acts in :meth:`sync`."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: ObjectRegistry) -> None:
         self._registry = registry
-        self._dependents: dict[str, set[Place]] = defaultdict(set)
+        self._dependents: dict[str, set[ObjectPlace]] = defaultdict(set)
         # A dict for its order: what is looked at first is what changed first.
-        self._dirty: dict[Place, None] = {}
+        self._dirty: dict[ObjectPlace, None] = {}
 
-    def note(self, storage: Storage, event: Event) -> bool:
+    def note_event(self, storage: StorageKey, event: StoreEvent) -> bool:
         """Remember what a change may be the reason to look at; whether there is anything."""
-        obj, place = event.object, (storage, key(event.object))
+        obj, place = event.object, (storage, read_key(event.object))
         if event.previous is not None:
-            for owner in owners(event.previous):
+            for owner in read_owner_references(event.previous):
                 self._dependents[owner["uid"]].discard(place)
         if event.type == "DELETED":
-            self._dirty.update(dict.fromkeys(sorted(self._dependents.pop(uid(obj), ()))))
+            self._dirty.update(dict.fromkeys(sorted(self._dependents.pop(read_uid(obj), ()))))
             self._note_waiting(obj)
             return bool(self._dirty)
-        for owner in owners(obj):
+        for owner in read_owner_references(obj):
             self._dependents[owner["uid"]].add(place)
         is_new = event.previous is None
         if (
-            deleting(obj)
-            or (is_new and (owners(obj) or storage == NAMESPACES))
-            or (event.previous is not None and owners(obj) != owners(event.previous))
+            is_deleting(obj)
+            or (is_new and (read_owner_references(obj) or storage == NAMESPACES))
+            or (
+                event.previous is not None
+                and read_owner_references(obj) != read_owner_references(event.previous)
+            )
         ):
             self._dirty[place] = None
         return bool(self._dirty)
@@ -50,21 +66,21 @@ class Collector:
         namespace = gone["metadata"].get("namespace", "")
         if namespace:
             self._dirty[NAMESPACES, ("", namespace)] = None
-        for owner in owners(gone):
-            kind = self._registry.kinds.of(owner["apiVersion"], owner["kind"])
+        for owner in read_owner_references(gone):
+            kind = self._registry.kinds.find_by_name(owner["apiVersion"], owner["kind"])
             if kind is not None:
-                where = namespace if kind.namespaced else "", owner["name"]
+                where = namespace if kind.is_namespaced else "", owner["name"]
                 self._dirty[kind.storage, where] = None
 
     def reload(self) -> None:
         """Forget everything and look at all objects, after the store was loaded."""
         self._dependents.clear()
         self._dirty.clear()
-        for storage, objects in self._registry.store.dump():
+        for storage, objects in self._registry.store.dump_objects():
             for obj in objects:
-                for owner in owners(obj):
-                    self._dependents[owner["uid"]].add((storage, key(obj)))
-                self._dirty[storage, key(obj)] = None
+                for owner in read_owner_references(obj):
+                    self._dependents[owner["uid"]].add((storage, read_key(obj)))
+                self._dirty[storage, read_key(obj)] = None
 
     def sync(self) -> None:
         """Do what is to be done; changes made here are noted and looked at in the same call."""
@@ -72,103 +88,108 @@ class Collector:
             place = next(iter(self._dirty))
             del self._dirty[place]
             storage, where = place
-            obj = self._registry.store.get(storage, where)
-            kind = self._registry.kinds.of_storage(storage)
+            obj = self._registry.store.find_object(storage, where)
+            kind = self._registry.kinds.find_by_storage(storage)
             if obj is not None and kind is not None:
-                self._look_at(kind, obj)
+                self._collect_object(kind, obj)
 
-    def _look_at(self, kind: Kind, obj: Json) -> None:
+    def _collect_object(self, kind: ResourceKind, obj: Json) -> None:
         if kind.storage == NAMESPACES:
             self._sync_namespace(kind, obj)
-        elif deleting(obj) and ORPHAN in finalizers(obj):
-            for dependent_kind, dependent in self._dependents_of(obj):
-                self._drop_references(dependent_kind, dependent, {uid(obj)})
+        elif is_deleting(obj) and ORPHAN in read_finalizers(obj):
+            for dependent_kind, dependent in self._find_dependents(obj):
+                self._drop_references(dependent_kind, dependent, {read_uid(obj)})
             self._drop_finalizer(kind, obj, ORPHAN)
-        elif deleting(obj) and FOREGROUND in finalizers(obj):
+        elif is_deleting(obj) and FOREGROUND in read_finalizers(obj):
             self._delete_in_foreground(kind, obj)
-        elif owners(obj) and not deleting(obj):
-            self._delete_if_abandoned(kind, obj)
+        elif read_owner_references(obj) and not is_deleting(obj):
+            self._delete_if_orphaned(kind, obj)
 
-    def _delete_in_foreground(self, kind: Kind, obj: Json) -> None:
-        for dependent_kind, dependent in self._dependents_of(obj):
-            if not deleting(dependent):
-                self._delete(dependent_kind, dependent, "Foreground")
-        if not any(_blocks(dependent, obj) for _, dependent in self._dependents_of(obj)):
+    def _delete_in_foreground(self, kind: ResourceKind, obj: Json) -> None:
+        for dependent_kind, dependent in self._find_dependents(obj):
+            if not is_deleting(dependent):
+                self._delete_object(dependent_kind, dependent, "Foreground")
+        if not any(_is_blocking(dependent, obj) for _, dependent in self._find_dependents(obj)):
             self._drop_finalizer(kind, obj, FOREGROUND)
 
-    def _delete_if_abandoned(self, kind: Kind, obj: Json) -> None:
-        missing = {owner["uid"] for owner in owners(obj) if not self._exists(owner, obj)}
-        if len(missing) == len({owner["uid"] for owner in owners(obj)}):
-            self._delete(kind, obj, "Background")
+    def _delete_if_orphaned(self, kind: ResourceKind, obj: Json) -> None:
+        missing = {
+            owner["uid"] for owner in read_owner_references(obj) if not self._has_owner(owner, obj)
+        }
+        if len(missing) == len({owner["uid"] for owner in read_owner_references(obj)}):
+            self._delete_object(kind, obj, "Background")
         elif missing:
             self._drop_references(kind, obj, missing)
 
-    def _exists(self, owner: Json, dependent: Json) -> bool:
-        kind = self._registry.kinds.of(owner["apiVersion"], owner["kind"])
+    def _has_owner(self, owner: Json, dependent: Json) -> bool:
+        kind = self._registry.kinds.find_by_name(owner["apiVersion"], owner["kind"])
         if kind is None:
             return True
-        namespace = dependent["metadata"].get("namespace", "") if kind.namespaced else ""
-        found = self._registry.store.get(kind.storage, (namespace, owner["name"]))
-        return found is not None and uid(found) == owner["uid"]
+        namespace = dependent["metadata"].get("namespace", "") if kind.is_namespaced else ""
+        found = self._registry.store.find_object(kind.storage, (namespace, owner["name"]))
+        return found is not None and read_uid(found) == owner["uid"]
 
-    def _dependents_of(self, obj: Json) -> list[tuple[Kind, Json]]:
+    def _find_dependents(self, obj: Json) -> list[tuple[ResourceKind, Json]]:
         found = []
-        for storage, where in sorted(self._dependents.get(uid(obj), ())):
-            kind = self._registry.kinds.of_storage(storage)
-            dependent = self._registry.store.get(storage, where)
+        for storage, where in sorted(self._dependents.get(read_uid(obj), ())):
+            kind = self._registry.kinds.find_by_storage(storage)
+            dependent = self._registry.store.find_object(storage, where)
             if kind is not None and dependent is not None:
                 found.append((kind, dependent))
         return found
 
-    def _sync_namespace(self, kind: Kind, namespace: Json) -> None:
+    def _sync_namespace(self, kind: ResourceKind, namespace: Json) -> None:
         name = namespace["metadata"]["name"]
-        if not deleting(namespace):
-            if self._registry.store.get(_ACCOUNTS, (name, "default")) is None:
-                accounts = self._registry.kinds.find("", "v1", "serviceaccounts")
-                self._registry.create(accounts, name, {"metadata": {"name": "default"}}, _WRITE)
+        if not is_deleting(namespace):
+            if self._registry.store.find_object(_SERVICE_ACCOUNTS, (name, "default")) is None:
+                accounts = self._registry.kinds.find_kind("", "v1", "serviceaccounts")
+                self._registry.create_object(
+                    accounts, name, {"metadata": {"name": "default"}}, _WRITE_CONTEXT
+                )
             return
-        for content_kind, obj in self._contents(name):
-            if not deleting(obj):
-                self._delete(content_kind, obj, "Background")
-        if not self._contents(name):
-            self._registry.update(
-                kind, "", name, lambda old: old | {"spec": {"finalizers": []}}, _WRITE
+        for content_kind, obj in self._list_contents(name):
+            if not is_deleting(obj):
+                self._delete_object(content_kind, obj, "Background")
+        if not self._list_contents(name):
+            self._registry.update_object(
+                kind, "", name, lambda old: old | {"spec": {"finalizers": []}}, _WRITE_CONTEXT
             )
 
-    def _contents(self, namespace: str) -> list[tuple[Kind, Json]]:
+    def _list_contents(self, namespace: str) -> list[tuple[ResourceKind, Json]]:
         return [
             (kind, obj)
-            for storage in self._registry.store.storages()
-            if (kind := self._registry.kinds.of_storage(storage)) is not None and kind.namespaced
-            for obj in self._registry.store.list(storage, namespace)
+            for storage in self._registry.store.list_storages()
+            if (kind := self._registry.kinds.find_by_storage(storage)) is not None
+            and kind.is_namespaced
+            for obj in self._registry.store.list_objects(storage, namespace)
         ]
 
-    def _delete(self, kind: Kind, obj: Json, policy: str) -> None:
-        namespace, name = key(obj)
-        options = DeleteOptions(policy=policy, uid=uid(obj))
-        delete(self._registry, kind, namespace, name, options, _WRITE.user)
+    def _delete_object(self, kind: ResourceKind, obj: Json, policy: str) -> None:
+        namespace, name = read_key(obj)
+        options = DeleteOptions(policy=policy, uid=read_uid(obj))
+        delete_object(self._registry, kind, namespace, name, options, _WRITE_CONTEXT.user)
 
-    def _drop_finalizer(self, kind: Kind, obj: Json, finalizer: str) -> None:
-        left = [name for name in finalizers(obj) if name != finalizer]
+    def _drop_finalizer(self, kind: ResourceKind, obj: Json, finalizer: str) -> None:
+        left = [name for name in read_finalizers(obj) if name != finalizer]
         self._set_metadata(kind, obj, {"finalizers": left})
 
-    def _drop_references(self, kind: Kind, obj: Json, uids: set[str]) -> None:
-        left = [owner for owner in owners(obj) if owner["uid"] not in uids]
+    def _drop_references(self, kind: ResourceKind, obj: Json, uids: set[str]) -> None:
+        left = [owner for owner in read_owner_references(obj) if owner["uid"] not in uids]
         self._set_metadata(kind, obj, {"ownerReferences": left})
 
-    def _set_metadata(self, kind: Kind, obj: Json, fields: Json) -> None:
-        namespace, name = key(obj)
-        self._registry.update(
+    def _set_metadata(self, kind: ResourceKind, obj: Json, fields: Json) -> None:
+        namespace, name = read_key(obj)
+        self._registry.update_object(
             kind,
             namespace,
             name,
             lambda old: old | {"metadata": old["metadata"] | fields},
-            _WRITE,
+            _WRITE_CONTEXT,
         )
 
 
-def _blocks(dependent: Json, owner: Json) -> bool:
+def _is_blocking(dependent: Json, owner: Json) -> bool:
     return any(
-        reference["uid"] == uid(owner) and reference.get("blockOwnerDeletion")
-        for reference in owners(dependent)
+        reference["uid"] == read_uid(owner) and reference.get("blockOwnerDeletion")
+        for reference in read_owner_references(dependent)
     )

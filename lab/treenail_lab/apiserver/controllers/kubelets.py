@@ -3,113 +3,115 @@
 A kubelet can be made to be gone, as when its machine is off: its pods then stay as they are.
 """
 
-from treenail_lab.apiserver.access.authentication import MASTERS, User
-from treenail_lab.apiserver.objects import Json, Key, deleting, dig, key
-from treenail_lab.apiserver.registry.deletion import DeleteOptions, delete
+from treenail_lab.apiserver.access.authentication import MASTERS, ApiUser
+from treenail_lab.apiserver.objects import Json, ObjectKey, find_value, is_deleting, read_key
+from treenail_lab.apiserver.registry.deletion import DeleteOptions, delete_object
 from treenail_lab.apiserver.registry.disruption_budgets import PODS
-from treenail_lab.apiserver.registry.registry import Registry, Write
-from treenail_lab.apiserver.schema.kinds import Storage
-from treenail_lab.apiserver.storage.store import Event
+from treenail_lab.apiserver.registry.registry import ObjectRegistry, WriteContext
+from treenail_lab.apiserver.schema.kinds import StorageKey
+from treenail_lab.apiserver.storage.store import StoreEvent
 
-NODES: Storage = ("", "nodes")
+NODES: StorageKey = ("", "nodes")
 # On a pod: how long it takes to stop. Without it, a pod uses all of its grace period.
-STOP_SECONDS = "lab.treenail/stop-seconds"
-_WRITE = Write(User("system:kubelet", (MASTERS,)), "kubelet")
+STOP_SECONDS_ANNOTATION = "lab.treenail/stop-seconds"
+_WRITE_CONTEXT = WriteContext(ApiUser("system:kubelet", (MASTERS,)), "kubelet")
 
 
-class Kubelets:
+class KubeletEmulator:
     """One for every Node there is."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: ObjectRegistry) -> None:
         self._registry = registry
-        self._gone: set[str] = set()
+        self._stopped: set[str] = set()
         # Pods that a kubelet may have something to do for, and when those that stop will have.
-        self._open: dict[Key, float | None] = {}
+        self._pending: dict[ObjectKey, float | None] = {}
 
-    def note(self, storage: Storage, event: Event) -> bool:
+    def note_event(self, storage: StorageKey, event: StoreEvent) -> bool:
         """Remember what a change may be the reason to do; whether it is any."""
         if storage == NODES:
             # Nodes report their status all the time, which is of no interest to their pods.
             return event.type != "MODIFIED"
         if storage != PODS:
             return False
-        where = key(event.object)
-        if event.type == "DELETED" or not _is_open(event.object):
-            self._open.pop(where, None)
+        where = read_key(event.object)
+        if event.type == "DELETED" or not _needs_work(event.object):
+            self._pending.pop(where, None)
             return False
-        self._open.setdefault(where, None)
+        self._pending.setdefault(where, None)
         return True
 
     def reload(self) -> None:
         """Look at all pods, after the store was loaded."""
-        pods = self._registry.store.list(PODS)
-        self._open = {key(pod): None for pod in pods if _is_open(pod)}
+        pods = self._registry.store.list_objects(PODS)
+        self._pending = {read_key(pod): None for pod in pods if _needs_work(pod)}
 
     @property
-    def gone(self) -> frozenset[str]:
+    def stopped_nodes(self) -> frozenset[str]:
         """The nodes whose kubelet does nothing."""
-        return frozenset(self._gone)
+        return frozenset(self._stopped)
 
-    def leave(self, node: str) -> None:
-        """The kubelet of a node is gone until :meth:`come_back`."""
-        self._gone.add(node)
+    def stop_kubelet(self, node: str) -> None:
+        """The kubelet of a node is gone until :meth:`start_kubelet`."""
+        self._stopped.add(node)
 
-    def come_back(self, node: str) -> None:
-        self._gone.discard(node)
+    def start_kubelet(self, node: str) -> None:
+        self._stopped.discard(node)
 
     def sync(self) -> float | None:
         """Start and end pods; in how many seconds there is more to do, None for never."""
-        waits = [wait for where in list(self._open) if (wait := self._sync_pod(where)) is not None]
+        waits = [
+            wait for where in list(self._pending) if (wait := self._sync_pod(where)) is not None
+        ]
         return min(waits, default=None)
 
-    def _sync_pod(self, where: Key) -> float | None:
-        pod = self._registry.store.get(PODS, where)
+    def _sync_pod(self, where: ObjectKey) -> float | None:
+        pod = self._registry.store.find_object(PODS, where)
         if pod is None:
             return None
-        node = dig(pod, "spec", "nodeName")
-        if node in self._gone:
+        node = find_value(pod, "spec", "nodeName")
+        if node in self._stopped:
             return None
-        there = self._registry.store.get(NODES, ("", node)) is not None
-        if not deleting(pod):
+        there = self._registry.store.find_object(NODES, ("", node)) is not None
+        if not is_deleting(pod):
             if there:
-                self._start(pod)
+                self._start_pod(pod)
             return None
         now = self._registry.clock.monotonic()
-        end = self._open[where]
+        end = self._pending[where]
         if end is None:
-            end = self._open[where] = now + _stop_s(pod) if there else now
+            end = self._pending[where] = now + _compute_stop_s(pod) if there else now
         if end > now:
             return end - now
-        kind = self._registry.kinds.find("", "v1", "pods")
-        delete(self._registry, kind, *where, DeleteOptions(grace_s=0), _WRITE.user)
+        kind = self._registry.kinds.find_kind("", "v1", "pods")
+        delete_object(self._registry, kind, *where, DeleteOptions(grace_s=0), _WRITE_CONTEXT.user)
         return None
 
-    def _start(self, pod: Json) -> None:
+    def _start_pod(self, pod: Json) -> None:
         now = self._registry.now
         conditions = [
             {"type": name, "status": "True", "lastTransitionTime": now}
             for name in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
         ]
         status = {"phase": "Running", "startTime": now, "conditions": conditions}
-        kind = self._registry.kinds.find("", "v1", "pods")
+        kind = self._registry.kinds.find_kind("", "v1", "pods")
         namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
-        self._registry.update(
-            kind, namespace, name, lambda old: old | {"status": status}, _WRITE, "status"
+        self._registry.update_object(
+            kind, namespace, name, lambda old: old | {"status": status}, _WRITE_CONTEXT, "status"
         )
 
 
-def _is_open(pod: Json) -> bool:
+def _needs_work(pod: Json) -> bool:
     """Whether a pod is to be started or ended."""
-    if not dig(pod, "spec", "nodeName"):
+    if not find_value(pod, "spec", "nodeName"):
         return False
-    if deleting(pod):
+    if is_deleting(pod):
         return bool(pod["metadata"].get("deletionGracePeriodSeconds"))
-    return bool(dig(pod, "status", "phase") == "Pending")
+    return bool(find_value(pod, "status", "phase") == "Pending")
 
 
-def _stop_s(pod: Json) -> float:
+def _compute_stop_s(pod: Json) -> float:
     grace_s = float(pod["metadata"]["deletionGracePeriodSeconds"])
-    said = (pod["metadata"].get("annotations") or {}).get(STOP_SECONDS)
+    said = (pod["metadata"].get("annotations") or {}).get(STOP_SECONDS_ANNOTATION)
     try:
         return min(float(said), grace_s) if said is not None else grace_s
     except ValueError:

@@ -10,39 +10,41 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from treenail_lab.apiserver.objects import Json
-from treenail_lab.apiserver.patch.merge_topology import Topology, item_key
+from treenail_lab.apiserver.patch.merge_topology import MergeTopology, build_item_key
 
 FieldPath = tuple[str, ...]
 # Stands for the presence of a list's item, whatever its fields are.
 PRESENT = object()
 
 
-def leaves(value: Any, topology: Topology, path: FieldPath = ()) -> Iterator[tuple[FieldPath, Any]]:
+def find_leaves(
+    value: Any, topology: MergeTopology, path: FieldPath = ()
+) -> Iterator[tuple[FieldPath, Any]]:
     """Every leaf of a document with its value."""
     match value:
-        case dict() if value and not topology.atomic:
+        case dict() if value and not topology.is_atomic:
             for name, inner in value.items():
-                yield from leaves(inner, topology.child(name), (*path, f"f:{name}"))
+                yield from find_leaves(inner, topology.find_child(name), (*path, f"f:{name}"))
         case list() if value and topology.list_keys is not None:
-            for step, item in steps(value, topology):
+            for step, item in list_steps(value, topology):
                 yield (*path, step), PRESENT
                 if topology.list_keys:
-                    yield from leaves(item, topology.item(), (*path, step))
+                    yield from find_leaves(item, topology.find_item(), (*path, step))
         case _:
             yield path, value
 
 
-def steps(items: list[Any], topology: Topology) -> Iterator[tuple[str, Any]]:
+def list_steps(items: list[Any], topology: MergeTopology) -> Iterator[tuple[str, Any]]:
     """The items of a keyed list or a set, each with the step that leads to it."""
     for item in items:
         if topology.list_keys and isinstance(item, dict):
-            identity = item_key(item, topology.list_keys, topology.key_defaults)
-            yield f"k:{_dumps(identity)}", item
+            identity = build_item_key(item, topology.list_keys, topology.key_defaults)
+            yield f"k:{_dump_json(identity)}", item
         else:
-            yield f"v:{_dumps(item)}", item
+            yield f"v:{_dump_json(item)}", item
 
 
-def own_fields(obj: Json) -> Json:
+def select_owned_fields(obj: Json) -> Json:
     """The part of an object whose fields have owners."""
     kept = ("annotations", "labels", "finalizers", "ownerReferences")
     # Empty ones are not stored, so nobody can own them.
@@ -52,7 +54,7 @@ def own_fields(obj: Json) -> Json:
     return found | ({"metadata": metadata} if metadata else {})
 
 
-def encode(paths: Iterable[FieldPath]) -> Json:
+def encode_fields(paths: Iterable[FieldPath]) -> Json:
     """The set as FieldsV1."""
     root: Json = {}
     members: list[Json] = []
@@ -67,22 +69,22 @@ def encode(paths: Iterable[FieldPath]) -> Json:
     return root
 
 
-def decode(document: Mapping[str, Any]) -> frozenset[FieldPath]:
+def decode_fields(document: Mapping[str, Any]) -> frozenset[FieldPath]:
     """The set a FieldsV1 document stands for."""
-    return frozenset(_decoded(document, ()))
+    return frozenset(_decode_paths(document, ()))
 
 
-def _decoded(document: Mapping[str, Any], path: FieldPath) -> Iterator[FieldPath]:
+def _decode_paths(document: Mapping[str, Any], path: FieldPath) -> Iterator[FieldPath]:
     for step, inner in document.items():
         if step == ".":
             yield path
         elif not inner:
             yield (*path, step)
         else:
-            yield from _decoded(inner, (*path, step))
+            yield from _decode_paths(inner, (*path, step))
 
 
-def shown(path: FieldPath) -> str:
+def format_field(path: FieldPath) -> str:
     """A field as conflicts name it: ``.spec.containers[name="a"].image``."""
     text = ""
     for step in path:
@@ -91,11 +93,11 @@ def shown(path: FieldPath) -> str:
             text += f".{rest}"
         elif kind == "k":
             pairs = json.loads(rest).items()
-            text += "[" + ",".join(f"{name}={_dumps(value)}" for name, value in pairs) + "]"
+            text += "[" + ",".join(f"{name}={_dump_json(value)}" for name, value in pairs) + "]"
         else:
             text += f"[={rest}]"
     return text
 
 
-def _dumps(value: Any) -> str:
+def _dump_json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), sort_keys=True)

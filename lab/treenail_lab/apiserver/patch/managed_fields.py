@@ -10,24 +10,24 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from treenail_lab.apiserver.errors import ApiError
-from treenail_lab.apiserver.objects import Json, copy, equal
+from treenail_lab.apiserver.objects import Json, copy_json, is_equal
 from treenail_lab.apiserver.patch.field_set import (
     FieldPath,
-    decode,
-    encode,
-    leaves,
-    own_fields,
-    shown,
-    steps,
+    decode_fields,
+    encode_fields,
+    find_leaves,
+    format_field,
+    list_steps,
+    select_owned_fields,
 )
-from treenail_lab.apiserver.patch.merge_topology import Topology
+from treenail_lab.apiserver.patch.merge_topology import MergeTopology
 
 APPLY = "Apply"
 UPDATE = "Update"
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class FieldOwner:
     """An entry of ``metadata.managedFields``."""
 
     name: str
@@ -37,7 +37,7 @@ class Owner:
     time: str
     fields: frozenset[FieldPath]
 
-    def is_same(self, other: "Owner") -> bool:
+    def is_same(self, other: "FieldOwner") -> bool:
         """Whether both are one owner; an applier is the same in all API versions."""
         mine = (self.name, self.operation, self.subresource)
         same = mine == (other.name, other.operation, other.subresource)
@@ -48,48 +48,50 @@ class Owner:
         using = f" using {self.api_version}" if self.operation == UPDATE else ""
         return f'"{self.name}"{via}{using}'
 
-    def json(self) -> Json:
+    def to_json(self) -> Json:
         entry = {
             "manager": self.name,
             "operation": self.operation,
             "apiVersion": self.api_version,
             "time": self.time,
             "fieldsType": "FieldsV1",
-            "fieldsV1": encode(self.fields),
+            "fieldsV1": encode_fields(self.fields),
         }
         return entry | ({"subresource": self.subresource} if self.subresource else {})
 
 
-def owners_of(obj: Json) -> list[Owner]:
+def read_owners(obj: Json) -> list[FieldOwner]:
     """The entries of an object's ``managedFields``."""
     return [
-        Owner(
+        FieldOwner(
             name=entry["manager"],
             operation=entry["operation"],
             api_version=entry["apiVersion"],
             subresource=entry.get("subresource", ""),
             time=entry.get("time", ""),
-            fields=decode(entry.get("fieldsV1") or {}),
+            fields=decode_fields(entry.get("fieldsV1") or {}),
         )
         for entry in obj["metadata"].get("managedFields") or []
     ]
 
 
-def with_owners(obj: Json, owners: Iterable[Owner]) -> Json:
+def replace_owners(obj: Json, owners: Iterable[FieldOwner]) -> Json:
     """The object with these entries; owners of nothing are left out."""
-    entries = [owner.json() for owner in owners if owner.fields]
+    entries = [owner.to_json() for owner in owners if owner.fields]
     metadata = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
     return obj | {"metadata": metadata | ({"managedFields": entries} if entries else {})}
 
 
-def updated(old: Json | None, new: Json, writer: Owner, topology: Topology) -> list[Owner]:
+def compute_update_owners(
+    old: Json | None, new: Json, writer: FieldOwner, topology: MergeTopology
+) -> list[FieldOwner]:
     """The owners of the new object after a write that is not an apply."""
-    before, after = own_fields(old) if old else {}, own_fields(new)
-    changed = _changed(before, after, topology)
-    lost = changed | _changed(after, before, topology)
+    before, after = select_owned_fields(old) if old else {}, select_owned_fields(new)
+    changed = _find_changes(before, after, topology)
+    lost = changed | _find_changes(after, before, topology)
     owners = []
     mine = replace(writer, fields=frozenset(changed))
-    for owner in owners_of(old) if old else []:
+    for owner in read_owners(old) if old else []:
         if not owner.is_same(writer):
             owners.append(replace(owner, fields=owner.fields - lost))
         elif changed or owner.fields & lost:
@@ -99,41 +101,41 @@ def updated(old: Json | None, new: Json, writer: Owner, topology: Topology) -> l
     return [*owners, mine]
 
 
-def applied(
-    old: Json, intent: Json, writer: Owner, topology: Topology, *, force: bool
-) -> tuple[Json, list[Owner]]:
+def apply_intent(
+    old: Json, intent: Json, writer: FieldOwner, topology: MergeTopology, *, force: bool
+) -> tuple[Json, list[FieldOwner]]:
     """The object after an apply and its owners; raises 409 when others own what it changes."""
-    wanted = {path for path, _ in leaves(own_fields(intent), topology)}
-    merged = _merged(own_fields(old), own_fields(intent), topology)
-    changed = _changed(own_fields(old), merged, topology)
-    owners = owners_of(old)
+    wanted = {path for path, _ in find_leaves(select_owned_fields(intent), topology)}
+    merged = _merge_values(select_owned_fields(old), select_owned_fields(intent), topology)
+    changed = _find_changes(select_owned_fields(old), merged, topology)
+    owners = read_owners(old)
     mine = next((owner for owner in owners if owner.is_same(writer)), None)
     others = [owner for owner in owners if not owner.is_same(writer)]
     contested = [(owner, sorted(owner.fields & changed)) for owner in others]
     if not force and any(paths for _, paths in contested):
-        raise _conflict([(owner, paths) for owner, paths in contested if paths])
+        raise _build_conflict([(owner, paths) for owner, paths in contested if paths])
     kept = [replace(owner, fields=owner.fields - changed) for owner in others]
     given_up = (mine.fields if mine else frozenset()) - wanted
     foreign = {path for owner in kept for path in owner.fields}
-    left = _without(merged, given_up - foreign, foreign, topology)
+    left = _remove_fields(merged, given_up - foreign, foreign, topology)
     fields = frozenset(wanted)
     time = mine.time if mine and mine.fields == fields and not changed else writer.time
-    return _rebuilt(old, left or {}), [*kept, replace(writer, fields=fields, time=time)]
+    return _replace_owned(old, left or {}), [*kept, replace(writer, fields=fields, time=time)]
 
 
-def _changed(old: Json, new: Json, topology: Topology) -> set[FieldPath]:
+def _find_changes(old: Json, new: Json, topology: MergeTopology) -> set[FieldPath]:
     """The leaves of the new document that the old one does not have, or has with other values."""
-    before = dict(leaves(old, topology))
+    before = dict(find_leaves(old, topology))
     return {
         path
-        for path, value in leaves(new, topology)
-        if path not in before or not equal(before[path], value)
+        for path, value in find_leaves(new, topology)
+        if path not in before or not is_equal(before[path], value)
     }
 
 
-def _rebuilt(old: Json, fields: Json) -> Json:
+def _replace_owned(old: Json, fields: Json) -> Json:
     """The object with its owned part replaced."""
-    owned = own_fields(old)
+    owned = select_owned_fields(old)
     metadata = {
         name: value
         for name, value in old["metadata"].items()
@@ -143,27 +145,27 @@ def _rebuilt(old: Json, fields: Json) -> Json:
     return rest | fields | {"metadata": metadata | (fields.get("metadata") or {})}
 
 
-def _merged(old: Any, new: Any, topology: Topology) -> Any:
+def _merge_values(old: Any, new: Any, topology: MergeTopology) -> Any:
     match old, new:
-        case dict(), dict() if not topology.atomic:
+        case dict(), dict() if not topology.is_atomic:
             return old | {
-                name: _merged(old.get(name), inner, topology.child(name))
+                name: _merge_values(old.get(name), inner, topology.find_child(name))
                 for name, inner in new.items()
             }
         case list(), list() if topology.list_keys is not None:
-            items = dict(steps(old, topology))
-            for step, item in steps(new, topology):
-                items[step] = _merged(items.get(step), item, topology.item())
+            items = dict(list_steps(old, topology))
+            for step, item in list_steps(new, topology):
+                items[step] = _merge_values(items.get(step), item, topology.find_item())
             return list(items.values())
         case _:
-            return copy(new)
+            return copy_json(new)
 
 
-def _without(
+def _remove_fields(
     value: Any,
     doomed: Set[FieldPath],
     foreign: Set[FieldPath],
-    topology: Topology,
+    topology: MergeTopology,
     path: FieldPath = (),
 ) -> Any:
     """The document without the doomed leaves, but for what foreign ones need.
@@ -175,29 +177,33 @@ def _without(
     if not below:
         return value
     match value:
-        case dict() if not topology.atomic:
+        case dict() if not topology.is_atomic:
             kept = {
-                name: _without(inner, below, foreign, topology.child(name), (*path, f"f:{name}"))
+                name: _remove_fields(
+                    inner, below, foreign, topology.find_child(name), (*path, f"f:{name}")
+                )
                 for name, inner in value.items()
-                if not _goes((*path, f"f:{name}"), below, foreign)
+                if not _is_removed((*path, f"f:{name}"), below, foreign)
             }
             return kept or None
         case list() if topology.list_keys is not None:
             items = [
-                _without(item, below - {(*path, step)}, foreign, topology.item(), (*path, step))
-                for step, item in steps(value, topology)
-                if not _goes((*path, step), below, foreign)
+                _remove_fields(
+                    item, below - {(*path, step)}, foreign, topology.find_item(), (*path, step)
+                )
+                for step, item in list_steps(value, topology)
+                if not _is_removed((*path, step), below, foreign)
             ]
             return items or None
         case _:
             return value
 
 
-def _goes(path: FieldPath, doomed: Set[FieldPath], foreign: Set[FieldPath]) -> bool:
+def _is_removed(path: FieldPath, doomed: Set[FieldPath], foreign: Set[FieldPath]) -> bool:
     return path in doomed and not any(other[: len(path)] == path for other in foreign)
 
 
-def _conflict(contested: list[tuple[Owner, list[FieldPath]]]) -> ApiError:
+def _build_conflict(contested: list[tuple[FieldOwner, list[FieldPath]]]) -> ApiError:
     causes: list[Json] = []
     texts = []
     for owner, paths in contested:
@@ -205,14 +211,14 @@ def _conflict(contested: list[tuple[Owner, list[FieldPath]]]) -> ApiError:
             {
                 "reason": "FieldManagerConflict",
                 "message": f"conflict with {owner}",
-                "field": shown(path),
+                "field": format_field(path),
             }
             for path in paths
         ]
         if len(paths) == 1:
-            texts.append(f"conflict with {owner}: {shown(paths[0])}")
+            texts.append(f"conflict with {owner}: {format_field(paths[0])}")
         else:
-            lines = "".join(f"\n- {shown(path)}" for path in paths)
+            lines = "".join(f"\n- {format_field(path)}" for path in paths)
             texts.append(f"conflicts with {owner}:{lines}")
     count = "1 conflict" if len(causes) == 1 else f"{len(causes)} conflicts"
     message = f"Apply failed with {count}: " + "\n".join(texts)

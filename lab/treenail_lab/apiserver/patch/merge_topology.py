@@ -5,17 +5,17 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from treenail_lab.apiserver.objects import Json
-from treenail_lab.apiserver.schema.kinds import Kind
+from treenail_lab.apiserver.schema.kinds import ResourceKind
 
 # A list is replaced as a whole (None), a set of values (no keys), or keyed by fields of its items.
 ListKeys = tuple[str, ...] | None
 
 
-class Topology(Protocol):
+class MergeTopology(Protocol):
     """The merge rules at one place of a document."""
 
     @property
-    def atomic(self) -> bool:
+    def is_atomic(self) -> bool:
         """Whether a map here is replaced as a whole."""
 
     @property
@@ -26,10 +26,10 @@ class Topology(Protocol):
     def key_defaults(self) -> Mapping[str, Any]:
         """What the keys of a keyed list are where an item leaves them out."""
 
-    def child(self, name: str) -> "Topology":
+    def find_child(self, name: str) -> "MergeTopology":
         """The rules at a field of the map here."""
 
-    def item(self) -> "Topology":
+    def find_item(self) -> "MergeTopology":
         """The rules at an item of the list here."""
 
 
@@ -42,7 +42,7 @@ class SchemaTopology:
     key_defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def atomic(self) -> bool:
+    def is_atomic(self) -> bool:
         return self.schema.get("x-kubernetes-map-type") == "atomic"
 
     @property
@@ -55,7 +55,7 @@ class SchemaTopology:
             case _:
                 return None
 
-    def child(self, name: str) -> Topology:
+    def find_child(self, name: str) -> MergeTopology:
         if self.root and name == "metadata":
             return BuiltInTopology(("metadata",))
         inner = (self.schema.get("properties") or {}).get(name)
@@ -64,7 +64,7 @@ class SchemaTopology:
             inner = others if isinstance(others, dict) else {}
         return SchemaTopology(inner)
 
-    def item(self) -> Topology:
+    def find_item(self) -> MergeTopology:
         return SchemaTopology(self.schema.get("items") or {})
 
 
@@ -100,7 +100,7 @@ class BuiltInTopology:
     path: tuple[str, ...] = ()
 
     @property
-    def atomic(self) -> bool:
+    def is_atomic(self) -> bool:
         return bool(self.path) and self.path[-1] in _ATOMIC_MAPS
 
     @property
@@ -115,19 +115,19 @@ class BuiltInTopology:
     def key_defaults(self) -> Mapping[str, Any]:
         return {"protocol": "TCP"}
 
-    def child(self, name: str) -> Topology:
+    def find_child(self, name: str) -> MergeTopology:
         return BuiltInTopology((*self.path, name))
 
-    def item(self) -> Topology:
+    def find_item(self) -> MergeTopology:
         return self
 
 
-def topology_of(kind: Kind) -> Topology:
+def find_topology(kind: ResourceKind) -> MergeTopology:
     """The rules for objects of a kind."""
-    return SchemaTopology(kind.schema, root=True) if kind.custom else BuiltInTopology()
+    return SchemaTopology(kind.schema, root=True) if kind.is_custom else BuiltInTopology()
 
 
-def item_key(item: Json, keys: tuple[str, ...], defaults: Mapping[str, Any]) -> Json:
+def build_item_key(item: Json, keys: tuple[str, ...], defaults: Mapping[str, Any]) -> Json:
     """The values that tell an item of a keyed list from the others."""
     return {
         name: item.get(name, defaults.get(name))

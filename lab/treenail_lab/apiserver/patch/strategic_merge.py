@@ -6,8 +6,8 @@ these lists are replaced as a whole, as in the real server.
 
 from typing import Any
 
-from treenail_lab.apiserver.errors import bad_request
-from treenail_lab.apiserver.objects import Json, copy
+from treenail_lab.apiserver.errors import bad_request_error
+from treenail_lab.apiserver.objects import Json, copy_json
 
 MERGE_KEYS = {
     "addresses": "type",
@@ -33,23 +33,23 @@ MERGED_SETS = frozenset({("metadata", "finalizers"), ("spec", "podCIDRs")})
 _DIRECTIVES = ("$setElementOrder/", "$deleteFromPrimitiveList/", "$patch", "$retainKeys")
 
 
-def strategic_merge(target: Json, patch: Any) -> Json:
+def apply_strategic_merge(target: Json, patch: Any) -> Json:
     """The target with the patch merged in; 400 for a patch that can't be understood."""
     if not isinstance(patch, dict):
-        raise bad_request("a strategic merge patch must be an object")
+        raise bad_request_error("a strategic merge patch must be an object")
     return _merge_objects(target, patch, ())
 
 
 def _merge_objects(target: Json, patch: Json, path: tuple[str, ...]) -> Json:
     match patch.get("$patch"):
         case "replace":
-            return {name: copy(value) for name, value in patch.items() if name != "$patch"}
+            return {name: copy_json(value) for name, value in patch.items() if name != "$patch"}
         case "delete":
             return {}
         case None | "merge":
             pass
         case other:
-            raise bad_request(f"Unknown patch type '{other}' in map")
+            raise bad_request_error(f"Unknown patch type '{other}' in map")
     merged = dict(target)
     retained = patch.get("$retainKeys")
     if isinstance(retained, list):
@@ -62,26 +62,26 @@ def _merge_objects(target: Json, patch: Json, path: tuple[str, ...]) -> Json:
         elif value is None:
             merged.pop(name, None)
         else:
-            merged[name] = _merged(merged.get(name), value, (*path, name))
+            merged[name] = _merge_value(merged.get(name), value, (*path, name))
     return merged
 
 
-def _merged(old: Any, new: Any, path: tuple[str, ...]) -> Any:
+def _merge_value(old: Any, new: Any, path: tuple[str, ...]) -> Any:
     match new:
         case dict():
             return _merge_objects(old if isinstance(old, dict) else {}, new, path)
         case list() if path in MERGED_SETS:
             had = list(old or [])
-            return _interleaved([value for value in had if value not in new], list(new), had)
+            return _interleave_names([value for value in had if value not in new], list(new), had)
         case list() if path[-1] in MERGE_KEYS and all(isinstance(item, dict) for item in new):
             return _merge_lists(old if isinstance(old, list) else [], new, path)
         case _:
-            return copy(new)
+            return copy_json(new)
 
 
 def _merge_lists(old: list[Json], new: list[Json], path: tuple[str, ...]) -> list[Json]:
     if {"$patch": "replace"} in new:
-        return [copy(item) for item in new if item != {"$patch": "replace"}]
+        return [copy_json(item) for item in new if item != {"$patch": "replace"}]
     field = MERGE_KEYS[path[-1]]
     if field == "containerPort" and not any(field in item for item in new):
         field = "port"
@@ -90,7 +90,7 @@ def _merge_lists(old: list[Json], new: list[Json], path: tuple[str, ...]) -> lis
     gone = []
     for item in new:
         if field not in item:
-            raise bad_request(f"map: {item} does not contain declared merge key: {field}")
+            raise bad_request_error(f"map: {item} does not contain declared merge key: {field}")
         name = item[field]
         if item.get("$patch") == "delete":
             gone.append(name)
@@ -101,11 +101,11 @@ def _merge_lists(old: list[Json], new: list[Json], path: tuple[str, ...]) -> lis
     rest = [name for name in kept if name not in patched]
     return [
         patched[name] if name in patched else kept[name]
-        for name in _interleaved(rest, list(patched), known)
+        for name in _interleave_names(rest, list(patched), known)
     ]
 
 
-def _interleaved(kept: list[Any], patched: list[Any], known: list[Any]) -> list[Any]:
+def _interleave_names(kept: list[Any], patched: list[Any], known: list[Any]) -> list[Any]:
     """What is kept and what is patched, each in its order; together as they were before.
 
     What the patch adds comes before all that is not known to stand in front of it.
@@ -121,6 +121,6 @@ def _interleaved(kept: list[Any], patched: list[Any], known: list[Any]) -> list[
 
 def _delete_values(target: Json, name: str, values: Any) -> None:
     if not isinstance(values, list):
-        raise bad_request(f"$deleteFromPrimitiveList/{name}: expected a list")
+        raise bad_request_error(f"$deleteFromPrimitiveList/{name}: expected a list")
     if isinstance(target.get(name), list):
         target[name] = [value for value in target[name] if value not in values]

@@ -8,10 +8,10 @@ import base64
 from collections.abc import Callable
 from typing import Any
 
-from treenail_lab.apiserver.errors import Cause
-from treenail_lab.apiserver.objects import Json, copy, dig
+from treenail_lab.apiserver.errors import StatusCause
+from treenail_lab.apiserver.objects import Json, copy_json, find_value
 from treenail_lab.apiserver.registry import crds
-from treenail_lab.apiserver.schema.kinds import Kind
+from treenail_lab.apiserver.schema.kinds import ResourceKind
 
 _POD = {
     "restartPolicy": "Always",
@@ -32,11 +32,11 @@ _CONTAINER = {
 _MUTABLE_POD_FIELDS = ("tolerations", "activeDeadlineSeconds", "terminationGracePeriodSeconds")
 
 
-def begun(kind: Kind, obj: Json) -> Json:
+def prepare_new(kind: ResourceKind, obj: Json) -> Json:
     """A new object of a built-in kind: defaults set, a status that clients can't set reset."""
     match kind.kind:
         case "Pod":
-            return obj | {"spec": _pod_spec(obj), "status": {"phase": "Pending"}}
+            return obj | {"spec": _default_pod_spec(obj), "status": {"phase": "Pending"}}
         case "Namespace":
             return obj | {
                 "spec": {"finalizers": ["kubernetes"]},
@@ -50,7 +50,7 @@ def begun(kind: Kind, obj: Json) -> Json:
         case "Node":
             return {"spec": {}} | obj
         case "Secret":
-            return {"type": "Opaque"} | _without_string_data(obj)
+            return {"type": "Opaque"} | _encode_string_data(obj)
         case "CustomResourceDefinition":
             return {name: value for name, value in obj.items() if name != "status"}
         case _ if "status" in kind.subresources:
@@ -59,26 +59,26 @@ def begun(kind: Kind, obj: Json) -> Json:
             return obj
 
 
-def changed(kind: Kind, old: Json, new: Json) -> Json:
+def prepare_changed(kind: ResourceKind, old: Json, new: Json) -> Json:
     """An updated object of a built-in kind, defaults set."""
     match kind.kind:
         case "Pod":
-            return new | {"spec": _pod_spec(new)}
+            return new | {"spec": _default_pod_spec(new)}
         case "Secret":
-            return {"type": old.get("type", "Opaque")} | _without_string_data(new)
+            return {"type": old.get("type", "Opaque")} | _encode_string_data(new)
         case _:
             return new
 
 
-def _pod_spec(obj: Json) -> Json:
-    spec: Json = copy(_POD) | (obj.get("spec") or {})
+def _default_pod_spec(obj: Json) -> Json:
+    spec: Json = copy_json(_POD) | (obj.get("spec") or {})
     for name in ("containers", "initContainers"):
         if isinstance(spec.get(name), list):
-            spec[name] = [copy(_CONTAINER) | container for container in spec[name]]
+            spec[name] = [copy_json(_CONTAINER) | container for container in spec[name]]
     return spec
 
 
-def _without_string_data(obj: Json) -> Json:
+def _encode_string_data(obj: Json) -> Json:
     plain = obj.get("stringData") or {}
     kept = {name: value for name, value in obj.items() if name != "stringData"}
     if plain:
@@ -87,48 +87,48 @@ def _without_string_data(obj: Json) -> Json:
     return kept
 
 
-def problems(kind: Kind, obj: Json, old: Json | None) -> list[Cause]:
+def find_problems(kind: ResourceKind, obj: Json, old: Json | None) -> list[StatusCause]:
     """What is wrong with an object of a built-in kind."""
     check = _CHECKS.get(kind.kind)
     return check(obj, old) if check else []
 
 
-def _required(where: str) -> Cause:
-    return Cause("FieldValueRequired", "Required value", where)
+def _required_cause(where: str) -> StatusCause:
+    return StatusCause("FieldValueRequired", "Required value", where)
 
 
-def _forbidden(where: str, why: str) -> Cause:
-    return Cause("FieldValueForbidden", f"Forbidden: {why}", where)
+def _forbidden_cause(where: str, why: str) -> StatusCause:
+    return StatusCause("FieldValueForbidden", f"Forbidden: {why}", where)
 
 
-def _invalid(where: str, value: Any, why: str) -> Cause:
+def _invalid_cause(where: str, value: Any, why: str) -> StatusCause:
     shown = f'"{value}"' if isinstance(value, str) else str(value)
-    return Cause("FieldValueInvalid", f"Invalid value: {shown}: {why}", where)
+    return StatusCause("FieldValueInvalid", f"Invalid value: {shown}: {why}", where)
 
 
-def _pod_problems(obj: Json, old: Json | None) -> list[Cause]:
+def _find_pod_problems(obj: Json, old: Json | None) -> list[StatusCause]:
     spec = obj["spec"]
     containers = spec.get("containers") or []
     if not containers:
-        return [_required("spec.containers")]
+        return [_required_cause("spec.containers")]
     found = [
-        _required(f"spec.containers[{index}].{name}")
+        _required_cause(f"spec.containers[{index}].{name}")
         for index, container in enumerate(containers)
         for name in ("name", "image")
         if not container.get(name)
     ]
-    if old is not None and _fixed_part(old["spec"]) != _fixed_part(spec):
+    if old is not None and _select_immutable(old["spec"]) != _select_immutable(spec):
         why = (
             "pod updates may not change fields other than `spec.containers[*].image`,"
             "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` "
             "(only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow "
             "it to be set to 1 if it was previously negative)"
         )
-        found.append(_forbidden("spec", why))
+        found.append(_forbidden_cause("spec", why))
     return found
 
 
-def _fixed_part(spec: Json) -> Json:
+def _select_immutable(spec: Json) -> Json:
     fixed = {key: value for key, value in spec.items() if key not in _MUTABLE_POD_FIELDS}
     for name in ("containers", "initContainers"):
         if name in fixed:
@@ -136,66 +136,66 @@ def _fixed_part(spec: Json) -> Json:
     return fixed
 
 
-def _budget_problems(obj: Json, _: Json | None) -> list[Cause]:
+def _find_budget_problems(obj: Json, _: Json | None) -> list[StatusCause]:
     spec = obj.get("spec") or {}
     if "minAvailable" in spec and "maxUnavailable" in spec:
         why = "minAvailable and maxUnavailable cannot be both set"
-        return [_invalid("spec", "", why)]
+        return [_invalid_cause("spec", "", why)]
     return []
 
 
-def _lease_problems(obj: Json, _: Json | None) -> list[Cause]:
+def _find_lease_problems(obj: Json, _: Json | None) -> list[StatusCause]:
     spec = obj.get("spec") or {}
     found = []
     for name, least in (("leaseDurationSeconds", 1), ("leaseTransitions", 0)):
         value = spec.get(name)
         if value is not None and value < least:
             rule = "must be greater than 0" if least else "must be greater than or equal to 0"
-            found.append(_invalid(f"spec.{name}", value, rule))
+            found.append(_invalid_cause(f"spec.{name}", value, rule))
     return found
 
 
-def _event_problems(obj: Json, _: Json | None) -> list[Cause]:
-    place = dig(obj, "involvedObject", "namespace") or "default"
+def _find_event_problems(obj: Json, _: Json | None) -> list[StatusCause]:
+    place = find_value(obj, "involvedObject", "namespace") or "default"
     if obj["metadata"].get("namespace") != place:
         why = "does not match event.namespace"
-        return [_invalid("involvedObject.namespace", place, why)]
+        return [_invalid_cause("involvedObject.namespace", place, why)]
     return []
 
 
-def _immutable_problems(obj: Json, old: Json | None) -> list[Cause]:
+def _find_immutable_problems(obj: Json, old: Json | None) -> list[StatusCause]:
     """Secrets and ConfigMaps: ``immutable: true`` can't be taken back, nor the type changed."""
     if old is None:
         return []
     found = []
     if old.get("type") != obj.get("type"):
-        found.append(_invalid("type", obj.get("type"), "field is immutable"))
+        found.append(_invalid_cause("type", obj.get("type"), "field is immutable"))
     if old.get("immutable"):
         why = "field is immutable when `immutable` is set"
         found += [
-            _forbidden(name, why)
+            _forbidden_cause(name, why)
             for name in ("immutable", "data", "binaryData")
             if old.get(name) != obj.get(name)
         ]
     return found
 
 
-def _binding_problems(obj: Json, old: Json | None) -> list[Cause]:
-    if not dig(obj, "roleRef", "name"):
-        return [_required("roleRef.name")]
+def _find_binding_problems(obj: Json, old: Json | None) -> list[StatusCause]:
+    if not find_value(obj, "roleRef", "name"):
+        return [_required_cause("roleRef.name")]
     if old is not None and old.get("roleRef") != obj.get("roleRef"):
-        return [_invalid("roleRef", obj.get("roleRef"), "cannot change roleRef")]
+        return [_invalid_cause("roleRef", obj.get("roleRef"), "cannot change roleRef")]
     return []
 
 
-_CHECKS: dict[str, Callable[[Json, Json | None], list[Cause]]] = {
-    "Pod": _pod_problems,
-    "PodDisruptionBudget": _budget_problems,
-    "Lease": _lease_problems,
-    "Event": _event_problems,
-    "Secret": _immutable_problems,
-    "ConfigMap": _immutable_problems,
-    "ClusterRoleBinding": _binding_problems,
-    "RoleBinding": _binding_problems,
-    "CustomResourceDefinition": lambda obj, _: crds.problems(obj),
+_CHECKS: dict[str, Callable[[Json, Json | None], list[StatusCause]]] = {
+    "Pod": _find_pod_problems,
+    "PodDisruptionBudget": _find_budget_problems,
+    "Lease": _find_lease_problems,
+    "Event": _find_event_problems,
+    "Secret": _find_immutable_problems,
+    "ConfigMap": _find_immutable_problems,
+    "ClusterRoleBinding": _find_binding_problems,
+    "RoleBinding": _find_binding_problems,
+    "CustomResourceDefinition": lambda obj, _: crds.find_problems(obj),
 }

@@ -2,20 +2,20 @@
 
 from collections.abc import Iterator, Mapping
 
-from treenail_lab.apiserver.errors import Cause
+from treenail_lab.apiserver.errors import StatusCause
 from treenail_lab.apiserver.objects import Json
-from treenail_lab.apiserver.schema.kinds import Kind, Kinds, Path, Storage
-from treenail_lab.apiserver.storage.store import Event, Store
+from treenail_lab.apiserver.schema.kinds import JsonPath, KindRegistry, ResourceKind, StorageKey
+from treenail_lab.apiserver.storage.store import Store, StoreEvent
 
-CRDS: Storage = ("apiextensions.k8s.io", "customresourcedefinitions")
+CRDS: StorageKey = ("apiextensions.k8s.io", "customresourcedefinitions")
 
 
-def problems(crd: Json) -> list[Cause]:
+def find_problems(crd: Json) -> list[StatusCause]:
     """What is wrong with a CustomResourceDefinition."""
     spec = crd.get("spec") or {}
     names = spec.get("names") or {}
     found = [
-        Cause("FieldValueRequired", "Required value", f"spec.{where}")
+        StatusCause("FieldValueRequired", "Required value", f"spec.{where}")
         for where, value in (
             ("group", spec.get("group")),
             ("scope", spec.get("scope")),
@@ -33,20 +33,20 @@ def problems(crd: Json) -> list[Cause]:
             f'Invalid value: "{crd["metadata"].get("name")}": must be '
             'spec.names.plural+"."+spec.group'
         )
-        found.append(Cause("FieldValueInvalid", message, "metadata.name"))
+        found.append(StatusCause("FieldValueInvalid", message, "metadata.name"))
     versions = spec["versions"]
     if sum(bool(version.get("storage")) for version in versions) != 1:
         message = "Invalid value: must have exactly one version marked as storage version"
-        found.append(Cause("FieldValueInvalid", message, "spec.versions"))
+        found.append(StatusCause("FieldValueInvalid", message, "spec.versions"))
     for index, version in enumerate(versions):
         if not (version.get("schema") or {}).get("openAPIV3Schema"):
             message = "Required value: schemas are required"
             where = f"spec.versions[{index}].schema.openAPIV3Schema"
-            found.append(Cause("FieldValueRequired", message, where))
+            found.append(StatusCause("FieldValueRequired", message, where))
     return found
 
 
-def established(crd: Json, now: str) -> Json:
+def establish_crd(crd: Json, now: str) -> Json:
     """The definition with names completed and the status of one that is served."""
     spec = crd["spec"]
     names = spec["names"]
@@ -55,8 +55,8 @@ def established(crd: Json, now: str) -> Json:
         "listKind": f"{names['kind']}List",
     } | names
     conditions = [
-        _condition("NamesAccepted", "NoConflicts", "no conflicts found", now),
-        _condition("Established", "InitialNamesAccepted", "the initial names have been accepted",
+        _build_condition("NamesAccepted", "NoConflicts", "no conflicts found", now),
+        _build_condition("Established", "InitialNamesAccepted", "the initial names have been accepted",
                    now),
     ]  # fmt: skip
     storage = [version["name"] for version in spec["versions"] if version.get("storage")]
@@ -70,7 +70,7 @@ def established(crd: Json, now: str) -> Json:
     return crd | {"spec": spec, "status": status}
 
 
-def _condition(name: str, reason: str, message: str, now: str) -> Json:
+def _build_condition(name: str, reason: str, message: str, now: str) -> Json:
     return {
         "type": name,
         "status": "True",
@@ -80,7 +80,7 @@ def _condition(name: str, reason: str, message: str, now: str) -> Json:
     }
 
 
-def kinds_of(crd: Json) -> Iterator[Kind]:
+def list_kinds(crd: Json) -> Iterator[ResourceKind]:
     """The kinds a definition stands for: one per version that is served."""
     spec = crd["spec"]
     names = spec["names"]
@@ -88,56 +88,56 @@ def kinds_of(crd: Json) -> Iterator[Kind]:
         if not version.get("served"):
             continue
         subresources = version.get("subresources") or {}
-        yield Kind(
+        yield ResourceKind(
             group=spec["group"],
             version=version["name"],
             kind=names["kind"],
             plural=names["plural"],
-            namespaced=spec["scope"] == "Namespaced",
+            is_namespaced=spec["scope"] == "Namespaced",
             short_names=tuple(names.get("shortNames") or ()),
             subresources=frozenset({"status"} if "status" in subresources else ()),
-            fields=_selectable(version),
-            generation=True,
-            unconditional=False,
-            custom=True,
+            fields=_parse_selectable_fields(version),
+            has_generation=True,
+            can_update_unconditionally=False,
+            is_custom=True,
             schema=version["schema"]["openAPIV3Schema"],
         )
 
 
-def _selectable(version: Json) -> Mapping[str, Path]:
+def _parse_selectable_fields(version: Json) -> Mapping[str, JsonPath]:
     paths = [entry["jsonPath"] for entry in version.get("selectableFields") or []]
     return {path.lstrip("."): tuple(path.lstrip(".").split(".")) for path in paths}
 
 
-class Definitions:
+class CustomKinds:
     """Keeps the kinds that are served in step with the definitions that are stored."""
 
-    def __init__(self, store: Store, kinds: Kinds) -> None:
+    def __init__(self, store: Store, kinds: KindRegistry) -> None:
         self._store = store
         self._kinds = kinds
-        store.listen(self._changed)
+        store.add_listener(self._on_change)
 
-    def reload(self) -> None:
+    def reload_kinds(self) -> None:
         """Serve what the store's definitions say, after the store was loaded."""
         for kind in self._kinds:
-            if kind.custom:
-                self._kinds.discard(kind.storage)
-        for crd in self._store.list(CRDS):
-            self._serve(crd)
+            if kind.is_custom:
+                self._kinds.discard_kinds(kind.storage)
+        for crd in self._store.list_objects(CRDS):
+            self._serve_kinds(crd)
 
-    def _changed(self, storage: Storage, event: Event) -> None:
+    def _on_change(self, storage: StorageKey, event: StoreEvent) -> None:
         if storage != CRDS:
             return
         spec = event.object["spec"]
         custom = spec["group"], spec["names"]["plural"]
-        self._kinds.discard(custom)
+        self._kinds.discard_kinds(custom)
         if event.type != "DELETED":
-            self._serve(event.object)
+            self._serve_kinds(event.object)
             return
-        for obj in self._store.list(custom):
+        for obj in self._store.list_objects(custom):
             metadata = obj["metadata"]
-            self._store.remove(custom, (metadata.get("namespace", ""), metadata["name"]))
+            self._store.remove_object(custom, (metadata.get("namespace", ""), metadata["name"]))
 
-    def _serve(self, crd: Json) -> None:
-        for kind in kinds_of(crd):
-            self._kinds.add(kind)
+    def _serve_kinds(self, crd: Json) -> None:
+        for kind in list_kinds(crd):
+            self._kinds.add_kind(kind)

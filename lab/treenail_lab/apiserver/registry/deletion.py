@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from treenail.clock import rfc3339
-from treenail_lab.apiserver.access.authentication import User
-from treenail_lab.apiserver.errors import bad_request, conflict, details
-from treenail_lab.apiserver.objects import Json, deleting, dig, finalizers, key
-from treenail_lab.apiserver.registry.registry import NAMESPACES, Registry, waits
-from treenail_lab.apiserver.schema.kinds import Kind
+from treenail.clock import format_rfc3339
+from treenail_lab.apiserver.access.authentication import ApiUser
+from treenail_lab.apiserver.errors import bad_request_error, build_details, conflict_error
+from treenail_lab.apiserver.objects import Json, find_value, is_deleting, read_finalizers, read_key
+from treenail_lab.apiserver.registry.registry import NAMESPACES, ObjectRegistry, is_awaiting_removal
+from treenail_lab.apiserver.schema.kinds import ResourceKind
 
 FOREGROUND = "foregroundDeletion"
 ORPHAN = "orphan"
@@ -22,55 +22,55 @@ class DeleteOptions:
     policy: str = "Background"
     uid: str = ""
     resource_version: str = ""
-    dry_run: bool = False
+    is_dry_run: bool = False
 
 
-def read_options(body: Json, *, dry_run: bool = False) -> DeleteOptions:
+def parse_delete_options(body: Json, *, dry_run: bool = False) -> DeleteOptions:
     """The options in a DeleteOptions document; 400 when they can't be understood."""
     grace = body.get("gracePeriodSeconds")
     if grace is not None and not isinstance(grace, int):
-        raise bad_request("gracePeriodSeconds: expected a number")
+        raise bad_request_error("gracePeriodSeconds: expected a number")
     policy = body.get("propagationPolicy")
     if policy is None:
         policy = "Orphan" if body.get("orphanDependents") else "Background"
     if policy not in {"Background", "Foreground", "Orphan"}:
-        raise bad_request(f'propagationPolicy: Unsupported value: "{policy}"')
+        raise bad_request_error(f'propagationPolicy: Unsupported value: "{policy}"')
     preconditions = body.get("preconditions") or {}
     return DeleteOptions(
         grace_s=grace,
         policy=policy,
         uid=preconditions.get("uid") or "",
         resource_version=preconditions.get("resourceVersion") or "",
-        dry_run=dry_run or body.get("dryRun") == ["All"],
+        is_dry_run=dry_run or body.get("dryRun") == ["All"],
     )
 
 
-def delete(
-    registry: Registry,
-    kind: Kind,
+def delete_object(
+    registry: ObjectRegistry,
+    kind: ResourceKind,
     namespace: str,
     name: str,
     options: DeleteOptions,
-    user: User,
+    user: ApiUser,
 ) -> Json:
     """Delete an object, or mark it for deletion; what the answer's body is."""
-    old = registry.get(kind, namespace, name)
-    registry.restrict(user, kind, old, None)
+    old = registry.find_object(kind, namespace, name)
+    registry.restrict_write(user, kind, old, None)
     _check_preconditions(kind, old, options)
-    marked = _marked(registry, kind, old, options)
-    stays = bool(finalizers(marked)) or waits(kind, marked)
-    if options.dry_run:
-        return marked if stays else _answer(kind, old)
+    marked = _mark_for_deletion(registry, kind, old, options)
+    stays = bool(read_finalizers(marked)) or is_awaiting_removal(kind, marked)
+    if options.is_dry_run:
+        return marked if stays else _build_answer(kind, old)
     if stays:
-        return old if marked == old else registry.store.put(kind.storage, marked)
-    gone = registry.store.remove(kind.storage, key(old))
-    return _answer(kind, gone)
+        return old if marked == old else registry.store.put_object(kind.storage, marked)
+    gone = registry.store.remove_object(kind.storage, read_key(old))
+    return _build_answer(kind, gone)
 
 
-def _answer(kind: Kind, gone: Json) -> Json:
-    if kind.returns_deleted:
+def _build_answer(kind: ResourceKind, gone: Json) -> Json:
+    if kind.should_return_deleted:
         return gone
-    found = details(kind.group, kind.plural, gone["metadata"]["name"])
+    found = build_details(kind.group, kind.plural, gone["metadata"]["name"])
     return {
         "kind": "Status",
         "apiVersion": "v1",
@@ -80,7 +80,7 @@ def _answer(kind: Kind, gone: Json) -> Json:
     }
 
 
-def _check_preconditions(kind: Kind, obj: Json, options: DeleteOptions) -> None:
+def _check_preconditions(kind: ResourceKind, obj: Json, options: DeleteOptions) -> None:
     metadata = obj["metadata"]
     asked_and_found = (
         ("UID", options.uid, metadata["uid"]),
@@ -92,29 +92,31 @@ def _check_preconditions(kind: Kind, obj: Json, options: DeleteOptions) -> None:
                 f"Precondition failed: {what} in precondition: {asked}, "
                 f"{what} in object meta: {found}"
             )
-            raise conflict(kind.group, kind.plural, metadata["name"], why)
+            raise conflict_error(kind.group, kind.plural, metadata["name"], why)
 
 
-def _marked(registry: Registry, kind: Kind, old: Json, options: DeleteOptions) -> Json:
+def _mark_for_deletion(
+    registry: ObjectRegistry, kind: ResourceKind, old: Json, options: DeleteOptions
+) -> Json:
     """The object as it is while it waits for its end."""
-    grace_s = _asked_grace_s(kind, old, options)
+    grace_s = _decide_grace_s(kind, old, options)
     metadata = dict(old["metadata"])
-    kept = [name for name in finalizers(old) if name not in _POLICY_FINALIZERS.values()]
-    if not deleting(old) or options.policy != "Background":
+    kept = [name for name in read_finalizers(old) if name not in _POLICY_FINALIZERS.values()]
+    if not is_deleting(old) or options.policy != "Background":
         if wanted := _POLICY_FINALIZERS.get(options.policy):
             kept.append(wanted)
         metadata["finalizers"] = kept
         if not kept:
             metadata.pop("finalizers")
-    if not deleting(old):
+    if not is_deleting(old):
         now = registry.clock.now()
-        metadata["deletionTimestamp"] = rfc3339(now + grace_s)
+        metadata["deletionTimestamp"] = format_rfc3339(now + grace_s)
         metadata["deletionGracePeriodSeconds"] = grace_s
-        if kind.generation:
+        if kind.has_generation:
             metadata["generation"] = metadata.get("generation", 0) + 1
     elif grace_s < metadata.get("deletionGracePeriodSeconds", 0):
         # A second delete can only shorten the time that is left.
-        metadata["deletionTimestamp"] = rfc3339(registry.clock.now() + grace_s)
+        metadata["deletionTimestamp"] = format_rfc3339(registry.clock.now() + grace_s)
         metadata["deletionGracePeriodSeconds"] = grace_s
     marked = old | {"metadata": metadata}
     if kind.storage == NAMESPACES:
@@ -122,14 +124,14 @@ def _marked(registry: Registry, kind: Kind, old: Json, options: DeleteOptions) -
     return marked
 
 
-def _asked_grace_s(kind: Kind, obj: Json, options: DeleteOptions) -> int:
+def _decide_grace_s(kind: ResourceKind, obj: Json, options: DeleteOptions) -> int:
     if kind.plural != "pods" or kind.group:
         return 0
-    ended = dig(obj, "status", "phase") in {"Succeeded", "Failed"}
-    if ended or not dig(obj, "spec", "nodeName"):
+    ended = find_value(obj, "status", "phase") in {"Succeeded", "Failed"}
+    if ended or not find_value(obj, "spec", "nodeName"):
         return 0
     asked = options.grace_s
     if asked is None:
-        asked = dig(obj, "spec", "terminationGracePeriodSeconds")
+        asked = find_value(obj, "spec", "terminationGracePeriodSeconds")
     # A negative grace period counts as the shortest one.
     return 30 if asked is None else 1 if asked < 0 else int(asked)

@@ -3,49 +3,55 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from treenail_lab.apiserver.access.authentication import MASTERS, User
-from treenail_lab.apiserver.objects import Json, deleting, dig, labels, owners
-from treenail_lab.apiserver.registry.registry import Registry, Write
-from treenail_lab.apiserver.schema.kinds import Storage
-from treenail_lab.apiserver.schema.selectors import selector_matches
-from treenail_lab.apiserver.storage.store import Event, Store
+from treenail_lab.apiserver.access.authentication import MASTERS, ApiUser
+from treenail_lab.apiserver.objects import (
+    Json,
+    find_value,
+    is_deleting,
+    read_labels,
+    read_owner_references,
+)
+from treenail_lab.apiserver.registry.registry import ObjectRegistry, WriteContext
+from treenail_lab.apiserver.schema.kinds import StorageKey
+from treenail_lab.apiserver.schema.selectors import compile_selector
+from treenail_lab.apiserver.storage.store import Store, StoreEvent
 
-BUDGETS: Storage = ("policy", "poddisruptionbudgets")
-PODS: Storage = ("", "pods")
-_WORKLOADS: dict[str, Storage] = {
+BUDGETS: StorageKey = ("policy", "poddisruptionbudgets")
+PODS: StorageKey = ("", "pods")
+_WORKLOADS: dict[str, StorageKey] = {
     "Deployment": ("apps", "deployments"),
     "ReplicaSet": ("apps", "replicasets"),
 }
 _COUNTED = frozenset({BUDGETS, PODS, *_WORKLOADS.values()})
-_WRITE = Write(User("system:serviceaccount:kube-system:disruption-controller", (MASTERS,)),
+_WRITE_CONTEXT = WriteContext(ApiUser("system:serviceaccount:kube-system:disruption-controller", (MASTERS,)),
                "kube-controller-manager")  # fmt: skip
 
 
-def budgets_of(store: Store, pod: Json) -> list[Json]:
+def find_budgets(store: Store, pod: Json) -> list[Json]:
     """The budgets that a pod counts in."""
     namespace = pod["metadata"]["namespace"]
     return [
         budget
-        for budget in store.list(BUDGETS, namespace)
-        if selector_matches(dig(budget, "spec", "selector"))(labels(pod))
+        for budget in store.list_objects(BUDGETS, namespace)
+        if compile_selector(find_value(budget, "spec", "selector"))(read_labels(pod))
     ]
 
 
 def is_ready(pod: Json) -> bool:
     return any(
         condition.get("type") == "Ready" and condition.get("status") == "True"
-        for condition in dig(pod, "status", "conditions") or []
+        for condition in find_value(pod, "status", "conditions") or []
     )
 
 
-class Disruption:
+class DisruptionController:
     """Keeps the status of every budget up to date."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: ObjectRegistry) -> None:
         self._registry = registry
         self._dirty: set[str] = set()
 
-    def note(self, storage: Storage, event: Event) -> bool:
+    def note_event(self, storage: StorageKey, event: StoreEvent) -> bool:
         """Remember whose budgets a change may concern; whether it is any."""
         if storage not in _COUNTED:
             return False
@@ -54,41 +60,45 @@ class Disruption:
 
     def reload(self) -> None:
         """Look at all budgets, after the store was loaded."""
-        self._dirty = {budget["metadata"]["namespace"] for budget in self._budgets("")}
+        self._dirty = {budget["metadata"]["namespace"] for budget in self._list_budgets("")}
 
     def sync(self) -> None:
         """Write what has changed."""
-        kind = self._registry.kinds.find(BUDGETS[0], "v1", BUDGETS[1])
+        kind = self._registry.kinds.find_kind(BUDGETS[0], "v1", BUDGETS[1])
         for namespace in sorted(self._dirty):
-            for budget in self._budgets(namespace):
-                status = _status(self._registry, budget)
+            for budget in self._list_budgets(namespace):
+                status = _compute_status(self._registry, budget)
                 if status != budget.get("status"):
                     name = budget["metadata"]["name"]
 
                     def change(old: Json, status: Json = status) -> Json:
                         return old | {"status": status}
 
-                    self._registry.update(kind, namespace, name, change, _WRITE, "status")
+                    self._registry.update_object(
+                        kind, namespace, name, change, _WRITE_CONTEXT, "status"
+                    )
         self._dirty.clear()
 
-    def _budgets(self, namespace: str) -> Sequence[Json]:
-        return self._registry.store.list(BUDGETS, namespace)
+    def _list_budgets(self, namespace: str) -> Sequence[Json]:
+        return self._registry.store.list_objects(BUDGETS, namespace)
 
 
-def _status(registry: Registry, budget: Json) -> Json:
+def _compute_status(registry: ObjectRegistry, budget: Json) -> Json:
     namespace = budget["metadata"]["namespace"]
-    matches = selector_matches(dig(budget, "spec", "selector"))
-    pods = [pod for pod in registry.store.list(PODS, namespace) if matches(labels(pod))]
+    matches = compile_selector(find_value(budget, "spec", "selector"))
+    pods = [
+        pod for pod in registry.store.list_objects(PODS, namespace) if matches(read_labels(pod))
+    ]
     old = budget.get("status") or {}
-    alive = {pod["metadata"]["name"] for pod in pods if not deleting(pod)}
+    alive = {pod["metadata"]["name"] for pod in pods if not is_deleting(pod)}
     disrupted = {
         name: since for name, since in (old.get("disruptedPods") or {}).items() if name in alive
     }
     healthy = sum(
-        is_ready(pod) and not deleting(pod) and pod["metadata"]["name"] not in disrupted
+        is_ready(pod) and not is_deleting(pod) and pod["metadata"]["name"] not in disrupted
         for pod in pods
     )
-    expected, desired = _wanted(registry.store, budget, pods)
+    expected, desired = _compute_expected(registry.store, budget, pods)
     allowed = max(healthy - desired, 0) if expected > 0 else 0
     status: Json = {
         "observedGeneration": budget["metadata"].get("generation", 1),
@@ -96,47 +106,47 @@ def _status(registry: Registry, budget: Json) -> Json:
         "currentHealthy": healthy,
         "desiredHealthy": desired,
         "expectedPods": expected,
-        "conditions": [_condition(registry, budget, allowed)],
+        "conditions": [_build_condition(registry, budget, allowed)],
     }
     return status | ({"disruptedPods": disrupted} if disrupted else {})
 
 
-def _wanted(store: Store, budget: Json, pods: Sequence[Json]) -> tuple[int, int]:
+def _compute_expected(store: Store, budget: Json, pods: Sequence[Json]) -> tuple[int, int]:
     """How many pods there should be, and how many of them have to stay healthy."""
     spec = budget.get("spec") or {}
     most, least = spec.get("maxUnavailable"), spec.get("minAvailable")
     if most is not None:
-        expected = sum(_replicas(store, pods))
-        return expected, max(expected - _share(most, expected), 0)
+        expected = sum(_list_replicas(store, pods))
+        return expected, max(expected - _compute_share(most, expected), 0)
     if isinstance(least, str):
-        expected = sum(_replicas(store, pods))
-        return expected, _share(least, expected)
+        expected = sum(_list_replicas(store, pods))
+        return expected, _compute_share(least, expected)
     return len(pods), 1 if least is None else int(least)
 
 
-def _share(value: int | str, total: int) -> int:
+def _compute_share(value: int | str, total: int) -> int:
     if isinstance(value, str):
         return math.ceil(int(value.rstrip("%")) * total / 100)
     return value
 
 
-def _replicas(store: Store, pods: Sequence[Json]) -> Iterator[int]:
+def _list_replicas(store: Store, pods: Sequence[Json]) -> Iterator[int]:
     """What the controllers of the pods want, one number for each of them."""
     seen = set()
     for pod in pods:
-        for owner in owners(pod):
+        for owner in read_owner_references(pod):
             storage = _WORKLOADS.get(owner["kind"])
             if not owner.get("controller") or storage is None or owner["uid"] in seen:
                 continue
             seen.add(owner["uid"])
-            found = store.get(storage, (pod["metadata"]["namespace"], owner["name"]))
+            found = store.find_object(storage, (pod["metadata"]["namespace"], owner["name"]))
             if found is not None:
-                yield int(dig(found, "spec", "replicas") or 1)
+                yield int(find_value(found, "spec", "replicas") or 1)
 
 
-def _condition(registry: Registry, budget: Json, allowed: int) -> Json:
+def _build_condition(registry: ObjectRegistry, budget: Json, allowed: int) -> Json:
     status = "True" if allowed else "False"
-    old: Json = next(iter(dig(budget, "status", "conditions") or []), {})
+    old: Json = next(iter(find_value(budget, "status", "conditions") or []), {})
     same = old.get("status") == status
     return {
         "type": "DisruptionAllowed",

@@ -1,12 +1,21 @@
 """The eviction subresource of pods, which honours PodDisruptionBudgets."""
 
 from treenail_lab.apiserver.access.node_authorizer import restrict_eviction
-from treenail_lab.apiserver.errors import ApiError, Cause, bad_request, too_many_requests
-from treenail_lab.apiserver.objects import Json, deleting, dig
-from treenail_lab.apiserver.registry.deletion import DeleteOptions, delete, read_options
-from treenail_lab.apiserver.registry.disruption_budgets import BUDGETS, budgets_of, is_ready
-from treenail_lab.apiserver.registry.registry import Registry, Write
-from treenail_lab.apiserver.schema.kinds import Kind
+from treenail_lab.apiserver.errors import (
+    ApiError,
+    StatusCause,
+    bad_request_error,
+    too_many_requests_error,
+)
+from treenail_lab.apiserver.objects import Json, find_value, is_deleting
+from treenail_lab.apiserver.registry.deletion import (
+    DeleteOptions,
+    delete_object,
+    parse_delete_options,
+)
+from treenail_lab.apiserver.registry.disruption_budgets import BUDGETS, find_budgets, is_ready
+from treenail_lab.apiserver.registry.registry import ObjectRegistry, WriteContext
+from treenail_lab.apiserver.schema.kinds import ResourceKind
 
 _STILL_PROCESSED = "The disruption budget {} is still being processed by the server."
 _VIOLATES = "Cannot evict pod as it would violate the pod's disruption budget."
@@ -14,25 +23,30 @@ _MORE_THAN_ONE = (
     "This pod has more than one PodDisruptionBudget, which the eviction subresource does not "
     "support."
 )
-_WAIT_S = 10
+_RETRY_AFTER_S = 10
 
 
-def evict(
-    registry: Registry, kind: Kind, namespace: str, name: str, body: Json, write: Write
+def evict_pod(
+    registry: ObjectRegistry,
+    kind: ResourceKind,
+    namespace: str,
+    name: str,
+    body: Json,
+    write: WriteContext,
 ) -> Json:
     """Delete a pod unless a budget forbids it now, which is 429 with the budget as cause."""
-    said = dig(body, "metadata", "name")
+    said = find_value(body, "metadata", "name")
     if said and said != name:
-        raise bad_request(
+        raise bad_request_error(
             f"the name of the object ({said}) does not match the name on the URL ({name})"
         )
-    options = read_options(body.get("deleteOptions") or {}, dry_run=write.dry_run)
-    pod = registry.get(kind, namespace, name)
-    if write.user.node and not write.user.master:
-        restrict_eviction(write.user.node, kind, pod)
+    options = parse_delete_options(body.get("deleteOptions") or {}, dry_run=write.is_dry_run)
+    pod = registry.find_object(kind, namespace, name)
+    if write.user.node_name and not write.user.is_master:
+        restrict_eviction(write.user.node_name, kind, pod)
     if not _can_ignore_budgets(pod):
-        _spend(registry, pod, options, write)
-    delete(registry, kind, namespace, name, options, write.user)
+        _spend_disruption(registry, pod, options, write)
+    delete_object(registry, kind, namespace, name, options, write.user)
     return {
         "kind": "Status",
         "apiVersion": "v1",
@@ -44,45 +58,51 @@ def evict(
 
 def _can_ignore_budgets(pod: Json) -> bool:
     """Pods that serve nobody any more, or not yet, are not protected."""
-    return deleting(pod) or dig(pod, "status", "phase") in {"Succeeded", "Failed", "Pending"}
+    return is_deleting(pod) or find_value(pod, "status", "phase") in {
+        "Succeeded",
+        "Failed",
+        "Pending",
+    }
 
 
-def _spend(registry: Registry, pod: Json, options: DeleteOptions, write: Write) -> None:
+def _spend_disruption(
+    registry: ObjectRegistry, pod: Json, options: DeleteOptions, write: WriteContext
+) -> None:
     """Take one disruption from the budget of a pod; raises 429 when there is none left."""
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
-    budgets = budgets_of(registry.store, pod)
+    budgets = find_budgets(registry.store, pod)
     if not budgets:
         return
     if len(budgets) > 1:
         raise ApiError(500, "InternalError", _MORE_THAN_ONE)
     budget = budgets[0]
     status = budget.get("status") or {}
-    if not is_ready(pod) and _may_evict_unready(budget):
+    if not is_ready(pod) and _can_evict_unready(budget):
         return
     budget_name = budget["metadata"]["name"]
     if status.get("observedGeneration", 0) < budget["metadata"].get("generation", 1):
-        cause = Cause("DisruptionBudget", _STILL_PROCESSED.format(budget_name))
-        raise too_many_requests(_VIOLATES, _WAIT_S, [cause])
+        cause = StatusCause("DisruptionBudget", _STILL_PROCESSED.format(budget_name))
+        raise too_many_requests_error(_VIOLATES, _RETRY_AFTER_S, [cause])
     if status.get("disruptionsAllowed", 0) < 1:
         message = (
             f"The disruption budget {budget_name} needs {status.get('desiredHealthy', 0)} healthy "
             f"pods and has {status.get('currentHealthy', 0)} currently"
         )
-        raise too_many_requests(_VIOLATES, 0, [Cause("DisruptionBudget", message)])
-    if options.dry_run:
+        raise too_many_requests_error(_VIOLATES, 0, [StatusCause("DisruptionBudget", message)])
+    if options.is_dry_run:
         return
     spent = status | {
         "disruptionsAllowed": status["disruptionsAllowed"] - 1,
         "disruptedPods": (status.get("disruptedPods") or {}) | {name: registry.now},
     }
-    kind = registry.kinds.find(BUDGETS[0], "v1", BUDGETS[1])
-    registry.update(
+    kind = registry.kinds.find_kind(BUDGETS[0], "v1", BUDGETS[1])
+    registry.update_object(
         kind, namespace, budget_name, lambda old: old | {"status": spent}, write, "status"
     )
 
 
-def _may_evict_unready(budget: Json) -> bool:
-    if dig(budget, "spec", "unhealthyPodEvictionPolicy") == "AlwaysAllow":
+def _can_evict_unready(budget: Json) -> bool:
+    if find_value(budget, "spec", "unhealthyPodEvictionPolicy") == "AlwaysAllow":
         return True
     status = budget.get("status") or {}
     desired = status.get("desiredHealthy", 0)

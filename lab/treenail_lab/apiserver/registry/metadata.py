@@ -4,9 +4,14 @@ import re
 import secrets
 import uuid
 
-from treenail_lab.apiserver.errors import Cause, bad_request, conflict, invalid
-from treenail_lab.apiserver.objects import Json, copy, deleting, finalizers
-from treenail_lab.apiserver.schema.kinds import Kind
+from treenail_lab.apiserver.errors import (
+    StatusCause,
+    bad_request_error,
+    conflict_error,
+    invalid_error,
+)
+from treenail_lab.apiserver.objects import Json, copy_json, is_deleting, read_finalizers
+from treenail_lab.apiserver.schema.kinds import ResourceKind
 
 _NAME_CHARACTERS = "bcdfghjklmnpqrstvwxz2456789"
 _MAX_GENERATED_BASE = 58
@@ -31,33 +36,35 @@ _KEY_RULE = (
     "with an alphanumeric character"
 )
 # What a client can't set: the server knows better.
-_KEPT = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds",
+_SERVER_FIELDS = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds",
          "generation")  # fmt: skip
 
 
-def placed(kind: Kind, namespace: str, name: str, body: Json) -> Json:
+def normalize_body(kind: ResourceKind, namespace: str, name: str, body: Json) -> Json:
     """A copy of a request's body whose kind, namespace and name agree with its URL; else 400."""
-    for field in ("apiVersion", "kind") if kind.custom else ():
+    for field in ("apiVersion", "kind") if kind.is_custom else ():
         if not body.get(field):
-            raise bad_request(f"Object '{field}' is missing in the body of the request")
+            raise bad_request_error(f"Object '{field}' is missing in the body of the request")
     api_version = body.get("apiVersion") or kind.api_version
     if api_version != kind.api_version:
-        raise bad_request(
+        raise bad_request_error(
             f"the API version in the data ({api_version}) does not match the expected API "
             f"version ({kind.api_version})"
         )
     if (said := body.get("kind") or kind.kind) != kind.kind:
-        raise bad_request(f'{said} in version "{kind.version}" cannot be handled as a {kind.kind}')
-    obj: Json = copy(body)
+        raise bad_request_error(
+            f'{said} in version "{kind.version}" cannot be handled as a {kind.kind}'
+        )
+    obj: Json = copy_json(body)
     metadata = obj.get("metadata") or {}
     _check_types(kind, obj, metadata)
     said_namespace = metadata.get("namespace") or namespace
     if said_namespace != namespace:
-        raise bad_request(
+        raise bad_request_error(
             "the namespace of the provided object does not match the namespace sent on the request"
         )
     if name and (metadata.get("name") or name) != name:
-        raise bad_request(
+        raise bad_request_error(
             f"the name of the object ({metadata['name']}) does not match the name on the URL "
             f"({name})"
         )
@@ -72,25 +79,25 @@ def placed(kind: Kind, namespace: str, name: str, body: Json) -> Json:
     return obj | {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
 
 
-def _check_types(kind: Kind, obj: Json, metadata: Json) -> None:
+def _check_types(kind: ResourceKind, obj: Json, metadata: Json) -> None:
     """Raise 400 for values of another type than the server counts on."""
     if not isinstance(metadata, dict):
-        raise bad_request("metadata: expected an object")
-    objects = [] if kind.custom else [(name, obj.get(name)) for name in ("spec", "status")]
+        raise bad_request_error("metadata: expected an object")
+    objects = [] if kind.is_custom else [(name, obj.get(name)) for name in ("spec", "status")]
     objects += [(f"metadata.{name}", metadata.get(name)) for name in ("labels", "annotations")]
     for where, value in objects:
         if value is not None and not isinstance(value, dict):
-            raise bad_request(f"{where}: expected an object")
+            raise bad_request_error(f"{where}: expected an object")
     for name, wanted in (("finalizers", str), ("ownerReferences", dict)):
         items = metadata.get(name) or []
         if not isinstance(items, list) or not all(isinstance(item, wanted) for item in items):
-            raise bad_request(f"metadata.{name}: expected a list of {wanted.__name__}")
+            raise bad_request_error(f"metadata.{name}: expected a list of {wanted.__name__}")
 
 
-def begun(obj: Json, now: str, *, generation: bool) -> Json:
+def prepare_new(obj: Json, now: str, *, generation: bool) -> Json:
     """The object as it begins: named, with uid and creation time."""
     metadata = dict(obj["metadata"])
-    for name in (*_KEPT, "resourceVersion", "managedFields"):
+    for name in (*_SERVER_FIELDS, "resourceVersion", "managedFields"):
         metadata.pop(name, None)
     if not metadata.get("name") and (base := metadata.get("generateName")):
         tail = "".join(secrets.choice(_NAME_CHARACTERS) for _ in range(5))
@@ -99,100 +106,100 @@ def begun(obj: Json, now: str, *, generation: bool) -> Json:
     metadata["creationTimestamp"] = now
     if generation:
         metadata["generation"] = 1
-    return obj | {"metadata": _tidied(metadata)}
+    return obj | {"metadata": _drop_empty(metadata)}
 
 
-def continued(kind: Kind, old: Json, new: Json) -> Json:
+def prepare_changed(kind: ResourceKind, old: Json, new: Json) -> Json:
     """A changed object with what its metadata keeps; 409 when it is about another version."""
     metadata = dict(new["metadata"])
     name = old["metadata"]["name"]
     version = metadata.get("resourceVersion")
     if version and str(version) != old["metadata"]["resourceVersion"]:
-        raise conflict(kind.group, kind.plural, name)
+        raise conflict_error(kind.group, kind.plural, name)
     if (uid := metadata.get("uid")) and uid != old["metadata"]["uid"]:
-        cause = _invalid("metadata.uid", uid, "field is immutable")
-        raise invalid(kind.group, kind.kind, name, [cause])
-    for name in (*_KEPT, "resourceVersion", "managedFields"):
+        cause = _invalid_cause("metadata.uid", uid, "field is immutable")
+        raise invalid_error(kind.group, kind.kind, name, [cause])
+    for name in (*_SERVER_FIELDS, "resourceVersion", "managedFields"):
         metadata.pop(name, None)
         if name in old["metadata"]:
             metadata[name] = old["metadata"][name]
-    return new | {"metadata": _tidied(metadata)}
+    return new | {"metadata": _drop_empty(metadata)}
 
 
-def check_uid(kind: Kind, old: Json, new: Json) -> None:
+def check_uid(kind: ResourceKind, old: Json, new: Json) -> None:
     """Raise 409 when a document is about another object of the same name."""
     uid, found = (new.get("metadata") or {}).get("uid"), old["metadata"]["uid"]
     if uid and uid != found:
         why = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {found}"
-        raise conflict(kind.group, kind.plural, old["metadata"]["name"], why)
+        raise conflict_error(kind.group, kind.plural, old["metadata"]["name"], why)
 
 
-def _tidied(metadata: Json) -> Json:
+def _drop_empty(metadata: Json) -> Json:
     lists = ("labels", "annotations", "finalizers", "ownerReferences")
     return {name: value for name, value in metadata.items() if value or name not in lists}
 
 
-def problems(kind: Kind, obj: Json, old: Json | None = None) -> list[Cause]:
+def find_problems(kind: ResourceKind, obj: Json, old: Json | None = None) -> list[StatusCause]:
     """What is wrong with an object's metadata."""
     metadata = obj["metadata"]
-    found = [] if old else _name_problems(kind, metadata)
+    found = [] if old else _find_name_problems(kind, metadata)
     for name, value in (metadata.get("labels") or {}).items():
-        found += _key_problems(name, "metadata.labels")
+        found += _find_key_problems(name, "metadata.labels")
         if not isinstance(value, str) or len(value) > 63 or not _is_qualified(value):
-            found.append(_invalid("metadata.labels", value, _LABEL_RULE))
+            found.append(_invalid_cause("metadata.labels", value, _LABEL_RULE))
     for name, value in (metadata.get("annotations") or {}).items():
-        found += _key_problems(name.lower(), "metadata.annotations")
+        found += _find_key_problems(name.lower(), "metadata.annotations")
         if not isinstance(value, str):
-            found.append(_invalid("metadata.annotations", value, "must be a string"))
-    found += _size_problems(metadata)
-    found += _owner_problems(metadata)
-    if old is not None and deleting(old):
-        added = sorted(set(finalizers(obj)) - set(finalizers(old)))
+            found.append(_invalid_cause("metadata.annotations", value, "must be a string"))
+    found += _find_size_problems(metadata)
+    found += _find_owner_problems(metadata)
+    if old is not None and is_deleting(old):
+        added = sorted(set(read_finalizers(obj)) - set(read_finalizers(old)))
         if added:
             message = (
                 "Forbidden: no new finalizers can be added if the object is being deleted, "
                 "found new finalizers []string{" + ", ".join(f'"{name}"' for name in added) + "}"
             )
-            found.append(Cause("FieldValueForbidden", message, "metadata.finalizers"))
+            found.append(StatusCause("FieldValueForbidden", message, "metadata.finalizers"))
     return found
 
 
-def _name_problems(kind: Kind, metadata: Json) -> list[Cause]:
+def _find_name_problems(kind: ResourceKind, metadata: Json) -> list[StatusCause]:
     name = metadata.get("name")
     if not name:
         message = "Required value: name or generateName is required"
-        return [Cause("FieldValueRequired", message, "metadata.name")]
+        return [StatusCause("FieldValueRequired", message, "metadata.name")]
     if kind.group == "rbac.authorization.k8s.io":
         well = "/" not in name and "%" not in name and name not in {".", ".."}
     elif kind.plural == "namespaces":
         well = len(name) <= 63 and _DNS_LABEL.fullmatch(name) is not None
     else:
         well = len(name) <= 253 and _DNS_SUBDOMAIN.fullmatch(name) is not None
-    return [] if well else [_invalid("metadata.name", name, _SUBDOMAIN_RULE)]
+    return [] if well else [_invalid_cause("metadata.name", name, _SUBDOMAIN_RULE)]
 
 
 def _is_qualified(value: str) -> bool:
     return value == "" or _QUALIFIED.fullmatch(value) is not None
 
 
-def _key_problems(name: str, where: str) -> list[Cause]:
+def _find_key_problems(name: str, where: str) -> list[StatusCause]:
     prefix, slash, rest = name.rpartition("/")
     well = 0 < len(rest) <= 63 and _is_qualified(rest)
     if slash:
         well = well and len(prefix) <= 253 and _DNS_SUBDOMAIN.fullmatch(prefix) is not None
-    return [] if well else [_invalid(where, name, _KEY_RULE)]
+    return [] if well else [_invalid_cause(where, name, _KEY_RULE)]
 
 
-def _size_problems(metadata: Json) -> list[Cause]:
+def _find_size_problems(metadata: Json) -> list[StatusCause]:
     annotations = metadata.get("annotations") or {}
     size = sum(len(name) + len(str(value)) for name, value in annotations.items())
     if size <= _MAX_ANNOTATIONS:
         return []
     message = f"Too long: must have at most {_MAX_ANNOTATIONS} bytes"
-    return [Cause("FieldValueTooLong", message, "metadata.annotations")]
+    return [StatusCause("FieldValueTooLong", message, "metadata.annotations")]
 
 
-def _owner_problems(metadata: Json) -> list[Cause]:
+def _find_owner_problems(metadata: Json) -> list[StatusCause]:
     found = []
     owners = metadata.get("ownerReferences") or []
     for owner in owners:
@@ -200,14 +207,14 @@ def _owner_problems(metadata: Json) -> list[Cause]:
             if not owner.get(name):
                 message = f'Invalid value: "": {name} must not be empty'
                 found.append(
-                    Cause("FieldValueInvalid", message, f"metadata.ownerReferences.{name}")
+                    StatusCause("FieldValueInvalid", message, f"metadata.ownerReferences.{name}")
                 )
     if sum(bool(owner.get("controller")) for owner in owners) > 1:
         message = "Only one reference can have Controller set to true"
-        found.append(_invalid("metadata.ownerReferences", owners, message))
+        found.append(_invalid_cause("metadata.ownerReferences", owners, message))
     return found
 
 
-def _invalid(where: str, value: object, rule: str) -> Cause:
+def _invalid_cause(where: str, value: object, rule: str) -> StatusCause:
     shown = f'"{value}"' if isinstance(value, str) else str(value)
-    return Cause("FieldValueInvalid", f"Invalid value: {shown}: {rule}", where)
+    return StatusCause("FieldValueInvalid", f"Invalid value: {shown}: {rule}", where)

@@ -5,24 +5,24 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from treenail_lab.apiserver.errors import no_such_path
+from treenail_lab.apiserver.errors import path_not_found_error
 
-Storage = tuple[str, str]
-Path = tuple[str, ...]
+StorageKey = tuple[str, str]
+JsonPath = tuple[str, ...]
 
 ALL_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
-METADATA_FIELDS: Mapping[str, Path] = MappingProxyType(
+METADATA_FIELDS: Mapping[str, JsonPath] = MappingProxyType(
     {"metadata.name": ("metadata", "name"), "metadata.namespace": ("metadata", "namespace")}
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ResourceKind:
     """One kind in one API version.
 
     ``fields`` are the labels a field selector may use beside name and namespace;
-    ``unconditional`` kinds may be PUT without a resourceVersion; ``create_on_update`` kinds are
-    created by a PUT; ``generation`` kinds count changes of their spec. ``custom`` kinds have the
+    ``can_update_unconditionally`` kinds may be PUT without a resourceVersion; ``can_create_on_update`` kinds are
+    created by a PUT; ``has_generation`` kinds count changes of their spec. ``is_custom`` kinds have the
     OpenAPI ``schema`` of their definition.
     """
 
@@ -30,19 +30,19 @@ class Kind:
     version: str
     kind: str
     plural: str
-    namespaced: bool
+    is_namespaced: bool
     short_names: tuple[str, ...] = ()
     subresources: frozenset[str] = frozenset()
-    fields: Mapping[str, Path] = field(default_factory=dict)
-    generation: bool = False
-    unconditional: bool = True
-    create_on_update: bool = False
-    returns_deleted: bool = False
-    custom: bool = False
+    fields: Mapping[str, JsonPath] = field(default_factory=dict)
+    has_generation: bool = False
+    can_update_unconditionally: bool = True
+    can_create_on_update: bool = False
+    should_return_deleted: bool = False
+    is_custom: bool = False
     schema: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
-    def storage(self) -> Storage:
+    def storage(self) -> StorageKey:
         """Where objects of every version of this kind are kept."""
         return self.group, self.plural
 
@@ -54,78 +54,78 @@ class Kind:
     def singular(self) -> str:
         return self.kind.lower()
 
-    def field_path(self, label: str) -> Path | None:
+    def find_field_path(self, label: str) -> JsonPath | None:
         return METADATA_FIELDS.get(label) or self.fields.get(label)
 
 
-def _paths(*labels: str) -> Mapping[str, Path]:
+def _build_paths(*labels: str) -> Mapping[str, JsonPath]:
     return {label: tuple(label.split(".")) for label in labels}
 
 
-STATUS = frozenset({"status"})
+STATUS_SUBRESOURCE = frozenset({"status"})
 RBAC = "rbac.authorization.k8s.io"
 
-BUILT_IN: tuple[Kind, ...] = (
-    Kind("", "v1", "Namespace", "namespaces", namespaced=False, short_names=("ns",),
-         subresources=STATUS, fields=_paths("status.phase")),
-    Kind("", "v1", "Node", "nodes", namespaced=False, short_names=("no",), subresources=STATUS,
-         fields=_paths("spec.unschedulable")),
-    Kind("", "v1", "Pod", "pods", namespaced=True, short_names=("po",),
-         subresources=frozenset({"status", "eviction"}), returns_deleted=True,
-         fields=_paths("spec.nodeName", "spec.restartPolicy", "spec.schedulerName",
+BUILT_IN: tuple[ResourceKind, ...] = (
+    ResourceKind("", "v1", "Namespace", "namespaces", is_namespaced=False, short_names=("ns",),
+         subresources=STATUS_SUBRESOURCE, fields=_build_paths("status.phase")),
+    ResourceKind("", "v1", "Node", "nodes", is_namespaced=False, short_names=("no",), subresources=STATUS_SUBRESOURCE,
+         fields=_build_paths("spec.unschedulable")),
+    ResourceKind("", "v1", "Pod", "pods", is_namespaced=True, short_names=("po",),
+         subresources=frozenset({"status", "eviction"}), should_return_deleted=True,
+         fields=_build_paths("spec.nodeName", "spec.restartPolicy", "spec.schedulerName",
                        "spec.serviceAccountName", "status.phase", "status.podIP",
                        "status.nominatedNodeName")),
-    Kind("", "v1", "Event", "events", namespaced=True, short_names=("ev",), create_on_update=True,
-         fields=_paths("involvedObject.kind", "involvedObject.namespace", "involvedObject.name",
+    ResourceKind("", "v1", "Event", "events", is_namespaced=True, short_names=("ev",), can_create_on_update=True,
+         fields=_build_paths("involvedObject.kind", "involvedObject.namespace", "involvedObject.name",
                        "involvedObject.uid", "involvedObject.apiVersion",
                        "involvedObject.resourceVersion", "involvedObject.fieldPath", "reason",
                        "reportingComponent", "source.component", "type")),
-    Kind("", "v1", "Secret", "secrets", namespaced=True, fields=_paths("type")),
-    Kind("", "v1", "ConfigMap", "configmaps", namespaced=True, short_names=("cm",)),
-    Kind("", "v1", "ServiceAccount", "serviceaccounts", namespaced=True, short_names=("sa",),
-         subresources=frozenset({"token"}), returns_deleted=True),
-    Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", namespaced=True,
-         short_names=("pdb",), subresources=STATUS, generation=True, unconditional=False),
-    Kind("coordination.k8s.io", "v1", "Lease", "leases", namespaced=True, unconditional=False,
-         create_on_update=True),
-    Kind("batch", "v1", "Job", "jobs", namespaced=True, subresources=STATUS, generation=True,
-         fields=_paths("status.successful")),
-    Kind("apps", "v1", "DaemonSet", "daemonsets", namespaced=True, short_names=("ds",),
-         subresources=STATUS, generation=True),
-    Kind("apps", "v1", "Deployment", "deployments", namespaced=True, short_names=("deploy",),
-         subresources=STATUS, generation=True),
-    Kind("apps", "v1", "ReplicaSet", "replicasets", namespaced=True, short_names=("rs",),
-         subresources=STATUS, generation=True),
-    Kind(RBAC, "v1", "ClusterRole", "clusterroles", namespaced=False, create_on_update=True),
-    Kind(RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False,
-         create_on_update=True),
-    Kind(RBAC, "v1", "Role", "roles", namespaced=True, create_on_update=True),
-    Kind(RBAC, "v1", "RoleBinding", "rolebindings", namespaced=True, create_on_update=True),
+    ResourceKind("", "v1", "Secret", "secrets", is_namespaced=True, fields=_build_paths("type")),
+    ResourceKind("", "v1", "ConfigMap", "configmaps", is_namespaced=True, short_names=("cm",)),
+    ResourceKind("", "v1", "ServiceAccount", "serviceaccounts", is_namespaced=True, short_names=("sa",),
+         subresources=frozenset({"token"}), should_return_deleted=True),
+    ResourceKind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", is_namespaced=True,
+         short_names=("pdb",), subresources=STATUS_SUBRESOURCE, has_generation=True, can_update_unconditionally=False),
+    ResourceKind("coordination.k8s.io", "v1", "Lease", "leases", is_namespaced=True, can_update_unconditionally=False,
+         can_create_on_update=True),
+    ResourceKind("batch", "v1", "Job", "jobs", is_namespaced=True, subresources=STATUS_SUBRESOURCE, has_generation=True,
+         fields=_build_paths("status.successful")),
+    ResourceKind("apps", "v1", "DaemonSet", "daemonsets", is_namespaced=True, short_names=("ds",),
+         subresources=STATUS_SUBRESOURCE, has_generation=True),
+    ResourceKind("apps", "v1", "Deployment", "deployments", is_namespaced=True, short_names=("deploy",),
+         subresources=STATUS_SUBRESOURCE, has_generation=True),
+    ResourceKind("apps", "v1", "ReplicaSet", "replicasets", is_namespaced=True, short_names=("rs",),
+         subresources=STATUS_SUBRESOURCE, has_generation=True),
+    ResourceKind(RBAC, "v1", "ClusterRole", "clusterroles", is_namespaced=False, can_create_on_update=True),
+    ResourceKind(RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", is_namespaced=False,
+         can_create_on_update=True),
+    ResourceKind(RBAC, "v1", "Role", "roles", is_namespaced=True, can_create_on_update=True),
+    ResourceKind(RBAC, "v1", "RoleBinding", "rolebindings", is_namespaced=True, can_create_on_update=True),
     # Kept and served; what the policies forbid here is nodes.restrict's.
-    Kind("admissionregistration.k8s.io", "v1", "ValidatingAdmissionPolicy",
-         "validatingadmissionpolicies", namespaced=False, subresources=STATUS, generation=True),
-    Kind("admissionregistration.k8s.io", "v1", "ValidatingAdmissionPolicyBinding",
-         "validatingadmissionpolicybindings", namespaced=False),
-    Kind("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions",
-         namespaced=False, short_names=("crd", "crds"), subresources=STATUS, generation=True,
-         unconditional=False),
+    ResourceKind("admissionregistration.k8s.io", "v1", "ValidatingAdmissionPolicy",
+         "validatingadmissionpolicies", is_namespaced=False, subresources=STATUS_SUBRESOURCE, has_generation=True),
+    ResourceKind("admissionregistration.k8s.io", "v1", "ValidatingAdmissionPolicyBinding",
+         "validatingadmissionpolicybindings", is_namespaced=False),
+    ResourceKind("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions",
+         is_namespaced=False, short_names=("crd", "crds"), subresources=STATUS_SUBRESOURCE, has_generation=True,
+         can_update_unconditionally=False),
 )  # fmt: skip
 
 
-class Kinds:
+class KindRegistry:
     """The kinds that are served now: the built-in ones, and those of CustomResourceDefinitions."""
 
-    def __init__(self, built_in: Iterable[Kind] = BUILT_IN) -> None:
+    def __init__(self, built_in: Iterable[ResourceKind] = BUILT_IN) -> None:
         self._by_path = {(kind.group, kind.version, kind.plural): kind for kind in built_in}
 
-    def find(self, group: str, version: str, plural: str) -> Kind:
+    def find_kind(self, group: str, version: str, plural: str) -> ResourceKind:
         """The kind at ``/apis/GROUP/VERSION/PLURAL``; 404 when it is not served."""
         kind = self._by_path.get((group, version, plural))
         if kind is None:
-            raise no_such_path()
+            raise path_not_found_error()
         return kind
 
-    def of(self, api_version: str, kind: str) -> Kind | None:
+    def find_by_name(self, api_version: str, kind: str) -> ResourceKind | None:
         """The kind an owner reference or an object names; None when it is not served."""
         group, _, version = api_version.rpartition("/")
         for known in self._by_path.values():
@@ -133,20 +133,20 @@ class Kinds:
                 return known
         return None
 
-    def of_storage(self, storage: Storage) -> Kind | None:
+    def find_by_storage(self, storage: StorageKey) -> ResourceKind | None:
         for known in self._by_path.values():
             if known.storage == storage:
                 return known
         return None
 
-    def add(self, kind: Kind) -> None:
+    def add_kind(self, kind: ResourceKind) -> None:
         self._by_path[kind.group, kind.version, kind.plural] = kind
 
-    def discard(self, storage: Storage) -> None:
+    def discard_kinds(self, storage: StorageKey) -> None:
         """Stop serving every version of a kind."""
         self._by_path = {
             path: kind for path, kind in self._by_path.items() if kind.storage != storage
         }
 
-    def __iter__(self) -> Iterator[Kind]:
+    def __iter__(self) -> Iterator[ResourceKind]:
         return iter(tuple(self._by_path.values()))

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Callable, Mapping
 
-from treenail_lab.apiserver.errors import bad_request
-from treenail_lab.apiserver.objects import Json, dig, labels
-from treenail_lab.apiserver.schema.kinds import Kind, Path
+from treenail_lab.apiserver.errors import bad_request_error
+from treenail_lab.apiserver.objects import Json, find_value, read_labels
+from treenail_lab.apiserver.schema.kinds import JsonPath, ResourceKind
 
-Predicate = Callable[[Json], bool]
-_Check = Callable[[Mapping[str, str]], bool]
+ObjectPredicate = Callable[[Json], bool]
+_LabelCheck = Callable[[Mapping[str, str]], bool]
 
 _TERM = re.compile(
     r"\s*(?:(?P<not>!)\s*(?P<absent>[\w./-]+)"
@@ -17,45 +17,45 @@ _TERM = re.compile(
 )
 
 
-def everything(_: Json) -> bool:
+def match_everything(_: Json) -> bool:
     return True
 
 
-def labels_match(selector: str) -> Predicate:
+def parse_label_selector(selector: str) -> ObjectPredicate:
     """The test that a ``labelSelector`` parameter stands for; 400 when it can't be read."""
     if not selector.strip():
-        return everything
-    checks: list[_Check] = []
+        return match_everything
+    checks: list[_LabelCheck] = []
     at = 0
     while at < len(selector):
         found = _TERM.match(selector, at)
         if found is None or found.end() == at:
-            raise bad_request(f'unable to parse requirement: found "{selector[at:]}"')
-        checks.append(_check(found))
+            raise bad_request_error(f'unable to parse requirement: found "{selector[at:]}"')
+        checks.append(_build_check(found))
         at = found.end()
-    return lambda obj: all(check(labels(obj)) for check in checks)
+    return lambda obj: all(check(read_labels(obj)) for check in checks)
 
 
-def _check(found: re.Match[str]) -> _Check:
+def _build_check(found: re.Match[str]) -> _LabelCheck:
     if found["not"]:
         absent = found["absent"]
         return lambda having: absent not in having
     name = found["key"]
     if found["set"]:
         values = [value.strip() for value in found["values"].split(",")]
-        return requirement(name, "In" if found["set"] == "in" else "NotIn", values)
+        return build_requirement(name, "In" if found["set"] == "in" else "NotIn", values)
     match found["op"]:
         case "=" | "==":
-            return requirement(name, "In", [found["value"]])
+            return build_requirement(name, "In", [found["value"]])
         case "!=":
-            return requirement(name, "NotIn", [found["value"]])
+            return build_requirement(name, "NotIn", [found["value"]])
         case ">" | "<" as order:
-            return _ordered(name, order, found["value"])
+            return _build_ordered(name, order, found["value"])
         case _:
             return lambda having: name in having
 
 
-def requirement(name: str, operator: str, values: list[str]) -> _Check:
+def build_requirement(name: str, operator: str, values: list[str]) -> _LabelCheck:
     """One entry of ``matchExpressions``."""
     match operator:
         case "In":
@@ -67,15 +67,15 @@ def requirement(name: str, operator: str, values: list[str]) -> _Check:
         case "DoesNotExist":
             return lambda having: name not in having
         case _:
-            raise bad_request(f'"{operator}" is not a valid label selector operator')
+            raise bad_request_error(f'"{operator}" is not a valid label selector operator')
 
 
-def _ordered(name: str, order: str, value: str) -> _Check:
+def _build_ordered(name: str, order: str, value: str) -> _LabelCheck:
     try:
         bound = int(value)
     except ValueError:
         message = f"values[0][{name}]: Invalid value: \"{value}\": for 'Gt', 'Lt' operators, "
-        raise bad_request(message + "the value must be an integer") from None
+        raise bad_request_error(message + "the value must be an integer") from None
 
     def check(having: Mapping[str, str]) -> bool:
         try:
@@ -87,60 +87,60 @@ def _ordered(name: str, order: str, value: str) -> _Check:
     return check
 
 
-def selector_matches(selector: Json | None) -> Callable[[Mapping[str, str]], bool]:
+def compile_selector(selector: Json | None) -> Callable[[Mapping[str, str]], bool]:
     """The test that a LabelSelector object stands for: empty matches all, absent nothing."""
     if selector is None:
         return lambda _: False
     checks = [
-        requirement(name, "In", [value])
+        build_requirement(name, "In", [value])
         for name, value in (selector.get("matchLabels") or {}).items()
     ]
     checks += [
-        requirement(term["key"], term["operator"], term.get("values") or [])
+        build_requirement(term["key"], term["operator"], term.get("values") or [])
         for term in selector.get("matchExpressions") or []
     ]
     return lambda having: all(check(having) for check in checks)
 
 
-def fields_match(selector: str, kind: Kind) -> Predicate:
+def parse_field_selector(selector: str, kind: ResourceKind) -> ObjectPredicate:
     """The test that a ``fieldSelector`` parameter stands for; 400 for a field one can't select."""
-    checks: list[tuple[Path, str, bool]] = []
+    checks: list[tuple[JsonPath, str, bool]] = []
     for term in filter(None, (part.strip() for part in selector.split(","))):
-        label, value, equal = _field_term(term)
-        path = kind.field_path(label)
+        label, value, equal = _parse_field_term(term)
+        path = kind.find_field_path(label)
         if path is None:
-            raise bad_request(f"field label not supported: {label}")
+            raise bad_request_error(f"field label not supported: {label}")
         checks.append((path, value, equal))
     if not checks:
-        return everything
+        return match_everything
     return lambda obj: all(
-        (_as_text(dig(obj, *path)) == value) is equal for path, value, equal in checks
+        (_format_text(find_value(obj, *path)) == value) is equal for path, value, equal in checks
     )
 
 
-def exact_name(selector: str) -> str:
+def find_exact_name(selector: str) -> str:
     """The name that a field selector asks for with ``metadata.name=``; empty when it does not."""
-    return exact_value(selector, "metadata.name")
+    return find_exact_value(selector, "metadata.name")
 
 
-def exact_value(selector: str, label: str) -> str:
+def find_exact_value(selector: str, label: str) -> str:
     """The one value that a field selector allows for a field; empty when it allows more."""
     for term in filter(None, (part.strip() for part in selector.split(","))):
-        name, value, equal = _field_term(term)
+        name, value, equal = _parse_field_term(term)
         if name == label and equal:
             return value
     return ""
 
 
-def _field_term(term: str) -> tuple[str, str, bool]:
+def _parse_field_term(term: str) -> tuple[str, str, bool]:
     for operator, equal in (("!=", False), ("==", True), ("=", True)):
         label, found, value = term.partition(operator)
         if found:
             return label, value, equal
-    raise bad_request(f"invalid field selector: {term!r}")
+    raise bad_request_error(f"invalid field selector: {term!r}")
 
 
-def _as_text(value: object) -> str:
+def _format_text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return "" if value is None else str(value)

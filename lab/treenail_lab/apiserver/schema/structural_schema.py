@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from treenail_lab.apiserver.errors import Cause
-from treenail_lab.apiserver.objects import Json, copy, equal
+from treenail_lab.apiserver.errors import StatusCause
+from treenail_lab.apiserver.objects import Json, copy_json, is_equal
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -34,7 +34,7 @@ _JUNCTORS = (
 _INTEGER_BITS = {"int32": 31, "int64": 63}
 
 
-def without_nulls(schema: Json, value: Any) -> Any:
+def drop_nulls(schema: Json, value: Any) -> Any:
     """The value without the nulls that mean "not set": all that the schema does not allow."""
     match value:
         case dict():
@@ -42,38 +42,40 @@ def without_nulls(schema: Json, value: Any) -> Any:
             others = schema.get("additionalProperties")
             rest = others if isinstance(others, dict) else {}
             return {
-                name: without_nulls(properties.get(name, rest), item)
+                name: drop_nulls(properties.get(name, rest), item)
                 for name, item in value.items()
-                if not (item is None and name in properties and not _keeps_null(properties[name]))
+                if not (
+                    item is None and name in properties and not _is_null_allowed(properties[name])
+                )
             }
         case list():
-            return [without_nulls(schema.get("items") or {}, item) for item in value]
+            return [drop_nulls(schema.get("items") or {}, item) for item in value]
         case _:
             return value
 
 
-def _keeps_null(schema: Json) -> bool:
+def _is_null_allowed(schema: Json) -> bool:
     return bool(schema.get("nullable")) or "default" in schema
 
 
-def conformed(schema: Json, obj: Json) -> Json:
+def conform_object(schema: Json, obj: Json) -> Json:
     """The object without unknown fields and with defaults, as the server would store it."""
-    shaped = _shaped(schema, obj, resource=True)
+    shaped = _shape_value(schema, obj, resource=True)
     return {**shaped, **{name: obj[name] for name in _KEPT_AT_ROOT if name in obj}}
 
 
-def _shaped(schema: Json, value: Any, *, resource: bool = False) -> Any:
+def _shape_value(schema: Json, value: Any, *, resource: bool = False) -> Any:
     match value:
         case dict():
-            return _shaped_object(schema, value, resource=resource)
+            return _shape_object(schema, value, resource=resource)
         case list():
             items = schema.get("items") or {"x-kubernetes-preserve-unknown-fields": True}
-            return [_shaped(items, item) for item in value]
+            return [_shape_value(items, item) for item in value]
         case _:
             return value
 
 
-def _shaped_object(schema: Json, value: Json, *, resource: bool) -> Json:
+def _shape_object(schema: Json, value: Json, *, resource: bool) -> Json:
     properties: Json = schema.get("properties") or {}
     others = schema.get("additionalProperties")
     keeps = schema.get("x-kubernetes-preserve-unknown-fields") or others is True or not schema
@@ -81,74 +83,74 @@ def _shaped_object(schema: Json, value: Json, *, resource: bool) -> Json:
     shaped: Json = {}
     for name, item in value.items():
         if name in properties:
-            shaped[name] = _shaped(properties[name], item)
+            shaped[name] = _shape_value(properties[name], item)
         elif isinstance(others, dict):
-            shaped[name] = _shaped(others, item)
+            shaped[name] = _shape_value(others, item)
         elif keeps or (embedded and name in _KEPT_AT_ROOT):
             shaped[name] = item
     for name, inner in properties.items():
         unset = shaped.get(name) is None and not (name in shaped and inner.get("nullable"))
         if unset and "default" in inner:
-            shaped[name] = _shaped(inner, copy(inner["default"]))
+            shaped[name] = _shape_value(inner, copy_json(inner["default"]))
     return shaped
 
 
-def unknown_fields(schema: Json, value: Any, path: str = "") -> Iterator[str]:
-    """The paths of what the schema does not know, and :func:`conformed` therefore drops."""
+def find_unknown_fields(schema: Json, value: Any, path: str = "") -> Iterator[str]:
+    """The paths of what the schema does not know, and :func:`conform_object` therefore drops."""
     match value:
         case dict():
-            kept = _shaped_object(schema, value, resource=not path)
+            kept = _shape_object(schema, value, resource=not path)
             properties: Json = schema.get("properties") or {}
             others = schema.get("additionalProperties")
             for name, item in value.items():
                 if name in _KEPT_AT_ROOT and name in kept:
                     continue
                 if name not in kept:
-                    yield _join(path, name)
+                    yield _join_path(path, name)
                 elif name in properties:
-                    yield from unknown_fields(properties[name], item, _join(path, name))
+                    yield from find_unknown_fields(properties[name], item, _join_path(path, name))
                 elif isinstance(others, dict):
-                    yield from unknown_fields(others, item, _join(path, name))
+                    yield from find_unknown_fields(others, item, _join_path(path, name))
         case list() if "items" in schema:
             for index, item in enumerate(value):
-                yield from unknown_fields(schema["items"], item, f"{path}[{index}]")
+                yield from find_unknown_fields(schema["items"], item, f"{path}[{index}]")
         case _:
             pass
 
 
-def problems(schema: Json, obj: Json) -> list[Cause]:
+def find_problems(schema: Json, obj: Json) -> list[StatusCause]:
     """What the schema forbids about an object."""
-    return list(_problems(schema, obj, ""))
+    return list(_find_value_problems(schema, obj, ""))
 
 
-def _problems(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+def _find_value_problems(schema: Json, value: Any, path: str) -> Iterator[StatusCause]:
     if value is None and schema.get("nullable"):
         return
-    wrong_type = _type_problem(schema, value, path)
+    wrong_type = _find_type_problem(schema, value, path)
     if wrong_type is not None:
         yield wrong_type
         return
-    if "enum" in schema and not _among(schema["enum"], value):
+    if "enum" in schema and not _is_among(schema["enum"], value):
         supported = ", ".join(json.dumps(choice) for choice in schema["enum"])
-        message = f"Unsupported value: {_shown(value)}: supported values: {supported}"
-        yield Cause("FieldValueNotSupported", message, path)
+        message = f"Unsupported value: {_format_value(value)}: supported values: {supported}"
+        yield StatusCause("FieldValueNotSupported", message, path)
     match value:
         case bool():
             pass
         case int() | float():
-            yield from _number_problems(schema, value, path)
+            yield from _find_number_problems(schema, value, path)
         case str():
-            yield from _string_problems(schema, value, path)
+            yield from _find_string_problems(schema, value, path)
         case list():
-            yield from _array_problems(schema, value, path)
+            yield from _find_array_problems(schema, value, path)
         case dict():
-            yield from _object_problems(schema, value, path)
+            yield from _find_object_problems(schema, value, path)
         case _:
             pass
-    yield from _junctor_problems(schema, value, path)
+    yield from _find_junctor_problems(schema, value, path)
 
 
-def _type_problem(schema: Json, value: Any, path: str) -> Cause | None:
+def _find_type_problem(schema: Json, value: Any, path: str) -> StatusCause | None:
     wanted = schema.get("type")
     if schema.get("x-kubernetes-int-or-string"):
         if isinstance(value, str) or _is_integer(value):
@@ -159,7 +161,7 @@ def _type_problem(schema: Json, value: Any, path: str) -> Cause | None:
     found = _type_name(value)
     where = path or "<nil>"
     message = f'Invalid value: "{found}": {where} in body must be of type {wanted}: "{found}"'
-    return Cause("FieldValueTypeInvalid", message, path)
+    return StatusCause("FieldValueTypeInvalid", message, path)
 
 
 def _is_integer(value: Any) -> bool:
@@ -182,59 +184,63 @@ def _type_name(value: Any) -> str:
     return next(name for name in names if _is_type(value, name))
 
 
-def _number_problems(schema: Json, value: float, path: str) -> Iterator[Cause]:
+def _find_number_problems(schema: Json, value: float, path: str) -> Iterator[StatusCause]:
     least, most = schema.get("minimum"), schema.get("maximum")
     if least is not None:
         if schema.get("exclusiveMinimum"):
             if value <= least:
-                yield _invalid(path, value, f"should be greater than {least}")
+                yield _invalid_cause(path, value, f"should be greater than {least}")
         elif value < least:
-            yield _invalid(path, value, f"should be greater than or equal to {least}")
+            yield _invalid_cause(path, value, f"should be greater than or equal to {least}")
     if most is not None:
         if schema.get("exclusiveMaximum"):
             if value >= most:
-                yield _invalid(path, value, f"should be less than {most}")
+                yield _invalid_cause(path, value, f"should be less than {most}")
         elif value > most:
-            yield _invalid(path, value, f"should be less than or equal to {most}")
+            yield _invalid_cause(path, value, f"should be less than or equal to {most}")
     step = schema.get("multipleOf")
     if step and not math.isclose(value / step, round(value / step)):
-        yield _invalid(path, value, f"should be a multiple of {step}")
+        yield _invalid_cause(path, value, f"should be a multiple of {step}")
     bits = _INTEGER_BITS.get(schema.get("format", ""))
     if bits and not -(2**bits) <= value < 2**bits:
-        yield _invalid(path, value, f"must be of type {schema['format']}: {_shown(value)}")
+        yield _invalid_cause(
+            path, value, f"must be of type {schema['format']}: {_format_value(value)}"
+        )
 
 
-def _string_problems(schema: Json, value: str, path: str) -> Iterator[Cause]:
+def _find_string_problems(schema: Json, value: str, path: str) -> Iterator[StatusCause]:
     most = schema.get("maxLength")
     if most is not None and len(value) > most:
         message = f"Too long: may not be more than {most} bytes"
-        yield Cause("FieldValueTooLong", message, path)
+        yield StatusCause("FieldValueTooLong", message, path)
     least = schema.get("minLength", 0)
     if len(value) < least:
-        yield _invalid(path, value, f"should be at least {least} chars long")
+        yield _invalid_cause(path, value, f"should be at least {least} chars long")
     pattern = schema.get("pattern")
     if pattern and re.search(pattern, value) is None:
-        yield _invalid(path, value, f"should match '{pattern}'")
+        yield _invalid_cause(path, value, f"should match '{pattern}'")
     form = _FORMATS.get(schema.get("format", ""))
     if form is not None and form.fullmatch(value) is None:
-        yield _invalid(path, value, f"must be of type {schema['format']}: {_shown(value)}")
+        yield _invalid_cause(
+            path, value, f"must be of type {schema['format']}: {_format_value(value)}"
+        )
 
 
-def _array_problems(schema: Json, value: list[Any], path: str) -> Iterator[Cause]:
+def _find_array_problems(schema: Json, value: list[Any], path: str) -> Iterator[StatusCause]:
     most = schema.get("maxItems")
     if most is not None and len(value) > most:
         message = f"Too many: {len(value)}: must have at most {most} items"
-        yield Cause("FieldValueTooMany", message, path)
+        yield StatusCause("FieldValueTooMany", message, path)
     least = schema.get("minItems", 0)
     if len(value) < least:
-        yield _invalid(path, len(value), f"should have at least {least} items")
+        yield _invalid_cause(path, len(value), f"should have at least {least} items")
     items = schema.get("items") or {}
     for index, item in enumerate(value):
-        yield from _problems(items, item, f"{path}[{index}]")
-    yield from _duplicates(schema, value, path)
+        yield from _find_value_problems(items, item, f"{path}[{index}]")
+    yield from _find_duplicates(schema, value, path)
 
 
-def _duplicates(schema: Json, value: list[Any], path: str) -> Iterator[Cause]:
+def _find_duplicates(schema: Json, value: list[Any], path: str) -> Iterator[StatusCause]:
     kind = schema.get("x-kubernetes-list-type")
     keys = schema.get("x-kubernetes-list-map-keys") or []
     seen: list[Any] = []
@@ -245,55 +251,55 @@ def _duplicates(schema: Json, value: list[Any], path: str) -> Iterator[Cause]:
             identity = item
         else:
             return
-        if _among(seen, identity):
-            message = f"Duplicate value: {_shown(identity)}"
-            yield Cause("FieldValueDuplicate", message, f"{path}[{index}]")
+        if _is_among(seen, identity):
+            message = f"Duplicate value: {_format_value(identity)}"
+            yield StatusCause("FieldValueDuplicate", message, f"{path}[{index}]")
         seen.append(identity)
 
 
-def _object_problems(schema: Json, value: Json, path: str) -> Iterator[Cause]:
+def _find_object_problems(schema: Json, value: Json, path: str) -> Iterator[StatusCause]:
     for name in schema.get("required") or []:
         if name not in value:
-            yield Cause("FieldValueRequired", "Required value", _join(path, name))
+            yield StatusCause("FieldValueRequired", "Required value", _join_path(path, name))
     most, least = schema.get("maxProperties"), schema.get("minProperties", 0)
     if most is not None and len(value) > most:
         message = f"Too many: {len(value)}: must have at most {most} items"
-        yield Cause("FieldValueTooMany", message, path)
+        yield StatusCause("FieldValueTooMany", message, path)
     if len(value) < least:
-        yield _invalid(path, len(value), f"should have at least {least} properties")
+        yield _invalid_cause(path, len(value), f"should have at least {least} properties")
     properties: Json = schema.get("properties") or {}
     others = schema.get("additionalProperties")
     for name, item in value.items():
         if name in properties:
-            yield from _problems(properties[name], item, _join(path, name))
+            yield from _find_value_problems(properties[name], item, _join_path(path, name))
         elif isinstance(others, dict):
-            yield from _problems(others, item, _join(path, name))
+            yield from _find_value_problems(others, item, _join_path(path, name))
 
 
-def _junctor_problems(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+def _find_junctor_problems(schema: Json, value: Any, path: str) -> Iterator[StatusCause]:
     for inner in schema.get("allOf") or []:
-        yield from _problems(inner, value, path)
+        yield from _find_value_problems(inner, value, path)
     for name, what in _JUNCTORS:
         choices = schema.get(name) or []
-        fitting = sum(not any(_problems(inner, value, path)) for inner in choices)
+        fitting = sum(not any(_find_value_problems(inner, value, path)) for inner in choices)
         if choices and (fitting == 0 or (name == "oneOf" and fitting > 1)):
-            yield _invalid(path, value, f"must validate {what}")
-    if "not" in schema and not any(_problems(schema["not"], value, path)):
-        yield _invalid(path, value, "must not validate the schema (not)")
+            yield _invalid_cause(path, value, f"must validate {what}")
+    if "not" in schema and not any(_find_value_problems(schema["not"], value, path)):
+        yield _invalid_cause(path, value, "must not validate the schema (not)")
 
 
-def _among(values: list[Any], value: Any) -> bool:
-    return any(equal(one, value) for one in values)
+def _is_among(values: list[Any], value: Any) -> bool:
+    return any(is_equal(one, value) for one in values)
 
 
-def _join(path: str, name: str) -> str:
+def _join_path(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _invalid(path: str, value: Any, rule: str) -> Cause:
-    shown = _shown(value) if not isinstance(value, dict | list) else '""'
-    return Cause("FieldValueInvalid", f"Invalid value: {shown}: {path} in body {rule}", path)
+def _invalid_cause(path: str, value: Any, rule: str) -> StatusCause:
+    shown = _format_value(value) if not isinstance(value, dict | list) else '""'
+    return StatusCause("FieldValueInvalid", f"Invalid value: {shown}: {path} in body {rule}", path)

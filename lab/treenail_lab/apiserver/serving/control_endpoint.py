@@ -19,21 +19,26 @@
 
 from typing import Protocol
 
-from treenail_lab.apiserver.access.authentication import User
-from treenail_lab.apiserver.controllers.controllers import Upkeep
-from treenail_lab.apiserver.errors import ApiError, bad_request, method_not_allowed, no_such_path
+from treenail_lab.apiserver.access.authentication import ApiUser
+from treenail_lab.apiserver.controllers.controllers import ControllerLoop
+from treenail_lab.apiserver.errors import (
+    ApiError,
+    bad_request_error,
+    method_not_allowed_error,
+    path_not_found_error,
+)
 from treenail_lab.apiserver.objects import Json
-from treenail_lab.apiserver.registry.watch import Watches
-from treenail_lab.apiserver.request import Ask
+from treenail_lab.apiserver.registry.watch import WatchTable
+from treenail_lab.apiserver.request import ServerRequest
 from treenail_lab.apiserver.serving.faults import (
     MATCH_FIELDS,
-    Delay,
+    DelayFault,
     Fault,
-    Faults,
-    LoseAnswer,
-    Match,
-    Refuse,
-    Reject,
+    FaultInjector,
+    FaultMatch,
+    LoseAnswerFault,
+    RefuseFault,
+    RejectFault,
 )
 from treenail_lab.apiserver.serving.request_log import RequestLog
 from treenail_lab.apiserver.storage import snapshot
@@ -42,111 +47,111 @@ from treenail_lab.apiserver.storage.store import Store
 _PREFIX = "/lab/"
 
 
-class Server(Protocol):
+class ControlledServer(Protocol):
     """What the endpoint works on."""
 
     @property
     def store(self) -> Store: ...
     @property
-    def faults(self) -> Faults: ...
+    def faults(self) -> FaultInjector: ...
     @property
     def requests(self) -> RequestLog: ...
     @property
-    def watches(self) -> Watches: ...
+    def watches(self) -> WatchTable: ...
     @property
-    def upkeep(self) -> Upkeep: ...
-    def load(self, document: Json) -> None: ...
-    def inject(
+    def controllers(self) -> ControllerLoop: ...
+    def load_state(self, document: Json) -> None: ...
+    def inject_fault(
         self,
         fault: Fault,
-        match: Match | None = None,
+        match: FaultMatch | None = None,
         *,
         times: int | None = None,
         for_s: float | None = None,
     ) -> int: ...
 
 
-def answer(server: Server, ask: Ask, user: User, body: Json) -> Json:
+def answer_request(server: ControlledServer, ask: ServerRequest, user: ApiUser, body: Json) -> Json:
     """Do what a request below ``/lab`` asks for; raises ApiError."""
-    if not user.master:
+    if not user.is_master:
         raise ApiError(403, "Forbidden", f'User "{user.name}" is not in system:masters')
     match ask.verb, ask.path.removeprefix(_PREFIX).split("/"):
         case "get", ["faults"]:
-            return {"faults": [one.json() for one in server.faults.at_work()]}
+            return {"faults": [one.to_json() for one in server.faults.list_active()]}
         case "create", ["faults"]:
-            return _inject(server, body)
+            return _inject_fault(server, body)
         case "delete", ["faults", *rest]:
-            server.faults.lift(int(rest[0]) if rest and rest[0].isdigit() else None)
+            server.faults.lift_fault(int(rest[0]) if rest and rest[0].isdigit() else None)
             return {}
         case "get", ["requests"]:
-            return server.requests.json()
+            return server.requests.to_json()
         case "delete", ["requests"]:
             server.requests.reset()
             return {}
         case "get", ["watches"]:
-            return dict(server.watches.counts())
+            return dict(server.watches.count_watches())
         case "update", ["kubelets", node]:
             return _set_kubelet(server, node, gone=bool(body.get("gone")))
         case "get", ["snapshot"]:
-            return snapshot.taken(server.store)
+            return snapshot.take_snapshot(server.store)
         case "update", ["snapshot"]:
-            server.load(body)
+            server.load_state(body)
             return {}
         case _, ["faults" | "requests" | "watches" | "snapshot", *_]:
-            raise method_not_allowed()
+            raise method_not_allowed_error()
         case _:
-            raise no_such_path()
+            raise path_not_found_error()
 
 
-def _set_kubelet(server: Server, node: str, *, gone: bool) -> Json:
-    kubelets = server.upkeep.kubelets
+def _set_kubelet(server: ControlledServer, node: str, *, gone: bool) -> Json:
+    kubelets = server.controllers.kubelets
     if gone:
-        kubelets.leave(node)
+        kubelets.stop_kubelet(node)
     else:
-        kubelets.come_back(node)
-        server.upkeep.look()
-    return {"gone": sorted(kubelets.gone)}
+        kubelets.start_kubelet(node)
+        server.controllers.schedule_run()
+    return {"gone": sorted(kubelets.stopped_nodes)}
 
 
-def _inject(server: Server, body: Json) -> Json:
-    match = _match(body.get("match", {}))
+def _inject_fault(server: ControlledServer, body: Json) -> Json:
+    match = _read_match(body.get("match", {}))
     if body.get("fault") == "cut-watches":
-        return {"cut": server.watches.cut(match.resource, match.user)}
+        return {"cut": server.watches.cut_watches(match.resource, match.user)}
     if body.get("fault") == "expire-versions":
-        server.store.expire()
+        server.store.expire_versions()
         return {}
-    times = None if body.get("times") is None else int(_number(body, "times"))
-    for_s = None if body.get("forSeconds") is None else _number(body, "forSeconds")
-    return {"id": server.inject(_fault(body), match, times=times, for_s=for_s)}
+    times = None if body.get("times") is None else int(_read_number(body, "times"))
+    for_s = None if body.get("forSeconds") is None else _read_number(body, "forSeconds")
+    return {"id": server.inject_fault(_read_fault(body), match, times=times, for_s=for_s)}
 
 
-def _number(body: Json, name: str, default: float = 0) -> float:
+def _read_number(body: Json, name: str, default: float = 0) -> float:
     value = body.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise bad_request(f"{name}: expected a number, found {value!r}")
+        raise bad_request_error(f"{name}: expected a number, found {value!r}")
     return value
 
 
-def _match(fields: object) -> Match:
+def _read_match(fields: object) -> FaultMatch:
     if not isinstance(fields, dict) or not all(isinstance(one, str) for one in fields.values()):
-        raise bad_request("match: expected an object of strings")
+        raise bad_request_error("match: expected an object of strings")
     unknown = sorted(set(fields) - set(MATCH_FIELDS))
     if unknown:
-        raise bad_request(f"match: unknown {', '.join(unknown)}")
-    return Match(**fields)
+        raise bad_request_error(f"match: unknown {', '.join(unknown)}")
+    return FaultMatch(**fields)
 
 
-def _fault(body: Json) -> Fault:
+def _read_fault(body: Json) -> Fault:
     match body.get("fault"):
         case "refuse":
-            return Refuse()
+            return RefuseFault()
         case "delay":
-            return Delay(_number(body, "seconds"))
+            return DelayFault(_read_number(body, "seconds"))
         case "reject" if body.get("code") in {429, 500, 503}:
-            return Reject(body["code"], int(_number(body, "retryAfterSeconds", 1)))
+            return RejectFault(body["code"], int(_read_number(body, "retryAfterSeconds", 1)))
         case "reject":
-            raise bad_request("reject: expected code 429, 500 or 503")
+            raise bad_request_error("reject: expected code 429, 500 or 503")
         case "lose-answer":
-            return LoseAnswer()
+            return LoseAnswerFault()
         case other:
-            raise bad_request(f"unknown fault {other!r}")
+            raise bad_request_error(f"unknown fault {other!r}")

@@ -1,8 +1,8 @@
 """What kinds there are: the documents that kubectl and generic clients begin with."""
 
-from treenail_lab.apiserver.errors import no_such_path
+from treenail_lab.apiserver.errors import path_not_found_error
 from treenail_lab.apiserver.objects import Json
-from treenail_lab.apiserver.schema.kinds import ALL_VERBS, Kind, Kinds
+from treenail_lab.apiserver.schema.kinds import ALL_VERBS, KindRegistry, ResourceKind
 
 VERSION: Json = {
     "major": "1",
@@ -21,7 +21,7 @@ _SUBRESOURCE_KINDS = {
 }
 
 
-def document(kinds: Kinds, path: str) -> Json:
+def build_document(kinds: KindRegistry, path: str) -> Json:
     """The discovery document at a path; raises 404 where there is none."""
     match [part for part in path.split("/") if part]:
         case ["version"]:
@@ -30,43 +30,43 @@ def document(kinds: Kinds, path: str) -> Json:
             return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
         case ["apis"]:
             names = sorted({kind.group for kind in kinds if kind.group})
-            groups = [_group(kinds, name) for name in names]
+            groups = [_build_group(kinds, name) for name in names]
             return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
         case ["apis", group]:
-            return {"kind": "APIGroup", "apiVersion": "v1"} | _group(kinds, group)
+            return {"kind": "APIGroup", "apiVersion": "v1"} | _build_group(kinds, group)
         case ["api", version]:
-            return _resources(kinds, "", version)
+            return _build_resources(kinds, "", version)
         case ["apis", group, version]:
-            return _resources(kinds, group, version)
+            return _build_resources(kinds, group, version)
         case _:
-            raise no_such_path()
+            raise path_not_found_error()
 
 
-def _group(kinds: Kinds, group: str) -> Json:
+def _build_group(kinds: KindRegistry, group: str) -> Json:
     versions = list(dict.fromkeys(kind.version for kind in kinds if kind.group == group))
     if not group or not versions:
-        raise no_such_path()
+        raise path_not_found_error()
     entries = [{"groupVersion": f"{group}/{version}", "version": version} for version in versions]
     return {"name": group, "versions": entries, "preferredVersion": entries[0]}
 
 
-def _resources(kinds: Kinds, group: str, version: str) -> Json:
+def _build_resources(kinds: KindRegistry, group: str, version: str) -> Json:
     found = [kind for kind in kinds if (kind.group, kind.version) == (group, version)]
     if not found:
-        raise no_such_path()
+        raise path_not_found_error()
     return {
         "kind": "APIResourceList",
         "apiVersion": "v1",
         "groupVersion": found[0].api_version,
-        "resources": [entry for kind in found for entry in _entries(kind)],
+        "resources": [entry for kind in found for entry in _build_entries(kind)],
     }
 
 
-def _entries(kind: Kind) -> list[Json]:
+def _build_entries(kind: ResourceKind) -> list[Json]:
     entry: Json = {
         "name": kind.plural,
         "singularName": kind.singular,
-        "namespaced": kind.namespaced,
+        "namespaced": kind.is_namespaced,
         "kind": kind.kind,
         "verbs": list(ALL_VERBS),
     }
@@ -77,7 +77,7 @@ def _entries(kind: Kind) -> list[Json]:
         sub: Json = {
             "name": f"{kind.plural}/{name}",
             "singularName": "",
-            "namespaced": kind.namespaced,
+            "namespaced": kind.is_namespaced,
             "kind": kind.kind,
             "verbs": ["get", "patch", "update"],
         }

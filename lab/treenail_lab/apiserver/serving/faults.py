@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from treenail.clock import Clock
 from treenail_lab.apiserver.errors import ApiError
 from treenail_lab.apiserver.objects import Json
-from treenail_lab.apiserver.request import Ask
+from treenail_lab.apiserver.request import ServerRequest
 
 _REASONS = {
     429: ("TooManyRequests", "Too many requests, please try again later."),
@@ -16,39 +16,39 @@ _REASONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RefuseFault:
     """Connections are dropped without an answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Delay:
+class DelayFault:
     """Requests wait before anything happens."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Reject:
+class RejectFault:
     """Requests are answered with an error (429, 500, 503) and have no effect."""
 
     code: int
     retry_after_s: int = 1
 
-    def error(self) -> ApiError:
+    def to_error(self) -> ApiError:
         reason, message = _REASONS[self.code]
         return ApiError(self.code, reason, message, retry_after_s=self.retry_after_s)
 
 
 @dataclass(frozen=True, slots=True)
-class LoseAnswer:
+class LoseAnswerFault:
     """Writes take effect, and the connection is dropped instead of an answer."""
 
 
-Fault = Refuse | Delay | Reject | LoseAnswer
+Fault = RefuseFault | DelayFault | RejectFault | LoseAnswerFault
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class FaultMatch:
     """Which requests; empty matches all. ``resource`` is ``pods`` or ``pods/eviction``."""
 
     verb: str = ""
@@ -57,7 +57,7 @@ class Match:
     name: str = ""
     user: str = ""
 
-    def fits(self, ask: Ask, user: str) -> bool:
+    def is_match(self, ask: ServerRequest, user: str) -> bool:
         pairs = (
             (self.verb, ask.verb),
             (self.resource, ask.resource),
@@ -72,16 +72,16 @@ MATCH_FIELDS = ("verb", "resource", "namespace", "name", "user")
 
 
 @dataclass(slots=True)
-class Injection:
+class FaultInjection:
     """A fault at work: for ``times`` more requests, until a monotonic moment, or until lifted."""
 
     number: int
     fault: Fault
-    match: Match
+    match: FaultMatch
     times: int | None
     until: float | None
 
-    def json(self) -> Json:
+    def to_json(self) -> Json:
         return {
             "id": self.number,
             "fault": type(self.fault).__name__,
@@ -90,18 +90,18 @@ class Injection:
         }
 
 
-class Faults:
+class FaultInjector:
     """The faults at work."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._numbers = itertools.count(1)
-        self._injections: list[Injection] = []
+        self._injections: list[FaultInjection] = []
 
-    def inject(
+    def inject_fault(
         self,
         fault: Fault,
-        match: Match | None = None,
+        match: FaultMatch | None = None,
         *,
         times: int | None = None,
         for_s: float | None = None,
@@ -109,34 +109,34 @@ class Faults:
         """Begin a fault for the next ``times`` matching requests, for a time, or until lifted."""
         until = None if for_s is None else self._clock.monotonic() + for_s
         number = next(self._numbers)
-        self._injections.append(Injection(number, fault, match or Match(), times, until))
+        self._injections.append(FaultInjection(number, fault, match or FaultMatch(), times, until))
         return number
 
-    def lift(self, number: int | None = None) -> None:
+    def lift_fault(self, number: int | None = None) -> None:
         """End a fault, or all of them."""
         self._injections = [
             one for one in self._injections if number is not None and one.number != number
         ]
 
-    def at_work(self) -> tuple[Injection, ...]:
-        self._forget_ended()
+    def list_active(self) -> tuple[FaultInjection, ...]:
+        self._drop_ended()
         return tuple(self._injections)
 
-    def meet(self, ask: Ask, user: str) -> list[Fault]:
+    def match_request(self, ask: ServerRequest, user: str) -> list[Fault]:
         """The faults that a request meets; it counts for those that end after some requests."""
-        self._forget_ended()
+        self._drop_ended()
         met = []
         for injection in self._injections:
             # Reading can't lose the answer of a write, so it does not use this fault up.
-            spares = isinstance(injection.fault, LoseAnswer) and not ask.changes
-            if spares or not injection.match.fits(ask, user):
+            spares = isinstance(injection.fault, LoseAnswerFault) and not ask.is_change
+            if spares or not injection.match.is_match(ask, user):
                 continue
             if injection.times is not None:
                 injection.times -= 1
             met.append(injection.fault)
         return met
 
-    def _forget_ended(self) -> None:
+    def _drop_ended(self) -> None:
         now = self._clock.monotonic()
         self._injections = [
             one

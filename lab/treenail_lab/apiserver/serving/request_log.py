@@ -3,15 +3,15 @@
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from treenail.clock import Clock, micro_time
+from treenail.clock import Clock, format_micro_time
 from treenail_lab.apiserver.objects import Json
-from treenail_lab.apiserver.request import Ask
+from treenail_lab.apiserver.request import ServerRequest
 
 _REMEMBERED = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RequestEntry:
     """One request; ``time`` in seconds since the epoch, code 0 where no answer was given."""
 
     time: float
@@ -22,9 +22,9 @@ class Entry:
     name: str
     code: int
 
-    def json(self) -> Json:
+    def to_json(self) -> Json:
         return {
-            "time": micro_time(self.time),
+            "time": format_micro_time(self.time),
             "user": self.user,
             "verb": self.verb,
             "resource": self.resource,
@@ -40,16 +40,16 @@ class RequestLog:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._counts: Counter[tuple[str, str, str]] = Counter()
-        self._latest: deque[Entry] = deque(maxlen=_REMEMBERED)
+        self._latest: deque[RequestEntry] = deque(maxlen=_REMEMBERED)
 
-    def note(self, ask: Ask, user: str, code: int) -> None:
+    def note_request(self, ask: ServerRequest, user: str, code: int) -> None:
         resource = ask.resource or ask.path
         self._counts[user, ask.verb, resource] += 1
         self._latest.append(
-            Entry(self._clock.now(), user, ask.verb, resource, ask.namespace, ask.name, code)
+            RequestEntry(self._clock.now(), user, ask.verb, resource, ask.namespace, ask.name, code)
         )
 
-    def count(self, *, user: str = "", verb: str = "", resource: str = "") -> int:
+    def count_requests(self, *, user: str = "", verb: str = "", resource: str = "") -> int:
         """How many requests there were; empty matches all."""
         asked = (user, verb, resource)
         return sum(
@@ -58,11 +58,11 @@ class RequestLog:
             if all(not a or a == f for a, f in zip(asked, found, strict=True))
         )
 
-    def counts(self) -> dict[tuple[str, str, str], int]:
+    def count_by_user(self) -> dict[tuple[str, str, str], int]:
         """Number of requests by user, verb and resource."""
         return dict(self._counts)
 
-    def latest(self) -> tuple[Entry, ...]:
+    def list_latest(self) -> tuple[RequestEntry, ...]:
         """The latest requests, oldest first."""
         return tuple(self._latest)
 
@@ -70,9 +70,9 @@ class RequestLog:
         self._counts.clear()
         self._latest.clear()
 
-    def json(self) -> Json:
+    def to_json(self) -> Json:
         counts = [
             {"user": user, "verb": verb, "resource": resource, "count": number}
             for (user, verb, resource), number in sorted(self._counts.items())
         ]
-        return {"counts": counts, "latest": [entry.json() for entry in self._latest]}
+        return {"counts": counts, "latest": [entry.to_json() for entry in self._latest]}

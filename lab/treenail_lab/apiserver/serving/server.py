@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from treenail.clock import Clock
-from treenail_lab.apiserver.serving.faults import Fault, Match
+from treenail_lab.apiserver.serving.faults import Fault, FaultMatch
 from treenail_lab.apiserver.serving.service import ApiServer
 
 _T = TypeVar("_T")
-_LIMIT_S = 10.0
+_TIMEOUT_S = 10.0
 
 
 class LabServer:
@@ -41,30 +41,30 @@ class LabServer:
         """A kubeconfig that may do everything."""
         return self.api.admin_kubeconfig
 
-    def kubeconfig_for(self, user: str, groups: Sequence[str] = ()) -> Path:
+    def write_kubeconfig(self, user: str, groups: Sequence[str] = ()) -> Path:
         """A kubeconfig, readable by its owner only, with a client certificate for a user."""
-        return self.api.kubeconfig_for(user, groups)
+        return self.api.write_kubeconfig(user, groups)
 
-    def node_kubeconfig(self, node: str) -> Path:
+    def write_node_kubeconfig(self, node: str) -> Path:
         """A kubeconfig as a kubelet has it: it may change its own Node only."""
-        return self.api.node_kubeconfig(node)
+        return self.api.write_node_kubeconfig(node)
 
-    def account_kubeconfig(self, namespace: str, name: str) -> Path:
+    def write_account_kubeconfig(self, namespace: str, name: str) -> Path:
         """A kubeconfig with the token of a ServiceAccount, which is all that its pods have."""
-        return self.api.account_kubeconfig(namespace, name)
+        return self.api.write_account_kubeconfig(namespace, name)
 
-    def token_for(self, user: str, groups: Sequence[str] = ()) -> str:
+    def issue_token(self, user: str, groups: Sequence[str] = ()) -> str:
         """A bearer token for a user."""
-        return self.api.token_for(user, groups)
+        return self.api.issue_token(user, groups)
 
     def start(self) -> "LabServer":
         """Serve; returns when requests are answered."""
         loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=_serve, args=(loop,), name="lab-apiserver", daemon=True)
+        thread = threading.Thread(target=_run_loop, args=(loop,), name="lab-apiserver", daemon=True)
         thread.start()
         self._loop, self._thread = loop, thread
         try:
-            asyncio.run_coroutine_threadsafe(self.api.start(), loop).result(_LIMIT_S)
+            asyncio.run_coroutine_threadsafe(self.api.start(), loop).result(_TIMEOUT_S)
         except BaseException:
             self.stop()
             raise
@@ -76,9 +76,9 @@ class LabServer:
         if loop is None or thread is None:
             return
         self._loop = self._thread = None
-        asyncio.run_coroutine_threadsafe(self.api.stop(), loop).result(_LIMIT_S)
+        asyncio.run_coroutine_threadsafe(self.api.stop(), loop).result(_TIMEOUT_S)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(_LIMIT_S)
+        thread.join(_TIMEOUT_S)
 
     def __enter__(self) -> "LabServer":
         return self.start()
@@ -86,7 +86,7 @@ class LabServer:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def call(self, action: Callable[[ApiServer], _T]) -> _T:
+    def call_api(self, action: Callable[[ApiServer], _T]) -> _T:
         """The result of an action on the server, run in its thread between two requests."""
         loop = self._loop
         if loop is None:
@@ -95,59 +95,61 @@ class LabServer:
         async def run() -> _T:
             return action(self.api)
 
-        return asyncio.run_coroutine_threadsafe(run(), loop).result(_LIMIT_S)
+        return asyncio.run_coroutine_threadsafe(run(), loop).result(_TIMEOUT_S)
 
-    def inject(
+    def inject_fault(
         self,
         fault: Fault,
-        match: Match | None = None,
+        match: FaultMatch | None = None,
         *,
         times: int | None = None,
         for_s: float | None = None,
     ) -> int:
         """Begin a fault for the next ``times`` matching requests, for a time, or until lifted."""
-        return self.call(lambda api: api.inject(fault, match, times=times, for_s=for_s))
+        return self.call_api(lambda api: api.inject_fault(fault, match, times=times, for_s=for_s))
 
-    def lift(self, number: int | None = None) -> None:
+    def lift_fault(self, number: int | None = None) -> None:
         """End a fault, or all of them."""
-        self.call(lambda api: api.faults.lift(number))
+        self.call_api(lambda api: api.faults.lift_fault(number))
 
     def cut_watches(self, plural: str = "", user: str = "") -> int:
         """End open watches now; how many there were. Empty matches all."""
-        return self.call(lambda api: api.watches.cut(plural, user))
+        return self.call_api(lambda api: api.watches.cut_watches(plural, user))
 
     def expire_versions(self) -> None:
         """From now on nobody can watch or list from an older resource version: 410."""
-        self.call(lambda api: api.store.expire())
+        self.call_api(lambda api: api.store.expire_versions())
 
     def count_requests(self, *, user: str = "", verb: str = "", resource: str = "") -> int:
         """How many requests there were; empty matches all."""
-        return self.call(lambda api: api.requests.count(user=user, verb=verb, resource=resource))
+        return self.call_api(
+            lambda api: api.requests.count_requests(user=user, verb=verb, resource=resource)
+        )
 
-    def set_kubelet(self, node: str, *, gone: bool) -> None:
+    def set_kubelet(self, node: str, *, is_stopped: bool) -> None:
         """Whether pods of a node stay as they are, as when its machine is off."""
 
         def change(api: ApiServer) -> None:
-            kubelets = api.upkeep.kubelets
-            if gone:
-                kubelets.leave(node)
+            kubelets = api.controllers.kubelets
+            if is_stopped:
+                kubelets.stop_kubelet(node)
             else:
-                kubelets.come_back(node)
-                api.upkeep.look()
+                kubelets.start_kubelet(node)
+                api.controllers.schedule_run()
 
-        self.call(change)
+        self.call_api(change)
 
-    def save(self, path: Path) -> None:
+    def save_state(self, path: Path) -> None:
         """Write the whole state, secrets included, to a file that only its owner can read."""
-        self.call(lambda api: api.save(path))
+        self.call_api(lambda api: api.save_state(path))
 
-    def load(self, path: Path) -> None:
+    def load_state(self, path: Path) -> None:
         """Replace the whole state by a saved one; open watches end with 410."""
         document = json.loads(path.read_text(encoding="utf-8"))
-        self.call(lambda api: api.load(document))
+        self.call_api(lambda api: api.load_state(document))
 
 
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()

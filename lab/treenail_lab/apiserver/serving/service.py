@@ -14,32 +14,36 @@ from treenail_lab.apiserver.access.authentication import (
     MASTERS,
     NODE_PREFIX,
     NODES,
+    ApiUser,
     Authenticator,
-    Tokens,
-    User,
+    TokenIssuer,
 )
-from treenail_lab.apiserver.access.authorization import Authorizer, bootstrap_objects
-from treenail_lab.apiserver.access.certificates import Authority, kubeconfig, write_private
-from treenail_lab.apiserver.controllers.controllers import Upkeep
+from treenail_lab.apiserver.access.authorization import Authorizer, build_bootstrap_objects
+from treenail_lab.apiserver.access.certificates import (
+    CertificateAuthority,
+    render_kubeconfig,
+    write_private_file,
+)
+from treenail_lab.apiserver.controllers.controllers import ControllerLoop
 from treenail_lab.apiserver.objects import Json
-from treenail_lab.apiserver.registry.crds import Definitions
-from treenail_lab.apiserver.registry.registry import Registry, Write
-from treenail_lab.apiserver.registry.watch import Watches
-from treenail_lab.apiserver.request import Ask
-from treenail_lab.apiserver.schema.kinds import Kinds
+from treenail_lab.apiserver.registry.crds import CustomKinds
+from treenail_lab.apiserver.registry.registry import ObjectRegistry, WriteContext
+from treenail_lab.apiserver.registry.watch import WatchTable
+from treenail_lab.apiserver.request import ServerRequest
+from treenail_lab.apiserver.schema.kinds import KindRegistry
 from treenail_lab.apiserver.serving import control_endpoint
-from treenail_lab.apiserver.serving.faults import Fault, Faults, Match, Refuse
-from treenail_lab.apiserver.serving.http import Backend, Web
+from treenail_lab.apiserver.serving.faults import Fault, FaultInjector, FaultMatch, RefuseFault
+from treenail_lab.apiserver.serving.http import ApiBackend, WebApplication
 from treenail_lab.apiserver.serving.request_log import RequestLog
-from treenail_lab.apiserver.serving.verbs import Verbs
+from treenail_lab.apiserver.serving.verbs import VerbDispatcher
 from treenail_lab.apiserver.storage import snapshot
 from treenail_lab.apiserver.storage.store import Store
 
 _LOOPBACK = "127.0.0.1"
 _NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
-_ADMIN = User("kubernetes-admin", (MASTERS,))
+_ADMIN = ApiUser("kubernetes-admin", (MASTERS,))
 # Connections are on this machine: nobody needs longer to read the end of a watch.
-_SHUTDOWN_S = 0.1
+_SHUTDOWN_TIMEOUT_S = 0.1
 
 
 class ApiServer:
@@ -53,19 +57,19 @@ class ApiServer:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory = directory
         self._clock = clock or SystemClock()
-        self._authority = Authority(directory)
-        self._tokens = Tokens(directory, self._clock)
+        self._authority = CertificateAuthority(directory)
+        self._tokens = TokenIssuer(directory, self._clock)
         self._port = port
         self._runner: web.AppRunner | None = None
         self.store = Store()
-        self.kinds = Kinds()
-        self.registry = Registry(self.store, self.kinds, self._clock)
-        self.watches = Watches(self.store, self._clock)
-        self.faults = Faults(self._clock)
+        self.kinds = KindRegistry()
+        self.registry = ObjectRegistry(self.store, self.kinds, self._clock)
+        self.watches = WatchTable(self.store, self._clock)
+        self.faults = FaultInjector(self._clock)
         self.requests = RequestLog(self._clock)
-        self._definitions = Definitions(self.store, self.kinds)
-        self.upkeep = Upkeep(self.registry)
-        self._bootstrap()
+        self._definitions = CustomKinds(self.store, self.kinds)
+        self.controllers = ControllerLoop(self.registry)
+        self._create_bootstrap_objects()
 
     @property
     def url(self) -> str:
@@ -79,66 +83,68 @@ class ApiServer:
     @property
     def admin_kubeconfig(self) -> Path:
         """A kubeconfig that may do everything."""
-        return self.kubeconfig_for(_ADMIN.name, _ADMIN.groups)
+        return self.write_kubeconfig(_ADMIN.name, _ADMIN.groups)
 
-    def kubeconfig_for(self, user: str, groups: Sequence[str] = ()) -> Path:
+    def write_kubeconfig(self, user: str, groups: Sequence[str] = ()) -> Path:
         """A kubeconfig, readable by its owner only, with a client certificate for a user."""
         path = self._directory / f"{re.sub(r'[^A-Za-z0-9.-]+', '-', user)}.kubeconfig"
-        identity = self._authority.client_identity(user, groups)
-        text = kubeconfig(
+        identity = self._authority.make_client_identity(user, groups)
+        text = render_kubeconfig(
             server=self.url, authority=self._authority.pem, user=user, identity=identity
         )
-        write_private(path, text.encode())
+        write_private_file(path, text.encode())
         return path
 
-    def node_kubeconfig(self, node: str) -> Path:
+    def write_node_kubeconfig(self, node: str) -> Path:
         """A kubeconfig as a kubelet has it: it may change its own Node only."""
-        return self.kubeconfig_for(f"{NODE_PREFIX}{node}", [NODES])
+        return self.write_kubeconfig(f"{NODE_PREFIX}{node}", [NODES])
 
-    def account_kubeconfig(self, namespace: str, name: str) -> Path:
+    def write_account_kubeconfig(self, namespace: str, name: str) -> Path:
         """A kubeconfig with the token of a ServiceAccount, which is all that its pods have."""
         user = f"system:serviceaccount:{namespace}:{name}"
         groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}"]
-        token = self.token_for(user, groups)
+        token = self.issue_token(user, groups)
         path = self._directory / f"{namespace}-{name}.kubeconfig"
-        text = kubeconfig(server=self.url, authority=self._authority.pem, user=user, token=token)
-        write_private(path, text.encode())
+        text = render_kubeconfig(
+            server=self.url, authority=self._authority.pem, user=user, token=token
+        )
+        write_private_file(path, text.encode())
         return path
 
-    def token_for(self, user: str, groups: Sequence[str] = ()) -> str:
+    def issue_token(self, user: str, groups: Sequence[str] = ()) -> str:
         """A bearer token for a user; it holds as long as the directory does."""
-        return self._tokens.issue(user, groups)
+        return self._tokens.issue_token(user, groups)
 
     async def start(self) -> None:
         """Listen; returns when requests are answered."""
-        backend = Backend(
+        backend = ApiBackend(
             registry=self.registry,
-            authenticator=Authenticator(self._tokens, self._service_account),
+            authenticator=Authenticator(self._tokens, self._find_service_account),
             authorizer=Authorizer(self.store),
-            verbs=Verbs(self.registry, self._tokens),
+            verbs=VerbDispatcher(self.registry, self._tokens),
             watches=self.watches,
             faults=self.faults,
             requests=self.requests,
-            control=self._control,
+            answer_control=self._answer_control,
         )
         runner = web.AppRunner(
-            Web(backend).app,
+            WebApplication(backend).app,
             access_log=None,
             handler_cancellation=True,
-            shutdown_timeout=_SHUTDOWN_S,
+            shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
         )
         await runner.setup()
         self._runner = runner
         listener = socket.create_server((_LOOPBACK, self._port))
         self._port = listener.getsockname()[1]
-        context = self._authority.server_context(self._directory)
+        context = self._authority.make_server_context(self._directory)
         await web.SockSite(runner, listener, ssl_context=context).start()
-        self.upkeep.attach(asyncio.get_running_loop())
+        self.controllers.attach_loop(asyncio.get_running_loop())
 
     async def stop(self) -> None:
         """End all watches and connections and stop listening; the state stays."""
-        self.upkeep.detach()
-        self.watches.cut()
+        self.controllers.detach_loop()
+        self.watches.cut_watches()
         if self._runner is not None:
             server = self._runner.server
             for one in server.connections if server is not None else ():
@@ -148,10 +154,10 @@ class ApiServer:
             await self._runner.cleanup()
             self._runner = None
 
-    def inject(
+    def inject_fault(
         self,
         fault: Fault,
-        match: Match | None = None,
+        match: FaultMatch | None = None,
         *,
         times: int | None = None,
         for_s: float | None = None,
@@ -160,32 +166,32 @@ class ApiServer:
 
         Returns its number for ``faults.lift``. Refused users lose their open watches too.
         """
-        match = match or Match()
-        if isinstance(fault, Refuse):
-            self.watches.cut(match.resource, match.user)
-        return self.faults.inject(fault, match, times=times, for_s=for_s)
+        match = match or FaultMatch()
+        if isinstance(fault, RefuseFault):
+            self.watches.cut_watches(match.resource, match.user)
+        return self.faults.inject_fault(fault, match, times=times, for_s=for_s)
 
-    def save(self, path: Path) -> None:
+    def save_state(self, path: Path) -> None:
         """Write the whole state, secrets included, to a file that only its owner can read."""
-        write_private(path, json.dumps(snapshot.taken(self.store)).encode())
+        write_private_file(path, json.dumps(snapshot.take_snapshot(self.store)).encode())
 
-    def load(self, document: Json) -> None:
+    def load_state(self, document: Json) -> None:
         """Replace the whole state by a snapshot's; open watches end with 410."""
-        snapshot.restore(self.store, document)
-        self._definitions.reload()
-        self.upkeep.reload()
+        snapshot.restore_snapshot(self.store, document)
+        self._definitions.reload_kinds()
+        self.controllers.reload()
 
-    def _control(self, ask: Ask, user: User, body: Json) -> Json:
-        return control_endpoint.answer(self, ask, user, body)
+    def _answer_control(self, ask: ServerRequest, user: ApiUser, body: Json) -> Json:
+        return control_endpoint.answer_request(self, ask, user, body)
 
-    def _bootstrap(self) -> None:
-        write = Write(_ADMIN, "kube-apiserver")
+    def _create_bootstrap_objects(self) -> None:
+        write = WriteContext(_ADMIN, "kube-apiserver")
         for name in _NAMESPACES:
-            kind = self.kinds.find("", "v1", "namespaces")
-            self.registry.create(kind, "", {"metadata": {"name": name}}, write)
-        for storage, obj in bootstrap_objects():
+            kind = self.kinds.find_kind("", "v1", "namespaces")
+            self.registry.create_object(kind, "", {"metadata": {"name": name}}, write)
+        for storage, obj in build_bootstrap_objects():
             group, plural = storage
-            self.registry.create(self.kinds.find(group, "v1", plural), "", obj, write)
+            self.registry.create_object(self.kinds.find_kind(group, "v1", plural), "", obj, write)
 
-    def _service_account(self, namespace: str, name: str) -> Json | None:
-        return self.store.get(("", "serviceaccounts"), (namespace, name))
+    def _find_service_account(self, namespace: str, name: str) -> Json | None:
+        return self.store.find_object(("", "serviceaccounts"), (namespace, name))

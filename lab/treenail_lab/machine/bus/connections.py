@@ -6,10 +6,10 @@ from typing import Any
 
 from gi.repository import Gio, GLib
 
-_CALL_LIMIT_MS = 20_000
+_CALL_TIMEOUT_MS = 20_000
 
 
-def connect(address: str, *, bus: bool = True) -> Any:
+def open_connection(address: str, *, bus: bool = True) -> Any:
     """A private connection; Gio would share one of the well-known buses with everybody."""
     flags = Gio.DBusConnectionFlags.AUTHENTICATION_CLIENT
     if bus:
@@ -18,12 +18,12 @@ def connect(address: str, *, bus: bool = True) -> Any:
 
 
 @contextmanager
-def connected(address: str, *, bus: bool = True) -> Iterator[Any]:
+def scoped_connection(address: str, *, bus: bool = True) -> Iterator[Any]:
     """A connection for a while, whose events trouble no loop but one of its own."""
     context = GLib.MainContext.new()
     context.push_thread_default()
     try:
-        connection = connect(address, bus=bus)
+        connection = open_connection(address, bus=bus)
     finally:
         context.pop_thread_default()
     try:
@@ -33,12 +33,12 @@ def connected(address: str, *, bus: bool = True) -> Iterator[Any]:
             connection.close_sync(None)
 
 
-def call(
-    connection: Any, whom: tuple[str | None, str, str, str], arguments: Any = None
+def call_method(
+    connection: Any, method: tuple[str | None, str, str, str], arguments: Any = None
 ) -> tuple[Any, ...]:
     """Call (name, path, interface, method) and return the answer's plain values."""
     flags = Gio.DBusCallFlags.NONE
-    reply = connection.call_sync(*whom, arguments, None, flags, _CALL_LIMIT_MS, None)
+    reply = connection.call_sync(*method, arguments, None, flags, _CALL_TIMEOUT_MS, None)
     return tuple(reply.unpack())
 
 

@@ -49,7 +49,7 @@ class PrivateBus:
         for name, command in self._activatable.items():
             entry = f"[D-BUS Service]\nName={name}\nExec={command}\n"
             (self._services / f"{name}.service").write_text(entry, encoding="utf-8")
-        self._configuration.write_text(self._configured(), encoding="utf-8")
+        self._configuration.write_text(self._render_configuration(), encoding="utf-8")
         arguments = [f"--config-file={self._configuration}", "--nofork", "--print-address"]
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -88,7 +88,7 @@ class PrivateBus:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _configured(self) -> str:
+    def _render_configuration(self) -> str:
         return f"""<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
  "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
 <busconfig>

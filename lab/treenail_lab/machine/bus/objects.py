@@ -12,7 +12,7 @@ from typing import Any
 
 from gi.repository import Gio, GLib
 
-from treenail_lab.machine.bus.connections import bus_method, call
+from treenail_lab.machine.bus.connections import bus_method, call_method
 
 _PROPERTIES = "org.freedesktop.DBus.Properties"
 _IO_ERROR = "org.gtk.GDBus.UnmappedGError.Quark._g_2dio_2derror_2dquark.Code"
@@ -26,10 +26,10 @@ UNKNOWN_METHOD = "org.freedesktop.DBus.Error.UnknownMethod"
 UNKNOWN_PROPERTY = "org.freedesktop.DBus.Error.UnknownProperty"
 READ_ONLY = "org.freedesktop.DBus.Error.PropertyReadOnly"
 
-Values = tuple[object, ...]
+ReplyValues = tuple[object, ...]
 
 
-class Refusal(Exception):
+class MethodError(Exception):
     """What a method raises to answer with the D-Bus error ``name``."""
 
     def __init__(self, name: str, text: str) -> None:
@@ -38,7 +38,7 @@ class Refusal(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class MethodCall:
     """One method call: who asks, what, and the way to answer it later."""
 
     connection: Any
@@ -50,32 +50,32 @@ class Call:
     invocation: Any
 
     @property
-    def values(self) -> tuple[Any, ...]:
+    def arguments(self) -> tuple[Any, ...]:
         """The arguments as plain Python values, variants unwrapped."""
         return tuple(self.parameters.unpack())
 
-    def argument(self, index: int) -> Any:
+    def read_argument(self, index: int) -> Any:
         """The argument as a `GLib.Variant`, types and all."""
         return self.parameters.get_child_value(index)
 
-    def answer(self, *values: object, fds: Any = None) -> None:
+    def send_reply(self, *values: object, fds: Any = None) -> None:
         """Answer now, for a method that returned None; ``fds`` is a `Gio.UnixFDList`."""
-        reply = GLib.Variant(_signature(self.invocation.get_method_info().out_args), values)
+        reply = GLib.Variant(_build_signature(self.invocation.get_method_info().out_args), values)
         if fds is None:
             self.invocation.return_value(reply)
         else:
             self.invocation.return_value_with_unix_fd_list(reply, fds)
 
-    def refuse(self, refusal: Refusal) -> None:
+    def send_error(self, refusal: MethodError) -> None:
         """Answer with an error."""
         self.invocation.return_dbus_error(refusal.name, str(refusal))
 
 
-Method = Callable[[Call], Values | None]
+MethodCallback = Callable[[MethodCall], ReplyValues | None]
 """Returns the answer's values; None says that it answers, or has answered, through the call."""
 
 
-def interfaces(file_name: str) -> dict[str, Any]:
+def load_interfaces(file_name: str) -> dict[str, Any]:
     """The interfaces described in an XML file beside this module, by name."""
     text = (Path(__file__).parents[1] / "interfaces" / file_name).read_text(encoding="utf-8")
     node = Gio.DBusNodeInfo.new_for_xml(text)
@@ -86,7 +86,7 @@ class ExportedObject:
     """One interface at one path of a connection."""
 
     def __init__(
-        self, connection: Any, path: str, interface: Any, methods: Mapping[str, Method]
+        self, connection: Any, path: str, interface: Any, methods: Mapping[str, MethodCallback]
     ) -> None:
         self.path = path
         self.interface: str = interface.name
@@ -96,7 +96,7 @@ class ExportedObject:
         self._values: dict[str, Any] = {}
         self._changed: set[str] = set()
         self._registration: int = connection.register_object(
-            path, interface, self._called, None, None
+            path, interface, self._handle_call, None, None
         )
 
     def set_properties(self, **values: object) -> None:
@@ -109,68 +109,68 @@ class ExportedObject:
             self._values[name] = variant
             if old is not None:
                 if not self._changed:
-                    GLib.idle_add(self._announce)
+                    GLib.idle_add(self._emit_changes)
                 self._changed.add(name)
 
-    def properties(self) -> dict[str, Any]:
+    def read_properties(self) -> dict[str, Any]:
         """Every property as a `GLib.Variant`."""
         return dict(self._values)
 
-    def signal(self, name: str, signature: str = "()", *values: object) -> None:
+    def emit_signal(self, name: str, signature: str = "()", *values: object) -> None:
         """Emit a signal of this interface to everybody."""
         variant = GLib.Variant(signature, values) if values else None
         self._connection.emit_signal(None, self.path, self.interface, name, variant)
 
-    def withdraw(self) -> None:
+    def unregister(self) -> None:
         """Take the object off the connection."""
         self._connection.unregister_object(self._registration)
 
-    def _announce(self) -> bool:
+    def _emit_changes(self) -> bool:
         changed = {name: self._values[name] for name in sorted(self._changed)}
         self._changed.clear()
         body = GLib.Variant("(sa{sv}as)", (self.interface, changed, []))
         self._connection.emit_signal(None, self.path, _PROPERTIES, "PropertiesChanged", body)
         return False
 
-    def _called(self, *arguments: Any) -> None:
-        call = Call(*arguments)
+    def _handle_call(self, *arguments: Any) -> None:
+        call = MethodCall(*arguments)
         try:
             if call.interface == _PROPERTIES:
-                self._answer_properties(call)
+                self._handle_properties(call)
                 return
-            values = self._methods.get(call.method, _unknown)(call)
+            values = self._methods.get(call.method, _reject_unknown)(call)
             if values is not None:
-                call.answer(*values)
-        except Refusal as refusal:
-            call.refuse(refusal)
+                call.send_reply(*values)
+        except MethodError as refusal:
+            call.send_error(refusal)
 
-    def _answer_properties(self, call: Call) -> None:
+    def _handle_properties(self, call: MethodCall) -> None:
         if call.method == "GetAll":
             call.invocation.return_value(GLib.Variant("(a{sv})", (self._values,)))
             return
-        name = call.values[1]
+        name = call.arguments[1]
         if name not in self._values:
-            raise Refusal(UNKNOWN_PROPERTY, f"no such property {name}")
+            raise MethodError(UNKNOWN_PROPERTY, f"no such property {name}")
         if call.method == "Set":
-            raise Refusal(READ_ONLY, f"property {name} is read-only")
+            raise MethodError(READ_ONLY, f"property {name} is read-only")
         call.invocation.return_value(GLib.Variant("(v)", (self._values[name],)))
 
 
-def option(dictionary: Any, key: str, signature: str) -> Any:
+def read_option(dictionary: Any, key: str, signature: str) -> Any:
     """The value at ``key`` of an ``a{sv}`` if it has that type, else None: as GVariantDict does."""
     value = dictionary.lookup_value(key, GLib.VariantType.new(signature))
     return None if value is None else value.unpack()
 
 
-def credential(connection: Any, question: str, sender: str) -> int:
+def query_credential(connection: Any, method: str, sender: str) -> int:
     """What the bus knows of a caller: ask GetConnectionUnixUser or GetConnectionUnixProcessID."""
-    (answer,) = call(connection, bus_method(question), GLib.Variant("(s)", (sender,)))
+    (answer,) = call_method(connection, bus_method(method), GLib.Variant("(s)", (sender,)))
     return int(answer)
 
 
-def _unknown(call: Call) -> Values:
-    raise Refusal(UNKNOWN_METHOD, f"no such method {call.method}")
+def _reject_unknown(call: MethodCall) -> ReplyValues:
+    raise MethodError(UNKNOWN_METHOD, f"no such method {call.method}")
 
 
-def _signature(arguments: Any) -> str:
+def _build_signature(arguments: Any) -> str:
     return "(" + "".join(argument.signature for argument in arguments) + ")"

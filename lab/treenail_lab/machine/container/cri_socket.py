@@ -5,11 +5,11 @@ from pathlib import Path
 
 from treenail.errors import HostError
 
-UNIT = "crio.service"
+RUNTIME_UNIT = "crio.service"
 _SOCKET = "run/crio/crio.sock"
 
 
-class Runtime:
+class CriSocket:
     """Listens from `start` to `stop`, as CRI-O does for the kubelet."""
 
     def __init__(self, root: Path) -> None:

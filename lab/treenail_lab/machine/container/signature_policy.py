@@ -5,13 +5,13 @@ from pathlib import Path
 
 from treenail_lab.images import Image
 
-UNSIGNED = "unsigned"
+UNSIGNED_FAULT = "unsigned"
 """The fault of an image that nobody has signed."""
 _POLICY = "etc/containers/policy.json"
 _SIGNED = {"signedBy", "sigstoreSigned"}
 
 
-def refusal(root: Path, transport: str, image: Image) -> str:
+def find_refusal(root: Path, transport: str, image: Image) -> str:
     """Why the image may not be taken from the transport; empty when it may."""
     path = root / _POLICY
     if not path.exists():
@@ -23,12 +23,12 @@ def refusal(root: Path, transport: str, image: Image) -> str:
     types = {each["type"] for each in found or policy["default"]}
     if "reject" in types:
         return f"Running image {transport}:{image.pull_spec} is rejected by policy."
-    if types & _SIGNED and UNSIGNED in image.faults:
+    if types & _SIGNED and UNSIGNED_FAULT in image.faults:
         return "A signature was required, but no signature exists"
     return ""
 
 
-def accepts_anything(root: Path) -> bool:
+def is_insecure_by_default(root: Path) -> bool:
     """Whether what the policy does not name is taken as it is."""
     path = root / _POLICY
     if not path.exists():

@@ -13,12 +13,12 @@ from pathlib import Path
 from treenail_lab import images
 from treenail_lab.images import Image
 from treenail_lab.machine.container.pull import open_image
-from treenail_lab.machine.ostree.steps import OperationFailed
+from treenail_lab.machine.ostree.steps import OperationError
 
 _TRANSPORT = "docker://"
 
 
-def install(directory: Path, root: Path, catalogue: Path) -> Path:
+def install_skopeo(directory: Path, root: Path, catalogue: Path) -> Path:
     """Put the command into a directory of commands, which is returned."""
     commands = directory / "bin"
     commands.mkdir(exist_ok=True)
@@ -33,21 +33,21 @@ def main(arguments: list[str]) -> int:
     """Say what the registry has."""
     root, catalogue, verb, *_, reference = arguments
     if verb != "inspect" or not reference.startswith(_TRANSPORT):
-        return _fail(f"the lab's skopeo does not know {verb} {reference}")
+        return _print_failure(f"the lab's skopeo does not know {verb} {reference}")
     try:
         image = open_image(
-            reference.removeprefix(_TRANSPORT), images.load(Path(catalogue)), Path(root)
+            reference.removeprefix(_TRANSPORT), images.load_catalogue(Path(catalogue)), Path(root)
         )
-    except OperationFailed as error:
-        return _fail(f'Error parsing image name \\"{reference}\\": {error}')
+    except OperationError as error:
+        return _print_failure(f'Error parsing image name \\"{reference}\\": {error}')
     if failure := image.faults.get("inspect"):
-        return _fail(failure)
-    print(json.dumps(_document(image)))
+        return _print_failure(failure)
+    print(json.dumps(_build_document(image)))
     return 0
 
 
-def _document(image: Image) -> dict[str, object]:
-    configuration = json.loads(image.configuration())
+def _build_document(image: Image) -> dict[str, object]:
+    configuration = json.loads(image.render_configuration())
     return {
         "Name": f"{image.registry}/{image.repository}",
         "Digest": image.digest,
@@ -62,7 +62,7 @@ def _document(image: Image) -> dict[str, object]:
     }
 
 
-def _fail(text: str) -> int:
+def _print_failure(text: str) -> int:
     print(f'time="2026-01-01T00:00:00Z" level=fatal msg="{text}"', file=sys.stderr)
     return 1
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from gi.repository import GLib
 
-WHAT = ("shutdown", "sleep", "idle", "handle-power-key", "handle-suspend-key")
+INHIBITABLE = ("shutdown", "sleep", "idle", "handle-power-key", "handle-suspend-key")
 
 
 @dataclass(frozen=True, slots=True)
-class Inhibitor:
+class LogindInhibitor:
     """One lock, in the order in which ListInhibitors shows it."""
 
     what: str
@@ -20,39 +20,39 @@ class Inhibitor:
     uid: int
     pid: int
 
-    def holds(self, what: str, modes: tuple[str, ...]) -> bool:
+    def is_for(self, what: str, modes: tuple[str, ...]) -> bool:
         return what in self.what.split(":") and self.mode in modes
 
 
-class Inhibitors:
+class LogindInhibitors:
     """The locks that are held; ``changed`` is called after each change."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
-        self._changed = changed
-        self._held: dict[int, Inhibitor] = {}
+        self._on_change = changed
+        self._locks: dict[int, LogindInhibitor] = {}
 
-    def take(self, inhibitor: Inhibitor) -> int:
+    def take_lock(self, inhibitor: LogindInhibitor) -> int:
         """Hold a lock; returns the descriptor that the caller must be given, and close."""
         ours, theirs = os.pipe()
-        self._held[ours] = inhibitor
+        self._locks[ours] = inhibitor
         condition = GLib.IOCondition.HUP | GLib.IOCondition.ERR
-        GLib.unix_fd_add_full(GLib.PRIORITY_DEFAULT, ours, condition, self._released)
-        self._changed()
+        GLib.unix_fd_add_full(GLib.PRIORITY_DEFAULT, ours, condition, self._release_lock)
+        self._on_change()
         return theirs
 
-    def all(self) -> tuple[Inhibitor, ...]:
-        return tuple(self._held.values())
+    def list_locks(self) -> tuple[LogindInhibitor, ...]:
+        return tuple(self._locks.values())
 
-    def held(self, what: str, *modes: str) -> tuple[Inhibitor, ...]:
+    def find_locks(self, what: str, *modes: str) -> tuple[LogindInhibitor, ...]:
         """The locks on ``what`` in one of the modes."""
-        return tuple(each for each in self._held.values() if each.holds(what, modes))
+        return tuple(each for each in self._locks.values() if each.is_for(what, modes))
 
-    def inhibited(self, mode: str) -> str:
+    def list_inhibited(self, mode: str) -> str:
         """What is inhibited in that mode, joined by colons."""
-        return ":".join(what for what in WHAT if self.held(what, mode))
+        return ":".join(what for what in INHIBITABLE if self.find_locks(what, mode))
 
-    def _released(self, ours: int, _condition: object) -> bool:
-        del self._held[ours]
+    def _release_lock(self, ours: int, _condition: object) -> bool:
+        del self._locks[ours]
         os.close(ours)
-        self._changed()
+        self._on_change()
         return False

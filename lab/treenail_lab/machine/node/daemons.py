@@ -13,23 +13,25 @@ from pathlib import Path
 from gi.repository import GLib
 
 from treenail.errors import HostError, UsageError
-from treenail_lab.machine.bus.connections import bus_method, call, connected
+from treenail_lab.machine.bus.connections import bus_method, call_method, scoped_connection
 from treenail_lab.machine.bus.daemon import SOCKET_PATH_MAX, PrivateBus
 
-RPM_OSTREE = "org.projectatomic.rpmostree1"
+RPM_OSTREE_NAME = "org.projectatomic.rpmostree1"
 _MARK = "TREENAIL_LAB_MACHINE"
-_READY_LIMIT_S = 20.0
-_STOP_LIMIT_S = 3.0
+_READY_TIMEOUT_S = 20.0
+_STOP_TIMEOUT_S = 3.0
 
 
-def rpmostreed_command(root: Path, catalogue: Path, settings: Path, pid_file: Path) -> list[str]:
+def build_rpmostreed_command(
+    root: Path, catalogue: Path, settings: Path, pid_file: Path
+) -> list[str]:
     """How the bus starts rpm-ostreed."""
     places = {"--root": root, "--images": catalogue, "--settings": settings, "--pid-file": pid_file}
     words = [str(word) for place in places.items() for word in place]
     return [sys.executable, "-m", "treenail_lab.machine.rpmostree.daemon", *words]
 
 
-def environment(directory: Path) -> dict[str, str]:
+def build_environment(directory: Path) -> dict[str, str]:
     """What the processes of a machine get: our packages, and a mark to find them all by."""
     return {
         **os.environ,
@@ -38,7 +40,7 @@ def environment(directory: Path) -> dict[str, str]:
     }
 
 
-def sweep(directory: Path) -> None:
+def kill_marked_processes(directory: Path) -> None:
     """Kill every process that a machine started and that is still there, whoever's child it is."""
     mark = os.fsencode(f"{_MARK}={directory}")
     for process in Path("/proc").glob("[0-9]*"):
@@ -50,7 +52,7 @@ def sweep(directory: Path) -> None:
             continue
 
 
-def check_length(root: Path) -> None:
+def check_socket_length(root: Path) -> None:
     """Raise `UsageError` if the sockets below ``root`` would have too long a path."""
     length = len(os.fsencode(root / "run/rpm-ostree-transaction.sock"))
     if length > SOCKET_PATH_MAX:
@@ -61,7 +63,7 @@ def check_length(root: Path) -> None:
         )
 
 
-class Daemons:
+class MachineDaemons:
     """Everything below the agent. ``asked(line)`` gets what the services tell the supervisor."""
 
     def __init__(
@@ -71,23 +73,23 @@ class Daemons:
         catalogue: Path,
         settings_file: Path,
         *,
-        asked: Callable[[str], None],
+        on_request: Callable[[str], None],
     ) -> None:
         self.log = directory / "daemons.log"
         self._directory = directory
         self._root = root
         self._settings = settings_file
         self._pid_file = directory / "rpm-ostreed.pid"
-        self._asked = asked
+        self._on_request = on_request
         self._services: subprocess.Popen[str] | None = None
         self._bus = PrivateBus(
             directory,
             services={
-                RPM_OSTREE: shlex.join(
-                    rpmostreed_command(root, catalogue, settings_file, self._pid_file)
+                RPM_OSTREE_NAME: shlex.join(
+                    build_rpmostreed_command(root, catalogue, settings_file, self._pid_file)
                 )
             },
-            environment=environment(directory),
+            environment=build_environment(directory),
             log=self.log,
         )
         self.address = self._bus.address
@@ -100,7 +102,7 @@ class Daemons:
         with self.log.open("ab") as output:
             services = subprocess.Popen(
                 [sys.executable, "-m", module, *places],
-                env={**environment(self._directory), "DBUS_SYSTEM_BUS_ADDRESS": self.address},
+                env={**build_environment(self._directory), "DBUS_SYSTEM_BUS_ADDRESS": self.address},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=output,
@@ -109,10 +111,10 @@ class Daemons:
         self._services = services
         ready = threading.Event()
         listener = threading.Thread(
-            target=self._listen, args=(services, ready), name="services", daemon=True
+            target=self._read_lines, args=(services, ready), name="services", daemon=True
         )
         listener.start()
-        if not ready.wait(_READY_LIMIT_S) or services.poll() is not None:
+        if not ready.wait(_READY_TIMEOUT_S) or services.poll() is not None:
             raise HostError(f"systemd's stand-in did not start; see {self.log}")
 
     def stop(self, *, hard: bool) -> None:
@@ -124,14 +126,14 @@ class Daemons:
             services.send_signal(number)
             services.send_signal(signal.SIGCONT)
             try:
-                services.wait(_STOP_LIMIT_S)
+                services.wait(_STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 services.kill()
                 services.wait()
         self._bus.stop(hard=hard)
-        sweep(self._directory)
+        kill_marked_processes(self._directory)
 
-    def pid(self, name: str) -> int:
+    def find_pid(self, name: str) -> int:
         """The process id of ``rpm-ostreed``, ``systemd`` or ``bus``; 0 if it does not run."""
         if name == "bus":
             return self._bus.pid
@@ -147,9 +149,9 @@ class Daemons:
         # A pid may be somebody else's by now; only ours has our root as an argument.
         return pid if os.fsencode(self._root) in command.split(b"\0") else 0
 
-    def stop_rpmostreed(self, number: int) -> None:
+    def stop_rpmostreed(self, signal_number: int) -> None:
         """End rpm-ostreed, whatever it is doing; it is gone when this returns."""
-        pid = self.pid("rpm-ostreed")
+        pid = self.find_pid("rpm-ostreed")
         if not pid:
             return
         try:
@@ -157,10 +159,10 @@ class Daemons:
         except ProcessLookupError:
             return
         try:
-            for chosen in (number, signal.SIGKILL):
+            for chosen in (signal_number, signal.SIGKILL):
                 signal.pidfd_send_signal(pidfd, chosen)
                 signal.pidfd_send_signal(pidfd, signal.SIGCONT)
-                if select.select([pidfd], [], [], _STOP_LIMIT_S)[0]:
+                if select.select([pidfd], [], [], _STOP_TIMEOUT_S)[0]:
                     return
         except ProcessLookupError:
             return
@@ -169,10 +171,12 @@ class Daemons:
 
     def start_rpmostreed(self) -> None:
         """Start rpm-ostreed if it does not run, as a call to it would."""
-        with connected(self.address) as bus:
-            call(bus, bus_method("StartServiceByName"), GLib.Variant("(su)", (RPM_OSTREE, 0)))
+        with scoped_connection(self.address) as bus:
+            call_method(
+                bus, bus_method("StartServiceByName"), GLib.Variant("(su)", (RPM_OSTREE_NAME, 0))
+            )
 
-    def _listen(self, services: subprocess.Popen[str], ready: threading.Event) -> None:
+    def _read_lines(self, services: subprocess.Popen[str], ready: threading.Event) -> None:
         if services.stdout is None:
             return
         with services.stdout as lines:
@@ -180,7 +184,7 @@ class Daemons:
                 if line.strip() == "ready":
                     ready.set()
                 else:
-                    self._asked(line.strip())
+                    self._on_request(line.strip())
         # Nobody shall wait for one that has ended.
         services.wait()
         ready.set()

@@ -25,21 +25,26 @@ from treenail_lab import images
 from treenail_lab.images import Image
 from treenail_lab.machine import rootfs, settings
 from treenail_lab.machine.container import skopeo
-from treenail_lab.machine.container.cri_socket import Runtime
+from treenail_lab.machine.container.cri_socket import CriSocket
 from treenail_lab.machine.node import other_clients
 from treenail_lab.machine.node.agent_unit import AgentUnit
-from treenail_lab.machine.node.daemons import Daemons, check_length, environment
-from treenail_lab.machine.ostree.sysroot import Deployment, Sysroot, boot_options, deployment_of
+from treenail_lab.machine.node.daemons import MachineDaemons, build_environment, check_socket_length
+from treenail_lab.machine.ostree.sysroot import (
+    Sysroot,
+    SysrootDeployment,
+    build_boot_options,
+    make_deployment,
+)
 from treenail_lab.machine.programs import commands
-from treenail_lab.machine.settings import Settings
-from treenail_lab.machine.systemd.journal import Entry, Journal
+from treenail_lab.machine.settings import MachineSettings
+from treenail_lab.machine.systemd.journal import EmulatedJournal, JournalEntry
 
-KUBELET = "kubelet.service"
+KUBELET_UNIT = "kubelet.service"
 KUBELET_CONFIG = "var/lib/kubelet/config.json"
-_POWER_LIMIT_S = 60.0
+_POWER_TIMEOUT_S = 60.0
 
 
-class Machine:
+class LabMachine:
     """A machine that was installed from ``image`` and is off until `start`.
 
     ``agent`` is the command of its agent; ``kubelet_config`` the cluster's pull secret as the
@@ -56,51 +61,51 @@ class Machine:
         agent: Sequence[str] = (),
         agent_environment: Mapping[str, str] | None = None,
         kubelet_config: str = "",
-        behaviour: Settings | None = None,
+        machine_settings: MachineSettings | None = None,
     ) -> None:
         self.name = name
         self.root = directory / "root"
         self.agent_log = directory / "agent.log"
         self.boot_count = 0
-        self.failed_boots = 0
-        self.kubelet_runs = False
-        self.at_boot: Callable[[Deployment], None] = lambda _: None
+        self.failed_boot_count = 0
+        self.is_kubelet_running = False
+        self.on_boot: Callable[[SysrootDeployment], None] = lambda _: None
         """Called in each boot before anything runs, to make the system a bad one."""
         self._images_file = images_file
         self._settings_file = directory / "settings.json"
         self._agent_command = list(agent)
-        self._on = False
-        self._power = threading.RLock()
-        self._giving_up = threading.Event()
-        self._booted = threading.Condition()
-        check_length(self.root)
+        self._is_on = False
+        self._power_lock = threading.RLock()
+        self._stop_event = threading.Event()
+        self._boot_condition = threading.Condition()
+        check_socket_length(self.root)
         directory.mkdir(parents=True, exist_ok=True)
-        rootfs.install(self.root, image)
+        rootfs.install_root(self.root, image)
         if kubelet_config:
             place = self.root / KUBELET_CONFIG
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(kubelet_config, encoding="utf-8")
             place.chmod(0o600)
-        settings.save(behaviour or Settings(), self._settings_file)
-        self._journal = Journal(self.root)
-        self._runtime = Runtime(self.root)
-        on_path = skopeo.install(directory, self.root, images_file)
-        commands.install(self.root, images_file, self._settings_file)
-        self._daemons = Daemons(
-            directory, self.root, images_file, self._settings_file, asked=self._asked
+        settings.save_settings(machine_settings or MachineSettings(), self._settings_file)
+        self._journal = EmulatedJournal(self.root)
+        self._runtime = CriSocket(self.root)
+        on_path = skopeo.install_skopeo(directory, self.root, images_file)
+        commands.install_programs(self.root, images_file, self._settings_file)
+        self._daemons = MachineDaemons(
+            directory, self.root, images_file, self._settings_file, on_request=self._serve_request
         )
         self._agent = AgentUnit(
             agent,
             self.root,
             environment={
-                **environment(directory),
+                **build_environment(directory),
                 "PATH": f"{on_path}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
                 **(agent_environment or {}),
                 "DBUS_SYSTEM_BUS_ADDRESS": self.address,
             },
             output=self.agent_log,
             journal=self._journal,
-            behaviour=self.behaviour,
+            read_settings=self.read_settings,
         )
 
     # What it is
@@ -111,81 +116,81 @@ class Machine:
         return self._daemons.address
 
     @property
-    def on(self) -> bool:
-        return self._on
+    def is_on(self) -> bool:
+        return self._is_on
 
     @property
     def boot_id(self) -> str:
-        return rootfs.boot_id(self.root)
+        return rootfs.read_boot_id(self.root)
 
     @property
-    def booted(self) -> Deployment | None:
-        return Sysroot(self.root).booted()
+    def booted_deployment(self) -> SysrootDeployment | None:
+        return Sysroot(self.root).find_booted()
 
     @property
-    def staged(self) -> Deployment | None:
-        return Sysroot(self.root).staged()
+    def staged_deployment(self) -> SysrootDeployment | None:
+        return Sysroot(self.root).read_staged()
 
     @property
-    def staged_locked(self) -> bool:
-        return Sysroot(self.root).locked()
+    def is_staged_locked(self) -> bool:
+        return Sysroot(self.root).is_staged_locked()
 
     @property
-    def deployments(self) -> tuple[Deployment, ...]:
+    def deployments(self) -> tuple[SysrootDeployment, ...]:
         """All deployments, a staged one first."""
-        return Sysroot(self.root).everything()
+        return Sysroot(self.root).list_deployments()
 
     @property
     def agent(self) -> AgentUnit:
         """The agent's service: ``state``, ``ready``, ``status``, ``pid``, ``starts``, ``wait``."""
         return self._agent
 
-    def behaviour(self) -> Settings:
+    def read_settings(self) -> MachineSettings:
         """The settings in force."""
-        return settings.load(self._settings_file)
+        return settings.load_settings(self._settings_file)
 
-    def journal(self, match: Mapping[str, str] | None = None) -> list[Entry]:
+    def read_journal(self, match: Mapping[str, str] | None = None) -> list[JournalEntry]:
         """The journal's entries of all boots that have these fields, oldest first."""
-        return self._journal.entries(match)
+        return self._journal.read_entries(match)
 
     def wait_for_boot(self, count: int, limit_s: float) -> bool:
         """Wait until the machine has booted so many times; says whether it has."""
-        with self._booted:
-            return self._booted.wait_for(lambda: self.boot_count >= count, limit_s)
+        with self._boot_condition:
+            return self._boot_condition.wait_for(lambda: self.boot_count >= count, limit_s)
 
     # Power
 
     def start(self) -> None:
         """Switch it on; the services run and the agent was started when this returns."""
-        with self._locked():
-            self._giving_up.clear()
-            if not self._on:
+        with self._hold_power():
+            self._stop_event.clear()
+            if not self._is_on:
                 self._boot()
 
     def stop(self) -> None:
         """Shut it down in order; no process of it is left when this returns."""
-        self._giving_up.set()
-        with self._locked():
-            if self._on:
+        self._stop_event.set()
+        with self._hold_power():
+            if self._is_on:
                 self._shut_down()
 
     def reboot(self, *, soft: bool = False) -> None:
         """Reboot in order, as ``systemctl reboot`` or ``systemctl soft-reboot`` would."""
-        with self._locked():
+        with self._hold_power():
             self._shut_down()
             self._boot_again(soft=soft)
 
-    def power_cut(self) -> None:
+    def cut_power(self) -> None:
         """Take the power away in the middle of whatever it does, and give it back."""
-        with self._locked():
-            self._on = False
+        with self._hold_power():
+            self._is_on = False
             self._runtime.stop()
             self._agent.power_off()
             self._daemons.stop(hard=True)
             self._journal.stop()
             self._boot_again()
 
-    def __enter__(self) -> "Machine":
+    def __enter__(self) -> "LabMachine":
         self.start()
         return self
 
@@ -201,61 +206,64 @@ class Machine:
         """Stop the agent as systemctl would; a boot starts it again."""
         self._agent.stop()
 
-    def kill_agent(self, number: int = signal.SIGKILL) -> None:
+    def kill_agent(self, signal_number: int = signal.SIGKILL) -> None:
         """Send the agent a signal; if it dies of it, it is restarted."""
-        self._agent.kill(number)
+        self._agent.kill(signal_number)
 
-    def restart_service(self, name: str, *, number: int = signal.SIGTERM) -> None:
+    def restart_service(self, name: str, *, signal_number: int = signal.SIGTERM) -> None:
         """Restart ``rpm-ostreed``, in the middle of a transaction too; SIGKILL is a crash."""
         if name != "rpm-ostreed":
             raise ValueError(f"only rpm-ostreed can be restarted, not {name!r}")
-        self._daemons.stop_rpmostreed(number)
+        self._daemons.stop_rpmostreed(signal_number)
         self._daemons.start_rpmostreed()
 
     @contextmanager
-    def hung(self, name: str) -> Iterator[None]:
+    def hang_daemon(self, name: str) -> Iterator[None]:
         """While inside, ``rpm-ostreed``, ``systemd``, ``bus`` or ``agent`` answers nothing."""
-        pid = self._agent.pid if name == "agent" else self._daemons.pid(name)
+        pid = self._agent.pid if name == "agent" else self._daemons.find_pid(name)
         if not pid:
             raise HostError(f"{name} does not run on {self.name}")
         os.kill(pid, signal.SIGSTOP)
         try:
             yield
         finally:
-            if pid in (self._agent.pid, *map(self._daemons.pid, ("rpm-ostreed", "systemd", "bus"))):
+            if pid in (
+                self._agent.pid,
+                *map(self._daemons.find_pid, ("rpm-ostreed", "systemd", "bus")),
+            ):
                 os.kill(pid, signal.SIGCONT)
 
     # Faults and other people
 
-    def change(self, **values: object) -> None:
-        """Change how the machine behaves, from now on: see `Settings` for the names."""
-        settings.save(replace(self.behaviour(), **values), self._settings_file)  # type: ignore[arg-type]
+    def change_settings(self, **values: object) -> None:
+        """Change how the machine behaves, from now on: see `MachineSettings` for the names."""
+        settings.save_settings(replace(self.read_settings(), **values), self._settings_file)  # type: ignore[arg-type]
 
-    def stage_foreign(self, image: Image, *, locked: bool = False) -> None:
+    def stage_foreign_image(self, image: Image, *, locked: bool = False) -> None:
         """Stage ``image`` behind rpm-ostreed's back, as bootc or an administrator may."""
         sysroot = Sysroot(self.root)
-        base = sysroot.base()
+        base = sysroot.find_base()
         if base is None:
             raise HostError(f"{self.name} has no deployment")
         refspec = f"ostree-unverified-registry:{image.pull_spec}"
-        serial = sysroot.next_serial(image.commit)
-        deployment = deployment_of(image, refspec, base.kernel_arguments, serial)
-        sysroot.stage(deployment, locked=locked)
+        serial = sysroot.compute_next_serial(image.commit)
+        deployment = make_deployment(image, refspec, base.kernel_arguments, serial)
+        sysroot.stage_deployment(deployment, locked=locked)
 
     @contextmanager
-    def transaction_held(self) -> Iterator[None]:
+    def hold_transaction(self) -> Iterator[None]:
         """While inside, somebody else's transaction runs; for ten minutes at most."""
-        self.change(refresh_md_s=600.0)
-        other_clients.begin_refresh(self.address)
+        self.change_settings(refresh_md_s=600.0)
+        other_clients.start_metadata_refresh(self.address)
         try:
             yield
         finally:
-            self.change(refresh_md_s=0.0)
+            self.change_settings(refresh_md_s=0.0)
 
     @contextmanager
-    def sysroot_locked(self) -> Iterator[None]:
+    def lock_sysroot(self) -> Iterator[None]:
         """While inside, bootc or ostree holds the sysroot: rpm-ostree can begin nothing."""
-        lock = Sysroot(self.root).lock()
+        lock = Sysroot(self.root).acquire_lock()
         if lock is None:
             raise HostError(f"a transaction holds the sysroot of {self.name}")
         try:
@@ -267,109 +275,109 @@ class Machine:
         self, who: str, why: str, *, mode: str = "block"
     ) -> AbstractContextManager[None]:
         """Somebody else's inhibitor lock for shutdown, held inside the ``with``."""
-        return other_clients.shutdown_inhibited(self.address, who=who, why=why, mode=mode)
+        return other_clients.inhibit_shutdown(self.address, who=who, why=why, mode=mode)
 
     # How it goes up and down
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        if not self._power.acquire(timeout=_POWER_LIMIT_S):
-            raise HostError(f"{self.name} neither booted nor shut down in {_POWER_LIMIT_S:g} s")
+    def _hold_power(self) -> Iterator[None]:
+        if not self._power_lock.acquire(timeout=_POWER_TIMEOUT_S):
+            raise HostError(f"{self.name} neither booted nor shut down in {_POWER_TIMEOUT_S:g} s")
         try:
             yield
         finally:
-            self._power.release()
+            self._power_lock.release()
 
     def _boot_again(self, *, soft: bool = False) -> None:
         # A stop ends the time between two boots, and the next boot does not come.
-        if not self._giving_up.wait(0.0 if soft else self.behaviour().boot_s):
+        if not self._stop_event.wait(0.0 if soft else self.read_settings().boot_s):
             self._boot(soft=soft)
 
     def _boot(self, *, soft: bool = False) -> None:
         if soft:
-            booted = rootfs.soft_boot(self.root)
+            booted = rootfs.soft_boot_root(self.root)
         else:
-            booted = rootfs.boot(self.root, self._first_that_boots())
-        self.at_boot(booted)
+            booted = rootfs.boot_root(self.root, self._find_bootable())
+        self.on_boot(booted)
         self._journal.start()
-        self._log("kernel", f"Command line: {boot_options(booted)}")
+        self._log_message("kernel", f"Command line: {build_boot_options(booted)}")
         try:
             self._daemons.start()
             self._runtime.start()
-            self.kubelet_runs = other_clients.unit_runs(self.address, KUBELET)
+            self.is_kubelet_running = other_clients.is_unit_active(self.address, KUBELET_UNIT)
         except HostError:
             self._daemons.stop(hard=True)
             self._journal.stop()
             raise
-        self._on = True
-        with self._booted:
+        self._is_on = True
+        with self._boot_condition:
             self.boot_count += 1
-            self._booted.notify_all()
+            self._boot_condition.notify_all()
         if self._agent_command:
             self._agent.start()
 
     def _shut_down(self) -> None:
-        self._on = False
+        self._is_on = False
         self._agent.stop()
         self._runtime.stop()
         self._daemons.stop_rpmostreed(signal.SIGTERM)
-        self._finalize()
+        self._finalize_staged()
         self._daemons.stop(hard=False)
         self._journal.stop()
 
-    def _first_that_boots(self) -> int:
+    def _find_bootable(self) -> int:
         """The boot loader's choice: what dies when it boots is tried some times, and then left."""
-        deployments = Sysroot(self.root).written()
-        catalogue = images.load(self._images_file)
+        deployments = Sysroot(self.root).read_written()
+        catalogue = images.load_catalogue(self._images_file)
         for number, each in enumerate(deployments):
-            image = catalogue.of(each.digest)
+            image = catalogue.find_by_digest(each.digest)
             if image is None or "boot" not in image.faults:
                 return number
-            self.failed_boots += self.behaviour().boot_tries
+            self.failed_boot_count += self.read_settings().boot_tries
         raise HostError(f"{self.name} has no deployment that boots")
 
-    def _finalize(self) -> None:
+    def _finalize_staged(self) -> None:
         """What ostree-finalize-staged.service does while the machine goes down."""
         sysroot = Sysroot(self.root)
-        staged = sysroot.staged()
+        staged = sysroot.read_staged()
         if staged is None:
             return
-        if sysroot.locked():
+        if sysroot.is_staged_locked():
             text = "Not finalizing; found /run/ostree/staged-deployment-locked"
-            self._log("ostree", text)
+            self._log_message("ostree", text)
             return
-        image = images.load(self._images_file).of(staged.digest)
-        failure = self.behaviour().finalization_error
+        image = images.load_catalogue(self._images_file).find_by_digest(staged.digest)
+        failure = self.read_settings().finalization_error
         failure = failure or (image.faults.get("finalize", "") if image else "")
         if failure:
-            self._log("ostree", f"error: {failure}", priority=3)
+            self._log_message("ostree", f"error: {failure}", priority=3)
             return
-        sysroot.finalize()
-        self._log("ostree", f"Finalized deployment {staged.checksum}.{staged.serial}")
+        sysroot.finalize_staged()
+        self._log_message("ostree", f"Finalized deployment {staged.checksum}.{staged.serial}")
 
-    def _log(self, identifier: str, message: str, *, priority: int = 6) -> None:
+    def _log_message(self, identifier: str, message: str, *, priority: int = 6) -> None:
         fields = {
             "PRIORITY": str(priority),
             "SYSLOG_IDENTIFIER": identifier,
             "MESSAGE": message,
         }
-        self._journal.write(fields)
+        self._journal.write_entry(fields)
 
-    def _asked(self, line: str) -> None:
+    def _serve_request(self, line: str) -> None:
         """Do what systemd or logind tells; runs in the thread that listens to them."""
         match line.split():
             case ["reboot" | "soft-reboot" as how]:
-                self._reboot_if_still(self.boot_count, soft=how == "soft-reboot")
-            case ["unit", verb, name] if name == KUBELET:
-                self.kubelet_runs = verb != "stop"
+                self._reboot_if_current(self.boot_count, soft=how == "soft-reboot")
+            case ["unit", verb, name] if name == KUBELET_UNIT:
+                self.is_kubelet_running = verb != "stop"
             case ["unit", "restart" | "stop", "rpm-ostreed.service"]:
                 self._daemons.stop_rpmostreed(signal.SIGTERM)
             case _:
                 return
 
-    def _reboot_if_still(self, count: int, *, soft: bool) -> None:
-        with self._locked():
+    def _reboot_if_current(self, count: int, *, soft: bool) -> None:
+        with self._hold_power():
             # The power may have been cut, or the machine stopped, since the reboot was asked for.
-            if self._on and self.boot_count == count:
+            if self._is_on and self.boot_count == count:
                 self._shut_down()
                 self._boot_again(soft=soft)

@@ -6,32 +6,32 @@ from contextlib import contextmanager
 
 from gi.repository import Gio, GLib
 
-from treenail_lab.machine.bus.connections import call, connected
+from treenail_lab.machine.bus.connections import call_method, scoped_connection
 
 _RPM_OSTREE = "org.projectatomic.rpmostree1"
 _OS_PATH = "/org/projectatomic/rpmostree1/fedora_coreos"
 _SYSTEMD1 = "org.freedesktop.systemd1"
 _LOGIN1 = "org.freedesktop.login1"
-_CALL_LIMIT_MS = 10_000
+_CALL_TIMEOUT_MS = 10_000
 
 
-def begin_refresh(address: str) -> None:
+def start_metadata_refresh(address: str) -> None:
     """Start an ``rpm-ostree refresh-md`` and leave: the transaction runs without us."""
     options = {"initiating-command-line": GLib.Variant("s", "rpm-ostree refresh-md")}
-    with connected(address) as bus:
-        (peer_address,) = call(
+    with scoped_connection(address) as bus:
+        (peer_address,) = call_method(
             bus,
             (_RPM_OSTREE, _OS_PATH, f"{_RPM_OSTREE}.OS", "RefreshMd"),
             GLib.Variant("(a{sv})", (options,)),
         )
-        with connected(peer_address, bus=False) as peer:
-            call(peer, (None, "/", f"{_RPM_OSTREE}.Transaction", "Start"))
+        with scoped_connection(peer_address, bus=False) as peer:
+            call_method(peer, (None, "/", f"{_RPM_OSTREE}.Transaction", "Start"))
 
 
 @contextmanager
-def shutdown_inhibited(address: str, *, who: str, why: str, mode: str) -> Iterator[None]:
+def inhibit_shutdown(address: str, *, who: str, why: str, mode: str) -> Iterator[None]:
     """Hold an inhibitor lock for shutdown."""
-    with connected(address) as bus:
+    with scoped_connection(address) as bus:
         _, fds = bus.call_with_unix_fd_list_sync(
             _LOGIN1,
             "/org/freedesktop/login1",
@@ -40,7 +40,7 @@ def shutdown_inhibited(address: str, *, who: str, why: str, mode: str) -> Iterat
             GLib.Variant("(ssss)", ("shutdown", who, why, mode)),
             None,
             Gio.DBusCallFlags.NONE,
-            _CALL_LIMIT_MS,
+            _CALL_TIMEOUT_MS,
             None,
             None,
         )
@@ -52,10 +52,10 @@ def shutdown_inhibited(address: str, *, who: str, why: str, mode: str) -> Iterat
             os.close(lock)
 
 
-def unit_runs(address: str, name: str) -> bool:
+def is_unit_active(address: str, name: str) -> bool:
     """Whether the unit is active."""
-    with connected(address) as bus:
-        (rows,) = call(
+    with scoped_connection(address) as bus:
+        (rows,) = call_method(
             bus,
             (_SYSTEMD1, "/org/freedesktop/systemd1", f"{_SYSTEMD1}.Manager", "ListUnitsByNames"),
             GLib.Variant("(as)", ([name],)),

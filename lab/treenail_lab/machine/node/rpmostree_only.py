@@ -4,20 +4,20 @@ import shlex
 from pathlib import Path
 
 from treenail_lab import images
-from treenail_lab.images import Catalogue, Image
+from treenail_lab.images import Image, ImageCatalogue
 from treenail_lab.machine import rootfs, settings
 from treenail_lab.machine.bus.daemon import PrivateBus
 from treenail_lab.machine.node.daemons import (
-    RPM_OSTREE,
-    check_length,
-    environment,
-    rpmostreed_command,
+    RPM_OSTREE_NAME,
+    build_environment,
+    build_rpmostreed_command,
+    check_socket_length,
 )
 from treenail_lab.machine.ostree.sysroot import Sysroot
-from treenail_lab.machine.settings import Settings
+from treenail_lab.machine.settings import MachineSettings
 
 
-class OstreeHost:
+class RpmOstreeHost:
     """A root booted from ``booted``, and a bus at ``address`` that starts rpm-ostreed on demand."""
 
     def __init__(
@@ -26,21 +26,21 @@ class OstreeHost:
         *,
         booted: Image,
         images: tuple[Image, ...] = (),
-        settings: Settings | None = None,
+        settings: MachineSettings | None = None,
     ) -> None:
         self.root = directory / "root"
         self._catalogue = directory / "images.json"
         self._settings = directory / "settings.json"
-        self._images = Catalogue((booted, *images))
-        self._first_settings = settings or Settings()
+        self._images = ImageCatalogue((booted, *images))
+        self._first_settings = settings or MachineSettings()
         self._booted = booted
-        command = rpmostreed_command(
+        command = build_rpmostreed_command(
             self.root, self._catalogue, self._settings, directory / "rpm-ostreed.pid"
         )
         self._bus = PrivateBus(
             directory,
-            services={RPM_OSTREE: shlex.join(command)},
-            environment=environment(directory),
+            services={RPM_OSTREE_NAME: shlex.join(command)},
+            environment=build_environment(directory),
             log=directory / "daemons.log",
         )
         self.address = self._bus.address
@@ -50,23 +50,23 @@ class OstreeHost:
         """The deployments, read from the disk."""
         return Sysroot(self.root)
 
-    def change(self, new: Settings) -> None:
+    def change_settings(self, new: MachineSettings) -> None:
         """Put other settings in force."""
-        settings.save(new, self._settings)
+        settings.save_settings(new, self._settings)
 
     def reboot(self) -> None:
         """What a clean reboot does to the deployments; the services are started again."""
         self._bus.stop()
-        self.sysroot.finalize()
-        rootfs.boot(self.root)
+        self.sysroot.finalize_staged()
+        rootfs.boot_root(self.root)
         self._bus.start()
 
-    def __enter__(self) -> "OstreeHost":
-        check_length(self.root)
-        images.save(self._images, self._catalogue)
-        self.change(self._first_settings)
-        rootfs.install(self.root, self._booted)
-        rootfs.boot(self.root)
+    def __enter__(self) -> "RpmOstreeHost":
+        check_socket_length(self.root)
+        images.save_catalogue(self._images, self._catalogue)
+        self.change_settings(self._first_settings)
+        rootfs.install_root(self.root, self._booted)
+        rootfs.boot_root(self.root)
         self._bus.start()
         return self
 

@@ -16,28 +16,28 @@ from pathlib import Path
 from gi.repository import Gio, GLib
 
 from treenail_lab.machine import settings
-from treenail_lab.machine.bus.connections import connect
+from treenail_lab.machine.bus.connections import open_connection
 from treenail_lab.machine.logind import login1
-from treenail_lab.machine.settings import Settings
+from treenail_lab.machine.settings import MachineSettings
 from treenail_lab.machine.systemd import systemd1, units
 
 
-class Supervisor:
+class SupervisorPipe:
     """The lines that go to the machine's supervisor."""
 
-    def ready(self) -> None:
-        self._tell("ready")
+    def report_ready(self) -> None:
+        self._print_line("ready")
 
-    def reboot(self) -> None:
-        self._tell("reboot")
+    def request_reboot(self) -> None:
+        self._print_line("reboot")
 
-    def soft_reboot(self) -> None:
-        self._tell("soft-reboot")
+    def request_soft_reboot(self) -> None:
+        self._print_line("soft-reboot")
 
-    def unit(self, verb: str, name: str) -> None:
-        self._tell(f"unit {verb} {name}")
+    def report_job(self, verb: str, name: str) -> None:
+        self._print_line(f"unit {verb} {name}")
 
-    def _tell(self, line: str) -> None:
+    def _print_line(self, line: str) -> None:
         print(line, flush=True)
 
 
@@ -50,23 +50,25 @@ def main(arguments: list[str] | None = None) -> int:
     loop = GLib.MainLoop()
     for number in (signal.SIGTERM, signal.SIGINT):
         GLib.unix_signal_add(GLib.PRIORITY_HIGH, number, loop.quit)
-    connection = connect(os.environ["DBUS_SYSTEM_BUS_ADDRESS"])
+    connection = open_connection(os.environ["DBUS_SYSTEM_BUS_ADDRESS"])
     connection.connect("closed", lambda *_: loop.quit())
 
-    def now() -> Settings:
-        return settings.load(chosen.settings)
+    def now() -> MachineSettings:
+        return settings.load_settings(chosen.settings)
 
-    supervisor = Supervisor()
-    logind = login1.Login1(connection, now, supervisor.reboot, supervisor.soft_reboot)
-    manager = systemd1.Systemd1(
-        connection, chosen.root, now, told=supervisor.unit, reboot=supervisor.reboot
+    supervisor = SupervisorPipe()
+    logind = login1.EmulatedLogind(
+        connection, now, supervisor.request_reboot, supervisor.request_soft_reboot
+    )
+    manager = systemd1.EmulatedSystemd(
+        connection, chosen.root, now, on_job=supervisor.report_job, reboot=supervisor.request_reboot
     )
     missing = {login1.NAME, units.NAME}
 
     def acquired(_connection: object, name: str) -> None:
         missing.discard(name)
         if not missing:
-            supervisor.ready()
+            supervisor.report_ready()
 
     for name in sorted(missing):
         Gio.bus_own_name_on_connection(

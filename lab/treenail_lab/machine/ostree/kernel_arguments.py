@@ -1,17 +1,17 @@
 """Kernel arguments as libostree edits them: keys in order, each with one value or several."""
 
-from treenail_lab.machine.ostree.steps import OperationFailed
+from treenail_lab.machine.ostree.steps import OperationError
 
 BOOT_KEY = "ostree"
 
 
-class KernelArguments:
+class KernelCommandLine:
     """A command line under edit; quotes keep blanks together and stay where they are."""
 
     def __init__(self, text: str) -> None:
-        self._arguments = [a for a in _split(text) if _key(a) != BOOT_KEY]
+        self._arguments = [a for a in _split_words(text) if _parse_key(a) != BOOT_KEY]
 
-    def values(self) -> tuple[str, ...]:
+    def list_arguments(self) -> tuple[str, ...]:
         """The arguments, without the one that names the deployment."""
         return tuple(self._arguments)
 
@@ -28,12 +28,12 @@ class KernelArguments:
 
     def delete(self, argument: str) -> None:
         """Remove ``key=value``, or ``key`` when it has one value."""
-        self._arguments.pop(self._position(argument))
+        self._arguments.pop(self._find_position(argument))
 
     def delete_if_present(self, argument: str) -> bool:
         """Remove the argument if it is there; says whether it was."""
         present = argument in self._arguments or (
-            "=" not in argument and any(_key(a) == argument for a in self._arguments)
+            "=" not in argument and any(_parse_key(a) == argument for a in self._arguments)
         )
         if present:
             self.delete(argument)
@@ -44,29 +44,29 @@ class KernelArguments:
         key, equals, rest = argument.partition("=")
         old, more, new = rest.partition("=")
         if more and f"{key}={old}" in self._arguments:
-            self._arguments[self._position(f"{key}={old}")] = f"{key}={new}"
+            self._arguments[self._find_position(f"{key}={old}")] = f"{key}={new}"
         else:
-            self._arguments[self._position(key)] = f"{key}{equals}{rest}"
+            self._arguments[self._find_position(key)] = f"{key}{equals}{rest}"
 
-    def _position(self, argument: str) -> int:
+    def _find_position(self, argument: str) -> int:
         key, equals, _ = argument.partition("=")
-        positions = [i for i, a in enumerate(self._arguments) if _key(a) == key]
+        positions = [i for i, a in enumerate(self._arguments) if _parse_key(a) == key]
         if not positions:
-            raise OperationFailed(f"No key '{key}' found")
+            raise OperationError(f"No key '{key}' found")
         if equals:
             positions = [i for i in positions if self._arguments[i] == argument]
             if not positions:
-                raise OperationFailed(f"No karg '{argument}' found")
+                raise OperationError(f"No karg '{argument}' found")
         elif len(positions) > 1:
-            raise OperationFailed(f"Multiple values for key '{key}' found")
+            raise OperationError(f"Multiple values for key '{key}' found")
         return positions[0]
 
 
-def _key(argument: str) -> str:
+def _parse_key(argument: str) -> str:
     return argument.partition("=")[0]
 
 
-def _split(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     words: list[str] = []
     quoted = fresh = False
     for character in text:

@@ -8,12 +8,12 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 
-class OperationFailed(Exception):
+class OperationError(Exception):
     """The transaction ends without success, with this text."""
 
 
 @dataclass(frozen=True, slots=True)
-class Emit:
+class EmitSignal:
     """A signal of the transaction."""
 
     name: str
@@ -22,30 +22,30 @@ class Emit:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class PauseWork:
     """Time that the work takes."""
 
     seconds: float
 
 
-Work = Generator[Emit | Pause, None, None]
+TransactionWork = Generator[EmitSignal | PauseWork, None, None]
 
 
-def message(text: str) -> Emit:
-    return Emit("Message", "(s)", (text,))
+def emit_message(text: str) -> EmitSignal:
+    return EmitSignal("Message", "(s)", (text,))
 
 
-def task_begin(text: str) -> Emit:
-    return Emit("TaskBegin", "(s)", (text,))
+def emit_task_begin(text: str) -> EmitSignal:
+    return EmitSignal("TaskBegin", "(s)", (text,))
 
 
-def task_end(text: str = "done") -> Emit:
-    return Emit("TaskEnd", "(s)", (text,))
+def emit_task_end(text: str = "done") -> EmitSignal:
+    return EmitSignal("TaskEnd", "(s)", (text,))
 
 
-def percent(text: str, percentage: int) -> Emit:
-    return Emit("PercentProgress", "(su)", (text, percentage))
+def emit_percent(text: str, percentage: int) -> EmitSignal:
+    return EmitSignal("PercentProgress", "(su)", (text, percentage))
 
 
-def progress_end() -> Emit:
-    return Emit("ProgressEnd")
+def emit_progress_end() -> EmitSignal:
+    return EmitSignal("ProgressEnd")

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from treenail_lab.images import Image
-from treenail_lab.machine.ostree.steps import Work
+from treenail_lab.machine.ostree.steps import TransactionWork
 
 STATEROOT = "fedora-coreos"
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
+class SysrootDeployment:
     """One bootable tree: a commit, where it came from and how its kernel is started.
 
     With ``packages`` beside those of the image, or ``removals`` from it, the commit is one of its
@@ -53,11 +53,11 @@ class Deployment:
         return f"ostree=/ostree/deploy/{self.osname}/deploy/{self.checksum}.{self.serial}"
 
 
-def deployment_of(
+def make_deployment(
     image: Image, refspec: str, kernel_arguments: tuple[str, ...], serial: int = 0
-) -> Deployment:
+) -> SysrootDeployment:
     """A deployment of ``image`` that was pulled under the name ``refspec``."""
-    return Deployment(
+    return SysrootDeployment(
         checksum=image.commit,
         serial=serial,
         refspec=refspec,
@@ -65,15 +65,15 @@ def deployment_of(
         version=image.version,
         timestamp=image.timestamp,
         kernel_arguments=kernel_arguments,
-        manifest=image.manifest(),
-        configuration=image.configuration(),
+        manifest=image.render_manifest(),
+        configuration=image.render_configuration(),
         layers=tuple(layer.digest for layer in image.layers),
     )
 
 
-def with_packages(
-    deployment: Deployment, packages: tuple[str, ...], removals: tuple[str, ...]
-) -> Deployment:
+def layer_packages(
+    deployment: SysrootDeployment, packages: tuple[str, ...], removals: tuple[str, ...]
+) -> SysrootDeployment:
     """The deployment with these packages layered on its image, and those left out of it."""
     base = deployment.base or deployment.checksum
     checksum = base
@@ -105,7 +105,7 @@ class Sysroot:
         for directory in (self._deploy, self._layers):
             directory.mkdir(parents=True, exist_ok=True)
 
-    def lock(self) -> int | None:
+    def acquire_lock(self) -> int | None:
         """Take the lock that keeps rpm-ostree, bootc and ostree apart; None while another has it.
 
         It is held until the descriptor is closed, and goes with the process.
@@ -119,70 +119,70 @@ class Sysroot:
         return descriptor
 
     @property
-    def watched(self) -> Path:
+    def watched_directory(self) -> Path:
         """The directory whose time changes with every change of the deployments."""
         return self._deploy
 
-    def written(self) -> tuple[Deployment, ...]:
+    def read_written(self) -> tuple[SysrootDeployment, ...]:
         """The finalized deployments, the one to boot next first."""
         if not self._list.exists():
             return ()
-        return tuple(map(_decoded, json.loads(self._list.read_text(encoding="utf-8"))))
+        return tuple(map(_parse_deployment, json.loads(self._list.read_text(encoding="utf-8"))))
 
-    def staged(self) -> Deployment | None:
+    def read_staged(self) -> SysrootDeployment | None:
         """The deployment that the next clean shutdown finalizes."""
         if not self._staged.exists():
             return None
-        return _decoded(json.loads(self._staged.read_text(encoding="utf-8")))
+        return _parse_deployment(json.loads(self._staged.read_text(encoding="utf-8")))
 
-    def locked(self) -> bool:
+    def is_staged_locked(self) -> bool:
         """Whether the staged deployment is locked against finalization."""
         return self._lock.exists()
 
-    def booted(self) -> Deployment | None:
+    def find_booted(self) -> SysrootDeployment | None:
         """The one that user space was started from: that of the kernel, or of a soft reboot."""
         softly = self._booted.read_text(encoding="utf-8") if self._booted.exists() else ""
         if softly:
-            return next((each for each in self.written() if each.id == softly), None)
+            return next((each for each in self.read_written() if each.id == softly), None)
         if not self._cmdline.exists():
             return None
         arguments = self._cmdline.read_text(encoding="utf-8").split()
-        return next((d for d in self.written() if d.boot_argument in arguments), None)
+        return next((d for d in self.read_written() if d.boot_argument in arguments), None)
 
-    def everything(self) -> tuple[Deployment, ...]:
+    def list_deployments(self) -> tuple[SysrootDeployment, ...]:
         """All deployments, a staged one first."""
-        staged = self.staged()
-        return (staged, *self.written()) if staged is not None else self.written()
+        staged = self.read_staged()
+        return (staged, *self.read_written()) if staged is not None else self.read_written()
 
-    def base(self) -> Deployment | None:
+    def find_base(self) -> SysrootDeployment | None:
         """What a new deployment is derived from: the pending one, else the booted one."""
-        return next(iter(self.everything()), None)
+        return next(iter(self.list_deployments()), None)
 
-    def next_serial(self, checksum: str) -> int:
+    def compute_next_serial(self, checksum: str) -> int:
         """The serial of a further deployment of ``checksum``."""
-        taken = [d.serial for d in self.everything() if d.checksum == checksum]
+        taken = [d.serial for d in self.list_deployments() if d.checksum == checksum]
         return max(taken) + 1 if taken else 0
 
-    def stage(self, deployment: Deployment, *, locked: bool) -> None:
+    def stage_deployment(self, deployment: SysrootDeployment, *, locked: bool) -> None:
         """Make ``deployment`` the staged one, in place of any other."""
         self._staged.parent.mkdir(parents=True, exist_ok=True)
         if locked:
             self._lock.touch()
         else:
             self._lock.unlink(missing_ok=True)
-        _write(self._staged, asdict(deployment))
-        self.touch()
+        _write_json(self._staged, asdict(deployment))
+        self.notify_watchers()
 
-    def staging(self, deployment: Deployment, *, locked: bool) -> Work:
-        """`stage` as a step of a transaction: here it takes no time."""
-        self.stage(deployment, locked=locked)
+    def stage_in_steps(self, deployment: SysrootDeployment, *, locked: bool) -> TransactionWork:
+        """`stage_deployment` as a step of a transaction: here it takes no time."""
+        self.stage_deployment(deployment, locked=locked)
         yield from ()
 
-    def unlock(self) -> bool:
+    def unlock_staged(self) -> bool:
         """Let the shutdown finalize the staged deployment; False when it was not locked."""
-        was_locked = self.locked()
+        was_locked = self.is_staged_locked()
         self._lock.unlink(missing_ok=True)
-        self.touch()
+        self.notify_watchers()
         return was_locked
 
     def drop_staged(self) -> bool:
@@ -190,53 +190,55 @@ class Sysroot:
         had = self._staged.exists()
         self._staged.unlink(missing_ok=True)
         self._lock.unlink(missing_ok=True)
-        self.touch()
+        self.notify_watchers()
         return had
 
-    def write(self, deployments: tuple[Deployment, ...]) -> None:
+    def write_deployments(self, deployments: tuple[SysrootDeployment, ...]) -> None:
         """Make ``deployments`` the finalized ones, in boot order."""
-        _write(self._list, [asdict(deployment) for deployment in deployments])
-        self.touch()
+        _write_json(self._list, [asdict(deployment) for deployment in deployments])
+        self.notify_watchers()
 
-    def finalize(self) -> Deployment | None:
+    def finalize_staged(self) -> SysrootDeployment | None:
         """What a clean shutdown does: put an unlocked staged deployment first.
 
         The booted one becomes the rollback and pinned ones stay; the others go.
         """
-        staged = self.staged()
-        if staged is None or self.locked():
+        staged = self.read_staged()
+        if staged is None or self.is_staged_locked():
             return None
-        booted = self.booted()
-        kept = tuple(d for d in self.written() if d == booted or d.pinned)
-        self.write((staged, *kept))
+        booted = self.find_booted()
+        kept = tuple(d for d in self.read_written() if d == booted or d.pinned)
+        self.write_deployments((staged, *kept))
         self.drop_staged()
         return staged
 
-    def boot(self, number: int = 0) -> Deployment:
+    def boot_deployment(self, number: int = 0) -> SysrootDeployment:
         """What the boot loader does: start a deployment, the first unless it fell back."""
-        chosen = self.written()[number]
+        chosen = self.read_written()[number]
         self._cmdline.parent.mkdir(parents=True, exist_ok=True)
-        self._cmdline.write_text(boot_options(chosen) + "\n", encoding="utf-8")
+        self._cmdline.write_text(build_boot_options(chosen) + "\n", encoding="utf-8")
         return chosen
 
-    def prepare_soft_reboot(self, deployment: Deployment | None) -> None:
+    def prepare_soft_reboot(self, deployment: SysrootDeployment | None) -> None:
         """Have a soft reboot lead into the deployment; None has it lead nowhere else."""
         if deployment is None:
             self._next.unlink(missing_ok=True)
         else:
             self._next.write_text(deployment.id, encoding="utf-8")
 
-    def boot_softly(self) -> Deployment:
+    def soft_boot_deployment(self) -> SysrootDeployment:
         """Start what was prepared, or what runs, on the kernel that runs."""
         prepared = self._next.read_text(encoding="utf-8") if self._next.exists() else ""
         self._next.unlink(missing_ok=True)
-        chosen = next((each for each in self.written() if each.id == prepared), self.booted())
+        chosen = next(
+            (each for each in self.read_written() if each.id == prepared), self.find_booted()
+        )
         if chosen is None:
             raise ValueError("nothing is booted")
         self._booted.write_text(chosen.id, encoding="utf-8")
         return chosen
 
-    def imported_layers(self) -> frozenset[str]:
+    def list_layers(self) -> frozenset[str]:
         """Digests of the layers that need no fetching."""
         return frozenset(f"sha256:{path.name}" for path in self._layers.iterdir())
 
@@ -246,38 +248,38 @@ class Sysroot:
 
     def prune_layers(self) -> int:
         """Remove the layers that no deployment needs; returns how many."""
-        needed = {digest for deployment in self.everything() for digest in deployment.layers}
-        unused = self.imported_layers() - needed
+        needed = {digest for deployment in self.list_deployments() for digest in deployment.layers}
+        unused = self.list_layers() - needed
         for digest in unused:
             (self._layers / digest.removeprefix("sha256:")).unlink()
         return len(unused)
 
-    def pin(self, deployment: Deployment, *, pinned: bool) -> None:
+    def set_pinned(self, deployment: SysrootDeployment, *, pinned: bool) -> None:
         """Keep ``deployment`` whatever comes, or no longer."""
-        self.write(
-            tuple(replace(d, pinned=pinned) if d == deployment else d for d in self.written())
+        self.write_deployments(
+            tuple(replace(d, pinned=pinned) if d == deployment else d for d in self.read_written())
         )
 
-    def touch(self) -> None:
+    def notify_watchers(self) -> None:
         """Tell who watches that something changed."""
         os.utime(self._deploy)
 
 
-def boot_options(deployment: Deployment) -> str:
+def build_boot_options(deployment: SysrootDeployment) -> str:
     """The kernel's command line for ``deployment``."""
     return " ".join((*deployment.kernel_arguments, deployment.boot_argument))
 
 
-def _decoded(document: dict[str, Any]) -> Deployment:
+def _parse_deployment(document: dict[str, Any]) -> SysrootDeployment:
     lists = ("kernel_arguments", "layers", "packages", "removals", "custom_origin")
     values: dict[str, Any] = {
         key: tuple(value) if key in lists and value is not None else value
         for key, value in document.items()
     }
-    return Deployment(**values)
+    return SysrootDeployment(**values)
 
 
-def _write(path: Path, document: object) -> None:
+def _write_json(path: Path, document: object) -> None:
     scratch = path.with_name(f"{path.name}.{os.getpid()}")
     scratch.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     scratch.replace(path)

@@ -12,9 +12,9 @@ from typing import Any
 from treenail_lab import images
 from treenail_lab.images import Image
 from treenail_lab.machine.container import pull, signature_policy
-from treenail_lab.machine.ostree.steps import OperationFailed
-from treenail_lab.machine.ostree.sysroot import Deployment, deployment_of
-from treenail_lab.machine.programs.context import CommandFailed, CommandHost
+from treenail_lab.machine.ostree.steps import OperationError
+from treenail_lab.machine.ostree.sysroot import SysrootDeployment, make_deployment
+from treenail_lab.machine.programs.context import ProgramContext, ProgramError
 
 _REFSPECS = {
     ("registry", False): "ostree-unverified-registry:",
@@ -29,14 +29,14 @@ _LOCAL_CHANGES = (
 _STAGING = ("merging", "deploying", "bound_images", "cleanup")
 
 
-class Bootc:
+class EmulatedBootc:
     """One run of the program."""
 
-    def __init__(self, host: CommandHost) -> None:
+    def __init__(self, host: ProgramContext) -> None:
         self._host = host
 
     def run(self, arguments: list[str]) -> int:
-        """Do as the arguments say; raises `CommandFailed`, and exits with 2 for wrong ones."""
+        """Do as the arguments say; raises `ProgramError`, and exits with 2 for wrong ones."""
         parser = argparse.ArgumentParser(prog="bootc")
         verbs = parser.add_subparsers(dest="verb", required=True)
         status = verbs.add_parser("status")
@@ -52,27 +52,31 @@ class Bootc:
         switch.add_argument("image")
         verbs.add_parser("rollback")
         chosen = parser.parse_args(arguments)
-        with self._host.locked():
+        with self._host.lock_sysroot():
             match chosen.verb:
                 case "status":
-                    print(json.dumps(self._status()))
+                    print(json.dumps(self._build_status()))
                 case "switch":
-                    teller = _Teller(chosen.progress_fd)
-                    self._switch(chosen.image, chosen.transport, teller, signed=chosen.signed)
+                    teller = _ProgressWriter(chosen.progress_fd)
+                    self._switch_image(chosen.image, chosen.transport, teller, signed=chosen.signed)
                 case _:
-                    self._rollback()
+                    self._queue_rollback()
         return 0
 
-    def _status(self) -> dict[str, Any]:
+    def _build_status(self) -> dict[str, Any]:
         sysroot = self._host.sysroot
-        staged, booted, written = sysroot.staged(), sysroot.booted(), sysroot.written()
+        staged, booted, written = (
+            sysroot.read_staged(),
+            sysroot.find_booted(),
+            sysroot.read_written(),
+        )
         others = [each for each in written if each != booted]
         queued = bool(written) and written[0] != booted
         status = {
-            "staged": _entry(staged, locked=sysroot.locked()) if staged else None,
-            "booted": _entry(booted) if booted else None,
-            "rollback": _entry(others[0]) if others else None,
-            "otherDeployments": [_entry(each) for each in others[1:]],
+            "staged": _build_entry(staged, locked=sysroot.is_staged_locked()) if staged else None,
+            "booted": _build_entry(booted) if booted else None,
+            "rollback": _build_entry(others[0]) if others else None,
+            "otherDeployments": [_build_entry(each) for each in others[1:]],
             "rollbackQueued": queued,
             "type": "bootcHost" if booted else None,
             "readOnly": False,
@@ -84,22 +88,24 @@ class Bootc:
             "kind": "BootcHost",
             "metadata": {"name": "host"},
             "spec": {
-                "image": _reference(spec) if spec else None,
+                "image": _build_reference(spec) if spec else None,
                 "bootOrder": "rollback" if queued else "default",
             },
             "status": status,
         }
 
-    def _switch(self, name: str, transport: str, teller: "_Teller", *, signed: bool) -> None:
+    def _switch_image(
+        self, name: str, transport: str, teller: "_ProgressWriter", *, signed: bool
+    ) -> None:
         sysroot = self._host.sysroot
-        base = sysroot.base()
-        booted = sysroot.booted()
+        base = sysroot.find_base()
+        booted = sysroot.find_booted()
         if base is None or booted is None:
-            raise CommandFailed("This command requires running in an actual host system")
+            raise ProgramError("This command requires running in an actual host system")
         if booted.packages or booted.removals:
-            raise CommandFailed(_LOCAL_CHANGES)
-        if signed and signature_policy.accepts_anything(self._host.root):
-            raise CommandFailed(
+            raise ProgramError(_LOCAL_CHANGES)
+        if signed and signature_policy.is_insecure_by_default(self._host.root):
+            raise ProgramError(
                 "Switching: Pulling: containers-policy.json specifies a default of "
                 "`insecureAcceptAnything`; refusing usage"
             )
@@ -107,62 +113,64 @@ class Bootc:
         if refspec == base.refspec:
             print("Image specification is unchanged.")
             return
-        image = self._fetch(name, transport, teller)
+        image = self._fetch_image(name, transport, teller)
         failure = self._host.settings().staging_error or image.faults.get("stage", "")
         if failure:
-            raise CommandFailed(f"Switching: Staging: {failure}")
+            raise ProgramError(f"Switching: Staging: {failure}")
         for number, step in enumerate(_STAGING, start=1):
             self._host.wait(self._host.settings().staging_s / len(_STAGING))
-            teller.steps("staging", step, number, len(_STAGING))
-        deployment = deployment_of(image, refspec, booted.kernel_arguments)
-        serial = sysroot.next_serial(deployment.checksum)
-        sysroot.stage(replace(deployment, serial=serial), locked=False)
+            teller.write_step_progress("staging", step, number, len(_STAGING))
+        deployment = make_deployment(image, refspec, booted.kernel_arguments)
+        serial = sysroot.compute_next_serial(deployment.checksum)
+        sysroot.stage_deployment(replace(deployment, serial=serial), locked=False)
         print(f"Queued for next boot: {name}\n  Version: {image.version}\n  Digest: {image.digest}")
 
-    def _fetch(self, name: str, transport: str, teller: "_Teller") -> Image:
-        catalogue = images.load(self._host.catalogue)
+    def _fetch_image(self, name: str, transport: str, teller: "_ProgressWriter") -> Image:
+        catalogue = images.load_catalogue(self._host.catalogue)
         if transport == "containers-storage":
-            found = catalogue.find(name)
-            if name not in self._host.stored() or found is None:
-                raise CommandFailed(
+            found = catalogue.find_image(name)
+            if name not in self._host.read_storage() or found is None:
+                raise ProgramError(
                     "Switching: Pulling: Creating importer: failed to invoke method OpenImage: "
                     f'reference "[overlay@/var/lib/containers/storage]{name}" does not resolve to '
                     "an image ID: identifier is not an image"
                 )
             image = found
-            if why := signature_policy.refusal(self._host.root, "containers-storage", image):
-                raise CommandFailed(f"Switching: Pulling: {why}")
+            if why := signature_policy.find_refusal(self._host.root, "containers-storage", image):
+                raise ProgramError(f"Switching: Pulling: {why}")
         else:
             try:
                 image = pull.open_image(name, catalogue, self._host.root)
-            except OperationFailed as error:
-                raise CommandFailed(f"Switching: Pulling: {error}") from error
+            except OperationError as error:
+                raise ProgramError(f"Switching: Pulling: {error}") from error
         done = 0
         for layer in image.layers:
             # One event for each step of a layer, as many as the real one sends in a busy pull.
             for part in range(1, 51):
                 self._host.wait(layer.size_bytes / self._host.settings().pull_bytes_per_s / 50)
-                teller.fetched(layer.digest, done + layer.size_bytes * part // 50, image)
+                teller.write_layer_progress(
+                    layer.digest, done + layer.size_bytes * part // 50, image
+                )
             done += layer.size_bytes
             self._host.sysroot.import_layer(layer.digest)
         return image
 
-    def _rollback(self) -> None:
+    def _queue_rollback(self) -> None:
         """Put the other one first, whichever that is now: twice is as good as never."""
         sysroot = self._host.sysroot
-        first, *others = sysroot.written()
+        first, *others = sysroot.read_written()
         if not others:
-            raise CommandFailed("No rollback available")
+            raise ProgramError("No rollback available")
         self._host.wait(self._host.settings().staging_s)
         sysroot.drop_staged()
-        reverting = first != sysroot.booted()
+        reverting = first != sysroot.find_booted()
         if reverting:
             print("notice: Reverting queued rollback state")
-        sysroot.write((others[0], first, *others[1:]))
+        sysroot.write_deployments((others[0], first, *others[1:]))
         print(f"Next boot: {'current' if reverting else 'rollback'} deployment")
 
 
-class _Teller:
+class _ProgressWriter:
     """Writes progress to a descriptor that has to be a pipe; waits while nobody reads."""
 
     def __init__(self, descriptor: int | None) -> None:
@@ -170,32 +178,32 @@ class _Teller:
         if descriptor is None:
             return
         if descriptor <= 2 or not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-            raise CommandFailed(f"Parsing --progress-fd: {descriptor} is not a pipe")
+            raise ProgramError(f"Parsing --progress-fd: {descriptor} is not a pipe")
         os.set_blocking(descriptor, True)
         self._write = lambda line: os.write(descriptor, line)
-        self._tell({"type": "Start", "version": "0.1.0"})
+        self._write_event({"type": "Start", "version": "0.1.0"})
 
-    def fetched(self, digest: str, done: int, image: Image) -> None:
+    def write_layer_progress(self, digest: str, done: int, image: Image) -> None:
         layers = [
             {"subtask": "ostree_chunk", "description": f"ostree chunk: {each.digest}",
              "id": each.digest, "bytesCached": 0, "bytes": 0, "bytesTotal": each.size_bytes}
             for each in image.layers
         ]  # fmt: skip
-        self._tell({
+        self._write_event({
             "type": "ProgressBytes", "task": "pulling", "id": digest,
             "description": f"Pulling Image: {image.pull_spec}",
             "bytesCached": 0, "bytes": done, "bytesTotal": image.size_bytes,
             "stepsCached": 0, "steps": 0, "stepsTotal": len(layers), "subtasks": layers,
         })  # fmt: skip
 
-    def steps(self, task: str, step: str, number: int, total: int) -> None:
-        self._tell({
+    def write_step_progress(self, task: str, step: str, number: int, total: int) -> None:
+        self._write_event({
             "type": "ProgressSteps", "task": task, "description": "Deploying Image",
             "id": step, "stepsCached": 0, "steps": number, "stepsTotal": total,
             "subtasks": [{"subtask": step, "description": step, "id": step, "completed": True}],
         })  # fmt: skip
 
-    def _tell(self, event: dict[str, Any]) -> None:
+    def _write_event(self, event: dict[str, Any]) -> None:
         if self._write is None:
             return
         try:
@@ -205,10 +213,10 @@ class _Teller:
             self._write = None
 
 
-def _entry(deployment: Deployment, *, locked: bool = False) -> dict[str, Any]:
+def _build_entry(deployment: SysrootDeployment, *, locked: bool = False) -> dict[str, Any]:
     return {
         "image": {
-            "image": _reference(deployment)["image"],
+            "image": _build_reference(deployment)["image"],
             "version": deployment.version,
             "timestamp": None,
             "imageDigest": deployment.digest,
@@ -229,9 +237,9 @@ def _entry(deployment: Deployment, *, locked: bool = False) -> dict[str, Any]:
     }
 
 
-def _reference(deployment: Deployment) -> dict[str, Any]:
+def _build_reference(deployment: SysrootDeployment) -> dict[str, Any]:
     for (transport, signed), scheme in _REFSPECS.items():
         if deployment.refspec.startswith(scheme):
             found = {"image": deployment.refspec.removeprefix(scheme), "transport": transport}
             return {"image": {**found, "signature": "containerPolicy"} if signed else found}
-    return {"image": {"image": pull.image_of(deployment.refspec), "transport": "registry"}}
+    return {"image": {"image": pull.parse_pull_spec(deployment.refspec), "transport": "registry"}}

@@ -17,17 +17,17 @@ from pathlib import Path
 from treenail_lab import images
 from treenail_lab.machine import settings
 from treenail_lab.machine.container import pull, signature_policy
-from treenail_lab.machine.ostree.steps import OperationFailed
-from treenail_lab.machine.ostree.sysroot import Deployment
-from treenail_lab.machine.programs.bootc import Bootc
-from treenail_lab.machine.programs.context import CommandFailed, CommandHost
-from treenail_lab.machine.systemd.transient_services import unit_log
+from treenail_lab.machine.ostree.steps import OperationError
+from treenail_lab.machine.ostree.sysroot import SysrootDeployment
+from treenail_lab.machine.programs.bootc import EmulatedBootc
+from treenail_lab.machine.programs.context import ProgramContext, ProgramError
+from treenail_lab.machine.systemd.transient_services import find_unit_log
 
 _PODMAN_FAILED = 125
-_AT_ONCE = 6
+_PARALLEL_BLOBS = 6
 
 
-def install(root: Path, catalogue: Path, settings_file: Path) -> None:
+def install_programs(root: Path, catalogue: Path, settings_file: Path) -> None:
     """Put the programs below the root, where the agent expects them."""
     paths = os.pathsep.join(filter(None, sys.path))
     for program in _PROGRAMS:
@@ -40,58 +40,64 @@ def install(root: Path, catalogue: Path, settings_file: Path) -> None:
         place.chmod(0o755)
 
 
-def _bootc(host: CommandHost, arguments: list[str]) -> int:
+def _run_bootc(host: ProgramContext, arguments: list[str]) -> int:
     try:
-        return Bootc(host).run(arguments)
-    except CommandFailed as error:
+        return EmulatedBootc(host).run(arguments)
+    except ProgramError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
 
-def _podman(host: CommandHost, arguments: list[str]) -> int:
+def _run_podman(host: ProgramContext, arguments: list[str]) -> int:
     match arguments:
         case ["pull", *logins, image]:
             if logins and not Path(logins[1]).exists():
                 print(f"Error: checking authfile: stat {logins[1]}: no such file", file=sys.stderr)
                 return _PODMAN_FAILED
-            return _podman_pull(host, image)
-        case ["image", "inspect", "--format", "json", image] if image in host.stored():
-            found = images.load(host.catalogue).find(image)
-            labels = {} if found is None else json.loads(found.configuration())["config"]["Labels"]
+            return _run_podman_pull(host, image)
+        case ["image", "inspect", "--format", "json", image] if image in host.read_storage():
+            found = images.load_catalogue(host.catalogue).find_image(image)
+            labels = (
+                {}
+                if found is None
+                else json.loads(found.render_configuration())["config"]["Labels"]
+            )
             print(json.dumps([{"RepoDigests": [image], "Labels": labels}]))
             return 0
         case ["image", "rm", "--ignore", image]:
-            host.store({*host.stored()} - {image})
+            host.write_storage({*host.read_storage()} - {image})
             return 0
-        case ["create", "--net=none", "--name", name, image, "/bin/true"] if image in host.stored():
-            host.containers.mkdir(parents=True, exist_ok=True)
-            (host.containers / name).write_text(image, encoding="utf-8")
+        case ["create", "--net=none", "--name", name, image, "/bin/true"] if (
+            image in host.read_storage()
+        ):
+            host.containers_directory.mkdir(parents=True, exist_ok=True)
+            (host.containers_directory / name).write_text(image, encoding="utf-8")
             return 0
         case ["cp", source, target]:
-            return _podman_cp(host, source, Path(target))
+            return _run_podman_cp(host, source, Path(target))
         case ["rm", *_, name]:
-            (host.containers / name).unlink(missing_ok=True)
+            (host.containers_directory / name).unlink(missing_ok=True)
             return 0
         case _:
             print(f"Error: {shlex.join(arguments)}: no such image or command", file=sys.stderr)
             return _PODMAN_FAILED
 
 
-def _podman_pull(host: CommandHost, image: str) -> int:
+def _run_podman_pull(host: ProgramContext, image: str) -> int:
     try:
-        found = pull.open_image(image, images.load(host.catalogue), host.root)
-    except OperationFailed as error:
+        found = pull.open_image(image, images.load_catalogue(host.catalogue), host.root)
+    except OperationError as error:
         print(f"Error: initializing source docker://{image}: {error}", file=sys.stderr)
         return _PODMAN_FAILED
-    if why := signature_policy.refusal(host.root, "docker", found):
+    if why := signature_policy.find_refusal(host.root, "docker", found):
         print(f"Error: copying system image from manifest list: Source image rejected: {why}",
               file=sys.stderr)  # fmt: skip
         return _PODMAN_FAILED
     print(f"Trying to pull {image}...\nGetting image source signatures", file=sys.stderr)
-    if image not in host.stored():
+    if image not in host.read_storage():
         for number, layer in enumerate(found.layers):
             # Each is told of as it begins, and several are under way at once.
-            last = number + _AT_ONCE
+            last = number + _PARALLEL_BLOBS
             for begun in found.layers[last - 1 if number else 0 : last]:
                 print(f"Copying blob {begun.digest}", file=sys.stderr, flush=True)
             host.wait(layer.size_bytes / host.settings().pull_bytes_per_s)
@@ -100,15 +106,15 @@ def _podman_pull(host: CommandHost, image: str) -> int:
                 print(f"Error: copying system image from manifest: {failure}", file=sys.stderr)
                 return _PODMAN_FAILED
         print("Copying config\nWriting manifest to image destination", file=sys.stderr)
-        host.store({*host.stored(), image})
+        host.write_storage({*host.read_storage(), image})
     print(found.digest)
     return 0
 
 
-def _podman_cp(host: CommandHost, source: str, target: Path) -> int:
+def _run_podman_cp(host: ProgramContext, source: str, target: Path) -> int:
     name, _, path = source.partition(":")
-    image = (host.containers / name).read_text(encoding="utf-8")
-    found = images.load(host.catalogue).find(image)
+    image = (host.containers_directory / name).read_text(encoding="utf-8")
+    found = images.load_catalogue(host.catalogue).find_image(image)
     if found is None or not found.packages or path != "/usr/share/rpm-ostree/extensions/.":
         print(f'Error: "{path}" could not be found on container {name}', file=sys.stderr)
         return _PODMAN_FAILED
@@ -117,66 +123,68 @@ def _podman_cp(host: CommandHost, source: str, target: Path) -> int:
     return 0
 
 
-def _ostree(host: CommandHost, arguments: list[str]) -> int:
+def _run_ostree(host: ProgramContext, arguments: list[str]) -> int:
     match arguments:
         case ["show", "--print-metadata-key=ostree.container.image-config", checksum]:
-            commits = {each.checksum: each for each in host.sysroot.everything()}
+            commits = {each.checksum: each for each in host.sysroot.list_deployments()}
             if checksum not in commits:
                 print(f"error: No such metadata object {checksum}.commit", file=sys.stderr)
                 return 1
             print(repr(commits[checksum].configuration))
             return 0
         case ["admin", "undeploy", number]:
-            return _undeploy(host, int(number))
+            return _run_undeploy(host, int(number))
         case ["admin", "lock-finalization", "--unlock"]:
-            with host.locked():
-                host.sysroot.unlock()
+            with host.lock_sysroot():
+                host.sysroot.unlock_staged()
             return 0
         case ["admin", "pin", *option, index] if option in ([], ["--unpin"]):
-            return _pin(host, int(index), pinned=not option)
+            return _run_pin(host, int(index), pinned=not option)
         case ["admin", "prepare-soft-reboot", "0" | "--reset" as what]:
-            return _prepare_soft_reboot(host, reset=what == "--reset")
+            return _run_prepare_soft_reboot(host, reset=what == "--reset")
         case _:
             print(f"error: Unknown command '{shlex.join(arguments)}'", file=sys.stderr)
             return 1
 
 
-def _undeploy(host: CommandHost, number: int) -> int:
-    with host.locked():
-        everything = host.sysroot.everything()
+def _run_undeploy(host: ProgramContext, number: int) -> int:
+    with host.lock_sysroot():
+        everything = host.sysroot.list_deployments()
         if number >= len(everything):
             print(f"error: Out of range deployment index {number}", file=sys.stderr)
             return 1
         chosen = everything[number]
-        if chosen == host.sysroot.booted():
+        if chosen == host.sysroot.find_booted():
             print(f"error: Cannot undeploy currently booted deployment {number}", file=sys.stderr)
             return 1
-        if chosen == host.sysroot.staged():
+        if chosen == host.sysroot.read_staged():
             host.sysroot.drop_staged()
         else:
-            host.sysroot.write(tuple(each for each in host.sysroot.written() if each != chosen))
+            host.sysroot.write_deployments(
+                tuple(each for each in host.sysroot.read_written() if each != chosen)
+            )
     return 0
 
 
-def _pin(host: CommandHost, index: int, *, pinned: bool) -> int:
-    with host.locked():
-        found = host.sysroot.everything()
-        if index >= len(found) or found[index] == host.sysroot.staged():
+def _run_pin(host: ProgramContext, index: int, *, pinned: bool) -> int:
+    with host.lock_sysroot():
+        found = host.sysroot.list_deployments()
+        if index >= len(found) or found[index] == host.sysroot.read_staged():
             print(f"error: Out of range deployment index {index}, or staged", file=sys.stderr)
             return 1
-        host.sysroot.pin(found[index], pinned=pinned)
+        host.sysroot.set_pinned(found[index], pinned=pinned)
     return 0
 
 
-def _prepare_soft_reboot(host: CommandHost, *, reset: bool) -> int:
-    with host.locked():
-        first, booted = host.sysroot.base(), host.sysroot.booted()
+def _run_prepare_soft_reboot(host: ProgramContext, *, reset: bool) -> int:
+    with host.lock_sysroot():
+        first, booted = host.sysroot.find_base(), host.sysroot.find_booted()
         if reset:
             host.sysroot.prepare_soft_reboot(None)
         elif first is None or booted is None or first == booted:
             print("error: Cannot prepare for soft-reboot currently booted", file=sys.stderr)
             return 1
-        elif _kernel_state(host, first) != _kernel_state(host, booted):
+        elif _find_kernel_state(host, first) != _find_kernel_state(host, booted):
             print("error: Deployment has a different kernel state", file=sys.stderr)
             return 1
         else:
@@ -184,33 +192,35 @@ def _prepare_soft_reboot(host: CommandHost, *, reset: bool) -> int:
     return 0
 
 
-def _kernel_state(host: CommandHost, deployment: Deployment) -> tuple[str, tuple[str, ...]]:
-    image = images.load(host.catalogue).of(deployment.digest)
+def _find_kernel_state(
+    host: ProgramContext, deployment: SysrootDeployment
+) -> tuple[str, tuple[str, ...]]:
+    image = images.load_catalogue(host.catalogue).find_by_digest(deployment.digest)
     return image.kernel if image else "", deployment.kernel_arguments
 
 
-def _journalctl(host: CommandHost, arguments: list[str]) -> int:
+def _run_journalctl(host: ProgramContext, arguments: list[str]) -> int:
     *_, last = arguments
     if last == "--sync":
         return 0
-    log = unit_log(host.root, last.partition("_SYSTEMD_INVOCATION_ID=")[2])
+    log = find_unit_log(host.root, last.partition("_SYSTEMD_INVOCATION_ID=")[2])
     sys.stdout.write(log.read_text(encoding="utf-8") if log.exists() else "")
     return 0
 
 
-_PROGRAMS: Mapping[str, Callable[[CommandHost, list[str]], int]] = {
-    "bootc": _bootc,
-    "podman": _podman,
-    "ostree": _ostree,
-    "journalctl": _journalctl,
+_PROGRAMS: Mapping[str, Callable[[ProgramContext, list[str]], int]] = {
+    "bootc": _run_bootc,
+    "podman": _run_podman,
+    "ostree": _run_ostree,
+    "journalctl": _run_journalctl,
 }
 
 
 def main() -> int:
     """One of the programs, as the script of its name calls it."""
     root, catalogue, settings_file, program, *arguments = sys.argv[1:]
-    host = CommandHost(
-        Path(root), Path(catalogue), lambda: settings.load(Path(settings_file)), time.sleep
+    host = ProgramContext(
+        Path(root), Path(catalogue), lambda: settings.load_settings(Path(settings_file)), time.sleep
     )
     return _PROGRAMS[program](host, arguments)
 

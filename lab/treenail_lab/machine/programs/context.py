@@ -9,21 +9,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from treenail_lab.machine.ostree.sysroot import Sysroot
-from treenail_lab.machine.settings import Settings
+from treenail_lab.machine.settings import MachineSettings
 
 
-class CommandFailed(Exception):
+class ProgramError(Exception):
     """The program says so and ends with another exit code than 0."""
 
 
-class CommandHost:
+class ProgramContext:
     """The machine below a root directory, as a program run there sees it."""
 
     def __init__(
         self,
         root: Path,
         catalogue: Path,
-        settings: Callable[[], Settings],
+        settings: Callable[[], MachineSettings],
         wait: Callable[[float], None],
     ) -> None:
         self.root = root
@@ -32,11 +32,11 @@ class CommandHost:
         self.wait = wait
         self.sysroot = Sysroot(root)
         self._storage = root / "var/lib/containers/storage/images.json"
-        self.containers = root / "var/lib/containers/storage/containers"
+        self.containers_directory = root / "var/lib/containers/storage/containers"
         """One file for each, which says its image."""
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock_sysroot(self) -> Iterator[None]:
         """Hold the lock of the sysroot; bootc and ostree wait for it, unlike rpm-ostree."""
         path = self.root / "sysroot/ostree/lock"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
@@ -50,13 +50,13 @@ class CommandHost:
         finally:
             os.close(descriptor)
 
-    def stored(self) -> frozenset[str]:
+    def read_storage(self) -> frozenset[str]:
         """The pull specs in the storage of podman."""
         if not self._storage.exists():
             return frozenset()
         return frozenset(json.loads(self._storage.read_text(encoding="utf-8")))
 
-    def store(self, pull_specs: Set[str]) -> None:
+    def write_storage(self, pull_specs: Set[str]) -> None:
         """Have these in the storage of podman."""
         self._storage.parent.mkdir(parents=True, exist_ok=True)
         scratch = self._storage.with_suffix(f".{os.getpid()}")

@@ -10,7 +10,7 @@ deployment; CATALOGUE is a file of `treenail_lab.images`, FILE one of
         with OstreeHost(Path(directory), booted=image_a, images=(image_a, image_b)) as host:
             ...  # DBUS_SYSTEM_BUS_ADDRESS=host.address; paths below host.root
 
-with `OstreeHost` from `treenail_lab.machine.node.rpmostree_only`. The daemon is started by the bus
+with `RpmOstreeHost` from `treenail_lab.machine.node.rpmostree_only`. The daemon is started by the bus
 on the first call, as the real one is. The directory's name must be short: the transaction's socket
 is below ROOT, and a socket's path has at most 107 characters.
 """
@@ -28,26 +28,30 @@ from typing import Any, Protocol
 from gi.repository import Gio, GLib
 
 from treenail_lab.machine import settings
-from treenail_lab.machine.bus.connections import call, connect
+from treenail_lab.machine.bus.connections import call_method, open_connection
 from treenail_lab.machine.bus.objects import (
     BUSY,
     FAILED,
     NOT_FOUND,
-    Call,
     ExportedObject,
-    Refusal,
-    Values,
-    interfaces,
+    MethodCall,
+    MethodError,
+    ReplyValues,
+    load_interfaces,
 )
-from treenail_lab.machine.container.pull import pulled
-from treenail_lab.machine.ostree.steps import OperationFailed, Work
+from treenail_lab.machine.container.pull import pull_deployment
+from treenail_lab.machine.ostree.steps import OperationError, TransactionWork
 from treenail_lab.machine.ostree.sysroot import STATEROOT, Sysroot
 from treenail_lab.machine.rpmostree import package_repositories
-from treenail_lab.machine.rpmostree.clients import Clients
-from treenail_lab.machine.rpmostree.deployment_properties import deployment_values
-from treenail_lab.machine.rpmostree.operations import Deployments, Host, Pull
+from treenail_lab.machine.rpmostree.clients import RegisteredClients
+from treenail_lab.machine.rpmostree.deployment_properties import build_deployment_values
+from treenail_lab.machine.rpmostree.operations import (
+    OperationContext,
+    PullFunction,
+    SysrootInterface,
+)
 from treenail_lab.machine.rpmostree.os_methods import OsMethods
-from treenail_lab.machine.rpmostree.transaction import Order, Transaction
+from treenail_lab.machine.rpmostree.transaction import EmulatedTransaction, TransactionRequest
 
 log = logging.getLogger(__name__)
 
@@ -58,190 +62,194 @@ TRANSACTION_SOCKET = "run/rpm-ostree-transaction.sock"
 _LOGIN1 = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
 
 
-def object_path(osname: str) -> str:
+def build_object_path(osname: str) -> str:
     """The OS object's path; what can't stand in a path is written as rpm-ostree writes it."""
-    return f"{BASE_PATH}/" + "".join(map(_escaped, osname))
+    return f"{BASE_PATH}/" + "".join(map(_escape_character, osname))
 
 
-class WatchedDeployments(Deployments, Protocol):
+class WatchedSysroot(SysrootInterface, Protocol):
     """A sysroot that can be locked, and watched for what others do to it."""
 
     @property
-    def watched(self) -> Path: ...
-    def lock(self) -> int | None: ...
+    def watched_directory(self) -> Path: ...
+    def acquire_lock(self) -> int | None: ...
 
 
-class Rpmostreed:
+class EmulatedRpmOstree:
     """The daemon: the Sysroot and OS objects, and at most one transaction."""
 
     def __init__(
         self,
         connection: Any,
         root: Path,
-        sysroot: WatchedDeployments,
-        fetch: Pull,
+        sysroot: WatchedSysroot,
+        fetch: PullFunction,
         settings_file: Path | None = None,
     ) -> None:
         self._connection = connection
         self._root = root
         self._sysroot = sysroot
         self._settings_file = settings_file
-        self._transaction: Transaction | None = None
+        self._transaction: EmulatedTransaction | None = None
         self._lock: int | None = None
-        self._rebooting = False
-        self._reload = 0
-        self._interfaces = interfaces("rpmostree1.xml")
-        self._clients = Clients(connection)
-        host = Host(
+        self._is_rebooting = False
+        self._reload_source = 0
+        self._interfaces = load_interfaces("rpmostree1.xml")
+        self._clients = RegisteredClients(connection)
+        host = OperationContext(
             sysroot=sysroot,
             fetch=fetch,
-            settings=self.settings,
-            packages=lambda: package_repositories.packages(self._root),
-            blockers=self._blockers,
-            reboot=self._reboot_soon,
+            settings=self.read_settings,
+            packages=lambda: package_repositories.list_packages(self._root),
+            blockers=self._list_blockers,
+            reboot=self._schedule_reboot,
         )
-        self._face = ExportedObject(
+        self._sysroot_object = ExportedObject(
             connection,
             SYSROOT_PATH,
             self._interfaces[f"{NAME}.Sysroot"],
             {
-                "RegisterClient": self._register,
-                "UnregisterClient": self._unregister,
-                "Reload": self._reload_asked,
-                "ReloadConfig": self._reload_asked,
-                "GetOS": self._os_path,
+                "RegisterClient": self._handle_register,
+                "UnregisterClient": self._handle_unregister,
+                "Reload": self._handle_reload,
+                "ReloadConfig": self._handle_reload,
+                "GetOS": self._handle_get_os,
             },
         )
-        self._os = ExportedObject(
+        self._os_object = ExportedObject(
             connection,
-            object_path(STATEROOT),
+            build_object_path(STATEROOT),
             self._interfaces[f"{NAME}.OS"],
-            OsMethods(host, self._begin).table(),
+            OsMethods(host, self._begin_transaction).build_table(),
         )
-        self._objects = ExportedObject(
+        self._object_manager = ExportedObject(
             connection,
             BASE_PATH,
             self._interfaces["org.freedesktop.DBus.ObjectManager"],
-            {"GetManagedObjects": self._managed_objects},
+            {"GetManagedObjects": self._handle_managed_objects},
         )
-        self._face.set_properties(
+        self._sysroot_object.set_properties(
             Path="/",
             AutomaticUpdatePolicy="none",
             ActiveTransaction=("", "", ""),
             ActiveTransactionPath="",
         )
-        self._populate()
-        watched = Gio.File.new_for_path(str(self._sysroot.watched))
+        self._publish_properties()
+        watched = Gio.File.new_for_path(str(self._sysroot.watched_directory))
         self._monitor = watched.monitor_directory(Gio.FileMonitorFlags.NONE, None)
-        self._monitor.connect("changed", self._deployments_changed)
+        self._monitor.connect("changed", self._on_deployments_change)
 
-    def settings(self) -> settings.Settings:
+    def read_settings(self) -> settings.MachineSettings:
         """The settings as they are now."""
-        return settings.load(self._settings_file)
+        return settings.load_settings(self._settings_file)
 
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether nobody needs the daemon: no client, no transaction."""
-        return not self._clients.registered and self._transaction is None
+        return not self._clients.client_count and self._transaction is None
 
-    def _register(self, call: Call) -> Values:
-        self._clients.register(call)
+    def _handle_register(self, call: MethodCall) -> ReplyValues:
+        self._clients.register_client(call)
         return ()
 
-    def _unregister(self, call: Call) -> Values:
-        self._clients.unregister(call.sender)
+    def _handle_unregister(self, call: MethodCall) -> ReplyValues:
+        self._clients.unregister_client(call.sender)
         return ()
 
-    def _reload_asked(self, call: Call) -> None:
+    def _handle_reload(self, call: MethodCall) -> None:
         def answer() -> bool:
-            self._populate()
-            call.answer()
+            self._publish_properties()
+            call.send_reply()
             return False
 
         # Low priority, so that whatever is pending comes first.
         GLib.idle_add(answer, priority=GLib.PRIORITY_LOW)
 
-    def _os_path(self, call: Call) -> Values:
-        (name,) = call.values
+    def _handle_get_os(self, call: MethodCall) -> ReplyValues:
+        (name,) = call.arguments
         if name not in ("", STATEROOT):
-            raise Refusal(NOT_FOUND, f'OS name "{name}" not found')
-        return (object_path(STATEROOT),)
+            raise MethodError(NOT_FOUND, f'OS name "{name}" not found')
+        return (build_object_path(STATEROOT),)
 
-    def _managed_objects(self, _call: Call) -> Values:
-        objects = (self._face, self._os)
-        return ({each.path: {each.interface: each.properties()} for each in objects},)
+    def _handle_managed_objects(self, _call: MethodCall) -> ReplyValues:
+        objects = (self._sysroot_object, self._os_object)
+        return ({each.path: {each.interface: each.read_properties()} for each in objects},)
 
-    def _begin(self, call: Call, title: str, work: Callable[[], Work]) -> Values:
-        if self._rebooting:
-            raise Refusal(FAILED, "Reboot initiated, cannot start new transaction")
+    def _begin_transaction(
+        self, call: MethodCall, title: str, work: Callable[[], TransactionWork]
+    ) -> ReplyValues:
+        if self._is_rebooting:
+            raise MethodError(FAILED, "Reboot initiated, cannot start new transaction")
         current = self._transaction
         if current is not None:
-            if current.same_as(call):
+            if current.is_same_as(call):
                 return (current.address,)
-            raise Refusal(
+            raise MethodError(
                 BUSY,
                 f"Transaction in progress: {current.title}\n You can cancel the current "
                 "transaction with `rpm-ostree cancel`",
             )
-        self._lock = self._sysroot.lock()
+        self._lock = self._sysroot.acquire_lock()
         if self._lock is None:
-            raise Refusal(BUSY, "System transaction in progress")
-        transaction = Transaction(
-            Order(call, title, self._clients.description(call.sender), work()),
+            raise MethodError(BUSY, "System transaction in progress")
+        transaction = EmulatedTransaction(
+            TransactionRequest(call, title, self._clients.describe_client(call.sender), work()),
             interface=self._interfaces[f"{NAME}.Transaction"],
             socket=self._root / TRANSACTION_SOCKET,
-            force_close_s=self.settings().force_close_s,
-            ended=self._transaction_ended,
-            closed=self._transaction_closed,
+            force_close_s=self.read_settings().force_close_s,
+            on_end=self._on_transaction_end,
+            on_close=self._on_transaction_close,
         )
         self._transaction = transaction
-        self._face.set_properties(
+        self._sysroot_object.set_properties(
             ActiveTransaction=transaction.identity, ActiveTransactionPath=transaction.address
         )
         return (transaction.address,)
 
-    def _transaction_ended(self, success: bool) -> None:  # noqa: FBT001  the callback's one value
-        self._unlock()
-        if success and not self._reload:
+    def _on_transaction_end(self, success: bool) -> None:  # noqa: FBT001  the callback's one value
+        self._release_lock()
+        if success and not self._reload_source:
             # The real daemon's properties follow its transaction from idles: late, and later
             # than Finished. Here they are late for certain, so that who forgets Reload notices.
-            lag_ms = round(self.settings().properties_lag_s * 1000)
-            self._reload = GLib.timeout_add(lag_ms, self._reload_late)
+            lag_ms = round(self.read_settings().properties_lag_s * 1000)
+            self._reload_source = GLib.timeout_add(lag_ms, self._reload_properties)
 
-    def _reload_late(self) -> bool:
-        self._reload = 0
-        self._populate()
+    def _reload_properties(self) -> bool:
+        self._reload_source = 0
+        self._publish_properties()
         return False
 
-    def _unlock(self) -> None:
+    def _release_lock(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
-    def _transaction_closed(self) -> None:
+    def _on_transaction_close(self) -> None:
         self._transaction = None
-        self._unlock()
-        self._face.set_properties(ActiveTransaction=("", "", ""), ActiveTransactionPath="")
+        self._release_lock()
+        self._sysroot_object.set_properties(
+            ActiveTransaction=("", "", ""), ActiveTransactionPath=""
+        )
 
-    def _deployments_changed(
+    def _on_deployments_change(
         self, _monitor: object, _file: object, _other: object, event: object
     ) -> None:
-        quiet = self._transaction is None and not self._reload
+        quiet = self._transaction is None and not self._reload_source
         if event == Gio.FileMonitorEvent.ATTRIBUTE_CHANGED and quiet:
-            self._populate()
+            self._publish_properties()
 
-    def _populate(self) -> None:
+    def _publish_properties(self) -> None:
         sysroot = self._sysroot
-        booted = sysroot.booted()
-        everything = sysroot.everything()
+        booted = sysroot.find_booted()
+        everything = sysroot.list_deployments()
         values = {
-            deployment.id: deployment_values(deployment, sysroot) for deployment in everything
+            deployment.id: build_deployment_values(deployment, sysroot) for deployment in everything
         }
-        rollback = _rollback(tuple(values), booted.id if booted else "")
-        self._face.set_properties(
-            Booted=object_path(booted.osname) if booted else "/",
+        rollback = _find_rollback(tuple(values), booted.id if booted else "")
+        self._sysroot_object.set_properties(
+            Booted=build_object_path(booted.osname) if booted else "/",
             Deployments=list(values.values()),
         )
-        self._os.set_properties(
+        self._os_object.set_properties(
             Name=STATEROOT,
             BootedDeployment=values.get(booted.id, {}) if booted else {},
             DefaultDeployment=values[everything[0].id] if everything else {},
@@ -250,31 +258,31 @@ class Rpmostreed:
             HasCachedUpdateRpmDiff=False,
         )
 
-    def _reboot_soon(self) -> None:
-        self._rebooting = True
-        GLib.idle_add(self._reboot)
+    def _schedule_reboot(self) -> None:
+        self._is_rebooting = True
+        GLib.idle_add(self._request_reboot)
 
-    def _reboot(self) -> bool:
+    def _request_reboot(self) -> bool:
         try:
-            self._login1("Reboot", GLib.Variant("(b)", (False,)))
+            self._call_logind("Reboot", GLib.Variant("(b)", (False,)))
         except GLib.Error as error:
             log.warning("failed to initiate the reboot: %s", error.message)
-            self._rebooting = False
+            self._is_rebooting = False
         return False
 
-    def _blockers(self) -> list[tuple[str, str]]:
+    def _list_blockers(self) -> list[tuple[str, str]]:
         try:
-            (inhibitors,) = self._login1("ListInhibitors", None)
+            (inhibitors,) = self._call_logind("ListInhibitors", None)
         except GLib.Error as error:
-            raise OperationFailed(f"Checking systemd inhibitor locks: {error.message}") from error
+            raise OperationError(f"Checking systemd inhibitor locks: {error.message}") from error
         return [
             (who, why)
             for what, who, why, mode, _uid, _pid in inhibitors
             if "shutdown" in what and mode == "block"
         ]
 
-    def _login1(self, method: str, arguments: Any) -> tuple[Any, ...]:
-        return call(self._connection, (*_LOGIN1, method), arguments)
+    def _call_logind(self, method: str, arguments: Any) -> tuple[Any, ...]:
+        return call_method(self._connection, (*_LOGIN1, method), arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -292,23 +300,23 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.pid_file is not None:
         # Before the name is owned: who started us then finds us.
         chosen.pid_file.write_text(f"{os.getpid()}\n", encoding="ascii")
-    connection = connect(os.environ["DBUS_SYSTEM_BUS_ADDRESS"])
+    connection = open_connection(os.environ["DBUS_SYSTEM_BUS_ADDRESS"])
     connection.connect("closed", lambda *_: loop.quit())
     sysroot = Sysroot(chosen.root)
     fetch = partial(
-        pulled,
+        pull_deployment,
         root=chosen.root,
         sysroot=sysroot,
         catalogue=chosen.images,
-        settings=lambda: settings.load(chosen.settings),
+        settings=lambda: settings.load_settings(chosen.settings),
     )
-    daemon = Rpmostreed(connection, chosen.root, sysroot, fetch, chosen.settings)
+    daemon = EmulatedRpmOstree(connection, chosen.root, sysroot, fetch, chosen.settings)
     Gio.bus_own_name_on_connection(
         connection, NAME, Gio.BusNameOwnerFlags.NONE, None, lambda *_: loop.quit()
     )
-    idle_exit_s = daemon.settings().idle_exit_s
+    idle_exit_s = daemon.read_settings().idle_exit_s
     if idle_exit_s:
-        IdleExit(daemon.idle, idle_exit_s, loop.quit).watch()
+        IdleExit(daemon.is_idle, idle_exit_s, loop.quit).start()
     loop.run()
     return 0
 
@@ -322,10 +330,10 @@ class IdleExit:
         self._leave = leave
         self._since = GLib.get_monotonic_time()
 
-    def watch(self) -> None:
-        GLib.timeout_add(100, self._look)
+    def start(self) -> None:
+        GLib.timeout_add(100, self._check_idle)
 
-    def _look(self) -> bool:
+    def _check_idle(self) -> bool:
         now = GLib.get_monotonic_time()
         if not self._idle():
             self._since = now
@@ -334,12 +342,12 @@ class IdleExit:
         return True
 
 
-def _rollback(ids: tuple[str, ...], booted: str) -> str:
+def _find_rollback(ids: tuple[str, ...], booted: str) -> str:
     after = ids.index(booted) + 1 if booted in ids else len(ids)
     return ids[after] if after < len(ids) else ""
 
 
-def _escaped(character: str) -> str:
+def _escape_character(character: str) -> str:
     if character.isascii() and (character.isalnum() or character == "_"):
         return character
     return "_" if character in "-/" else f"_{ord(character):02X}"

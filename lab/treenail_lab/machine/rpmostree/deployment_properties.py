@@ -4,10 +4,10 @@ from typing import Any
 
 from gi.repository import GLib
 
-from treenail_lab.machine.ostree.sysroot import Deployment
-from treenail_lab.machine.rpmostree.operations import Deployments
+from treenail_lab.machine.ostree.sysroot import SysrootDeployment
+from treenail_lab.machine.rpmostree.operations import SysrootInterface
 
-_NEVER_THERE = {
+_EMPTY_PROPERTIES = {
     "requested-local-packages": "as",
     "requested-local-fileoverride-packages": "as",
     "requested-base-local-replacements": "as",
@@ -16,10 +16,12 @@ _NEVER_THERE = {
 }
 
 
-def deployment_values(deployment: Deployment, sysroot: Deployments) -> dict[str, Any]:
+def build_deployment_values(
+    deployment: SysrootDeployment, sysroot: SysrootInterface
+) -> dict[str, Any]:
     """The ``a{sv}`` of one deployment: every key that a container deployment has."""
-    staged = deployment == sysroot.staged()
-    booted = not staged and deployment == sysroot.booted()
+    staged = deployment == sysroot.read_staged()
+    booted = not staged and deployment == sysroot.find_booted()
     values = {
         "id": GLib.Variant("s", deployment.id),
         "osname": GLib.Variant("s", deployment.osname),
@@ -34,7 +36,7 @@ def deployment_values(deployment: Deployment, sysroot: Deployments) -> dict[str,
         "version": GLib.Variant("s", deployment.version),
         "container-image-reference": GLib.Variant("s", deployment.refspec),
         "container-image-reference-digest": GLib.Variant("s", deployment.digest),
-        "base-commit-meta": GLib.Variant("a{sv}", _commit_metadata(deployment)),
+        "base-commit-meta": GLib.Variant("a{sv}", _build_commit_metadata(deployment)),
     }
     for key, names in {
         "packages": deployment.packages,
@@ -49,16 +51,16 @@ def deployment_values(deployment: Deployment, sysroot: Deployments) -> dict[str,
         values["base-version"] = values["version"]
         values["base-timestamp"] = values["timestamp"]
         values["layered-commit-meta"] = GLib.Variant("a{sv}", {})
-    for key, signature in _NEVER_THERE.items():
+    for key, signature in _EMPTY_PROPERTIES.items():
         values[key] = GLib.Variant(signature, {} if signature == "a{sv}" else [])
-    if staged and sysroot.locked():
+    if staged and sysroot.is_staged_locked():
         values["finalization-locked"] = GLib.Variant("b", True)  # noqa: FBT003  gi's own signature
     if deployment.custom_origin is not None:
         values["custom-origin"] = GLib.Variant("(ss)", deployment.custom_origin)
     return values
 
 
-def _commit_metadata(deployment: Deployment) -> dict[str, Any]:
+def _build_commit_metadata(deployment: SysrootDeployment) -> dict[str, Any]:
     return {
         "version": GLib.Variant("s", deployment.version),
         "ostree.manifest": GLib.Variant("s", deployment.manifest),

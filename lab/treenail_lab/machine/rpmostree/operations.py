@@ -4,63 +4,69 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from treenail_lab.machine.bus.objects import option
+from treenail_lab.machine.bus.objects import read_option
 from treenail_lab.machine.container import pull
-from treenail_lab.machine.ostree.kernel_arguments import KernelArguments
+from treenail_lab.machine.ostree.kernel_arguments import KernelCommandLine
 from treenail_lab.machine.ostree.steps import (
-    Emit,
-    OperationFailed,
-    Pause,
-    Work,
-    message,
-    percent,
-    progress_end,
-    task_begin,
-    task_end,
+    EmitSignal,
+    OperationError,
+    PauseWork,
+    TransactionWork,
+    emit_message,
+    emit_percent,
+    emit_progress_end,
+    emit_task_begin,
+    emit_task_end,
 )
-from treenail_lab.machine.ostree.sysroot import Deployment, boot_options, with_packages
-from treenail_lab.machine.settings import Settings
+from treenail_lab.machine.ostree.sysroot import (
+    SysrootDeployment,
+    build_boot_options,
+    layer_packages,
+)
+from treenail_lab.machine.settings import MachineSettings
 
 
-class Deployments(Protocol):
+class SysrootInterface(Protocol):
     """What the operations need of a sysroot; see `treenail_lab.machine.ostree.sysroot.Sysroot`."""
 
-    def staged(self) -> Deployment | None: ...
-    def written(self) -> tuple[Deployment, ...]: ...
-    def booted(self) -> Deployment | None: ...
-    def everything(self) -> tuple[Deployment, ...]: ...
-    def base(self) -> Deployment | None: ...
-    def locked(self) -> bool: ...
-    def next_serial(self, checksum: str) -> int: ...
-    def staging(self, deployment: Deployment, *, locked: bool) -> Work: ...
-    def unlock(self) -> bool: ...
+    def read_staged(self) -> SysrootDeployment | None: ...
+    def read_written(self) -> tuple[SysrootDeployment, ...]: ...
+    def find_booted(self) -> SysrootDeployment | None: ...
+    def list_deployments(self) -> tuple[SysrootDeployment, ...]: ...
+    def find_base(self) -> SysrootDeployment | None: ...
+    def is_staged_locked(self) -> bool: ...
+    def compute_next_serial(self, checksum: str) -> int: ...
+    def stage_in_steps(self, deployment: SysrootDeployment, *, locked: bool) -> TransactionWork: ...
+    def unlock_staged(self) -> bool: ...
     def drop_staged(self) -> bool: ...
-    def write(self, deployments: tuple[Deployment, ...]) -> None: ...
+    def write_deployments(self, deployments: tuple[SysrootDeployment, ...]) -> None: ...
     def prune_layers(self) -> int: ...
 
 
-Pull = Callable[[str, str, tuple[str, ...]], Generator[Emit | Pause, None, pull.Pulled]]
+PullFunction = Callable[
+    [str, str, tuple[str, ...]], Generator[EmitSignal | PauseWork, None, pull.PullResult]
+]
 """Fetches what a refspec names, to be deployed as another refspec with these kernel arguments."""
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class OperationContext:
     """What the operations work on; ``blockers`` lists who blocks a shutdown, ``reboot`` asks.
 
     ``packages`` are those in the machine's own repositories, beside which all others are
     somewhere, but for the missing ones of the settings.
     """
 
-    sysroot: Deployments
-    fetch: Pull
-    settings: Callable[[], Settings]
+    sysroot: SysrootInterface
+    fetch: PullFunction
+    settings: Callable[[], MachineSettings]
     packages: Callable[[], frozenset[str]]
     blockers: Callable[[], list[tuple[str, str]]]
     reboot: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Packages:
+class PackageChange:
     """What is asked to change about packages: those beside the image, and those left out of it."""
 
     install: tuple[str, ...] = ()
@@ -69,171 +75,188 @@ class Packages:
     reset: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, modifiers: Any) -> "Packages":
+    def from_variant(cls, modifiers: Any) -> "PackageChange":
         return cls(
-            install=tuple(option(modifiers, "install-packages", "as") or ()),
-            uninstall=tuple(option(modifiers, "uninstall-packages", "as") or ()),
-            remove=tuple(option(modifiers, "override-remove-packages", "as") or ()),
-            reset=tuple(option(modifiers, "override-reset-packages", "as") or ()),
+            install=tuple(read_option(modifiers, "install-packages", "as") or ()),
+            uninstall=tuple(read_option(modifiers, "uninstall-packages", "as") or ()),
+            remove=tuple(read_option(modifiers, "override-remove-packages", "as") or ()),
+            reset=tuple(read_option(modifiers, "override-reset-packages", "as") or ()),
         )
 
-    def on(self, base: Deployment, deployment: Deployment, *, idempotent: bool) -> Deployment:
+    def apply_to(
+        self, base: SysrootDeployment, deployment: SysrootDeployment, *, idempotent: bool
+    ) -> SysrootDeployment:
         """``deployment`` with the packages of ``base``, changed so."""
-        return with_packages(
+        return layer_packages(
             deployment,
-            _changed(base.packages, self.install, self.uninstall, idempotent=idempotent),
-            _changed(base.removals, self.remove, self.reset, idempotent=idempotent),
+            _change_names(base.packages, self.install, self.uninstall, idempotent=idempotent),
+            _change_names(base.removals, self.remove, self.reset, idempotent=idempotent),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class TransactionOptions:
     """The options that several methods share, read as GVariantDict reads them."""
 
-    reboot: bool
-    lock: bool
+    should_reboot: bool
+    should_lock: bool
     command_line: str
     revision: str
-    idempotent: bool
-    no_pull_base: bool
+    is_idempotent: bool
+    should_skip_base_pull: bool
     custom_origin: tuple[str, str] | None
 
     @classmethod
-    def read(cls, dictionary: Any) -> "Options":
+    def from_variant(cls, dictionary: Any) -> "TransactionOptions":
         """Unknown keys and values of another type count as absent."""
         return cls(
-            reboot=bool(option(dictionary, "reboot", "b")),
-            lock=bool(option(dictionary, "lock-finalization", "b")),
-            command_line=option(dictionary, "initiating-command-line", "s") or "",
-            revision=option(dictionary, "revision", "s") or "",
-            idempotent=bool(option(dictionary, "idempotent-layering", "b")),
-            no_pull_base=bool(option(dictionary, "no-pull-base", "b")),
-            custom_origin=option(dictionary, "custom-origin", "(ss)"),
+            should_reboot=bool(read_option(dictionary, "reboot", "b")),
+            should_lock=bool(read_option(dictionary, "lock-finalization", "b")),
+            command_line=read_option(dictionary, "initiating-command-line", "s") or "",
+            revision=read_option(dictionary, "revision", "s") or "",
+            is_idempotent=bool(read_option(dictionary, "idempotent-layering", "b")),
+            should_skip_base_pull=bool(read_option(dictionary, "no-pull-base", "b")),
+            custom_origin=read_option(dictionary, "custom-origin", "(ss)"),
         )
 
 
-def rebase(host: Host, refspec: str, options: Options, packages: Packages = Packages()) -> Work:
+def rebase_deployment(
+    host: OperationContext,
+    refspec: str,
+    options: TransactionOptions,
+    packages: PackageChange = PackageChange(),
+) -> TransactionWork:
     """Pull the image and stage it."""
-    if options.no_pull_base:
-        raise OperationFailed("Can't specify no-pull-base if setting a new refspec or revision")
-    wanted = pull.canonical(refspec)
-    base = _base(host)
+    if options.should_skip_base_pull:
+        raise OperationError("Can't specify no-pull-base if setting a new refspec or revision")
+    wanted = pull.canonicalize_refspec(refspec)
+    base = _find_base(host)
     if wanted == base.refspec:
-        raise OperationFailed(f"Old and new refs are equal: {wanted}")
-    yield from _deploy(host, base, wanted, options, packages)
+        raise OperationError(f"Old and new refs are equal: {wanted}")
+    yield from _deploy_image(host, base, wanted, options, packages)
 
 
-def upgrade(host: Host, options: Options) -> Work:
+def upgrade_deployment(host: OperationContext, options: TransactionOptions) -> TransactionWork:
     """Look for something newer under the same name; a digest never has anything newer."""
-    base = _base(host)
-    image = pull.image_of(base.refspec)
-    yield message(f"Pulling manifest: {base.refspec}")
+    base = _find_base(host)
+    image = pull.parse_pull_spec(base.refspec)
+    yield emit_message(f"Pulling manifest: {base.refspec}")
     if "@" not in image:
-        raise OperationFailed(f"reading manifest latest in {image}: manifest unknown")
-    yield message("No upgrade available.")
-    _reboot_if(host, wanted=options.reboot and host.sysroot.staged() is not None)
+        raise OperationError(f"reading manifest latest in {image}: manifest unknown")
+    yield emit_message("No upgrade available.")
+    _reboot_if_requested(
+        host, wanted=options.should_reboot and host.sysroot.read_staged() is not None
+    )
 
 
-def deploy(host: Host, revision: str, options: Options) -> Work:
+def deploy_revision(
+    host: OperationContext, revision: str, options: TransactionOptions
+) -> TransactionWork:
     """Pull another digest of the repository that the machine follows."""
-    base = _base(host)
+    base = _find_base(host)
     if not revision.startswith("sha256:"):
-        raise OperationFailed(f"Invalid container image digest: {revision}")
-    yield from _deploy(host, base, _at_digest(base.refspec, revision), options)
+        raise OperationError(f"Invalid container image digest: {revision}")
+    yield from _deploy_image(host, base, _replace_digest(base.refspec, revision), options)
 
 
-def change_packages(host: Host, packages: Packages, options: Options) -> Work:
+def change_packages(
+    host: OperationContext, packages: PackageChange, options: TransactionOptions
+) -> TransactionWork:
     """Stage the base deployment again with other packages."""
-    base = _base(host)
-    wanted = packages.on(base, base, idempotent=options.idempotent)
+    base = _find_base(host)
+    wanted = packages.apply_to(base, base, idempotent=options.is_idempotent)
     if wanted == base:
-        yield message("No change.")
+        yield emit_message("No change.")
         return
-    _find(host, wanted)
-    yield message("Resolving dependencies...done")
-    yield from _stage(host, replace(wanted, pinned=False), options)
+    _check_packages(host, wanted)
+    yield emit_message("Resolving dependencies...done")
+    yield from _stage_deployment(host, replace(wanted, pinned=False), options)
 
 
-def change_kernel_arguments(host: Host, arguments: KernelArguments, options: Options) -> Work:
+def change_kernel_arguments(
+    host: OperationContext, arguments: KernelCommandLine, options: TransactionOptions
+) -> TransactionWork:
     """Stage the base deployment again with other kernel arguments."""
-    base = _base(host)
-    changed = replace(base, kernel_arguments=arguments.values(), pinned=False)
-    yield from _stage(host, changed, options)
+    base = _find_base(host)
+    changed = replace(base, kernel_arguments=arguments.list_arguments(), pinned=False)
+    yield from _stage_deployment(host, changed, options)
 
 
-def rollback(host: Host, options: Options) -> Work:
+def roll_back_deployment(host: OperationContext, options: TransactionOptions) -> TransactionWork:
     """Boot the previous deployment next time; while something is staged, the booted one."""
     sysroot = host.sysroot
     if sysroot.drop_staged():
-        yield message("Dropped the staged deployment")
+        yield emit_message("Dropped the staged deployment")
     else:
-        first, *others = sysroot.written()
+        first, *others = sysroot.read_written()
         if not others:
-            raise OperationFailed("No rollback deployment found")
-        yield message(f"Moving '{others[0].checksum}.{others[0].serial}' to be first deployment")
-        sysroot.write((others[0], first, *others[1:]))
-    _reboot_if(host, wanted=options.reboot)
+            raise OperationError("No rollback deployment found")
+        yield emit_message(
+            f"Moving '{others[0].checksum}.{others[0].serial}' to be first deployment"
+        )
+        sysroot.write_deployments((others[0], first, *others[1:]))
+    _reboot_if_requested(host, wanted=options.should_reboot)
 
 
-def cleanup(host: Host, elements: list[str]) -> Work:
+def clean_up_deployments(host: OperationContext, elements: list[str]) -> TransactionWork:
     """Drop pending and rollback deployments, and what nobody needs any more."""
     sysroot = host.sysroot
     changed = False
-    booted = sysroot.booted()
+    booted = sysroot.find_booted()
     for element in elements:
         if element == "pending-deploy":
             changed |= sysroot.drop_staged()
-            kept = sysroot.written()
+            kept = sysroot.read_written()
             while kept and kept[0] != booted and not kept[0].pinned:
                 kept, changed = kept[1:], True
-            sysroot.write(kept)
+            sysroot.write_deployments(kept)
         elif element == "rollback-deploy":
-            old = sysroot.written()
+            old = sysroot.read_written()
             kept = tuple(d for i, d in enumerate(old) if i == 0 or d == booted or d.pinned)
             changed |= kept != old
-            sysroot.write(kept)
+            sysroot.write_deployments(kept)
         elif element not in ("base", "repomd"):
-            raise OperationFailed(f"Invalid cleanup type: {element}")
+            raise OperationError(f"Invalid cleanup type: {element}")
     if not changed:
-        yield message("Deployments unchanged.")
+        yield emit_message("Deployments unchanged.")
     freed = sysroot.prune_layers()
     if freed:
-        yield message(f"Pruned container image layers: {freed}")
+        yield emit_message(f"Pruned container image layers: {freed}")
 
 
-def refresh_metadata(host: Host) -> Work:
+def refresh_metadata(host: OperationContext) -> TransactionWork:
     """Fetch package metadata: something that takes its time and changes no deployment."""
-    yield task_begin("Updating metadata for 'lab'")
+    yield emit_task_begin("Updating metadata for 'lab'")
     spent_s = 0.0
     # In slices, so that a change of the time counts for the transaction that runs.
     while (left_s := host.settings().refresh_md_s - spent_s) > 0:
         slice_s = min(left_s, 0.05)
-        yield Pause(slice_s)
+        yield PauseWork(slice_s)
         spent_s += slice_s
-    yield task_end()
+    yield emit_task_end()
 
 
-def finalize(host: Host, dictionary: Any) -> Work:
+def finalize_deployment(host: OperationContext, dictionary: Any) -> TransactionWork:
     """Unlock the staged deployment and reboot into it."""
-    checksum = option(dictionary, "checksum", "s")
-    staged = host.sysroot.staged()
-    refuse_blocked(host)
+    checksum = read_option(dictionary, "checksum", "s")
+    staged = host.sysroot.read_staged()
+    check_inhibitors(host)
     if staged is None:
-        raise OperationFailed("No pending staged deployment found")
-    if checksum is None and not option(dictionary, "allow-missing-checksum", "b"):
-        raise OperationFailed("Missing expected checksum")
+        raise OperationError("No pending staged deployment found")
+    if checksum is None and not read_option(dictionary, "allow-missing-checksum", "b"):
+        raise OperationError("Missing expected checksum")
     # Of a container deployment only the manifest digest is known to whoever asked for it.
     commit = staged.base or staged.checksum
     known_as = commit if host.settings().finalizes_by_commit else staged.digest
     if checksum is not None and checksum != known_as:
-        raise OperationFailed(f"Expected staged base checksum {checksum}, but found {known_as}")
-    if not host.sysroot.unlock() and not option(dictionary, "allow-unlocked", "b"):
-        raise OperationFailed("Staged deployment already unlocked")
-    yield message(f"Finalized deployment; rebooting into {staged.checksum}")
+        raise OperationError(f"Expected staged base checksum {checksum}, but found {known_as}")
+    if not host.sysroot.unlock_staged() and not read_option(dictionary, "allow-unlocked", "b"):
+        raise OperationError("Staged deployment already unlocked")
+    yield emit_message(f"Finalized deployment; rebooting into {staged.checksum}")
     host.reboot()
 
 
-def refuse_blocked(host: Host) -> None:
+def check_inhibitors(host: OperationContext) -> None:
     """Raise if somebody holds a block inhibitor for shutdown."""
     blockers = host.blockers()
     if not blockers:
@@ -244,10 +267,10 @@ def refuse_blocked(host: Host) -> None:
     )
     if len(blockers) > 1:
         text += f"\nand {len(blockers) - 1} other blocking inhibitor lock(s)"
-    raise OperationFailed(text)
+    raise OperationError(text)
 
 
-def _changed(
+def _change_names(
     names: tuple[str, ...],
     more: tuple[str, ...],
     fewer: tuple[str, ...],
@@ -256,89 +279,95 @@ def _changed(
 ) -> tuple[str, ...]:
     for name in () if idempotent else more:
         if name in names:
-            raise OperationFailed(f"Package/capability '{name}' is already requested")
+            raise OperationError(f"Package/capability '{name}' is already requested")
     for name in () if idempotent else fewer:
         if name not in names:
-            raise OperationFailed(f"Package/capability '{name}' is not currently requested")
+            raise OperationError(f"Package/capability '{name}' is not currently requested")
     kept = tuple(name for name in names if name not in fewer)
     return kept + tuple(name for name in more if name not in kept)
 
 
-def _deploy(
-    host: Host,
-    base: Deployment,
+def _deploy_image(
+    host: OperationContext,
+    base: SysrootDeployment,
     refspec: str,
-    options: Options,
-    packages: Packages = Packages(),
-) -> Generator[Emit | Pause, None, None]:
-    if options.reboot:
-        refuse_blocked(host)
-    pulled = _at_digest(refspec, options.revision) if options.revision else refspec
+    options: TransactionOptions,
+    packages: PackageChange = PackageChange(),
+) -> Generator[EmitSignal | PauseWork, None, None]:
+    if options.should_reboot:
+        check_inhibitors(host)
+    pulled = _replace_digest(refspec, options.revision) if options.revision else refspec
     found = yield from host.fetch(pulled, refspec, base.kernel_arguments)
-    deployment = packages.on(base, found.deployment, idempotent=options.idempotent)
-    _find(host, deployment)
+    deployment = packages.apply_to(base, found.deployment, idempotent=options.is_idempotent)
+    _check_packages(host, deployment)
     if "@sha256:" in refspec:
         deployment = replace(deployment, custom_origin=options.custom_origin)
-    yield from _stage(host, deployment, options, fault=found.fault)
+    yield from _stage_deployment(host, deployment, options, fault=found.fault)
 
 
-def _find(host: Host, deployment: Deployment) -> None:
+def _check_packages(host: OperationContext, deployment: SysrootDeployment) -> None:
     """Raise unless some repository has each of the packages that are to be layered."""
     missing = [name for name in deployment.packages if name in host.settings().missing_packages]
     if missing := [name for name in missing if name not in host.packages()]:
-        raise OperationFailed(f"Packages not found: {', '.join(missing)}")
+        raise OperationError(f"Packages not found: {', '.join(missing)}")
 
 
-def _stage(
-    host: Host, deployment: Deployment, options: Options, *, fault: str = ""
-) -> Generator[Emit | Pause, None, None]:
+def _stage_deployment(
+    host: OperationContext,
+    deployment: SysrootDeployment,
+    options: TransactionOptions,
+    *,
+    fault: str = "",
+) -> Generator[EmitSignal | PauseWork, None, None]:
     short = deployment.checksum[:7]
-    yield task_begin(f"Checking out tree {short}")
-    yield task_end()
+    yield emit_task_begin(f"Checking out tree {short}")
+    yield emit_task_end()
     text = "Staging deployment"
-    yield percent(text, 0)
+    yield emit_percent(text, 0)
     settings = host.settings()
-    yield Pause(settings.staging_s)
+    yield PauseWork(settings.staging_s)
     failure = settings.staging_error or fault
     if failure:
-        raise OperationFailed(failure)
-    serial = host.sysroot.next_serial(deployment.checksum)
-    yield from host.sysroot.staging(replace(deployment, serial=serial), locked=options.lock)
+        raise OperationError(failure)
+    serial = host.sysroot.compute_next_serial(deployment.checksum)
+    yield from host.sysroot.stage_in_steps(
+        replace(deployment, serial=serial), locked=options.should_lock
+    )
     freed = host.sysroot.prune_layers()
-    yield percent(text, 100)
-    yield progress_end()
+    yield emit_percent(text, 100)
+    yield emit_progress_end()
     if freed:
-        yield message(f"Pruned container image layers: {freed}")
-    yield message('Changes queued for next boot. Run "systemctl reboot" to start a reboot')
-    _reboot_if(host, wanted=options.reboot)
+        yield emit_message(f"Pruned container image layers: {freed}")
+    yield emit_message('Changes queued for next boot. Run "systemctl reboot" to start a reboot')
+    _reboot_if_requested(host, wanted=options.should_reboot)
 
 
-def _reboot_if(host: Host, *, wanted: bool) -> None:
+def _reboot_if_requested(host: OperationContext, *, wanted: bool) -> None:
     if wanted:
         host.reboot()
 
 
-def _base(host: Host) -> Deployment:
-    base = host.sysroot.base()
+def _find_base(host: OperationContext) -> SysrootDeployment:
+    base = host.sysroot.find_base()
     if base is None:
-        raise OperationFailed("No deployments found")
+        raise OperationError("No deployments found")
     return base
 
 
-def _at_digest(refspec: str, digest: str) -> str:
+def _replace_digest(refspec: str, digest: str) -> str:
     name = refspec.partition("@")[0]
     slash = name.rfind("/")
     colon = name.find(":", slash)
     return f"{name if colon < 0 else name[:colon]}@{digest}"
 
 
-def boot_config(deployment: Deployment) -> dict[str, str]:
+def build_boot_config(deployment: SysrootDeployment) -> dict[str, str]:
     """The boot loader entry of a deployment."""
     kernel = f"/ostree/{deployment.osname}-{deployment.checksum}"
     return {
         "title": f"Lab OS {deployment.version} (ostree:0)",
         "version": "1",
-        "options": boot_options(deployment),
+        "options": build_boot_options(deployment),
         "linux": f"{kernel}/vmlinuz",
         "initrd": f"{kernel}/initramfs.img",
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 _SCHEME = "file://"
 
 
-def packages(root: Path) -> frozenset[str]:
+def list_packages(root: Path) -> frozenset[str]:
     """The names of all packages that rpm-ostree finds in directories of the machine."""
     found: set[str] = set()
     for file in sorted((root / "etc/yum.repos.d").glob("*.repo")):

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from treenail_lab.machine.systemd.units import PATH, Unit
+from treenail_lab.machine.systemd.units import PATH, LoadedUnit
 
-RESULTS = {"success": "done", "timeout": "timeout"}
+JOB_RESULTS = {"success": "done", "timeout": "timeout"}
 _SOCKET = "run/systemd/journal/socket"
 _MESSAGE_IDS = {
     "start": "39f53479d3a045ac8e11786248231fbf",
@@ -25,7 +25,7 @@ _PAST = {
 }
 
 
-class Verb(StrEnum):
+class JobVerb(StrEnum):
     """The verbs of the manager's job methods, as their names begin."""
 
     START = "Start"
@@ -41,25 +41,25 @@ class Verb(StrEnum):
         """The verb as systemctl spells it."""
         return "".join(f"-{c.lower()}" if c.isupper() else c for c in self.value).lstrip("-")
 
-    def action(self, *, active: bool, reloadable: bool) -> str:
+    def resolve_action(self, *, active: bool, reloadable: bool) -> str:
         """What it comes down to for a unit in that state: one of four words, or ``nothing``."""
         match self:
-            case Verb.START | Verb.STOP | Verb.RELOAD | Verb.RESTART:
+            case JobVerb.START | JobVerb.STOP | JobVerb.RELOAD | JobVerb.RESTART:
                 return self.command
-            case Verb.RELOAD_OR_RESTART if not active:
+            case JobVerb.RELOAD_OR_RESTART if not active:
                 return "start"
-            case Verb.RELOAD_OR_RESTART | Verb.RELOAD_OR_TRY_RESTART if active and reloadable:
+            case JobVerb.RELOAD_OR_RESTART | JobVerb.RELOAD_OR_TRY_RESTART if active and reloadable:
                 return "reload"
             case _:
                 return "restart" if active else "nothing"
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class UnitJob:
     """One job in the queue."""
 
     number: int
-    verb: Verb
+    verb: JobVerb
     unit: str
 
     @property
@@ -67,7 +67,7 @@ class Job:
         return f"{PATH}/job/{self.number}"
 
 
-def log_job(root: Path, job: Job, unit: Unit, result: str) -> None:
+def log_job(root: Path, job: UnitJob, unit: LoadedUnit, result: str) -> None:
     """Tell the journal what became of the job, as systemd does."""
     verb = job.verb.command
     event = "failed" if result != "done" else verb

@@ -18,33 +18,33 @@ from pathlib import Path
 
 from treenail_lab.machine import rootfs
 
-SOCKET = "run/systemd/journal/socket"
-FILE = "var/log/journal.jsonl"
+JOURNAL_SOCKET = "run/systemd/journal/socket"
+JOURNAL_FILE = "var/log/journal.jsonl"
 
-Entry = dict[str, str | list[str]]
+JournalEntry = dict[str, str | list[str]]
 
 _DATAGRAM_MAX = 1 << 20
 _CREDENTIALS = struct.Struct("3i")
 _FDS_MAX = 4
-_JOIN_LIMIT_S = 5.0
+_JOIN_TIMEOUT_S = 5.0
 
 
-class Journal:
+class EmulatedJournal:
     """The journal of one machine; it listens between `start` and `stop`."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._file = root / FILE
+        self._file = root / JOURNAL_FILE
         self._boot_id = ""
-        self._writing = threading.Lock()
+        self._write_lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._wake = -1
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Listen for the entries of the boot that runs."""
-        self._boot_id = rootfs.boot_id(self._root).replace("-", "")
-        path = self._root / SOCKET
+        self._boot_id = rootfs.read_boot_id(self._root).replace("-", "")
+        path = self._root / JOURNAL_SOCKET
         path.unlink(missing_ok=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -54,7 +54,7 @@ class Journal:
         waiting, self._wake = os.pipe()
         self._socket = listening
         self._thread = threading.Thread(
-            target=self._listen, args=(listening, waiting), name="journal", daemon=True
+            target=self._serve_socket, args=(listening, waiting), name="journal", daemon=True
         )
         self._thread.start()
 
@@ -64,63 +64,65 @@ class Journal:
         if thread is None:
             return
         os.close(self._wake)
-        thread.join(_JOIN_LIMIT_S)
-        (self._root / SOCKET).unlink(missing_ok=True)
+        thread.join(_JOIN_TIMEOUT_S)
+        (self._root / JOURNAL_SOCKET).unlink(missing_ok=True)
 
-    def write(self, fields: Mapping[str, str], *, pid: int = 1) -> None:
+    def write_entry(self, fields: Mapping[str, str], *, pid: int = 1) -> None:
         """Add an entry of the machine itself; systemd's pid unless told otherwise."""
-        self._append({**fields, "_PID": str(pid), "_UID": "0"})
+        self._append_entry({**fields, "_PID": str(pid), "_UID": "0"})
 
-    def entries(self, match: Mapping[str, str] | None = None) -> list[Entry]:
+    def read_entries(self, match: Mapping[str, str] | None = None) -> list[JournalEntry]:
         """The entries, oldest first, whose fields have all the values in ``match``."""
         if not self._file.exists():
             return []
         wanted = (match or {}).items()
         with self._file.open(encoding="utf-8") as lines:
-            entries: list[Entry] = [json.loads(line) for line in lines if line.endswith("\n")]
-        return [entry for entry in entries if all(_has(entry, *item) for item in wanted)]
+            entries: list[JournalEntry] = [
+                json.loads(line) for line in lines if line.endswith("\n")
+            ]
+        return [entry for entry in entries if all(_has_value(entry, *item) for item in wanted)]
 
-    def _listen(self, listening: socket.socket, waiting: int) -> None:
+    def _serve_socket(self, listening: socket.socket, waiting: int) -> None:
         with listening:
             stopping = False
             while not stopping:
                 readable, _, _ = select.select([listening.fileno(), waiting], [], [])
                 stopping = waiting in readable
-                while self._take(listening):
+                while self._receive_entry(listening):
                     pass
         os.close(waiting)
 
-    def _take(self, listening: socket.socket) -> bool:
+    def _receive_entry(self, listening: socket.socket) -> bool:
         space = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(_FDS_MAX * 4)
         try:
             datagram, ancillary, _, _ = listening.recvmsg(_DATAGRAM_MAX, space)
         except BlockingIOError:
             return False
-        trusted: Entry = {}
+        trusted: JournalEntry = {}
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
                 pid, uid, _ = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])
                 trusted = {"_PID": str(pid), "_UID": str(uid)}
             elif (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                datagram = _from_files(content) or datagram
-        fields = parse(datagram)
+                datagram = _read_files(content) or datagram
+        fields = parse_datagram(datagram)
         if fields:
-            self._append({**fields, **trusted})
+            self._append_entry({**fields, **trusted})
         return True
 
-    def _append(self, fields: Mapping[str, str | list[str]]) -> None:
+    def _append_entry(self, fields: Mapping[str, str | list[str]]) -> None:
         entry = {
             "__REALTIME_TIMESTAMP": str(time.time_ns() // 1000),
             "_BOOT_ID": self._boot_id,
             **fields,
         }
-        with self._writing, self._file.open("a", encoding="utf-8") as lines:
+        with self._write_lock, self._file.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
 
-def parse(datagram: bytes) -> Entry:
+def parse_datagram(datagram: bytes) -> JournalEntry:
     """The fields of one message in journald's native protocol; what is malformed is left out."""
-    fields: Entry = {}
+    fields: JournalEntry = {}
     rest = datagram
     while rest:
         line, _, rest = rest.partition(b"\n")
@@ -131,12 +133,12 @@ def parse(datagram: bytes) -> Entry:
                 break
             value, rest = rest[8 : 8 + size], rest[8 + size + 1 :]
         key = name.decode("ascii", "replace")
-        if _allowed(key):
-            _add(fields, key, value.decode("utf-8", "replace"))
+        if _is_valid_name(key):
+            _add_field(fields, key, value.decode("utf-8", "replace"))
     return fields
 
 
-def _allowed(name: str) -> bool:
+def _is_valid_name(name: str) -> bool:
     letters = name.replace("_", "")
     return (
         0 < len(name) <= 64
@@ -147,7 +149,7 @@ def _allowed(name: str) -> bool:
     )
 
 
-def _add(fields: Entry, key: str, value: str) -> None:
+def _add_field(fields: JournalEntry, key: str, value: str) -> None:
     old = fields.get(key)
     if old is None:
         fields[key] = value
@@ -157,12 +159,12 @@ def _add(fields: Entry, key: str, value: str) -> None:
         fields[key] = [old, value]
 
 
-def _has(entry: Entry, key: str, value: str) -> bool:
+def _has_value(entry: JournalEntry, key: str, value: str) -> bool:
     found = entry.get(key, [])
     return value == found if isinstance(found, str) else value in found
 
 
-def _from_files(content: bytes) -> bytes:
+def _read_files(content: bytes) -> bytes:
     """What a message too large for a datagram holds: it comes as a sealed file."""
     numbers = array.array("i", content[: len(content) - len(content) % 4])
     parts = []

@@ -16,7 +16,7 @@ from typing import Any
 
 from gi.repository import GLib
 
-from treenail_lab.machine.bus.objects import READ_ONLY, Refusal
+from treenail_lab.machine.bus.objects import READ_ONLY, MethodError
 
 EXEC_FAILED = 203
 _CODES = {"exited": 1, "killed": 2}  # CLD_EXITED, CLD_KILLED
@@ -44,14 +44,14 @@ _IGNORED = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ServiceOutcome:
     """How the main process of a service ended, in the words of systemd's properties."""
 
     result: str = "success"
     code: int = 0
     status: int = 0
     pid: int = 0
-    stopped: bool = False
+    is_stopped: bool = False
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class TransientService:
     description: str = ""
     kind: str = "simple"
     remain: bool = False
-    collect: bool = False
+    should_collect: bool = False
     add_reference: bool = False
     environment: dict[str, str] = field(default_factory=dict)
     directory: str = ""
@@ -70,45 +70,45 @@ class TransientService:
     errors: int | None = None
     limit_us: int = 0
     process: subprocess.Popen[bytes] | None = None
-    stop_asked: bool = False
-    timed_out: bool = False
+    is_stop_requested: bool = False
+    is_timed_out: bool = False
 
-    def start(self, root: Path, invocation: bytes, ended: Callable[[Outcome], None]) -> int:
+    def start(self, root: Path, invocation: bytes, ended: Callable[[ServiceOutcome], None]) -> int:
         """Run the commands one after the other; ``ended`` gets the outcome. Returns the pid."""
         environment = {
             **os.environ,
             **self.environment,
             "INVOCATION_ID": uuid.UUID(bytes=invocation).hex,
         }
-        pid = self._run(0, root, environment, ended)
+        pid = self._run_command(0, root, environment, ended)
         if self.limit_us:
-            GLib.timeout_add(self.limit_us // 1000, self._time_is_up)
+            GLib.timeout_add(self.limit_us // 1000, self._on_timeout)
         return pid
 
     def stop(self) -> bool:
         """Ask the process to end; False when none runs."""
         if self.process is None:
             return False
-        self.stop_asked = True
+        self.is_stop_requested = True
         self.kill(signal.SIGTERM)
-        GLib.timeout_add(_GRACE_MS, self._kill_now)
+        GLib.timeout_add(_GRACE_MS, self._kill_after_grace)
         return True
 
-    def kill(self, number: int) -> None:
+    def kill(self, signal_number: int) -> None:
         """Send a signal to every process of the unit."""
         if self.process is not None:
-            os.killpg(self.process.pid, number)
+            os.killpg(self.process.pid, signal_number)
 
-    def _run(
+    def _run_command(
         self,
         position: int,
         root: Path,
         environment: Mapping[str, str],
-        ended: Callable[[Outcome], None],
+        ended: Callable[[ServiceOutcome], None],
     ) -> int:
         path, argv, ignore = self.commands[position]
         if self.output is None and self.errors is None:
-            self.output = _appending(unit_log(root, environment["INVOCATION_ID"]))
+            self.output = _open_for_append(find_unit_log(root, environment["INVOCATION_ID"]))
         program = root / path.lstrip("/")
         try:
             process = subprocess.Popen(
@@ -122,8 +122,8 @@ class TransientService:
                 start_new_session=True,
             )
         except OSError:
-            self._close()
-            GLib.idle_add(ended, Outcome("exit-code", _CODES["exited"], EXEC_FAILED))
+            self._close_outputs()
+            GLib.idle_add(ended, ServiceOutcome("exit-code", _CODES["exited"], EXEC_FAILED))
             return 0
         self.process = process
 
@@ -132,56 +132,58 @@ class TransientService:
             status = process.wait()
             self.process = None
             good = status == 0 or ignore
-            if good and not self.stop_asked and position + 1 < len(self.commands):
-                self._run(position + 1, root, environment, ended)
+            if good and not self.is_stop_requested and position + 1 < len(self.commands):
+                self._run_command(position + 1, root, environment, ended)
                 return False
-            self._close()
-            ended(self._outcome(process.pid, 0 if ignore else status))
+            self._close_outputs()
+            ended(self._build_outcome(process.pid, 0 if ignore else status))
             return False
 
         pidfd = os.pidfd_open(process.pid)
         GLib.unix_fd_add_full(GLib.PRIORITY_DEFAULT, pidfd, GLib.IOCondition.IN, over)
         return process.pid
 
-    def _outcome(self, pid: int, status: int) -> Outcome:
+    def _build_outcome(self, pid: int, status: int) -> ServiceOutcome:
         code = _CODES["exited" if status >= 0 else "killed"]
         result = "success"
-        if self.timed_out:
+        if self.is_timed_out:
             result = "timeout"
         elif status > 0:
             result = "exit-code"
-        elif status < 0 and not (self.stop_asked and status == -signal.SIGTERM):
+        elif status < 0 and not (self.is_stop_requested and status == -signal.SIGTERM):
             result = "signal"
-        return Outcome(result, code, abs(status), pid, stopped=self.stop_asked)
+        return ServiceOutcome(result, code, abs(status), pid, is_stopped=self.is_stop_requested)
 
-    def _time_is_up(self) -> bool:
+    def _on_timeout(self) -> bool:
         if self.process is not None:
-            self.timed_out = True
+            self.is_timed_out = True
             self.stop()
         return False
 
-    def _kill_now(self) -> bool:
+    def _kill_after_grace(self) -> bool:
         self.kill(signal.SIGKILL)
         return False
 
-    def _close(self) -> None:
+    def _close_outputs(self) -> None:
         for descriptor in (self.output, self.errors):
             if descriptor is not None:
                 os.close(descriptor)
         self.output = self.errors = None
 
 
-def read_properties(properties: Any, fds: list[int], root: Path) -> TransientService:
+def parse_properties(properties: Any, fds: list[int], root: Path) -> TransientService:
     """The service that an ``a(sv)`` describes; the handles in it are places in ``fds``."""
     service = TransientService()
     for index in range(properties.n_children()):
         pair = properties.get_child_value(index)
         name = pair.get_child_value(0).get_string()
-        _set(service, name, pair.get_child_value(1).get_variant(), fds, root)
+        _set_property(service, name, pair.get_child_value(1).get_variant(), fds, root)
     return service
 
 
-def _set(service: TransientService, name: str, variant: Any, fds: list[int], root: Path) -> None:
+def _set_property(
+    service: TransientService, name: str, variant: Any, fds: list[int], root: Path
+) -> None:
     value = variant.unpack()
     if name in _PLAIN:
         setattr(service, _PLAIN[name], value)
@@ -190,7 +192,7 @@ def _set(service: TransientService, name: str, variant: Any, fds: list[int], roo
         case "ExecStart":
             service.commands = [(path, argv, ignore) for path, argv, ignore in value]
         case "CollectMode":
-            service.collect = value == "inactive-or-failed"
+            service.should_collect = value == "inactive-or-failed"
         case "Environment":
             service.environment = dict(entry.split("=", 1) for entry in value)
         case "WorkingDirectory":
@@ -200,20 +202,20 @@ def _set(service: TransientService, name: str, variant: Any, fds: list[int], roo
         case "StandardErrorFileDescriptor":
             service.errors = fds[value]
         case "StandardOutputFileToAppend":
-            service.output = _appending(root / value.lstrip("/"))
+            service.output = _open_for_append(root / value.lstrip("/"))
         case "StandardErrorFileToAppend":
-            service.errors = _appending(root / value.lstrip("/"))
+            service.errors = _open_for_append(root / value.lstrip("/"))
         case _:
             if name in _IGNORED:
                 return
-            raise Refusal(READ_ONLY, f"Cannot set property {name}, or unknown property.")
+            raise MethodError(READ_ONLY, f"Cannot set property {name}, or unknown property.")
 
 
-def unit_log(root: Path, invocation: str) -> Path:
+def find_unit_log(root: Path, invocation: str) -> Path:
     """Where the output of a run goes, instead of the journal."""
     return root / "var/log/units" / f"{invocation}.log"
 
 
-def _appending(path: Path) -> int:
+def _open_for_append(path: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -3,66 +3,70 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from treenail_lab.machine.bus.objects import Call, Method, Values
-from treenail_lab.machine.systemd.unit_files import Changes, UnitFiles
+from treenail_lab.machine.bus.objects import MethodCall, MethodCallback, ReplyValues
+from treenail_lab.machine.systemd.unit_files import UnitFileChanges, UnitFileTree
 
 
 class UnitFileMethods:
     """The methods over one machine's unit files; ``changed`` is called when links changed."""
 
-    def __init__(self, root: Path, files: UnitFiles, changed: Callable[[], None]) -> None:
+    def __init__(self, root: Path, files: UnitFileTree, on_change: Callable[[], None]) -> None:
         self._root = root
         self._files = files
-        self._changed = changed
+        self._on_change = on_change
 
-    def table(self) -> dict[str, Method]:
+    def build_table(self) -> dict[str, MethodCallback]:
         """The methods by their D-Bus names."""
         return {
-            "ListUnitFiles": self._list,
-            "GetUnitFileState": lambda call: (self._files.state(call.values[0]),),
-            "EnableUnitFiles": self._enable,
-            "ReenableUnitFiles": self._reenable,
-            "DisableUnitFiles": self._disable,
-            "MaskUnitFiles": self._mask,
-            "UnmaskUnitFiles": self._unmask,
-            "PresetUnitFiles": self._preset,
+            "ListUnitFiles": self._handle_list,
+            "GetUnitFileState": lambda call: (self._files.read_state(call.arguments[0]),),
+            "EnableUnitFiles": self._handle_enable,
+            "ReenableUnitFiles": self._handle_reenable,
+            "DisableUnitFiles": self._handle_disable,
+            "MaskUnitFiles": self._handle_mask,
+            "UnmaskUnitFiles": self._handle_unmask,
+            "PresetUnitFiles": self._handle_preset,
         }
 
-    def _list(self, _call: Call) -> Values:
+    def _handle_list(self, _call: MethodCall) -> ReplyValues:
         files = self._files
-        found = ((files.find(name), files.state(name)) for name in files.names())
+        found = ((files.find_file(name), files.read_state(name)) for name in files.list_names())
         return ([(f"/{p.relative_to(self._root)}", state) for p, state in found if p],)
 
-    def _enable(self, call: Call) -> Values:
-        names, runtime, force = call.values
-        return self._installed(self._files.enable(names, runtime=runtime, force=force))
+    def _handle_enable(self, call: MethodCall) -> ReplyValues:
+        names, runtime, force = call.arguments
+        return self._build_reply(self._files.enable_units(names, runtime=runtime, force=force))
 
-    def _reenable(self, call: Call) -> Values:
-        names, runtime, force = call.values
-        removed = self._files.disable(names, runtime=runtime)
-        changes = self._files.enable(names, runtime=runtime, force=force)
-        return self._installed(Changes(removed.made + changes.made, changes.installable))
+    def _handle_reenable(self, call: MethodCall) -> ReplyValues:
+        names, runtime, force = call.arguments
+        removed = self._files.disable_units(names, runtime=runtime)
+        changes = self._files.enable_units(names, runtime=runtime, force=force)
+        return self._build_reply(
+            UnitFileChanges(removed.changes + changes.changes, changes.has_install_info)
+        )
 
-    def _preset(self, call: Call) -> Values:
-        names, runtime, force = call.values
-        return self._installed(self._files.preset(names, runtime=runtime, force=force))
+    def _handle_preset(self, call: MethodCall) -> ReplyValues:
+        names, runtime, force = call.arguments
+        return self._build_reply(self._files.preset_units(names, runtime=runtime, force=force))
 
-    def _disable(self, call: Call) -> Values:
-        names, runtime = call.values
-        return (self._announced(self._files.disable(names, runtime=runtime)),)
+    def _handle_disable(self, call: MethodCall) -> ReplyValues:
+        names, runtime = call.arguments
+        return (self._announce_changes(self._files.disable_units(names, runtime=runtime)),)
 
-    def _mask(self, call: Call) -> Values:
-        names, runtime, force = call.values
-        return (self._announced(self._files.mask(names, runtime=runtime, force=force)),)
+    def _handle_mask(self, call: MethodCall) -> ReplyValues:
+        names, runtime, force = call.arguments
+        return (
+            self._announce_changes(self._files.mask_units(names, runtime=runtime, force=force)),
+        )
 
-    def _unmask(self, call: Call) -> Values:
-        names, runtime = call.values
-        return (self._announced(self._files.unmask(names, runtime=runtime)),)
+    def _handle_unmask(self, call: MethodCall) -> ReplyValues:
+        names, runtime = call.arguments
+        return (self._announce_changes(self._files.unmask_units(names, runtime=runtime)),)
 
-    def _installed(self, changes: Changes) -> Values:
-        return (changes.installable, self._announced(changes))
+    def _build_reply(self, changes: UnitFileChanges) -> ReplyValues:
+        return (changes.has_install_info, self._announce_changes(changes))
 
-    def _announced(self, changes: Changes) -> list[tuple[str, str, str]]:
-        if changes.made:
-            self._changed()
-        return changes.made
+    def _announce_changes(self, changes: UnitFileChanges) -> list[tuple[str, str, str]]:
+        if changes.changes:
+            self._on_change()
+        return changes.changes

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 @dataclass(slots=True)
-class Installation:
+class UnitInstallSection:
     """What a unit's [Install] section says."""
 
     wanted_by: list[str] = field(default_factory=list)
@@ -16,20 +16,20 @@ class Installation:
     default_instance: str = ""
 
     @property
-    def says_anything(self) -> bool:
+    def has_directives(self) -> bool:
         return bool(self.wanted_by or self.required_by or self.aliases or self.also)
 
 
-def read_installation(paths: Iterable[Path]) -> Installation:
+def read_install_section(paths: Iterable[Path]) -> UnitInstallSection:
     """The [Install] sections of a unit file and its drop-ins together."""
-    result = Installation()
+    result = UnitInstallSection()
     lists = {
         "WantedBy": result.wanted_by,
         "RequiredBy": result.required_by,
         "Alias": result.aliases,
         "Also": result.also,
     }
-    for section, key, value in assignments(paths):
+    for section, key, value in parse_assignments(paths):
         if section != "Install":
             continue
         if key == "DefaultInstance":
@@ -41,13 +41,13 @@ def read_installation(paths: Iterable[Path]) -> Installation:
     return result
 
 
-def settings_of(paths: Iterable[Path]) -> dict[str, str]:
+def read_unit_settings(paths: Iterable[Path]) -> dict[str, str]:
     """The last value of every key, as ``Section.Key``; an empty one takes it back."""
-    values = {f"{section}.{key}": value for section, key, value in assignments(paths)}
+    values = {f"{section}.{key}": value for section, key, value in parse_assignments(paths)}
     return {key: value for key, value in values.items() if value}
 
 
-def assignments(paths: Iterable[Path]) -> Iterator[tuple[str, str, str]]:
+def parse_assignments(paths: Iterable[Path]) -> Iterator[tuple[str, str, str]]:
     """Section, key and value of each assignment; comments and continued lines are dealt with."""
     for path in paths:
         section = ""

@@ -7,10 +7,10 @@ from typing import Any
 
 from gi.repository import GLib
 
-from treenail_lab.machine.bus.objects import ExportedObject, Method, Refusal
-from treenail_lab.machine.systemd.transient_services import Outcome, TransientService
-from treenail_lab.machine.systemd.unit_file_parser import settings_of
-from treenail_lab.machine.systemd.unit_files import UnitFiles
+from treenail_lab.machine.bus.objects import ExportedObject, MethodCallback, MethodError
+from treenail_lab.machine.systemd.transient_services import ServiceOutcome, TransientService
+from treenail_lab.machine.systemd.unit_file_parser import read_unit_settings
+from treenail_lab.machine.systemd.unit_files import UnitFileTree
 
 NAME = "org.freedesktop.systemd1"
 PATH = "/org/freedesktop/systemd1"
@@ -23,11 +23,11 @@ _RUNNING = {
     "mount": "mounted",
 }
 
-Listed = tuple[str, str, str, str, str, str, str, int, str, str]
+ListedUnit = tuple[str, str, str, str, str, str, str, int, str, str]
 
 
 @dataclass(slots=True)
-class Unit:
+class LoadedUnit:
     """One unit as systemd has it loaded."""
 
     name: str
@@ -37,10 +37,10 @@ class Unit:
     drop_ins: list[Path] = field(default_factory=list)
     kind: str = "simple"
     remain: bool = False
-    reloadable: bool = False
+    is_reloadable: bool = False
     active: str = "inactive"
     sub: str = "dead"
-    outcome: Outcome = field(default_factory=Outcome)
+    outcome: ServiceOutcome = field(default_factory=ServiceOutcome)
     invocation: bytes = b""
     active_since_us: int = 0
     transient: TransientService | None = None
@@ -55,34 +55,34 @@ class Unit:
         )
 
     @property
-    def pristine(self) -> bool:
+    def is_pristine(self) -> bool:
         """Whether nothing is known of it: a name that a new transient unit may take."""
         return self.load == "not-found" and self.active == "inactive"
 
-    def read(self, files: UnitFiles) -> None:
+    def read_files(self, files: UnitFileTree) -> None:
         """Take over what the files say; the running state stays."""
         if self.transient is not None:
             return
-        self.fragment = files.source(self.name)
-        self.drop_ins = files.drop_ins(self.name)
+        self.fragment = files.find_source(self.name)
+        self.drop_ins = files.list_drop_ins(self.name)
         self.load = "not-found" if self.fragment is None else "loaded"
-        if files.masked(self.name):
+        if files.is_masked(self.name):
             self.load, self.drop_ins = "masked", []
         found = {}
         if self.load == "loaded" and self.fragment is not None:
-            found = settings_of([self.fragment, *self.drop_ins])
+            found = read_unit_settings([self.fragment, *self.drop_ins])
         self.description = found.get("Unit.Description", self.name)
         self.kind = found.get("Service.Type", "simple")
         self.remain = found.get("Service.RemainAfterExit", "no") in ("yes", "true", "on", "1")
-        self.reloadable = "Service.ExecReload" in found
+        self.is_reloadable = "Service.ExecReload" in found
 
-    def begin(self) -> None:
+    def begin_run(self) -> None:
         """A new run: its own invocation id, nothing left of the last one."""
         self.invocation = uuid.uuid4().bytes
-        self.outcome = Outcome()
+        self.outcome = ServiceOutcome()
         self.active, self.sub = "activating", "start"
 
-    def run(self) -> None:
+    def mark_running(self) -> None:
         """The run is under way, or over already for a oneshot."""
         if self.kind == "oneshot" and self.name.endswith(".service"):
             self.active, self.sub = ("active", "exited") if self.remain else ("inactive", "dead")
@@ -91,17 +91,17 @@ class Unit:
             self.active, self.sub = "active", _RUNNING.get(kind, "active")
         self.active_since_us = GLib.get_real_time()
 
-    def end(self, outcome: Outcome) -> None:
+    def end_run(self, outcome: ServiceOutcome) -> None:
         """The run ended so."""
         self.outcome = outcome
         if outcome.result != "success":
             self.active, self.sub = "failed", "failed"
-        elif self.remain and not outcome.stopped:
+        elif self.remain and not outcome.is_stopped:
             self.active, self.sub = "active", "exited"
         else:
             self.active, self.sub = "inactive", "dead"
 
-    def listed(self) -> Listed:
+    def build_row(self) -> ListedUnit:
         """One row of ListUnits."""
         row = (self.name, self.description or self.name, self.load, self.active, self.sub)
         return (*row, "", self.path, 0, "", "/")
@@ -111,37 +111,43 @@ class UnitObject:
     """A unit's object: the Unit interface, and Service for services."""
 
     def __init__(
-        self, connection: Any, interfaces: dict[str, Any], unit: Unit, methods: dict[str, Method]
+        self,
+        connection: Any,
+        interfaces: dict[str, Any],
+        unit: LoadedUnit,
+        methods: dict[str, MethodCallback],
     ) -> None:
         self._unit = unit
-        self._face = ExportedObject(connection, unit.path, interfaces[f"{NAME}.Unit"], methods)
-        self._service = (
+        self._unit_object = ExportedObject(
+            connection, unit.path, interfaces[f"{NAME}.Unit"], methods
+        )
+        self._service_object = (
             ExportedObject(connection, unit.path, interfaces[f"{NAME}.Service"], {})
             if unit.name.endswith(".service")
             else None
         )
 
-    def show(self, files: UnitFiles, root: Path) -> None:
+    def publish_properties(self, files: UnitFileTree, root: Path) -> None:
         """Bring the properties up to date with the unit."""
         unit = self._unit
-        self._face.set_properties(
+        self._unit_object.set_properties(
             Id=unit.name,
             Description=unit.description or unit.name,
             LoadState=unit.load,
             ActiveState=unit.active,
             SubState=unit.sub,
-            FragmentPath=_seen(unit.fragment, root),
-            DropInPaths=[_seen(path, root) for path in unit.drop_ins],
-            UnitFileState=_file_state(unit, files),
+            FragmentPath=_format_path(unit.fragment, root),
+            DropInPaths=[_format_path(path, root) for path in unit.drop_ins],
+            UnitFileState=_read_file_state(unit, files),
             InvocationID=unit.invocation,
             Transient=unit.transient is not None,
             NeedDaemonReload=False,
             Job=(0, "/"),
             ActiveEnterTimestamp=unit.active_since_us,
         )
-        if self._service is not None:
+        if self._service_object is not None:
             outcome = unit.outcome
-            self._service.set_properties(
+            self._service_object.set_properties(
                 Type=unit.kind,
                 RemainAfterExit=unit.remain,
                 Result=outcome.result,
@@ -151,20 +157,20 @@ class UnitObject:
                 ExecMainStatus=outcome.status,
             )
 
-    def withdraw(self) -> None:
-        self._face.withdraw()
-        if self._service is not None:
-            self._service.withdraw()
+    def unregister(self) -> None:
+        self._unit_object.unregister()
+        if self._service_object is not None:
+            self._service_object.unregister()
 
 
-def _seen(path: Path | None, root: Path) -> str:
+def _format_path(path: Path | None, root: Path) -> str:
     return "" if path is None else f"/{path.relative_to(root)}"
 
 
-def _file_state(unit: Unit, files: UnitFiles) -> str:
+def _read_file_state(unit: LoadedUnit, files: UnitFileTree) -> str:
     if unit.transient is not None:
         return "transient"
     try:
-        return files.state(unit.name)
-    except Refusal:
+        return files.read_state(unit.name)
+    except MethodError:
         return ""

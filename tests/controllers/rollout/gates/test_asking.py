@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
-from treenail.controllers.rollout.gates.asking import MISCONFIGURED, UNAVAILABLE, Asker
-from treenail.controllers.rollout.gates.external import Alerts, LockServer
-from treenail.controllers.rollout.gates.os_image import Blocked, Hold
-from treenail.controllers.rollout.policy import Policy
-from treenail.controllers.runtime.web import Web
+from treenail.controllers.rollout.gates.asking import (
+    GATE_MISCONFIGURED,
+    GATE_UNAVAILABLE,
+    GateClient,
+)
+from treenail.controllers.rollout.gates.external import LockServer, PrometheusAlerts
+from treenail.controllers.rollout.gates.os_image import GateBlocked, GateWaiting
+from treenail.controllers.rollout.policy import RolloutPolicy
+from treenail.controllers.runtime.web import WebClient
 
 
 class Site(ThreadingHTTPServer):
@@ -67,23 +71,23 @@ def site() -> Iterator[Site]:
     thread.join(10)
 
 
-ASKER = Asker(Web(limit_s=2.0, most_bytes=10_000))
+ASKER = GateClient(WebClient(limit_s=2.0, max_bytes=10_000))
 
 
-def lock(site: Site) -> Hold | Blocked | None:
-    return ASKER.lock(LockServer(f"{site.url}/locks", "workers"), "n0")
+def lock(site: Site) -> GateWaiting | GateBlocked | None:
+    return ASKER.acquire_lock(LockServer(f"{site.url}/locks", "workers"), "n0")
 
 
 def alerts(site: Site, *states: str, name: str = "ApiErrors", health: str = "ok") -> Any:
     rules = [{"name": name, "state": state, "health": health} for state in states]
     site.body = {"status": "success", "data": {"groups": [{"rules": rules}]}}
-    return ASKER.ask(Policy(alerts=Alerts(site.url, ("ApiErrors",))))
+    return ASKER.check_alerts(RolloutPolicy(alerts=PrometheusAlerts(site.url, ("ApiErrors",))))
 
 
 def test_a_lock_is_asked_for_and_given_back_by_the_fleet_lock_protocol(site: Site) -> None:
     server = LockServer(f"{site.url}/locks", "workers")
-    assert ASKER.lock(server, "n0") is None
-    assert ASKER.unlock(server, "n0") is None
+    assert ASKER.acquire_lock(server, "n0") is None
+    assert ASKER.release_lock(server, "n0") is None
     body = {"client_params": {"id": "n0", "group": "workers"}}
     assert site.asked == [
         ("POST", "/locks/v1/pre-reboot", "true", body),
@@ -93,7 +97,7 @@ def test_a_lock_is_asked_for_and_given_back_by_the_fleet_lock_protocol(site: Sit
 
 def test_a_lock_server_that_says_no_is_quoted(site: Site) -> None:
     site.status, site.body = 409, {"kind": "failed_lock", "value": "semaphore is full"}
-    assert lock(site) == Hold(
+    assert lock(site) == GateWaiting(
         f"lock server {site.url}/locks, group workers, does not let node n0 go: semaphore is full"
     )
 
@@ -102,22 +106,22 @@ def test_a_lock_server_that_says_no_is_quoted(site: Site) -> None:
 def test_a_refusal_that_is_none_is_an_error(site: Site, body: bytes) -> None:
     site.status, site.body = 404, body
     found = lock(site)
-    assert isinstance(found, Blocked)
-    assert found.kind == MISCONFIGURED
+    assert isinstance(found, GateBlocked)
+    assert found.kind == GATE_MISCONFIGURED
     assert "HTTP 404" in found.reason
 
 
 def test_a_redirect_is_not_followed(site: Site) -> None:
     site.status = 302
-    assert isinstance(lock(site), Blocked)
+    assert isinstance(lock(site), GateBlocked)
     assert len(site.asked) == 1
 
 
 def test_silence_is_an_error_and_never_a_yes(site: Site) -> None:
     gone = LockServer("http://127.0.0.1:1", "workers")
-    found = ASKER.lock(gone, "n0")
-    assert isinstance(found, Blocked)
-    assert found.kind == UNAVAILABLE
+    found = ASKER.acquire_lock(gone, "n0")
+    assert isinstance(found, GateBlocked)
+    assert found.kind == GATE_UNAVAILABLE
     assert "127.0.0.1:1" in found.reason
 
 
@@ -130,31 +134,35 @@ def test_alerts_that_do_not_fire_let_go_on(site: Site) -> None:
 
 
 def test_one_rule_of_several_that_fires_holds_up(site: Site) -> None:
-    assert alerts(site, "inactive", "firing") == Hold("alert ApiErrors is firing")
+    assert alerts(site, "inactive", "firing") == GateWaiting("alert ApiErrors is firing")
 
 
 def test_an_alert_that_was_renamed_is_an_error(site: Site) -> None:
     found = alerts(site, "inactive", name="ApiserverErrors")
-    assert found == Blocked(f"Prometheus {site.url} has no alert named ApiErrors", MISCONFIGURED)
+    assert found == GateBlocked(
+        f"Prometheus {site.url} has no alert named ApiErrors", GATE_MISCONFIGURED
+    )
 
 
 def test_an_alert_that_can_not_be_evaluated_is_an_error(site: Site) -> None:
     found = alerts(site, "inactive", health="err")
-    assert found == Blocked(f"Prometheus {site.url} can't evaluate alert ApiErrors", MISCONFIGURED)
+    assert found == GateBlocked(
+        f"Prometheus {site.url} can't evaluate alert ApiErrors", GATE_MISCONFIGURED
+    )
 
 
 @pytest.mark.parametrize("body", [b"no", b"[]", b'{"data": []}', b"x" * 20_000])
 def test_an_answer_that_can_not_be_understood_is_an_error(site: Site, body: bytes) -> None:
     site.body = body
-    found = ASKER.ask(Policy(alerts=Alerts(site.url, ("ApiErrors",))))
-    assert isinstance(found, Blocked)
+    found = ASKER.check_alerts(RolloutPolicy(alerts=PrometheusAlerts(site.url, ("ApiErrors",))))
+    assert isinstance(found, GateBlocked)
 
 
 def test_a_server_that_fails_is_an_error(site: Site) -> None:
     site.status = 503
-    found = ASKER.ask(Policy(alerts=Alerts(site.url, ("ApiErrors",))))
-    assert found == Blocked(f"Prometheus {site.url} answers with HTTP 503", UNAVAILABLE)
+    found = ASKER.check_alerts(RolloutPolicy(alerts=PrometheusAlerts(site.url, ("ApiErrors",))))
+    assert found == GateBlocked(f"Prometheus {site.url} answers with HTTP 503", GATE_UNAVAILABLE)
 
 
 def test_nobody_is_asked_without_a_policy() -> None:
-    assert ASKER.ask(Policy()) is None
+    assert ASKER.check_alerts(RolloutPolicy()) is None

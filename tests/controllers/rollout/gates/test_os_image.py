@@ -16,31 +16,31 @@ from tests.controllers.rollout.builders import (
 from tests.oracle import needs_oracle, records
 from treenail.controllers.rollout.gates.os_image import (
     OS_IMAGE,
-    Blocked,
     BuildState,
-    Hold,
-    ImageBuild,
-    ImageConfig,
-    Proceed,
-    annotated,
-    built,
-    control_plane,
-    wanted,
+    GateBlocked,
+    GateOpen,
+    GateWaiting,
+    MachineOSBuild,
+    MachineOSConfig,
+    check_control_plane,
+    compute_build_target,
+    decide_built_image,
+    read_annotated_image,
 )
-from treenail.controllers.rollout.nodes import Target
+from treenail.controllers.rollout.nodes import RolloutTarget
 from treenail.errors import ConfigError
 
 SPEC = "registry.example.com/os@sha256:" + "1" * 64
-READY = ImageConfig("c", SPEC)
+READY = MachineOSConfig("c", SPEC)
 
 
 @needs_oracle
 def test_recorded_builds_open_the_gate_as_recorded() -> None:
     found = records("layered_continue")
     for record in found:
-        verdict = built(pool(), *recorded_image(record))
-        assert isinstance(verdict, Proceed) is record["ok"]
-        assert isinstance(verdict, Blocked) is bool(record["err"])
+        verdict = decide_built_image(pool(), *recorded_image(record))
+        assert isinstance(verdict, GateOpen) is record["ok"]
+        assert isinstance(verdict, GateBlocked) is bool(record["err"])
         # The reference puts a build's name where the pool's is meant, and the other way round.
         if not record["err"]:
             assert verdict.reason == record["msg"]
@@ -48,34 +48,34 @@ def test_recorded_builds_open_the_gate_as_recorded() -> None:
 
 
 def test_a_failed_build_names_the_build_and_the_pool() -> None:
-    failed_build = ImageBuild("b-1", "new", "", BuildState.FAILED)
-    assert built(pool(), READY, failed_build) == Blocked(
+    failed_build = MachineOSBuild("b-1", "new", "", BuildState.FAILED)
+    assert decide_built_image(pool(), READY, failed_build) == GateBlocked(
         "image build b-1 for MachineConfigPool worker failed"
     )
 
 
 def test_a_build_that_nobody_asked_for_names_the_build_and_the_pool() -> None:
-    assert built(pool(), None, ImageBuild("b-1", "new")) == Blocked(
+    assert decide_built_image(pool(), None, MachineOSBuild("b-1", "new")) == GateBlocked(
         'orphaned MachineOSBuild "b-1" found, but no MachineOSConfig for pool worker'
     )
 
 
 def test_an_image_that_is_built_is_the_target() -> None:
-    build = ImageBuild("b-1", "new", SPEC, BuildState.SUCCEEDED)
-    assert built(pool(), READY, build) == Proceed(
-        Target("new", SPEC), f"Image built successfully, pullspec: {SPEC}"
+    build = MachineOSBuild("b-1", "new", SPEC, BuildState.SUCCEEDED)
+    assert decide_built_image(pool(), READY, build) == GateOpen(
+        RolloutTarget("new", SPEC), f"Image built successfully, pullspec: {SPEC}"
     )
-    assert wanted(pool(), READY, build) == Target("new", SPEC)
+    assert compute_build_target(pool(), READY, build) == RolloutTarget("new", SPEC)
 
 
 @pytest.mark.parametrize(
     ("config", "build"),
-    [(READY, None), (None, ImageBuild("b")), (READY, ImageBuild("b", "older", SPEC))],
+    [(READY, None), (None, MachineOSBuild("b")), (READY, MachineOSBuild("b", "older", SPEC))],
 )
 def test_without_a_build_of_its_config_no_node_has_what_the_pool_wants(
-    config: ImageConfig | None, build: ImageBuild | None
+    config: MachineOSConfig | None, build: MachineOSBuild | None
 ) -> None:
-    assert wanted(pool(), config, build) == Target("new", "")
+    assert compute_build_target(pool(), config, build) == RolloutTarget("new", "")
 
 
 @pytest.mark.parametrize(
@@ -94,18 +94,18 @@ def test_a_build_is_as_far_as_its_last_true_condition(true: list[str], state: Bu
     conditions = [{"type": kind, "status": "True"} for kind in true]
     conditions.append({"type": "Succeeded", "status": "False"})
     document: dict[str, Any] = {"metadata": {"name": "b"}, "status": {"conditions": conditions}}
-    assert ImageBuild.from_json(document).state is state
+    assert MachineOSBuild.from_json(document).state is state
 
 
 def test_the_image_may_come_from_an_annotation_of_the_pool() -> None:
-    found = annotated(pool(annotations={OS_IMAGE: SPEC}))
-    assert found.target == Target("new", SPEC)
-    assert annotated(pool()).target == Target("new")
+    found = read_annotated_image(pool(annotations={OS_IMAGE: SPEC}))
+    assert found.target == RolloutTarget("new", SPEC)
+    assert read_annotated_image(pool()).target == RolloutTarget("new")
 
 
 def test_a_tag_in_the_annotation_is_refused_with_its_place() -> None:
     with pytest.raises(ConfigError) as raised:
-        annotated(pool(annotations={OS_IMAGE: "registry.example.com/os:latest"}))
+        read_annotated_image(pool(annotations={OS_IMAGE: "registry.example.com/os:latest"}))
     assert str(raised.value).startswith(f"annotation {OS_IMAGE} of pool worker is ")
     assert "names a tag" in str(raised.value)
 
@@ -117,7 +117,7 @@ def test_a_tag_in_the_annotation_is_refused_with_its_place() -> None:
         ("master", [node("m")], [on_its_way("a")], "arbiter a is unavailable"),
         ("arbiter", [node("m", NEW)], [node("a")], None),
         ("arbiter", [node("m", OLD)], [node("a")], "master m goes first"),
-        ("arbiter", [node("m", NEW, healthy=False)], [node("a")], "master m goes first"),
+        ("arbiter", [node("m", NEW, is_healthy=False)], [node("a")], "master m goes first"),
         ("arbiter", [failed("m")], [node("a")], "master m goes first"),
         ("worker", [on_its_way("m")], [on_its_way("a")], None),
         ("master", [node("m")], [], None),
@@ -126,5 +126,5 @@ def test_a_tag_in_the_annotation_is_refused_with_its_place() -> None:
 def test_masters_and_arbiters_wait_for_each_other(
     name: str, masters: Any, arbiters: Any, reason: str | None
 ) -> None:
-    expected = None if reason is None else Hold(reason)
-    assert control_plane(name, masters, arbiters, NEW) == expected
+    expected = None if reason is None else GateWaiting(reason)
+    assert check_control_plane(name, masters, arbiters, NEW) == expected

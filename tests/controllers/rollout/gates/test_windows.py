@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 
 from treenail.api.decode import Fields
-from treenail.controllers.rollout.gates.windows import Closed, Open, Window, look, window
+from treenail.controllers.rollout.gates.windows import (
+    MaintenanceWindow,
+    WindowClosed,
+    WindowOpen,
+    find_window_state,
+    parse_window,
+)
 from treenail.errors import ConfigError
 
 HOUR = 3600.0
@@ -16,9 +22,9 @@ def at(text: str) -> float:
     return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
 
 
-def weekly(start: str, hours: float, *days: str, zone: str = "Europe/Berlin") -> Window:
+def weekly(start: str, hours: float, *days: str, zone: str = "Europe/Berlin") -> MaintenanceWindow:
     document = {"start": start, "days": list(days), "timeZone": zone}
-    return window(Fields.of(document, "windows[0]"), hours * HOUR)
+    return parse_window(Fields.from_json(document, "windows[0]"), hours * HOUR)
 
 
 SATURDAY = weekly("01:00", 4, "Sat")
@@ -28,75 +34,79 @@ SATURDAY = weekly("01:00", 4, "Sat")
     ("now", "expected"),
     [
         # 2026-01-03 is a Saturday; Berlin is one hour ahead of UTC in winter, two in summer.
-        ("2026-01-02T23:59:59", Closed(1.0, "2026-01-03 01:00 Europe/Berlin")),
-        ("2026-01-03T00:00:00", Open(4 * HOUR)),
-        ("2026-01-03T03:59:59", Open(1.0)),
-        ("2026-01-03T04:00:00", Closed(164 * HOUR, "2026-01-10 01:00 Europe/Berlin")),
-        ("2026-07-03T23:00:00", Open(4 * HOUR)),
-        ("2026-07-04T03:00:00", Closed(164 * HOUR, "2026-07-11 01:00 Europe/Berlin")),
+        ("2026-01-02T23:59:59", WindowClosed(1.0, "2026-01-03 01:00 Europe/Berlin")),
+        ("2026-01-03T00:00:00", WindowOpen(4 * HOUR)),
+        ("2026-01-03T03:59:59", WindowOpen(1.0)),
+        ("2026-01-03T04:00:00", WindowClosed(164 * HOUR, "2026-01-10 01:00 Europe/Berlin")),
+        ("2026-07-03T23:00:00", WindowOpen(4 * HOUR)),
+        ("2026-07-04T03:00:00", WindowClosed(164 * HOUR, "2026-07-11 01:00 Europe/Berlin")),
     ],
 )
-def test_a_window_opens_by_the_clock_on_the_wall(now: str, expected: Open | Closed) -> None:
-    assert look([SATURDAY], at(now)) == expected
+def test_a_window_opens_by_the_clock_on_the_wall(
+    now: str, expected: WindowOpen | WindowClosed
+) -> None:
+    assert find_window_state([SATURDAY], at(now)) == expected
 
 
 @pytest.mark.parametrize(
     ("now", "expected"),
     [
         # On 2026-03-29 the clock goes from 02:00 (01:00 UTC) to 03:00.
-        ("2026-03-29T00:30:00", Closed(HOUR, "2026-03-29 03:30 Europe/Berlin")),
-        ("2026-03-29T01:30:00", Open(HOUR)),
-        ("2026-03-29T02:30:00", Closed(167 * HOUR - HOUR, "2026-04-05 02:30 Europe/Berlin")),
+        ("2026-03-29T00:30:00", WindowClosed(HOUR, "2026-03-29 03:30 Europe/Berlin")),
+        ("2026-03-29T01:30:00", WindowOpen(HOUR)),
+        ("2026-03-29T02:30:00", WindowClosed(167 * HOUR - HOUR, "2026-04-05 02:30 Europe/Berlin")),
     ],
 )
 def test_a_start_that_the_clock_skips_comes_after_the_jump(
-    now: str, expected: Open | Closed
+    now: str, expected: WindowOpen | WindowClosed
 ) -> None:
-    assert look([weekly("02:30", 1, "Sun")], at(now)) == expected
+    assert find_window_state([weekly("02:30", 1, "Sun")], at(now)) == expected
 
 
 @pytest.mark.parametrize(
     ("now", "expected"),
     [
         # On 2026-10-25 the clock goes from 03:00 (01:00 UTC) back to 02:00.
-        ("2026-10-25T00:30:00", Open(HOUR)),
-        ("2026-10-25T01:29:59", Open(1.0)),
-        ("2026-10-25T01:30:00", Closed(168 * HOUR, "2026-11-01 02:30 Europe/Berlin")),
+        ("2026-10-25T00:30:00", WindowOpen(HOUR)),
+        ("2026-10-25T01:29:59", WindowOpen(1.0)),
+        ("2026-10-25T01:30:00", WindowClosed(168 * HOUR, "2026-11-01 02:30 Europe/Berlin")),
     ],
 )
-def test_a_start_that_comes_twice_counts_once(now: str, expected: Open | Closed) -> None:
-    assert look([weekly("02:30", 1, "Sun")], at(now)) == expected
+def test_a_start_that_comes_twice_counts_once(
+    now: str, expected: WindowOpen | WindowClosed
+) -> None:
+    assert find_window_state([weekly("02:30", 1, "Sun")], at(now)) == expected
 
 
 @pytest.mark.parametrize("day", ["2026-03-28T23:00:00", "2026-10-24T22:00:00"])
 def test_a_window_across_a_clock_change_is_as_long_as_ever(day: str) -> None:
     night = weekly("00:00", 6, "Sun")
-    assert look([night], at(day)) == Open(6 * HOUR)
-    assert look([night], at(day) + 6 * HOUR - 1) == Open(1.0)
-    assert isinstance(look([night], at(day) + 6 * HOUR), Closed)
+    assert find_window_state([night], at(day)) == WindowOpen(6 * HOUR)
+    assert find_window_state([night], at(day) + 6 * HOUR - 1) == WindowOpen(1.0)
+    assert isinstance(find_window_state([night], at(day) + 6 * HOUR), WindowClosed)
 
 
 def test_windows_that_touch_or_overlap_are_one() -> None:
     windows = [weekly("01:00", 2, "Sat"), weekly("03:00", 2, "Sat"), weekly("04:00", 3, "Sat")]
-    assert look(windows, at("2026-01-03T00:00:00")) == Open(6 * HOUR)
+    assert find_window_state(windows, at("2026-01-03T00:00:00")) == WindowOpen(6 * HOUR)
 
 
 def test_windows_that_cover_the_week_never_close() -> None:
-    assert look([weekly("00:00", 24)], at("2026-03-28T12:00:00")) == Open(None)
-    assert look([], 0.0) == Open(None)
+    assert find_window_state([weekly("00:00", 24)], at("2026-03-28T12:00:00")) == WindowOpen(None)
+    assert find_window_state([], 0.0) == WindowOpen(None)
 
 
 def test_a_window_past_midnight_belongs_to_the_day_it_opens() -> None:
     friday = weekly("22:00", 10, "Fri")
-    assert look([friday], at("2026-01-03T06:59:00")) == Open(60.0)
+    assert find_window_state([friday], at("2026-01-03T06:59:00")) == WindowOpen(60.0)
     week = weekly("12:00", 168, "Mon")
-    assert look([week], at("2026-01-05T10:00:00")) == Open(None)
+    assert find_window_state([week], at("2026-01-05T10:00:00")) == WindowOpen(None)
 
 
 def test_windows_in_different_time_zones_open_apart() -> None:
     tokyo = weekly("01:00", 1, "Sat", zone="Asia/Tokyo")
-    assert look([tokyo], at("2026-01-02T16:00:00")) == Open(HOUR)
-    assert look([tokyo, SATURDAY], at("2026-01-02T17:00:00")) == Closed(
+    assert find_window_state([tokyo], at("2026-01-02T16:00:00")) == WindowOpen(HOUR)
+    assert find_window_state([tokyo, SATURDAY], at("2026-01-02T17:00:00")) == WindowClosed(
         7 * HOUR, "2026-01-03 01:00 Europe/Berlin"
     )
 
@@ -137,5 +147,5 @@ def test_a_window_that_is_none_is_refused(
 ) -> None:
     document = {"start": "01:00", "timeZone": "UTC", **fields}
     with pytest.raises(ConfigError) as raised:
-        window(Fields.of(document, "w"), length_s)
+        parse_window(Fields.from_json(document, "w"), length_s)
     assert str(raised.value) == sentence

@@ -8,16 +8,22 @@ from pathlib import Path
 import pytest
 
 from treenail_lab import images
-from treenail_lab.images import Catalogue, Credential, Image, make_image
-from treenail_lab.machine.container.pull import canonical, credential_for, inside, open_image, pull
-from treenail_lab.machine.ostree.steps import OperationFailed, Pause
+from treenail_lab.images import Credential, Image, ImageCatalogue, make_image
+from treenail_lab.machine.container.pull import (
+    canonicalize_refspec,
+    find_credential,
+    open_image,
+    pull_image,
+    resolve_below,
+)
+from treenail_lab.machine.ostree.steps import OperationError, PauseWork
 from treenail_lab.machine.ostree.sysroot import Sysroot
-from treenail_lab.machine.settings import Settings
+from treenail_lab.machine.settings import MachineSettings
 
 SECRET = Credential("node", "s3cret")
 OPEN = make_image("os/node", "41.1", 1000)
 CLOSED = replace(make_image("os/closed", "41.1", 1000), credential=SECRET)
-CATALOGUE = Catalogue((OPEN, CLOSED))
+CATALOGUE = ImageCatalogue((OPEN, CLOSED))
 
 
 def write_auth(path: Path, entries: dict[str, Credential]) -> None:
@@ -34,13 +40,13 @@ def test_open_image_needs_no_credential(tmp_path: Path) -> None:
 
 
 def test_closed_image_is_refused_without_a_credential(tmp_path: Path) -> None:
-    with pytest.raises(OperationFailed, match="unauthorized: authentication required"):
+    with pytest.raises(OperationError, match="unauthorized: authentication required"):
         open_image(CLOSED.pull_spec, CATALOGUE, tmp_path)
 
 
 def test_closed_image_is_refused_with_a_wrong_credential(tmp_path: Path) -> None:
     write_auth(tmp_path / "run/ostree/auth.json", {CLOSED.registry: Credential("node", "old")})
-    with pytest.raises(OperationFailed, match="invalid username/password: unauthorized"):
+    with pytest.raises(OperationError, match="invalid username/password: unauthorized"):
         open_image(CLOSED.pull_spec, CATALOGUE, tmp_path)
 
 
@@ -50,19 +56,19 @@ def test_closed_image_is_given_for_the_right_credential(tmp_path: Path) -> None:
 
 
 def test_image_that_is_not_there_is_unknown(tmp_path: Path) -> None:
-    with pytest.raises(OperationFailed, match=r"reading manifest sha256:0 in .*: manifest unknown"):
-        open_image(f"{OPEN.registry}/os/node@sha256:0", Catalogue((OPEN,)), tmp_path)
+    with pytest.raises(OperationError, match=r"reading manifest sha256:0 in .*: manifest unknown"):
+        open_image(f"{OPEN.registry}/os/node@sha256:0", ImageCatalogue((OPEN,)), tmp_path)
 
 
 def test_registry_with_a_credential_does_not_tell_what_it_lacks(tmp_path: Path) -> None:
-    with pytest.raises(OperationFailed, match="unauthorized"):
+    with pytest.raises(OperationError, match="unauthorized"):
         open_image(f"{OPEN.registry}/os/other@sha256:0", CATALOGUE, tmp_path)
 
 
 def test_first_credential_file_wins_and_nothing_is_merged(tmp_path: Path) -> None:
     write_auth(tmp_path / "run/ostree/auth.json", {"other.example": SECRET})
     write_auth(tmp_path / "etc/ostree/auth.json", {CLOSED.registry: SECRET})
-    assert credential_for(f"{CLOSED.registry}/os/closed", tmp_path) is None
+    assert find_credential(f"{CLOSED.registry}/os/closed", tmp_path) is None
 
 
 def test_link_that_leads_nowhere_is_no_file(tmp_path: Path) -> None:
@@ -70,7 +76,7 @@ def test_link_that_leads_nowhere_is_no_file(tmp_path: Path) -> None:
     link.parent.mkdir(parents=True)
     link.symlink_to("/var/lib/treenail/auth.json")
     write_auth(tmp_path / "etc/ostree/auth.json", {CLOSED.registry: SECRET})
-    assert credential_for(CLOSED.registry, tmp_path) == SECRET
+    assert find_credential(CLOSED.registry, tmp_path) == SECRET
 
 
 def test_absolute_link_is_followed_within_the_root(tmp_path: Path) -> None:
@@ -78,33 +84,33 @@ def test_absolute_link_is_followed_within_the_root(tmp_path: Path) -> None:
     link.parent.mkdir(parents=True)
     link.symlink_to("/var/lib/treenail/auth.json")
     write_auth(tmp_path / "var/lib/treenail/auth.json", {CLOSED.registry: SECRET})
-    assert credential_for(CLOSED.registry, tmp_path) == SECRET
+    assert find_credential(CLOSED.registry, tmp_path) == SECRET
 
 
 def test_no_link_leads_out_of_the_root(tmp_path: Path) -> None:
     (tmp_path / "up").symlink_to("../../../../etc")
-    assert inside(tmp_path, "up/passwd") == tmp_path / "etc/passwd"
+    assert resolve_below(tmp_path, "up/passwd") == tmp_path / "etc/passwd"
 
 
 def test_links_in_a_circle_lead_nowhere(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    assert inside(tmp_path, "a") is None
+    assert resolve_below(tmp_path, "a") is None
 
 
 def test_entry_for_the_repository_goes_before_the_registry(tmp_path: Path) -> None:
     other = Credential("other", "x")
     entries = {"r.example": other, "r.example/os": SECRET}
     write_auth(tmp_path / "run/ostree/auth.json", entries)
-    assert credential_for("r.example/os/closed", tmp_path) == SECRET
-    assert credential_for("r.example/tools", tmp_path) == other
+    assert find_credential("r.example/os/closed", tmp_path) == SECRET
+    assert find_credential("r.example/tools", tmp_path) == other
 
 
 def test_credential_file_that_is_no_json_fails_the_pull(tmp_path: Path) -> None:
     path = tmp_path / "run/ostree/auth.json"
     path.parent.mkdir(parents=True)
     path.write_text("{")
-    with pytest.raises(OperationFailed, match="unmarshaling JSON"):
+    with pytest.raises(OperationError, match="unmarshaling JSON"):
         open_image(OPEN.pull_spec, CATALOGUE, tmp_path)
 
 
@@ -118,25 +124,25 @@ def test_credential_file_that_is_no_json_fails_the_pull(tmp_path: Path) -> None:
     ],
 )
 def test_refspec_is_shown_in_its_short_form(given: str, shown: str) -> None:
-    assert canonical(given) == shown
+    assert canonicalize_refspec(given) == shown
 
 
 def test_refspec_of_a_remote_that_is_not_configured_is_refused() -> None:
-    with pytest.raises(OperationFailed, match='Remote "fedora" not found'):
-        canonical("fedora:fedora/x86_64/coreos/stable")
+    with pytest.raises(OperationError, match='Remote "fedora" not found'):
+        canonicalize_refspec("fedora:fedora/x86_64/coreos/stable")
 
 
 def seconds_of_pull(image: Image, root: Path) -> float:
     catalogue = root / "images.json"
-    images.save(Catalogue((image,)), catalogue)
-    steps = pull(
+    images.save_catalogue(ImageCatalogue((image,)), catalogue)
+    steps = pull_image(
         f"ostree-unverified-registry:{image.pull_spec}",
         root=root,
         sysroot=Sysroot(root),
         catalogue=catalogue,
-        settings=lambda: Settings(pull_bytes_per_s=1e6),
+        settings=lambda: MachineSettings(pull_bytes_per_s=1e6),
     )
-    return sum(step.seconds for step in steps if isinstance(step, Pause))
+    return sum(step.seconds for step in steps if isinstance(step, PauseWork))
 
 
 def test_ten_times_larger_image_takes_ten_times_longer(tmp_path: Path) -> None:

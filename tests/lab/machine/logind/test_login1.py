@@ -13,7 +13,7 @@ from tests.lab.machine.client import LIMIT_S, Client, error_name, wait_until
 from tests.lab.machine.conftest import Services
 from treenail_lab.machine.bus.objects import ACCESS_DENIED, INVALID_ARGS
 from treenail_lab.machine.logind.login1 import BLOCKED, IN_PROGRESS, NAME, PATH
-from treenail_lab.machine.settings import Settings
+from treenail_lab.machine.settings import MachineSettings
 
 pytestmark = pytest.mark.integration
 
@@ -82,7 +82,7 @@ def test_second_reboot_is_already_in_progress(logind: Logind) -> None:
 def test_delay_lock_holds_the_shutdown_up_until_it_is_released(
     services: Services, logind: Logind
 ) -> None:
-    services.change(Settings(inhibit_delay_max_s=60))
+    services.change(MachineSettings(inhibit_delay_max_s=60))
     with logind.inhibited("delay"):
         logind.do("Reboot", "(b)", False)
         assert logind.shown()["DelayInhibited"] == "shutdown"
@@ -124,7 +124,7 @@ def test_lock_of_the_same_user_stops_nobody_before_systemd_257(
 def test_block_lock_stops_root_from_systemd_257_on(
     services: Services, logind: Logind, version: int, name: str
 ) -> None:
-    services.change(Settings(systemd_version=version))
+    services.change(MachineSettings(systemd_version=version))
     with logind.inhibited("block"):
         assert refused(logind, "Reboot", "(b)", False) == name
         assert refused(logind, "RebootWithFlags", "(t)", 1) == ACCESS_DENIED
@@ -135,7 +135,7 @@ def test_block_lock_stops_root_from_systemd_257_on(
 def test_flag_that_this_systemd_does_not_know_is_invalid(
     services: Services, logind: Logind, version: int, flag: int
 ) -> None:
-    services.change(Settings(systemd_version=version))
+    services.change(MachineSettings(systemd_version=version))
     assert refused(logind, "RebootWithFlags", "(t)", flag) == INVALID_ARGS
     assert logind.do("RebootWithFlags", "(t)", 0) == ()
 

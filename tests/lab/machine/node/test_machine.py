@@ -26,47 +26,49 @@ from tests.lab.machine.client import (
 )
 from treenail.errors import HostError, UsageError
 from treenail_lab import images
-from treenail_lab.images import Catalogue, Image, make_image
+from treenail_lab.images import Image, ImageCatalogue, make_image
 from treenail_lab.machine.bus.objects import BUSY
 from treenail_lab.machine.logind import login1
-from treenail_lab.machine.node.agent_unit import BURST, UNIT
-from treenail_lab.machine.node.machine import KUBELET_CONFIG, Machine
-from treenail_lab.machine.settings import Settings
+from treenail_lab.machine.node.agent_unit import AGENT_UNIT, START_LIMIT_BURST
+from treenail_lab.machine.node.machine import KUBELET_CONFIG, LabMachine
+from treenail_lab.machine.settings import MachineSettings
 
 pytestmark = pytest.mark.integration
 
 A = make_image("os/node", "41.1", 1_000_000)
 B = replace(make_image("os/node", "41.2", 2_000_000), kernel_arguments=("from.image",))
 BROKEN = make_image("os/node", "41.3", 2_000_000, faults={"finalize": "bootloader: no space"})
-QUICK = Settings(pull_bytes_per_s=100e6, staging_s=0.02, agent_stop_s=5.0)
+QUICK = MachineSettings(pull_bytes_per_s=100e6, staging_s=0.02, agent_stop_s=5.0)
 LIMIT_S = 20.0
 
 
 def make_machine(
-    directory: Path, mode: str = "", behaviour: Settings = QUICK, image: Image = A
-) -> Machine:
+    directory: Path, mode: str = "", behaviour: MachineSettings = QUICK, image: Image = A
+) -> LabMachine:
     catalogue = directory / "images.json"
-    images.save(Catalogue((A, B, BROKEN)), catalogue)
+    images.save_catalogue(ImageCatalogue((A, B, BROKEN)), catalogue)
     agent = [sys.executable, str(stub_agent.__file__), mode] if mode else []
-    return Machine(
-        "node-a", directory / "a", catalogue, image=image, agent=agent, behaviour=behaviour
+    return LabMachine(
+        "node-a", directory / "a", catalogue, image=image, agent=agent, machine_settings=behaviour
     )
 
 
 @contextmanager
-def running(directory: Path, mode: str = "", behaviour: Settings = QUICK) -> Iterator[Machine]:
+def running(
+    directory: Path, mode: str = "", behaviour: MachineSettings = QUICK
+) -> Iterator[LabMachine]:
     with make_machine(directory, mode, behaviour) as machine:
         yield machine
 
 
 @pytest.fixture
-def machine(directory: Path) -> Iterator[Machine]:
+def machine(directory: Path) -> Iterator[LabMachine]:
     with running(directory) as started:
         yield started
 
 
-def booted(machine: Machine) -> str:
-    deployment = machine.booted
+def booted(machine: LabMachine) -> str:
+    deployment = machine.booted_deployment
     return deployment.version if deployment is not None else ""
 
 
@@ -86,14 +88,14 @@ def marked(directory: Path) -> list[str]:
 # Power
 
 
-def test_first_boot_is_the_image_it_was_installed_from(machine: Machine) -> None:
-    assert (machine.on, machine.boot_count, booted(machine)) == (True, 1, "41.1")
+def test_first_boot_is_the_image_it_was_installed_from(machine: LabMachine) -> None:
+    assert (machine.is_on, machine.boot_count, booted(machine)) == (True, 1, "41.1")
     assert (machine.root / "run/ostree-booted").exists()
     with RpmOstreeClient(machine.address) as client:
         assert [d["version"] for d in client.deployments()] == ["41.1"]
 
 
-def test_reboot_empties_run_and_has_another_boot_id(machine: Machine) -> None:
+def test_reboot_empties_run_and_has_another_boot_id(machine: LabMachine) -> None:
     before = machine.boot_id
     (machine.root / "run/leftover").touch()
     (machine.root / "var/lib/kept").touch()
@@ -105,28 +107,28 @@ def test_reboot_empties_run_and_has_another_boot_id(machine: Machine) -> None:
 
 
 def test_soft_reboot_keeps_run_and_the_boot_id_and_leads_where_it_is_prepared_to(
-    machine: Machine,
+    machine: LabMachine,
 ) -> None:
     before = machine.boot_id
     (machine.root / "run/kept").touch()
     machine.reboot(soft=True)
     assert (machine.boot_id, machine.boot_count) == (before, 2)
     assert (machine.root / "run/kept").exists()
-    machine.stage_foreign(B, locked=True)
+    machine.stage_foreign_image(B, locked=True)
     machine.reboot(soft=True)
-    assert (booted(machine), machine.staged_locked) == ("41.1", True)
+    assert (booted(machine), machine.is_staged_locked) == ("41.1", True)
     ostree = machine.root / "usr/bin/ostree"
     for arguments in (("lock-finalization", "--unlock"), ("prepare-soft-reboot", "0")):
         subprocess.run([ostree, "admin", *arguments], check=True)
     machine.reboot(soft=True)
-    assert (booted(machine), machine.staged) == ("41.2", None)
+    assert (booted(machine), machine.staged_deployment) == ("41.2", None)
     assert machine.boot_id == before
     machine.reboot()
     assert booted(machine) == "41.2"
     assert machine.boot_id != before
 
 
-def test_reboot_goes_into_the_unlocked_deployment(machine: Machine) -> None:
+def test_reboot_goes_into_the_unlocked_deployment(machine: LabMachine) -> None:
     with RpmOstreeClient(machine.address) as client:
         assert run(client.rebase(B.pull_spec, locked=False)) == (True, "")
     machine.reboot()
@@ -134,21 +136,21 @@ def test_reboot_goes_into_the_unlocked_deployment(machine: Machine) -> None:
     assert [d.version for d in machine.deployments] == ["41.2", "41.1"]
 
 
-def test_reboot_drops_a_locked_deployment_and_says_so(machine: Machine) -> None:
-    machine.stage_foreign(B, locked=True)
-    assert machine.staged_locked
+def test_reboot_drops_a_locked_deployment_and_says_so(machine: LabMachine) -> None:
+    machine.stage_foreign_image(B, locked=True)
+    assert machine.is_staged_locked
     machine.reboot()
-    assert (booted(machine), machine.staged) == ("41.1", None)
-    assert [e["MESSAGE"] for e in machine.journal({"SYSLOG_IDENTIFIER": "ostree"})] == [
+    assert (booted(machine), machine.staged_deployment) == ("41.1", None)
+    assert [e["MESSAGE"] for e in machine.read_journal({"SYSLOG_IDENTIFIER": "ostree"})] == [
         "Not finalizing; found /run/ostree/staged-deployment-locked"
     ]
 
 
-def test_power_cut_drops_even_an_unlocked_deployment(machine: Machine) -> None:
-    machine.stage_foreign(B)
+def test_power_cut_drops_even_an_unlocked_deployment(machine: LabMachine) -> None:
+    machine.stage_foreign_image(B)
     before = machine.boot_id
-    machine.power_cut()
-    assert (booted(machine), machine.staged) == ("41.1", None)
+    machine.cut_power()
+    assert (booted(machine), machine.staged_deployment) == ("41.1", None)
     assert machine.boot_id != before
 
 
@@ -156,15 +158,15 @@ def test_power_cut_drops_even_an_unlocked_deployment(machine: Machine) -> None:
 def test_failed_finalization_boots_the_old_deployment(directory: Path, image: Image) -> None:
     behaviour = replace(QUICK, finalization_error="" if image is BROKEN else "bootloader: no space")
     with running(directory, behaviour=behaviour) as machine:
-        machine.stage_foreign(image)
+        machine.stage_foreign_image(image)
         machine.reboot()
         assert booted(machine) == "41.1"
-        (entry,) = machine.journal({"SYSLOG_IDENTIFIER": "ostree"})
+        (entry,) = machine.read_journal({"SYSLOG_IDENTIFIER": "ostree"})
         assert (entry["MESSAGE"], entry["PRIORITY"]) == ("error: bootloader: no space", "3")
 
 
-def test_logind_reboots_the_machine(machine: Machine) -> None:
-    machine.stage_foreign(B)
+def test_logind_reboots_the_machine(machine: LabMachine) -> None:
+    machine.stage_foreign_image(B)
     with Client(machine.address) as client:
         manager = (login1.NAME, login1.PATH, f"{login1.NAME}.Manager", "Reboot")
         client.call(manager, "(b)", False)
@@ -173,7 +175,7 @@ def test_logind_reboots_the_machine(machine: Machine) -> None:
     assert booted(machine) == "41.2"
 
 
-def test_finalize_deployment_unlocks_and_reboots(machine: Machine) -> None:
+def test_finalize_deployment_unlocks_and_reboots(machine: LabMachine) -> None:
     with RpmOstreeClient(machine.address) as client:
         run(client.rebase(B.pull_spec))
         (address,) = client.os("FinalizeDeployment", "(a{sv})", variants(checksum=("s", B.digest)))
@@ -182,7 +184,7 @@ def test_finalize_deployment_unlocks_and_reboots(machine: Machine) -> None:
     assert booted(machine) == "41.2"
 
 
-def test_finalize_deployment_refuses_what_was_not_meant(machine: Machine) -> None:
+def test_finalize_deployment_refuses_what_was_not_meant(machine: LabMachine) -> None:
     def finalize(**options: tuple[str, object]) -> str:
         (address,) = client.os("FinalizeDeployment", "(a{sv})", variants(**options))
         success, text = run(address)
@@ -201,14 +203,14 @@ def test_finalize_deployment_refuses_what_was_not_meant(machine: Machine) -> Non
             "Reboot blocked by a systemd inhibitor lock in `block` mode\n"
             "Held by: somebody\nReason: busy"
         )
-        assert machine.staged_locked
+        assert machine.is_staged_locked
         run(client.rebase(A.pull_spec, locked=False))
         assert finalize(checksum=("s", A.digest)) == "Staged deployment already unlocked"
 
 
-def test_nothing_new_begins_once_rpm_ostree_reboots(machine: Machine) -> None:
+def test_nothing_new_begins_once_rpm_ostree_reboots(machine: LabMachine) -> None:
     # The delay lock keeps the machine up long enough to ask.
-    machine.change(inhibit_delay_max_s=60.0)
+    machine.change_settings(inhibit_delay_max_s=60.0)
     refspec = f"ostree-unverified-registry:{B.pull_spec}"
     with (
         machine.inhibit_shutdown("somebody", "busy", mode="delay"),
@@ -237,8 +239,8 @@ def test_stopped_machine_leaves_no_process_and_no_socket(directory: Path) -> Non
 def test_machine_can_be_started_again(directory: Path) -> None:
     machine = make_machine(directory)
     with machine:
-        machine.stage_foreign(B)
-    assert not machine.on
+        machine.stage_foreign_image(B)
+    assert not machine.is_on
     with machine:
         assert (machine.boot_count, booted(machine)) == (2, "41.2")
 
@@ -248,7 +250,7 @@ def test_boot_that_fails_leaves_nothing_running(directory: Path) -> None:
     (directory / "a/settings.json").write_text("{")
     with pytest.raises(HostError, match=r"did not start; see .*/daemons.log"):
         machine.start()
-    assert not machine.on
+    assert not machine.is_on
     assert marked(directory) == []
 
 
@@ -256,23 +258,29 @@ def test_stop_does_not_wait_for_a_slow_boot(directory: Path) -> None:
     with running(directory, behaviour=replace(QUICK, boot_s=3600.0)) as machine:
         rebooting = threading.Thread(target=machine.reboot)
         rebooting.start()
-        wait_until(lambda: not machine.on)
+        wait_until(lambda: not machine.is_on)
         machine.stop()
         rebooting.join(LIMIT_S)
-        assert not machine.on
+        assert not machine.is_on
 
 
 def test_frozen_and_busy_processes_do_not_keep_the_power_from_going(directory: Path) -> None:
     with running(directory, "deaf") as machine:
-        machine.agent.wait(lambda agent: agent.ready, LIMIT_S)
+        machine.agent.wait_until(lambda agent: agent.is_ready, LIMIT_S)
         with RpmOstreeClient(machine.address) as client:
             client.shown()
-        with machine.hung("rpm-ostreed"), machine.hung("bus"), machine.hung("agent"):
-            machine.power_cut()
+        with (
+            machine.hang_daemon("rpm-ostreed"),
+            machine.hang_daemon("bus"),
+            machine.hang_daemon("agent"),
+        ):
+            machine.cut_power()
         assert machine.boot_count == 2
 
 
-def test_transient_service_does_not_survive_a_power_cut(machine: Machine, directory: Path) -> None:
+def test_transient_service_does_not_survive_a_power_cut(
+    machine: LabMachine, directory: Path
+) -> None:
     command = [("/bin/sleep", ["sleep", "3600"], False)]
     properties = [("ExecStart", GLib.Variant("a(sasb)", command))]
     with Client(machine.address) as client:
@@ -290,7 +298,7 @@ def test_transient_service_does_not_survive_a_power_cut(machine: Machine, direct
             [],
         )
     assert any(command.startswith("sleep") for command in marked(directory))
-    machine.power_cut()
+    machine.cut_power()
     wait_until(lambda: not any(command.startswith("sleep") for command in marked(directory)))
 
 
@@ -300,7 +308,7 @@ def test_several_machines_run_side_by_side(directory: Path) -> None:
         running(directory, "run") as first,
         running(Path(other), "run") as second,
     ):
-        first.stage_foreign(B)
+        first.stage_foreign_image(B)
         first.reboot()
         assert (booted(first), booted(second)) == ("41.2", "41.1")
         assert (first.boot_count, second.boot_count) == (2, 1)
@@ -309,13 +317,13 @@ def test_several_machines_run_side_by_side(directory: Path) -> None:
 def test_directory_with_a_long_name_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 100)
     with pytest.raises(UsageError, match="107 is the limit"):
-        Machine("node-a", long, tmp_path / "images.json", image=A)
+        LabMachine("node-a", long, tmp_path / "images.json", image=A)
     assert not long.exists()
 
 
 def test_pull_secret_of_the_kubelet_is_private(directory: Path) -> None:
     catalogue = directory / "images.json"
-    machine = Machine("a", directory / "a", catalogue, image=A, kubelet_config='{"auths": {}}')
+    machine = LabMachine("a", directory / "a", catalogue, image=A, kubelet_config='{"auths": {}}')
     place = machine.root / KUBELET_CONFIG
     assert (place.read_text(), place.stat().st_mode & 0o777) == ('{"auths": {}}', 0o600)
 
@@ -325,7 +333,7 @@ def test_pull_secret_of_the_kubelet_is_private(directory: Path) -> None:
 
 def test_agent_tells_readiness_and_status(directory: Path) -> None:
     with running(directory, "run") as machine:
-        assert machine.agent.wait(lambda agent: agent.ready, LIMIT_S)
+        assert machine.agent.wait_until(lambda agent: agent.is_ready, LIMIT_S)
         assert (machine.agent.state, machine.agent.status) == ("active", "run none")
         machine.stop_agent()
         assert (machine.agent.state, machine.agent.pid) == ("inactive", 0)
@@ -334,44 +342,52 @@ def test_agent_tells_readiness_and_status(directory: Path) -> None:
 
 def test_agent_that_is_killed_is_started_again(directory: Path) -> None:
     with running(directory, "run") as machine:
-        machine.agent.wait(lambda agent: agent.ready, LIMIT_S)
+        machine.agent.wait_until(lambda agent: agent.is_ready, LIMIT_S)
         machine.kill_agent()
-        assert machine.agent.wait(lambda agent: agent.starts == 2 and agent.ready, LIMIT_S)
-        text = f"{UNIT}: Main process exited, code=killed, status=9"
-        assert machine.journal({"MESSAGE": text})
+        assert machine.agent.wait_until(
+            lambda agent: agent.start_count == 2 and agent.is_ready, LIMIT_S
+        )
+        text = f"{AGENT_UNIT}: Main process exited, code=killed, status=9"
+        assert machine.read_journal({"MESSAGE": text})
 
 
 def test_agent_that_leaves_on_its_own_stays_away(directory: Path) -> None:
     with running(directory, "leave") as machine:
-        assert machine.agent.wait(lambda agent: agent.state == "inactive", LIMIT_S)
-        assert machine.agent.starts == 1
+        assert machine.agent.wait_until(lambda agent: agent.state == "inactive", LIMIT_S)
+        assert machine.agent.start_count == 1
 
 
 def test_agent_that_keeps_failing_is_given_up(directory: Path) -> None:
     with running(directory, "fail") as machine:
-        assert machine.agent.wait(lambda agent: agent.state == "failed", LIMIT_S)
-        assert machine.agent.starts == BURST + 1
+        assert machine.agent.wait_until(lambda agent: agent.state == "failed", LIMIT_S)
+        assert machine.agent.start_count == START_LIMIT_BURST + 1
         machine.reboot()
-        assert machine.agent.wait(lambda agent: agent.starts > BURST + 1, LIMIT_S)
+        assert machine.agent.wait_until(
+            lambda agent: agent.start_count > START_LIMIT_BURST + 1, LIMIT_S
+        )
 
 
 def test_agent_without_a_sign_of_life_is_replaced(directory: Path) -> None:
     behaviour = replace(QUICK, agent_watchdog_s=0.5)
     with running(directory, "mute", behaviour) as machine:
-        assert machine.agent.wait(lambda agent: agent.starts == 2 and agent.ready, LIMIT_S)
+        assert machine.agent.wait_until(
+            lambda agent: agent.start_count == 2 and agent.is_ready, LIMIT_S
+        )
         assert machine.agent.status == "mute 500000"
 
 
 def test_agent_that_hangs_is_replaced_too(directory: Path) -> None:
     with running(directory, "run", replace(QUICK, agent_watchdog_s=0.5)) as machine:
-        machine.agent.wait(lambda agent: agent.ready, LIMIT_S)
-        with machine.hung("agent"):
-            assert machine.agent.wait(lambda agent: agent.starts == 2 and agent.ready, LIMIT_S)
+        machine.agent.wait_until(lambda agent: agent.is_ready, LIMIT_S)
+        with machine.hang_daemon("agent"):
+            assert machine.agent.wait_until(
+                lambda agent: agent.start_count == 2 and agent.is_ready, LIMIT_S
+            )
 
 
 def test_agent_that_ignores_sigterm_is_killed_at_the_limit(directory: Path) -> None:
     with running(directory, "deaf", replace(QUICK, agent_stop_s=0.2)) as machine:
-        machine.agent.wait(lambda agent: agent.ready, LIMIT_S)
+        machine.agent.wait_until(lambda agent: agent.is_ready, LIMIT_S)
         machine.stop_agent()
         assert (machine.agent.state, machine.agent.pid) == ("inactive", 0)
 
@@ -380,18 +396,24 @@ def test_agent_is_started_by_hand_and_by_every_boot(directory: Path) -> None:
     with running(directory, "run") as machine:
         machine.stop_agent()
         machine.start_agent()
-        assert machine.agent.wait(lambda agent: agent.starts == 2 and agent.ready, LIMIT_S)
+        assert machine.agent.wait_until(
+            lambda agent: agent.start_count == 2 and agent.is_ready, LIMIT_S
+        )
         machine.reboot()
-        assert machine.agent.wait(lambda agent: agent.starts == 3 and agent.ready, LIMIT_S)
-        machine.power_cut()
-        assert machine.agent.wait(lambda agent: agent.starts == 4 and agent.ready, LIMIT_S)
+        assert machine.agent.wait_until(
+            lambda agent: agent.start_count == 3 and agent.is_ready, LIMIT_S
+        )
+        machine.cut_power()
+        assert machine.agent.wait_until(
+            lambda agent: agent.start_count == 4 and agent.is_ready, LIMIT_S
+        )
 
 
 # The services
 
 
-def test_restart_of_rpm_ostreed_ends_its_transaction(machine: Machine) -> None:
-    machine.change(pull_bytes_per_s=1000.0)
+def test_restart_of_rpm_ostreed_ends_its_transaction(machine: LabMachine) -> None:
+    machine.change_settings(pull_bytes_per_s=1000.0)
     with RpmOstreeClient(machine.address) as client:
         with Peer(client.rebase(B.pull_spec)) as peer:
             peer.start()
@@ -400,12 +422,12 @@ def test_restart_of_rpm_ostreed_ends_its_transaction(machine: Machine) -> None:
         assert peer.finished is None
         assert client.shown()["ActiveTransactionPath"] == ""
         assert [d["version"] for d in client.deployments()] == ["41.1"]
-        machine.change(pull_bytes_per_s=100e6)
+        machine.change_settings(pull_bytes_per_s=100e6)
         assert run(client.rebase(B.pull_spec)) == (True, "")
 
 
-def test_systemctl_restarts_rpm_ostreed_as_well(machine: Machine) -> None:
-    machine.change(pull_bytes_per_s=1000.0)
+def test_systemctl_restarts_rpm_ostreed_as_well(machine: LabMachine) -> None:
+    machine.change_settings(pull_bytes_per_s=1000.0)
     with RpmOstreeClient(machine.address) as client:
         peer = Peer(client.rebase(B.pull_spec))
         peer.start()
@@ -415,10 +437,10 @@ def test_systemctl_restarts_rpm_ostreed_as_well(machine: Machine) -> None:
         wait_until(peer.connection.is_closed)
 
 
-def test_hung_service_answers_when_it_goes_on(machine: Machine) -> None:
+def test_hung_service_answers_when_it_goes_on(machine: LabMachine) -> None:
     with RpmOstreeClient(machine.address) as client:
         client.shown()
-        with machine.hung("rpm-ostreed"), pytest.raises(GLib.Error):
+        with machine.hang_daemon("rpm-ostreed"), pytest.raises(GLib.Error):
             client.connection.call_sync(
                 "org.projectatomic.rpmostree1",
                 "/org/projectatomic/rpmostree1/Sysroot",
@@ -433,14 +455,14 @@ def test_hung_service_answers_when_it_goes_on(machine: Machine) -> None:
         assert client.shown()["ActiveTransactionPath"] == ""
 
 
-def test_service_that_does_not_run_can_not_hang(machine: Machine) -> None:
+def test_service_that_does_not_run_can_not_hang(machine: LabMachine) -> None:
     with pytest.raises(HostError, match="rpm-ostreed does not run on node-a"):
-        machine.hung("rpm-ostreed").__enter__()
+        machine.hang_daemon("rpm-ostreed").__enter__()
 
 
-def test_held_transaction_keeps_others_out_until_it_is_let_go(machine: Machine) -> None:
+def test_held_transaction_keeps_others_out_until_it_is_let_go(machine: LabMachine) -> None:
     with RpmOstreeClient(machine.address) as client:
-        with machine.transaction_held():
+        with machine.hold_transaction():
             method, sender, _ = client.shown()["ActiveTransaction"]
             assert method == "RefreshMd"
             assert sender != client.connection.get_unique_name()
@@ -451,9 +473,9 @@ def test_held_transaction_keeps_others_out_until_it_is_let_go(machine: Machine) 
         assert run(client.rebase(B.pull_spec)) == (True, "")
 
 
-def test_sysroot_that_bootc_holds_keeps_rpm_ostree_out(machine: Machine) -> None:
+def test_sysroot_that_bootc_holds_keeps_rpm_ostree_out(machine: LabMachine) -> None:
     with RpmOstreeClient(machine.address) as client:
-        with machine.sysroot_locked():
+        with machine.lock_sysroot():
             with pytest.raises(GLib.Error, match="System transaction in progress") as refused:
                 client.rebase(B.pull_spec)
             assert error_name(refused.value) == BUSY
@@ -461,39 +483,39 @@ def test_sysroot_that_bootc_holds_keeps_rpm_ostree_out(machine: Machine) -> None
         assert run(client.rebase(B.pull_spec)) == (True, "")
 
 
-def test_sysroot_is_free_once_a_transaction_has_finished(machine: Machine) -> None:
-    machine.change(pull_bytes_per_s=1000.0)
+def test_sysroot_is_free_once_a_transaction_has_finished(machine: LabMachine) -> None:
+    machine.change_settings(pull_bytes_per_s=1000.0)
     with RpmOstreeClient(machine.address) as client, Peer(client.rebase(B.pull_spec)) as peer:
         peer.start()
         with pytest.raises(HostError, match="holds the sysroot"):
-            machine.sysroot_locked().__enter__()
+            machine.lock_sysroot().__enter__()
         peer.cancel()
         peer.result()
-        with machine.sysroot_locked():
+        with machine.lock_sysroot():
             pass
 
 
-def test_inhibitor_of_somebody_else_is_listed(machine: Machine) -> None:
+def test_inhibitor_of_somebody_else_is_listed(machine: LabMachine) -> None:
     with machine.inhibit_shutdown("backup", "running"), Client(machine.address) as client:
         manager = (login1.NAME, login1.PATH, f"{login1.NAME}.Manager", "ListInhibitors")
         (held,) = client.call(manager)
         assert held == [("shutdown", "backup", "running", "block", os.getuid(), os.getpid())]
 
 
-def test_unknown_behaviour_is_refused(machine: Machine) -> None:
+def test_unknown_behaviour_is_refused(machine: LabMachine) -> None:
     with pytest.raises(TypeError, match="pull_bites_per_s"):
-        machine.change(pull_bites_per_s=1)
+        machine.change_settings(pull_bites_per_s=1)
 
 
-def test_only_known_services_can_be_named(machine: Machine) -> None:
+def test_only_known_services_can_be_named(machine: LabMachine) -> None:
     with pytest.raises(ValueError, match="rpm-ostreed"):
         machine.restart_service("sshd")
     with pytest.raises(ValueError, match="sshd"):
-        machine.hung("sshd").__enter__()
+        machine.hang_daemon("sshd").__enter__()
 
 
-def test_crash_of_rpm_ostreed_is_mended_by_the_next_call(machine: Machine) -> None:
+def test_crash_of_rpm_ostreed_is_mended_by_the_next_call(machine: LabMachine) -> None:
     with RpmOstreeClient(machine.address) as client:
         client.shown()
-        machine.restart_service("rpm-ostreed", number=signal.SIGKILL)
+        machine.restart_service("rpm-ostreed", signal_number=signal.SIGKILL)
         assert client.shown()["ActiveTransactionPath"] == ""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from treenail_lab.images import make_image
 from treenail_lab.machine import rootfs
-from treenail_lab.machine.ostree.sysroot import Deployment, Sysroot, deployment_of
+from treenail_lab.machine.ostree.sysroot import Sysroot, SysrootDeployment, make_deployment
 
 A = make_image("os/node", "41.1", 1000)
 B = make_image("os/node", "41.2", 1000)
@@ -13,22 +13,22 @@ C = make_image("os/node", "41.3", 1000)
 
 
 def booted(root: Path) -> Sysroot:
-    rootfs.install(root, A)
-    rootfs.boot(root)
+    rootfs.install_root(root, A)
+    rootfs.boot_root(root)
     return Sysroot(root)
 
 
-def of_b(sysroot: Sysroot) -> Deployment:
-    return deployment_of(B, "ostree-unverified-registry:" + B.pull_spec, ("rw",))
+def of_b(sysroot: Sysroot) -> SysrootDeployment:
+    return make_deployment(B, "ostree-unverified-registry:" + B.pull_spec, ("rw",))
 
 
-def versions(deployments: tuple[Deployment, ...]) -> list[str]:
+def versions(deployments: tuple[SysrootDeployment, ...]) -> list[str]:
     return [deployment.version for deployment in deployments]
 
 
 def test_installed_machine_boots_its_image(tmp_path: Path) -> None:
     sysroot = booted(tmp_path)
-    found = sysroot.booted()
+    found = sysroot.find_booted()
     assert found is not None
     assert (found.version, found.digest) == ("41.1", A.digest)
     assert "41.1" in (tmp_path / "etc/os-release").read_text()
@@ -37,68 +37,68 @@ def test_installed_machine_boots_its_image(tmp_path: Path) -> None:
 
 def test_staged_deployment_comes_first_but_is_not_written(tmp_path: Path) -> None:
     sysroot = booted(tmp_path)
-    sysroot.stage(of_b(sysroot), locked=True)
-    assert versions(sysroot.everything()) == ["41.2", "41.1"]
-    assert versions(sysroot.written()) == ["41.1"]
+    sysroot.stage_deployment(of_b(sysroot), locked=True)
+    assert versions(sysroot.list_deployments()) == ["41.2", "41.1"]
+    assert versions(sysroot.read_written()) == ["41.1"]
 
 
 def test_clean_shutdown_puts_an_unlocked_deployment_first(tmp_path: Path) -> None:
     sysroot = booted(tmp_path)
-    sysroot.stage(of_b(sysroot), locked=True)
-    assert sysroot.unlock()
-    assert sysroot.finalize() == of_b(sysroot)
-    assert versions(sysroot.everything()) == ["41.2", "41.1"]
-    assert sysroot.staged() is None
+    sysroot.stage_deployment(of_b(sysroot), locked=True)
+    assert sysroot.unlock_staged()
+    assert sysroot.finalize_staged() == of_b(sysroot)
+    assert versions(sysroot.list_deployments()) == ["41.2", "41.1"]
+    assert sysroot.read_staged() is None
 
 
 def test_clean_shutdown_leaves_a_locked_deployment_alone(tmp_path: Path) -> None:
     sysroot = booted(tmp_path)
-    sysroot.stage(of_b(sysroot), locked=True)
-    assert sysroot.finalize() is None
-    rootfs.boot(tmp_path)
-    assert versions(sysroot.everything()) == ["41.1"]
+    sysroot.stage_deployment(of_b(sysroot), locked=True)
+    assert sysroot.finalize_staged() is None
+    rootfs.boot_root(tmp_path)
+    assert versions(sysroot.list_deployments()) == ["41.1"]
 
 
 def test_boot_without_finalization_loses_what_was_staged(tmp_path: Path) -> None:
     sysroot = booted(tmp_path)
-    before = rootfs.boot_id(tmp_path)
-    sysroot.stage(of_b(sysroot), locked=False)
-    assert rootfs.boot(tmp_path).version == "41.1"
-    assert sysroot.staged() is None
-    assert rootfs.boot_id(tmp_path) != before
+    before = rootfs.read_boot_id(tmp_path)
+    sysroot.stage_deployment(of_b(sysroot), locked=False)
+    assert rootfs.boot_root(tmp_path).version == "41.1"
+    assert sysroot.read_staged() is None
+    assert rootfs.read_boot_id(tmp_path) != before
 
 
 def test_finalization_keeps_the_booted_and_the_pinned_and_drops_the_rest(tmp_path: Path) -> None:
     sysroot = booted(tmp_path)
-    (a,) = sysroot.written()
+    (a,) = sysroot.read_written()
     pinned = replace(of_b(sysroot), serial=7, pinned=True)
-    sysroot.write((a, of_b(sysroot), pinned))
-    new = deployment_of(C, "ostree-unverified-registry:" + C.pull_spec, ("rw",))
-    sysroot.stage(new, locked=False)
-    sysroot.finalize()
-    assert sysroot.written() == (new, a, pinned)
+    sysroot.write_deployments((a, of_b(sysroot), pinned))
+    new = make_deployment(C, "ostree-unverified-registry:" + C.pull_spec, ("rw",))
+    sysroot.stage_deployment(new, locked=False)
+    sysroot.finalize_staged()
+    assert sysroot.read_written() == (new, a, pinned)
 
 
 def test_further_deployment_of_a_commit_has_the_next_serial(tmp_path: Path) -> None:
     sysroot = booted(tmp_path)
-    assert sysroot.next_serial(B.commit) == 0
-    sysroot.stage(of_b(sysroot), locked=False)
-    assert sysroot.next_serial(B.commit) == 1
+    assert sysroot.compute_next_serial(B.commit) == 0
+    sysroot.stage_deployment(of_b(sysroot), locked=False)
+    assert sysroot.compute_next_serial(B.commit) == 1
 
 
 def test_layers_stay_until_nobody_needs_them(tmp_path: Path) -> None:
     sysroot = booted(tmp_path)
     for layer in B.layers:
         sysroot.import_layer(layer.digest)
-    sysroot.stage(of_b(sysroot), locked=False)
+    sysroot.stage_deployment(of_b(sysroot), locked=False)
     assert sysroot.prune_layers() == 0
     sysroot.drop_staged()
     assert sysroot.prune_layers() == len(B.layers)
-    assert sysroot.imported_layers() == {layer.digest for layer in A.layers}
+    assert sysroot.list_layers() == {layer.digest for layer in A.layers}
 
 
 def test_installing_over_a_machine_changes_nothing(tmp_path: Path) -> None:
     sysroot = booted(tmp_path)
-    before = sysroot.everything()
-    rootfs.install(tmp_path, B)
-    assert sysroot.everything() == before
+    before = sysroot.list_deployments()
+    rootfs.install_root(tmp_path, B)
+    assert sysroot.list_deployments() == before

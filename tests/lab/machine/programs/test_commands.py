@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from treenail_lab import images
-from treenail_lab.images import Catalogue, Credential, make_image
+from treenail_lab.images import Credential, ImageCatalogue, make_image
 from treenail_lab.machine import rootfs, settings
-from treenail_lab.machine.ostree.sysroot import Sysroot, with_packages
+from treenail_lab.machine.ostree.sysroot import Sysroot, layer_packages
 from treenail_lab.machine.programs import commands
-from treenail_lab.machine.settings import Settings
+from treenail_lab.machine.settings import MachineSettings
 
 A = make_image("os/node", "1.0", 1_000_000)
 B = make_image("os/node", "2.0", 1_000_000)
@@ -32,18 +32,18 @@ class Machine:
     def __init__(self, directory: Path) -> None:
         self.root = directory / "root"
         self._settings = directory / "settings.json"
-        images.save(Catalogue((A, B, MANY, SECRET)), directory / "images.json")
-        self.change(Settings(pull_bytes_per_s=1e9, staging_s=0.01))
-        rootfs.install(self.root, A)
-        rootfs.boot(self.root)
-        commands.install(self.root, directory / "images.json", self._settings)
+        images.save_catalogue(ImageCatalogue((A, B, MANY, SECRET)), directory / "images.json")
+        self.change(MachineSettings(pull_bytes_per_s=1e9, staging_s=0.01))
+        rootfs.install_root(self.root, A)
+        rootfs.boot_root(self.root)
+        commands.install_programs(self.root, directory / "images.json", self._settings)
 
     @property
     def sysroot(self) -> Sysroot:
         return Sysroot(self.root)
 
-    def change(self, new: Settings) -> None:
-        settings.save(new, self._settings)
+    def change(self, new: MachineSettings) -> None:
+        settings.save_settings(new, self._settings)
 
     def program(self, name: str) -> str:
         return str(self.root / "usr/bin" / name)
@@ -87,7 +87,7 @@ def test_switch_stages_unlocked_and_status_shows_it(machine: Machine) -> None:
     staged = status(machine)["staged"]
     assert isinstance(staged, dict)
     assert staged["image"]["imageDigest"] == B.digest
-    assert (staged["downloadOnly"], machine.sysroot.locked()) == (False, False)
+    assert (staged["downloadOnly"], machine.sysroot.is_staged_locked()) == (False, False)
 
 
 def test_same_image_again_is_no_change(machine: Machine) -> None:
@@ -114,14 +114,14 @@ def test_failure_has_an_exit_code_and_a_reason(
     assert ended.returncode == code
     assert told in ended.stderr
     assert code == 2 or ended.stderr.startswith("error: ")
-    assert machine.sysroot.staged() is None
+    assert machine.sysroot.read_staged() is None
 
 
 def test_deployment_that_rpm_ostree_changed_is_incompatible(machine: Machine) -> None:
-    booted = machine.sysroot.booted()
+    booted = machine.sysroot.find_booted()
     assert booted is not None
-    machine.sysroot.write((with_packages(booted, ("usbguard",), ()),))
-    machine.sysroot.boot()
+    machine.sysroot.write_deployments((layer_packages(booted, ("usbguard",), ()),))
+    machine.sysroot.boot_deployment()
     found = status(machine)["booted"]
     assert isinstance(found, dict)
     assert found["incompatible"] is True
@@ -132,8 +132,8 @@ def test_deployment_that_rpm_ostree_changed_is_incompatible(machine: Machine) ->
 
 def test_rollback_is_a_toggle_and_drops_what_is_staged(machine: Machine) -> None:
     machine.run("bootc", "switch", B.pull_spec)
-    machine.sysroot.finalize()
-    machine.sysroot.boot()
+    machine.sysroot.finalize_staged()
+    machine.sysroot.boot_deployment()
     machine.run("bootc", "switch", MANY.pull_spec)
     seen = []
     for _ in range(2):
@@ -144,7 +144,7 @@ def test_rollback_is_a_toggle_and_drops_what_is_staged(machine: Machine) -> None
 
 
 def test_status_waits_for_the_lock_of_the_sysroot(machine: Machine) -> None:
-    lock = machine.sysroot.lock()
+    lock = machine.sysroot.acquire_lock()
     assert lock is not None
     with subprocess.Popen(
         [machine.program("bootc"), "status", "--json"],
@@ -168,14 +168,14 @@ def test_progress_nobody_reads_stops_the_pull_until_somebody_does(
         # The pipe is full once it takes nothing any more.
         while select.select([], [writer], [], 0.2)[1]:
             assert process.poll() is None
-        assert machine.sysroot.staged() is None
+        assert machine.sysroot.read_staged() is None
         os.close(writer)
         content = b"".join(iter(lambda: os.read(reader, 1 << 16), b""))
         assert process.wait(LIMIT_S) == 0
     events = [json.loads(line) for line in content.splitlines()]
     assert events[0] == {"type": "Start", "version": "0.1.0"}
     assert {event["type"] for event in events[1:]} == {"ProgressBytes", "ProgressSteps"}
-    assert machine.sysroot.staged() is not None
+    assert machine.sysroot.read_staged() is not None
 
 
 def test_progress_whose_reader_left_does_not_stop_the_pull(
@@ -211,10 +211,10 @@ def test_pull_without_a_login_is_refused(machine: Machine) -> None:
 
 
 def test_failing_and_slow_pulls_follow_the_settings(machine: Machine) -> None:
-    machine.change(replace(Settings(), pull_bytes_per_s=1e9, pull_error="connection reset"))
+    machine.change(replace(MachineSettings(), pull_bytes_per_s=1e9, pull_error="connection reset"))
     ended = machine.run("podman", "pull", B.pull_spec)
     assert (ended.returncode, "connection reset" in ended.stderr) == (125, True)
-    machine.change(Settings(pull_bytes_per_s=1000))
+    machine.change(MachineSettings(pull_bytes_per_s=1000))
     with subprocess.Popen([machine.program("podman"), "pull", B.pull_spec]) as slow:
         with pytest.raises(subprocess.TimeoutExpired):
             slow.wait(0.5)
@@ -224,5 +224,5 @@ def test_failing_and_slow_pulls_follow_the_settings(machine: Machine) -> None:
 def test_ostree_undeploys_what_is_staged(machine: Machine) -> None:
     machine.run("bootc", "switch", B.pull_spec)
     assert machine.run("ostree", "admin", "undeploy", "0").returncode == 0
-    assert machine.sysroot.staged() is None
+    assert machine.sysroot.read_staged() is None
     assert machine.run("ostree", "admin", "undeploy", "0").returncode == 1

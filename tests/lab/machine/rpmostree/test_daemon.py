@@ -20,10 +20,10 @@ from tests.lab.machine.client import (
 )
 from treenail_lab.images import Credential, make_image
 from treenail_lab.machine.bus.objects import NOT_FOUND
-from treenail_lab.machine.node.rpmostree_only import OstreeHost
-from treenail_lab.machine.ostree.sysroot import deployment_of
-from treenail_lab.machine.rpmostree.daemon import object_path
-from treenail_lab.machine.settings import DISK_FULL, Settings
+from treenail_lab.machine.node.rpmostree_only import RpmOstreeHost
+from treenail_lab.machine.ostree.sysroot import make_deployment
+from treenail_lab.machine.rpmostree.daemon import build_object_path
+from treenail_lab.machine.settings import DISK_FULL, MachineSettings
 
 pytestmark = pytest.mark.integration
 
@@ -32,17 +32,17 @@ A = make_image("os/node", "41.1", 1_000_000)
 B = make_image("os/node", "41.2", 2_000_000)
 CLOSED = make_image("os/node", "41.3", 2_000_000, registry="r.example", credential=SECRET)
 CORRUPT = make_image("os/node", "41.4", 2_000_000, faults={"pull": "corrupt layer"})
-QUICK = Settings(pull_bytes_per_s=100e6, staging_s=0.02)
+QUICK = MachineSettings(pull_bytes_per_s=100e6, staging_s=0.02)
 
 
 @pytest.fixture
-def host(directory: Path) -> Iterator[OstreeHost]:
-    with OstreeHost(directory, booted=A, images=(B, CLOSED, CORRUPT), settings=QUICK) as running:
+def host(directory: Path) -> Iterator[RpmOstreeHost]:
+    with RpmOstreeHost(directory, booted=A, images=(B, CLOSED, CORRUPT), settings=QUICK) as running:
         yield running
 
 
 @pytest.fixture
-def client(host: OstreeHost) -> Iterator[RpmOstreeClient]:
+def client(host: RpmOstreeHost) -> Iterator[RpmOstreeClient]:
     with RpmOstreeClient(host.address) as connected:
         yield connected
 
@@ -94,7 +94,7 @@ def test_sysroot_shows_what_it_is(client: RpmOstreeClient) -> None:
 
 
 def test_os_object_shows_booted_default_and_rollback(
-    host: OstreeHost, client: RpmOstreeClient
+    host: RpmOstreeHost, client: RpmOstreeClient
 ) -> None:
     run(client.rebase(B.pull_spec, locked=False))
     host.reboot()
@@ -118,7 +118,7 @@ def test_objects_are_listed_by_the_object_manager(client: RpmOstreeClient) -> No
 
 
 def test_os_name_makes_a_path_that_can_not_be_read_back() -> None:
-    assert object_path("a-b/c.d") == "/org/projectatomic/rpmostree1/a_b_c_2Ed"
+    assert build_object_path("a-b/c.d") == "/org/projectatomic/rpmostree1/a_b_c_2Ed"
 
 
 def test_empty_os_name_is_the_booted_one_and_others_are_not_found(
@@ -131,7 +131,7 @@ def test_empty_os_name_is_the_booted_one_and_others_are_not_found(
 
 
 def test_rebase_stages_with_the_lock_that_was_asked_for(
-    host: OstreeHost, client: RpmOstreeClient
+    host: RpmOstreeHost, client: RpmOstreeClient
 ) -> None:
     assert run(client.rebase(B.pull_spec)) == (True, "")
     staged, booted = client.deployments()
@@ -205,7 +205,7 @@ def test_missing_credential_fails_as_a_registry_does(client: RpmOstreeClient) ->
     )
 
 
-def test_credential_is_read_at_each_pull(host: OstreeHost, client: RpmOstreeClient) -> None:
+def test_credential_is_read_at_each_pull(host: RpmOstreeHost, client: RpmOstreeClient) -> None:
     run(client.rebase(CLOSED.pull_spec))
     auth = base64.b64encode(b"node:s3cret").decode()
     (host.root / "run/ostree/auth.json").write_text(
@@ -222,12 +222,12 @@ def test_unknown_digest_is_manifest_unknown(client: RpmOstreeClient) -> None:
 
 
 def test_faults_of_the_machine_and_of_an_image_end_the_transaction(
-    host: OstreeHost, client: RpmOstreeClient
+    host: RpmOstreeHost, client: RpmOstreeClient
 ) -> None:
     assert run(client.rebase(CORRUPT.pull_spec)) == (False, "Importing: corrupt layer")
-    host.change(replace(QUICK, staging_error=DISK_FULL))
+    host.change_settings(replace(QUICK, staging_error=DISK_FULL))
     assert run(client.rebase(B.pull_spec)) == (False, DISK_FULL)
-    host.change(QUICK)
+    host.change_settings(QUICK)
     assert run(client.rebase(B.pull_spec)) == (True, "")
 
 
@@ -266,13 +266,13 @@ def test_arguments_that_are_there_already_change_nothing(client: RpmOstreeClient
 
 
 def test_later_change_without_the_lock_takes_the_lock_away(
-    host: OstreeHost, client: RpmOstreeClient
+    host: RpmOstreeHost, client: RpmOstreeClient
 ) -> None:
     run(client.rebase(B.pull_spec, locked=True))
     existing = kernel_arguments(client, pending=True)
     (address,) = client.os("KernelArgs", "(sasasasa{sv})", existing, ["nosmt"], [], [], {})
     assert run(address) == (True, "")
-    assert not host.sysroot.locked()
+    assert not host.sysroot.is_staged_locked()
 
 
 def test_cleanup_drops_what_is_staged_and_is_harmless_without(client: RpmOstreeClient) -> None:
@@ -284,7 +284,7 @@ def test_cleanup_drops_what_is_staged_and_is_harmless_without(client: RpmOstreeC
 
 
 def test_cleanup_of_the_rollback_leaves_the_booted(
-    host: OstreeHost, client: RpmOstreeClient
+    host: RpmOstreeHost, client: RpmOstreeClient
 ) -> None:
     run(client.rebase(B.pull_spec, locked=False))
     host.reboot()
@@ -294,7 +294,7 @@ def test_cleanup_of_the_rollback_leaves_the_booted(
         assert versions(after) == ["41.2"]
 
 
-def test_rollback_changes_the_order_at_once(host: OstreeHost, client: RpmOstreeClient) -> None:
+def test_rollback_changes_the_order_at_once(host: RpmOstreeHost, client: RpmOstreeClient) -> None:
     run(client.rebase(B.pull_spec, locked=False))
     host.reboot()
     with RpmOstreeClient(host.address) as after:
@@ -302,7 +302,7 @@ def test_rollback_changes_the_order_at_once(host: OstreeHost, client: RpmOstreeC
         assert run(address) == (True, "")
         assert versions(after) == ["41.1", "41.2"]
     host.reboot()
-    booted = host.sysroot.booted()
+    booted = host.sysroot.find_booted()
     assert booted is not None
     assert booted.version == "41.1"
 
@@ -342,9 +342,9 @@ def test_packages_stay_when_the_image_changes(client: RpmOstreeClient) -> None:
 
 
 def test_package_that_no_repository_has_is_not_found(
-    host: OstreeHost, client: RpmOstreeClient
+    host: RpmOstreeHost, client: RpmOstreeClient
 ) -> None:
-    host.change(replace(QUICK, missing_packages=("strace",)))
+    host.change_settings(replace(QUICK, missing_packages=("strace",)))
     assert change_packages(client, install_packages=["strace"]) == (
         False,
         "Packages not found: strace",
@@ -352,11 +352,11 @@ def test_package_that_no_repository_has_is_not_found(
 
 
 def test_deployment_that_somebody_else_staged_shows_by_itself(
-    host: OstreeHost, client: RpmOstreeClient
+    host: RpmOstreeHost, client: RpmOstreeClient
 ) -> None:
     client.sysroot("Reload")
-    foreign = deployment_of(B, f"ostree-unverified-registry:{B.pull_spec}", ("rw",))
-    host.sysroot.stage(foreign, locked=False)
+    foreign = make_deployment(B, f"ostree-unverified-registry:{B.pull_spec}", ("rw",))
+    host.sysroot.stage_deployment(foreign, locked=False)
     wait_until(lambda: len(client.shown()["Deployments"]) == 2)
 
 
@@ -364,7 +364,7 @@ def test_registered_client_keeps_the_daemon_and_an_idle_one_leaves(directory: Pa
     settings = replace(QUICK, idle_exit_s=0.2)
     bus = ("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus")
     with (
-        OstreeHost(directory, booted=A, settings=settings) as host,
+        RpmOstreeHost(directory, booted=A, settings=settings) as host,
         RpmOstreeClient(host.address) as client,
     ):
         client.sysroot("RegisterClient", "(a{sv})", variants(id=("s", "test")))

@@ -18,26 +18,26 @@ from tests.lab.machine.client import (
 )
 from treenail_lab.images import make_image
 from treenail_lab.machine.bus.objects import BUSY
-from treenail_lab.machine.node.rpmostree_only import OstreeHost
-from treenail_lab.machine.settings import Settings
+from treenail_lab.machine.node.rpmostree_only import RpmOstreeHost
+from treenail_lab.machine.settings import MachineSettings
 
 pytestmark = pytest.mark.integration
 
 A = make_image("os/node", "41.1", 1_000_000)
 B = make_image("os/node", "41.2", 4_000_000)
 C = make_image("os/node", "41.3", 4_000_000)
-QUICK = Settings(pull_bytes_per_s=40e6, staging_s=0.02)
+QUICK = MachineSettings(pull_bytes_per_s=40e6, staging_s=0.02)
 SLOW = replace(QUICK, pull_bytes_per_s=0.2e6)
 
 
 @pytest.fixture
-def host(directory: Path) -> Iterator[OstreeHost]:
-    with OstreeHost(directory, booted=A, images=(B, C), settings=QUICK) as running:
+def host(directory: Path) -> Iterator[RpmOstreeHost]:
+    with RpmOstreeHost(directory, booted=A, images=(B, C), settings=QUICK) as running:
         yield running
 
 
 @pytest.fixture
-def client(host: OstreeHost) -> Iterator[RpmOstreeClient]:
+def client(host: RpmOstreeHost) -> Iterator[RpmOstreeClient]:
     with RpmOstreeClient(host.address) as connected:
         yield connected
 
@@ -46,7 +46,7 @@ def idle(client: RpmOstreeClient) -> bool:
     return bool(client.shown()["ActiveTransaction"] == ("", "", ""))
 
 
-def test_nothing_happens_before_start(host: OstreeHost, client: RpmOstreeClient) -> None:
+def test_nothing_happens_before_start(host: RpmOstreeHost, client: RpmOstreeClient) -> None:
     with Peer(client.rebase(B.pull_spec)) as peer:
         assert client.deployments()[0]["version"] == "41.1"
         assert peer.heard == []
@@ -96,29 +96,29 @@ def test_transaction_is_shown_while_it_lives(client: RpmOstreeClient) -> None:
     assert titles[0]["Title"] == f"rebase ostree-unverified-registry:{B.pull_spec}"
 
 
-def test_socket_is_open_to_everybody(host: OstreeHost, client: RpmOstreeClient) -> None:
+def test_socket_is_open_to_everybody(host: RpmOstreeHost, client: RpmOstreeClient) -> None:
     client.rebase(B.pull_spec)
     socket = host.root / "run/rpm-ostree-transaction.sock"
     assert socket.stat().st_mode & 0o777 == 0o666
 
 
 def test_same_call_joins_and_only_the_first_start_counts(
-    host: OstreeHost, client: RpmOstreeClient
+    host: RpmOstreeHost, client: RpmOstreeClient
 ) -> None:
-    host.change(SLOW)
+    host.change_settings(SLOW)
     address = client.rebase(B.pull_spec)
     with Peer(address) as first, RpmOstreeClient(host.address) as other:
         assert first.start()
         assert other.rebase(B.pull_spec) == address
         with Peer(address) as second:
             assert not second.start()
-            host.change(QUICK)
+            host.change_settings(QUICK)
             first.cancel()
             assert first.result() == second.result() == (False, "Operation was cancelled")
 
 
-def test_any_other_call_is_told_to_be_busy(host: OstreeHost, client: RpmOstreeClient) -> None:
-    host.change(SLOW)
+def test_any_other_call_is_told_to_be_busy(host: RpmOstreeHost, client: RpmOstreeClient) -> None:
+    host.change_settings(SLOW)
     with Peer(client.rebase(B.pull_spec)) as peer:
         peer.start()
         with pytest.raises(GLib.Error, match="Transaction in progress: rebase") as refused:
@@ -129,7 +129,7 @@ def test_any_other_call_is_told_to_be_busy(host: OstreeHost, client: RpmOstreeCl
 
 
 def test_initiator_that_leaves_before_start_takes_the_transaction_along(
-    host: OstreeHost, client: RpmOstreeClient
+    host: RpmOstreeHost, client: RpmOstreeClient
 ) -> None:
     with RpmOstreeClient(host.address) as initiator:
         initiator.rebase(B.pull_spec)
@@ -139,7 +139,7 @@ def test_initiator_that_leaves_before_start_takes_the_transaction_along(
 
 
 def test_initiator_that_dies_after_start_is_not_missed(
-    host: OstreeHost, client: RpmOstreeClient
+    host: RpmOstreeHost, client: RpmOstreeClient
 ) -> None:
     with RpmOstreeClient(host.address) as initiator:
         peer = Peer(initiator.rebase(B.pull_spec))
@@ -150,7 +150,7 @@ def test_initiator_that_dies_after_start_is_not_missed(
 
 
 def test_transaction_lives_until_every_peer_has_closed(
-    host: OstreeHost, client: RpmOstreeClient
+    host: RpmOstreeHost, client: RpmOstreeClient
 ) -> None:
     address = client.rebase(B.pull_spec)
     with Peer(address) as lingering:
@@ -161,8 +161,8 @@ def test_transaction_lives_until_every_peer_has_closed(
     wait_until(lambda: idle(client))
 
 
-def test_peer_that_never_closes_is_thrown_out(host: OstreeHost, client: RpmOstreeClient) -> None:
-    host.change(replace(QUICK, force_close_s=0.1))
+def test_peer_that_never_closes_is_thrown_out(host: RpmOstreeHost, client: RpmOstreeClient) -> None:
+    host.change_settings(replace(QUICK, force_close_s=0.1))
     with Peer(client.rebase(B.pull_spec)) as peer:
         peer.start()
         peer.result()
@@ -182,15 +182,15 @@ def test_late_start_hears_finished_once_more_and_alone(client: RpmOstreeClient) 
 
 
 def test_cancel_stops_the_pull_and_keeps_what_was_fetched(
-    host: OstreeHost, client: RpmOstreeClient
+    host: RpmOstreeHost, client: RpmOstreeClient
 ) -> None:
-    host.change(replace(QUICK, pull_bytes_per_s=4e6))
+    host.change_settings(replace(QUICK, pull_bytes_per_s=4e6))
     with Peer(client.rebase(B.pull_spec)) as peer:
         peer.start()
         wait_until(lambda: ("TaskEnd", ("done",)) in peer.heard)
         peer.cancel()
         assert peer.result() == (False, "Operation was cancelled")
-    host.change(QUICK)
+    host.change_settings(QUICK)
     with Peer(client.rebase(B.pull_spec)) as again:
         again.start()
         assert again.result() == (True, "")
@@ -206,9 +206,9 @@ def test_cancel_before_start_is_remembered(client: RpmOstreeClient) -> None:
 
 
 def test_properties_follow_later_than_finished_unless_reloaded(
-    host: OstreeHost, client: RpmOstreeClient
+    host: RpmOstreeHost, client: RpmOstreeClient
 ) -> None:
-    host.change(replace(QUICK, properties_lag_s=60))
+    host.change_settings(replace(QUICK, properties_lag_s=60))
     assert run(client.rebase(B.pull_spec)) == (True, "")
     assert client.shown()["Deployments"][0]["version"] == "41.1"
     client.sysroot("Reload")
@@ -222,7 +222,7 @@ def test_listeners_hear_of_the_new_deployments(client: RpmOstreeClient) -> None:
 
 
 def test_dead_initiator_of_a_finished_transaction_leaves_no_trace(
-    host: OstreeHost, client: RpmOstreeClient
+    host: RpmOstreeHost, client: RpmOstreeClient
 ) -> None:
     with RpmOstreeClient(host.address) as initiator:
         assert run(initiator.rebase(B.pull_spec)) == (True, "")

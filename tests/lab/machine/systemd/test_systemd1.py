@@ -12,7 +12,7 @@ from gi.repository import Gio, GLib
 from tests.lab.machine.client import LIMIT_S, Client, Heard, error_name, wait_until
 from tests.lab.machine.conftest import Services
 from treenail_lab.machine.bus.objects import INVALID_ARGS, READ_ONLY
-from treenail_lab.machine.settings import Settings
+from treenail_lab.machine.settings import MachineSettings
 from treenail_lab.machine.systemd.unit_files import NO_SUCH_UNIT, UNIT_EXISTS, UNIT_MASKED
 from treenail_lab.machine.systemd.units import NAME, PATH
 
@@ -132,7 +132,7 @@ def test_journal_tells_of_each_job(services: Services, systemd: Systemd) -> None
     systemd.job("ReloadOrRestart", "kubelet.service")
 
     def jobs() -> list[tuple[object, object, object]]:
-        entries = services.journal.entries({"SYSLOG_IDENTIFIER": "systemd"})
+        entries = services.journal.read_entries({"SYSLOG_IDENTIFIER": "systemd"})
         return [(e["UNIT"], e["JOB_TYPE"], e["JOB_RESULT"]) for e in entries]
 
     wait_until(lambda: len(jobs()) == 2)
@@ -168,7 +168,7 @@ def test_jobs_for_what_is_not_there_or_masked_are_refused(systemd: Systemd) -> N
 
 
 def test_unit_that_is_to_fail_fails_until_it_is_reset(services: Services, systemd: Systemd) -> None:
-    services.change(Settings(failing_units=("crio.service",)))
+    services.change(MachineSettings(failing_units=("crio.service",)))
     assert systemd.job("Restart", "crio.service") == "failed"
     shown = systemd.unit("crio.service")
     assert (shown["ActiveState"], shown["Result"], shown["ExecMainStatus"]) == (

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from treenail_lab.machine.bus.objects import Refusal
+from treenail_lab.machine.bus.objects import MethodError
 from treenail_lab.machine.systemd.unit_files import (
     FILE_NOT_FOUND,
     NO_SUCH_UNIT,
     UNIT_EXISTS,
     UNIT_LINKED,
     UNIT_MASKED,
-    UnitFiles,
+    UnitFileTree,
 )
 
 UNITS = {
@@ -58,60 +58,78 @@ def links(root: Path) -> dict[str, str]:
     }
 
 
-Operation = Callable[[UnitFiles], object]
+Operation = Callable[[UnitFileTree], object]
 
 STORIES: dict[str, list[tuple[list[str], Operation]]] = {
     "enable": [
-        (["enable", "a.service"], lambda f: f.enable(["a.service"], runtime=False, force=False)),
+        (
+            ["enable", "a.service"],
+            lambda f: f.enable_units(["a.service"], runtime=False, force=False),
+        ),
     ],
     "enable own": [
         (
             ["enable", "own.service"],
-            lambda f: f.enable(["own.service"], runtime=False, force=False),
+            lambda f: f.enable_units(["own.service"], runtime=False, force=False),
         ),
     ],
     "enable static": [
-        (["enable", "s.service"], lambda f: f.enable(["s.service"], runtime=False, force=False)),
+        (
+            ["enable", "s.service"],
+            lambda f: f.enable_units(["s.service"], runtime=False, force=False),
+        ),
     ],
     "enable instance": [
         (
             ["enable", "t@two.service"],
-            lambda f: f.enable(["t@two.service"], runtime=False, force=False),
+            lambda f: f.enable_units(["t@two.service"], runtime=False, force=False),
         ),
     ],
     "enable template": [
-        (["enable", "t@.service"], lambda f: f.enable(["t@.service"], runtime=False, force=False)),
+        (
+            ["enable", "t@.service"],
+            lambda f: f.enable_units(["t@.service"], runtime=False, force=False),
+        ),
     ],
     "enable then disable": [
-        (["enable", "a.service"], lambda f: f.enable(["a.service"], runtime=False, force=False)),
-        (["disable", "a.service"], lambda f: f.disable(["a.service"], runtime=False)),
+        (
+            ["enable", "a.service"],
+            lambda f: f.enable_units(["a.service"], runtime=False, force=False),
+        ),
+        (["disable", "a.service"], lambda f: f.disable_units(["a.service"], runtime=False)),
     ],
     "disable one of two": [
-        (["enable", "a.service"], lambda f: f.enable(["a.service"], runtime=False, force=False)),
+        (
+            ["enable", "a.service"],
+            lambda f: f.enable_units(["a.service"], runtime=False, force=False),
+        ),
         (
             ["enable", "own.service"],
-            lambda f: f.enable(["own.service"], runtime=False, force=False),
+            lambda f: f.enable_units(["own.service"], runtime=False, force=False),
         ),
-        (["disable", "own.service"], lambda f: f.disable(["own.service"], runtime=False)),
+        (["disable", "own.service"], lambda f: f.disable_units(["own.service"], runtime=False)),
     ],
     "mask": [
-        (["mask", "s.service"], lambda f: f.mask(["s.service"], runtime=False, force=False)),
+        (["mask", "s.service"], lambda f: f.mask_units(["s.service"], runtime=False, force=False)),
     ],
     "mask what is not there": [
-        (["mask", "no.service"], lambda f: f.mask(["no.service"], runtime=False, force=False)),
+        (
+            ["mask", "no.service"],
+            lambda f: f.mask_units(["no.service"], runtime=False, force=False),
+        ),
     ],
     "mask then unmask": [
-        (["mask", "a.service"], lambda f: f.mask(["a.service"], runtime=False, force=False)),
-        (["unmask", "a.service"], lambda f: f.unmask(["a.service"], runtime=False)),
+        (["mask", "a.service"], lambda f: f.mask_units(["a.service"], runtime=False, force=False)),
+        (["unmask", "a.service"], lambda f: f.unmask_units(["a.service"], runtime=False)),
     ],
     "preset": [
         (
             ["enable", "own.service"],
-            lambda f: f.enable(["own.service"], runtime=False, force=False),
+            lambda f: f.enable_units(["own.service"], runtime=False, force=False),
         ),
         (
             ["preset", "own.service", "a.service"],
-            lambda f: f.preset(["own.service", "a.service"], runtime=False, force=False),
+            lambda f: f.preset_units(["own.service", "a.service"], runtime=False, force=False),
         ),
     ],
 }
@@ -124,7 +142,7 @@ def test_links_and_states_are_those_that_systemctl_makes(
 ) -> None:
     reference = tmp_path / "reference"
     shutil.copytree(root, reference)
-    files = UnitFiles(root)
+    files = UnitFileTree(root)
     for arguments, operation in STORIES[story]:
         systemctl(reference, *arguments)
         operation(files)
@@ -146,94 +164,94 @@ def systemctl(root: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def state(files: UnitFiles, name: str) -> str:
+def state(files: UnitFileTree, name: str) -> str:
     try:
-        return files.state(name)
-    except Refusal:
+        return files.read_state(name)
+    except MethodError:
         return ""
 
 
 def refused(operation: Callable[[], object]) -> str:
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(MethodError) as refusal:
         operation()
     return refusal.value.name
 
 
 def test_changes_are_reported_as_the_machine_sees_them(root: Path) -> None:
-    done = UnitFiles(root).enable(["own.service"], runtime=False, force=False)
+    done = UnitFileTree(root).enable_units(["own.service"], runtime=False, force=False)
     link = "/etc/systemd/system/multi-user.target.requires/own.service"
-    assert done.made == [("symlink", link, "/etc/systemd/system/own.service")]
-    assert done.installable
+    assert done.changes == [("symlink", link, "/etc/systemd/system/own.service")]
+    assert done.has_install_info
 
 
 def test_enabling_twice_changes_nothing_the_second_time(root: Path) -> None:
-    files = UnitFiles(root)
-    files.enable(["a.service"], runtime=False, force=False)
-    assert files.enable(["a.service"], runtime=False, force=False).made == []
+    files = UnitFileTree(root)
+    files.enable_units(["a.service"], runtime=False, force=False)
+    assert files.enable_units(["a.service"], runtime=False, force=False).changes == []
 
 
 def test_unit_without_an_install_section_says_so(root: Path) -> None:
-    done = UnitFiles(root).enable(["s.service"], runtime=False, force=False)
-    assert (done.made, done.installable) == ([], False)
+    done = UnitFileTree(root).enable_units(["s.service"], runtime=False, force=False)
+    assert (done.changes, done.has_install_info) == ([], False)
 
 
 def test_operations_on_what_is_not_there_are_refused(root: Path) -> None:
-    files = UnitFiles(root)
-    assert refused(lambda: files.state("no.service")) == FILE_NOT_FOUND
-    enable = refused(lambda: files.enable(["no.service"], runtime=False, force=False))
-    disable = refused(lambda: files.disable(["no.service"], runtime=False))
-    preset = refused(lambda: files.preset(["no.service"], runtime=False, force=False))
+    files = UnitFileTree(root)
+    assert refused(lambda: files.read_state("no.service")) == FILE_NOT_FOUND
+    enable = refused(lambda: files.enable_units(["no.service"], runtime=False, force=False))
+    disable = refused(lambda: files.disable_units(["no.service"], runtime=False))
+    preset = refused(lambda: files.preset_units(["no.service"], runtime=False, force=False))
     assert (enable, disable, preset) == (NO_SUCH_UNIT,) * 3
 
 
 def test_own_file_in_etc_can_not_be_masked_even_by_force(root: Path) -> None:
-    files = UnitFiles(root)
+    files = UnitFileTree(root)
     for force in (False, True):
-        name = refused(lambda f=force: files.mask(["own.service"], runtime=False, force=f))  # type: ignore[misc]
+        name = refused(lambda f=force: files.mask_units(["own.service"], runtime=False, force=f))  # type: ignore[misc]
         assert name == UNIT_EXISTS
 
 
 def test_masked_unit_can_not_be_enabled(root: Path) -> None:
-    files = UnitFiles(root)
-    files.mask(["a.service"], runtime=False, force=False)
-    enable = refused(lambda: files.enable(["a.service"], runtime=False, force=False))
+    files = UnitFileTree(root)
+    files.mask_units(["a.service"], runtime=False, force=False)
+    enable = refused(lambda: files.enable_units(["a.service"], runtime=False, force=False))
     assert enable == UNIT_MASKED
 
 
 def test_alias_can_not_be_enabled(root: Path) -> None:
-    files = UnitFiles(root)
-    files.enable(["a.service"], runtime=False, force=False)
-    enable = refused(lambda: files.enable(["aa.service"], runtime=False, force=False))
+    files = UnitFileTree(root)
+    files.enable_units(["a.service"], runtime=False, force=False)
+    enable = refused(lambda: files.enable_units(["aa.service"], runtime=False, force=False))
     assert enable == UNIT_LINKED
 
 
 def test_link_to_something_else_stops_enable_but_for_force(root: Path) -> None:
     link = root / "etc/systemd/system/aa.service"
     link.symlink_to("/usr/lib/systemd/system/s.service")
-    files = UnitFiles(root)
-    enable = refused(lambda: files.enable(["a.service"], runtime=False, force=False))
+    files = UnitFileTree(root)
+    enable = refused(lambda: files.enable_units(["a.service"], runtime=False, force=False))
     assert enable == UNIT_EXISTS
-    files.enable(["a.service"], runtime=False, force=True)
+    files.enable_units(["a.service"], runtime=False, force=True)
     assert str(link.readlink()) == "/usr/lib/systemd/system/a.service"
 
 
 def test_runtime_links_are_below_run(root: Path) -> None:
-    files = UnitFiles(root)
-    files.enable(["own.service"], runtime=True, force=False)
-    assert files.state("own.service") == "enabled-runtime"
-    files.mask(["s.service"], runtime=True, force=False)
-    assert files.state("s.service") == "masked-runtime"
+    files = UnitFileTree(root)
+    files.enable_units(["own.service"], runtime=True, force=False)
+    assert files.read_state("own.service") == "enabled-runtime"
+    files.mask_units(["s.service"], runtime=True, force=False)
+    assert files.read_state("s.service") == "masked-runtime"
 
 
 def test_drop_in_may_want_the_unit_installed(root: Path) -> None:
     drop_in = root / "etc/systemd/system/s.service.d/10-install.conf"
     drop_in.parent.mkdir()
     drop_in.write_text("[Install]\nWantedBy=multi-user.target\n")
-    assert UnitFiles(root).state("s.service") == "disabled"
+    assert UnitFileTree(root).read_state("s.service") == "disabled"
 
 
 def test_wanted_units_are_those_that_start_at_boot(root: Path) -> None:
-    files = UnitFiles(root)
-    files.enable(["a.service", "own.service"], runtime=False, force=False)
-    files.mask(["b.socket"], runtime=False, force=False)
-    assert files.wanted() == ["a.service", "own.service"]
+    files = UnitFileTree(root)
+    files.enable_units(["a.service", "own.service"], runtime=False, force=False)
+    files.mask_units(["b.socket"], runtime=False, force=False)
+    assert files.list_wanted() == ["a.service", "own.service"]

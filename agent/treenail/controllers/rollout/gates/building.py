@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from treenail.api.meta import Condition
-from treenail.controllers.rollout.gates.os_image import BuildState, ImageBuild, ImageConfig
+from treenail.controllers.rollout.gates.os_image import BuildState, MachineOSBuild, MachineOSConfig
 
 IMAGE_BUILD_DEGRADED = "ImageBuildDegraded"
 
 
-def unfinished(config: ImageConfig | None, build: ImageBuild | None) -> bool:
+def is_build_unfinished(config: MachineOSConfig | None, build: MachineOSBuild | None) -> bool:
     """The image that the pool waits for is not there yet."""
     if config is None or build is None:
         return False
@@ -17,37 +17,37 @@ def unfinished(config: ImageConfig | None, build: ImageBuild | None) -> bool:
     return build.state in (BuildState.PREPARED, BuildState.BUILDING, BuildState.FAILED)
 
 
-def updating(
-    config: ImageConfig | None,
-    build: ImageBuild | None,
+def compute_build_updating(
+    config: MachineOSConfig | None,
+    build: MachineOSBuild | None,
     *,
-    complete: bool,
-    paused: bool,
-    degraded: bool,
+    is_complete: bool,
+    is_paused: bool,
+    is_degraded: bool,
 ) -> tuple[str, str, str] | None:
     """Status, reason and message of the Updating condition; None when the build has no say."""
     if config is None:
         return None
-    if not paused and degraded:
+    if not is_paused and is_degraded:
         return ("False", "Degraded", "Pool update paused due to degraded condition")
     if build is None:
         waiting = "waiting for a new OS image build to start"
-        lead = "Pool is paused; " if paused else "Pool is "
+        lead = "Pool is paused; " if is_paused else "Pool is "
         return ("True", "WaitingForBuild", f"{lead}{waiting} (mosc: {config.name})")
-    if build.state is BuildState.SUCCEEDED and complete:
+    if build.state is BuildState.SUCCEEDED and is_complete:
         return None
-    said = (_PAUSED if paused else _UNPAUSED)[build.state]
+    said = (_PAUSED_BY_STATE if is_paused else _UPDATING_BY_STATE)[build.state]
     return (said[0], said[1], f"{said[2]} (mosb: {build.name})")
 
 
-def degraded(
-    config: ImageConfig | None, build: ImageBuild | None, before: Condition | None
+def compute_build_degraded(
+    config: MachineOSConfig | None, build: MachineOSBuild | None, previous: Condition | None
 ) -> Iterator[Condition]:
     """The ImageBuildDegraded condition where it is to change.
 
     Who builds says that a build failed; it is taken back here as soon as that is over.
     """
-    failed = before is not None and before.status == "True"
+    failed = previous is not None and previous.status == "True"
     if build is not None and build.state in (BuildState.PREPARED, BuildState.BUILDING):
         yield Condition(IMAGE_BUILD_DEGRADED, "False", "Building", "New build started")
     elif build is not None and build.state is BuildState.SUCCEEDED:
@@ -63,7 +63,7 @@ def degraded(
         yield Condition(IMAGE_BUILD_DEGRADED, "False", reason, message)
 
 
-_UNPAUSED = {
+_UPDATING_BY_STATE = {
     BuildState.INITIAL: (
         "True", "WaitingForBuild", "Pool is waiting for OS image build to start",
     ),
@@ -84,7 +84,7 @@ _UNPAUSED = {
     ),
 }  # fmt: skip
 
-_PAUSED = {
+_PAUSED_BY_STATE = {
     BuildState.INITIAL: (
         "True", "Paused", "Pool is paused; OS image build has been created but not yet started",
     ),

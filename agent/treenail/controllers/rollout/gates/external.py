@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from treenail.api.decode import Fields
 
-ALERTS_AT_MOST = 50
+MAX_ALERTS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,32 +28,32 @@ class LockServer:
 
 
 @dataclass(frozen=True, slots=True)
-class Alerts:
+class PrometheusAlerts:
     """Alerts of a Prometheus that hold a rollout up while one of them fires."""
 
     url: str
     names: tuple[str, ...]
 
 
-def lock_server(fields: Fields) -> LockServer:
+def parse_lock_server(fields: Fields) -> LockServer:
     """The server in a policy; raises `ConfigError`."""
-    group = fields.required_text("group")
+    group = fields.get_required_text("group")
     # The characters that the protocol allows.
     if not group.isascii() or not group.replace("-", "").replace(".", "").isalnum():
-        raise fields.refuse("group", "letters, digits, dots and dashes")
-    return LockServer(_url(fields), group)
+        raise fields.make_error("group", "letters, digits, dots and dashes")
+    return LockServer(_parse_url(fields), group)
 
 
-def alerts(fields: Fields) -> Alerts:
+def parse_alerts(fields: Fields) -> PrometheusAlerts:
     """The alerts in a policy; raises `ConfigError`."""
-    names = fields.texts("names")
-    if not names or len(names) > ALERTS_AT_MOST or not all(names):
-        raise fields.error(f"{fields.at('names')}: expected 1 to {ALERTS_AT_MOST} names of alerts")
-    return Alerts(_url(fields), names)
+    names = fields.get_text_list("names")
+    if not names or len(names) > MAX_ALERTS or not all(names):
+        raise fields.error(f"{fields.path_of('names')}: expected 1 to {MAX_ALERTS} names of alerts")
+    return PrometheusAlerts(_parse_url(fields), names)
 
 
-def _url(fields: Fields) -> str:
-    text = fields.required_text("url")
+def _parse_url(fields: Fields) -> str:
+    text = fields.get_required_text("url")
     try:
         parts = urlsplit(text)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -61,5 +61,5 @@ def _url(fields: Fields) -> str:
         usable = False
         parts = urlsplit("")
     if not usable or parts.username or parts.query or parts.fragment or not text.isprintable():
-        raise fields.refuse("url", "an http or https URL without user, query and fragment")
+        raise fields.make_error("url", "an http or https URL without user, query and fragment")
     return text.rstrip("/")

@@ -17,41 +17,43 @@ _WEEK = timedelta(days=7)
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class MaintenanceWindow:
     """One window of a week."""
 
     days: frozenset[int]
     """Days on which it opens; Monday is 0."""
     start: time
-    length: timedelta
+    duration: timedelta
     zone: ZoneInfo
 
-    def openings(self, now: datetime) -> Iterator[tuple[datetime, datetime]]:
+    def find_openings(self, now: datetime) -> Iterator[tuple[datetime, datetime]]:
         """Opening and closing times near ``now``, past ones first."""
-        first = (now - self.length).astimezone(self.zone).date() - timedelta(days=1)
-        for offset in range(self.length.days + 10):
+        first = (now - self.duration).astimezone(self.zone).date() - timedelta(days=1)
+        for offset in range(self.duration.days + 10):
             day = first + timedelta(days=offset)
             if day.weekday() in self.days:
                 opens = datetime.combine(day, self.start, self.zone).astimezone(UTC)
-                yield opens, opens + self.length
+                yield opens, opens + self.duration
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
-    """Nodes may be taken out of service; ``left_s`` until it closes, None when it never does."""
+class WindowOpen:
+    """Nodes may be taken out of service; ``closes_in_s`` until it closes, None when it never does."""
 
-    left_s: float | None = None
+    closes_in_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class WindowClosed:
     """They may not; ``opens_in_s`` until they may, ``opens_at`` for people."""
 
     opens_in_s: float
     opens_at: str
 
 
-def look(windows: Iterable[Window], now: float) -> Open | Closed:
+def find_window_state(
+    windows: Iterable[MaintenanceWindow], now: float
+) -> WindowOpen | WindowClosed:
     """Whether any of the windows is open at ``now`` (seconds since the epoch).
 
     Without windows it is always open. Windows that overlap or touch are one.
@@ -60,55 +62,55 @@ def look(windows: Iterable[Window], now: float) -> Open | Closed:
     spans = sorted(
         (opens, closes, str(found.zone))
         for found in windows
-        for opens, closes in found.openings(moment)
+        for opens, closes in found.find_openings(moment)
     )
     if not spans:
-        return Open()
+        return WindowOpen()
     closing = moment
     for opens, closes, _zone in spans:
         if opens <= closing:
             closing = max(closing, closes)
     if closing > moment:
         left = closing - moment
-        return Open(None if left > _WEEK else left.total_seconds())
+        return WindowOpen(None if left > _WEEK else left.total_seconds())
     opens, _closes, zone = next(span for span in spans if span[0] > moment)
     local = opens.astimezone(ZoneInfo(zone))
-    return Closed((opens - moment).total_seconds(), f"{local:%Y-%m-%d %H:%M} {zone}")
+    return WindowClosed((opens - moment).total_seconds(), f"{local:%Y-%m-%d %H:%M} {zone}")
 
 
-def window(fields: Fields, length_s: float | None) -> Window:
+def parse_window(fields: Fields, duration_s: float | None) -> MaintenanceWindow:
     """The window in a document; raises `ConfigError`."""
-    if not length_s or length_s > _WEEK.total_seconds():
-        raise fields.error(f"{fields.at('duration')}: expected a duration of at most a week")
-    days = fields.texts("days") or DAYS
+    if not duration_s or duration_s > _WEEK.total_seconds():
+        raise fields.error(f"{fields.path_of('duration')}: expected a duration of at most a week")
+    days = fields.get_text_list("days") or DAYS
     for index, day in enumerate(days):
         if day not in DAYS:
             raise fields.error(
-                f"{fields.at('days')}[{index}]: expected one of {', '.join(DAYS)}, "
+                f"{fields.path_of('days')}[{index}]: expected one of {', '.join(DAYS)}, "
                 f"found {day!r:.40}"
             )
-    start = fields.required_text("start")
+    start = fields.get_required_text("start")
     try:
         clock = datetime.strptime(start, "%H:%M").time()  # noqa: DTZ007  # a time without a date
     except ValueError as error:
         raise fields.error(
-            f"{fields.at('start')}: expected a time such as 01:30, found {start!r:.40}"
+            f"{fields.path_of('start')}: expected a time such as 01:30, found {start!r:.40}"
         ) from error
-    return Window(
+    return MaintenanceWindow(
         days=frozenset(map(DAYS.index, days)),
         start=clock,
-        length=timedelta(seconds=length_s),
-        zone=_zone(fields),
+        duration=timedelta(seconds=duration_s),
+        zone=_parse_zone(fields),
     )
 
 
-def _zone(fields: Fields) -> ZoneInfo:
-    name = fields.required_text("timeZone")
+def _parse_zone(fields: Fields) -> ZoneInfo:
+    name = fields.get_required_text("timeZone")
     try:
         return ZoneInfo(name)
     # A key is looked for among the files of the system, and may be no name of a file at all.
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise fields.error(
-            f"{fields.at('timeZone')}: expected a time zone such as Europe/Berlin, "
+            f"{fields.path_of('timeZone')}: expected a time zone such as Europe/Berlin, "
             f"found {name!r:.60}"
         ) from error
