@@ -17,7 +17,7 @@ PACKAGES = {"agent/treenail": "treenail", "lab/treenail_lab": "treenail_lab"}
 
 # From the lowest up. Imports go downwards only, and never sideways into another name of a row.
 ROWS = (
-    {"errors", "clock"},
+    {"errors", "clock", "codec"},
     {"log", "retry"},
     {"api"},
     {"config"},

@@ -1,0 +1,282 @@
+"""The codec of our own files: what it writes, what it reads, and what it refuses."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum, StrEnum
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treenail import codec
+from treenail.codec import CodecError, UnknownMemberError
+
+
+class Colour(StrEnum):
+    RED = "red"
+    DEEP_BLUE = "deep-blue"
+
+
+class Rank(IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    x: int
+    y: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Circle:
+    shape: Literal["circle"] = "circle"
+    radius: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Square:
+    shape: Literal["square"] = "square"
+    side: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    text: str
+    number: int
+    share: float
+    switch: bool
+    colour: Colour
+    rank: Rank
+    point: Point
+    maybe: Point | None = None
+    state: bool | None = None
+    owner: int | str = 0
+    names: tuple[str, ...] = ()
+    pair: tuple[str, int] = ("", 0)
+    paths: frozenset[str] = frozenset()
+    units: Mapping[str, bool | None] = field(default_factory=dict)
+    seconds: Mapping[Colour, float] = field(default_factory=dict)
+    shape: Circle | Square | None = None
+    boot_id: str = field(default="", metadata=codec.key("bootID"))
+
+
+FULL = Everything(
+    text="a",
+    number=1,
+    share=0.5,
+    switch=True,
+    colour=Colour.DEEP_BLUE,
+    rank=Rank.HIGH,
+    point=Point(1, 2),
+    maybe=Point(3),
+    state=False,
+    owner="root",
+    names=("b", "c"),
+    pair=("d", 4),
+    paths=frozenset({"/z", "/a"}),
+    units={"a.service": True, "b.service": None},
+    seconds={Colour.RED: 1.5},
+    shape=Square(side=2.0),
+    boot_id="boot-1",
+)
+
+FULL_JSON: dict[str, object] = {
+    "text": "a",
+    "number": 1,
+    "share": 0.5,
+    "switch": True,
+    "colour": "deep-blue",
+    "rank": "HIGH",
+    "point": {"x": 1, "y": 2},
+    "maybe": {"x": 3, "y": 0},
+    "state": False,
+    "owner": "root",
+    "names": ["b", "c"],
+    "pair": ["d", 4],
+    "paths": ["/a", "/z"],
+    "units": {"a.service": True, "b.service": None},
+    "seconds": {"red": 1.5},
+    "shape": {"shape": "square", "side": 2.0},
+    "bootID": "boot-1",
+}
+
+REQUIRED = {
+    key: FULL_JSON[key] for key in ("text", "number", "share", "switch", "colour", "rank", "point")
+}
+
+
+def test_encode_every_type_writes_plain_json() -> None:
+    assert codec.encode(FULL) == FULL_JSON
+    assert list(codec.encode(FULL)) == list(FULL_JSON)
+
+
+def test_decode_every_type_restores_the_object() -> None:
+    assert codec.decode(Everything, json.loads(json.dumps(FULL_JSON))) == FULL
+
+
+def test_decode_missing_keys_takes_defaults() -> None:
+    found = codec.decode(Everything, REQUIRED)
+    assert found == Everything("a", 1, 0.5, True, Colour.DEEP_BLUE, Rank.HIGH, Point(1, 2))
+
+
+def test_decode_unknown_keys_are_ignored_at_every_depth() -> None:
+    document = {**FULL_JSON, "later": [1], "point": {"x": 1, "y": 2, "z": 3}}
+    assert codec.decode(Everything, document) == FULL
+
+
+def test_decode_integer_for_float_is_converted() -> None:
+    found = codec.decode(Everything, {**FULL_JSON, "share": 2})
+    assert found.share == 2.0
+    assert isinstance(found.share, float)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"text": 1}, "text: expected a string, found an integer"),
+        ({"text": None}, "text: expected a string, found null"),
+        ({"number": True}, "number: expected an integer, found a boolean"),
+        ({"number": 1.5}, "number: expected an integer, found a number"),
+        ({"share": True}, "share: expected a number, found a boolean"),
+        ({"switch": 1}, "switch: expected a boolean, found an integer"),
+        ({"colour": "green"}, "colour: 'green' is no Colour"),
+        ({"colour": 1}, "colour: expected a string, found an integer"),
+        ({"rank": "2"}, "rank: '2' is no Rank"),
+        ({"point": []}, "point: expected an object, found a list"),
+        ({"point": {}}, "point.x: the key is missing"),
+        ({"maybe": {"x": "1"}}, "maybe.x: expected an integer, found a string"),
+        ({"maybe": 1}, "maybe: expected an object, found an integer"),
+        ({"state": "yes"}, "state: expected a boolean, found a string"),
+        ({"owner": 1.5}, "owner: expected a string, found a number"),
+        ({"names": "b"}, "names: expected a list, found a string"),
+        ({"names": ["b", 1]}, "names[1]: expected a string, found an integer"),
+        ({"pair": ["d"]}, "pair: expected 2 values, found 1"),
+        ({"pair": ["d", "e"]}, "pair[1]: expected an integer, found a string"),
+        ({"paths": {}}, "paths: expected a list, found an object"),
+        ({"units": {"a.service": "on"}}, "units.a.service: expected a boolean, found a string"),
+        ({"seconds": {"green": 1.0}}, "seconds.green: 'green' is no Colour"),
+        ({"shape": {"shape": "line"}}, "shape.shape: expected another value"),
+        ({"shape": {"shape": "circle", "radius": "1"}}, "shape.radius: expected a number"),
+        ({"bootID": 1}, "bootID: expected a string, found an integer"),
+    ],
+)
+def test_decode_wrong_type_names_the_path(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(CodecError) as caught:
+        codec.decode(Everything, {**FULL_JSON, **changes})
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("missing", REQUIRED)
+def test_decode_missing_required_key_is_refused(missing: str) -> None:
+    document = {name: value for name, value in REQUIRED.items() if name != missing}
+    with pytest.raises(CodecError, match=f"^{missing}: the key is missing$"):
+        codec.decode(Everything, document)
+
+
+def test_decode_no_object_is_refused() -> None:
+    with pytest.raises(CodecError, match=r"^expected an object, found a list$"):
+        codec.decode(Point, [1, 2])
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    colour: Colour
+    seconds: Mapping[Colour, float] = field(default_factory=dict, metadata=codec.key(can_skip=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerant:
+    colour: Colour = field(default=Colour.RED, metadata=codec.key(fallback=Colour.DEEP_BLUE))
+    history: tuple[Past, ...] = field(default=(), metadata=codec.key(can_skip=True))
+    strict: tuple[Past, ...] = ()
+
+
+def test_decode_unknown_member_with_fallback_takes_it() -> None:
+    assert codec.decode(Tolerant, {"colour": "green"}).colour is Colour.DEEP_BLUE
+    assert codec.decode(Tolerant, {}).colour is Colour.RED
+
+
+def test_decode_wrong_type_with_fallback_is_refused() -> None:
+    with pytest.raises(CodecError, match=r"^colour: expected a string"):
+        codec.decode(Tolerant, {"colour": 1})
+
+
+def test_decode_unknown_member_in_skippable_entries_leaves_only_them_out() -> None:
+    rows = [{"colour": "red"}, {"colour": "green"}, {"colour": "deep-blue"}]
+    found = codec.decode(Tolerant, {"history": rows})
+    assert found.history == (Past(Colour.RED), Past(Colour.DEEP_BLUE))
+    row = {"colour": "red", "seconds": {"red": 1, "green": 2}}
+    found = codec.decode(Tolerant, {"history": [row]})
+    assert found.history == (Past(Colour.RED, {Colour.RED: 1.0}),)
+
+
+def test_decode_unknown_member_elsewhere_is_refused() -> None:
+    with pytest.raises(UnknownMemberError, match=r"^strict\[0\]\.colour: 'green' is no Colour$"):
+        codec.decode(Tolerant, {"strict": [{"colour": "green"}]})
+
+
+def test_decode_damaged_entry_among_skippable_ones_is_refused() -> None:
+    with pytest.raises(CodecError, match=r"^history\[0\]\.colour: the key is missing$"):
+        codec.decode(Tolerant, {"history": [{}]})
+
+
+def _resolve_loudly() -> object:
+    RESOLVED.append("Point")
+    return Point | None
+
+
+RESOLVED: list[str] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Lazy:
+    point: object = field(default=None, metadata=codec.key(resolve=_resolve_loudly))
+
+
+def test_decode_lazy_type_is_resolved_for_a_value_only() -> None:
+    RESOLVED.clear()
+    assert codec.decode(Lazy, {"point": None}) == Lazy()
+    assert RESOLVED == []
+    assert codec.decode(Lazy, {"point": {"x": 1}}) == Lazy(Point(1))
+    assert RESOLVED == ["Point"]
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    inner: "Later"
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    x: int
+
+
+def test_decode_annotation_as_text_is_resolved() -> None:
+    assert codec.decode(Forward, {"inner": {"x": 1}}) == Forward(Later(1))
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    colour: object
+
+
+class Plain(Enum):
+    ONE = 1
+
+
+def test_unsupported_types_are_errors_of_the_program() -> None:
+    with pytest.raises(TypeError, match="cannot decode JSON as"):
+        codec.decode(Unsupported, {"colour": "red"})
+    with pytest.raises(TypeError, match="cannot encode bytes as JSON"):
+        codec.encode(Unsupported(b"red"))
+    with pytest.raises(TypeError, match="cannot encode int as a key"):
+        codec.encode(Unsupported({1: "red"}))
+    assert codec.encode(Unsupported(Plain.ONE)) == {"colour": "ONE"}
+
+
+@given(st.builds(Everything, share=st.floats(allow_nan=False)))
+def test_any_object_survives_encoding(value: Everything) -> None:
+    assert codec.decode(Everything, json.loads(json.dumps(codec.encode(value)))) == value
