@@ -43,7 +43,7 @@ def refusal(**values: object) -> str:
         ("data:,%C3%A9%00%ff", b"\xc3\xa9\x00\xff"),
     ],
 )
-def test_a_data_url_is_decoded(source: str | None, found: bytes) -> None:
+def test_data_url_is_decoded(source: str | None, found: bytes) -> None:
     assert contents(source=source).decode_bytes() == found
 
 
@@ -67,11 +67,11 @@ def test_a_data_url_is_decoded(source: str | None, found: bytes) -> None:
         ),
     ],
 )
-def test_what_is_no_data_url_is_refused_with_its_place(source: str, message: str) -> None:
+def test_invalid_data_url_is_rejected_with_its_location(source: str, message: str) -> None:
     assert refusal(source=source) == "files[3].contents" + message
 
 
-def test_gzip_is_unpacked_member_by_member() -> None:
+def test_gzip_contents_are_decompressed_member_by_member() -> None:
     packed = base64.b64encode(gzip.compress(b"a") + gzip.compress(b"b")).decode()
     assert contents(source="data:;base64," + packed, compression="gzip").decode_bytes() == b"ab"
 
@@ -93,12 +93,12 @@ def test_gzip_is_unpacked_member_by_member() -> None:
     ],
     ids=["cut", "plain", "tail", "bomb", "two halves of a bomb"],
 )
-def test_gzip_that_is_broken_or_a_bomb_is_refused(packed: bytes, message: str) -> None:
+def test_broken_gzip_or_gzip_bomb_is_rejected(packed: bytes, message: str) -> None:
     source = "data:;base64," + base64.b64encode(packed).decode()
     assert refusal(source=source, compression="gzip") == "files[3].contents" + message
 
 
-def test_another_compression_is_refused() -> None:
+def test_unknown_compression_is_rejected() -> None:
     assert refusal(compression="xz") == (
         "files[3].contents.compression: expected gzip or nothing, found 'xz'"
     )
@@ -116,13 +116,13 @@ def test_contents_are_checked_against_their_digest() -> None:
         )
 
 
-def test_contents_do_not_show_in_a_representation_or_an_error() -> None:
+def test_contents_are_absent_from_repr_and_errors() -> None:
     assert "canary" not in repr(contents(source="data:,canary"))
     assert "canary" not in refusal(source="data:,canary canary")
     assert "canary" not in refusal(source="canary")
 
 
-def test_contents_are_written_as_they_were_read() -> None:
+def test_contents_round_trip_without_loss() -> None:
     for values in (
         {},
         {"source": "", "compression": ""},
@@ -138,7 +138,7 @@ def test_contents_are_written_as_they_were_read() -> None:
 
 @fuzz
 @given(st.binary(), st.sampled_from(ENCODINGS))
-def test_every_encoding_gives_the_bytes_back(raw: bytes, encode: object) -> None:
+def test_every_encoding_decodes_to_the_original_bytes(raw: bytes, encode: object) -> None:
     assert contents(**encode(raw)).decode_bytes() == raw
 
 
@@ -146,7 +146,7 @@ def test_every_encoding_gives_the_bytes_back(raw: bytes, encode: object) -> None
 @given(
     st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters='#"<>[]^`{|}\\'))
 )
-def test_percent_decoding_is_that_of_the_standard_library(text: str) -> None:
+def test_percent_decoding_matches_the_standard_library(text: str) -> None:
     with contextlib.suppress(IgnitionError):
         assert contents(source="data:," + text).decode_bytes() == urllib.parse.unquote_to_bytes(
             text
@@ -175,6 +175,6 @@ FULL = {
         }
     )
 )
-def test_any_contents_are_decoded_or_refused(values: object) -> None:
+def test_any_contents_are_decoded_or_rejected(values: object) -> None:
     with contextlib.suppress(ConfigError):
         Contents.from_fields(Fields.from_json(values, "x", IgnitionError)).decode_bytes()

@@ -10,7 +10,7 @@ def b64(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
-def test_everything_that_is_handed_to_nodes_is_read():
+def test_controllerconfig_with_every_field_is_read():
     document = {
         "spec": {
             "kubeAPIServerServingCAData": b64("kubelet"),
@@ -30,21 +30,21 @@ def test_everything_that_is_handed_to_nodes_is_read():
     )
 
 
-def test_fields_that_are_null_or_missing_hand_out_nothing():
+def test_controllerconfig_with_null_or_missing_fields_is_empty():
     document = {"spec": {"cloudProviderCAData": None, "imageRegistryBundleData": None}}
 
     assert ControllerConfigData.from_json(document) == ControllerConfigData()
 
 
 @pytest.mark.parametrize("name", ["../etc", "a/b", "", ".", "a..5..6", "-", "a..123456"])
-def test_registry_whose_name_is_none_is_refused(name):
+def test_registry_with_invalid_name_is_rejected(name):
     with pytest.raises(ConfigError, match="imageRegistryBundleData"):
         ControllerConfigData.from_json(
             {"spec": {"imageRegistryBundleData": [{"file": name, "data": ""}]}}
         )
 
 
-def test_what_is_not_base64_is_named_and_not_shown():
+def test_invalid_base64_is_rejected_without_its_value():
     with pytest.raises(ConfigError) as refused:
         ControllerConfigData.from_json({"spec": {"internalRegistryPullSecret": "canary!"}})
 

@@ -25,7 +25,7 @@ def refusal(read: object) -> str:
     return str(caught.value)
 
 
-def test_a_wrong_type_is_named_with_its_place_and_value() -> None:
+def test_wrong_type_is_rejected_with_location_and_value() -> None:
     file = files()[1]
     assert (
         refusal(lambda: file.get_text("path")) == "spec.files[1].path: expected a string, found 7"
@@ -42,7 +42,7 @@ def test_a_wrong_type_is_named_with_its_place_and_value() -> None:
     assert refusal(lambda: file.get_list("ok")) == "spec.files[1].ok: expected a list, found true"
 
 
-def test_a_wrong_element_is_named_by_its_index() -> None:
+def test_wrong_list_element_is_rejected_with_its_index() -> None:
     fields = Fields.from_json(FILES, "").get_object("spec")
     assert refusal(lambda: list(fields.iter_objects("files"))) == (
         "spec.files[2]: expected an object, found a string"
@@ -53,14 +53,14 @@ def test_a_wrong_element_is_named_by_its_index() -> None:
     )
 
 
-def test_a_secret_of_the_wrong_type_is_not_quoted() -> None:
+def test_secret_of_wrong_type_is_withheld() -> None:
     user = Fields({"passwordHash": 12345}, "user")
     assert refusal(lambda: user.get_optional_text("passwordHash")) == (
         "user.passwordHash: expected a string, found a number or a boolean"
     )
 
 
-def test_absent_and_null_are_the_same() -> None:
+def test_null_field_reads_like_an_absent_field() -> None:
     for fields in (Fields({}, "x"), Fields(dict.fromkeys("abcdefgh"), "x")):
         assert fields.get_text("a") == ""
         assert fields.get_optional_text("b") is None
@@ -72,7 +72,7 @@ def test_absent_and_null_are_the_same() -> None:
         assert list(fields.iter_objects("h")) == []
 
 
-def test_required_text_must_be_there_and_not_empty() -> None:
+def test_required_text_absent_or_empty_is_rejected() -> None:
     fields = Fields({"name": ""}, "metadata")
     assert refusal(lambda: fields.get_required_text("name")) == (
         "metadata.name: expected a string, found an empty string"
@@ -82,21 +82,21 @@ def test_required_text_must_be_there_and_not_empty() -> None:
     )
 
 
-def test_unusual_keys_are_quoted_in_the_place() -> None:
+def test_unusual_keys_are_quoted_in_the_location() -> None:
     fields = Fields({"annotations": {"a.io/b": 1}}, "metadata")
     assert refusal(lambda: fields.get_text_map("annotations")) == (
         'metadata.annotations["a.io/b"]: expected a string, found 1'
     )
 
 
-def test_half_a_character_is_refused() -> None:
+def test_lone_surrogate_is_rejected() -> None:
     fields = Fields({"name": "a\ud800"}, "metadata")
     assert refusal(lambda: fields.get_text("name")) == (
         "metadata.name: expected a string, found half a surrogate pair at character 1"
     )
 
 
-def test_the_error_is_of_the_class_the_caller_chose() -> None:
+def test_error_has_the_class_of_the_caller() -> None:
     with pytest.raises(IgnitionError):
         Fields.from_json([], "spec.config", IgnitionError)
     with pytest.raises(IgnitionError):
@@ -114,26 +114,26 @@ def test_the_error_is_of_the_class_the_caller_chose() -> None:
         ("9" * 5000, "f.json: not JSON: a number that JSON can't hold"),
     ],
 )
-def test_what_is_not_json_is_refused_with_its_place(text: str | bytes, message: str | None) -> None:
+def test_invalid_json_is_rejected_with_its_location(text: str | bytes, message: str | None) -> None:
     found = refusal(lambda: load_json(text, where="f.json"))
     assert found.startswith("f.json")
     assert message in (None, found)
 
 
-def test_json_in_bytes_may_start_with_a_byte_order_mark() -> None:
+def test_json_bytes_with_byte_order_mark_are_read() -> None:
     assert load_json(b'\xef\xbb\xbf{"a": 1}', where="f.json") == {"a": 1}
 
 
 @fuzz
 @given(st.text() | st.binary())
-def test_any_text_is_json_or_refused(text: str | bytes) -> None:
+def test_any_text_is_json_or_rejected(text: str | bytes) -> None:
     with contextlib.suppress(ConfigError):
         load_json(text, where="f")
 
 
 @fuzz
 @given(json_values, st.sampled_from("abc"))
-def test_any_value_is_read_or_refused(value: object, name: str) -> None:
+def test_any_value_is_read_or_rejected(value: object, name: str) -> None:
     readers = [
         Fields.get_text, Fields.get_optional_text, Fields.get_required_text, Fields.get_bool, Fields.get_optional_bool,
         Fields.get_optional_integer, Fields.get_list, Fields.get_text_list, Fields.get_object, Fields.get_text_map,

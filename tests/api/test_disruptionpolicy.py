@@ -93,11 +93,11 @@ def test_every_field_is_read() -> None:
         ),
     ],
 )
-def test_actions_that_make_no_sense_are_refused(actions: tuple[object, ...], message: str) -> None:
+def test_invalid_actions_are_rejected(actions: tuple[object, ...], message: str) -> None:
     assert refusal(*actions) == message
 
 
-def test_a_policy_overrides_that_of_the_same_path_or_name() -> None:
+def test_policy_overrides_the_one_of_the_same_path_or_name() -> None:
     found = DEFAULT_POLICY.override_with(
         DisruptionPolicy(
             files=(
@@ -116,7 +116,7 @@ def test_a_policy_overrides_that_of_the_same_path_or_name() -> None:
     assert found.ssh_key_actions == (RebootPolicyAction(),)
 
 
-def test_the_operators_result_goes_before_what_was_asked_of_it() -> None:
+def test_status_policy_takes_precedence_over_spec() -> None:
     document = {
         "metadata": {"generation": 3},
         "spec": {"nodeDisruptionPolicy": {"files": FULL["files"][:1]}},
@@ -141,6 +141,6 @@ def test_the_operators_result_goes_before_what_was_asked_of_it() -> None:
     | damaged({"spec": {"nodeDisruptionPolicy": FULL}})
     | json_values
 )
-def test_any_policy_is_read_or_refused(document: object) -> None:
+def test_any_policy_is_read_or_rejected(document: object) -> None:
     with contextlib.suppress(ConfigError):
         ClusterDisruptionPolicy.from_json(document)

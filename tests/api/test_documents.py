@@ -42,7 +42,7 @@ def refusal(text: str | bytes) -> str:
         ("٣", "٣"), ("<<", "<<"), ("1.", 1), ("0_7", 7), ("-", ["x"]),
     ],
 )  # fmt: skip
-def test_a_plain_scalar_is_what_go_takes_it_for(scalar: str, value: object) -> None:
+def test_plain_scalar_has_the_type_go_gives_it(scalar: str, value: object) -> None:
     if scalar == "-":
         scalar = "[x]"
     found = value_of(scalar)
@@ -51,11 +51,11 @@ def test_a_plain_scalar_is_what_go_takes_it_for(scalar: str, value: object) -> N
 
 @pytest.mark.parametrize("scalar", ['"{}"', "'{}'", "!!str {}", "|-\n  {}", ">-\n  {}"])
 @pytest.mark.parametrize("text", ["1", "y", "0o17", "null", "1e3", ".inf"])
-def test_a_quoted_scalar_is_a_string(scalar: str, text: str) -> None:
+def test_quoted_scalar_is_a_string(scalar: str, text: str) -> None:
     assert value_of(scalar.format(text)) == text
 
 
-def test_a_tag_decides_the_type_or_is_refused() -> None:
+def test_tag_decides_the_type_or_is_rejected() -> None:
     assert value_of('!!int "0o17"') == 15
     assert value_of("!!float 1") == 1
     assert value_of("!!timestamp 2020-01-01") == "2020-01-01"
@@ -69,7 +69,7 @@ def test_a_tag_decides_the_type_or_is_refused() -> None:
     )
 
 
-def test_a_key_is_a_string_whatever_it_looks_like() -> None:
+def test_key_is_always_a_string() -> None:
     assert load_document("1: a\ny: b\n0o17: c\n2020-01-01: d\n", where="f") == {
         "1": "a",
         "true": "b",
@@ -82,11 +82,11 @@ def test_a_key_is_a_string_whatever_it_looks_like() -> None:
     )
 
 
-def test_a_key_that_occurs_twice_is_refused() -> None:
+def test_duplicate_key_is_rejected() -> None:
     assert refusal("a: 1\nb: 2\na: 3\n") == "f.yaml, line 3, column 1: a key that occurs twice"
 
 
-def test_merge_keys_give_way_to_the_mappings_own() -> None:
+def test_merge_key_does_not_override_own_keys() -> None:
     text = "x: &x {a: 1, b: 1}\ny: &y {b: 2, c: 2}\nz:\n  <<: [*x, *y]\n  c: 3\n"
     assert load_document(text, where="f")["z"] == {"a": 1, "b": 1, "c": 3}
     assert refusal("a:\n  <<: 1\n") == (
@@ -102,16 +102,16 @@ def test_every_document_of_a_stream_is_read() -> None:
     assert refusal("- a\n") == "f.yaml: expected an object at the top of the document"
 
 
-def test_an_anchor_ends_with_its_document() -> None:
+def test_anchor_ends_with_its_document() -> None:
     assert refusal("a: &x 1\n---\nb: *x\n").startswith("f.yaml, line 3, column 4: ")
 
 
-def test_json_is_read_as_json_and_looks_like_json_as_yaml() -> None:
+def test_text_with_a_brace_is_read_as_json_or_yaml() -> None:
     assert load_document('{"a": "y", "b": [1, null]}', where="f") == {"a": "y", "b": [1, None]}
     assert load_document("{a: y}", where="f") == {"a": True}
 
 
-def test_ten_laughs_are_fine_and_a_billion_are_refused() -> None:
+def test_alias_bomb_is_rejected_and_few_aliases_are_read() -> None:
     lines = ["a0: &a0 [x, x]"]
     lines += [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40)]
     assert load_document("\n".join(lines[:5]), where="f")["a2"] == [[["x"] * 2] * 2] * 2
@@ -120,14 +120,14 @@ def test_ten_laughs_are_fine_and_a_billion_are_refused() -> None:
     assert refusal(long).endswith("the aliases make the document too large")
 
 
-def test_a_loop_of_aliases_is_refused() -> None:
+def test_alias_loop_is_rejected() -> None:
     assert refusal("a: &a [*a]") == (
         "f.yaml, line 1, column 8: an alias to nothing, or to what it is part of"
     )
 
 
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "a:\n", "{", "&a [", "? "])
-def test_deep_nesting_is_refused(opening: str) -> None:
+def test_deep_nesting_is_rejected(opening: str) -> None:
     refusal("a: " + opening * 100_000)
 
 
@@ -143,15 +143,15 @@ def test_deep_nesting_is_refused(opening: str) -> None:
         ("%YAML 3.0\n---\na: 1", None),
     ],
 )
-def test_what_is_not_yaml_is_refused_with_its_place(text: str | bytes, message: str | None) -> None:
+def test_invalid_yaml_is_rejected_with_its_location(text: str | bytes, message: str | None) -> None:
     assert message in (None, refusal(text))
 
 
-def test_a_document_beyond_the_size_limit_is_refused() -> None:
+def test_document_beyond_size_limit_is_rejected() -> None:
     assert "more than the limit of 67108864" in refusal("x" * (64 * 1024 * 1024 + 1))
 
 
-def test_what_cannot_be_written_is_refused() -> None:
+def test_value_that_yaml_cannot_hold_is_rejected() -> None:
     with pytest.raises(ConfigError, match="YAML can't hold"):
         dump_document({"a": "\ud800"})
 
@@ -171,13 +171,13 @@ written = st.recursive(
 
 @fuzz
 @given(st.dictionaries(keys, written, max_size=5))
-def test_what_is_written_is_read_back_the_same(document: dict[str, object]) -> None:
+def test_dumped_document_is_read_back_unchanged(document: dict[str, object]) -> None:
     assert load_document(dump_document(document), where="f") == document
 
 
 @fuzz
 @given(st.text() | st.binary() | st.text(st.sampled_from("ab:-?&*!|>'\"[]{},#%~ \n\t<0")))
-def test_any_text_is_read_or_refused(text: str | bytes) -> None:
+def test_any_text_is_read_or_rejected(text: str | bytes) -> None:
     with contextlib.suppress(ConfigError):
         for document in load_documents(text, where="f"):
             assert json.loads(json.dumps(document, allow_nan=False)) == document

@@ -132,7 +132,7 @@ def test_every_field_is_read() -> None:
     )
 
 
-def test_places_lead_back_to_the_document() -> None:
+def test_locations_point_into_the_document() -> None:
     config = parse_ignition(FULL, location="f.json")
     assert [entry.location for entry in config.files] == [
         "f.json.storage.files[0]",
@@ -142,19 +142,19 @@ def test_places_lead_back_to_the_document() -> None:
     assert config.units[0].location == "f.json.systemd.units[0]"
 
 
-def test_no_document_is_an_empty_config() -> None:
+def test_absent_document_is_an_empty_config() -> None:
     assert parse_ignition(None) == IgnitionConfig()
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_supported_version_is_written_as_the_newest(version: str) -> None:
+def test_supported_version_is_written_as_the_newest(version: str) -> None:
     assert parse_ignition(ignition(version)).to_json() == {"ignition": {"version": "3.5.0"}}
 
 
 @pytest.mark.parametrize(
     "version", ["", "3.6.0", "2.3.0", "2.2.1", "4.0.0", "21.0.0", "3.5.0-experimental", "x", None]
 )
-def test_any_other_version_is_refused(version: object) -> None:
+def test_unsupported_version_is_rejected(version: object) -> None:
     assert refusal({"ignition": {"version": version}}) == (
         "ignition.version: expected one of 2.2.0, 3.0.0, 3.1.0, 3.2.0, 3.3.0, 3.4.0, 3.5.0, "
         f"found {version or ''!r}"
@@ -332,7 +332,7 @@ def with_dropins(*names: str) -> dict[str, object]:
         ),
     ],
 )
-def test_what_is_wrong_is_refused_with_its_place(
+def test_invalid_config_is_rejected_with_its_location(
     document: object, place: str, complaint: str
 ) -> None:
     assert refusal(document) == f"{place}: {complaint}"
@@ -341,16 +341,16 @@ def test_what_is_wrong_is_refused_with_its_place(
 @pytest.mark.parametrize(
     "path", ["/", "//a", "/a/", "/a//b", "/a/./b", "/a/../b", "/..", "/a/..", "/a\0b"]
 )
-def test_a_path_that_leads_elsewhere_is_refused(path: str) -> None:
+def test_unclean_path_is_rejected(path: str) -> None:
     assert "expected a path without" in refusal(file(path=path))
 
 
 @pytest.mark.parametrize("path", ["/a", "/..a", "/a..", "/.a/...", "/a b", "/é"])
-def test_an_unusual_path_is_fine(path: str) -> None:
+def test_unusual_clean_path_is_accepted(path: str) -> None:
     assert parse_ignition(file(path=path)).files[0].path == path
 
 
-def test_what_is_not_read_further_may_not_be_nested_for_ever() -> None:
+def test_deeply_nested_raw_section_is_rejected() -> None:
     deep: object = 1
     for _ in range(300):
         deep = [{"a": deep}]
@@ -359,7 +359,7 @@ def test_what_is_not_read_further_may_not_be_nested_for_ever() -> None:
     )
 
 
-def test_secrets_do_not_show_in_a_representation() -> None:
+def test_secrets_are_absent_from_repr() -> None:
     dropins = [{"name": "a.conf", "contents": "canary"}]
     unit = {"name": "a.service", "contents": "canary", "dropins": dropins}
     user = {"name": "core", "passwordHash": "canary", "sshAuthorizedKeys": ["canary"]}
@@ -372,7 +372,7 @@ def test_secrets_do_not_show_in_a_representation() -> None:
 
 
 @needs_oracle
-def test_configs_are_converted_as_go_converts_them() -> None:
+def test_configs_are_converted_like_go() -> None:
     for record in records("parse_convert"):
         document = json.loads(str(record["raw"]))
         if record["err"] is None:
@@ -382,7 +382,7 @@ def test_configs_are_converted_as_go_converts_them() -> None:
 
 
 @needs_oracle
-def test_a_config_for_an_older_reader_stays_what_it_was() -> None:
+def test_config_converted_to_older_version_keeps_its_meaning() -> None:
     for record in records("convert_version"):
         assert parse_ignition(json.loads(str(record["out"]))) == IgnitionConfig(
             version=str(record["version"])
@@ -390,7 +390,7 @@ def test_a_config_for_an_older_reader_stays_what_it_was() -> None:
 
 
 @needs_oracle
-def test_configs_that_go_finds_valid_are_read_and_no_others() -> None:
+def test_configs_are_accepted_exactly_when_go_accepts_them() -> None:
     for record in records("validate_mc"):
         spec = record["spec"]
         assert isinstance(spec, dict)
@@ -401,7 +401,7 @@ def test_configs_that_go_finds_valid_are_read_and_no_others() -> None:
 
 
 @needs_oracle
-def test_what_go_renders_is_read_and_written_without_loss() -> None:
+def test_config_rendered_by_go_round_trips_without_loss() -> None:
     for case in render_cases():
         spec = case.get("spec")
         if isinstance(spec, dict) and spec["config"] is not None:
@@ -416,7 +416,7 @@ def test_what_go_renders_is_read_and_written_without_loss() -> None:
 
 @fuzz
 @given(configs())
-def test_a_valid_config_is_written_as_it_was_read(document: dict[str, object]) -> None:
+def test_valid_config_round_trips_without_loss(document: dict[str, object]) -> None:
     config = parse_ignition(document)
     assert parse_ignition(config.to_json()) == config
     assert parse_ignition(config.to_json()).to_json() == config.to_json()
@@ -424,7 +424,7 @@ def test_a_valid_config_is_written_as_it_was_read(document: dict[str, object]) -
 
 @fuzz
 @given(damaged(FULL) | json_values)
-def test_any_config_is_read_stably_or_refused(document: object) -> None:
+def test_any_config_is_read_stably_or_rejected(document: object) -> None:
     with contextlib.suppress(ConfigError):
         config = parse_ignition(document)
         for entry in config.files:

@@ -29,7 +29,7 @@ def refusal(document: object) -> str:
     return str(caught.value).removeprefix("spec.config.")
 
 
-def test_the_last_file_of_a_path_wins_and_overwrites() -> None:
+def test_last_file_of_a_path_wins_and_overwrites() -> None:
     files = [
         file("/etc/a", contents={"source": "data:,1"}),
         file("/etc/b", contents={"source": "data:,b", "verification": {}}, mode=0o600),
@@ -43,13 +43,13 @@ def test_the_last_file_of_a_path_wins_and_overwrites() -> None:
     }
 
 
-def test_a_file_without_contents_is_an_empty_one() -> None:
+def test_file_without_contents_is_an_empty_one() -> None:
     assert converted(old(storage={"files": [file("/a", user={"name": ""})]}))["storage"] == {
         "files": [{"path": "/a", "contents": {"source": ""}, "overwrite": True}]
     }
 
 
-def test_the_last_unit_of_a_name_wins_and_keeps_the_others_dropins() -> None:
+def test_last_unit_of_a_name_wins_and_keeps_the_others_dropins() -> None:
     units = [
         {"name": "a.service", "contents": "1", "dropins": [{"name": "x.conf", "contents": "1"}]},
         {"name": "b.service", "enable": True, "mask": False},
@@ -75,7 +75,7 @@ def test_the_last_unit_of_a_name_wins_and_keeps_the_others_dropins() -> None:
     }
 
 
-def test_the_keys_of_all_entries_of_core_are_kept_once() -> None:
+def test_ssh_keys_of_repeated_core_user_are_merged() -> None:
     users = [
         {"name": "core", "sshAuthorizedKeys": ["1", "2"]},
         {"name": "core", "sshAuthorizedKeys": ["3", "3", "1"], "passwordHash": "$6$x"},
@@ -137,7 +137,7 @@ def test_links_and_directories_are_read() -> None:
         ),
     ],
 )
-def test_what_version_3_cannot_say_is_refused(document: object, message: str) -> None:
+def test_feature_without_version_3_equivalent_is_rejected(document: object, message: str) -> None:
     assert refusal(document) == message
 
 
@@ -154,7 +154,7 @@ FULL = old(
 
 @fuzz
 @given(damaged(FULL))
-def test_any_old_config_is_read_as_a_new_one_or_refused(document: object) -> None:
+def test_any_version_2_config_is_converted_or_rejected(document: object) -> None:
     with contextlib.suppress(ConfigError):
         config = parse_ignition(document)
         assert parse_ignition(config.to_json()).to_json() == config.to_json()

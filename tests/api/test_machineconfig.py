@@ -80,7 +80,7 @@ def test_unknown_fields_survive_a_round_trip() -> None:
 
 
 @pytest.mark.parametrize("document", [with_spec(), {"spec": None}, {}, with_spec(config=None)])
-def test_an_empty_spec_is_a_config_that_asks_for_nothing(document: dict[str, object]) -> None:
+def test_empty_spec_requests_nothing(document: dict[str, object]) -> None:
     found = MachineConfig.from_json(document)
     assert (found.config, found.kernel_arguments, found.fips) == (None, (), False)
 
@@ -97,12 +97,12 @@ def test_an_empty_spec_is_a_config_that_asks_for_nothing(document: dict[str, obj
         ({"metadata": {"labels": {"a": 1}}}, "metadata.labels.a: expected a string, found 1"),
     ],
 )
-def test_a_wrong_field_is_refused_with_its_place(document: object, message: str) -> None:
+def test_wrong_field_is_rejected_with_its_location(document: object, message: str) -> None:
     assert refusal(document) == message
 
 
 @needs_oracle
-def test_rendered_configs_of_a_real_cluster_are_read_and_written_without_loss() -> None:
+def test_rendered_configs_of_a_real_cluster_round_trip_without_loss() -> None:
     for path in rendered():
         document = load_document(path.read_text(), where=path.name)
         written = MachineConfig.from_json(document).to_json()
@@ -110,14 +110,14 @@ def test_rendered_configs_of_a_real_cluster_are_read_and_written_without_loss() 
         assert load_document(dump_document(written), where=path.name) == document
 
 
-def test_contents_do_not_show_in_a_representation() -> None:
+def test_contents_are_absent_from_repr() -> None:
     document = with_spec(config={"passwd": {"users": [{"passwordHash": "canary"}]}})
     assert "canary" not in repr(MachineConfig.from_json(document))
 
 
 @fuzz
 @given(damaged(FULL))
-def test_any_damage_is_read_stably_or_refused(document: object) -> None:
+def test_any_damaged_config_is_read_stably_or_rejected(document: object) -> None:
     with contextlib.suppress(ConfigError):
         config = MachineConfig.from_json(document)
         assert MachineConfig.from_json(config.to_json()) == config
@@ -125,6 +125,6 @@ def test_any_damage_is_read_stably_or_refused(document: object) -> None:
 
 @fuzz
 @given(json_objects)
-def test_any_object_is_read_or_refused(document: object) -> None:
+def test_any_object_is_read_or_rejected(document: object) -> None:
     with contextlib.suppress(ConfigError):
         MachineConfig.from_json(document)

@@ -47,7 +47,7 @@ def test_every_field_is_read() -> None:
     )
 
 
-def test_a_node_begins_with_every_condition_not_yet_occurred() -> None:
+def test_initial_conditions_have_not_yet_occurred() -> None:
     found = build_initial_conditions(EARLY)
     assert [condition.type for condition in found] == list(ConditionType)
     assert found[0].to_json() == {
@@ -59,7 +59,7 @@ def test_a_node_begins_with_every_condition_not_yet_occurred() -> None:
     }
 
 
-def test_only_another_status_is_a_transition() -> None:
+def test_transition_time_changes_only_with_status() -> None:
     present = (Condition("A", "True", "R", "m", EARLY), Condition("B", "False", "R", "m", EARLY))
     news = (
         Condition("B", "False", "S", "n"),
@@ -73,7 +73,7 @@ def test_only_another_status_is_a_transition() -> None:
     )
 
 
-def test_the_status_is_applied_as_one_document() -> None:
+def test_status_apply_holds_all_conditions() -> None:
     conditions = (Condition("Updated", "True", "Updated", "done", EARLY),)
     assert build_status_apply(
         "node-1",
@@ -95,7 +95,7 @@ def test_the_status_is_applied_as_one_document() -> None:
     }
 
 
-def test_what_is_not_known_yet_is_left_out_or_said() -> None:
+def test_status_apply_without_values_omits_or_defaults_them() -> None:
     applied = build_status_apply(
         "n", (), current_config="", desired_config="", observed_generation=0
     )
@@ -108,6 +108,6 @@ def test_what_is_not_known_yet_is_left_out_or_said() -> None:
 
 @fuzz
 @given(json_values | damaged(FULL))
-def test_anything_is_read_or_refused(document: object) -> None:
+def test_any_value_is_read_or_rejected(document: object) -> None:
     with contextlib.suppress(ConfigError):
         MachineConfigNode.from_json(document)

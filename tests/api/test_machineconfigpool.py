@@ -33,7 +33,7 @@ POOL: dict[str, Any] = {
 }
 
 
-def test_every_field_that_matters_is_read() -> None:
+def test_every_relevant_field_is_read() -> None:
     pool = MachineConfigPool.from_json(POOL)
     assert (pool.name, pool.metadata.uid, pool.metadata.generation) == ("infra", "u", 3)
     assert pool.machine_config_selector == LabelSelector(
@@ -52,7 +52,7 @@ def test_every_field_that_matters_is_read() -> None:
     assert pool.status == POOL["status"]
 
 
-def test_what_is_absent_is_not_selected_nor_limited() -> None:
+def test_absent_fields_select_and_limit_nothing() -> None:
     pool = MachineConfigPool.from_json({"metadata": {"name": "p"}})
     assert pool.machine_config_selector is None
     assert pool.node_selector is None
@@ -60,7 +60,7 @@ def test_what_is_absent_is_not_selected_nor_limited() -> None:
     assert pool.configuration == PoolConfiguration()
 
 
-def test_a_pool_that_goes_away_says_so() -> None:
+def test_pool_with_deletion_timestamp_is_deleting() -> None:
     meta = {"name": "p", "deletionTimestamp": "2026-01-01T00:00:00Z"}
     assert MachineConfigPool.from_json({"metadata": meta}).is_deleting
 
@@ -74,12 +74,12 @@ def test_a_pool_that_goes_away_says_so() -> None:
         ({"nodeSelector": []}, "spec.nodeSelector: expected an object, found a list"),
     ],
 )
-def test_a_wrong_field_is_named(spec: dict[str, Any], sentence: str) -> None:
+def test_wrong_field_is_rejected_by_name(spec: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as raised:
         MachineConfigPool.from_json({"metadata": {"name": "p"}, "spec": spec})
     assert str(raised.value).startswith(sentence)
 
 
-def test_another_kind_is_no_pool() -> None:
+def test_object_of_other_kind_is_rejected() -> None:
     with pytest.raises(ConfigError, match="kind: expected MachineConfigPool, found 'Node'"):
         MachineConfigPool.from_json({"kind": "Node"})

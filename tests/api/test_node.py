@@ -29,7 +29,7 @@ FULL = {
 }
 
 
-def test_a_node_is_read_down_to_what_the_agent_looks_at() -> None:
+def test_node_with_every_relevant_field_is_read() -> None:
     assert Node.from_json(FULL) == Node(
         name="node-1",
         annotations={"machineconfiguration.openshift.io/state": "Done"},
@@ -41,7 +41,7 @@ def test_a_node_is_read_down_to_what_the_agent_looks_at() -> None:
     )
 
 
-def test_a_node_that_just_registered_is_neither_ready_nor_annotated() -> None:
+def test_new_node_is_not_ready_and_has_no_annotations() -> None:
     assert Node.from_json({"metadata": {"name": "a"}}) == Node(name="a")
     unknown = {"conditions": [{"type": "Ready", "status": "Unknown"}]}
     assert not Node.from_json({"metadata": {"name": "a"}, "status": unknown}).is_ready
@@ -58,7 +58,7 @@ def test_a_node_that_just_registered_is_neither_ready_nor_annotated() -> None:
         (None, "Node: expected an object, found null"),
     ],
 )
-def test_a_wrong_node_is_refused_with_the_place(document: object, message: str) -> None:
+def test_wrong_node_is_rejected_with_the_location(document: object, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Node.from_json(document)
     assert str(caught.value) == message
@@ -66,6 +66,6 @@ def test_a_wrong_node_is_refused_with_the_place(document: object, message: str) 
 
 @fuzz
 @given(json_values | damaged(FULL))
-def test_anything_is_read_or_refused(document: object) -> None:
+def test_any_value_is_read_or_rejected(document: object) -> None:
     with contextlib.suppress(ConfigError):
         Node.from_json(document)

@@ -70,7 +70,7 @@ def test_labels_match_when_every_requirement_holds(document: dict[str, Any], mat
         ({"matchLabels": {"zone": 1}}, "selector.matchLabels.zone: expected a string, found 1"),
     ],
 )
-def test_a_selector_that_kubernetes_would_refuse_is_refused(
+def test_selector_invalid_for_kubernetes_is_rejected(
     document: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(ConfigError) as raised:
@@ -78,7 +78,7 @@ def test_a_selector_that_kubernetes_would_refuse_is_refused(
     assert str(raised.value) == sentence
 
 
-def test_an_absent_selector_is_not_one_that_selects_all() -> None:
+def test_absent_selector_differs_from_empty_selector() -> None:
     fields = Fields.from_json({"everything": {}}, "spec")
     assert parse_optional_selector(fields, "nothing") is None
     everything = parse_optional_selector(fields, "everything")
@@ -86,7 +86,7 @@ def test_an_absent_selector_is_not_one_that_selects_all() -> None:
     assert everything.is_empty
 
 
-def test_a_selector_is_asked_for_as_a_query() -> None:
+def test_selector_is_formatted_as_a_query() -> None:
     found = selector(
         {
             "matchLabels": {"b": "1", "a": ""},

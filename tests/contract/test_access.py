@@ -37,13 +37,13 @@ def rule(*verbs: str, resources: list[str], names: list[str] | None = None) -> d
     return found | ({"resourceNames": names} if names else {})
 
 
-def test_a_wrong_token_is_unauthorized(space: Space) -> None:
+def test_wrong_token_is_unauthorized(space: Space) -> None:
     answer = space.cluster.as_bearer("wrong").get(space.at("configmaps"))
     assert answer.verdict == (401, "Unauthorized")
     assert answer.body["message"] == "Unauthorized"
 
 
-def test_what_nobody_allowed_is_forbidden(space: Space, guest: Cluster) -> None:
+def test_request_without_a_rule_is_forbidden(space: Space, guest: Cluster) -> None:
     user = f"system:serviceaccount:{space.name}:guest"
     listing = guest.get(space.at("configmaps"))
     assert listing.verdict == (403, "Forbidden")
@@ -59,12 +59,14 @@ def test_what_nobody_allowed_is_forbidden(space: Space, guest: Cluster) -> None:
     assert reading.body["details"] == {"name": "some", "kind": "nodes"}
 
 
-def test_what_is_not_there_is_forbidden_too(space: Space, guest: Cluster) -> None:
+def test_request_for_missing_object_without_a_rule_is_forbidden(
+    space: Space, guest: Cluster
+) -> None:
     assert guest.get(space.at("configmaps", "absent")).verdict == (403, "Forbidden")
     assert guest.delete(space.at("configmaps", "absent")).verdict == (403, "Forbidden")
 
 
-def test_a_role_allows_its_verbs_in_its_namespace(space: Space, guest: Cluster) -> None:
+def test_role_allows_its_verbs_in_its_namespace(space: Space, guest: Cluster) -> None:
     grant(space, rule("get", "list", "create", resources=["configmaps"]))
     at = space.at("configmaps")
     wait_until(lambda: guest.get(at).code == 200)
@@ -76,7 +78,7 @@ def test_a_role_allows_its_verbs_in_its_namespace(space: Space, guest: Cluster) 
     assert guest.get("/api/v1/configmaps").code == 403
 
 
-def test_a_role_for_names_allows_these_names_only(space: Space, guest: Cluster) -> None:
+def test_role_for_names_allows_these_names_only(space: Space, guest: Cluster) -> None:
     for name in ("mine", "theirs"):
         space.config_map(name)
     grant(space, rule("get", "patch", "list", resources=["configmaps"], names=["mine"]))
@@ -88,7 +90,7 @@ def test_a_role_for_names_allows_these_names_only(space: Space, guest: Cluster) 
     assert chosen.code == 200
 
 
-def test_a_subresource_needs_its_own_rule(space: Space, guest: Cluster) -> None:
+def test_subresource_needs_its_own_rule(space: Space, guest: Cluster) -> None:
     grant(space, rule("get", "patch", resources=["pods"]))
     wait_until(lambda: guest.get(space.at("pods", "p")).code == 404)
     assert guest.patch(space.at("pods", "p", "status"), {}).code == 403
@@ -104,7 +106,7 @@ def reader(space: Space) -> Iterator[str]:
     space.cluster.delete(f"/apis/{RBAC}/clusterroles/{name}")
 
 
-def test_a_cluster_role_can_be_bound_in_one_namespace(
+def test_cluster_role_can_be_bound_in_one_namespace(
     space: Space, guest: Cluster, reader: str
 ) -> None:
     binding = {
@@ -123,7 +125,7 @@ def test_a_cluster_role_can_be_bound_in_one_namespace(
     assert guest.get("/api/v1/namespaces/default/configmaps").code == 403
 
 
-def test_the_role_of_a_binding_cannot_be_changed(space: Space) -> None:
+def test_role_of_a_binding_cannot_be_changed(space: Space) -> None:
     grant(space, rule("get", resources=["configmaps"]))
     answer = space.cluster.patch(
         space.at("rolebindings", "guest", group=RBAC), {"roleRef": {"name": "other"}}
@@ -132,17 +134,17 @@ def test_the_role_of_a_binding_cannot_be_changed(space: Space) -> None:
     assert answer.causes == {("FieldValueInvalid", "roleRef")}
 
 
-def test_everybody_who_is_known_may_discover(guest: Cluster) -> None:
+def test_any_authenticated_user_may_discover(guest: Cluster) -> None:
     for path in ("/version", "/api", "/apis", "/api/v1"):
         assert guest.get(path).code == 200
     assert guest.get("/metrics").verdict == (403, "Forbidden")
 
 
-def test_a_token_ends_with_its_account(space: Space, guest: Cluster) -> None:
+def test_token_is_revoked_with_its_service_account(space: Space, guest: Cluster) -> None:
     assert guest.get(space.at("configmaps")).code == 403
     space.cluster.delete(space.at("serviceaccounts", "guest")).ok()
     wait_until(lambda: guest.get(space.at("configmaps")).code == 401, limit_s=30)
 
 
-def test_the_server_says_it_is_ready(cluster: Cluster) -> None:
+def test_server_reports_readiness(cluster: Cluster) -> None:
     assert cluster.get("/readyz").body == {"text": "ok"}

@@ -22,7 +22,7 @@ def owned(*names: str) -> Json:
     return {"f:data": {f"f:{name}": {} for name in names}}
 
 
-def test_an_apply_creates_what_is_not_there(space: Space, at: str) -> None:
+def test_apply_creates_a_missing_object(space: Space, at: str) -> None:
     made = space.cluster.apply(at, wish(x="1"), "left")
     assert (made.code, made.body["data"]) == (201, {"x": "1"})
     assert fields_of(made.body, "left") == [owned("x")]
@@ -32,7 +32,7 @@ def test_an_apply_creates_what_is_not_there(space: Space, at: str) -> None:
     )  # fmt: skip
 
 
-def test_the_same_apply_again_changes_nothing(space: Space, at: str) -> None:
+def test_repeated_apply_changes_nothing(space: Space, at: str) -> None:
     made = space.cluster.apply(at, wish(x="1"), "left").ok()
     again = space.cluster.apply(at, wish(x="1"), "left")
     assert (again.code, again.body) == (200, made)
@@ -46,14 +46,14 @@ def test_appliers_share_an_object(space: Space, at: str) -> None:
     assert fields_of(both, "right") == [owned("y")]
 
 
-def test_a_field_that_its_only_applier_drops_vanishes(space: Space, at: str) -> None:
+def test_field_dropped_by_its_only_applier_is_removed(space: Space, at: str) -> None:
     space.cluster.apply(at, wish(x="1", y="1"), "left").ok()
     left = space.cluster.apply(at, wish(x="1"), "left").ok()
     assert left["data"] == {"x": "1"}
     assert fields_of(left, "left") == [owned("x")]
 
 
-def test_a_field_that_another_applier_wants_too_stays(space: Space, at: str) -> None:
+def test_field_owned_by_another_applier_stays(space: Space, at: str) -> None:
     space.cluster.apply(at, wish(x="1", y="1"), "left").ok()
     space.cluster.apply(at, wish(x="1"), "right").ok()
     changed = space.cluster.apply(at, wish(y="1"), "left").ok()
@@ -80,7 +80,7 @@ def test_every_contested_field_is_a_cause(space: Space, at: str) -> None:
     }
 
 
-def test_force_takes_the_fields(space: Space, at: str) -> None:
+def test_forced_apply_takes_ownership(space: Space, at: str) -> None:
     space.cluster.apply(at, wish(x="1", y="1"), "left").ok()
     taken = space.cluster.apply(at, wish(x="2"), "right", force=True).ok()
     assert taken["data"] == {"x": "2", "y": "1"}
@@ -88,7 +88,7 @@ def test_force_takes_the_fields(space: Space, at: str) -> None:
     assert fields_of(taken, "right") == [owned("x")]
 
 
-def test_a_plain_write_takes_what_it_changes_and_conflicts_later(space: Space, at: str) -> None:
+def test_plain_write_owns_its_changes_and_conflicts_later(space: Space, at: str) -> None:
     space.cluster.apply(at, wish(x="1", y="1"), "left").ok()
     changed = space.cluster.patch(at, {"data": {"x": "2"}}, fieldManager="hand").ok()
     assert fields_of(changed, "left") == [owned("y")]
@@ -101,20 +101,20 @@ def test_a_plain_write_takes_what_it_changes_and_conflicts_later(space: Space, a
     assert fields_of(back, "hand") == []
 
 
-def test_a_plain_write_that_removes_a_field_takes_it_from_its_owner(space: Space, at: str) -> None:
+def test_plain_write_that_removes_a_field_takes_it_from_its_owner(space: Space, at: str) -> None:
     space.cluster.apply(at, wish(x="1", y="1"), "left").ok()
     changed = space.cluster.patch(at, {"data": {"x": None}}, fieldManager="hand").ok()
     assert fields_of(changed, "left") == [owned("y")]
 
 
-def test_an_apply_beside_plain_writes_leaves_their_fields(space: Space, at: str) -> None:
+def test_apply_beside_plain_writes_leaves_their_fields(space: Space, at: str) -> None:
     space.cluster.post(space.at("configmaps"), config_map("a", {"x": "1"})).ok()
     applied = space.cluster.apply(at, wish(y="1"), "left").ok()
     assert applied["data"] == {"x": "1", "y": "1"}
     assert space.cluster.apply(at, wish(), "left").ok()["data"] == {"x": "1"}
 
 
-def test_an_apply_needs_a_field_manager(space: Space, at: str) -> None:
+def test_apply_needs_a_field_manager(space: Space, at: str) -> None:
     answer = space.cluster.patch(at, wish(x="1"), APPLY)
     assert answer.verdict == (422, "Invalid")
     assert answer.causes == {("FieldValueRequired", "fieldManager")}
@@ -127,7 +127,7 @@ def test_managed_fields_cannot_be_applied(space: Space, at: str) -> None:
     assert space.cluster.apply(at, again, "left").verdict == (400, "BadRequest")
 
 
-def test_an_apply_as_a_dry_run_changes_nothing(space: Space, at: str) -> None:
+def test_apply_as_a_dry_run_changes_nothing(space: Space, at: str) -> None:
     assert space.cluster.apply(at, wish(x="1"), "left", dryRun="All").code == 201
     assert space.cluster.get(at).code == 404
 
@@ -210,7 +210,7 @@ def test_lists_of_custom_resources_are_merged_by_their_keys(space: Space, group:
     assert gone["spec"]["ports"] == [port("b", 2)]
 
 
-def test_an_item_that_two_appliers_describe_is_kept_for_the_other_one(
+def test_item_that_two_appliers_describe_is_kept_for_the_other_one(
     space: Space, group: str
 ) -> None:
     at = space.at("widgets", "w", group=group)
@@ -234,7 +234,7 @@ def test_sets_are_merged_and_other_lists_replaced(space: Space, group: str) -> N
     assert answer.causes == {("FieldManagerConflict", ".spec.words")}
 
 
-def test_the_status_is_applied_through_its_subresource(space: Space, group: str) -> None:
+def test_status_is_applied_through_its_subresource(space: Space, group: str) -> None:
     at = space.at("widgets", "w", group=group)
     space.cluster.apply(at, widget(group), "left").ok()
     applied = space.cluster.apply(
@@ -247,7 +247,7 @@ def test_the_status_is_applied_through_its_subresource(space: Space, group: str)
     assert answer.causes == {("FieldManagerConflict", ".status.phase")}
 
 
-def test_a_status_applied_with_the_rest_has_no_owner(space: Space, group: str, minor: int) -> None:
+def test_status_applied_with_the_rest_has_no_owner(space: Space, group: str, minor: int) -> None:
     if minor < 22:
         pytest.skip("servers before 1.22 make an owner of who does this")
     at = space.at("widgets", "w", group=group)
@@ -257,7 +257,7 @@ def test_a_status_applied_with_the_rest_has_no_owner(space: Space, group: str, m
     assert "f:status" not in fields_of(made, "left")[0]
 
 
-def test_the_status_of_what_is_not_there_cannot_be_applied(space: Space, group: str) -> None:
+def test_status_of_a_missing_object_cannot_be_applied(space: Space, group: str) -> None:
     at = space.at("widgets", "absent", "status", group=group)
     answer = space.cluster.apply(at, status_of("Widget", group, "absent", phase="x"), "left")
     assert answer.verdict == (404, "NotFound")

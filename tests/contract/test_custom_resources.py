@@ -28,7 +28,7 @@ def test_defaults_are_set_also_inside_of_defaults(space: Space, group: str) -> N
     assert made["spec"] == {"size": 1, "mode": "slow", "sure": "yes", "deep": {"level": 1}}
 
 
-def test_what_the_schema_does_not_know_is_dropped(space: Space, group: str) -> None:
+def test_field_outside_the_schema_is_dropped(space: Space, group: str) -> None:
     body = widget(group, nonsense=1, deep={"level": 2, "junk": 1}, free={"any": {"thing": 1}})
     body["extra"] = 1
     made = space.cluster.post(space.at("widgets", group=group), body).ok()
@@ -61,7 +61,7 @@ def test_null_means_unset_unless_the_schema_allows_it(space: Space, group: str) 
         ({"tags": ["a", "a"]}, "FieldValueDuplicate", "spec.tags[1]"),
     ],
 )
-def test_what_the_schema_forbids_is_invalid(
+def test_value_forbidden_by_the_schema_is_invalid(
     space: Space, group: str, spec: Json, reason: str, field: str
 ) -> None:
     answer = space.cluster.post(space.at("widgets", group=group), widget(group, **spec))
@@ -85,7 +85,7 @@ def test_what_the_schema_forbids_is_invalid(
         ({"ports": [{"name": "a", "port": 1}] * 2}, "spec.ports[1]"),
     ],
 )
-def test_a_value_that_does_not_fit_is_invalid(
+def test_value_that_does_not_fit_is_invalid(
     space: Space, group: str, spec: Json, field: str
 ) -> None:
     answer = space.cluster.post(space.at("widgets", group=group), widget(group, **spec))
@@ -93,7 +93,7 @@ def test_a_value_that_does_not_fit_is_invalid(
     assert field in {where for _, where in answer.causes}
 
 
-def test_what_is_required_must_be_there(space: Space, group: str) -> None:
+def test_missing_required_field_is_invalid(space: Space, group: str) -> None:
     at = space.at("widgets", group=group)
     empty = widget(group) | {"spec": {}}
     answer = space.cluster.post(at, empty)
@@ -107,7 +107,7 @@ def test_what_is_required_must_be_there(space: Space, group: str) -> None:
     }
 
 
-def test_a_custom_resource_says_what_it_is(space: Space, group: str) -> None:
+def test_custom_resource_reports_its_kind(space: Space, group: str) -> None:
     body = widget(group)
     del body["kind"]
     answer = space.cluster.post(space.at("widgets", group=group), body)
@@ -115,19 +115,19 @@ def test_a_custom_resource_says_what_it_is(space: Space, group: str) -> None:
 
 
 @pytest.mark.parametrize("limit", [5, "50%"])
-def test_an_int_or_string_is_either(space: Space, group: str, limit: int | str) -> None:
+def test_int_or_string_is_either(space: Space, group: str, limit: int | str) -> None:
     body = {"apiVersion": group, "kind": "Gadget", "metadata": {"name": "g"}, "limit": limit}
     assert space.cluster.post(space.at("gadgets", group=group), body).ok()["limit"] == limit
 
 
-def test_an_int_or_string_is_nothing_else(space: Space, group: str) -> None:
+def test_int_or_string_of_other_type_is_invalid(space: Space, group: str) -> None:
     body = {"apiVersion": group, "kind": "Gadget", "metadata": {"name": "g"}, "limit": True}
     answer = space.cluster.post(space.at("gadgets", group=group), body)
     assert answer.verdict == (422, "Invalid")
     assert "limit" in {field for _, field in answer.causes}
 
 
-def test_a_patch_is_validated_and_defaulted_too(space: Space, group: str) -> None:
+def test_patch_is_validated_and_defaulted_too(space: Space, group: str) -> None:
     space.cluster.post(space.at("widgets", group=group), widget(group, mode="fast")).ok()
     at = space.at("widgets", "w", group=group)
     assert space.cluster.patch(at, {"spec": {"size": 99}}).verdict == (422, "Invalid")
@@ -142,14 +142,14 @@ def test_custom_resources_have_no_strategic_patch(space: Space, group: str) -> N
     assert answer.verdict == (415, "UnsupportedMediaType")
 
 
-def test_an_update_needs_the_version_it_is_about(space: Space, group: str) -> None:
+def test_update_without_resource_version_is_invalid(space: Space, group: str) -> None:
     space.cluster.post(space.at("widgets", group=group), widget(group)).ok()
     answer = space.cluster.put(space.at("widgets", "w", group=group), widget(group, size=2))
     assert answer.verdict == (422, "Invalid")
     assert answer.causes == {("FieldValueInvalid", "metadata.resourceVersion")}
 
 
-def test_the_generation_counts_changes_of_the_spec(space: Space, group: str) -> None:
+def test_generation_counts_changes_of_the_spec(space: Space, group: str) -> None:
     at = space.at("widgets", "w", group=group)
     made = space.cluster.post(space.at("widgets", group=group), widget(group)).ok()
     assert made["metadata"]["generation"] == 1
@@ -181,7 +181,7 @@ def test_without_a_status_subresource_everything_counts(space: Space, group: str
     assert space.cluster.patch(f"{at}/status", {"status": {"x": 3}}).code == 404
 
 
-def test_the_status_is_written_through_its_subresource_only(space: Space, group: str) -> None:
+def test_status_is_written_through_its_subresource_only(space: Space, group: str) -> None:
     at = space.at("widgets", "w", group=group)
     body = widget(group) | {"status": {"phase": "early"}}
     assert "status" not in space.cluster.post(space.at("widgets", group=group), body).ok()
@@ -196,7 +196,7 @@ def test_the_status_is_written_through_its_subresource_only(space: Space, group:
     assert kept["status"] == {"phase": "y"}
 
 
-def test_the_status_is_validated_and_versioned(space: Space, group: str) -> None:
+def test_status_is_validated_and_versioned(space: Space, group: str) -> None:
     at = space.at("widgets", "w", group=group)
     made = space.cluster.post(space.at("widgets", group=group), widget(group)).ok()
     answer = space.cluster.patch(f"{at}/status", {"status": {"count": -1}})
@@ -207,7 +207,7 @@ def test_the_status_is_validated_and_versioned(space: Space, group: str) -> None
     assert late.verdict == (409, "Conflict")
 
 
-def test_a_kind_is_discovered(cluster: Cluster, group: str) -> None:
+def test_kind_is_discovered(cluster: Cluster, group: str) -> None:
     name = group.partition("/")[0]
     assert name in {entry["name"] for entry in cluster.get("/apis").ok()["groups"]}
     resources = {entry["name"]: entry for entry in cluster.get(f"/apis/{group}").ok()["resources"]}
@@ -217,7 +217,7 @@ def test_a_kind_is_discovered(cluster: Cluster, group: str) -> None:
     assert {"get", "list", "watch", "create", "update", "patch", "delete"} <= set(widgets["verbs"])
 
 
-def test_a_definition_says_when_it_is_served(cluster: Cluster, group: str) -> None:
+def test_definition_reports_when_it_is_served(cluster: Cluster, group: str) -> None:
     found = cluster.get(f"{CRDS}/widgets.{group.partition('/')[0]}").ok()
     conditions = {one["type"]: one["status"] for one in found["status"]["conditions"]}
     assert (conditions["Established"], conditions["NamesAccepted"]) == ("True", "True")
@@ -225,7 +225,7 @@ def test_a_definition_says_when_it_is_served(cluster: Cluster, group: str) -> No
     assert found["status"]["acceptedNames"]["listKind"] == "WidgetList"
 
 
-def test_a_definition_of_another_name_is_invalid(cluster: Cluster, group: str) -> None:
+def test_definition_of_another_name_is_invalid(cluster: Cluster, group: str) -> None:
     document = definition(group.partition("/")[0], "Gizmo", "gizmos", GADGET, None)
     document["metadata"]["name"] = "other.treenail.example"
     answer = cluster.post(CRDS, document)
@@ -233,7 +233,7 @@ def test_a_definition_of_another_name_is_invalid(cluster: Cluster, group: str) -
     assert ("FieldValueInvalid", "metadata.name") in answer.causes
 
 
-def test_a_deleted_definition_takes_its_objects_with_it(space: Space) -> None:
+def test_deleted_definition_takes_its_objects_with_it(space: Space) -> None:
     group = f"brief-{secrets.token_hex(4)}.treenail.example"
     document = definition(group, "Gizmo", "gizmos", GADGET, None)
     cluster = space.cluster
@@ -253,7 +253,9 @@ def test_a_deleted_definition_takes_its_objects_with_it(space: Space) -> None:
     cluster.delete(f"{CRDS}/gizmos.{group}").ok()
 
 
-def test_unknown_fields_are_refused_on_request(space: Space, group: str, minor: int) -> None:
+def test_unknown_fields_with_strict_validation_are_rejected(
+    space: Space, group: str, minor: int
+) -> None:
     if minor < 25:
         pytest.skip("servers before 1.25 do not check fields")
     at = space.at("widgets", group=group)

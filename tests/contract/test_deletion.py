@@ -24,7 +24,7 @@ def release(space: Space, name: str) -> None:
     space.cluster.patch(space.at("configmaps", name), patch)
 
 
-def test_a_finalizer_holds_an_object_until_it_is_removed(space: Space) -> None:
+def test_finalizer_holds_an_object_until_it_is_removed(space: Space) -> None:
     space.config_map("a", finalizers=[HOLD])
     answer = space.cluster.delete(space.at("configmaps", "a"))
     assert (answer.code, answer.body["kind"]) == (200, "ConfigMap")
@@ -35,7 +35,7 @@ def test_a_finalizer_holds_an_object_until_it_is_removed(space: Space) -> None:
     assert not exists(space, "a")
 
 
-def test_an_object_that_is_held_can_be_changed_but_not_held_longer(space: Space) -> None:
+def test_object_that_is_held_can_be_changed_but_not_held_longer(space: Space) -> None:
     space.config_map("a", finalizers=[HOLD])
     space.cluster.delete(space.at("configmaps", "a")).ok()
     at = space.at("configmaps", "a")
@@ -55,7 +55,7 @@ def test_deleting_again_changes_nothing(space: Space) -> None:
     release(space, "a")
 
 
-def test_a_client_cannot_mark_an_object_as_deleted(space: Space) -> None:
+def test_client_cannot_mark_an_object_as_deleted(space: Space) -> None:
     space.config_map("a", deletionTimestamp="2020-01-01T00:00:00Z")
     assert "deletionTimestamp" not in space.cluster.get(space.at("configmaps", "a")).metadata
 
@@ -63,14 +63,14 @@ def test_a_client_cannot_mark_an_object_as_deleted(space: Space) -> None:
 @pytest.mark.parametrize(
     "precondition", [{"uid": "00000000-0000-0000-0000-000000000000"}, {"resourceVersion": "1"}]
 )
-def test_a_deletion_of_another_object_conflicts(space: Space, precondition: Json) -> None:
+def test_deletion_of_another_object_conflicts(space: Space, precondition: Json) -> None:
     space.config_map("a")
     answer = space.cluster.delete(space.at("configmaps", "a"), {"preconditions": precondition})
     assert answer.verdict == (409, "Conflict")
     assert exists(space, "a")
 
 
-def test_a_deletion_whose_preconditions_hold_is_done(space: Space) -> None:
+def test_deletion_whose_preconditions_hold_is_done(space: Space) -> None:
     metadata = space.config_map("a")["metadata"]
     same = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
     assert space.cluster.delete(space.at("configmaps", "a"), {"preconditions": same}).code == 200
@@ -84,14 +84,14 @@ def family(space: Space, **reference: Any) -> Json:
     return owner
 
 
-def test_dependents_go_after_their_owner(space: Space) -> None:
+def test_dependents_are_deleted_after_their_owner(space: Space) -> None:
     family(space)
     space.cluster.delete(space.at("configmaps", "owner"), {"propagationPolicy": "Background"}).ok()
     assert not exists(space, "owner")
     wait_gone(space, "one", "two")
 
 
-def test_dependents_go_before_their_owner_in_the_foreground(space: Space) -> None:
+def test_dependents_with_foreground_deletion_go_before_their_owner(space: Space) -> None:
     family(space, blockOwnerDeletion=True)
     hold = {"metadata": {"finalizers": [HOLD]}}
     space.cluster.patch(space.at("configmaps", "one"), hold).ok()
@@ -114,7 +114,7 @@ def test_dependents_that_are_orphaned_stay(space: Space) -> None:
         assert "ownerReferences" not in space.cluster.get(space.at("configmaps", name)).metadata
 
 
-def test_a_dependent_with_two_owners_stays_until_both_are_gone(space: Space) -> None:
+def test_dependent_with_two_owners_stays_until_both_are_gone(space: Space) -> None:
     owners = [space.config_map("left"), space.config_map("right")]
     references = [reference for owner in owners for reference in owned_by(owner)]
     space.config_map("child", ownerReferences=references)
@@ -129,7 +129,7 @@ def test_a_dependent_with_two_owners_stays_until_both_are_gone(space: Space) -> 
     wait_gone(space, "child")
 
 
-def test_an_owner_of_another_uid_is_no_owner(space: Space) -> None:
+def test_owner_of_another_uid_is_no_owner(space: Space) -> None:
     owner = space.config_map("owner")
     references = owned_by(owner, uid="00000000-0000-0000-0000-000000000000")
     space.config_map("stray", ownerReferences=references)
@@ -137,7 +137,7 @@ def test_an_owner_of_another_uid_is_no_owner(space: Space) -> None:
     assert exists(space, "owner")
 
 
-def test_an_incomplete_owner_reference_is_invalid(space: Space) -> None:
+def test_incomplete_owner_reference_is_invalid(space: Space) -> None:
     reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": ""}
     answer = space.cluster.post(
         space.at("configmaps"), {"metadata": {"name": "a", "ownerReferences": [reference]}}
@@ -157,7 +157,7 @@ def test_only_one_owner_can_be_the_controller(space: Space) -> None:
     assert answer.causes == {("FieldValueInvalid", "metadata.ownerReferences")}
 
 
-def test_a_namespace_takes_its_contents_with_it(cluster: Cluster, space: Space) -> None:
+def test_namespace_takes_its_contents_with_it(cluster: Cluster, space: Space) -> None:
     space.config_map("a", finalizers=[HOLD])
     at = f"/api/v1/namespaces/{space.name}"
     assert cluster.get(at).body["status"] == {"phase": "Active"}

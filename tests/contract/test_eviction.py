@@ -42,18 +42,18 @@ def evict(space: Space, policy: str, name: str, **query: object) -> Answer:
     return space.cluster.post(space.at("pods", name, "eviction"), body, **query)
 
 
-def test_a_pod_without_a_budget_is_evicted(space: Space, policy: str) -> None:
+def test_pod_without_a_budget_is_evicted(space: Space, policy: str) -> None:
     run(space, "p", app="a")
     answer = evict(space, policy, "p")
     assert (answer.code, answer.body["status"]) == (201, "Success")
     assert space.cluster.get(space.at("pods", "p")).code == 404
 
 
-def test_a_pod_that_is_not_there_is_not_found(space: Space, policy: str) -> None:
+def test_pod_that_is_not_there_is_not_found(space: Space, policy: str) -> None:
     assert evict(space, policy, "p").verdict == (404, "NotFound")
 
 
-def test_a_budget_counts_its_pods(space: Space, policy: str) -> None:
+def test_budget_counts_its_pods(space: Space, policy: str) -> None:
     for name in "pqr":
         run(space, name, app="a")
     run(space, "other", app="b")
@@ -63,7 +63,7 @@ def test_a_budget_counts_its_pods(space: Space, policy: str) -> None:
     assert (status["desiredHealthy"], status["expectedPods"]) == (2, 3)
 
 
-def test_an_eviction_that_breaks_a_budget_is_refused(space: Space, policy: str) -> None:
+def test_eviction_that_breaks_a_budget_is_rejected(space: Space, policy: str) -> None:
     run(space, "p", app="a")
     limit(space, policy, "b", minAvailable=1)
     wait_budget(space, policy, "b", 0, 1)
@@ -81,7 +81,7 @@ def test_an_eviction_that_breaks_a_budget_is_refused(space: Space, policy: str) 
     assert space.cluster.get(space.at("pods", "p")).code == 200
 
 
-def test_a_budget_is_spent_by_evictions_and_restored_by_new_pods(space: Space, policy: str) -> None:
+def test_budget_is_spent_by_evictions_and_restored_by_new_pods(space: Space, policy: str) -> None:
     run(space, "p", app="a")
     run(space, "q", app="a")
     limit(space, policy, "b", minAvailable=1)
@@ -94,7 +94,7 @@ def test_a_budget_is_spent_by_evictions_and_restored_by_new_pods(space: Space, p
     assert evict(space, policy, "q").code == 201
 
 
-def test_a_dry_run_of_an_eviction_spends_nothing(space: Space, policy: str) -> None:
+def test_dry_run_of_an_eviction_spends_nothing(space: Space, policy: str) -> None:
     run(space, "p", app="a")
     run(space, "q", app="a")
     limit(space, policy, "b", minAvailable=1)
@@ -104,7 +104,7 @@ def test_a_dry_run_of_an_eviction_spends_nothing(space: Space, policy: str) -> N
         assert space.cluster.get(space.at("pods", name)).code == 200
 
 
-def test_a_pod_that_has_not_begun_or_has_ended_is_not_protected(space: Space, policy: str) -> None:
+def test_pod_that_has_not_begun_or_has_ended_is_not_protected(space: Space, policy: str) -> None:
     space.cluster.post(space.at("pods"), pod("pending", app="a")).ok()
     run(space, "ended", app="a")
     done = {"status": {"phase": "Succeeded"}}
@@ -123,7 +123,7 @@ def test_two_budgets_for_one_pod_are_an_error(space: Space, policy: str) -> None
     assert (answer.code, answer.body["status"]) == (500, "Failure")
 
 
-def test_a_budget_has_one_bound(space: Space, policy: str) -> None:
+def test_budget_has_one_bound(space: Space, policy: str) -> None:
     body = {
         "metadata": {"name": "b"},
         "spec": {"selector": {"matchLabels": {"app": "a"}}, "minAvailable": 1,

@@ -23,7 +23,7 @@ def lease(holder: str, **metadata: Any) -> Json:
     }
 
 
-def test_of_two_who_take_over_from_the_same_version_one_wins(space: Space) -> None:
+def test_concurrent_updates_of_one_version_have_one_winner(space: Space) -> None:
     made = space.cluster.post(space.at("leases", group=GROUP), lease("old")).ok()
     version = made["metadata"]["resourceVersion"]
     at = space.at("leases", "leader", group=GROUP)
@@ -35,20 +35,20 @@ def test_of_two_who_take_over_from_the_same_version_one_wins(space: Space) -> No
     assert space.cluster.get(at).body["spec"]["holderIdentity"] == "left"
 
 
-def test_of_two_who_create_it_one_wins(space: Space) -> None:
+def test_concurrent_creates_have_one_winner(space: Space) -> None:
     at = space.at("leases", group=GROUP)
     assert space.cluster.post(at, lease("left")).code == 201
     assert space.cluster.post(at, lease("right")).verdict == (409, "AlreadyExists")
 
 
-def test_a_blind_update_is_refused(space: Space) -> None:
+def test_update_without_resource_version_is_rejected(space: Space) -> None:
     space.cluster.post(space.at("leases", group=GROUP), lease("old")).ok()
     answer = space.cluster.put(space.at("leases", "leader", group=GROUP), lease("new"))
     assert answer.verdict == (422, "Invalid")
     assert answer.causes == {("FieldValueInvalid", "metadata.resourceVersion")}
 
 
-def test_an_update_creates_what_is_not_there(space: Space) -> None:
+def test_update_creates_a_missing_object(space: Space) -> None:
     answer = space.cluster.put(space.at("leases", "leader", group=GROUP), lease("new"))
     assert answer.code == 201
 
@@ -56,7 +56,7 @@ def test_an_update_creates_what_is_not_there(space: Space) -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("leaseDurationSeconds", 0), ("leaseTransitions", -1)]
 )
-def test_a_lease_that_makes_no_sense_is_invalid(space: Space, field: str, value: int) -> None:
+def test_malformed_lease_is_invalid(space: Space, field: str, value: int) -> None:
     body = lease("a")
     body["spec"][field] = value
     answer = space.cluster.post(space.at("leases", group=GROUP), body)

@@ -44,7 +44,7 @@ def test_objects_without_the_label_are_not_equal_to_a_value(shelf: Space) -> Non
 
 
 @pytest.mark.parametrize("selector", ["tier in back", "a=b=c", "=x", "tier in (back", "a b"])
-def test_a_label_selector_that_makes_no_sense_is_a_bad_request(shelf: Space, selector: str) -> None:
+def test_malformed_label_selector_is_a_bad_request(shelf: Space, selector: str) -> None:
     answer = shelf.cluster.get(shelf.at("configmaps"), labelSelector=selector)
     assert answer.verdict == (400, "BadRequest")
 
@@ -68,30 +68,30 @@ def test_fields_of_pods_select_them(space: Space) -> None:
     assert names(space.cluster.get(at, fieldSelector="spec.nodeName=").ok()) == ["p"]
 
 
-def test_a_field_one_cannot_select_by_is_a_bad_request(space: Space) -> None:
+def test_unsupported_field_selector_is_a_bad_request(space: Space) -> None:
     answer = space.cluster.get(space.at("configmaps"), fieldSelector="data.x=1")
     assert answer.verdict == (400, "BadRequest")
 
 
-def test_nodes_are_schedulable_unless_they_say_otherwise(cluster: Cluster) -> None:
+def test_nodes_are_schedulable_by_default(cluster: Cluster) -> None:
     everything = cluster.get("/api/v1/nodes").ok()
     schedulable = cluster.get("/api/v1/nodes", fieldSelector="spec.unschedulable=false").ok()
     cordoned = cluster.get("/api/v1/nodes", fieldSelector="spec.unschedulable=true").ok()
     assert sorted(names(schedulable) + names(cordoned)) == sorted(names(everything))
 
 
-def test_a_list_says_its_kind_and_version(shelf: Space) -> None:
+def test_list_reports_its_kind_and_version(shelf: Space) -> None:
     listed = shelf.cluster.get(shelf.at("configmaps")).ok()
     assert (listed["kind"], listed["apiVersion"]) == ("ConfigMapList", "v1")
     assert int(listed["metadata"]["resourceVersion"]) > 0
     assert "continue" not in listed["metadata"]
 
 
-def test_an_empty_list_is_a_list(space: Space) -> None:
+def test_empty_list_is_a_list(space: Space) -> None:
     assert space.cluster.get(space.at("leases", group="coordination.k8s.io/v1")).ok()["items"] == []
 
 
-def test_pages_show_one_version_whatever_changes_meanwhile(space: Space) -> None:
+def test_pages_show_one_version_during_changes(space: Space) -> None:
     for name in "abcde":
         space.cluster.post(space.at("secrets"), {"metadata": {"name": name, "labels": {"l": "1"}}})
     at = space.at("secrets")
@@ -108,7 +108,7 @@ def test_pages_show_one_version_whatever_changes_meanwhile(space: Space) -> None
     assert "continue" not in third["metadata"]
 
 
-def test_a_page_says_how_many_remain(space: Space) -> None:
+def test_page_reports_the_remaining_count(space: Space) -> None:
     for name in "abc":
         space.cluster.post(
             space.at("leases", group="coordination.k8s.io/v1"), {"metadata": {"name": name}}
@@ -117,18 +117,18 @@ def test_a_page_says_how_many_remain(space: Space) -> None:
     assert page["metadata"]["remainingItemCount"] == 1
 
 
-def test_a_limit_that_is_not_reached_makes_no_pages(shelf: Space) -> None:
+def test_limit_that_is_not_reached_returns_one_page(shelf: Space) -> None:
     listed = shelf.cluster.get(shelf.at("configmaps"), limit=100, labelSelector="tier").ok()
     assert names(listed) == ["a", "b", "c"]
     assert "continue" not in listed["metadata"]
 
 
-def test_a_forged_continue_token_is_a_bad_request(space: Space) -> None:
+def test_forged_continue_token_is_a_bad_request(space: Space) -> None:
     answer = space.cluster.get(space.at("configmaps"), limit=1, **{"continue": "forged"})
     assert answer.verdict == (400, "BadRequest")
 
 
-def test_a_list_can_be_as_of_an_exact_version(space: Space) -> None:
+def test_list_can_be_as_of_an_exact_version(space: Space) -> None:
     version = space.config_map("a", {"x": "old"})["metadata"]["resourceVersion"]
     space.cluster.patch(space.at("configmaps", "a"), {"data": {"x": "new"}}).ok()
     listed = space.cluster.get(
@@ -140,6 +140,6 @@ def test_a_list_can_be_as_of_an_exact_version(space: Space) -> None:
     assert [item["data"] for item in listed["items"]] == [{"x": "old"}]
 
 
-def test_a_version_from_the_future_times_out(space: Space) -> None:
+def test_version_from_the_future_times_out(space: Space) -> None:
     answer = space.cluster.get(space.at("configmaps"), resourceVersion="9000000000000000")
     assert answer.verdict == (504, "Timeout")

@@ -46,7 +46,7 @@ def labelled(name: str) -> Json:
     return {"metadata": {"labels": {name: "x"}}}
 
 
-def test_a_node_changes_itself(node: Cluster, names: tuple[str, str]) -> None:
+def test_node_changes_itself(node: Cluster, names: tuple[str, str]) -> None:
     at = f"{NODES}/{names[0]}"
     assert node.get(at).code == 200
     assert node.patch(at, annotated(a="1")).code == 200
@@ -56,7 +56,7 @@ def test_a_node_changes_itself(node: Cluster, names: tuple[str, str]) -> None:
     assert node.patch(f"{at}/status", status, STRATEGIC).code == 200
 
 
-def test_a_node_cannot_change_another_one(node: Cluster, names: tuple[str, str]) -> None:
+def test_node_cannot_change_another_one(node: Cluster, names: tuple[str, str]) -> None:
     mine, other = names
     words = f'node "{mine}" is not allowed to modify node "{other}"'
     at = f"{NODES}/{other}"
@@ -65,7 +65,7 @@ def test_a_node_cannot_change_another_one(node: Cluster, names: tuple[str, str])
     assert refused(node.delete(at))
 
 
-def test_a_node_reads_no_other_one(node: Cluster, names: tuple[str, str], minor: int) -> None:
+def test_node_reads_no_other_one(node: Cluster, names: tuple[str, str], minor: int) -> None:
     if minor < READS_OWN:
         pytest.skip("nodes of this server may read each other")
     assert refused(node.get(f"{NODES}/{names[1]}"))
@@ -73,7 +73,7 @@ def test_a_node_reads_no_other_one(node: Cluster, names: tuple[str, str], minor:
     assert refused(node.get(NODES, fieldSelector=f"metadata.name={names[1]}"))
 
 
-def test_a_node_lists_and_watches_itself(node: Cluster, names: tuple[str, str]) -> None:
+def test_node_lists_and_watches_itself(node: Cluster, names: tuple[str, str]) -> None:
     selector = f"metadata.name={names[0]}"
     listed = node.get(NODES, fieldSelector=selector).ok()
     assert [one["metadata"]["name"] for one in listed["items"]] == [names[0]]
@@ -85,7 +85,7 @@ def test_a_node_lists_and_watches_itself(node: Cluster, names: tuple[str, str]) 
     "label",
     ["node-restriction.kubernetes.io/a", "node-role.kubernetes.io/master", "example.k8s.io/a"],
 )
-def test_a_node_cannot_give_itself_reserved_labels(
+def test_node_cannot_give_itself_reserved_labels(
     node: Cluster, names: tuple[str, str], label: str
 ) -> None:
     answer = node.patch(f"{NODES}/{names[0]}", labelled(label))
@@ -102,19 +102,19 @@ def test_a_node_cannot_give_itself_reserved_labels(
         "x.kubelet.kubernetes.io/a",
     ],
 )
-def test_a_node_can_give_itself_other_labels(
+def test_node_can_give_itself_other_labels(
     node: Cluster, names: tuple[str, str], label: str
 ) -> None:
     assert node.patch(f"{NODES}/{names[0]}", labelled(label)).code == 200
 
 
-def test_a_node_cannot_change_its_taints(node: Cluster, names: tuple[str, str]) -> None:
+def test_node_cannot_change_its_taints(node: Cluster, names: tuple[str, str]) -> None:
     taints = {"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}}
     answer = node.patch(f"{NODES}/{names[0]}", taints)
     assert refused(answer, "is not allowed to modify taints")
 
 
-def test_a_node_reports_events_and_reads_none(node: Cluster, space: Space) -> None:
+def test_node_reports_events_and_reads_none(node: Cluster, space: Space) -> None:
     at = space.at("events")
     about = {"kind": "ConfigMap", "namespace": space.name, "name": "a"}
     event = {"metadata": {"name": "e"}, "involvedObject": about, "reason": "Tried", "message": ""}
@@ -123,7 +123,7 @@ def test_a_node_reports_events_and_reads_none(node: Cluster, space: Space) -> No
     assert refused(node.get(at))
 
 
-def test_a_node_renews_its_own_lease(node: Cluster, names: tuple[str, str]) -> None:
+def test_node_renews_its_own_lease(node: Cluster, names: tuple[str, str]) -> None:
     mine, other = names
     made = node.post(LEASES, {"metadata": {"name": mine}, "spec": {"holderIdentity": mine}})
     assert made.code == 201
@@ -155,7 +155,7 @@ def pods(space: Space, names: tuple[str, str]) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("pods")
-def test_a_node_reports_on_its_own_pods(node: Cluster, space: Space) -> None:
+def test_node_reports_on_its_own_pods(node: Cluster, space: Space) -> None:
     status = {"status": {"message": "fine"}}
     assert node.patch(space.at("pods", "mine", "status"), status).code == 200
     assert refused(
@@ -164,7 +164,7 @@ def test_a_node_reports_on_its_own_pods(node: Cluster, space: Space) -> None:
 
 
 @pytest.mark.usefixtures("pods")
-def test_a_node_evicts_and_deletes_its_own_pods_only(
+def test_node_evicts_and_deletes_its_own_pods_only(
     node: Cluster, space: Space, policy: str
 ) -> None:
     other = space.at("pods", "other")
@@ -180,7 +180,7 @@ def test_a_node_evicts_and_deletes_its_own_pods_only(
 
 
 @pytest.mark.usefixtures("pods")
-def test_a_node_reads_only_secrets_its_pods_use(node: Cluster, space: Space) -> None:
+def test_node_reads_only_secrets_its_pods_use(node: Cluster, space: Space) -> None:
     for name in ("used", "unused"):
         space.cluster.post(space.at("secrets"), {"metadata": {"name": name}}).ok()
     wait_until(lambda: node.get(space.at("secrets", "used")).code == 200)
@@ -188,14 +188,12 @@ def test_a_node_reads_only_secrets_its_pods_use(node: Cluster, space: Space) -> 
     assert refused(node.get(space.at("secrets")))
 
 
-def test_a_node_runs_no_pods_but_mirrors(
-    node: Cluster, space: Space, names: tuple[str, str]
-) -> None:
+def test_node_creates_only_mirror_pods(node: Cluster, space: Space, names: tuple[str, str]) -> None:
     answer = node.post(space.at("pods"), bound("mine", names[0]))
     assert refused(answer, "can only create mirror pods")
 
 
-def test_a_node_is_no_administrator(node: Cluster, space: Space) -> None:
+def test_node_is_no_administrator(node: Cluster, space: Space) -> None:
     assert refused(node.get(space.at("configmaps")))
     assert refused(node.post("/api/v1/namespaces", {"metadata": {"name": "n"}}))
     assert refused(node.get("/apis/apiextensions.k8s.io/v1/customresourcedefinitions"))

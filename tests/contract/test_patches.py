@@ -15,14 +15,14 @@ def at(space: Space) -> str:
     return space.at("configmaps", "a")
 
 
-def test_a_merge_patch_sets_and_removes(space: Space, at: str) -> None:
+def test_merge_patch_sets_and_removes(space: Space, at: str) -> None:
     patch = {"data": {"x": None, "y": "2", "z": "3"}, "metadata": {"labels": None}}
     changed = space.cluster.patch(at, patch).ok()
     assert changed["data"] == {"y": "2", "z": "3"}
     assert "labels" not in changed["metadata"]
 
 
-def test_a_merge_patch_replaces_lists(space: Space, at: str) -> None:
+def test_merge_patch_replaces_lists(space: Space, at: str) -> None:
     space.cluster.patch(at, {"metadata": {"finalizers": ["example.com/a"]}}).ok()
     changed = space.cluster.patch(at, {"metadata": {"finalizers": ["example.com/b"]}}).ok()
     assert changed["metadata"]["finalizers"] == ["example.com/b"]
@@ -45,7 +45,7 @@ def operation(op: str, path: str, *value: Any, **more: str) -> Json:
         ([operation("add", "/data", {"only": "me"})], {"only": "me"}),
     ],
 )
-def test_a_json_patch_does_its_operations(
+def test_json_patch_applies_its_operations(
     space: Space, operations: list[Json], expected: Json
 ) -> None:
     space.config_map("a", {"x": "1", "y": "1"})
@@ -67,7 +67,7 @@ def test_slashes_in_a_json_patch_are_escaped(space: Space, at: str) -> None:
         [operation("add", "/none/deep", "1")],
     ],
 )
-def test_a_json_patch_that_does_not_apply_changes_nothing(
+def test_json_patch_that_does_not_apply_changes_nothing(
     space: Space, at: str, operations: list[Json]
 ) -> None:
     answer = space.cluster.patch(at, [operation("add", "/data/z", "3"), *operations], JSON_PATCH)
@@ -75,11 +75,11 @@ def test_a_json_patch_that_does_not_apply_changes_nothing(
     assert space.cluster.get(at).body["data"] == {"x": "1", "y": "1"}
 
 
-def test_a_json_patch_that_is_none_is_a_bad_request(space: Space, at: str) -> None:
+def test_malformed_json_patch_is_a_bad_request(space: Space, at: str) -> None:
     assert space.cluster.patch(at, {"op": "add"}, JSON_PATCH).verdict == (400, "BadRequest")
 
 
-def test_a_strategic_patch_merges_containers_by_name(space: Space) -> None:
+def test_strategic_patch_merges_containers_by_name(space: Space) -> None:
     space.cluster.post(space.at("pods"), pod("p")).ok()
     patch = {"spec": {"containers": [{"name": "main", "image": "example.invalid/new"}]}}
     changed = space.cluster.patch(space.at("pods", "p"), patch, STRATEGIC).ok()
@@ -92,7 +92,7 @@ def condition(name: str, status: str, **more: str) -> Json:
     return {"type": name, "status": status} | more
 
 
-def test_a_strategic_patch_merges_conditions_by_type(space: Space) -> None:
+def test_strategic_patch_merges_conditions_by_type(space: Space) -> None:
     space.cluster.post(space.at("pods"), pod("p")).ok()
     at = space.at("pods", "p", "status")
     both = [condition("Ready", "False", reason="Slow"), condition("example.com/Warm", "True")]
@@ -114,7 +114,7 @@ def _conditions(obj: Json) -> list[Json]:
     return found
 
 
-def test_what_a_strategic_patch_adds_comes_before_what_it_does_not_name(space: Space) -> None:
+def test_strategic_patch_places_additions_first(space: Space) -> None:
     space.cluster.post(space.at("pods"), pod("p")).ok()
     at = space.at("pods", "p", "status")
     for names in ("AB", "C", "DBE"):
@@ -123,7 +123,7 @@ def test_what_a_strategic_patch_adds_comes_before_what_it_does_not_name(space: S
     assert "".join(one["type"][-1] for one in _conditions(changed)) == "DCABE"
 
 
-def test_a_merge_patch_replaces_conditions(space: Space) -> None:
+def test_merge_patch_replaces_conditions(space: Space) -> None:
     space.cluster.post(space.at("pods"), pod("p")).ok()
     at = space.at("pods", "p", "status")
     for name in ("Ready", "example.com/Warm"):
@@ -132,7 +132,7 @@ def test_a_merge_patch_replaces_conditions(space: Space) -> None:
     assert [one["type"] for one in _conditions(changed)] == ["example.com/Warm"]
 
 
-def test_a_strategic_patch_merges_finalizers_as_a_set(space: Space, at: str) -> None:
+def test_strategic_patch_merges_finalizers_as_a_set(space: Space, at: str) -> None:
     for name in ("example.com/a", "example.com/b", "example.com/a"):
         changed = space.cluster.patch(at, {"metadata": {"finalizers": [name]}}, STRATEGIC).ok()
     assert sorted(changed["metadata"]["finalizers"]) == ["example.com/a", "example.com/b"]
@@ -142,14 +142,14 @@ def test_a_strategic_patch_merges_finalizers_as_a_set(space: Space, at: str) -> 
     space.cluster.patch(at, {"metadata": {"finalizers": None}}).ok()
 
 
-def test_a_strategic_patch_sets_and_removes_keys_of_maps(space: Space, at: str) -> None:
+def test_strategic_patch_sets_and_removes_keys_of_maps(space: Space, at: str) -> None:
     patch = {"data": {"x": None, "z": "3"}, "metadata": {"labels": {"$patch": "replace", "m": "2"}}}
     changed = space.cluster.patch(at, patch, STRATEGIC).ok()
     assert changed["data"] == {"y": "1", "z": "3"}
     assert changed["metadata"]["labels"] == {"m": "2"}
 
 
-def test_the_order_of_elements_in_a_strategic_patch_is_only_advice(space: Space) -> None:
+def test_order_of_elements_in_a_strategic_patch_is_only_advice(space: Space) -> None:
     space.cluster.post(space.at("pods"), pod("p")).ok()
     patch = {
         "spec": {
@@ -162,7 +162,7 @@ def test_the_order_of_elements_in_a_strategic_patch_is_only_advice(space: Space)
     assert changed["spec"]["containers"][0]["image"] == "example.invalid/new"
 
 
-def test_taints_are_replaced_as_a_whole(space: Space) -> None:
+def test_taints_are_replaced_atomically(space: Space) -> None:
     name = space.name
     taints = [{"key": key, "effect": "NoSchedule"} for key in "ab"]
     node = {"metadata": {"name": name}, "spec": {"taints": taints, "unschedulable": True}}
@@ -177,11 +177,11 @@ def test_taints_are_replaced_as_a_whole(space: Space) -> None:
     assert not {"a", "b"} & keys
 
 
-def test_an_unknown_kind_of_patch_is_refused(space: Space, at: str) -> None:
+def test_unknown_patch_type_is_rejected(space: Space, at: str) -> None:
     answer = space.cluster.patch(at, {}, "application/json")
     assert answer.verdict == (415, "UnsupportedMediaType")
 
 
-def test_a_patch_cannot_rename(space: Space, at: str) -> None:
+def test_patch_cannot_rename(space: Space, at: str) -> None:
     answer = space.cluster.patch(at, {"metadata": {"name": "b"}})
     assert answer.verdict == (400, "BadRequest")

@@ -25,7 +25,7 @@ def version_of(space: Space) -> str:
     return version
 
 
-def test_a_watch_tells_what_happens_after_a_version(space: Space) -> None:
+def test_watch_reports_changes_after_a_version(space: Space) -> None:
     space.config_map("before")
     version = version_of(space)
     with space.cluster.watch(
@@ -44,7 +44,7 @@ def test_a_watch_tells_what_happens_after_a_version(space: Space) -> None:
     assert versions[0] > int(version)
 
 
-def test_a_watch_without_a_version_begins_with_what_there_is(space: Space) -> None:
+def test_watch_without_a_version_begins_with_current_objects(space: Space) -> None:
     space.config_map("a", **SEEN)
     space.config_map("b", **SEEN)
     with space.cluster.watch(
@@ -55,7 +55,7 @@ def test_a_watch_without_a_version_begins_with_what_there_is(space: Space) -> No
         assert first(events, 1) == [("DELETED", "a")]
 
 
-def test_a_watch_resumes_where_another_one_ended(space: Space) -> None:
+def test_watch_resumes_where_another_one_ended(space: Space) -> None:
     version = version_of(space)
     space.config_map("a")
     with space.cluster.watch(
@@ -70,7 +70,7 @@ def test_a_watch_resumes_where_another_one_ended(space: Space) -> None:
         assert first(events, 1) == [("ADDED", "b")]
 
 
-def test_an_object_that_begins_to_match_is_added_and_one_that_ends_to_is_deleted(
+def test_object_starting_to_match_is_added_and_stopping_is_deleted(
     space: Space,
 ) -> None:
     space.config_map("a")
@@ -90,7 +90,7 @@ def test_an_object_that_begins_to_match_is_added_and_one_that_ends_to_is_deleted
     assert last["labels"] == {"seen": "yes"}
 
 
-def test_a_watch_of_one_name_sees_nothing_else(space: Space) -> None:
+def test_watch_of_one_name_reports_only_that_object(space: Space) -> None:
     version = version_of(space)
     with space.cluster.watch(
         space.at("configmaps"), fieldSelector="metadata.name=b", resourceVersion=version,
@@ -102,7 +102,7 @@ def test_a_watch_of_one_name_sees_nothing_else(space: Space) -> None:
         assert first(events, 2) == [("ADDED", "b"), ("DELETED", "b")]
 
 
-def test_a_watch_ends_after_its_time(space: Space) -> None:
+def test_watch_ends_after_its_time(space: Space) -> None:
     with space.cluster.watch(
         space.at("configmaps"),
         resourceVersion=version_of(space),
@@ -113,7 +113,7 @@ def test_a_watch_ends_after_its_time(space: Space) -> None:
         assert list(events) == []
 
 
-def test_a_bookmark_comes_before_the_end_and_can_be_resumed_from(space: Space) -> None:
+def test_bookmark_comes_before_the_end_and_can_be_resumed_from(space: Space) -> None:
     space.config_map("a")
     with space.cluster.watch(
         space.at("configmaps"), resourceVersion=version_of(space), timeoutSeconds=5,
@@ -133,7 +133,7 @@ def test_a_bookmark_comes_before_the_end_and_can_be_resumed_from(space: Space) -
         assert first(events, 1) == [("ADDED", "b")]
 
 
-def test_a_version_that_is_too_old_is_gone(space: Space) -> None:
+def test_version_that_is_too_old_is_gone(space: Space) -> None:
     with space.cluster.watch(
         space.at("configmaps"), resourceVersion="1", timeoutSeconds=5
     ) as events:
@@ -145,7 +145,7 @@ def test_a_version_that_is_too_old_is_gone(space: Space) -> None:
     assert status["message"].startswith("too old resource version")
 
 
-def test_a_pod_comes_into_view_with_its_phase(space: Space) -> None:
+def test_pod_is_added_to_a_field_watch_when_its_phase_matches(space: Space) -> None:
     version = version_of(space)
     with space.cluster.watch(
         space.at("pods"), fieldSelector="status.phase=Running", resourceVersion=version,
@@ -157,7 +157,7 @@ def test_a_pod_comes_into_view_with_its_phase(space: Space) -> None:
 
 
 @pytest.mark.parametrize("version", ["x", "-1"])
-def test_a_version_that_is_none_is_refused(space: Space, version: str) -> None:
+def test_version_that_is_none_is_refused(space: Space, version: str) -> None:
     answer = space.cluster.get(space.at("configmaps"), watch="true", resourceVersion=version)
     assert answer.code >= 400
     assert answer.body["status"] == "Failure"

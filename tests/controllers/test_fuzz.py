@@ -93,7 +93,7 @@ RECORD: Json = {"config": "new", "image": "i", "wave": 1, "settledAt": 5, "forgi
 
 @fuzz
 @given(damaged(POOL), damaged(MACHINE_CONFIG))
-def test_files_are_rendered_or_refused(found: object, config: object) -> None:
+def test_any_files_are_rendered_or_rejected(found: object, config: object) -> None:
     second = {**MACHINE_CONFIG, "metadata": {"name": "01", "labels": LABELS}}
     text = json.dumps({"kind": "List", "items": [found, config, second]})
     with contextlib.suppress(ConfigError):
@@ -106,7 +106,7 @@ def test_files_are_rendered_or_refused(found: object, config: object) -> None:
 
 @fuzz
 @given(damaged(POOL), st.lists(damaged(NODE), max_size=3), damaged(RECORD))
-def test_a_rollout_is_decided_or_refused(found: object, nodes: list[Any], kept: object) -> None:
+def test_any_rollout_is_decided_or_rejected(found: object, nodes: list[Any], kept: object) -> None:
     with contextlib.suppress(ConfigError):
         seen = MachineConfigPool.from_json(found)
         facts = [NodeFacts.from_json(each) for each in nodes]
@@ -123,7 +123,7 @@ def test_a_rollout_is_decided_or_refused(found: object, nodes: list[Any], kept: 
 
 @fuzz
 @given(damaged(POLICY))
-def test_a_policy_is_obeyed_or_named_as_the_trouble(policy: object) -> None:
+def test_any_policy_is_obeyed_or_reported(policy: object) -> None:
     facts = [NodeFacts("a", current_config="old", desired_config="old", state="Done")]
     turn = decide_rollout(pool(json.dumps(policy)), facts, proceed(NEW), None, now=1e9)
     assert turn.problem is None or turn.problem.message
@@ -140,7 +140,7 @@ def test_a_policy_is_obeyed_or_named_as_the_trouble(policy: object) -> None:
         }
     ),
 )
-def test_a_build_opens_the_gate_or_is_refused(config: object, build: object) -> None:
+def test_any_build_opens_the_gate_or_is_rejected(config: object, build: object) -> None:
     with contextlib.suppress(ConfigError):
         found = MachineOSConfig.from_json(config), MachineOSBuild.from_json(build)
         assert decide_built_image(pool(), *found)

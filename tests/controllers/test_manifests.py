@@ -104,7 +104,7 @@ def test_printed_manifests_are_all_documents(capsys: pytest.CaptureFixture[str])
     assert printed(capsys) == build_documents(InstallOptions())
 
 
-def test_choice_of_controllers_place_and_image_is_obeyed(
+def test_manifests_follow_the_options(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = printed(
@@ -145,14 +145,14 @@ def test_choice_of_controllers_place_and_image_is_obeyed(
 
 
 @pytest.mark.parametrize("names", ["", ",", "drain,reboot"])
-def test_unknown_controller_is_refused(names: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_controller_is_rejected(names: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["manifests", "--enable", names])
     assert ended.value.code == 2
     assert "render, rollout, drain" in capsys.readouterr().err or names in ("", ",")
 
 
-def test_pods_are_allowed_by_the_restricted_standard() -> None:
+def test_pods_meet_the_restricted_pod_security_standard() -> None:
     (deployment,) = of_kind(build_documents(InstallOptions()), "Deployment")
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -195,14 +195,14 @@ def make(client: Client, resource: Resource, **more: object) -> Json:
         ),
     ],
 )
-def test_bad_object_is_refused_by_the_definitions(
+def test_invalid_object_is_rejected_by_the_crds(
     client: Client, resource: Resource, spec: Json, said: str
 ) -> None:
     with pytest.raises(InvalidError, match=said):
         make(client, resource, spec=spec)
 
 
-def test_good_pool_is_kept_as_it_was_written(client: Client) -> None:
+def test_valid_pool_is_stored_unchanged(client: Client) -> None:
     spec: Json = {
         "machineConfigSelector": {
             "matchExpressions": [{"key": "role", "operator": "In", "values": ["a", "b"]}]
@@ -225,12 +225,12 @@ def test_good_pool_is_kept_as_it_was_written(client: Client) -> None:
     assert written["status"] == status
 
 
-def test_what_others_write_into_the_controller_config_is_kept(client: Client) -> None:
+def test_controllerconfig_keeps_unknown_fields(client: Client) -> None:
     spec: Json = {"baseOSContainerImage": "x", "infra": {"status": {"platform": "None"}}}
     assert make(client, CONTROLLERCONFIGS, spec=spec)["spec"] == spec
 
 
-def test_node_may_write_the_conditions_of_its_own_object_only(
+def test_node_writes_conditions_of_its_own_machineconfignode_only(
     server: LabServer, client: Client, clients: Clients
 ) -> None:
     for name in ("a", "b"):

@@ -61,7 +61,7 @@ def agents(place: Place, **more: Any) -> Agents:
     return Agents(place.client, drains=True, selector=place.prefix, **more)
 
 
-def test_change_of_a_pool_reaches_every_node_and_its_pods_move(place: Place) -> None:
+def test_pool_change_reaches_every_node_and_moves_its_pods(place: Place) -> None:
     nodes = {place.node(name) for name in ("n1", "n2", "n3")}
     place.config("00", kernelArguments=["a=1"])
     place.pool("{canary: {}, soak: 0s}")
@@ -93,7 +93,7 @@ def test_change_of_a_pool_reaches_every_node_and_its_pods_move(place: Place) -> 
         assert config["metadata"]["ownerReferences"][0]["name"] == place.prefix
 
 
-def test_bad_config_halts_at_the_canary(place: Place) -> None:
+def test_bad_config_stops_at_the_canary(place: Place) -> None:
     nodes = {place.node(name) for name in ("n1", "n2", "n3")}
     place.config("00", kernelArguments=["a=1"])
     place.pool("{canary: {}, soak: 0s, maxFailures: 0}", maxUnavailable=2)
@@ -114,7 +114,7 @@ def test_bad_config_halts_at_the_canary(place: Place) -> None:
         assert place.at(before) == nodes - {canary}
 
 
-def test_budget_that_holds_a_drain_up_is_named_and_then_it_goes_on(place: Place) -> None:
+def test_blocking_budget_is_reported_until_the_drain_continues(place: Place) -> None:
     node = place.node("n1")
     place.config("00", kernelArguments=["a=1"])
     place.pool()
@@ -136,7 +136,7 @@ def test_budget_that_holds_a_drain_up_is_named_and_then_it_goes_on(place: Place)
         assert key.DRAIN_BLOCKED not in place.notes(node)
 
 
-def test_config_that_is_wrong_changes_no_node(place: Place) -> None:
+def test_invalid_config_changes_no_node(place: Place) -> None:
     node = place.node("n1")
     place.config("00", kernelArguments=["a=1"])
     place.pool()

@@ -99,7 +99,7 @@ def running(kubeconfig: Path, log: Path, *arguments: str) -> Iterator[Running]:
         found.process.wait(LIMIT_S)
 
 
-def test_process_drains_a_node_and_ends_in_order(
+def test_process_drains_a_node_and_exits_cleanly(
     server: LabServer, site: Site, tmp_path: Path
 ) -> None:
     site.node("a")
@@ -122,7 +122,7 @@ def test_process_drains_a_node_and_ends_in_order(
     assert "Traceback" not in log
 
 
-def test_process_whose_leader_was_killed_takes_over(
+def test_standby_process_takes_over_from_a_killed_leader(
     server: LabServer, site: Site, tmp_path: Path
 ) -> None:
     site.node("a")
@@ -147,7 +147,7 @@ def test_process_whose_leader_was_killed_takes_over(
             assert second.end() == 0
 
 
-def test_process_that_lost_the_lease_fails(server: LabServer, tmp_path: Path, site: Site) -> None:
+def test_process_with_lost_lease_fails(server: LabServer, tmp_path: Path, site: Site) -> None:
     kubeconfig = account_kubeconfig(server)
     with running(kubeconfig, tmp_path / "one.log", "--enable", "drain,render,rollout") as process:
         wait_until(lambda: "controller_leader 1" in process.get("/metrics"), limit_s=LIMIT_S)
@@ -165,7 +165,7 @@ def test_process_that_lost_the_lease_fails(server: LabServer, tmp_path: Path, si
         (["--enable", "drain", "--metrics", "8080"], "'8080' is no address"),
     ],
 )
-def test_bad_argument_is_one_sentence(
+def test_bad_argument_is_rejected_in_one_sentence(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", *arguments]) == 2
@@ -192,7 +192,7 @@ def test_unknown_argument_shows_the_usage(
     assert "usage: treenail-controller run" in capsys.readouterr().err
 
 
-def test_namespace_of_the_lease_has_to_be_known(
+def test_unknown_lease_namespace_is_rejected(
     server: LabServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kubeconfig = str(account_kubeconfig(server))

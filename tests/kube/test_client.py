@@ -50,7 +50,7 @@ def body(request: ApiRequest) -> object:
         ),
     ],
 )
-def test_path_is_where_the_api_has_it(
+def test_path_matches_the_api(
     resource: Resource, name: str, namespace: str, subresource: str, path: str
 ) -> None:
     assert resource.build_path(name, namespace=namespace, subresource=subresource) == path
@@ -66,21 +66,21 @@ def test_path_is_where_the_api_has_it(
         (PODS, "p", "..", ""),
     ],
 )
-def test_what_has_no_path_is_a_mistake(
+def test_impossible_path_raises_value_error(
     resource: Resource, name: str, namespace: str, subresource: str
 ) -> None:
     with pytest.raises(ValueError, match=resource.plural):
         resource.build_path(name, namespace=namespace, subresource=subresource)
 
 
-def test_reading_asks_for_one_object() -> None:
+def test_get_requests_one_object() -> None:
     transport = Answers(reply(NODE))
 
     assert Client(transport, limit_s=3).get(NODES, "a") == NODE
     assert transport.requests == [ApiRequest("GET", "/api/v1/nodes/a", limit_s=3)]
 
 
-def test_writes_say_who_owns_the_fields() -> None:
+def test_writes_name_their_field_manager() -> None:
     transport = Answers(*[reply(NODE)] * 3)
     client = Client(transport)
 
@@ -101,7 +101,7 @@ def test_writes_say_who_owns_the_fields() -> None:
     assert [body(request) for request in transport.requests] == [NODE] * 3
 
 
-def test_apply_takes_the_fields_over() -> None:
+def test_apply_forces_field_ownership() -> None:
     transport = Answers(reply(NODE))
 
     Client(transport).patch(
@@ -122,7 +122,7 @@ def test_json_patch_is_a_list_of_operations() -> None:
     assert body(transport.requests[0]) == operations
 
 
-def test_deleting_names_the_one_that_is_meant() -> None:
+def test_delete_with_uid_sends_preconditions() -> None:
     transport = Answers(reply({}), reply({}))
     client = Client(transport)
 
@@ -144,7 +144,7 @@ def test_deleting_names_the_one_that_is_meant() -> None:
     ]
 
 
-def test_evicting_asks_by_the_policy_api() -> None:
+def test_evict_posts_to_the_policy_api() -> None:
     transport = Answers(reply({}, 201), reply({}, 201))
     client = Client(transport)
 
@@ -186,14 +186,14 @@ def test_list_is_fetched_page_by_page() -> None:
     ]
 
 
-def test_list_that_outlives_its_snapshot_begins_again_in_one_page() -> None:
+def test_list_with_expired_continue_token_restarts_in_one_page() -> None:
     transport = Answers(page("7", "a", more="next"), refusal(410, "Expired"), page("9", "a", "b"))
 
     assert Client(transport, page_size=1).list(NODES) == listing("9", "a", "b")
     assert transport.requests[-1].params == {}
 
 
-def test_list_without_end_is_refused() -> None:
+def test_list_without_end_is_rejected() -> None:
     transport = Answers(*[page("7", "a", more="next")] * 3)
 
     with pytest.raises(ClusterError, match="list nodes: more than 3 pages of 1"):
@@ -244,7 +244,7 @@ def test_watch_yields_events_until_it_ends() -> None:
         (302, "", ClusterError),
     ],
 )
-def test_each_refusal_is_the_error_that_says_what_to_do(
+def test_each_error_status_raises_its_class(
     code: int, reason: str, kind: type[TreenailError]
 ) -> None:
     with pytest.raises(kind) as caught:
@@ -254,14 +254,14 @@ def test_each_refusal_is_the_error_that_says_what_to_do(
     assert str(caught.value).startswith("GET nodes a: ")
 
 
-def test_message_is_cut_because_it_may_quote_a_secret() -> None:
+def test_long_error_message_is_truncated() -> None:
     with pytest.raises(errors.InvalidError) as caught:
         Client(Answers(refusal(422, "Invalid", "x" * 1000))).update(PODS, "p", {}, namespace="n")
 
     assert str(caught.value) == f"PUT pods n p: {'x' * 256}"
 
 
-def test_refused_eviction_says_what_the_budget_says() -> None:
+def test_rejected_eviction_includes_the_budget_cause() -> None:
     details = {
         "retryAfterSeconds": 10,
         "causes": [
@@ -283,7 +283,7 @@ def test_refused_eviction_says_what_the_budget_says() -> None:
     assert caught.value.retry_after_s == 10
 
 
-def test_retry_after_of_the_header_is_kept() -> None:
+def test_retry_after_header_is_kept() -> None:
     with pytest.raises(TooManyRequestsError) as caught:
         Client(Answers(ApiResponse(429, b"", 3.0))).get(NODES, "a")
 
@@ -291,19 +291,19 @@ def test_retry_after_of_the_header_is_kept() -> None:
 
 
 @pytest.mark.parametrize("text", [b"<html>", b"[]", b"\xff", b""])
-def test_success_that_is_no_object_is_an_error(text: bytes) -> None:
+def test_success_without_json_object_is_an_error(text: bytes) -> None:
     with pytest.raises(ClusterError, match=r"^GET nodes a: the answer is not "):
         Client(Answers(ApiResponse(200, text))).get(NODES, "a")
 
 
-def test_gateway_that_answers_with_a_page_is_not_quoted() -> None:
+def test_gateway_error_page_is_not_quoted() -> None:
     with pytest.raises(errors.UnreachableError) as caught:
         Client(Answers(ApiResponse(502, b"<html>t0ps3cret</html>"))).get(NODES, "a")
 
     assert str(caught.value) == "GET nodes a: HTTP 502"
 
 
-def test_error_in_a_watch_is_that_error() -> None:
+def test_error_event_in_a_watch_raises_its_class() -> None:
     event = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}
     stream = Client(Answers(ApiResponse(200, json.dumps(event).encode()))).watch(NODES)
     stream.connect()
@@ -313,7 +313,7 @@ def test_error_in_a_watch_is_that_error() -> None:
 
 
 @pytest.mark.parametrize("line", [b"{", b"[]", b"{}", b'{"type": "ADDED", "object": 1}'])
-def test_watch_line_that_is_no_event_is_an_error(line: bytes) -> None:
+def test_watch_line_without_event_is_an_error(line: bytes) -> None:
     stream = Client(Answers(ApiResponse(200, line))).watch(NODES)
     stream.connect()
 

@@ -39,7 +39,7 @@ def counted(cluster: Cluster) -> list[tuple[object, object]]:
     return [(event["message"], event["count"]) for event in written(cluster)]
 
 
-def test_event_is_written_as_client_go_writes_it(cluster: Cluster, recorder: EventRecorder) -> None:
+def test_event_has_the_fields_of_client_go(cluster: Cluster, recorder: EventRecorder) -> None:
     recorder.record_normal(NODE, "Staged", "staged image B")
 
     (event,) = written(cluster)
@@ -70,14 +70,16 @@ def test_event_is_written_as_client_go_writes_it(cluster: Cluster, recorder: Eve
     }
 
 
-def test_event_about_a_pod_is_in_its_namespace(cluster: Cluster, recorder: EventRecorder) -> None:
+def test_event_about_a_pod_is_in_the_pods_namespace(
+    cluster: Cluster, recorder: EventRecorder
+) -> None:
     recorder.record_warning(POD, "Blocked", "its budget allows no disruption")
 
     assert cluster.requests[0].path == "/api/v1/namespaces/shop/events"
     assert written(cluster)[0]["type"] == "Warning"
 
 
-def test_same_event_again_is_counted(
+def test_repeated_event_is_counted(
     cluster: Cluster, recorder: EventRecorder, clock: FakeClock
 ) -> None:
     for _ in range(3):
@@ -93,7 +95,7 @@ def test_same_event_again_is_counted(
     assert [request.method for request in cluster.requests] == ["POST", "PATCH", "PATCH"]
 
 
-def test_same_event_after_ten_minutes_is_another_one(
+def test_repeated_event_after_ten_minutes_is_a_new_event(
     cluster: Cluster, recorder: EventRecorder, clock: FakeClock
 ) -> None:
     recorder.record_warning(NODE, "Degraded", "no space")
@@ -103,14 +105,14 @@ def test_same_event_after_ten_minutes_is_another_one(
     assert counted(cluster) == [("no space", 1), ("no space", 1)]
 
 
-def test_names_differ_within_one_instant(cluster: Cluster, recorder: EventRecorder) -> None:
+def test_event_names_differ_within_one_instant(cluster: Cluster, recorder: EventRecorder) -> None:
     for message in "abc":
         recorder.record_normal(NODE, "Staged", message)
 
     assert counted(cluster) == [("a", 1), ("b", 1), ("c", 1)]
 
 
-def test_event_the_server_forgot_is_written_anew(
+def test_expired_event_is_created_again(
     cluster: Cluster, recorder: EventRecorder, clock: FakeClock
 ) -> None:
     recorder.record_normal(NODE, "Staged", "again")
@@ -122,7 +124,7 @@ def test_event_the_server_forgot_is_written_anew(
     assert (event["count"], event["firstTimestamp"]) == (2, "2023-11-14T22:14:20Z")
 
 
-def test_long_message_is_cut_to_what_the_api_takes(
+def test_long_message_is_truncated_to_the_api_limit(
     cluster: Cluster, recorder: EventRecorder
 ) -> None:
     recorder.record_normal(NODE, "Staged", "x" * 2000)
@@ -130,7 +132,7 @@ def test_long_message_is_cut_to_what_the_api_takes(
     assert counted(cluster) == [("x" * 1024, 1)]
 
 
-def test_events_of_an_outage_are_written_afterwards(
+def test_events_of_an_outage_are_written_after_it(
     cluster: Cluster, recorder: EventRecorder, clock: FakeClock
 ) -> None:
     cluster.failures = [AWAY]
@@ -145,7 +147,7 @@ def test_events_of_an_outage_are_written_afterwards(
     assert counted(cluster) == [("first", 1), ("second", 2)]
 
 
-def test_lost_answer_does_not_write_twice(
+def test_lost_response_does_not_write_twice(
     cluster: Cluster, recorder: EventRecorder, clock: FakeClock
 ) -> None:
     cluster.failures, cluster.lost = [AWAY], True
@@ -157,7 +159,7 @@ def test_lost_answer_does_not_write_twice(
     assert [request.method for request in cluster.requests] == ["POST", "POST"]
 
 
-def test_server_that_says_later_is_left_alone_as_long(
+def test_retry_after_delays_the_next_write(
     cluster: Cluster, recorder: EventRecorder, clock: FakeClock
 ) -> None:
     cluster.failures = [TooManyRequestsError("later", retry_after_s=90)]
@@ -171,7 +173,7 @@ def test_server_that_says_later_is_left_alone_as_long(
     assert counted(cluster) == [("later", 1)]
 
 
-def test_event_that_is_forbidden_is_dropped_and_said(
+def test_forbidden_event_is_dropped_and_logged(
     cluster: Cluster, recorder: EventRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.failures = [ForbiddenError("events is forbidden")]
@@ -196,7 +198,7 @@ def test_long_outage_keeps_the_newest_events(
     assert [message for message, _ in counted(cluster)] == [str(n) for n in range(8, 40)]
 
 
-def test_object_that_says_too_much_is_cut_short(
+def test_object_with_too_many_events_is_rate_limited(
     cluster: Cluster, recorder: EventRecorder, clock: FakeClock
 ) -> None:
     for number in range(30):

@@ -60,7 +60,7 @@ def pod(**more: object) -> Pod:
     return Pod("shop", "web", "u", **more)  # type: ignore[arg-type]  # what a test wants to say
 
 
-def test_pod_is_read_as_the_server_has_it() -> None:
+def test_pod_with_every_field_is_read() -> None:
     assert parse_pod(POD) == Pod(
         namespace="shop",
         name="web",
@@ -78,7 +78,7 @@ def test_pod_is_read_as_the_server_has_it() -> None:
 
 
 @pytest.mark.parametrize("found", [{}, {"metadata": 1, "spec": [], "status": {"phase": {}}}])
-def test_pod_of_another_shape_is_read_as_empty(found: Json) -> None:
+def test_malformed_pod_is_read_as_empty(found: Json) -> None:
     assert parse_pod(found) == Pod("", "", "")
 
 
@@ -91,7 +91,7 @@ def test_pod_of_another_shape_is_read_as_empty(found: Json) -> None:
         ({"phase": "Failed"}, False),
     ],
 )
-def test_pod_runs_until_its_containers_are_known_to_have_ended(status: Json, running: bool) -> None:
+def test_pod_is_running_until_all_containers_terminated(status: Json, running: bool) -> None:
     assert parse_pod({"status": status}).is_running is running
 
 
@@ -107,7 +107,7 @@ def test_pod_runs_until_its_containers_are_known_to_have_ended(status: Json, run
         (pod(is_finished=True), True),
     ],
 )
-def test_what_would_come_back_at_once_stays(found: Pod, goes: bool) -> None:
+def test_mirror_and_daemonset_pods_are_not_evicted(found: Pod, goes: bool) -> None:
     assert should_evict(found, {"shop/agents", "other/gone"}) is goes
 
 
@@ -134,7 +134,7 @@ def test_what_would_come_back_at_once_stays(found: Pod, goes: bool) -> None:
         ),
     ],
 )
-def test_pod_beyond_its_time_is_said_to_wait_for_something(
+def test_pod_past_its_grace_period_has_a_reason(
     found: Pod, why: tuple[BlockerReason, str] | None
 ) -> None:
     assert find_stuck_reason(found, NOW) == why
@@ -160,7 +160,7 @@ def test_pod_beyond_its_time_is_said_to_wait_for_something(
         ({"matchLabels": ["app"]}, False),
     ],
 )
-def test_selector_matches_as_the_api_says(selector: object, matches: bool) -> None:
+def test_selector_matches_like_the_api(selector: object, matches: bool) -> None:
     assert matches_selector(selector, {"app": "web"}) is matches
 
 
@@ -180,7 +180,7 @@ def test_selector_matches_as_the_api_says(selector: object, matches: bool) -> No
         (Blocker("shop/web", BlockerReason.WEBHOOK, "no", (), NOW), "shop/web: no"),
     ],
 )
-def test_blocker_is_one_sentence_for_a_person(blocker: Blocker, sentence: str) -> None:
+def test_blocker_summary_is_one_line(blocker: Blocker, sentence: str) -> None:
     assert blocker.summary == sentence
 
 
@@ -204,7 +204,7 @@ def test_blocker_is_one_sentence_for_a_person(blocker: Blocker, sentence: str) -
         (ForbiddenError("POST: pods is forbidden"), (DisruptionBudget("b", 1),), "refused"),
     ],
 )
-def test_refused_eviction_names_who_refuses(
+def test_rejected_eviction_is_classified_by_its_cause(
     error: ClusterError, budgets: tuple[DisruptionBudget, ...], reason: str | None
 ) -> None:
     found = classify_refusal(pod(), error, budgets, NOW)
@@ -292,7 +292,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
         found.transport.close()
 
 
-def test_node_is_emptied_of_what_has_to_go(node: Node) -> None:
+def test_drain_evicts_every_evictable_pod(node: Node) -> None:
     spec = {"selector": {}, "template": {}}
     made = node.client.create(
         DAEMONSETS, {"metadata": {"name": "agents"}, "spec": spec}, namespace="shop"
@@ -316,7 +316,7 @@ def test_node_is_emptied_of_what_has_to_go(node: Node) -> None:
     assert node.pods() == ["agent", "static"]
 
 
-def test_pods_of_another_node_stay(node: Node) -> None:
+def test_pods_of_another_node_are_not_evicted(node: Node) -> None:
     node.client.create(NODES, {"metadata": {"name": "b"}})
     node.add("there", node="b")
     with node.drain() as drain:
@@ -325,7 +325,7 @@ def test_pods_of_another_node_stay(node: Node) -> None:
     assert node.pods() == ["there"]
 
 
-def test_pod_that_takes_its_time_is_asked_once_and_blocks_nothing(node: Node) -> None:
+def test_terminating_pod_is_evicted_once_and_blocks_nothing(node: Node) -> None:
     node.add("slow", stop_s=30)
     with node.drain() as drain:
         drain.evict_pods()
@@ -337,7 +337,7 @@ def test_pod_that_takes_its_time_is_asked_once_and_blocks_nothing(node: Node) ->
     assert node.client.get(PODS, "slow", namespace="shop")["metadata"] == since
 
 
-def test_budget_in_the_way_is_named_until_it_yields(node: Node) -> None:
+def test_blocking_budget_is_reported_until_it_allows_eviction(node: Node) -> None:
     node.add("web")
     node.add("free")
     node.protect("keep-web", "web")
@@ -370,7 +370,7 @@ def test_budget_in_the_way_is_named_until_it_yields(node: Node) -> None:
     assert node.pods() == []
 
 
-def test_two_budgets_for_one_pod_are_both_named(node: Node) -> None:
+def test_pod_with_two_budgets_reports_both(node: Node) -> None:
     node.add("web")
     node.protect("one", "web")
     node.protect("two", "web")
@@ -383,7 +383,7 @@ def test_two_budgets_for_one_pod_are_both_named(node: Node) -> None:
     )
 
 
-def test_pod_of_the_same_name_that_came_meanwhile_is_another_one(node: Node) -> None:
+def test_recreated_pod_with_same_name_is_evicted_separately(node: Node) -> None:
     node.add("web")
     with node.drain() as drain:
         node.emptied(drain)
@@ -394,7 +394,7 @@ def test_pod_of_the_same_name_that_came_meanwhile_is_another_one(node: Node) -> 
     assert node.pods() == []
 
 
-def test_finalizer_that_holds_a_pod_is_named(node: Node) -> None:
+def test_finalizer_that_blocks_a_pod_is_reported(node: Node) -> None:
     node.add("held", finalizers=["example.com/hold"])
     clock = FakeClock(SystemClock().now())
     with node.drain(clock) as drain:
@@ -409,7 +409,7 @@ def test_finalizer_that_holds_a_pod_is_named(node: Node) -> None:
     assert node.pods() == []
 
 
-def test_server_that_is_away_is_said_and_nothing_is_forgotten(node: Node) -> None:
+def test_unreachable_server_raises_and_keeps_attempts(node: Node) -> None:
     node.add("web")
     node.add("kept")
     node.protect("keep-it", "kept")

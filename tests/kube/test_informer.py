@@ -49,9 +49,7 @@ def informer(tmp_path: Path, nodes: Nodes) -> Iterator[Informer[str]]:
         nodes.end_watches()
 
 
-def test_everything_kept_is_found_by_key_and_by_index(
-    informer: Informer[str], nodes: Nodes
-) -> None:
+def test_objects_are_found_by_key_and_index(informer: Informer[str], nodes: Nodes) -> None:
     assert not informer.has_synced
     informer.start()
     assert informer.wait_until_synced(10)
@@ -62,7 +60,7 @@ def test_everything_kept_is_found_by_key_and_by_index(
     assert informer.find_by_index("pool", "none") == {}
 
 
-def test_handlers_are_told_before_and_after(informer: Informer[str], nodes: Nodes) -> None:
+def test_handlers_receive_object_before_and_after(informer: Informer[str], nodes: Nodes) -> None:
     told: list[tuple[str, str | None, str | None]] = []
     informer.add_handler(lambda key, before, after: told.append((key, before, after)))
     informer.start()
@@ -90,7 +88,7 @@ def test_handlers_are_told_before_and_after(informer: Informer[str], nodes: Node
     assert informer.find_by_index("pool", "last") == {"c": "last"}
 
 
-def test_trimmed_object_has_no_bookkeeping() -> None:
+def test_trimmed_object_has_no_managed_fields() -> None:
     found: Json = {
         "metadata": {
             "name": "a",

@@ -69,7 +69,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "kubeconfig"
 
 
-def test_kubeconfig_of_a_kubelet_is_understood(file: Path) -> None:
+def test_kubeconfig_of_a_kubelet_is_read(file: Path) -> None:
     found = read_kubeconfig(written(file, kubeconfig()))
 
     assert found == ApiServerConfig(
@@ -81,27 +81,27 @@ def test_kubeconfig_of_a_kubelet_is_understood(file: Path) -> None:
     )
 
 
-def test_json_and_yaml_say_the_same(file: Path) -> None:
+def test_kubeconfig_in_json_and_yaml_are_equal(file: Path) -> None:
     from_yaml = read_kubeconfig(written(file, kubeconfig()))
     from_json = read_kubeconfig(written(file, json.dumps(kubeconfig())))
 
     assert from_json == from_yaml
 
 
-def test_yaml_that_begins_with_a_brace_is_read(file: Path) -> None:
+def test_yaml_kubeconfig_with_a_brace_is_read(file: Path) -> None:
     flow = yaml.safe_dump(kubeconfig(), default_flow_style=True)
 
     assert flow.startswith("{")
     assert read_kubeconfig(written(file, flow)).certificate == KUBELET_PEM
 
 
-def test_named_context_is_chosen_with_its_namespace(file: Path) -> None:
+def test_named_context_sets_its_namespace(file: Path) -> None:
     found = read_kubeconfig(written(file, kubeconfig()), context="other")
 
     assert found.namespace == "openshift-mco"
 
 
-def test_relative_paths_begin_at_the_kubeconfig(file: Path) -> None:
+def test_relative_paths_are_resolved_against_the_kubeconfig(file: Path) -> None:
     user = {"client-certificate": "pki/a.pem", "client-key": "pki/a.key"}
 
     found = read_kubeconfig(written(file, kubeconfig(user=user)))
@@ -153,7 +153,7 @@ def test_secrets_are_not_in_the_repr(file: Path) -> None:
         ({"client-key-data": "dDBwczNjcmV0"}, "client-key-data holds no PEM block"),
     ],
 )
-def test_user_that_cannot_be_used_is_one_sentence(
+def test_unusable_user_is_rejected_in_one_sentence(
     file: Path, user: dict[str, object], sentence: str
 ) -> None:
     assert fault(file, kubeconfig(user=user)) == f"kubeconfig FILE: users[kubelet]: {sentence}"
@@ -175,7 +175,7 @@ def test_user_that_cannot_be_used_is_one_sentence(
         ),
     ],
 )
-def test_cluster_that_cannot_be_used_is_one_sentence(
+def test_unusable_cluster_is_rejected_in_one_sentence(
     file: Path, cluster: dict[str, object], sentence: str
 ) -> None:
     assert fault(file, kubeconfig(cluster)) == f"kubeconfig FILE: clusters[local]: {sentence}"
@@ -190,7 +190,7 @@ def test_cluster_that_cannot_be_used_is_one_sentence(
         ({"users": "kubelet"}, ": users is not a list"),
     ],
 )
-def test_file_that_leads_nowhere_is_one_sentence(
+def test_incomplete_kubeconfig_is_rejected_in_one_sentence(
     file: Path, change: dict[str, object], sentence: str
 ) -> None:
     assert fault(file, kubeconfig() | change) == f"kubeconfig FILE{sentence}"
@@ -206,11 +206,13 @@ def test_file_that_leads_nowhere_is_one_sentence(
         ("token: \x01", " is neither JSON nor YAML"),
     ],
 )
-def test_text_that_is_no_kubeconfig_is_one_sentence(file: Path, text: str, sentence: str) -> None:
+def test_invalid_kubeconfig_text_is_rejected_in_one_sentence(
+    file: Path, text: str, sentence: str
+) -> None:
     assert fault(file, text) == f"kubeconfig FILE{sentence}"
 
 
-def test_broken_text_is_not_quoted_in_any_error(file: Path) -> None:
+def test_invalid_kubeconfig_text_is_not_quoted_in_errors(file: Path) -> None:
     with pytest.raises(UsageError) as caught:
         read_kubeconfig(written(file, "token: t0ps3cret\n  bad: ["))
 
@@ -218,14 +220,14 @@ def test_broken_text_is_not_quoted_in_any_error(file: Path) -> None:
     assert caught.value.__suppress_context__
 
 
-def test_missing_kubeconfig_is_one_sentence(file: Path) -> None:
+def test_missing_kubeconfig_is_rejected_in_one_sentence(file: Path) -> None:
     with pytest.raises(UsageError) as caught:
         read_kubeconfig(str(file))
 
     assert str(caught.value) == f"kubeconfig {file} can't be read: No such file or directory"
 
 
-def test_service_account_of_a_pod_is_understood(tmp_path: Path) -> None:
+def test_service_account_of_a_pod_is_read(tmp_path: Path) -> None:
     (tmp_path / "namespace").write_text("treenail\n")
     environment = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
 
@@ -240,6 +242,6 @@ def test_service_account_of_a_pod_is_understood(tmp_path: Path) -> None:
     )
 
 
-def test_service_account_outside_of_a_pod_is_one_sentence(tmp_path: Path) -> None:
+def test_service_account_outside_a_pod_is_rejected_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not in a pod"):
         read_service_account({}, folder=str(tmp_path))

@@ -78,9 +78,7 @@ def mark(client: Client, value: str) -> None:
     client.patch(NODES, "a", {"metadata": {"labels": {"mark": value}}})
 
 
-def test_own_node_is_followed_through_faults(
-    server: LabServer, admin: Client, node: Client
-) -> None:
+def test_watch_of_own_node_survives_faults(server: LabServer, admin: Client, node: Client) -> None:
     seen = Seen(node)
     wait_until(lambda: len(seen.marks) == 1)
     mark(admin, "one")
@@ -97,7 +95,7 @@ def test_own_node_is_followed_through_faults(
     assert seen.marks == [None, "one", "two", "three"]
 
 
-def test_each_refusal_of_the_server_is_its_error(admin: Client, node: Client) -> None:
+def test_each_server_error_raises_its_class(admin: Client, node: Client) -> None:
     body: Json = {"metadata": {"name": "a"}}
     with pytest.raises(NotFoundError):
         admin.get(CONFIGMAPS, "none", namespace="default")
@@ -111,7 +109,7 @@ def test_each_refusal_of_the_server_is_its_error(admin: Client, node: Client) ->
         node.patch(NODES, "b", {"metadata": {"annotations": {"x": "y"}}})
 
 
-def test_version_of_the_past_is_gone(server: LabServer, admin: Client, node: Client) -> None:
+def test_expired_resource_version_is_gone(server: LabServer, admin: Client, node: Client) -> None:
     params = {"resourceVersion": "1", "fieldSelector": "metadata.name=a"}
     server.expire_versions()
     stream = node.watch(NODES, params=params)
@@ -136,9 +134,7 @@ def test_event_of_a_node_is_accepted_and_counted(admin: Client, node: Client) ->
     assert (event["reason"], event["count"]) == ("Staged", 3)
 
 
-def test_server_that_has_no_time_is_unreachable(
-    server: LabServer, admin: Client, node: Client
-) -> None:
+def test_overloaded_server_is_unreachable(server: LabServer, admin: Client, node: Client) -> None:
     server.inject_fault(RejectFault(503), FaultMatch(resource="nodes"), times=1)
 
     with pytest.raises(UnreachableError):
@@ -146,7 +142,7 @@ def test_server_that_has_no_time_is_unreachable(
     assert node.get(NODES, "a")["kind"] == "Node"
 
 
-def test_annotations_are_applied_by_their_owner(admin: Client, node: Client) -> None:
+def test_annotations_are_applied_by_their_field_manager(admin: Client, node: Client) -> None:
     def applied(**annotations: str) -> object:
         body: Json = {
             "apiVersion": "v1",
@@ -162,7 +158,7 @@ def test_annotations_are_applied_by_their_owner(admin: Client, node: Client) -> 
     assert applied(one="3") == {"theirs": "1", "one": "3"}
 
 
-def test_list_is_paged_and_whole(admin: Client) -> None:
+def test_paged_list_is_complete(admin: Client) -> None:
     for number in range(7):
         body: Json = {"metadata": {"name": f"c{number}"}}
         admin.create(CONFIGMAPS, body, namespace="kube-public")

@@ -56,7 +56,7 @@ def spec(cluster: Cluster) -> Json:
     return cluster.objects[PATH]["spec"]  # type: ignore[return-value]  # a dict
 
 
-def test_first_candidate_leads_and_says_so_as_client_go_does(
+def test_first_candidate_leads_and_writes_the_lease_of_client_go(
     cluster: Cluster, a: Candidate
 ) -> None:
     assert a.election.try_acquire_or_renew() == 2.0
@@ -84,7 +84,7 @@ def test_leader_renews_and_the_other_waits(
     assert spec(cluster)["renewTime"] == "2023-11-14T22:13:58.000000Z"
 
 
-def test_lease_that_ran_out_is_taken(
+def test_expired_lease_is_acquired(
     cluster: Cluster, a: Candidate, b: Candidate, clock: FakeClock
 ) -> None:
     a.election.try_acquire_or_renew()
@@ -99,7 +99,7 @@ def test_lease_that_ran_out_is_taken(
     assert (spec(cluster)["holderIdentity"], spec(cluster)["leaseTransitions"]) == ("b", 1)
 
 
-def test_two_never_lead_at_once_when_one_sleeps(
+def test_suspended_leader_never_overlaps_with_another(
     a: Candidate, b: Candidate, clock: FakeClock
 ) -> None:
     a.election.try_acquire_or_renew()
@@ -113,7 +113,7 @@ def test_two_never_lead_at_once_when_one_sleeps(
     assert a.told == ["gained", "lost"]
 
 
-def test_leader_that_cannot_renew_gives_up_before_another_may_lead(
+def test_leader_without_renewal_stops_before_another_leads(
     cluster: Cluster, a: Candidate, b: Candidate, clock: FakeClock
 ) -> None:
     a.election.try_acquire_or_renew()
@@ -128,9 +128,7 @@ def test_leader_that_cannot_renew_gives_up_before_another_may_lead(
     assert b.told == []
 
 
-def test_short_absence_of_the_server_changes_nothing(
-    cluster: Cluster, a: Candidate, clock: FakeClock
-) -> None:
+def test_short_outage_keeps_the_leader(cluster: Cluster, a: Candidate, clock: FakeClock) -> None:
     a.election.try_acquire_or_renew()
     for _ in range(4):
         clock.move(2)
@@ -142,7 +140,7 @@ def test_short_absence_of_the_server_changes_nothing(
     assert (a.leads, a.told) == (True, ["gained"])
 
 
-def test_lost_answer_of_the_first_write_is_found_out(
+def test_lost_response_to_the_first_write_is_detected(
     cluster: Cluster, a: Candidate, clock: FakeClock
 ) -> None:
     cluster.failures, cluster.lost = [None, UnreachableError("no answer")], True
@@ -155,7 +153,7 @@ def test_lost_answer_of_the_first_write_is_found_out(
     assert spec(cluster)["leaseTransitions"] == 0
 
 
-def test_released_lease_is_taken_at_once(
+def test_released_lease_is_acquired_at_once(
     cluster: Cluster, a: Candidate, b: Candidate, clock: FakeClock
 ) -> None:
     a.election.try_acquire_or_renew()
@@ -176,7 +174,7 @@ def test_stop_releases_the_lease(cluster: Cluster, a: Candidate) -> None:
     assert spec(cluster)["holderIdentity"] == ""
 
 
-def test_release_of_a_lease_that_is_not_ours_touches_nothing(
+def test_release_of_a_foreign_lease_changes_nothing(
     cluster: Cluster, a: Candidate, b: Candidate
 ) -> None:
     a.election.try_acquire_or_renew()

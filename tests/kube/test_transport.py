@@ -97,7 +97,7 @@ def ok(exchange: Exchange) -> None:
 OK = ApiResponse(200, b'{"kind": "Node"}')
 
 
-def test_request_arrives_as_it_was_meant(tmp_path: Path, connect: Connect) -> None:
+def test_request_arrives_unchanged(tmp_path: Path, connect: Connect) -> None:
     with serving(tmp_path, ok) as server:
         reply = connect(server).send(
             ApiRequest(
@@ -117,7 +117,7 @@ def test_request_arrives_as_it_was_meant(tmp_path: Path, connect: Connect) -> No
     assert seen.headers["authorization"] == "Bearer t0ps3cret"
 
 
-def test_one_connection_serves_all_requests(tmp_path: Path, connect: Connect) -> None:
+def test_sequential_requests_share_one_connection(tmp_path: Path, connect: Connect) -> None:
     with serving(tmp_path, ok) as server:
         transport = connect(server)
         for _ in range(3):
@@ -126,7 +126,7 @@ def test_one_connection_serves_all_requests(tmp_path: Path, connect: Connect) ->
     assert len({seen.peer for seen in server.seen}) == 1
 
 
-def test_refusal_is_an_answer_with_its_retry_after(tmp_path: Path, connect: Connect) -> None:
+def test_error_response_keeps_retry_after(tmp_path: Path, connect: Connect) -> None:
     def later(exchange: Exchange) -> None:
         exchange.reply(b"{}", 429, {"Retry-After": "7"})
 
@@ -144,7 +144,7 @@ def test_redirect_is_not_followed(tmp_path: Path, connect: Connect) -> None:
         assert connect(server).send(GET).status == 302
 
 
-def test_compressed_answer_is_read(tmp_path: Path, connect: Connect) -> None:
+def test_gzip_response_is_decompressed(tmp_path: Path, connect: Connect) -> None:
     def zipped(exchange: Exchange) -> None:
         exchange.reply(gzip.compress(b'{"a": 1}'), headers={"Content-Encoding": "gzip"})
 
@@ -153,7 +153,7 @@ def test_compressed_answer_is_read(tmp_path: Path, connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {"Content-Encoding": "gzip"}])
-def test_answer_without_end_is_refused(
+def test_endless_response_is_rejected(
     tmp_path: Path, connect: Connect, headers: dict[str, str]
 ) -> None:
     body = b"x" * 20_000
@@ -165,7 +165,7 @@ def test_answer_without_end_is_refused(
         connect(server).send(GET)
 
 
-def test_silent_server_is_left_at_the_limit(tmp_path: Path, connect: Connect) -> None:
+def test_silent_server_is_unreachable_after_the_limit(tmp_path: Path, connect: Connect) -> None:
     with serving(tmp_path, Exchange.wait_for_the_end) as server:
         with pytest.raises(UnreachableError) as caught:
             connect(server).send(ApiRequest("GET", "/version", limit_s=0.2))
@@ -175,7 +175,7 @@ def test_silent_server_is_left_at_the_limit(tmp_path: Path, connect: Connect) ->
         assert len(server.seen) == 1
 
 
-def test_server_that_is_not_there_is_unreachable(tmp_path: Path, connect: Connect) -> None:
+def test_absent_server_is_unreachable(tmp_path: Path, connect: Connect) -> None:
     with serving(tmp_path, ok) as server:
         transport = connect(server)
         server.stop()
@@ -184,7 +184,7 @@ def test_server_that_is_not_there_is_unreachable(tmp_path: Path, connect: Connec
             transport.send(GET)
 
 
-def test_server_that_comes_back_is_reached_again(tmp_path: Path, connect: Connect) -> None:
+def test_restarted_server_is_reached_again(tmp_path: Path, connect: Connect) -> None:
     with serving(tmp_path, ok) as server:
         transport = connect(server)
         assert transport.send(GET) == OK
@@ -197,9 +197,7 @@ def test_server_that_comes_back_is_reached_again(tmp_path: Path, connect: Connec
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PATCH"])
-def test_connection_the_server_closed_meanwhile_costs_nothing(
-    tmp_path: Path, connect: Connect, method: str
-) -> None:
+def test_closed_idle_connection_is_replaced(tmp_path: Path, connect: Connect, method: str) -> None:
     with serving(tmp_path, ok) as server:
         transport = connect(server)
         transport.send(GET)
@@ -210,7 +208,7 @@ def test_connection_the_server_closed_meanwhile_costs_nothing(
     assert [seen.method for seen in server.seen] == ["GET", method]
 
 
-def test_read_whose_answer_is_lost_is_sent_once_more(tmp_path: Path, connect: Connect) -> None:
+def test_read_with_lost_response_is_sent_again(tmp_path: Path, connect: Connect) -> None:
     with serving(tmp_path, Script(ok, Exchange.drop, ok)) as server:
         transport = connect(server)
         transport.send(GET)
@@ -220,7 +218,7 @@ def test_read_whose_answer_is_lost_is_sent_once_more(tmp_path: Path, connect: Co
     assert len(server.seen) == 3
 
 
-def test_write_whose_answer_is_lost_is_not_sent_again(tmp_path: Path, connect: Connect) -> None:
+def test_write_with_lost_response_is_not_sent_again(tmp_path: Path, connect: Connect) -> None:
     with serving(tmp_path, Script(ok, Exchange.drop, ok)) as server:
         transport = connect(server)
         transport.send(GET)
@@ -231,7 +229,7 @@ def test_write_whose_answer_is_lost_is_not_sent_again(tmp_path: Path, connect: C
     assert len(server.seen) == 2
 
 
-def test_answer_cut_short_is_no_answer(tmp_path: Path, connect: Connect) -> None:
+def test_truncated_response_is_unreachable(tmp_path: Path, connect: Connect) -> None:
     def half(exchange: Exchange) -> None:
         exchange.reply(b'{"a"', headers={"Content-Length": "10"})
         exchange.drop()
@@ -240,7 +238,7 @@ def test_answer_cut_short_is_no_answer(tmp_path: Path, connect: Connect) -> None
         connect(server).send(ApiRequest("POST", "/api/v1/nodes", body=b"{}"))
 
 
-def test_server_of_another_authority_is_not_trusted(tmp_path: Path, make: MakeTransport) -> None:
+def test_server_certificate_of_another_ca_is_rejected(tmp_path: Path, make: MakeTransport) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     with serving(tmp_path / "one", ok) as server, serving(tmp_path / "two", ok) as other:
@@ -253,7 +251,9 @@ def test_server_of_another_authority_is_not_trusted(tmp_path: Path, make: MakeTr
     assert server.seen == []
 
 
-def test_server_is_known_by_the_name_it_is_told(tmp_path: Path, make: MakeTransport) -> None:
+def test_server_certificate_is_checked_against_tls_server_name(
+    tmp_path: Path, make: MakeTransport
+) -> None:
     with serving(tmp_path, ok) as server:
         right = make(kubeconfig(server, **{"tls-server-name": "kubernetes.default.svc"}))
         wrong = make(kubeconfig(server, **{"tls-server-name": "elsewhere.example"}))
@@ -265,7 +265,7 @@ def test_server_is_known_by_the_name_it_is_told(tmp_path: Path, make: MakeTransp
         wrong.close()
 
 
-def test_certificate_says_who_we_are(tmp_path: Path, make: MakeTransport) -> None:
+def test_client_certificate_authenticates_the_request(tmp_path: Path, make: MakeTransport) -> None:
     with serving(tmp_path, ok) as server:
         pem = str(server.identity("system:node:a"))
         transport = make(kubeconfig(server, {"client-certificate": pem, "client-key": pem}))
@@ -276,7 +276,7 @@ def test_certificate_says_who_we_are(tmp_path: Path, make: MakeTransport) -> Non
     assert "authorization" not in server.seen[0].headers
 
 
-def test_stream_tells_each_line_as_it_comes(tmp_path: Path, connect: Connect) -> None:
+def test_stream_yields_each_line_as_it_arrives(tmp_path: Path, connect: Connect) -> None:
     goes_on = threading.Event()
 
     def stream(exchange: Exchange) -> None:
@@ -296,7 +296,7 @@ def test_stream_tells_each_line_as_it_comes(tmp_path: Path, connect: Connect) ->
         assert list(lines) == [b"[]"]
 
 
-def test_stream_that_is_refused_says_why(tmp_path: Path, connect: Connect) -> None:
+def test_rejected_stream_returns_the_error_response(tmp_path: Path, connect: Connect) -> None:
     with serving(tmp_path, lambda exchange: exchange.reply(b"too old", 410)) as server:
         found = connect(server).open_stream(GET, duration_s=10)
 
@@ -304,7 +304,7 @@ def test_stream_that_is_refused_says_why(tmp_path: Path, connect: Connect) -> No
         assert list(found.iter_lines()) == []
 
 
-def test_stream_that_is_cut_is_not_taken_for_ended(tmp_path: Path, connect: Connect) -> None:
+def test_interrupted_stream_raises_unreachable(tmp_path: Path, connect: Connect) -> None:
     def stream(exchange: Exchange) -> None:
         exchange.begin_stream()
         exchange.chunk(b"{}\n")
@@ -319,7 +319,7 @@ def test_stream_that_is_cut_is_not_taken_for_ended(tmp_path: Path, connect: Conn
             next(lines)
 
 
-def test_stream_ends_when_its_time_is_over(tmp_path: Path, connect: Connect) -> None:
+def test_stream_ends_after_its_duration(tmp_path: Path, connect: Connect) -> None:
     def stream(exchange: Exchange) -> None:
         exchange.begin_stream()
         exchange.wait_for_the_end()
@@ -331,7 +331,7 @@ def test_stream_ends_when_its_time_is_over(tmp_path: Path, connect: Connect) -> 
             next(found.iter_lines())
 
 
-def test_line_without_end_is_refused(tmp_path: Path, connect: Connect) -> None:
+def test_endless_line_is_rejected(tmp_path: Path, connect: Connect) -> None:
     def stream(exchange: Exchange) -> None:
         exchange.begin_stream()
         exchange.chunk(b"x" * 20_000)
@@ -344,7 +344,7 @@ def test_line_without_end_is_refused(tmp_path: Path, connect: Connect) -> None:
             next(found.iter_lines())
 
 
-def test_closing_a_stream_wakes_its_reader_at_once(tmp_path: Path, connect: Connect) -> None:
+def test_closed_stream_wakes_its_reader_at_once(tmp_path: Path, connect: Connect) -> None:
     def stream(exchange: Exchange) -> None:
         exchange.begin_stream()
         exchange.chunk(b"{}\n")
@@ -370,7 +370,7 @@ def test_closing_a_stream_wakes_its_reader_at_once(tmp_path: Path, connect: Conn
     assert not reader.is_alive()
 
 
-def test_closing_wakes_who_waits_for_a_stream_to_begin(
+def test_closed_stream_wakes_the_thread_that_connects(
     tmp_path: Path, opened: list[Transport]
 ) -> None:
     with serving(tmp_path, Exchange.wait_for_the_end) as server:
@@ -393,7 +393,7 @@ def test_closing_wakes_who_waits_for_a_stream_to_begin(
     assert len(failures) == 1
 
 
-def test_stream_closed_between_reads_gives_its_connection_back(
+def test_stream_closed_between_reads_closes_its_connection(
     tmp_path: Path, connect: Connect
 ) -> None:
     def stream(exchange: Exchange) -> None:
@@ -421,7 +421,7 @@ def test_stream_closed_before_it_began_sends_nothing(
     assert server.seen == []
 
 
-def test_closing_the_transport_wakes_who_waits_for_an_answer(tmp_path: Path) -> None:
+def test_closed_transport_wakes_waiting_requests(tmp_path: Path) -> None:
     with serving(tmp_path, Exchange.wait_for_the_end) as server:
         transport = thin(kubeconfig(server))
         failures: list[ClusterError] = []
@@ -441,7 +441,9 @@ def test_closing_the_transport_wakes_who_waits_for_an_answer(tmp_path: Path) -> 
     assert len(failures) == 1
 
 
-def test_trickling_server_is_left_at_the_limit(tmp_path: Path, opened: list[Transport]) -> None:
+def test_trickling_server_is_unreachable_after_the_limit(
+    tmp_path: Path, opened: list[Transport]
+) -> None:
     def trickle(exchange: Exchange) -> None:
         exchange.wfile.write(b"HTTP/1.1 200 OK\r\n")
         for number in range(10_000):
@@ -455,7 +457,7 @@ def test_trickling_server_is_left_at_the_limit(tmp_path: Path, opened: list[Tran
             opened[0].send(ApiRequest("GET", "/version", limit_s=0.3))
 
 
-def test_requests_at_the_same_time_do_not_wait_for_each_other(
+def test_concurrent_requests_do_not_wait_for_each_other(
     tmp_path: Path, opened: list[Transport]
 ) -> None:
     both = threading.Barrier(2, timeout=10)
@@ -480,7 +482,7 @@ def client_certificate(server: Server) -> ApiServerConfig:
     return read_kubeconfig(kubeconfig(server, {"client-certificate": pem, "client-key": pem}))
 
 
-def test_replaced_certificate_is_used_from_the_next_request_on(tmp_path: Path) -> None:
+def test_replaced_certificate_is_used_for_the_next_request(tmp_path: Path) -> None:
     with serving(tmp_path, ok) as server:
         transport = HttpTransport(client_certificate(server), SystemClock())
         transport.send(GET)
@@ -492,7 +494,7 @@ def test_replaced_certificate_is_used_from_the_next_request_on(tmp_path: Path) -
     assert [seen.user for seen in server.seen] == ["first", "first", "second"]
 
 
-def test_broken_replacement_of_a_certificate_leaves_the_good_one(
+def test_broken_replacement_certificate_keeps_the_last_good_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(tmp_path, ok) as server:
@@ -513,7 +515,7 @@ def test_broken_replacement_of_a_certificate_leaves_the_good_one(
     )
 
 
-def test_missing_certificate_is_one_sentence_and_read_again(tmp_path: Path) -> None:
+def test_missing_certificate_is_rejected_and_read_again(tmp_path: Path) -> None:
     with serving(tmp_path, ok) as server:
         connection = client_certificate(server)
         (tmp_path / "client.pem").unlink()
@@ -527,7 +529,7 @@ def test_missing_certificate_is_one_sentence_and_read_again(tmp_path: Path) -> N
     assert [seen.user for seen in server.seen] == ["later"]
 
 
-def test_inline_certificate_and_key_need_no_file(tmp_path: Path) -> None:
+def test_inline_certificate_and_key_are_used_without_files(tmp_path: Path) -> None:
     with serving(tmp_path, ok) as server:
         found = server.authority.make_client_identity("inline", [])
         connection = ApiServerConfig(
@@ -543,7 +545,7 @@ def test_inline_certificate_and_key_need_no_file(tmp_path: Path) -> None:
     assert [seen.user for seen in server.seen] == ["inline"]
 
 
-def test_replaced_token_is_used_from_the_next_request_on(tmp_path: Path) -> None:
+def test_replaced_token_is_used_for_the_next_request(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("one\n")
     with serving(tmp_path, ok) as server:
@@ -560,7 +562,7 @@ def test_replaced_token_is_used_from_the_next_request_on(tmp_path: Path) -> None
     ]
 
 
-def test_token_that_would_break_the_request_is_not_sent(tmp_path: Path) -> None:
+def test_multiline_token_is_not_sent(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("one\r\nX-Remote-User: admin")
     with serving(tmp_path, ok) as server:
@@ -573,6 +575,6 @@ def test_token_that_would_break_the_request_is_not_sent(tmp_path: Path) -> None:
     assert server.seen == []
 
 
-def test_kubeconfig_the_package_cannot_use_is_one_sentence(tmp_path: Path) -> None:
+def test_kubeconfig_unusable_by_the_package_is_rejected_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="can't be used"):
         OfficialTransport.from_kubeconfig(str(tmp_path / "none"), SystemClock())

@@ -98,7 +98,7 @@ def watcher(server: Server, nodes: Nodes) -> Iterator[Watcher]:
     found.stop()
 
 
-def test_everything_there_is_and_becomes_is_told_once(watcher: Watcher, nodes: Nodes) -> None:
+def test_each_object_version_is_reported_once(watcher: Watcher, nodes: Nodes) -> None:
     nodes.put("b")
     nodes.repeat("b")
     nodes.put("a")
@@ -110,7 +110,7 @@ def test_everything_there_is_and_becomes_is_told_once(watcher: Watcher, nodes: N
     assert watcher.lost == []
 
 
-def test_own_node_is_asked_for_and_nothing_else(server: Server, nodes: Nodes) -> None:
+def test_watch_of_one_node_requests_only_that_node(server: Server, nodes: Nodes) -> None:
     watcher = Watcher(server, name="a")
     wait_until(lambda: nodes.watching)
     watcher.stop()
@@ -126,7 +126,7 @@ def test_own_node_is_asked_for_and_nothing_else(server: Server, nodes: Nodes) ->
     }
 
 
-def test_nothing_is_asked_beside_the_watch(watcher: Watcher, nodes: Nodes, server: Server) -> None:
+def test_open_watch_sends_no_other_requests(watcher: Watcher, nodes: Nodes, server: Server) -> None:
     for _ in range(5):
         nodes.put("a")
     nodes.bookmark()
@@ -135,9 +135,7 @@ def test_nothing_is_asked_beside_the_watch(watcher: Watcher, nodes: Nodes, serve
     assert len(server.seen) == 2
 
 
-def test_watch_that_ends_goes_on_where_it_was(
-    watcher: Watcher, nodes: Nodes, server: Server
-) -> None:
+def test_ended_watch_resumes_at_its_version(watcher: Watcher, nodes: Nodes, server: Server) -> None:
     nodes.put("a")
     wait_until(lambda: len(watcher.told) == 2)
     nodes.end_watches()
@@ -150,7 +148,7 @@ def test_watch_that_ends_goes_on_where_it_was(
     assert (watcher.connected, watcher.lost, len(lists(server.seen))) == (1, [], 1)
 
 
-def test_bookmark_is_where_it_goes_on(watcher: Watcher, nodes: Nodes, server: Server) -> None:
+def test_watch_resumes_at_a_bookmark(watcher: Watcher, nodes: Nodes, server: Server) -> None:
     nodes.bookmark()
     nodes.expire()
     nodes.end_watches()
@@ -160,7 +158,7 @@ def test_bookmark_is_where_it_goes_on(watcher: Watcher, nodes: Nodes, server: Se
     assert len(lists(server.seen)) == 1
 
 
-def test_watch_that_is_cut_goes_on_where_it_was(
+def test_interrupted_watch_resumes_at_its_version(
     watcher: Watcher, nodes: Nodes, server: Server
 ) -> None:
     nodes.put("a")
@@ -176,7 +174,7 @@ def test_watch_that_is_cut_goes_on_where_it_was(
     assert lost.endswith("the connection ended before the answer did")
 
 
-def test_version_that_expired_while_away_is_listed_again(
+def test_version_expired_during_outage_is_listed_again(
     watcher: Watcher, nodes: Nodes, server: Server
 ) -> None:
     nodes.put("b")
@@ -194,7 +192,7 @@ def test_version_that_expired_while_away_is_listed_again(
     assert len(lists(server.seen)) == 2
 
 
-def test_version_that_expires_in_the_stream_is_listed_again(
+def test_version_expired_in_the_stream_is_listed_again(
     watcher: Watcher, nodes: Nodes, server: Server
 ) -> None:
     def expired(exchange: Exchange) -> None:
@@ -212,7 +210,7 @@ def test_version_that_expires_in_the_stream_is_listed_again(
     assert watcher.lost == []
 
 
-def test_server_that_is_away_and_comes_back_costs_one_request(
+def test_watch_after_outage_resumes_with_one_request(
     watcher: Watcher, nodes: Nodes, server: Server
 ) -> None:
     server.stop()
@@ -229,7 +227,7 @@ def test_server_that_is_away_and_comes_back_costs_one_request(
     assert len(watcher.lost) <= 2
 
 
-def test_server_that_is_away_at_the_start_is_waited_for(server: Server, nodes: Nodes) -> None:
+def test_watch_waits_for_a_server_unreachable_at_start(server: Server, nodes: Nodes) -> None:
     server.stop()
     watcher = Watcher(server)
     wait_until(lambda: len(watcher.backoff.pauses) >= 2)
@@ -241,9 +239,7 @@ def test_server_that_is_away_at_the_start_is_waited_for(server: Server, nodes: N
     assert len(watcher.lost) == 1
 
 
-def test_version_the_server_refuses_is_given_up(
-    watcher: Watcher, nodes: Nodes, server: Server
-) -> None:
+def test_rejected_version_is_listed_again(watcher: Watcher, nodes: Nodes, server: Server) -> None:
     def too_large(exchange: Exchange) -> None:
         nodes.refuse_watches = None
         exchange.refuse(504, "Timeout", "Too large resource version: 101, current: 7")
@@ -256,7 +252,7 @@ def test_version_the_server_refuses_is_given_up(
     assert watches(server.seen)[-1].params["resourceVersion"] == "7"
 
 
-def test_watches_that_end_at_once_are_not_repeated_without_pause(
+def test_watches_that_end_at_once_are_repeated_with_backoff(
     watcher: Watcher, nodes: Nodes, server: Server
 ) -> None:
     def at_once(exchange: Exchange) -> None:
@@ -271,7 +267,7 @@ def test_watches_that_end_at_once_are_not_repeated_without_pause(
     assert watcher.lost == []
 
 
-def test_credential_that_may_not_is_told_once_and_tried_again(server: Server, nodes: Nodes) -> None:
+def test_forbidden_watch_is_reported_once_and_retried(server: Server, nodes: Nodes) -> None:
     nodes.refuse_lists = lambda exchange: exchange.refuse(403, "Forbidden", "nodes is forbidden")
     watcher = Watcher(server)
     wait_until(lambda: len(watcher.backoff.pauses) >= 3)
@@ -283,7 +279,7 @@ def test_credential_that_may_not_is_told_once_and_tried_again(server: Server, no
 
 
 @pytest.mark.parametrize(("code", "reason"), [(404, "NotFound"), (403, "Forbidden")])
-def test_kind_that_need_not_be_there_is_asked_for_seldom(
+def test_optional_missing_kind_is_requested_rarely(
     server: Server, nodes: Nodes, code: int, reason: str
 ) -> None:
     nodes.refuse_lists = lambda exchange: exchange.refuse(code, reason, "none of that")
@@ -295,9 +291,7 @@ def test_kind_that_need_not_be_there_is_asked_for_seldom(
     assert len(server.seen) == 1
 
 
-def test_kind_that_is_there_is_not_waited_for_because_it_need_not_be(
-    server: Server, nodes: Nodes
-) -> None:
+def test_optional_present_kind_is_watched_normally(server: Server, nodes: Nodes) -> None:
     nodes.refuse_lists = lambda exchange: exchange.refuse(500, "InternalError", "etcd is away")
     watcher = Watcher(server, optional=True)
     wait_until(lambda: len(watcher.backoff.pauses) >= 2)
@@ -306,7 +300,7 @@ def test_kind_that_is_there_is_not_waited_for_because_it_need_not_be(
     watcher.stop()
 
 
-def test_stop_ends_a_quiet_watch_at_once(watcher: Watcher) -> None:
+def test_stop_ends_an_idle_watch_at_once(watcher: Watcher) -> None:
     watcher.stop()
 
     assert not [one for one in threading.enumerate() if one.name == "watch-nodes"]
@@ -333,7 +327,7 @@ def test_stop_ends_a_pause_at_once(server: Server) -> None:
     assert not [one for one in threading.enumerate() if one.name == "watch-nodes"]
 
 
-def test_pauses_double_up_to_the_most_and_differ() -> None:
+def test_backoff_doubles_up_to_the_maximum_with_jitter() -> None:
     even = Backoff(first_s=0.5, max_s=30, jitter=lambda: 0.0)
     cut = Backoff(first_s=0.5, max_s=30, jitter=random.Random(1).random)
 

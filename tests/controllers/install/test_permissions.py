@@ -248,7 +248,7 @@ def cluster(server: LabServer) -> Iterator[Cluster]:
     found.close()
 
 
-def test_account_may_do_what_the_controllers_do_and_nothing_else(
+def test_service_account_may_do_exactly_what_the_controllers_do(
     server: LabServer, cluster: Cluster, tmp_path: Path
 ) -> None:
     apply(server, build_documents(OPTIONS))
@@ -271,7 +271,7 @@ def test_account_may_do_what_the_controllers_do_and_nothing_else(
         ("events", "create"),
     ],
 )
-def test_permission_that_is_missing_is_noticed(
+def test_missing_permission_is_detected(
     server: LabServer, cluster: Cluster, tmp_path: Path, resource: str, verb: str
 ) -> None:
     apply(server, without(resource, verb))
@@ -283,7 +283,7 @@ def test_permission_that_is_missing_is_noticed(
     assert denied(server) == {(resource, verb)}
 
 
-def test_account_may_not_touch_what_is_not_its_business(server: LabServer) -> None:
+def test_service_account_may_not_touch_other_objects(server: LabServer) -> None:
     found = {(resource.partition(".")[0], verb) for resource, verb in _granted_to_controllers()}
     assert not {resource for resource, _ in found} & {"secrets", "configmaps", "pods/exec"}
     assert not {verb for _, verb in found} & {"*", "impersonate", "bind", "escalate"}

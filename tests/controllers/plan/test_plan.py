@@ -84,7 +84,7 @@ def planned(found: PlanInput, *documents: dict[str, Any]) -> str:
     return "\n".join(text.format_plans(plan.plan_pools(after, now=0.0)))
 
 
-def test_a_plan_tells_action_reason_source_order_and_duration() -> None:
+def test_plan_tells_action_reason_source_order_and_duration() -> None:
     found = snapshot(3, pool(maxUnavailable=2), config("00-base"))
     change = config("50-chrony", **files(("/etc/chrony.conf", CHRONY)))
     text = planned(found, change)
@@ -122,7 +122,7 @@ def test_waves_are_planned_one_after_the_other() -> None:
     assert "about 60 min in all" in text
 
 
-def test_an_image_of_the_pool_is_part_of_the_plan() -> None:
+def test_image_of_the_pool_is_part_of_the_plan() -> None:
     found = snapshot(1, pool(), config("00-base"))
     change = pool()
     change["metadata"]["annotations"] = {"treenail.io/os-image": IMAGE}
@@ -131,7 +131,7 @@ def test_an_image_of_the_pool_is_part_of_the_plan() -> None:
     assert "osImageURL changed (part of the operating system), from annotation" in text
 
 
-def test_a_change_that_can_not_be_rendered_changes_no_node() -> None:
+def test_change_that_can_not_be_rendered_changes_no_node() -> None:
     found = snapshot(2, pool(), config("00-base"))
     text = planned(found, config("50-fips", fips=True))
     assert text.startswith("pool worker: can't be planned, and no node changes\n  problem: ")
@@ -145,7 +145,7 @@ def test_wrong_percentages_and_empty_selectors_are_problems() -> None:
     assert "which is neither a count nor a percentage" in text
 
 
-def test_a_pause_and_a_closed_window_are_said() -> None:
+def test_pause_and_a_closed_window_are_said() -> None:
     found = snapshot(1, pool(), config("00-base"))
     change = config("50-kernel", kernelArguments=["quiet"])
     assert "it does not begin yet: the pool is paused" in planned(found, change, pool(paused=True))
@@ -167,7 +167,7 @@ def test_a_pause_and_a_closed_window_are_said() -> None:
         ({"maxUnavailable": 1}, None),
     ],
 )
-def test_a_budget_that_never_passes_is_known_before_the_drain(
+def test_budget_that_never_passes_is_known_before_the_drain(
     spec: dict[str, Any], why: str | None
 ) -> None:
     budget = {
@@ -183,7 +183,7 @@ def test_a_budget_that_never_passes_is_known_before_the_drain(
     assert find_blocking_budget(budget, pods) == expected
 
 
-def test_the_table_shows_who_needs_attention_first() -> None:
+def test_table_shows_who_needs_attention_first() -> None:
     world = World()
     for number in range(9):
         world.add_node(f"n{number}", "old")
@@ -198,7 +198,7 @@ def test_the_table_shows_who_needs_attention_first() -> None:
     assert text[-1] == "  and 3 more nodes at rest"
 
 
-def test_the_table_shows_what_is_staged_ahead() -> None:
+def test_table_shows_what_is_staged_ahead() -> None:
     world = World()
     stage = {key.PRESTAGE_CONFIG: "new", key.PRESTAGE_IMAGE: IMAGE}
     for name, said in {
@@ -221,7 +221,7 @@ def test_the_table_shows_what_is_staged_ahead() -> None:
     ]
 
 
-def test_a_plan_says_when_all_nodes_stage_first() -> None:
+def test_plan_says_when_all_nodes_stage_first() -> None:
     found = snapshot(1, pool(), config("00-base"))
     change = pool("{staging: {maxParallel: 3}}")
     assert "stage" not in planned(found, change, config("50-kernel", kernelArguments=["quiet"]))

@@ -59,7 +59,7 @@ class Cluster:
             raise Ended
 
 
-def test_a_picture_replaces_the_one_before() -> None:
+def test_picture_replaces_the_one_before() -> None:
     terminal = Terminal()
     picture = LiveTable(terminal)
     picture.draw_lines(["a", "b", "c"])
@@ -68,13 +68,13 @@ def test_a_picture_replaces_the_one_before() -> None:
     assert terminal.screen == ["e", "f"]
 
 
-def test_a_line_longer_than_the_terminal_is_cut() -> None:
+def test_line_longer_than_the_terminal_is_cut() -> None:
     terminal = Terminal()
     LiveTable(terminal).draw_lines(["x" * 10_000])
     assert len(terminal.screen[0]) < 10_000
 
 
-def test_the_table_stays_while_the_api_server_is_away() -> None:
+def test_table_stays_while_the_api_server_is_away() -> None:
     world = World()
     world.add_node("n0", "old")
     world.set_pool("worker", "new")

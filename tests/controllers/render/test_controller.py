@@ -142,9 +142,7 @@ def writes(server: LabServer) -> int:
     return sum(server.count_requests(user=USER, verb=verb) for verb in verbs)
 
 
-def test_a_pool_gets_a_rendered_config_and_a_change_of_it_another(
-    server: LabServer, client: Client
-) -> None:
+def test_changed_pool_gets_a_new_rendered_config(server: LabServer, client: Client) -> None:
     add_config(client, "00-base", files=[file("/etc/a", "1")])
     add_config(client, "10-more", kernelArguments=["quiet"])
     add_config(client, "20-other", role="infra")
@@ -165,9 +163,7 @@ def test_a_pool_gets_a_rendered_config_and_a_change_of_it_another(
         wait_until(lambda: target(client) == first)
 
 
-def test_nothing_is_written_when_nothing_changed_even_after_a_restart(
-    server: LabServer, client: Client
-) -> None:
+def test_unchanged_pool_is_not_written_after_a_restart(server: LabServer, client: Client) -> None:
     add_config(client, "00-base")
     add_pool(client)
     with running(server):
@@ -183,7 +179,7 @@ def test_nothing_is_written_when_nothing_changed_even_after_a_restart(
 
 @pytest.mark.parametrize("resource", ["machineconfigs", "machineconfigpools"])
 @pytest.mark.parametrize("fault", [RejectFault(503), RejectFault(500), LoseAnswerFault()], ids=repr)
-def test_a_write_that_fails_or_whose_answer_is_lost_is_made_up_for(
+def test_failed_write_or_lost_response_is_retried(
     server: LabServer, client: Client, resource: str, fault: RejectFault | LoseAnswerFault
 ) -> None:
     add_config(client, "00-base")
@@ -195,9 +191,7 @@ def test_a_write_that_fails_or_whose_answer_is_lost_is_made_up_for(
         assert rendered(client) == {target(client)}
 
 
-def test_an_invalid_config_is_named_and_the_other_pool_goes_on(
-    server: LabServer, client: Client
-) -> None:
+def test_invalid_config_degrades_only_its_pool(server: LabServer, client: Client) -> None:
     add_config(client, "00-base")
     add_config(client, "99-wrong", files=[{"path": "relative"}])
     add_config(client, "00-infra", role="infra")
@@ -222,7 +216,7 @@ def test_an_invalid_config_is_named_and_the_other_pool_goes_on(
     ("selector", "said"),
     [({}, "selects all MachineConfigs"), ({"matchLabels": {ROLE: "nobody"}}, "couldn't find any")],
 )
-def test_a_pool_without_a_usable_selection_is_told_so(
+def test_pool_without_usable_selector_is_degraded(
     server: LabServer, client: Client, selector: Json, said: str
 ) -> None:
     add_config(client, "00-base")
@@ -233,7 +227,7 @@ def test_a_pool_without_a_usable_selection_is_told_so(
         assert rendered(client) == set()
 
 
-def test_what_a_running_node_can_not_become_is_refused_before_the_pool_moves(
+def test_irreconcilable_config_is_rejected_before_the_pool_changes(
     server: LabServer, client: Client
 ) -> None:
     add_config(client, "00-base")
@@ -247,9 +241,7 @@ def test_what_a_running_node_can_not_become_is_refused_before_the_pool_moves(
         assert target(client) == first
 
 
-def test_a_rendered_config_that_was_edited_is_not_given_to_anybody(
-    server: LabServer, client: Client
-) -> None:
+def test_edited_rendered_config_is_not_assigned(server: LabServer, client: Client) -> None:
     add_config(client, "00-base")
     add_pool(client)
     with running(server):
@@ -279,7 +271,7 @@ def test_old_rendered_configs_are_deleted_but_never_one_in_use(
         wait_until(lambda: rendered(client) == kept)
 
 
-def test_a_hundred_machine_configs_become_one(server: LabServer, client: Client) -> None:
+def test_hundred_machineconfigs_are_rendered_into_one(server: LabServer, client: Client) -> None:
     for number in range(100):
         add_config(client, f"{number:03d}-part", files=[file(f"/etc/part-{number}", "x")])
     add_pool(client)

@@ -43,7 +43,7 @@ def storage(**sections: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", render_cases(), ids=lambda case: case["case"])
-def test_go_renders_the_same_or_refuses_the_same(case: dict[str, Any]) -> None:
+def test_rendering_agrees_with_go(case: dict[str, Any]) -> None:
     found = MachineConfigPool.from_json(case["pool"])
     configs = [MachineConfig.from_json(each) for each in case["machineconfigs"]]
     cluster = ControllerConfig.from_json(case["controllerconfig"])
@@ -61,7 +61,7 @@ def test_go_renders_the_same_or_refuses_the_same(case: dict[str, Any]) -> None:
 
 
 @needs_oracle
-def test_a_bootstrap_renders_what_go_wrote() -> None:
+def test_bootstrap_renders_the_config_written_by_go() -> None:
     # The MachineConfigs that templates make of the ControllerConfig are not among the inputs of
     # the bootstrap; they are taken from the recorded merges of the same run.
     expected = {}
@@ -83,7 +83,7 @@ def test_a_bootstrap_renders_what_go_wrote() -> None:
     assert found == expected
 
 
-def test_the_result_says_whose_it_is_and_where_it_came_from() -> None:
+def test_rendered_config_names_its_pool_and_sources() -> None:
     rendered = render_pool(
         pool(),
         [
@@ -117,7 +117,7 @@ def test_the_result_says_whose_it_is_and_where_it_came_from() -> None:
     }
 
 
-def test_the_order_of_machine_configs_makes_no_difference() -> None:
+def test_order_of_machineconfigs_makes_no_difference() -> None:
     configs = [machine_config(name, kernelArguments=[name]) for name in ("3", "1", "2")]
     assert render_pool(pool(), configs, CLUSTER) == render_pool(pool(), configs[::-1], CLUSTER)
 
@@ -131,7 +131,7 @@ def test_two_pools_with_equal_configs_share_the_hash() -> None:
     assert infra.name.removeprefix("rendered-infra-") == other.name.removeprefix("rendered-other-")
 
 
-def test_a_rendered_config_is_never_rendered_again() -> None:
+def test_rendered_config_is_never_rendered_again() -> None:
     everything = {"matchExpressions": [{"key": "x", "operator": "DoesNotExist"}]}
     rendered = render_pool(pool(), [machine_config("1")], CLUSTER).config
     again = render_pool(pool(selector=everything), [machine_config("1"), rendered], CLUSTER)
@@ -156,14 +156,16 @@ def test_a_rendered_config_is_never_rendered_again() -> None:
         ),
     ],
 )
-def test_a_pool_that_can_not_be_rendered_says_why(found: MachineConfigPool, sentence: str) -> None:
+def test_unrenderable_pool_is_rejected_with_the_reason(
+    found: MachineConfigPool, sentence: str
+) -> None:
     with pytest.raises(ConfigError) as raised:
         render_pool(found, [machine_config("1", osImageURL="mine")], CLUSTER)
     assert str(raised.value) == sentence
     assert raised.value.remedy
 
 
-def test_a_result_too_large_to_be_stored_is_refused() -> None:
+def test_rendered_config_too_large_to_store_is_rejected() -> None:
     configs = [
         machine_config(
             str(number),
@@ -198,7 +200,7 @@ def test_a_result_too_large_to_be_stored_is_refused() -> None:
         ),
     ],
 )
-def test_configs_that_contradict_each_other_are_refused(
+def test_contradicting_configs_are_rejected(
     first: dict[str, Any], second: dict[str, Any], sentence: str
 ) -> None:
     # The reference writes such a config, and every node that is given it is Degraded.
@@ -222,7 +224,7 @@ def unreconcilable(*configs: MachineConfig, **more: Any) -> str:
     return str(raised.value)
 
 
-def test_a_change_that_no_running_node_can_make_names_who_asks_for_it() -> None:
+def test_irreconcilable_change_names_its_machineconfig() -> None:
     disk = storage(disks=[{"device": "/dev/sda", "wipeTable": True}])
     said = unreconcilable(machine_config("0"), machine_config("60-disk", "infra", config=disk))
     assert "MachineConfig 60-disk: ignition disks section contains changes" in said
@@ -239,13 +241,13 @@ def test_a_change_that_no_running_node_can_make_names_who_asks_for_it() -> None:
     assert "MachineConfig 70-eve: invalid passwd change(s)" in people
 
 
-def test_what_was_taken_away_is_refused_without_a_culprit() -> None:
+def test_irreconcilable_removal_names_no_machineconfig() -> None:
     said = unreconcilable(machine_config("0"))
     assert ": ignition disks section contains changes" in said
     assert "MachineConfig 0" not in said
 
 
-def test_a_cluster_may_allow_the_change() -> None:
+def test_irreconcilable_change_with_override_is_rendered() -> None:
     old = render_pool(
         pool(), [machine_config("0", config=storage(disks=[{"device": "/dev/sda"}]))], CLUSTER
     )
@@ -259,7 +261,7 @@ def test_a_cluster_may_allow_the_change() -> None:
     assert new.name != old.name
 
 
-def test_a_long_provenance_is_packed_and_read_back() -> None:
+def test_long_provenance_is_packed_and_read_back() -> None:
     entries = {("files", f"/etc/a/rather/long/path/{n}"): ("00-worker",) for n in range(2000)}
     told = Provenance(entries)
     text = told.to_text()
@@ -269,6 +271,6 @@ def test_a_long_provenance_is_packed_and_read_back() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "zlib,%%%", "zlib,AAAA", "zlib,", "[]"])
-def test_a_provenance_in_pieces_is_refused(text: str) -> None:
+def test_damaged_provenance_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError):
         Provenance.from_text(text)

@@ -81,7 +81,7 @@ def ask(client: Client, node: str, **notes: str | None) -> None:
     client.patch(NODES, node, {"metadata": {"annotations": named}})
 
 
-def test_every_node_of_a_pool_has_one_that_follows_what_it_is_asked_for(
+def test_each_node_of_a_pool_gets_a_machineconfignode_that_follows_it(
     server: LabServer, client: Client, kept: Process
 ) -> None:
     add_nodes(client, ["a"], "old")
@@ -109,7 +109,9 @@ def test_every_node_of_a_pool_has_one_that_follows_what_it_is_asked_for(
     assert after == writes + 1
 
 
-def test_node_that_changes_its_pool_says_so(client: Client, kept: Process) -> None:
+def test_node_moved_to_another_pool_updates_its_machineconfignode(
+    client: Client, kept: Process
+) -> None:
     add_nodes(client, ["a"], "old")
     add_pool(client, "worker", "old")
     wait_until(lambda: said(client, "a"))
@@ -119,7 +121,7 @@ def test_node_that_changes_its_pool_says_so(client: Client, kept: Process) -> No
     wait_until(lambda: said(client, "a") == spec("a", "infra", "old"))
 
 
-def test_what_a_person_changed_or_deleted_is_put_back(client: Client, kept: Process) -> None:
+def test_machineconfignode_changed_by_a_user_is_restored(client: Client, kept: Process) -> None:
     add_nodes(client, ["a"], "old")
     add_pool(client, "worker", "old")
     wait_until(lambda: said(client, "a"))
@@ -129,7 +131,7 @@ def test_what_a_person_changed_or_deleted_is_put_back(client: Client, kept: Proc
     wait_until(lambda: said(client, "a") == spec("a", "worker", "old"))
 
 
-def test_node_that_comes_back_as_another_one_owns_it(client: Client, kept: Process) -> None:
+def test_recreated_node_becomes_the_owner(client: Client, kept: Process) -> None:
     add_nodes(client, ["a"], "old")
     add_pool(client, "worker", "old")
     wait_until(lambda: said(client, "a"))
@@ -148,14 +150,14 @@ def test_node_that_comes_back_as_another_one_owns_it(client: Client, kept: Proce
     wait_until(lambda: said(client, "a") == spec("a", "worker", "older"))
 
 
-def test_image_by_tag_is_left_out(client: Client, kept: Process) -> None:
+def test_image_by_tag_is_omitted(client: Client, kept: Process) -> None:
     add_nodes(client, ["a"], "old")
     add_pool(client, "worker", "old")
     ask(client, "a", desiredConfig="new", desiredOSImage="registry.example.com/os:latest")
     wait_until(lambda: said(client, "a") == spec("a", "worker", "new"))
 
 
-def test_lost_answers_and_refusals_are_tried_again(
+def test_lost_responses_and_errors_are_retried(
     server: LabServer, client: Client, kept: Process
 ) -> None:
     match = FaultMatch(user=USER, resource="machineconfignodes", verb="create")
@@ -169,7 +171,7 @@ def test_lost_answers_and_refusals_are_tried_again(
     wait_until(lambda: said(client, "a") == spec("a", "worker", "new"))
 
 
-def test_cluster_without_the_kind_is_one_without_them(server: LabServer, client: Client) -> None:
+def test_cluster_without_machineconfignodes_gets_none(server: LabServer, client: Client) -> None:
     client.delete(CUSTOMRESOURCEDEFINITIONS, "machineconfignodes.machineconfiguration.openshift.io")
     own, transport = client_of(server.write_kubeconfig(USER, ["system:masters"]))
     process = Process(own, MachineConfigNodeController(own, SystemClock()))

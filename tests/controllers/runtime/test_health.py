@@ -39,7 +39,7 @@ def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
     return found
 
 
-def test_pages_say_how_it_is() -> None:
+def test_pages_report_health_and_metrics() -> None:
     state = State()
     with serving(state) as port:
         assert get(port, "/healthz") == (200, "ok\n")
@@ -52,12 +52,12 @@ def test_pages_say_how_it_is() -> None:
         assert get(port, "/healthz", "POST")[0] == 501
 
 
-def test_one_who_says_nothing_holds_nobody_up() -> None:
+def test_silent_client_blocks_no_other_client() -> None:
     with serving(State()) as port, socket.create_connection(("127.0.0.1", port), 10):
         assert get(port, "/healthz") == (200, "ok\n")
 
 
-def test_address_that_is_taken_is_refused_in_a_sentence() -> None:
+def test_address_in_use_is_rejected_in_one_sentence() -> None:
     with serving(State()) as port, pytest.raises(UsageError, match=rf"127\.0\.0\.1:{port}: "):
         HealthServer("127.0.0.1", port, ControllerMetrics(), healthy=str, ready=str)
 
@@ -71,16 +71,16 @@ def test_address_that_is_taken_is_refused_in_a_sentence() -> None:
         ("localhost:80", ("localhost", 80)),
     ],
 )
-def test_address_is_read(text: str, found: tuple[str, int]) -> None:
+def test_address_is_parsed(text: str, found: tuple[str, int]) -> None:
     assert parse_address(text) == found
 
 
 @pytest.mark.parametrize("text", ["", "8080", "host:", "host:http", ":65536", ":-1", ":²"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_invalid_address_is_rejected(text: str) -> None:
     with pytest.raises(UsageError, match="is no address"):
         parse_address(text)
 
 
-def test_all_addresses_are_listened_on() -> None:
+def test_address_without_host_listens_everywhere() -> None:
     with HealthServer("", 0, ControllerMetrics(), healthy=str, ready=str) as server:
         assert get(server.port, "/healthz") == (200, "ok\n")

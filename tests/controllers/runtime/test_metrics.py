@@ -5,7 +5,7 @@ import pytest
 from treenail.controllers.runtime.metrics import ControllerMetrics
 
 
-def test_all_metrics_are_printed_with_what_they_are() -> None:
+def test_all_metrics_are_rendered_with_help_and_type() -> None:
     metrics = ControllerMetrics()
     turns = metrics.add_counter("turns_total", "Turns taken.", ("controller", "result"))
     turns.increment("drain", "error")
@@ -33,7 +33,7 @@ def test_all_metrics_are_printed_with_what_they_are() -> None:
     )
 
 
-def test_value_of_a_label_can_be_any_text() -> None:
+def test_label_value_is_escaped() -> None:
     metrics = ControllerMetrics()
     metrics.add_counter("odd_total", "Odd.", ("what",)).increment('a"b\\c\nd')
 
@@ -42,7 +42,7 @@ def test_value_of_a_label_can_be_any_text() -> None:
     )
 
 
-def test_metric_without_observations_says_what_it_is() -> None:
+def test_metric_without_observations_has_help_and_type() -> None:
     metrics = ControllerMetrics()
     metrics.add_counter("rare_total", "Rare.")
 
@@ -52,7 +52,7 @@ def test_metric_without_observations_says_what_it_is() -> None:
     )
 
 
-def test_two_metrics_of_one_name_are_a_mistake() -> None:
+def test_duplicate_metric_name_raises_value_error() -> None:
     metrics = ControllerMetrics()
     metrics.add_counter("a_total", "A.")
     with pytest.raises(ValueError, match="two metrics treenail_controller_a_total"):

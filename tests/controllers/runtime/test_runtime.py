@@ -140,7 +140,7 @@ def change(client: Client, name: str, content: Json) -> None:
     client.patch(CONFIGMAPS, name, content, namespace="default")
 
 
-def test_each_change_is_looked_at(client: Client) -> None:
+def test_each_change_is_synced(client: Client) -> None:
     put(client, "a", "one")
     reader = Reader()
     with running(client, reader) as process:
@@ -168,7 +168,7 @@ def test_controllers_share_the_watch_of_a_kind(server: LabServer, client: Client
 
 
 @pytest.mark.parametrize("error", [ClusterError("the server is ill"), KeyError("a bug")])
-def test_error_of_one_key_holds_up_no_other(client: Client, error: Exception) -> None:
+def test_error_of_one_key_blocks_no_other_key(client: Client, error: Exception) -> None:
     put(client, "a", "one")
     put(client, "b", "two")
     reader = Reader()
@@ -183,7 +183,7 @@ def test_error_of_one_key_holds_up_no_other(client: Client, error: Exception) ->
     assert 'reconcile_errors_total{controller="reader"}' in text
 
 
-def test_turn_says_when_the_next_one_is_due(client: Client) -> None:
+def test_sync_result_schedules_the_next_sync(client: Client) -> None:
     put(client, "a", "one")
     reader = Reader()
     reader.again_s = 0.01
@@ -191,7 +191,7 @@ def test_turn_says_when_the_next_one_is_due(client: Client) -> None:
         wait_until(lambda: reader.turns["default/a"] >= 3)
 
 
-def test_nothing_is_done_before_everything_was_seen(server: LabServer, client: Client) -> None:
+def test_no_sync_runs_before_all_informers_synced(server: LabServer, client: Client) -> None:
     put(client, "a", "one")
     server.inject_fault(RejectFault(503, retry_after_s=0), FaultMatch(resource="configmaps"))
     reader = Reader()
@@ -202,7 +202,7 @@ def test_nothing_is_done_before_everything_was_seen(server: LabServer, client: C
         wait_until(lambda: reader.seen == [("default/a", "one")])
 
 
-def test_what_is_under_way_is_finished_and_nothing_else_begun(client: Client) -> None:
+def test_stop_finishes_running_syncs_and_starts_no_other(client: Client) -> None:
     for name in "abcde":
         put(client, name, "one")
     reader = Reader()
@@ -217,7 +217,7 @@ def test_what_is_under_way_is_finished_and_nothing_else_begun(client: Client) ->
     assert reader.closed
 
 
-def test_one_of_two_processes_acts_and_hands_over_when_it_ends(client: Client) -> None:
+def test_one_of_two_processes_leads_and_hands_over_at_exit(client: Client) -> None:
     put(client, "a", "one")
     first, second = Reader(), Reader()
     with running(client, first, stand=standing(client, "first")) as leader:
@@ -234,7 +234,7 @@ def test_one_of_two_processes_acts_and_hands_over_when_it_ends(client: Client) -
     assert (leader.ended, standby.ended) == ([True], [True])
 
 
-def test_process_that_lost_its_lease_ends(client: Client) -> None:
+def test_runtime_with_lost_lease_ends(client: Client) -> None:
     put(client, "a", "one")
     reader = Reader()
     process = Process(client, reader, stand=standing(client, "us"))
@@ -248,7 +248,7 @@ def test_process_that_lost_its_lease_ends(client: Client) -> None:
     assert reader.closed
 
 
-def test_leader_that_can_not_renew_begins_no_turn(server: LabServer, client: Client) -> None:
+def test_leader_without_renewal_starts_no_sync(server: LabServer, client: Client) -> None:
     put(client, "a", "one")
     reader = Reader()
     process = Process(client, reader, stand=standing(client, "us"))

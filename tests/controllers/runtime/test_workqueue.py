@@ -22,7 +22,7 @@ def taken(found: WorkQueue) -> list[str]:
     return keys
 
 
-def test_key_that_waits_already_is_not_added_again() -> None:
+def test_queued_key_is_not_added_again() -> None:
     found = queue(FakeClock())
     for key in ("b", "a", "b"):
         found.add(key)
@@ -32,7 +32,7 @@ def test_key_that_waits_already_is_not_added_again() -> None:
     assert found.adds == 2
 
 
-def test_key_that_changes_while_it_is_worked_on_comes_again_afterwards() -> None:
+def test_key_added_while_processing_is_queued_again() -> None:
     found = queue(FakeClock())
     found.add("a")
     assert found.get(0) == ("a", 0)
@@ -43,7 +43,7 @@ def test_key_that_changes_while_it_is_worked_on_comes_again_afterwards() -> None
     assert taken(found) == ["a"]
 
 
-def test_earliest_of_several_wishes_counts() -> None:
+def test_earliest_delay_of_a_key_wins() -> None:
     clock = FakeClock()
     found = queue(clock)
     found.add_after("a", 30)
@@ -58,7 +58,7 @@ def test_earliest_of_several_wishes_counts() -> None:
     assert taken(found) == []
 
 
-def test_key_that_is_due_while_it_is_worked_on_comes_again() -> None:
+def test_delayed_key_due_while_processing_is_queued_again() -> None:
     clock = FakeClock()
     found = queue(clock)
     found.add("a")
@@ -70,7 +70,7 @@ def test_key_that_is_due_while_it_is_worked_on_comes_again() -> None:
     assert found.get(0) == ("a", 0)
 
 
-def test_wait_for_a_worker_is_measured() -> None:
+def test_queue_wait_is_measured() -> None:
     clock = FakeClock()
     found = queue(clock)
     found.add("a")
@@ -79,7 +79,7 @@ def test_wait_for_a_worker_is_measured() -> None:
     assert found.get(0) == ("a", 3)
 
 
-def test_pauses_double_for_each_key_by_itself_until_it_is_forgotten() -> None:
+def test_retry_delay_doubles_per_key_until_forgotten() -> None:
     found = queue(FakeClock(), first_retry_s=1, max_retry_s=5)
 
     assert [found.add_rate_limited("a") for _ in range(5)] == [1, 2, 4, 5, 5]
@@ -90,14 +90,14 @@ def test_pauses_double_for_each_key_by_itself_until_it_is_forgotten() -> None:
     assert found.retries == 8
 
 
-def test_pauses_differ_by_chance() -> None:
+def test_retry_delay_has_jitter() -> None:
     chances = iter((0.0, 0.5))
     found = WorkQueue(FakeClock(), first_retry_s=1, jitter=lambda: next(chances))
 
     assert (found.add_rate_limited("a"), found.add_rate_limited("b")) == (1, 0.75)
 
 
-def test_closed_queue_hands_out_nothing() -> None:
+def test_closed_queue_returns_no_key() -> None:
     clock = FakeClock()
     found = queue(clock)
     found.add("a")
@@ -111,7 +111,7 @@ def test_closed_queue_hands_out_nothing() -> None:
 
 
 @pytest.mark.parametrize("wake", [WorkQueue.close, lambda found: found.add("a")])
-def test_worker_that_waits_is_woken(wake) -> None:  # type: ignore[no-untyped-def]  # by a table
+def test_waiting_worker_is_woken(wake) -> None:  # type: ignore[no-untyped-def]  # by a table
     found = WorkQueue(SystemClock())
     seen: list[object] = []
     worker = threading.Thread(target=lambda: seen.append(found.get()))
@@ -122,7 +122,7 @@ def test_worker_that_waits_is_woken(wake) -> None:  # type: ignore[no-untyped-de
     assert len(seen) == 1
 
 
-def test_worker_that_waits_takes_what_becomes_due() -> None:
+def test_waiting_worker_gets_a_delayed_key() -> None:
     found = WorkQueue(SystemClock())
     found.add_after("a", 0.01)
     item = found.get(10)
