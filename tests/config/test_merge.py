@@ -341,8 +341,8 @@ def test_every_entry_knows_who_named_it_and_who_had_the_last_word() -> None:
         ("osImageURL", ""): ("99",),
         ("extensions", "usbguard"): ("99",),
     }
-    assert told.get_sources("files", "/a") == ("00-worker", "99")
-    assert told.get_sources("files", "/none") == ()
+    assert told.find_sources("files", "/a") == ("00-worker", "99")
+    assert told.find_sources("files", "/none") == ()
     assert Provenance.from_json(told.to_json()) == told
     assert told.to_json()["sources"] == ["00-worker", "99", "50"]
 

@@ -161,7 +161,7 @@ def find_unit_drift(wanted: WantedState, states: Mapping[str, str]) -> tuple[Dri
     return tuple(
         Drift(unit.name, DriftAttribute.ENABLEMENT, expectation, state)
         for unit in wanted.units.values()
-        if (expectation := _get_wanted_enablement(unit))
+        if (expectation := _find_wanted_enablement(unit))
         and (state := states.get(unit.name, "not-found")) in _list_wrong_states(unit)
     )
 
@@ -245,7 +245,7 @@ def _find_differences(entry: ExpectedEntry, found: ActualEntry) -> Iterator[Drif
         yield Drift(entry.path, DriftAttribute.LABEL, found.default_label, found.label or "nothing")
 
 
-def _get_wanted_enablement(unit: WantedUnit) -> str:
+def _find_wanted_enablement(unit: WantedUnit) -> str:
     if unit.enabled is None:
         return ""
     return "enabled" if unit.enabled else "disabled"

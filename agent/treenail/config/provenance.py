@@ -42,11 +42,11 @@ class Provenance:
 
     entries: Mapping[tuple[str, str], tuple[str, ...]]
 
-    def get_sources(self, section: str, name: str = "") -> tuple[str, ...]:
+    def find_sources(self, section: str, name: str = "") -> tuple[str, ...]:
         """Who said so; empty when nobody did."""
         return self.entries.get((section, name), ())
 
-    def get_section_sources(self, section: str) -> tuple[str, ...]:
+    def find_section_sources(self, section: str) -> tuple[str, ...]:
         """Everybody who named an entry of the section."""
         found = (names for (where, _name), names in self.entries.items() if where == section)
         return tuple(dict.fromkeys(name for names in found for name in names))

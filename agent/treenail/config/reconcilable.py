@@ -100,7 +100,7 @@ def _check_first_boot(
     old: IgnitionConfig, new: IgnitionConfig, allowed: frozenset[ValidationOverride]
 ) -> Iterator[IrreconcilableChange]:
     """What Ignition does once, before a node's first boot."""
-    if _get_kernel_arguments(old) != _get_kernel_arguments(new):
+    if _summarize_kernel_arguments(old) != _summarize_kernel_arguments(new):
         yield IrreconcilableChange(
             "spec.config.kernelArguments",
             "ignition kargs section contains changes",
@@ -163,7 +163,7 @@ def _summarize_users(config: IgnitionConfig) -> dict[str, tuple[object, ...]]:
     return {user.name: login(user) for user in config.users}
 
 
-def _get_kernel_arguments(config: IgnitionConfig) -> tuple[frozenset[str], frozenset[str]]:
+def _summarize_kernel_arguments(config: IgnitionConfig) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(config.kernel_arguments), frozenset(config.absent_kernel_arguments)
 
 

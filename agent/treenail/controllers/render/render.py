@@ -90,7 +90,7 @@ def render_pool(
         validate_config(config)
     merged = merge_machine_configs(chosen, cluster.base_images)
     if merged.has_os_image_override and pool.os_image_stream:
-        by = merged.provenance.get_sources("osImageURL")[-1]
+        by = merged.provenance.find_sources("osImageURL")[-1]
         raise ConfigError(
             f"pool {pool.name} follows the OS image stream {pool.os_image_stream}, but "
             f"MachineConfig {by} sets spec.osImageURL",
@@ -206,8 +206,8 @@ def _find_sources(place: str, new: MachineConfig, provenance: Provenance) -> tup
     section, index = found[1], found[2]
     if section == "kernelArguments":
         arguments = ("kernelArguments.shouldExist", "kernelArguments.shouldNotExist")
-        return tuple(name for each in arguments for name in provenance.get_section_sources(each))
+        return tuple(name for each in arguments for name in provenance.find_section_sources(each))
     if index is None:
-        return provenance.get_section_sources(section)
+        return provenance.find_section_sources(section)
     entries = [name for where, name in list_named_entries(new.config or {}) if where == section]
-    return provenance.get_sources(section, entries[int(index)])
+    return provenance.find_sources(section, entries[int(index)])

@@ -190,7 +190,7 @@ class HealthChecker:
 
     def _has_kubelet_reported(self, node: Node, boot_id: str) -> bool:
         """Whether the kubelet has, since the boot."""
-        if node.boot_id not in {boot_ids.get_kernel_boot_id(boot_id), ""}:
+        if node.boot_id not in {boot_ids.extract_kernel_boot_id(boot_id), ""}:
             return False
         if not boot_ids.is_soft_boot(boot_id):
             return True

@@ -20,7 +20,7 @@ from treenail.update.state.record import PrestagedTarget, Target
 
 def decide_prestage(facts: Facts, decision: Decision, target: Target) -> Decision:
     """The decision about the target, or what comes before it for what is staged ahead."""
-    kept, asked = facts.record.prestaged, _get_requested_target(facts)
+    kept, asked = facts.record.prestaged, _find_requested_target(facts)
     if kept is not None and kept.target.image != target.image:
         wanted = asked is not None and kept.target.image == asked.image
         if not wanted or not isinstance(
@@ -37,7 +37,7 @@ def decide_prestage(facts: Facts, decision: Decision, target: Target) -> Decisio
 
 def needs_deployments_for_prestage(facts: Facts) -> bool:
     """Whether what is staged ahead needs a look at the deployments of a node at rest."""
-    kept, asked = facts.record.prestaged, _get_requested_target(facts)
+    kept, asked = facts.record.prestaged, _find_requested_target(facts)
     if kept is not None and (asked is None or kept.target.image != asked.image):
         return True
     return asked is not None and not _has_prestaged(facts, asked)
@@ -52,7 +52,7 @@ def is_prestage_requested(node: ObservedNode, kept: PrestagedTarget, current: Ta
     return at_rest or wish.target.image == kept.target.image
 
 
-def _get_requested_target(facts: Facts) -> Target | None:
+def _find_requested_target(facts: Facts) -> Target | None:
     return None if facts.node is None else facts.node.prestage
 
 

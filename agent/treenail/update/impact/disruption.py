@@ -58,7 +58,7 @@ class DisruptionCost:
 
     @property
     def level(self) -> DisruptionLevel:
-        return get_level(self.action)
+        return rank_action(self.action)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +99,10 @@ def compute_disruption(diff: ConfigDiff, policy: DisruptionPolicy) -> ConfigDisr
             isinstance(action, ReloadPolicyAction) and RestartPolicyAction(action.unit) in asked
         )
     ]
-    return ConfigDisruption(tuple(sorted(costs, key=_get_rank)), free)
+    return ConfigDisruption(tuple(sorted(costs, key=_rank_cost)), free)
 
 
-def get_level(action: PolicyAction) -> DisruptionLevel:
+def rank_action(action: PolicyAction) -> DisruptionLevel:
     """Where the action stands in the order."""
     match action:
         case NonePolicyAction():
@@ -121,7 +121,7 @@ def get_level(action: PolicyAction) -> DisruptionLevel:
             assert_never(action)
 
 
-def _get_rank(cost: DisruptionCost) -> tuple[DisruptionLevel, str]:
+def _rank_cost(cost: DisruptionCost) -> tuple[DisruptionLevel, str]:
     return cost.level, cost.action.unit if isinstance(
         cost.action, ReloadPolicyAction | RestartPolicyAction
     ) else ""

@@ -77,7 +77,7 @@ def _read_provenance(config: MachineConfig) -> Provenance:
 
 def _find_sources(found: ConfigDiff, old: Provenance, new: Provenance) -> Iterator[tuple[str, str]]:
     def last(section: str, key: str) -> str:
-        return _name_last(new.get_sources(section, key) or old.get_sources(section, key))
+        return _name_last(new.find_sources(section, key) or old.find_sources(section, key))
 
     for file in found.files:
         yield f"file {file}", last("files", file.key)
@@ -90,7 +90,7 @@ def _find_sources(found: ConfigDiff, old: Provenance, new: Provenance) -> Iterat
     for user in found.users:
         yield f"keys or password of {user}", last("users", user.key)
     for aspect in found.os:
-        names = new.get_section_sources(aspect.value) or old.get_section_sources(aspect.value)
+        names = new.find_section_sources(aspect.value) or old.find_section_sources(aspect.value)
         yield f"{aspect} changed", _name_last(names)
 
 

@@ -59,7 +59,7 @@ def convert_steps_to_diff(new: WantedState, steps: Sequence[ConfigStep]) -> Conf
 
     units = {
         *(name for step in steps if isinstance(step, EnablementStep) for name in step.units),
-        *(_get_unit_name(path) for path in written | removed | links if of_unit(path)),
+        *(_parse_unit_name(path) for path in written | removed | links if of_unit(path)),
     }
     return ConfigDiff(
         files=tuple(
@@ -103,6 +103,6 @@ def _is_unit_path(path: str) -> bool:
     return path.startswith(names.UNIT_DIRECTORY + "/")
 
 
-def _get_unit_name(path: str) -> str:
+def _parse_unit_name(path: str) -> str:
     """The unit whose file or drop-in is at the path."""
     return path.removeprefix(names.UNIT_DIRECTORY + "/").partition("/")[0].removesuffix(".d")

@@ -7,7 +7,7 @@ boot id; so the name is that id and, after the first soft reboot, how many there
 _SOFT = "+"
 
 
-def get_kernel_boot_id(boot_id: str) -> str:
+def extract_kernel_boot_id(boot_id: str) -> str:
     """The boot id of the kernel, which is what the kubelet reports."""
     return boot_id.partition(_SOFT)[0]
 
@@ -19,4 +19,4 @@ def is_soft_boot(boot_id: str) -> bool:
 
 def is_soft_reboot(before: str, after: str) -> bool:
     """Whether the one boot came of the other by soft reboots alone."""
-    return before != after and get_kernel_boot_id(before) == get_kernel_boot_id(after)
+    return before != after and extract_kernel_boot_id(before) == extract_kernel_boot_id(after)
