@@ -18,7 +18,7 @@ PACKAGES = {"agent/treenail": "treenail", "lab/treenail_lab": "treenail_lab"}
 # From the lowest up. Imports go downwards only, and never sideways into another name of a row.
 ROWS = (
     {"errors", "clock", "codec"},
-    {"log", "retry"},
+    {"label_selector", "log", "retry"},
     {"api"},
     {"config"},
     {"update", "host", "kube"},

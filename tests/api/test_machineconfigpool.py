@@ -6,8 +6,8 @@ import pytest
 
 from treenail.api.machineconfigpool import MachineConfigPool, PoolConfiguration
 from treenail.api.meta import Condition
-from treenail.api.selector import LabelRequirement, LabelSelector, SelectorOperator
 from treenail.errors import ConfigError
+from treenail.label_selector import LabelRequirement, LabelSelector, SelectorOperator
 
 ROLE = "machineconfiguration.openshift.io/role"
 POOL: dict[str, Any] = {

@@ -26,7 +26,6 @@ from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.pod import Pod, parse_pod
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import DAEMONSETS, NAMESPACES, NODES, PODDISRUPTIONBUDGETS, PODS
-from treenail.kube.selector import matches_selector
 from treenail.kube.transport import HttpTransport
 from treenail_lab.apiserver.serving.server import LabServer
 
@@ -138,30 +137,6 @@ def test_pod_past_its_grace_period_has_a_reason(
     found: Pod, why: tuple[BlockerReason, str] | None
 ) -> None:
     assert find_stuck_reason(found, NOW) == why
-
-
-@pytest.mark.parametrize(
-    ("selector", "matches"),
-    [
-        (None, False),
-        ({}, True),
-        ({"matchLabels": {"app": "web"}}, True),
-        ({"matchLabels": {"app": "web", "tier": "a"}}, False),
-        ({"matchExpressions": [{"key": "app", "operator": "In", "values": ["web"]}]}, True),
-        ({"matchExpressions": [{"key": "tier", "operator": "In", "values": ["web"]}]}, False),
-        ({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["web"]}]}, False),
-        ({"matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["x"]}]}, True),
-        ({"matchExpressions": [{"key": "app", "operator": "Exists"}]}, True),
-        ({"matchExpressions": [{"key": "tier", "operator": "Exists"}]}, False),
-        ({"matchExpressions": [{"key": "tier", "operator": "DoesNotExist"}]}, True),
-        ({"matchExpressions": [{"key": "app", "operator": "Near"}]}, False),
-        ({"matchExpressions": [{"operator": "Exists"}]}, False),
-        ({"matchExpressions": ["app"]}, False),
-        ({"matchLabels": ["app"]}, False),
-    ],
-)
-def test_selector_matches_like_the_api(selector: object, matches: bool) -> None:
-    assert matches_selector(selector, {"app": "web"}) is matches
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from treenail.api.decode import Fields, Json
 from treenail.api.meta import Condition, ObjectMeta
-from treenail.api.selector import LabelSelector, parse_optional_selector
 from treenail.errors import ConfigError
+from treenail.label_selector import LabelSelector, parse_optional_selector
 
 API_VERSION = "machineconfiguration.openshift.io/v1"
 KIND = "MachineConfigPool"
@@ -67,8 +67,8 @@ class MachineConfigPool:
         spec, status = fields.get_object("spec"), fields.get_object("status")
         return cls(
             metadata=ObjectMeta.from_fields(fields.get_object("metadata")),
-            machine_config_selector=parse_optional_selector(spec, "machineConfigSelector"),
-            node_selector=parse_optional_selector(spec, "nodeSelector"),
+            machine_config_selector=_parse_selector(spec, "machineConfigSelector"),
+            node_selector=_parse_selector(spec, "nodeSelector"),
             paused=spec.get_bool("paused"),
             max_unavailable=_parse_max_unavailable(spec),
             configuration=PoolConfiguration.from_fields(spec.get_object("configuration")),
@@ -77,6 +77,10 @@ class MachineConfigPool:
             conditions=status.map_objects("conditions", Condition.from_fields),
             status=status.get_other_fields(),
         )
+
+
+def _parse_selector(spec: Fields, name: str) -> LabelSelector | None:
+    return parse_optional_selector(spec.values.get(name), spec.path_of(name))
 
 
 def _parse_max_unavailable(spec: Fields) -> int | str | None:

@@ -20,8 +20,8 @@ from treenail.kube.client import Client, Json
 from treenail.kube.informer import Informer
 from treenail.kube.pod import Pod, parse_pod
 from treenail.kube.resources import DAEMONSETS, NODES, PODDISRUPTIONBUDGETS, PODS
-from treenail.kube.selector import matches_selector
 from treenail.kube.watch import WatchScope
+from treenail.label_selector import matches_selector
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from tests.controllers.rollout.builders import pool
-from treenail.api.selector import LabelRequirement, LabelSelector, SelectorOperator
 from treenail.controllers.rollout.policy import (
     DEFAULT_MAX_PARALLEL,
     NodeOrder,
@@ -15,6 +14,7 @@ from treenail.controllers.rollout.policy import (
     parse_policy,
 )
 from treenail.errors import ConfigError
+from treenail.label_selector import LabelRequirement, LabelSelector, SelectorOperator
 
 WHERE = "annotation treenail.io/rollout of pool worker"
 

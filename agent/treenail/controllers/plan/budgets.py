@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from treenail.api.decode import Fields, Json
 from treenail.api.meta import ObjectMeta
 from treenail.errors import ConfigError
-from treenail.kube.selector import matches_selector
+from treenail.label_selector import matches_selector
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ from typing import Protocol
 
 from treenail.api.decode import Fields, Json
 from treenail.api.meta import ObjectMeta
-from treenail.api.selector import LabelSelector, parse_optional_selector
 from treenail.clock import Clock
 from treenail.controllers.runtime.informers import Informers, InformerView
 from treenail.errors import ClusterError
 from treenail.kube.client import Listing, Params
 from treenail.kube.resources import PODDISRUPTIONBUDGETS, PODS, Resource
 from treenail.kube.watch import WatchScope
+from treenail.label_selector import LabelSelector, parse_optional_selector
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,9 @@ class ExhaustedBudget:
         """The budget in a PodDisruptionBudget, None for one that lets pods go, or has none."""
         fields = Fields.from_json(document, "PodDisruptionBudget")
         status = fields.get_object("status")
-        selector = parse_optional_selector(fields.get_object("spec"), "selector")
+        selector = parse_optional_selector(
+            fields.get_object("spec").values.get("selector"), "PodDisruptionBudget.spec.selector"
+        )
         free = status.get_optional_integer("disruptionsAllowed") or 0
         if free > 0 or not status.get_optional_integer("expectedPods") or selector is None:
             return None

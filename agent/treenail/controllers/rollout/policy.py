@@ -28,11 +28,11 @@ from typing import TypeVar
 from treenail.api import documents
 from treenail.api.decode import Fields
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.api.selector import LabelSelector, parse_optional_selector
 from treenail.controllers.rollout.gates import external
 from treenail.controllers.rollout.gates.external import LockServer, PrometheusAlerts
 from treenail.controllers.rollout.gates.windows import MaintenanceWindow, parse_window
 from treenail.errors import ConfigError
+from treenail.label_selector import LabelSelector, parse_optional_selector
 
 ROLLOUT_POLICY = "treenail.io/rollout"
 ROLLOUT_RESUME = "treenail.io/rollout-resume"
@@ -163,7 +163,9 @@ def _parse_waves(fields: Fields) -> tuple[Wave, ...]:
             else _parse_share(canary.values["nodes"], canary.path_of("nodes"))
         )
         own_s = parse_duration_s(canary, "soak")
-        selector = parse_optional_selector(canary, "nodeSelector")
+        selector = parse_optional_selector(
+            canary.values.get("nodeSelector"), canary.path_of("nodeSelector")
+        )
         found.append(Wave(share, soak_s if own_s is None else own_s, selector))
     for index, value in enumerate(fields.get_list("waves")):
         share = _parse_share(value, f"{fields.path_of('waves')}[{index}]")

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Callable, Mapping
 
+from treenail.errors import ConfigError
+from treenail.label_selector import LabelRequirement, LabelSelector, SelectorOperator
 from treenail_lab.apiserver.errors import bad_request_error
 from treenail_lab.apiserver.objects import Json, find_value, read_labels
 from treenail_lab.apiserver.schema.kinds import JsonPath, ResourceKind
@@ -38,36 +40,21 @@ def parse_label_selector(selector: str) -> ObjectPredicate:
 
 def _build_check(found: re.Match[str]) -> _LabelCheck:
     if found["not"]:
-        absent = found["absent"]
-        return lambda having: absent not in having
+        return LabelRequirement(found["absent"], SelectorOperator.DOES_NOT_EXIST).matches
     name = found["key"]
     if found["set"]:
-        values = [value.strip() for value in found["values"].split(",")]
-        return build_requirement(name, "In" if found["set"] == "in" else "NotIn", values)
+        values = tuple(value.strip() for value in found["values"].split(","))
+        operator = SelectorOperator.IN if found["set"] == "in" else SelectorOperator.NOT_IN
+        return LabelRequirement(name, operator, values).matches
     match found["op"]:
         case "=" | "==":
-            return build_requirement(name, "In", [found["value"]])
+            return LabelRequirement(name, SelectorOperator.IN, (found["value"],)).matches
         case "!=":
-            return build_requirement(name, "NotIn", [found["value"]])
+            return LabelRequirement(name, SelectorOperator.NOT_IN, (found["value"],)).matches
         case ">" | "<" as order:
             return _build_ordered(name, order, found["value"])
         case _:
-            return lambda having: name in having
-
-
-def build_requirement(name: str, operator: str, values: list[str]) -> _LabelCheck:
-    """One entry of ``matchExpressions``."""
-    match operator:
-        case "In":
-            return lambda having: name in having and having[name] in values
-        case "NotIn":
-            return lambda having: name not in having or having[name] not in values
-        case "Exists":
-            return lambda having: name in having
-        case "DoesNotExist":
-            return lambda having: name not in having
-        case _:
-            raise bad_request_error(f'"{operator}" is not a valid label selector operator')
+            return LabelRequirement(name, SelectorOperator.EXISTS).matches
 
 
 def _build_ordered(name: str, order: str, value: str) -> _LabelCheck:
@@ -91,15 +78,10 @@ def compile_selector(selector: Json | None) -> Callable[[Mapping[str, str]], boo
     """The test that a LabelSelector object stands for: empty matches all, absent nothing."""
     if selector is None:
         return lambda _: False
-    checks = [
-        build_requirement(name, "In", [value])
-        for name, value in (selector.get("matchLabels") or {}).items()
-    ]
-    checks += [
-        build_requirement(term["key"], term["operator"], term.get("values") or [])
-        for term in selector.get("matchExpressions") or []
-    ]
-    return lambda having: all(check(having) for check in checks)
+    try:
+        return LabelSelector.from_json(selector, "selector").matches
+    except ConfigError as error:
+        raise bad_request_error(str(error)) from error
 
 
 def parse_field_selector(selector: str, kind: ResourceKind) -> ObjectPredicate:

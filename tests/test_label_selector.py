@@ -1,18 +1,21 @@
-"""Label selectors mean what they mean to Kubernetes."""
+"""Label selectors have the meaning that Kubernetes gives them."""
 
 from typing import Any
 
 import pytest
 
-from treenail.api.decode import Fields
-from treenail.api.selector import LabelSelector, parse_optional_selector
 from treenail.errors import ConfigError
+from treenail.label_selector import (
+    LabelSelector,
+    matches_selector,
+    parse_optional_selector,
+)
 
 LABELS = {"zone": "a", "role": ""}
 
 
 def selector(document: dict[str, Any]) -> LabelSelector:
-    return LabelSelector.from_fields(Fields.from_json(document, "selector"))
+    return LabelSelector.from_json(document, "selector")
 
 
 def expression(key: str, operator: str, *values: str) -> dict[str, Any]:
@@ -65,7 +68,7 @@ def test_labels_match_when_every_requirement_holds(document: dict[str, Any], mat
         ),
         (
             expression("", "Exists"),
-            "selector.matchExpressions[0].key: expected a string, found an empty string",
+            "selector.matchExpressions[0].key: expected a string, found nothing",
         ),
         ({"matchLabels": {"zone": 1}}, "selector.matchLabels.zone: expected a string, found 1"),
     ],
@@ -79,9 +82,8 @@ def test_selector_invalid_for_kubernetes_is_rejected(
 
 
 def test_absent_selector_differs_from_empty_selector() -> None:
-    fields = Fields.from_json({"everything": {}}, "spec")
-    assert parse_optional_selector(fields, "nothing") is None
-    everything = parse_optional_selector(fields, "everything")
+    assert parse_optional_selector(None, "spec.selector") is None
+    everything = parse_optional_selector({}, "spec.selector")
     assert everything is not None
     assert everything.is_empty
 
@@ -100,3 +102,27 @@ def test_selector_is_formatted_as_a_query() -> None:
     )
     assert found.query == "a in (),b in (1),c in (x,y),d notin (z),e,!f"
     assert LabelSelector().query == ""
+
+
+@pytest.mark.parametrize(
+    ("selector", "matches"),
+    [
+        (None, False),
+        ({}, True),
+        ({"matchLabels": {"app": "web"}}, True),
+        ({"matchLabels": {"app": "web", "tier": "a"}}, False),
+        ({"matchExpressions": [{"key": "app", "operator": "In", "values": ["web"]}]}, True),
+        ({"matchExpressions": [{"key": "tier", "operator": "In", "values": ["web"]}]}, False),
+        ({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["web"]}]}, False),
+        ({"matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["x"]}]}, True),
+        ({"matchExpressions": [{"key": "app", "operator": "Exists"}]}, True),
+        ({"matchExpressions": [{"key": "tier", "operator": "Exists"}]}, False),
+        ({"matchExpressions": [{"key": "tier", "operator": "DoesNotExist"}]}, True),
+        ({"matchExpressions": [{"key": "app", "operator": "Near"}]}, False),
+        ({"matchExpressions": [{"operator": "Exists"}]}, False),
+        ({"matchExpressions": ["app"]}, False),
+        ({"matchLabels": ["app"]}, False),
+    ],
+)
+def test_stored_selector_matches_like_the_api(selector: object, matches: bool) -> None:
+    assert matches_selector(selector, {"app": "web"}) is matches
