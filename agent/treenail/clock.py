@@ -1,24 +1,24 @@
-"""The only clock: wall time for people, monotonic time for limits, sleep for the rare pause."""
+"""The only clock: wall time for reports, monotonic time for limits, and sleep."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """What time it is, for whoever needs to know; tests pass one they can move."""
+    """Interface of a clock; tests pass one that they can move."""
 
     def now(self) -> float:
         """Seconds since the epoch."""
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment; never goes back."""
+        """Seconds since a fixed point in time; never decreases."""
 
     def sleep(self, seconds: float) -> None:
-        """Return after so many seconds."""
+        """Block the thread for this many seconds."""
 
 
 class SystemClock:
-    """The machine's clock."""
+    """Clock of this machine."""
 
     def now(self) -> float:
         return time.time()
@@ -31,10 +31,10 @@ class SystemClock:
 
 
 def format_rfc3339(seconds: float) -> str:
-    """The moment as Kubernetes writes it, in UTC: ``2026-01-31T12:00:00Z``."""
+    """Format seconds since the epoch as Kubernetes does, in UTC: ``2026-01-31T12:00:00Z``."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def format_micro_time(seconds: float) -> str:
-    """The moment as Kubernetes' MicroTime: ``2026-01-31T12:00:00.000000Z``."""
+    """Format seconds since the epoch as a MicroTime: ``2026-01-31T12:00:00.000000Z``."""
     return f"{format_rfc3339(seconds)[:-1]}.{int(seconds * 1_000_000) % 1_000_000:06d}Z"

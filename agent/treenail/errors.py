@@ -1,51 +1,52 @@
-"""Every error treenail raises on purpose, and what the loop does about it.
+"""Every error that treenail raises on purpose, and how the reconcile loop reacts to it.
 
 ::
 
-    TreenailError                    state            again
-    ├─ ConfigError                   Degraded         on change   the wish itself is wrong
+    TreenailError                    node_state       retry_policy
+    ├─ ConfigError                   Degraded         on change   the desired target is invalid
     │  ├─ IgnitionError
     │  └─ UnreconcilableError        Unreconcilable   on change
-    ├─ DriftError                    Degraded         on change   disk and current config differ
-    ├─ HostError                     Degraded         backoff     this machine refused
+    ├─ DriftError                    Degraded         on change   files differ from the current config
+    ├─ HostError                     Degraded         backoff     an operation on this machine failed
     │  ├─ FileError  UnitError  CommandError  LedgerError
-    │  ├─ CredentialError                                         a pull secret can't be used
-    │  ├─ PreflightError                                          it would not work; nothing touched
-    │  ├─ BusError                                                D-Bus said no, or nothing
-    │  │  └─ BusyError               (unchanged)                  somebody else's transaction
+    │  ├─ CredentialError                                         a pull secret is not usable
+    │  ├─ PreflightError                                          the update would fail; nothing was changed
+    │  ├─ BusError                                                a D-Bus call failed
+    │  │  └─ BusyError               (unchanged)                  another transaction is in progress
     │  ├─ TransactionError                                        rpm-ostree or bootc failed
-    │  │  └─ CancelledError          (unchanged)                  we changed our mind
-    │  ├─ StepError                                               a step failed, the rest is undone
+    │  │  └─ CancelledError          (unchanged)                  the transaction was cancelled
+    │  ├─ StepError                                               a step failed; earlier steps are undone
     │  └─ RollbackError              Degraded         on change   undoing failed too
-    ├─ DrainError                    Working          backoff     somebody's budget; it is named
+    ├─ DrainError                    Working          backoff     a PodDisruptionBudget blocks it
     └─ ClusterError                  (unchanged)      backoff     the API server
-       └─ Unreachable  Conflict  Gone  Forbidden  NotFound  AlreadyExists  Invalid  TooManyRequests
-    UsageError                       (exit code 2)                 a bad argument or setting
+       └─ UnreachableError  ConflictError  GoneError  ForbiddenError  NotFoundError
+          AlreadyExistsError  InvalidError  TooManyRequestsError
+    UsageError                       (exit code 2)                 an invalid argument or setting
 
-``state`` is what the Node shows, ``again`` when the loop tries once more: those two class
-attributes answer the only two questions it has, so nothing else asks for the class.
+``node_state`` is the state that the Node shows, None to leave it unchanged. ``retry_policy`` says
+when the loop retries. The loop reads these two class attributes and never the class.
 """
 
 from enum import StrEnum
 
 
 class RetryPolicy(StrEnum):
-    """When an operation that failed is tried again."""
+    """When the loop retries a failed operation."""
 
     BACKOFF = "backoff"
     ON_CHANGE = "on change"
 
 
 class TreenailError(Exception):
-    """An error with a sentence for a person: what was expected, what was found, what to do.
+    """An error for users: ``cannot VERB OBJECT: CAUSE``, and a remedy.
 
-    ``remedy`` is what a person can do about it; empty when waiting is all there is.
+    ``remedy`` is an instruction with the exact command; empty if the user can only wait.
     """
 
     node_state: str | None = "Degraded"
     retry_policy: RetryPolicy = RetryPolicy.BACKOFF
     report_after_failures: int = 1
-    """How many times in a row before the Node shows it."""
+    """Number of failures in a row after which the Node shows the error."""
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
         super().__init__(message)
@@ -53,45 +54,45 @@ class TreenailError(Exception):
 
 
 class UsageError(TreenailError):
-    """A command line argument or a setting can't be used."""
+    """A command line argument or a setting is invalid."""
 
 
 class ConfigError(TreenailError):
-    """What the cluster asks for can't be read or is not allowed."""
+    """The desired target cannot be parsed, or is not allowed."""
 
     retry_policy = RetryPolicy.ON_CHANGE
 
 
 class IgnitionError(ConfigError):
-    """An Ignition config can't be read."""
+    """An Ignition config cannot be parsed."""
 
 
 class UnreconcilableError(ConfigError):
-    """The difference between two configs can't be made on a running node."""
+    """A running node cannot make the change from one config to the other."""
 
     node_state = "Unreconcilable"
 
 
 class DriftError(TreenailError):
-    """The disk is not as the current config says."""
+    """Files differ from the current config."""
 
     retry_policy = RetryPolicy.ON_CHANGE
 
 
 class HostError(TreenailError):
-    """This machine refused."""
+    """An operation on this machine failed."""
 
 
 class FileError(HostError):
-    """A path can't be read or written."""
+    """A path cannot be read or written."""
 
 
 class UnitError(HostError):
-    """systemd refused an operation on a unit."""
+    """An operation of systemd on a unit failed."""
 
 
 class CommandError(HostError):
-    """A program failed; ``stderr`` is what it wrote to its standard error, without credentials."""
+    """A program failed; ``stderr`` is its standard error, without credentials."""
 
     def __init__(self, message: str, *, stderr: str = "", remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)
@@ -99,7 +100,7 @@ class CommandError(HostError):
 
 
 class PreflightError(HostError):
-    """The update can't begin, and nothing was touched; ``reasons`` are for programs."""
+    """The update cannot start; nothing was changed. ``reasons`` are for programs."""
 
     def __init__(self, message: str, *, reasons: tuple[str, ...] = (), remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)
@@ -107,17 +108,17 @@ class PreflightError(HostError):
 
 
 class LedgerError(HostError):
-    """The ledger on disk can't be read or written."""
+    """The ledger cannot be read or written."""
 
 
 class CredentialError(HostError):
-    """A pull secret can't be used."""
+    """A pull secret is not usable."""
 
 
 class BusError(HostError):
-    """A D-Bus call failed; ``name`` is the D-Bus error name, empty when there was no reply.
+    """A D-Bus call failed; ``name`` is the D-Bus error name, empty without a reply.
 
-    Services are restarted and come back; a third failure in a row is no restart.
+    A service that restarts answers again after one or two failures; the Node shows the third.
     """
 
     report_after_failures = 3
@@ -128,23 +129,23 @@ class BusError(HostError):
 
 
 class BusyError(BusError):
-    """Another transaction holds the OS; waiting is the remedy."""
+    """Another transaction of rpm-ostree or bootc is in progress; wait for it."""
 
     node_state = None
 
 
 class TransactionError(HostError):
-    """An OS transaction ended without success."""
+    """A transaction of rpm-ostree or bootc failed."""
 
 
 class CancelledError(TransactionError):
-    """An OS transaction was cancelled, by us or by somebody else."""
+    """A transaction was cancelled, by the agent or by another client."""
 
     node_state = None
 
 
 class StepError(HostError):
-    """A step failed; the earlier ones were undone. ``step`` is for programs; None if unknown."""
+    """A step failed; earlier steps are undone. ``step`` is for programs; None if unknown."""
 
     def __init__(self, message: str, *, step: object = None, remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)
@@ -152,33 +153,33 @@ class StepError(HostError):
 
 
 class RollbackError(HostError):
-    """A step failed, and undoing failed too; the message lists what is left."""
+    """A step failed, and so did its undo; the message lists what remains changed."""
 
     retry_policy = RetryPolicy.ON_CHANGE
 
 
 class DrainError(TreenailError):
-    """The node can't be drained yet."""
+    """The node is not drained yet."""
 
     node_state = "Working"
 
 
 class ClusterError(TreenailError):
-    """The API server answered no, or not at all."""
+    """A request to the API server failed."""
 
     node_state = None
 
 
 class UnreachableError(ClusterError):
-    """No answer from the API server."""
+    """The API server does not answer."""
 
 
 class ConflictError(ClusterError):
-    """409: the object changed since it was read."""
+    """409: the object changed after it was read."""
 
 
 class AlreadyExistsError(ClusterError):
-    """409: an object of this name exists."""
+    """409: an object with this name exists."""
 
 
 class GoneError(ClusterError):
@@ -186,19 +187,19 @@ class GoneError(ClusterError):
 
 
 class ForbiddenError(ClusterError):
-    """401 or 403: this credential may not."""
+    """401 or 403: the credential lacks the permission."""
 
 
 class NotFoundError(ClusterError):
-    """404: no such object or kind."""
+    """404: the object or kind does not exist."""
 
 
 class InvalidError(ClusterError):
-    """400 or 422: the API server refuses the object."""
+    """400 or 422: the API server rejects the object."""
 
 
 class TooManyRequestsError(ClusterError):
-    """429: later, ``retry_after_s`` seconds if the server said so; also a refused eviction."""
+    """429: retry after ``retry_after_s`` seconds if not 0; also a rejected eviction."""
 
     def __init__(self, message: str, *, retry_after_s: float = 0.0, remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)

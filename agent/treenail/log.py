@@ -1,11 +1,11 @@
-"""Log records to journald by its native protocol, and to a stream where there is no journal.
+"""Log to journald with its native protocol, or to a stream on a host without a journal.
 
-One event is one line. What happens to an update carries a `MessageId` in the record's extra::
+One event is one line. Milestones of an update have a `MessageId` in the record's extra::
 
     log.info("staged %s", image, extra={"message_id": MessageId.STAGED})
 
-so that ``journalctl -x`` explains it (see systemd/treenail.catalog); every record has the fields
-of `set_log_context`, so that ``journalctl TREENAIL_UPDATE=…`` shows one update across the reboot.
+``journalctl -x`` explains it from systemd/treenail.catalog. Every record has the fields of
+`set_log_context`, so that ``journalctl TREENAIL_UPDATE=…`` shows one update across its reboot.
 """
 
 import errno
@@ -21,12 +21,12 @@ from typing import TextIO
 from treenail.clock import format_rfc3339
 
 SYSLOG_IDENTIFIER = "treenail"
-_SEND_TIMEOUT_S = 0.1  # how long a record may wait for a journal that does not read
+_SEND_TIMEOUT_S = 0.1  # journald may be stopped or blocked; logging must not block the agent
 _MEMFD_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
 class MessageId(StrEnum):
-    """What a record means, for programs: the journal's MESSAGE_ID. Never changed once released."""
+    """MESSAGE_ID of a milestone in the journal, for programs. Never change a released value."""
 
     UPDATE_STARTED = "d002894c814d460787acd11bfbbee982"
     STAGED = "136d74d26ce64c4ca1d1db48b1f10e2d"
@@ -49,9 +49,9 @@ class MessageId(StrEnum):
 def configure_logging(
     socket_path: str | os.PathLike[str], *, level: int, stream: TextIO
 ) -> "JournalHandler":
-    """Send every record of at least ``level`` to the journal at the socket, else to the stream.
+    """Send every record from ``level`` on to the journal socket, or else to the stream.
 
-    Calling it again replaces the earlier set-up.
+    A further call replaces the handler.
     """
     handler = JournalHandler(socket_path, stream)
     root = logging.getLogger()
@@ -64,7 +64,7 @@ def configure_logging(
 
 
 def set_log_context(*, update: str = "", phase: str = "", config: str = "") -> None:
-    """What every record from now on, of any thread, is about; what is not given is nothing."""
+    """Set the fields of all further records, of every thread; an empty value removes a field."""
     fields = (
         ("TREENAIL_UPDATE", update),
         ("TREENAIL_PHASE", phase),
@@ -75,10 +75,10 @@ def set_log_context(*, update: str = "", phase: str = "", config: str = "") -> N
 
 
 class JournalHandler(logging.Handler):
-    """Native datagrams to journald; a record it does not take goes to the stream instead.
+    """Send native datagrams to journald; write a record that journald rejects to the stream.
 
-    Each record is tried at the journal anew, so one that was started again is found by itself.
-    Nothing is ever raised into the caller.
+    Each record connects again, so that the handler finds a restarted journald automatically.
+    The handler never raises into the caller.
     """
 
     def __init__(self, socket_path: str | os.PathLike[str], stream: TextIO) -> None:
@@ -94,15 +94,15 @@ class JournalHandler(logging.Handler):
         context = self.context
         try:
             message = self._formatter.format(record)
-        except Exception:  # noqa: BLE001 - the arguments' own code runs here, and may do anything
-            message = f"{record.msg!r} can't be formatted with its arguments"
+        except Exception:  # noqa: BLE001 - __str__ of an argument may raise anything
+            message = f"cannot format {record.msg!r} with its arguments"
         fields = [*_build_fields(record, message), *context]
         try:
             self._send_datagram(b"".join(_encode_field(name, value) for name, value in fields))
         except OSError:
-            about = "".join(f" {name}={value}" for name, value in context)
+            suffix = "".join(f" {name}={value}" for name, value in context)
             self._print_line(
-                f"{format_rfc3339(record.created)} {record.levelname:7} {message}{about}\n"
+                f"{format_rfc3339(record.created)} {record.levelname:7} {message}{suffix}\n"
             )
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class JournalHandler(logging.Handler):
             self._send_memfd(datagram)
 
     def _send_memfd(self, datagram: bytes) -> None:
-        """What is too big for a datagram travels as a sealed memory file."""
+        """Send a record that exceeds the datagram limit as a sealed memfd, as sd_journal_send does."""
         descriptor = os.memfd_create("treenail-log", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.pwrite(descriptor, datagram, 0)
@@ -129,7 +129,7 @@ class JournalHandler(logging.Handler):
             os.close(descriptor)
 
     def _print_line(self, text: str) -> None:
-        with suppress(OSError, ValueError):  # a stream that is gone leaves nobody to tell
+        with suppress(OSError, ValueError):  # the stream may be closed; no other output is left
             self._stream.write(text)
             self._stream.flush()
 
@@ -152,7 +152,7 @@ def _build_fields(record: logging.LogRecord, message: str) -> list[tuple[str, st
 
 
 def _compute_priority(level: int) -> str:
-    """The syslog priority of a level."""
+    """Return the syslog priority of a logging level."""
     for least, priority in ((50, "2"), (40, "3"), (30, "4"), (20, "6")):
         if level >= least:
             return priority
@@ -160,7 +160,7 @@ def _compute_priority(level: int) -> str:
 
 
 def _encode_field(name: str, value: str) -> bytes:
-    """One field; a value of several lines goes with its length, since a newline ends the other."""
+    """Encode one field; a value with newlines needs the binary form with its length."""
     content = value.encode("utf-8", "backslashreplace")
     if b"\n" not in content:
         return b"%s=%s\n" % (name.encode(), content)

@@ -1,8 +1,8 @@
-"""Named policies for trying again at once; the only user of tenacity.
+"""Named policies for short retries; the only user of tenacity.
 
-They bridge a moment: a server that restarts, a service that is being started. What lasts longer is
-the loop's business, which looks at everything anew. What is called has to be harmless when done
-twice. The limits hold for the pauses; each call has a limit of its own.
+A policy bridges seconds: an API server that restarts, a D-Bus service that starts. The reconcile
+loop retries what fails for longer. Every call must be idempotent. The limits apply to the pauses;
+each call has its own time limit.
 """
 
 from collections.abc import Callable
@@ -24,9 +24,9 @@ _STARTING_ERRORS = {
 
 
 def retry_api_write(call: Callable[[], T], clock: Clock) -> T:
-    """What a write to the API server returns, tried up to 4 times within 10 s of pauses.
+    """Call a write to the API server up to 4 times, with at most 10 s of pauses.
 
-    Again when there was no answer, or when the server asks for later. The last error is raised.
+    Retry if the API server is unreachable or answers 429. Raise the last error.
     """
     return _call_with_retries(
         call, clock, _is_temporary, attempts=4, first_pause_s=0.5, max_pause_s=3.0
@@ -34,10 +34,10 @@ def retry_api_write(call: Callable[[], T], clock: Clock) -> T:
 
 
 def retry_bus_call(call: Callable[[], T], clock: Clock) -> T:
-    """What a D-Bus call returns, tried up to 4 times within 3 s of pauses.
+    """Call a D-Bus method up to 4 times, with at most 3 s of pauses.
 
-    Again when the service went away, as one that exits when idle may at the very moment it is
-    called, or is only being started. The last error is raised.
+    Retry if the service is starting or exiting: rpm-ostreed exits after 60 s without a client, and
+    a call at that time gets NoReply (rpmostreed-daemon.cxx). Raise the last error.
     """
     return _call_with_retries(
         call, clock, _is_service_starting, attempts=4, first_pause_s=0.2, max_pause_s=0.8
@@ -63,17 +63,17 @@ def _call_with_retries(
     first_pause_s: float,
     max_pause_s: float,
 ) -> T:
-    # 1 MiB of memory beside gi's, and most runs have nothing to try again.
+    # Imported late: tenacity takes 1 MiB of memory, and most processes never retry.
     import tenacity  # noqa: PLC0415
 
-    longer = tenacity.wait_exponential(multiplier=first_pause_s, max=max_pause_s)
-    # Not at the same instant as every other node that lost the same server.
-    spread = tenacity.wait_random(0, first_pause_s)
+    exponential = tenacity.wait_exponential(multiplier=first_pause_s, max=max_pause_s)
+    # Jitter: all nodes lose the same API server at the same time.
+    jitter = tenacity.wait_random(0, first_pause_s)
 
     def pause_s(state: "RetryCallState") -> float:
         error = state.outcome.exception() if state.outcome else None
-        asked_s = error.retry_after_s if isinstance(error, TooManyRequestsError) else 0.0
-        return min(max(longer(state) + spread(state), asked_s), max_pause_s)
+        retry_after_s = error.retry_after_s if isinstance(error, TooManyRequestsError) else 0.0
+        return min(max(exponential(state) + jitter(state), retry_after_s), max_pause_s)
 
     retrying = tenacity.Retrying(
         sleep=clock.sleep,

@@ -1,18 +1,20 @@
-"""The arguments of ``treenail``'s commands; what each needs is imported when it is called."""
+"""Command line of ``treenail``; `main` imports the module of a command when the user calls it."""
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from treenail import __version__
+from treenail.cli.terminal import HelpFormatter, format_examples
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Wrong use ends with the exit code that the command keeps for it."""
+    """Parser that exits with the ``usage_code`` of its command after an invalid argument."""
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
@@ -20,10 +22,16 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def create_parser() -> CommandParser:
-    """Of all commands; the parsed ``module`` carries the command out."""
+    """Create the parser of all commands; the parsed ``module`` contains the command's function."""
     parser = CommandParser(
         prog="treenail",
-        description="Keeps this node at the OS image and the configuration its cluster asks for.",
+        description="Keep this node at the OS image and the configuration that its cluster "
+        "requests.",
+        epilog=format_examples(
+            ("show the state of this node", "treenail status"),
+            ("show what the next update changes, and why", "treenail plan"),
+        ),
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"treenail {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -45,32 +53,74 @@ def create_parser() -> CommandParser:
     return parser
 
 
+def _add_command(
+    commands: "argparse._SubParsersAction[CommandParser]",
+    name: str,
+    *,
+    summary: str,
+    description: str,
+    examples: Sequence[tuple[str, str]],
+) -> CommandParser:
+    """Add a command; each example is a purpose and a command line."""
+    return commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=format_examples(*examples),
+        formatter_class=HelpFormatter,
+    )
+
+
 def _add_run(commands: "argparse._SubParsersAction[CommandParser]") -> None:
-    run = commands.add_parser("run", help="be the node's agent", description="Be the node's agent.")
+    run = _add_command(
+        commands,
+        "run",
+        summary="run the node agent",
+        description="Run the node agent until SIGTERM or SIGINT. treenail.service runs this "
+        "command.",
+        examples=[
+            ("run the agent in the foreground, with debug output", "treenail run -v"),
+            ("run it with other settings", "treenail run --config ./agent.toml"),
+        ],
+    )
     run.set_defaults(module="treenail.cli.node.run")
     _add_common_arguments(run)
-    run.add_argument("--node-name", metavar="NAME", help="the Node's name (the host's, lower case)")
     run.add_argument(
-        "--kubeconfig", metavar="FILE", help="how to reach the API server, and as whom"
+        "--node-name", metavar="NAME", help="name of the Node (default: host name in lower case)"
+    )
+    run.add_argument(
+        "--kubeconfig",
+        metavar="FILE",
+        help="connect to the API server with this kubeconfig (default: the setting kubeconfig)",
     )
 
 
 def _add_firstboot(commands: "argparse._SubParsersAction[CommandParser]") -> None:
-    firstboot = commands.add_parser(
+    firstboot = _add_command(
+        commands,
         "firstboot",
-        help="move a new machine to its operating system before it joins",
-        description="Move a new machine to the operating system of the config it was provisioned "
-        "with, or of the settings, before it joins its cluster.",
+        summary="move a new machine to its OS image before it joins the cluster",
+        description="Move a new machine to its OS image before it joins the cluster. The image "
+        "comes from the settings, or from the config with which the machine was provisioned. "
+        "treenail-firstboot.service runs this command.",
+        examples=[("follow it on a machine", "journalctl -f -u treenail-firstboot")],
     )
     firstboot.set_defaults(module="treenail.cli.node.firstboot")
     _add_common_arguments(firstboot)
 
 
 def _add_status(commands: "argparse._SubParsersAction[CommandParser]") -> None:
-    status = commands.add_parser(
+    status = _add_command(
+        commands,
         "status",
-        help="show what the node has, wants and does",
-        description="Show what the node has, wants and does; works with the API server away.",
+        summary="show current and desired target, phase, progress and last error",
+        description="Show the current and the desired target, phase, progress, deployments, last "
+        "error and remedy. Works without the API server. Exit code 0: success, 4: the node is "
+        "degraded.",
+        examples=[
+            ("show the state of this node", "treenail status"),
+            ("print the phase of the update in progress", "treenail status --json | jq .update"),
+        ],
     )
     status.set_defaults(module="treenail.cli.node.status")
     _add_common_arguments(status)
@@ -78,27 +128,37 @@ def _add_status(commands: "argparse._SubParsersAction[CommandParser]") -> None:
 
 
 def _add_plan(commands: "argparse._SubParsersAction[CommandParser]") -> None:
-    plan = commands.add_parser(
+    plan = _add_command(
+        commands,
         "plan",
-        help="show what would change, what that costs and why",
-        description="Show what would change from one config to another, or, without files, on "
-        "this node from what it has to what it is asked to be: every file with its "
-        "difference (secrets withheld), unit, kernel argument; what that costs, and which path, "
-        "rule and MachineConfig asks for it. Nothing is changed. Exit code 0: nothing differs, "
-        "2: changes that disrupt nothing, 3: a drain or a reboot, 1: it can't be done or told.",
+        summary="show what an update changes, what that costs, and why",
+        description="Show what changes from OLD to NEW or, without files, from the current to the "
+        "desired target of this node: files with a diff (secrets withheld), units, kernel "
+        "arguments; what that costs; and which path, rule and MachineConfig requires it. Changes "
+        "nothing. Exit code 0: nothing differs, 2: the node stays in service, 3: the node must "
+        "drain or reboot, 1: a running node cannot make the change, or an input is invalid.",
+        examples=[
+            ("plan the next update of this node", "treenail plan"),
+            ("compare two configs", "treenail plan old.yaml new.yaml"),
+            (
+                "compare with the policy of a cluster",
+                "treenail plan --policy policy.yaml old.yaml new.yaml",
+            ),
+        ],
     )
     plan.set_defaults(module="treenail.cli.node.plan", usage_code=EXIT_FAILED)
     plan.add_argument(
         "files",
         metavar="FILE",
         nargs="*",
-        help="OLD and NEW, each a MachineConfig or an Ignition config, YAML or JSON; - for "
-        "standard input",
+        help="OLD and NEW: MachineConfigs or Ignition configs, YAML or JSON; - for the standard "
+        "input",
     )
     plan.add_argument(
         "--policy",
         metavar="FILE",
-        help="a MachineConfiguration whose NodeDisruptionPolicy holds (the defaults)",
+        help="apply the NodeDisruptionPolicy of this MachineConfiguration (default: the policy of "
+        "the cluster, or the built-in policy between files)",
     )
     _add_root(plan)
     _add_config(plan)
@@ -106,16 +166,24 @@ def _add_plan(commands: "argparse._SubParsersAction[CommandParser]") -> None:
 
 
 def _add_drift(commands: "argparse._SubParsersAction[CommandParser]") -> None:
-    drift = commands.add_parser(
+    drift = _add_command(
+        commands,
         "drift",
-        help="show what is not as the current config says, and put it right",
-        description="Show what is not as the current config says: by path and attribute, with the "
-        "difference of contents (secrets withheld) and what it leads to. Exit code 0: nothing, "
-        "4: something.",
+        summary="show what differs from the current config, and repair it",
+        description="Show every path and attribute that differs from the current config, with a "
+        "diff (secrets withheld) and the configured reaction. Exit code 0: no drift, 4: drift.",
+        examples=[
+            ("show all drift", "treenail drift"),
+            ("restore one file from the config", "treenail drift --repair /etc/chrony.conf"),
+        ],
     )
     drift.set_defaults(module="treenail.cli.node.drift")
     drift.add_argument(
-        "--heal", metavar="PATH", nargs="+", default=[], help="have these as the config says"
+        "--repair",
+        metavar="PATH",
+        nargs="+",
+        default=[],
+        help="restore these paths from the config",
     )
     _add_root(drift)
     _add_config(drift)
@@ -123,11 +191,13 @@ def _add_drift(commands: "argparse._SubParsersAction[CommandParser]") -> None:
 
 
 def _add_why(commands: "argparse._SubParsersAction[CommandParser]") -> None:
-    why = commands.add_parser(
+    why = _add_command(
+        commands,
         "why",
-        help="show what asked for the last, or the pending, drain or reboot",
-        description="Show what asked for the last, or the pending, drain or reboot: the path, the "
-        "rule and the MachineConfig it came from.",
+        summary="show what required the last, or the pending, drain or reboot",
+        description="Show what required the last, or the pending, drain or reboot: the path, the "
+        "rule, and the MachineConfig that it came from.",
+        examples=[("explain the last reboot", "treenail why")],
     )
     why.set_defaults(module="treenail.cli.node.why")
     _add_root(why)
@@ -135,60 +205,82 @@ def _add_why(commands: "argparse._SubParsersAction[CommandParser]") -> None:
 
 
 def _add_history(commands: "argparse._SubParsersAction[CommandParser]") -> None:
-    history = commands.add_parser(
+    history = _add_command(
+        commands,
         "history",
-        help="show the last updates and what became of them",
-        description="Show the last updates, the newest first: when, from what to what, how long "
-        "each phase took, and what became of it.",
+        summary="show the last updates and their outcome",
+        description="Show the last updates, newest first: start, origin, target, duration of each "
+        "phase, and outcome.",
+        examples=[
+            ("show the last update", "treenail history -n 1"),
+            ("show its journal", "journalctl TREENAIL_UPDATE=ID"),
+        ],
     )
     history.set_defaults(module="treenail.cli.node.history")
     history.add_argument(
-        "-n", "--number", metavar="N", type=_parse_positive, default=5, help="how many at most (5)"
+        "-n",
+        "--number",
+        metavar="N",
+        type=_parse_positive,
+        default=5,
+        help="show at most N updates (default: 5)",
     )
     _add_root(history)
     _add_json(history)
 
 
 def _add_cancel(commands: "argparse._SubParsersAction[CommandParser]") -> None:
-    cancel = commands.add_parser(
+    cancel = _add_command(
+        commands,
         "cancel",
-        help="call the update under way off",
-        description="Call the update under way off and have the node as it was, while that costs "
-        "no reboot. Its target is not tried again until another one was asked for, or until "
-        "treenail forgive.",
+        summary="cancel the update in progress",
+        description="Cancel the update in progress and restore the node, until the agent requests "
+        "the reboot. The agent does not try the target again until another target is requested "
+        "or treenail retry is run.",
+        examples=[("cancel the update in progress", "treenail cancel")],
     )
-    cancel.set_defaults(module="treenail.cli.node.cancel:cancel")
+    cancel.set_defaults(module="treenail.cli.node.cancel:print_cancel")
     _add_root(cancel)
     _add_json(cancel)
 
 
 def _add_retry(commands: "argparse._SubParsersAction[CommandParser]") -> None:
-    forgive = commands.add_parser(
-        "forgive",
-        help="try a target again that was refused or called off",
-        description="Forget that a target was refused or called off, so that it is tried again if "
-        "it is still asked for.",
+    retry = _add_command(
+        commands,
+        "retry",
+        summary="try a quarantined target again",
+        description="Lift the quarantine from a target that failed or was cancelled. The agent "
+        "tries it again if it is still requested.",
+        examples=[
+            ("see which target is quarantined", "treenail status"),
+            ("try it again", "treenail retry"),
+        ],
     )
-    forgive.set_defaults(module="treenail.cli.node.cancel:forgive")
-    _add_root(forgive)
-    _add_json(forgive)
+    retry.set_defaults(module="treenail.cli.node.cancel:print_retry")
+    _add_root(retry)
+    _add_json(retry)
 
 
 def _add_collect(commands: "argparse._SubParsersAction[CommandParser]") -> None:
-    collect = commands.add_parser(
+    collect = _add_command(
+        commands,
         "collect",
-        help="put what a bug report needs into one file",
-        description="Put what a bug report needs into one file, secrets withheld: versions, "
-        "status, ledger, settings, deployments, the journals of the agent, rpm-ostreed and the "
-        "kubelet, the Node. What can't be got is named, and why.",
+        summary="write one file for a bug report",
+        description="Write versions, status, ledger, settings, deployments, the journals of "
+        "agent, rpm-ostreed and kubelet, and parts of the Node into one archive. Withhold "
+        "secrets. Name each part that cannot be read, with the cause.",
+        examples=[
+            ("write an archive into this directory", "treenail collect"),
+            ("copy it from a node", "ssh core@worker-0 sudo treenail collect -o - > worker-0.tgz"),
+        ],
     )
     collect.set_defaults(module="treenail.cli.node.collect")
     collect.add_argument(
         "-o",
         "--output",
         metavar="FILE",
-        help="the file to write, a compressed tar; - for standard output (named after the host "
-        "and the time, in this directory)",
+        help="write the archive to FILE, or to the standard output with - (default: a file in "
+        "this directory that is named after host and time)",
     )
     _add_root(collect)
     _add_config(collect)
@@ -196,18 +288,23 @@ def _add_collect(commands: "argparse._SubParsersAction[CommandParser]") -> None:
 
 
 def _add_handback(commands: "argparse._SubParsersAction[CommandParser]") -> None:
-    handback = commands.add_parser(
+    handback = _add_command(
+        commands,
         "handback",
-        help="make this node over to the Machine Config Daemon",
-        description="Make this node over to the Machine Config Daemon: write its state files and "
-        "annotations, so that its first look finds nothing to mend. Stop treenail first.",
+        summary="hand this node over to the Machine Config Daemon",
+        description="Hand this node over to the Machine Config Daemon: write its state files and "
+        "annotations, so that it finds no difference. Stop treenail first.",
+        examples=[
+            ("hand this node over", "systemctl stop treenail && treenail handback"),
+            ("use a config from the cluster", "treenail handback rendered-worker-a.json"),
+        ],
     )
     handback.set_defaults(module="treenail.cli.node.handback")
     handback.add_argument(
         "file",
         metavar="FILE",
         nargs="?",
-        help="the MachineConfig that the node has, where this machine keeps no copy of it",
+        help="current MachineConfig of the node (default: the copy on this machine)",
     )
     _add_root(handback)
     _add_config(handback)
@@ -215,20 +312,25 @@ def _add_handback(commands: "argparse._SubParsersAction[CommandParser]") -> None
 
 
 def _add_once(commands: "argparse._SubParsersAction[CommandParser]") -> None:
-    once = commands.add_parser(
+    once = _add_command(
+        commands,
         "once",
-        help="bring a machine, or a directory, to a config",
-        description="Bring a machine, or a directory, to a MachineConfig or an Ignition config, "
-        "all of it or nothing.",
+        summary="apply a config to a machine or a directory",
+        description="Apply a MachineConfig or an Ignition config to this machine, or to the tree "
+        "below --root, atomically. Exit code 0: success, 3: success, a reboot is needed.",
+        examples=[
+            ("apply a config to this machine", "treenail once worker.yaml"),
+            ("apply it to an image tree", "treenail once --root /mnt/image worker.yaml"),
+        ],
     )
     once.set_defaults(module="treenail.cli.node.once")
-    once.add_argument("file", metavar="FILE", help="YAML or JSON; - for standard input")
+    once.add_argument("file", metavar="FILE", help="YAML or JSON; - for the standard input")
     _add_root(once)
     once.add_argument(
         "--no-services",
         action="store_true",
-        help="link units as systemctl --root does, and tell nothing that runs; so it is with any "
-        "other root than /",
+        help="enable units as systemctl --root does, and do not reload or restart services "
+        "(implied by a root other than /)",
     )
     _add_json(once)
 
@@ -241,13 +343,18 @@ def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--config", metavar="FILE", help="the settings (/etc/treenail/agent.toml below the root)"
+        "--config",
+        metavar="FILE",
+        help="read the settings from FILE (default: /etc/treenail/agent.toml below the root)",
     )
 
 
 def _add_root(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--root", metavar="DIR", type=_parse_directory, help="where the machine's root is (/)"
+        "--root",
+        metavar="DIR",
+        type=_parse_directory,
+        help="root directory of the machine (default: /)",
     )
 
 
@@ -256,7 +363,7 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def _parse_directory(text: str) -> str:
-    # Most likely a variable that is not set: never the machine that runs this.
+    # An empty text is most likely an unset shell variable, which must not become this machine's /.
     if not text:
         raise argparse.ArgumentTypeError("expected a directory, found nothing")
     if not Path(text).is_dir():
