@@ -25,7 +25,7 @@ def test_a_changed_file_is_told_of_or_healed_as_the_settings_say(site: Site) -> 
     assert GUARDED in told(site, MessageId.DRIFT_DETECTED)
     assert site.machine.sh(f"cat {GUARDED}") == "changed\n"
 
-    site.machine.sh(f"treenail drift --heal {GUARDED}")
+    site.machine.sh(f"treenail drift --repair {GUARDED}")
     site.wait(lambda: site.notes()[key.STATE] == "Done", "the node is as its config says")
     assert site.machine.sh(f"cat {GUARDED}") == "docker: {}"
     assert site.story.boots == []

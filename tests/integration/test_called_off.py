@@ -36,7 +36,7 @@ def test_while_the_image_is_pulled_and_with_the_server_away(site: Site) -> None:
     assert not site.was_cordoned()
     history = json.loads(treenail(site, "history", "--json").stdout)
     assert (history[0]["to"]["config"], history[0]["outcome"]) == (goal.config, "called off")
-    assert treenail(site, "forgive").returncode == 0
+    assert treenail(site, "retry").returncode == 0
     site.settle(goal)
 
 

@@ -250,7 +250,7 @@ def test_what_drifted_is_shown_and_put_right(site: Site, configs: Configs) -> No
     planned = treenail(site, "plan")
     assert (planned.returncode, planned.stdout.splitlines()[1]) == (0, "nothing differs")
     assert "note: something has drifted; see: treenail drift" in planned.stdout
-    ended = treenail(site, "drift", "--heal", APP)
+    ended = treenail(site, "drift", "--repair", APP)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert place.read_text() == "first"
     wait_until(lambda: site.notes().get(key.STATE) == "Done")

@@ -33,7 +33,7 @@ def configs(site: Site) -> Iterator[Configs]:
     # What a failed test has left would hold the next update up.
     drifted = json.loads(treenail(site, "drift", "--json").stdout)["drifts"]
     if drifted:
-        treenail(site, "drift", "--heal", *{each["subject"] for each in drifted})
+        treenail(site, "drift", "--repair", *{each["subject"] for each in drifted})
     wait_until(lambda: done(site), limit_s=LIMIT_S)
     site.reach(site.goal())
 
@@ -64,7 +64,7 @@ def test_a_changed_file_degrades_the_node_until_it_is_healed(site: Site, configs
     assert "-first" in shown.stdout
     assert "+second" in shown.stdout
 
-    healed = treenail(site, "drift", "--heal", APP)
+    healed = treenail(site, "drift", "--repair", APP)
     assert (healed.returncode, healed.stderr) == (0, "")
     assert configs.text(APP) == "first\n"
     wait_until(lambda: done(site), limit_s=LIMIT_S)
@@ -110,11 +110,11 @@ def test_a_secret_that_was_changed_is_told_of_and_not_told(site: Site, configs: 
     told = reason + shown.stdout + status(site).stdout + str(site.events())
     assert PASSWORD not in told
     assert "canary-of-another" not in told
-    assert treenail(site, "drift", "--heal", SECRET).returncode == 0
+    assert treenail(site, "drift", "--repair", SECRET).returncode == 0
 
 
 def test_a_path_that_has_not_drifted_is_not_healed(site: Site, configs: Configs) -> None:
-    refused = treenail(site, "drift", "--heal", APP)
+    refused = treenail(site, "drift", "--repair", APP)
     assert refused.returncode != 0
     assert f"{APP} has not drifted" in refused.stderr
 
@@ -123,7 +123,7 @@ def test_a_disabled_unit_is_found_and_enabled_again(site: Site, configs: Configs
     link = site.machine.root / f"etc/systemd/system/multi-user.target.wants/{UNIT}"
     link.unlink()
     site.wait_degraded(f"{UNIT}: expected enablement enabled, found disabled")
-    assert treenail(site, "drift", "--heal", UNIT).returncode == 0
+    assert treenail(site, "drift", "--repair", UNIT).returncode == 0
     assert link.is_symlink()
     wait_until(lambda: done(site), limit_s=LIMIT_S)
 

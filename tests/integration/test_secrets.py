@@ -338,7 +338,7 @@ def test_no_secret_is_told_of_what_drifts_and_what_is_refused(
         (site.machine.root / "etc/app.env").write_text(f"DB_PASSWORD={drifted}\n")
         site.wait_degraded("/etc/app.token")
         assert leaks(shown(site), told(site)) == {}
-        healed = treenail(site, "drift", "--heal", "/etc/app.token", "/etc/app.env")
+        healed = treenail(site, "drift", "--repair", "/etc/app.token", "/etc/app.env")
         assert found(_all(healed)) == []
         wait_until(lambda: site.notes().get(key.STATE) == "Done", limit_s=LIMIT_S)
         source = f"data:;base64,{CANARIES['file that is refused']}*"
