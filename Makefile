@@ -5,6 +5,12 @@ PYTHON =
 # More arguments for the demo, pytest or the benchmarks: make test ARGS="-k layers"
 ARGS =
 
+# Two tests for each core: most of them wait for a process or a timer.
+CORES := $(shell nproc)
+JOBS := $(shell expr 2 \* $(CORES))
+# Seconds for each random walk of test-long.
+LONG_S = 600
+
 VENV = .venv
 READY = $(VENV)/.stamp
 BIN = $(VENV)/bin
@@ -13,7 +19,7 @@ RUN = $(BIN)/python -m
 VM = PYTHONPATH=.:vm-tests $(RUN) vmlab.run
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test check format bench vm-test vm-smoke rpm clean
+.PHONY: help demo test test-fast test-long check format bench vm-test vm-smoke rpm clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
@@ -21,13 +27,16 @@ help:  ## this list
 demo: $(READY)  ## a pool of three nodes moves to a new OS image, live in this terminal
 	$(BIN)/treenail-lab demo $(ARGS)
 
-test: check  ## check, then the tests, then vm-smoke where it is possible
-	$(RUN) pytest $(ARGS)
-ifeq ($(strip $(ARGS)),)
-	$(VM) --if-possible -m smoke
-endif
+test: check  ## check, all tests, and vm-smoke where it is possible: 10 minutes on two idle cores
+	tools/test $(ARGS)
 
-check: $(READY)  ## format, lint, types and layers, changing nothing
+test-fast: $(READY)  ## the unit tests, which start no process: 3 minutes at most
+	$(RUN) pytest -n $(JOBS) --dist worksteal --without-processes $(ARGS)
+
+test-long: $(READY)  ## random walks, power cuts and fuzzing by the thousand: hours
+	TREENAIL_WALK_SECONDS=$(LONG_S) $(RUN) pytest -m walk -n $(CORES) $(ARGS)
+
+check: $(READY)  ## format, lint, types and layers, changing nothing: seconds
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
 	$(RUN) mypy

@@ -1,8 +1,9 @@
-"""What holds for every test: a limit on its time, and nothing heard from the machine it runs on."""
+"""Rules for every test: a time limit, isolation from the host, and the lane without processes."""
 
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator, Sequence
 from types import FrameType
 
 import hypothesis
@@ -12,8 +13,14 @@ pytest.register_assert_rewrite("tests.daemon.nodes")
 
 LIMIT_S = 60.0
 
-# A test that should have one of these sets it: the service manager, bus, cluster and journal of the
-# machine under the tests are none of theirs.
+WITHOUT_PROCESSES = "--without-processes"
+PROCESS_MARKERS = {"integration", "system", "cluster", "process"}
+# Fixtures that start a D-Bus daemon.
+PROCESS_FIXTURES = {"private_bus"}
+PROCESS_EVENTS = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.exec"}
+
+# Tests set these variables themselves: they must not reach the service manager, bus, cluster or
+# journal of the machine that they run on.
 for name in (
     "DBUS_SESSION_BUS_ADDRESS",
     "DBUS_SYSTEM_BUS_ADDRESS",
@@ -25,27 +32,81 @@ for name in (
 ):
     os.environ.pop(name, None)
 
-# How long an example takes says more about the machine than about the code. The same examples
-# every time in CI, new ones on every other run.
+# The duration of an example depends on the machine more than on the code, hence no deadline.
+# CI repeats the same examples; every other run tries new ones.
 hypothesis.settings.register_profile("default", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of the fast lane."""
+    parser.addoption(
+        WITHOUT_PROCESSES, action="store_true", help="leave out tests that start processes"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fail every test of the fast lane that starts a process, so that the lane stays fast."""
+    if not config.getoption(WITHOUT_PROCESSES):
+        return
+    # xdist's workers are started before the first test.
+    state = config.stash.setdefault(RUNNING, [])
+
+    def refuse_process(event: str, _arguments: Sequence[object]) -> None:
+        if event in PROCESS_EVENTS and state:
+            pytest.fail(f"{state[-1]} starts a process: mark it `process`")
+
+    sys.addaudithook(refuse_process)
+
+
+RUNNING = pytest.StashKey[list[str]]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests that start processes, if the fast lane was requested."""
+    if not config.getoption(WITHOUT_PROCESSES):
+        return
+    unit = [item for item in items if not _starts_process(item)]
+    config.hook.pytest_deselected(items=[item for item in items if _starts_process(item)])
+    items[:] = unit
+
+
+def _starts_process(item: pytest.Item) -> bool:
+    fixtures = set(getattr(item, "fixturenames", ()))
+    markers = {marker.name for marker in item.iter_markers()}
+    return bool(markers & PROCESS_MARKERS or fixtures & PROCESS_FIXTURES)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Escape what is no UTF-8 in captured output: xdist cannot send it (execnet's serializer)."""
+    report = yield
+    report.sections = [
+        (name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections
+    ]
+    return report
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Fail the test that hangs, and go on; pytest's faulthandler ends what a signal can't."""
+    """Fail a test that hangs, and go on; pytest's faulthandler ends what a signal cannot."""
     marker = item.get_closest_marker("limit")
     limit_s = marker.args[0] if marker else LIMIT_S
 
-    def ring(_signal: int, _frame: FrameType | None) -> None:
+    def fail_test(_signal: int, _frame: FrameType | None) -> None:
         pytest.fail(f"still running after {limit_s:g} s")
 
-    previous = signal.signal(signal.SIGALRM, ring)
-    # Once more every ten seconds, because cleaning up after a test that hung may hang too.
+    previous = signal.signal(signal.SIGALRM, fail_test)
+    # Again every ten seconds, because the clean-up after a test that hung may hang too.
     signal.setitimer(signal.ITIMER_REAL, limit_s, 10.0)
+    running = item.config.stash.get(RUNNING, [])
+    running.append(item.nodeid)
     try:
         return (yield)
     finally:
+        running.pop()
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, previous)

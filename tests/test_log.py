@@ -280,6 +280,7 @@ def test_the_catalog_names_only_fields_that_records_have():
     assert all(len(line) <= 100 for line in text.splitlines())
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("journalctl") is None, reason="there is no journalctl")
 def test_journalctl_takes_the_catalog(directory):
     place = directory / "usr/lib/systemd/catalog"

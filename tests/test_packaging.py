@@ -95,6 +95,7 @@ def test_the_manual_names_every_limit_with_its_default() -> None:
         assert f": {field.default:g}." in manual.split(f".B {field.name}\n")[1].split(".TP")[0]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("script", "command", "manual"),
     [
@@ -173,6 +174,7 @@ def test_each_unit_is_started_again_however_often_it_fails(unit: Path) -> None:
     assert re.search(r"^Restart=on-failure$", text, re.MULTILINE)
 
 
+@pytest.mark.process
 @needs("systemd-analyze")
 @pytest.mark.parametrize("unit", UNITS)
 def test_each_unit_exposes_little(unit: Path) -> None:
@@ -180,6 +182,7 @@ def test_each_unit_exposes_little(unit: Path) -> None:
     run("systemd-analyze", "security", "--offline=true", "--threshold=30", unit)
 
 
+@pytest.mark.process
 @needs("systemd-analyze")
 @pytest.mark.parametrize(("unit", "verb"), UNITS.items())
 def test_systemd_understands_each_unit(unit: Path, verb: str, tmp_path: Path) -> None:
@@ -195,6 +198,7 @@ def rpms(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.process
 @needs("rpmbuild")
 def test_every_module_is_in_one_package(rpms: Path) -> None:
     owned = {package: modules(rpms, package) for package in PACKAGES}

@@ -110,6 +110,7 @@ def test_what_another_try_can_not_mend_is_raised_at_once(policy, error):
     assert clock.pauses == []
 
 
+@pytest.mark.process
 def test_importing_costs_nothing_until_something_is_called():
     agent = Path(__file__).parents[1] / "agent"
     code = "import sys, treenail.retry; sys.exit('tenacity' in sys.modules)"

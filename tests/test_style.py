@@ -191,6 +191,7 @@ def test_tests_are_named_as_sentences() -> None:
     assert findings("no_sentence", sources("tests", "vm-tests")) == []
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git here")
 def test_no_file_names_the_place_where_it_was_written() -> None:
     listed = subprocess.run(

@@ -10,6 +10,8 @@ import pytest
 
 from tests.cli.node.test_once import entry, written
 
+pytestmark = pytest.mark.process
+
 
 def run(output: int, *arguments: object) -> tuple[int, str]:
     """The exit code, and what standard error was told."""

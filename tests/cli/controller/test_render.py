@@ -97,6 +97,7 @@ def test_one_pool_is_one_json_document_and_several_are_a_list(
     assert (code, json.loads(out)) == (0, listed["items"][0])
 
 
+@pytest.mark.process
 def test_lists_and_several_files_and_standard_input_are_read(tmp_path: Path) -> None:
     listed = {"apiVersion": "v1", "kind": "List", "items": [*POOLS, CLUSTER]}
     configs = write(tmp_path / "c.yaml", *CONFIGS)

@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 
 def test_machine_that_is_not_booted_from_ostree_is_left_alone_and_that_is_no_error(
     tmp_path: Path,

@@ -80,6 +80,7 @@ def parts(packed: bytes) -> dict[str, bytes]:
         return {name: file.read() for name, file in found.items() if file}
 
 
+@pytest.mark.process
 def test_bundle_has_every_part_and_no_secret(root: Path, tmp_path: Path) -> None:
     environ = programs(
         tmp_path / "bin",
@@ -137,6 +138,7 @@ def test_long_part_keeps_its_end(tmp_path: Path) -> None:
     assert kept.endswith(b"029999")
 
 
+@pytest.mark.process
 def test_journal_that_is_too_long_is_asked_for_less(root: Path, tmp_path: Path) -> None:
     environ = programs(
         tmp_path / "bin",
@@ -149,6 +151,7 @@ def test_journal_that_is_too_long_is_asked_for_less(root: Path, tmp_path: Path) 
     assert found["journal/treenail.service"] == b"few\n"
 
 
+@pytest.mark.process
 def test_machine_with_nothing_still_makes_a_bundle(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

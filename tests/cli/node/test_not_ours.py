@@ -11,6 +11,8 @@ import pytest
 from tests.fakes.services import Services
 from treenail.cli.main import main
 
+pytestmark = pytest.mark.process
+
 COMPOSEFS = {
     "apiVersion": "org.containers.bootc/v1",
     "status": {"booted": {"ostree": None, "composefs": {"verity": "ab" * 32}}},

@@ -290,6 +290,7 @@ def test_no_secret_is_in_what_is_printed_or_told(tmp_path, root, capsys, caplog)
     assert [path for path in holding if CANARY in path.read_text()] == [copy]
 
 
+@pytest.mark.process
 @needs_root
 @oracle.needs_oracle
 @pytest.mark.parametrize("rendered", RENDERED, ids=lambda path: path.stem.rsplit("-", 1)[0])

@@ -14,6 +14,8 @@ from treenail.host.container.registry import (
 )
 from treenail.host.system.process import ProgramRunner
 
+pytestmark = pytest.mark.process
+
 IMAGE = "registry.example.com/os/node@sha256:" + "a" * 64
 ANSWER = {
     "Name": "registry.example.com/os/node",

@@ -15,6 +15,8 @@ from gi.repository import GLib
 from tests.fakes.bus_service import BusService
 from tests.fakes.clock import FakeClock
 from tests.fakes.login1 import Login1
+from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
 from treenail.clock import SystemClock
 from treenail.errors import BusError, BusyError, CancelledError, HostError, TransactionError
 from treenail.host.ostree.deployments import (
@@ -343,6 +345,8 @@ from treenail.clock import SystemClock
 from treenail.host.systemd.bus import SystemBus
 from treenail.host.ostree.deployments import Change, Verdict
 from treenail.host.rpmostree.backend import RpmOstree
+
+pytestmark = pytest.mark.process
 def watch(progress):
     print(progress.text, flush=True)
     return Verdict.GO_ON

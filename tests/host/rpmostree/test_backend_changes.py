@@ -11,6 +11,8 @@ import pytest
 
 from tests.fakes.bus_service import BusService
 from tests.fakes.login1 import NAME, PATH, Login1
+from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
 from treenail.clock import SystemClock
 from treenail.errors import BusError, BusyError, HostError, TransactionError
 from treenail.host.ostree.deployments import DeploymentChange, TransactionProgress, WatchVerdict
@@ -21,6 +23,8 @@ from treenail_lab.images import make_image
 from treenail_lab.machine.node.rpmostree_only import RpmOstreeHost
 from treenail_lab.machine.ostree.sysroot import SysrootDeployment
 from treenail_lab.machine.settings import MachineSettings
+
+pytestmark = pytest.mark.process
 
 A = make_image("os/node", "1.0", 1_000_000)
 B = make_image("os/node", "2.0", 1_000_000, labels={"machineconfig": "rendered-worker-2"})

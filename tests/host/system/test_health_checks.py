@@ -46,22 +46,26 @@ def test_more_checks_than_can_be_made_are_refused(tmp_path: Path) -> None:
         checks(tmp_path).list_checks()
 
 
+@pytest.mark.process
 def test_a_check_that_exits_with_zero_is_well(tmp_path: Path) -> None:
     put(tmp_path, "fine", "echo all is fine; exit 0")
     assert checks(tmp_path).run_check("fine", timeout_s=10) == ""
 
 
+@pytest.mark.process
 def test_a_check_that_fails_is_told_in_its_own_words_without_credentials(tmp_path: Path) -> None:
     put(tmp_path, "dns", "echo 'no answer from https://me:hunter2@dns.example' >&2; exit 3")
     problem = checks(tmp_path).run_check("dns", timeout_s=10)
     assert problem == "dns failed with exit code 3: no answer from https://dns.example"
 
 
+@pytest.mark.process
 def test_a_check_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     put(tmp_path, "hangs", "sleep 600 & echo $! > $0.pid; wait")
     assert checks(tmp_path).run_check("hangs", timeout_s=0.5) == "hangs was not done within 0.5 s"
 
 
+@pytest.mark.process
 def test_a_check_that_cannot_be_started_is_not_well(tmp_path: Path) -> None:
     put(tmp_path, "odd")
     (tmp_path / DIRECTORY[1:] / "odd").write_text("#!/no/such/interpreter\n")
@@ -70,6 +74,7 @@ def test_a_check_that_cannot_be_started_is_not_well(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.process
 def test_a_check_that_writes_without_end_is_not_well(tmp_path: Path) -> None:
     put(tmp_path, "loud", "exec cat /dev/zero")
     assert "wrote more than" in checks(tmp_path).run_check("loud", timeout_s=10)

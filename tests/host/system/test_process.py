@@ -7,6 +7,8 @@ from treenail.clock import SystemClock
 from treenail.errors import CommandError
 from treenail.host.system.process import ProgramRunner
 
+pytestmark = pytest.mark.process
+
 PATH = "/usr/bin:/bin"
 
 

@@ -26,6 +26,7 @@ def test_the_memory_is_that_of_this_process():
     assert 0 < held.pss <= held.rss
 
 
+@pytest.mark.process
 def test_importing_costs_nothing_until_something_is_asked():
     agent = Path(__file__).parents[3] / "agent"
     code = "import sys, treenail.host.system.resources; sys.exit('psutil' in sys.modules)"

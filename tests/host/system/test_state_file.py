@@ -104,6 +104,7 @@ with Ledger(Root(sys.argv[1])).lock():
 """
 
 
+@pytest.mark.process
 def test_a_second_agent_is_told_which_process_is_the_first(root, ledger):
     agent = Path(__file__).parents[3] / "agent"
     with subprocess.Popen(

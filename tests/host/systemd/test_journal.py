@@ -10,6 +10,8 @@ from treenail.host.filesystem.root import Root
 from treenail.host.system.process import ProgramRunner
 from treenail.host.systemd.journal import SystemdJournal
 
+pytestmark = pytest.mark.process
+
 INVOCATION = "4b0139bdb58a841cbeab69bc500347ef"
 LATE = """\
 #!/bin/sh

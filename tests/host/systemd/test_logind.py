@@ -12,6 +12,8 @@ from treenail.host.systemd.bus import SystemBus
 from treenail.host.systemd.logind import InhibitorLock, Logind
 from treenail_lab.machine.settings import MachineSettings
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def services() -> Iterator[Services]:

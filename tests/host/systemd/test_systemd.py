@@ -14,6 +14,8 @@ from treenail.host.systemd.bus import SystemBus
 from treenail.host.systemd.systemd import Systemd, SystemdUnit
 from treenail_lab.machine.settings import MachineSettings
 
+pytestmark = pytest.mark.process
+
 INSTALL = "[Install]\nWantedBy=multi-user.target\n"
 UNITS = {
     "web.service": f"[Service]\nExecStart=/bin/true\nExecReload=/bin/true\n{INSTALL}",

@@ -199,6 +199,7 @@ def ours(units: UnitFileReader, verb: str, name: str) -> UnitLinks:
     }[verb](name)
 
 
+@pytest.mark.process
 @pytest.mark.skipif(SYSTEMCTL is None, reason="no systemctl here")
 @pytest.mark.parametrize("call", CALLS, ids=" ".join)
 def test_the_links_are_those_that_systemctl_makes(tmp_path, machine, call):
@@ -221,6 +222,7 @@ def test_the_links_are_those_that_systemctl_makes(tmp_path, machine, call):
         assert refused == (done.returncode != 0), done.stderr
 
 
+@pytest.mark.process
 @pytest.mark.skipif(SYSTEMCTL is None, reason="no systemctl here")
 def test_the_states_are_those_that_systemctl_tells(machine):
     for each in ("plain.service", "many.service", "get@a.service", "default@.service"):

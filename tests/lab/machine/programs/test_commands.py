@@ -17,6 +17,8 @@ from treenail_lab.machine.ostree.sysroot import Sysroot, layer_packages
 from treenail_lab.machine.programs import commands
 from treenail_lab.machine.settings import MachineSettings
 
+pytestmark = pytest.mark.process
+
 A = make_image("os/node", "1.0", 1_000_000)
 B = make_image("os/node", "2.0", 1_000_000)
 # Each event names all layers: more than a pipe holds, by far.

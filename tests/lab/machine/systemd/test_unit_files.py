@@ -135,6 +135,7 @@ STORIES: dict[str, list[tuple[list[str], Operation]]] = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("systemctl") is None, reason="systemctl is not installed")
 @pytest.mark.parametrize("story", STORIES)
 def test_links_and_states_are_those_that_systemctl_makes(
