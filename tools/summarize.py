@@ -1,7 +1,7 @@
 """Count the tests of JUnit files and name the ten slowest: ``summarize.py FILE...``."""
 
 import sys
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 SLOWEST = 10
 
@@ -11,7 +11,7 @@ def main(files: list[str]) -> int:
     failed = skipped = passed = 0
     seconds: list[tuple[float, str]] = []
     for file in files:
-        for case in ElementTree.parse(file).iter("testcase"):  # noqa: S314 - pytest wrote the file
+        for case in ET.parse(file).iter("testcase"):  # noqa: S314 - pytest wrote the file
             kinds = {child.tag for child in case}
             is_failed = bool(kinds & {"failure", "error"})
             failed += is_failed
