@@ -1,6 +1,7 @@
 """The only clock: wall time for reports, monotonic time for limits, and sleep."""
 
 import time
+from datetime import datetime
 from typing import Protocol
 
 
@@ -38,3 +39,12 @@ def format_rfc3339(seconds: float) -> str:
 def format_micro_time(seconds: float) -> str:
     """Format seconds since the epoch as a MicroTime: ``2026-01-31T12:00:00.000000Z``."""
     return f"{format_rfc3339(seconds)[:-1]}.{int(seconds * 1_000_000) % 1_000_000:06d}Z"
+
+
+def parse_rfc3339(text: object) -> float | None:
+    """Convert an RFC 3339 time to seconds since the epoch; None for anything else."""
+    try:
+        moment = datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    return moment.timestamp() if moment is not None and moment.tzinfo else None

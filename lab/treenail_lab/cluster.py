@@ -1,4 +1,4 @@
-"""A cluster and its machines on one host: what the command, the demo and the tests run on."""
+"""A cluster and its machines on one host, for the command, the demo and the tests."""
 
 import base64
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from treenail.api import annotations as key
 from treenail.clock import SystemClock, format_rfc3339
-from treenail.controllers.install import crds, installation
+from treenail.controllers.install import installation
 from treenail.errors import AlreadyExistsError, ClusterError
 from treenail.kube.client import Client, Json
 from treenail.kube.kubeconfig import read_kubeconfig
@@ -34,13 +34,13 @@ log = logging.getLogger(__name__)
 
 POOL = "worker"
 _READY_POLL_S = 0.2
-# A machine that boots in a moment need not be watched for long.
+# Machines of the lab boot in a moment, so the health checks need not wait for them to settle.
 _QUICK_HEALTH = "\n[health]\nsettle_s = 0.1\nagain_s = 0.1\n"
 
 
 @dataclass(frozen=True, slots=True)
 class LabPlan:
-    """What a lab is made of; the first image is the one that the nodes are installed from."""
+    """The parts of a lab; the nodes are installed from the first image."""
 
     nodes: tuple[str, ...]
     images: tuple[Image, ...]
@@ -52,7 +52,7 @@ class LabPlan:
 
 
 class Lab:
-    """The API server, the machines with their agents, and the kubelets' share of the Nodes."""
+    """The API server, the machines with their agents, and the Nodes' Ready conditions."""
 
     def __init__(self, directory: Path, plan: LabPlan, *, agent: Sequence[str] = ()) -> None:
         self.plan = plan
@@ -68,7 +68,7 @@ class Lab:
         )
 
     def start(self) -> None:
-        """Start everything; returns when all machines are up and their agents started."""
+        """Start everything; all machines are up and their agents started when this returns."""
         self.server.start()
         self.client = self.open_client(self.server.admin_kubeconfig)
         self._install_kinds()
@@ -80,7 +80,7 @@ class Lab:
         self._kubelet_thread.start()
 
     def stop(self) -> None:
-        """Stop everything; no process is left."""
+        """Stop everything; no process is left when this returns."""
         self._stop_event.set()
         threads = [
             threading.Thread(target=machine.stop, name=f"stop-{name}")
@@ -108,36 +108,36 @@ class Lab:
         self.stop()
 
     def open_client(self, kubeconfig: Path) -> Client:
-        """A client of the API server as somebody; `stop` ends its connections."""
+        """Return a client of the API server; `stop` closes its connections."""
         transport = HttpTransport(read_kubeconfig(str(kubeconfig)), SystemClock())
         self._transports.append(transport)
         return Client(transport)
 
     def add_image(self, image: Image) -> None:
-        """Put another image into the registry."""
+        """Add an image to the registry."""
         images.save_catalogue(
             images.load_catalogue(self._images_file).with_image(image), self._images_file
         )
 
     def add_config(self, document: Json) -> str:
-        """Create a MachineConfig; returns its name."""
-        made = self.client.create(MACHINECONFIGS, document)
-        return str(_read_object(made, "metadata").get("name"))
+        """Create a MachineConfig; return its name."""
+        created = self.client.create(MACHINECONFIGS, document)
+        return str(_read_object(created, "metadata").get("name"))
 
     def request_update(
         self, node: str, config: str, image: str, *, spelling: str = key.DESIRED_OS_IMAGE
     ) -> None:
-        """Ask a node for a config and an image, as a rollout controller does."""
-        notes = {key.DESIRED_CONFIG: config, spelling: image}
-        self.client.patch(NODES, node, {"metadata": {"annotations": notes}})
+        """Assign a config and an image to a node, as a rollout controller does."""
+        annotations = {key.DESIRED_CONFIG: config, spelling: image}
+        self.client.patch(NODES, node, {"metadata": {"annotations": annotations}})
 
     def read_annotations(self, node: str) -> dict[str, str]:
-        """The Node's annotations as they are now."""
+        """Return the Node's annotations."""
         found = _read_object(_read_object(self.client.get(NODES, node), "metadata"), "annotations")
         return {name: str(value) for name, value in found.items()}
 
     def read_live_status(self, node: str) -> Json:
-        """What the node's agent says it is doing; empty while it says nothing."""
+        """Return the agent's status file; empty while there is none."""
         try:
             text = (self.machines[node].root / "run/treenail/status.json").read_text("utf-8")
             return _as_object(json.loads(text))
@@ -145,7 +145,7 @@ class Lab:
             return {}
 
     def _install_kinds(self) -> None:
-        for document in crds.load_crds():
+        for document in installation.load_crds():
             kind = _read_object(_read_object(document, "spec"), "names").get("kind")
             if kind == "MachineConfigNode" and not self.plan.has_machine_config_nodes:
                 continue
@@ -153,7 +153,7 @@ class Lab:
         self.create_objects(installation.build_node_access())
 
     def create_objects(self, documents: Iterable[Json]) -> None:
-        """Create objects of any kind that the server has; those that are there stay as they are."""
+        """Create objects of the kinds that the server has; existing objects stay unchanged."""
         for document in documents:
             with suppress(AlreadyExistsError):
                 self._create_object(document)
@@ -171,7 +171,7 @@ class Lab:
             self.client.create(resource, document, namespace=namespace)
 
     def add_node(self, name: str) -> Path:
-        """Create the Node, and what else a pool has of it; returns its kubelet's kubeconfig."""
+        """Create the Node and its MachineConfigNode; return its kubelet's kubeconfig."""
         node: Json = {
             "apiVersion": "v1",
             "kind": "Node",
@@ -227,33 +227,33 @@ class Lab:
         kubeconfig.write_bytes(credential.read_bytes())
         settings = machine.root / "etc/treenail/agent.toml"
         settings.parent.mkdir(parents=True, exist_ok=True)
-        quick = "" if "[health]" in self.plan.agent_settings else _QUICK_HEALTH
-        settings.write_text(self.plan.agent_settings + quick, "utf-8")
+        health = "" if "[health]" in self.plan.agent_settings else _QUICK_HEALTH
+        settings.write_text(self.plan.agent_settings + health, "utf-8")
         self.machines[name] = machine
 
     def _run_kubelets(self) -> None:
-        """Keep each Node's Ready condition as its kubelet would."""
-        told: dict[str, tuple[bool, str, int]] = {}
+        """Report each Node's Ready condition as its kubelet does."""
+        reported: dict[str, tuple[bool, str, int]] = {}
         while not self._stop_event.wait(_READY_POLL_S):
             for name, machine in self.machines.items():
                 ready = machine.is_on and machine.is_kubelet_running
-                # A kubelet that does not run says nothing, also not of another boot.
-                _, before, _ = told.get(name, (False, "", 0))
+                # A kubelet that does not run reports nothing, so the old boot id stays.
+                _, before, _ = reported.get(name, (False, "", 0))
                 boot_id = machine.boot_id if ready else before
                 now = (ready, boot_id, machine.boot_count)
-                if told.get(name) != now:
+                if reported.get(name) != now:
                     try:
                         self._report_ready(name, ready=ready, boot_id=boot_id)
-                        told[name] = now
+                        reported[name] = now
                     except ClusterError as error:
-                        log.debug("%s can't report: %s", name, error)
+                        log.debug("cannot report the state of %s: %s", name, error)
 
     def _report_ready(self, name: str, *, ready: bool, boot_id: str) -> None:
         condition: Json = {
             "type": "Ready",
             "status": "True" if ready else "Unknown",
             "reason": "KubeletReady" if ready else "NodeStatusUnknown",
-            "message": "kubelet is posting ready status" if ready else "the kubelet is away",
+            "message": "kubelet is posting ready status" if ready else "Kubelet stopped posting node status.",
             "lastTransitionTime": format_rfc3339(SystemClock().now()),
             "lastHeartbeatTime": format_rfc3339(SystemClock().now()),
         }
@@ -262,7 +262,7 @@ class Lab:
 
 
 def build_pull_secret(catalogue: Sequence[Image]) -> str:
-    """A pull secret with the credential of every registry that asks for one."""
+    """Return a pull secret with the credentials of every registry that requires them."""
     auths: dict[str, Json] = {}
     for image in catalogue:
         if image.credential is not None:
@@ -272,7 +272,7 @@ def build_pull_secret(catalogue: Sequence[Image]) -> str:
 
 
 def build_rendered_config(name: str, spec: Mapping[str, object] | None = None) -> Json:
-    """A rendered MachineConfig."""
+    """Return a rendered MachineConfig."""
     return {
         "apiVersion": MACHINECONFIGS.api_version,
         "kind": "MachineConfig",

@@ -1,4 +1,4 @@
-"""The cache of a controller: typed, indexed, current."""
+"""The cache of a controller stays current and typed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.kube.test_transport import kubeconfig
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
 from treenail.kube.client import Client
-from treenail.kube.informer import Informer, trim_object
+from treenail.kube.informer import Informer
 from treenail.kube.kubeconfig import read_kubeconfig
 from treenail.kube.resources import NODES
 from treenail.kube.transport import HttpTransport
@@ -19,7 +19,7 @@ from treenail.kube.watch import WatchScope
 
 
 def pool(found: Json) -> str | None:
-    """What of a Node is kept: the pool it says it is in, if it says so."""
+    """Return the pool label of a Node; None without one."""
     return found["metadata"]["labels"].get("pool")  # type: ignore[index,call-overload]  # a dict
 
 
@@ -41,7 +41,6 @@ def informer(tmp_path: Path, nodes: Nodes) -> Iterator[Informer[str]]:
             WatchScope(NODES),
             SystemClock(),
             pool,
-            indexers={"pool": lambda kept: [kept, kept]},
         )
         yield found
         found.stop()
@@ -49,20 +48,18 @@ def informer(tmp_path: Path, nodes: Nodes) -> Iterator[Informer[str]]:
         nodes.end_watches()
 
 
-def test_objects_are_found_by_key_and_index(informer: Informer[str], nodes: Nodes) -> None:
+def test_objects_are_found_by_key(informer: Informer[str], nodes: Nodes) -> None:
     assert not informer.has_synced
     informer.start()
     assert informer.wait_until_synced(10)
 
     assert informer.get_all() == {"a": "worker", "b": "infra"}
     assert (informer.find("a"), informer.find("c")) == ("worker", None)
-    assert informer.find_by_index("pool", "infra") == {"b": "infra"}
-    assert informer.find_by_index("pool", "none") == {}
 
 
 def test_handlers_receive_object_before_and_after(informer: Informer[str], nodes: Nodes) -> None:
-    told: list[tuple[str, str | None, str | None]] = []
-    informer.add_handler(lambda key, before, after: told.append((key, before, after)))
+    changes: list[tuple[str, str | None, str | None]] = []
+    informer.add_handler(lambda key, before, after: changes.append((key, before, after)))
     informer.start()
     wait_until(lambda: nodes.watching)
     nodes.put("a", pool="infra")
@@ -73,8 +70,8 @@ def test_handlers_receive_object_before_and_after(informer: Informer[str], nodes
     nodes.remove("d")
     nodes.put("c", pool="last")
 
-    wait_until(lambda: told and told[-1][2] == "last")
-    assert told == [
+    wait_until(lambda: changes and changes[-1][2] == "last")
+    assert changes == [
         ("a", None, "worker"),
         ("b", None, "infra"),
         ("a", "worker", "infra"),
@@ -84,17 +81,3 @@ def test_handlers_receive_object_before_and_after(informer: Informer[str], nodes
         ("c", "worker", "last"),
     ]
     assert informer.get_all() == {"c": "last"}
-    assert informer.find_by_index("pool", "worker") == {}
-    assert informer.find_by_index("pool", "last") == {"c": "last"}
-
-
-def test_trimmed_object_has_no_managed_fields() -> None:
-    found: Json = {
-        "metadata": {
-            "name": "a",
-            "managedFields": [{}],
-            "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}", "k": "v"},
-        }
-    }
-
-    assert trim_object(found) == {"metadata": {"name": "a", "annotations": {"k": "v"}}}

@@ -7,9 +7,14 @@ from enum import StrEnum
 from typing import Protocol
 
 from treenail.errors import ClusterError, GoneError
-from treenail.kube.request import JSON_CONTENT_TYPE, ApiRequest, ApiResponse
+from treenail.kube.request import (
+    JSON_CONTENT_TYPE,
+    ApiRequest,
+    ApiResponse,
+    make_response_error,
+    make_status_error,
+)
 from treenail.kube.resources import PODS, Resource
-from treenail.kube.status import make_response_error, make_status_error
 
 Json = dict[str, object]
 JsonPatch = list[Json]

@@ -4,7 +4,7 @@ import logging
 import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from treenail.clock import Clock, format_rfc3339
 from treenail.errors import (
@@ -16,8 +16,8 @@ from treenail.errors import (
     NotFoundError,
     TooManyRequestsError,
 )
-from treenail.kube.client import Json
-from treenail.kube.resources import EVENTS, Resource
+from treenail.kube.client import Client, Json
+from treenail.kube.resources import EVENTS
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +33,6 @@ _MAX_REMEMBERED = 256
 _MAX_PENDING = 32
 # While the server is away, each try costs its caller the time limit of a request.
 _RETRY_S = 30.0
-
-
-class EventApi(Protocol):
-    """The two verbs of ``Client`` that events need."""
-
-    def create(self, resource: Resource, body: Json, *, namespace: str = "") -> Json: ...
-    def patch(self, resource: Resource, name: str, body: Json, *, namespace: str = "") -> Json: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +94,8 @@ class EventRecorder:
     the next one that can, or by ``flush_pending``.
     """
 
-    def __init__(self, api: EventApi, component: str, host: str, clock: Clock) -> None:
-        self._api = api
+    def __init__(self, client: Client, component: str, host: str, clock: Clock) -> None:
+        self._client = client
         self._component = component
         self._host = host
         self._clock = clock
@@ -161,7 +154,7 @@ class EventRecorder:
         if series.written_count:
             change: Json = {"count": series.count, "lastTimestamp": format_rfc3339(series.last_at)}
             try:
-                self._api.patch(EVENTS, series.name, change, namespace=namespace)
+                self._client.patch(EVENTS, series.name, change, namespace=namespace)
             except NotFoundError:  # events live for an hour or so
                 series.name, series.first_at, series.written_count = (
                     self._generate_name(),
@@ -170,7 +163,9 @@ class EventRecorder:
                 )
         if not series.written_count:
             try:
-                self._api.create(EVENTS, self._build_body(series, namespace), namespace=namespace)
+                self._client.create(
+                    EVENTS, self._build_body(series, namespace), namespace=namespace
+                )
             except AlreadyExistsError:
                 log.debug("event %s was written before, its answer was lost", series.name)
         series.written_count = series.count

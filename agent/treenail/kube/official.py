@@ -16,9 +16,16 @@ from urllib3.exceptions import HTTPError, ProtocolError, ReadTimeoutError
 
 from treenail.clock import Clock
 from treenail.errors import UnreachableError, UsageError
-from treenail.kube.body import CHUNK_BYTES, MAX_BYTES, iter_lines, read_body
 from treenail.kube.link import SOCKET_OPTIONS
-from treenail.kube.request import ApiRequest, ApiResponse, parse_retry_after_s
+from treenail.kube.request import (
+    CHUNK_BYTES,
+    MAX_BYTES,
+    ApiRequest,
+    ApiResponse,
+    iter_lines,
+    parse_retry_after_s,
+    read_body,
+)
 
 
 class OfficialTransport:

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 
+from treenail.clock import parse_rfc3339
 from treenail.kube.client import Json
 
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
@@ -52,7 +52,7 @@ def parse_pod(found: Json) -> Pod:
         is_mirror=_MIRROR_ANNOTATION in _as_object(metadata.get("annotations")),
         is_finished=str(status.get("phase")) in {"Succeeded", "Failed"},
         is_running=_is_running(status),
-        terminates_at=_parse_time(metadata.get("deletionTimestamp")),
+        terminates_at=parse_rfc3339(metadata.get("deletionTimestamp")),
         grace_s=grace_s if isinstance(grace_s, int) else 0,
         finalizers=tuple(str(one) for one in _as_list(metadata.get("finalizers"))),
         claims=tuple(
@@ -75,13 +75,6 @@ def _find_daemonset(metadata: Json) -> str:
         if owner.get("controller") is True and owner.get("kind") == "DaemonSet":
             return str(owner.get("name") or "")
     return ""
-
-
-def _parse_time(written: object) -> float | None:
-    try:
-        return datetime.fromisoformat(written).timestamp() if isinstance(written, str) else None
-    except ValueError:
-        return None
 
 
 def _as_object(value: object) -> Json:

@@ -9,11 +9,19 @@ from urllib.parse import urlsplit
 
 from treenail.clock import Clock
 from treenail.errors import UnreachableError
-from treenail.kube.body import CHUNK_BYTES, MAX_BYTES, check_length, iter_lines, read_body
 from treenail.kube.credentials import ApiCredentials
 from treenail.kube.kubeconfig import ApiServerConfig
 from treenail.kube.link import TlsConnection
-from treenail.kube.request import ApiRequest, ApiResponse, parse_retry_after_s
+from treenail.kube.request import (
+    CHUNK_BYTES,
+    MAX_BYTES,
+    ApiRequest,
+    ApiResponse,
+    check_length,
+    iter_lines,
+    parse_retry_after_s,
+    read_body,
+)
 
 _CONNECTION_ERRORS = (OSError, http.client.HTTPException)
 

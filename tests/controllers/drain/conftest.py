@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from tests.controllers.drain.site import Acting, Site
-from treenail.controllers.install import crds
+from treenail.controllers.install import installation
 from treenail_lab.apiserver.serving.server import LabServer
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     with LabServer(tmp_path) as server:
-        found = Site(server, kinds=tuple(crds.load_crds()))
+        found = Site(server, kinds=tuple(installation.load_crds()))
         yield found
         found.close()
 

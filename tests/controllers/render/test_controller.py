@@ -11,7 +11,7 @@ import pytest
 from tests.controllers.rollout.agents import add_nodes, client_of, install_kinds
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
-from treenail.controllers.install import crds
+from treenail.controllers.install import installation
 from treenail.controllers.render.controller import KEPT_CONFIGS, RenderController
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
@@ -45,7 +45,7 @@ def server(tmp_path: Path) -> Iterator[LabServer]:
 def client(server: LabServer) -> Iterator[Client]:
     found, transport = client_of(server.admin_kubeconfig)
     install_kinds(found)
-    if not any("controllerconfigs" in str(document) for document in crds.load_crds()):
+    if not any("controllerconfigs" in str(document) for document in installation.load_crds()):
         found.create(CUSTOMRESOURCEDEFINITIONS, CONTROLLER_CONFIGS)
     yield found
     transport.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 from treenail.api import annotations as key
 from treenail.clock import SystemClock, format_rfc3339
-from treenail.controllers.install import crds
+from treenail.controllers.install import installation
 from treenail.errors import ClusterError, ConflictError
 from treenail.kube.client import Client
 from treenail.kube.informer import Informer
@@ -35,7 +35,7 @@ def client_of(kubeconfig: Path, *, keep: int = THREADS) -> tuple[Client, HttpTra
 
 
 def install_kinds(client: Client) -> None:
-    for document in crds.load_crds():
+    for document in installation.load_crds():
         client.create(CUSTOMRESOURCEDEFINITIONS, document)
 
 

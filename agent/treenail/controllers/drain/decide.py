@@ -13,8 +13,7 @@ from enum import StrEnum
 from treenail.api import annotations as key
 from treenail.api.decode import Fields, load_json
 from treenail.api.meta import ObjectMeta
-from treenail.api.moment import parse_rfc3339
-from treenail.clock import format_rfc3339
+from treenail.clock import format_rfc3339, parse_rfc3339
 from treenail.errors import ConfigError
 
 _DRAIN_PREFIX = "drain-"

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
+
+import yaml
 
 from treenail import __version__
 from treenail.api.decode import Json
-from treenail.controllers.install import crds, permissions
+from treenail.controllers.install import permissions
 from treenail.controllers.install.permissions import (
     CONTROLLER_VERBS,
     EVENT_VERBS,
@@ -38,12 +41,22 @@ def build_documents(options: InstallOptions) -> list[Json]:
     """All documents, in an order in which they can be created one after the other."""
     return [
         _build_namespace(options),
-        *crds.load_crds(),
+        *load_crds(),
         *build_node_access(),
         *_build_controller_access(options),
         _build_deployment(options),
         _build_disruption_budget(options),
     ]
+
+
+def load_crds() -> list[Json]:
+    """Every CustomResourceDefinition, in a fixed order."""
+    folder = resources.files("treenail.controllers.install").joinpath("manifests")
+    files = sorted(
+        (entry for entry in folder.iterdir() if entry.name.endswith(".yaml")),
+        key=lambda entry: entry.name,
+    )
+    return [yaml.safe_load(entry.read_text("utf-8")) for entry in files]
 
 
 def build_node_access() -> list[Json]:

@@ -7,7 +7,6 @@ It goes with its Node, by its owner reference.
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from treenail.api import annotations as key
 from treenail.api import pullspec
@@ -15,25 +14,18 @@ from treenail.api.decode import Fields, Json
 from treenail.api.machineconfignode import NOT_YET_SET
 from treenail.api.meta import ObjectMeta
 from treenail.clock import Clock
-from treenail.controllers.rollout.observe import ObservedPool
-from treenail.controllers.rollout.pools import Membership, find_membership
+from treenail.controllers.rollout.pools import Membership, ObservedPool, find_membership
 from treenail.controllers.runtime.informers import Informers, InformerView
 from treenail.controllers.runtime.workers import Enqueue
 from treenail.errors import ConfigError, NotFoundError
-from treenail.kube.resources import MACHINECONFIGNODES, MACHINECONFIGPOOLS, NODES, Resource
+from treenail.kube.client import Client
+from treenail.kube.resources import MACHINECONFIGNODES, MACHINECONFIGPOOLS, NODES
 from treenail.kube.watch import WatchScope
 
 log = logging.getLogger(__name__)
 
 MISSING_KIND_RETRY_S = 60.0
 """How often it is tried whether the cluster has the kind by now."""
-
-
-class MachineConfigNodeApi(Protocol):
-    """The verbs of a `Client` that it needs."""
-
-    def create(self, resource: Resource, body: Json) -> Json: ...
-    def patch(self, resource: Resource, name: str, body: Json) -> Json: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +82,9 @@ class MachineConfigNodeController:
     name = "machineconfignodes"
 
     def __init__(
-        self, api: MachineConfigNodeApi, clock: Clock, *, image_key: str = key.DESIRED_OS_IMAGE
+        self, client: Client, clock: Clock, *, image_key: str = key.DESIRED_OS_IMAGE
     ) -> None:
-        self._api = api
+        self._client = client
         self._clock = clock
         self._image_key = image_key
         self._not_before = float("-inf")
@@ -161,11 +153,11 @@ class MachineConfigNodeController:
         if wanted.image:
             spec["configImage"] = {"desiredImage": wanted.image}
         if said is None:
-            self._api.create(MACHINECONFIGNODES, body)
+            self._client.create(MACHINECONFIGNODES, body)
             return
         # On no condition: the spec is ours, and those who report change the rest all the time.
         spec.setdefault("configImage", None)
-        self._api.patch(MACHINECONFIGNODES, name, body)
+        self._client.patch(MACHINECONFIGNODES, name, body)
 
     def _find_pool(self, node: RequestedNode) -> str | None:
         """The pool whose configuration the Node gets; None if there is none, or more than one."""
