@@ -13,9 +13,9 @@ ROOT = Path(__file__).parent.parent
 
 MAX_LINES = 500
 
-# Words that say nothing about the thing they name, but for names that Kubernetes gave.
+# Words that say nothing about the thing they name.
 EMPTY_WORDS = {
-    "common", "handler", "helper", "helpers", "impl", "info", "manager", "misc", "util", "utils",
+    "common", "helper", "helpers", "impl", "misc", "util", "utils",
 }  # fmt: skip
 KUBERNETES_NAME = re.compile(r"field_?manager|string_?data", re.IGNORECASE)
 EMPTY_NAME = re.compile(r"(do_[a-z]\w*|process_\w+|data|\w+_data|\w+Data)")
@@ -26,6 +26,15 @@ UNREASONED = re.compile(r"# noqa: [A-Z]+\d+(, ?[A-Z]+\d+)*\s*$")
 # Places that exist on one machine only. The agent may not even name a place that all users share.
 WORKPLACE = re.compile(r"[/]work[/]|[.][.]/shared(?!/oracle)|[/]root/\.pyenv|file:[/]//opt")
 SHARED_BY_ALL = re.compile(r"(/var)?/tmp/")
+
+# Sentences that a reader from the field has to read twice; CONTRIBUTING.md has the plain words.
+IDIOMS = re.compile(
+    r"\b(told|asked for|nobody|somebody|whoever|anew|for good|in the way of|by itself|mend(s|ed)?"
+    r"|(is|are|was|were) to (be|have)|put right|puts right|as a whole|given out|way back"
+    r"|no more(?! than)|any more(?! than))\b",
+    re.IGNORECASE,
+)
+RIDDLE = re.compile(r"(What|Have|Who|Whoever) ")
 
 STAND_INS = {"monkeypatch.setattr", "time.sleep"}
 
@@ -72,11 +81,21 @@ def empty_name(stem: str, text: str) -> Iterator[str]:
             yield f"{line}: {whole} says nothing"
 
 
-def local_get(_stem: str, text: str) -> Iterator[str]:
-    """A ``get_`` that is no GET."""
+def idiom(_stem: str, text: str) -> Iterator[str]:
+    """A phrase that plain technical English has an ordinary word for."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        for found in IDIOMS.finditer(line):
+            yield f"{number}: {found.group(0)}: {line.strip()}"
+
+
+def riddle(_stem: str, text: str) -> Iterator[str]:
+    """A docstring whose first line is neither an imperative nor a noun phrase."""
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("get_"):
-            yield f"{node.lineno}: {node.name} is no remote GET"
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node) or ""
+            if RIDDLE.match(docstring):
+                name = getattr(node, "name", "module")
+                yield f"{getattr(node, 'lineno', 1)}: {name}: {docstring.splitlines()[0]}"
 
 
 def open_value(_stem: str, text: str) -> Iterator[str]:
@@ -153,8 +172,8 @@ def no_sentence(_stem: str, text: str) -> Iterator[str]:
 RULES = {
     rule.__name__: rule
     for rule in (
-        too_long, nothing_said, empty_name, local_get, open_value, unreasoned, workplace,
-        shared_by_all, stand_in, no_sentence,
+        too_long, nothing_said, empty_name, open_value, unreasoned, workplace,
+        shared_by_all, stand_in, no_sentence, idiom, riddle,
     )
 }  # fmt: skip
 
@@ -164,9 +183,35 @@ def test_modules_are_short_and_say_what_they_are(rule: str) -> None:
     assert findings(rule, sources("agent", "lab", "bench")) == []
 
 
-def test_get_is_a_remote_get() -> None:
-    paths = [path for path in sources("agent", "lab") if "kube" not in path.parts]
-    assert findings("local_get", paths) == []
+def test_texts_for_users_are_plain_english() -> None:
+    documents = [
+        path
+        for pattern in (
+            "*.md",
+            "docs/*.md",
+            "rpm/man/*",
+            "rpm/*.spec",
+            "systemd/*",
+            "vm-tests/*.md",
+        )
+        for path in sorted(ROOT.glob(pattern))
+    ]
+    assert findings("idiom", documents) == []
+
+
+@pytest.mark.parametrize("rule", ["idiom", "riddle"])
+def test_sources_are_plain_english(rule: str) -> None:
+    paths = sources("agent", "lab", "bench", "tests", "vm-tests", "tools")
+    assert findings(rule, [path for path in paths if path != Path(__file__)]) == []
+
+
+def test_class_names_exist_once() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sources("agent", "lab"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_values_of_the_pure_rows_never_change() -> None:
@@ -209,11 +254,10 @@ def test_no_file_names_the_place_where_it_was_written() -> None:
     [
         ("too_long", "\n" * 501),
         ("nothing_said", "import os"),
-        ("empty_name", "class UnitManager: ..."),
+        ("empty_name", "class UnitHelper: ..."),
         ("empty_name", "def process_node(): ..."),
-        ("empty_name", "def node_info(): ..."),
+        ("empty_name", "def node_utils(): ..."),
         ("empty_name", "class NodeData: ..."),
-        ("local_get", "def get_digest(): ..."),
         ("open_value", "@dataclass(frozen=True)\nclass A: ..."),
         ("unreasoned", "x = 1  # noqa: S101"),
         ("workplace", "see /" + "work/main"),
@@ -223,6 +267,9 @@ def test_no_file_names_the_place_where_it_was_written() -> None:
         ("stand_in", "time.sleep(1)"),
         ("stand_in", "monkeypatch.setattr(a, 'b', 1)"),
         ("no_sentence", "def test_plan(): ..."),
+        ("idiom", "# the wish is " + "told"),
+        ("idiom", "x = 'it is " + "to be" + " written'"),
+        ("riddle", 'def f():\n    """What is done."""'),
     ],
 )
 def test_a_planted_lapse_is_found(rule: str, text: str) -> None:
@@ -238,6 +285,8 @@ def test_a_planted_lapse_is_found(rule: str, text: str) -> None:
         ("unreasoned", "# The reason.\nx = 1  # noqa: S101"),
         ("stand_in", "clock.sleep(1)"),
         ("no_sentence", "def test_a_node_rests(): ..."),
+        ("idiom", "x = 'no more than one'"),
+        ("riddle", 'def f():\n    """Return what is done."""'),
     ],
 )
 def test_what_keeps_the_rules_is_not_found(rule: str, text: str) -> None:

@@ -2,7 +2,7 @@ import base64
 
 import pytest
 
-from treenail.api.controllerconfig import ControllerConfigData
+from treenail.api.controllerconfig import ControllerConfigContents
 from treenail.errors import ConfigError
 
 
@@ -22,7 +22,7 @@ def test_controllerconfig_with_every_field_is_read():
         }
     }
 
-    assert ControllerConfigData.from_json(document) == ControllerConfigData(
+    assert ControllerConfigContents.from_json(document) == ControllerConfigContents(
         kubelet_ca=b"kubelet",
         cloud_ca=b"cloud",
         registry_cas={"registry.example:5000": b"1", "other.example": b"2"},
@@ -33,19 +33,19 @@ def test_controllerconfig_with_every_field_is_read():
 def test_controllerconfig_with_null_or_missing_fields_is_empty():
     document = {"spec": {"cloudProviderCAData": None, "imageRegistryBundleData": None}}
 
-    assert ControllerConfigData.from_json(document) == ControllerConfigData()
+    assert ControllerConfigContents.from_json(document) == ControllerConfigContents()
 
 
 @pytest.mark.parametrize("name", ["../etc", "a/b", "", ".", "a..5..6", "-", "a..123456"])
 def test_registry_with_invalid_name_is_rejected(name):
     with pytest.raises(ConfigError, match="imageRegistryBundleData"):
-        ControllerConfigData.from_json(
+        ControllerConfigContents.from_json(
             {"spec": {"imageRegistryBundleData": [{"file": name, "data": ""}]}}
         )
 
 
 def test_invalid_base64_is_rejected_without_its_value():
     with pytest.raises(ConfigError) as refused:
-        ControllerConfigData.from_json({"spec": {"internalRegistryPullSecret": "canary!"}})
+        ControllerConfigContents.from_json({"spec": {"internalRegistryPullSecret": "canary!"}})
 
     assert str(refused.value) == "ControllerConfig.spec.internalRegistryPullSecret: expected base64"

@@ -17,7 +17,7 @@ _BUNDLES = ("imageRegistryBundleData", "imageRegistryBundleUserData")
 
 
 @dataclass(frozen=True, slots=True)
-class ControllerConfigData:
+class ControllerConfigContents:
     """Each is PEM, and empty when the cluster has none."""
 
     kubelet_ca: bytes = b""
@@ -29,7 +29,7 @@ class ControllerConfigData:
     """Of the cluster's own registry; None when nothing is said."""
 
     @classmethod
-    def from_json(cls, document: object) -> "ControllerConfigData":
+    def from_json(cls, document: object) -> "ControllerConfigContents":
         """Raises `ConfigError` for what is not of the ControllerConfig's form."""
         spec = Fields.from_json(document, "ControllerConfig").get_object("spec")
         registries = {

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from treenail.api.controllerconfig import ControllerConfigData
+from treenail.api.controllerconfig import ControllerConfigContents
 from treenail.clock import Clock
 from treenail.config import names
 from treenail.daemon.configuration.path_watcher import PathWatcher
@@ -97,7 +97,7 @@ class ControllerConfigSync:
 
     def _parse_document(self, document: Json) -> None:
         try:
-            found = ControllerConfigData.from_json(document)
+            found = ControllerConfigContents.from_json(document)
         except ConfigError as error:
             self._rejections = (f"the ControllerConfig: {error}; what it handed out before stays",)
             return
@@ -111,7 +111,7 @@ class ControllerConfigSync:
         self._watcher.watch_paths(files, directories=())
 
     def _collect_certificates(
-        self, found: ControllerConfigData, rejections: list[str]
+        self, found: ControllerConfigContents, rejections: list[str]
     ) -> Iterator[FileSpec]:
         before = self._desired.files if self._desired else {}
         wanted = {names.KUBELET_CA: found.kubelet_ca, names.CLOUD_CA: found.cloud_ca} | {
