@@ -1,4 +1,7 @@
-"""``treenail cancel`` and ``treenail forgive``: requests to the agent, or done in its place."""
+"""``treenail cancel`` and ``treenail retry``: requests to the agent, or changes of the ledger.
+
+The commands change the ledger themselves if no agent runs.
+"""
 
 import argparse
 import json
@@ -22,54 +25,62 @@ from treenail.update.decision.request import (
     explain_too_late,
 )
 from treenail.update.state import record as records
-from treenail.update.state.record import LedgerRecord, Phase, Target, UpdateRecord
+from treenail.update.state.phases import Phase
+from treenail.update.state.record import LedgerRecord, Target, UpdateRecord
 
+# An idle agent answers within milliseconds; one that runs a step finishes the step first.
 _ANSWER_TIMEOUT_S = 30.0
 _POLL_S = 0.1
 
 
-def cancel(arguments: argparse.Namespace) -> int:
-    """Have the update under way called off; refuses when there is none or it is too late."""
+def print_cancel(arguments: argparse.Namespace) -> int:
+    """Cancel the update in progress; raise `HostError` if there is none or it is too late."""
     root, clock = Root(arguments.root or "/"), SystemClock()
     ledger = Ledger(root)
     update = _read_record(ledger).update
     if update is None:
-        raise HostError("no update of this node is under way")
+        raise HostError(
+            "cannot cancel: no update of this node is in progress", remedy="see: treenail status"
+        )
     _refuse_late_cancel(update)
     boot_id = HostKernel(root).read_boot_id()
     if not request_from_agent(root, UserRequest(RequestKind.CANCEL, update.id), clock):
         _change_record(
             ledger, lambda record: cancel_update(record, boot_id=boot_id, now=clock.now())
         )
+    # The agent may have requested the reboot before it read the request.
     after = _read_record(ledger).update
     if after is not None and after.id == update.id and after.phase is not Phase.CANCELLING:
         _refuse_late_cancel(after)
     if arguments.json:
         print(json.dumps({"cancelled": update.id, "target": _build_target_document(update.target)}))
         return 0
-    print(f"the update to {update.target} is called off; the node is put back as it was")
-    print("it is not tried again until another target is asked for, or: treenail forgive")
+    print(f"cancelled the update to {update.target}; the node is being restored")
+    print("the target is quarantined; to try it again, run: treenail retry")
     return 0
 
 
-def forgive(arguments: argparse.Namespace) -> int:
-    """Have a refused target tried again."""
+def print_retry(arguments: argparse.Namespace) -> int:
+    """Lift the quarantine; raise `HostError` if no target is quarantined."""
     root = Root(arguments.root or "/")
     ledger = Ledger(root)
-    refused = _read_record(ledger).quarantined
-    if refused is None:
-        raise HostError("this node refuses no target")
+    quarantined = _read_record(ledger).quarantined
+    if quarantined is None:
+        raise HostError("nothing to retry: no target is quarantined", remedy="see: treenail status")
     if not request_from_agent(root, UserRequest(RequestKind.RETRY), SystemClock()):
         _change_record(ledger, lambda record: replace(record, quarantined=None))
     if arguments.json:
-        print(json.dumps({"forgiven": _build_target_document(refused.target)}))
+        print(json.dumps({"retried": _build_target_document(quarantined.target)}))
         return 0
-    print(f"{refused.target} is tried again, if it is still asked for")
+    print(f"lifted the quarantine of {quarantined.target}; it is tried again if still requested")
     return 0
 
 
 def request_from_agent(root: Root, request: UserRequest, clock: Clock) -> bool:
-    """Whether an agent runs, which then has answered; raises `HostError` when it does not."""
+    """Send the request to the agent and wait for its answer; return False if no agent runs.
+
+    Raises `HostError` if the agent does not answer.
+    """
     pid = Ledger(root).find_lock_holder()
     if pid is None:
         return False
@@ -78,19 +89,21 @@ def request_from_agent(root: Root, request: UserRequest, clock: Clock) -> bool:
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGUSR1)
     deadline = clock.monotonic() + _ANSWER_TIMEOUT_S
+    # The agent removes the file once it has acted on the request.
     while requests.read_request() == request:
         if clock.monotonic() > deadline:
             requests.remove_request()
             raise HostError(
-                f"the agent, process {pid}, did not answer within {_ANSWER_TIMEOUT_S:g} s",
-                remedy="it is busy with a step that it finishes first; see: treenail status",
+                f"cannot reach the agent: process {pid} did not answer within "
+                f"{_ANSWER_TIMEOUT_S:g} s",
+                remedy="it is finishing a step; wait for it, see: treenail status",
             )
         clock.sleep(_POLL_S)
     return True
 
 
 def _change_record(ledger: Ledger, change: Callable[[LedgerRecord], LedgerRecord]) -> None:
-    """Do to the record what an agent would, while none runs."""
+    """Change the record as the agent would; the lock keeps an agent from starting."""
     with ledger.hold_lock():
         ledger.write_document(records.to_json(change(_read_record(ledger))))
 
@@ -100,12 +113,12 @@ def _read_record(ledger: Ledger) -> LedgerRecord:
 
 
 def _refuse_late_cancel(update: UpdateRecord) -> None:
-    """Raise when the update has got beyond being called off."""
+    """Raise `HostError` if the update can no longer be cancelled."""
     sentence = explain_too_late(update)
     if sentence:
         raise HostError(
-            f"it is too late to call the update off: {sentence}",
-            remedy="to go back, ask for the former target: set desiredConfig back",
+            f"cannot cancel the update: {sentence}",
+            remedy="to roll back, request the previous target: set desiredConfig back",
         )
 
 

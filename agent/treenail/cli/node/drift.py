@@ -1,4 +1,4 @@
-"""``treenail drift``: what is not as the current config says, and putting it right."""
+"""``treenail drift``: show what differs from the current config, and repair it."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ from treenail.cli.node.local_machine import (
     create_labelled_disk,
     create_unit_states,
 )
-from treenail.cli.node.once_state import read_stored_config
+from treenail.cli.node.once import read_stored_config
 from treenail.cli.node.own_node import load_node_settings
 from treenail.cli.terminal import Painter, create_painter
 from treenail.clock import Clock, SystemClock
@@ -44,15 +44,15 @@ Json = dict[str, object]
 
 _REACTION_TEXTS = {
     DriftReaction.REPORT: "reported",
-    DriftReaction.REPAIR: "put right by the agent",
-    DriftReaction.BLOCK: "holds updates up",
+    DriftReaction.REPAIR: "repaired by the agent",
+    DriftReaction.BLOCK: "blocks updates",
 }
 _MAX_FILE_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedDrift:
-    """One drift, what it leads to, and from what is expected to what is there."""
+    """A drift, the configured reaction, and the diff from expected to actual contents."""
 
     drift: Drift
     reaction: DriftReaction
@@ -60,44 +60,44 @@ class ReportedDrift:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print what drifted, or put it right; 4 when something is not as the config says."""
+    """Print drift, or repair it; return 4 if something has drifted."""
     root, clock = Root(arguments.root or "/"), SystemClock()
-    machine = _DriftInspector(root, arguments.config, clock)
-    found = machine.find_drifts()
-    if arguments.heal:
-        machine.repair_drifts(_choose_drifts(found, arguments.heal))
-        found = machine.find_drifts()
-        left = [each for each in found if each.drift.subject in arguments.heal]
-        if left:
+    inspector = _DriftInspector(root, arguments.config, clock)
+    found = inspector.find_drifts()
+    if arguments.repair:
+        inspector.repair_drifts(_choose_drifts(found, arguments.repair))
+        found = inspector.find_drifts()
+        remaining = [each for each in found if each.drift.subject in arguments.repair]
+        if remaining:
             raise HostError(
-                f"still not as the config says: {'; '.join(str(each.drift) for each in left)}",
-                remedy="see why with: journalctl -u treenail",
+                f"cannot repair drift: {'; '.join(str(each.drift) for each in remaining)}",
+                remedy="read the cause in: journalctl -u treenail",
             )
     if arguments.json:
-        document = {"config": machine.current.config, "drifts": [*map(_build_document, found)]}
+        document = {"config": inspector.current.config, "drifts": [*map(_build_document, found)]}
         print(json.dumps(document, indent=1))
     else:
-        for line in format_drifts(found, machine.current, create_painter(sys.stdout, os.environ)):
+        for line in format_drifts(found, inspector.current, create_painter(sys.stdout, os.environ)):
             print(line)
     return EXIT_DEGRADED if found else 0
 
 
 def build_drift_documents(root: Root, config: str | None, clock: Clock) -> list[Json]:
-    """What drifted, for a program."""
+    """Build the JSON documents of all drift."""
     return [*map(_build_document, _DriftInspector(root, config, clock).find_drifts())]
 
 
 def format_drifts(found: Sequence[ReportedDrift], current: Target, paint: Painter) -> Iterator[str]:
-    """What drifted, for a person."""
+    """Format drift for users."""
     if not found:
-        yield f"the machine is as {current.config} says"
+        yield f"no drift: the machine matches {current.config}"
     for each in found:
         drift = each.drift
         if drift.attribute is DriftAttribute.CONTENTS:
-            told = f"{drift.subject}: other contents"
+            text = f"{drift.subject}: contents differ"
         else:
-            told = str(drift)
-        yield f"{paint(told, '~')} ({_REACTION_TEXTS[each.reaction]})"
+            text = str(drift)
+        yield f"{paint(text, '~')} ({_REACTION_TEXTS[each.reaction]})"
         for line in each.diff.lines:
             yield f"    {paint(line, line[:1])}"
         if each.diff.note:
@@ -105,14 +105,14 @@ def format_drifts(found: Sequence[ReportedDrift], current: Target, paint: Painte
 
 
 class OfflineCluster:
-    """In the place of a cluster: what is not kept on this machine is not asked for."""
+    """A cluster that is never reachable: drift needs only configs that this machine stores."""
 
     def fetch_machine_config(self, name: str) -> MachineConfig:
-        raise UnreachableError(f"{name} is not kept on this machine")
+        raise UnreachableError(f"this machine stores no copy of {name}")
 
 
 class _DriftInspector:
-    """What is looked at, and put right."""
+    """Compare this machine with its config, and repair it."""
 
     def __init__(self, root: Root, config: str | None, clock: Clock) -> None:
         self._root = root
@@ -127,29 +127,30 @@ class _DriftInspector:
             self._desired, self._expected = self._read_once_config()
 
     def _read_node_config(self) -> tuple[WantedState, ExpectedState]:
-        sayings = NodeConfigs(self._files, ConfigCache(self._files, OfflineCluster()))
-        wish, says = sayings.load_wanted(self.current), sayings.load_expected(self.current)
-        if wish is None or says is None:
+        configs = NodeConfigs(self._files, ConfigCache(self._files, OfflineCluster()))
+        desired = configs.load_wanted(self.current)
+        expected = configs.load_expected(self.current)
+        if desired is None or expected is None:
             raise HostError(
-                f"there is no copy of {self.current.config} on this machine",
-                remedy="the agent keeps one as soon as it reaches the API server",
+                f"cannot check drift: this machine stores no copy of {self.current.config}",
+                remedy="start the agent, which fetches it: systemctl start treenail",
             )
-        return wish, says
+        return desired, expected
 
     def _read_once_config(self) -> tuple[WantedState, ExpectedState]:
-        """Files and units; what is for the operating system was left out."""
+        """Read the config of the last ``treenail once``, without the OS part, which it skipped."""
         config = read_stored_config(self._files)
         if config is None:
             raise HostError(
-                "no config of this machine is recorded: there is nothing to compare with",
-                remedy="the agent records one with its first update, treenail once when it is done",
+                "cannot check drift: no config of this machine is recorded",
+                remedy="start the agent, or apply a config: treenail once FILE",
             )
         self.current = Target(config.name or "the config of treenail once")
-        wish = replace(read_wanted_state(config), os=WantedOS())
-        return wish, ExpectedState.from_wanted(wish)
+        desired = replace(read_wanted_state(config), os=WantedOS())
+        return desired, ExpectedState.from_wanted(desired)
 
     def find_drifts(self) -> list[ReportedDrift]:
-        """What drifted, by path."""
+        """Find all drift, sorted by path."""
         states = create_unit_states(self._root, is_running=self._is_running)
         check = DriftCheck(self._root, states, create_labelled_disk(self._root))
         found = check.check_everything(self._expected, self._read_booted_state())
@@ -160,21 +161,21 @@ class _DriftInspector:
         ]
 
     def repair_drifts(self, drifts: Sequence[Drift]) -> None:
-        """Have these as the config says: by the agent, or where none runs, in its place."""
+        """Repair drift through the agent, or directly if no agent runs."""
         paths = tuple(dict.fromkeys(drift.subject for drift in drifts))
         if request_from_agent(
             self._root, UserRequest(RequestKind.REPAIR, paths=paths), self._clock
         ):
             return
         with Ledger(self._root).hold_lock():
-            survey, runner = create_inspector_and_runner(self._root, is_running=self._is_running)
-            old = survey.read_ownership()
-            seen = survey.inspect_machine(old, self._desired)
-            steps = plan_steps(old, self._desired, seen, config=self.current.config).steps
+            inspector, runner = create_inspector_and_runner(self._root, is_running=self._is_running)
+            old = inspector.read_ownership()
+            inventory = inspector.inspect_machine(old, self._desired)
+            steps = plan_steps(old, self._desired, inventory, config=self.current.config).steps
             apply_steps(plan_repair(steps, drifts), runner)
 
     def _read_booted_state(self) -> BootedState:
-        # Commands that look at a tree of files need no bus.
+        # Imported late: a directory tree needs no bus.
         from treenail.cli.node.choose_backend import read_deployments
 
         try:
@@ -182,7 +183,7 @@ class _DriftInspector:
         except FileError:
             if self._is_running:
                 raise
-            # A tree of files was booted with none: what is not known has not drifted.
+            # A directory tree was never booted: assume the arguments of the config.
             arguments = self._desired.os.kernel_arguments
         try:
             booted = read_deployments(self._root, self._clock).booted
@@ -207,12 +208,14 @@ def _choose_drifts(found: Sequence[ReportedDrift], paths: Sequence[str]) -> list
     known = {each.drift.subject for each in found}
     for path in paths:
         if path not in known:
-            raise UsageError(f"{path} has not drifted", remedy="see what has: treenail drift")
+            raise UsageError(
+                f"cannot repair {path}: it has not drifted", remedy="see: treenail drift"
+            )
     chosen = [each.drift for each in found if each.drift.subject in paths]
     for drift in chosen:
         if drift.attribute in BOOT_ATTRIBUTES:
             raise UsageError(
-                f"{drift.subject}: what was booted can't be put right while it runs",
+                f"cannot repair {drift.subject}: only a reboot changes it",
                 remedy=format_drift_remedy([drift]),
             )
     return chosen

@@ -1,4 +1,4 @@
-"""``treenail handback``: make the node over to the Machine Config Daemon."""
+"""``treenail handback``: hand this node over to the Machine Config Daemon (MCD)."""
 
 import argparse
 import json
@@ -34,44 +34,52 @@ _MAX_CONFIG_BYTES = 64 * 1024 * 1024
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Hand the node back; refuses, before anything is touched, what would be found to differ."""
+    """Hand the node over; refuse, before any change, a machine that the MCD would degrade."""
     root = Root(arguments.root or "/")
     ledger = Ledger(root)
     with ledger.hold_lock():
         record = records.from_json(ledger.read_document())
         check_handback(record)
         config = _read_current_config(arguments.file, HostFiles(root), record.current.config)
-        survey, runner = create_inspector_and_runner(root, is_running=root.prefix == Path("/"))
+        inspector, runner = create_inspector_and_runner(root, is_running=root.prefix == Path("/"))
         runner.undo.ensure_none_interrupted()
-        images_bake = load_node_settings(root, arguments.config).image_files is ImageFiles.BAKED
+        image_files = load_node_settings(root, arguments.config).image_files
         _refuse_drift(
-            _find_differing_steps(survey, config, record.current, images_bake=images_bake)
+            _find_differing_steps(
+                inspector,
+                config,
+                record.current,
+                has_files_in_image=image_files is ImageFiles.BAKED,
+            )
         )
         paths = hand_back_node(root, config, record.current)
-    told, problem = _annotate_node(root, arguments.config, record.current)
+    changes, problem = _annotate_node(root, arguments.config, record.current)
     if arguments.json:
-        document = {"files": list(paths), "annotations": told, "problem": problem}
+        document = {"files": list(paths), "annotations": changes, "problem": problem}
         print(json.dumps(document, indent=1))
         return 0
-    print(f"handed back: {record.current}")
+    print(f"handed over to the Machine Config Daemon: {record.current}")
     print("\n".join(f"  {path}" for path in paths))
     if problem:
-        print(f"the Node can't be annotated: {problem}")
-        print("before the Machine Config Daemon starts, annotate it with kubectl:")
+        print(f"cannot annotate the Node: {problem}")
+        print("before you start the Machine Config Daemon, annotate the Node with kubectl:")
         print(
-            "\n".join(f"  {_format_kubectl_argument(name, value)}" for name, value in told.items())
+            "\n".join(
+                f"  {_format_kubectl_argument(name, value)}" for name, value in changes.items()
+            )
         )
-    print("keep treenail from starting again: systemctl disable treenail")
+    print("disable the agent: systemctl disable treenail")
     return 0
 
 
 def _read_current_config(config_file: str | None, files: HostFiles, name: str) -> MachineConfig:
-    """The current config, from a file or as it is kept on this machine."""
+    """Read the current config from the file, or from the copy on this machine."""
     if config_file is not None:
         config = read_machine_config(config_file)
         if config.name != name:
             raise UsageError(
-                f"{config_file}: expected {name}, which this node has, found {config.name}"
+                f"cannot use {config_file}: expected {name}, the config of this node, "
+                f"found {config.name}"
             )
         return config
     for path in (f"{DIRECTORY}/{name}.json", CURRENT_CONFIG):
@@ -81,20 +89,27 @@ def _read_current_config(config_file: str | None, files: HostFiles, name: str) -
             if config.name == name:
                 return config
     raise UsageError(
-        f"there is no copy of {name} on this machine",
-        remedy=f"name one: kubectl get machineconfig {name} -o json > FILE",
+        f"cannot hand over: this machine stores no copy of {name}",
+        remedy=f"fetch it: kubectl get machineconfig {name} -o json > FILE; "
+        "then run: treenail handback FILE",
     )
 
 
 def _find_differing_steps(
-    survey: MachineInspector, config: MachineConfig, current: Target, *, images_bake: bool
+    inspector: MachineInspector,
+    config: MachineConfig,
+    current: Target,
+    *,
+    has_files_in_image: bool,
 ) -> tuple[ConfigStep, ...]:
-    """What it would take to bring the machine to its own config; nothing when all is well."""
-    wish = read_wanted_state(config)
-    if current.image and images_bake:
-        wish = apply_image_mode(wish)
-    old = survey.read_ownership()
-    steps = plan_steps(old, wish, survey.inspect_machine(old, wish), config=config.name).steps
+    """Find the steps that change files; none if the machine matches its config."""
+    wanted = read_wanted_state(config)
+    if current.image and has_files_in_image:
+        wanted = apply_image_mode(wanted)
+    old = inspector.read_ownership()
+    inventory = inspector.inspect_machine(old, wanted)
+    steps = plan_steps(old, wanted, inventory, config=config.name).steps
+    # Backups and the ownership record change no file that the MCD compares.
     return tuple(step for step in steps if not isinstance(step, BackUpEntry | RecordOwnership))
 
 
@@ -107,15 +122,15 @@ def _refuse_drift(differing_steps: Sequence[ConfigStep]) -> None:
             else ""
         )
         raise DriftError(
-            f"the machine is not as its config says, and would be found degraded: {shown}{more}",
-            remedy="let the agent mend it first",
+            f"cannot hand over: the machine differs from its config: {shown}{more}",
+            remedy="repair it first: treenail drift --repair PATH",
         )
 
 
 def _annotate_node(
     root: Root, config: str | None, current: Target
 ) -> tuple[AnnotationChanges, str]:
-    """What the Node is told, or has to be told yet, and why it could not be."""
+    """Annotate the Node; return the changes and, if they are still to make, the cause."""
     found: Mapping[str, str] = {}
     try:
         with connect_own_node(root, config, SystemClock()) as node:
@@ -132,5 +147,5 @@ def _annotate_node(
 
 
 def _format_kubectl_argument(name: str, value: str | None) -> str:
-    """As ``kubectl annotate`` takes it."""
+    """Format an annotation as an argument of ``kubectl annotate``."""
     return f"{name}-" if value is None else f"{name}={value}"

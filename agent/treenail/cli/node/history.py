@@ -1,4 +1,4 @@
-"""``treenail history``: the last updates, how long they took and what became of them."""
+"""``treenail history``: show the last updates, their duration and outcome."""
 
 import argparse
 import json
@@ -23,7 +23,7 @@ _OUTCOME_COLOURS = {
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the last updates, the newest first."""
+    """Print the last updates, newest first."""
     record = records.from_json(Ledger(Root(arguments.root or "/")).read_document())
     shown = record.history[: arguments.number]
     if arguments.json:
@@ -35,24 +35,25 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def format_history(history: tuple[PastUpdate, ...], paint: Painter) -> Iterator[str]:
-    """The updates for a person."""
+    """Format updates for users."""
     if not history:
-        yield "no update of this node is recorded"
+        yield "the ledger contains no update of this node"
     for past in history:
         outcome = paint(past.outcome, _OUTCOME_COLOURS.get(past.outcome, "-"))
-        took = format_duration(past.ended - past.began)
-        yield f"{format_time(past.began)}  {outcome} after {took}"
+        duration = format_duration(past.ended - past.began)
+        yield f"{format_time(past.began)}  {outcome} after {duration}"
         yield f"    from {_format_target(past.origin)}"
         yield f"    to   {_format_target(past.target)}"
         if past.phase_seconds:
             phases = ", ".join(
-                f"{phase} {format_duration(seconds)}" for phase, seconds in past.phase_seconds
+                f"{phase} {format_duration(seconds)}"
+                for phase, seconds in past.phase_seconds.items()
             )
             yield f"    {phases}"
         if past.reboot_count > 1:
-            yield f"    {past.reboot_count} reboots were asked for"
+            yield f"    {past.reboot_count} reboots were requested"
         if past.is_soft_reboot:
-            yield "    the reboot was a soft one: the kernel went on"
+            yield "    the reboot was a soft reboot: it kept the kernel"
         yield from (f"    because {reason}" for reason in past.reasons)
         if past.failure:
             yield f"    {past.failure}"
@@ -67,7 +68,7 @@ def _build_document(past: PastUpdate) -> Json:
         "began": format_rfc3339(past.began),
         "ended": format_rfc3339(past.ended),
         "outcome": past.outcome,
-        "phases": {str(phase): round(seconds, 1) for phase, seconds in past.phase_seconds},
+        "phases": {str(phase): round(seconds, 1) for phase, seconds in past.phase_seconds.items()},
         "reboots": past.reboot_count,
         "soft": past.is_soft_reboot,
         "reasons": list(past.reasons),

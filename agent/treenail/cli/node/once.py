@@ -1,11 +1,14 @@
-"""``treenail once``: a machine or a directory brought to a config, all of it or nothing."""
+"""``treenail once``: apply a config to a machine or a directory, atomically.
+
+The command stores a copy of the config, with which ``treenail drift`` compares later.
+"""
 
 import argparse
 import gc
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,11 +16,10 @@ from treenail.api.machineconfig import DEFAULT_KERNEL, MachineConfig
 from treenail.cli.files import read_machine_config
 from treenail.cli.main import EXIT_REBOOT_NEEDED, flush_output
 from treenail.cli.node.local_machine import create_inspector_and_runner
-from treenail.cli.node.once_state import has_stored_config, store_config
 from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.daemon.configuration.apply import RecoveryOutcome, recover_interrupted
 from treenail.daemon.configuration.machine import NodeConfiguration
-from treenail.errors import FileError, IgnitionError, LedgerError
+from treenail.errors import ConfigError, FileError, HostError, IgnitionError, LedgerError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
@@ -28,20 +30,22 @@ if TYPE_CHECKING:
     from treenail.update.impact.disruption import ConfigDisruption
 
 Json = dict[str, object]
+
+ONCE_CONFIG_PATH = "/var/lib/treenail/once.json"
+_MAX_CONFIG_BYTES = 64 * 1024 * 1024
+# Ignition applies these sections at the first boot only.
 _FIRST_BOOT_SECTIONS = (
     *(("ignition", name) for name in ("security", "proxy", "timeouts")),
     *(("storage", name) for name in ("disks", "filesystems", "raid", "luks")),
     ("passwd", "groups"),
     *(("kernelArguments", name) for name in ("shouldExist", "shouldNotExist")),
 )
-
-
 _APPLIED_USER_KEYS = frozenset({"name", "sshAuthorizedKeys", "passwordHash"})
 
 
 @dataclass(frozen=True, slots=True)
 class OnceResult:
-    """What was done, and what was not; a directory is not disrupted."""
+    """Result of a run; a directory has no disruption."""
 
     steps: tuple[ConfigStep, ...] = ()
     notes: tuple[str, ...] = ()
@@ -55,8 +59,8 @@ class OnceResult:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Apply the config; 3 when it takes effect with a reboot."""
-    # A config is many values and no cycles: looking for those would cost a tenth of the time.
+    """Apply the config; return 3 if it needs a reboot."""
+    # A config has many values and no cycles; the collector would cost a tenth of the time.
     gc.disable()
     try:
         return _apply_file(arguments)
@@ -67,103 +71,105 @@ def main(arguments: argparse.Namespace) -> int:
 def _apply_file(arguments: argparse.Namespace) -> int:
     root = Root(arguments.root or "/")
     config = read_machine_config(arguments.file)
-    running = root.prefix == Path("/") and not arguments.no_services
-    outcome = apply_once(config, root, is_running=running)
+    is_running = root.prefix == Path("/") and not arguments.no_services
+    result = apply_once(config, root, is_running=is_running)
     try:
-        _print_result(outcome, is_json=arguments.json)
+        _print_result(result, is_json=arguments.json)
     except OSError:
-        if outcome.steps:
-            due = "; reboot the machine for it to take effect" if outcome.needs_reboot else ""
-            print(f"treenail: the change is done{due}", file=sys.stderr)
+        if result.steps:
+            due = "; to activate it, run: systemctl reboot" if result.needs_reboot else ""
+            print(f"treenail: applied the config{due}", file=sys.stderr)
         raise
-    return EXIT_REBOOT_NEEDED if outcome.needs_reboot else 0
+    return EXIT_REBOOT_NEEDED if result.needs_reboot else 0
 
 
-def _print_result(outcome: OnceResult, *, is_json: bool) -> None:
+def _print_result(result: OnceResult, *, is_json: bool) -> None:
     if is_json:
-        print(json.dumps(_build_document(outcome), indent=1))
+        print(json.dumps(_build_document(result), indent=1))
     else:
-        for line in _format_result(outcome):
+        for line in _format_result(result):
             print(line)
     flush_output()
 
 
 def apply_once(config: MachineConfig, root: Root, *, is_running: bool) -> OnceResult:
-    """Have the config below the root; ``is_running`` is a machine whose services take notice.
+    """Apply the config below the root; reload and restart services if ``is_running``.
 
-    Raises `ConfigError` before anything is touched, `StepError` when all is as it was.
+    Raises `ConfigError` before any change, and `StepError` after an undo of all changes.
     """
-    wish = read_wanted_state(config)
+    wanted = read_wanted_state(config)
     _refuse_included_configs(config)
-    left_out = tuple(_find_skipped_parts(config, wish))
+    skipped = tuple(_find_skipped_parts(config, wanted))
     with Ledger(root).hold_lock():
-        survey, runner = create_inspector_and_runner(root, is_running=is_running)
-        recovered = recover_interrupted(runner)
+        inspector, runner = create_inspector_and_runner(root, is_running=is_running)
+        recovery = recover_interrupted(runner)
         if runner.pending.find_owner():
             raise LedgerError(
-                f"the agent has an update of {root.prefix} under way",
-                remedy="let it finish, or call it off: treenail cancel",
+                f"cannot apply the config: the agent has an update of {root.prefix} in progress",
+                remedy="wait for it, or run: treenail cancel",
             )
-        old = survey.read_ownership()
-        found = plan_steps(old, wish, survey.inspect_machine(old, wish), config=config.name)
-        steps, cost = _add_service_steps(wish, found.steps) if is_running else (found.steps, None)
+        old = inspector.read_ownership()
+        found = plan_steps(old, wanted, inspector.inspect_machine(old, wanted), config=config.name)
+        steps, disruption = (
+            _add_service_steps(wanted, found.steps) if is_running else (found.steps, None)
+        )
         try:
-            NodeConfiguration(survey, runner).apply_steps(steps, wish, config.name)
+            NodeConfiguration(inspector, runner).apply_steps(steps, wanted, config.name)
         except KeyboardInterrupt:
             recover_interrupted(runner)
             raise
-        # Without a step what drifts would drift from the same; to write it out again takes long.
-        keeping = steps or not has_stored_config(HostFiles(root))
-        notes = (*found.notes, *(_store_config(config, root) if keeping else ()))
-    return OnceResult(steps, notes, left_out, cost, recovered)
+        # Without a step the stored config is the same, and writing a large one takes seconds.
+        needs_copy = steps or not has_stored_config(HostFiles(root))
+        notes = (*found.notes, *(_store_config(config, root) if needs_copy else ()))
+    return OnceResult(steps, notes, skipped, disruption, recovery)
 
 
 def _store_config(config: MachineConfig, root: Root) -> Iterator[str]:
-    """Have a copy; why there is none is no reason to call the change a failure."""
+    """Store the config; yield a note if that fails, because the change itself succeeded."""
     try:
         store_config(HostFiles(root), config)
     except FileError as error:
-        yield f"treenail drift has nothing to compare with: {error}"
+        yield f"treenail drift cannot compare with this config: {error}"
 
 
 def _add_service_steps(
-    wish: WantedState, steps: tuple[ConfigStep, ...]
+    wanted: WantedState, steps: tuple[ConfigStep, ...]
 ) -> "tuple[tuple[ConfigStep, ...], ConfigDisruption]":
-    """The steps, with those by which what runs takes notice, and what they cost."""
-    # A directory needs none of this.
+    """Add the reloads and restarts of services; also return the disruption."""
+    # Imported late: a directory has no services.
     from treenail.api.disruptionpolicy import DEFAULT_POLICY
     from treenail.update.impact.disruption import compute_disruption
     from treenail.update.impact.step_impact import convert_steps_to_diff, plan_service_steps
 
-    cost = compute_disruption(convert_steps_to_diff(wish, steps), DEFAULT_POLICY)
-    if not cost.needs_reboot:
-        steps += plan_service_steps(steps, [each.action for each in cost.costs])
-    return steps, cost
+    disruption = compute_disruption(convert_steps_to_diff(wanted, steps), DEFAULT_POLICY)
+    if not disruption.needs_reboot:
+        steps += plan_service_steps(steps, [each.action for each in disruption.costs])
+    return steps, disruption
 
 
-def _find_skipped_parts(config: MachineConfig, wish: WantedState) -> Iterator[str]:
-    """What the config has and files do not do."""
+def _find_skipped_parts(config: MachineConfig, wanted: WantedState) -> Iterator[str]:
+    """Find the parts of the config that are no files, units or users."""
     for name, value in (
-        ("osImageURL", _redact_text(wish.os.image)),
-        ("baseOSExtensionsContainerImage", _redact_text(wish.os.extensions_image)),
-        ("kernelArguments", " ".join(map(_redact_text, wish.os.kernel_arguments))),
-        ("kernelType", "" if wish.os.kernel_type == DEFAULT_KERNEL else wish.os.kernel_type),
-        ("extensions", ", ".join(sorted(wish.os.extensions))),
-        ("fips", "true" if wish.os.fips else ""),
+        ("osImageURL", _redact_text(wanted.os.image)),
+        ("baseOSExtensionsContainerImage", _redact_text(wanted.os.extensions_image)),
+        ("kernelArguments", " ".join(map(_redact_text, wanted.os.kernel_arguments))),
+        ("kernelType", "" if wanted.os.kernel_type == DEFAULT_KERNEL else wanted.os.kernel_type),
+        ("extensions", ", ".join(sorted(wanted.os.extensions))),
+        ("fips", "true" if wanted.os.fips else ""),
     ):
         if value:
-            yield f"{name} ({value}): it is for the operating system, not for its files"
+            yield f"{name} ({value}): belongs to the operating system, not to files"
     document = config.config or {}
     for section, name in _FIRST_BOOT_SECTIONS:
         part = document.get(section)
         if isinstance(part, dict) and _has_values(part.get(name)):
-            yield f"{section}.{name}: it is for a machine's first boot"
+            yield f"{section}.{name}: applies at the first boot only"
     for index, user in enumerate(_get_users(document)):
         others = ", ".join(
             key for key in user if key not in _APPLIED_USER_KEYS and _has_values(user[key])
         )
         if others:
-            yield f"passwd.users[{index}] ({others}): only keys and passwords of users are set"
+            yield f"passwd.users[{index}] ({others}): only SSH keys and password hashes are applied"
 
 
 def _get_users(document: Json) -> list[Json]:
@@ -172,27 +178,27 @@ def _get_users(document: Json) -> list[Json]:
 
 
 def _refuse_included_configs(config: MachineConfig) -> None:
-    """Raise `IgnitionError` for a config that consists of others: without them it is not whole."""
+    """Raise `IgnitionError` for a config that includes others: it is incomplete without them."""
     document = config.config or {}
     section = document.get("ignition")
     others = section.get("config") if isinstance(section, dict) else None
     for name, value in others.items() if isinstance(others, dict) else ():
         if _has_values(value):
             raise IgnitionError(
-                f"spec.config.ignition.config.{name}: other configs are not fetched",
-                remedy="put what they hold into this one",
+                f"cannot apply spec.config.ignition.config.{name}: other configs are not fetched",
+                remedy="put their contents into this config",
             )
 
 
 def _has_values(value: object) -> bool:
-    """Whether a value is there; an object without values is none."""
+    """Return whether there is a value; an object with only empty values has none."""
     if isinstance(value, dict):
         return any(map(_has_values, value.values()))
     return value not in (None, "", [])
 
 
 def _redact_text(text: str) -> str:
-    # Its patterns take long to compile, and most configs have none of this.
+    # Imported late: compiling the patterns takes long, and most configs have none of these fields.
     if not text:
         return ""
     from treenail.config.redact import redact_line
@@ -200,33 +206,63 @@ def _redact_text(text: str) -> str:
     return redact_line(text)
 
 
-def _format_result(outcome: OnceResult) -> Iterator[str]:
-    if outcome.recovery is RecoveryOutcome.UNDONE:
-        yield "undid an earlier change that was cut short"
-    yield from (f"{step}" for step in outcome.steps)
-    yield from (f"note: {note}" for note in outcome.notes)
-    yield from (f"left out: {text}" for text in outcome.skipped)
-    yield f"done: {len(outcome.steps)} steps" if outcome.steps else "nothing to do"
-    if outcome.disruption is None:
+def _format_result(result: OnceResult) -> Iterator[str]:
+    if result.recovery is RecoveryOutcome.UNDONE:
+        yield "undid an earlier change that was interrupted"
+    yield from (f"{step}" for step in result.steps)
+    yield from (f"note: {note}" for note in result.notes)
+    yield from (f"skipped: {text}" for text in result.skipped)
+    yield f"done: {len(result.steps)} steps" if result.steps else "nothing to do"
+    if result.disruption is None:
         return
-    if outcome.disruption.needs_drain and not outcome.needs_reboot:
-        yield "note: the node should have been drained for this; nothing here does that"
-    if outcome.needs_reboot:
-        yield "reboot the machine for it to take effect:"
-        yield from (f"  {reason}" for reason in _list_reasons(outcome.disruption))
+    if result.disruption.needs_drain and not result.needs_reboot:
+        yield "note: this change requires a drain, which treenail once does not request"
+    if result.needs_reboot:
+        yield "to activate the config, run: systemctl reboot"
+        yield from (f"  {reason}" for reason in _list_reasons(result.disruption))
 
 
-def _build_document(outcome: OnceResult) -> Json:
+def _build_document(result: OnceResult) -> Json:
     return {
-        "changed": bool(outcome.steps),
-        "steps": [str(step) for step in outcome.steps],
-        "notes": list(outcome.notes),
-        "leftOut": list(outcome.skipped),
-        "rebootNeeded": outcome.needs_reboot,
-        "reasons": [] if outcome.disruption is None else _list_reasons(outcome.disruption),
-        "recovered": outcome.recovery,
+        "changed": bool(result.steps),
+        "steps": [str(step) for step in result.steps],
+        "notes": list(result.notes),
+        "skipped": list(result.skipped),
+        "rebootNeeded": result.needs_reboot,
+        "reasons": [] if result.disruption is None else _list_reasons(result.disruption),
+        "recovery": result.recovery,
     }
 
 
 def _list_reasons(found: "ConfigDisruption") -> list[str]:
     return [str(reason) for cost in found.costs for reason in cost.reasons]
+
+
+def store_config(files: HostFiles, config: MachineConfig) -> None:
+    """Store a copy of the config with mode 0600, because its files may contain secrets.
+
+    Leave out users and their password hashes, which drift does not compare. Raises `FileError`.
+    """
+    sections = {name: each for name, each in (config.config or {}).items() if name != "passwd"}
+    document = replace(config, config=sections or None).to_json()
+    files.write_file(ONCE_CONFIG_PATH, json.dumps(document).encode(), mode=0o600)
+
+
+def has_stored_config(files: HostFiles) -> bool:
+    """Return whether a copy of any config exists. Raises `FileError`."""
+    directory, _, name = ONCE_CONFIG_PATH.rpartition("/")
+    return name in files.list_directory(directory)
+
+
+def read_stored_config(files: HostFiles) -> MachineConfig | None:
+    """Return the copy, None without one. Raises `HostError` if it is damaged."""
+    content = files.read_file(ONCE_CONFIG_PATH, limit=_MAX_CONFIG_BYTES)
+    if content is None:
+        return None
+    try:
+        return MachineConfig.from_json(json.loads(content))
+    except (ValueError, ConfigError) as error:
+        raise HostError(
+            f"cannot read {ONCE_CONFIG_PATH}: expected the config of the last treenail once",
+            remedy="write it again: treenail once FILE",
+        ) from error

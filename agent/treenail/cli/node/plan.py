@@ -1,4 +1,4 @@
-"""``treenail plan``: what would change, what that costs and why, before anything is touched."""
+"""``treenail plan``: show what an update changes, what that costs, and why."""
 
 import argparse
 import json
@@ -33,7 +33,7 @@ _MAX_REASONS = 20
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the plan; 0 nothing differs, 2 it does, 3 with a drain, 1 it can't be done."""
+    """Print the plan; return its exit code, see `compute_exit_code`."""
     found, notes = _plan_files(arguments) if arguments.files else _plan_this_node(arguments)
     if arguments.json:
         print(json.dumps({**build_plan_document(found), "notes": list(notes)}, indent=1))
@@ -46,7 +46,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def compute_exit_code(found: Preview) -> int:
-    """The exit code that tells a program what a person reads."""
+    """Return the exit code for the plan."""
     if found.irreconcilable_changes:
         return EXIT_FAILED
     if found.needs_drain:
@@ -55,7 +55,7 @@ def compute_exit_code(found: Preview) -> int:
 
 
 def format_plan(found: Preview, paint: Painter) -> Iterator[str]:
-    """The plan for a person."""
+    """Format the plan for users."""
     yield paint(f"{found.old or 'the old config'} -> {found.new or 'the new config'}", "!")
     if found.is_empty:
         yield "nothing differs"
@@ -65,7 +65,7 @@ def format_plan(found: Preview, paint: Painter) -> Iterator[str]:
         yield from _format_entry(entry, paint)
     if found.irreconcilable_changes:
         yield ""
-        yield paint("This can't be done on a running node:", "!")
+        yield paint("A running node cannot make these changes:", "!")
         for obstacle in found.irreconcilable_changes:
             yield f"  {obstacle.reason}"
             yield f"    at {obstacle.place}; {obstacle.remedy}"
@@ -74,12 +74,12 @@ def format_plan(found: Preview, paint: Painter) -> Iterator[str]:
     for action in found.actions:
         yield from _format_action(action)
     if found.harmless:
-        yield "  at no cost"
+        yield "  no action, because"
         yield from _format_reasons(PreviewAction("", found.harmless))
 
 
 def build_plan_document(found: Preview) -> Json:
-    """The plan for a program."""
+    """Build the JSON document of the plan."""
     return {
         "old": found.old,
         "new": found.new,
@@ -100,7 +100,7 @@ def build_plan_document(found: Preview) -> Json:
             {"action": action.description, "reasons": _build_reason_documents(action)}
             for action in found.actions
         ],
-        "free": _build_reason_documents(PreviewAction("", found.harmless)),
+        "harmless": _build_reason_documents(PreviewAction("", found.harmless)),
         "drains": found.needs_drain,
         "reboots": found.needs_reboot,
         "obstacles": [
@@ -112,7 +112,7 @@ def build_plan_document(found: Preview) -> Json:
 
 
 def _plan_this_node(arguments: argparse.Namespace) -> tuple[Preview, tuple[str, ...]]:
-    # Two files need neither a machine nor a cluster.
+    # Imported late: two files need neither a machine nor a cluster.
     from treenail.cli.node.plan_node import plan_node
 
     root = Root(arguments.root or "/")
@@ -123,18 +123,18 @@ def _plan_this_node(arguments: argparse.Namespace) -> tuple[Preview, tuple[str, 
 def _plan_files(arguments: argparse.Namespace) -> tuple[Preview, tuple[str, ...]]:
     if len(arguments.files) != 2:
         raise UsageError(
-            "expected two files, OLD and NEW, or none for the plan of this node",
+            "cannot plan: expected two files, OLD and NEW, or none for the plan of this node",
             remedy="see: treenail plan --help",
         )
     if arguments.files == [STDIN, STDIN]:
-        raise UsageError("only one of the two can be read from standard input")
+        raise UsageError("cannot plan: only one of OLD and NEW can be the standard input")
     old, new = map(read_machine_config, arguments.files)
     policy = _read_policy(arguments.policy) if arguments.policy else DEFAULT_POLICY
     return preview_update(old, new, policy), ()
 
 
 def _read_policy(name: str) -> DisruptionPolicy:
-    """The policy in the file of a MachineConfiguration."""
+    """Read the policy from the file of a MachineConfiguration."""
     return ClusterDisruptionPolicy.from_json(
         documents.load_document(read_input(name), where=name)
     ).policy
@@ -145,22 +145,22 @@ def _format_entry(entry: PreviewEntry, paint: Painter) -> Iterator[str]:
     yield paint(f"{sign} {entry.kind} {entry.name}".rstrip(), sign)
     for detail in entry.details:
         yield f"    {paint(detail, detail[:1])}"
-    for written in entry.contents:
-        if written.path != entry.name:
-            yield f"    {written.path}"
-        for line in written.diff.lines:
+    for each in entry.contents:
+        if each.path != entry.name:
+            yield f"    {each.path}"
+        for line in each.diff.lines:
             yield f"    {paint(line, line[:1])}"
-        if written.diff.note:
-            yield f"    ({written.diff.note})"
+        if each.diff.note:
+            yield f"    ({each.diff.note})"
 
 
 def _format_cost_heading(found: Preview) -> str:
     if found.irreconcilable_changes:
-        return "Where it can be done, it costs:"
+        return "The other changes cost:"
     if found.needs_reboot:
-        return "The node is drained and reboots:"
+        return "The node must drain and reboot:"
     if found.needs_drain:
-        return "The node is drained:"
+        return "The node must drain:"
     return "The node stays in service:"
 
 
@@ -171,9 +171,9 @@ def _format_action(action: PreviewAction) -> Iterator[str]:
 
 def _format_reasons(action: PreviewAction) -> Iterator[str]:
     yield from (f"    {reason}" for reason in action.reasons[:_MAX_REASONS])
-    left = len(action.reasons) - _MAX_REASONS
-    if left > 0:
-        yield f"    and {left} more; --json has them all"
+    hidden = len(action.reasons) - _MAX_REASONS
+    if hidden > 0:
+        yield f"    and {hidden} more; --json lists all"
 
 
 def _build_reason_documents(action: PreviewAction) -> list[Json]:

@@ -1,4 +1,4 @@
-"""The plan of this node: from what it has to what it is asked to be."""
+"""Plan of this node: from its current target to the desired one."""
 
 import json
 from collections.abc import Callable
@@ -34,80 +34,87 @@ T = TypeVar("T")
 def plan_node(
     root: Root, config: str | None, policy: DisruptionPolicy | None, clock: Clock
 ) -> tuple[Preview, tuple[str, ...]]:
-    """What the agent would do next, and what that could not take into account, in sentences.
+    """Plan the next update of this node; also return notes on what the plan does not consider.
 
-    Raises `UsageError` and `HostError` when too little is known.
-
-    It works without the API server, as far as the agent has read the configs before.
+    Works without the API server for configs that the agent has read before. Raises `UsageError`
+    and `HostError` if a config is missing.
     """
     settings = load_node_settings(root, config)
-    images_bake = settings.image_files is ImageFiles.BAKED
+    has_files_in_image = settings.image_files is ImageFiles.BAKED
     record = records.from_json(Ledger(root).read_document())
     target = read_desired_target(root, record)
     if not target.config:
         raise UsageError(
-            "nothing is known of what this node is asked to be",
+            "cannot plan: the desired target of this node is not known",
             remedy="start the agent, which reads it: systemctl start treenail",
         )
-    reader = _PlanSources(root, config, clock)
-    refused = record.quarantined
-    if refused is not None and refused.target == target:
-        reader.notes.append(f"it is not tried again: {refused.reason}; {refused.remedy}")
-    new = reader.find_config(target.config)
+    sources = _PlanSources(root, config, clock)
+    quarantined = record.quarantined
+    if quarantined is not None and quarantined.target == target:
+        sources.notes.append(
+            f"the target is quarantined: {quarantined.reason}; {quarantined.remedy}"
+        )
+    new = sources.find_config(target.config)
     if new is None:
         raise HostError(
-            f"there is no copy of {target.config} on this machine, and the API server is away",
+            f"cannot plan: this machine stores no copy of {target.config}, and the API server is "
+            "unreachable",
             remedy="plan between two files instead: treenail plan OLD NEW",
         )
     current = record.current
-    old = reader.find_config(current.config) if current.config else None
+    old = sources.find_config(current.config) if current.config else None
     if old is None and current.config:
-        reader.notes.append(f"there is no copy of {current.config}: what it wrote is not known")
+        sources.notes.append(
+            f"this machine stores no copy of {current.config}: its files are not considered"
+        )
     old = old or MachineConfig(metadata=ObjectMeta(name=current.config))
-    machine = _inspect_machine(root, old, new, target, reader.notes, clock, images_bake=images_bake)
+    machine = _inspect_machine(
+        root, old, new, target, sources.notes, clock, has_files_in_image=has_files_in_image
+    )
     if machine is not None and target == current:
-        # Drift alone moves no node; what is done about it is the policy's to say.
-        left = [
-            step for step in machine.steps if not isinstance(step, BackUpEntry | RecordOwnership)
-        ]
-        if left:
-            reader.notes.append("something has drifted; see: treenail drift")
+        # Drift alone starts no update; the drift policy decides about it.
+        if any(not isinstance(step, BackUpEntry | RecordOwnership) for step in machine.steps):
+            sources.notes.append("something has drifted; see: treenail drift")
         machine = None
     found = preview_update(
         old,
         new,
-        policy or reader.find_policy(),
+        policy or sources.find_policy(),
         images=(current.image, target.image),
-        has_files_in_image=images_bake,
+        has_files_in_image=has_files_in_image,
         machine=machine,
     )
     if settings.reboot is RebootMode.AUTO and found.needs_reboot and found.can_keep_kernel:
-        reader.notes.append(
-            "it is a soft reboot if the kernel and its initramfs stay what they are: user space "
-            "alone is started anew"
+        sources.notes.append(
+            "the reboot is a soft reboot, of user space only, if kernel and initramfs stay the same"
         )
     if found.needs_drain and settings.drain is DrainMode.NEVER:
-        reader.notes.append("nobody is asked for the drain, as drain is never: drain it before")
-    return found, tuple(reader.notes)
+        sources.notes.append(
+            'the setting drain is "never": drain the node yourself before the update'
+        )
+    return found, tuple(sources.notes)
 
 
 def read_desired_target(root: Root, record: LedgerRecord) -> Target:
-    """What the node is asked to be, as the agent saw it last."""
+    """Return the desired target that the agent read last."""
     from treenail.cli.node.status import STATUS_PATH
 
     if record.update is not None:
         return record.update.target
     content = HostFiles(root).read_file(STATUS_PATH)
     try:
-        live = json.loads(content) if content else {}
-        desired = live.get("desired") or {}
+        status = json.loads(content) if content else {}
+        desired = status.get("desired") or {}
         return Target(str(desired["config"]), str(desired["image"]))
     except (ValueError, KeyError, TypeError, AttributeError):
         return record.quarantined.target if record.quarantined else record.current
 
 
 class _PlanSources:
-    """Configs and policy, of this machine or of the API server, which is asked once."""
+    """Configs and policy, from this machine or the API server.
+
+    After one error the API server is skipped, so that a command waits for one timeout only.
+    """
 
     def __init__(self, root: Root, config: str | None, clock: Clock) -> None:
         self._root = root
@@ -117,21 +124,21 @@ class _PlanSources:
         self.notes: list[str] = []
 
     def find_config(self, name: str) -> MachineConfig | None:
-        """The config, kept or asked for; None when neither is to be had."""
-        kept = ConfigCache(HostFiles(self._root), self).read_cached(name)
-        return kept or self._query_cluster(lambda: self.fetch_machine_config(name))
+        """Return the stored or the fetched config; None if neither is available."""
+        cached = ConfigCache(HostFiles(self._root), self).read_cached(name)
+        return cached or self._query_cluster(lambda: self.fetch_machine_config(name))
 
     def fetch_machine_config(self, name: str) -> MachineConfig:
-        """The config as the cluster has it; raises `ClusterError` and `ConfigError`."""
+        """Fetch the config from the API server; raise `ClusterError` or `ConfigError`."""
         with connect_own_node(self._root, self._config, self._clock) as node:
             return node.machine_config(name)
 
     def find_policy(self) -> DisruptionPolicy:
-        """The cluster's, or the defaults, with a note."""
+        """Return the policy of the cluster, or the default policy with a note."""
         found = self._query_cluster(self._fetch_policy)
         if found is None:
             self.notes.append(
-                f"the node disruption policy is taken to be the default: {self._unreachable_reason}"
+                f"the plan assumes the default node disruption policy: {self._unreachable_reason}"
             )
         return found or DEFAULT_POLICY
 
@@ -157,27 +164,26 @@ def _inspect_machine(
     notes: list[str],
     clock: Clock,
     *,
-    images_bake: bool,
+    has_files_in_image: bool,
 ) -> MachinePlan | None:
-    """What this machine needs; less, with a note, when it can't be looked at."""
-    wish = read_wanted_state(new)
-    wish = apply_image_mode(wish) if target.image and images_bake else wish
+    """Plan the steps for this machine; add a note if it cannot be inspected."""
+    wanted = read_wanted_state(new)
+    wanted = apply_image_mode(wanted) if target.image and has_files_in_image else wanted
     try:
-        survey, _ = create_inspector_and_runner(root, is_running=root.prefix == Path("/"))
-        managed = survey.read_ownership()
-        steps = plan_steps(
-            managed, wish, survey.inspect_machine(managed, wish), config=new.name
-        ).steps
+        inspector, _ = create_inspector_and_runner(root, is_running=root.prefix == Path("/"))
+        owned = inspector.read_ownership()
+        inventory = inspector.inspect_machine(owned, wanted)
+        steps = plan_steps(owned, wanted, inventory, config=new.name).steps
     except HostError as error:
-        notes.append(f"only the configs are compared, not this machine: {error}")
+        notes.append(f"the plan compares the configs only, not this machine: {error}")
         return None
     try:
         running = _read_running_os(root, clock)
     except HostError as error:
-        notes.append(f"what is booted is taken to be as the config says: {error}")
+        notes.append(f"the plan assumes that the booted deployment matches the config: {error}")
         return MachinePlan(steps, None)
     return MachinePlan(
-        steps, compute_os_change(read_wanted_state(old).os, wish.os, running, image=target.image)
+        steps, compute_os_change(read_wanted_state(old).os, wanted.os, running, image=target.image)
     )
 
 

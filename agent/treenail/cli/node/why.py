@@ -1,4 +1,4 @@
-"""``treenail why``: what asked for the last, or the pending, drain or reboot."""
+"""``treenail why``: show what required the last, or the pending, drain or reboot."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ Json = dict[str, object]
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print who disturbed, or is about to disturb, the node, and why."""
+    """Print the last and the pending drain or reboot, with the reasons."""
     root = Root(arguments.root or "/")
     record = records.from_json(Ledger(root).read_document())
     booted_at = HostKernel(root).read_boot_time()
@@ -30,28 +30,28 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def format_explanation(found: DisruptionHistory, booted_at: float | None) -> Iterator[str]:
-    """The account for a person."""
+    """Format drains and reboots for users."""
     if found.pending is not None:
-        yield from _format_disruption(f"under way: {found.pending.disruption}", found.pending)
+        yield from _format_disruption(f"in progress: {found.pending.disruption}", found.pending)
     if found.last is not None:
         yield from _format_disruption(f"last {found.last.disruption}", found.last)
     if found.pending is None and found.last is None:
-        yield "no drain or reboot by treenail is recorded"
+        yield "the ledger contains no drain or reboot by treenail"
     if booted_at is None:
         return
     at = format_time(booted_at)
     if found.boot is None:
-        yield f"the machine was booted at {at}: not for an update that is recorded"
+        yield f"the machine was booted at {at}, for no recorded update"
     elif found.boot != found.last:
         yield f"the machine was booted at {at}, for {found.boot.target}"
 
 
-def _format_disruption(title: str, asked: UpdateSummary) -> Iterator[str]:
-    yield f"{title}, from {asked.origin} to {asked.target}, begun {format_time(asked.began)}"
-    yield from (f"    because {reason}" for reason in asked.reasons)
-    if not asked.reasons:
-        yield "    why was not written down"
-    yield f"    journalctl TREENAIL_UPDATE={asked.id}"
+def _format_disruption(title: str, update: UpdateSummary) -> Iterator[str]:
+    yield f"{title}, from {update.origin} to {update.target}, started {format_time(update.began)}"
+    yield from (f"    because {reason}" for reason in update.reasons)
+    if not update.reasons:
+        yield "    the ledger contains no reason"
+    yield f"    journalctl TREENAIL_UPDATE={update.id}"
 
 
 def _build_document(found: DisruptionHistory, booted_at: float | None) -> Json:
@@ -65,16 +65,16 @@ def _build_document(found: DisruptionHistory, booted_at: float | None) -> Json:
     }
 
 
-def _build_disruption_document(asked: UpdateSummary | None) -> Json | None:
-    if asked is None:
+def _build_disruption_document(update: UpdateSummary | None) -> Json | None:
+    if update is None:
         return None
     return {
-        "id": asked.id,
-        "from": {"config": asked.origin.config, "image": asked.origin.image},
-        "to": {"config": asked.target.config, "image": asked.target.image},
-        "began": format_rfc3339(asked.began),
-        "drains": asked.needs_drain,
-        "reboots": asked.needs_reboot,
-        "soft": asked.is_soft_reboot,
-        "reasons": list(asked.reasons),
+        "id": update.id,
+        "from": {"config": update.origin.config, "image": update.origin.image},
+        "to": {"config": update.target.config, "image": update.target.image},
+        "began": format_rfc3339(update.began),
+        "drains": update.needs_drain,
+        "reboots": update.needs_reboot,
+        "soft": update.is_soft_reboot,
+        "reasons": list(update.reasons),
     }
