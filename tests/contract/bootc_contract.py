@@ -31,23 +31,29 @@ from treenail_lab.machine.ostree.sysroot import layer_packages, make_deployment
 
 TO_THERE = DeploymentChange(image=THERE.pull_spec)
 PROGRAM = """
-import os, sys
+import sys
 from treenail.clock import SystemClock
-from treenail.host.bootc.backend import Bootc
-from treenail.host.systemd.bus import SystemBus
-from treenail.host.ostree.deployments import Change, Verdict
-from treenail.host.system.process import Programs
+from treenail.host.bootc.backend import BootcBackend
 from treenail.host.filesystem.root import Root
-clock = SystemClock()
+from treenail.host.machine import Machine
+from treenail.host.ostree.deployments import DeploymentChange, WatchVerdict
+from treenail.host.systemd.bus import SystemBus
 root, address, verb, given = sys.argv[1:]
-alive = lambda: print("alive", flush=True)
-bootc = Bootc(SystemBus(address), Programs(clock, os.environ), Root(root), clock, alive=alive)
+bootc = BootcBackend(Machine(
+    Root(root),
+    clock=SystemClock(),
+    bus=SystemBus(address),
+    heartbeat=lambda: print("alive", flush=True),
+))
 if verb == "finalize":
-    bootc.finalize(given)
+    bootc.finalize_staged(given)
 elif verb == "roll back":
     bootc.roll_back()
 else:
-    bootc.stage(Change(given), watch=lambda said: print(said.text, flush=True) or Verdict.GO_ON)
+    def watch(progress):
+        print(progress.text, flush=True)
+        return WatchVerdict.CONTINUE
+    bootc.stage_deployment(DeploymentChange(given), watch=watch)
 """
 
 

@@ -1,7 +1,6 @@
 """A root directory with bootc's stand-in, and a systemd on a bus that runs it."""
 
 import json
-import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -17,10 +16,9 @@ from treenail.host.bootc.backend import (
     UNDEPLOY_UNIT,
     BootcBackend,
 )
-from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
 from treenail.host.ostree.watch import TransactionLimits
-from treenail.host.system.process import ProgramRunner
 from treenail.host.systemd.bus import SystemBus
 from treenail.host.systemd.transient import TransientUnits
 from treenail_lab import images
@@ -70,13 +68,9 @@ class BootcMachine:
         settings.save_settings(new, self._settings)
 
     def os(self, limits: TransactionLimits = LIMITS, *, status_s: float = 30.0) -> BootcBackend:
-        clock = SystemClock()
-        programs = ProgramRunner(clock, os.environ)
-        root = Root(self.root)
-        verified = partial(needs_signature, HostFiles(root))
-        return BootcBackend(
-            self._bus(), programs, root, clock, limits, status_s=status_s, needs_signature=verified
-        )
+        machine = Machine(Root(self.root), clock=SystemClock(), bus=self._bus(), limits=limits)
+        verified = partial(needs_signature, machine.files)
+        return BootcBackend(machine, status_s=status_s, needs_signature=verified)
 
     def set_policy(self, policy: object) -> None:
         path = self.root / "etc/containers/policy.json"

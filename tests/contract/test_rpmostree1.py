@@ -12,6 +12,8 @@ from tests.contract.os_machines import Images
 from tests.fakes import login1
 from tests.fakes.bus_service import BusService
 from treenail.clock import SystemClock
+from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.systemd.bus import SystemBus
 from treenail_lab.images import make_image
@@ -37,7 +39,7 @@ class LabMachine:
     def os(self) -> RpmOstreeBackend:
         bus = SystemBus(self._host.address)
         self._opened.callback(bus.close_connection)
-        return RpmOstreeBackend(bus, SystemClock())
+        return RpmOstreeBackend(Machine(Root(self._host.root), clock=SystemClock(), bus=bus))
 
     def reboot(self) -> None:
         self._opened.close()

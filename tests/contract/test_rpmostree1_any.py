@@ -14,6 +14,8 @@ import pytest
 
 from tests.contract.os_machines import go_on
 from treenail.clock import SystemClock
+from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import DeploymentChange, OstreeDeployment
 from treenail.host.ostree.watch import TransactionLimits
 from treenail.host.rpmostree.backend import RpmOstreeBackend
@@ -33,11 +35,12 @@ ARGUMENTS = ("treenail.test=1", "treenail.test=2", 'treenail.quoted="a b"')
 class Host:
     """An rpm-ostreed on a bus, with nothing pending, and an image for it to stage."""
 
+    root: Path
     bus: SystemBus
     image: str
 
     def os(self) -> RpmOstreeBackend:
-        return RpmOstreeBackend(self.bus, SystemClock())
+        return RpmOstreeBackend(Machine(Root(self.root), clock=SystemClock(), bus=self.bus))
 
     def staged(self) -> OstreeDeployment:
         found = self.os().read_deployments().staged
@@ -64,13 +67,13 @@ class Host:
 )
 def host(request: pytest.FixtureRequest) -> Iterator[Host]:
     if request.param == "host":
-        yield from _emptied(Host(SystemBus(), IMAGE))
+        yield from _emptied(Host(Path("/"), SystemBus(), IMAGE))
         return
     with (
         tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as folder,
         RpmOstreeHost(Path(folder), booted=A, images=(B,)) as lab,
     ):
-        yield from _emptied(Host(SystemBus(lab.address), B.pull_spec))
+        yield from _emptied(Host(lab.root, SystemBus(lab.address), B.pull_spec))
 
 
 def _emptied(host: Host) -> Iterator[Host]:

@@ -14,6 +14,7 @@ from tests.fakes.world import System, Unit, World
 from treenail.errors import BusError, CommandError
 from treenail.host.bootc.backend import BootcBackend
 from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
 from treenail.host.systemd.bus import BusInterface, BusSignal
 
 Json = dict[str, object]
@@ -23,7 +24,9 @@ _NO_SUCH_UNIT = "org.freedesktop.systemd1.NoSuchUnit"
 
 def bootc_of(world: World, clock: FakeClock, directory: str) -> BootcBackend:
     """The adapter, as a process has it that has just been started."""
-    return BootcBackend(_Systemd(world), _Programs(), Root(directory), clock)
+    machine = Machine(Root(directory), clock=clock, bus=_Systemd(world))
+    machine.programs = _Programs()
+    return BootcBackend(machine)
 
 
 class _Systemd:
@@ -78,7 +81,7 @@ class _Systemd:
     def receive_signals(self, _target: BusInterface) -> Iterator["_Systemd"]:
         yield self
 
-    def run(self, each: Callable[[BusSignal | None], bool]) -> bool:
+    def run_until(self, each: Callable[[BusSignal | None], bool]) -> bool:
         while True:
             self._world.meanwhile()
             if each(None):

@@ -26,15 +26,15 @@ from treenail.errors import BusError
 from treenail.host.systemd.bus import SystemBus
 from treenail.host.systemd.logind import Logind
 logind, soft = Logind(SystemBus()), sys.argv[1:] == ["soft"]
-with logind.inhibit("shutdown", "backup", "copying", "block"):
-    print(*(each.who for each in logind.inhibitors()))
+with logind.hold_inhibitor("shutdown", "backup", "copying", "block"):
+    print(*(each.who for each in logind.list_inhibitors()))
     try:
-        logind.reboot(soft=soft)
+        logind.reboot_machine(is_soft=soft)
     except BusError as error:
         print(error)
-    print(logind.shutting_down())
-wait_until(lambda: not logind.inhibitors())
-logind.reboot(soft=soft)
+    print(logind.is_shutting_down())
+wait_until(lambda: not logind.list_inhibitors())
+logind.reboot_machine(is_soft=soft)
 """
 
 

@@ -15,10 +15,10 @@ from gi.repository import GLib
 from tests.fakes.bus_service import BusService
 from tests.fakes.clock import FakeClock
 from tests.fakes.login1 import Login1
-from treenail.host.filesystem.root import Root
-from treenail.host.machine import Machine
 from treenail.clock import SystemClock
 from treenail.errors import BusError, BusyError, CancelledError, HostError, TransactionError
+from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import (
     DeploymentChange,
     DeploymentStatus,
@@ -33,6 +33,8 @@ from treenail.host.systemd.bus import BusInterface, BusPeer, SystemBus, make_opt
 from treenail_lab.images import Credential, Image, make_image
 from treenail_lab.machine.node.rpmostree_only import RpmOstreeHost
 from treenail_lab.machine.settings import MachineSettings
+
+pytestmark = pytest.mark.process
 
 A = make_image("os/node", "1.0", 1_000_000)
 B = make_image("os/node", "2.0", 1_000_000)
@@ -70,13 +72,18 @@ def bus(host: RpmOstreeHost) -> Iterator[SystemBus]:
 
 
 @pytest.fixture
-def rpmostree(bus: SystemBus) -> RpmOstreeBackend:
-    return RpmOstreeBackend(bus, SystemClock())
+def machine(host: RpmOstreeHost, bus: SystemBus) -> Machine:
+    return Machine(Root(host.root), clock=SystemClock(), bus=bus)
+
+
+@pytest.fixture
+def rpmostree(machine: Machine) -> RpmOstreeBackend:
+    return RpmOstreeBackend(machine)
 
 
 @pytest.fixture
 def other(host: RpmOstreeHost) -> Iterator["Other"]:
-    other = Other(host.address)
+    other = Other(host)
     yield other
     other.leave()
 
@@ -84,8 +91,9 @@ def other(host: RpmOstreeHost) -> Iterator["Other"]:
 class Other:
     """Another client of rpm-ostree, which begins transactions and does not wait for them."""
 
-    def __init__(self, address: str) -> None:
-        self._bus = SystemBus(address)
+    def __init__(self, host: RpmOstreeHost) -> None:
+        self._root = Root(host.root)
+        self._bus = SystemBus(host.address)
         self._peers: list[BusPeer] = []
 
     def begin(self, method: str, *arguments: object) -> None:
@@ -98,7 +106,7 @@ class Other:
         refspec = f"ostree-unverified-registry:{image.pull_spec}"
         self.begin("Rebase", make_options({}), refspec, [])
         self.leave()
-        own = RpmOstreeBackend(self._bus, SystemClock())
+        own = RpmOstreeBackend(Machine(self._root, clock=SystemClock(), bus=self._bus))
         own.wait_for_other_transaction(watch=go_on)
 
     def leave(self) -> None:
@@ -193,10 +201,10 @@ def test_image_that_is_staged_and_locked_is_not_staged_again(rpmostree: RpmOstre
     assert seen == []
 
 
-def test_an_image_that_has_to_be_signed_is_asked_for_as_such(bus: SystemBus) -> None:
+def test_an_image_that_has_to_be_signed_is_asked_for_as_such(machine: Machine) -> None:
     asked: list[str] = []
     rpmostree = RpmOstreeBackend(
-        bus, SystemClock(), needs_signature=lambda image: not asked.append(image) and True
+        machine, needs_signature=lambda image: not asked.append(image) and True
     )
     rpmostree.stage_deployment(TO_B, watch=go_on)
     staged = rpmostree.read_deployments().staged
@@ -284,7 +292,9 @@ def test_foreign_transaction_beyond_the_limits_is_busy_and_left_running(
     host: RpmOstreeHost, bus: SystemBus, other: Other
 ) -> None:
     clock = FakeClock()
-    rpmostree = RpmOstreeBackend(bus, clock, TransactionLimits(transaction_s=60))
+    rpmostree = RpmOstreeBackend(
+        Machine(Root(host.root), clock=clock, bus=bus, limits=TransactionLimits(transaction_s=60))
+    )
     host.change_settings(MachineSettings(refresh_md_s=600))
     other.begin("RefreshMd", {})
     before = rpmostree.read_deployments().transaction
@@ -342,15 +352,15 @@ def test_staging_of_a_killed_program_is_joined_by_the_next(
     host.change_settings(MachineSettings(pull_bytes_per_s=700_000))
     program = f"""
 from treenail.clock import SystemClock
-from treenail.host.systemd.bus import SystemBus
-from treenail.host.ostree.deployments import Change, Verdict
-from treenail.host.rpmostree.backend import RpmOstree
-
-pytestmark = pytest.mark.process
+from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
+from treenail.host.ostree.deployments import DeploymentChange, WatchVerdict
+from treenail.host.rpmostree.backend import RpmOstreeBackend
 def watch(progress):
     print(progress.text, flush=True)
-    return Verdict.GO_ON
-RpmOstree(SystemBus(), SystemClock()).stage(Change("{B.pull_spec}"), watch=watch)
+    return WatchVerdict.CONTINUE
+machine = Machine(Root("{host.root}"), clock=SystemClock())
+RpmOstreeBackend(machine).stage_deployment(DeploymentChange("{B.pull_spec}"), watch=watch)
 """
     environment = {**os.environ, "DBUS_SYSTEM_BUS_ADDRESS": host.address}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
@@ -396,7 +406,7 @@ def test_staging_beyond_its_limits_is_cancelled(
     host: RpmOstreeHost, bus: SystemBus, limits: TransactionLimits, why: str
 ) -> None:
     clock = FakeClock()
-    rpmostree = RpmOstreeBackend(bus, clock, limits)
+    rpmostree = RpmOstreeBackend(Machine(Root(host.root), clock=clock, bus=bus, limits=limits))
     host.change_settings(SLOW)
 
     def watch(progress: TransactionProgress) -> WatchVerdict:

@@ -11,10 +11,10 @@ import pytest
 
 from tests.fakes.bus_service import BusService
 from tests.fakes.login1 import NAME, PATH, Login1
-from treenail.host.filesystem.root import Root
-from treenail.host.machine import Machine
 from treenail.clock import SystemClock
 from treenail.errors import BusError, BusyError, HostError, TransactionError
+from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import DeploymentChange, TransactionProgress, WatchVerdict
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.system.kernel_arguments import split_arguments
@@ -61,8 +61,8 @@ def bus(host: RpmOstreeHost) -> Iterator[SystemBus]:
 
 
 @pytest.fixture
-def rpmostree(bus: SystemBus) -> RpmOstreeBackend:
-    return RpmOstreeBackend(bus, SystemClock())
+def rpmostree(host: RpmOstreeHost, bus: SystemBus) -> RpmOstreeBackend:
+    return RpmOstreeBackend(Machine(Root(host.root), clock=SystemClock(), bus=bus))
 
 
 def go_on(_: TransactionProgress) -> WatchVerdict:

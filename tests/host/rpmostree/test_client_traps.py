@@ -1,6 +1,7 @@
 """What goes wrong between a client and rpm-ostreed's bus name, made to happen on purpose."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from gi.repository import GLib
@@ -9,6 +10,8 @@ from tests.fakes.bus_service import BusService, Exports, Refusal, Silence
 from tests.fakes.clock import FakeClock
 from tests.fakes.private_bus import PrivateBus
 from treenail.errors import BusError, BusyError
+from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.systemd.bus import NO_REPLY, BusInterface, SystemBus
 
@@ -83,8 +86,8 @@ def bus(private_bus: PrivateBus, daemon: Daemon) -> Iterator[SystemBus]:
 
 
 @pytest.fixture
-def rpmostree(bus: SystemBus) -> RpmOstreeBackend:
-    return RpmOstreeBackend(bus, FakeClock())
+def rpmostree(bus: SystemBus, tmp_path: Path) -> RpmOstreeBackend:
+    return RpmOstreeBackend(Machine(Root(tmp_path), clock=FakeClock(), bus=bus))
 
 
 def test_daemon_that_exits_for_idleness_just_then_is_asked_again(

@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import wait_until
-from treenail.cli.node.choose_backend import BackendChoice, create_operating_system
 from treenail.clock import SystemClock
-from treenail.daemon.settings.settings import BackendSetting
 from treenail.errors import CancelledError, TransactionError
 from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import DeploymentChange, TransactionProgress, WatchVerdict
-from treenail.host.ostree.watch import TransactionLimits
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.rpmostree.extensions import PACKAGES_DIRECTORY, REPOSITORY_FILE, UNPACK_UNIT
 from treenail.host.systemd.bus import SystemBus
@@ -75,15 +73,7 @@ class Site:
         settings.save_settings(new, self._settings)
 
     def os(self) -> RpmOstreeBackend:
-        found = create_operating_system(
-            BackendChoice(BackendSetting.RPM_OSTREE, "a test"),
-            self.bus,
-            Root(self.root),
-            SystemClock(),
-            TransactionLimits(),
-        )
-        assert isinstance(found, RpmOstreeBackend)
-        return found
+        return RpmOstreeBackend(Machine(Root(self.root), clock=SystemClock(), bus=self.bus))
 
     def packages(self) -> tuple[str, ...]:
         staged = self.sysroot.read_staged()
@@ -219,18 +209,18 @@ def test_what_a_transaction_needs_that_goes_on_stays_until_it_has_ended(site: Si
 
 AGENT = """
 import sys
-from treenail.cli.node.choose_backend import Choice, operating_system
 from treenail.clock import SystemClock
-from treenail.daemon.settings.settings import Backend
-from treenail.host.systemd.bus import SystemBus
-from treenail.host.ostree.deployments import Change, Verdict
 from treenail.host.filesystem.root import Root
-from treenail.host.ostree.watch import Limits
+from treenail.host.machine import Machine
+from treenail.host.ostree.deployments import DeploymentChange, WatchVerdict
+from treenail.host.rpmostree.backend import RpmOstreeBackend
+from treenail.host.systemd.bus import SystemBus
 root, address, image = sys.argv[1:]
-os = operating_system(
-    Choice(Backend.RPM_OSTREE, "x"), SystemBus(address), Root(root), SystemClock(), Limits()
+machine = Machine(Root(root), clock=SystemClock(), bus=SystemBus(address))
+RpmOstreeBackend(machine).stage_deployment(
+    DeploymentChange(install_packages=("usbguard",), extensions_image=image),
+    watch=lambda _: WatchVerdict.CONTINUE,
 )
-os.stage(Change(install=("usbguard",), packages_from=image), watch=lambda _: Verdict.GO_ON)
 """
 
 

@@ -98,7 +98,7 @@ HOLD = """
 import sys
 from treenail.host.system.state_file import Ledger
 from treenail.host.filesystem.root import Root
-with Ledger(Root(sys.argv[1])).lock():
+with Ledger(Root(sys.argv[1])).hold_lock():
     print("held", flush=True)
     sys.stdin.read()
 """

@@ -214,10 +214,10 @@ def test_lost_bus_does_not_end_the_process(private_bus: PrivateBus) -> None:
     program = """
 import sys
 from gi.repository import GLib
-from treenail.host.systemd.bus import SystemBus, Target
+from treenail.host.systemd.bus import BusInterface, SystemBus
 bus = SystemBus()
-bus.call(Target("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus"),
-         "GetId", timeout_s=5)
+bus.call_method(BusInterface("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus"),
+                "GetId", timeout_s=5)
 print("connected", flush=True)
 sys.stdin.readline()
 loop = GLib.MainLoop()

@@ -10,9 +10,10 @@ import sys
 
 from treenail.clock import SystemClock
 from treenail.errors import TreenailError
+from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
 from treenail.host.rpmostree.backend import RpmOstreeBackend
-from treenail.host.systemd.bus import SystemBus
 
 
 def main() -> int:
@@ -23,13 +24,11 @@ def main() -> int:
         return verdict if progress.text else WatchVerdict.CONTINUE
 
     options = {} if verdict is None else {"watch": watch}
-    bus = SystemBus()
-    try:
-        found: object = getattr(RpmOstreeBackend(bus, SystemClock()), method)(*arguments, **options)
-    except TreenailError as error:
-        found = error
-    finally:
-        bus.close_connection()
+    with Machine(Root("/"), clock=SystemClock()) as machine:
+        try:
+            found: object = getattr(RpmOstreeBackend(machine), method)(*arguments, **options)
+        except TreenailError as error:
+            found = error
     print(base64.b64encode(pickle.dumps(found)).decode())
     return 0
 

@@ -2,8 +2,6 @@
 
 import json
 import logging
-import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,21 +9,15 @@ from typing import TYPE_CHECKING
 from treenail.clock import Clock
 from treenail.daemon.settings.settings import BackendSetting
 from treenail.errors import FileError, HostError
-from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.host.filesystem.selinux import load_policy
+from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import DeploymentStatus
-from treenail.host.ostree.watch import TransactionLimits
-from treenail.host.systemd.bus import SystemBus
 
 if TYPE_CHECKING:
     # The port drags the whole daemon behind it.
     from treenail.daemon.reconcile.interfaces import OSBackend
-    from treenail.host.ostree.jobs import JobRunner
     from treenail.host.ostree.pins import OstreePins
-    from treenail.host.ostree.soft_reboot import OstreeSoftReboot
-    from treenail.host.rpmostree.extensions import ExtensionsRepository
 
 log = logging.getLogger(__name__)
 
@@ -66,139 +58,45 @@ def is_composefs(root: Root, clock: Clock) -> bool:
     if not program.exists():
         return False
     from treenail.host.bootc.status import is_composefs
-    from treenail.host.system.process import ProgramRunner
-    from treenail.host.systemd.journal import SystemdJournal
-    from treenail.host.systemd.transient import TransientUnits
-    from treenail.host.systemd.unsandboxed import UnsandboxedRunner
 
     command = [str(program), "status", "--json", "--format-version=1"]
-    bus = SystemBus()
-    try:
-        journal = SystemdJournal(ProgramRunner(clock, os.environ), root, clock)
-        outside = UnsandboxedRunner(TransientUnits(bus), journal, root, heartbeat=lambda: None)
-        return is_composefs(outside.run_command(command, timeout_s=_STATUS_TIMEOUT_S))
-    except HostError as error:
-        log.info("bootc tells nothing of this host: %s", error)
-        return False
-    finally:
-        bus.close_connection()
+    with Machine(root, clock=clock) as machine:
+        try:
+            content = machine.unsandboxed.run_command(command, timeout_s=_STATUS_TIMEOUT_S)
+        except HostError as error:
+            log.info("bootc tells nothing of this host: %s", error)
+            return False
+        return is_composefs(content)
 
 
-def create_operating_system(
-    choice: BackendChoice,
-    bus: SystemBus,
-    root: Root,
-    clock: Clock,
-    limits: TransactionLimits,
-    *,
-    alive: Callable[[], None] = lambda: None,
-) -> "OSBackend":
-    """The chosen back end; ``alive`` is called once a second while it is waited for."""
+def create_operating_system(choice: BackendChoice, machine: Machine) -> "OSBackend":
+    """The chosen back end."""
     # Each is imported when it is asked for, so that a process has only what it runs.
     from treenail.daemon.checks.signature_policy import needs_signature
 
-    signed = partial(needs_signature, HostFiles(root))
+    signed = partial(needs_signature, machine.files)
     if choice.backend is BackendSetting.BOOTC:
         from treenail.host.bootc.backend import BootcBackend
-        from treenail.host.system.process import ProgramRunner
 
-        programs = ProgramRunner(clock, os.environ)
-        return BootcBackend(
-            bus, programs, root, clock, limits, heartbeat=alive, needs_signature=signed
-        )
+        return BootcBackend(machine, needs_signature=signed)
     from treenail.host.rpmostree.backend import RpmOstreeBackend
-    from treenail.host.system.reservation import SpaceReservation
 
-    def unlock() -> None:
-        create_soft_reboots(bus, root, clock, limits, alive=alive).unlock_staged()
-
-    return RpmOstreeBackend(
-        bus,
-        clock,
-        limits,
-        heartbeat=alive,
-        needs_signature=signed,
-        unlock_staged=unlock,
-        extensions=_create_extensions(bus, root, clock, limits, alive),
-        reservation=SpaceReservation(root),
-    )
+    return RpmOstreeBackend(machine, needs_signature=signed)
 
 
-def _create_extensions(
-    bus: SystemBus, root: Root, clock: Clock, limits: TransactionLimits, alive: Callable[[], None]
-) -> "ExtensionsRepository":
-    from treenail.host.container.podman import Podman
-    from treenail.host.ostree.jobs import JobRunner
-    from treenail.host.rpmostree.extensions import ExtensionsRepository
-    from treenail.host.system.process import ProgramRunner
-    from treenail.host.systemd.journal import SystemdJournal
-    from treenail.host.systemd.transient import TransientUnits
-    from treenail.host.systemd.unsandboxed import UnsandboxedRunner
-
-    units, programs = TransientUnits(bus), ProgramRunner(clock, os.environ)
-    journal = SystemdJournal(programs, root, clock)
-    return ExtensionsRepository(
-        root,
-        HostFiles(root, Disk(load_policy(root))),
-        Podman(programs, UnsandboxedRunner(units, journal, root, heartbeat=alive), root),
-        units,
-        JobRunner(units, journal, clock, limits, heartbeat=alive, program="podman"),
-        timeout_s=limits.transaction_s,
-    )
-
-
-def create_soft_reboots(
-    bus: SystemBus,
-    root: Root,
-    clock: Clock,
-    limits: TransactionLimits,
-    *,
-    alive: Callable[[], None] = lambda: None,
-) -> "OstreeSoftReboot":
-    """What prepares soft reboots, whichever the back end."""
-    from treenail.host.ostree.soft_reboot import OstreeSoftReboot
-
-    return OstreeSoftReboot(_create_ostree_jobs(bus, root, clock, limits, alive), root)
-
-
-def create_pins(
-    bus: SystemBus,
-    root: Root,
-    clock: Clock,
-    limits: TransactionLimits,
-    *,
-    look: Callable[[], DeploymentStatus],
-    alive: Callable[[], None] = lambda: None,
-) -> "OstreePins":
+def create_pins(machine: Machine, os: "OSBackend") -> "OstreePins":
     """What keeps deployments, whichever the back end."""
     from treenail.host.ostree.pins import OstreePins
 
-    return OstreePins(_create_ostree_jobs(bus, root, clock, limits, alive), root, look)
-
-
-def _create_ostree_jobs(
-    bus: SystemBus, root: Root, clock: Clock, limits: TransactionLimits, alive: Callable[[], None]
-) -> "JobRunner":
-    from treenail.host.ostree.jobs import JobRunner
-    from treenail.host.system.process import ProgramRunner
-    from treenail.host.systemd.journal import SystemdJournal
-    from treenail.host.systemd.transient import TransientUnits
-
-    journal = SystemdJournal(ProgramRunner(clock, os.environ), root, clock)
-    return JobRunner(TransientUnits(bus), journal, clock, limits, heartbeat=alive, program="ostree")
+    return OstreePins(machine.jobs, machine.root, os.read_deployments)
 
 
 def read_deployments(root: Root, clock: Clock) -> DeploymentStatus:
     """The deployments as the agent's back end sees them, for a command; raises `HostError`."""
-    bus = SystemBus()
-    try:
-        os = create_operating_system(
-            choose_backend(_find_agent_backend(root), root), bus, root, clock, TransactionLimits()
-        )
+    with Machine(root, clock=clock) as machine:
+        os = create_operating_system(choose_backend(_find_agent_backend(root), root), machine)
         found = os.read_deployments()
         os.release_daemon()
-    finally:
-        bus.close_connection()
     return found
 
 

@@ -22,6 +22,7 @@ from treenail.daemon.settings.settings import (
 )
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
 from treenail.host.ostree.watch import TransactionLimits
 from treenail.host.system.kernel import HostKernel
 from treenail.host.system.state_file import Ledger
@@ -56,7 +57,7 @@ def main(arguments: argparse.Namespace) -> int:
     bus = SystemBus()
     limits = TransactionLimits(settings.limits.stage_s, settings.limits.stall_s)
     choice, systemd = choose_backend(settings.backend, root), Systemd(bus, clock)
-    os = create_operating_system(choice, bus, root, clock, limits)
+    os = create_operating_system(choice, Machine(root, clock=clock, bus=bus, limits=limits))
     machine = FirstBootInterfaces(
         os=os,
         power=Logind(bus),

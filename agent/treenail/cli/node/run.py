@@ -20,7 +20,6 @@ from treenail.cli.node.choose_backend import (
     choose_backend,
     create_operating_system,
     create_pins,
-    create_soft_reboots,
     is_composefs,
 )
 from treenail.cli.node.local_machine import create_labelled_disk
@@ -65,6 +64,7 @@ from treenail.errors import (
 )
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
 from treenail.host.ostree.watch import TransactionLimits
 from treenail.host.system.kernel import HostKernel
 from treenail.host.system.state_file import Ledger
@@ -142,7 +142,7 @@ def _roll_back_after_crashes(root: Root, report_damage: Callable[[LedgerError], 
         survey = MachineInspector(root, shadow, disk, SystemdUnitStates(systemd))
         runner = StepRunner(root, shadow, disk, systemd)
         choice = choose_backend(BackendSetting.AUTO, root)
-        os = create_operating_system(choice, bus, root, clock, TransactionLimits())
+        os = create_operating_system(choice, Machine(root, clock=clock, bus=bus))
         return os, Logind(bus), NodeConfiguration(survey, runner)
 
     if not kernel.is_ostree_booted():
@@ -257,14 +257,13 @@ class Agent:
             TransactionLimits(limits.stage_s, limits.stall_s),
             self._status_file.send_heartbeat,
         )
-        os_ = create_operating_system(choice, bus, root, clock, transactions, alive=alive)
+        machine = Machine(root, clock=clock, bus=bus, heartbeat=alive, limits=transactions)
+        os_ = create_operating_system(choice, machine)
         ports = NodeInterfaces(
             os=os_,
             power=Logind(bus),
-            soft_reboots=create_soft_reboots(bus, root, clock, transactions, alive=alive),
-            pins=create_pins(
-                bus, root, clock, transactions, look=os_.read_deployments, alive=alive
-            ),
+            soft_reboots=machine.soft_reboot,
+            pins=create_pins(machine, os_),
             kernel=kernel,
             ledger=ledger,
             cluster=self._node_client,

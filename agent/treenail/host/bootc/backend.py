@@ -19,7 +19,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from treenail.clock import Clock
 from treenail.errors import (
     BusyError,
     CancelledError,
@@ -29,11 +28,10 @@ from treenail.errors import (
 )
 from treenail.host.bootc.progress import read_progress
 from treenail.host.bootc.status import BootcStatus, parse_status
-from treenail.host.container.podman import Podman
 from treenail.host.container.podman_progress import PodmanProgress
-from treenail.host.filesystem.files import FileSpec, HostFiles
-from treenail.host.filesystem.root import Root
-from treenail.host.ostree.commit import OSTREE_PROGRAM, OstreeMetadata
+from treenail.host.filesystem.files import FileSpec
+from treenail.host.machine import Machine
+from treenail.host.ostree.commit import OSTREE_PROGRAM
 from treenail.host.ostree.deployments import (
     ActiveTransaction,
     DeploymentChange,
@@ -43,14 +41,8 @@ from treenail.host.ostree.deployments import (
     WatchVerdict,
     parse_digest,
 )
-from treenail.host.ostree.jobs import JobRunner
-from treenail.host.ostree.watch import TransactionLimits, WatchCallback
-from treenail.host.system.process import ProgramRunner
-from treenail.host.system.reservation import SpaceReservation
-from treenail.host.systemd.bus import SystemBus
-from treenail.host.systemd.journal import SystemdJournal
-from treenail.host.systemd.transient import TransientJob, TransientRun, TransientUnits
-from treenail.host.systemd.unsandboxed import UnsandboxedRunner
+from treenail.host.ostree.watch import WatchCallback
+from treenail.host.systemd.transient import TransientJob, TransientRun
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +61,6 @@ _WAIT_S = 5.0
 # One line for each layer, and two a second of a podman that tells more.
 _PULL_LINES = 1000
 _PULL_READ_S = 2.0
-_LIMITS = TransactionLimits()
 # The descriptor is opened by the shell: ExtraFileDescriptors= is too new for RHEL 9.
 _PROGRESS_SCRIPT = 'exec "$@" 3>"$0" 1>&2'
 _IMAGE_MODE_REMEDY = (
@@ -86,36 +77,26 @@ class BootcBackend:
 
     def __init__(
         self,
-        bus: SystemBus,
-        programs: ProgramRunner,
-        root: Root,
-        clock: Clock,
-        limits: TransactionLimits = _LIMITS,
+        machine: Machine,
         *,
         status_s: float = _STATUS_S,
-        heartbeat: Callable[[], None] = lambda: None,
         needs_signature: Callable[[str], bool] = lambda _image: False,
     ) -> None:
         """``status_s``: how long ``bootc status`` may take.
 
-        ``heartbeat`` is called once a second while something runs that nobody watches; ``needs_signature``
-        says whether bootc is to be asked for a verified image.
+        ``needs_signature`` says whether bootc is to be asked for a verified image.
         """
+        self._machine = machine
+        self._root = machine.root
+        self._clock = machine.clock
+        self._limits = machine.limits
+        self._heartbeat = machine.heartbeat
+        self._units = machine.transient_units
+        self._jobs = machine.jobs
+        self._podman = machine.podman
         self._status_s = status_s
-        self._units = TransientUnits(bus)
-        self._ostree = OstreeMetadata(programs, root)
-        self._root = root
-        self._reservation = SpaceReservation(root)
-        self._files = HostFiles(root)
-        self._labels: dict[str, dict[str, str]] = {}
-        self._clock = clock
-        self._limits = limits
-        self._heartbeat = heartbeat
         self._needs_signature = needs_signature
-        self._journal = SystemdJournal(programs, root, clock)
-        self._unsandboxed = UnsandboxedRunner(self._units, self._journal, root, heartbeat=heartbeat)
-        self._podman = Podman(programs, self._unsandboxed, root)
-        self._jobs = JobRunner(self._units, self._journal, clock, limits, heartbeat=heartbeat)
+        self._labels: dict[str, dict[str, str]] = {}
 
     @property
     def name(self) -> str:
@@ -132,7 +113,7 @@ class BootcBackend:
         pulled = self._units.find_run(PULL_UNIT)
         running = switching or (pulled if pulled and pulled.is_running else None)
         found = tuple(
-            replace(each, labels=self._ostree.read_labels(each.checksum))
+            replace(each, labels=self._machine.ostree_metadata.read_labels(each.checksum))
             for each in status.in_boot_order
         )
         image = _parse_pulled_image(pulled) if pulled and pulled.is_done else ""
@@ -234,7 +215,7 @@ class BootcBackend:
                 )
             self._refuse_unless_switchable(status, image)
             self._undeploy_former(status, staged_id)
-            self._reservation.reserve_space()
+            self._machine.reservation.reserve_space()
             self._switch_image(image)
         if pulled is not None and parse_digest(image) == staged_id:
             self._remove_pulled(pulled)
@@ -246,7 +227,7 @@ class BootcBackend:
         default again. Repeatable: asked again, bootc would change them back, so one that an agent
         began which died is waited for, and nothing is done when the previous one is the default.
         """
-        self._reservation.release_space()
+        self._machine.reservation.release_space()
         pulled = self._units.find_run(PULL_UNIT)
         if pulled is not None:
             self._remove_pulled(pulled)
@@ -264,7 +245,7 @@ class BootcBackend:
                 "there is no previous deployment to go back to", remedy="see: bootc status"
             )
         argv = (self._resolve_program(_BOOTC), "rollback")
-        self._jobs.run_job(ROLLBACK_UNIT, f"roll back to {status.rollback.image}", argv)
+        self._jobs.run_job(ROLLBACK_UNIT, "bootc", f"roll back to {status.rollback.image}", argv)
 
     def release_daemon(self) -> None:
         """Nothing to let go: bootc does not stay."""
@@ -272,7 +253,7 @@ class BootcBackend:
     def _undeploy_deployment(self, deployment: OstreeDeployment, number: int = 0) -> None:
         """Drop it by its place in boot order; bootc has no word for it, but ostree has."""
         argv = (self._resolve_program(OSTREE_PROGRAM), "admin", "undeploy", str(number))
-        self._jobs.run_job(UNDEPLOY_UNIT, f"drop {deployment.image}", argv)
+        self._jobs.run_job(UNDEPLOY_UNIT, "bootc", f"drop {deployment.image}", argv)
 
     def _undeploy_former(self, status: BootcStatus, digest: str) -> None:
         """Drop an earlier deployment of the image that is about to be deployed once more.
@@ -301,7 +282,7 @@ class BootcBackend:
                 found = self._units.find_run(PULL_UNIT)
                 if found is not None:
                     progress.parse_output(
-                        self._journal.read_output(found.invocation, limit=_PULL_LINES)
+                        self._machine.journal.read_output(found.invocation, limit=_PULL_LINES)
                     )
                 due = self._clock.monotonic() + _PULL_READ_S
             match watch(progress.last_progress):
@@ -333,7 +314,7 @@ class BootcBackend:
         )  # fmt: skip
         with read_progress(fifo) as progress:
             self._jobs.run_job(
-                SWITCH_UNIT, f"switch to {image}", argv, lambda: progress.last_progress
+                SWITCH_UNIT, "bootc", f"switch to {image}", argv, lambda: progress.last_progress
             )
         staged = self._read_status().staged
         if staged is None or staged.digest != parse_digest(image) or staged.is_locked:
@@ -345,7 +326,9 @@ class BootcBackend:
     def _refuse_unless_switchable(self, status: BootcStatus, image: str) -> None:
         """Raise if bootc would, or if something is deployed already, for any reboot to boot."""
         if status.is_incompatible:
-            changes = ", ".join(self._ostree.find_local_changes(status.origin_path))
+            changes = ", ".join(
+                self._machine.ostree_metadata.find_local_changes(status.origin_path)
+            )
             raise HostError(
                 "bootc can't replace the booted deployment: it was changed by rpm-ostree"
                 f"{': ' if changes else ''}{changes}",
@@ -362,7 +345,7 @@ class BootcBackend:
         timeout_s = timeout_s or self._status_s
         command = [self._resolve_program(_BOOTC), "status", "--json", "--format-version=1"]
         try:
-            content = self._unsandboxed.run_command(command, timeout_s=timeout_s)
+            content = self._machine.unsandboxed.run_command(command, timeout_s=timeout_s)
         except CommandError as error:
             if "not done within" not in str(error):
                 raise
@@ -373,13 +356,13 @@ class BootcBackend:
             ) from error
         status = parse_status(content)
         seen = FileSpec(_STATUS_CACHE, content, 0o600)
-        if not self._files.has_file(seen):
-            self._files.write_files([seen])
+        if not self._machine.files.has_file(seen):
+            self._machine.files.write_files([seen])
         return status
 
     def _read_cached_status(self) -> BootcStatus:
         """As it was last seen since the boot, while bootc would not answer."""
-        content = self._files.read_file(_STATUS_CACHE, limit=_STATUS_CACHE_LIMIT)
+        content = self._machine.files.read_file(_STATUS_CACHE, limit=_STATUS_CACHE_LIMIT)
         return self._read_status() if content is None else parse_status(content)
 
     def _make_pulled_deployment(self, image: str) -> OstreeDeployment:

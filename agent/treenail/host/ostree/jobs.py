@@ -29,10 +29,8 @@ class JobRunner:
         limits: TransactionLimits,
         *,
         heartbeat: Callable[[], None],
-        program: str = "bootc",
     ) -> None:
-        """``heartbeat`` is called once a second while something runs; ``program`` it is, for people."""
-        self._program = program
+        """``heartbeat`` is called once a second while a job runs."""
         self._units = units
         self._journal = journal
         self._clock = clock
@@ -53,6 +51,7 @@ class JobRunner:
     def run_job(
         self,
         unit: str,
+        program: str,
         description: str,
         argv: tuple[str, ...],
         progress: Callable[[], TransactionProgress] = _report_nothing,
@@ -74,7 +73,7 @@ class JobRunner:
                 self._units.stop_unit(unit, self._heartbeat)
                 silent = f"it has said nothing for {self._limits.stall_s:g} s"
                 raise TransactionError(
-                    f"{self._program} could not {description}: {silent}",
+                    f"{program} could not {description}: {silent}",
                     remedy=f"see: journalctl -u {unit}",
                 )
 
@@ -85,7 +84,7 @@ class JobRunner:
         job = TransientJob(unit, f"treenail: {description}", argv, self._limits.transaction_s)
         run = self._units.run_job(job, each)
         try:
-            self.check_outcome(run, f"{self._program} could not {description}")
+            self.check_outcome(run, f"{program} could not {description}")
         finally:
             self._units.release_unit(unit)
 

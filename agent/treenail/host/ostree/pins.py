@@ -68,7 +68,9 @@ class OstreePins:
                 *option,
                 str(index),
             )
-            self._jobs.run_job(PIN_UNIT, f"{'' if is_pinned else 'un'}pin {deployment_id}", argv)
+            self._jobs.run_job(
+                PIN_UNIT, "ostree", f"{'' if is_pinned else 'un'}pin {deployment_id}", argv
+            )
 
 
 def _list_deployed(found: DeploymentStatus) -> list[OstreeDeployment]:

@@ -48,4 +48,4 @@ class OstreeSoftReboot:
 
     def _run_ostree_admin(self, description: str, *arguments: str) -> None:
         argv = (str(self._root.resolve_path(OSTREE_PROGRAM)), "admin", *arguments)
-        self._jobs.run_job(SOFT_REBOOT_UNIT, description, argv)
+        self._jobs.run_job(SOFT_REBOOT_UNIT, "ostree", description, argv)

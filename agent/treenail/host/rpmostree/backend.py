@@ -4,13 +4,12 @@ import logging
 from collections.abc import Callable
 from typing import assert_never
 
-from treenail.clock import Clock
 from treenail.errors import BusError, BusyError, HostError, TransactionError
+from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import DeploymentChange, DeploymentStatus, OstreeDeployment
-from treenail.host.ostree.watch import TransactionLimits, WatchCallback
+from treenail.host.ostree.watch import WatchCallback
 from treenail.host.rpmostree.client import CLIENT, RpmOstreeClient, check_outcome
 from treenail.host.rpmostree.expected import ExpectedDeployment, compute_expected
-from treenail.host.rpmostree.extensions import ExtensionsRepository
 from treenail.host.rpmostree.transaction import (
     TransactionDetached,
     TransactionFinished,
@@ -18,14 +17,12 @@ from treenail.host.rpmostree.transaction import (
     TransactionTimedOut,
 )
 from treenail.host.system.kernel_arguments import compute_edit, is_satisfied, split_arguments
-from treenail.host.system.reservation import SpaceReservation
-from treenail.host.systemd.bus import BusOption, SystemBus, make_options
+from treenail.host.systemd.bus import BusOption, make_options
 
 log = logging.getLogger(__name__)
 
 _REGISTRY = "ostree-unverified-registry:"
 _SIGNED = "ostree-image-signed:docker://"
-_LIMITS = TransactionLimits()
 _STATUS_REMEDY = "see: rpm-ostree status"
 _REBOOT_INITIATED = "Reboot initiated"
 _CHECKSUM_MISMATCH = "expected staged base checksum"
@@ -36,29 +33,16 @@ class RpmOstreeBackend:
 
     def __init__(
         self,
-        bus: SystemBus,
-        clock: Clock,
-        limits: TransactionLimits = _LIMITS,
+        machine: Machine,
         *,
-        heartbeat: Callable[[], None] = lambda: None,
-        needs_signature: Callable[[str], bool] = lambda _: False,
-        unlock_staged: Callable[[], None] | None = None,
-        extensions: ExtensionsRepository | None = None,
-        reservation: SpaceReservation | None = None,
+        needs_signature: Callable[[str], bool] = lambda _image: False,
     ) -> None:
-        """``heartbeat`` is called once a second while a transaction runs that nobody watches.
-
-        ``unlock_staged`` unlocks what is staged and does not reboot, as rpm-ostreed would.
-
-        ``needs_signature`` says whether an image is to be taken with a good signature alone. Without
-        ``extensions`` no packages come out of an image. ``reservation`` is kept from the reboot on for
-        the way back.
-        """
-        self._extensions = extensions
-        self._reservation = reservation
+        """``needs_signature`` says whether an image is to be taken with a good signature alone."""
+        self._machine = machine
         self._needs_signature = needs_signature
-        self._unlock_staged = unlock_staged
-        self._client = RpmOstreeClient(bus, clock, limits, heartbeat=heartbeat)
+        self._client = RpmOstreeClient(
+            machine.bus, machine.clock, machine.limits, heartbeat=machine.heartbeat
+        )
 
     @property
     def name(self) -> str:
@@ -92,7 +76,7 @@ class RpmOstreeBackend:
         try:
             if goal.list_differences(found.pending or booted):
                 if change.extensions_image and found.transaction is None:
-                    self._offer_packages(change.extensions_image, watch)
+                    self._machine.extensions.offer_packages(change.extensions_image, watch=watch)
                 self._update_deployment(change, booted, watch)
         finally:
             self._withdraw_packages()
@@ -157,10 +141,9 @@ class RpmOstreeBackend:
                 f"can't reboot into {staged_id}: {staged.id if staged else 'nothing'} is staged",
                 remedy=_STATUS_REMEDY,
             )
-        if self._reservation is not None:
-            self._reservation.reserve_space()
-        if is_soft and self._unlock_staged is not None:
-            self._unlock_for_soft_reboot(staged, self._unlock_staged)
+        self._machine.reservation.reserve_space()
+        if is_soft:
+            self._unlock_for_soft_reboot(staged)
             return
         # The daemon compares the manifest's digest; before it knew images by that, the commit of
         # the image, without the packages on it.
@@ -179,8 +162,7 @@ class RpmOstreeBackend:
         What is staged is dropped, whoever staged it, for the shutdown would make it the default
         again. Repeatable: when the previous one is the default already, nothing is done.
         """
-        if self._reservation is not None:
-            self._reservation.release_space()
+        self._machine.reservation.release_space()
         found = self.read_deployments()
         if found.staged is not None:
             log.warning("dropping %s, which is staged, to roll back", found.staged.id)
@@ -221,19 +203,10 @@ class RpmOstreeBackend:
                 remedy="drop what is pending with: rpm-ostree cleanup --pending",
             )
 
-    def _offer_packages(self, image: str, watch: WatchCallback) -> None:
-        if self._extensions is None:
-            raise HostError(f"nobody here can unpack packages from {image}")
-        self._extensions.offer_packages(image, watch=watch)
-
     def _withdraw_packages(self) -> None:
         """Packages that were offered are so no more, unless a transaction may need them."""
-        extensions = self._extensions
-        if (
-            extensions is not None
-            and extensions.is_offered
-            and self.read_deployments().transaction is None
-        ):
+        extensions = self._machine.extensions
+        if extensions.is_offered and self.read_deployments().transaction is None:
             extensions.withdraw_packages()
 
     def _update_deployment(
@@ -328,11 +301,9 @@ class RpmOstreeBackend:
             remedy="see: journalctl -u rpm-ostreed",
         )
 
-    def _unlock_for_soft_reboot(
-        self, staged: OstreeDeployment, unlock_staged: Callable[[], None]
-    ) -> None:
+    def _unlock_for_soft_reboot(self, staged: OstreeDeployment) -> None:
         if staged.is_locked:
-            unlock_staged()
+            self._machine.soft_reboot.unlock_staged()
         found = self.read_deployments().staged
         if found is None or found.is_locked:
             raise TransactionError(
