@@ -1,4 +1,4 @@
-"""``treenail collect``: what a bug report needs, in one file and without secrets."""
+"""``treenail collect``: write one file for a bug report, without secrets."""
 
 import argparse
 import json
@@ -47,7 +47,7 @@ _MAX_FILES_LISTED = 500
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Write the bundle and say where it is and what it lacks."""
+    """Write the bundle, and print its path and its missing parts."""
     clock = SystemClock()
     moment = format_rfc3339(clock.now()).replace(":", "")
     name = f"treenail-{socket.gethostname()}-{moment}"
@@ -55,16 +55,17 @@ def main(arguments: argparse.Namespace) -> int:
     bundle = Bundle(name=name, now=clock.now())
     collect_parts(bundle, Root(arguments.root or "/"), arguments.config, os.environ, clock)
     bundle.write_archive(path)
-    told = sys.stderr if path == STDOUT else sys.stdout
+    # With -o - the archive is on the standard output.
+    stream = sys.stderr if path == STDOUT else sys.stdout
     if arguments.json:
         document = {"file": path, "parts": list(bundle.part_names), "missing": bundle.missing}
-        print(json.dumps(document, indent=1), file=told)
+        print(json.dumps(document, indent=1), file=stream)
         return 0
     for part, why in bundle.missing.items():
-        print(f"without {part}: {why}", file=told)
+        print(f"missing {part}: {why}", file=stream)
     print(
-        f"{path}: {len(bundle.part_names)} parts, secrets withheld; look before you share",
-        file=told,
+        f"{path}: {len(bundle.part_names)} parts, secrets withheld; read it before you share it",
+        file=stream,
     )
     return 0
 
@@ -72,7 +73,7 @@ def main(arguments: argparse.Namespace) -> int:
 def collect_parts(
     bundle: Bundle, root: Root, config: str | None, environ: Mapping[str, str], clock: Clock
 ) -> None:
-    """Put everything there is into the bundle, which notes what can't be got, and why."""
+    """Add every part to the bundle, which records the cause of a missing one."""
     files, kernel = HostFiles(root), HostKernel(root)
     programs = ProgramRunner(clock, environ)
     bundle.add_document("versions.json", partial(_read_versions, kernel, clock))
@@ -119,7 +120,7 @@ def _read_boot(kernel: HostKernel) -> Json:
 def _read_document(files: HostFiles, path: str) -> object:
     content = files.read_file(path)
     if content is None:
-        raise FileError(f"there is no {path}")
+        raise FileError(f"{path} does not exist")
     return json.loads(content)
 
 
@@ -128,7 +129,7 @@ def _read_settings(root: Root, config: str | None) -> str:
     try:
         return path.read_bytes().decode("utf-8", "replace")
     except FileNotFoundError as error:
-        raise FileError(f"there is no {path}: the defaults hold") from error
+        raise FileError(f"{path} does not exist: the agent uses the defaults") from error
 
 
 def _measure_disks(root: Root) -> Json:
@@ -142,12 +143,12 @@ def _measure_disks(root: Root) -> Json:
 
 
 def _list_files(root: Root) -> list[Json]:
-    """Names, modes and sizes of what treenail and the Machine Config Daemon keep; no contents."""
+    """List files of treenail and the Machine Config Daemon: names, modes, sizes, no contents."""
     entries: list[Json] = []
     for folder in (STATE_DIRECTORY, mcd_state.DIRECTORY):
         for path in sorted(root.resolve_path(folder).rglob("*")):
             if len(entries) == _MAX_FILES_LISTED:
-                return [*entries, {"path": "and more"}]
+                return [*entries, {"path": "more files not listed"}]
             status = path.lstat()
             entries.append(
                 {
@@ -162,7 +163,7 @@ def _list_files(root: Root) -> list[Json]:
 
 
 def _read_deployments(root: Root, clock: Clock) -> Json:
-    # Without a bus and its services, all other parts are there all the same.
+    # Imported late: all other parts can be read without a bus.
     from treenail.cli.node.choose_backend import read_deployments
 
     return asdict(read_deployments(root, clock))
@@ -186,7 +187,7 @@ def _read_bootc_status(programs: ProgramRunner) -> object:
 
 
 def _read_own_node(root: Root, config: str | None, clock: Clock) -> Json:
-    """Of the Node only what concerns treenail."""
+    """Read the parts of the Node that concern treenail."""
     with connect_own_node(root, config, clock) as node:
         fields = Fields.from_json(node.read_node(), "Node")
     metadata, spec = fields.get_object("metadata"), fields.get_object("spec")
@@ -209,7 +210,7 @@ def _list_failed_units(programs: ProgramRunner) -> str:
 
 
 def _read_journal(programs: ProgramRunner, root: Root, unit: str) -> str:
-    """The last records of a unit, as many as fit."""
+    """Read the last journal records of a unit, as many as fit."""
     argv = ["journalctl", "--no-pager", "--quiet", "-o", "short-iso-precise"]
     argv += ["--since", _JOURNAL_SINCE, "--unit", unit]
     if root.prefix != Path("/"):

@@ -1,4 +1,4 @@
-"""A bundle for a bug report: a compressed tar whose every part has gone through the redaction."""
+"""Bundle for a bug report: a compressed tar archive; every part passes the redaction."""
 
 import io
 import json
@@ -13,13 +13,13 @@ from treenail.errors import FileError, TreenailError
 
 STDOUT = "-"
 MAX_PART_BYTES = 2 * 1024 * 1024
-"""Bytes that one part may have; of a longer one the end is kept, where the latest is."""
+"""Size limit of a part; a longer part keeps its end, which has the latest records."""
 
-_TRUNCATION_NOTE = "… the beginning is left out\n"
+_TRUNCATION_NOTE = "… truncated at the start\n"
 
 
 class Bundle:
-    """Parts in memory, at most 2 MiB each, and what could not be got and why."""
+    """Parts in memory, at most 2 MiB each, and the causes of missing parts."""
 
     def __init__(self, *, name: str, now: float) -> None:
         self._name = name
@@ -29,12 +29,12 @@ class Bundle:
 
     @property
     def missing(self) -> dict[str, str]:
-        """By the name of each part that is not there, why."""
+        """Cause of each missing part, by its name."""
         return dict(self._missing)
 
     @property
     def part_names(self) -> tuple[str, ...]:
-        """The parts there are."""
+        """Names of the parts."""
         return tuple(self._parts)
 
     def add_document(self, name: str, read: Callable[[], object]) -> None:
@@ -42,31 +42,30 @@ class Bundle:
         self._add_part(name, lambda: json.dumps(redact_json(read()), indent=1, default=str) + "\n")
 
     def add_text(self, name: str, read: Callable[[], str]) -> None:
-        """Add a text; a secret in it may go over several lines."""
+        """Add a text; redact also secrets that span several lines."""
         self._add_part(name, lambda: "\n".join(redact_lines(read().split("\n"))))
 
     def add_lines(self, name: str, read: Callable[[], str]) -> None:
-        """Add lines that have nothing to do with each other, such as a journal's."""
+        """Add independent lines, such as journal records; redact line by line."""
         self._add_part(name, lambda: "\n".join(map(redact_line, read().split("\n"))))
 
     def write_archive(self, path: str) -> None:
-        """Write the bundle, for its owner alone; an existing file is not replaced.
-
-        Raises `FileError`.
-        """
-        packed = self._pack_archive()
+        """Write the archive with mode 0600; raise `FileError` if the file exists."""
+        archive = self._pack_archive()
         if path == STDOUT:
-            sys.stdout.buffer.write(packed)
+            sys.stdout.buffer.write(archive)
             sys.stdout.buffer.flush()
             return
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
-                file.write(packed)
+                file.write(archive)
         except FileExistsError as error:
-            raise FileError(f"{path} is there already", remedy="name another file") from error
+            raise FileError(
+                f"cannot write {path}: the file exists", remedy="name another one with -o FILE"
+            ) from error
         except OSError as error:
-            raise FileError(f"can't write {Path(path).absolute()}: {error.strerror}") from error
+            raise FileError(f"cannot write {Path(path).absolute()}: {error.strerror}") from error
 
     def _add_part(self, name: str, read: Callable[[], str]) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The machine below a root, for commands that look at it or change it."""
+"""Inspector and step runner of the machine below a root."""
 
 from treenail.clock import SystemClock
 from treenail.daemon.configuration.inspect import (

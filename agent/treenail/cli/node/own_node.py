@@ -1,4 +1,4 @@
-"""This machine's settings, and its Node, for commands that may have to do without either."""
+"""Settings and Node of this machine, for commands that also work without them."""
 
 import socket
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ _CALL_TIMEOUT_S = 5.0
 
 
 def load_node_settings(root: Root, config: str | None) -> AgentSettings:
-    """The settings that the agent has; raises `UsageError`."""
+    """Load the settings of the agent; raise `UsageError` if they are invalid."""
     path = Path(config) if config else root.resolve_path(SETTINGS_FILE)
     given = PartialSettings(root=str(root.prefix))
     return load_settings(
@@ -36,18 +36,18 @@ def load_node_settings(root: Root, config: str | None) -> AgentSettings:
 
 
 class OwnNode:
-    """Our Node. Raises `ClusterError`."""
+    """The Node of this machine; its methods raise `ClusterError`."""
 
     def __init__(self, client: "Client", name: str) -> None:
         self._client = client
         self.name = name
 
     def machine_config(self, name: str) -> MachineConfig:
-        """The MachineConfig of this name; raises `ConfigError`, too."""
+        """Fetch a MachineConfig; raise also `ConfigError`."""
         return MachineConfig.from_json(self._client.get(MACHINECONFIGS, name))
 
     def fetch_policy(self) -> DisruptionPolicy:
-        """The cluster's node disruption policy."""
+        """Fetch the node disruption policy of the cluster, or return the default policy."""
         try:
             return ClusterDisruptionPolicy.from_json(
                 self._client.get(MACHINECONFIGURATIONS, "cluster")
@@ -56,19 +56,19 @@ class OwnNode:
             return DEFAULT_POLICY
 
     def read_node(self) -> Json:
-        """The Node as it is."""
+        """Fetch the Node."""
         return self._client.get(NODES, self.name)
 
     def annotate_node(self, changes: Mapping[str, str | None]) -> None:
-        """Set these annotations; None takes one away."""
+        """Set these annotations; None removes one."""
         body: Json = {"metadata": {"annotations": dict(changes)}}
         self._client.patch(NODES, self.name, body)
 
 
 @contextmanager
 def connect_own_node(root: Root, config: str | None, clock: Clock) -> Iterator[OwnNode]:
-    """The Node, with a few seconds for each call; raises `UsageError` without a kubeconfig."""
-    # TLS is loaded only where the API server is asked.
+    """Connect to the API server with a short timeout; raise `UsageError` without a kubeconfig."""
+    # Imported late: most commands do not need TLS.
     from treenail.kube.client import Client
     from treenail.kube.kubeconfig import read_kubeconfig
     from treenail.kube.transport import HttpTransport

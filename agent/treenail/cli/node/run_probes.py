@@ -1,4 +1,4 @@
-"""What looks at the machine before an update and after its reboot, wired."""
+"""Construction of the pre-flight checks and the health checks."""
 
 import os
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def create_preflight(
     settings: PreflightSettings,
     backend: BackendSetting,
 ) -> PreflightChecker:
-    """The pre-flight of this machine, whose deployments ``os_`` knows."""
+    """Create the pre-flight checks of this machine; ``os_`` reads its deployments."""
     clock = SystemClock()
     registry = SkopeoClient(ProgramRunner(clock, os.environ), timeout_s=settings.registry_s)
     probes = PreflightProbes(
@@ -51,7 +51,7 @@ def create_health_checks(
     *,
     alive: Callable[[], None],
 ) -> HealthChecker:
-    """The checks of a boot on trial; ``alive`` is called between them."""
+    """Create the health checks of a boot trial; ``alive`` is called between them."""
     clock = SystemClock()
     programs = ProgramRunner(clock, os.environ)
     runtime = ContainerRuntime(root, programs, timeout_s=settings.check_s)

@@ -1,11 +1,11 @@
-"""``treenail status``: what there is to say of a node, even with API server and agent away."""
+"""``treenail status``: show the state of a node, also without the API server and the agent."""
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from treenail.cli.main import EXIT_DEGRADED
-from treenail.cli.node.status_screen import format_status
 from treenail.clock import Clock, SystemClock, format_rfc3339
 from treenail.errors import FileError, HostError, LedgerError, TreenailError, UsageError
 from treenail.host.filesystem.files import HostFiles
@@ -17,12 +17,15 @@ from treenail.update.state.history import summarize_history
 from treenail.update.state.record import LedgerRecord, PastUpdate, Target, UpdateRecord
 
 Json = dict[str, object]
+LabelledLine = tuple[str, str]
+
 STATUS_PATH = "/run/treenail/status.json"
 _MAX_STATUS_BYTES = 1024 * 1024
+_MAX_REASONS = 3
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the node's status; 4 when the node is degraded."""
+    """Print the status of the node; return 4 if it is degraded."""
     clock = SystemClock()
     document = collect_status(Root(arguments.root or "/"), clock)
     if arguments.json:
@@ -33,16 +36,16 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def collect_status(root: Root, clock: Clock) -> Json:
-    """Everything there is to say; what can't be found out is in ``problems``, in a sentence.
+    """Collect the status document; ``problems`` names what cannot be read, with the cause.
 
-    The form is that of treenail(8), section STATUS: keys are added to it, and none is taken away.
+    Section STATUS of treenail(8) documents the keys. Add keys, and never remove one.
     """
     problems: list[str] = []
-    live = _read_status_file(root, problems)
+    status = _read_status_file(root, problems)
     record, damage = _read_record(root, problems)
-    found = _read_deployments(root, clock, problems)
+    deployments = _read_deployments(root, clock, problems)
     update = record.update
-    failure = damage or live.get("failure")
+    failure = damage or status.get("failure")
     if failure is None and record.quarantined is not None:
         failure = {
             "message": record.quarantined.reason,
@@ -50,25 +53,27 @@ def collect_status(root: Root, clock: Clock) -> Json:
             "state": "Degraded",
         }
     return {
-        "node": live.get("node"),
-        "agent": _inspect_agent(root, live),
-        "backend": live.get("backend"),
-        "state": _compute_state(live, failure, record),
-        "sentence": live.get("sentence"),
+        "node": status.get("node"),
+        "agent": _inspect_agent(root, status),
+        "backend": status.get("backend"),
+        "state": _compute_state(status, failure, record),
+        "activity": status.get("activity"),
         "current": _build_target_document(record.current),
-        "desired": live.get("desired")
+        "desired": status.get("desired")
         or _build_target_document(update.target if update else record.current),
-        "update": live.get("update") if update is None else _build_update_document(record, update),
-        "progress": live.get("progress"),
+        "update": status.get("update")
+        if update is None
+        else _build_update_document(record, update),
+        "progress": status.get("progress"),
         "failure": failure,
         "lastUpdate": _build_past_document(record.history[0]) if record.history else None,
-        "credentials": live.get("credentials") or [],
-        "drift": live.get("drift") or [],
-        "apiServer": live.get("apiServer"),
+        "credentials": status.get("credentials") or [],
+        "drift": status.get("drift") or [],
+        "apiServer": status.get("apiServer"),
         "deployments": {
-            "booted": _build_deployment_document(found.booted),
-            "staged": _build_deployment_document(found.staged),
-            "rollback": _build_deployment_document(found.rollback),
+            "booted": _build_deployment_document(deployments.booted),
+            "staged": _build_deployment_document(deployments.staged),
+            "rollback": _build_deployment_document(deployments.rollback),
         },
         "retained": _build_retained_document(root, record, problems),
         "problems": problems,
@@ -80,18 +85,18 @@ def _read_status_file(root: Root, problems: list[str]) -> Json:
         content = HostFiles(root).read_file(STATUS_PATH, limit=_MAX_STATUS_BYTES)
         return _as_object(json.loads(content)) if content else {}
     except (FileError, ValueError) as error:
-        problems.append(f"what the agent does now: {error}")
+        problems.append(f"the activity of the agent: {error}")
         return {}
 
 
 def _read_record(root: Root, problems: list[str]) -> tuple[LedgerRecord, Json | None]:
-    """The record, and the failure that it is damaged, for no agent can begin with that."""
+    """Read the ledger; also return a failure if it is damaged, because no agent starts with it."""
     try:
         return records.from_json(Ledger(root).read_document()), None
     except TreenailError as error:
-        problems.append(f"what is recorded: {error}")
+        problems.append(f"the ledger: {error}")
         if isinstance(error.__cause__, FileError):
-            return LedgerRecord(), None  # it may be read by root alone
+            return LedgerRecord(), None  # readable by root only: no damage
         return LedgerRecord(), {
             "message": str(error),
             "remedy": error.remedy,
@@ -100,7 +105,7 @@ def _read_record(root: Root, problems: list[str]) -> tuple[LedgerRecord, Json | 
 
 
 def _read_deployments(root: Root, clock: Clock, problems: list[str]) -> DeploymentStatus:
-    # The record and what the agent says are there without a bus, too.
+    # Imported late: ledger and status file can be read without a bus.
     from treenail.cli.node.choose_backend import read_deployments
 
     try:
@@ -110,27 +115,31 @@ def _read_deployments(root: Root, clock: Clock, problems: list[str]) -> Deployme
         return DeploymentStatus(())
 
 
-def _inspect_agent(root: Root, live: Json) -> Json:
-    """Whether it runs; ``lastSeen`` is when it last had something to say, in this boot."""
-    seen = live.get("pid")
+def _inspect_agent(root: Root, status: Json) -> Json:
+    """Return whether the agent runs; ``lastSeen`` is the time of its last status in this boot."""
     try:
         pid = Ledger(root).find_lock_holder()
-        running = pid is not None
+        is_running = pid is not None
     except LedgerError:
-        # Only root is told who has the lock.
+        # Only root can read the holder of the lock.
+        seen = status.get("pid")
         pid = seen if isinstance(seen, int) else None
-        running = pid is not None and Path(f"/proc/{pid}").is_dir()
-    return {"running": running, "pid": pid if running else None, "lastSeen": live.get("written")}
+        is_running = pid is not None and Path(f"/proc/{pid}").is_dir()
+    return {
+        "running": is_running,
+        "pid": pid if is_running else None,
+        "lastSeen": status.get("written"),
+    }
 
 
-def _compute_state(live: Json, failure: object, record: LedgerRecord) -> str:
+def _compute_state(status: Json, failure: object, record: LedgerRecord) -> str:
     if isinstance(failure, dict) and failure.get("state"):
         return str(failure["state"])
     if record.update is not None:
         return "Working"
     if not record.current.config:
         return "Unknown"
-    return "Done" if str(live.get("sentence", "at ")).startswith("at ") else "Working"
+    return "Done" if str(status.get("activity", "at ")).startswith("at ") else "Working"
 
 
 def _build_update_document(record: LedgerRecord, update: UpdateRecord) -> Json:
@@ -157,20 +166,20 @@ def _build_past_document(past: PastUpdate) -> Json:
 
 
 def _build_retained_document(root: Root, record: LedgerRecord, problems: list[str]) -> Json | None:
-    """The deployment that the agent keeps from being dropped, and until when, if that is known."""
-    kept, until = record.retained, None
-    if kept is None:
+    """Build the document of the pinned deployment, with the end of its retention if known."""
+    retained, until = record.retained, None
+    if retained is None:
         return None
-    if kept.healthy_since is not None:
+    if retained.healthy_since is not None:
         from treenail.cli.node.own_node import load_node_settings
 
         try:
             until = format_rfc3339(
-                kept.healthy_since + load_node_settings(root, None).health.retention_s
+                retained.healthy_since + load_node_settings(root, None).health.retention_s
             )
         except UsageError as error:
             problems.append(f"the settings: {error}")
-    return {"id": kept.id, "until": until}
+    return {"id": retained.id, "until": until}
 
 
 def _build_target_document(target: Target) -> Json:
@@ -192,3 +201,118 @@ def _build_deployment_document(deployment: OstreeDeployment | None) -> Json | No
 
 def _as_object(value: object) -> Json:
     return value if isinstance(value, dict) else {}
+
+
+def format_status(document: Json) -> str:
+    """Format the status document for users."""
+    lines = [
+        ("Node", str(document["node"] or "unknown")),
+        *_format_activity(document),
+        ("Current", _format_target(_as_object(document["current"]))),
+        ("Desired", _format_target(_as_object(document["desired"]))),
+        *_format_backend(_as_object(document.get("backend"))),
+        *_format_deployments(_as_object(document["deployments"])),
+        *_format_retained(_as_object(document.get("retained"))),
+        ("API server", _format_api_server(_as_object(document["apiServer"]))),
+        *_format_outcome(document),
+        *(("Pull secret", str(each)) for each in _as_list(document["credentials"])),
+        *(("Drift", str(each)) for each in _as_list(document["drift"])),
+        *(("Problem", str(each)) for each in _as_list(document["problems"])),
+    ]
+    return "\n".join(f"{name:<12} {text}" for name, text in lines)
+
+
+def _format_activity(document: Json) -> Iterator[LabelledLine]:
+    """Format agent, state, activity and reasons."""
+    agent, update = _as_object(document["agent"]), _as_object(document["update"])
+    yield "Agent", _format_agent(agent)
+    state = str(document["state"])
+    yield "State", f"{state}, {update['phase']} since {update['entered']}" if update else state
+    activity = str(document["activity"] or "unknown")
+    if agent["running"]:
+        yield "Activity", f"{activity}{_format_progress(_as_object(document['progress']))}"
+    else:
+        yield "Activity", f"none; last activity: {activity}"
+    reasons = _as_list(update.get("reasons"))
+    for reason in reasons[:_MAX_REASONS]:
+        yield "Why", str(reason)
+    if len(reasons) > _MAX_REASONS:
+        yield "", f"and {len(reasons) - _MAX_REASONS} more, see: treenail why"
+
+
+def _format_outcome(document: Json) -> Iterator[LabelledLine]:
+    """Format last update, last error and remedy."""
+    last, failure = _as_object(document["lastUpdate"]), _as_object(document["failure"])
+    if last:
+        to = _as_object(last["target"])["config"]
+        yield "Last update", f"{last['outcome']} {last['ended']}, to {to}"
+    if failure:
+        yield "Last error", str(failure["message"])
+        yield "Remedy", str(failure["remedy"] or "wait: the agent retries automatically")
+    if not _as_object(document["agent"])["running"]:
+        yield (
+            "Remedy",
+            "start the agent: systemctl start treenail; if it stops again: journalctl -u treenail",
+        )
+
+
+def _format_agent(agent: Json) -> str:
+    if agent["running"]:
+        return f"running, process {agent['pid']}"
+    if agent["lastSeen"]:
+        return f"not running; last status written {agent['lastSeen']}"
+    return "not started since the boot"
+
+
+def _format_progress(progress: Json) -> str:
+    if not progress:
+        return ""
+    percent = progress.get("percent")
+    shown = "" if percent is None else f"{percent} %, "
+    return f" ({shown}{progress.get('text')})"
+
+
+def _format_backend(backend: Json) -> Iterator[LabelledLine]:
+    if backend:
+        yield "Managed by", f"{backend['name']}: {backend['reason']}"
+
+
+def _format_deployments(deployments: Json) -> Iterator[LabelledLine]:
+    for name in ("booted", "staged", "rollback"):
+        yield name.capitalize(), _format_deployment(_as_object(deployments[name]))
+
+
+def _format_retained(retained: Json) -> Iterator[LabelledLine]:
+    if retained:
+        yield "Pinned", f"{retained['id']}, {_format_retention_end(retained)}, or the next update"
+
+
+def _format_retention_end(retained: Json) -> str:
+    if retained["until"]:
+        return f"until {retained['until']}"
+    return "until the new deployment is healthy"
+
+
+def _format_target(target: Json) -> str:
+    config = str(target.get("config") or "none yet")
+    return f"{config}\n{'':<13}{target['image']}" if target.get("image") else config
+
+
+def _format_deployment(deployment: Json) -> str:
+    if not deployment:
+        return "none"
+    notes = [note for note in ("locked", "pinned") if deployment[note]]
+    marks = f" ({', '.join(notes)})" if notes else ""
+    named = deployment["digest"] or deployment["checksum"]
+    return f"{deployment['version'] or 'no version'}{marks}  {named}"
+
+
+def _format_api_server(api: Json) -> str:
+    if not api:
+        return "no request yet"
+    text = f"{'reachable' if api['reachable'] else 'unreachable'} since {api['since']}"
+    return f"{text}: {api['problem']}" if api.get("problem") else text
+
+
+def _as_list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []

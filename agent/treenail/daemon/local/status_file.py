@@ -67,7 +67,7 @@ class StatusFile:
     ) -> None:
         """Show a report, and the failure that it may be too early to put on the Node."""
         shown: Json = {
-            "sentence": report.summary,
+            "activity": report.summary,
             "desired": _render_target(report.desired),
             "failure": None
             if failure is None
@@ -98,10 +98,10 @@ class StatusFile:
             self._document["progress"] = {"text": progress.text, "percent": progress.percent}
             self._write_document(f"{self._sentence}:{percent} {progress.text}".rstrip())
 
-    def show_backend(self, name: str, why: str) -> None:
+    def show_backend(self, name: str, reason: str) -> None:
         """Show what manages the operating system, and why that."""
         with self._lock:
-            self._document["backend"] = {"name": name, "why": why}
+            self._document["backend"] = {"name": name, "reason": reason}
 
     def show_credential_problems(self, problems: Sequence[str]) -> None:
         """Show what is wrong with pull secrets, and with what a ControllerConfig hands out."""
