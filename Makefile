@@ -19,7 +19,7 @@ RUN = $(BIN)/python -m
 VM = PYTHONPATH=.:vm-tests $(RUN) vmlab.run
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-fast test-long check format bench vm-test vm-smoke rpm clean
+.PHONY: help demo test test-fast test-long check format bench vm-test vm-smoke diagrams rpm clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
@@ -54,6 +54,9 @@ vm-test: $(READY)  ## the agent in virtual machines that reboot and lose power; 
 
 vm-smoke: $(READY)  ## of vm-test what takes a quarter of an hour at most
 	$(VM) -m smoke $(ARGS)
+
+diagrams: $(READY)  ## draw docs/*.svg again; needs dot, of the package graphviz
+	$(RUN) tools.diagrams
 
 rpm:  ## build the RPMs into build/rpm; on Fedora, with rpm-build and the spec's BuildRequires
 	tools/rpm build/rpm

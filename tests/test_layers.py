@@ -12,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
+MAX_ROOMS = 10
+
 # The lab is a package of its own; in the rows it is called `lab`.
 PACKAGES = {"agent/treenail": "treenail", "lab/treenail_lab": "treenail_lab"}
 
@@ -125,6 +127,82 @@ def test_what_is_allowed_is_not_found(tmp_path: Path, path: str, source: str) ->
     planted.parent.mkdir(parents=True, exist_ok=True)
     planted.write_text(source)
     assert list(broken_rules(tmp_path)) == []
+
+
+def test_no_module_and_no_room_imports_in_a_circle() -> None:
+    modules = _imports(ROOT)
+    assert list(_circles(modules)) == []
+    for package in sorted({module.split(".")[0] for module in modules}):
+        assert list(_circles(_room_imports(modules, package))) == [], package
+
+
+def test_each_package_has_ten_rooms_at_most() -> None:
+    for folder in PACKAGES:
+        for package in (ROOT / folder).iterdir():
+            if package.is_dir() and package.name != "__pycache__":
+                rooms = {path.stem for path in package.iterdir() if path.name[0] != "_"}
+                # api is a vocabulary, config a set of functions and kube a client: each is flat.
+                if package.name not in {"api", "config", "kube"}:
+                    assert len(rooms) <= MAX_ROOMS, sorted(rooms)
+
+
+def _imports(root: Path) -> dict[str, set[str]]:
+    """Map each module to its imports, without `treenail.`; the lab's begin with `lab.`."""
+    names: dict[str, Path] = {}
+    for folder, package in PACKAGES.items():
+        prefix = () if package == "treenail" else ("lab",)
+        for path in (root / folder).rglob("*.py"):
+            parts = path.relative_to(root / folder).with_suffix("").parts
+            names[".".join((*prefix, *parts))] = path
+    found: dict[str, set[str]] = {}
+    for name, path in names.items():
+        targets = found.setdefault(name, set())
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.ImportFrom):
+                whole = [f"{node.module}.{alias.name}" for alias in node.names]
+                candidates = [*whole, node.module or ""]
+            elif isinstance(node, ast.Import):
+                candidates = [alias.name for alias in node.names]
+            else:
+                continue
+            for candidate in candidates:
+                plain = candidate.replace("treenail_lab", "lab", 1).removeprefix("treenail.")
+                if plain in names and plain != name:
+                    targets.add(plain)
+    return found
+
+
+def _room_imports(modules: dict[str, set[str]], package: str) -> dict[str, set[str]]:
+    def room(module: str) -> str | None:
+        parts = module.split(".")
+        return parts[1] if parts[0] == package and len(parts) > 1 else None
+
+    found: dict[str, set[str]] = {}
+    for module, targets in modules.items():
+        if here := room(module):
+            there = {found_room for target in targets if (found_room := room(target))}
+            found.setdefault(here, set()).update(there - {here})
+    return found
+
+
+def _circles(imports: dict[str, set[str]]) -> Iterator[str]:
+    """Each set of names that reach each other, as one text."""
+    reached: dict[str, set[str]] = {}
+    for name in imports:
+        seen: set[str] = set()
+        waiting = [name]
+        while waiting:
+            for target in imports.get(waiting.pop(), ()):
+                if target not in seen:
+                    seen.add(target)
+                    waiting.append(target)
+        reached[name] = seen
+    listed: set[str] = set()
+    for name in sorted(imports):
+        if name in reached[name] and name not in listed:
+            circle = {name, *(other for other in reached[name] if name in reached.get(other, ()))}
+            listed |= circle
+            yield ", ".join(sorted(circle))
 
 
 def broken_rules(root: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""A D-Bus daemon for one machine: private, on a socket in the machine's directory."""
+"""The D-Bus daemon of one machine, on a socket in the machine's directory."""
 
 import signal
 import subprocess
@@ -13,11 +13,11 @@ _STOP_LIMIT_S = 5.0
 
 
 class PrivateBus:
-    """A running ``dbus-daemon`` with a policy that lets everybody do everything.
+    """A ``dbus-daemon`` whose policy allows everything.
 
-    ``services`` maps names to the command that the daemon starts when somebody calls the name
-    and nobody owns it; these programs are told the bus in DBUS_SYSTEM_BUS_ADDRESS. What the
-    daemon and they say goes to the file ``log``.
+    ``services`` maps bus names to the command that the daemon starts when a client calls a name
+    without an owner. These programs find the bus in DBUS_SYSTEM_BUS_ADDRESS. The daemon and they
+    write to the file ``log``.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class PrivateBus:
 
     @property
     def pid(self) -> int:
-        """The daemon's process id; 0 when it does not run."""
+        """Return the daemon's process id; 0 when it does not run."""
         return self._process.pid if self._process is not None else 0
 
     def start(self) -> None:
-        """Start the daemon; it takes connections when this returns."""
+        """Start the daemon; it accepts connections when this returns."""
         self._socket.unlink(missing_ok=True)
         self._services.mkdir(exist_ok=True)
         for name, command in self._activatable.items():
@@ -59,14 +59,16 @@ class PrivateBus:
                 stdout=subprocess.PIPE,
                 stderr=output,
                 text=True,
+                # What it activates runs in its session: Ctrl-C in the terminal reaches neither.
+                start_new_session=True,
             )
         pipe = self._process.stdout
         # The address is printed once the socket listens.
         if pipe is None or not pipe.readline():
-            raise HostError(f"dbus-daemon did not start; see {self._log}")
+            raise HostError("cannot start dbus-daemon", remedy=f"see {self._log}")
 
     def stop(self, *, hard: bool = False) -> None:
-        """End the daemon and with it every connection."""
+        """Stop the daemon, which closes every connection."""
         process, self._process = self._process, None
         if process is None:
             return

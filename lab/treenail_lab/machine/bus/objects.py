@@ -77,7 +77,7 @@ MethodCallback = Callable[[MethodCall], ReplyValues | None]
 
 def load_interfaces(file_name: str) -> dict[str, Any]:
     """The interfaces described in an XML file beside this module, by name."""
-    text = (Path(__file__).parents[1] / "interfaces" / file_name).read_text(encoding="utf-8")
+    text = (Path(__file__).parent / "interfaces" / file_name).read_text(encoding="utf-8")
     node = Gio.DBusNodeInfo.new_for_xml(text)
     return {interface.name: interface for interface in node.interfaces}
 

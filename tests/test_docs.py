@@ -1,0 +1,54 @@
+"""The documents name what exists: paths, links, targets of make, and the phases of an update."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tools import diagrams
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md"))
+LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#]+)")
+MODULE = re.compile(r"`((?:[a-z0-9_]+/)+[a-z0-9_]+\.(?:py|md|service|toml))`")
+TARGET = re.compile(r"`?make ([a-z][a-z-]*)")
+
+
+def ids(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=ids)
+def test_link_in_document_names_existing_file(document: Path) -> None:
+    links = LINK.findall(document.read_text())
+    assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=ids)
+def test_path_in_document_names_existing_module(document: Path) -> None:
+    roots = (ROOT, ROOT / "agent/treenail", ROOT / "lab")
+    paths = MODULE.findall(document.read_text())
+    assert [path for path in paths if not any((root / path).exists() for root in roots)] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=ids)
+def test_make_target_in_document_exists(document: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    code = "\n".join(re.findall(r"```.*?```|`[^`]*`", document.read_text(), re.DOTALL))
+    assert set(TARGET.findall(code)) <= targets
+
+
+def test_phases_in_document_equal_transition_table() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    assert diagrams.document_with_phases(text) == text
+    assert (ROOT / "docs/phases.dot").read_text() == diagrams.phases_dot()
+
+
+@pytest.mark.parametrize("source", sorted((ROOT / "docs").glob("*.dot")), ids=ids)
+def test_diagram_was_drawn_from_its_source(source: Path) -> None:
+    drawn = source.with_suffix(".svg").read_text()
+    assert drawn.endswith(diagrams.digest_comment(source.read_text()))
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
