@@ -253,7 +253,9 @@ class Lab:
             "type": "Ready",
             "status": "True" if ready else "Unknown",
             "reason": "KubeletReady" if ready else "NodeStatusUnknown",
-            "message": "kubelet is posting ready status" if ready else "Kubelet stopped posting node status.",
+            "message": "kubelet is posting ready status"
+            if ready
+            else "Kubelet stopped posting node status.",
             "lastTransitionTime": format_rfc3339(SystemClock().now()),
             "lastHeartbeatTime": format_rfc3339(SystemClock().now()),
         }

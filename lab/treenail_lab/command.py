@@ -1,6 +1,6 @@
-"""``treenail-lab``: a cluster and its machines on this host.
+"""The command ``treenail-lab``: run a cluster and its machines on this host.
 
-``demo`` shows a rollout; ``up`` keeps a lab running for kubectl; ``reboot``, ``power-cut`` and
+``demo`` shows a rollout. ``up`` keeps a lab running for kubectl. ``reboot``, ``power-cut`` and
 ``fault`` act on a machine of a lab that is up.
 """
 
@@ -8,7 +8,6 @@ import argparse
 import json
 import logging
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from treenail_lab.demo.rollout import PODS_PER_NODE, DemoResult, DemoScenario, R
 from treenail_lab.demo.table import Json
 from treenail_lab.demo.terminal import RolloutScreen
 from treenail_lab.images import Credential, Image, make_image
+from treenail_lab.lifetime.owner import OWNER_FILE, owner, remove_if_abandoned
 from treenail_lab.machine.node.machine import LabMachine
 from treenail_lab.machine.settings import MachineSettings
 from treenail_lab.workload import Workload
@@ -40,49 +40,58 @@ BEFORE_VERSION, AFTER_VERSION = "41.20260101", "42.20260601"
 _MB = 1_000_000
 _FAILURES = ("stage", "drain", "reboot")
 _MAX_NODES = 20
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0 done, 1 failed, 2 used wrongly."""
+    """Run the command line; return 0 when done, 1 when it failed, 2 when it was used wrongly."""
     parsed = _build_parser().parse_args(arguments)
-    try:
-        code: int = parsed.act(parsed)
-    except UsageError as error:
-        return _print_error(error, 2)
-    except TreenailError as error:
-        return _print_error(error, 1)
-    except KeyboardInterrupt:
-        return 130
-    return code
+    # Log records without a handler would go to stderr, across the table.
+    logging.getLogger().addHandler(logging.NullHandler())
+    with _orderly_interrupts():
+        try:
+            code: int = parsed.run(parsed)
+        except UsageError as error:
+            return _print_error(error, 2)
+        except TreenailError as error:
+            return _print_error(error, 1)
+        except KeyboardInterrupt:
+            return 130
+        return code
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="treenail-lab", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="treenail-lab",
+        description="Run a cluster and its machines on this host, to try treenail with.",
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     demo = commands.add_parser("demo", help="show a rollout from one OS image to another")
-    demo.set_defaults(act=_run_demo)
+    demo.set_defaults(run=_run_demo)
     _add_lab_options(demo)
-    demo.add_argument("--image", metavar="PULLSPEC", help="the image to ask for")
-    demo.add_argument("-f", dest="file", metavar="FILE", help="a MachineConfig that the pool gets")
-    demo.add_argument("--fail", choices=_FAILURES, help="let this phase fail")
-    demo.add_argument("--limit", type=float, default=300.0, metavar="S", help="seconds for a node")
-    demo.add_argument("--json", action="store_true", help="print the outcome as one document")
+    demo.add_argument("--image", metavar="PULLSPEC", help="request this image for the pool")
+    demo.add_argument("-f", dest="file", metavar="FILE", help="add this MachineConfig to the pool")
+    demo.add_argument("--fail", choices=_FAILURES, help="make this phase fail")
+    demo.add_argument(
+        "--limit", type=float, default=300.0, metavar="S", help="seconds for a node (default: 300)"
+    )
+    demo.add_argument("--json", action="store_true", help="print the result as one document")
 
-    up = commands.add_parser("up", help="keep a lab running, for kubectl")
-    up.set_defaults(act=_run_lab)
+    up = commands.add_parser("up", help="keep a lab running for kubectl")
+    up.set_defaults(run=_run_lab)
     _add_lab_options(up)
 
     for name, text in (
-        ("reboot", "reboot a machine in order"),
-        ("power-cut", "take a machine's power away and give it back"),
+        ("reboot", "reboot a machine cleanly"),
+        ("power-cut", "cut the power of a machine and restore it"),
     ):
         command = commands.add_parser(name, help=text)
-        command.set_defaults(act=_send_command, order=name)
+        command.set_defaults(run=_send_command, command=name)
         _add_directory_option(command)
         command.add_argument("words", nargs=1, metavar="NODE")
-    fault = commands.add_parser("fault", help="let something go wrong on a machine from now on")
-    fault.set_defaults(act=_send_command, order="fault")
+    fault = commands.add_parser("fault", help="change how a machine behaves from now on")
+    fault.set_defaults(run=_send_command, command="fault")
     _add_directory_option(fault)
     named = ", ".join(field.name for field in fields(MachineSettings))
     fault.add_argument("words", nargs="+", metavar="NODE [NAME=VALUE]", help=f"NAME: {named}")
@@ -91,13 +100,19 @@ def _build_parser() -> argparse.ArgumentParser:
 
 def _add_lab_options(parser: argparse.ArgumentParser) -> None:
     _add_directory_option(parser)
-    parser.add_argument("--nodes", type=_parse_node_count, default=3, metavar="N", help="1 to 20")
-    parser.add_argument("--size", type=int, default=600, metavar="MB", help="of the new image")
-    parser.add_argument("--speed", type=int, default=200, metavar="MB/S", help="of the registry")
+    parser.add_argument(
+        "--nodes", type=_parse_node_count, default=3, metavar="N", help="1 to 20 (default: 3)"
+    )
+    parser.add_argument(
+        "--size", type=int, default=600, metavar="MB", help="size of the new image (default: 600)"
+    )
+    parser.add_argument(
+        "--speed", type=int, default=200, metavar="MB/S", help="registry speed (default: 200)"
+    )
 
 
 def _add_directory_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--directory", type=Path, metavar="DIR", help="where the lab lives")
+    parser.add_argument("--directory", type=Path, metavar="DIR", help="directory of the lab")
 
 
 def _parse_node_count(text: str) -> int:
@@ -107,40 +122,36 @@ def _parse_node_count(text: str) -> int:
 
 
 def _run_demo(arguments: argparse.Namespace) -> int:
-    plan, story = _build_scenario(arguments)
+    plan, scenario = _build_scenario(arguments)
     screen = RolloutScreen(
         sys.stderr if arguments.json else sys.stdout,
-        title=f"{len(plan.nodes)} nodes: {plan.images[0].version} to {story.image.version}",
+        title=f"{len(plan.nodes)} nodes: {plan.images[0].version} to {scenario.image.version}",
     )
-    with (
-        _interrupt_on_sigterm(),
-        _prepare_directory(arguments) as directory,
-        Lab(directory, plan) as lab,
-    ):
-        demo = RolloutDemo(lab, story, SystemClock(), screen.show_rollout)
+    with _prepare_directory(arguments) as directory, Lab(directory, plan) as lab:
+        demo = RolloutDemo(lab, scenario, SystemClock(), screen.show_rollout)
         try:
             demo.prepare_pool()
             screen.print_text(f"$ treenail-controller plan -f change.yaml\n{demo.run_plan()}")
-            ending = demo.run_rollout()
+            result = demo.run_rollout()
         finally:
             demo.stop()
         screen.finish()
-        journal = _collect_update_journal(lab, ending)
+        journal = _collect_update_journal(lab, result)
         if arguments.json:
             document: Json = {
                 "nodes": [view.to_json() for view in demo.list_views()],
-                "updated": ending.updated_nodes,
-                "failed": ending.failures,
-                "halted": ending.halt_message,
-                "cordoned": sorted(ending.cordoned_nodes),
-                "mostOutOfService": ending.max_out_of_service,
-                "seconds": round(ending.seconds, 3),
+                "updated": result.updated_nodes,
+                "failed": result.failures,
+                "halted": result.halt_message,
+                "cordoned": sorted(result.cordoned_nodes),
+                "maxOutOfService": result.max_out_of_service,
+                "seconds": round(result.seconds, 3),
                 "journal": journal,
             }
             print(json.dumps(document, indent=1))
         else:
-            _print_result(ending, journal)
-    return 1 if ending.failures else 0
+            _print_result(result, journal)
+    return 1 if result.failures else 0
 
 
 def _run_lab(arguments: argparse.Namespace) -> int:
@@ -148,11 +159,7 @@ def _run_lab(arguments: argparse.Namespace) -> int:
         argparse.Namespace(**vars(arguments), image=None, file=None, fail=None, limit=0)
     )
     stop = threading.Event()
-    with (
-        _interrupt_on_sigterm(),
-        _prepare_directory(arguments) as directory,
-        Lab(directory, plan) as lab,
-    ):
+    with _prepare_directory(arguments) as directory, Lab(directory, plan) as lab:
         controllers = ControllerReplicas(lab)
         workload = Workload(lab.client, replicas=PODS_PER_NODE * len(plan.nodes))
         controllers.create_manifests()
@@ -170,36 +177,36 @@ def _run_lab(arguments: argparse.Namespace) -> int:
 
 
 def _send_command(arguments: argparse.Namespace) -> int:
-    print(
-        control_socket.send_command(_find_directory(arguments), [arguments.order, *arguments.words])
-    )
+    words = [arguments.command, *arguments.words]
+    print(control_socket.send_command(_find_directory(arguments), words))
     return 0
 
 
 def _build_commands(lab: Lab) -> control_socket.LabCommands:
-    def machine(words: list[str]) -> LabMachine:
+    def find_machine(words: list[str]) -> LabMachine:
         if not words or words[0] not in lab.machines:
-            named = ", ".join(lab.machines)
-            raise UsageError(f"there is no node {' '.join(words[:1])!r}; there are {named}")
+            raise UsageError(
+                f"cannot find node {' '.join(words[:1])!r}: the lab has {', '.join(lab.machines)}"
+            )
         return lab.machines[words[0]]
 
     def reboot(words: list[str]) -> str:
-        found = machine(words)
-        found.reboot()
-        return f"{found.name} rebooted"
+        machine = find_machine(words)
+        machine.reboot()
+        return f"rebooted {machine.name}"
 
-    def power_cut(words: list[str]) -> str:
-        found = machine(words)
-        found.cut_power()
-        return f"{found.name} lost its power and has it back"
+    def cut_power(words: list[str]) -> str:
+        machine = find_machine(words)
+        machine.cut_power()
+        return f"cut and restored the power of {machine.name}"
 
-    def fault(words: list[str]) -> str:
-        found = machine(words)
+    def change_settings(words: list[str]) -> str:
+        machine = find_machine(words)
         changes = dict(_parse_setting(word) for word in words[1:])
-        found.change_settings(**changes)
-        return f"{found.name}: {found.read_settings()}"
+        machine.change_settings(**changes)
+        return f"{machine.name}: {machine.read_settings()}"
 
-    return {"reboot": reboot, "power-cut": power_cut, "fault": fault}
+    return {"reboot": reboot, "power-cut": cut_power, "fault": change_settings}
 
 
 def _parse_setting(word: str) -> tuple[str, object]:
@@ -208,17 +215,20 @@ def _parse_setting(word: str) -> tuple[str, object]:
         field.name: getattr(MachineSettings(), field.name) for field in fields(MachineSettings)
     }
     if not equals or name not in known:
-        raise UsageError(f"{word!r} is not NAME=VALUE with a NAME of {', '.join(known)}")
+        raise UsageError(
+            f"cannot read {word!r}: not NAME=VALUE",
+            remedy=f"use one of these names: {', '.join(known)}",
+        )
     if isinstance(known[name], tuple):
         return name, tuple(filter(None, text.split(",")))
     try:
         return name, type(known[name])(text)
     except ValueError as error:
-        raise UsageError(f"{word!r}: the value is not a number") from error
+        raise UsageError(f"cannot read {word!r}: the value is not a number") from error
 
 
 def _build_scenario(arguments: argparse.Namespace) -> tuple[LabPlan, DemoScenario]:
-    """The lab and the story that the arguments ask for."""
+    """Return the lab and the scenario that the arguments describe."""
     login = Credential("lab", "let-me-pull")
     before = make_image(REPOSITORY, BEFORE_VERSION, 500 * _MB, credential=login)
     faults = {"pull": "received unexpected HTTP status: 500"} if arguments.fail == "stage" else {}
@@ -227,14 +237,14 @@ def _build_scenario(arguments: argparse.Namespace) -> tuple[LabPlan, DemoScenari
     )
     if arguments.image is not None:
         after = _rename_image(after, arguments.image)
-    behaviour = MachineSettings(
+    machine_settings = MachineSettings(
         pull_bytes_per_s=arguments.speed * float(_MB),
         boot_s=1.0,
         finalization_error="Bootloader write config: No space left on device"
         if arguments.fail == "reboot"
         else "",
     )
-    story = DemoScenario(
+    scenario = DemoScenario(
         image=after,
         pull_spec=after.pull_spec if arguments.image is None else arguments.image,
         document=_read_machine_config(arguments.file),
@@ -242,11 +252,11 @@ def _build_scenario(arguments: argparse.Namespace) -> tuple[LabPlan, DemoScenari
         max_unavailable_pods=0 if arguments.fail == "drain" else PODS_PER_NODE,
     )
     nodes = tuple(f"worker-{number}" for number in range(arguments.nodes))
-    return LabPlan(nodes=nodes, images=(before, after), machine_settings=behaviour), story
+    return LabPlan(nodes=nodes, images=(before, after), machine_settings=machine_settings), scenario
 
 
 def _rename_image(image: Image, pull_spec: str) -> Image:
-    """The image under another name: what the registry has, if the name is one by digest."""
+    """Return the image under another name, with the digest that the name contains."""
     name, _, digest = pull_spec.partition("@")
     registry, _, repository = name.partition("/")
     return replace(image, registry=registry, repository=repository, digest=digest)
@@ -258,15 +268,18 @@ def _read_machine_config(file: str | None) -> Json:
     try:
         found = documents.load_documents(Path(file).read_bytes(), where=file)
     except OSError as error:
-        raise UsageError(f"can't read {file}: {error.strerror}") from error
+        raise UsageError(f"cannot read {file}: {error.strerror}") from error
     if len(found) != 1:
-        raise ConfigError(f"{file} holds {len(found)} documents; allowed is one MachineConfig")
+        raise ConfigError(
+            f"cannot use {file}: it has {len(found)} documents",
+            remedy="keep one MachineConfig in the file",
+        )
     return MachineConfig.from_json(found[0]).to_json()
 
 
-def _collect_update_journal(lab: Lab, ending: DemoResult) -> list[str]:
-    """The journal of the last node that was updated, or that failed, across its reboot."""
-    node = next(iter(ending.failures), None) or next(reversed(ending.updated_nodes), None)
+def _collect_update_journal(lab: Lab, result: DemoResult) -> list[str]:
+    """Return the journal of the first failed or the last updated node, across its reboot."""
+    node = next(iter(result.failures), None) or next(reversed(result.updated_nodes), None)
     if node not in lab.machines:
         return []
     entries = lab.machines[node].read_journal({"SYSLOG_IDENTIFIER": "treenail"})
@@ -280,16 +293,16 @@ def _collect_update_journal(lab: Lab, ending: DemoResult) -> list[str]:
     ]
 
 
-def _print_result(ending: DemoResult, journal: list[str]) -> None:
+def _print_result(result: DemoResult, journal: list[str]) -> None:
     print()
     print(
-        f"{len(ending.updated_nodes)} nodes updated in {ending.seconds:.0f} s, "
-        f"never more than {ending.max_out_of_service} out of service at once"
+        f"{len(result.updated_nodes)} nodes updated in {result.seconds:.0f} s, "
+        f"at most {result.max_out_of_service} out of service at once"
     )
-    for node, why in ending.failures.items():
-        print(f"{node} failed: {why}")
-    if ending.halt_message:
-        print(f"pool: {ending.halt_message}")
+    for node, reason in result.failures.items():
+        print(f"{node} failed: {reason}")
+    if result.halt_message:
+        print(f"pool: {result.halt_message}")
     if not journal:
         return
     print("\njournalctl TREENAIL_UPDATE=… of one node:")
@@ -307,7 +320,7 @@ def _print_access(lab: Lab) -> None:
 
 
 def _find_directory(arguments: argparse.Namespace) -> Path:
-    """Where the lab that ``up`` runs lives unless named: the same for both commands."""
+    """Return the directory of the lab that ``up`` runs, for ``up`` and the commands to it."""
     if arguments.directory is not None:
         return Path(arguments.directory)
     runtime = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
@@ -316,39 +329,62 @@ def _find_directory(arguments: argparse.Namespace) -> Path:
 
 @contextmanager
 def _prepare_directory(arguments: argparse.Namespace) -> Iterator[Path]:
-    """A directory of the lab's own, which goes with it."""
-    place = _find_directory(arguments) if arguments.act is _run_lab else None
-    if place is None and arguments.directory is not None:
-        place = arguments.directory
-    if place is None:
-        place = Path(tempfile.mkdtemp(prefix="tn"))
-    elif place.exists() and any(place.iterdir()):
-        raise UsageError(
-            f"{place} is not empty", remedy="name a new --directory, or remove what is left there"
-        )
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if place.stat().st_uid != os.getuid():
-        # In a directory for all, somebody else may have been there first.
-        raise UsageError(f"{place} is not yours", remedy="name another --directory")
+    """Provide an empty directory that is removed with the lab, however the lab ends."""
+    if arguments.run is not _run_lab and arguments.directory is None:
+        with owner.temporary_directory() as place:
+            yield place
+        return
+    place = _find_directory(arguments)
+    remove_if_abandoned(place)
+    _check_directory(place)
+    owner.claim_directory(place)
     try:
         yield place
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        owner.remove_directory(place)
+
+
+def _check_directory(place: Path) -> None:
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if place.stat().st_uid != os.getuid():
+        # In a directory that all users share, another user may have made it first.
+        raise UsageError(
+            f"cannot use {place}: another user owns it", remedy="name another --directory"
+        )
+    if (place / OWNER_FILE).exists():
+        raise UsageError(
+            f"cannot use {place}: a lab runs in it",
+            remedy="end that lab, or name another --directory",
+        )
+    if any(place.iterdir()):
+        raise UsageError(
+            f"cannot use {place}: it is not empty",
+            remedy=f"name a new --directory, or run: rm -r {place}",
+        )
 
 
 @contextmanager
-def _interrupt_on_sigterm() -> Iterator[None]:
-    """While inside, SIGTERM ends the command as Ctrl-C does: in order."""
+def _orderly_interrupts() -> Iterator[None]:
+    """While inside, SIGTERM and SIGHUP end the command as Ctrl-C does, and only the first counts.
 
-    def interrupted(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
+    A second Ctrl-C would interrupt the cleanup, and one at the end Python's own shutdown: both
+    print a traceback. Whatever a hung cleanup leaves, the reaper removes after a SIGKILL.
+    """
+    is_interrupted = False
 
-    before = signal.signal(signal.SIGTERM, interrupted)
-    logging.getLogger().addHandler(logging.NullHandler())
+    def interrupt(_number: int, _frame: object) -> None:
+        nonlocal is_interrupted
+        if not is_interrupted:
+            is_interrupted = True
+            raise KeyboardInterrupt
+
+    for number in _ENDING_SIGNALS:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in _ENDING_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _print_error(error: TreenailError, code: int) -> int:

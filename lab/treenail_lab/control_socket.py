@@ -1,4 +1,4 @@
-"""A socket by which another process acts on the machines of a lab that runs."""
+"""The socket through which another process acts on the machines of a running lab."""
 
 import contextlib
 import json
@@ -19,14 +19,14 @@ LabCommands = dict[str, Callable[[list[str]], str]]
 
 
 class ControlSocketServer:
-    """Takes orders (a name and its words) and answers each with a line."""
+    """Accepts commands, each a name and its words, and answers each with a line."""
 
-    def __init__(self, directory: Path, orders: LabCommands) -> None:
+    def __init__(self, directory: Path, commands: LabCommands) -> None:
         self._path = directory / CONTROL_SOCKET
         self._path.unlink(missing_ok=True)
         before = os.umask(0o077)
         try:
-            self._server = _ThreadingServer(str(self._path), _build_request_class(orders))
+            self._server = _ThreadingServer(str(self._path), _build_request_class(commands))
         finally:
             os.umask(before)
         self._thread = threading.Thread(
@@ -44,35 +44,35 @@ class ControlSocketServer:
 
 
 def send_command(directory: Path, words: list[str]) -> str:
-    """Have a running lab carry an order out; returns what it says of it."""
-    with contextlib.closing(socket.socket(socket.AF_UNIX)) as line:
-        line.settimeout(_TIMEOUT_S)
+    """Send a command to a running lab; return its answer."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as connection:
+        connection.settimeout(_TIMEOUT_S)
         try:
-            line.connect(str(directory / CONTROL_SOCKET))
-            line.sendall(json.dumps(words).encode() + b"\n")
-            answer = json.loads(line.makefile("rb").readline(_MAX_BYTES))
+            connection.connect(str(directory / CONTROL_SOCKET))
+            connection.sendall(json.dumps(words).encode() + b"\n")
+            answer = json.loads(connection.makefile("rb").readline(_MAX_BYTES))
         except (OSError, ValueError) as error:
             raise HostError(
-                f"no lab answers in {directory}: {error}",
-                remedy="start one with 'treenail-lab up', or name its --directory",
+                f"cannot reach a lab in {directory}: {error}",
+                remedy="run: treenail-lab up, or name its --directory",
             ) from error
     if "error" in answer:
         raise UsageError(str(answer["error"]))
-    return str(answer["said"])
+    return str(answer["result"])
 
 
 class _ThreadingServer(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
 
 
-def _build_request_class(orders: LabCommands) -> type[socketserver.StreamRequestHandler]:
-    class Line(socketserver.StreamRequestHandler):
+def _build_request_class(commands: LabCommands) -> type[socketserver.StreamRequestHandler]:
+    class CommandRequest(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             try:
                 name, *words = json.loads(self.rfile.readline(_MAX_BYTES))
-                answer = {"said": orders[name](words)}
+                answer = {"result": commands[name](words)}
             except (KeyError, ValueError, TypeError, UsageError, HostError) as error:
                 answer = {"error": str(error)}
             self.wfile.write(json.dumps(answer).encode() + b"\n")
 
-    return Line
+    return CommandRequest

@@ -1,7 +1,6 @@
 """``treenail-controller run`` beside a lab, as a cluster runs it.
 
-Each replica is a process of its own that has the account of the manifests, and may do what the
-manifests' roles allow.
+Each replica is a process with the ServiceAccount of the manifests, so RBAC applies to it.
 """
 
 import os
@@ -13,6 +12,7 @@ from pathlib import Path
 from treenail.controllers.install import installation
 from treenail.controllers.install.installation import NAME, InstallOptions
 from treenail_lab.cluster import Lab
+from treenail_lab.lifetime.owner import owner
 
 CONTROLLER_COMMAND = (
     sys.executable,
@@ -20,7 +20,7 @@ CONTROLLER_COMMAND = (
     "import sys; from treenail.cli.controller.main import main; sys.exit(main())",
 )
 ALL_CONTROLLERS = ("render", "rollout", "drain")
-# A person watches: a word is due sooner than in a cluster.
+# A user watches the demo, so the controllers report sooner than in a cluster.
 QUICK_OPTIONS = ("--settle=0.2", "--name-after=2")
 
 _STOP_TIMEOUT_S = 30.0
@@ -42,11 +42,11 @@ class ControllerReplicas:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def create_manifests(self) -> None:
-        """Create what the manifests say."""
+        """Create the objects of the manifests."""
         self._lab.create_objects(installation.build_documents(self._options))
 
     def start_replica(self, number: int = 0) -> None:
-        """Start a replica; it acts as soon as it has seen everything and leads."""
+        """Start a replica; it acts once its caches are filled and it holds the lease."""
         kubeconfig = self._lab.server.write_account_kubeconfig(self._options.namespace, NAME)
         with self.find_log(number).open("ab") as output:
             self._processes[number] = subprocess.Popen(
@@ -60,6 +60,7 @@ class ControllerReplicas:
                 ],
                 env={
                     **os.environ,
+                    **owner.mark_environment(),
                     "POD_NAME": f"{NAME}-{number}",
                     "POD_NAMESPACE": self._options.namespace,
                 },
@@ -70,13 +71,13 @@ class ControllerReplicas:
             )
 
     def kill_replica(self, number: int = 0) -> None:
-        """End a replica without a word."""
+        """Kill a replica with SIGKILL."""
         process = self._processes.pop(number)
         process.kill()
         process.wait()
 
     def stop_replica(self, number: int = 0) -> None:
-        """End a replica in order."""
+        """Stop a replica with SIGTERM."""
         process = self._processes.pop(number)
         process.terminate()
         try:
@@ -86,10 +87,10 @@ class ControllerReplicas:
             process.wait()
 
     def stop(self) -> None:
-        """End all replicas in order."""
+        """Stop all replicas with SIGTERM."""
         for number in list(self._processes):
             self.stop_replica(number)
 
     def find_log(self, number: int = 0) -> Path:
-        """Where a replica's log is."""
+        """Return the path of a replica's log."""
         return self._lab.directory / f"{NAME}-{number}.log"

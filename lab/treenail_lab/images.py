@@ -1,7 +1,7 @@
-"""The lab's registry: which OS images exist, how large they are and who may pull them.
+"""The lab's registry: the OS images, their sizes and the credentials that a pull needs.
 
-The catalogue is one JSON file in the lab's directory. Every machine reads it again at each pull,
-so an image that is added while machines run can be pulled at once.
+The catalogue is one JSON file in the lab's directory. Every machine reads it at each pull,
+so an image can be added while machines run.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ _VERSION_LABEL = "org.opencontainers.image.version"
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What a registry asks for before it gives an image away."""
+    """The user name and password that a registry requires."""
 
     username: str
     password: str = field(repr=False)

@@ -1,7 +1,7 @@
-"""Something to disturb: an application whose pods move when a node is drained.
+"""An application whose pods move when a node is drained.
 
-Stands in for a Deployment's controller, the scheduler and the kubelets at once: keeps so many
-ready pods on nodes that take pods, and has a PodDisruptionBudget that a drain must honour.
+It emulates a Deployment's controller, the scheduler and the kubelets: it keeps a number of ready
+pods on schedulable nodes. Its PodDisruptionBudget limits what a drain may evict.
 """
 
 import logging
@@ -20,7 +20,7 @@ _POLL_S = 0.2
 
 
 class Workload:
-    """``replicas`` pods, at most ``disrupted`` of them away at a time."""
+    """``replicas`` pods, of which at most ``max_unavailable`` may be unavailable at a time."""
 
     def __init__(self, client: Client, *, replicas: int, max_unavailable: int = 2) -> None:
         self._client = client
@@ -32,7 +32,7 @@ class Workload:
         self._thread = threading.Thread(target=self._run_loop, name="lab-workload", daemon=True)
 
     def start(self) -> None:
-        """Create the budget and the first pods, then keep them up."""
+        """Create the budget and the pods, then replace pods that were evicted."""
         self._owner = self._create_replica_set()
         budget: Json = {
             "apiVersion": "policy/v1",
@@ -46,12 +46,12 @@ class Workload:
         try:
             self._client.create(PODDISRUPTIONBUDGETS, budget, namespace=NAMESPACE)
         except AlreadyExistsError:
-            log.debug("the budget is there already")
+            log.debug("the PodDisruptionBudget already exists")
         self._ensure_replicas()
         self._thread.start()
 
     def stop(self) -> None:
-        """Leave the pods as they are."""
+        """Stop replacing pods; the pods stay."""
         self._stop_event.set()
         if self._thread.is_alive():
             self._thread.join(10.0)
@@ -61,7 +61,7 @@ class Workload:
             try:
                 self._ensure_replicas()
             except ClusterError as error:
-                log.debug("the workload waits: %s", error)
+                log.debug("retrying the workload: %s", error)
 
     def _ensure_replicas(self) -> None:
         nodes = [node for node in self._client.list(NODES).items if _is_schedulable(node)]
@@ -73,15 +73,15 @@ class Workload:
         load = Counter({_read_name(node): 0 for node in nodes})
         load.update(str(_read_object(pod, "spec").get("nodeName")) for pod in alive)
         for _ in range(self._replicas - len(alive)):
-            takers = [_read_name(node) for node in nodes]
-            if not takers:
+            names = [_read_name(node) for node in nodes]
+            if not names:
                 return
-            node = min(takers, key=lambda name: (load[name], name))
+            node = min(names, key=lambda name: (load[name], name))
             load[node] += 1
             self._create_pod(node)
 
     def _create_replica_set(self) -> str:
-        """The uid of the ReplicaSet that the pods belong to."""
+        """Create the ReplicaSet that owns the pods; return its uid."""
         labels = {"matchLabels": {"app": APP}}
         wanted: Json = {
             "apiVersion": "apps/v1",
@@ -90,10 +90,10 @@ class Workload:
             "spec": {"replicas": self._replicas, "selector": labels},
         }
         try:
-            made = self._client.create(REPLICASETS, wanted, namespace=NAMESPACE)
+            created = self._client.create(REPLICASETS, wanted, namespace=NAMESPACE)
         except AlreadyExistsError:
-            made = self._client.get(REPLICASETS, APP, namespace=NAMESPACE)
-        return str(_read_object(made, "metadata").get("uid"))
+            created = self._client.get(REPLICASETS, APP, namespace=NAMESPACE)
+        return str(_read_object(created, "metadata").get("uid"))
 
     def _create_pod(self, node: str) -> None:
         self._created_count += 1
@@ -122,7 +122,7 @@ class Workload:
         try:
             self._mark_running(self._client.create(PODS, pod, namespace=NAMESPACE))
         except AlreadyExistsError:
-            log.debug("%s-%d is there already", APP, self._created_count)
+            log.debug("%s-%d already exists", APP, self._created_count)
 
     def _mark_running(self, pod: Json) -> None:
         if _read_object(pod, "status").get("phase") == "Running":
@@ -135,7 +135,7 @@ class Workload:
                 PODS, _read_name(pod), status, namespace=NAMESPACE, subresource="status"
             )
         except NotFoundError:
-            log.debug("%s went before it ran", _read_name(pod))
+            log.debug("%s was deleted before it ran", _read_name(pod))
 
 
 def _is_schedulable(node: Json) -> bool:

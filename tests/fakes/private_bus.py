@@ -1,10 +1,13 @@
 """A real dbus-daemon of its own for a test."""
 
+import os
 import subprocess
 import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from treenail_lab.lifetime.owner import owner
 
 _CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
  "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
@@ -50,7 +53,12 @@ class PrivateBus:
     def start(self) -> None:
         """Return once it listens."""
         arguments = ["dbus-daemon", f"--config-file={self._config}", "--nofork", "--print-address"]
-        self._daemon = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+        self._daemon = subprocess.Popen(
+            arguments,
+            env={**os.environ, **owner.mark_environment()},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert self._daemon.stdout is not None
         assert self._daemon.stdout.readline().startswith(self.address)
 

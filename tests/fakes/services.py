@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.fakes.private_bus import PrivateBus
+from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine import settings
 from treenail_lab.machine.settings import MachineSettings
 
@@ -47,7 +48,11 @@ class Services:
 
     def __enter__(self) -> Self:
         self._bus.__enter__()
-        environment = {**os.environ, "DBUS_SYSTEM_BUS_ADDRESS": self.address}
+        environment = {
+            **os.environ,
+            **owner.mark_environment(),
+            "DBUS_SYSTEM_BUS_ADDRESS": self.address,
+        }
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         module = ["-m", "treenail_lab.machine.node.services"]
         places = ["--root", str(self.root), "--settings", str(self._settings)]

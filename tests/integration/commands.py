@@ -1,4 +1,4 @@
-"""Commands, run as a person would, with the packages of this test run."""
+"""Commands, run as a user runs them, with the packages of this test run."""
 
 import os
 import subprocess
@@ -7,19 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.integration.site import Site
+from treenail_lab.lifetime.owner import owner
 
 AGENT = "import sys; from treenail.cli.main import main; sys.exit(main())"
-LAB = "import sys; from treenail_lab.command import main; sys.exit(main())"
+LAB = "import sys; from treenail_lab.__main__ import main; sys.exit(main())"
 LIMIT_S = 50.0
-Ended = subprocess.CompletedProcess[str]
+Completed = subprocess.CompletedProcess[str]
 
 
-def status(site: Site, *arguments: str) -> Ended:
+def status(site: Site, *arguments: str) -> Completed:
     """``treenail status`` on the machine."""
     return treenail(site, "status", *arguments)
 
 
-def treenail(site: Site, command: str, *arguments: str) -> Ended:
+def treenail(site: Site, command: str, *arguments: str) -> Completed:
     """``treenail`` with a command, on the machine."""
     root = str(site.machine.root)
     return _run(AGENT, command, "--root", root, *arguments, bus=site.machine.address)
@@ -42,12 +43,12 @@ def running(site: Site, *arguments: str) -> Iterator[None]:
         process.wait(LIMIT_S)
 
 
-def treenail_lab(*arguments: str, limit_s: float = LIMIT_S) -> Ended:
+def treenail_lab(*arguments: str, limit_s: float = LIMIT_S) -> Completed:
     """``treenail-lab``."""
     return _run(LAB, *arguments, limit_s=limit_s)
 
 
-def _run(program: str, *arguments: str, limit_s: float = LIMIT_S, bus: str = "") -> Ended:
+def _run(program: str, *arguments: str, limit_s: float = LIMIT_S, bus: str = "") -> Completed:
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
         env=_environment(bus),
@@ -60,4 +61,9 @@ def _run(program: str, *arguments: str, limit_s: float = LIMIT_S, bus: str = "")
 
 def _environment(bus: str) -> dict[str, str]:
     paths = os.pathsep.join(filter(None, sys.path))
-    return {**os.environ, "PYTHONPATH": paths, "DBUS_SYSTEM_BUS_ADDRESS": bus}
+    return {
+        **os.environ,
+        **owner.mark_environment(),
+        "PYTHONPATH": paths,
+        "DBUS_SYSTEM_BUS_ADDRESS": bus,
+    }

@@ -1,12 +1,9 @@
 """A lab of one node with a drain controller and a witness: what the tests of this folder run on."""
 
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tests.drains import Drains
 from tests.integration.witness import Sight, Witness, Write
@@ -19,6 +16,7 @@ from treenail_lab.apiserver.serving.faults import FaultMatch, RejectFault
 from treenail_lab.apiserver.serving.service import ApiServer
 from treenail_lab.cluster import Lab, LabPlan, build_rendered_config
 from treenail_lab.images import Credential, Image, make_image
+from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine.node.machine import KUBELET_CONFIG, LabMachine
 from treenail_lab.machine.settings import MachineSettings
 from treenail_lab.machine.systemd.journal import JournalEntry
@@ -74,7 +72,7 @@ class Site:
     """One node at rest at a goal, and the means to interfere with it."""
 
     def __init__(self, options: Options) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="tn", dir="/tmp"))
+        self.directory = owner.make_directory()
         self._goals = 0
         self._away = False
         first = make_image("os/node", "1", SIZE, layers=LAYERS, credential=LOGIN)
@@ -107,7 +105,7 @@ class Site:
     def stop(self) -> None:
         self.drains.stop()
         self.lab.stop()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        owner.remove_directory(self.directory)
 
     def begin(self) -> None:
         """From here on is this test's story."""

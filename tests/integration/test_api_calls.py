@@ -72,6 +72,6 @@ def test_an_update_takes_few_writes(site: Site, options: Options) -> None:
     assert made.get("update", 0) == made.get("delete", 0) == 0
     assert made["list"] == 2, "by the two watches, after the boot"
     phases = Counter(write.phase for write in site.writes())
-    assert list(phases) == ["Working", "staging", "draining", "rebooting", "resuming", "Done"]
+    assert list(phases) == ["Working", "staging", "draining", "rebooting", "uncordoning", "Done"]
     assert max(phases.values()) <= MOST_A_PHASE, site.writes()
     assert site.witness.turned[turned:] == (TURN_TRUE if options.machine_config_nodes else [])

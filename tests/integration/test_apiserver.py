@@ -47,7 +47,7 @@ def test_server_gone_right_after_the_wish_was_seen(site: Site) -> None:
 def answered_before(site: Site) -> bool:
     """Whether the ledger says that the server answered when the reboot was last asked for."""
     ledger = json.loads((site.machine.root / "var/lib/treenail/ledger.json").read_text())
-    return bool(ledger["update"]["probation"]["apiBefore"])
+    return bool(ledger["update"]["bootTrial"]["apiBeforeReboot"])
 
 
 def test_server_gone_from_the_drain_until_after_the_boot(site: Site) -> None:
@@ -58,7 +58,7 @@ def test_server_gone_from_the_drain_until_after_the_boot(site: Site) -> None:
         site.stop_server()
         wait_until(lambda: not answered_before(site), limit_s=LIMIT_S)
     assert site.machine.wait_for_boot(site.boots + 1, LIMIT_S)
-    site.wait_phase("resuming")
+    site.wait_phase("uncordoning")
     assert site.booted() == goal.image.digest, "what was decided and drained for goes through"
     assert site.notes()[key.CURRENT_CONFIG] == before.config, "nobody could be told"
     site.start_server()
@@ -75,11 +75,11 @@ def test_agent_starts_and_finishes_without_a_server(site: Site) -> None:
         wait_until(lambda: not answered_before(site), limit_s=LIMIT_S)
         site.machine.kill_agent()
     # Whether the Node is Ready can't be asked: the trial takes all of its time.
-    site.wait_phase("resuming", limit_s=50.0)
+    site.wait_phase("uncordoning", limit_s=50.0)
     assert site.booted() == goal.image.digest
     site.machine.kill_agent()
     wait_until(lambda: api_server(site) is False)
-    assert site.phase() == "resuming"
+    assert site.phase() == "uncordoning"
     site.start_server()
     site.settle(goal, limit_s=LIMIT_S)
 

@@ -73,7 +73,7 @@ def assert_comes_back(site: Site, goal: Goal, *words: str) -> None:
     assert site.booted() == former.image.digest
     assert site.notes()[key.CURRENT_CONFIG] == former.config
     ledger = json.loads((site.machine.root / "var/lib/treenail/ledger.json").read_text())
-    assert ledger["refused"]["target"] == {"config": goal.config, "image": goal.pull_spec}
+    assert ledger["quarantined"]["target"] == {"config": goal.config, "image": goal.pull_spec}
     sentence = reason.partition("; ")[0]
     assert sentence in " ".join(status(site).stdout.split())
     wait_until(lambda: any(sentence in message for message in site.messages()))

@@ -35,7 +35,7 @@ def test_while_the_image_is_pulled_and_with_the_server_away(site: Site) -> None:
     assert_as_it_was(site)
     assert not site.was_cordoned()
     history = json.loads(treenail(site, "history", "--json").stdout)
-    assert (history[0]["to"]["config"], history[0]["outcome"]) == (goal.config, "called off")
+    assert (history[0]["to"]["config"], history[0]["outcome"]) == (goal.config, "cancelled")
     assert treenail(site, "retry").returncode == 0
     site.settle(goal)
 

@@ -74,7 +74,7 @@ def test_another_goal_while_the_drain_is_awaited(site: Site) -> None:
         site.ask(site.goal())
         site.wait_phase("draining")
         site.ask(goal)
-        wait_until(lambda: site.phase() in ("releasing", ""))
+        wait_until(lambda: site.phase() in ("cancelling", ""))
     site.settle(goal)
     assert site.machine.boot_count == site.boots + 1
 
@@ -85,7 +85,7 @@ def test_cancelled_update_is_told(site: Site) -> None:
         site.ask(site.goal())
         site.wait_phase("draining")
         site.ask(before)
-        site.wait_phase("releasing")
+        site.wait_phase("cancelling")
     site.settle(before)
     assert "OSUpdateCancelled" in [reason for _, reason, _ in site.events()]
     assert [text for text in site.messages() if "called off, the node is as it was" in text]

@@ -3,7 +3,6 @@
 The controllers are processes with the account of the manifests, and may do what their roles allow.
 """
 
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +30,7 @@ from treenail_lab.cluster import POOL, Lab, LabPlan
 from treenail_lab.controllers import ControllerReplicas
 from treenail_lab.demo import pool
 from treenail_lab.images import Image, make_image
+from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine.settings import MachineSettings
 from treenail_lab.workload import Workload
 
@@ -165,8 +165,8 @@ def out_of_service(node: Any) -> bool:
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Fleet]:
     # The sockets' names must stay short.
-    with tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as folder:
-        found = Fleet(Path(folder))
+    with owner.temporary_directory() as folder:
+        found = Fleet(folder)
         try:
             found.start()
             yield found

@@ -1,4 +1,4 @@
-"""``treenail-lab demo`` as anybody runs it."""
+"""``treenail-lab demo``, run as a user runs it."""
 
 import json
 
@@ -11,16 +11,16 @@ pytestmark = pytest.mark.integration
 QUICK = ("demo", "--json", "--size", "100", "--speed", "500")
 
 
-def told(*arguments: str, code: int) -> dict[str, object]:
-    """The document that the demo prints, once it ended with this code."""
-    ended = treenail_lab(*QUICK, *arguments)
-    assert ended.returncode == code, ended.stderr
-    document: dict[str, object] = json.loads(ended.stdout)
+def run_demo(*arguments: str, code: int) -> dict[str, object]:
+    """Run the demo, check its exit code and return the document that it prints."""
+    completed = treenail_lab(*QUICK, *arguments)
+    assert completed.returncode == code, completed.stderr
+    document: dict[str, object] = json.loads(completed.stdout)
     return document
 
 
 def test_three_nodes_are_updated_one_after_the_other() -> None:
-    document = told("--nodes", "3", code=0)
+    document = run_demo("--nodes", "3", code=0)
     nodes = document["nodes"]
     assert isinstance(nodes, list)
     assert [(node["name"], node["state"], node["updated"]) for node in nodes] == [
@@ -29,16 +29,16 @@ def test_three_nodes_are_updated_one_after_the_other() -> None:
         ("worker-2", "Done", True),
     ]
     assert document["updated"] == ["worker-0", "worker-1", "worker-2"]
-    assert document["mostOutOfService"] == 1
-    assert all(node["evicted"] and node["out_of_service_s"] for node in nodes)
+    assert document["maxOutOfService"] == 1
+    assert all(node["evictedPods"] and node["outOfServiceSeconds"] for node in nodes)
     assert document["failed"] == {}
     assert document["halted"] == ""
 
 
 def test_plan_is_shown_before_anything_happens() -> None:
-    ended = treenail_lab("demo", "--nodes", "1", "--size", "100", "--speed", "500")
-    assert ended.returncode == 0, ended.stderr
-    plan, _, rollout = ended.stdout.partition("\n\n")
+    completed = treenail_lab("demo", "--nodes", "1", "--size", "100", "--speed", "500")
+    assert completed.returncode == 0, completed.stderr
+    plan, _, rollout = completed.stdout.partition("\n\n")
     assert "pool worker: 1 of 1 node to rendered-worker-" in plan
     assert "    drain and reboot\n" in plan
     assert "osImageURL changed" in plan
@@ -47,10 +47,10 @@ def test_plan_is_shown_before_anything_happens() -> None:
 
 
 def test_node_that_fails_to_stage_is_never_cordoned() -> None:
-    document = told("--nodes", "2", "--fail", "stage", code=1)
+    document = run_demo("--nodes", "2", "--fail", "stage", code=1)
     assert document["updated"] == []
     assert document["cordoned"] == []
-    assert document["mostOutOfService"] == 0
+    assert document["maxOutOfService"] == 0
     assert list(document["failed"]) == ["worker-0"]
     assert "received unexpected HTTP status: 500" in document["failed"]["worker-0"]
     assert "is halted: node worker-0 failed first: " in document["halted"]
@@ -58,7 +58,7 @@ def test_node_that_fails_to_stage_is_never_cordoned() -> None:
 
 def test_image_by_tag_is_refused_with_what_to_write_instead() -> None:
     tag = "registry.example.com/os/node:latest"
-    document = told("--nodes", "1", "--image", tag, code=1)
+    document = run_demo("--nodes", "1", "--image", tag, code=1)
     assert document["cordoned"] == []
     (reason,) = document["failed"].values()
     assert tag in reason

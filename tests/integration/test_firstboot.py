@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from tests.waiting import wait_until
 from treenail_lab import images
 from treenail_lab.cluster import build_pull_secret
 from treenail_lab.images import Credential, ImageCatalogue, make_image
+from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine.node.daemons import build_environment
 from treenail_lab.machine.node.machine import LabMachine
 from treenail_lab.machine.settings import MachineSettings
@@ -30,8 +30,8 @@ USED_WRONGLY = 2
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as name:
-        yield Path(name)
+    with owner.temporary_directory() as name:
+        yield name
 
 
 @pytest.fixture(params=["rpm-ostree", "bootc"])

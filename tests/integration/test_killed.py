@@ -61,7 +61,7 @@ def test_an_agent_killed_while_it_calls_an_update_off_leaves_nothing(
         site.wait_phase("draining")
         order(site).write_text(f"{when} {record}")
         site.ask(before)
-        wait_until(lambda: site.phase() == "releasing" or not order(site).exists())
+        wait_until(lambda: site.phase() == "cancelling" or not order(site).exists())
     wait_until(lambda: not order(site).exists())
     site.settle(before)
     assert site.machine.boot_count == site.boots

@@ -80,8 +80,8 @@ def test_power_cut_while_the_uncordon_is_awaited(site: Site) -> None:
             site.ask(goal)
             site.wait_phase("rebooting")
             held.enter_context(site.drains_held())
-        site.wait_phase("resuming")
-        cut_power(site, "resuming")
+        site.wait_phase("uncordoning")
+        cut_power(site, "uncordoning")
         assert site.cordoned()
     site.settle(goal)
     assert boots(site) == 2
@@ -94,8 +94,8 @@ def test_power_cut_while_an_update_is_called_off(site: Site) -> None:
         site.ask(site.goal())
         site.wait_phase("draining")
         site.ask(before)
-        site.wait_phase("releasing")
-        cut_power(site, "releasing")
+        site.wait_phase("cancelling")
+        cut_power(site, "cancelling")
     site.settle(before)
     assert boots(site) == 1
     assert len(site.transactions("stage")) == 1

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from gi.repository import Gio, GLib
 
-from tests.integration.commands import Ended, treenail
+from tests.integration.commands import Completed, treenail
 from tests.integration.site import LAYERS, LIMIT_S, LOGIN, SETTINGS, SIZE, Options, Site
 from tests.integration.test_config import Configs
 from tests.integration.test_trust import hand_out
@@ -258,8 +258,8 @@ def heard(site: Site) -> Iterator[Bus]:
     assert [found(body) for body in starts if found(body)] == []
 
 
-def _all(ended: Ended) -> str:
-    return ended.stdout + ended.stderr
+def _all(completed: Completed) -> str:
+    return completed.stdout + completed.stderr
 
 
 def logins(site: Site, *images_: object) -> str:

@@ -154,8 +154,8 @@ def test_the_journal_tells_one_update_across_the_reboot(site: Site) -> None:
         "draining",
         "applying",
         "rebooting",
-        "proving",
-        "resuming",
+        "verifying",
+        "uncordoning",
     ]
     assert site.machine.agent_log.read_text() == "", "with a journal there is nothing on stderr"
 

@@ -1,4 +1,4 @@
-"""What there is to see of drains: which nodes are out of service, for how long, and why still."""
+"""Observes drains: which nodes are out of service, for how long, and what blocks them."""
 
 from dataclasses import dataclass, field
 
@@ -21,7 +21,7 @@ class _ObservedPod:
 
 @dataclass(slots=True)
 class _Outage:
-    """A node out of service."""
+    """The time in which a node was out of service."""
 
     began: float
     ended: float | None = None
@@ -29,7 +29,7 @@ class _Outage:
 
 
 class NodeOutages:
-    """Watches nodes and pods, and remembers how long each node was out of service."""
+    """Watches nodes and pods, and records how long each node was out of service."""
 
     def __init__(self, client: Client, clock: Clock) -> None:
         self._clock = clock
@@ -42,41 +42,43 @@ class NodeOutages:
         self._informers.add_view(WatchScope(PODS), _parse_pod).add_handler(self._observe_pod)
 
     def start(self) -> None:
-        """Watch from now on."""
+        """Start the watches."""
         self._informers.start()
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop the watches."""
         self._informers.stop()
 
     def out_of_service_s(self, node: str) -> float:
-        """Seconds from the node's last cordon to its uncordon, or until now."""
-        absence = self._outages.get(node)
-        if absence is None:
+        """Return the seconds from the node's last cordon to its uncordon, or until now."""
+        outage = self._outages.get(node)
+        if outage is None:
             return 0.0
-        ended = self._clock.monotonic() if absence.ended is None else absence.ended
-        return ended - absence.began
+        ended = self._clock.monotonic() if outage.ended is None else outage.ended
+        return ended - outage.began
 
     def count_evicted(self, node: str) -> int:
-        """How many pods left the node while it was out of service last."""
-        absence = self._outages.get(node)
-        return len(absence.evicted_pods) if absence else 0
+        """Count the pods that left the node during its last outage."""
+        outage = self._outages.get(node)
+        return len(outage.evicted_pods) if outage else 0
 
     def find_blocker(self, node: str) -> str:
-        """What keeps pods on a node that is being drained; empty when nothing does."""
+        """Return what blocks the drain of the node; empty when nothing does."""
         return self._blockers.get(node, "")
 
     def list_cordoned(self) -> frozenset[str]:
-        """The nodes that are cordoned right now."""
-        absences = list(self._outages.items())
-        return frozenset(name for name, absence in absences if absence.ended is None)
+        """Return the nodes that are cordoned now."""
+        outages = list(self._outages.items())
+        return frozenset(name for name, outage in outages if outage.ended is None)
 
     def _observe_node(self, name: str, before: DrainNode | None, after: DrainNode | None) -> None:
         now = self._clock.monotonic()
-        was, is_out = (seen is not None and seen.unschedulable for seen in (before, after))
-        if is_out and not was:
+        was_cordoned, is_cordoned = (
+            node is not None and node.unschedulable for node in (before, after)
+        )
+        if is_cordoned and not was_cordoned:
             self._outages[name] = _Outage(now)
-        elif was and not is_out:
+        elif was_cordoned and not is_cordoned:
             self._outages[name].ended = now
         self._blockers[name] = _format_blockers(after.drain_blocked) if after else ""
 
@@ -84,10 +86,10 @@ class NodeOutages:
         self, _name: str, before: _ObservedPod | None, after: _ObservedPod | None
     ) -> None:
         pod = before or after
-        absence = self._outages.get(pod.node) if pod else None
-        leaves = after is None or after.is_deleting
-        if pod is not None and absence is not None and absence.ended is None and leaves:
-            absence.evicted_pods.add(pod.uid)
+        outage = self._outages.get(pod.node) if pod else None
+        is_leaving = after is None or after.is_deleting
+        if pod is not None and outage is not None and outage.ended is None and is_leaving:
+            outage.evicted_pods.add(pod.uid)
 
 
 def _parse_pod(document: Json) -> _ObservedPod:
@@ -101,11 +103,11 @@ def _parse_pod(document: Json) -> _ObservedPod:
 
 
 def _format_blockers(text: str) -> str:
-    """What the annotation of a Node says is in the way of its drain."""
+    """Format the pods that block a drain, as the Node's annotation lists them."""
     if not text:
         return ""
-    named = Fields.from_json({"blocked": load_json(text, where=key.DRAIN_BLOCKED)}, "")
+    fields = Fields.from_json({"blocked": load_json(text, where=key.DRAIN_BLOCKED)}, "")
     return "; ".join(
         f"{each.get_text('pod')}: {each.get_text('message')}"
-        for each in named.iter_objects("blocked")
+        for each in fields.iter_objects("blocked")
     )

@@ -1,4 +1,4 @@
-"""The lab's one pool, as a person writes it, and what it says of itself."""
+"""The lab's only pool: its manifest, and a summary of its conditions."""
 
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.controllers.rollout.gates.os_image import OS_IMAGE
@@ -10,11 +10,11 @@ from treenail_lab.demo.table import PoolView
 
 ROLE_LABEL = "machineconfiguration.openshift.io/role"
 CANARY_POLICY = "{canary: {nodes: 1, soak: 2s}, maxFailures: 0}"
-"""One node first, and a halt at the first failure."""
+"""One node first; the rollout halts at the first failure."""
 
 
 def build_pool(image: str, *, paused: bool = False) -> Json:
-    """The pool whose nodes are to have the image."""
+    """Return the pool that requests the image for its nodes."""
     return {
         "apiVersion": MACHINECONFIGPOOLS.api_version,
         "kind": MACHINECONFIGPOOLS.kind,
@@ -28,39 +28,39 @@ def build_pool(image: str, *, paused: bool = False) -> Json:
 
 
 def build_config(name: str, spec: Json | None = None) -> Json:
-    """A MachineConfig of the pool."""
+    """Return a MachineConfig of the pool."""
     found = build_rendered_config(name, spec)
     found["metadata"] = {"name": name, "labels": {ROLE_LABEL: POOL}}
     return found
 
 
 def apply_pool(lab: Lab, wanted: Json) -> None:
-    """As ``kubectl apply --server-side`` does."""
+    """Apply the pool as ``kubectl apply --server-side`` does."""
     lab.client.patch(MACHINECONFIGPOOLS, POOL, wanted, PatchType.APPLY)
 
 
 def create_pool(lab: Lab, image: str) -> None:
-    """The pool with its first MachineConfig."""
+    """Create the pool and its first MachineConfig."""
     lab.add_config(build_config(f"00-{POOL}"))
     apply_pool(lab, build_pool(image))
 
 
 def pause_pool(lab: Lab) -> None:
-    """Nobody is given anything until the pool is applied again."""
+    """Pause the pool: no node is assigned a target until the pool is applied again."""
     lab.client.patch(MACHINECONFIGPOOLS, POOL, {"spec": {"paused": True}})
 
 
 def add_config(lab: Lab, wanted: Json) -> None:
-    """Add what a MachineConfig says to the pool's."""
+    """Add the spec of a MachineConfig to the pool."""
     spec = wanted.get("spec")
     found = build_config(f"50-{POOL}-change", spec if isinstance(spec, dict) else None)
     lab.client.create(MACHINECONFIGS, found)
 
 
 def summarize_pool(found: MachineConfigPool) -> PoolView:
-    """What the pool says of its rollout."""
-    said = {each.type: each for each in found.conditions}
-    degraded, updating = said.get("Degraded"), said.get("Updating")
+    """Summarize the pool's conditions as one line."""
+    conditions = {each.type: each for each in found.conditions}
+    degraded, updating = conditions.get("Degraded"), conditions.get("Updating")
     if degraded is not None and degraded.status == "True":
         stalled = degraded.reason != "NodeDegraded"
         return PoolView(found.name, f"{degraded.reason}: {degraded.message}", is_stalled=stalled)
@@ -69,6 +69,6 @@ def summarize_pool(found: MachineConfigPool) -> PoolView:
         return PoolView(
             found.name, f"{found.status_configuration.name or 'not updated yet'}{paused}"
         )
-    # What is first is the target, which the nodes show.
+    # The message begins with the target, which the nodes already show.
     _, _, progress = updating.message.partition("; ")
     return PoolView(found.name, progress or updating.message)

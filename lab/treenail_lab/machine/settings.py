@@ -1,6 +1,6 @@
-"""How a machine of the lab behaves: speeds, limits and the faults it has just now.
+"""The behaviour of a machine of the lab: speeds, limits and current faults.
 
-One JSON file beside the machine's root. The stand-ins read it whenever they need a value, so a
+One JSON file beside the machine's root. The emulators read it whenever they need a value, so a
 change takes effect in the middle of a pull.
 """
 
@@ -15,7 +15,7 @@ DISK_FULL = "min-free-space-percent '3%' would be exceeded, at least 1.2 GB requ
 
 @dataclass(frozen=True, slots=True)
 class MachineSettings:
-    """The values in force; an empty text means that nothing goes wrong."""
+    """The current values; an empty text means that this fault does not occur."""
 
     pull_bytes_per_s: float = 200e6
     pull_error: str = ""
@@ -24,30 +24,36 @@ class MachineSettings:
     finalization_error: str = ""
     refresh_md_s: float = 0.2
     missing_packages: tuple[str, ...] = ()
-    """Packages that no repository has."""
+    """Packages that are in no repository."""
     finalizes_by_commit: bool = False
-    """FinalizeDeployment compares the base commit, as before rpm-ostree knew images by digest."""
+    """Whether FinalizeDeployment compares the base commit, not the manifest digest."""
     idle_exit_s: float = 0.0
-    """Seconds after which rpm-ostreed exits with nobody registered; 0 for never."""
+    """Seconds without a client after which rpm-ostreed exits; 0 for never.
+
+    The real daemon exits after 60 s (rpmostreed-daemon.cxx).
+    """
     force_close_s: float = 30.0
-    """Seconds after a transaction's end when peers that stayed are thrown out."""
+    """Seconds after the end of a transaction when remaining peers are disconnected.
+
+    rpm-ostree waits 30 s too.
+    """
     properties_lag_s: float = 0.1
-    """Seconds after ``TransactionFinished`` when the D-Bus properties follow, unless Reload is called."""
+    """Seconds from ``Finished`` until the D-Bus properties follow, unless Reload is called."""
     inhibit_delay_max_s: float = 1.0
     systemd_version: int = 252
     failing_units: tuple[str, ...] = ()
     boot_tries: int = 3
-    """How often the boot loader starts a deployment whose kernel dies, before it falls back."""
+    """How often the boot loader tries a deployment whose kernel crashes before it falls back."""
     boot_s: float = 0.0
     """Seconds between the end of one boot and the beginning of the next."""
     agent_stop_s: float = 10.0
-    """Seconds that the agent has to end after SIGTERM."""
+    """TimeoutStopSec= of the agent's unit."""
     agent_watchdog_s: float = 0.0
-    """Seconds without a sign of life after which the agent is killed; 0 for never."""
+    """WatchdogSec= of the agent's unit: seconds without WATCHDOG=1; 0 for no limit."""
 
 
 def load_settings(path: Path | None) -> MachineSettings:
-    """The settings in the file ``path``; the standard ones without a file."""
+    """Read the settings from ``path``; defaults when there is no file."""
     if path is None:
         return MachineSettings()
     try:
@@ -61,7 +67,7 @@ def load_settings(path: Path | None) -> MachineSettings:
 
 
 def save_settings(settings: MachineSettings, path: Path) -> None:
-    """Put the settings into the file ``path``, all at once."""
+    """Replace the file ``path`` atomically by these settings."""
     scratch = path.with_name(f"{path.name}.{os.getpid()}")
     scratch.write_text(json.dumps(asdict(settings), indent=1) + "\n", encoding="utf-8")
     scratch.replace(path)

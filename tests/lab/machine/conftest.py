@@ -1,6 +1,5 @@
 """A directory with a short name, because sockets go into it, and services in it."""
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 from gi.repository import GLib
 
 from treenail_lab.images import make_image
+from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine import rootfs
 from treenail_lab.machine.node.daemons import MachineDaemons
 from treenail_lab.machine.settings import MachineSettings, save_settings
@@ -28,8 +28,8 @@ def context() -> Iterator[None]:
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as name:
-        yield Path(name)
+    with owner.temporary_directory() as name:
+        yield name
 
 
 class Services:

@@ -14,6 +14,7 @@ from treenail.host.system.process import ProgramRunner
 from treenail_lab import images
 from treenail_lab.images import Credential, ImageCatalogue, make_image
 from treenail_lab.machine.container import skopeo
+from treenail_lab.machine.container.cri_socket import CriSocket
 from treenail_lab.machine.node import other_clients
 from treenail_lab.machine.node.machine import LabMachine
 from treenail_lab.machine.ostree.sysroot import SysrootDeployment
@@ -72,7 +73,7 @@ def test_a_boot_can_be_made_a_bad_one_before_anything_runs(directory: Path) -> N
         assert (seen, machine.is_kubelet_running) == (["41.1"], False)
 
 
-def test_the_container_runtime_takes_connections_while_the_machine_runs(directory: Path) -> None:
+def test_runtime_socket_of_running_machine_accepts_connections(directory: Path) -> None:
     with made(directory) as machine, socket.socket(socket.AF_UNIX) as client:
         client.connect(str(machine.root / "run/crio/crio.sock"))
 
@@ -101,3 +102,14 @@ def test_skopeo_says_what_the_registry_has(directory: Path) -> None:
         assert isinstance(trouble, InspectionProblem)
         kinds[spec] = trouble.kind
     assert list(kinds.values()) == ["RegistryUnauthorized", "RegistryTimeout", "ImageNotFound"]
+
+
+def test_runtime_socket_accepts_any_number_of_connections(directory: Path) -> None:
+    runtime = CriSocket(directory)
+    runtime.start()
+    # More than the backlog, SOMAXCONN, of a listener that accepts none.
+    for _ in range(5000):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(directory / "run/crio/crio.sock"))
+    runtime.stop()
+    assert not (directory / "run/crio/crio.sock").exists()

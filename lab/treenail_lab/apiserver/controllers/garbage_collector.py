@@ -1,4 +1,4 @@
-"""Garbage collection: dependents go with their owners, contents with their namespace."""
+"""Garbage collection of dependents without owners and of the contents of deleted namespaces."""
 
 from collections import defaultdict
 
@@ -24,21 +24,23 @@ from treenail_lab.apiserver.storage.store import StoreEvent
 
 ObjectPlace = tuple[StorageKey, ObjectKey]
 _SERVICE_ACCOUNTS: StorageKey = ("", "serviceaccounts")
-_WRITE_CONTEXT = WriteContext(ApiUser("system:serviceaccount:kube-system:generic-garbage-collector", (MASTERS,)),
-               "kube-controller-manager")  # fmt: skip
+_WRITE_CONTEXT = WriteContext(
+    ApiUser("system:serviceaccount:kube-system:generic-garbage-collector", (MASTERS,)),
+    "kube-controller-manager",
+)
 
 
 class GarbageCollector:
-    """Follows owner references; told of every change by :meth:`note_event`, acts in :meth:`sync`."""
+    """Follows owner references: `note_event` records changes, `sync` acts on them."""
 
     def __init__(self, registry: ObjectRegistry) -> None:
         self._registry = registry
         self._dependents: dict[str, set[ObjectPlace]] = defaultdict(set)
-        # A dict for its order: what is looked at first is what changed first.
+        # A dict for its order: objects are processed in the order of their changes.
         self._dirty: dict[ObjectPlace, None] = {}
 
     def note_event(self, storage: StorageKey, event: StoreEvent) -> bool:
-        """Remember what a change may be the reason to look at; whether there is anything."""
+        """Record the objects that a change may affect; return whether there are any."""
         obj, place = event.object, (storage, read_key(event.object))
         if event.previous is not None:
             for owner in read_owner_references(event.previous):
@@ -62,7 +64,7 @@ class GarbageCollector:
         return bool(self._dirty)
 
     def _note_waiting(self, gone: Json) -> None:
-        """Owners and the namespace may wait for the end of an object."""
+        """Record the owners and the namespace, which may wait for the object's deletion."""
         namespace = gone["metadata"].get("namespace", "")
         if namespace:
             self._dirty[NAMESPACES, ("", namespace)] = None
@@ -73,7 +75,7 @@ class GarbageCollector:
                 self._dirty[kind.storage, where] = None
 
     def reload(self) -> None:
-        """Forget everything and look at all objects, after the store was loaded."""
+        """Start again with all objects, after the store was loaded."""
         self._dependents.clear()
         self._dirty.clear()
         for storage, objects in self._registry.store.dump_objects():
@@ -83,7 +85,7 @@ class GarbageCollector:
                 self._dirty[storage, read_key(obj)] = None
 
     def sync(self) -> None:
-        """Do what is to be done; changes made here are noted and looked at in the same call."""
+        """Process the recorded objects, and those that this processing changes."""
         while self._dirty:
             place = next(iter(self._dirty))
             del self._dirty[place]

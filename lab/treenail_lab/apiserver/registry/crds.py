@@ -1,4 +1,4 @@
-"""CustomResourceDefinitions: from a manifest to kinds that are served."""
+"""CustomResourceDefinitions: validation, status and the kinds that they define."""
 
 from collections.abc import Iterator, Mapping
 
@@ -11,7 +11,7 @@ CRDS: StorageKey = ("apiextensions.k8s.io", "customresourcedefinitions")
 
 
 def find_problems(crd: Json) -> list[StatusCause]:
-    """What is wrong with a CustomResourceDefinition."""
+    """Return the causes for which a CustomResourceDefinition is invalid."""
     spec = crd.get("spec") or {}
     names = spec.get("names") or {}
     found = [
@@ -47,7 +47,7 @@ def find_problems(crd: Json) -> list[StatusCause]:
 
 
 def establish_crd(crd: Json, now: str) -> Json:
-    """The definition with names completed and the status of one that is served."""
+    """Return the definition with completed names and the status of a served one."""
     spec = crd["spec"]
     names = spec["names"]
     completed = {
@@ -56,9 +56,10 @@ def establish_crd(crd: Json, now: str) -> Json:
     } | names
     conditions = [
         _build_condition("NamesAccepted", "NoConflicts", "no conflicts found", now),
-        _build_condition("Established", "InitialNamesAccepted", "the initial names have been accepted",
-                   now),
-    ]  # fmt: skip
+        _build_condition(
+            "Established", "InitialNamesAccepted", "the initial names have been accepted", now
+        ),
+    ]
     storage = [version["name"] for version in spec["versions"] if version.get("storage")]
     status = {
         "conditions": (crd.get("status") or {}).get("conditions") or conditions,
@@ -81,7 +82,7 @@ def _build_condition(name: str, reason: str, message: str, now: str) -> Json:
 
 
 def list_kinds(crd: Json) -> Iterator[ResourceKind]:
-    """The kinds a definition stands for: one per version that is served."""
+    """Yield the kinds of a definition, one for each served version."""
     spec = crd["spec"]
     names = spec["names"]
     for version in spec["versions"]:
@@ -110,7 +111,7 @@ def _parse_selectable_fields(version: Json) -> Mapping[str, JsonPath]:
 
 
 class CustomKinds:
-    """Keeps the kinds that are served in step with the definitions that are stored."""
+    """Serves the kinds of the stored definitions."""
 
     def __init__(self, store: Store, kinds: KindRegistry) -> None:
         self._store = store
@@ -118,7 +119,7 @@ class CustomKinds:
         store.add_listener(self._on_change)
 
     def reload_kinds(self) -> None:
-        """Serve what the store's definitions say, after the store was loaded."""
+        """Serve the kinds of all definitions, after the store was loaded."""
         for kind in self._kinds:
             if kind.is_custom:
                 self._kinds.discard_kinds(kind.storage)

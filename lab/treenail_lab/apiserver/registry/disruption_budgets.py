@@ -1,4 +1,4 @@
-"""PodDisruptionBudgets: how many of their pods may go now."""
+"""The disruption controller: it computes the status of PodDisruptionBudgets."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -23,12 +23,14 @@ _WORKLOADS: dict[str, StorageKey] = {
     "ReplicaSet": ("apps", "replicasets"),
 }
 _COUNTED = frozenset({BUDGETS, PODS, *_WORKLOADS.values()})
-_WRITE_CONTEXT = WriteContext(ApiUser("system:serviceaccount:kube-system:disruption-controller", (MASTERS,)),
-               "kube-controller-manager")  # fmt: skip
+_WRITE_CONTEXT = WriteContext(
+    ApiUser("system:serviceaccount:kube-system:disruption-controller", (MASTERS,)),
+    "kube-controller-manager",
+)
 
 
 def find_budgets(store: Store, pod: Json) -> list[Json]:
-    """The budgets that a pod counts in."""
+    """Return the budgets whose selector matches the pod."""
     namespace = pod["metadata"]["namespace"]
     return [
         budget
@@ -45,25 +47,25 @@ def is_ready(pod: Json) -> bool:
 
 
 class DisruptionController:
-    """Keeps the status of every budget up to date."""
+    """Writes the status of every budget."""
 
     def __init__(self, registry: ObjectRegistry) -> None:
         self._registry = registry
         self._dirty: set[str] = set()
 
     def note_event(self, storage: StorageKey, event: StoreEvent) -> bool:
-        """Remember whose budgets a change may concern; whether it is any."""
+        """Record the namespace of a change to budgets or pods; return whether it is one."""
         if storage not in _COUNTED:
             return False
         self._dirty.add(event.object["metadata"]["namespace"])
         return True
 
     def reload(self) -> None:
-        """Look at all budgets, after the store was loaded."""
+        """Record the namespaces of all budgets, after the store was loaded."""
         self._dirty = {budget["metadata"]["namespace"] for budget in self._list_budgets("")}
 
     def sync(self) -> None:
-        """Write what has changed."""
+        """Write each status that differs."""
         kind = self._registry.kinds.find_kind(BUDGETS[0], "v1", BUDGETS[1])
         for namespace in sorted(self._dirty):
             for budget in self._list_budgets(namespace):
@@ -112,16 +114,16 @@ def _compute_status(registry: ObjectRegistry, budget: Json) -> Json:
 
 
 def _compute_expected(store: Store, budget: Json, pods: Sequence[Json]) -> tuple[int, int]:
-    """How many pods there should be, and how many of them have to stay healthy."""
+    """Return the number of expected pods, and how many of them must stay healthy."""
     spec = budget.get("spec") or {}
-    most, least = spec.get("maxUnavailable"), spec.get("minAvailable")
-    if most is not None:
+    max_unavailable, min_available = spec.get("maxUnavailable"), spec.get("minAvailable")
+    if max_unavailable is not None:
         expected = sum(_list_replicas(store, pods))
-        return expected, max(expected - _compute_share(most, expected), 0)
-    if isinstance(least, str):
+        return expected, max(expected - _compute_share(max_unavailable, expected), 0)
+    if isinstance(min_available, str):
         expected = sum(_list_replicas(store, pods))
-        return expected, _compute_share(least, expected)
-    return len(pods), 1 if least is None else int(least)
+        return expected, _compute_share(min_available, expected)
+    return len(pods), 1 if min_available is None else int(min_available)
 
 
 def _compute_share(value: int | str, total: int) -> int:
@@ -131,7 +133,7 @@ def _compute_share(value: int | str, total: int) -> int:
 
 
 def _list_replicas(store: Store, pods: Sequence[Json]) -> Iterator[int]:
-    """What the controllers of the pods want, one number for each of them."""
+    """Yield the replica count of each controller that owns one of the pods."""
     seen = set()
     for pod in pods:
         for owner in read_owner_references(pod):

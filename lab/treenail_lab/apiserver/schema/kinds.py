@@ -1,4 +1,4 @@
-"""Which kinds the API server serves, and what is particular about each."""
+"""The kinds that the API server serves, and how they differ."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,10 +20,10 @@ METADATA_FIELDS: Mapping[str, JsonPath] = MappingProxyType(
 class ResourceKind:
     """One kind in one API version.
 
-    ``fields`` are the labels a field selector may use beside name and namespace;
-    ``can_update_unconditionally`` kinds may be PUT without a resourceVersion; ``can_create_on_update`` kinds are
-    created by a PUT; ``has_generation`` kinds count changes of their spec. ``is_custom`` kinds have the
-    OpenAPI ``schema`` of their definition.
+    The booleans are those of Kubernetes' rest strategies: AllowUnconditionalUpdate (a PUT needs no
+    resourceVersion), AllowCreateOnUpdate (a PUT creates) and ReturnDeletedObject. ``fields`` are
+    the labels that a field selector may use beside name and namespace. ``has_generation`` kinds
+    count the changes of their spec. ``is_custom`` kinds have the ``schema`` of their definition.
     """
 
     group: str
@@ -43,7 +43,7 @@ class ResourceKind:
 
     @property
     def storage(self) -> StorageKey:
-        """Where objects of every version of this kind are kept."""
+        """Return the key under which the store has objects of all versions of this kind."""
         return self.group, self.plural
 
     @property
@@ -66,67 +66,200 @@ STATUS_SUBRESOURCE = frozenset({"status"})
 RBAC = "rbac.authorization.k8s.io"
 
 BUILT_IN: tuple[ResourceKind, ...] = (
-    ResourceKind("", "v1", "Namespace", "namespaces", is_namespaced=False, short_names=("ns",),
-         subresources=STATUS_SUBRESOURCE, fields=_build_paths("status.phase")),
-    ResourceKind("", "v1", "Node", "nodes", is_namespaced=False, short_names=("no",), subresources=STATUS_SUBRESOURCE,
-         fields=_build_paths("spec.unschedulable")),
-    ResourceKind("", "v1", "Pod", "pods", is_namespaced=True, short_names=("po",),
-         subresources=frozenset({"status", "eviction"}), should_return_deleted=True,
-         fields=_build_paths("spec.nodeName", "spec.restartPolicy", "spec.schedulerName",
-                       "spec.serviceAccountName", "status.phase", "status.podIP",
-                       "status.nominatedNodeName")),
-    ResourceKind("", "v1", "Event", "events", is_namespaced=True, short_names=("ev",), can_create_on_update=True,
-         fields=_build_paths("involvedObject.kind", "involvedObject.namespace", "involvedObject.name",
-                       "involvedObject.uid", "involvedObject.apiVersion",
-                       "involvedObject.resourceVersion", "involvedObject.fieldPath", "reason",
-                       "reportingComponent", "source.component", "type")),
+    ResourceKind(
+        "",
+        "v1",
+        "Namespace",
+        "namespaces",
+        is_namespaced=False,
+        short_names=("ns",),
+        subresources=STATUS_SUBRESOURCE,
+        fields=_build_paths("status.phase"),
+    ),
+    ResourceKind(
+        "",
+        "v1",
+        "Node",
+        "nodes",
+        is_namespaced=False,
+        short_names=("no",),
+        subresources=STATUS_SUBRESOURCE,
+        fields=_build_paths("spec.unschedulable"),
+    ),
+    ResourceKind(
+        "",
+        "v1",
+        "Pod",
+        "pods",
+        is_namespaced=True,
+        short_names=("po",),
+        subresources=frozenset({"status", "eviction"}),
+        should_return_deleted=True,
+        fields=_build_paths(
+            "spec.nodeName",
+            "spec.restartPolicy",
+            "spec.schedulerName",
+            "spec.serviceAccountName",
+            "status.phase",
+            "status.podIP",
+            "status.nominatedNodeName",
+        ),
+    ),
+    ResourceKind(
+        "",
+        "v1",
+        "Event",
+        "events",
+        is_namespaced=True,
+        short_names=("ev",),
+        can_create_on_update=True,
+        fields=_build_paths(
+            "involvedObject.kind",
+            "involvedObject.namespace",
+            "involvedObject.name",
+            "involvedObject.uid",
+            "involvedObject.apiVersion",
+            "involvedObject.resourceVersion",
+            "involvedObject.fieldPath",
+            "reason",
+            "reportingComponent",
+            "source.component",
+            "type",
+        ),
+    ),
     ResourceKind("", "v1", "Secret", "secrets", is_namespaced=True, fields=_build_paths("type")),
     ResourceKind("", "v1", "ConfigMap", "configmaps", is_namespaced=True, short_names=("cm",)),
-    ResourceKind("", "v1", "ServiceAccount", "serviceaccounts", is_namespaced=True, short_names=("sa",),
-         subresources=frozenset({"token"}), should_return_deleted=True),
-    ResourceKind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", is_namespaced=True,
-         short_names=("pdb",), subresources=STATUS_SUBRESOURCE, has_generation=True, can_update_unconditionally=False),
-    ResourceKind("coordination.k8s.io", "v1", "Lease", "leases", is_namespaced=True, can_update_unconditionally=False,
-         can_create_on_update=True),
-    ResourceKind("batch", "v1", "Job", "jobs", is_namespaced=True, subresources=STATUS_SUBRESOURCE, has_generation=True,
-         fields=_build_paths("status.successful")),
-    ResourceKind("apps", "v1", "DaemonSet", "daemonsets", is_namespaced=True, short_names=("ds",),
-         subresources=STATUS_SUBRESOURCE, has_generation=True),
-    ResourceKind("apps", "v1", "Deployment", "deployments", is_namespaced=True, short_names=("deploy",),
-         subresources=STATUS_SUBRESOURCE, has_generation=True),
-    ResourceKind("apps", "v1", "ReplicaSet", "replicasets", is_namespaced=True, short_names=("rs",),
-         subresources=STATUS_SUBRESOURCE, has_generation=True),
-    ResourceKind(RBAC, "v1", "ClusterRole", "clusterroles", is_namespaced=False, can_create_on_update=True),
-    ResourceKind(RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", is_namespaced=False,
-         can_create_on_update=True),
+    ResourceKind(
+        "",
+        "v1",
+        "ServiceAccount",
+        "serviceaccounts",
+        is_namespaced=True,
+        short_names=("sa",),
+        subresources=frozenset({"token"}),
+        should_return_deleted=True,
+    ),
+    ResourceKind(
+        "policy",
+        "v1",
+        "PodDisruptionBudget",
+        "poddisruptionbudgets",
+        is_namespaced=True,
+        short_names=("pdb",),
+        subresources=STATUS_SUBRESOURCE,
+        has_generation=True,
+        can_update_unconditionally=False,
+    ),
+    ResourceKind(
+        "coordination.k8s.io",
+        "v1",
+        "Lease",
+        "leases",
+        is_namespaced=True,
+        can_update_unconditionally=False,
+        can_create_on_update=True,
+    ),
+    ResourceKind(
+        "batch",
+        "v1",
+        "Job",
+        "jobs",
+        is_namespaced=True,
+        subresources=STATUS_SUBRESOURCE,
+        has_generation=True,
+        fields=_build_paths("status.successful"),
+    ),
+    ResourceKind(
+        "apps",
+        "v1",
+        "DaemonSet",
+        "daemonsets",
+        is_namespaced=True,
+        short_names=("ds",),
+        subresources=STATUS_SUBRESOURCE,
+        has_generation=True,
+    ),
+    ResourceKind(
+        "apps",
+        "v1",
+        "Deployment",
+        "deployments",
+        is_namespaced=True,
+        short_names=("deploy",),
+        subresources=STATUS_SUBRESOURCE,
+        has_generation=True,
+    ),
+    ResourceKind(
+        "apps",
+        "v1",
+        "ReplicaSet",
+        "replicasets",
+        is_namespaced=True,
+        short_names=("rs",),
+        subresources=STATUS_SUBRESOURCE,
+        has_generation=True,
+    ),
+    ResourceKind(
+        RBAC, "v1", "ClusterRole", "clusterroles", is_namespaced=False, can_create_on_update=True
+    ),
+    ResourceKind(
+        RBAC,
+        "v1",
+        "ClusterRoleBinding",
+        "clusterrolebindings",
+        is_namespaced=False,
+        can_create_on_update=True,
+    ),
     ResourceKind(RBAC, "v1", "Role", "roles", is_namespaced=True, can_create_on_update=True),
-    ResourceKind(RBAC, "v1", "RoleBinding", "rolebindings", is_namespaced=True, can_create_on_update=True),
-    # Kept and served; what the policies forbid here is nodes.restrict's.
-    ResourceKind("admissionregistration.k8s.io", "v1", "ValidatingAdmissionPolicy",
-         "validatingadmissionpolicies", is_namespaced=False, subresources=STATUS_SUBRESOURCE, has_generation=True),
-    ResourceKind("admissionregistration.k8s.io", "v1", "ValidatingAdmissionPolicyBinding",
-         "validatingadmissionpolicybindings", is_namespaced=False),
-    ResourceKind("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions",
-         is_namespaced=False, short_names=("crd", "crds"), subresources=STATUS_SUBRESOURCE, has_generation=True,
-         can_update_unconditionally=False),
-)  # fmt: skip
+    ResourceKind(
+        RBAC, "v1", "RoleBinding", "rolebindings", is_namespaced=True, can_create_on_update=True
+    ),
+    # Stored, not evaluated: access.node_authorizer refuses what these policies refuse.
+    ResourceKind(
+        "admissionregistration.k8s.io",
+        "v1",
+        "ValidatingAdmissionPolicy",
+        "validatingadmissionpolicies",
+        is_namespaced=False,
+        subresources=STATUS_SUBRESOURCE,
+        has_generation=True,
+    ),
+    ResourceKind(
+        "admissionregistration.k8s.io",
+        "v1",
+        "ValidatingAdmissionPolicyBinding",
+        "validatingadmissionpolicybindings",
+        is_namespaced=False,
+    ),
+    ResourceKind(
+        "apiextensions.k8s.io",
+        "v1",
+        "CustomResourceDefinition",
+        "customresourcedefinitions",
+        is_namespaced=False,
+        short_names=("crd", "crds"),
+        subresources=STATUS_SUBRESOURCE,
+        has_generation=True,
+        can_update_unconditionally=False,
+    ),
+)
 
 
 class KindRegistry:
-    """The kinds that are served now: the built-in ones, and those of CustomResourceDefinitions."""
+    """The served kinds: the built-in ones and those of CustomResourceDefinitions."""
 
     def __init__(self, built_in: Iterable[ResourceKind] = BUILT_IN) -> None:
         self._by_path = {(kind.group, kind.version, kind.plural): kind for kind in built_in}
 
     def find_kind(self, group: str, version: str, plural: str) -> ResourceKind:
-        """The kind at ``/apis/GROUP/VERSION/PLURAL``; 404 when it is not served."""
+        """Return the kind at ``/apis/GROUP/VERSION/PLURAL``; raise 404 when it is not served."""
         kind = self._by_path.get((group, version, plural))
         if kind is None:
             raise path_not_found_error()
         return kind
 
     def find_by_name(self, api_version: str, kind: str) -> ResourceKind | None:
-        """The kind an owner reference or an object names; None when it is not served."""
+        """Return the kind that an object or owner reference names; None when it is not served."""
         group, _, version = api_version.rpartition("/")
         for known in self._by_path.values():
             if (known.group, known.version, known.kind) == (group, version, kind):

@@ -1,6 +1,7 @@
-"""The container runtime of a machine: a socket that takes connections, and says nothing."""
+"""The socket of the container runtime: it accepts connections and closes them unanswered."""
 
 import socket
+import threading
 from pathlib import Path
 
 from treenail.errors import HostError
@@ -10,7 +11,7 @@ _SOCKET = "run/crio/crio.sock"
 
 
 class CriSocket:
-    """Listens from `start` to `stop`, as CRI-O does for the kubelet."""
+    """The listener that CRI-O has for the kubelet, between `start` and `stop`."""
 
     def __init__(self, root: Path) -> None:
         self._path = root / _SOCKET
@@ -25,11 +26,26 @@ class CriSocket:
             listener.listen()
         except OSError as error:
             listener.close()
-            raise HostError(f"{self._path} can't be listened on: {error.strerror}") from error
+            raise HostError(f"cannot listen on {self._path}: {error.strerror}") from error
         self._listener = listener
+        threading.Thread(
+            target=_accept_connections, args=(listener,), name="cri-socket", daemon=True
+        ).start()
 
     def stop(self) -> None:
         if self._listener is not None:
+            # close() alone leaves the thread in accept(); shutdown() makes it return.
+            self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
             self._listener = None
             self._path.unlink(missing_ok=True)
+
+
+def _accept_connections(listener: socket.socket) -> None:
+    # Connections that are not accepted fill the backlog, and then connect() blocks (unix(7)).
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        connection.close()

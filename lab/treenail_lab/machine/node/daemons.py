@@ -13,6 +13,8 @@ from pathlib import Path
 from gi.repository import GLib
 
 from treenail.errors import HostError, UsageError
+from treenail_lab.lifetime.owner import owner
+from treenail_lab.lifetime.reaper import kill_marked
 from treenail_lab.machine.bus.connections import bus_method, call_method, scoped_connection
 from treenail_lab.machine.bus.daemon import SOCKET_PATH_MAX, PrivateBus
 
@@ -25,46 +27,40 @@ _STOP_TIMEOUT_S = 3.0
 def build_rpmostreed_command(
     root: Path, catalogue: Path, settings: Path, pid_file: Path
 ) -> list[str]:
-    """How the bus starts rpm-ostreed."""
+    """Return the command with which the bus activates rpm-ostreed."""
     places = {"--root": root, "--images": catalogue, "--settings": settings, "--pid-file": pid_file}
     words = [str(word) for place in places.items() for word in place]
     return [sys.executable, "-m", "treenail_lab.machine.rpmostree.daemon", *words]
 
 
 def build_environment(directory: Path) -> dict[str, str]:
-    """What the processes of a machine get: our packages, and a mark to find them all by."""
+    """Return the environment of a machine's processes: packages, and marks to find them by."""
     return {
         **os.environ,
+        **owner.mark_environment(),
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         _MARK: str(directory),
     }
 
 
 def kill_marked_processes(directory: Path) -> None:
-    """Kill every process that a machine started and that is still there, whoever's child it is."""
-    mark = os.fsencode(f"{_MARK}={directory}")
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            marked = mark in (process / "environ").read_bytes().split(b"\0")
-            if marked and process.name != str(os.getpid()):
-                os.kill(int(process.name), signal.SIGKILL)
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
+    """Kill every process that a machine started, also those that the bus or the agent started."""
+    kill_marked(_MARK, str(directory))
 
 
 def check_socket_length(root: Path) -> None:
-    """Raise `UsageError` if the sockets below ``root`` would have too long a path."""
+    """Raise `UsageError` if the path of a socket below ``root`` is too long."""
     length = len(os.fsencode(root / "run/rpm-ostree-transaction.sock"))
     if length > SOCKET_PATH_MAX:
         raise UsageError(
-            f"the path of a socket below {root} would have {length} characters; "
-            f"{SOCKET_PATH_MAX} is the limit",
-            remedy="choose a directory with a shorter name, for example below /tmp",
+            f"cannot make sockets below {root}: their path has {length} bytes, "
+            f"and {SOCKET_PATH_MAX} is the limit",
+            remedy="name a directory with a shorter path, for example below /tmp",
         )
 
 
 class MachineDaemons:
-    """Everything below the agent. ``asked(line)`` gets what the services tell the supervisor."""
+    """Everything below the agent; ``on_request`` gets each line that the services print."""
 
     def __init__(
         self,
@@ -95,7 +91,7 @@ class MachineDaemons:
         self.address = self._bus.address
 
     def start(self) -> None:
-        """Start all; the names of systemd and logind are owned when this returns."""
+        """Start all; systemd and logind own their bus names when this returns."""
         self._bus.start()
         module = "treenail_lab.machine.node.services"
         places = ["--root", str(self._root), "--settings", str(self._settings)]
@@ -107,6 +103,8 @@ class MachineDaemons:
                 stdout=subprocess.PIPE,
                 stderr=output,
                 text=True,
+                # Ctrl-C in the terminal ends the lab, which then stops its machines in order.
+                start_new_session=True,
             )
         self._services = services
         ready = threading.Event()
@@ -115,10 +113,12 @@ class MachineDaemons:
         )
         listener.start()
         if not ready.wait(_READY_TIMEOUT_S) or services.poll() is not None:
-            raise HostError(f"systemd's stand-in did not start; see {self.log}")
+            raise HostError(
+                f"cannot start the systemd emulator of {self._root}", remedy=f"see {self.log}"
+            )
 
     def stop(self, *, hard: bool) -> None:
-        """End all, at once or after a chance to leave in order."""
+        """Stop all: at once when ``hard``, else with SIGTERM first."""
         number = signal.SIGKILL if hard else signal.SIGTERM
         self.stop_rpmostreed(number)
         services, self._services = self._services, None
@@ -134,7 +134,7 @@ class MachineDaemons:
         kill_marked_processes(self._directory)
 
     def find_pid(self, name: str) -> int:
-        """The process id of ``rpm-ostreed``, ``systemd`` or ``bus``; 0 if it does not run."""
+        """Return the process id of ``rpm-ostreed``, ``systemd`` or ``bus``; 0 if none runs."""
         if name == "bus":
             return self._bus.pid
         if name == "systemd":
@@ -146,11 +146,11 @@ class MachineDaemons:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
         except (FileNotFoundError, ValueError):
             return 0
-        # A pid may be somebody else's by now; only ours has our root as an argument.
+        # Another process may have the pid by now; only ours has our root as an argument.
         return pid if os.fsencode(self._root) in command.split(b"\0") else 0
 
     def stop_rpmostreed(self, signal_number: int) -> None:
-        """End rpm-ostreed, whatever it is doing; it is gone when this returns."""
+        """Stop rpm-ostreed, also in the middle of a transaction; it has ended when this returns."""
         pid = self.find_pid("rpm-ostreed")
         if not pid:
             return
@@ -170,7 +170,7 @@ class MachineDaemons:
             os.close(pidfd)
 
     def start_rpmostreed(self) -> None:
-        """Start rpm-ostreed if it does not run, as a call to it would."""
+        """Start rpm-ostreed if it does not run, by bus activation."""
         with scoped_connection(self.address) as bus:
             call_method(
                 bus, bus_method("StartServiceByName"), GLib.Variant("(su)", (RPM_OSTREE_NAME, 0))
@@ -185,6 +185,6 @@ class MachineDaemons:
                     ready.set()
                 else:
                     self._on_request(line.strip())
-        # Nobody shall wait for one that has ended.
+        # `start` must not wait for services that have ended.
         services.wait()
         ready.set()

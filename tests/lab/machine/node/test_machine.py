@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from tests.lab.machine.client import (
 from treenail.errors import HostError, UsageError
 from treenail_lab import images
 from treenail_lab.images import Image, ImageCatalogue, make_image
+from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine.bus.objects import BUSY
 from treenail_lab.machine.logind import login1
 from treenail_lab.machine.node.agent_unit import AGENT_UNIT, START_LIMIT_BURST
@@ -304,9 +304,9 @@ def test_transient_service_does_not_survive_a_power_cut(
 
 def test_several_machines_run_side_by_side(directory: Path) -> None:
     with (
-        tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as other,
+        owner.temporary_directory() as other,
         running(directory, "run") as first,
-        running(Path(other), "run") as second,
+        running(other, "run") as second,
     ):
         first.stage_foreign_image(B)
         first.reboot()
