@@ -63,6 +63,11 @@ class Everything:
     boot_id: str = field(default="", metadata=codec.key("bootID"))
 
 
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    level: int = field(default=0, metadata=codec.key(is_required=True))
+
+
 FULL = Everything(
     text="a",
     number=1,
@@ -174,6 +179,23 @@ def test_decode_missing_required_key_is_refused(missing: str) -> None:
     document = {name: value for name, value in REQUIRED.items() if name != missing}
     with pytest.raises(CodecError, match=f"^{missing}: the key is missing$"):
         codec.decode(Everything, document)
+
+
+def test_encode_with_version_writes_it_first() -> None:
+    assert next(iter(codec.encode(Point(1), version=3).items())) == ("version", 3)
+
+
+def test_decode_with_version_refuses_another_one() -> None:
+    assert codec.decode(Point, {"version": 3, "x": 1}, version=3) == Point(1)
+    for document in ({"version": 4, "x": 1}, {"x": 1}):
+        with pytest.raises(CodecError, match=r"^version: expected 3, found"):
+            codec.decode(Point, document, version=3)
+
+
+def test_decode_key_required_despite_a_default_is_refused_when_missing() -> None:
+    assert Guarded().level == 0
+    with pytest.raises(CodecError, match=r"^level: the key is missing$"):
+        codec.decode(Guarded, {})
 
 
 def test_decode_no_object_is_refused() -> None:

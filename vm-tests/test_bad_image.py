@@ -109,7 +109,7 @@ def comes_back(site: Site, bad: Goal, blamed: str) -> None:
     assert notes[key.CURRENT_CONFIG] == site.first.config
     site.wait(site.is_ready, "the kubelet of this boot says that the node is ready", 120.0)
     assert site.machine.sh("systemctl is-active kubelet crio").split() == ["active", "active"]
-    refused = json.loads(site.machine.sh("cat /var/lib/treenail/ledger.json"))["refused"]
+    refused = json.loads(site.machine.sh("cat /var/lib/treenail/ledger.json"))["quarantined"]
     assert refused["target"]["config"] == bad.config
     shown = site.machine.sh("treenail status; true")
     told = site.journal(f"MESSAGE_ID={MessageId.HEALTH_CHECK_FAILED}")[-1]["MESSAGE"]

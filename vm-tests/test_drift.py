@@ -10,7 +10,7 @@ HEALED = "/etc/containers/registries.d/healed.yaml"
 
 
 def test_a_changed_file_is_told_of_or_healed_as_the_settings_say(site: Site) -> None:
-    site.add_settings(f'[drift.paths]\n"{HEALED}" = "heal"\n')
+    site.add_settings(f'[drift.paths]\n"{HEALED}" = "repair"\n')
     asked = with_files({GUARDED: "docker: {}", HEALED: "docker: {}"})
     site.reach(site.goal(site.first.pull_spec, asked, image_mode=False))
 

@@ -26,10 +26,10 @@ def test_a_ledger_that_is_not_synced_is_noticed(site: Site) -> None:
 def test_an_agent_that_reports_before_it_verified_is_noticed(site: Site) -> None:
     site.misprogram(
         "update/status.py",
-        line="    record: Record = facts.record\n",
+        line="    record: LedgerRecord = facts.record\n",
         instead="    record = facts.record\n"
         "    if record.update is not None:\n"
-        "        record = Record(current=record.update.target)\n",
+        "        record = LedgerRecord(current=record.update.target)\n",
     )
     goal = site.goal(site.image("2"))
     site.ask(goal)
@@ -41,10 +41,10 @@ def test_an_agent_that_reports_what_is_still_on_trial_is_noticed(site: Site) -> 
     site.set_deadline(30.0)
     site.misprogram(
         "update/status.py",
-        line="    record: Record = facts.record\n",
+        line="    record: LedgerRecord = facts.record\n",
         instead="    record = facts.record\n"
-        "    if record.update and record.update.phase in (Phase.PROVING, Phase.RETURNING):\n"
-        "        record = Record(current=record.update.target)\n",
+        "    if record.update and record.update.phase in (Phase.VERIFYING, Phase.ROLLING_BACK):\n"
+        "        record = LedgerRecord(current=record.update.target)\n",
     )
     masked = {"usr/etc/systemd/system/kubelet.service": Entry(link="/dev/null")}
     goal = site.goal(site.image("bad", masked))

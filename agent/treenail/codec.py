@@ -4,7 +4,7 @@ The codec is for the files that treenail writes for itself. A rollback boots an 
 version must read the files of an older and of a newer one:
 
 * The JSON key of a field is its name, or the one that `key` gives it.
-* A missing key takes the field's default. Give a default to every field that is added later.
+* A missing key takes the field's default. Every field that is added to a released class needs one.
 * Unknown keys are ignored.
 * An unknown member of an enumeration is an error, unless the field declares a fallback or skips
   such entries (see `key`).
@@ -52,6 +52,7 @@ class _Options:
     key: str = ""
     fallback: object = _UNSET
     can_skip: bool = False
+    is_required: bool = False
     resolve: Callable[[], object] | None = None
 
 
@@ -72,27 +73,38 @@ def key(
     *,
     fallback: object = _UNSET,
     can_skip: bool = False,
+    is_required: bool = False,
     resolve: Callable[[], object] | None = None,
 ) -> dict[str, object]:
     """Return the ``metadata`` of a dataclass field whose JSON key is ``name``.
 
     ``fallback`` is the value where a member of an enumeration is unknown. With ``can_skip`` the
-    entries of a tuple, set or mapping that hold an unknown member are left out. ``resolve``
-    returns the type of the field when a value is decoded first, so that its import can wait.
+    entries of a tuple, set or mapping that hold an unknown member are left out. ``is_required``
+    refuses a document without the key although the field has a default: a default that a damaged
+    file must not bring about. ``resolve`` returns the type of the field when a value is decoded
+    first, so that its import can wait.
     """
-    return {_OPTIONS: _Options(name, fallback, can_skip, resolve)}
+    return {_OPTIONS: _Options(name, fallback, can_skip, is_required, resolve)}
 
 
-def encode(value: object) -> Json:
-    """Return the JSON object for a dataclass."""
-    return cast("Json", _encode(value))
+def encode(value: object, *, version: int | None = None) -> Json:
+    """Return the JSON object for a dataclass, with ``version`` as its first key if there is one.
 
-
-def decode(cls: type[T], document: object) -> T:
-    """Return the ``cls`` that `encode` made ``document`` from, in this or in another version.
-
-    Raises `CodecError` when a required key is missing and when a value has a wrong type.
+    Raise the version of a document only when an older treenail must not read it.
     """
+    encoded = cast("Json", _encode(value))
+    return encoded if version is None else {"version": version, **encoded}
+
+
+def decode(cls: type[T], document: object, *, version: int | None = None) -> T:
+    """Return the ``cls`` that `encode` made ``document`` from, in this or in another treenail.
+
+    Raises `CodecError` when a required key is missing, when a value has a wrong type, and when
+    the document has another version.
+    """
+    found = _expect(dict, document, "")
+    if version is not None and found.get("version") != version:
+        raise CodecError("version", f"expected {version}, found {found.get('version')!r:.80}")
     return cast("T", _decode(cls, document, "", _Options()))
 
 
@@ -270,7 +282,8 @@ def _make_field_codec(cls: type, field: Field[object]) -> _FieldCodec:
         name=field.name,
         key=options.key or field.name,
         resolve=options.resolve or resolve,
-        is_required=field.default is MISSING and field.default_factory is MISSING,
+        is_required=options.is_required
+        or (field.default is MISSING and field.default_factory is MISSING),
         can_be_null=field.default is None,
         options=options,
     )

@@ -8,7 +8,8 @@ from treenail.update.decision.facts import DeploymentState, DrainHandshake, Fact
 from treenail.update.impact.disruption import DisruptionLevel
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.impact.os_change import OSChange
-from treenail.update.state.record import LedgerRecord, Phase, Target, UpdateRecord
+from treenail.update.state.phases import Phase
+from treenail.update.state.record import LedgerRecord, Target, UpdateRecord
 
 DIGEST_A = "sha256:" + "a" * 64
 DIGEST_B = "sha256:" + "b" * 64

@@ -8,7 +8,8 @@ from treenail.update.decision.actions import ApplyAction, RebootAction, Uncordon
 from treenail.update.impact.disruption import DisruptionLevel
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.impact.os_change import OSChange
-from treenail.update.state.record import LedgerRecord, Phase, Target
+from treenail.update.state.phases import Phase
+from treenail.update.state.record import LedgerRecord, Target
 from treenail.update.status import (
     NodeEvent,
     list_failed_service_events,

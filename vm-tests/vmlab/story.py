@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from treenail.api import annotations as key
-from treenail.update.state.record import Phase
+from treenail.update.state.phases import Phase
 from treenail_lab.apiserver.objects import Json
 from treenail_lab.apiserver.schema.kinds import StorageKey
 from treenail_lab.apiserver.storage.store import StoreEvent
@@ -88,7 +88,7 @@ class Story:
         if boot.ledger == "broken":
             self._complain("the ledger is broken")
         asked = boot.asked_drain
-        if asked.startswith("drain-") and update.get("drain") != asked:
+        if asked.startswith("drain-") and update.get("drainToken") != asked:
             self._complain(f"{asked} was asked for, and the ledger knows {update.get('drain')!r}")
         target = update.get("target")
         config = target.get("config") if isinstance(target, dict) else None

@@ -1,13 +1,17 @@
 """A machine's first boot, before it joins: what it was made to be, and the next move to there."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from treenail import codec
 from treenail.api.machineconfig import MachineConfig
+from treenail.codec import CodecError, key
 from treenail.config.wanted import WantedOS, read_wanted_state
 from treenail.errors import HostError, UnreconcilableError
 from treenail.update.impact.os_change import OSChange, RunningOS, compute_os_change
 
 Json = dict[str, object]
+
+_VERSION = 1
 
 REBOOTS_ALLOWED = 3
 """Reboots into what is asked for before the machine waits for a person."""
@@ -27,10 +31,10 @@ class FirstBootTarget:
 class FirstBootProgress:
     """What was done in earlier boots."""
 
-    reboot_count: int = 0
-    boot_id: str = ""
+    reboot_count: int = field(default=0, metadata=key("rebootCount"))
+    boot_id: str = field(default="", metadata=key("bootID"))
     """The boot in which the last reboot was asked for."""
-    staged_id: str = ""
+    staged_id: str = field(default="", metadata=key("stagedID"))
     """The deployment that it was to be into."""
 
 
@@ -82,23 +86,13 @@ def decide_first_boot(
 
 
 def to_json(progress: FirstBootProgress) -> Json:
-    return {
-        "version": 1,
-        "reboots": progress.reboot_count,
-        "bootID": progress.boot_id,
-        "stagedID": progress.staged_id,
-    }
+    """Return the JSON document of the progress."""
+    return codec.encode(progress, version=_VERSION)
 
 
 def from_json(document: object) -> FirstBootProgress:
-    """What `to_json` wrote; anything else counts as nothing done."""
-    match document:
-        case {
-            "version": 1,
-            "reboots": int(reboots),
-            "bootID": str(boot_id),
-            "stagedID": str(staged_id),
-        }:
-            return FirstBootProgress(reboots, boot_id, staged_id)
-        case _:
-            return FirstBootProgress()
+    """Return the progress in ``document``; a document that cannot be read counts as none."""
+    try:
+        return codec.decode(FirstBootProgress, document, version=_VERSION)
+    except CodecError:
+        return FirstBootProgress()

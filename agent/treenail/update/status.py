@@ -43,7 +43,8 @@ from treenail.update.decision.actions import (
 from treenail.update.decision.desired import DesiredTarget
 from treenail.update.decision.facts import Facts
 from treenail.update.impact.impact import UpdateImpact
-from treenail.update.state.record import LedgerRecord, Phase, Target, UpdateRecord
+from treenail.update.state.phases import Phase
+from treenail.update.state.record import LedgerRecord, Target, UpdateRecord
 from treenail.update.steps.steps import ConfigStep, ReloadUnit, RestartUnit
 
 

@@ -15,14 +15,8 @@ from treenail.cli.main import main
 from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update.state.record import (
-    LedgerRecord,
-    Phase,
-    Target,
-    UpdateRecord,
-    from_json,
-    to_json,
-)
+from treenail.update.state.phases import Phase
+from treenail.update.state.record import LedgerRecord, Target, UpdateRecord, from_json, to_json
 
 NAME = "rendered-worker-a"
 STATE = "etc/machine-config-daemon"

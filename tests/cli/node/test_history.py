@@ -9,10 +9,10 @@ from treenail.cli.main import main
 from treenail.cli.terminal import format_duration
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
+from treenail.update.state.phases import Phase
 from treenail.update.state.record import (
     LedgerRecord,
     PastUpdate,
-    Phase,
     QuarantinedTarget,
     Target,
     UpdateOutcome,
@@ -29,7 +29,7 @@ DONE = PastUpdate(
     UpdateOutcome.DONE,
     reboot_count=1,
     reasons=(REASON,),
-    phase_seconds=((Phase.STAGING, 190.0), (Phase.DRAINING, 42.0), (Phase.REBOOTING, 20.0)),
+    phase_seconds={Phase.STAGING: 190.0, Phase.DRAINING: 42.0, Phase.REBOOTING: 20.0},
 )
 FAILED = PastUpdate(
     "1" * 32,

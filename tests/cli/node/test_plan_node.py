@@ -12,9 +12,9 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.cli.main import main
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
+from treenail.update.state.phases import Phase
 from treenail.update.state.record import (
     LedgerRecord,
-    Phase,
     QuarantinedTarget,
     Target,
     UpdateRecord,

@@ -6,22 +6,22 @@ from pathlib import Path
 import pytest
 
 from treenail.cli.main import EXIT_DEGRADED, main
-from treenail.cli.node.status_screen import format_status
+from treenail.cli.node.status import format_status
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
 from treenail.update.impact.disruption import DisruptionLevel
 from treenail.update.impact.impact import UpdateImpact
+from treenail.update.state.phases import Phase
 from treenail.update.state.record import (
     LedgerRecord,
     PastUpdate,
-    Phase,
     QuarantinedTarget,
+    RetainedDeployment,
     Target,
     UpdateOutcome,
     UpdateRecord,
     to_json,
 )
-from treenail.update.state.retention import RetainedDeployment
 
 OLD, NEW = Target("rendered-a"), Target("rendered-b", "q.example/os@sha256:" + "1" * 64)
 WORK = UpdateImpact(level=DisruptionLevel.REBOOT, reasons=("file /etc/a changed",))

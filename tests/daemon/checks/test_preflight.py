@@ -24,8 +24,7 @@ from treenail.update.checks.preflight import (
     find_preflight_problems,
 )
 from treenail.update.checks.signature_policy import SignatureRule, SignatureTrust
-from treenail.update.state.record import LedgerRecord, to_json
-from treenail.update.state.retention import RetainedDeployment
+from treenail.update.state.record import LedgerRecord, RetainedDeployment, to_json
 
 LABELS = {"containers.bootc": "1"}
 

@@ -146,7 +146,7 @@ def test_every_walk_ends_with_all_of_one_config(start: int) -> None:
                 reason = world.annotations[key.REASON]
                 assert "enable bad.service" in reason or "called off on this" in reason
                 assert world.file(APP) != b"broken"
-            if '"refused": {' in (world.ledger or ""):
+            if '"quarantined": {' in (world.ledger or ""):
                 ask_for_another_and_back(node, STOCK if chaos.target == BROKEN else chaos.target)
                 assert_at_rest(world, STOCK if chaos.target == BROKEN else chaos.target)
             else:

@@ -41,7 +41,7 @@ def test_the_moment_is_told_and_stays_until_nothing_blocks_any_more(machine):
     assert machine.shows(DRIFTED) == {
         "mcd_config_drift": began,
         'treenail_config_drifts{reaction="report"}': "2",
-        'treenail_config_drifts{reaction="heal"}': "0",
+        'treenail_config_drifts{reaction="repair"}': "0",
         'treenail_config_drifts{reaction="block"}': "1",
     }
     machine.clock.move(60.0)

@@ -73,8 +73,8 @@ def assert_came_back(world: World, target: Target, refused: Target, check: str) 
     ledger = json.loads(world.ledger or "")
     assert ledger["current"] == {"config": target.config, "image": target.image}
     assert ledger["update"] is None
-    assert ledger["refused"]["target"] == {"config": refused.config, "image": refused.image}
-    assert ledger["refused"]["check"] == check
+    assert ledger["quarantined"]["target"] == {"config": refused.config, "image": refused.image}
+    assert ledger["quarantined"]["check"] == check
     notes = world.annotations
     assert (notes[key.STATE], notes[key.CURRENT_CONFIG]) == ("Degraded", target.config)
     assert refused.config in notes[key.REASON]
@@ -249,7 +249,7 @@ def test_whom_the_api_server_sent_back_is_known_from_the_first_write_of_it() -> 
 
     def fate(step: str) -> None:
         ledger = json.loads(world.ledger or "")
-        if step == "ledger written" and ledger["update"]["phase"] == "returning":
+        if step == "ledger written" and ledger["update"]["phase"] == "rolling-back":
             world.fate = lambda _: None
             raise Killed
 
@@ -257,7 +257,7 @@ def test_whom_the_api_server_sent_back_is_known_from_the_first_write_of_it() -> 
     world.api_up, world.fate = False, fate
     node.settle()
     ledger = json.loads(world.ledger or "")
-    assert (world.booted, ledger["blamed"]) == (A.digest, {"config": B.config, "image": B.image})
+    assert (world.booted, ledger["apiBlamed"]) == (A.digest, {"config": B.config, "image": B.image})
 
 
 def test_an_api_server_that_was_away_before_the_reboot_sends_nobody_back() -> None:
@@ -484,7 +484,7 @@ def test_every_walk_of_images_ends_with_one_pair(start: int, node_of: NodeOf) ->
                 node.settle()
             ledger = json.loads(world.ledger or "")
             assert ledger["update"] is None
-            if ledger["refused"] is None:
+            if ledger["quarantined"] is None:
                 assert_at_rest(world, chaos.target)
             current = Target(ledger["current"]["config"], ledger["current"]["image"])
             assert_has(world, current)
@@ -523,7 +523,7 @@ def test_every_walk_ends_with_one_pair_whatever_is_bad(what: str, bad: Bad, star
                 node.settle()
             ledger = json.loads(world.ledger or "")
             assert ledger["update"] is None
-            if ledger["refused"] is None:
+            if ledger["quarantined"] is None:
                 assert_at_rest(world, chaos.target)
             current = Target(ledger["current"]["config"], ledger["current"]["image"])
             assert_has(world, current)

@@ -12,8 +12,8 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
 from treenail.errors import BusyError
 from treenail.update.state import record as records
-from treenail.update.state.record import LedgerRecord, Phase
-from treenail.update.state.retention import RetainedDeployment
+from treenail.update.state.phases import Phase
+from treenail.update.state.record import LedgerRecord, RetainedDeployment
 
 CONFIGS = tuple(MachineConfig(ObjectMeta(name=each.config)) for each in (A, B, C))
 DAY_S = 86_400.0

@@ -22,7 +22,8 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
 from treenail.update.decision.request import RequestKind, UserRequest, explain_too_late
 from treenail.update.state import record as records
-from treenail.update.state.record import LedgerRecord, Phase, Target, UpdateOutcome
+from treenail.update.state.phases import Phase
+from treenail.update.state.record import LedgerRecord, Target, UpdateOutcome
 
 WALKS = int(os.environ.get("TREENAIL_WALKS", "600"))
 
@@ -144,7 +145,7 @@ def test_every_walk_ends_at_the_target_and_never_changes_a_node_in_service(
         world.fate, world.meanwhile = (lambda _: None), (lambda: None)
         world.api_up, world.loses_answers = True, 0
         node.settle()
-        if '"refused": {' in (world.ledger or ""):
+        if '"quarantined": {' in (world.ledger or ""):
             # Called off; or three power cuts in three reboots, which look like an image that
             # does not boot.
             ask_for_another_and_back(node, chaos.target)

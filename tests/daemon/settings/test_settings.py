@@ -81,7 +81,7 @@ heals_per_hour = 5
 full_every_s = 60
 
 [drift.paths]
-"/etc/motd" = "heal"
+"/etc/motd" = "repair"
 "/etc/systemd/system/*" = "block"
 """
 IMAGE = "registry.example.com/os/node@sha256:" + "a" * 64
@@ -169,11 +169,11 @@ def test_the_command_line_is_stronger_than_the_file():
         ('drain = "later"', """f: drain is 'later'; allowed is "ask" or "never\""""),
         (
             '[drift]\ndefault = "mend"',
-            """f: drift.default is 'mend'; allowed is "report" or "heal" or "block\"""",
+            """f: drift.default is 'mend'; allowed is "report" or "repair" or "block\"""",
         ),
         (
             '[drift.paths]\n"/etc/*" = true',
-            """f: drift.paths./etc/* is True; allowed is "report" or "heal" or "block\"""",
+            """f: drift.paths./etc/* is True; allowed is "report" or "repair" or "block\"""",
         ),
         (
             "[drift]\nheals_per_hour = -1",

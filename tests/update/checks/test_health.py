@@ -15,13 +15,7 @@ from treenail.update.checks.health import (
     format_not_booted,
     format_unhealthy,
 )
-from treenail.update.state.boot_trial import (
-    AGENT_STARTS_ALLOWED,
-    BOOTS_ALLOWED,
-    BootTrial,
-    from_json,
-    to_json,
-)
+from treenail.update.state.boot_trial import AGENT_STARTS_ALLOWED, BOOTS_ALLOWED, BootTrial
 
 KUBELET = HealthCheckResult("Kubelet", is_passing=True)
 DEAD = HealthCheckResult(
@@ -118,12 +112,3 @@ def test_starts_and_boots_are_counted_until_there_are_too_many() -> None:
         assert (found.boot_count, found.agent_starts, found.began_monotonic) == (boot, 1, 300.0)
         assert not found.failure
     assert "booted 4 times" in found.count_start("boot-last", 1.0).failure
-
-
-def test_a_probation_survives_the_ledger() -> None:
-    found = BootTrial(True, True, "boot-1", 17.5, 2, 3)
-    assert from_json(to_json(found)) == found
-    assert from_json(None) == BootTrial()
-    for broken in (1, {}, {**to_json(found), "boots": "2"}):
-        with pytest.raises(ValueError, match="expected a probation"):
-            from_json(broken)

@@ -56,7 +56,8 @@ from treenail.update.decision.facts import DeploymentState, DrainHandshake, Obse
 from treenail.update.impact.disruption import DisruptionLevel
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.impact.os_change import OSChange
-from treenail.update.state.record import LedgerRecord, Phase, QuarantinedTarget, Target
+from treenail.update.state.phases import Phase
+from treenail.update.state.record import LedgerRecord, QuarantinedTarget, Target
 from treenail.update.status import NodeEvent, make_report
 
 TOKEN = "drain-rendered-worker-b"

@@ -24,7 +24,8 @@ from treenail.update.decision.facts import DeploymentState
 from treenail.update.impact.disruption import DisruptionLevel
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.impact.os_change import OSChange
-from treenail.update.state.record import LedgerRecord, Phase
+from treenail.update.state.phases import Phase
+from treenail.update.state.record import LedgerRecord
 from treenail.update.status import NodeEvent, make_report
 
 TOKEN = f"drain-{B.config}"

@@ -144,7 +144,7 @@ def test_after_what_was_asked_is_booted_nothing_is_left_to_ask() -> None:
         for new in [(), ("a",), ("b", "a"), words, ("a", "a")]:
             now = running(*old)
             change = compute_os_change(arguments(*old), arguments(*new), now, image="")
-            kept = [each for each in now.arguments if each not in change.delete]
+            kept = [each for each in now.kernel_arguments if each not in change.delete]
             booted = RunningOS(DIGEST_A, (*kept, *change.append))
             assert is_in_effect(change, booted), (old, new)
             assert (

@@ -6,11 +6,12 @@ from tests.update.build import A, B, C, update
 from treenail.update.impact.disruption import DisruptionLevel
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.state.history import DisruptionHistory, UpdateSummary, summarize_history
-from treenail.update.state.record import LedgerRecord, PastUpdate, Phase, UpdateOutcome
+from treenail.update.state.phases import Phase
+from treenail.update.state.record import LedgerRecord, PastUpdate, UpdateOutcome
 
 REASON = "file /etc/a changed (no policy for this path), from MachineConfig 99-a"
 QUIET = PastUpdate(
-    "3" * 32, C, B, 300.0, 310.0, UpdateOutcome.DONE, phase_seconds=((Phase.STAGING, 10.0),)
+    "3" * 32, C, B, 300.0, 310.0, UpdateOutcome.DONE, phase_seconds={Phase.STAGING: 10.0}
 )
 REBOOTED = PastUpdate(
     "2" * 32,
@@ -21,7 +22,7 @@ REBOOTED = PastUpdate(
     UpdateOutcome.DONE,
     reboot_count=1,
     reasons=(REASON,),
-    phase_seconds=((Phase.STAGING, 50.0), (Phase.DRAINING, 20.0), (Phase.REBOOTING, 20.0)),
+    phase_seconds={Phase.STAGING: 50.0, Phase.DRAINING: 20.0, Phase.REBOOTING: 20.0},
 )
 ASKED = UpdateSummary("2" * 32, A, B, 200.0, needs_drain=True, needs_reboot=True, reasons=(REASON,))
 

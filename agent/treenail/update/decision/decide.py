@@ -47,7 +47,8 @@ from treenail.update.decision.request import is_cancel_request, make_cancelled_t
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.impact.os_change import is_in_effect
 from treenail.update.state import boot_id
-from treenail.update.state.record import Phase, QuarantinedTarget, UpdateRecord
+from treenail.update.state.phases import Phase
+from treenail.update.state.record import QuarantinedTarget, UpdateRecord
 
 REBOOTS_ALLOWED = 3
 _UNCORDON_LIMIT_S = 600.0

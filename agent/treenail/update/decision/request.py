@@ -1,12 +1,17 @@
 """What a person on the machine asks of the agent: call off, try again, put right what drifted."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from treenail import codec
+from treenail.codec import CodecError, key
 from treenail.errors import ConfigError
-from treenail.update.state.record import LedgerRecord, Phase, QuarantinedTarget, UpdateRecord
+from treenail.update.state.phases import Phase
+from treenail.update.state.record import LedgerRecord, QuarantinedTarget, UpdateRecord
 
 Json = dict[str, object]
+
+_VERSION = 1
 
 
 class RequestKind(StrEnum):
@@ -14,9 +19,9 @@ class RequestKind(StrEnum):
 
     CANCEL = "cancel"
     """Call the update off while that costs nothing, and do not begin it again."""
-    RETRY = "forgive"
+    RETRY = "retry"
     """Forget that a target was refused or called off, and try it again."""
-    REPAIR = "heal"
+    REPAIR = "repair"
     """Have what drifted at some paths as the config says."""
 
 
@@ -25,8 +30,10 @@ class UserRequest:
     """One request; ``update_id`` is the id of the one to be called off, ``paths`` are to be healed."""
 
     kind: RequestKind
-    update_id: str = ""
+    update_id: str = field(default="", metadata=key("update"))
+    """The update to cancel."""
     paths: tuple[str, ...] = ()
+    """The paths to repair."""
 
 
 def is_cancel_request(request: UserRequest | None, update: UpdateRecord) -> bool:
@@ -86,23 +93,13 @@ def cancel_update(record: LedgerRecord, *, boot_id: str, now: float) -> LedgerRe
 
 
 def to_json(request: UserRequest) -> Json:
-    return {
-        "version": 1,
-        "kind": str(request.kind),
-        "update": request.update_id,
-        "paths": list(request.paths),
-    }
+    """Return the JSON document of the request."""
+    return codec.encode(request, version=_VERSION)
 
 
 def from_json(document: object) -> UserRequest:
-    """What `to_json` wrote; raises `ConfigError` for anything else."""
-    match document:
-        case {
-            "version": 1,
-            "kind": "cancel" | "forgive" | "heal" as kind,
-            "update": str(update),
-            "paths": list(paths),
-        }:
-            return UserRequest(RequestKind(kind), update, tuple(map(str, paths)))
-        case _:
-            raise ConfigError("a request that this version of treenail does not understand")
+    """Return the request that `to_json` made ``document`` from; raises `ConfigError`."""
+    try:
+        return codec.decode(UserRequest, document, version=_VERSION)
+    except CodecError as error:
+        raise ConfigError(f"cannot read the request: {error}") from error

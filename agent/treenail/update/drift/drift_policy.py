@@ -20,7 +20,7 @@ class DriftReaction(StrEnum):
 
     REPORT = "report"
     """It is told, and the next update goes over it."""
-    REPAIR = "heal"
+    REPAIR = "repair"
     """It is made as the config says, a few times an hour; after that it blocks."""
     BLOCK = "block"
     """The node is Degraded and takes no update while it lasts, as with the reference."""

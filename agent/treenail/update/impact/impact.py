@@ -1,9 +1,10 @@
 """What one update does to its machine: weighed once, before anything is touched."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
+from treenail.codec import key
 from treenail.config.diff import ConfigDiff, EntryChange, compare_configs
 from treenail.config.wanted import WantedState
 from treenail.update.impact.disruption import ConfigDisruption, DisruptionLevel, DisruptionReason
@@ -11,7 +12,6 @@ from treenail.update.impact.os_change import NO_OS_CHANGE, OSChange
 from treenail.update.impact.step_impact import convert_steps_to_diff
 from treenail.update.steps.steps import ConfigStep
 
-Json = dict[str, object]
 T = TypeVar("T", bound=object)
 
 REASONS_LIMIT = 20
@@ -21,10 +21,13 @@ REASONS_LIMIT = 20
 class UpdateImpact:
     """Everything about an update that decisions depend on; contents are read again when due."""
 
-    os: OSChange = NO_OS_CHANGE
-    needs_write: bool = False
+    os: OSChange = field(default=NO_OS_CHANGE, metadata=key(is_required=True))
+    needs_write: bool = field(default=False, metadata=key("needsWrite", is_required=True))
     """There are files, units or users to be written."""
-    level: DisruptionLevel = DisruptionLevel.NONE
+    level: DisruptionLevel = field(
+        default=DisruptionLevel.NONE,
+        metadata=key(fallback=DisruptionLevel.REBOOT, is_required=True),
+    )
     reasons: tuple[str, ...] = ()
     """Why it disturbs what runs, the gravest only, at most `REASONS_LIMIT`."""
 
@@ -43,12 +46,6 @@ class UpdateImpact:
         return self.level is DisruptionLevel.REBOOT
 
 
-class NamedReason(Protocol):
-    """A reason with its source, which says itself."""
-
-    def __str__(self) -> str: ...
-
-
 def apply_image_mode(wanted: WantedState) -> WantedState:
     """What is left to be written when files and units are in the image."""
     return replace(wanted, files={}, directories={}, links={}, units={})
@@ -58,7 +55,7 @@ def compute_impact(
     steps: Sequence[ConfigStep],
     change: OSChange,
     cost: ConfigDisruption,
-    find_cause: Callable[[DisruptionReason], NamedReason],
+    find_cause: Callable[[DisruptionReason], object],
 ) -> UpdateImpact:
     """The work, with the reasons for the gravest of what it costs."""
     gravest = cost.costs[-1].reasons if cost.costs else ()
@@ -86,37 +83,6 @@ def compute_differences(
     )
 
 
-def to_json(impact: UpdateImpact) -> Json:
-    """The work as the ledger keeps it."""
-    change = {
-        each.name: value if isinstance(value := getattr(impact.os, each.name), str) else list(value)
-        for each in fields(OSChange)
-    }
-    return {
-        "os": change,
-        "writes": impact.needs_write,
-        "level": impact.level.name,
-        "reasons": list(impact.reasons),
-    }
-
-
-def from_json(document: Json) -> UpdateImpact:
-    """What `to_json` wrote; raises `ValueError` for anything else."""
-    match document:
-        case {
-            "os": {"image": str(image), "packages_from": str(packages_from), **lists},
-            "writes": bool(writes),
-            "level": str(level),
-            "reasons": list(reasons),
-        } if level in DisruptionLevel.__members__:
-            names = {each.name for each in fields(OSChange)} - {"image", "packages_from"}
-            if names == lists.keys():
-                asked = {name: _expect_texts(lists[name]) for name in names}
-                change = OSChange(image, packages_from=packages_from, **asked)
-                return UpdateImpact(change, writes, DisruptionLevel[level], _expect_texts(reasons))
-    raise ValueError("no work of an update")
-
-
 def _merge_changes(
     configs: Sequence[EntryChange[T]], machine: Sequence[EntryChange[T]]
 ) -> Iterator[EntryChange[T]]:
@@ -124,9 +90,3 @@ def _merge_changes(
     yield from configs
     known = {change.key for change in configs}
     yield from (change for change in machine if change.key not in known)
-
-
-def _expect_texts(values: object) -> tuple[str, ...]:
-    if not isinstance(values, list):
-        raise ValueError(f"expected a list, found {type(values).__name__}")  # noqa: TRY004 - a bad value
-    return tuple(map(str, values))

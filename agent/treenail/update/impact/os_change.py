@@ -1,10 +1,11 @@
 """What a config asks of the operating system, and whether what is booted already has it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from treenail.api import pullspec
 from treenail.api.machineconfig import DEFAULT_KERNEL, EXTENSIONS
+from treenail.codec import key
 from treenail.config.diff import OSAspect
 from treenail.config.wanted import WantedOS
 
@@ -47,7 +48,7 @@ class OSChange:
     """Packages of the image to leave out."""
     reset: tuple[str, ...] = ()
     """Packages of the image to leave out no longer."""
-    packages_from: str = ""
+    packages_from: str = field(default="", metadata=key("packagesFrom"))
     """The pull spec of an image with packages, by digest; asked for beside something else only."""
 
     @property

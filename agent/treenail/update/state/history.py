@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from treenail.update.state.record import LedgerRecord, PastUpdate, Phase, Target
+from treenail.update.state.phases import Phase
+from treenail.update.state.record import LedgerRecord, PastUpdate, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def _summarize_past(past: PastUpdate) -> UpdateSummary:
         origin=past.origin,
         target=past.target,
         began=past.began,
-        needs_drain=any(phase is Phase.DRAINING for phase, _seconds in past.phase_seconds),
+        needs_drain=Phase.DRAINING in past.phase_seconds,
         needs_reboot=past.reboot_count > 0,
         reasons=past.reasons,
         is_soft_reboot=past.is_soft_reboot,

@@ -1,19 +1,20 @@
-"""The record of an update: what a node must remember to survive a crash at any instruction.
+"""The ledger: what a node must remember to survive a crash at any instruction.
 
-One document holds both what is current and what is under way, so that "the new one is verified"
-and "the update has passed its last step" are one atomic write, never two.
+One document holds the current target and the update under way. "The new target is verified" and
+"the update passed its last step" are therefore one atomic write.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from treenail import codec
+from treenail.codec import CodecError, key
 from treenail.errors import LedgerError
-from treenail.update.state import boot_id as boot_ids
-from treenail.update.state import boot_trial as probations
-from treenail.update.state import json_types, retention
+from treenail.update.state.boot_id import is_soft_reboot
 from treenail.update.state.boot_trial import BootTrial
-from treenail.update.state.retention import RetainedDeployment
+from treenail.update.state.phases import Phase
 
 if TYPE_CHECKING:
     from treenail.update.impact.impact import UpdateImpact
@@ -22,6 +23,13 @@ Json = dict[str, object]
 
 _SHORT_DIGEST = 12
 HISTORY_LIMIT = 20
+
+
+def _import_impact_type() -> object:
+    # The import costs all packages of configs, and most commands read a ledger without an update.
+    from treenail.update.impact.impact import UpdateImpact  # noqa: PLC0415 - see above
+
+    return UpdateImpact
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,116 +45,122 @@ class Target:
         return self.image.partition("@")[2]
 
     def __str__(self) -> str:
-        """For sentences: the digest is cut to what tells images apart."""
+        """Return the target for sentences, with a short digest."""
         if not self.image:
             return self.config or "nothing"
         short = self.image[: self.image.index("@") + len("@sha256:") + _SHORT_DIGEST]
         return f"{self.config} with {short}"
 
 
-class Phase(StrEnum):
-    """How far an update has come; each is entered by a write to the ledger."""
-
-    STAGING = "staging"
-    """Configs are read, what the OS needs is pulled and deployed, locked; the node serves."""
-    DRAINING = "draining"
-    """The drain is asked for; the deployment is still locked."""
-    APPLYING = "applying"
-    """Files, units and users are being written; all of that can be undone."""
-    REBOOTING = "rebooting"
-    """The point of no return: the deployment is unlocked and the reboot asked for."""
-    VERIFYING = "proving"
-    """The target is booted; whether the node is healthy with it is being found out."""
-    ROLLING_BACK = "returning"
-    """The target is not healthy: the previous deployment is made the default and rebooted into."""
-    UNCORDONING = "resuming"
-    """The target is reached and verified; the uncordon is asked for."""
-    CANCELLING = "releasing"
-    """Called off: what was staged is dropped, files are put back, the drain is taken back."""
-
-
 @dataclass(frozen=True, slots=True)
 class UpdateRecord:
-    """One update of this node, from the first step to the last."""
+    """The update of this node that is under way."""
 
     id: str
     target: Target
     origin: Target
-    phase: Phase
-    boot_id: str
+    # An older agent that finds a newer one's phase was booted by a rollback: it cleans up.
+    phase: Phase = field(metadata=key(fallback=Phase.CANCELLING))
+    boot_id: str = field(metadata=key("bootID"))
     """The boot in which ``phase`` was entered."""
     began: float
     """Seconds since the epoch."""
     entered: float
-    """When ``phase`` was entered, seconds since the epoch."""
-    impact: "UpdateImpact | None" = None
+    """The time when ``phase`` was entered, in seconds since the epoch."""
+    impact: "UpdateImpact | None" = field(default=None, metadata=key(resolve=_import_impact_type))
     """What there is to do; None until the configs were read, and can be reconciled."""
-    staged_id: str = ""
-    """The deployment that we staged; empty before, and when we died before it was noted."""
-    drain_token: str = ""
-    """The value of ``desiredDrain`` that we asked for last; empty before the first."""
-    reboot_count: int = 0
-    """How often the reboot into this target was asked for."""
-    phase_seconds: tuple[tuple[Phase, float], ...] = ()
-    """Seconds in each phase before this one, in the order in which they were entered first."""
-    boot_trial: BootTrial = field(default_factory=BootTrial)
-    is_soft_reboot: bool = False
+    staged_id: str = field(default="", metadata=key("stagedID"))
+    """The deployment that treenail staged; empty before, and if a crash prevented the write."""
+    drain_token: str = field(default="", metadata=key("drainToken"))
+    """The last requested value of ``desiredDrain``; empty before the first."""
+    reboot_count: int = field(default=0, metadata=key("rebootCount"))
+    """Reboots into this target that were requested."""
+    phase_seconds: Mapping[Phase, float] = field(
+        default_factory=dict, metadata=key("phaseSeconds", can_skip=True)
+    )
+    """Seconds in each earlier phase, in the order in which the phases were entered first."""
+    boot_trial: BootTrial = field(default_factory=BootTrial, metadata=key("bootTrial"))
+    is_soft_reboot: bool = field(default=False, metadata=key("softReboot"))
     """The last reboot kept the kernel."""
 
     def enter_phase(self, phase: Phase, *, boot_id: str, now: float) -> "UpdateRecord":
-        """The update as it goes into ``phase``."""
-        after_reboot = phase is Phase.VERIFYING and self.phase is Phase.REBOOTING
-        soft = (
-            boot_ids.is_soft_reboot(self.boot_id, boot_id) if after_reboot else self.is_soft_reboot
+        """Return the update as it enters ``phase``."""
+        is_first_boot = phase is Phase.VERIFYING and self.phase is Phase.REBOOTING
+        return replace(
+            self,
+            phase=phase,
+            boot_id=boot_id,
+            entered=now,
+            phase_seconds=self.compute_phase_seconds(now),
+            is_soft_reboot=(
+                is_soft_reboot(self.boot_id, boot_id) if is_first_boot else self.is_soft_reboot
+            ),
         )
-        entered = replace(self, phase=phase, boot_id=boot_id, entered=now, is_soft_reboot=soft)
-        return replace(entered, phase_seconds=self.compute_phase_seconds(now))
 
-    def compute_phase_seconds(self, now: float) -> tuple[tuple[Phase, float], ...]:
-        """Seconds in each phase, up to now; a clock that was set back takes nothing away."""
-        found = dict(self.phase_seconds)
-        found[self.phase] = found.get(self.phase, 0.0) + max(now - self.entered, 0.0)
-        return tuple(found.items())
+    def compute_phase_seconds(self, now: float) -> Mapping[Phase, float]:
+        """Return the seconds in each phase until now; a clock set back subtracts nothing."""
+        seconds = dict(self.phase_seconds)
+        seconds[self.phase] = seconds.get(self.phase, 0.0) + max(now - self.entered, 0.0)
+        return seconds
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedTarget:
-    """A target that is not tried again until another one is asked for."""
+    """A target that is not tried again until another one is requested, or a user retries it."""
 
     target: Target
     reason: str
     remedy: str = ""
-    is_cancelled_by_user: bool = False
-    """A person on the machine did not want it; nothing is wrong with it."""
+    is_cancelled_by_user: bool = field(default=False, metadata=key("cancelledByUser"))
+    """A user on the machine cancelled the update; nothing is wrong with the target."""
     check: str = ""
-    """The health check that failed; empty when it was refused before it was booted."""
+    """The health check that failed; empty if the target failed before it was booted."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrestagedTarget:
-    """What is staged, or being staged, though the node is not asked to move to it yet."""
+    """A target that is staged, or being staged, before the node is requested to move to it."""
 
     target: Target
-    boot_id: str
-    """The boot in which it was staged, which it does not outlive."""
-    staged_id: str = ""
-    """The deployment; empty before it was noted, and when nothing had to be staged."""
-    is_done: bool = False
+    boot_id: str = field(metadata=key("bootID"))
+    """The boot in which it was staged; a locked deployment does not outlive it."""
+    staged_id: str = field(default="", metadata=key("stagedID"))
+    """The deployment; empty before it was recorded, and if nothing had to be staged."""
+    is_done: bool = field(default=False, metadata=key("done"))
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedDeployment:
+    """The previous deployment, which the agent pins so that no program drops it."""
+
+    id: str
+    healthy_since: float | None = field(default=None, metadata=key("healthySince"))
+    """When its successor was found healthy, seconds since the epoch; None during the trial."""
+
+    def end_trial(self, *, is_healthy: bool, now: float) -> "RetainedDeployment":
+        """Return it after the update that pinned it; without success it expires at once."""
+        if self.healthy_since is not None:
+            return self
+        return replace(self, healthy_since=now if is_healthy else 0.0)
+
+    def is_expired(self, *, now: float, retention_s: float) -> bool:
+        """Return whether the deployment was retained for ``retention_s``."""
+        return self.healthy_since is not None and now >= self.healthy_since + retention_s
 
 
 class UpdateOutcome(StrEnum):
-    """What became of an update."""
+    """How an update ended."""
 
     DONE = "done"
-    CANCELLED = "called off"
-    """Another target was asked for, or somebody interfered; the node was as before."""
+    CANCELLED = "cancelled"
+    """The request changed, or another program interfered; the node has its previous state."""
     FAILED = "failed"
-    """The target was refused for good; the node was as before."""
+    """The target is quarantined; the node has its previous state."""
 
 
 @dataclass(frozen=True, slots=True)
 class PastUpdate:
-    """One update that is over; times are seconds since the epoch."""
+    """An update that ended; times are seconds since the epoch."""
 
     id: str
     target: Target
@@ -154,39 +168,41 @@ class PastUpdate:
     began: float
     ended: float
     outcome: UpdateOutcome
-    reboot_count: int = 0
+    reboot_count: int = field(default=0, metadata=key("rebootCount"))
     reasons: tuple[str, ...] = ()
-    """Why the node was disturbed."""
+    """Why the node was disrupted."""
     failure: str = ""
-    phase_seconds: tuple[tuple[Phase, float], ...] = ()
-    """Seconds in each phase."""
-    is_soft_reboot: bool = False
+    phase_seconds: Mapping[Phase, float] = field(
+        default_factory=dict, metadata=key("phaseSeconds", can_skip=True)
+    )
+    is_soft_reboot: bool = field(default=False, metadata=key("softReboot"))
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord:
-    """What the ledger holds."""
+    """The content of the ledger."""
 
-    current: Target = Target()
-    """Booted and verified; never set on the strength of a request alone."""
-    update: UpdateRecord | None = None
-    quarantined: QuarantinedTarget | None = None
-    history: tuple[PastUpdate, ...] = ()
+    current: Target = field(default=Target(), metadata=key(is_required=True))
+    """The target that was booted and verified; never set on the strength of a request alone."""
+    update: UpdateRecord | None = field(default=None, metadata=key(is_required=True))
+    quarantined: QuarantinedTarget | None = field(default=None, metadata=key(is_required=True))
+    history: tuple[PastUpdate, ...] = field(default=(), metadata=key(can_skip=True))
     """The last updates, the newest first; no more than `HISTORY_LIMIT`."""
-    booted_digest: str = ""
+    booted_digest: str = field(default="", metadata=key("bootedDigest"))
     """The manifest digest that was booted when ``current`` was verified; empty if unknown."""
     prestaged: PrestagedTarget | None = None
-    api_blamed: Target = Target()
-    """The target that the node was last sent back from because of the API server."""
+    api_blamed: Target = field(default=Target(), metadata=key("apiBlamed"))
+    """The last target that was rolled back because the API server did not answer."""
     retained: RetainedDeployment | None = None
     """The previous deployment, while it is pinned."""
 
     def close_update(self, outcome: UpdateOutcome, *, now: float) -> "LedgerRecord":
-        """The record without its update, which is history."""
+        """Return the record with the update moved to the history."""
         update = self.update
         if update is None:
             return self
-        refused = self.quarantined
+        quarantined = self.quarantined
+        is_failed = quarantined is not None and quarantined.target == update.target
         past = PastUpdate(
             id=update.id,
             target=update.target,
@@ -196,202 +212,34 @@ class LedgerRecord:
             outcome=outcome,
             reboot_count=update.reboot_count,
             reasons=update.impact.reasons if update.impact else (),
-            failure=refused.reason if refused and refused.target == update.target else "",
+            failure=quarantined.reason if quarantined and is_failed else "",
             phase_seconds=update.compute_phase_seconds(now),
             is_soft_reboot=update.is_soft_reboot,
         )
+        retained = self.retained
+        if retained is not None:
+            retained = retained.end_trial(is_healthy=outcome is UpdateOutcome.DONE, now=now)
         history = (past, *self.history)[:HISTORY_LIMIT]
-        healthy = outcome is UpdateOutcome.DONE
-        retained = self.retained and self.retained.end_trial(is_healthy=healthy, now=now)
         return replace(self, update=None, history=history, retained=retained)
 
 
 def to_json(record: LedgerRecord) -> Json:
-    """The record as the ledger keeps it."""
-    update, refused = record.update, record.quarantined
-    return {
-        "version": 1,
-        "current": _target_to_json(record.current),
-        "update": None
-        if update is None
-        else {
-            "id": update.id,
-            "target": _target_to_json(update.target),
-            "origin": _target_to_json(update.origin),
-            "phase": str(update.phase),
-            "bootID": update.boot_id,
-            "began": update.began,
-            "entered": update.entered,
-            "work": None if update.impact is None else _work_to_json(update.impact),
-            "stagedID": update.staged_id,
-            "drain": update.drain_token,
-            "reboots": update.reboot_count,
-            "spent": _spent_to_json(update.phase_seconds),
-            "probation": probations.to_json(update.boot_trial),
-            "soft": update.is_soft_reboot,
-        },
-        "refused": None
-        if refused is None
-        else {
-            "target": _target_to_json(refused.target),
-            "reason": refused.reason,
-            "remedy": refused.remedy,
-            "calledOff": refused.is_cancelled_by_user,
-            "check": refused.check,
-        },
-        "history": [_past_to_json(past) for past in record.history],
-        "booted": record.booted_digest,
-        "ahead": None
-        if record.prestaged is None
-        else {
-            "target": _target_to_json(record.prestaged.target),
-            "bootID": record.prestaged.boot_id,
-            "stagedID": record.prestaged.staged_id,
-            "done": record.prestaged.is_done,
-        },
-        "blamed": _target_to_json(record.api_blamed),
-        "retained": retention.to_json(record.retained),
-    }
+    """Return the JSON document of the record."""
+    return codec.encode(record)
 
 
 def from_json(document: Json | None) -> LedgerRecord:
-    """The record in a ledger document; an absent one is a node that has done nothing yet.
+    """Return the record of a ledger's document; None is a node without any update so far.
 
-    Raises `LedgerError` when the document is not one that `to_json` wrote.
+    Raises `LedgerError` when the document was not made by `to_json`, of this or another version.
     """
     if document is None:
         return LedgerRecord()
     try:
-        update, refused = document["update"], document["refused"]
-        return LedgerRecord(
-            current=_target_from_json(document["current"]),
-            update=None if update is None else _decode_update(json_types.expect_object(update)),
-            quarantined=None
-            if refused is None
-            else _refused_from_json(json_types.expect_object(refused)),
-            history=tuple(
-                _past_from_json(json_types.expect_object(past))
-                for past in json_types.expect_list(document.get("history", []))
-            ),
-            booted_digest=json_types.expect_string(document.get("booted", "")),
-            prestaged=_ahead_from_json(json_types.expect_object(ahead))
-            if (ahead := document.get("ahead"))
-            else None,
-            api_blamed=_target_from_json(document["blamed"]) if "blamed" in document else Target(),
-            retained=retention.from_json(document.get("retained")),
-        )
-    except (KeyError, TypeError, ValueError) as error:
+        return codec.decode(LedgerRecord, document)
+    except CodecError as error:
         raise LedgerError(
-            f"the ledger is not of a form this version writes: {error!r}",
-            remedy="install the version that wrote it, or move the ledger away and let the node "
-            "be compared with its desired config afresh",
+            f"cannot read the ledger: {error}",
+            remedy="install the treenail that wrote it, or move the ledger away: the agent then "
+            "compares the machine with its desired config",
         ) from error
-
-
-def _decode_update(document: Json) -> UpdateRecord:
-    return UpdateRecord(
-        id=json_types.expect_string(document["id"]),
-        target=_target_from_json(document["target"]),
-        origin=_target_from_json(document["origin"]),
-        phase=Phase(json_types.expect_string(document["phase"])),
-        boot_id=json_types.expect_string(document["bootID"]),
-        began=json_types.expect_number(document["began"]),
-        entered=json_types.expect_number(document["entered"]),
-        impact=None
-        if (work := document["work"]) is None
-        else _work_from_json(json_types.expect_object(work)),
-        staged_id=json_types.expect_string(document["stagedID"]),
-        drain_token=json_types.expect_string(document["drain"]),
-        reboot_count=int(json_types.expect_number(document["reboots"])),
-        phase_seconds=_spent_from_json(document.get("spent", {})),
-        boot_trial=probations.from_json(document.get("probation")),
-        is_soft_reboot=document.get("soft") is True,
-    )
-
-
-def _refused_from_json(document: Json) -> QuarantinedTarget:
-    return QuarantinedTarget(
-        target=_target_from_json(document["target"]),
-        reason=json_types.expect_string(document["reason"]),
-        remedy=json_types.expect_string(document["remedy"]),
-        is_cancelled_by_user=document.get("calledOff") is True,
-        check=json_types.expect_string(document.get("check", "")),
-    )
-
-
-def _ahead_from_json(document: Json) -> PrestagedTarget:
-    return PrestagedTarget(
-        target=_target_from_json(document["target"]),
-        boot_id=json_types.expect_string(document["bootID"]),
-        staged_id=json_types.expect_string(document["stagedID"]),
-        is_done=document["done"] is True,
-    )
-
-
-def _past_to_json(past: PastUpdate) -> Json:
-    return {
-        "id": past.id,
-        "target": _target_to_json(past.target),
-        "origin": _target_to_json(past.origin),
-        "began": past.began,
-        "ended": past.ended,
-        "outcome": str(past.outcome),
-        "reboots": past.reboot_count,
-        "reasons": list(past.reasons),
-        "failure": past.failure,
-        "spent": _spent_to_json(past.phase_seconds),
-        "soft": past.is_soft_reboot,
-    }
-
-
-def _past_from_json(document: Json) -> PastUpdate:
-    return PastUpdate(
-        id=json_types.expect_string(document["id"]),
-        target=_target_from_json(document["target"]),
-        origin=_target_from_json(document["origin"]),
-        began=json_types.expect_number(document["began"]),
-        ended=json_types.expect_number(document["ended"]),
-        outcome=UpdateOutcome(json_types.expect_string(document["outcome"])),
-        reboot_count=int(json_types.expect_number(document["reboots"])),
-        reasons=tuple(map(json_types.expect_string, json_types.expect_list(document["reasons"]))),
-        failure=json_types.expect_string(document["failure"]),
-        phase_seconds=_spent_from_json(document.get("spent", {})),
-        is_soft_reboot=document.get("soft") is True,
-    )
-
-
-def _spent_to_json(spent: tuple[tuple[Phase, float], ...]) -> Json:
-    return {str(phase): seconds for phase, seconds in spent}
-
-
-def _spent_from_json(value: object) -> tuple[tuple[Phase, float], ...]:
-    return tuple(
-        (Phase(phase), json_types.expect_number(seconds))
-        for phase, seconds in json_types.expect_object(value).items()
-    )
-
-
-# Work drags all of configuration behind it, of which commands that read a record need nothing.
-
-
-def _work_to_json(work: "UpdateImpact") -> Json:
-    from treenail.update.impact.impact import to_json  # noqa: PLC0415 - see above
-
-    return to_json(work)
-
-
-def _work_from_json(document: Json) -> "UpdateImpact":
-    from treenail.update.impact.impact import from_json  # noqa: PLC0415 - see above
-
-    return from_json(document)
-
-
-def _target_to_json(target: Target) -> Json:
-    return {"config": target.config, "image": target.image}
-
-
-def _target_from_json(value: object) -> Target:
-    document = json_types.expect_object(value)
-    return Target(
-        json_types.expect_string(document["config"]), json_types.expect_string(document["image"])
-    )

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from treenail import codec
+from treenail.codec import CodecError, key
 from treenail.config import drift, names
 from treenail.config.wanted import WantedState
 from treenail.errors import LedgerError
@@ -15,12 +17,12 @@ _VERSION = 1
 class Ownership:
     """What a config put on a machine; no contents."""
 
-    config: str = ""
+    config: str = field(default="", metadata=key(is_required=True))
     """The name of the config, empty if it has none."""
-    paths: frozenset[str] = frozenset()
-    units: Mapping[str, bool | None] = field(default_factory=dict)
+    paths: frozenset[str] = field(default=frozenset(), metadata=key(is_required=True))
+    units: Mapping[str, bool | None] = field(default_factory=dict, metadata=key(is_required=True))
     """Each unit, and whether it is to be enabled; None leaves it to the presets."""
-    users: frozenset[str] = frozenset()
+    users: frozenset[str] = field(default=frozenset(), metadata=key(is_required=True))
 
 
 def compute_ownership(config: str, wanted: WantedState) -> Ownership:
@@ -37,34 +39,16 @@ def compute_ownership(config: str, wanted: WantedState) -> Ownership:
 
 
 def to_json(ownership: Ownership) -> Json:
-    """The record as it is kept on disk."""
-    return {
-        "version": _VERSION,
-        "config": ownership.config,
-        "paths": sorted(ownership.paths),
-        "units": dict(sorted(ownership.units.items())),
-        "users": sorted(ownership.users),
-    }
+    """Return the JSON document of the ownership."""
+    return codec.encode(ownership, version=_VERSION)
 
 
 def from_json(document: object) -> Ownership:
-    """What `to_json` wrote; raises `LedgerError` for anything else."""
-    match document:
-        case {
-            "version": 1,
-            "config": str(config),
-            "paths": list(paths),
-            "units": dict(units),
-            "users": list(users),
-        } if all(enabled in {True, False, None} for enabled in units.values()):
-            return Ownership(
-                config,
-                frozenset(map(str, paths)),
-                {str(name): enabled for name, enabled in units.items()},
-                frozenset(map(str, users)),
-            )
-        case _:
-            raise LedgerError(
-                "the record of what belongs to the config is not of a form this version writes",
-                remedy="install the version that wrote it",
-            )
+    """Return the ownership that `to_json` made ``document`` from; raises `LedgerError`."""
+    try:
+        return codec.decode(Ownership, document, version=_VERSION)
+    except CodecError as error:
+        raise LedgerError(
+            f"cannot read the paths and units that belong to the config: {error}",
+            remedy="install the treenail that wrote them",
+        ) from error

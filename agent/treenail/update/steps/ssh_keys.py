@@ -9,7 +9,7 @@ from treenail.update.steps.inventory import ABSENT_ENTRY, KEY_DIRECTORIES, Inven
 from treenail.update.steps.ownership import Ownership
 from treenail.update.steps.steps import SetPassword, SetSshKeys
 
-LOCKED_PASSWORD = "*"
+LOCKED = "*"
 """The password field of a user who has no password; logging in with a key still works."""
 
 KEYS_MODE = 0o600
@@ -42,13 +42,13 @@ def plan_core_user(
     reason = "the config no longer has them" if user is None else "others are there"
     if _has_other_keys(keys, seen):
         yield SetSshKeys(names.CORE_USER, keys, reason)
-    password = (user.password_hash if user else None) or LOCKED_PASSWORD
+    password = (user.password_hash if user else None) or LOCKED
     # Without a line there is no password to take away.
-    present = LOCKED_PASSWORD if seen.password_hash is None else seen.password_hash
-    if password == LOCKED_PASSWORD and present.startswith(("*", "!")):
+    present = LOCKED if seen.password_hash is None else seen.password_hash
+    if password == LOCKED and present.startswith(("*", "!")):
         return
     if password != seen.password_hash:
-        reason = "the config has none" if password == LOCKED_PASSWORD else "the config has another"
+        reason = "the config has none" if password == LOCKED else "the config has another"
         yield SetPassword(names.CORE_USER, password, reason)
 
 
