@@ -1,4 +1,4 @@
-"""Named policies for short retries; the only user of tenacity.
+"""Named policies for retries; the only user of tenacity.
 
 A policy bridges seconds: an API server that restarts, a D-Bus service that starts. The reconcile
 loop retries what fails for longer. Every call must be idempotent. The limits apply to the pauses;
@@ -42,6 +42,22 @@ def retry_bus_call(call: Callable[[], T], clock: Clock) -> T:
     return _call_with_retries(
         call, clock, _is_service_starting, attempts=4, first_pause_s=0.2, max_pause_s=0.8
     )
+
+
+def compute_event_pause_s(failures: int) -> float:
+    """Return the pause after this many failed Event writes in a row, in seconds.
+
+    The first pause takes 15 to 30 s, each further one twice as long, up to 5 minutes. The recorder
+    does not sleep: the caller must not wait for an Event.
+    """
+    # Imported late: see _call_with_retries.
+    import tenacity  # noqa: PLC0415
+
+    # Jitter: all nodes lose the same API server at the same time.
+    wait = tenacity.wait_exponential(multiplier=15, max=285) + tenacity.wait_random(0, 15)
+    state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
+    state.attempt_number = failures
+    return wait(state)
 
 
 def _is_temporary(error: BaseException) -> bool:

@@ -161,7 +161,7 @@ def test_process_with_lost_lease_fails(server: LabServer, tmp_path: Path, site: 
     ("arguments", "said"),
     [
         (["--enable", "drain"], "no service account"),
-        (["--enable", "drain", "--kubeconfig", "/nowhere"], "kubeconfig /nowhere can't be used"),
+        (["--enable", "drain", "--kubeconfig", "/nowhere"], "cannot use kubeconfig /nowhere"),
         (["--enable", "drain", "--metrics", "8080"], "'8080' is no address"),
     ],
 )

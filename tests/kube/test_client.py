@@ -292,7 +292,7 @@ def test_retry_after_header_is_kept() -> None:
 
 @pytest.mark.parametrize("text", [b"<html>", b"[]", b"\xff", b""])
 def test_success_without_json_object_is_an_error(text: bytes) -> None:
-    with pytest.raises(ClusterError, match=r"^GET nodes a: the answer is not "):
+    with pytest.raises(ClusterError, match=r"^GET nodes a: the response is not "):
         Client(Answers(ApiResponse(200, text))).get(NODES, "a")
 
 

@@ -1,4 +1,4 @@
-"""Events: what is written, what is only counted, and what happens when nothing can be written."""
+"""Events are aggregated, rate limited, and retried with back-off."""
 
 import logging
 
@@ -13,7 +13,7 @@ from treenail.kube.events import EventRecorder, ObjectReference
 NODE = ObjectReference("Node", "worker-0", uid="u-0")
 POD = ObjectReference("Pod", "web", uid="u-1", namespace="shop")
 EVENTS = "/api/v1/namespaces/default/events/"
-AWAY = UnreachableError("no answer")
+UNREACHABLE = UnreachableError("no answer")
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_long_message_is_truncated_to_the_api_limit(
 def test_events_of_an_outage_are_written_after_it(
     cluster: Cluster, recorder: EventRecorder, clock: FakeClock
 ) -> None:
-    cluster.failures = [AWAY]
+    cluster.failures = [UNREACHABLE]
     recorder.record_normal(NODE, "Staged", "first")
     recorder.record_normal(NODE, "Drained", "second")
     recorder.record_normal(NODE, "Drained", "second")
@@ -150,7 +150,7 @@ def test_events_of_an_outage_are_written_after_it(
 def test_lost_response_does_not_write_twice(
     cluster: Cluster, recorder: EventRecorder, clock: FakeClock
 ) -> None:
-    cluster.failures, cluster.lost = [AWAY], True
+    cluster.failures, cluster.lost = [UNREACHABLE], True
     recorder.record_normal(NODE, "Staged", "once")
     clock.move(30)
     recorder.flush_pending()
@@ -173,6 +173,27 @@ def test_retry_after_delays_the_next_write(
     assert counted(cluster) == [("later", 1)]
 
 
+def test_repeated_failure_doubles_the_pause_until_a_write_succeeds(
+    cluster: Cluster, recorder: EventRecorder, clock: FakeClock
+) -> None:
+    cluster.failures = [UNREACHABLE, UNREACHABLE]
+    recorder.record_normal(NODE, "Staged", "first")
+    clock.move(30)
+    recorder.flush_pending()
+    clock.move(29)
+    recorder.flush_pending()
+    assert len(cluster.requests) == 2
+    clock.move(16)
+    recorder.flush_pending()
+    assert counted(cluster) == [("first", 1)]
+
+    cluster.failures = [UNREACHABLE]
+    recorder.record_normal(NODE, "Drained", "second")
+    clock.move(30)
+    recorder.flush_pending()
+    assert counted(cluster) == [("first", 1), ("second", 1)]
+
+
 def test_forbidden_event_is_dropped_and_logged(
     cluster: Cluster, recorder: EventRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -181,13 +202,13 @@ def test_forbidden_event_is_dropped_and_logged(
     recorder.record_normal(NODE, "Drained", "next")
 
     assert counted(cluster) == [("next", 1)]
-    assert caplog.messages == ["event Staged for worker-0 dropped: events is forbidden"]
+    assert caplog.messages == ["dropped event Staged for worker-0: events is forbidden"]
 
 
 def test_long_outage_keeps_the_newest_events(
     cluster: Cluster, recorder: EventRecorder, clock: FakeClock
 ) -> None:
-    cluster.failures = [AWAY]
+    cluster.failures = [UNREACHABLE]
     for number in range(40):
         recorder.record_normal(
             ObjectReference("Pod", str(number), namespace="default"), "R", str(number)
@@ -203,13 +224,13 @@ def test_object_with_too_many_events_is_rate_limited(
 ) -> None:
     for number in range(30):
         recorder.record_normal(NODE, "Staged", str(number))
-    recorder.record_normal(POD, "Evicted", "another object may speak")
+    recorder.record_normal(POD, "Evicted", "another object has its own limit")
     clock.move(300)
     recorder.record_normal(NODE, "Staged", "one more")
     recorder.record_normal(NODE, "Staged", "and no other")
 
     messages = [message for message, _ in counted(cluster)]
-    assert messages == [*map(str, range(25)), "another object may speak", "one more"]
+    assert messages == [*map(str, range(25)), "another object has its own limit", "one more"]
 
 
 def test_memory_of_past_events_is_bounded(

@@ -150,7 +150,7 @@ def test_secrets_are_not_in_the_repr(file: Path) -> None:
         ),
         ({"client-key": "/a"}, "client-certificate is missing although client-key is there"),
         ({"client-key-data": "t0ps3cret!"}, "client-key-data is not base64"),
-        ({"client-key-data": "dDBwczNjcmV0"}, "client-key-data holds no PEM block"),
+        ({"client-key-data": "dDBwczNjcmV0"}, "client-key-data contains no PEM block"),
     ],
 )
 def test_unusable_user_is_rejected_in_one_sentence(
@@ -163,9 +163,9 @@ def test_unusable_user_is_rejected_in_one_sentence(
     ("cluster", "sentence"),
     [
         ({"server": ""}, "server is missing"),
-        ({"server": "http://a:1"}, "server is no https:// address"),
-        ({"server": "https://a:b"}, "server is no https:// address"),
-        ({"server": "https://joe:pw@a"}, "server is no https:// address"),
+        ({"server": "http://a:1"}, "server is not an https:// address"),
+        ({"server": "https://a:b"}, "server is not an https:// address"),
+        ({"server": "https://joe:pw@a"}, "server is not an https:// address"),
         ({"certificate-authority-data": "%"}, "certificate-authority-data is not base64"),
         ({"proxy-url": "http://proxy"}, "proxy-url is not supported"),
         ({"insecure-skip-tls-verify": "yes"}, "insecure-skip-tls-verify is neither true nor false"),
@@ -224,7 +224,7 @@ def test_missing_kubeconfig_is_rejected_in_one_sentence(file: Path) -> None:
     with pytest.raises(UsageError) as caught:
         read_kubeconfig(str(file))
 
-    assert str(caught.value) == f"kubeconfig {file} can't be read: No such file or directory"
+    assert str(caught.value) == f"cannot read kubeconfig {file}: No such file or directory"
 
 
 def test_service_account_of_a_pod_is_read(tmp_path: Path) -> None:
@@ -243,5 +243,5 @@ def test_service_account_of_a_pod_is_read(tmp_path: Path) -> None:
 
 
 def test_service_account_outside_a_pod_is_rejected_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not in a pod"):
+    with pytest.raises(UsageError, match="not a pod"):
         read_service_account({}, folder=str(tmp_path))

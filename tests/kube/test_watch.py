@@ -171,7 +171,7 @@ def test_interrupted_watch_resumes_at_its_version(
     assert len(lists(server.seen)) == 1
     assert watcher.connected == 2
     (lost,) = watcher.lost
-    assert lost.endswith("the connection ended before the answer did")
+    assert lost.endswith("the connection ended before the response was complete")
 
 
 def test_version_expired_during_outage_is_listed_again(

@@ -1,16 +1,16 @@
-"""How long to wait before trying again: longer each time, never the same for everybody."""
+"""Exponential back-off with jitter."""
 
 import random
 from collections.abc import Callable
 
 Random = Callable[[], float]
-"""A number from 0 up to 1."""
+"""Returns a number from 0 up to 1."""
 
 
 class Backoff:
-    """Pauses that double from ``first_s`` up to ``most_s``; each is cut by up to a half.
+    """Pauses that double from ``first_s`` up to ``max_s``, each reduced by up to a half.
 
-    The cut keeps a thousand nodes that lost the same server from coming back in one instant.
+    The jitter spreads the reconnects of a thousand nodes that lost the same server.
     """
 
     def __init__(
@@ -22,11 +22,11 @@ class Backoff:
         self._next_s = first_s
 
     def next_pause_s(self) -> float:
-        """Seconds to wait this time."""
-        whole_s = self._next_s
-        self._next_s = min(whole_s * 2, self._max_s)
-        return whole_s * (1 - self._jitter() / 2)
+        """Return the next pause and double the one after it."""
+        pause_s = self._next_s
+        self._next_s = min(pause_s * 2, self._max_s)
+        return pause_s * (1 - self._jitter() / 2)
 
     def reset(self) -> None:
-        """Begin again with the shortest pause."""
+        """Restart with the shortest pause."""
         self._next_s = self._first_s

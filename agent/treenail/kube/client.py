@@ -1,4 +1,4 @@
-"""The verbs of the Kubernetes API on raw JSON, over any transport."""
+"""Client of the Kubernetes API: its verbs on plain JSON, over any transport."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ _NO_PARAMS: Params = {}
 
 
 class ResponseStream(Protocol):
-    """One answer that goes on. ``close`` may come from any thread and wakes the reader."""
+    """A streaming response. Any thread may call ``close``, which wakes the reader."""
 
     def read_response(self) -> ApiResponse: ...
     def iter_lines(self) -> Iterator[bytes]: ...
@@ -32,7 +32,7 @@ class ResponseStream(Protocol):
 
 
 class Transport(Protocol):
-    """How requests get to the API server; raises Unreachable when they don't."""
+    """Carries requests to the API server; raises UnreachableError when it gets no response."""
 
     def send(self, request: ApiRequest) -> ApiResponse: ...
     def open_stream(self, request: ApiRequest, *, duration_s: float) -> ResponseStream: ...
@@ -40,7 +40,7 @@ class Transport(Protocol):
 
 
 class PatchType(StrEnum):
-    """How a patch is to be read; APPLY is server-side apply."""
+    """Content type of a patch; APPLY is server-side apply."""
 
     MERGE = "application/merge-patch+json"
     STRATEGIC = "application/strategic-merge-patch+json"
@@ -50,7 +50,7 @@ class PatchType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a list found, and the version to watch from."""
+    """The listed objects, and the resourceVersion to watch from."""
 
     items: tuple[Json, ...]
     resource_version: str
@@ -58,51 +58,51 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """ADDED, MODIFIED, DELETED or BOOKMARK, and the object it is about."""
+    """ADDED, MODIFIED, DELETED or BOOKMARK with its object."""
 
     type: str
     object: Json
 
 
 class WatchStream:
-    """What happens to some objects, from ``Client.watch``: ``connect``, then iterate."""
+    """Events of ``Client.watch``: call ``connect``, then iterate."""
 
     def __init__(self, stream: ResponseStream, what: str) -> None:
         self._stream = stream
         self._what = what
 
     def connect(self) -> None:
-        """Connect and ask; Gone when the version to begin at is too old."""
+        """Send the request; raise GoneError when the resourceVersion has expired."""
         reply = self._stream.read_response()
         if reply.status != 200:
             raise make_response_error(self._what, reply)
 
     def __iter__(self) -> Iterator[WatchEvent]:
-        """Each event as it comes, until the server ends the watch or ``close`` is called.
+        """Yield each event as it arrives, until the server ends the watch or ``close`` is called.
 
-        Gone when the version became too old, Unreachable when the connection broke.
+        Raises GoneError when the resourceVersion expired, UnreachableError when the connection
+        broke.
         """
         for line in self._stream.iter_lines():
             event = _decode_object(self._what, line)
             found = event.get("object")
             if not isinstance(found, dict):
-                raise ClusterError(f"{self._what}: an event without an object")
+                raise ClusterError(f"{self._what}: the event has no object")
             if event.get("type") == "ERROR":
                 raise make_status_error(self._what, found)
             yield WatchEvent(str(event.get("type")), found)
 
     def close(self) -> None:
-        """End the watch from any thread; whoever iterates wakes up at once."""
+        """End the watch from any thread; the thread that iterates returns at once."""
         self._stream.close()
 
 
 class Client:
-    """One API server, as one identity.
+    """Client of one API server with one identity.
 
-    Every verb returns the object the server answered with and raises a ClusterError of the
-    class that says what happened. ``namespace`` is empty for what has none, and for a list or a
-    watch over all of them. ``params`` are further query parameters (``fieldSelector``,
-    ``dryRun``...). A verb takes at most ``limit_s``; a list that long for each page.
+    Every verb returns the object of the response, and raises the `ClusterError` class of the error.
+    ``namespace`` is empty for cluster-scoped objects and for all namespaces. ``params`` are more
+    query parameters (``fieldSelector``, ``dryRun``). ``limit_s`` limits each request.
     """
 
     def __init__(
@@ -128,9 +128,9 @@ class Client:
     def list(
         self, resource: Resource, *, namespace: str = "", params: Params = _NO_PARAMS
     ) -> Listing:
-        """Every object, fetched page by page.
+        """List all objects, page by page.
 
-        A list that outlives its snapshot begins again in one page, as client-go's does.
+        When the continue token expires the list restarts without pages, as in client-go's pager.
         """
         try:
             return self._list_pages(resource, namespace, {"limit": str(self._page_size), **params})
@@ -152,7 +152,7 @@ class Client:
         subresource: str = "",
         params: Params = _NO_PARAMS,
     ) -> Json:
-        """Replace it; Conflict if ``body`` has a resourceVersion that is not the current one."""
+        """Replace the object; raise ConflictError if ``body`` has an old resourceVersion."""
         return self._send_request(
             "PUT", resource, name, namespace, subresource=subresource, body=body, params=params
         )
@@ -168,7 +168,7 @@ class Client:
         subresource: str = "",
         params: Params = _NO_PARAMS,
     ) -> Json:
-        """Change it. APPLY takes the fields over from whoever had them (``force``)."""
+        """Change the object. APPLY takes ownership of conflicting fields (``force``)."""
         if patch_type is PatchType.APPLY:
             params = {"force": "true", **params}
         return self._send_request(
@@ -192,7 +192,7 @@ class Client:
         grace_s: int | None = None,
         params: Params = _NO_PARAMS,
     ) -> Json:
-        """Delete it; Conflict if ``uid`` is given and it is another one of the same name."""
+        """Delete the object; raise ConflictError if ``uid`` is given and differs."""
         options: Json = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -209,7 +209,7 @@ class Client:
         grace_s: int | None = None,
         params: Params = _NO_PARAMS,
     ) -> None:
-        """Ask for the pod to go, by policy/v1; TooManyRequests while its budget forbids it."""
+        """Evict the pod (policy/v1); raise TooManyRequestsError while a budget forbids it."""
         body: Json = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -229,7 +229,7 @@ class Client:
         params: Params = _NO_PARAMS,
         duration_s: int = 300,
     ) -> WatchStream:
-        """What happens from ``params["resourceVersion"]`` on, for about ``duration_s``."""
+        """Watch from ``params["resourceVersion"]`` on, for about ``duration_s``."""
         request = ApiRequest(
             "GET",
             resource.build_path(namespace=namespace),
@@ -241,7 +241,8 @@ class Client:
             },
             limit_s=self._limit_s,
         )
-        # The server ends the watch; the transport does only if the server forgets to.
+        # The API server ends the watch after timeoutSeconds. The longer limit guards against a
+        # server that does not.
         stream = self._transport.open_stream(request, duration_s=duration_s + 2 * self._limit_s)
         return WatchStream(stream, f"watch {resource.plural}")
 
@@ -253,7 +254,7 @@ class Client:
             if isinstance(found, list):
                 items += tuple(found)
             if not isinstance(metadata, dict):
-                raise ClusterError(f"list {resource.plural}: an answer without metadata")
+                raise ClusterError(f"list {resource.plural}: the response has no metadata")
             if not metadata.get("continue"):
                 return Listing(items, str(metadata.get("resourceVersion") or ""))
             params = {**params, "continue": str(metadata["continue"])}
@@ -301,7 +302,7 @@ def _decode_object(what: str, text: bytes) -> Json:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ClusterError(f"{what}: the answer is not JSON") from error
+        raise ClusterError(f"{what}: the response is not JSON") from error
     if not isinstance(value, dict):
-        raise ClusterError(f"{what}: the answer is not a JSON object")
+        raise ClusterError(f"{what}: the response is not a JSON object")
     return value

@@ -1,8 +1,8 @@
-"""The TLS context and the Authorization of a connection; both follow their files.
+"""TLS context and Authorization header of a connection, reloaded when their files change.
 
-kubelet replaces /var/lib/kubelet/pki/kubelet-client-current.pem long before the old certificate
-runs out, and a service account's token every hour. A look is one ``stat`` per file. When a
-replacement can't be used, the last good one stays in use and the fault is logged once.
+The kubelet replaces /var/lib/kubelet/pki/kubelet-client-current.pem long before the certificate
+expires, and a service account token every hour. A check is one ``stat`` per file. When a new file
+is unusable the last good one stays in use, and the error is logged once.
 """
 
 import logging
@@ -22,7 +22,7 @@ _FileStamps = tuple[tuple[int, int, int], ...]
 
 
 class ApiCredentials:
-    """What a transport needs to open a connection and to sign a request. Thread-safe."""
+    """TLS context and Authorization header for a transport. Thread-safe."""
 
     def __init__(self, connection: ApiServerConfig) -> None:
         self._connection = connection
@@ -35,20 +35,20 @@ class ApiCredentials:
         )
 
     def get_tls_context(self) -> ssl.SSLContext:
-        """The TLS context: the same object as long as no file changed.
+        """Return the TLS context: the same object while no file changes.
 
-        Unreachable when a file is missing or holds nothing usable and there was no good one yet.
+        Raises UnreachableError when a file is missing or unusable and no earlier one was good.
         """
         return self._context.get_value()
 
     def get_authorization(self) -> str:
-        """The value of the Authorization header; empty when a certificate says who we are."""
+        """Return the Authorization header; empty with a client certificate."""
         token = self._token.get_value()
         return f"Bearer {token}" if token else ""
 
 
 class _ReloadedValue(Generic[T]):
-    """A value made from files, made again when one of them changes."""
+    """A value made from files, and made again when a file changes."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class _ReloadedValue(Generic[T]):
                 if self._last_good is None:
                     raise
                 if self._last_stamps is not None:
-                    log.warning("%s; keeping the one in use", error)
+                    log.warning("using the last good credentials: %s", error)
                 self._last_stamps = None
             return self._last_good[0]
 
@@ -85,7 +85,7 @@ class _ReloadedValue(Generic[T]):
         try:
             found = self._connection.locate(path).stat()
         except OSError as error:
-            raise _make_error(self._connection, path, error.strerror or "can't be read") from error
+            raise _make_error(self._connection, path, error.strerror or "read error") from error
         return (found.st_mtime_ns, found.st_ino, found.st_size)
 
 
@@ -116,14 +116,15 @@ def _load_client_certificate(connection: ApiServerConfig, context: ssl.SSLContex
     pem = _read_pem(connection, connection.certificate)
     if connection.key != connection.certificate:
         pem = pem + b"\n" + _read_pem(connection, connection.key)
-    # OpenSSL wants a path. A memory file has one, is nobody else's and is gone when closed.
+    # SSLContext.load_cert_chain takes only paths (ssl.py). A memfd has one, is private to this
+    # process, and disappears when closed.
     memory = os.memfd_create("client", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(memory), "wb") as writable:
             writable.write(pem)
         context.load_cert_chain(f"/proc/self/fd/{memory}", password=_refuse_passphrase)
     except (ssl.SSLError, OSError, ValueError):
-        # Not chained: nothing that has seen the key goes into a traceback.
+        # Not chained: no frame with the key may get into a traceback.
         what = "no usable client certificate with its key in PEM"
         raise _make_error(connection, connection.certificate, what) from None
     finally:
@@ -131,7 +132,7 @@ def _load_client_certificate(connection: ApiServerConfig, context: ssl.SSLContex
 
 
 def _refuse_passphrase() -> str:
-    """Refuse, rather than let OpenSSL ask on the terminal for the phrase of an encrypted key."""
+    """Raise, because OpenSSL would otherwise prompt for the passphrase on the terminal."""
     raise ValueError("the key is encrypted")
 
 
@@ -151,11 +152,12 @@ def _read_pem(connection: ApiServerConfig, pem: str | bytes) -> bytes:
     try:
         return connection.locate(pem).read_bytes()
     except OSError as error:
-        raise _make_error(connection, pem, error.strerror or "can't be read") from error
+        raise _make_error(connection, pem, error.strerror or "read error") from error
 
 
 def _make_error(connection: ApiServerConfig, pem: str | bytes, what: str) -> UnreachableError:
     name = pem if isinstance(pem, str) else "inline PEM data"
     return UnreachableError(
-        f"{connection.source}: {name}: {what}", remedy=f"correct {name}; it is read again"
+        f"cannot use {name} of {connection.source}: {what}",
+        remedy=f"fix {name}; the next request reads it again",
     )

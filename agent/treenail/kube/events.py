@@ -1,4 +1,4 @@
-"""Events about an object, counted instead of repeated, and never in the way of the work."""
+"""Records Kubernetes Events with client-go's aggregation and without blocking the caller."""
 
 import logging
 import threading
@@ -18,26 +18,26 @@ from treenail.errors import (
 )
 from treenail.kube.client import Client, Json
 from treenail.kube.resources import EVENTS
+from treenail.retry import compute_event_pause_s
 
 log = logging.getLogger(__name__)
 
 K = TypeVar("K")
 V = TypeVar("V")
 
-# client-go's numbers (tools/record/events_cache.go, and the API's limit for a message).
+# client-go aggregates for 10 minutes and allows 25 Events, then one per 5 minutes
+# (tools/record/events_cache.go). The API limits the note of an Event to 1024 bytes.
 _AGGREGATION_S = 600.0
 _BURST = 25
 _REFILL_S = 300.0
 _MESSAGE_CHARS = 1024
 _MAX_REMEMBERED = 256
 _MAX_PENDING = 32
-# While the server is away, each try costs its caller the time limit of a request.
-_RETRY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectReference:
-    """The object an event is about; the events of what has no namespace go to ``default``."""
+    """Object that an Event is about. Events of cluster-scoped objects go to ``default``."""
 
     kind: str
     name: str
@@ -45,9 +45,8 @@ class ObjectReference:
     namespace: str = ""
     api_version: str = "v1"
 
-    @property
     def to_involved_object(self) -> Json:
-        """Itself as ``involvedObject``."""
+        """Convert to the ``involvedObject`` of an Event, without empty fields."""
         fields = {
             "apiVersion": self.api_version,
             "kind": self.kind,
@@ -68,7 +67,7 @@ class _EventKey:
 
 @dataclass(slots=True)
 class _EventSeries:
-    """One Event object: what happened, how often, and how much of that is written."""
+    """One Event object with its count, and the count that the API server has."""
 
     event: _EventKey
     name: str
@@ -80,18 +79,18 @@ class _EventSeries:
 
 @dataclass(slots=True)
 class _TokenBucket:
-    """What an object may still say: ``_BURST`` at once, then one each ``_REFILL_S``."""
+    """Events that an object may still cause: ``_BURST`` at once, then one every ``_REFILL_S``."""
 
     tokens: float
     refilled_at: float
 
 
 class EventRecorder:
-    """Writes Events for one component on one host; never raises. Thread-safe.
+    """Writes Events for one component on one host. Never raises. Thread-safe.
 
-    The same event again within ten minutes raises the count of the first. An object that says
-    too much is cut short. What can't be written now is kept, up to 32 events, and written with
-    the next one that can, or by ``flush_pending``.
+    The same Event within ten minutes raises the count of the first one. Each object has a rate
+    limit. Up to 32 Events wait while the API server is unreachable; the next Event or
+    ``flush_pending`` writes them after the back-off.
     """
 
     def __init__(self, client: Client, component: str, host: str, clock: Clock) -> None:
@@ -103,33 +102,38 @@ class EventRecorder:
         self._series: OrderedDict[_EventKey, _EventSeries] = OrderedDict()
         self._buckets: OrderedDict[ObjectReference, _TokenBucket] = OrderedDict()
         self._pending: deque[_EventSeries] = deque()
+        self._failures = 0
         self._not_before = 0.0
         self._last_stamp = 0
 
     def record_normal(self, regarding: ObjectReference, reason: str, message: str) -> None:
-        """Record something that belongs to the ordinary course."""
+        """Record an Event of type Normal."""
         self._record_event(_EventKey(regarding, "Normal", reason, message[:_MESSAGE_CHARS]))
 
     def record_warning(self, regarding: ObjectReference, reason: str, message: str) -> None:
-        """Record something a person may have to look at."""
+        """Record an Event of type Warning: a user may have to act."""
         self._record_event(_EventKey(regarding, "Warning", reason, message[:_MESSAGE_CHARS]))
 
     def flush_pending(self) -> None:
-        """Write what could not be written before; stops at the first that still can't."""
+        """Write the waiting Events until one fails; do nothing during the back-off."""
         with self._lock:
             self._write_pending()
 
     def _record_event(self, event: _EventKey) -> None:
         with self._lock:
             if not self._can_record(event.regarding):
-                log.debug("event %s for %s is one too many", event.reason, event.regarding.name)
+                log.debug("rate limit: skipped event %s for %s", event.reason, event.regarding.name)
                 return
             series = self._count_event(event)
             if series not in self._pending:
                 self._pending.append(series)
             if len(self._pending) > _MAX_PENDING:
                 lost = self._pending.popleft().event
-                log.warning("event %s for %s dropped", lost.reason, lost.regarding.name)
+                log.warning(
+                    "dropped event %s for %s: too many events wait",
+                    lost.reason,
+                    lost.regarding.name,
+                )
             self._write_pending()
 
     def _write_pending(self) -> None:
@@ -139,15 +143,24 @@ class EventRecorder:
             try:
                 self._write_series(series)
             except (ConflictError, ForbiddenError, InvalidError, NotFoundError) as error:
+                # Another attempt cannot succeed.
                 log.warning(
-                    "event %s for %s dropped: %s", event.reason, event.regarding.name, error
+                    "dropped event %s for %s: %s", event.reason, event.regarding.name, error
                 )
             except ClusterError as error:
                 log.debug("event %s for %s waits: %s", event.reason, event.regarding.name, error)
-                wait_s = error.retry_after_s if isinstance(error, TooManyRequestsError) else 0.0
-                self._not_before = self._clock.monotonic() + max(wait_s, _RETRY_S)
+                self._back_off(error)
                 return
+            self._failures = 0
             self._pending.popleft()
+
+    def _back_off(self, error: ClusterError) -> None:
+        # While the API server is unreachable, each attempt takes the time limit of a request.
+        self._failures += 1
+        pause_s = compute_event_pause_s(self._failures)
+        if isinstance(error, TooManyRequestsError):
+            pause_s = max(pause_s, error.retry_after_s)
+        self._not_before = self._clock.monotonic() + pause_s
 
     def _write_series(self, series: _EventSeries) -> None:
         namespace = series.event.regarding.namespace or "default"
@@ -155,7 +168,8 @@ class EventRecorder:
             change: Json = {"count": series.count, "lastTimestamp": format_rfc3339(series.last_at)}
             try:
                 self._client.patch(EVENTS, series.name, change, namespace=namespace)
-            except NotFoundError:  # events live for an hour or so
+            except NotFoundError:
+                # kube-apiserver deletes Events after --event-ttl, by default one hour.
                 series.name, series.first_at, series.written_count = (
                     self._generate_name(),
                     series.last_at,
@@ -167,7 +181,7 @@ class EventRecorder:
                     EVENTS, self._build_body(series, namespace), namespace=namespace
                 )
             except AlreadyExistsError:
-                log.debug("event %s was written before, its answer was lost", series.name)
+                log.debug("event %s exists: the response to its creation was lost", series.name)
         series.written_count = series.count
 
     def _build_body(self, series: _EventSeries, namespace: str) -> Json:
@@ -176,7 +190,7 @@ class EventRecorder:
             "apiVersion": EVENTS.api_version,
             "kind": EVENTS.kind,
             "metadata": {"name": series.name, "namespace": namespace},
-            "involvedObject": event.regarding.to_involved_object,
+            "involvedObject": event.regarding.to_involved_object(),
             "type": event.type,
             "reason": event.reason,
             "message": event.message,
@@ -212,13 +226,13 @@ class EventRecorder:
         return True
 
     def _generate_name(self) -> str:
-        """``<host>.<hex>``, unique even within one tick of the clock."""
+        """Return ``<host>.<hex>`` as client-go does, unique even within one tick of the clock."""
         self._last_stamp = max(self._last_stamp + 1, int(self._clock.now() * 1e9))
         return f"{self._host}.{self._last_stamp:x}"
 
 
 def _remember_entry(table: OrderedDict[K, V], key: K) -> None:
-    """Make it the newest entry, and forget the oldest beyond what is remembered."""
+    """Move the entry to the end and drop the oldest one above the limit."""
     table.move_to_end(key)
     if len(table) > _MAX_REMEMBERED:
         table.popitem(last=False)

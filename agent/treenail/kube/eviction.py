@@ -1,4 +1,4 @@
-"""Emptying a node: which pods go, asking them to, and the names of those that stay and why."""
+"""Drains a node: chooses pods, evicts them, and reports the pods that block the drain."""
 
 import logging
 from collections import deque
@@ -26,16 +26,16 @@ from treenail.label_selector import matches_selector
 log = logging.getLogger(__name__)
 
 MAX_BLOCKERS = 10
-# A refused eviction is asked for again as often as kubectl does; a pod that is on its way out
-# gets a little longer than its grace period before it is called stuck.
+# kubectl drain retries a rejected eviction every 5 s (k8s.io/kubectl/pkg/drain). A terminating pod
+# gets 15 s more than its grace period before it counts as stuck.
 _RETRY_S = 5.0
 _TERMINATION_SLACK_S = 15.0
-# A server that takes seconds for each eviction is not asked for all of them in one turn.
+# With a slow API server one round evicts only some of the pods.
 _ROUND_LIMIT_S = 10.0
 
 
 class BlockerReason(StrEnum):
-    """What keeps a pod on a node that is to be emptied."""
+    """Cause that keeps a pod on a node that is drained."""
 
     BUDGET = "pdb"
     FINALIZER = "finalizer"
@@ -47,7 +47,7 @@ class BlockerReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DisruptionBudget:
-    """A PodDisruptionBudget that selects a pod, and how many pods it lets go right now."""
+    """A PodDisruptionBudget of a pod, and the disruptions that it allows now."""
 
     name: str
     disruptions_allowed: int
@@ -55,10 +55,10 @@ class DisruptionBudget:
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """One pod that does not go.
+    """One pod that blocks the drain.
 
-    ``message`` is the sentence of whoever refuses; ``since`` is when it was first found to stay,
-    in seconds since the epoch.
+    ``message`` comes from the API server or describes the wait. ``since`` is the first time that
+    the pod blocked, in seconds since the epoch.
     """
 
     pod: str
@@ -69,17 +69,17 @@ class Blocker:
 
     @property
     def summary(self) -> str:
-        """All of it in a line for a person."""
+        """The blocker in one line."""
         budgets = ", ".join(f"{one.name} allows {one.disruptions_allowed}" for one in self.budgets)
         return f"{self.pod}: {self.message}{f' ({budgets})' if budgets else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class DrainProgress:
-    """How far the node is: the pods still to go, and which of them do not by themselves.
+    """Progress of a drain: the remaining pods and those that block.
 
-    At most ten ``blockers`` are named, the oldest first; ``blocked_count`` counts all. Look again
-    after ``retry_s``, or when a pod changed.
+    ``blockers`` holds at most ten, the oldest first; ``blocked_count`` counts all. Call
+    ``evict_pods`` again after ``retry_s``, or when a pod changes.
     """
 
     remaining: tuple[str, ...]
@@ -89,16 +89,15 @@ class DrainProgress:
 
     @property
     def is_drained(self) -> bool:
-        """Whether nothing is left that has to go."""
+        """True when no pod is left to evict."""
         return not self.remaining
 
 
 def should_evict(pod: Pod, daemonsets: Collection[str]) -> bool:
-    """Whether draining removes it; ``daemonsets`` are the keys of those that exist.
+    """Return True when a drain evicts the pod; ``daemonsets`` are the keys of existing ones.
 
-    As ``kubectl drain --ignore-daemonsets --force --delete-emptydir-data``: everything but
-    what a DaemonSet would start again at once, and what a file on the node starts. A pod of a
-    DaemonSet that has finished goes too.
+    The rule is that of ``kubectl drain --ignore-daemonsets --force --delete-emptydir-data``: all
+    pods except mirror pods and pods of an existing DaemonSet that have not finished.
     """
     if pod.is_mirror:
         return False
@@ -107,10 +106,10 @@ def should_evict(pod: Pod, daemonsets: Collection[str]) -> bool:
 
 
 def find_stuck_reason(pod: Pod, now: float) -> tuple[BlockerReason, str] | None:
-    """Why a pod that was asked to go is still there after its time; None if that isn't over."""
+    """Return why a terminating pod exists after its grace period; None before its end."""
     if pod.terminates_at is None or now < pod.terminates_at + _TERMINATION_SLACK_S:
         return None
-    # With its last word, a deletion without grace, the kubelet says that the containers ended.
+    # The kubelet deletes the pod with a grace period of 0 after its containers ended.
     if pod.is_running and pod.grace_s:
         return BlockerReason.TERMINATION, f"still runs after its grace period of {pod.grace_s} s"
     if pod.finalizers:
@@ -126,12 +125,12 @@ def find_stuck_reason(pod: Pod, now: float) -> tuple[BlockerReason, str] | None:
 def classify_refusal(
     pod: Pod, error: ClusterError, budgets: tuple[DisruptionBudget, ...], since: float
 ) -> Blocker | None:
-    """What a refused eviction says; None if the server only has too much to do right now."""
+    """Classify a rejected eviction; None if the API server is only overloaded."""
     said = str(error).partition(": ")[2]
     if "webhook" in said:
         return Blocker(pod.key, BlockerReason.WEBHOOK, said, (), since)
     if isinstance(error, TooManyRequestsError) or len(budgets) > 1:
-        # A pod of two budgets is refused with 500: the eviction API does not support it.
+        # The eviction API rejects a pod with two budgets with status 500 (eviction.go).
         if budgets or "disruption budget" in said:
             return Blocker(pod.key, BlockerReason.BUDGET, said, budgets, since)
         return None
@@ -139,17 +138,16 @@ def classify_refusal(
 
 
 def set_cordoned(client: Client, node: str, *, is_cordoned: bool) -> Json:
-    """Set or clear ``spec.unschedulable``; the Node as it is then."""
+    """Set or clear ``spec.unschedulable``; return the changed Node."""
     return client.patch(NODES, node, {"spec": {"unschedulable": is_cordoned or None}})
 
 
 class NodeDrain:
-    """The pods of one node, watched while they are asked to go; to be used in a ``with``.
+    """Evicts the pods of one node and watches them; use it as a context manager.
 
-    One thread calls ``evict_pods``, any may call ``retry_budget``; ``ring`` is called from another one when a
-    pod changed. Cordon the node first, so that what is listed here stays all there is.
-    ``patience`` says after how many seconds a pod that does not go is asked again, if not after
-    five.
+    One thread calls ``evict_pods``; any thread may call ``retry_budget``. ``notify`` runs on
+    another thread when a pod changes. Cordon the node first, so that it gets no new pods.
+    ``choose_retry_s`` returns the seconds until a blocked pod is evicted again (default: 5).
     """
 
     def __init__(
@@ -190,50 +188,52 @@ class NodeDrain:
         self._pods.stop()
 
     def retry_budget(self, budget: str) -> None:
-        """At the next turn, ask those again that this budget (``namespace/name``) kept."""
+        """Retry the pods that this budget (``namespace/name``) blocks in the next round."""
         self._retried_budgets.append(budget)
 
     def evict_pods(self) -> DrainProgress:
-        """Ask every pod that has to go and was not asked lately; what is left afterwards.
+        """Evict each pod whose retry is due; return the progress.
 
-        ClusterError when the API server can't be asked; what was asked is not forgotten.
+        Raises ClusterError when the API server is unreachable. Earlier attempts are kept.
         """
         if not self._pods.wait_until_synced(self._limit_s):
             raise self._last_error or UnreachableError(
-                f"the pods of {self._node} are not known yet"
+                f"cannot drain {self._node}: its pods are not listed yet"
             )
         pods = list(self._pods.get_all().values())
         daemonsets = self._find_daemonsets(pods)
-        leaving = [pod for pod in pods if should_evict(pod, daemonsets)]
-        here = {pod.uid for pod in leaving}
-        self._attempts = {uid: a for uid, a in self._attempts.items() if uid in here}
+        evictable = [pod for pod in pods if should_evict(pod, daemonsets)]
+        current_uids = {pod.uid for pod in evictable}
+        self._attempts = {
+            uid: attempt for uid, attempt in self._attempts.items() if uid in current_uids
+        }
         budgets = _BudgetCache(self._client)
-        hurried = {self._retried_budgets.popleft() for _ in range(len(self._retried_budgets))}
+        retried = {self._retried_budgets.popleft() for _ in range(len(self._retried_budgets))}
         end = self._clock.monotonic() + _ROUND_LIMIT_S
-        in_time = True
-        for pod in leaving:
+        is_in_time = True
+        for pod in evictable:
             if pod.terminates_at is None:
-                self._evict_pod(pod, budgets, hurried)
-            if not (in_time := self._clock.monotonic() < end):
+                self._evict_pod(pod, budgets, retried)
+            if not (is_in_time := self._clock.monotonic() < end):
                 break
         blockers = sorted(
-            (blocker for pod in leaving if (blocker := self._find_blocker(pod))),
+            (blocker for pod in evictable if (blocker := self._find_blocker(pod))),
             key=lambda blocker: (blocker.since, blocker.pod),
         )
         return DrainProgress(
-            remaining=tuple(sorted(pod.key for pod in leaving)),
+            remaining=tuple(sorted(pod.key for pod in evictable)),
             blockers=tuple(blockers[:MAX_BLOCKERS]),
             blocked_count=len(blockers),
-            retry_s=_RETRY_S if in_time else 0.0,
+            retry_s=_RETRY_S if is_in_time else 0.0,
         )
 
-    def _evict_pod(self, pod: Pod, budgets: "_BudgetCache", hurried: Collection[str]) -> None:
+    def _evict_pod(self, pod: Pod, budgets: "_BudgetCache", retried: Collection[str]) -> None:
         now = self._clock.monotonic()
         before = self._attempts.get(pod.uid)
-        if before and now < before.retry_at and not _is_blocked_by(before.blocker, hurried):
+        if before and now < before.retry_at and not _is_blocked_by(before.blocker, retried):
             return
-        refused: Blocker | None = None
-        again_s = _RETRY_S
+        blocker: Blocker | None = None
+        retry_s = _RETRY_S
         try:
             self._client.evict(pod.namespace, pod.name, uid=pod.uid, grace_s=self._grace_s)
             log.info("evicted pod %s from %s", pod.key, self._node)
@@ -243,17 +243,17 @@ class NodeDrain:
             raise
         except ClusterError as error:
             if isinstance(error, TooManyRequestsError):
-                again_s = max(again_s, error.retry_after_s)
+                retry_s = max(retry_s, error.retry_after_s)
             since = before.blocker.since if before and before.blocker else self._clock.now()
-            refused = classify_refusal(pod, error, budgets.find_budgets(pod), since)
-            if refused is not None:
-                again_s = max(again_s, self._choose_retry_s(refused))
-        self._attempts[pod.uid] = _EvictionAttempt(now + again_s, refused)
+            blocker = classify_refusal(pod, error, budgets.find_budgets(pod), since)
+            if blocker is not None:
+                retry_s = max(retry_s, self._choose_retry_s(blocker))
+        self._attempts[pod.uid] = _EvictionAttempt(now + retry_s, blocker)
 
     def _find_blocker(self, pod: Pod) -> Blocker | None:
         if pod.terminates_at is None:
-            answer = self._attempts.get(pod.uid)
-            return answer.blocker if answer else None
+            attempt = self._attempts.get(pod.uid)
+            return attempt.blocker if attempt else None
         found = find_stuck_reason(pod, self._clock.now())
         return Blocker(pod.key, *found, (), pod.terminates_at) if found else None
 
@@ -270,7 +270,7 @@ class NodeDrain:
         except NotFoundError:
             return False
         except ForbiddenError as error:
-            log.warning("taking the DaemonSet %s/%s as existing: %s", namespace, daemonset, error)
+            log.warning("assuming that DaemonSet %s/%s exists: %s", namespace, daemonset, error)
         return True
 
     def _record_error(self, error: ClusterError) -> None:
@@ -279,22 +279,22 @@ class NodeDrain:
 
 @dataclass(frozen=True, slots=True)
 class _EvictionAttempt:
-    """What became of asking a pod to go, and when to ask again."""
+    """Result of an eviction, and the monotonic time of the next attempt."""
 
     retry_at: float
     blocker: Blocker | None
 
 
-def _is_blocked_by(refused: Blocker | None, budgets: Collection[str]) -> bool:
-    """Whether one of the budgets, by ``namespace/name``, is what the pod was refused for."""
-    if refused is None:
+def _is_blocked_by(blocker: Blocker | None, budgets: Collection[str]) -> bool:
+    """Return True when one of the budgets (``namespace/name``) blocked the pod."""
+    if blocker is None:
         return False
-    namespace = refused.pod.partition("/")[0]
-    return any(f"{namespace}/{budget.name}" in budgets for budget in refused.budgets)
+    namespace = blocker.pod.partition("/")[0]
+    return any(f"{namespace}/{budget.name}" in budgets for budget in blocker.budgets)
 
 
 class _BudgetCache:
-    """The PodDisruptionBudgets, listed once a turn for each namespace where a pod is refused."""
+    """PodDisruptionBudgets, listed once a round for each namespace with a rejected eviction."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -313,7 +313,7 @@ class _BudgetCache:
         try:
             return self._client.list(PODDISRUPTIONBUDGETS, namespace=namespace).items
         except (ForbiddenError, NotFoundError) as error:
-            log.debug("the budgets of %s are not known: %s", namespace, error)
+            log.debug("cannot list the budgets of %s: %s", namespace, error)
             return ()
 
 

@@ -1,7 +1,7 @@
-"""Where the API server is and who we are there: from a kubeconfig or a service account.
+"""Reads the API server and the identity from a kubeconfig or a service account.
 
-Nothing here connects. Certificates and tokens that are files stay paths, because kubelet
-replaces them while we run; ``treenail.kube.credentials`` follows them.
+Nothing here connects. Certificates and tokens in files stay paths, because the kubelet replaces the
+files at run time; ``treenail.kube.credentials`` reloads them.
 """
 
 import base64
@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 from treenail.errors import UsageError
 
 LocatePath = Callable[[str], Path]
-"""From a path as the kubeconfig says it to where it is: the installed root may be elsewhere."""
+"""Maps a path of the kubeconfig to a path on this machine, which may have another root."""
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-# What would need a program, a password, or would change who we are: refused by name, since
-# leaving any of them out would mean to act as somebody else.
+# Keys that need a program or a password, or change the identity. Ignoring one would mean to act as
+# another user, so each is rejected by name.
 _UNSUPPORTED_KEYS = (
     "exec",
     "auth-provider",
@@ -35,7 +35,7 @@ _UNSUPPORTED_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class ApiServerConfig:
-    """One API server and one identity. Paths are ``str``, what was inline is ``bytes``."""
+    """One API server and one identity. Paths are ``str``, inline data is ``bytes``."""
 
     server: str
     ca: str | bytes = field(default=b"", repr=False)
@@ -51,14 +51,14 @@ class ApiServerConfig:
 
 
 def read_kubeconfig(path: str, *, context: str = "", locate: LocatePath = Path) -> ApiServerConfig:
-    """The connection of ``context`` (``current-context`` when empty).
+    """Read ``context``, or ``current-context`` when it is empty.
 
-    UsageError, in one sentence that names the file and the key, when it can't be used.
+    Raises UsageError in one sentence that names the file and the key.
     """
     document = _KubeconfigSection(f"kubeconfig {path}", _load_document(path, locate))
     name = context or document.get_text("current-context")
     if not name:
-        raise document.make_error("current-context", "is not set", "name a context")
+        raise document.make_error("current-context", "is not set", "set it, or pass a context")
     chosen = document.find_entry("contexts", name, "context")
     cluster = document.find_entry("clusters", chosen.get_required_text("cluster"), "cluster")
     user = (
@@ -100,20 +100,21 @@ def read_kubeconfig(path: str, *, context: str = "", locate: LocatePath = Path) 
 def read_service_account(
     environment: Mapping[str, str], *, folder: str = SERVICE_ACCOUNT, locate: LocatePath = Path
 ) -> ApiServerConfig:
-    """The connection of the pod's own service account; UsageError outside of a pod."""
+    """Read the service account of this pod; raise UsageError outside a pod."""
     host = environment.get("KUBERNETES_SERVICE_HOST", "")
     port = environment.get("KUBERNETES_SERVICE_PORT", "")
     if not (host and port):
         raise UsageError(
-            "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set: not in a pod",
-            remedy="name a kubeconfig",
+            "cannot use the service account: KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT "
+            "are not set, so this is not a pod",
+            remedy="pass --kubeconfig FILE",
         )
     try:
         namespace = locate(f"{folder}/namespace").read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"service account: {folder}/namespace can't be read: {_describe_error(error)}",
-            remedy="run with automountServiceAccountToken, or name a kubeconfig",
+            f"cannot read {folder}/namespace of the service account: {_describe_error(error)}",
+            remedy="set automountServiceAccountToken: true, or pass --kubeconfig FILE",
         ) from error
     return ApiServerConfig(
         server=f"https://{f'[{host}]' if ':' in host else host}:{port}",
@@ -127,7 +128,7 @@ def read_service_account(
 
 @dataclass(frozen=True, slots=True)
 class _KubeconfigSection:
-    """A mapping of the file and where it is, so that a fault can say so."""
+    """A mapping of the file and its location, for error messages."""
 
     where: str
     values: Mapping[str, object] = field(repr=False)
@@ -141,7 +142,7 @@ class _KubeconfigSection:
             return ""
         if not isinstance(value, str):
             raise self.make_error(
-                key, f"is not text but {type(value).__name__}", f"make {key} text"
+                key, f"is not text but {type(value).__name__}", f"write {key} as text"
             )
         return value
 
@@ -154,13 +155,13 @@ class _KubeconfigSection:
     def get_bool(self, key: str) -> bool:
         value = self.values.get(key) or False
         if not isinstance(value, bool):
-            raise self.make_error(key, "is neither true nor false", f"make {key} true or false")
+            raise self.make_error(key, "is neither true nor false", f"set {key} to true or false")
         return value
 
     def find_entry(self, plural: str, name: str, key: str) -> "_KubeconfigSection":
         entries = self.values.get(plural) or []
         if not isinstance(entries, list):
-            raise self.make_error(plural, "is not a list", f"make {plural} a list")
+            raise self.make_error(plural, "is not a list", f"write {plural} as a list")
         for entry in entries:
             if isinstance(entry, dict) and entry.get("name") == name:
                 found = entry.get(key) or {}
@@ -170,7 +171,9 @@ class _KubeconfigSection:
                 return _KubeconfigSection(where, found)
         names = sorted(str(e.get("name")) for e in entries if isinstance(e, dict))
         raise self.make_error(
-            plural, f"has no {name!r}, only: {', '.join(names) or 'nothing'}", "name one of those"
+            plural,
+            f"has no {name!r}, only: {', '.join(names) or 'nothing'}",
+            "use one of these names",
         )
 
 
@@ -179,7 +182,7 @@ def _load_document(path: str, locate: LocatePath) -> Mapping[str, object]:
         text = locate(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"kubeconfig {path} can't be read: {_describe_error(error)}", remedy=f"provide {path}"
+            f"cannot read kubeconfig {path}: {_describe_error(error)}", remedy=f"create {path}"
         ) from error
     document = _parse_json(path, text) if text.lstrip().startswith("{") else _parse_yaml(path, text)
     if not isinstance(document, dict):
@@ -191,11 +194,12 @@ def _parse_json(path: str, text: str) -> object:
     try:
         return json.loads(text)
     except ValueError:
-        return _parse_yaml(path, text)  # YAML's flow style begins with a brace too
+        # A YAML mapping in flow style starts with a brace too.
+        return _parse_yaml(path, text)
 
 
 def _parse_yaml(path: str, text: str) -> object:
-    import yaml  # noqa: PLC0415  a megabyte that a JSON kubeconfig or a service account saves
+    import yaml  # noqa: PLC0415  saves 1 MiB of memory with a JSON kubeconfig
 
     loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
     try:
@@ -203,7 +207,7 @@ def _parse_yaml(path: str, text: str) -> object:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" at line {mark.line + 1}" if mark else ""
-        # Not chained: PyYAML quotes the line, which may be a key or a token.
+        # Not chained: PyYAML quotes the line, which may contain a key or a token.
         raise UsageError(f"kubeconfig {path} is neither JSON nor YAML{where}") from None
     except (yaml.YAMLError, ValueError):
         raise UsageError(f"kubeconfig {path} is neither JSON nor YAML") from None
@@ -216,7 +220,7 @@ def _refuse_unsupported(cluster: _KubeconfigSection, user: _KubeconfigSection) -
                 key, "is not supported", "use a client certificate, a token or a tokenFile"
             )
     if cluster.get_text("proxy-url"):
-        raise cluster.make_error("proxy-url", "is not supported", "name a server reached directly")
+        raise cluster.make_error("proxy-url", "is not supported", "name a server without a proxy")
 
 
 def _parse_server(cluster: _KubeconfigSection) -> str:
@@ -229,21 +233,25 @@ def _parse_server(cluster: _KubeconfigSection) -> str:
     else:
         usable = usable and not (address.username or address.query or address.fragment)
     if not usable:
-        raise cluster.make_error("server", "is no https:// address", "write https://HOST:PORT")
+        raise cluster.make_error("server", "is not an https:// address", "write https://HOST:PORT")
     return server
 
 
 def _parse_pem(table: _KubeconfigSection, key: str, folder: str) -> str | bytes:
-    """``KEY-data`` decoded, else the path in ``KEY``, else empty; data wins, as in client-go."""
+    """Return ``KEY-data`` decoded, else the path in ``KEY``; as in client-go, data wins."""
     encoded = table.get_text(f"{key}-data")
     if not encoded:
         return _resolve_path(table.get_text(key), folder)
     try:
         decoded = base64.b64decode("".join(encoded.split()), validate=True)
     except (binascii.Error, ValueError):
-        raise table.make_error(f"{key}-data", "is not base64", "encode the PEM text") from None
+        raise table.make_error(
+            f"{key}-data", "is not base64", "encode the PEM text in base64"
+        ) from None
     if b"-----BEGIN " not in decoded:
-        raise table.make_error(f"{key}-data", "holds no PEM block", "encode the PEM text")
+        raise table.make_error(
+            f"{key}-data", "contains no PEM block", "encode the PEM text in base64"
+        )
     return decoded
 
 
@@ -254,7 +262,9 @@ def _resolve_path(path: str, folder: str) -> str:
 def _parse_token(table: _KubeconfigSection, key: str) -> str:
     token = table.get_text(key).strip()
     if not (token.isascii() and (token.isprintable())) or " " in token:
-        raise table.make_error(key, "is not one line of printable ASCII", f"correct {key}")
+        raise table.make_error(
+            key, "is not one line of printable ASCII", f"write {key} as one line"
+        )
     return token
 
 

@@ -1,4 +1,4 @@
-"""Leader election by a Lease, by the rules of client-go, so that both may stand for one lease."""
+"""Leader election by a Lease with client-go's rules, so that both can compete for one Lease."""
 
 import logging
 import random
@@ -11,16 +11,18 @@ from treenail.errors import ClusterError, NotFoundError
 from treenail.kube.backoff import Random
 from treenail.kube.client import Client, Json
 from treenail.kube.resources import LEASES
+from treenail.retry import retry_api_write
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderElectionConfig:
-    """Who stands for which lease, and on which terms; client-go's by default.
+    """Lease, identity and times of a candidate; the defaults are those of client-go.
 
-    ``identity`` must differ between processes. A lease holds for ``lease_duration_s``, its leader gives
-    up when it could not renew for ``renew_deadline_s``, and everybody tries every ``retry_period_s``.
+    ``identity`` must differ between processes. A Lease is valid for ``lease_duration_s``. Its
+    leader stops leading when it could not renew for ``renew_deadline_s``. Each candidate tries
+    every ``retry_period_s``.
     """
 
     namespace: str
@@ -34,8 +36,8 @@ class LeaderElectionConfig:
 class LeaderElector:
     """One candidate for one Lease.
 
-    ``on_gain`` and ``on_loss`` are called in turn, on the thread that calls ``try_acquire_or_renew``. The
-    client's time limit should be a fraction of the candidacy's ``renew_s``.
+    The callbacks alternate and run on the thread that calls ``try_acquire_or_renew``. The client's
+    time limit should be a fraction of ``renew_deadline_s``.
     """
 
     def __init__(
@@ -61,28 +63,29 @@ class LeaderElector:
 
     @property
     def is_leader(self) -> bool:
-        """Whether the lease is ours right now, also if this process was held up."""
+        """True while the Lease is valid, also after this process was suspended."""
         return (
             self._is_leading
             and self._clock.monotonic() < self._renewed_at + self._config.lease_duration_s
         )
 
     def run(self, stop: threading.Event) -> None:
-        """Stand for election until ``stop``, then give the lease back."""
+        """Acquire and renew until ``stop``, then release the Lease."""
         while not stop.wait(self.try_acquire_or_renew()):
             pass
         self.release_lease()
 
     def try_acquire_or_renew(self) -> float:
-        """Try once to take or to keep the lease; the seconds until the next try."""
-        asked = self._clock.monotonic()
+        """Try once to acquire or renew the Lease; return the seconds until the next attempt."""
+        started_at = self._clock.monotonic()
         try:
             holder = self._acquire_or_renew()
         except ClusterError as error:
             log.debug("lease %s: %s", self._config.name, error)
             holder = None
         if holder == self._config.identity:
-            self._renewed_at = asked
+            # From before the request: the API server may have stored it at once.
+            self._renewed_at = started_at
             self._start_leading()
         elif (
             holder is not None
@@ -94,19 +97,24 @@ class LeaderElector:
         )
 
     def release_lease(self) -> None:
-        """Let another take the lease at once; harmless when it is not ours."""
+        """Let another candidate acquire the Lease at once; do nothing without the lead."""
         if not self._is_leading:
             return
         try:
-            lease = self._read_lease()
-            if (spec := _get_spec(lease)).get("holderIdentity") == self._config.identity:
-                self._update_lease(lease, {**spec, "holderIdentity": "", "leaseDurationSeconds": 1})
+            retry_api_write(self._clear_holder, self._clock)
         except ClusterError as error:
-            log.warning("lease %s not released, it runs out: %s", self._config.name, error)
+            log.warning("lease %s not released, it will expire: %s", self._config.name, error)
         self._stop_leading()
 
+    def _clear_holder(self) -> None:
+        lease = self._read_lease()
+        spec = _get_spec(lease)
+        if spec.get("holderIdentity") == self._config.identity:
+            # As client-go's release: an empty holder and a duration of one second.
+            self._update_lease(lease, {**spec, "holderIdentity": "", "leaseDurationSeconds": 1})
+
     def _acquire_or_renew(self) -> str:
-        """Who holds the lease now."""
+        """Acquire or renew the Lease if possible; return its holder."""
         try:
             lease = self._read_lease()
         except NotFoundError:
@@ -128,7 +136,8 @@ class LeaderElector:
         return self._config.identity
 
     def _is_expired(self, spec: Json) -> bool:
-        # By our own clock since we saw the last renewal: clocks of two machines may differ.
+        # Our monotonic clock since we observed the last renewal, as in client-go: the clocks of
+        # two machines may differ.
         seconds = spec.get("leaseDurationSeconds")
         lease_s = seconds if isinstance(seconds, int) else self._config.lease_duration_s
         return self._clock.monotonic() >= self._observed_at + lease_s
@@ -151,7 +160,7 @@ class LeaderElector:
         return self._client.get(LEASES, self._config.name, namespace=self._config.namespace)
 
     def _update_lease(self, lease: Json, spec: Json) -> None:
-        """Write it where it was read: the resourceVersion refuses whoever comes second."""
+        """Replace the Lease that was read; the resourceVersion rejects a concurrent write."""
         self._client.update(
             LEASES,
             self._config.name,
@@ -162,13 +171,13 @@ class LeaderElector:
     def _start_leading(self) -> None:
         if not self._is_leading:
             self._is_leading = True
-            log.info("lease %s is ours: %s", self._config.name, self._config.identity)
+            log.info("acquired lease %s as %s", self._config.name, self._config.identity)
             self._on_started_leading()
 
     def _stop_leading(self) -> None:
         if self._is_leading:
             self._is_leading = False
-            log.info("lease %s is not ours any more", self._config.name)
+            log.info("lost lease %s", self._config.name)
             self._on_stopped_leading()
 
 

@@ -1,4 +1,4 @@
-"""One TLS connection to the API server: it has a deadline, and any thread can end it."""
+"""TLS connection to the API server with a deadline; any thread can abort it."""
 
 import http.client
 import io
@@ -13,8 +13,8 @@ from treenail.clock import Clock
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-# A peer that vanished without a word is noticed after 30 s of silence and three lost probes,
-# or when what was sent stays unacknowledged for as long.
+# The kernel detects a lost peer after 30 s of silence and three lost probes (tcp(7)), or when sent
+# data stays unacknowledged for 45 s.
 SOCKET_OPTIONS = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
@@ -26,10 +26,10 @@ SOCKET_OPTIONS = (
 
 
 class TlsConnection:
-    """A TLS connection, to be made by ``connect``.
+    """A TLS connection; ``connect`` establishes it.
 
-    Everything on it ends at ``deadline``, a moment of the clock's monotonic time, with
-    TimeoutError; a limit per read alone would let a server that trickles hold us for ever.
+    Every operation raises TimeoutError at ``deadline``, a monotonic time. A limit for each read
+    would let a server that sends single bytes block the caller without end.
     """
 
     def __init__(self, context: ssl.SSLContext, clock: Clock) -> None:
@@ -42,7 +42,10 @@ class TlsConnection:
         self._socket: socket.socket | None = None
 
     def connect(self, host: str, port: int, *, server_name: str, limit_s: float) -> None:
-        """Connect to the first address that answers, within ``limit_s`` each; OSError if none."""
+        """Connect to the first address that answers; raise OSError if none does.
+
+        Each address gets ``limit_s``, and so does the TLS handshake.
+        """
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         for number, (family, kind, protocol, _, address) in enumerate(found, start=1):
             plain = self._replace_socket(socket.socket(family, kind, protocol))
@@ -60,30 +63,33 @@ class TlsConnection:
         secured.do_handshake()
 
     def write_bytes(self, data: bytes) -> None:
-        """Send all of it."""
+        """Send all bytes."""
         connected = self._get_socket()
         connected.settimeout(self._get_remaining_s())
         connected.sendall(data)
 
     def begin_response(self, method: str) -> http.client.HTTPResponse:
-        """The answer to what was written, its headers read; its body is read from it."""
-        # All that HTTPResponse asks of a socket is makefile().
+        """Read the headers of the response; the caller reads its body."""
+        # HTTPResponse calls only makefile() of a socket (http/client.py).
         response = http.client.HTTPResponse(self, method=method)  # type: ignore[arg-type]
         response.begin()
         return response
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        """A reader that keeps the deadline; closing it leaves the connection open."""
+        """Return a reader that observes the deadline; closing it leaves the connection open."""
         return io.BufferedReader(_ConnectionReader(self))
 
     def read_into(self, buffer: "WriteableBuffer") -> int:
-        """At least one byte into ``buffer``; 0 at the end."""
+        """Read at least one byte into ``buffer``; return 0 at the end."""
         connected = self._get_socket()
         connected.settimeout(self._get_remaining_s())
         return connected.recv_into(buffer)
 
     def is_idle(self) -> bool:
-        """Whether it is open and silent; a peer that closed it, or talks out of turn, is not."""
+        """Return True when the connection is open and has no unread data.
+
+        A closed connection is readable too, and so is one whose server sends without a request.
+        """
         poll = select.poll()
         try:
             poll.register(self._get_socket(), select.POLLIN)
@@ -92,14 +98,14 @@ class TlsConnection:
         return not poll.poll(0)
 
     def abort(self) -> None:
-        """End it from any thread: whoever connects, reads or writes here wakes up at once."""
+        """End it from any thread; the thread that connects, reads or writes gets an OSError."""
         with self._lock:
             self._aborted = True
             if self._socket is not None:
                 _shut_down_socket(self._socket)
 
     def close(self) -> None:
-        """Give the socket back; for the thread that uses it, or when none does."""
+        """Close the socket. Only the thread that uses it may call this, or any when none does."""
         with self._lock:
             self._aborted = True
             if self._socket is not None:
@@ -133,12 +139,12 @@ class TlsConnection:
     def _get_remaining_s(self) -> float:
         left = self.deadline - self._clock.monotonic()
         if left <= 0:
-            raise TimeoutError("the time is up")
+            raise TimeoutError("the time limit is over")
         return left
 
 
 class _ConnectionReader(io.RawIOBase):
-    """The link as io.BufferedReader wants to see it."""
+    """Adapter of a connection for io.BufferedReader."""
 
     def __init__(self, link: TlsConnection) -> None:
         self._connection = link
@@ -152,7 +158,7 @@ class _ConnectionReader(io.RawIOBase):
 
 def _shut_down_socket(connected: socket.socket) -> None:
     try:
-        # Not SSLSocket.shutdown: that drops the TLS state under the thread that reads.
+        # SSLSocket.shutdown drops the TLS state while another thread reads (ssl.py).
         socket.socket.shutdown(connected, socket.SHUT_RDWR)
     except OSError:
-        return  # not connected any more, which is what was wanted
+        return  # The socket is no longer connected.

@@ -1,8 +1,8 @@
-"""The same transport on the official ``kubernetes`` package, for the controllers.
+"""Transport on the official ``kubernetes`` package, for the controllers.
 
-A controller has memory to spare and may have to authenticate with whatever a person's kubeconfig
-names, exec plugins included: that is the package's business. From version 26 to 37 the generated
-methods changed; its configuration and its pool of connections did not, so those are used.
+The package supports every authentication of a kubeconfig, exec plugins included. Its generated
+methods changed between versions 26 and 37; its configuration and its connection pool did not, so
+this module uses only those two.
 """
 
 import socket
@@ -29,11 +29,10 @@ from treenail.kube.request import (
 
 
 class OfficialTransport:
-    """Sends requests over the package's pool of connections. Thread-safe.
+    """Sends requests over the connection pool of the package. Thread-safe.
 
-    What differs from HttpTransport: a time limit is one for each read until the whole answer is
-    late, and a server that takes a stream's request and stays silent is waited for as long as
-    the stream may last.
+    Differences to HttpTransport: the time limit applies to each read until the whole response is
+    late, and a stream waits for a silent server until its duration is over.
     """
 
     def __init__(
@@ -55,35 +54,37 @@ class OfficialTransport:
 
     @classmethod
     def from_kubeconfig(cls, path: str, clock: Clock, *, context: str = "") -> "OfficialTransport":
-        """To what a kubeconfig names; UsageError when it can't be used."""
+        """Connect to the server of a kubeconfig; raise UsageError for an unusable one."""
         try:
             # The package has types for its models only.
             api = kubernetes.config.new_client_from_config(  # type: ignore[no-untyped-call]
                 config_file=path, context=context or None, persist_config=False
             )
         except kubernetes.config.ConfigException as error:
-            raise UsageError(f"kubeconfig {path} can't be used: {error}") from error
+            raise UsageError(f"cannot use kubeconfig {path}: {error}") from error
         except (OSError, ValueError) as error:
-            # Not chained: a decoder's error may quote what it could not decode.
-            raise UsageError(f"kubeconfig {path} can't be used: {type(error).__name__}") from None
+            # Not chained: the error of a decoder may quote a token or a key.
+            raise UsageError(f"cannot use kubeconfig {path}: {type(error).__name__}") from None
         return cls(api, clock)
 
     @classmethod
     def from_service_account(cls, clock: Clock) -> "OfficialTransport":
-        """To the API server of the pod we run in; UsageError outside of one."""
+        """Connect to the API server of this pod; raise UsageError outside a pod."""
         configuration = kubernetes.client.Configuration()
         try:
             kubernetes.config.load_incluster_config(  # type: ignore[no-untyped-call]  # as above
                 client_configuration=configuration
             )
         except kubernetes.config.ConfigException as error:
-            raise UsageError(f"no service account: {error}", remedy="name a kubeconfig") from error
+            raise UsageError(
+                f"cannot use the service account: {error}", remedy="pass --kubeconfig FILE"
+            ) from error
         return cls(kubernetes.client.ApiClient(configuration), clock)
 
     def send(self, request: ApiRequest) -> ApiResponse:
-        """The answer, whatever its status; Unreachable when there is none in time.
+        """Return the response with any status; raise UnreachableError without one in time.
 
-        What only reads is sent once more when the connection was not there any longer.
+        A GET is sent again when the server had closed the idle connection.
         """
         try:
             try:
@@ -96,17 +97,17 @@ class OfficialTransport:
             raise self.make_unreachable(request, error, request.limit_s) from error
 
     def open_stream(self, request: ApiRequest, *, duration_s: float) -> "OfficialStream":
-        """A stream, which nothing was sent for yet; it ends after ``duration_s`` at the latest."""
+        """Return a stream that is not connected yet; it ends after ``duration_s`` at the latest."""
         return OfficialStream(self, request, duration_s)
 
     def close(self) -> None:
-        """Forget the connections that are kept."""
+        """Close the idle connections."""
         self._pool.clear()
 
     def begin_response(
         self, request: ApiRequest, read_s: float, *, gzip: bool
     ) -> urllib3.HTTPResponse:
-        """Send, and read the headers of the answer; ``read_s`` is for each read from then on."""
+        """Send, and read the headers of the response; ``read_s`` limits each read afterwards."""
         headers = {
             **self._api.default_headers,
             "Accept": "application/json",
@@ -128,7 +129,7 @@ class OfficialTransport:
         return cast("urllib3.HTTPResponse", response)
 
     def read_response(self, request: ApiRequest, response: urllib3.HTTPResponse) -> ApiResponse:
-        """The whole answer; ClusterError when it is longer than allowed."""
+        """Read the body; raise ClusterError when it is longer than allowed."""
         end = self._clock.monotonic() + request.limit_s
         body = read_body(
             self._iter_chunks(response, end), self.max_bytes, self.describe_request(request)
@@ -138,19 +139,21 @@ class OfficialTransport:
         )
 
     def describe_request(self, request: ApiRequest) -> str:
-        """The request in a message."""
+        """Format the request for a message."""
         return f"{request.method} {request.path} at {self._api.configuration.host}"
 
     def make_unreachable(
         self, request: ApiRequest, error: Exception, limit_s: float
     ) -> UnreachableError:
-        """What went wrong, in the words of HttpTransport where there are some."""
+        """Convert an error of the package to the message that HttpTransport would give."""
         what = self.describe_request(request)
         if isinstance(error, ReadTimeoutError | TimeoutError):
-            return UnreachableError(f"{what}: no answer within {limit_s:g} s")
+            return UnreachableError(f"{what}: no response within {limit_s:g} s")
         if isinstance(error, ProtocolError):
-            return UnreachableError(f"{what}: the connection ended before the answer did")
-        # urllib3's own text may hold the address of an object, another one each time.
+            return UnreachableError(
+                f"{what}: the connection ended before the response was complete"
+            )
+        # The text of urllib3 contains the memory address of an object, which differs each time.
         cause = error.__context__
         reason = cause.strerror if isinstance(cause, OSError) else ""
         return UnreachableError(f"{what}: {reason or error}")
@@ -168,12 +171,12 @@ class OfficialTransport:
     def _iter_chunks(self, response: urllib3.HTTPResponse, end: float) -> Iterator[bytes]:
         for piece in response.stream(CHUNK_BYTES, decode_content=True):
             if self._clock.monotonic() > end:
-                raise TimeoutError("the time is up")
+                raise TimeoutError("the time limit is over")
             yield piece
 
 
 class OfficialStream:
-    """One answer that goes on; see HttpStream."""
+    """A streaming response; see HttpStream."""
 
     def __init__(self, transport: OfficialTransport, request: ApiRequest, lasts_s: float) -> None:
         self._transport = transport
@@ -184,7 +187,7 @@ class OfficialStream:
         self._socket: socket.socket | None = None
 
     def read_response(self) -> ApiResponse:
-        """How the server answers: 200 and no body, or another status with its body."""
+        """Connect and return status 200 without a body, or another status with its body."""
         try:
             response = self._transport.begin_response(self._request, self._lasts_s, gzip=False)
             if response.status != 200:
@@ -200,7 +203,7 @@ class OfficialStream:
         return ApiResponse(response.status)
 
     def iter_lines(self) -> Iterator[bytes]:
-        """Each line as it comes, until the server ends the stream or somebody closes it."""
+        """Yield each line as it arrives, until the stream ends or ``close`` is called."""
         if self._response is None or self._socket is None:
             return
         try:
@@ -219,10 +222,10 @@ class OfficialStream:
             self._response.close()
 
     def close(self) -> None:
-        """End it: the thread that waits in ``iter_lines`` wakes up at once."""
+        """End the stream; the thread that waits in ``iter_lines`` returns at once."""
         self._closed = True
         if self._socket is not None:
             try:
                 self._socket.shutdown(socket.SHUT_RDWR)
             except OSError:
-                return  # it has ended already
+                return  # The connection has ended.

@@ -1,4 +1,4 @@
-"""What draining a node wants to know about a pod."""
+"""The parts of a Pod that a drain needs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,11 +11,11 @@ _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One pod as the API server has it.
+    """One pod as the API server reports it.
 
-    ``terminates_at`` is the end of its grace period once it was asked to go, in seconds since
-    the epoch. ``daemonset`` is the name of the DaemonSet that controls it. ``is_running`` is true
-    while a container may be; ``claims`` are the PersistentVolumeClaims it mounts.
+    ``terminates_at`` is the end of the grace period of a deleted pod, in seconds since the epoch.
+    ``daemonset`` names the DaemonSet that controls the pod. ``is_running`` is True until all
+    containers are known to have ended. ``claims`` are its PersistentVolumeClaims.
     """
 
     namespace: str
@@ -38,7 +38,7 @@ class Pod:
 
 
 def parse_pod(found: Json) -> Pod:
-    """The pod in an API object; what is missing or of another shape counts as absent."""
+    """Read the pod in an API object; malformed fields count as absent."""
     metadata, spec, status = (
         _as_object(found.get(name)) for name in ("metadata", "spec", "status")
     )
@@ -64,7 +64,7 @@ def parse_pod(found: Json) -> Pod:
 
 
 def _is_running(status: Json) -> bool:
-    """Unless it is known that every container ended."""
+    """Return True until every container is known to have ended."""
     containers = _as_objects(status.get("containerStatuses"))
     ended = containers and all("terminated" in _as_object(one.get("state")) for one in containers)
     return status.get("phase") == "Running" and not ended

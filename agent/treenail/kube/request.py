@@ -22,7 +22,7 @@ MIB = 1024 * 1024
 MAX_BYTES = 64 * MIB
 CHUNK_BYTES = 65536
 
-# A message may quote the object that was refused, and that object may hold a secret.
+# The message may quote the rejected object, which may contain a secret.
 MESSAGE_CHARS = 256
 
 _BY_CODE: Mapping[int, type[ClusterError]] = {
@@ -46,7 +46,7 @@ _BY_CODE: Mapping[int, type[ClusterError]] = {
 class ApiRequest:
     """One HTTP request.
 
-    ``limit_s`` is the time until the whole answer is here; for a stream, until it begins.
+    ``limit_s`` limits the time until the response is complete, or until a stream begins.
     """
 
     method: str
@@ -64,7 +64,7 @@ class ApiRequest:
 
 @dataclass(frozen=True, slots=True)
 class ApiResponse:
-    """One HTTP answer; the body is not kept in the repr, it may be a Secret."""
+    """One HTTP response. The repr omits the body, which may be a Secret."""
 
     status: int
     body: bytes = field(default=b"", repr=False)
@@ -72,12 +72,12 @@ class ApiResponse:
 
 
 def parse_retry_after_s(header: str | None) -> float:
-    """Seconds of a Retry-After header; 0 without one, or for a date, which no API server sends."""
+    """Return the seconds of a Retry-After header; 0 for a date, which no API server sends."""
     return float(header) if header and header.isascii() and header.isdigit() else 0.0
 
 
 def read_body(chunks: Iterable[bytes], max_bytes: int, what: str) -> bytes:
-    """All pieces; ClusterError beyond ``max_bytes``."""
+    """Join all chunks; raise ClusterError above ``max_bytes``."""
     body = bytearray()
     for piece in chunks:
         body += piece
@@ -86,7 +86,7 @@ def read_body(chunks: Iterable[bytes], max_bytes: int, what: str) -> bytes:
 
 
 def iter_lines(chunks: Iterable[bytes], max_bytes: int, what: str) -> Iterator[bytes]:
-    """Each line as soon as it is there, without its end; ClusterError for one too long."""
+    """Yield each line as it arrives, without its end; raise ClusterError for a longer one."""
     pending = bytearray()
     for piece in chunks:
         pending += piece
@@ -98,13 +98,13 @@ def iter_lines(chunks: Iterable[bytes], max_bytes: int, what: str) -> Iterator[b
 
 
 def check_length(length: int, max_bytes: int, what: str) -> None:
-    """ClusterError when there is more than allowed."""
+    """Raise ClusterError when the body is longer than allowed."""
     if length > max_bytes:
-        raise ClusterError(f"{what}: the answer is longer than {max_bytes} bytes")
+        raise ClusterError(f"{what}: the response is longer than {max_bytes} bytes")
 
 
 def make_response_error(what: str, reply: ApiResponse) -> ClusterError:
-    """The error for an answer to ``what`` whose status is not of success."""
+    """Build the error for a response to ``what`` without success."""
     try:
         status = json.loads(reply.body)
     except ValueError:
@@ -119,7 +119,7 @@ def make_response_error(what: str, reply: ApiResponse) -> ClusterError:
 def make_status_error(
     what: str, status: Mapping[str, object], *, retry_after_s: float = 0.0
 ) -> ClusterError:
-    """The error for a ``BootcStatus`` object, which is also what a watch ends with."""
+    """Build the error for a ``Status`` object; a watch sends one as its ERROR event."""
     code = status.get("code")
     reason = str(status.get("reason") or "")
     said = _format_message(status)[:MESSAGE_CHARS] or f"HTTP {code}"
@@ -132,17 +132,17 @@ def make_status_error(
         return AlreadyExistsError(message)
     if code == 401:
         return ForbiddenError(
-            f"{what}: the API server does not accept our credential",
-            remedy="check that the kubeconfig's certificate or token is still valid",
+            f"{what}: the API server rejected the credentials",
+            remedy="renew the certificate or token that the kubeconfig names",
         )
-    if reason == "Timeout":  # the server's own word, unlike a gateway's 504
+    if reason == "Timeout":  # from the API server itself; a 504 of a gateway has no reason
         return ClusterError(message)
     kind = _BY_CODE.get(code, ClusterError) if isinstance(code, int) else ClusterError
     return kind(message)
 
 
 def _format_message(status: Mapping[str, object]) -> str:
-    """The message and the causes it does not say already, such as the budget's arithmetic."""
+    """Join the message and the causes that it lacks, such as the numbers of a budget."""
     message = str(status.get("message") or status.get("reason") or "").strip()
     details = status.get("details")
     causes = details.get("causes") if isinstance(details, dict) else None

@@ -1,4 +1,4 @@
-"""The API resources treenail uses, and where each lives below the API server's address."""
+"""API resources that treenail uses, and their URL paths."""
 
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """One kind of object: its group (empty for core), version, plural, kind and scope."""
+    """One resource: its group (empty for core), version, plural, kind and scope."""
 
     group: str
     version: str
@@ -16,15 +16,15 @@ class Resource:
 
     @property
     def api_version(self) -> str:
-        """``v1`` or ``policy/v1``, as an object's ``apiVersion`` says it."""
+        """The ``apiVersion`` of its objects: ``v1`` or ``policy/v1``."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def build_path(self, name: str = "", *, namespace: str = "", subresource: str = "") -> str:
-        """The URL path of the collection, of one object, or of its subresource.
+        """Build the URL path of the collection, of an object, or of its subresource.
 
-        Without a namespace a namespaced collection is that of all namespaces. ValueError for
-        what has no path: an object of a namespaced kind without its namespace, a namespace for
-        a kind that has none, a subresource of no object, ``..`` as a name.
+        A namespaced collection without a namespace is that of all namespaces. Raises ValueError
+        for a namespaced object without a namespace, a namespace for a cluster-scoped kind, a
+        subresource without a name, and the name ``..``.
         """
         self._check_path_arguments(name, namespace, subresource)
         parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
@@ -42,7 +42,7 @@ class Resource:
         if subresource and not name:
             raise ValueError(f"{self.plural}: the subresource {subresource!r} needs a name")
         if {name, namespace} & {".", ".."}:
-            raise ValueError(f"{self.plural}: {name or namespace!r} is no name")
+            raise ValueError(f"{self.plural}: {name or namespace!r} is not a name")
 
 
 NODES = Resource("", "v1", "nodes", "Node", namespaced=False)

@@ -1,4 +1,4 @@
-"""HTTP to the API server on http.client and ssl alone: what the agent can afford on a node."""
+"""HTTP to the API server with http.client and ssl only, to keep the agent's memory small."""
 
 import http.client
 import ssl
@@ -27,11 +27,11 @@ _CONNECTION_ERRORS = (OSError, http.client.HTTPException)
 
 
 class HttpTransport:
-    """Sends requests over kept connections, and opens streams, each on its own connection.
+    """Sends requests over a pool of connections and opens streams. Thread-safe.
 
-    Thread-safe. At most ``keep`` connections are kept between requests; requests at the same
-    time open more. Making a connection may take ``connect_s``. An answer, or a line of a
-    stream, of more than ``most_bytes`` is refused.
+    The pool keeps at most ``max_kept`` idle connections; concurrent requests open more. Each stream
+    has its own connection. Connecting may take ``connect_s``. A response, or a line of a stream,
+    of more than ``max_bytes`` raises ClusterError.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class HttpTransport:
         self._busy: set[TlsConnection] = set()
 
     def send(self, request: ApiRequest) -> ApiResponse:
-        """The answer, whatever its status; Unreachable when there is none in time.
+        """Return the response with any status; raise UnreachableError without one in time.
 
-        A kept connection may end at any moment. What only reads is then sent once more; what
-        writes is not, because it may have taken effect.
+        The server may close an idle connection at any time. A GET is then sent again. A write is
+        not, because it may have taken effect.
         """
         deadline = self._clock.monotonic() + request.limit_s
         link = self._take_connection()
@@ -69,11 +69,11 @@ class HttpTransport:
             raise self._wire.make_unreachable(request, error, request.limit_s) from error
 
     def open_stream(self, request: ApiRequest, *, duration_s: float) -> "HttpStream":
-        """A stream, which nothing was sent for yet; it ends after ``duration_s`` at the latest."""
+        """Return a stream that is not connected yet; it ends after ``duration_s`` at the latest."""
         return HttpStream(self._wire, self._clock, request, duration_s)
 
     def close(self) -> None:
-        """End the connections; requests under way fail at once. Streams are their owners'."""
+        """Close all connections; running requests fail at once. Callers close their streams."""
         with self._lock:
             kept, self._idle = self._idle, []
             for link in self._busy:
@@ -122,9 +122,10 @@ class HttpTransport:
 
 
 class HttpStream:
-    """One answer that goes on, on a connection of its own.
+    """A streaming response on its own connection.
 
-    One thread calls ``read_response`` once and then iterates ``iter_lines``; ``close`` may come from any.
+    One thread calls ``read_response`` once and then iterates ``iter_lines``. Any thread may call
+    ``close``.
     """
 
     def __init__(
@@ -141,9 +142,9 @@ class HttpStream:
         self._response: http.client.HTTPResponse | None = None
 
     def read_response(self) -> ApiResponse:
-        """How the server answers: 200 and no body, or another status with its body.
+        """Connect and return status 200 without a body, or another status with its body.
 
-        Unreachable when it does not within the request's limit, or after ``close``.
+        Raises UnreachableError without a response within the request's limit, or after ``close``.
         """
         deadline = self._clock.monotonic() + self._request.limit_s
         self._set_reading(reading=True)
@@ -165,9 +166,9 @@ class HttpStream:
         return ApiResponse(response.status)
 
     def iter_lines(self) -> Iterator[bytes]:
-        """Each line as it comes, until the server ends the stream or somebody closes it.
+        """Yield each line as it arrives, until the server ends the stream or ``close`` is called.
 
-        Unreachable when the connection ends before the stream does, or ``lasts_s`` is over.
+        Raises UnreachableError when the connection breaks, or after ``duration_s``.
         """
         if self._response is None:
             return
@@ -182,7 +183,7 @@ class HttpStream:
             self._connection.close()
 
     def close(self) -> None:
-        """End it: the thread that waits in ``read_response`` or ``iter_lines`` wakes up at once."""
+        """End the stream; the thread that waits in ``read_response`` or ``iter_lines`` returns."""
         with self._lock:
             self._is_closed = True
             self._connection.abort()
@@ -190,7 +191,7 @@ class HttpStream:
                 self._connection.close()
 
     def _set_reading(self, *, reading: bool) -> None:
-        """Note whether a thread reads; while one does, the socket is its to give back."""
+        """Record whether a thread reads; that thread then closes the socket."""
         with self._lock:
             self._is_reading = reading
             if self._is_closed and not reading:
@@ -198,7 +199,7 @@ class HttpStream:
 
 
 class _HttpProtocol:
-    """How requests look on a connection to this server, and what its answers mean."""
+    """Formats requests to one server and reads its responses."""
 
     def __init__(
         self, connection: ApiServerConfig, clock: Clock, connect_s: float, most_bytes: int
@@ -220,7 +221,7 @@ class _HttpProtocol:
     def begin_response(
         self, link: TlsConnection, request: ApiRequest, deadline: float, *, gzip: bool
     ) -> http.client.HTTPResponse:
-        """Connect if needed, send, and read the headers of the answer, until ``deadline``."""
+        """Connect if needed, send, and read the headers of the response, until ``deadline``."""
         link.deadline = deadline
         if not link.is_reused:
             link.connect(
@@ -230,7 +231,7 @@ class _HttpProtocol:
         return link.begin_response(request.method)
 
     def read_response(self, request: ApiRequest, response: http.client.HTTPResponse) -> ApiResponse:
-        """The whole answer; ClusterError when it is longer than allowed."""
+        """Read the body; raise ClusterError when it is longer than allowed."""
         body = read_body(_iter_chunks(response), self._max_bytes, self._describe_request(request))
         if response.length:
             raise http.client.IncompleteRead(b"", response.length)
@@ -243,7 +244,7 @@ class _HttpProtocol:
     def iter_lines(
         self, request: ApiRequest, response: http.client.HTTPResponse
     ) -> Iterator[bytes]:
-        """Each line of the answer as it comes, without its end."""
+        """Yield each line of the body as it arrives, without its end."""
         yield from iter_lines(
             _iter_chunks(response), self._max_bytes, self._describe_request(request)
         )
@@ -255,13 +256,15 @@ class _HttpProtocol:
         match error:
             case ssl.SSLCertVerificationError():
                 return UnreachableError(
-                    f"{what}: its certificate is not trusted: {error.verify_message}",
-                    remedy="name the CA that signed it in the kubeconfig",
+                    f"{what}: the server certificate is not trusted: {error.verify_message}",
+                    remedy="set certificate-authority in the kubeconfig to the CA that signed it",
                 )
             case TimeoutError():
-                return UnreachableError(f"{what}: no answer within {limit_s:g} s")
+                return UnreachableError(f"{what}: no response within {limit_s:g} s")
             case http.client.IncompleteRead() | ConnectionResetError() | BrokenPipeError():
-                return UnreachableError(f"{what}: the connection ended before the answer did")
+                return UnreachableError(
+                    f"{what}: the connection ended before the response was complete"
+                )
             case OSError(strerror=str(reason)):
                 return UnreachableError(f"{what}: {reason}")
             case _:
@@ -292,7 +295,7 @@ class _HttpProtocol:
         try:
             plain = unzip.decompress(body, self._max_bytes + 1)
         except zlib.error as error:
-            raise http.client.HTTPException("the answer is not gzip") from error
+            raise http.client.HTTPException("the response is not gzip") from error
         check_length(len(plain), self._max_bytes, self._describe_request(request))
         return plain
 

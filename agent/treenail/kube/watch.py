@@ -1,4 +1,4 @@
-"""The present state of some objects, told as it changes: list once, then watch for ever."""
+"""List objects once and then watch them, as client-go's reflector does."""
 
 import logging
 import random
@@ -22,25 +22,25 @@ from treenail.kube.resources import Resource
 log = logging.getLogger(__name__)
 
 ObjectHandler = Callable[[str, Json | None], None]
-"""Told the key, and the object as it is now or None when it is gone."""
+"""Receives the key, and the current object or None when it is deleted."""
 
-# A server asked to watch for 5 to 10 minutes ends each watch once in a while, and not all in
-# the same second; between these moments the watch is the only thing on the wire.
+# client-go watches for 5 to 10 minutes at random (reflector.go), so that a server does not end all
+# watches in the same second.
 _DURATION_S = 300
-# Who ends a watch sooner than this, and has told nothing, is not well.
+# A server that ends a watch sooner and without an event is overloaded or broken: back off.
 _MIN_DURATION_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class WatchScope:
-    """Which objects: all of a resource, narrowed by namespace and selectors."""
+    """The objects of a resource, limited by namespace and selectors."""
 
     resource: Resource
     namespace: str = ""
     field_selector: str = ""
     label_selector: str = ""
     is_optional: bool = False
-    """Whether the server may not have the kind, or not show it: then it is asked for seldom."""
+    """True when the cluster may lack the kind or forbid it; then requests are rare."""
 
     @property
     def params(self) -> dict[str, str]:
@@ -50,16 +50,15 @@ class WatchScope:
 
 
 class ResourceWatch:
-    """Tells what is in a scope, and what becomes of it, from one thread of its own.
+    """Reports the objects of a scope and each change, on its own thread.
 
-    ``on_change`` is called once for each object there is, and again whenever one differs from
-    what was told: never twice for the same version. ``on_connected`` is called when everything
-    there is has been told, and when the server is back; ``on_lost`` when it is not there, and
-    again when it is missing for another reason. All three are called on the watching thread and
-    should only note and ring.
+    ``on_change`` runs once for each version of an object. ``on_connected`` runs after the first
+    complete list and after each reconnect. ``on_lost`` runs when the server is unreachable, and
+    again when the error changes. The callbacks run on the watching thread; they should only
+    enqueue.
 
-    It resumes where it was, bookmarks included, so that a server which comes back after an hour
-    costs one request. It lists again when the server does not know that moment any more.
+    The watch resumes at the last resourceVersion, also that of a bookmark: after an hour without
+    the server one request is enough. It lists again when the server answers 410 Gone.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class ResourceWatch:
         self._last_error: str | None = "not connected yet"
 
     def start(self) -> None:
-        """Run on a thread of its own, which does not keep the process alive."""
+        """Run on a daemon thread."""
         self._thread = threading.Thread(
             target=self.run, name=f"watch-{self._scope.resource.plural}", daemon=True
         )
@@ -103,7 +102,7 @@ class ResourceWatch:
             self._stopped.wait(self._list_and_watch())
 
     def stop(self, *, limit_s: float = 5.0) -> None:
-        """End it from any thread; returns when its thread is done, or after ``limit_s``."""
+        """Stop from any thread; return when the watching thread is done, or after ``limit_s``."""
         self._stopped.set()
         if (stream := self._stream) is not None:
             stream.close()
@@ -111,19 +110,19 @@ class ResourceWatch:
             self._thread.join(limit_s)
 
     def _list_and_watch(self) -> float:
-        """List if needed, and one watch; the seconds to pause afterwards."""
+        """List if needed and watch once; return the seconds to pause afterwards."""
         try:
             if not self._resource_version:
                 self._list_objects()
             return 0.0 if self._watch_events() else self._backoff.next_pause_s()
         except GoneError as error:
-            log.debug("%s; listing again", error)
+            log.debug("listing again: %s", error)
             self._resource_version = ""
             return self._backoff.next_pause_s()
         except ClusterError as error:
             if not isinstance(error, UnreachableError):
-                # The server refuses the very question: a version from before it was restored
-                # from a backup, for one. Silence says nothing about the version.
+                # The server rejects the request, for example for a version from before it was
+                # restored from a backup. Without a response the version may still be valid.
                 self._resource_version = ""
             return self._handle_error(error)
 
@@ -148,7 +147,9 @@ class ResourceWatch:
             self._scope.resource, namespace=self._scope.namespace, params=self._scope.params
         )
         if not found.resource_version:
-            raise ClusterError(f"list {self._scope.resource.plural}: no version to watch from")
+            raise ClusterError(
+                f"list {self._scope.resource.plural}: the response has no resourceVersion"
+            )
         gone = set(self._reported)
         for item in found.items:
             gone.discard(format_key(item))
@@ -160,9 +161,9 @@ class ResourceWatch:
         self._mark_connected()
 
     def _watch_events(self) -> bool:
-        """One watch; False when it was over before it told anything."""
+        """Watch once; return False when the watch ended at once and without an event."""
         began = self._clock.monotonic()
-        told_something = False
+        has_events = False
         stream = self._client.watch(
             self._scope.resource,
             namespace=self._scope.namespace,
@@ -176,13 +177,13 @@ class ResourceWatch:
             stream.connect()
             self._mark_connected()
             for event in stream:
-                told_something = True
+                has_events = True
                 self._backoff.reset()
                 self._handle_event(event)
         finally:
             self._stream = None
             stream.close()
-        if not (told_something or self._clock.monotonic() - began >= _MIN_DURATION_S):
+        if not (has_events or self._clock.monotonic() - began >= _MIN_DURATION_S):
             return False
         self._backoff.reset()
         return True
@@ -214,7 +215,7 @@ class ResourceWatch:
 
 
 def format_key(found: Json) -> str:
-    """``namespace/name``, or the name alone for what has no namespace."""
+    """Return ``namespace/name``, or the name of a cluster-scoped object."""
     metadata = _get_metadata(found)
     name, namespace = str(metadata.get("name")), metadata.get("namespace")
     return f"{namespace}/{name}" if namespace else name
