@@ -50,20 +50,20 @@ def test_data_url_is_decoded(source: str | None, found: bytes) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("data:;base64,a-b_", ".source: not the base64 it says it is"),
-        ("data:;base64,aGk", ".source: not the base64 it says it is"),
-        ("data:;base64,aGk=aGk=", ".source: not the base64 it says it is"),
-        ("data:;base64,aG\nk=", ".source: not the base64 it says it is"),
-        ("data:;base64,é", ".source: not the base64 it says it is"),
-        ("data:,a b", ".source: a character that a URL can't have, 1 after the comma"),
-        ("data:,ab%2", ".source: a character that a URL can't have, 2 after the comma"),
-        ("data:,é", ".source: a character that a URL can't have, 0 after the comma"),
-        ("data:text", ".source: a data: URL of the wrong form before its comma"),
-        ("data:;base64;a=b,", ".source: a data: URL of the wrong form before its comma"),
+        ("data:;base64,a-b_", ".source: expected base64, found other data"),
+        ("data:;base64,aGk", ".source: expected base64, found other data"),
+        ("data:;base64,aGk=aGk=", ".source: expected base64, found other data"),
+        ("data:;base64,aG\nk=", ".source: expected base64, found other data"),
+        ("data:;base64,é", ".source: expected base64, found other data"),
+        ("data:,a b", ".source: invalid URL character 1 after the comma"),
+        ("data:,ab%2", ".source: invalid URL character 2 after the comma"),
+        ("data:,é", ".source: invalid URL character 0 after the comma"),
+        ("data:text", ".source: malformed data: URL before its comma"),
+        ("data:;base64;a=b,", ".source: malformed data: URL before its comma"),
         ("file:///etc/passwd", ".source: expected a data: URL, found a string"),
         (
             "https://example.com/x",
-            ".source: expected a data: URL, found one to be fetched from elsewhere",
+            ".source: expected a data: URL, found a remote URL",
         ),
     ],
 )
@@ -79,16 +79,16 @@ def test_gzip_contents_are_decompressed_member_by_member() -> None:
 @pytest.mark.parametrize(
     ("packed", "message"),
     [
-        (gzip.compress(b"abc")[:-1], ".source: expected gzip, found a part of it"),
+        (gzip.compress(b"abc")[:-1], ".source: expected gzip, found truncated gzip"),
         (b"plain", ".source: expected gzip, found other data"),
         (gzip.compress(b"a") + b"tail", ".source: expected gzip, found other data"),
         (
             gzip.compress(bytes(SIZE_LIMIT + 1)),
-            f": more than {SIZE_LIMIT} bytes, decompressed",
+            f": more than {SIZE_LIMIT} bytes when decompressed",
         ),
         (
             gzip.compress(bytes(SIZE_LIMIT // 2)) + gzip.compress(bytes(SIZE_LIMIT // 2 + 1)),
-            f": more than {SIZE_LIMIT} bytes, decompressed",
+            f": more than {SIZE_LIMIT} bytes when decompressed",
         ),
     ],
     ids=["cut", "plain", "tail", "bomb", "two halves of a bomb"],
@@ -108,7 +108,7 @@ def test_contents_are_checked_against_their_digest() -> None:
     digest = "sha512-" + hashlib.sha512(b"hi").hexdigest()
     assert contents(source="data:,hi", verification={"hash": digest}).decode_bytes() == b"hi"
     assert refusal(source="data:,ho", verification={"hash": digest}) == (
-        "files[3].contents.verification.hash: the contents have another"
+        "files[3].contents.verification.hash: the contents have another digest"
     )
     for wrong in ("sha512-abc", "md5-" + "0" * 32, ""):
         assert refusal(verification={"hash": wrong}).startswith(

@@ -83,8 +83,8 @@ def test_every_field_is_read() -> None:
     ("actions", "message"),
     [
         ((), ": expected at least one action, found none"),
-        (({"type": "None"}, {"type": "Drain"}), ": Reboot and None go with no other action"),
-        (({"type": "Reboot"}, {"type": "Reboot"}), ": Reboot and None go with no other action"),
+        (({"type": "None"}, {"type": "Drain"}), ": Reboot and None must be the only action"),
+        (({"type": "Reboot"}, {"type": "Reboot"}), ": Reboot and None must be the only action"),
         (({"type": "Reload"},), "[0].reload.serviceName: expected a string, found nothing"),
         (({},), "[0].type: expected a string, found nothing"),
         (

@@ -213,7 +213,7 @@ def with_dropins(*names: str) -> dict[str, object]:
         (
             storage(files=[{"path": "/a"}], directories=[{"path": "/a"}]),
             "storage.directories[0].path",
-            "the same as spec.config.storage.files[0]",
+            "duplicate of spec.config.storage.files[0]",
         ),
         (
             storage(files=[{"path": "/a/b/c"}], links=[{"path": "/a", "target": "b"}]),
@@ -230,7 +230,7 @@ def with_dropins(*names: str) -> dict[str, object]:
                 directories=[{"path": "/d"}], links=[{"path": "/a", "target": "/d", "hard": True}]
             ),
             "storage.links[0].target",
-            "a hard link can't lead to a directory",
+            "a hard link cannot point to a directory",
         ),
         (
             storage(links=[{"path": "/a"}]),
@@ -280,22 +280,22 @@ def with_dropins(*names: str) -> dict[str, object]:
         (
             with_units({"name": "a.service"}, {"name": "a.service"}),
             "systemd.units[1].name",
-            "the same as spec.config.systemd.units[0]",
+            "duplicate of spec.config.systemd.units[0]",
         ),
         (
             with_dropins("x.conf", "x.conf"),
             "systemd.units[0].dropins[1].name",
-            "the same as spec.config.systemd.units[0].dropins[0]",
+            "duplicate of spec.config.systemd.units[0].dropins[0]",
         ),
         (
             with_users({"name": "core"}, {"name": "core"}),
             "passwd.users[1].name",
-            "the same as spec.config.passwd.users[0]",
+            "duplicate of spec.config.passwd.users[0]",
         ),
         (
             with_users({"name": "core", "sshAuthorizedKeys": ["a", "a"]}),
             "passwd.users[0].sshAuthorizedKeys[1]",
-            "the same as spec.config.passwd.users[0].sshAuthorizedKeys[0]",
+            "duplicate of spec.config.passwd.users[0].sshAuthorizedKeys[0]",
         ),
         (
             with_users({"name": "core", "passwordHash": 12345}),
@@ -318,7 +318,7 @@ def with_dropins(*names: str) -> dict[str, object]:
                 systemd=with_dropins("x.conf")["systemd"],
             ),
             "storage.files[0].path",
-            "a unit of this config is written there too",
+            "a unit of this config has the same path",
         ),
         (
             ignition("3.2.0", kernelArguments={"shouldExist": ["a"]}),

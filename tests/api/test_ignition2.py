@@ -112,15 +112,15 @@ def test_links_and_directories_are_read() -> None:
         ),
         (
             old(storage={"files": [file("/a", append=True)]}),
-            "storage.files[0].append: can't be said in Ignition 3, which the agent understands",
+            "storage.files[0].append: has no equivalent in Ignition 3",
         ),
         (
             old(storage={"disks": [{"device": "/dev/sda"}]}),
-            "storage.disks: can't be said in Ignition 3, which the agent understands",
+            "storage.disks: has no equivalent in Ignition 3",
         ),
         (
             old(networkd={"units": [{"name": "a.network"}]}),
-            "networkd.units: can't be said in Ignition 3, which the agent understands",
+            "networkd.units: has no equivalent in Ignition 3",
         ),
         (
             with_users({"name": "root"}, version="2.2.0"),
@@ -133,7 +133,7 @@ def test_links_and_directories_are_read() -> None:
                     "links": [{"filesystem": "root", "path": "/a", "target": "b"}],
                 }
             ),
-            "storage.links[0].path: the same as spec.config.storage.files[0]",
+            "storage.links[0].path: duplicate of spec.config.storage.files[0]",
         ),
     ],
 )

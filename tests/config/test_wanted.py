@@ -148,7 +148,7 @@ def test_splitting_loses_nothing_but_spaces(entry: str) -> None:
         ({"mode": 0o1777}, "mode: expected at most 511 (0777), found 1023 (0o1777)"),
         (
             {"contents": {"source": "data:,a b"}},
-            "contents.source: a character that a URL can't have, 1 after the comma",
+            "contents.source: invalid URL character 1 after the comma",
         ),
         ({"path": FORCE_FILE}, f"path: only a person may create {FORCE_FILE}"),
     ],

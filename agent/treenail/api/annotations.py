@@ -1,14 +1,14 @@
-"""Every annotation and label key on the wire, its values and its one writer.
+"""Annotation and label keys of the API, their values, and the component that writes each.
 
-The keys are those of the Machine Config Operator, so that this agent can live under its
-controllers and these controllers can drive its daemon.
+The keys are those of the Machine Config Operator: the agent can run under its controllers, and
+treenail's controllers can drive its daemon.
 """
 
 from enum import StrEnum
 
 PREFIX = "machineconfiguration.openshift.io/"
 OWN_PREFIX = "treenail.io/"
-"""Of what the Machine Config Operator does not know."""
+"""Prefix of keys that the Machine Config Operator does not have."""
 
 # Written by the rollout controller.
 DESIRED_CONFIG = PREFIX + "desiredConfig"
@@ -18,7 +18,7 @@ DESIRED_IMAGE = PREFIX + "desiredImage"
 CONTROL_PLANE_TOPOLOGY = PREFIX + "controlPlaneTopology"
 PRESTAGE_CONFIG = OWN_PREFIX + "stage-config"
 PRESTAGE_IMAGE = OWN_PREFIX + "stage-image"
-"""The two ask for an image to be staged ahead, while the node is at rest at what it has."""
+"""Request to pre-stage an image while the node is idle."""
 
 # Written by the agent.
 CURRENT_CONFIG = PREFIX + "currentConfig"
@@ -30,16 +30,16 @@ REASON = PREFIX + "reason"
 POST_CONFIG_ACTION = PREFIX + "post-config-action"
 DESIRED_DRAIN = PREFIX + "desiredDrain"
 PRESTAGED = OWN_PREFIX + "staged"
-"""The image that was asked to be staged ahead, once it is."""
+"""The pre-staged image."""
 PRESTAGE_ERROR = OWN_PREFIX + "staging-error"
-"""Why it is not: the image that was asked for, a colon, and the reason."""
+"""The requested image, a colon, and the reason why it is not pre-staged."""
 
-# Written by the drain controller; the last two are for itself, and for people.
+# Written by the drain controller. The MCO knows only the first one.
 LAST_APPLIED_DRAIN = PREFIX + "lastAppliedDrain"
 DRAIN = OWN_PREFIX + "drain"
 DRAIN_BLOCKED = OWN_PREFIX + "drain-blocked"
 
-# The three spellings of "the OS image to have", and the reply each one gets.
+# The three spellings of the desired OS image, and the annotation that reports the current one.
 IMAGE_SPELLINGS: dict[str, str] = {
     DESIRED_OS_IMAGE: CURRENT_OS_IMAGE,
     DESIRED_OS_IMAGE_ALTERNATE: CURRENT_OS_IMAGE_ALTERNATE,
@@ -47,14 +47,14 @@ IMAGE_SPELLINGS: dict[str, str] = {
 }
 
 BAKED_CONFIG_LABEL = "machineconfig"
-"""The label of an OS image that names the rendered config it was built from."""
+"""Label of an OS image that names the rendered config in it."""
 
 REASON_LIMIT = 2000
-"""Characters kept of a reason; the reference cuts with ``%.2000s``."""
+"""Maximum length of a reason; the MCD truncates with ``%.2000s``."""
 
 
 class NodeState(StrEnum):
-    """The values of the ``state`` annotation."""
+    """Values of the ``state`` annotation."""
 
     WORKING = "Working"
     DONE = "Done"

@@ -1,6 +1,6 @@
-"""Contents of a file as Ignition writes them: a data URL, maybe compressed, maybe with a digest.
+"""Contents of a file in Ignition's form: a data URL with optional compression and digest.
 
-They stay encoded until somebody needs the bytes, so that a large config costs its own size once.
+They stay encoded until a caller needs the bytes, so that a large config is in memory only once.
 """
 
 import binascii
@@ -14,14 +14,14 @@ from treenail.api.meta import omit_none
 from treenail.errors import IgnitionError
 
 SIZE_LIMIT = 64 * 1024 * 1024
-"""Bytes that one file may have once it is decompressed."""
+"""Maximum size of a decompressed file in bytes."""
 
 GZIP = "gzip"
 DIGEST_SIZES = {"sha256": 64, "sha512": 128}
-"""Hexadecimal digits of the digests that contents can be checked against."""
+"""Number of hexadecimal digits for each supported digest."""
 
 _REMOTE = ("http:", "https:", "tftp:", "s3:", "gs:", "arn:")
-_TOKEN = r"[!#$%&'*+.^_`{|}~0-9A-Za-z-]+"  # noqa: S105  # a word of RFC 2045's, no secret
+_TOKEN = r"[!#$%&'*+.^_`{|}~0-9A-Za-z-]+"  # noqa: S105  # a token of RFC 2045, no secret
 _HEAD = re.compile(
     rf'data:(?:{_TOKEN}/{_TOKEN})?(?:;{_TOKEN}=(?:{_TOKEN}|"(?:[^"\\]|\\.)*"))*(;base64)?,'
 )
@@ -41,7 +41,7 @@ class Contents:
 
     @classmethod
     def from_fields(cls, fields: Fields) -> "Contents":
-        """Refuses what Ignition refuses; whether the URL can be decoded is for `decode_bytes` to say."""
+        """Read the contents with Ignition's checks; `decode_bytes` checks the data itself."""
         source = fields.get_optional_text("source")
         compression = fields.get_optional_text("compression")
         digest = None
@@ -49,7 +49,8 @@ class Contents:
             raise fields.make_error("source", "a data: URL")
         if compression and compression != GZIP:
             raise fields.error(
-                f"{fields.path_of('compression')}: expected gzip or nothing, found {compression!r:.40}"
+                f"{fields.path_of('compression')}: expected gzip or nothing, found "
+                f"{compression!r:.40}"
             )
         if "verification" in fields.values:
             verification = fields.get_object("verification")
@@ -62,24 +63,26 @@ class Contents:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is said about contents, not even that they are empty."""
+        """True when no field is set. Empty contents are not `is_empty`: their source is set."""
         return self == Contents()
 
     def decode_bytes(self) -> bytes:
-        """The bytes to have on disk; raises `IgnitionError` with the place in the document."""
+        """Return the bytes of the file; raise `IgnitionError` with the location in the document."""
         found = self._decompress(_decode_url(self.source, self.location) if self.source else b"")
         if self.digest is not None:
             name, _, digits = self.digest.partition("-")
             if hashlib.new(name, found).hexdigest() != digits.lower():
-                raise IgnitionError(f"{self.location}.verification.hash: the contents have another")
+                raise IgnitionError(
+                    f"{self.location}.verification.hash: the contents have another digest"
+                )
         return found
 
     def compute_sha256(self) -> str:
-        """The SHA-256 of the bytes, in hexadecimal; raises as `decode_bytes` does."""
+        """Return the SHA-256 of the bytes in hexadecimal; raise as `decode_bytes` does."""
         return hashlib.sha256(self.decode_bytes()).hexdigest()
 
     def to_json(self) -> Json:
-        """The contents as Ignition 3 writes them, without what is not set."""
+        """Convert to Ignition 3, without unset fields."""
         return omit_none(
             source=self.source,
             compression=self.compression,
@@ -99,11 +102,11 @@ class Contents:
                 room -= len(parts[-1])
                 if room <= 0:
                     raise IgnitionError(
-                        f"{self.location}: more than {SIZE_LIMIT} bytes, decompressed"
+                        f"{self.location}: more than {SIZE_LIMIT} bytes when decompressed"
                     )
                 if not member.eof:
                     raise IgnitionError(
-                        f"{self.location}.source: expected gzip, found a part of it"
+                        f"{self.location}.source: expected gzip, found truncated gzip"
                     )
                 packed = member.unused_data
         except zlib.error as error:
@@ -118,20 +121,20 @@ def _decode_url(url: str, location: str) -> bytes:
     if head is None:
         if url.startswith(_REMOTE):
             raise IgnitionError(
-                f"{location}.source: expected a data: URL, found one to be fetched from elsewhere",
-                remedy="put the contents into the config; a node fetches nothing but its image",
+                f"{location}.source: expected a data: URL, found a remote URL",
+                remedy="write the contents into the config as a data: URL",
             )
-        raise IgnitionError(f"{location}.source: a data: URL of the wrong form before its comma")
+        raise IgnitionError(f"{location}.source: malformed data: URL before its comma")
     text = url[head.end() :]
     if head[1]:
         try:
             return binascii.a2b_base64(text, strict_mode=True)
         except ValueError as error:
-            raise IgnitionError(f"{location}.source: not the base64 it says it is") from error
+            raise IgnitionError(f"{location}.source: expected base64, found other data") from error
     if found := _NOT_IN_URL.search(text) or _BAD_ESCAPE.search(text):
         raise IgnitionError(
-            f"{location}.source: a character that a URL can't have, {found.start()} after the comma",
+            f"{location}.source: invalid URL character {found.start()} after the comma",
             remedy="write it as % and two hexadecimal digits, or use base64",
         )
-    # Quoted-printable is percent encoding with another sign, and has a decoder in C.
+    # Quoted-printable differs from percent encoding only in its sign, and binascii has a C decoder.
     return binascii.a2b_qp(text.replace("=", "=3D").replace("%", "="))

@@ -1,4 +1,4 @@
-"""What a ControllerConfig hands to every node: certificate authorities and a pull secret."""
+"""Data of a ControllerConfig for every node: certificate authorities and a pull secret."""
 
 import base64
 import binascii
@@ -10,7 +10,7 @@ from treenail.api.decode import Fields
 from treenail.errors import ConfigError
 
 NAME = "machine-config-controller"
-"""The one ControllerConfig of a cluster."""
+"""Name of the only ControllerConfig of a cluster."""
 
 _REGISTRY = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?")
 _BUNDLES = ("imageRegistryBundleData", "imageRegistryBundleUserData")
@@ -18,19 +18,19 @@ _BUNDLES = ("imageRegistryBundleData", "imageRegistryBundleUserData")
 
 @dataclass(frozen=True, slots=True)
 class ControllerConfigContents:
-    """Each is PEM, and empty when the cluster has none."""
+    """CAs in PEM, empty when the cluster has none, and the pull secret of its registry."""
 
     kubelet_ca: bytes = b""
-    """Whom the kubelet trusts as a client: the API server."""
+    """CA of the API server's client certificate, for the kubelet."""
     cloud_ca: bytes = b""
     registry_cas: Mapping[str, bytes] = field(default_factory=dict)
-    """By registry, ``host`` or ``host:port``."""
+    """CAs by registry, ``host`` or ``host:port``."""
     pull_secret: bytes | None = field(default=None, repr=False)
-    """Of the cluster's own registry; None when nothing is said."""
+    """Pull secret of the cluster's registry; None when unset."""
 
     @classmethod
     def from_json(cls, document: object) -> "ControllerConfigContents":
-        """Raises `ConfigError` for what is not of the ControllerConfig's form."""
+        """Read a ControllerConfig; raise `ConfigError` for a malformed one."""
         spec = Fields.from_json(document, "ControllerConfig").get_object("spec")
         registries = {
             name: content for bundle in _BUNDLES for name, content in _read_bundle(spec, bundle)
@@ -45,7 +45,7 @@ class ControllerConfigContents:
 
 def _read_bundle(spec: Fields, name: str) -> Iterator[tuple[str, bytes]]:
     for each in spec.iter_objects(name):
-        # ConfigMap keys can't have a colon in them.
+        # ConfigMap keys allow no colon, so the MCO writes host..port.
         registry = each.get_required_text("file").replace("..", ":")
         if not _REGISTRY.fullmatch(registry):
             raise each.make_error("file", "a registry, HOST or HOST..PORT")
@@ -57,5 +57,5 @@ def _decode_base64(fields: Fields, name: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        # Whatever is there may be half a secret.
+        # The message omits the value: it may be a part of a secret.
         raise ConfigError(f"{fields.path_of(name)}: expected base64") from error

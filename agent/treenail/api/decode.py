@@ -1,7 +1,7 @@
-"""Typed access to decoded JSON; an error names the place, what was expected, what was found.
+"""Typed access to decoded JSON. An error names the location, the expected and the found type.
 
-`Fields` is one object of a document. A field that is absent and a field that is ``null`` are the
-same, as they are to the Go programs at the other end; fields nobody asks for are ignored.
+`Fields` is one object of a document. An absent field equals a ``null`` field, as in Go's
+encoding/json. Unknown fields are ignored.
 """
 
 import json
@@ -16,16 +16,16 @@ Json = dict[str, object]
 _T = TypeVar("_T")
 
 DEPTH_LIMIT = 100
-"""How deep a document may be nested where it is walked through; none that means anything is."""
+"""Maximum nesting of a document; no valid config comes near it."""
 
 _INT64 = range(-(2**63), 2**63)
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-# A wrong value is quoted in the error when it is short and cannot be a secret.
+# Errors quote a wrong value only when it is short and cannot be a secret.
 _SECRET = frozenset({"passwordHash", "sshAuthorizedKeys"})
 
 
 def load_json(text: str | bytes, *, where: str) -> object:
-    """The value of the JSON text; raises `ConfigError` that says where it is not JSON."""
+    """Parse JSON; raise `ConfigError` with the line and column of invalid JSON."""
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8-sig")
@@ -41,11 +41,11 @@ def load_json(text: str | bytes, *, where: str) -> object:
     except RecursionError as error:
         raise ConfigError(f"{where}: nested too deeply") from error
     except ValueError as error:  # NaN, or a number of thousands of digits
-        raise ConfigError(f"{where}: not JSON: a number that JSON can't hold") from error
+        raise ConfigError(f"{where}: not JSON: a number outside of JSON") from error
 
 
 class Fields:
-    """One object of a document, read field by field; ``path`` is its place in the document."""
+    """One object of a document; ``path`` is its location in the document."""
 
     __slots__ = ("error", "path", "values")
 
@@ -58,28 +58,28 @@ class Fields:
     def from_json(
         cls, document: object, path: str, error: type[ConfigError] = ConfigError
     ) -> "Fields":
-        """The fields of ``document``; raises ``error`` when it is not an object."""
+        """Return the fields of ``document``; raise ``error`` when it is not an object."""
         if not isinstance(document, dict):
             raise error(f"{path}: expected an object, found {_describe_value(document)}")
         return cls(document, path, error)
 
     def path_of(self, name: str) -> str:
-        """The place of a field."""
+        """Return the location of a field."""
         if not (name.isascii() and name.isidentifier()) and not _PLAIN_KEY.fullmatch(name):
             return f"{self.path}[{json.dumps(name)}]"
         return f"{self.path}.{name}" if self.path else name
 
     def make_error(self, name: str, expected: str) -> ConfigError:
-        """The error to raise about a field: its place, what was expected, what was found."""
+        """Build the error for a field of the wrong type."""
         found = _describe_value(self.values.get(name), secret=name in _SECRET)
         return self.error(f"{self.path_of(name)}: expected {expected}, found {found}")
 
     def get_text(self, name: str) -> str:
-        """A string, empty when absent."""
+        """Return a string, empty when absent."""
         return self.get_optional_text(name) or ""
 
     def get_required_text(self, name: str) -> str:
-        """A string that is there and not empty."""
+        """Return a string; raise when it is absent or empty."""
         value = self.get_optional_text(name)
         if not value:
             found = "nothing" if value is None else "an empty string"
@@ -87,7 +87,7 @@ class Fields:
         return value
 
     def get_optional_text(self, name: str) -> str | None:
-        """A string, None when absent."""
+        """Return a string, None when absent."""
         value = self.values.get(name)
         if value is None:
             return None
@@ -98,18 +98,18 @@ class Fields:
         return value
 
     def get_bool(self, name: str) -> bool:
-        """A boolean, False when absent."""
+        """Return a boolean, False when absent."""
         return self.get_optional_bool(name) or False
 
     def get_optional_bool(self, name: str) -> bool | None:
-        """A boolean, None when absent."""
+        """Return a boolean, None when absent."""
         value = self.values.get(name)
         if value is None or isinstance(value, bool):
             return value
         raise self.make_error(name, "true or false")
 
     def get_optional_integer(self, name: str) -> int | None:
-        """A 64-bit integer, None when absent."""
+        """Return a 64-bit integer, None when absent."""
         value = self.values.get(name)
         if value is None:
             return None
@@ -118,7 +118,7 @@ class Fields:
         raise self.make_error(name, "an integer")
 
     def get_list(self, name: str) -> list[object]:
-        """A list of anything, empty when absent."""
+        """Return a list of any values, empty when absent."""
         value = self.values.get(name)
         if value is None:
             return []
@@ -127,7 +127,7 @@ class Fields:
         raise self.make_error(name, "a list")
 
     def get_text_list(self, name: str) -> tuple[str, ...]:
-        """A list of strings, empty when absent."""
+        """Return a list of strings, empty when absent."""
         found = []
         for index, value in enumerate(self.get_list(name)):
             if not isinstance(value, str):
@@ -138,7 +138,7 @@ class Fields:
         return tuple(found)
 
     def get_object(self, name: str) -> "Fields":
-        """An object, one without fields when absent."""
+        """Return an object, without fields when absent."""
         value = self.values.get(name)
         if value is None:
             value = {}
@@ -147,26 +147,26 @@ class Fields:
         return Fields(value, self.path_of(name), self.error)
 
     def iter_objects(self, name: str) -> Iterator["Fields"]:
-        """The objects of a list, nothing when absent."""
+        """Yield the objects of a list, none when absent."""
         path = self.path_of(name)
         for index, value in enumerate(self.get_list(name)):
             yield Fields.from_json(value, f"{path}[{index}]", self.error)
 
     def map_objects(self, name: str, read: Callable[["Fields"], _T]) -> tuple[_T, ...]:
-        """What ``read`` makes of every object of a list."""
+        """Apply ``read`` to every object of a list."""
         if self.values.get(name) is None:
             return ()
         return tuple([read(fields) for fields in self.iter_objects(name)])
 
     def get_text_map(self, name: str) -> dict[str, str]:
-        """An object all of whose values are strings; ``null`` is an empty one."""
+        """Return an object whose values are strings; ``null`` counts as an empty string."""
         fields = self.get_object(name)
         for key in fields.values:
             self._reject_lone_surrogates(key, fields.path)
         return {key: fields.get_text(key) for key in fields.values}
 
     def get_other_fields(self, *names: str) -> Json:
-        """The fields that are not among ``names`` and not ``null``."""
+        """Return the fields that are not in ``names`` and not ``null``."""
         return {
             key: value
             for key, value in self.values.items()
@@ -174,7 +174,7 @@ class Fields:
         }
 
     def _reject_lone_surrogates(self, value: str, path: str) -> None:
-        """JSON's escapes can spell half of a character, which no encoding can write."""
+        """Raise for half a surrogate pair: JSON can escape it, but UTF-8 cannot encode it."""
         try:
             value.encode()
         except UnicodeEncodeError as error:

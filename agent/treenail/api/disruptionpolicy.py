@@ -1,4 +1,4 @@
-"""NodeDisruptionPolicy: what a change of a file, a unit or a key costs a node in service."""
+"""NodeDisruptionPolicy: the actions that a change of a file, a unit or an SSH key needs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,41 +12,41 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NonePolicyAction:
-    """The change is in effect once it is written."""
+    """The written change needs no action."""
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonReloadPolicyAction:
-    """systemd reads its units again."""
+    """systemd reloads its units (daemon-reload)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReloadPolicyAction:
-    """A unit reads its configuration again."""
+    """Reload a unit."""
 
     unit: str
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicyAction:
-    """A unit is restarted."""
+    """Restart a unit."""
 
     unit: str
 
 
 @dataclass(frozen=True, slots=True)
 class DrainPolicyAction:
-    """The node's pods are evicted."""
+    """Drain the node."""
 
 
 @dataclass(frozen=True, slots=True)
 class RebootPolicyAction:
-    """The node is drained and rebooted."""
+    """Drain and reboot the node."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpecialPolicyAction:
-    """The container runtime reads its registries again, drained unless the change is safe."""
+    """Reload the container runtime's registries; drain first unless the change is safe."""
 
 
 PolicyAction = (
@@ -72,7 +72,7 @@ _EXCLUSIVE_ACTIONS = (NonePolicyAction(), RebootPolicyAction())
 
 @dataclass(frozen=True, slots=True)
 class FileDisruptionPolicy:
-    """For the file at ``path``, and those below it if it is a directory."""
+    """Policy for the file at ``path``, or for all files below that directory."""
 
     path: str
     actions: PolicyActions
@@ -80,7 +80,7 @@ class FileDisruptionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class UnitDisruptionPolicy:
-    """For the unit of this name."""
+    """Policy for the unit of this name."""
 
     name: str
     actions: PolicyActions
@@ -88,16 +88,16 @@ class UnitDisruptionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class DisruptionPolicy:
-    """What each change costs; a file or unit that no policy is for costs a reboot."""
+    """Actions for each change; a file or unit without a policy needs a reboot."""
 
     files: tuple[FileDisruptionPolicy, ...] = ()
     units: tuple[UnitDisruptionPolicy, ...] = ()
     ssh_key_actions: PolicyActions = (NonePolicyAction(),)
-    """For SSH keys and the password."""
+    """Actions for SSH keys and the password hash."""
 
     @classmethod
     def from_fields(cls, fields: Fields) -> "DisruptionPolicy":
-        """The policy in its API form; raises `ConfigError`."""
+        """Read the policy; raise `ConfigError`."""
         logins = fields.get_object("sshkey")
         return cls(
             files=fields.map_objects(
@@ -112,7 +112,7 @@ class DisruptionPolicy:
         )
 
     def override_with(self, other: "DisruptionPolicy") -> "DisruptionPolicy":
-        """This policy, but where the other has one for the same path or name, that one."""
+        """Merge both policies; ``other`` wins for the same path or name."""
         return DisruptionPolicy(
             files=_merge_policies(self.files, other.files, lambda policy: policy.path),
             units=_merge_policies(self.units, other.units, lambda policy: policy.name),
@@ -122,16 +122,16 @@ class DisruptionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDisruptionPolicy:
-    """The policy of a cluster; not ``is_settled`` while its operator still works on a change to it."""
+    """Policy of a cluster; ``is_settled`` is False while the operator applies a change of it."""
 
     policy: DisruptionPolicy
     is_settled: bool = True
     irreconcilable_overrides: tuple[str, ...] = ()
-    """What of ``storage`` may differ between a node and its config."""
+    """Parts of ``storage`` that may differ between a node and its config."""
 
     @classmethod
     def from_json(cls, document: object) -> "ClusterDisruptionPolicy":
-        """The policy in a MachineConfiguration: the operator's result, or what it would make."""
+        """Read a MachineConfiguration: its status, else its spec over the defaults."""
         fields = Fields.from_json(document, "MachineConfiguration")
         status = fields.get_object("status")
         generation = fields.get_object("metadata").get_optional_integer("generation")
@@ -141,15 +141,15 @@ class ClusterDisruptionPolicy:
             .get_object("irreconcilableValidationOverrides")
             .get_text_list("storage")
         )
-        made = status.get_object("nodeDisruptionPolicyStatus").get_object("clusterPolicies")
-        if made.values:
+        reported = status.get_object("nodeDisruptionPolicyStatus").get_object("clusterPolicies")
+        if reported.values:
             return cls(
-                DisruptionPolicy.from_fields(made),
+                DisruptionPolicy.from_fields(reported),
                 is_settled=settled,
                 irreconcilable_overrides=overrides,
             )
-        asked = fields.get_object("spec").get_object("nodeDisruptionPolicy")
-        policy = DEFAULT_POLICY.override_with(DisruptionPolicy.from_fields(asked))
+        requested = fields.get_object("spec").get_object("nodeDisruptionPolicy")
+        policy = DEFAULT_POLICY.override_with(DisruptionPolicy.from_fields(requested))
         return cls(policy, is_settled=settled, irreconcilable_overrides=overrides)
 
 
@@ -187,7 +187,7 @@ DEFAULT_POLICY = DisruptionPolicy(
     ),
     units=(UnitDisruptionPolicy(_IRI, (DaemonReloadPolicyAction(), RestartPolicyAction(_IRI))),),
 )
-"""What the reference's operator begins with."""
+"""Default policies of the MCO (NodeDisruptionPolicy of the cluster)."""
 
 
 def _parse_actions(fields: Fields) -> PolicyActions:
@@ -195,7 +195,7 @@ def _parse_actions(fields: Fields) -> PolicyActions:
     if not found:
         raise fields.error(f"{fields.path_of('actions')}: expected at least one action, found none")
     if len(found) > 1 and any(action in _EXCLUSIVE_ACTIONS for action in found):
-        raise fields.error(f"{fields.path_of('actions')}: Reboot and None go with no other action")
+        raise fields.error(f"{fields.path_of('actions')}: Reboot and None must be the only action")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Documents in YAML or JSON, read as the Go programs of a cluster read them."""
+"""Reads and writes YAML and JSON documents as the Go programs of a cluster do."""
 
 import contextlib
 
@@ -10,10 +10,8 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def load_document(text: str | bytes, *, where: str) -> Json:
-    """The one object in a YAML or JSON text; raises `ConfigError` that names ``where``."""
-    text = _decode_text(
-        text, where
-    )  # so that the bytes, which are large, go before the values come
+    """Return the only object in a YAML or JSON text; raise `ConfigError` that names ``where``."""
+    text = _decode_text(text, where)  # frees the bytes before the values need memory
     found = _parse_objects(text, where)
     if len(found) != 1:
         raise ConfigError(f"{where}: expected one document, found {len(found)}")
@@ -21,12 +19,12 @@ def load_document(text: str | bytes, *, where: str) -> Json:
 
 
 def load_documents(text: str | bytes, *, where: str) -> list[Json]:
-    """Every object in a YAML or JSON text, empty documents left out; raises `ConfigError`."""
+    """Return every object in a YAML or JSON text, without empty ones; raise `ConfigError`."""
     return _parse_objects(_decode_text(text, where), where)
 
 
 def dump_document(document: Json) -> str:
-    """The document as YAML that `load_document` and Go read back as the same; keys are sorted."""
+    """Format as YAML with sorted keys; `load_document` and Go read the same values back."""
     from treenail.api import yaml11  # noqa: PLC0415 - most documents are JSON
 
     return yaml11.dump_yaml(document)
@@ -57,7 +55,7 @@ def _parse_objects(text: str, where: str) -> list[Json]:
 
 def _parse_values(text: str, where: str) -> list[object]:
     if text.startswith("{"):
-        # JSON, most likely; otherwise YAML's look-alike, whose errors serve for both.
+        # JSON in most cases. Else YAML in flow style, whose parser reports the error for both.
         with contextlib.suppress(ConfigError):
             return [load_json(text, where=where)]
     from treenail.api import yaml11  # noqa: PLC0415 - as above

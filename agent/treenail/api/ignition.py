@@ -1,4 +1,4 @@
-"""Ignition configs of every version a cluster may hold, read into one model."""
+"""Parses Ignition configs of all supported versions into one model."""
 
 from treenail.api import ignition2
 from treenail.api import ignition_rules as rules
@@ -18,10 +18,10 @@ VERSIONS = (ignition2.VERSION, "3.0.0", "3.1.0", "3.2.0", "3.3.0", "3.4.0", VERS
 
 
 def parse_ignition(document: object, *, location: str = "spec.config") -> IgnitionConfig:
-    """The config in the document; raises `IgnitionError` that names the place of what is wrong.
+    """Parse the document; raise `IgnitionError` with the location of the error.
 
-    No document is an empty config. What Ignition refuses is refused, but for unknown fields, which
-    Ignition ignores too. Contents are decoded by whoever needs them.
+    None is an empty config. The checks are Ignition's; like Ignition this ignores unknown fields.
+    Contents stay encoded.
     """
     if document is None:
         return IgnitionConfig()
@@ -29,8 +29,8 @@ def parse_ignition(document: object, *, location: str = "spec.config") -> Igniti
     version = fields.get_object("ignition").get_text("version")
     if version not in VERSIONS:
         raise IgnitionError(
-            f"{fields.get_object('ignition').path_of('version')}: expected one of {', '.join(VERSIONS)}, "
-            f"found {version!r:.40}",
+            f"{fields.get_object('ignition').path_of('version')}: expected one of "
+            f"{', '.join(VERSIONS)}, found {version!r:.40}",
             remedy=f"write the config in version {VERSION} of Ignition's format",
         )
     return (
@@ -47,7 +47,7 @@ def _parse_ignition3(fields: Fields, version: str) -> IgnitionConfig:
         if section.values.get(leaf) and version < since:
             raise IgnitionError(
                 f"{section.path_of(leaf)}: needs Ignition {since} or later, found {version}",
-                remedy=f"write {since} as the version, if the rest of the config allows it",
+                remedy=f"set ignition.version to {since}",
             )
     storage, passwd = fields.get_object("storage"), fields.get_object("passwd")
     arguments = fields.get_object("kernelArguments")

@@ -1,7 +1,7 @@
-"""Ignition 2.2, still found in clusters that were installed with it, read as version 3.
+"""Converts Ignition 2.2, which old clusters still contain, to version 3.
 
-In version 2 the last of several entries with one name wins, and files are overwritten unless they
-say otherwise. What version 3 has no word for is refused.
+In version 2 the last entry of a name wins, and files are overwritten by default. Features without
+an equivalent in version 3 are rejected.
 """
 
 import posixpath
@@ -28,7 +28,7 @@ SUPPORTED_USER = "core"
 
 
 def parse_ignition2(fields: Fields) -> IgnitionConfig:
-    """The config, in the order that Go's conversion leaves: files and units last to first."""
+    """Parse the config. As in the MCO's conversion, files and units come last to first."""
     storage, passwd = fields.get_object("storage"), fields.get_object("passwd")
     for section, name in (
         (fields.get_object("networkd"), "units"),
@@ -101,7 +101,7 @@ def _parse_unit(fields: Fields) -> IgnitionUnit:
     return IgnitionUnit(
         name=rules.parse_unit_name(fields),
         contents=fields.get_text("contents") or None,
-        # "enable" is the older word, and the newer one wins.
+        # "enabled" replaced "enable" and wins over it.
         enabled=fields.get_bool("enable") or None if enabled is None else enabled,
         mask=fields.get_bool("mask") or None,
         dropins=tuple(IgnitionDropin(dropin.name, dropin.contents or None) for dropin in dropins),
@@ -116,7 +116,7 @@ def _parse_path(fields: Fields) -> str:
             f"{fields.path_of('filesystem')}: expected {ROOT_FILESYSTEM}, found {filesystem!r:.40}"
         )
     found = fields.get_text("path")
-    # Version 2 lets a path be untidy; version 3 does not.
+    # Version 2 accepts unclean paths, version 3 does not.
     tidy = posixpath.normpath(f"/{found.lstrip('/')}") if found.startswith("/") else found
     return rules.parse_path(Fields({"path": tidy}, fields.path, fields.error))
 
@@ -134,7 +134,7 @@ def _keep_last_files(files: tuple[IgnitionFile, ...]) -> tuple[IgnitionFile, ...
 
 
 def _merge_units(units: tuple[IgnitionUnit, ...]) -> tuple[IgnitionUnit, ...]:
-    """The last unit of each name, with the drop-ins that only earlier ones have behind its own."""
+    """Return the last unit of each name, with the drop-ins of earlier ones appended."""
     found: dict[str, IgnitionUnit] = {}
     for unit in reversed(units):
         merged = found.setdefault(unit.name, unit)
@@ -145,7 +145,7 @@ def _merge_units(units: tuple[IgnitionUnit, ...]) -> tuple[IgnitionUnit, ...]:
 
 
 def _merge_users(passwd: Fields) -> tuple[IgnitionUser, ...]:
-    """All entries of the one user: the last one's, with the keys of all, each once."""
+    """Merge all entries of the user core: the last entry with the SSH keys of all."""
     found: IgnitionUser | None = None
     for fields in reversed(list(passwd.iter_objects("users"))):
         user = rules.parse_user(fields)
@@ -160,6 +160,6 @@ def _merge_users(passwd: Fields) -> tuple[IgnitionUser, ...]:
 
 def _make_unsupported_error(what: str) -> IgnitionError:
     return IgnitionError(
-        f"{what}: can't be said in Ignition 3, which the agent understands",
+        f"{what}: has no equivalent in Ignition 3",
         remedy="write the config in Ignition 3.5",
     )

@@ -1,7 +1,7 @@
-"""What an Ignition config says, in the words of version 3.5, whatever it was written in.
+"""Model of an Ignition config in terms of version 3.5.
 
-Sections that only a machine's first boot can obey (disks, filesystems, raid, luks, groups, and
-what is below ``ignition``) are kept as they were written.
+Sections for the first boot only (disks, filesystems, raid, luks, groups, ``ignition``) keep their
+original JSON.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ VERSION = "3.5.0"
 
 @dataclass(frozen=True, slots=True)
 class IgnitionOwner:
-    """A user or group by number or by name; neither is root."""
+    """A user or group by ID or by name; root when neither is set."""
 
     id: int | None = None
     name: str | None = None
@@ -31,7 +31,7 @@ UNSET_OWNER = IgnitionOwner()
 
 @dataclass(frozen=True, slots=True)
 class IgnitionFile:
-    """A file to have; ``location`` is where in the document it stands."""
+    """A file; ``location`` is its path in the document."""
 
     path: str
     contents: Contents = field(default_factory=Contents)
@@ -56,7 +56,7 @@ class IgnitionFile:
 
 @dataclass(frozen=True, slots=True)
 class IgnitionDirectory:
-    """A directory to have."""
+    """A directory."""
 
     path: str
     mode: int | None = None
@@ -77,7 +77,7 @@ class IgnitionDirectory:
 
 @dataclass(frozen=True, slots=True)
 class IgnitionLink:
-    """A symbolic or hard link to have."""
+    """A symbolic or hard link."""
 
     path: str
     target: str
@@ -111,7 +111,7 @@ class IgnitionDropin:
 
 @dataclass(frozen=True, slots=True)
 class IgnitionUnit:
-    """A systemd unit to have, or what to change about one that is there."""
+    """A systemd unit, or settings and drop-ins of an existing one."""
 
     name: str
     contents: str | None = field(default=None, repr=False)
@@ -132,7 +132,7 @@ class IgnitionUnit:
 
 @dataclass(frozen=True, slots=True)
 class IgnitionUser:
-    """A user; what is neither a key nor a password is kept in ``others``."""
+    """A user; ``others`` keeps all fields except SSH keys and the password hash."""
 
     name: str
     ssh_keys: tuple[str, ...] = field(default=(), repr=False)
@@ -152,7 +152,7 @@ class IgnitionUser:
 
 @dataclass(frozen=True, slots=True)
 class IgnitionConfig:
-    """An Ignition config; ``version`` is the one it was written in."""
+    """An Ignition config; ``version`` is that of the original document."""
 
     version: str = VERSION
     files: tuple[IgnitionFile, ...] = ()
@@ -168,10 +168,10 @@ class IgnitionConfig:
     kernel_arguments: tuple[str, ...] = ()
     absent_kernel_arguments: tuple[str, ...] = ()
     ignition_section: Json = field(default_factory=dict, repr=False)
-    """What stands below ``ignition`` beside the version."""
+    """Fields of ``ignition`` except the version."""
 
     def to_json(self) -> Json:
-        """The config as Ignition 3.5 writes it, without what is empty; Go's conversion agrees."""
+        """Convert to Ignition 3.5 without empty fields, as Go's conversion does."""
         return {
             "ignition": {**self.ignition_section, "version": VERSION},
             **_build_section(

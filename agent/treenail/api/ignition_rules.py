@@ -1,4 +1,4 @@
-"""What every Ignition config must keep to, field by field and as a whole."""
+"""Validation rules for Ignition configs: single fields and the complete config."""
 
 import posixpath
 import re
@@ -30,14 +30,14 @@ _CLEAN_PATH = re.compile(r"(/(?!\.{1,2}(/|$))[^/\0]+)+")
 _UNIT_NAME = re.compile(rf"[A-Za-z0-9:._\\@-]+\.({'|'.join(UNIT_TYPES)})")
 _DROPIN_NAME = re.compile(r"[^/\0]+\.conf")
 _MAX_MODE = 0o7777
-# What Linux allows; the whole path has a null character at its end.
+# NAME_MAX and PATH_MAX of Linux; PATH_MAX includes the null character.
 _MAX_NAME_BYTES = 255
 _MAX_PATH_BYTES = 4095
 _NOT_IN_HASHES = frozenset(":\n\0")
 
 
 def parse_path(fields: Fields) -> str:
-    """An absolute path that says where it leads: no ``..``, nothing twice, not the root itself."""
+    """Read an absolute, clean path: without ``..`` and ``//``, and not the root."""
     found = fields.get_required_text("path")
     if not found.startswith("/"):
         raise _make_error(fields, "path", "an absolute path", found)
@@ -55,7 +55,7 @@ def parse_path(fields: Fields) -> str:
 
 
 def parse_mode(fields: Fields) -> int | None:
-    """Permission bits, None when absent."""
+    """Read permission bits, None when absent."""
     found = fields.get_optional_integer("mode")
     if found is not None and not 0 <= found <= _MAX_MODE:
         raise fields.make_error("mode", "a mode from 0 to 4095 (07777)")
@@ -63,7 +63,7 @@ def parse_mode(fields: Fields) -> int | None:
 
 
 def parse_owner(fields: Fields, name: str) -> IgnitionOwner:
-    """A file's user or group."""
+    """Read the user or group of a file."""
     if fields.values.get(name) is None:
         return UNSET_OWNER
     found = fields.get_object(name)
@@ -76,13 +76,13 @@ def parse_owner(fields: Fields, name: str) -> IgnitionOwner:
 
 
 def parse_unit_name(fields: Fields) -> str:
-    """The name of a unit; one with a slash would be written elsewhere."""
+    """Read the name of a unit; a slash would lead to another directory."""
     found = fields.get_required_text("name")
     if not _UNIT_NAME.fullmatch(found):
         raise _make_error(
             fields, "name", "the name of a systemd unit, with its type at the end", found
         )
-    # Its drop-ins are in a directory of its name and two characters more.
+    # Drop-ins are in the directory NAME.d.
     has_dropins = bool(fields.get_list("dropins"))
     if _is_name_too_long(f"{found}.d" if has_dropins else found):
         raise _make_error(fields, "name", "a shorter name", found)
@@ -90,7 +90,7 @@ def parse_unit_name(fields: Fields) -> str:
 
 
 def parse_dropin(fields: Fields) -> IgnitionDropin:
-    """A drop-in; one with a slash in its name would be written elsewhere."""
+    """Read a drop-in; a slash in its name would lead to another directory."""
     found = fields.get_required_text("name")
     if not _DROPIN_NAME.fullmatch(found):
         raise _make_error(fields, "name", "a file name that ends in .conf", found)
@@ -100,7 +100,7 @@ def parse_dropin(fields: Fields) -> IgnitionDropin:
 
 
 def parse_user(fields: Fields) -> IgnitionUser:
-    """A user, of any version; a hash that would break its line in /etc/shadow is not told."""
+    """Read a user of any version; errors omit the password hash."""
     password_hash = fields.get_optional_text("passwordHash")
     if _NOT_IN_HASHES & set(password_hash or ""):
         raise fields.error(
@@ -116,17 +116,17 @@ def parse_user(fields: Fields) -> IgnitionUser:
 
 
 def prune_objects(fields: Fields, name: str) -> tuple[Json, ...]:
-    """The objects of a list that is not read further."""
+    """Copy the objects of a list without interpreting them."""
     return fields.map_objects(name, prune_fields)
 
 
 def prune_fields(fields: Fields, *without: str) -> Json:
-    """The fields but those, less what is null, an empty object or an empty list, as Go does it."""
+    """Copy the fields except ``without``, and drop null and empty values as Go does."""
     return _prune_object(fields.get_other_fields(*without), fields, DEPTH_LIMIT)
 
 
 def validate_config(config: IgnitionConfig, fields: Fields) -> None:
-    """Raise when one entry of the config contradicts another."""
+    """Raise when entries of the config contradict each other."""
     nodes: list[IgnitionNode] = [*config.files, *config.directories, *config.links]
     _reject_duplicates((node.path, node.location, "path") for node in nodes)
     _reject_duplicates((unit.name, unit.location, "name") for unit in config.units)
@@ -149,11 +149,11 @@ def validate_config(config: IgnitionConfig, fields: Fields) -> None:
     written = {written for unit in config.units for written in list_unit_paths(unit)}
     for node in nodes:
         if node.path in written:
-            raise IgnitionError(f"{node.location}.path: a unit of this config is written there too")
+            raise IgnitionError(f"{node.location}.path: a unit of this config has the same path")
 
 
 def list_unit_paths(unit: IgnitionUnit) -> Iterator[str]:
-    """Where the contents of a unit are written."""
+    """Yield the paths of the unit file and its drop-ins."""
     if unit.contents:
         yield f"{UNIT_ROOT}/{unit.name}"
     for dropin in unit.dropins:
@@ -175,7 +175,7 @@ def _reject_links_in_parents(config: IgnitionConfig, nodes: list[IgnitionNode]) 
     for link in config.links:
         target = posixpath.normpath(posixpath.join(link.path, link.target))
         if link.hard and target in directories:
-            raise IgnitionError(f"{link.location}.target: a hard link can't lead to a directory")
+            raise IgnitionError(f"{link.location}.target: a hard link cannot point to a directory")
 
 
 def _reject_duplicates(entries: Iterable[tuple[str, str, str]]) -> None:
@@ -183,7 +183,7 @@ def _reject_duplicates(entries: Iterable[tuple[str, str, str]]) -> None:
     for key, place, leaf in entries:
         if key in seen:
             where = f"{place}.{leaf}" if leaf else place
-            raise IgnitionError(f"{where}: the same as {seen[key]}")
+            raise IgnitionError(f"{where}: duplicate of {seen[key]}")
         seen[key] = place
 
 

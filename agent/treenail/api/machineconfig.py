@@ -1,4 +1,4 @@
-"""MachineConfig: what a machine should be. Its Ignition config stays as it was written."""
+"""MachineConfig. Its Ignition config keeps the original JSON."""
 
 from dataclasses import dataclass, field
 
@@ -21,15 +21,15 @@ EXTENSIONS: dict[str, tuple[str, ...]] = {
     "two-node-ha": ("pacemaker", "pcs", "fence-agents-all"),
     "usbguard": ("usbguard",),
 }
-"""The extensions there are, and the packages each one stands for."""
+"""Packages of each extension."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineConfig:
-    """One MachineConfig, written by a person or rendered from several.
+    """One MachineConfig, written by a user or rendered from several.
 
-    ``config`` is the Ignition config as it was found, None when there is none; `ignition.parse_ignition`
-    reads it. Fields that this version does not know are kept, and written back.
+    ``config`` is the original Ignition config or None; `ignition.parse_ignition` reads it. Unknown
+    fields are kept and written back.
     """
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
@@ -49,7 +49,7 @@ class MachineConfig:
 
     @classmethod
     def from_json(cls, document: object) -> "MachineConfig":
-        """The MachineConfig in an API object or a file; raises `ConfigError`."""
+        """Read an API object or a file; raise `ConfigError`."""
         fields = Fields.from_json(document, "")
         kind = fields.get_text("kind")
         if kind not in ("", KIND):
@@ -72,7 +72,7 @@ class MachineConfig:
         )  # fmt: skip
 
     def to_json(self) -> Json:
-        """The API object; like Go's, it has every field of the spec, also those that are empty."""
+        """Convert to an API object with all fields of the spec, as Go does."""
         config: Json = {} if self.config is None else {"config": self.config}
         return {
             **self.others,

@@ -1,4 +1,4 @@
-"""MachineConfigNode: a node's update, condition by condition, for those who watch a rollout."""
+"""MachineConfigNode: the update of a node as conditions."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ API_VERSION = "machineconfiguration.openshift.io/v1"
 KIND = "MachineConfigNode"
 
 NOT_YET_SET = "not-yet-set"
-"""Stands for a config name that is not known yet."""
+"""Placeholder of a config name that is not known yet."""
 
 CONFIG_IMAGE_FIELD = "configImage"
-"""The field of spec and status that says which images; not every cluster's kind has it."""
+"""Field of spec and status with the images; not every cluster's CRD has it."""
 
 NOT_YET_OCCURRED = "NotYetOccurred"
 
 
 class ConditionType(StrEnum):
-    """The condition types there are; the API server refuses others."""
+    """Condition types; the API server rejects others."""
 
     UPDATE_PREPARED = "UpdatePrepared"
     UPDATE_EXECUTED = "UpdateExecuted"
@@ -44,7 +44,7 @@ class ConditionType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MachineConfigNode:
-    """One look at a MachineConfigNode; an empty version or image is not set."""
+    """Snapshot of a MachineConfigNode; an empty config or image is unset."""
 
     metadata: ObjectMeta
     pool: str = ""
@@ -53,13 +53,13 @@ class MachineConfigNode:
     current_config: str = ""
     current_image: str = ""
     has_status_images: bool = False
-    """Whether the status says which images."""
+    """True when the status contains images."""
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
 
     @classmethod
     def from_json(cls, document: object) -> "MachineConfigNode":
-        """The MachineConfigNode in an API object; raises `ConfigError`."""
+        """Read an API object; raise `ConfigError`."""
         fields = Fields.from_json(document, KIND)
         spec, status = fields.get_object("spec"), fields.get_object("status")
         reported = status.get_object(CONFIG_IMAGE_FIELD)
@@ -78,7 +78,7 @@ class MachineConfigNode:
 
 
 def build_initial_conditions(now: str) -> tuple[Condition, ...]:
-    """The conditions of a node that no update has touched; ``now`` in RFC 3339."""
+    """Build the conditions of a node without an update; ``now`` is RFC 3339."""
     return tuple(
         Condition(
             kind, "False", NOT_YET_OCCURRED, f"This node has not yet entered the {kind} phase", now
@@ -97,12 +97,12 @@ def build_status_apply(
     current_image: str = "",
     desired_image: str = "",
 ) -> Json:
-    """The document of a server-side apply on the status subresource.
+    """Build the document of a server-side apply to the status subresource.
 
-    It must hold every condition the field manager wrote before: the API server takes away what
-    its owner leaves out. Without images the field is left out, because it exists only where the
-    cluster reports image mode; one that the applier wrote has to be removed before, for a map that
-    loses all it had becomes null, which is refused.
+    It must contain every condition that the field manager wrote before: server-side apply removes
+    fields that their owner omits. Without images ``configImage`` is omitted, because older CRDs
+    lack it. A ``configImage`` that the applier wrote must be removed first: a map without its
+    fields becomes null, which the schema rejects.
     """
     status: Json = {
         "conditions": [condition.to_json() for condition in conditions],

@@ -1,4 +1,4 @@
-"""MachineConfigPool: which nodes share a configuration, and how fast it may reach them."""
+"""MachineConfigPool: nodes with the same configuration, and limits of their update."""
 
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ ARBITER = "arbiter"
 
 @dataclass(frozen=True, slots=True)
 class PoolConfiguration:
-    """A rendered MachineConfig, and the MachineConfigs it came from, in the order of merging."""
+    """Name of a rendered MachineConfig, and its sources in merge order."""
 
     name: str = ""
     source: tuple[str, ...] = ()
@@ -30,24 +30,24 @@ class PoolConfiguration:
 
 @dataclass(frozen=True, slots=True)
 class MachineConfigPool:
-    """One look at a MachineConfigPool."""
+    """Snapshot of a MachineConfigPool."""
 
     metadata: ObjectMeta
     machine_config_selector: LabelSelector | None = None
-    """Chooses MachineConfigs; None chooses none."""
+    """Selects MachineConfigs; None selects none."""
     node_selector: LabelSelector | None = None
-    """Chooses nodes; None and one without requirements choose none."""
+    """Selects nodes; None and an empty selector select none."""
     paused: bool = False
     max_unavailable: int | str | None = None
     """A count, a percentage, or None for the default."""
     configuration: PoolConfiguration = PoolConfiguration()
-    """What its nodes should have."""
+    """Desired configuration of the nodes."""
     os_image_stream: str = ""
     status_configuration: PoolConfiguration = PoolConfiguration()
-    """What all its nodes had when they last had the same."""
+    """The last configuration that all nodes had."""
     conditions: tuple[Condition, ...] = ()
     status: Json = field(default_factory=dict, repr=False)
-    """The status as it was found, for what others wrote into it."""
+    """The original status, with the fields of other writers."""
 
     @property
     def name(self) -> str:
@@ -59,7 +59,7 @@ class MachineConfigPool:
 
     @classmethod
     def from_json(cls, document: object) -> "MachineConfigPool":
-        """The MachineConfigPool in an API object or a file; raises `ConfigError`."""
+        """Read an API object or a file; raise `ConfigError`."""
         fields = Fields.from_json(document, "")
         kind = fields.get_text("kind")
         if kind not in ("", KIND):

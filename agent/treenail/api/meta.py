@@ -1,4 +1,4 @@
-"""What every Kubernetes object has: metadata, owners, conditions."""
+"""Common parts of Kubernetes objects: metadata, owner references, conditions."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from treenail.api.decode import Fields, Json
 
 @dataclass(frozen=True, slots=True)
 class OwnerReference:
-    """The object that another one belongs to."""
+    """Reference to the owner of an object."""
 
     api_version: str
     kind: str
@@ -40,7 +40,7 @@ class OwnerReference:
 
 @dataclass(frozen=True, slots=True)
 class ObjectMeta:
-    """Who an object is; fields not named here are kept in ``others``."""
+    """Metadata of an object; ``others`` keeps unknown fields."""
 
     name: str = ""
     namespace: str = ""
@@ -70,7 +70,7 @@ class ObjectMeta:
         )  # fmt: skip
 
     def to_json(self) -> Json:
-        """What is set; nothing else, as Kubernetes writes it."""
+        """Convert to JSON without empty fields, as Kubernetes does."""
         known = {
             "name": self.name,
             "namespace": self.namespace,
@@ -86,7 +86,7 @@ class ObjectMeta:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One aspect of an object's state; ``status`` is True, False or Unknown."""
+    """One condition of an object; ``status`` is True, False or Unknown."""
 
     type: str
     status: str
@@ -117,10 +117,10 @@ class Condition:
 def merge_conditions(
     present: Iterable[Condition], news: Iterable[Condition], *, now: str
 ) -> tuple[Condition, ...]:
-    """The present conditions with the news in place of those of their types, by type.
+    """Replace the present conditions by the new ones of the same type.
 
-    ``now`` (RFC 3339) becomes the transition time of those whose status changed; another reason
-    or message alone is no transition.
+    ``now`` (RFC 3339) becomes the transition time of conditions whose status changed. Another
+    reason or message alone is no transition.
     """
     found = {condition.type: condition for condition in present}
     for condition in news:
@@ -134,5 +134,5 @@ def merge_conditions(
 
 
 def omit_none(**fields: object) -> Json:
-    """The fields that are set."""
+    """Return the fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}

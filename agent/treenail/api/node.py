@@ -1,4 +1,4 @@
-"""A Node, as far as the agent looks at it."""
+"""The parts of a Node that the agent needs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,26 +9,26 @@ from treenail.api.meta import Condition, ObjectMeta
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One look at a Node."""
+    """Snapshot of a Node."""
 
     name: str
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     is_unschedulable: bool = False
     is_ready: bool = False
-    """The Ready condition is True."""
+    """True when the Ready condition is True."""
     not_ready_message: str = ""
-    """Why it is not, as the kubelet says."""
+    """Message of the Ready condition when it is not True."""
     boot_id: str = ""
-    """The boot of the kernel in which the kubelet reported last."""
+    """Boot ID of the kernel at the last report of the kubelet."""
     last_heartbeat: str = ""
-    """When the kubelet reported last, RFC 3339; not later than every few minutes."""
+    """Time of the last kubelet report, RFC 3339. The kubelet reports every few minutes."""
     uid: str = ""
     resource_version: str = ""
 
     @classmethod
     def from_json(cls, document: object) -> "Node":
-        """The Node in an API object; raises `ConfigError`."""
+        """Read an API object; raise `ConfigError`."""
         fields = Fields.from_json(document, "Node")
         meta = ObjectMeta.from_fields(fields.get_object("metadata"))
         status = fields.get_object("status")

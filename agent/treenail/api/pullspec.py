@@ -1,4 +1,4 @@
-"""Pull specs by digest: the only form in which an OS image may be asked for."""
+"""Pull specs by digest: the only accepted form of an OS image."""
 
 import re
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from treenail.errors import ConfigError
 _DIGEST = re.compile(r"sha256:[a-f0-9]{64}")
 _REGISTRY = re.compile(r"(?=.{1,253}(:|$))[a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])?(:[0-9]{1,5})?")
 _COMPONENT = re.compile(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*")
-_LIMIT = 447  # the longest the API of the reference accepts
+_LIMIT = 447  # maximum length in the CRD of the MachineOSConfig
 
 
 @dataclass(frozen=True, slots=True)
 class PullSpec:
-    """An image named by registry, repository and manifest digest."""
+    """An image by registry, repository and manifest digest."""
 
     registry: str
     repository: str
@@ -24,10 +24,10 @@ class PullSpec:
 
 
 def parse_pull_spec(text: str, *, where: str) -> PullSpec:
-    """The pull spec in ``text``; raises `ConfigError` that names ``where`` and says what to write.
+    """Parse ``text``; raise `ConfigError` that names ``where``.
 
-    The grammar is that of the distribution project's reference, less tags: a tag moves, so two
-    nodes that pull it at different times get different systems.
+    The grammar is that of github.com/distribution/reference without tags. A tag can move, so that
+    two nodes would get different images.
     """
     name, at, digest = text.partition("@")
     if "://" in text or text.startswith("ostree-"):

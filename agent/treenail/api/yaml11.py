@@ -1,10 +1,9 @@
-"""YAML 1.1 as Go reads it and writes it, into JSON and from JSON.
+"""Converts between YAML 1.1, as Go's sigs.k8s.io/yaml reads and writes it, and JSON.
 
-Go has rules of its own and turns YAML into JSON, so that ``0o17`` is 15, ``1e3`` is 1000, ``y`` is
-true, but ``1:20`` and ``2020-01-01`` are strings. PyYAML decides otherwise in each of these cases,
-therefore only its parser is used here, not its types.
+To Go ``0o17`` is 15, ``1e3`` is 1000 and ``y`` is true, but ``1:20`` and ``2020-01-01`` are
+strings. PyYAML differs in each case, so this module uses only its parser.
 
-Two rules are stricter: a key that occurs twice is an error, and so is a tag JSON has no word for.
+Two rules are stricter: a duplicate key is an error, and so is a tag without a JSON type.
 """
 
 import math
@@ -17,7 +16,7 @@ from treenail.api.decode import DEPTH_LIMIT, Json
 from treenail.errors import ConfigError
 
 ALIAS_LIMIT = 4 * 1024 * 1024
-"""What all aliases of a document may add to it, in characters, a value counting for 16 at least."""
+"""Maximum size that all aliases add, in characters; each value counts at least 16."""
 
 _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Dumper: type = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -45,7 +44,7 @@ _TAG_TYPES: dict[str, tuple[type, ...]] = {
 
 
 def parse_yaml(text: str, *, where: str) -> list[object]:
-    """The value of each document; raises `ConfigError` that says where it is not YAML."""
+    """Parse every document; raise `ConfigError` with the line and column of invalid YAML."""
     try:
         return list(_YamlReader(yaml.parse(text, Loader=_Loader), where).read_documents())
     except yaml.MarkedYAMLError as error:
@@ -59,7 +58,7 @@ def parse_yaml(text: str, *, where: str) -> list[object]:
 
 
 def dump_yaml(document: Json) -> str:
-    """The document as YAML that `parse_yaml` and Go read back as the same; keys are sorted."""
+    """Format as YAML with sorted keys; `parse_yaml` and Go read the same values back."""
     try:
         return str(
             yaml.dump(
@@ -71,11 +70,11 @@ def dump_yaml(document: Json) -> str:
             )
         )
     except (yaml.YAMLError, UnicodeEncodeError, RecursionError) as error:
-        raise ConfigError("the document has a value that YAML can't hold") from error
+        raise ConfigError("the document has a value that YAML cannot represent") from error
 
 
 def resolve_scalar(scalar: str) -> object:
-    """What Go's YAML 1.1 takes an unquoted scalar for."""
+    """Return the value that Go gives an unquoted scalar."""
     if scalar in _CONSTANTS:
         return _CONSTANTS[scalar]
     if scalar[0] == ".":
@@ -93,7 +92,7 @@ def resolve_scalar(scalar: str) -> object:
 
 
 class _YamlReader:
-    """Turns parser events into JSON values; ``weight`` counts what the aliases add."""
+    """Converts parser events to JSON values and limits the size that aliases add."""
 
     def __init__(self, events: Iterator[yaml.Event], where: str) -> None:
         self._events = events
@@ -131,7 +130,7 @@ class _YamlReader:
 
     def _resolve_alias(self, event: yaml.AliasEvent) -> object:
         if event.anchor not in self._anchors:
-            raise self._make_error(event, "an alias to nothing, or to what it is part of")
+            raise self._make_error(event, "an alias without an anchor, or inside its own anchor")
         value, weight = self._anchors[event.anchor]
         self._weight += weight
         self._alias_weight += weight
@@ -155,12 +154,12 @@ class _YamlReader:
                 continue
             key = self._read_key(event, depth)
             if key in found:
-                raise self._make_error(event, "a key that occurs twice")
+                raise self._make_error(event, "duplicate key")
             found[key] = self._read_value(next(self._events), depth + 1)
         return {**merged, **found}
 
     def _merge_mappings(self, event: yaml.Event, value: object, merged: Json) -> None:
-        """Of several mappings merged into one the first has precedence; own keys win over all."""
+        """Merge mappings: the first one wins, and own keys win over all."""
         for mapping in value if isinstance(value, list) else [value]:
             if not isinstance(mapping, dict):
                 raise self._make_error(event, "a merge key needs a mapping or a list of mappings")
@@ -185,11 +184,13 @@ class _YamlReader:
             value = resolve_scalar(text)
             wanted = _TAG_TYPES[event.tag]
             if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-                raise self._make_error(event, f"not what the tag !!{event.tag[len(_TAG) :]} says")
+                raise self._make_error(
+                    event, f"value does not match its tag !!{event.tag[len(_TAG) :]}"
+                )
         else:
-            raise self._make_error(event, "a tag that JSON has no word for")
+            raise self._make_error(event, "a tag without a JSON type")
         if isinstance(value, float) and not math.isfinite(value):
-            raise self._make_error(event, "a number that JSON can't hold; quote it")
+            raise self._make_error(event, "a number outside of JSON; quote it")
         return value
 
     def _make_error(self, event: yaml.Event, problem: str) -> ConfigError:
@@ -204,13 +205,13 @@ class _YamlReader:
 
 def _parse_integer(plain: str) -> int:
     digits = plain.lstrip("+-")
-    # A leading zero alone means octal, which Python no longer says that way.
+    # YAML 1.1 reads 017 as octal; int(..., 0) rejects it.
     base = 8 if len(digits) > 1 and digits[0] == "0" and digits[1].isdigit() else 0
     return int(plain, base)
 
 
 def _parse_float(plain: str) -> int | float | None:
-    """A number, whole ones as integers because so Go writes them; None when it is too large."""
+    """Parse a number, a whole one as int as Go writes it; None when it is too large."""
     value = float(plain)
     if not math.isfinite(value):
         return None
@@ -218,7 +219,7 @@ def _parse_float(plain: str) -> int | float | None:
 
 
 class _YamlDumper(_Dumper):  # type: ignore[misc]  # one of two base classes, chosen above
-    """Quotes every string that would be read as something else."""
+    """Quotes every string that Go would read as another type."""
 
     def ignore_aliases(self, _data: object) -> bool:
         return True
