@@ -20,6 +20,7 @@ from typing import TextIO
 
 from treenail.clock import format_rfc3339
 
+JOURNAL_SOCKET = "/run/systemd/journal/socket"
 SYSLOG_IDENTIFIER = "treenail"
 _SEND_TIMEOUT_S = 0.1  # journald may be stopped or blocked; logging must not block the agent
 _MEMFD_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL

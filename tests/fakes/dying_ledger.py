@@ -12,30 +12,28 @@ import sys
 from pathlib import Path
 
 from treenail import log as journal
-from treenail.cli.node.run import JOURNAL_SOCKET, Agent
+from treenail.cli.node.run import Agent
+from treenail.clock import SystemClock
 from treenail.daemon.settings.settings import SETTINGS_FILE, PartialSettings, load_settings
 from treenail.host.filesystem.root import Root
-from treenail.host.system.kernel import HostKernel
+from treenail.host.machine import Machine
 from treenail.host.system.state_file import Json, Ledger
 
 ORDER = "die"
 
 
-class DyingLedger:
+class DyingLedger(Ledger):
     """A ledger that obeys the order in a file."""
 
-    def __init__(self, ledger: Ledger, order: Path) -> None:
-        self._ledger = ledger
+    def __init__(self, root: Root, order: Path) -> None:
+        super().__init__(root)
         self._order = order
-
-    def read_document(self) -> Json | None:
-        return self._ledger.read_document()
 
     def write_document(self, document: Json) -> None:
         when = self._when()
         if when == "before":
             self._die()
-        self._ledger.write_document(document)
+        super().write_document(document)
         if when == "after":
             self._die()
 
@@ -65,12 +63,12 @@ def main() -> int:
         root.resolve_path(SETTINGS_FILE), arguments, host_name="", is_required=False
     )
     journal.configure_logging(
-        root.resolve_path(JOURNAL_SOCKET), level=settings.log_level, stream=sys.stderr
+        root.resolve_path(journal.JOURNAL_SOCKET), level=settings.log_level, stream=sys.stderr
     )
-    ledger = Ledger(root)
-    with ledger.hold_lock():
-        dying = DyingLedger(ledger, root.prefix.parent / ORDER)
-        return Agent(settings, root, HostKernel(root), dying).run()
+    machine = Machine(root, clock=SystemClock())
+    with machine.ledger.hold_lock():
+        dying = DyingLedger(root, root.prefix.parent / ORDER)
+        return Agent(settings, machine, dying).run()
 
 
 if __name__ == "__main__":

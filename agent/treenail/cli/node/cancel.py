@@ -11,11 +11,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from treenail.clock import Clock, SystemClock
+from treenail.cli.node.local_machine import open_machine
 from treenail.daemon.local.requests import RequestFile
 from treenail.errors import HostError
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
 from treenail.host.system.kernel import HostKernel
 from treenail.host.system.state_file import Ledger
 from treenail.update.decision.request import (
@@ -35,19 +34,18 @@ _POLL_S = 0.1
 
 def print_cancel(arguments: argparse.Namespace) -> int:
     """Cancel the update in progress; raise `HostError` if there is none or it is too late."""
-    root, clock = Root(arguments.root or "/"), SystemClock()
-    ledger = Ledger(root)
+    machine = open_machine(arguments.root)
+    ledger = machine.ledger
     update = _read_record(ledger).update
     if update is None:
         raise HostError(
             "cannot cancel: no update of this node is in progress", remedy="see: treenail status"
         )
     _refuse_late_cancel(update)
-    boot_id = HostKernel(root).read_boot_id()
-    if not request_from_agent(root, UserRequest(RequestKind.CANCEL, update.id), clock):
-        _change_record(
-            ledger, lambda record: cancel_update(record, boot_id=boot_id, now=clock.now())
-        )
+    boot_id = HostKernel(machine.root).read_boot_id()
+    if not request_from_agent(machine, UserRequest(RequestKind.CANCEL, update.id)):
+        now = machine.clock.now()
+        _change_record(ledger, lambda record: cancel_update(record, boot_id=boot_id, now=now))
     # The agent may have requested the reboot before it read the request.
     after = _read_record(ledger).update
     if after is not None and after.id == update.id and after.phase is not Phase.CANCELLING:
@@ -62,13 +60,12 @@ def print_cancel(arguments: argparse.Namespace) -> int:
 
 def print_retry(arguments: argparse.Namespace) -> int:
     """Lift the quarantine; raise `HostError` if no target is quarantined."""
-    root = Root(arguments.root or "/")
-    ledger = Ledger(root)
-    quarantined = _read_record(ledger).quarantined
+    machine = open_machine(arguments.root)
+    quarantined = _read_record(machine.ledger).quarantined
     if quarantined is None:
         raise HostError("nothing to retry: no target is quarantined", remedy="see: treenail status")
-    if not request_from_agent(root, UserRequest(RequestKind.RETRY), SystemClock()):
-        _change_record(ledger, lambda record: replace(record, quarantined=None))
+    if not request_from_agent(machine, UserRequest(RequestKind.RETRY)):
+        _change_record(machine.ledger, lambda record: replace(record, quarantined=None))
     if arguments.json:
         print(json.dumps({"retried": _build_target_document(quarantined.target)}))
         return 0
@@ -76,15 +73,15 @@ def print_retry(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def request_from_agent(root: Root, request: UserRequest, clock: Clock) -> bool:
+def request_from_agent(machine: Machine, request: UserRequest) -> bool:
     """Send the request to the agent and wait for its answer; return False if no agent runs.
 
     Raises `HostError` if the agent does not answer.
     """
-    pid = Ledger(root).find_lock_holder()
+    pid = machine.ledger.find_lock_holder()
     if pid is None:
         return False
-    requests = RequestFile(HostFiles(root))
+    requests, clock = RequestFile(machine.files), machine.clock
     requests.write_request(request)
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGUSR1)

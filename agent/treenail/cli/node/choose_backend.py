@@ -1,4 +1,4 @@
-"""What manages the operating system of this host, and talking to it."""
+"""Choice of the back end that manages the operating system: rpm-ostree or bootc."""
 
 import json
 import logging
@@ -6,16 +6,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from treenail.clock import Clock
 from treenail.daemon.settings.settings import BackendSetting
 from treenail.errors import FileError, HostError
-from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import DeploymentStatus
 
 if TYPE_CHECKING:
-    # The port drags the whole daemon behind it.
+    # This import would load the whole daemon.
     from treenail.daemon.reconcile.interfaces import OSBackend
     from treenail.host.ostree.pins import OstreePins
 
@@ -30,48 +28,49 @@ _STATUS_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class BackendChoice:
-    """One of the two, and the reason, for people."""
+    """A back end, and the reason for it."""
 
     backend: BackendSetting
     reason: str
 
 
 def choose_backend(setting: BackendSetting, root: Root) -> BackendChoice:
-    """The back end that is set, or else the one that can do most of those that are installed."""
+    """Return the configured back end, or else the installed one, rpm-ostree if both are."""
     if setting is not BackendSetting.AUTO:
-        return BackendChoice(setting, "the setting backend says so")
+        return BackendChoice(setting, "selected by the setting backend")
     if root.resolve_path(_RPM_OSTREED_UNIT).exists():
         return BackendChoice(
             BackendSetting.RPM_OSTREE,
-            "it is installed, and changes kernel arguments and packages too",
+            "installed, and can also change kernel arguments and packages",
         )
     if root.resolve_path(_BOOTC_PROGRAM).exists():
-        return BackendChoice(BackendSetting.BOOTC, "it is installed, and rpm-ostree is not")
+        return BackendChoice(BackendSetting.BOOTC, "installed, without rpm-ostree")
     return BackendChoice(
-        BackendSetting.RPM_OSTREE, f"there is neither {_RPM_OSTREED_UNIT} nor {_BOOTC_PROGRAM}"
+        BackendSetting.RPM_OSTREE,
+        f"default: neither {_RPM_OSTREED_UNIT} nor {_BOOTC_PROGRAM} exists",
     )
 
 
-def is_composefs(root: Root, clock: Clock) -> bool:
-    """Whether bootc manages this host, and without OSTree, so that treenail can't."""
-    program = root.resolve_path(_BOOTC_PROGRAM)
+def is_composefs(machine: Machine) -> bool:
+    """Return whether bootc manages this host with composefs, without OSTree deployments."""
+    program = machine.root.resolve_path(_BOOTC_PROGRAM)
     if not program.exists():
         return False
     from treenail.host.bootc.status import is_composefs
 
+    # bootc status waits for the sysroot lock of any transaction, hence the time limit.
     command = [str(program), "status", "--json", "--format-version=1"]
-    with Machine(root, clock=clock) as machine:
-        try:
-            content = machine.unsandboxed.run_command(command, timeout_s=_STATUS_TIMEOUT_S)
-        except HostError as error:
-            log.info("bootc tells nothing of this host: %s", error)
-            return False
-        return is_composefs(content)
+    try:
+        content = machine.unsandboxed.run_command(command, timeout_s=_STATUS_TIMEOUT_S)
+    except HostError as error:
+        log.info("bootc status failed: %s", error)
+        return False
+    return is_composefs(content)
 
 
 def create_operating_system(choice: BackendChoice, machine: Machine) -> "OSBackend":
-    """The chosen back end."""
-    # Each is imported when it is asked for, so that a process has only what it runs.
+    """Create the chosen back end."""
+    # Imported late: a process loads only the back end that it uses.
     from treenail.daemon.checks.signature_policy import needs_signature
 
     signed = partial(needs_signature, machine.files)
@@ -85,25 +84,25 @@ def create_operating_system(choice: BackendChoice, machine: Machine) -> "OSBacke
 
 
 def create_pins(machine: Machine, os: "OSBackend") -> "OstreePins":
-    """What keeps deployments, whichever the back end."""
+    """Create the pins; both back ends pin with ``ostree admin pin``."""
     from treenail.host.ostree.pins import OstreePins
 
     return OstreePins(machine.jobs, machine.root, os.read_deployments)
 
 
-def read_deployments(root: Root, clock: Clock) -> DeploymentStatus:
-    """The deployments as the agent's back end sees them, for a command; raises `HostError`."""
-    with Machine(root, clock=clock) as machine:
-        os = create_operating_system(choose_backend(_find_agent_backend(root), root), machine)
-        found = os.read_deployments()
-        os.release_daemon()
-    return found
+def read_deployments(machine: Machine) -> DeploymentStatus:
+    """Read the deployments with the back end of the agent; raise `HostError`."""
+    choice = choose_backend(_find_agent_backend(machine), machine.root)
+    os = create_operating_system(choice, machine)
+    deployments = os.read_deployments()
+    os.release_daemon()
+    return deployments
 
 
-def _find_agent_backend(root: Root) -> BackendSetting:
-    """What the agent chose in this boot; if it has not run, what it would."""
+def _find_agent_backend(machine: Machine) -> BackendSetting:
+    """Return the back end that the agent chose in this boot, AUTO if no agent has run."""
     try:
-        content = HostFiles(root).read_file(STATUS_PATH, limit=_MAX_STATUS_BYTES)
+        content = machine.files.read_file(STATUS_PATH, limit=_MAX_STATUS_BYTES)
         match json.loads(content or b"{}"):
             case {"backend": {"name": str(name)}}:
                 return BackendSetting(name)

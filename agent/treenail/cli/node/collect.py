@@ -2,13 +2,11 @@
 
 import argparse
 import json
-import os
 import platform
 import shutil
 import socket
 import stat
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,15 +15,17 @@ from treenail import __version__
 from treenail.api.decode import Fields
 from treenail.cli.node import plan, status
 from treenail.cli.node.collect_bundle import STDOUT, Bundle
+from treenail.cli.node.local_machine import open_machine
 from treenail.cli.node.own_node import connect_own_node
 from treenail.cli.node.plan_node import plan_node
-from treenail.clock import Clock, SystemClock, format_rfc3339
+from treenail.clock import Clock, format_rfc3339
 from treenail.daemon.configuration import mcd_state
 from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
 from treenail.daemon.settings.settings import SETTINGS_FILE
 from treenail.errors import CommandError, FileError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
 from treenail.host.system.kernel import HostKernel
 from treenail.host.system.process import ProgramRunner
 from treenail.host.system.state_file import LEDGER_PATH, STATE_DIRECTORY
@@ -48,12 +48,13 @@ _MAX_FILES_LISTED = 500
 
 def main(arguments: argparse.Namespace) -> int:
     """Write the bundle, and print its path and its missing parts."""
-    clock = SystemClock()
+    machine = open_machine(arguments.root)
+    clock = machine.clock
     moment = format_rfc3339(clock.now()).replace(":", "")
     name = f"treenail-{socket.gethostname()}-{moment}"
     path = arguments.output or f"{name}.tar.gz"
     bundle = Bundle(name=name, now=clock.now())
-    collect_parts(bundle, Root(arguments.root or "/"), arguments.config, os.environ, clock)
+    collect_parts(bundle, machine, arguments.config)
     bundle.write_archive(path)
     # With -o - the archive is on the standard output.
     stream = sys.stderr if path == STDOUT else sys.stdout
@@ -70,15 +71,14 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def collect_parts(
-    bundle: Bundle, root: Root, config: str | None, environ: Mapping[str, str], clock: Clock
-) -> None:
+def collect_parts(bundle: Bundle, machine: Machine, config: str | None) -> None:
     """Add every part to the bundle, which records the cause of a missing one."""
-    files, kernel = HostFiles(root), HostKernel(root)
-    programs = ProgramRunner(clock, environ)
+    root, files, programs, clock = machine.root, machine.files, machine.programs, machine.clock
+    # Without a count of soft reboots, which would need the bus.
+    kernel = HostKernel(root)
     bundle.add_document("versions.json", partial(_read_versions, kernel, clock))
     bundle.add_document("boot.json", partial(_read_boot, kernel))
-    bundle.add_document("status.json", partial(status.collect_status, root, clock))
+    bundle.add_document("status.json", partial(status.collect_status, machine))
     bundle.add_document("live.json", partial(_read_document, files, status.STATUS_PATH))
     bundle.add_document("ledger.json", partial(_read_document, files, LEDGER_PATH))
     bundle.add_document("managed.json", partial(_read_document, files, OWNERSHIP_FILE))
@@ -86,11 +86,11 @@ def collect_parts(
     bundle.add_lines("kernel-arguments", lambda: "\n".join(kernel.read_command_line()))
     bundle.add_document("disks.json", partial(_measure_disks, root))
     bundle.add_document("files.json", partial(_list_files, root))
-    bundle.add_document("deployments.json", partial(_read_deployments, root, clock))
+    bundle.add_document("deployments.json", partial(_read_deployments, machine))
     bundle.add_document("bootc.json", partial(_read_bootc_status, programs))
-    bundle.add_document("plan.json", partial(_plan_this_node, root, config, clock))
-    bundle.add_document("drift.json", partial(_find_drift, root, config, clock))
-    bundle.add_document("node.json", partial(_read_own_node, root, config, clock))
+    bundle.add_document("plan.json", partial(_plan_this_node, machine, config))
+    bundle.add_document("drift.json", partial(_find_drift, machine, config))
+    bundle.add_document("node.json", partial(_read_own_node, machine, config))
     bundle.add_lines("failed-units", partial(_list_failed_units, programs))
     for unit in JOURNAL_UNITS:
         bundle.add_lines(f"journal/{unit}", partial(_read_journal, programs, root, unit))
@@ -162,22 +162,22 @@ def _list_files(root: Root) -> list[Json]:
     return entries
 
 
-def _read_deployments(root: Root, clock: Clock) -> Json:
+def _read_deployments(machine: Machine) -> Json:
     # Imported late: all other parts can be read without a bus.
     from treenail.cli.node.choose_backend import read_deployments
 
-    return asdict(read_deployments(root, clock))
+    return asdict(read_deployments(machine))
 
 
-def _plan_this_node(root: Root, config: str | None, clock: Clock) -> Json:
-    found, notes = plan_node(root, config, None, clock)
+def _plan_this_node(machine: Machine, config: str | None) -> Json:
+    found, notes = plan_node(machine, config, None)
     return {**plan.build_plan_document(found), "notes": list(notes)}
 
 
-def _find_drift(root: Root, config: str | None, clock: Clock) -> object:
+def _find_drift(machine: Machine, config: str | None) -> object:
     from treenail.cli.node.drift import build_drift_documents
 
-    return build_drift_documents(root, config, clock)
+    return build_drift_documents(machine, config)
 
 
 def _read_bootc_status(programs: ProgramRunner) -> object:
@@ -186,9 +186,9 @@ def _read_bootc_status(programs: ProgramRunner) -> object:
     )
 
 
-def _read_own_node(root: Root, config: str | None, clock: Clock) -> Json:
+def _read_own_node(machine: Machine, config: str | None) -> Json:
     """Read the parts of the Node that concern treenail."""
-    with connect_own_node(root, config, clock) as node:
+    with connect_own_node(machine, config) as node:
         fields = Fields.from_json(node.read_node(), "Node")
     metadata, spec = fields.get_object("metadata"), fields.get_object("spec")
     annotations = metadata.get_object("annotations").values

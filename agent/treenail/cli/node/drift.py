@@ -14,13 +14,12 @@ from treenail.cli.main import EXIT_DEGRADED
 from treenail.cli.node.cancel import request_from_agent
 from treenail.cli.node.local_machine import (
     create_inspector_and_runner,
-    create_labelled_disk,
     create_unit_states,
+    open_machine,
 )
 from treenail.cli.node.once import read_stored_config
 from treenail.cli.node.own_node import load_node_settings
 from treenail.cli.terminal import Painter, create_painter
-from treenail.clock import Clock, SystemClock
 from treenail.config.drift import Drift, DriftAttribute, compute_expected_entries
 from treenail.config.redact import FileDiff, compute_redacted_diff
 from treenail.config.wanted import WantedOS, WantedState, read_wanted_state
@@ -29,10 +28,7 @@ from treenail.daemon.configuration.config_cache import ConfigCache
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
 from treenail.daemon.configuration.drift_repair import NodeConfigs
 from treenail.errors import FileError, HostError, UnreachableError, UsageError
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
-from treenail.host.system.kernel import HostKernel
-from treenail.host.system.state_file import Ledger
+from treenail.host.machine import Machine
 from treenail.update.decision.request import RequestKind, UserRequest
 from treenail.update.drift.drift_policy import BOOT_ATTRIBUTES, DriftReaction, format_drift_remedy
 from treenail.update.drift.drift_repair import plan_repair
@@ -61,8 +57,7 @@ class ReportedDrift:
 
 def main(arguments: argparse.Namespace) -> int:
     """Print drift, or repair it; return 4 if something has drifted."""
-    root, clock = Root(arguments.root or "/"), SystemClock()
-    inspector = _DriftInspector(root, arguments.config, clock)
+    inspector = _DriftInspector(open_machine(arguments.root), arguments.config)
     found = inspector.find_drifts()
     if arguments.repair:
         inspector.repair_drifts(_choose_drifts(found, arguments.repair))
@@ -82,9 +77,9 @@ def main(arguments: argparse.Namespace) -> int:
     return EXIT_DEGRADED if found else 0
 
 
-def build_drift_documents(root: Root, config: str | None, clock: Clock) -> list[Json]:
+def build_drift_documents(machine: Machine, config: str | None) -> list[Json]:
     """Build the JSON documents of all drift."""
-    return [*map(_build_document, _DriftInspector(root, config, clock).find_drifts())]
+    return [*map(_build_document, _DriftInspector(machine, config).find_drifts())]
 
 
 def format_drifts(found: Sequence[ReportedDrift], current: Target, paint: Painter) -> Iterator[str]:
@@ -114,13 +109,12 @@ class OfflineCluster:
 class _DriftInspector:
     """Compare this machine with its config, and repair it."""
 
-    def __init__(self, root: Root, config: str | None, clock: Clock) -> None:
-        self._root = root
-        self._clock = clock
-        self._files = HostFiles(root)
-        self._is_running = root.prefix == Path("/")
-        self._policy = load_node_settings(root, config).drift.policy
-        self.current = records.from_json(Ledger(root).read_document()).current
+    def __init__(self, machine: Machine, config: str | None) -> None:
+        self._machine = machine
+        self._files = machine.files
+        self._is_running = machine.root.prefix == Path("/")
+        self._policy = load_node_settings(machine.root, config).drift.policy
+        self.current = records.from_json(machine.ledger.read_document()).current
         if self.current.config:
             self._desired, self._expected = self._read_node_config()
         else:
@@ -151,8 +145,8 @@ class _DriftInspector:
 
     def find_drifts(self) -> list[ReportedDrift]:
         """Find all drift, sorted by path."""
-        states = create_unit_states(self._root, is_running=self._is_running)
-        check = DriftCheck(self._root, states, create_labelled_disk(self._root))
+        states = create_unit_states(self._machine, is_running=self._is_running)
+        check = DriftCheck(self._machine, states)
         found = check.check_everything(self._expected, self._read_booted_state())
         return [
             ReportedDrift(drift, self._policy.choose_reaction(drift), self._diff_contents(drift))
@@ -163,12 +157,12 @@ class _DriftInspector:
     def repair_drifts(self, drifts: Sequence[Drift]) -> None:
         """Repair drift through the agent, or directly if no agent runs."""
         paths = tuple(dict.fromkeys(drift.subject for drift in drifts))
-        if request_from_agent(
-            self._root, UserRequest(RequestKind.REPAIR, paths=paths), self._clock
-        ):
+        if request_from_agent(self._machine, UserRequest(RequestKind.REPAIR, paths=paths)):
             return
-        with Ledger(self._root).hold_lock():
-            inspector, runner = create_inspector_and_runner(self._root, is_running=self._is_running)
+        with self._machine.ledger.hold_lock():
+            inspector, runner = create_inspector_and_runner(
+                self._machine, is_running=self._is_running
+            )
             old = inspector.read_ownership()
             inventory = inspector.inspect_machine(old, self._desired)
             steps = plan_steps(old, self._desired, inventory, config=self.current.config).steps
@@ -179,14 +173,14 @@ class _DriftInspector:
         from treenail.cli.node.choose_backend import read_deployments
 
         try:
-            arguments = HostKernel(self._root).read_command_line()
+            arguments = self._machine.kernel.read_command_line()
         except FileError:
             if self._is_running:
                 raise
             # A directory tree was never booted: assume the arguments of the config.
             arguments = self._desired.os.kernel_arguments
         try:
-            booted = read_deployments(self._root, self._clock).booted
+            booted = read_deployments(self._machine).booted
         except HostError:
             booted = None
         return BootedState(
@@ -200,7 +194,7 @@ class _DriftInspector:
         contents = entry.contents or ""
         old = contents.decode_bytes() if isinstance(contents, Contents) else contents.encode()
         new = self._files.read_file(drift.subject, limit=_MAX_FILE_BYTES)
-        mode = self._root.resolve_path(drift.subject).stat().st_mode & (entry.mode or 0)
+        mode = self._machine.root.resolve_path(drift.subject).stat().st_mode & (entry.mode or 0)
         return compute_redacted_diff(old, new, path=drift.subject, mode=mode)
 
 

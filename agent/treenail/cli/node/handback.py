@@ -8,9 +8,8 @@ from pathlib import Path
 from treenail.api.decode import Fields, load_json
 from treenail.api.machineconfig import MachineConfig
 from treenail.cli.files import read_machine_config
-from treenail.cli.node.local_machine import create_inspector_and_runner
+from treenail.cli.node.local_machine import create_inspector_and_runner, open_machine
 from treenail.cli.node.own_node import connect_own_node, load_node_settings
-from treenail.clock import SystemClock
 from treenail.config.wanted import read_wanted_state
 from treenail.daemon.configuration.config_cache import DIRECTORY
 from treenail.daemon.configuration.inspect import MachineInspector
@@ -19,8 +18,7 @@ from treenail.daemon.configuration.mcd_state import CURRENT_CONFIG
 from treenail.daemon.settings.settings import ImageFiles
 from treenail.errors import DriftError, TreenailError, UsageError
 from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
-from treenail.host.system.state_file import Ledger
+from treenail.host.machine import Machine
 from treenail.update.handback import check_handback, compute_handback_annotations
 from treenail.update.impact.impact import apply_image_mode
 from treenail.update.state import record as records
@@ -35,13 +33,15 @@ _MAX_CONFIG_BYTES = 64 * 1024 * 1024
 
 def main(arguments: argparse.Namespace) -> int:
     """Hand the node over; refuse, before any change, a machine that the MCD would degrade."""
-    root = Root(arguments.root or "/")
-    ledger = Ledger(root)
+    machine = open_machine(arguments.root)
+    root, ledger = machine.root, machine.ledger
     with ledger.hold_lock():
         record = records.from_json(ledger.read_document())
         check_handback(record)
-        config = _read_current_config(arguments.file, HostFiles(root), record.current.config)
-        inspector, runner = create_inspector_and_runner(root, is_running=root.prefix == Path("/"))
+        config = _read_current_config(arguments.file, machine.files, record.current.config)
+        inspector, runner = create_inspector_and_runner(
+            machine, is_running=root.prefix == Path("/")
+        )
         runner.undo.ensure_none_interrupted()
         image_files = load_node_settings(root, arguments.config).image_files
         _refuse_drift(
@@ -53,7 +53,7 @@ def main(arguments: argparse.Namespace) -> int:
             )
         )
         paths = hand_back_node(root, config, record.current)
-    changes, problem = _annotate_node(root, arguments.config, record.current)
+    changes, problem = _annotate_node(machine, arguments.config, record.current)
     if arguments.json:
         document = {"files": list(paths), "annotations": changes, "problem": problem}
         print(json.dumps(document, indent=1))
@@ -128,12 +128,12 @@ def _refuse_drift(differing_steps: Sequence[ConfigStep]) -> None:
 
 
 def _annotate_node(
-    root: Root, config: str | None, current: Target
+    machine: Machine, config: str | None, current: Target
 ) -> tuple[AnnotationChanges, str]:
     """Annotate the Node; return the changes and, if they are still to make, the cause."""
     found: Mapping[str, str] = {}
     try:
-        with connect_own_node(root, config, SystemClock()) as node:
+        with connect_own_node(machine, config) as node:
             found = (
                 Fields.from_json(node.read_node(), "Node")
                 .get_object("metadata")

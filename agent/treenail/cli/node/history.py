@@ -6,10 +6,9 @@ import os
 import sys
 from collections.abc import Iterator
 
+from treenail.cli.node.local_machine import open_machine
 from treenail.cli.terminal import Painter, create_painter, format_duration, format_time
 from treenail.clock import format_rfc3339
-from treenail.host.filesystem.root import Root
-from treenail.host.system.state_file import Ledger
 from treenail.update.state import record as records
 from treenail.update.state.record import PastUpdate, Target, UpdateOutcome
 
@@ -24,7 +23,7 @@ _OUTCOME_COLOURS = {
 
 def main(arguments: argparse.Namespace) -> int:
     """Print the last updates, newest first."""
-    record = records.from_json(Ledger(Root(arguments.root or "/")).read_document())
+    record = records.from_json(open_machine(arguments.root).ledger.read_document())
     shown = record.history[: arguments.number]
     if arguments.json:
         print(json.dumps([_build_document(past) for past in shown], indent=1))

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING
 from treenail.api.machineconfig import DEFAULT_KERNEL, MachineConfig
 from treenail.cli.files import read_machine_config
 from treenail.cli.main import EXIT_REBOOT_NEEDED, flush_output
-from treenail.cli.node.local_machine import create_inspector_and_runner
+from treenail.cli.node.local_machine import create_inspector_and_runner, open_machine
 from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.daemon.configuration.apply import RecoveryOutcome, recover_interrupted
 from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.errors import ConfigError, FileError, HostError, IgnitionError, LedgerError
 from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
-from treenail.host.system.state_file import Ledger
+from treenail.host.machine import Machine
 from treenail.update.steps.plan import plan_steps
 from treenail.update.steps.steps import ConfigStep
 
@@ -69,10 +68,10 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _apply_file(arguments: argparse.Namespace) -> int:
-    root = Root(arguments.root or "/")
+    machine = open_machine(arguments.root)
     config = read_machine_config(arguments.file)
-    is_running = root.prefix == Path("/") and not arguments.no_services
-    result = apply_once(config, root, is_running=is_running)
+    is_running = machine.root.prefix == Path("/") and not arguments.no_services
+    result = apply_once(config, machine, is_running=is_running)
     try:
         _print_result(result, is_json=arguments.json)
     except OSError:
@@ -92,7 +91,7 @@ def _print_result(result: OnceResult, *, is_json: bool) -> None:
     flush_output()
 
 
-def apply_once(config: MachineConfig, root: Root, *, is_running: bool) -> OnceResult:
+def apply_once(config: MachineConfig, machine: Machine, *, is_running: bool) -> OnceResult:
     """Apply the config below the root; reload and restart services if ``is_running``.
 
     Raises `ConfigError` before any change, and `StepError` after an undo of all changes.
@@ -100,12 +99,12 @@ def apply_once(config: MachineConfig, root: Root, *, is_running: bool) -> OnceRe
     wanted = read_wanted_state(config)
     _refuse_included_configs(config)
     skipped = tuple(_find_skipped_parts(config, wanted))
-    with Ledger(root).hold_lock():
-        inspector, runner = create_inspector_and_runner(root, is_running=is_running)
+    with machine.ledger.hold_lock():
+        inspector, runner = create_inspector_and_runner(machine, is_running=is_running)
         recovery = recover_interrupted(runner)
         if runner.pending.find_owner():
             raise LedgerError(
-                f"cannot apply the config: the agent has an update of {root.prefix} in progress",
+                f"cannot apply the config: the agent updates {machine.root.prefix}",
                 remedy="wait for it, or run: treenail cancel",
             )
         old = inspector.read_ownership()
@@ -119,15 +118,15 @@ def apply_once(config: MachineConfig, root: Root, *, is_running: bool) -> OnceRe
             recover_interrupted(runner)
             raise
         # Without a step the stored config is the same, and writing a large one takes seconds.
-        needs_copy = steps or not has_stored_config(HostFiles(root))
-        notes = (*found.notes, *(_store_config(config, root) if needs_copy else ()))
+        needs_copy = steps or not has_stored_config(machine.files)
+        notes = (*found.notes, *(_store_config(config, machine.files) if needs_copy else ()))
     return OnceResult(steps, notes, skipped, disruption, recovery)
 
 
-def _store_config(config: MachineConfig, root: Root) -> Iterator[str]:
+def _store_config(config: MachineConfig, files: HostFiles) -> Iterator[str]:
     """Store the config; yield a note if that fails, because the change itself succeeded."""
     try:
-        store_config(HostFiles(root), config)
+        store_config(files, config)
     except FileError as error:
         yield f"treenail drift cannot compare with this config: {error}"
 

@@ -1,5 +1,7 @@
 """Settings and Node of this machine, for commands that also work without them."""
 
+import argparse
+import logging
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -8,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from treenail.api.disruptionpolicy import DEFAULT_POLICY, ClusterDisruptionPolicy, DisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
-from treenail.clock import Clock
 from treenail.daemon.settings.settings import (
     SETTINGS_FILE,
     AgentSettings,
@@ -17,6 +18,7 @@ from treenail.daemon.settings.settings import (
 )
 from treenail.errors import NotFoundError
 from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
 from treenail.kube.resources import MACHINECONFIGS, MACHINECONFIGURATIONS, NODES
 
 if TYPE_CHECKING:
@@ -26,10 +28,24 @@ Json = dict[str, object]
 _CALL_TIMEOUT_S = 5.0
 
 
+def load_agent_settings(arguments: argparse.Namespace) -> AgentSettings:
+    """Load the settings for ``run`` and ``firstboot``; options take precedence over the file."""
+    given = PartialSettings(
+        kubeconfig=getattr(arguments, "kubeconfig", None),
+        node_name=getattr(arguments, "node_name", None),
+        root=arguments.root,
+        log_level=logging.DEBUG if arguments.verbose else None,
+    )
+    return _load_file(Root(arguments.root or "/"), arguments.config, given)
+
+
 def load_node_settings(root: Root, config: str | None) -> AgentSettings:
     """Load the settings of the agent; raise `UsageError` if they are invalid."""
+    return _load_file(root, config, PartialSettings(root=str(root.prefix)))
+
+
+def _load_file(root: Root, config: str | None, given: PartialSettings) -> AgentSettings:
     path = Path(config) if config else root.resolve_path(SETTINGS_FILE)
-    given = PartialSettings(root=str(root.prefix))
     return load_settings(
         path, given, host_name=socket.gethostname(), is_required=config is not None
     )
@@ -66,14 +82,14 @@ class OwnNode:
 
 
 @contextmanager
-def connect_own_node(root: Root, config: str | None, clock: Clock) -> Iterator[OwnNode]:
+def connect_own_node(machine: Machine, config: str | None) -> Iterator[OwnNode]:
     """Connect to the API server with a short timeout; raise `UsageError` without a kubeconfig."""
     # Imported late: most commands do not need TLS.
     from treenail.kube.client import Client
     from treenail.kube.kubeconfig import read_kubeconfig
     from treenail.kube.transport import HttpTransport
 
-    settings = load_node_settings(root, config)
-    connection = read_kubeconfig(settings.kubeconfig, locate=root.resolve_path)
-    with closing(HttpTransport(connection, clock)) as transport:
+    settings = load_node_settings(machine.root, config)
+    connection = read_kubeconfig(settings.kubeconfig, locate=machine.root.resolve_path)
+    with closing(HttpTransport(connection, machine.clock)) as transport:
         yield OwnNode(Client(transport, limit_s=_CALL_TIMEOUT_S), settings.node_name)

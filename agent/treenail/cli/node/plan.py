@@ -10,9 +10,7 @@ from treenail.api import documents
 from treenail.api.disruptionpolicy import DEFAULT_POLICY, ClusterDisruptionPolicy, DisruptionPolicy
 from treenail.cli.files import STDIN, read_input, read_machine_config
 from treenail.cli.terminal import Painter, create_painter
-from treenail.clock import SystemClock
 from treenail.errors import UsageError
-from treenail.host.filesystem.root import Root
 from treenail.update.impact.preview import (
     ChangeMark,
     Preview,
@@ -113,11 +111,11 @@ def build_plan_document(found: Preview) -> Json:
 
 def _plan_this_node(arguments: argparse.Namespace) -> tuple[Preview, tuple[str, ...]]:
     # Imported late: two files need neither a machine nor a cluster.
+    from treenail.cli.node.local_machine import open_machine
     from treenail.cli.node.plan_node import plan_node
 
-    root = Root(arguments.root or "/")
     policy = _read_policy(arguments.policy) if arguments.policy else None
-    return plan_node(root, arguments.config, policy, SystemClock())
+    return plan_node(open_machine(arguments.root), arguments.config, policy)
 
 
 def _plan_files(arguments: argparse.Namespace) -> tuple[Preview, tuple[str, ...]]:

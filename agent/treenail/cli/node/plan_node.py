@@ -10,16 +10,12 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.meta import ObjectMeta
 from treenail.cli.node.local_machine import create_inspector_and_runner
 from treenail.cli.node.own_node import connect_own_node, load_node_settings
-from treenail.clock import Clock
 from treenail.config.wanted import read_wanted_state
 from treenail.daemon.configuration.config_cache import ConfigCache
 from treenail.daemon.reconcile.observe import summarize_deployments
 from treenail.daemon.settings.settings import DrainMode, ImageFiles, RebootMode
 from treenail.errors import ClusterError, HostError, UsageError
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
-from treenail.host.system.kernel import HostKernel
-from treenail.host.system.state_file import Ledger
+from treenail.host.machine import Machine
 from treenail.update.impact.impact import apply_image_mode
 from treenail.update.impact.os_change import RunningOS, compute_os_change
 from treenail.update.impact.preview import MachinePlan, Preview, preview_update
@@ -32,23 +28,23 @@ T = TypeVar("T")
 
 
 def plan_node(
-    root: Root, config: str | None, policy: DisruptionPolicy | None, clock: Clock
+    machine: Machine, config: str | None, policy: DisruptionPolicy | None
 ) -> tuple[Preview, tuple[str, ...]]:
     """Plan the next update of this node; also return notes on what the plan does not consider.
 
     Works without the API server for configs that the agent has read before. Raises `UsageError`
     and `HostError` if a config is missing.
     """
-    settings = load_node_settings(root, config)
+    settings = load_node_settings(machine.root, config)
     has_files_in_image = settings.image_files is ImageFiles.BAKED
-    record = records.from_json(Ledger(root).read_document())
-    target = read_desired_target(root, record)
+    record = records.from_json(machine.ledger.read_document())
+    target = read_desired_target(machine, record)
     if not target.config:
         raise UsageError(
             "cannot plan: the desired target of this node is not known",
             remedy="start the agent, which reads it: systemctl start treenail",
         )
-    sources = _PlanSources(root, config, clock)
+    sources = _PlanSources(machine, config)
     quarantined = record.quarantined
     if quarantined is not None and quarantined.target == target:
         sources.notes.append(
@@ -68,21 +64,21 @@ def plan_node(
             f"this machine stores no copy of {current.config}: its files are not considered"
         )
     old = old or MachineConfig(metadata=ObjectMeta(name=current.config))
-    machine = _inspect_machine(
-        root, old, new, target, sources.notes, clock, has_files_in_image=has_files_in_image
+    machine_plan = _inspect_machine(
+        machine, old, new, target, sources.notes, has_files_in_image=has_files_in_image
     )
-    if machine is not None and target == current:
+    if machine_plan is not None and target == current:
         # Drift alone starts no update; the drift policy decides about it.
-        if any(not isinstance(step, BackUpEntry | RecordOwnership) for step in machine.steps):
+        if any(not isinstance(step, BackUpEntry | RecordOwnership) for step in machine_plan.steps):
             sources.notes.append("something has drifted; see: treenail drift")
-        machine = None
+        machine_plan = None
     found = preview_update(
         old,
         new,
         policy or sources.find_policy(),
         images=(current.image, target.image),
         has_files_in_image=has_files_in_image,
-        machine=machine,
+        machine=machine_plan,
     )
     if settings.reboot is RebootMode.AUTO and found.needs_reboot and found.can_keep_kernel:
         sources.notes.append(
@@ -95,13 +91,13 @@ def plan_node(
     return found, tuple(sources.notes)
 
 
-def read_desired_target(root: Root, record: LedgerRecord) -> Target:
+def read_desired_target(machine: Machine, record: LedgerRecord) -> Target:
     """Return the desired target that the agent read last."""
     from treenail.cli.node.status import STATUS_PATH
 
     if record.update is not None:
         return record.update.target
-    content = HostFiles(root).read_file(STATUS_PATH)
+    content = machine.files.read_file(STATUS_PATH)
     try:
         status = json.loads(content) if content else {}
         desired = status.get("desired") or {}
@@ -116,21 +112,20 @@ class _PlanSources:
     After one error the API server is skipped, so that a command waits for one timeout only.
     """
 
-    def __init__(self, root: Root, config: str | None, clock: Clock) -> None:
-        self._root = root
+    def __init__(self, machine: Machine, config: str | None) -> None:
+        self._machine = machine
         self._config = config
-        self._clock = clock
         self._unreachable_reason = ""
         self.notes: list[str] = []
 
     def find_config(self, name: str) -> MachineConfig | None:
         """Return the stored or the fetched config; None if neither is available."""
-        cached = ConfigCache(HostFiles(self._root), self).read_cached(name)
+        cached = ConfigCache(self._machine.files, self).read_cached(name)
         return cached or self._query_cluster(lambda: self.fetch_machine_config(name))
 
     def fetch_machine_config(self, name: str) -> MachineConfig:
         """Fetch the config from the API server; raise `ClusterError` or `ConfigError`."""
-        with connect_own_node(self._root, self._config, self._clock) as node:
+        with connect_own_node(self._machine, self._config) as node:
             return node.machine_config(name)
 
     def find_policy(self) -> DisruptionPolicy:
@@ -143,7 +138,7 @@ class _PlanSources:
         return found or DEFAULT_POLICY
 
     def _fetch_policy(self) -> DisruptionPolicy:
-        with connect_own_node(self._root, self._config, self._clock) as node:
+        with connect_own_node(self._machine, self._config) as node:
             return node.fetch_policy()
 
     def _query_cluster(self, query: Callable[[], T]) -> T | None:
@@ -157,12 +152,11 @@ class _PlanSources:
 
 
 def _inspect_machine(
-    root: Root,
+    machine: Machine,
     old: MachineConfig,
     new: MachineConfig,
     target: Target,
     notes: list[str],
-    clock: Clock,
     *,
     has_files_in_image: bool,
 ) -> MachinePlan | None:
@@ -170,7 +164,9 @@ def _inspect_machine(
     wanted = read_wanted_state(new)
     wanted = apply_image_mode(wanted) if target.image and has_files_in_image else wanted
     try:
-        inspector, _ = create_inspector_and_runner(root, is_running=root.prefix == Path("/"))
+        inspector, _ = create_inspector_and_runner(
+            machine, is_running=machine.root.prefix == Path("/")
+        )
         owned = inspector.read_ownership()
         inventory = inspector.inspect_machine(owned, wanted)
         steps = plan_steps(owned, wanted, inventory, config=new.name).steps
@@ -178,7 +174,7 @@ def _inspect_machine(
         notes.append(f"the plan compares the configs only, not this machine: {error}")
         return None
     try:
-        running = _read_running_os(root, clock)
+        running = _read_running_os(machine)
     except HostError as error:
         notes.append(f"the plan assumes that the booted deployment matches the config: {error}")
         return MachinePlan(steps, None)
@@ -187,9 +183,9 @@ def _inspect_machine(
     )
 
 
-def _read_running_os(root: Root, clock: Clock) -> RunningOS:
+def _read_running_os(machine: Machine) -> RunningOS:
     from treenail.cli.node.choose_backend import read_deployments
 
     return summarize_deployments(
-        read_deployments(root, clock), HostKernel(root).read_command_line()
+        read_deployments(machine), machine.kernel.read_command_line()
     ).running

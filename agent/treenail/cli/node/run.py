@@ -1,28 +1,31 @@
-"""``treenail run``: wires the daemon and runs it until it is told to stop."""
+"""``treenail run``: construct the node agent and run it until SIGTERM or SIGINT."""
 
 import argparse
 import gc
 import logging
-import os
 import signal
-import socket
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 
 from treenail import log as journal
 from treenail.api import annotations as key
 from treenail.api.annotations import NodeState
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
 from treenail.cli.node.choose_backend import (
+    STATUS_PATH,
+    BackendChoice,
     choose_backend,
     create_operating_system,
     create_pins,
     is_composefs,
 )
-from treenail.cli.node.local_machine import create_labelled_disk
+from treenail.cli.node.local_machine import (
+    create_inspector_and_runner,
+    create_unit_states,
+    open_machine,
+)
+from treenail.cli.node.own_node import load_agent_settings
 from treenail.cli.node.run_probes import create_health_checks, create_preflight
 from treenail.clock import SystemClock
 from treenail.daemon.cluster.controller_config import ControllerConfigSync
@@ -31,28 +34,23 @@ from treenail.daemon.cluster.pull_secrets import PullSecrets
 from treenail.daemon.configuration.config_cache import ConfigCache
 from treenail.daemon.configuration.drift import DriftCheck
 from treenail.daemon.configuration.drift_repair import DriftRepairer, NodeConfigs
-from treenail.daemon.configuration.inspect import MachineInspector, SystemdUnitStates
 from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.daemon.configuration.mcd_state import MCDState
 from treenail.daemon.configuration.path_watcher import InotifyPathWatcher
-from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.daemon.local.metrics import DriftMetrics
 from treenail.daemon.local.requests import RequestFile
 from treenail.daemon.local.status_file import StatusFile
+from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.daemon.reconcile.crash_counter import CrashCounter
-from treenail.daemon.reconcile.interfaces import LedgerStore, NodeInterfaces, OSBackend
-from treenail.daemon.reconcile.loop import LoopTiming, ReconcileLoop
+from treenail.daemon.reconcile.interfaces import OSBackend
+from treenail.daemon.reconcile.loop import LoopTiming, ReconcileLoop, Wakeup
 from treenail.daemon.reconcile.observe import Observer
-from treenail.daemon.reconcile.wakeup import Wakeup
 from treenail.daemon.settings.settings import (
-    SETTINGS_FILE,
     AgentSettings,
     BackendSetting,
     DrainMode,
     ImageFiles,
-    PartialSettings,
     RebootMode,
-    load_settings,
 )
 from treenail.errors import (
     ClusterError,
@@ -62,17 +60,11 @@ from treenail.errors import (
     TreenailError,
     UnreachableError,
 )
-from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.watch import TransactionLimits
-from treenail.host.system.kernel import HostKernel
 from treenail.host.system.state_file import Ledger
-from treenail.host.system.users import ShadowFile
-from treenail.host.systemd.bus import SystemBus
 from treenail.host.systemd.logind import Logind
-from treenail.host.systemd.sd_notify import SystemdNotifier
-from treenail.host.systemd.systemd import Systemd
 from treenail.kube.client import Client, Json
 from treenail.kube.events import EventRecorder
 from treenail.kube.kubeconfig import read_kubeconfig
@@ -84,126 +76,107 @@ from treenail.update.status import format_reason
 
 log = logging.getLogger(__name__)
 
-STATUS_PATH = "/run/treenail/status.json"
-JOURNAL_SOCKET = "/run/systemd/journal/socket"
 EXIT_UNMANAGED = 5
-"""The host is one that treenail can't manage; to start it again changes nothing."""
+"""treenail cannot manage this host; a restart does not change that."""
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run the agent; returns when it was told to stop, or when this host is not its business."""
-    if _roll_back_after_crashes(
-        Root(arguments.root or "/"), lambda error: _report_damaged_ledger(arguments, error)
-    ):
-        return 0
-    settings = _load_settings(arguments)
+    """Run the agent; return after a signal, or at once on a host that it cannot manage."""
+    with open_machine(arguments.root) as machine:
+        if _roll_back_after_crashes(machine, arguments):
+            return 0
+    settings = load_agent_settings(arguments)
     root = Root(settings.root)
     journal.configure_logging(
-        root.resolve_path(JOURNAL_SOCKET), level=settings.log_level, stream=sys.stderr
+        root.resolve_path(journal.JOURNAL_SOCKET), level=settings.log_level, stream=sys.stderr
     )
-    kernel = _create_kernel(root)
-    if not kernel.is_ostree_booted():
-        return _report_unmanaged_host(root)
-    ledger = Ledger(root)
-    with ledger.hold_lock():
-        return Agent(settings, root, kernel, ledger).run()
+    machine = Machine(
+        root,
+        clock=SystemClock(),
+        heartbeat=lambda: machine.notifier.notify_watchdog(),  # noqa: PLW0108 - not bound yet
+        limits=TransactionLimits(settings.limits.stage_s, settings.limits.stall_s),
+    )
+    if not machine.kernel.is_ostree_booted():
+        return _report_unmanaged_host(machine)
+    with machine.ledger.hold_lock():
+        return Agent(settings, machine, machine.ledger).run()
 
 
-def _report_unmanaged_host(root: Root) -> int:
-    """What there is to do on a host that was not booted from OSTree: to say so, once."""
-    # A service that leaves before it is ready has failed, and is started again.
-    SystemdNotifier(os.environ).notify_ready()
-    if is_composefs(root, SystemClock()):
+def _report_unmanaged_host(machine: Machine) -> int:
+    """Log why the agent ends on a host that was not booted from OSTree."""
+    # systemd counts a Type=notify service that exits before READY=1 as failed, and restarts it.
+    machine.notifier.notify_ready()
+    if is_composefs(machine):
         log.error(
-            "bootc manages %s with its composefs back end; treenail needs OSTree deployments to "
-            "stage, keep and go back to, and leaves this host alone",
-            root.prefix,
+            "cannot manage %s: bootc uses its composefs back end, which has no OSTree deployments "
+            "to stage, pin and roll back to",
+            machine.root.prefix,
         )
         return EXIT_UNMANAGED
-    log.info("%s is not booted from OSTree; there is nothing to do", root.prefix)
+    log.info("%s is not booted from OSTree; nothing to do", machine.root.prefix)
     return 0
 
 
-def _roll_back_after_crashes(root: Root, report_damage: Callable[[LedgerError], None]) -> bool:
-    """Whether the node is on its way back, as this was one start too many.
+def _roll_back_after_crashes(machine: Machine, arguments: argparse.Namespace) -> bool:
+    """Count this start; return whether the crash counter started a rollback.
 
-    Before the settings are read, for they may be what makes the agent crash. A ledger that can't be
-    read is told by ``report_damage`` before it is raised.
+    This runs before the settings are read, because they may be the cause of the crashes.
     """
-    journal.configure_logging(
-        root.resolve_path(JOURNAL_SOCKET), level=logging.INFO, stream=sys.stderr
-    )
-    kernel, clock, ledger = _create_kernel(root), SystemClock(), Ledger(root)
+    socket_path = machine.root.resolve_path(journal.JOURNAL_SOCKET)
+    journal.configure_logging(socket_path, level=logging.INFO, stream=sys.stderr)
 
-    def machine() -> tuple[OSBackend, Logind, NodeConfiguration]:
-        bus = SystemBus()
-        disk = create_labelled_disk(root)
-        shadow, systemd = ShadowFile(root, clock, disk), Systemd(bus, clock)
-        survey = MachineInspector(root, shadow, disk, SystemdUnitStates(systemd))
-        runner = StepRunner(root, shadow, disk, systemd)
-        choice = choose_backend(BackendSetting.AUTO, root)
-        os = create_operating_system(choice, Machine(root, clock=clock, bus=bus))
-        return os, Logind(bus), NodeConfiguration(survey, runner)
+    def create_interfaces() -> tuple[OSBackend, Logind, NodeConfiguration]:
+        inspector, runner = create_inspector_and_runner(machine, is_running=True)
+        choice = choose_backend(BackendSetting.AUTO, machine.root)
+        os = create_operating_system(choice, machine)
+        return os, machine.logind, NodeConfiguration(inspector, runner)
 
-    if not kernel.is_ostree_booted():
+    if not machine.kernel.is_ostree_booted():
         return False
-    with ledger.hold_lock():
+    with machine.ledger.hold_lock():
+        counter = CrashCounter(
+            machine.ledger, machine.kernel, machine.clock, open_machine=create_interfaces
+        )
         try:
-            return CrashCounter(ledger, kernel, clock, open_machine=machine).count_start()
+            return counter.count_start()
         except LedgerError as error:
-            report_damage(error)
+            _report_damaged_ledger(arguments, error)
             raise
 
 
 def _report_damaged_ledger(arguments: argparse.Namespace, error: LedgerError) -> None:
-    """Have the Node say why its agent can't begin, as nothing else would; as far as it can be."""
+    """Annotate the Node with the cause, because no agent starts that could report it."""
     reason = format_reason(error)
     log.error("%s", reason, extra={"message_id": MessageId.DEGRADED})
     try:
-        settings = _load_settings(arguments)
+        settings = load_agent_settings(arguments)
         connection = read_kubeconfig(settings.kubeconfig, locate=Root(settings.root).resolve_path)
         with closing(HttpTransport(connection, SystemClock())) as transport:
-            notes = {key.STATE: NodeState.DEGRADED.value, key.REASON: reason}
+            annotations = {key.STATE: NodeState.DEGRADED.value, key.REASON: reason}
             client = Client(transport, limit_s=settings.limits.call_s)
-            client.patch(NODES, settings.node_name, {"metadata": {"annotations": notes}})
+            client.patch(NODES, settings.node_name, {"metadata": {"annotations": annotations}})
     except TreenailError as problem:
-        log.warning("the Node does not say so: %s", problem)
-
-
-def _create_kernel(root: Root) -> HostKernel:
-    def soft_reboots() -> int | None:
-        bus = SystemBus()
-        try:
-            return Systemd(bus, SystemClock()).count_soft_reboots()
-        finally:
-            bus.close_connection()
-
-    return HostKernel(root, count_soft_reboots=soft_reboots)
+        log.warning("cannot annotate the Node: %s", problem)
 
 
 class Agent:
-    """The wired daemon."""
+    """The node agent: one thread that reconciles, and threads that watch."""
 
-    def __init__(
-        self, settings: AgentSettings, root: Root, kernel: HostKernel, ledger: LedgerStore
-    ) -> None:
-        clock = SystemClock()
-        disk = create_labelled_disk(root)
-        files, labelled = HostFiles(root), HostFiles(root, disk)
-        limits = settings.limits
+    def __init__(self, settings: AgentSettings, machine: Machine, ledger: Ledger) -> None:
+        clock = machine.clock
+        self._settings = settings
+        self._machine = machine
         self._wakeup = Wakeup()
         self._stop = threading.Event()
         self._exit_code = 0
-        self._notifier = SystemdNotifier(os.environ)
         self._status_file = StatusFile(
-            write=lambda content: _write_status(files, content),
-            notifier=self._notifier,
+            write=self._write_status,
+            notifier=machine.notifier,
             clock=clock,
             node=settings.node_name,
         )
-        connection = read_kubeconfig(settings.kubeconfig, locate=root.resolve_path)
-        client = Client(HttpTransport(connection, clock), limit_s=limits.call_s)
-        self._settings = settings
+        connection = read_kubeconfig(settings.kubeconfig, locate=machine.root.resolve_path)
+        client = Client(HttpTransport(connection, clock), limit_s=settings.limits.call_s)
         self._node_client = NodeClient(
             client,
             EventRecorder(client, "treenail", settings.node_name, clock),
@@ -211,144 +184,154 @@ class Agent:
             clock=clock,
             on_change=lambda: self._wakeup.notify("the Node changed"),
         )
-        self._node_watch = ResourceWatch(
-            client,
-            WatchScope(NODES, field_selector=f"metadata.name={settings.node_name}"),
-            clock,
-            on_change=lambda _, node: self._handle_node_change(node),
-            on_connected=self._handle_watch_connected,
-            on_lost=self._handle_watch_lost,
-        )
-        self._credential_watcher = InotifyPathWatcher(
-            root, lambda: self._wakeup.notify("credentials were touched")
-        )
+        self._credential_watcher = self._create_path_watcher("credentials changed")
+        self._path_watcher = self._create_path_watcher("files changed")
         self._controller_config = ControllerConfigSync(
-            labelled,
+            machine.labelled_files,
             self._credential_watcher,
             clock,
             pull_secret=settings.internal_pull_secret,
             restores_per_hour=settings.drift.policy.repairs_per_hour,
         )
-        self._controller_config_watch = ResourceWatch(
+        self._node_watch = self._create_node_watch(client)
+        self._controller_config_watch = self._create_controller_config_watch(client)
+        self._loop = self._create_loop(self._create_interfaces(ledger))
+
+    def run(self) -> int:
+        """Watch and reconcile until a signal; finish the step in progress first.
+
+        Returns the exit code: 1 after a bug in a thread, so that systemd restarts the agent.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle_signal)
+        signal.signal(signal.SIGUSR1, lambda *_: self._wakeup.notify("a command sent a request"))
+        threading.excepthook = self._handle_thread_death
+        log.info("agent started")
+        # READY=1 starts the kubelet (Before=kubelet.service), which must find the right files.
+        self._loop.finish_boot()
+        workers = (
+            self._node_watch,
+            self._controller_config_watch,
+            self._credential_watcher,
+            self._path_watcher,
+        )
+        for worker in workers:
+            worker.start()
+        self._machine.notifier.notify_ready()
+        # Modules and adapters live as long as the process: exclude them from collections.
+        gc.collect()
+        gc.freeze()
+        try:
+            self._loop.run()
+        finally:
+            self._machine.notifier.notify_stopping()
+            for worker in workers:
+                worker.stop()
+            log.info("agent stopped")
+        return self._exit_code
+
+    def _create_path_watcher(self, event: str) -> InotifyPathWatcher:
+        return InotifyPathWatcher(self._machine.root, lambda: self._wakeup.notify(event))
+
+    def _create_node_watch(self, client: Client) -> ResourceWatch:
+        return ResourceWatch(
+            client,
+            WatchScope(NODES, field_selector=f"metadata.name={self._settings.node_name}"),
+            self._machine.clock,
+            on_change=lambda _, node: self._handle_node_change(node),
+            on_connected=self._handle_watch_connected,
+            on_lost=self._handle_watch_lost,
+        )
+
+    def _create_controller_config_watch(self, client: Client) -> ResourceWatch:
+        return ResourceWatch(
             client,
             WatchScope(
                 CONTROLLERCONFIGS,
                 field_selector=f"metadata.name={CONTROLLER_CONFIG}",
                 is_optional=True,
             ),
-            clock,
-            on_change=lambda _, found: self._handle_controller_config(found),
-            on_lost=lambda error: log.info("no credentials by a ControllerConfig: %s", error),
+            self._machine.clock,
+            on_change=lambda _, document: self._handle_controller_config(document),
+            on_lost=lambda error: log.info("ControllerConfig watch disconnected: %s", error),
         )
-        bus = SystemBus()
-        choice = choose_backend(settings.backend, root)
-        log.info("the operating system is managed by %s: %s", choice.backend, choice.reason)
+
+    def _choose_backend(self) -> BackendChoice:
+        choice = choose_backend(self._settings.backend, self._machine.root)
+        log.info("operating system back end: %s (%s)", choice.backend, choice.reason)
         self._status_file.show_backend(choice.backend, choice.reason)
-        shadow, systemd = ShadowFile(root, clock, disk), Systemd(bus, clock)
-        configuration = NodeConfiguration(
-            MachineInspector(root, shadow, disk, SystemdUnitStates(systemd)),
-            StepRunner(root, shadow, disk, systemd),
-        )
-        configs = ConfigCache(files, self._node_client)
-        self._path_watcher = InotifyPathWatcher(
-            root, lambda: self._wakeup.notify("files were touched")
-        )
-        transactions, alive = (
-            TransactionLimits(limits.stage_s, limits.stall_s),
-            self._status_file.send_heartbeat,
-        )
-        machine = Machine(root, clock=clock, bus=bus, heartbeat=alive, limits=transactions)
-        os_ = create_operating_system(choice, machine)
-        ports = NodeInterfaces(
-            os=os_,
-            power=Logind(bus),
+        return choice
+
+    def _create_interfaces(self, ledger: Ledger) -> NodeInterfaces:
+        machine, settings = self._machine, self._settings
+        choice = self._choose_backend()
+        os = create_operating_system(choice, machine)
+        configuration = NodeConfiguration(*create_inspector_and_runner(machine, is_running=True))
+        configs = ConfigCache(machine.files, self._node_client)
+        return NodeInterfaces(
+            os=os,
+            power=machine.logind,
             soft_reboots=machine.soft_reboot,
-            pins=create_pins(machine, os_),
-            kernel=kernel,
+            pins=create_pins(machine, os),
+            kernel=machine.kernel,
             ledger=ledger,
             cluster=self._node_client,
-            pull_secrets=PullSecrets(root, labelled, settings),
+            pull_secrets=PullSecrets(machine.root, machine.labelled_files, settings),
             certificates=self._controller_config,
-            requests=RequestFile(files),
-            mcd_state=MCDState(files),
+            requests=RequestFile(machine.files),
+            mcd_state=MCDState(machine.files),
             configuration=configuration,
             config_cache=configs,
-            drift=DriftRepairer(
-                NodeConfigs(files, configs),
-                DriftCheck(root, SystemdUnitStates(systemd), disk),
-                self._path_watcher,
-                configuration,
-                files,
-                clock,
-                policy=settings.drift.policy,
-                full_check_s=settings.drift.full_check_s,
-            ),
-            preflight=create_preflight(root, bus, systemd, os_, settings.preflight, choice.backend),
-            health=create_health_checks(
-                root,
-                systemd,
-                self._node_client,
-                settings.health,
-                alive=self._status_file.send_heartbeat,
-            ),
-            clock=clock,
+            drift=self._create_drift_repairer(configs, configuration),
+            preflight=create_preflight(machine, os, settings.preflight, choice.backend),
+            health=create_health_checks(machine, self._node_client, settings.health),
+            clock=machine.clock,
         )
-        self._loop = ReconcileLoop(
-            ports,
+
+    def _create_drift_repairer(
+        self, configs: ConfigCache, configuration: NodeConfiguration
+    ) -> DriftRepairer:
+        machine, settings = self._machine, self._settings.drift
+        states = create_unit_states(machine, is_running=True)
+        return DriftRepairer(
+            machine,
+            NodeConfigs(machine.files, configs),
+            DriftCheck(machine, states),
+            self._path_watcher,
+            configuration,
+            policy=settings.policy,
+            full_check_s=settings.full_check_s,
+        )
+
+    def _create_loop(self, interfaces: NodeInterfaces) -> ReconcileLoop:
+        settings, limits = self._settings, self._settings.limits
+        has_files_in_image = settings.image_files is ImageFiles.BAKED
+        return ReconcileLoop(
+            interfaces,
             observer=Observer(
-                ports,
+                interfaces,
                 should_drain=settings.drain is DrainMode.REQUEST,
                 drain_limit_s=limits.drain_s,
-                has_files_in_image=settings.image_files is ImageFiles.BAKED,
+                has_files_in_image=has_files_in_image,
                 can_soft_reboot=settings.reboot is RebootMode.AUTO,
                 retention_s=settings.health.retention_s,
             ),
-            has_files_in_image=settings.image_files is ImageFiles.BAKED,
+            has_files_in_image=has_files_in_image,
             status_file=self._status_file,
-            metrics=DriftMetrics(files, clock),
+            metrics=DriftMetrics(self._machine.files, self._machine.clock),
             wakeup=self._wakeup,
             stop=self._stop,
             timing=LoopTiming(limits.resync_s, limits.retry_first_s, limits.retry_max_s),
         )
-
-    def run(self) -> int:
-        """Watch and turn until a signal says to stop; the step under way is finished first.
-
-        Returns the exit code: 1 when a thread died of a bug, so that systemd starts all afresh.
-        """
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._handle_signal)
-        signal.signal(signal.SIGUSR1, lambda *_: self._wakeup.notify("somebody asks for something"))
-        threading.excepthook = self._handle_thread_death
-        log.info("treenail starts")
-        # The kubelet is started when this one says that it is ready.
-        self._loop.finish_boot()
-        self._node_watch.start()
-        self._controller_config_watch.start()
-        self._credential_watcher.start()
-        self._path_watcher.start()
-        self._notifier.notify_ready()
-        gc.collect()
-        gc.freeze()
-        try:
-            self._loop.run()
-        finally:
-            self._notifier.notify_stopping()
-            self._node_watch.stop()
-            self._controller_config_watch.stop()
-            self._credential_watcher.stop()
-            self._path_watcher.stop()
-            log.info("treenail stops")
-        return self._exit_code
 
     def _handle_signal(self, number: int, _frame: object) -> None:
         self._stop.set()
         self._wakeup.notify(signal.Signals(number).name)
 
     def _handle_thread_death(self, death: threading.ExceptHookArgs) -> None:
-        # An agent that watches no more would rest in peace while its node is asked to move.
+        # Without its watch the agent would never see another request.
         name = death.thread.name if death.thread else "a thread"
-        log.critical("%s died", name, exc_info=death.exc_value)
+        log.critical("thread %s died", name, exc_info=death.exc_value)
         self._exit_code = 1
         self._stop.set()
         self._wakeup.notify(f"{name} died")
@@ -360,20 +343,20 @@ class Agent:
         self._node_client.accept_node(node)
         self._status_file.show_api_server(is_reachable=True)
 
-    def _handle_controller_config(self, found: Json | None) -> None:
-        self._controller_config.accept_document(found)
+    def _handle_controller_config(self, document: Json | None) -> None:
+        self._controller_config.accept_document(document)
         self._wakeup.notify("the ControllerConfig changed")
 
     def _handle_watch_connected(self) -> None:
         if self._node_client.get_cached_node() is None:
             self._report_missing_node()
         else:
-            log.info("the API server shows this Node")
+            log.info("Node watch connected")
             self._status_file.show_api_server(is_reachable=True)
-        self._wakeup.notify("the API server is back")
+        self._wakeup.notify("the Node watch connected")
 
     def _report_missing_node(self) -> None:
-        problem = f"there is no Node {self._settings.node_name}"
+        problem = f"Node {self._settings.node_name} does not exist"
         log.warning("%s; waiting for the kubelet to register it", problem)
         self._status_file.show_api_server(is_reachable=True, problem=problem)
 
@@ -384,29 +367,14 @@ class Agent:
                 f"; check that {self._settings.kubeconfig} is a credential of "
                 f"Node {self._settings.node_name}"
             )
-        log.warning("lost sight of the Node: %s", problem)
+        log.warning("Node watch disconnected: %s", problem)
         self._status_file.show_api_server(
             is_reachable=not isinstance(error, UnreachableError), problem=problem
         )
 
-
-def _load_settings(arguments: argparse.Namespace) -> AgentSettings:
-    given = PartialSettings(
-        kubeconfig=arguments.kubeconfig,
-        node_name=arguments.node_name,
-        root=arguments.root,
-        log_level=logging.DEBUG if arguments.verbose else None,
-    )
-    root = Root(arguments.root or "/")
-    path = Path(arguments.config) if arguments.config else root.resolve_path(SETTINGS_FILE)
-    return load_settings(
-        path, given, host_name=socket.gethostname(), is_required=arguments.config is not None
-    )
-
-
-def _write_status(files: HostFiles, content: bytes) -> None:
-    # What the agent does now is worth a file, but never worth failing for.
-    try:
-        files.write_file(STATUS_PATH, content, mode=0o644)
-    except FileError as error:
-        log.debug("can't show the status: %s", error)
+    def _write_status(self, content: bytes) -> None:
+        # The status is informative: an update continues without it.
+        try:
+            self._machine.files.write_file(STATUS_PATH, content, mode=0o644)
+        except FileError as error:
+            log.debug("cannot write the status: %s", error)

@@ -1,61 +1,42 @@
 """Construction of the pre-flight checks and the health checks."""
 
-import os
-from collections.abc import Callable
-
-from treenail.clock import SystemClock
-from treenail.daemon.checks.health import HealthChecker, HealthProbes, NodeSource
-from treenail.daemon.checks.preflight import DeploymentSource, PreflightChecker, PreflightProbes
+from treenail.daemon.checks.health import HealthChecker, HealthProbes
+from treenail.daemon.checks.preflight import PreflightChecker
+from treenail.daemon.reconcile.interfaces import ClusterAccess, OSBackend
 from treenail.daemon.settings.settings import BackendSetting, HealthSettings, PreflightSettings
 from treenail.host.container.cri import ContainerRuntime
 from treenail.host.container.registry import SkopeoClient
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
 from treenail.host.system.health_checks import HealthCheckDirectory
-from treenail.host.system.kernel import HostKernel
-from treenail.host.system.process import ProgramRunner
-from treenail.host.system.state_file import Ledger
-from treenail.host.systemd.bus import SystemBus
-from treenail.host.systemd.logind import Logind
-from treenail.host.systemd.systemd import Systemd
-from treenail.host.systemd.timedate import Timedate
 
 HEALTH_CHECK_DIRECTORY = "/etc/treenail/health.d"
 
 
 def create_preflight(
-    root: Root,
-    bus: SystemBus,
-    systemd: Systemd,
-    os_: DeploymentSource,
+    machine: Machine,
+    os: OSBackend,
     settings: PreflightSettings,
     backend: BackendSetting,
 ) -> PreflightChecker:
-    """Create the pre-flight checks of this machine; ``os_`` reads its deployments."""
-    clock = SystemClock()
-    registry = SkopeoClient(ProgramRunner(clock, os.environ), timeout_s=settings.registry_s)
-    probes = PreflightProbes(
-        registry, systemd, Logind(bus), Timedate(bus), HostKernel(root), os_, Ledger(root)
-    )
-    stores = backend is BackendSetting.BOOTC
+    """Create the pre-flight checks of this machine; ``os`` reads its deployments."""
     return PreflightChecker(
-        root, HostFiles(root), probes, clock, only_warn=settings.only_warn, has_image_store=stores
+        machine,
+        os,
+        SkopeoClient(machine.programs, timeout_s=settings.registry_s),
+        only_warn=settings.only_warn,
+        # bootc deploys from the storage of podman, which needs space for the image too.
+        has_image_store=backend is BackendSetting.BOOTC,
     )
 
 
 def create_health_checks(
-    root: Root,
-    systemd: Systemd,
-    cluster: NodeSource,
-    settings: HealthSettings,
-    *,
-    alive: Callable[[], None],
+    machine: Machine, cluster: ClusterAccess, settings: HealthSettings
 ) -> HealthChecker:
-    """Create the health checks of a boot trial; ``alive`` is called between them."""
-    clock = SystemClock()
-    programs = ProgramRunner(clock, os.environ)
-    runtime = ContainerRuntime(root, programs, timeout_s=settings.check_s)
+    """Create the health checks of a boot trial."""
     probes = HealthProbes(
-        systemd, runtime, HealthCheckDirectory(root, programs, HEALTH_CHECK_DIRECTORY), cluster
+        machine.systemd,
+        ContainerRuntime(machine.root, machine.programs, timeout_s=settings.check_s),
+        HealthCheckDirectory(machine.root, machine.programs, HEALTH_CHECK_DIRECTORY),
+        cluster,
     )
-    return HealthChecker(probes, settings, clock, send_heartbeat=alive)
+    return HealthChecker(probes, settings, machine.clock, send_heartbeat=machine.heartbeat)

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from treenail.cli.main import EXIT_DEGRADED
-from treenail.clock import Clock, SystemClock, format_rfc3339
+from treenail.cli.node.local_machine import open_machine
+from treenail.clock import format_rfc3339
 from treenail.errors import FileError, HostError, LedgerError, TreenailError, UsageError
-from treenail.host.filesystem.files import HostFiles
-from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import DeploymentStatus, OstreeDeployment
-from treenail.host.system.state_file import Ledger
 from treenail.update.state import record as records
 from treenail.update.state.history import summarize_history
 from treenail.update.state.record import LedgerRecord, PastUpdate, Target, UpdateRecord
@@ -26,8 +25,7 @@ _MAX_REASONS = 3
 
 def main(arguments: argparse.Namespace) -> int:
     """Print the status of the node; return 4 if it is degraded."""
-    clock = SystemClock()
-    document = collect_status(Root(arguments.root or "/"), clock)
+    document = collect_status(open_machine(arguments.root))
     if arguments.json:
         print(json.dumps(document, indent=1))
     else:
@@ -35,15 +33,15 @@ def main(arguments: argparse.Namespace) -> int:
     return EXIT_DEGRADED if document["state"] == "Degraded" else 0
 
 
-def collect_status(root: Root, clock: Clock) -> Json:
+def collect_status(machine: Machine) -> Json:
     """Collect the status document; ``problems`` names what cannot be read, with the cause.
 
     Section STATUS of treenail(8) documents the keys. Add keys, and never remove one.
     """
     problems: list[str] = []
-    status = _read_status_file(root, problems)
-    record, damage = _read_record(root, problems)
-    deployments = _read_deployments(root, clock, problems)
+    status = _read_status_file(machine, problems)
+    record, damage = _read_record(machine, problems)
+    deployments = _read_deployments(machine, problems)
     update = record.update
     failure = damage or status.get("failure")
     if failure is None and record.quarantined is not None:
@@ -54,7 +52,7 @@ def collect_status(root: Root, clock: Clock) -> Json:
         }
     return {
         "node": status.get("node"),
-        "agent": _inspect_agent(root, status),
+        "agent": _inspect_agent(machine, status),
         "backend": status.get("backend"),
         "state": _compute_state(status, failure, record),
         "activity": status.get("activity"),
@@ -75,24 +73,24 @@ def collect_status(root: Root, clock: Clock) -> Json:
             "staged": _build_deployment_document(deployments.staged),
             "rollback": _build_deployment_document(deployments.rollback),
         },
-        "retained": _build_retained_document(root, record, problems),
+        "retained": _build_retained_document(machine, record, problems),
         "problems": problems,
     }
 
 
-def _read_status_file(root: Root, problems: list[str]) -> Json:
+def _read_status_file(machine: Machine, problems: list[str]) -> Json:
     try:
-        content = HostFiles(root).read_file(STATUS_PATH, limit=_MAX_STATUS_BYTES)
+        content = machine.files.read_file(STATUS_PATH, limit=_MAX_STATUS_BYTES)
         return _as_object(json.loads(content)) if content else {}
     except (FileError, ValueError) as error:
         problems.append(f"the activity of the agent: {error}")
         return {}
 
 
-def _read_record(root: Root, problems: list[str]) -> tuple[LedgerRecord, Json | None]:
+def _read_record(machine: Machine, problems: list[str]) -> tuple[LedgerRecord, Json | None]:
     """Read the ledger; also return a failure if it is damaged, because no agent starts with it."""
     try:
-        return records.from_json(Ledger(root).read_document()), None
+        return records.from_json(machine.ledger.read_document()), None
     except TreenailError as error:
         problems.append(f"the ledger: {error}")
         if isinstance(error.__cause__, FileError):
@@ -104,21 +102,21 @@ def _read_record(root: Root, problems: list[str]) -> tuple[LedgerRecord, Json | 
         }
 
 
-def _read_deployments(root: Root, clock: Clock, problems: list[str]) -> DeploymentStatus:
+def _read_deployments(machine: Machine, problems: list[str]) -> DeploymentStatus:
     # Imported late: ledger and status file can be read without a bus.
     from treenail.cli.node.choose_backend import read_deployments
 
     try:
-        return read_deployments(root, clock)
+        return read_deployments(machine)
     except HostError as error:
         problems.append(f"the deployments: {error}")
         return DeploymentStatus(())
 
 
-def _inspect_agent(root: Root, status: Json) -> Json:
+def _inspect_agent(machine: Machine, status: Json) -> Json:
     """Return whether the agent runs; ``lastSeen`` is the time of its last status in this boot."""
     try:
-        pid = Ledger(root).find_lock_holder()
+        pid = machine.ledger.find_lock_holder()
         is_running = pid is not None
     except LedgerError:
         # Only root can read the holder of the lock.
@@ -165,7 +163,9 @@ def _build_past_document(past: PastUpdate) -> Json:
     }
 
 
-def _build_retained_document(root: Root, record: LedgerRecord, problems: list[str]) -> Json | None:
+def _build_retained_document(
+    machine: Machine, record: LedgerRecord, problems: list[str]
+) -> Json | None:
     """Build the document of the pinned deployment, with the end of its retention if known."""
     retained, until = record.retained, None
     if retained is None:
@@ -175,7 +175,7 @@ def _build_retained_document(root: Root, record: LedgerRecord, problems: list[st
 
         try:
             until = format_rfc3339(
-                retained.healthy_since + load_node_settings(root, None).health.retention_s
+                retained.healthy_since + load_node_settings(machine.root, None).health.retention_s
             )
         except UsageError as error:
             problems.append(f"the settings: {error}")

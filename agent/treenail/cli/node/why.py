@@ -4,11 +4,9 @@ import argparse
 import json
 from collections.abc import Iterator
 
+from treenail.cli.node.local_machine import open_machine
 from treenail.cli.terminal import format_time
 from treenail.clock import format_rfc3339
-from treenail.host.filesystem.root import Root
-from treenail.host.system.kernel import HostKernel
-from treenail.host.system.state_file import Ledger
 from treenail.update.state import record as records
 from treenail.update.state.history import DisruptionHistory, UpdateSummary, summarize_history
 
@@ -17,9 +15,9 @@ Json = dict[str, object]
 
 def main(arguments: argparse.Namespace) -> int:
     """Print the last and the pending drain or reboot, with the reasons."""
-    root = Root(arguments.root or "/")
-    record = records.from_json(Ledger(root).read_document())
-    booted_at = HostKernel(root).read_boot_time()
+    machine = open_machine(arguments.root)
+    record = records.from_json(machine.ledger.read_document())
+    booted_at = machine.kernel.read_boot_time()
     found = summarize_history(record, booted_at=booted_at)
     if arguments.json:
         print(json.dumps(_build_document(found, booted_at), indent=1))
