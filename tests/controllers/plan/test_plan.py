@@ -17,7 +17,7 @@ from treenail.controllers.plan import plan, status_table, text
 from treenail.controllers.plan.budgets import BlockingBudget, find_blocking_budget
 from treenail.controllers.plan.plan import PlanInput
 from treenail.controllers.render import offline
-from treenail.controllers.rollout.observe import ObservedPool
+from treenail.controllers.rollout.pools import ObservedPool
 from treenail.kube.client import Client
 from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
@@ -84,7 +84,7 @@ def planned(found: PlanInput, *documents: dict[str, Any]) -> str:
     return "\n".join(text.format_plans(plan.plan_pools(after, now=0.0)))
 
 
-def test_plan_tells_action_reason_source_order_and_duration() -> None:
+def test_plan_reports_action_cause_source_order_and_duration() -> None:
     found = snapshot(3, pool(maxUnavailable=2), config("00-base"))
     change = config("50-chrony", **files(("/etc/chrony.conf", CHRONY)))
     text = planned(found, change)
@@ -100,16 +100,16 @@ def test_plan_tells_action_reason_source_order_and_duration() -> None:
         "  order, 2 at a time:\n"
         "      1. n0, n1\n"
         "      2. n2\n"
-        "  about 20 min in all"
+        "  takes about 20 min in total"
     )
 
 
-def test_what_disturbs_nothing_is_called_that() -> None:
+def test_plan_without_disruption_says_so() -> None:
     found = snapshot(1, pool(), config("00-base"))
     change = config("50-secret", **files(("/var/lib/kubelet/config.json", "data:,x")))
     text = planned(found, change)
-    assert "written in place, nothing is disturbed" in text
-    assert "about 1 min in all" in text
+    assert "no disruption: files are written in place" in text
+    assert "about 1 min in total" in text
 
 
 def test_waves_are_planned_one_after_the_other() -> None:
@@ -119,7 +119,7 @@ def test_waves_are_planned_one_after_the_other() -> None:
     assert "because kernelArguments changed (part of the operating system)" in text
     assert "      1. n0  (wave 1)\n      2. n1, n2  (wave 2)\n" in text
     assert "      3. n3, n4  (wave 3)\n      4. n5  (wave 3)\n" in text
-    assert "about 60 min in all" in text
+    assert "about 60 min in total" in text
 
 
 def test_image_of_the_pool_is_part_of_the_plan() -> None:
@@ -131,24 +131,24 @@ def test_image_of_the_pool_is_part_of_the_plan() -> None:
     assert "osImageURL changed (part of the operating system), from annotation" in text
 
 
-def test_change_that_can_not_be_rendered_changes_no_node() -> None:
+def test_unrenderable_change_changes_no_node() -> None:
     found = snapshot(2, pool(), config("00-base"))
     text = planned(found, config("50-fips", fips=True))
-    assert text.startswith("pool worker: can't be planned, and no node changes\n  problem: ")
+    assert text.startswith("pool worker: cannot be planned; no node changes\n  problem: ")
     assert "50-fips" in text
 
 
-def test_wrong_percentages_and_empty_selectors_are_problems() -> None:
+def test_plan_with_bad_percentage_or_empty_selector_reports_a_problem() -> None:
     found = snapshot(2, pool(), config("00-base"))
     text = planned(found, pool(maxUnavailable="many"))
-    assert "can't be planned, and no node changes" in text
+    assert "cannot be planned; no node changes" in text
     assert "which is neither a count nor a percentage" in text
 
 
-def test_pause_and_a_closed_window_are_said() -> None:
+def test_plan_reports_pause_and_closed_window() -> None:
     found = snapshot(1, pool(), config("00-base"))
     change = config("50-kernel", kernelArguments=["quiet"])
-    assert "it does not begin yet: the pool is paused" in planned(found, change, pool(paused=True))
+    assert "does not start yet: the pool is paused" in planned(found, change, pool(paused=True))
     policy = '{windows: [{days: [Sat], start: "01:00", duration: 4h, timeZone: UTC}]}'
     assert "the maintenance window opens at 1970-01-03 01:00 UTC" in planned(
         found, change, pool(policy)
@@ -160,14 +160,14 @@ def test_pause_and_a_closed_window_are_said() -> None:
     [
         ({"maxUnavailable": 0}, "maxUnavailable is 0"),
         ({"maxUnavailable": "0%"}, "maxUnavailable is 0%"),
-        ({"minAvailable": 2}, "minAvailable is 2, and there are 2 pods"),
-        ({"minAvailable": "100%"}, "minAvailable is 100%, and there are 2 pods"),
-        ({"minAvailable": "51%"}, "minAvailable is 51%, and there are 2 pods"),
+        ({"minAvailable": 2}, "minAvailable is 2 with 2 pods"),
+        ({"minAvailable": "100%"}, "minAvailable is 100% with 2 pods"),
+        ({"minAvailable": "51%"}, "minAvailable is 51% with 2 pods"),
         ({"minAvailable": 1}, None),
         ({"maxUnavailable": 1}, None),
     ],
 )
-def test_budget_that_never_passes_is_known_before_the_drain(
+def test_budget_that_never_allows_an_eviction_is_found(
     spec: dict[str, Any], why: str | None
 ) -> None:
     budget = {
@@ -183,7 +183,7 @@ def test_budget_that_never_passes_is_known_before_the_drain(
     assert find_blocking_budget(budget, pods) == expected
 
 
-def test_table_shows_who_needs_attention_first() -> None:
+def test_table_lists_idle_nodes_last() -> None:
     world = World()
     for number in range(9):
         world.add_node(f"n{number}", "old")
@@ -194,11 +194,11 @@ def test_table_shows_who_needs_attention_first() -> None:
         status_table.format_table(status_table.build_rows(world.list_pools(), world.list_nodes()))
     )
     assert text[1].split() == ["worker", "-", "0/0", "0", "0", "new"]
-    assert text[2].split() == ["n7", "Done", "out", "old"]
-    assert text[-1] == "  and 3 more nodes at rest"
+    assert text[2].split() == ["n7", "Done", "yes", "old"]
+    assert text[-1] == "  and 3 more idle nodes"
 
 
-def test_table_shows_what_is_staged_ahead() -> None:
+def test_table_shows_prestaged_images() -> None:
     world = World()
     stage = {key.PRESTAGE_CONFIG: "new", key.PRESTAGE_IMAGE: IMAGE}
     for name, said in {
@@ -214,24 +214,22 @@ def test_table_shows_what_is_staged_ahead() -> None:
         status_table.format_table(status_table.build_rows(world.list_pools(), world.list_nodes()))
     )
     assert [line.split() for line in text[2:]] == [
-        ["a", "Done", "old", "(staging", "ahead)"],
-        ["b", "Done", "old", "(staged", "ahead)"],
-        ["c", "Done", "old", "(staging", "ahead)"],
+        ["a", "Done", "old", "(pre-staging)"],
+        ["b", "Done", "old", "(pre-staged)"],
+        ["c", "Done", "old", "(pre-staging)"],
         ["no", "space", "left"],
     ]
 
 
-def test_plan_says_when_all_nodes_stage_first() -> None:
+def test_plan_with_prestaging_reports_it_before_the_order() -> None:
     found = snapshot(1, pool(), config("00-base"))
     change = pool("{staging: {maxParallel: 3}}")
     assert "stage" not in planned(found, change, config("50-kernel", kernelArguments=["quiet"]))
     change["metadata"]["annotations"]["treenail.io/os-image"] = IMAGE
-    assert "  all stage the image first, 3 at a time\n  order, " in planned(found, change)
+    assert "  pre-stage the image first, 3 nodes at a time\n  order, " in planned(found, change)
 
 
-def test_plan_and_status_work_on_a_cluster(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_and_status_read_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with LabServer(tmp_path / "api") as server:
         client, transport = client_of(server.admin_kubeconfig)
         kubeconfig = str(server.admin_kubeconfig)
@@ -248,7 +246,8 @@ def test_plan_and_status_work_on_a_cluster(
         text = capsys.readouterr().out
         assert "drain and reboot\n      because kernelArguments changed" in text
         assert (
-            "PodDisruptionBudget shop/db never lets a pod go (maxUnavailable is 0), on n1" in text
+            "PodDisruptionBudget shop/db never allows an eviction (maxUnavailable is 0), pods on n1"
+            in text
         )
 
         assert command.main(["plan", "--live", "--json", "--kubeconfig", kubeconfig]) == 0
@@ -257,7 +256,7 @@ def test_plan_and_status_work_on_a_cluster(
             {"wave": 1, "nodes": ["n0"]},
             {"wave": 1, "nodes": ["n1"]},
         ]
-        assert found["drains"] is False
+        assert found["needs_drain"] is False
 
         assert command.main(["status", "--kubeconfig", kubeconfig]) == 0
         assert "n0" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The table that ``treenail-controller status`` keeps in place on a terminal."""
+"""The live table of ``treenail-controller status``."""
 
 import io
 import re
@@ -13,7 +13,7 @@ from treenail.kube.resources import Resource
 
 
 class Terminal(io.StringIO):
-    """What a person sees: understands moving up and clearing."""
+    """A terminal that interprets cursor-up and clear sequences."""
 
     @property
     def screen(self) -> list[str]:
@@ -32,20 +32,20 @@ class Terminal(io.StringIO):
 
 
 class Ended(Exception):
-    """The person has seen enough."""
+    """Ends the endless status loop."""
 
 
 class Cluster:
-    """Answers lists from a world; away at the second look."""
+    """Lists the objects of a world; unreachable at the second read."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.looks = 0
+        self.reads = 0
 
     def list(self, resource: Resource) -> Listing:
         if resource.plural == "machineconfigpools":
-            self.looks += 1
-            if self.looks == 2:
+            self.reads += 1
+            if self.reads == 2:
                 raise UnreachableError("no answer from the API server")
         return Listing(tuple(self.world.objects.get(resource.plural, {}).values()), "1")
 
@@ -55,26 +55,26 @@ class Cluster:
     monotonic = now
 
     def sleep(self, seconds: float) -> None:
-        if self.looks == 2:
+        if self.reads == 2:
             raise Ended
 
 
-def test_picture_replaces_the_one_before() -> None:
+def test_drawn_lines_replace_the_previous_ones() -> None:
     terminal = Terminal()
-    picture = LiveTable(terminal)
-    picture.draw_lines(["a", "b", "c"])
-    picture.draw_lines(["d"])
-    picture.draw_lines(["e", "f"])
+    table = LiveTable(terminal)
+    table.draw_lines(["a", "b", "c"])
+    table.draw_lines(["d"])
+    table.draw_lines(["e", "f"])
     assert terminal.screen == ["e", "f"]
 
 
-def test_line_longer_than_the_terminal_is_cut() -> None:
+def test_line_longer_than_the_terminal_is_truncated() -> None:
     terminal = Terminal()
     LiveTable(terminal).draw_lines(["x" * 10_000])
     assert len(terminal.screen[0]) < 10_000
 
 
-def test_table_stays_while_the_api_server_is_away() -> None:
+def test_table_stays_while_the_api_server_is_unreachable() -> None:
     world = World()
     world.add_node("n0", "old")
     world.set_pool("worker", "new")
@@ -82,5 +82,5 @@ def test_table_stays_while_the_api_server_is_away() -> None:
     terminal = Terminal()
     with pytest.raises(Ended):
         follow_status(cluster, cluster, LiveTable(terminal))  # type: ignore[arg-type]
-    assert terminal.screen[0] == "as it was before: no answer from the API server"
+    assert terminal.screen[0] == "cannot update the table: no answer from the API server"
     assert terminal.screen[-1].split() == ["n0", "Done", "old"]

@@ -1,4 +1,4 @@
-"""PodDisruptionBudgets that let no pod go, ever: a drain that meets one does not end."""
+"""PodDisruptionBudgets that never allow an eviction and so block every drain."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from treenail.label_selector import matches_selector
 
 @dataclass(frozen=True, slots=True)
 class BlockingBudget:
-    """A budget that can never pass, and the nodes that its pods run on."""
+    """A budget that never allows an eviction, and the nodes of its pods."""
 
     name: str
-    """With its namespace."""
+    """``namespace/name``."""
     reason: str
     nodes: tuple[str, ...] = ()
 
     def blocks(self, nodes: Iterable[str]) -> bool:
-        """One of its pods is on one of the nodes."""
+        """Return True when a pod of the budget is on one of the nodes."""
         return not frozenset(self.nodes).isdisjoint(nodes)
 
 
 def find_blocking_reason(budget: Json) -> str:
-    """Why the budget lets no pod go even when all are well; empty when it does."""
+    """Return why the budget allows no eviction with all pods healthy; empty when it does."""
     try:
         fields = Fields.from_json(budget, "PodDisruptionBudget")
         spec, status = fields.get_object("spec"), fields.get_object("status")
@@ -35,23 +35,23 @@ def find_blocking_reason(budget: Json) -> str:
     if most in (0, "0", "0%"):
         return f"maxUnavailable is {most}"
     if isinstance(least, str) and least.endswith("%") and least.rstrip("%").isdecimal():
-        # Rounded up, as the disruption controller does.
+        # The disruption controller rounds up (GetScaledValueFromIntOrPercent with roundUp).
         needed = -(-expected * int(least.rstrip("%")) // 100)
     elif isinstance(least, int):
         needed = least
     else:
         return ""
     if expected and needed >= expected:
-        return f"minAvailable is {least}, and there are {expected} pods"
+        return f"minAvailable is {least} with {expected} pods"
     return ""
 
 
 def find_blocking_budget(
     budget: Json, pods: Sequence[Mapping[str, object]]
 ) -> BlockingBudget | None:
-    """The budget with the nodes of its pods, None when it can pass or has no pod.
+    """Return the budget with the nodes of its pods; None when it can pass or has no pod.
 
-    ``pods`` are those of its namespace.
+    ``pods`` are the pods of its namespace.
     """
     why = find_blocking_reason(budget)
     if not why:

@@ -1,4 +1,4 @@
-"""What one node state to another costs, why, and which MachineConfig asks for it."""
+"""Impact of a change of target: the actions, their causes, and the MachineConfigs behind them."""
 
 from dataclasses import dataclass, replace
 
@@ -15,7 +15,7 @@ from treenail.update.impact.explain import ConfigSources, DisruptionCause, descr
 
 @dataclass(frozen=True, slots=True)
 class PlanStep:
-    """One action and everything that asks for it."""
+    """One action and all its causes."""
 
     action: str
     reasons: tuple[DisruptionCause, ...]
@@ -23,18 +23,18 @@ class PlanStep:
 
 @dataclass(frozen=True, slots=True)
 class NodeChange:
-    """What happens to nodes that are in the same state now."""
+    """Change of the nodes that have the same current target."""
 
     nodes: tuple[str, ...]
     before: RolloutTarget
     steps: tuple[PlanStep, ...] = ()
-    """The least disruptive first; empty when nothing has to notice."""
+    """Actions, the least disruptive first; empty when none is needed."""
     undisruptive: tuple[DisruptionCause, ...] = ()
-    """What differs and costs nothing."""
+    """Differences that need no action."""
     needs_drain: bool = True
     needs_reboot: bool = True
     unknown_reason: str = ""
-    """Why it can't be told; then the worst is assumed."""
+    """Why the impact is unknown; then the plan assumes drain and reboot."""
 
 
 def plan_change(
@@ -46,11 +46,11 @@ def plan_change(
     *,
     nodes: tuple[str, ...],
 ) -> NodeChange:
-    """The change of these nodes."""
+    """Compute the change of these nodes."""
     for name, config in ((before.config, old), (after.config, new)):
         if config is None:
             return NodeChange(
-                nodes, before, unknown_reason=f"MachineConfig {name or '?'} is not there"
+                nodes, before, unknown_reason=f"MachineConfig {name or '?'} does not exist"
             )
     assert old is not None
     assert new is not None

@@ -1,6 +1,6 @@
-"""What a change would do to each pool and node, worked out by what the controllers and agents run.
+"""Plans the effect of a change on each pool and node, with the code of controllers and agents.
 
-Pure: a snapshot of the cluster, and documents that would be applied to it, to a plan.
+Pure: computes a plan from a snapshot of the cluster and the manifests to apply.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,22 +14,22 @@ from treenail.controllers.plan.budgets import BlockingBudget
 from treenail.controllers.plan.change import NodeChange, plan_change
 from treenail.controllers.render.offline import InputManifests
 from treenail.controllers.render.render import ControllerConfig, is_rendered, render_pool
-from treenail.controllers.rollout import estimate, order
+from treenail.controllers.rollout import progress, select
 from treenail.controllers.rollout.gates import os_image, windows
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.rollout.observe import ObservedPool, PoolGrouping
 from treenail.controllers.rollout.policy import NodeOrder, RolloutPolicy, Wave, parse_policy
+from treenail.controllers.rollout.pools import ObservedPool, PoolGrouping
 from treenail.controllers.rollout.progress import find_wave_members
 from treenail.controllers.rollout.select import compute_max_unavailable
 from treenail.errors import ConfigError
 
 NODE_WITHOUT_DRAIN_S = 60.0
-"""What a node is taken to need that is not rebooted."""
+"""Assumed duration of an update without a drain."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """The cluster as it was read, by name."""
+    """Snapshot of the cluster; objects by name."""
 
     pools: Mapping[str, ObservedPool]
     nodes: Mapping[str, NodeFacts]
@@ -41,7 +41,7 @@ class PlanInput:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """Nodes that go at the same time."""
+    """Nodes that update at the same time."""
 
     wave: int
     nodes: tuple[str, ...]
@@ -49,23 +49,23 @@ class PlannedBatch:
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """What happens in one pool."""
+    """Plan of one pool."""
 
     pool: str
     target: RolloutTarget
     node_count: int = 0
     sources: tuple[str, ...] = ()
     changes: tuple[NodeChange, ...] = ()
-    """One for each state that nodes are in now."""
+    """One change for each current target of the nodes."""
     batches: tuple[PlannedBatch, ...] = ()
     max_unavailable: int = 1
     prestage_max_parallel: int | None = None
-    """How many nodes stage the image at the same time, before the first one is drained."""
+    """Number of nodes that pre-stage the image at the same time, before the first drain."""
     duration_s: float | None = None
-    """None when it would never end: the maintenance windows are too short."""
+    """None when the maintenance windows are too short for the rollout."""
     waiting_reason: str = ""
     problems: tuple[str, ...] = ()
-    """Why it would not happen at all."""
+    """Errors that prevent the rollout."""
     budgets: tuple[BlockingBudget, ...] = ()
 
     @property
@@ -74,7 +74,7 @@ class PoolPlan:
 
 
 def apply_manifests(before: PlanInput, documents: InputManifests) -> PlanInput:
-    """The cluster as it is once the documents are applied."""
+    """Return the snapshot with the manifests applied."""
     pools = dict(before.pools)
     for name, pool in documents.pools.items():
         known = before.pools.get(name)
@@ -84,17 +84,17 @@ def apply_manifests(before: PlanInput, documents: InputManifests) -> PlanInput:
     return replace(before, pools=pools, configs=configs, controller_config=cluster)
 
 
-def plan_pools(found: PlanInput, *, now: float, only: str | None = None) -> tuple[PoolPlan, ...]:
-    """The plan of every pool, by name, or of one."""
-    picture = PoolGrouping().group_nodes(found.pools, found.nodes)
+def plan_pools(snapshot: PlanInput, *, now: float, only: str | None = None) -> tuple[PoolPlan, ...]:
+    """Plan every pool in the order of names, or only one."""
+    grouping = PoolGrouping().group_nodes(snapshot.pools, snapshot.nodes)
     plans = []
-    for name in sorted(found.pools):
+    for name in sorted(snapshot.pools):
         if only not in (None, name):
             continue
-        nodes = picture.members.get(name, ())
-        disputes = tuple(map(_format_error, picture.membership_errors.get(name, ())))
+        nodes = grouping.members.get(name, ())
+        disputes = tuple(map(_format_error, grouping.membership_errors.get(name, ())))
         try:
-            planned = _plan_pool(found, found.pools[name], nodes, now)
+            planned = _plan_pool(snapshot, snapshot.pools[name], nodes, now)
         except ConfigError as error:
             planned = PoolPlan(
                 name, RolloutTarget(""), len(nodes), problems=(_format_error(error),)
@@ -104,18 +104,18 @@ def plan_pools(found: PlanInput, *, now: float, only: str | None = None) -> tupl
 
 
 def _plan_pool(
-    found: PlanInput, seen: ObservedPool, nodes: Sequence[NodeFacts], now: float
+    snapshot: PlanInput, observed: ObservedPool, nodes: Sequence[NodeFacts], now: float
 ) -> PoolPlan:
-    if seen.error is not None:
-        raise seen.error
-    pool, config, sources = _render_target(found, seen.pool)
+    if observed.error is not None:
+        raise observed.error
+    pool, config, sources = _render_target(snapshot, observed.pool)
     target = os_image.read_annotated_image(pool).target
-    careful = parse_policy(pool)
+    policy = parse_policy(pool)
     limit = compute_max_unavailable(pool.name, pool.max_unavailable, len(nodes))
-    todo = [node for node in nodes if not node.is_updated_to(target)]
-    changes = tuple(_plan_changes(found, todo, target, config))
-    batches = tuple(_plan_batches(todo, nodes, target, careful, limit))
-    drains = any(each.needs_drain for each in changes)
+    outdated = [node for node in nodes if not node.is_updated_to(target)]
+    changes = tuple(_plan_changes(snapshot, outdated, target, config))
+    batches = tuple(_plan_batches(outdated, nodes, target, policy, limit))
+    needs_drain = any(each.needs_drain for each in changes)
     return PoolPlan(
         pool=pool.name,
         target=target,
@@ -124,103 +124,112 @@ def _plan_pool(
         changes=changes,
         batches=batches,
         max_unavailable=limit,
-        prestage_max_parallel=careful.prestage_max_parallel if drains and target.image else None,
-        duration_s=_estimate_duration_s(batches, nodes, target, careful, now, drains=drains),
-        waiting_reason=_find_waiting_reason(pool, careful, now) if todo else "",
+        prestage_max_parallel=policy.prestage_max_parallel
+        if needs_drain and target.image
+        else None,
+        duration_s=_estimate_duration_s(
+            batches, nodes, target, policy, now, needs_drain=needs_drain
+        ),
+        waiting_reason=_find_waiting_reason(pool, policy, now) if outdated else "",
         budgets=tuple(
             budget
-            for budget in found.budgets
-            if drains and budget.blocks(each.name for each in todo)
+            for budget in snapshot.budgets
+            if needs_drain and budget.blocks(each.name for each in outdated)
         ),
     )
 
 
 def _render_target(
-    found: PlanInput, pool: MachineConfigPool
+    snapshot: PlanInput, pool: MachineConfigPool
 ) -> tuple[MachineConfigPool, MachineConfig | None, tuple[str, ...]]:
-    """The pool with its rendered config, that config, and the MachineConfigs it is from."""
+    """Return the pool with its rendered config, that config, and its sources."""
     if pool.machine_config_selector is None:
         name = pool.configuration.name
-        return pool, found.configs.get(name), pool.configuration.source
-    chosen = [config for config in found.configs.values() if not is_rendered(config)]
-    current = found.configs.get(pool.configuration.name)
-    rendered = render_pool(pool, chosen, found.controller_config, current=current)
+        return pool, snapshot.configs.get(name), pool.configuration.source
+    chosen = [config for config in snapshot.configs.values() if not is_rendered(config)]
+    current = snapshot.configs.get(pool.configuration.name)
+    rendered = render_pool(pool, chosen, snapshot.controller_config, current=current)
     configuration = replace(pool.configuration, name=rendered.name, source=rendered.sources)
     return replace(pool, configuration=configuration), rendered.config, rendered.sources
 
 
 def _plan_changes(
-    found: PlanInput, todo: Sequence[NodeFacts], target: RolloutTarget, config: MachineConfig | None
+    snapshot: PlanInput,
+    outdated: Sequence[NodeFacts],
+    target: RolloutTarget,
+    config: MachineConfig | None,
 ) -> Iterator[NodeChange]:
     groups: dict[RolloutTarget, list[str]] = {}
-    for node in todo:
-        at = RolloutTarget(node.current_config, node.current_image)
-        groups.setdefault(at, []).append(node.name)
-    for at, names in groups.items():
-        old = found.configs.get(at.config)
-        yield plan_change(at, old, target, config, found.disruption_policy, nodes=tuple(names))
+    for node in outdated:
+        current = RolloutTarget(node.current_config, node.current_image)
+        groups.setdefault(current, []).append(node.name)
+    for current, names in groups.items():
+        old = snapshot.configs.get(current.config)
+        yield plan_change(
+            current, old, target, config, snapshot.disruption_policy, nodes=tuple(names)
+        )
 
 
 def _plan_batches(
-    todo: Sequence[NodeFacts],
+    outdated: Sequence[NodeFacts],
     nodes: Sequence[NodeFacts],
     target: RolloutTarget,
-    careful: RolloutPolicy,
+    policy: RolloutPolicy,
     limit: int,
 ) -> Iterator[PlannedBatch]:
-    """Wave by wave, each in the order in which the rollout takes nodes."""
-    left = {node.name: node for node in todo}
-    given = sum(node.is_assigned(target) for node in nodes)
-    for number, wave in enumerate((*careful.waves, None), start=1):
-        inside = [node for node in _filter_wave(wave, nodes) if node.name in left]
-        inside = list(_order_nodes(careful, inside))
+    """Yield the batches wave by wave, in the node order of the rollout."""
+    remaining = {node.name: node for node in outdated}
+    assigned = sum(node.is_assigned(target) for node in nodes)
+    for number, wave in enumerate((*policy.waves, None), start=1):
+        members = [node for node in _filter_wave(wave, nodes) if node.name in remaining]
+        members = list(_order_nodes(policy, members))
         if wave is not None:
-            inside = inside[: max(wave.share.compute_count(len(nodes)) - given, 0)]
-        given += len(inside)
-        for start in range(0, len(inside), limit):
-            names = tuple(node.name for node in inside[start : start + limit])
+            members = members[: max(wave.share.compute_count(len(nodes)) - assigned, 0)]
+        assigned += len(members)
+        for start in range(0, len(members), limit):
+            names = tuple(node.name for node in members[start : start + limit])
             yield PlannedBatch(number, names)
-        for node in inside:
-            del left[node.name]
+        for node in members:
+            del remaining[node.name]
 
 
 def _filter_wave(wave: Wave | None, nodes: Sequence[NodeFacts]) -> Sequence[NodeFacts]:
     return nodes if wave is None else find_wave_members(wave, nodes)
 
 
-def _order_nodes(careful: RolloutPolicy, nodes: Sequence[NodeFacts]) -> tuple[NodeFacts, ...]:
-    if careful.order is NodeOrder.SPREAD:
-        return order.spread_over_zones(nodes, ())
-    return order.sort_by_zone(nodes)
+def _order_nodes(policy: RolloutPolicy, nodes: Sequence[NodeFacts]) -> tuple[NodeFacts, ...]:
+    if policy.order is NodeOrder.SPREAD:
+        return select.spread_over_zones(nodes, ())
+    return select.sort_by_zone(nodes)
 
 
 def _estimate_duration_s(
     batches: Sequence[PlannedBatch],
     nodes: Sequence[NodeFacts],
     target: RolloutTarget,
-    careful: RolloutPolicy,
+    policy: RolloutPolicy,
     now: float,
     *,
-    drains: bool,
+    needs_drain: bool,
 ) -> float | None:
     if not batches:
         return 0.0
-    each_s = estimate.estimate_node_s(nodes, target) if drains else NODE_WITHOUT_DRAIN_S
-    took_s = estimate.estimate_remaining_s(len(batches), 1, each_s, careful.windows, now)
-    return None if took_s is None else took_s + sum(wave.soak_s for wave in careful.waves)
+    each_s = progress.estimate_node_s(nodes, target) if needs_drain else NODE_WITHOUT_DRAIN_S
+    took_s = progress.estimate_remaining_s(len(batches), 1, each_s, policy.windows, now)
+    return None if took_s is None else took_s + sum(wave.soak_s for wave in policy.waves)
 
 
-def _find_waiting_reason(pool: MachineConfigPool, careful: RolloutPolicy, now: float) -> str:
+def _find_waiting_reason(pool: MachineConfigPool, policy: RolloutPolicy, now: float) -> str:
     if pool.paused:
         return "the pool is paused"
-    seen = windows.find_window_state(careful.windows, now)
-    if isinstance(seen, windows.WindowClosed):
-        return f"the maintenance window opens at {seen.opens_at}"
+    window = windows.find_window_state(policy.windows, now)
+    if isinstance(window, windows.WindowClosed):
+        return f"the maintenance window opens at {window.opens_at}"
     return ""
 
 
 def _apply_pool(known: MachineConfigPool, pool: MachineConfigPool) -> MachineConfigPool:
-    """As applying the file leaves it: its fields, and what it does not speak of."""
+    """Merge a manifest into the known pool, as ``kubectl apply`` does."""
     metadata = ObjectMeta(
         name=known.name,
         uid=known.metadata.uid,
@@ -229,11 +238,11 @@ def _apply_pool(known: MachineConfigPool, pool: MachineConfigPool) -> MachineCon
         labels={**known.metadata.labels, **pool.metadata.labels},
         annotations={**known.metadata.annotations, **pool.metadata.annotations},
     )
-    named = pool.configuration if pool.configuration.name else known.configuration
+    configuration = pool.configuration if pool.configuration.name else known.configuration
     return replace(
         pool,
         metadata=metadata,
-        configuration=named,
+        configuration=configuration,
         status_configuration=known.status_configuration,
         conditions=known.conditions,
         status=known.status,

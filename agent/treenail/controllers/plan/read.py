@@ -1,4 +1,4 @@
-"""The cluster, as far as a plan or a status needs it, read once."""
+"""Reads the objects of a cluster that a plan or a status needs."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from treenail.controllers.plan.budgets import (
 from treenail.controllers.plan.plan import PlanInput
 from treenail.controllers.render.render import ControllerConfig
 from treenail.controllers.rollout.nodes import NodeFacts
-from treenail.controllers.rollout.observe import ObservedPool
+from treenail.controllers.rollout.pools import ObservedPool
 from treenail.errors import ClusterError, ForbiddenError, NotFoundError
 from treenail.kube.client import Client
 from treenail.kube.resources import (
@@ -34,13 +34,13 @@ T = TypeVar("T")
 
 
 def read_pools(client: Client) -> dict[str, ObservedPool]:
-    """All pools by name; raises `ClusterError`."""
+    """Read all pools by name; raise `ClusterError`."""
     found = _list_parsed(client, MACHINECONFIGPOOLS, ObservedPool.from_json)
     return {each.pool.name: each for each in found}
 
 
 def read_nodes(client: Client, *, image_key: str = key.DESIRED_OS_IMAGE) -> dict[str, NodeFacts]:
-    """All nodes by name; raises `ClusterError`."""
+    """Read all nodes by name; raise `ClusterError`."""
 
     def read(found: Json) -> NodeFacts:
         return NodeFacts.from_json(found, image_key=image_key)
@@ -49,7 +49,7 @@ def read_nodes(client: Client, *, image_key: str = key.DESIRED_OS_IMAGE) -> dict
 
 
 def read_snapshot(client: Client, *, image_key: str = key.DESIRED_OS_IMAGE) -> PlanInput:
-    """All that a plan depends on; raises `ClusterError`."""
+    """Read all objects that a plan depends on; raise `ClusterError`."""
     clusters = _list_parsed(client, CONTROLLERCONFIGS, ControllerConfig.from_json)
     return PlanInput(
         pools=read_pools(client),
@@ -70,7 +70,7 @@ def _read_disruption_policy(client: Client) -> DisruptionPolicy:
 
 
 def _read_blocking_budgets(client: Client) -> tuple[BlockingBudget, ...]:
-    """The budgets that can never pass; pods are read only where there is one."""
+    """Read the budgets that never allow an eviction; list pods only in their namespaces."""
     try:
         listed = client.list(PODDISRUPTIONBUDGETS).items
         suspects: Mapping[str, list[Json]] = defaultdict(list)
@@ -89,17 +89,18 @@ def _read_blocking_budgets(client: Client) -> tuple[BlockingBudget, ...]:
                 if (each := find_blocking_budget(budget, pods)) is not None
             ]
     except ForbiddenError as error:
-        return (BlockingBudget("(unknown)", f"budgets can't be read: {error}"),)
+        return (BlockingBudget("(unknown)", f"cannot list PodDisruptionBudgets: {error}"),)
     return tuple(found)
 
 
 def _list_parsed(client: Client, resource: Resource, read: Callable[[Json], T]) -> list[T]:
-    """What there is of a kind; nothing where the cluster does not have the kind."""
+    """List and parse the objects of a kind; nothing when the cluster lacks the kind."""
     try:
         return [read(found) for found in client.list(resource).items]
     except NotFoundError:
         if resource is MACHINECONFIGPOOLS:
             raise ClusterError(
-                "the cluster has no MachineConfigPools", remedy="install the controllers first"
+                "the cluster has no MachineConfigPools",
+                remedy="run: treenail-controller manifests | kubectl apply -f -",
             ) from None
         return []

@@ -1,4 +1,4 @@
-"""Pools and nodes in one table, for people who watch a rollout, and as JSON."""
+"""Table of pools and nodes for users who watch a rollout, also as JSON."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.rollout.observe import ObservedPool, PoolGrouping
-from treenail.controllers.rollout.report import read_reported_status
+from treenail.controllers.rollout.pools import ObservedPool, PoolGrouping
+from treenail.controllers.rollout.status import read_reported_status
 from treenail.errors import ConfigError
 
 MAX_IDLE_NODES = 5
-"""Nodes at rest that are listed of a pool; the others are counted."""
+"""Maximum number of idle nodes listed for a pool; the others are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """One node: what it has, what it is asked for, what it says."""
+    """One node: its current and desired target, and its state."""
 
     name: str
     state: str
@@ -26,7 +26,7 @@ class NodeRow:
     is_idle: bool
     reason: str = ""
     prestage: str = ""
-    """``staging`` or ``staged``, for a node that has its next image at hand, or will have."""
+    """``staging`` or ``staged`` for a node that pre-stages its next image, else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class PoolRow:
     config: str
     counts: Mapping[str, int]
     updated_status: str
-    """Status of the condition; empty when nobody wrote one."""
+    """Status of the condition Updated; empty without the condition."""
     updating_status: str
     degraded_status: str
     message: str
@@ -47,15 +47,15 @@ class PoolRow:
 def build_rows(
     pools: Mapping[str, ObservedPool], nodes: Mapping[str, NodeFacts]
 ) -> tuple[PoolRow, ...]:
-    """The table's content, pools by name, nodes that need attention first."""
-    picture = PoolGrouping().group_nodes(pools, nodes)
+    """Build the rows: pools by name, and in each pool the idle nodes last."""
+    grouping = PoolGrouping().group_nodes(pools, nodes)
     return tuple(
-        _build_pool_row(pools[name], picture.members.get(name, ())) for name in sorted(pools)
+        _build_pool_row(pools[name], grouping.members.get(name, ())) for name in sorted(pools)
     )
 
 
 def convert_to_json(found: Sequence[PoolRow]) -> Json:
-    """All of it, with every node."""
+    """Convert all rows, with every node."""
     return {
         "pools": [
             {
@@ -74,7 +74,7 @@ def convert_to_json(found: Sequence[PoolRow]) -> Json:
                         "desired": node.desired,
                         "inService": node.is_in_service,
                         "reason": node.reason,
-                        "ahead": node.prestage,
+                        "prestage": node.prestage,
                     }
                     for node in pool.nodes
                 ],
@@ -85,38 +85,45 @@ def convert_to_json(found: Sequence[PoolRow]) -> Json:
 
 
 def format_table(found: Sequence[PoolRow]) -> Iterator[str]:
-    """The table."""
+    """Yield the lines of the table."""
     if not found:
-        yield "there are no MachineConfigPools"
+        yield "no MachineConfigPools found"
         return
     width = max(len(row.name) for row in found)
     width = max([width, *(len(node.name) + 2 for row in found for node in row.nodes)])
-    yield f"{'POOL / NODE':<{width}}  {'STATE':<14} {'UPDATED':>9} {'OUT':>5} {'BAD':>5}  CONFIG"
+    yield (
+        f"{'POOL / NODE':<{width}}  {'STATE':<14} {'UPDATED':>9} {'UNAVAIL':>7} {'DEGRADED':>8}  "
+        "CONFIG"
+    )
     for row in found:
         yield from _format_pool(row, width)
 
 
 def _format_pool(row: PoolRow, width: int) -> Iterator[str]:
-    done = f"{row.counts['updated']}/{row.counts['total']}"
-    out, bad = row.counts["unavailable"], row.counts["degraded"]
-    yield f"{row.name:<{width}}  {_format_state(row):<14} {done:>9} {out:>5} {bad:>5}  {row.config or '-'}"
+    updated = f"{row.counts['updated']}/{row.counts['total']}"
+    unavailable, degraded = row.counts["unavailable"], row.counts["degraded"]
+    yield (
+        f"{row.name:<{width}}  {_format_state(row):<14} {updated:>9} {unavailable:>7} "
+        f"{degraded:>8}  {row.config or '-'}"
+    )
     if row.message:
         yield f"  {row.message}"
-    quiet = 0
+    idle_count = 0
     for node in row.nodes:
-        quiet += node.is_idle
-        if node.is_idle and quiet > MAX_IDLE_NODES:
+        idle_count += node.is_idle
+        if node.is_idle and idle_count > MAX_IDLE_NODES:
             continue
-        out_word = "" if node.is_in_service else "out"
-        wanted = "" if node.desired == node.current else f" -> {node.desired}"
+        unavailable_mark = "" if node.is_in_service else "yes"
+        desired = "" if node.desired == node.current else f" -> {node.desired}"
+        prestage = f" (pre-{node.prestage})" if node.prestage else ""
         yield (
-            f"  {node.name:<{width - 2}}  {node.state or '-':<14} {'':>9} {out_word:>5} {'':>5}  "
-            f"{node.current or '-'}{wanted}{f' ({node.prestage} ahead)' if node.prestage else ''}"
+            f"  {node.name:<{width - 2}}  {node.state or '-':<14} {'':>9} {unavailable_mark:>7} "
+            f"{'':>8}  {node.current or '-'}{desired}{prestage}"
         )
         if node.reason:
             yield f"    {node.reason}"
-    if quiet > MAX_IDLE_NODES:
-        yield f"  and {quiet - MAX_IDLE_NODES} more nodes at rest"
+    if idle_count > MAX_IDLE_NODES:
+        yield f"  and {idle_count - MAX_IDLE_NODES} more idle nodes"
 
 
 def _format_state(row: PoolRow) -> str:
@@ -127,10 +134,10 @@ def _format_state(row: PoolRow) -> str:
     return "Updated" if row.updated_status == "True" else "-"
 
 
-def _build_pool_row(seen: ObservedPool, nodes: Sequence[NodeFacts]) -> PoolRow:
-    pool = seen.pool
-    said = {condition.type: condition for condition in pool.conditions}
-    updating, degraded = said.get("Updating"), said.get("Degraded")
+def _build_pool_row(observed: ObservedPool, nodes: Sequence[NodeFacts]) -> PoolRow:
+    pool = observed.pool
+    conditions = {condition.type: condition for condition in pool.conditions}
+    updating, degraded = conditions.get("Updating"), conditions.get("Degraded")
     message = ""
     if degraded is not None and degraded.status == "True":
         message = degraded.message
@@ -139,7 +146,7 @@ def _build_pool_row(seen: ObservedPool, nodes: Sequence[NodeFacts]) -> PoolRow:
     found = sorted(
         (_build_node_row(node) for node in nodes), key=lambda row: (row.is_idle, row.name)
     )
-    updated = said.get("Updated")
+    updated = conditions.get("Updated")
     return PoolRow(
         name=pool.name,
         config=pool.configuration.name,
@@ -147,7 +154,7 @@ def _build_pool_row(seen: ObservedPool, nodes: Sequence[NodeFacts]) -> PoolRow:
         updated_status=updated.status if updated else "",
         updating_status=updating.status if updating else "",
         degraded_status=degraded.status if degraded else "",
-        message=message if seen.error is None else str(seen.error),
+        message=message if observed.error is None else str(observed.error),
         nodes=tuple(found),
     )
 
@@ -185,7 +192,7 @@ def _format_prestage(node: NodeFacts) -> str:
 
 
 def _format_target(target: RolloutTarget) -> str:
-    """The image by the beginning of its digest."""
+    """Format the config and the first 12 digits of the image digest."""
     if not target.image:
         return target.config
     _, _, digest = target.image.partition("@sha256:")
