@@ -118,7 +118,7 @@ def test_process_drains_a_node_and_exits_cleanly(
     lease = site.client.get(LEASES, NAME, namespace=OPTIONS.namespace)
     assert lease["spec"]["holderIdentity"] == ""  # type: ignore[index]  # a dict
     log = process.log.read_text()
-    assert " INFO    drain-b applied on a after " in log
+    assert " INFO    drained a for drain-b in " in log
     assert "Traceback" not in log
 
 
@@ -154,7 +154,7 @@ def test_process_with_lost_lease_fails(server: LabServer, tmp_path: Path, site: 
         spec: Json = {"spec": {"holderIdentity": "them"}}
         site.client.patch(LEASES, NAME, spec, namespace=OPTIONS.namespace)
         assert process.process.wait(LIMIT_S) == 1
-    assert "the lease is another's now" in process.log.read_text()
+    assert "lost lease treenail-controller to another process" in process.log.read_text()
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_unknown_lease_namespace_is_rejected(
 ) -> None:
     kubeconfig = str(account_kubeconfig(server))
     assert main(["run", "--enable=drain", "--kubeconfig", kubeconfig]) == 2
-    assert "in which namespace the Lease is" in capsys.readouterr().err
+    assert "the namespace of the Lease is not set" in capsys.readouterr().err
 
 
 def test_every_controller_has_its_permissions() -> None:

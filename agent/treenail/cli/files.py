@@ -1,4 +1,4 @@
-"""The files that a command is given: files, directories of documents, standard input."""
+"""Input files of commands: files, directories of documents, and the standard input."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -13,9 +13,9 @@ DOCUMENT_SUFFIXES = (".json", ".yaml", ".yml")
 
 
 def read_documents(names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each file; of a directory, those that look like documents.
+    """Yield name and content of each file, and of each document in a directory.
 
-    Raises `UsageError` for what can't be read.
+    Raises `UsageError` if a file cannot be read.
     """
     for name in names:
         if name == STDIN:
@@ -29,24 +29,24 @@ def read_documents(names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def read_machine_config(name: str) -> MachineConfig:
-    """The config in a file, or on standard input, be it a MachineConfig or an Ignition config.
+    """Read a MachineConfig or an Ignition config from a file or the standard input.
 
-    Raises `UsageError` for what can't be read, `ConfigError` for what is not one.
+    Raises `UsageError` if the file cannot be read, and `ConfigError` if it is neither.
     """
     document = documents.load_document(read_input(name), where=name)
     if "ignition" in document:
         return MachineConfig(config=document)
     if document.get("kind") != "MachineConfig":
         raise ConfigError(
-            f"{name}: expected a MachineConfig or an Ignition config, found neither",
-            remedy="one has kind: MachineConfig, the other has ignition.version",
+            f"cannot use {name}: expected a MachineConfig or an Ignition config, found neither",
+            remedy="set kind: MachineConfig, or ignition.version",
         )
     return MachineConfig.from_json(document)
 
 
 def read_input(name: str) -> bytes:
-    """What the file holds, or standard input; raises `UsageError`."""
+    """Read a file or the standard input; raise `UsageError` if that fails."""
     try:
         return sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
     except OSError as error:
-        raise UsageError(f"{name}: can't be read: {error.strerror or error}") from error
+        raise UsageError(f"cannot read {name}: {error.strerror or error}") from error

@@ -1,8 +1,8 @@
-"""The command ``treenail``: dispatch, and exit codes.
+"""The command ``treenail``: dispatch and exit codes.
 
-Exit codes: 0 done, 1 failed, 2 used wrongly, 3 done but for a reboot, 4 the node is degraded, 5 the
-host can't be managed, 141 who read the output went away (as of a process that SIGPIPE ends).
-``plan`` has its own, see there.
+Exit codes: 0 success, 1 failure, 2 invalid argument or setting, 3 success and a reboot is needed,
+4 the node is degraded or has drifted, 5 treenail cannot manage the host, 130 interrupted, 141 the
+reader closed the output (as a process that SIGPIPE kills). ``plan`` has its own.
 """
 
 import argparse
@@ -19,14 +19,14 @@ from treenail.errors import HostError, TreenailError, UsageError
 EXIT_REBOOT_NEEDED = 3
 EXIT_DEGRADED = 4
 _EXIT_PIPE_CLOSED = 141
-# Errors of adapters never get here, and those of files name theirs.
+# Errors of writing the output have no filename; adapters raise TreenailError instead of OSError.
 _OUTPUT_ERRNOS = frozenset({errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO})
 
 Command = Callable[[argparse.Namespace], int]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     parsed, unknown = create_parser().parse_known_args(arguments)
     try:
         code = _run_command(parsed, unknown)
@@ -37,13 +37,13 @@ def main(arguments: list[str] | None = None) -> int:
         _discard_output()
         if isinstance(error, BrokenPipeError):
             return _EXIT_PIPE_CLOSED
-        return _print_error(HostError(f"can't write the output: {error.strerror}"), EXIT_FAILED)
+        return _print_error(HostError(f"cannot write the output: {error.strerror}"), EXIT_FAILED)
     return code
 
 
 def flush_output() -> None:
-    """Have written what was printed; raises `OSError`."""
-    # There is none where the process was started without.
+    """Write the buffered output; raise `OSError` if that fails."""
+    # sys.stdout is None in a process that was started with a closed standard output.
     if sys.stdout is not None:
         sys.stdout.flush()
 
@@ -60,24 +60,24 @@ def _run_command(parsed: argparse.Namespace, unknown: list[str]) -> int:
 
 
 def _discard_output() -> None:
-    """Have what is left of it go nowhere: the interpreter tries again when it ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    """Redirect the output to /dev/null: the interpreter flushes the rest when it exits."""
+    devnull = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)
 
 
 def _load_command(module: str, unknown: list[str]) -> Command:
     if unknown:
-        raise UsageError(f"unknown arguments: {' '.join(unknown)}")
-    # Imported when called for, so that a command needs only what it uses, and one whose
-    # package is not installed says so instead of failing with a traceback.
+        raise UsageError(f"unknown arguments: {' '.join(unknown)}", remedy="see: treenail --help")
+    # Imported late: a command loads only what it uses, and a command whose package is not
+    # installed fails with an error instead of a traceback.
     module, _, name = module.partition(":")
     try:
         return cast("Command", getattr(import_module(module), name or "main"))
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"this command needs {error.name}, which is not installed",
-            remedy="install the package that holds it",
+            f"cannot run this command: {error.name} is not installed",
+            remedy="install the package that contains it",
         ) from error
 
 

@@ -217,7 +217,7 @@ def test_text_that_is_no_yaml_is_named_with_its_line(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["-f", "/nowhere.yaml"], "/nowhere.yaml: can't be read: No such file or directory"),
+        (["-f", "/nowhere.yaml"], "cannot read /nowhere.yaml: No such file or directory"),
         (["--pool", "gpu"], "there is no MachineConfigPool gpu, found are: infra, worker"),
     ],
 )

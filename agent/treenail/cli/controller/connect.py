@@ -1,4 +1,4 @@
-"""How a command that a person calls reaches the cluster."""
+"""Connection of commands to the cluster."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from treenail.kube.transport import HttpTransport
 
 @contextmanager
 def connect_cluster(kubeconfig: str | None) -> Iterator[Client]:
-    """A client by the kubeconfig named, by KUBECONFIG, or by ~/.kube/config."""
+    """Connect with the kubeconfig, with KUBECONFIG, or with ~/.kube/config."""
     path = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube/config")
     transport = HttpTransport(read_kubeconfig(path), SystemClock())
     try:

@@ -1,6 +1,6 @@
-"""The command ``treenail-controller``: the controllers, and what a person asks of them.
+"""The command ``treenail-controller``: dispatch and exit codes.
 
-Exit codes: 0 done, 1 the input can't be used, 2 used wrongly.
+Exit codes: 0 success, 1 an input is invalid, 2 an argument is invalid, 130 interrupted.
 """
 
 import argparse
@@ -12,6 +12,7 @@ from treenail import __version__
 from treenail.api import documents
 from treenail.cli.controller import manifests, plan, run, status
 from treenail.cli.files import read_documents
+from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.controllers.render import offline
 from treenail.errors import ConfigError, TreenailError, UsageError
 
@@ -20,7 +21,7 @@ EXIT_USAGE = 2
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     arguments = _create_parser().parse_args(argv)
     try:
         return _run_command(arguments)
@@ -37,15 +38,25 @@ def main(argv: list[str] | None = None) -> int:
 def _create_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="treenail-controller",
-        description="Renders the configuration of pools and rolls it out.",
+        description="Render the configuration of pools of nodes, and roll it out.",
+        epilog=format_examples(
+            ("show what a change costs", "treenail-controller plan -f pool.yaml"),
+            ("follow a rollout", "treenail-controller status"),
+        ),
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"treenail {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     render = commands.add_parser(
         "render",
         help="print the rendered MachineConfigs of pools, without a cluster",
-        description="Print the MachineConfigs that would be rendered from the MachineConfigPools, "
-        "MachineConfigs and ControllerConfig in files. Objects of other kinds are passed over.",
+        description="Print the rendered MachineConfigs for the MachineConfigPools, MachineConfigs "
+        "and ControllerConfig in files. Ignore objects of other kinds.",
+        epilog=format_examples(
+            ("check a repository in CI", "treenail-controller render -f manifests/ > /dev/null"),
+            ("render one pool", "treenail-controller render -f manifests/ --pool worker"),
+        ),
+        formatter_class=HelpFormatter,
     )
     render.add_argument(
         "-f",
@@ -53,11 +64,17 @@ def _create_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         action="append",
         required=True,
-        help="a file, a directory of .yaml, .yml and .json files, or - for standard input; "
-        "may be given several times",
+        help="read this file, the .yaml, .yml and .json files of this directory, or - for the "
+        "standard input; repeatable",
     )
-    render.add_argument("--pool", metavar="NAME", help="render this pool only")
-    render.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml")
+    render.add_argument("--pool", metavar="NAME", help="render this pool only (default: all pools)")
+    render.add_argument(
+        "-o",
+        "--output",
+        choices=("yaml", "json"),
+        default="yaml",
+        help="output format (default: %(default)s)",
+    )
     render.set_defaults(run=_render_configs)
     plan.add_command(commands)
     status.add_command(commands)

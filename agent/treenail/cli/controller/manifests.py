@@ -1,32 +1,51 @@
-"""``treenail-controller manifests``: all that a cluster needs, for ``kubectl apply -f -``."""
+"""``treenail-controller manifests``: print the manifests of an installation."""
 
 import argparse
 import sys
 
 from treenail.api import documents
 from treenail.cli.controller.run import CONTROLLERS, parse_controllers
+from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.controllers.install import installation
 from treenail.controllers.install.installation import InstallOptions
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The command's arguments."""
+    """Add the arguments of the command."""
     parser = commands.add_parser(
         "manifests",
-        help="print what to apply to a cluster to have the controllers run there",
-        description="Print the custom resource definitions, what the agents of nodes and the "
-        "controllers may do, and the controllers' Deployment, for kubectl apply -f -.",
+        help="print the manifests that install the controllers",
+        description="Print custom resource definitions, permissions of agents and controllers, and "
+        "the Deployment of the controllers, for kubectl apply -f -.",
+        epilog=format_examples(
+            (
+                "install the controllers",
+                "treenail-controller manifests --image IMAGE | kubectl apply -f -",
+            ),
+        ),
+        formatter_class=HelpFormatter,
     )
     defaults = InstallOptions()
-    parser.add_argument("--enable", type=parse_controllers, default=CONTROLLERS, metavar="NAME,...",
-                        help=f"which controllers ({','.join(CONTROLLERS)})")  # fmt: skip
-    parser.add_argument("--namespace", default=defaults.namespace, help="(%(default)s)")
-    parser.add_argument("--image", default=defaults.image, help="(%(default)s)")
+    parser.add_argument(
+        "--enable",
+        type=parse_controllers,
+        default=CONTROLLERS,
+        metavar="NAME,...",
+        help=f"controllers to install (default: {','.join(CONTROLLERS)})",
+    )
+    parser.add_argument(
+        "--namespace",
+        default=defaults.namespace,
+        help="namespace of the Deployment (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--image", default=defaults.image, help="image of the Deployment (default: %(default)s)"
+    )
     parser.set_defaults(run=print_manifests)
 
 
 def print_manifests(arguments: argparse.Namespace) -> int:
-    """Print the documents."""
+    """Print the manifests."""
     options = InstallOptions(arguments.enable, arguments.namespace, arguments.image)
     sys.stdout.write(
         "---\n".join(map(documents.dump_document, installation.build_documents(options)))

@@ -1,8 +1,8 @@
-"""``treenail-controller run``: wires the controllers and runs them until told to stop.
+"""``treenail-controller run``: construct the controllers and run them until SIGTERM or SIGINT.
 
-They reach the API server by the official ``kubernetes`` package, not by the agent's thin
-transport: a controller has the memory for it, and a kubeconfig of a person may name credentials
-(exec plugins, identity providers) that are that package's business.
+The controllers use the official ``kubernetes`` package, not the small transport of the agent: they
+have the memory for it, and a kubeconfig of a user may name credentials (exec plugins, identity
+providers) that only that package supports.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import Clock, SystemClock, format_rfc3339
 from treenail.controllers.runtime.health import HealthServer, parse_address
 from treenail.controllers.runtime.informers import Informers
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 
 COMPONENT_NAME = "treenail-controller"
 EXIT_FAILED = 1
-# Longer than client-go's: a leader need not start anew when the API server restarts.
+# Longer than the defaults of client-go: a leader survives a restart of the API server.
 _LEASE_S, _RENEW_S, _RETRY_S, _CALL_TIMEOUT_S = 60.0, 40.0, 5.0, 10.0
 _MAX_SECONDS = 3600.0
 _SERVICE_ACCOUNT_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
@@ -43,7 +44,7 @@ _SERVICE_ACCOUNT_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/name
 
 @dataclass(frozen=True, slots=True)
 class ControllerContext:
-    """What controllers are made of."""
+    """Parts that the controllers are made of."""
 
     client: Client
     recorder: EventRecorder
@@ -56,53 +57,56 @@ class ControllerContext:
     own_node_name: str
 
 
-def _build_render(kit: ControllerContext) -> tuple[ControllerSettings, ...]:
+def _build_render(context: ControllerContext) -> tuple[ControllerSettings, ...]:
     from treenail.controllers.render.controller import RenderController
 
     return (
         ControllerSettings(
-            RenderController(kit.client, kit.clock, kit.recorder, settle_s=kit.settle_s)
+            RenderController(
+                context.client, context.clock, context.recorder, settle_s=context.settle_s
+            )
         ),
     )
 
 
-def _build_rollout(kit: ControllerContext) -> tuple[ControllerSettings, ...]:
+def _build_rollout(context: ControllerContext) -> tuple[ControllerSettings, ...]:
     from treenail.api import annotations as key
-    from treenail.controllers.rollout.controller import RolloutSettings
-    from treenail.controllers.rollout.gates.asking import GateClient
-    from treenail.controllers.rollout.live import RolloutController
+    from treenail.controllers.rollout.controller import RolloutController
+    from treenail.controllers.rollout.gates.external import GateClient
     from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
+    from treenail.controllers.rollout.reconcile import RolloutSettings
     from treenail.controllers.runtime.web import WebClient
 
-    image_key = key.PREFIX + kit.image_annotation
-    settings = RolloutSettings(image_key=image_key, own_node=kit.own_node_name)
+    image_key = key.PREFIX + context.image_annotation
+    settings = RolloutSettings(image_key=image_key, own_node=context.own_node_name)
     return (
         ControllerSettings(
             RolloutController(
-                kit.client, kit.clock, GateClient(WebClient()), kit.recorder, settings
+                context.client, context.clock, GateClient(WebClient()), context.recorder, settings
             )
         ),
         ControllerSettings(
-            MachineConfigNodeController(kit.client, kit.clock, image_key=image_key), workers=4
+            MachineConfigNodeController(context.client, context.clock, image_key=image_key),
+            workers=4,
         ),
     )
 
 
-def _build_drain(kit: ControllerContext) -> tuple[ControllerSettings, ...]:
+def _build_drain(context: ControllerContext) -> tuple[ControllerSettings, ...]:
     from treenail.controllers.drain.controller import DrainController
 
     controller = DrainController(
-        kit.client,
-        kit.recorder,
-        kit.clock,
-        kit.metrics,
-        max_parallel=kit.max_drains,
-        report_after_s=kit.report_blockers_after_s,
+        context.client,
+        context.recorder,
+        context.clock,
+        context.metrics,
+        max_parallel=context.max_drains,
+        report_after_s=context.report_blockers_after_s,
     )
     return (ControllerSettings(controller, workers=8, max_retry_s=15.0),)
 
 
-# Each is imported when it is asked for, so that a process has only what it runs.
+# Imported late: a process loads only the controllers that it runs.
 CONTROLLER_BUILDERS: Mapping[str, Callable[[ControllerContext], tuple[ControllerSettings, ...]]] = {
     "render": _build_render,
     "rollout": _build_rollout,
@@ -112,66 +116,82 @@ CONTROLLERS = tuple(CONTROLLER_BUILDERS)
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The command's arguments."""
+    """Add the arguments of the command."""
     parser = commands.add_parser(
         "run",
-        help="run controllers until told to stop",
-        description="Run controllers. Of several such processes one acts at a time: the one that "
-        f"holds the Lease {COMPONENT_NAME}.",
+        help="run controllers",
+        description="Run controllers until SIGTERM or SIGINT. Of several processes the one that "
+        f"holds the Lease {COMPONENT_NAME} is active.",
+        epilog=format_examples(
+            (
+                "run one controller outside the cluster",
+                "treenail-controller run --enable render --kubeconfig FILE --no-leader-election",
+            ),
+        ),
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--enable", type=parse_controllers, required=True, metavar="NAME,...",
-                        help=f"which of {', '.join(CONTROLLERS)}")  # fmt: skip
+                        help=f"run these of {', '.join(CONTROLLERS)}")  # fmt: skip
     parser.add_argument(
-        "--kubeconfig", metavar="FILE", help="how to reach the cluster (the pod's service account)"
+        "--kubeconfig",
+        metavar="FILE",
+        help="connect with this kubeconfig (default: the service account of the pod)",
     )
     parser.add_argument(
         "--metrics", metavar="HOST:PORT", default="127.0.0.1:8080",
-        help="where /metrics, /healthz and /readyz are served (%(default)s)",
+        help="serve /metrics, /healthz and /readyz at this address (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--namespace", help="where the Lease is (that of the pod)")
+    parser.add_argument("--namespace", help="namespace of the Lease (default: that of the pod)")
     parser.add_argument(
-        "--no-leader-election", action="store_true", help="act at once: there is no other process"
+        "--no-leader-election",
+        action="store_true",
+        help="start without leader election; no other process may run",
     )
-    parser.add_argument("--drains", type=_parse_count, default=50, metavar="N",
-                        help="nodes that are drained at the same time (%(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--drains",
+        type=_parse_count,
+        default=50,
+        metavar="N",
+        help="drain at most N nodes at the same time (default: %(default)s)",
+    )
     parser.add_argument(
         "--name-after", type=_parse_seconds, default=30.0, metavar="S",
-        help="name what has been in the way of a drain for so many seconds (%(default)g)",
+        help="report what blocks a drain after S seconds (default: %(default)g)",
     )  # fmt: skip
     parser.add_argument(
         "--settle", type=_parse_seconds, default=5.0, metavar="S",
-        help="render a pool whose MachineConfigs have not changed for so many seconds "
-        "(%(default)g)",
+        help="render a pool after its MachineConfigs have not changed for S seconds "
+        "(default: %(default)g)",
     )  # fmt: skip
     parser.add_argument(
         "--image-annotation", choices=("desiredOSImage", "desiredImage"), default="desiredOSImage",
-        help="how nodes are asked for an image (%(default)s)",
+        help="assign images to nodes with this annotation (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("-v", "--verbose", action="store_true", help="log at level DEBUG")
     parser.set_defaults(run=run_controllers)
 
 
 def run_controllers(arguments: argparse.Namespace) -> int:
-    """Run the controllers; 1 when another process leads now, or when a thread died of a bug."""
+    """Run the controllers; return 1 if another process became the leader or a thread died."""
     process = ControllerProcess(arguments)
     _log_to_stderr(logging.DEBUG if arguments.verbose else logging.INFO)
     return process.run()
 
 
 def parse_controllers(text: str) -> tuple[str, ...]:
-    """The controllers that a list with commas names, each once."""
+    """Parse a comma-separated list of controllers; drop duplicates."""
     names = tuple(dict.fromkeys(filter(None, text.split(","))))
     for name in names:
         if name not in CONTROLLER_BUILDERS:
             known = ", ".join(CONTROLLERS)
-            raise argparse.ArgumentTypeError(f"there is no controller {name!r}, only {known}")
+            raise argparse.ArgumentTypeError(f"unknown controller {name!r}, expected {known}")
     if not names:
-        raise argparse.ArgumentTypeError("name at least one controller")
+        raise argparse.ArgumentTypeError("expected at least one controller")
     return names
 
 
 class ControllerProcess:
-    """The wired controllers."""
+    """The process of the controllers."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         clock = SystemClock()
@@ -181,7 +201,7 @@ class ControllerProcess:
         metrics = ControllerMetrics()
         identity = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
         self._recorder = EventRecorder(client, COMPONENT_NAME, identity, clock)
-        kit = ControllerContext(
+        context = ControllerContext(
             client=client,
             recorder=self._recorder,
             clock=clock,
@@ -192,17 +212,17 @@ class ControllerProcess:
             image_annotation=arguments.image_annotation,
             own_node_name=os.environ.get("NODE_NAME", ""),
         )
-        stand: MakeElector = make_sole_leader
+        make_elector: MakeElector = make_sole_leader
         if not arguments.no_leader_election:
-            stand = self._create_election(
+            make_elector = self._create_election(
                 arguments.namespace or _read_own_namespace(), identity, clock
             )
         self._runtime = ControllerRuntime(
-            [crew for name in arguments.enable for crew in CONTROLLER_BUILDERS[name](kit)],
+            [each for name in arguments.enable for each in CONTROLLER_BUILDERS[name](context)],
             Informers(client, clock),
             clock,
             metrics,
-            make_elector=stand,
+            make_elector=make_elector,
         )
         self._health = HealthServer(
             host,
@@ -215,18 +235,18 @@ class ControllerProcess:
         self._exit_code = 0
 
     def run(self) -> int:
-        """Run until a signal says to stop; what is under way is finished first."""
+        """Run until a signal; finish what is in progress first."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
         threading.excepthook = self._handle_thread_death
         try:
             with self._health:
-                leads = self._runtime.run(self._stop)
+                is_leader = self._runtime.run(self._stop)
             self._recorder.flush_pending()
         finally:
             self._transport.close()
-        if not leads:
-            log.error("the lease is another's now; this process ends")
+        if not is_leader:
+            log.error("lost lease %s to another process; exiting", COMPONENT_NAME)
             return EXIT_FAILED
         return self._exit_code
 
@@ -245,9 +265,9 @@ class ControllerProcess:
         )
 
     def _handle_thread_death(self, death: threading.ExceptHookArgs) -> None:
-        # A controller that watches no more would rest while its cluster changes.
+        # Without its watch a controller would never see another change.
         name = death.thread.name if death.thread else "a thread"
-        log.critical("%s died", name, exc_info=death.exc_value)
+        log.critical("thread %s died", name, exc_info=death.exc_value)
         self._exit_code = EXIT_FAILED
         self._stop.set()
 
@@ -257,8 +277,8 @@ def _create_transport(kubeconfig: str | None, clock: Clock) -> "OfficialTranspor
         from treenail.kube.official import OfficialTransport
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"this command needs the Python package {error.name}, which is not installed",
-            remedy="install treenail with its extra 'controller'",
+            f"cannot run the controllers: the Python package {error.name} is not installed",
+            remedy="install treenail-controller, or run: pip install treenail[controller]",
         ) from error
     if kubeconfig is not None:
         return OfficialTransport.from_kubeconfig(kubeconfig, clock)
@@ -272,14 +292,14 @@ def _read_own_namespace() -> str:
         return Path(_SERVICE_ACCOUNT_NAMESPACE).read_text("utf-8").strip()
     except OSError as error:
         raise UsageError(
-            "it is not known in which namespace the Lease is: this is no pod",
-            remedy="name it with --namespace, or run alone with --no-leader-election",
+            "cannot elect a leader: not in a pod, and the namespace of the Lease is not set",
+            remedy="set it with --namespace, or use --no-leader-election",
         ) from error
 
 
 def _parse_count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+        raise argparse.ArgumentTypeError(f"expected a number from 1, found {text!r}")
     return int(text)
 
 
@@ -290,7 +310,7 @@ def _parse_seconds(text: str) -> float:
         found = -1.0
     if not 0.0 <= found <= _MAX_SECONDS:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of seconds from 0 to {_MAX_SECONDS:g}"
+            f"expected seconds from 0 to {_MAX_SECONDS:g}, found {text!r}"
         )
     return found
 
@@ -301,7 +321,7 @@ class _LineFormatter(logging.Formatter):
 
 
 def _log_to_stderr(level: int) -> None:
-    # A pod's log, wherever it runs: what kubectl logs shows.
+    # kubectl logs shows the standard error of a pod; there is no journal.
     stream = logging.StreamHandler(sys.stderr)
     stream.setFormatter(_LineFormatter())
     root = logging.getLogger()

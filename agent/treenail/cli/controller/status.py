@@ -1,4 +1,4 @@
-"""``treenail-controller status``: pools and nodes in one table that follows what happens."""
+"""``treenail-controller status``: show pools and nodes in one table."""
 
 import argparse
 import json
@@ -7,6 +7,7 @@ import sys
 from typing import TextIO
 
 from treenail.cli.controller.connect import connect_cluster
+from treenail.cli.terminal import HelpFormatter, format_examples
 from treenail.clock import Clock, SystemClock
 from treenail.controllers.plan import read, status_table
 from treenail.controllers.plan.status_table import PoolRow
@@ -21,21 +22,32 @@ _CLEAR_BELOW = "\x1b[J"
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The command's arguments."""
+    """Add the arguments of the command."""
     parser = commands.add_parser(
         "status",
         help="show pools and nodes, and follow them on a terminal",
-        description="Show pools and nodes in one table. On a terminal it is kept up to date until "
+        description="Show pools and nodes in one table. On a terminal, update the table until "
         "Ctrl-C.",
+        epilog=format_examples(
+            ("follow a rollout", "treenail-controller status"),
+            ("print the table once", "treenail-controller status --once"),
+        ),
+        formatter_class=HelpFormatter,
     )
-    parser.add_argument("--kubeconfig", metavar="FILE", help="how to reach the cluster")
-    parser.add_argument("--once", action="store_true", help="print the table once")
+    parser.add_argument(
+        "--kubeconfig",
+        metavar="FILE",
+        help="connect with this kubeconfig (default: KUBECONFIG or ~/.kube/config)",
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="print the table once, also on a terminal"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=print_status)
 
 
 def print_status(arguments: argparse.Namespace) -> int:
-    """Print the table; on a terminal, until interrupted."""
+    """Print the table; on a terminal, update it until Ctrl-C."""
     with connect_cluster(arguments.kubeconfig) as client:
         found = read_pool_rows(client)
         if arguments.json:
@@ -49,33 +61,33 @@ def print_status(arguments: argparse.Namespace) -> int:
 
 
 def read_pool_rows(client: Client) -> tuple[PoolRow, ...]:
-    """The table's content as it is now."""
+    """Read the rows of the table."""
     return status_table.build_rows(read.read_pools(client), read.read_nodes(client))
 
 
 def follow_status(client: Client, clock: Clock, table: "LiveTable") -> None:
-    """Show the table again and again, also when the API server is away for a while."""
+    """Update the table, also after the API server was unreachable."""
     lines: list[str] = []
     while True:
         try:
             lines = list(status_table.format_table(read_pool_rows(client)))
             table.draw_lines(lines)
         except ClusterError as error:
-            table.draw_lines([f"as it was before: {error}", *lines])
+            table.draw_lines([f"cannot update the table: {error}", *lines])
         clock.sleep(REFRESH_S)
 
 
 class LiveTable:
-    """A place on a terminal that always shows the latest lines."""
+    """Lines on a terminal that are drawn again in the same place."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._drawn_count = 0
 
     def draw_lines(self, lines: list[str]) -> None:
-        """Draw the lines over those before; what the terminal is too small for is cut."""
+        """Draw the lines over the previous ones, cut to the size of the terminal."""
         size = shutil.get_terminal_size()
-        # A line that wraps would be two, and the next picture would miss its place.
+        # A wrapped line would take two rows, and the next drawing would start in the wrong row.
         shown = [line[: size.columns] for line in lines[: max(size.lines - 1, 1)]]
         up = _CURSOR_UP.format(self._drawn_count) if self._drawn_count else ""
         text = "".join(f"{line}{_CLEAR_LINE}\n" for line in shown)
