@@ -365,7 +365,7 @@ def _check_directory(place: Path) -> None:
 
 @contextmanager
 def _orderly_interrupts() -> Iterator[None]:
-    """While inside, SIGTERM and SIGHUP end the command as Ctrl-C does, and only the first counts.
+    """End the command on SIGTERM and SIGHUP as on Ctrl-C, and ignore further signals.
 
     A second Ctrl-C would interrupt the cleanup, and one at the end Python's own shutdown: both
     print a traceback. Whatever a hung cleanup leaves, the reaper removes after a SIGKILL.

@@ -26,7 +26,7 @@ class Credential:
 
 @dataclass(frozen=True, slots=True)
 class CatalogueLayer:
-    """One blob of an image: a chunk of the OSTree commit, or a layer somebody built on top."""
+    """One blob of an image: a chunk of the OSTree commit, or a layer of a derived image."""
 
     digest: str
     size_bytes: int
@@ -38,9 +38,8 @@ class Image:
     """An OS image in a registry.
 
     ``faults`` maps a phase (``inspect``, ``pull``, ``stage``, ``finalize``, ``boot``) to the error
-    text with which that phase fails for this image; ``labels`` is what was baked in, such as the
-    rendered config's name, and without a value what was left out. ``packages`` are in its directory
-    of extensions.
+    with which it fails for this image. ``labels`` are added to the default ones; an empty value
+    removes a label. ``packages`` are in the extensions directory of the image.
     """
 
     registry: str
@@ -56,11 +55,11 @@ class Image:
     credential: Credential | None = None
     faults: Mapping[str, str] = field(default_factory=dict)
     kernel: str = "6.12.0-1.lab"
-    """Tells kernels apart, with their initramfs."""
+    """Version of kernel and initramfs; a soft reboot needs the same one."""
 
     @property
     def pull_spec(self) -> str:
-        """``REGISTRY/REPOSITORY@sha256:…``."""
+        """Return ``REGISTRY/REPOSITORY@sha256:…``."""
         return f"{self.registry}/{self.repository}@{self.digest}"
 
     @property
@@ -69,11 +68,11 @@ class Image:
 
     @property
     def commit(self) -> str:
-        """The OSTree checksum of the image once imported."""
+        """Return the OSTree checksum of the imported image."""
         return hashlib.sha256(f"commit {self.digest}".encode()).hexdigest()
 
     def render_manifest(self) -> str:
-        """The OCI manifest, whose SHA-256 is the digest."""
+        """Render the OCI manifest, whose SHA-256 is the digest."""
         oci = "application/vnd.oci.image"
         configuration = self.render_configuration()
         return _dump_json(
@@ -98,7 +97,7 @@ class Image:
         )
 
     def render_configuration(self) -> str:
-        """The OCI image configuration, where the labels are."""
+        """Render the OCI image configuration, which contains the labels."""
         labels = {_VERSION_LABEL: self.version, "containers.bootc": "1", **self.labels}
         labels = {name: value for name, value in labels.items() if value}
         return _dump_json(
@@ -122,10 +121,10 @@ def make_image(
     credential: Credential | None = None,
     faults: Mapping[str, str] | None = None,
 ) -> Image:
-    """An image of the repository ``name`` in ``layers`` layers, the last one a custom layer.
+    """Make an image of the repository ``name`` with ``layers`` layers, the last a derived one.
 
-    The same arguments always give the same digest; other content gives another one. What is no
-    part of the content, such as ``kernel_arguments``, is set with `dataclasses.replace`.
+    The same arguments give the same digest, other content gives another one. Fields that are not
+    content, such as ``kernel_arguments``, are set with `dataclasses.replace`.
     """
     image = Image(
         registry=registry,
@@ -142,35 +141,35 @@ def make_image(
 
 @dataclass(frozen=True, slots=True)
 class ImageCatalogue:
-    """Every image there is."""
+    """All images of the registry."""
 
     images: tuple[Image, ...] = ()
 
     def find_image(self, pull_spec: str) -> Image | None:
-        """The image of that registry, repository and digest."""
+        """Return the image with this pull spec."""
         return next((image for image in self.images if image.pull_spec == pull_spec), None)
 
     def find_by_digest(self, digest: str) -> Image | None:
-        """An image of that digest, wherever it is."""
+        """Return an image with this digest, in any repository."""
         return next((image for image in self.images if image.digest == digest), None)
 
     def find_credential(self, pull_spec: str) -> Credential | None:
-        """What the registry of ``pull_spec`` asks for, even when it has no such image."""
+        """Return the credential that the registry of ``pull_spec`` requires, also for no image."""
         image = self.find_image(pull_spec)
         if image is not None:
             return image.credential
         registry = pull_spec.partition("/")[0]
-        asked = (image.credential for image in self.images if image.registry == registry)
-        return next((credential for credential in asked if credential is not None), None)
+        credentials = (image.credential for image in self.images if image.registry == registry)
+        return next((credential for credential in credentials if credential is not None), None)
 
     def with_image(self, image: Image) -> "ImageCatalogue":
-        """A catalogue that has ``image`` too, in place of one with the same pull spec."""
+        """Return a catalogue with ``image``, in place of one with the same pull spec."""
         others = (other for other in self.images if other.pull_spec != image.pull_spec)
         return ImageCatalogue((*others, image))
 
 
 def load_catalogue(path: Path) -> ImageCatalogue:
-    """The catalogue in the file ``path``; an empty one when there is no such file."""
+    """Read the catalogue from ``path``; an empty one when there is no file."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -179,7 +178,7 @@ def load_catalogue(path: Path) -> ImageCatalogue:
 
 
 def save_catalogue(catalogue: ImageCatalogue, path: Path) -> None:
-    """Put the catalogue into the file ``path``, readable by its owner alone."""
+    """Write the catalogue to ``path``, readable by its owner only."""
     scratch = path.with_name(f"{path.name}.{os.getpid()}")
     scratch.touch(mode=0o600)
     scratch.write_text(json.dumps(asdict(catalogue), indent=1) + "\n", encoding="utf-8")

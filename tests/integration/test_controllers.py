@@ -285,7 +285,7 @@ def test_image_that_is_not_there_halts_before_any_node_is_touched(fleet: Fleet) 
     good, bad = fleet.image(), make_image("os", "nowhere", SIZE)
     fleet.ask(bad, **{ROLLOUT_POLICY: STAGING})
     wait_until(lambda: fleet.condition("Degraded").get("reason") == "Halted", limit_s=LIMIT_S)
-    assert " failed first: staging: " in fleet.condition("Degraded")["message"]
+    assert " failed first: prestaging failed: " in fleet.condition("Degraded")["message"]
     assert fleet.asked(bad) == []
     assert {fleet.notes(name)[key.STATE] for name in fleet.lab.machines} == {"Done"}
     fleet.ask(good, **{ROLLOUT_POLICY: STAGING})

@@ -1,4 +1,4 @@
-"""What a Kubernetes API server says when it says no: a Status object with code and reason."""
+"""Errors of a Kubernetes API server: Status objects with code and reason."""
 
 from dataclasses import dataclass, field
 
@@ -52,12 +52,12 @@ class ApiError(Exception):
 
 
 def group_resource(group: str, plural: str) -> str:
-    """``nodes`` or ``machineconfigs.machineconfiguration.openshift.io``."""
+    """Return ``nodes`` or ``machineconfigs.machineconfiguration.openshift.io``."""
     return f"{plural}.{group}" if group else plural
 
 
 def build_details(group: str, kind: str, name: str) -> Json:
-    """``status.details`` without the keys that would be empty."""
+    """Return ``status.details`` without empty keys."""
     found = {"name": name, "group": group, "kind": kind}
     return {key: value for key, value in found.items() if value}
 
@@ -88,7 +88,7 @@ def conflict_error(group: str, plural: str, name: str, why: str = MODIFIED_MESSA
 
 
 def invalid_error(group: str, kind: str, name: str, causes: list[StatusCause]) -> ApiError:
-    """422 with one cause per field; ``kind`` is CamelCase here, as in the real one."""
+    """Return 422 with one cause for each field; ``kind`` is in CamelCase, as in kube-apiserver."""
     texts = [str(cause) for cause in causes]
     joined = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
     found = build_details(group, kind, name) | {"causes": [cause.to_json() for cause in causes]}
@@ -110,8 +110,8 @@ def bad_request_error(message: str) -> ApiError:
     return ApiError(400, "BadRequest", message)
 
 
-def expired_error(asked: int, oldest: int) -> ApiError:
-    return ApiError(410, "Expired", f"too old resource version: {asked} ({oldest})")
+def expired_error(requested: int, oldest: int) -> ApiError:
+    return ApiError(410, "Expired", f"too old resource version: {requested} ({oldest})")
 
 
 def expired_continue_error() -> ApiError:
@@ -143,7 +143,7 @@ def too_many_requests_error(
     return ApiError(429, "TooManyRequests", message, found, retry_after_s)
 
 
-def too_large_version_error(asked: int, current: int) -> ApiError:
-    message = f"Too large resource version: {asked}, current: {current}"
+def too_large_version_error(requested: int, current: int) -> ApiError:
+    message = f"Too large resource version: {requested}, current: {current}"
     cause = StatusCause("ResourceVersionTooLarge", "Too large resource version")
     return ApiError(504, "Timeout", message, {"causes": [cause.to_json()]}, 1)

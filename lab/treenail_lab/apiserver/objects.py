@@ -1,17 +1,17 @@
-"""Kubernetes objects as the lab's API server keeps them: JSON documents.
+"""Kubernetes objects as JSON documents.
 
-An object in the store is never changed; whoever wants a different one makes a :func:`copy_json`.
+An object in the store is never changed; a change begins with `copy_json`.
 """
 
 from typing import Any
 
-# An API server takes and returns documents of any shape, so their values are not typed.
+# An API server handles documents of any shape, so their values are not typed.
 Json = dict[str, Any]
 ObjectKey = tuple[str, str]
 
 
 def copy_json(value: Any) -> Any:
-    """The same JSON value, sharing nothing that can be changed."""
+    """Return a deep copy of a JSON value."""
     if isinstance(value, dict):
         return {name: copy_json(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -20,7 +20,7 @@ def copy_json(value: Any) -> Any:
 
 
 def is_equal(left: Any, right: Any) -> bool:
-    """Whether two JSON values are the same; unlike in Python, true is not 1."""
+    """Return whether two JSON values are equal; unlike in Python, true is not 1."""
     match left, right:
         case dict(), dict():
             return left.keys() == right.keys() and all(is_equal(left[k], right[k]) for k in left)
@@ -31,7 +31,7 @@ def is_equal(left: Any, right: Any) -> bool:
 
 
 def read_key(obj: Json) -> ObjectKey:
-    """Namespace (empty for cluster-scoped objects) and name."""
+    """Return namespace (empty for cluster-scoped objects) and name."""
     metadata = obj["metadata"]
     return metadata.get("namespace", ""), metadata["name"]
 
@@ -57,7 +57,7 @@ def is_deleting(obj: Json) -> bool:
 
 
 def find_value(obj: Json, *path: str) -> Any:
-    """The value at a path of keys; None where there is none."""
+    """Return the value at a path of keys; None when a key is missing."""
     value: Any = obj
     for step in path:
         if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What a request asks for, read from its method, path and query."""
+"""A request, parsed from its HTTP method, path and query."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _NAMESPACE_SUBRESOURCES = ("status",)
 
 @dataclass(frozen=True, slots=True)
 class ServerRequest:
-    """A request about a resource; for any other path only ``verb`` and ``path`` are set."""
+    """A request for a resource; for other paths only ``verb`` and ``path`` are set."""
 
     verb: str
     path: str
@@ -36,11 +36,11 @@ class ServerRequest:
 
     @property
     def is_change(self) -> bool:
-        """Whether a request may change something."""
+        """Return whether a request may change something."""
         return self.verb not in {"get", "list", "watch"}
 
     def read_flag(self, name: str) -> bool:
-        """A boolean query parameter; false when absent."""
+        """Read a boolean query parameter; false when absent."""
         value = self.query.get(name, "")
         if value.lower() in {"", "0", "false"}:
             return False
@@ -49,7 +49,7 @@ class ServerRequest:
         raise bad_request_error(f"query parameter {name}: expected true or false, found {value!r}")
 
     def read_number(self, name: str) -> int | None:
-        """A non-negative query parameter; None when absent or empty."""
+        """Read a non-negative query parameter; None when absent or empty."""
         value = self.query.get(name, "")
         if not value:
             return None
@@ -68,7 +68,7 @@ class ServerRequest:
 
 
 def parse_request(method: str, path: str, query: Mapping[str, str]) -> ServerRequest:
-    """The request of an HTTP request line; raises 404 for a path that can't be a resource."""
+    """Parse an HTTP request line; raise 404 for a path that cannot be a resource."""
     verb = _VERBS.get(method, method.lower())
     parts = [part for part in path.split("/") if part]
     match parts:
@@ -91,7 +91,7 @@ def parse_request(method: str, path: str, query: Mapping[str, str]) -> ServerReq
         raise path_not_found_error()
     if not name:
         verb = _ON_COLLECTIONS.get(verb, verb)
-    ask = ServerRequest(verb, path, query, group, version, plural, namespace, name, subresource)
-    if ask.verb == "list" and ask.read_flag("watch"):
+    request = ServerRequest(verb, path, query, group, version, plural, namespace, name, subresource)
+    if request.verb == "list" and request.read_flag("watch"):
         verb = "watch"
     return ServerRequest(verb, path, query, group, version, plural, namespace, name, subresource)

@@ -36,7 +36,7 @@ class NodeView:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the node needs no line of its own in a table that does not fit."""
+        """Return whether a table that does not fit may leave the node out."""
         return not (self.phase or self.reason or not self.version)
 
     def to_json(self) -> Json:

@@ -1,4 +1,4 @@
-"""The root directory of a machine: what is there at first, and what a boot makes anew."""
+"""The root directory of a machine: its installation, and the files that a boot creates."""
 
 import shutil
 import uuid
@@ -40,7 +40,7 @@ _OS_RELEASE = "usr/lib/os-release"
 
 
 def install_root(root: Path, image: Image) -> None:
-    """Make ``root`` the disk of a machine that was installed from ``image`` and never booted."""
+    """Install ``image`` below ``root``, as on a machine that has never booted."""
     for directory in _DIRECTORIES:
         (root / directory).mkdir(parents=True, exist_ok=True)
     sysroot = Sysroot(root)
@@ -58,7 +58,7 @@ def install_root(root: Path, image: Image) -> None:
 
 
 def boot_root(root: Path, number: int = 0) -> SysrootDeployment:
-    """Empty /run, take a new boot id, and start the deployment of that number."""
+    """Empty /run, write a new boot id and boot deployment ``number``."""
     run = root / "run"
     shutil.rmtree(run, ignore_errors=True)
     for directory in ("ostree", "systemd/journal", "systemd/system"):
@@ -71,14 +71,14 @@ def boot_root(root: Path, number: int = 0) -> SysrootDeployment:
 
 
 def soft_boot_root(root: Path) -> SysrootDeployment:
-    """What a soft reboot does: all of /run and the boot id stay; into the next root, if any."""
+    """Reboot softly into the prepared root: /run and the boot id stay."""
     count = root / _SOFT_REBOOTS
     count.write_text(str(count_soft_reboots(root) + 1), encoding="utf-8")
     return _write_os_release(root, Sysroot(root).soft_boot_deployment())
 
 
 def count_soft_reboots(root: Path) -> int:
-    """How many there were since the kernel was started."""
+    """Count the soft reboots since the kernel booted."""
     count = root / _SOFT_REBOOTS
     return int(count.read_text(encoding="utf-8")) if count.exists() else 0
 
@@ -98,5 +98,5 @@ def _write_os_release(root: Path, booted: SysrootDeployment) -> SysrootDeploymen
 
 
 def read_boot_id(root: Path) -> str:
-    """The id of the boot that runs."""
+    """Return the id of the current boot."""
     return (root / _BOOT_ID).read_text(encoding="utf-8").strip()

@@ -1,6 +1,6 @@
-"""Who makes a request: client certificates and bearer tokens to a user and its groups.
+"""Authentication: the user and groups of a client certificate or bearer token.
 
-Tokens are signed claims (JSON Web Tokens, HS256), so they outlive a restart without being kept.
+Tokens are signed claims (JSON Web Tokens, HS256): they stay valid over a restart.
 """
 
 import base64
@@ -37,7 +37,7 @@ class ApiUser:
 
     @property
     def node_name(self) -> str:
-        """The node this user is the kubelet or an agent of; empty for everybody else."""
+        """Return the node whose credential this is; empty for other users."""
         if NODES in self.groups and self.name.startswith(NODE_PREFIX):
             return self.name.removeprefix(NODE_PREFIX)
         return ""
@@ -48,7 +48,7 @@ class ApiUser:
 
 
 class TokenIssuer:
-    """Makes bearer tokens and tells whose they are; the key is kept in a directory."""
+    """Issues and verifies bearer tokens; the key is in a directory."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         self._clock = clock
@@ -58,11 +58,11 @@ class TokenIssuer:
         self._key = file.read_bytes()
 
     def issue_token(self, user: str, groups: Sequence[str]) -> str:
-        """A token for a user that never expires."""
+        """Issue a token that never expires."""
         return self._sign_claims({"sub": user, "groups": list(groups)})
 
     def answer_token_request(self, account: Json, request: Json) -> Json:
-        """The answer to a TokenRequest; the token ends with its time or with the account."""
+        """Answer a TokenRequest; the token expires, and is invalid once the account is deleted."""
         namespace, name = account["metadata"]["namespace"], account["metadata"]["name"]
         spec = request.get("spec") or {}
         seconds = int(spec.get("expirationSeconds") or _TOKEN_S)
@@ -92,7 +92,7 @@ class TokenIssuer:
         }
 
     def verify_token(self, token: str) -> Json:
-        """What a token says; raises 401 for a forged or expired one."""
+        """Return the claims of a token; raise 401 for a forged or expired one."""
         body, _, signature = token.rpartition(".")
         if not body or not hmac.compare_digest(self._compute_signature(body), signature):
             raise unauthorized_error()
@@ -114,7 +114,7 @@ class TokenIssuer:
 
 
 class Authenticator:
-    """Tells who makes a request; ``account`` finds a ServiceAccount by namespace and name."""
+    """Authenticates requests; ``find_account`` finds a ServiceAccount by namespace and name."""
 
     def __init__(
         self, tokens: TokenIssuer, find_account: Callable[[str, str], Json | None]
@@ -125,7 +125,7 @@ class Authenticator:
     def authenticate_user(
         self, authorization: str, certificate: Mapping[str, Any] | None
     ) -> ApiUser:
-        """The user of a request's ``Authorization`` header or client certificate; else 401."""
+        """Return the user of the ``Authorization`` header or client certificate; raise 401."""
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() == "bearer":
             return self._authenticate_token(token.strip())

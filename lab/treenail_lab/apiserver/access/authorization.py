@@ -1,15 +1,15 @@
-"""Who may do what: RBAC from the stored roles and bindings, and the Node authorizer."""
+"""Authorization: RBAC from the stored roles and bindings, and the Node authorizer."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from treenail_lab.apiserver.access import node_authorizer
 from treenail_lab.apiserver.access.authentication import AUTHENTICATED, MASTERS, ApiUser
+from treenail_lab.apiserver.access.node_authorizer import AccessAttempt
 from treenail_lab.apiserver.errors import ApiError, forbidden_error
 from treenail_lab.apiserver.objects import Json
 from treenail_lab.apiserver.request import ServerRequest
 from treenail_lab.apiserver.schema.kinds import RBAC, StorageKey
-from treenail_lab.apiserver.schema.selectors import find_exact_name, find_exact_value
+from treenail_lab.apiserver.schema.selectors import find_exact_value
 from treenail_lab.apiserver.storage.store import Store
 
 _CLUSTER_ROLES: StorageKey = (RBAC, "clusterroles")
@@ -17,7 +17,7 @@ _CLUSTER_BINDINGS: StorageKey = (RBAC, "clusterrolebindings")
 _ROLES: StorageKey = (RBAC, "roles")
 _BINDINGS: StorageKey = (RBAC, "rolebindings")
 
-# What every cluster has: name of a role, the group it is bound to, its rules.
+# The roles of every cluster: name, the group that it is bound to, rules.
 BOOTSTRAP_ROLES: tuple[tuple[str, str, list[Json]], ...] = (
     (
         "cluster-admin",
@@ -42,7 +42,7 @@ BOOTSTRAP_ROLES: tuple[tuple[str, str, list[Json]], ...] = (
 
 
 def build_bootstrap_objects() -> Iterator[tuple[StorageKey, Json]]:
-    """The roles and bindings every cluster begins with, without metadata of their own."""
+    """Yield the roles and bindings of a new cluster."""
     for name, group, rules in BOOTSTRAP_ROLES:
         yield _CLUSTER_ROLES, {"metadata": {"name": name}, "rules": rules}
         yield (
@@ -55,58 +55,37 @@ def build_bootstrap_objects() -> Iterator[tuple[StorageKey, Json]]:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class AccessAttempt:
-    """What a user wants to do, in the terms that rules are written in."""
-
-    verb: str
-    group: str
-    resource: str
-    namespace: str
-    name: str
-    path: str
-
-    @classmethod
-    def from_request(cls, ask: ServerRequest) -> "AccessAttempt":
-        """A list of one name counts as being about that name, as a get does."""
-        name = ask.name
-        if ask.verb in {"list", "watch", "deletecollection"}:
-            name = find_exact_name(ask.query.get("fieldSelector", ""))
-        path = "" if ask.is_resource_request else ask.path
-        return cls(ask.verb, ask.group, ask.resource, ask.namespace, name, path)
-
-
 class Authorizer:
-    """Decides by what is stored at the moment of the request."""
+    """Decides by the roles and bindings that are stored at the time of the request."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def check_access(self, user: ApiUser, ask: ServerRequest) -> None:
-        """Raise 403 when a user may not make a request."""
-        attempt = AccessAttempt.from_request(ask)
+    def check_access(self, user: ApiUser, request: ServerRequest) -> None:
+        """Raise 403 for a request that the user is not allowed to make."""
+        attempt = AccessAttempt.from_request(request)
         if self.is_allowed(user, attempt):
             return
         why = ""
         if user.node_name and not attempt.path:
-            node_name = find_exact_value(ask.query.get("fieldSelector", ""), "spec.nodeName")
+            node_name = find_exact_value(request.query.get("fieldSelector", ""), "spec.nodeName")
             why = node_authorizer.find_refusal(self._store, user.node_name, attempt, node_name)
             if not why:
                 return
-        raise _build_refusal(user, attempt, ask, why)
+        raise _build_refusal(user, attempt, request, why)
 
     def resolve_impersonation(self, user: ApiUser, name: str, groups: Sequence[str]) -> ApiUser:
-        """The user that somebody wants to be taken for; raises 403 when he may not."""
-        wanted = [("users", name), *(("groups", group) for group in groups)]
-        for resource, who in wanted:
-            attempt = AccessAttempt("impersonate", "", resource, "", who, "")
+        """Return the impersonated user; raise 403 when the user may not impersonate it."""
+        subjects = [("users", name), *(("groups", group) for group in groups)]
+        for resource, subject in subjects:
+            attempt = AccessAttempt("impersonate", "", resource, "", subject, "")
             if not self.is_allowed(user, attempt):
                 why = f'User "{user.name}" cannot impersonate resource "{resource}" in API group ""'
-                raise forbidden_error("", resource, who, f"{why} at the cluster scope")
+                raise forbidden_error("", resource, subject, f"{why} at the cluster scope")
         return ApiUser(name, (*groups, AUTHENTICATED))
 
     def is_allowed(self, user: ApiUser, attempt: AccessAttempt) -> bool:
-        """Whether system:masters or RBAC allows it."""
+        """Return whether system:masters or RBAC allows the attempt."""
         return user.is_master or any(
             _is_allowed_by(rule, attempt) for rule in self._find_rules(user, attempt.namespace)
         )
@@ -175,13 +154,19 @@ def _is_resource_match(pattern: str, resource: str) -> bool:
     return bool(subresource) and pattern == f"*/{subresource}"
 
 
-def _build_refusal(user: ApiUser, attempt: AccessAttempt, ask: ServerRequest, why: str) -> ApiError:
+def _build_refusal(
+    user: ApiUser, attempt: AccessAttempt, request: ServerRequest, why: str
+) -> ApiError:
     if attempt.path:
         message = f'forbidden: User "{user.name}" cannot {attempt.verb} path "{attempt.path}"'
         return ApiError(403, "Forbidden", message)
-    where = f'in the namespace "{ask.namespace}"' if ask.namespace else "at the cluster scope"
+    where = (
+        f'in the namespace "{request.namespace}"' if request.namespace else "at the cluster scope"
+    )
     message = (
         f'User "{user.name}" cannot {attempt.verb} resource "{attempt.resource}" '
         f'in API group "{attempt.group}" {where}'
     )
-    return forbidden_error(ask.group, ask.plural, ask.name, f"{message}: {why}" if why else message)
+    return forbidden_error(
+        request.group, request.plural, request.name, f"{message}: {why}" if why else message
+    )

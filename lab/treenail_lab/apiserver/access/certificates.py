@@ -1,6 +1,6 @@
-"""The lab's certificate authority, and kubeconfigs made of its certificates.
+"""The lab's certificate authority, and kubeconfigs with its certificates.
 
-EC keys, because making RSA ones takes longer than starting the server.
+The keys are EC keys: making RSA keys takes longer than starting the server.
 """
 
 import base64
@@ -31,7 +31,7 @@ class CertificateIdentity:
 
 
 class CertificateAuthority:
-    """Signs certificates; made once in a directory and found there again later."""
+    """Signs certificates; its key is made once in a directory and reused."""
 
     def __init__(self, directory: Path) -> None:
         self.file = directory / "ca.crt"
@@ -55,7 +55,7 @@ class CertificateAuthority:
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
     def make_server_identity(self) -> CertificateIdentity:
-        """A certificate for the server on loopback."""
+        """Make a certificate for the server on loopback."""
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [
             x509.DNSName("localhost"),
@@ -71,7 +71,7 @@ class CertificateAuthority:
         )
 
     def make_client_identity(self, user: str, groups: Sequence[str]) -> CertificateIdentity:
-        """A certificate that authenticates as a user in groups."""
+        """Make a certificate that authenticates as a user in groups."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._sign_certificate(_build_name(user, groups), key)
         return CertificateIdentity(
@@ -79,7 +79,7 @@ class CertificateAuthority:
         )
 
     def make_server_context(self, directory: Path) -> ssl.SSLContext:
-        """TLS for the server: its own certificate, client certificates of this authority."""
+        """Make the TLS context of the server, which accepts client certificates of this CA."""
         identity = self.make_server_identity()
         chain = directory / "server.pem"
         write_private_file(chain, identity.private_key + identity.certificate)
@@ -136,7 +136,7 @@ def render_kubeconfig(
     identity: CertificateIdentity | None = None,
     token: str = "",
 ) -> str:
-    """A kubeconfig with everything embedded; JSON, which is YAML."""
+    """Render a kubeconfig with embedded credentials, as JSON, which is YAML."""
     credential = {"token": token} if token else {}
     if identity is not None:
         credential |= {
@@ -156,7 +156,7 @@ def render_kubeconfig(
 
 
 def write_private_file(path: Path, content: bytes) -> None:
-    """Replace a file; only its owner can read it, at no moment anybody else."""
+    """Replace a file that only its owner can read, at every moment."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -1,17 +1,18 @@
-"""What a node's credential may do: the Node authorizer and the NodeRestriction admission.
+"""The Node authorizer and the NodeRestriction admission: permissions of a node's credential.
 
-As in Kubernetes 1.32 and newer, a node reads its own Node and the pods bound to it, and what those
-pods refer to. Two things are the cluster's own, which a real one grants to ``system:nodes`` by
-RBAC and an admission policy: reading MachineConfigs, and the status of the MachineConfigNode of
-its own name.
+As in Kubernetes 1.32 and newer, a node reads its own Node, the pods bound to it, and the objects
+that those pods refer to. It may also read MachineConfigs and write the status of the
+MachineConfigNode of its own name, which a real cluster grants by RBAC and an admission policy.
 """
 
 from collections.abc import Iterator
-from typing import Protocol
+from dataclasses import dataclass
 
 from treenail_lab.apiserver.errors import ApiError, forbidden_error
 from treenail_lab.apiserver.objects import Json, find_value, read_labels
+from treenail_lab.apiserver.request import ServerRequest
 from treenail_lab.apiserver.schema.kinds import ResourceKind
+from treenail_lab.apiserver.schema.selectors import find_exact_name
 from treenail_lab.apiserver.storage.store import Store
 
 MACHINE_CONFIG = "machineconfiguration.openshift.io"
@@ -20,7 +21,7 @@ _MIRROR = "kubernetes.io/config.mirror"
 _READ = ("get", "list", "watch")
 _CHANGE = ("update", "patch")
 
-# Labels in Kubernetes' own domains that a node may set on itself.
+# Labels in the domains of Kubernetes that a node may set on itself.
 _OWN_LABELS = frozenset({
     "kubernetes.io/hostname", "kubernetes.io/os", "kubernetes.io/arch",
     "beta.kubernetes.io/os", "beta.kubernetes.io/arch", "beta.kubernetes.io/instance-type",
@@ -30,7 +31,7 @@ _OWN_LABELS = frozenset({
 })  # fmt: skip
 _OWN_LABEL_DOMAINS = ("node.kubernetes.io", "kubelet.kubernetes.io")
 
-# Group and resource a node may use by any name: the verbs. NodeRestriction says which objects.
+# Verbs on resources with any name. NodeRestriction limits the objects.
 _ANY_NAME_VERBS: dict[tuple[str, str], tuple[str, ...]] = {
     ("", "events"): ("create", "update", "patch"),
     ("", "nodes"): ("create", *_CHANGE),
@@ -41,7 +42,7 @@ _ANY_NAME_VERBS: dict[tuple[str, str], tuple[str, ...]] = {
     ("", "services"): _READ,
     (MACHINE_CONFIG, "machineconfigs"): ("get",),
 }
-# The same, for objects named like the node.
+# Verbs on objects with the name of the node.
 _OWN_NAME_VERBS: dict[tuple[str, str], tuple[str, ...]] = {
     ("", "nodes"): _READ,
     ("coordination.k8s.io", "leases"): ("get", "update", "patch", "delete"),
@@ -50,25 +51,31 @@ _OWN_NAME_VERBS: dict[tuple[str, str], tuple[str, ...]] = {
 }
 
 
-class NodeAccessAttempt(Protocol):
-    """What is to be done, in the terms of rules."""
+@dataclass(frozen=True, slots=True)
+class AccessAttempt:
+    """The action that a user attempts, in the terms of RBAC rules."""
 
-    @property
-    def verb(self) -> str: ...
-    @property
-    def group(self) -> str: ...
-    @property
-    def resource(self) -> str: ...
-    @property
-    def namespace(self) -> str: ...
-    @property
-    def name(self) -> str: ...
+    verb: str
+    group: str
+    resource: str
+    namespace: str
+    name: str
+    path: str
+
+    @classmethod
+    def from_request(cls, request: ServerRequest) -> "AccessAttempt":
+        """Read the attempt; a list of one name counts as a get of that name."""
+        name = request.name
+        if request.verb in {"list", "watch", "deletecollection"}:
+            name = find_exact_name(request.query.get("fieldSelector", ""))
+        path = "" if request.is_resource_request else request.path
+        return cls(request.verb, request.group, request.resource, request.namespace, name, path)
 
 
-def find_refusal(store: Store, node: str, attempt: NodeAccessAttempt, node_name: str) -> str:
-    """Why a node may not do something; empty when it may.
+def find_refusal(store: Store, node: str, attempt: AccessAttempt, node_name: str) -> str:
+    """Return why a node is not allowed an attempt; empty when it is.
 
-    ``node_name`` is what a list's field selector asks for with ``spec.nodeName``.
+    ``node_name`` is the value of ``spec.nodeName`` in the field selector of a list.
     """
     what = (attempt.group, attempt.resource)
     if attempt.verb in _ANY_NAME_VERBS.get(what, ()):
@@ -92,7 +99,7 @@ def find_refusal(store: Store, node: str, attempt: NodeAccessAttempt, node_name:
     return f"no relationship found between node '{node}' and this object"
 
 
-def _find_pod_refusal(store: Store, node: str, attempt: NodeAccessAttempt, node_name: str) -> str:
+def _find_pod_refusal(store: Store, node: str, attempt: AccessAttempt, node_name: str) -> str:
     if attempt.verb == "get":
         pod = store.find_object(("", "pods"), (attempt.namespace, attempt.name))
         if pod is None or find_value(pod, "spec", "nodeName") == node:
@@ -104,14 +111,14 @@ def _find_pod_refusal(store: Store, node: str, attempt: NodeAccessAttempt, node_
 
 
 def find_pods(store: Store, node: str) -> Iterator[Json]:
-    """The pods bound to a node."""
+    """Yield the pods bound to a node."""
     for pod in store.list_objects(("", "pods")):
         if find_value(pod, "spec", "nodeName") == node:
             yield pod
 
 
 def _find_references(store: Store, node: str, resource: str) -> set[tuple[str, str]]:
-    """Namespace and name of the secrets or configmaps that the pods of a node mention."""
+    """Return namespace and name of the secrets or configmaps that a node's pods refer to."""
     found = set()
     for pod in find_pods(store, node):
         namespace = pod["metadata"]["namespace"]
@@ -155,9 +162,9 @@ def _list_config_map_names(spec: Json) -> Iterator[object]:
 def restrict_write(
     node: str, kind: ResourceKind, subresource: str, old: Json | None, new: Json | None
 ) -> None:
-    """NodeRestriction: raise 403 when a node writes what is not its own.
+    """Raise 403 when a node writes an object that is not its own (NodeRestriction).
 
-    ``old`` is None when something is created, ``new`` when something is deleted.
+    ``old`` is None for a creation, ``new`` for a deletion.
     """
     why = ""
     obj = new or old or {}
@@ -180,7 +187,7 @@ def restrict_write(
 
 
 def restrict_eviction(node: str, kind: ResourceKind, pod: Json) -> None:
-    """Raise 403 when a node evicts a pod of another one."""
+    """Raise 403 when a node evicts a pod of another node."""
     if find_value(pod, "spec", "nodeName") != node:
         why = f'node "{node}" can only evict pods with spec.nodeName set to itself'
         raise _forbidden_write_error(kind, pod["metadata"]["name"], why)

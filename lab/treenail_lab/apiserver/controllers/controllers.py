@@ -1,6 +1,6 @@
-"""What runs behind the API: garbage collection, budgets and kubelets.
+"""The controllers behind the API: garbage collection, disruption budgets and kubelets.
 
-Work caused by a request is done before the next request is read, so that clients see its outcome.
+They run before the next request is read, so that clients see the effects of their requests.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from treenail_lab.apiserver.storage.store import StoreEvent
 
 
 class ControllerLoop:
-    """Notes every change; acts while it is attached to an event loop."""
+    """Records every change; runs the controllers while it is attached to an event loop."""
 
     def __init__(self, registry: ObjectRegistry) -> None:
         self.kubelets = KubeletEmulator(registry)
@@ -26,31 +26,31 @@ class ControllerLoop:
         registry.store.add_listener(self._note_event)
 
     def attach_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Act from now on, beginning with what was noted before."""
+        """Run the controllers from now on, beginning with the changes recorded before."""
         self._loop = loop
         self.schedule_run()
 
     def detach_loop(self) -> None:
-        """Act no more; what is to be done is done after the next :meth:`attach_loop`."""
+        """Stop running the controllers until the next `attach_loop`."""
         for handle in (self._run_handle, self._timer):
             if handle is not None:
                 handle.cancel()
         self._loop = self._run_handle = self._timer = None
 
     def schedule_run(self) -> None:
-        """Act soon, because time has passed or a kubelet has come back."""
+        """Run the controllers soon, because time has passed or a kubelet was started."""
         if self._loop is not None and self._run_handle is None:
             self._run_handle = self._loop.call_soon(self._run_controllers)
 
     def reload(self) -> None:
-        """Look at everything, after the store was loaded."""
-        for worker in (self._collector, self.kubelets, self._disruption):
-            worker.reload()
+        """Process all objects, after the store was loaded."""
+        for controller in (self._collector, self.kubelets, self._disruption):
+            controller.reload()
         self.schedule_run()
 
     def _note_event(self, storage: StorageKey, event: StoreEvent) -> None:
-        for worker in (self._collector, self.kubelets, self._disruption):
-            if worker.note_event(storage, event):
+        for controller in (self._collector, self.kubelets, self._disruption):
+            if controller.note_event(storage, event):
                 self.schedule_run()
 
     def _run_controllers(self) -> None:

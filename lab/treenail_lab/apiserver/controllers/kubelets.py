@@ -1,6 +1,6 @@
-"""What kubelets do to pods: they start those bound to their node and end those being deleted.
+"""Kubelets: they start the pods bound to their node and end those that are being deleted.
 
-A kubelet can be made to be gone, as when its machine is off: its pods then stay as they are.
+A kubelet can be stopped, as when its machine is off: then its pods stay unchanged.
 """
 
 from treenail_lab.apiserver.access.authentication import MASTERS, ApiUser
@@ -12,24 +12,24 @@ from treenail_lab.apiserver.schema.kinds import StorageKey
 from treenail_lab.apiserver.storage.store import StoreEvent
 
 NODES: StorageKey = ("", "nodes")
-# On a pod: how long it takes to stop. Without it, a pod uses all of its grace period.
+# Annotation of a pod: seconds that it takes to stop (default: its whole grace period).
 STOP_SECONDS_ANNOTATION = "lab.treenail/stop-seconds"
 _WRITE_CONTEXT = WriteContext(ApiUser("system:kubelet", (MASTERS,)), "kubelet")
 
 
 class KubeletEmulator:
-    """One for every Node there is."""
+    """The kubelets of all Nodes."""
 
     def __init__(self, registry: ObjectRegistry) -> None:
         self._registry = registry
         self._stopped: set[str] = set()
-        # Pods that a kubelet may have something to do for, and when those that stop will have.
+        # Pods that need work, and the time at which those that are stopping will have stopped.
         self._pending: dict[ObjectKey, float | None] = {}
 
     def note_event(self, storage: StorageKey, event: StoreEvent) -> bool:
-        """Remember what a change may be the reason to do; whether it is any."""
+        """Record a pod that needs work; return whether there may be any."""
         if storage == NODES:
-            # Nodes report their status all the time, which is of no interest to their pods.
+            # Nodes report their status all the time; that does not affect their pods.
             return event.type != "MODIFIED"
         if storage != PODS:
             return False
@@ -41,24 +41,24 @@ class KubeletEmulator:
         return True
 
     def reload(self) -> None:
-        """Look at all pods, after the store was loaded."""
+        """Record all pods, after the store was loaded."""
         pods = self._registry.store.list_objects(PODS)
         self._pending = {read_key(pod): None for pod in pods if _needs_work(pod)}
 
     @property
     def stopped_nodes(self) -> frozenset[str]:
-        """The nodes whose kubelet does nothing."""
+        """Return the nodes whose kubelet is stopped."""
         return frozenset(self._stopped)
 
     def stop_kubelet(self, node: str) -> None:
-        """The kubelet of a node is gone until :meth:`start_kubelet`."""
+        """Stop the kubelet of a node until `start_kubelet`."""
         self._stopped.add(node)
 
     def start_kubelet(self, node: str) -> None:
         self._stopped.discard(node)
 
     def sync(self) -> float | None:
-        """Start and end pods; in how many seconds there is more to do, None for never."""
+        """Start and end pods; return the seconds until the next pod ends, None if there is none."""
         waits = [
             wait for where in list(self._pending) if (wait := self._sync_pod(where)) is not None
         ]
@@ -71,15 +71,15 @@ class KubeletEmulator:
         node = find_value(pod, "spec", "nodeName")
         if node in self._stopped:
             return None
-        there = self._registry.store.find_object(NODES, ("", node)) is not None
+        is_node_present = self._registry.store.find_object(NODES, ("", node)) is not None
         if not is_deleting(pod):
-            if there:
+            if is_node_present:
                 self._start_pod(pod)
             return None
         now = self._registry.clock.monotonic()
         end = self._pending[where]
         if end is None:
-            end = self._pending[where] = now + _compute_stop_s(pod) if there else now
+            end = self._pending[where] = now + _compute_stop_s(pod) if is_node_present else now
         if end > now:
             return end - now
         kind = self._registry.kinds.find_kind("", "v1", "pods")
@@ -101,7 +101,7 @@ class KubeletEmulator:
 
 
 def _needs_work(pod: Json) -> bool:
-    """Whether a pod is to be started or ended."""
+    """Return whether a pod must be started or ended."""
     if not find_value(pod, "spec", "nodeName"):
         return False
     if is_deleting(pod):
@@ -111,8 +111,8 @@ def _needs_work(pod: Json) -> bool:
 
 def _compute_stop_s(pod: Json) -> float:
     grace_s = float(pod["metadata"]["deletionGracePeriodSeconds"])
-    said = (pod["metadata"].get("annotations") or {}).get(STOP_SECONDS_ANNOTATION)
+    seconds = (pod["metadata"].get("annotations") or {}).get(STOP_SECONDS_ANNOTATION)
     try:
-        return min(float(said), grace_s) if said is not None else grace_s
+        return min(float(seconds), grace_s) if seconds is not None else grace_s
     except ValueError:
         return grace_s

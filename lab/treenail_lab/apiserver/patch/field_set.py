@@ -1,8 +1,8 @@
-"""Sets of fields, as ``metadata.managedFields`` keeps them (FieldsV1).
+"""Sets of fields in the format of ``metadata.managedFields`` (FieldsV1).
 
-A field is a path of steps: ``f:NAME`` a key of a map, ``k:{…}`` an item of a keyed list, ``v:…`` a
-value of a set. Only leaves are in a set: plain values, lists and maps that are replaced as a whole,
-empty ones, and for an item of a list the item itself.
+A field is a path of steps: ``f:NAME`` for a key of a map, ``k:{…}`` for an item of a keyed list,
+``v:…`` for a value of a set. A set contains only leaves: plain values, empty or atomic lists and
+maps, and for an item of a list the item itself.
 """
 
 import json
@@ -13,14 +13,14 @@ from treenail_lab.apiserver.objects import Json
 from treenail_lab.apiserver.patch.merge_topology import MergeTopology, build_item_key
 
 FieldPath = tuple[str, ...]
-# Stands for the presence of a list's item, whatever its fields are.
+# The value of a list item as a leaf: its presence, independent of its fields.
 PRESENT = object()
 
 
 def find_leaves(
     value: Any, topology: MergeTopology, path: FieldPath = ()
 ) -> Iterator[tuple[FieldPath, Any]]:
-    """Every leaf of a document with its value."""
+    """Yield every leaf of a document with its value."""
     match value:
         case dict() if value and not topology.is_atomic:
             for name, inner in value.items():
@@ -35,7 +35,7 @@ def find_leaves(
 
 
 def list_steps(items: list[Any], topology: MergeTopology) -> Iterator[tuple[str, Any]]:
-    """The items of a keyed list or a set, each with the step that leads to it."""
+    """Yield the items of a keyed list or a set, each with its step."""
     for item in items:
         if topology.list_keys and isinstance(item, dict):
             identity = build_item_key(item, topology.list_keys, topology.key_defaults)
@@ -45,9 +45,9 @@ def list_steps(items: list[Any], topology: MergeTopology) -> Iterator[tuple[str,
 
 
 def select_owned_fields(obj: Json) -> Json:
-    """The part of an object whose fields have owners."""
+    """Return the part of an object whose fields have owners."""
     kept = ("annotations", "labels", "finalizers", "ownerReferences")
-    # Empty ones are not stored, so nobody can own them.
+    # Empty ones are not stored, so they have no owner.
     metadata = {name: obj["metadata"][name] for name in kept if obj["metadata"].get(name)}
     out = {"apiVersion", "kind", "metadata"}
     found = {name: value for name, value in obj.items() if name not in out}
@@ -55,7 +55,7 @@ def select_owned_fields(obj: Json) -> Json:
 
 
 def encode_fields(paths: Iterable[FieldPath]) -> Json:
-    """The set as FieldsV1."""
+    """Encode the set as FieldsV1."""
     root: Json = {}
     members: list[Json] = []
     for path in sorted(paths):
@@ -70,7 +70,7 @@ def encode_fields(paths: Iterable[FieldPath]) -> Json:
 
 
 def decode_fields(document: Mapping[str, Any]) -> frozenset[FieldPath]:
-    """The set a FieldsV1 document stands for."""
+    """Decode a FieldsV1 document."""
     return frozenset(_decode_paths(document, ()))
 
 
@@ -85,7 +85,7 @@ def _decode_paths(document: Mapping[str, Any], path: FieldPath) -> Iterator[Fiel
 
 
 def format_field(path: FieldPath) -> str:
-    """A field as conflicts name it: ``.spec.containers[name="a"].image``."""
+    """Format a field as conflicts name it: ``.spec.containers[name="a"].image``."""
     text = ""
     for step in path:
         kind, _, rest = step.partition(":")

@@ -7,7 +7,7 @@ from treenail_lab.apiserver.objects import Json, copy_json, is_equal
 
 
 def apply_merge_patch(target: Any, patch: Any) -> Any:
-    """The target with the patch merged in: null removes, a list replaces."""
+    """Return the target with the patch merged in: null removes, a list replaces."""
     if not isinstance(patch, dict):
         return copy_json(patch)
     merged = dict(target) if isinstance(target, dict) else {}
@@ -20,7 +20,7 @@ def apply_merge_patch(target: Any, patch: Any) -> Any:
 
 
 def apply_json_patch(target: Json, operations: Any) -> Any:
-    """The target after all operations; 422 when one does not apply, 400 for nonsense."""
+    """Return the target after all operations; raise 422 or, for a malformed patch, 400."""
     if not isinstance(operations, list):
         raise bad_request_error(
             "json: cannot unmarshal object into Go value of type jsonpatch.Patch"

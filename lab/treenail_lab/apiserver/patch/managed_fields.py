@@ -1,8 +1,8 @@
-"""Who owns which field: ``metadata.managedFields``, and server-side apply.
+"""Field ownership in ``metadata.managedFields``, and server-side apply.
 
-As structured-merge-diff has it, in terms of leaves: a write takes the leaves it changes from
-their owners; an apply also gives up the leaves its applier no longer mentions, and those that
-nobody else owns vanish.
+It follows structured-merge-diff, in terms of leaves. A write takes the leaves that it changes from
+their owners. An apply also gives up the leaves that its applier no longer mentions; those without
+another owner are removed.
 """
 
 from collections.abc import Iterable, Set
@@ -38,7 +38,7 @@ class FieldOwner:
     fields: frozenset[FieldPath]
 
     def is_same(self, other: "FieldOwner") -> bool:
-        """Whether both are one owner; an applier is the same in all API versions."""
+        """Return whether both are one owner; an applier is the same in all API versions."""
         mine = (self.name, self.operation, self.subresource)
         same = mine == (other.name, other.operation, other.subresource)
         return same and (self.operation == APPLY or self.api_version == other.api_version)
@@ -61,7 +61,7 @@ class FieldOwner:
 
 
 def read_owners(obj: Json) -> list[FieldOwner]:
-    """The entries of an object's ``managedFields``."""
+    """Return the entries of an object's ``managedFields``."""
     return [
         FieldOwner(
             name=entry["manager"],
@@ -76,7 +76,7 @@ def read_owners(obj: Json) -> list[FieldOwner]:
 
 
 def replace_owners(obj: Json, owners: Iterable[FieldOwner]) -> Json:
-    """The object with these entries; owners of nothing are left out."""
+    """Return the object with these entries, without owners of nothing."""
     entries = [owner.to_json() for owner in owners if owner.fields]
     metadata = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
     return obj | {"metadata": metadata | ({"managedFields": entries} if entries else {})}
@@ -85,7 +85,7 @@ def replace_owners(obj: Json, owners: Iterable[FieldOwner]) -> Json:
 def compute_update_owners(
     old: Json | None, new: Json, writer: FieldOwner, topology: MergeTopology
 ) -> list[FieldOwner]:
-    """The owners of the new object after a write that is not an apply."""
+    """Return the owners of the new object after a write that is not an apply."""
     before, after = select_owned_fields(old) if old else {}, select_owned_fields(new)
     changed = _find_changes(before, after, topology)
     lost = changed | _find_changes(after, before, topology)
@@ -104,7 +104,7 @@ def compute_update_owners(
 def apply_intent(
     old: Json, intent: Json, writer: FieldOwner, topology: MergeTopology, *, force: bool
 ) -> tuple[Json, list[FieldOwner]]:
-    """The object after an apply and its owners; raises 409 when others own what it changes."""
+    """Return the object and its owners after an apply; raise 409 on a conflict of owners."""
     wanted = {path for path, _ in find_leaves(select_owned_fields(intent), topology)}
     merged = _merge_values(select_owned_fields(old), select_owned_fields(intent), topology)
     changed = _find_changes(select_owned_fields(old), merged, topology)
@@ -124,7 +124,7 @@ def apply_intent(
 
 
 def _find_changes(old: Json, new: Json, topology: MergeTopology) -> set[FieldPath]:
-    """The leaves of the new document that the old one does not have, or has with other values."""
+    """Return the leaves of the new document that are new or have another value."""
     before = dict(find_leaves(old, topology))
     return {
         path
@@ -134,7 +134,7 @@ def _find_changes(old: Json, new: Json, topology: MergeTopology) -> set[FieldPat
 
 
 def _replace_owned(old: Json, fields: Json) -> Json:
-    """The object with its owned part replaced."""
+    """Return the object with its owned part replaced."""
     owned = select_owned_fields(old)
     metadata = {
         name: value
@@ -163,17 +163,17 @@ def _merge_values(old: Any, new: Any, topology: MergeTopology) -> Any:
 
 def _remove_fields(
     value: Any,
-    doomed: Set[FieldPath],
+    removed: Set[FieldPath],
     foreign: Set[FieldPath],
     topology: MergeTopology,
     path: FieldPath = (),
 ) -> Any:
-    """The document without the doomed leaves, but for what foreign ones need.
+    """Return the document without the removed leaves, except what foreign leaves need.
 
-    A map or list that loses all it had becomes null, which most schemas do not allow: the real
-    server refuses such an apply as well.
+    A map or list that loses all its leaves becomes null, which most schemas forbid:
+    kube-apiserver refuses such an apply too.
     """
-    below = {doom for doom in doomed if doom[: len(path)] == path}
+    below = {leaf for leaf in removed if leaf[: len(path)] == path}
     if not below:
         return value
     match value:
@@ -199,8 +199,8 @@ def _remove_fields(
             return value
 
 
-def _is_removed(path: FieldPath, doomed: Set[FieldPath], foreign: Set[FieldPath]) -> bool:
-    return path in doomed and not any(other[: len(path)] == path for other in foreign)
+def _is_removed(path: FieldPath, removed: Set[FieldPath], foreign: Set[FieldPath]) -> bool:
+    return path in removed and not any(other[: len(path)] == path for other in foreign)
 
 
 def _build_conflict(contested: list[tuple[FieldOwner, list[FieldPath]]]) -> ApiError:

@@ -1,4 +1,4 @@
-"""How lists and maps are merged by server-side apply: as a whole, as a set, or by key."""
+"""Merge rules of server-side apply: lists and maps are atomic, sets, or merged by key."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from treenail_lab.apiserver.objects import Json
 from treenail_lab.apiserver.schema.kinds import ResourceKind
 
-# A list is replaced as a whole (None), a set of values (no keys), or keyed by fields of its items.
+# An atomic list (None), a set of values (no keys), or a list keyed by fields of its items.
 ListKeys = tuple[str, ...] | None
 
 
@@ -16,21 +16,21 @@ class MergeTopology(Protocol):
 
     @property
     def is_atomic(self) -> bool:
-        """Whether a map here is replaced as a whole."""
+        """Return whether a map here is atomic: replaced, not merged."""
 
     @property
     def list_keys(self) -> ListKeys:
-        """How a list here is merged."""
+        """Return how a list here is merged."""
 
     @property
     def key_defaults(self) -> Mapping[str, Any]:
-        """What the keys of a keyed list are where an item leaves them out."""
+        """Return the values of keys that an item of a keyed list leaves out."""
 
     def find_child(self, name: str) -> "MergeTopology":
-        """The rules at a field of the map here."""
+        """Return the rules at a field of the map here."""
 
     def find_item(self) -> "MergeTopology":
-        """The rules at an item of the list here."""
+        """Return the rules at an item of the list here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +123,12 @@ class BuiltInTopology:
 
 
 def find_topology(kind: ResourceKind) -> MergeTopology:
-    """The rules for objects of a kind."""
+    """Return the rules for objects of a kind."""
     return SchemaTopology(kind.schema, root=True) if kind.is_custom else BuiltInTopology()
 
 
 def build_item_key(item: Json, keys: tuple[str, ...], defaults: Mapping[str, Any]) -> Json:
-    """The values that tell an item of a keyed list from the others."""
+    """Return the values that identify an item of a keyed list."""
     return {
         name: item.get(name, defaults.get(name))
         for name in keys

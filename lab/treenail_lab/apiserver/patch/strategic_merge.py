@@ -1,7 +1,7 @@
-"""Strategic merge patch: a merge patch that knows which lists are keyed.
+"""Strategic merge patch: a merge patch with keyed lists.
 
-The keys are those of the API types' ``patchMergeKey``. Node taints and pod tolerations have none:
-these lists are replaced as a whole, as in the real server.
+The keys are the ``patchMergeKey`` of the API types. Node taints and pod tolerations have none:
+these lists are replaced, as in kube-apiserver.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ _DIRECTIVES = ("$setElementOrder/", "$deleteFromPrimitiveList/", "$patch", "$ret
 
 
 def apply_strategic_merge(target: Json, patch: Any) -> Json:
-    """The target with the patch merged in; 400 for a patch that can't be understood."""
+    """Return the target with the patch merged in; raise 400 for a malformed patch."""
     if not isinstance(patch, dict):
         raise bad_request_error("a strategic merge patch must be an object")
     return _merge_objects(target, patch, ())
@@ -106,9 +106,9 @@ def _merge_lists(old: list[Json], new: list[Json], path: tuple[str, ...]) -> lis
 
 
 def _interleave_names(kept: list[Any], patched: list[Any], known: list[Any]) -> list[Any]:
-    """What is kept and what is patched, each in its order; together as they were before.
+    """Merge the kept and the patched names: each in its order, known names in their old order.
 
-    What the patch adds comes before all that is not known to stand in front of it.
+    A name that the patch adds comes before all kept names that do not precede it.
     """
     merged = []
     waiting = list(kept)

@@ -1,7 +1,7 @@
-"""What is particular about the built-in kinds: their defaults and the checks that matter here.
+"""Defaults and validation of the built-in kinds.
 
-The real server knows a schema for each of them. This one keeps their fields as they come: it
-checks and defaults only what a node agent, controllers and their tests meet.
+kube-apiserver has a schema for each of them. The lab stores their fields unchanged: it checks and
+defaults only the fields that the agent, the controllers and their tests use.
 """
 
 import base64
@@ -28,12 +28,12 @@ _CONTAINER = {
     "terminationMessagePolicy": "File",
     "imagePullPolicy": "IfNotPresent",
 }
-# All a pod may change of its spec after it was created.
+# The mutable fields of a pod spec.
 _MUTABLE_POD_FIELDS = ("tolerations", "activeDeadlineSeconds", "terminationGracePeriodSeconds")
 
 
 def prepare_new(kind: ResourceKind, obj: Json) -> Json:
-    """A new object of a built-in kind: defaults set, a status that clients can't set reset."""
+    """Return a new object with defaults, and without a status that clients cannot set."""
     match kind.kind:
         case "Pod":
             return obj | {"spec": _default_pod_spec(obj), "status": {"phase": "Pending"}}
@@ -60,7 +60,7 @@ def prepare_new(kind: ResourceKind, obj: Json) -> Json:
 
 
 def prepare_changed(kind: ResourceKind, old: Json, new: Json) -> Json:
-    """An updated object of a built-in kind, defaults set."""
+    """Return an updated object with defaults."""
     match kind.kind:
         case "Pod":
             return new | {"spec": _default_pod_spec(new)}
@@ -88,7 +88,7 @@ def _encode_string_data(obj: Json) -> Json:
 
 
 def find_problems(kind: ResourceKind, obj: Json, old: Json | None) -> list[StatusCause]:
-    """What is wrong with an object of a built-in kind."""
+    """Return the causes for which an object of a built-in kind is invalid."""
     check = _CHECKS.get(kind.kind)
     return check(obj, old) if check else []
 
@@ -164,7 +164,7 @@ def _find_event_problems(obj: Json, _: Json | None) -> list[StatusCause]:
 
 
 def _find_immutable_problems(obj: Json, old: Json | None) -> list[StatusCause]:
-    """Secrets and ConfigMaps: ``immutable: true`` can't be taken back, nor the type changed."""
+    """Check Secrets and ConfigMaps: the type and ``immutable: true`` cannot be changed."""
     if old is None:
         return []
     found = []

@@ -1,4 +1,4 @@
-"""Deleting: grace periods, finalizers, preconditions and what becomes of dependents."""
+"""Deletion: grace periods, finalizers, preconditions and propagation policies."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ _POLICY_FINALIZERS = {"Foreground": FOREGROUND, "Orphan": ORPHAN}
 
 @dataclass(frozen=True, slots=True)
 class DeleteOptions:
-    """The options of a delete request; None is "as the kind has it"."""
+    """The options of a delete request; None is the default of the kind."""
 
     grace_s: int | None = None
     policy: str = "Background"
@@ -26,7 +26,7 @@ class DeleteOptions:
 
 
 def parse_delete_options(body: Json, *, dry_run: bool = False) -> DeleteOptions:
-    """The options in a DeleteOptions document; 400 when they can't be understood."""
+    """Parse a DeleteOptions document; raise 400 for invalid values."""
     grace = body.get("gracePeriodSeconds")
     if grace is not None and not isinstance(grace, int):
         raise bad_request_error("gracePeriodSeconds: expected a number")
@@ -53,7 +53,7 @@ def delete_object(
     options: DeleteOptions,
     user: ApiUser,
 ) -> Json:
-    """Delete an object, or mark it for deletion; what the answer's body is."""
+    """Delete an object or mark it for deletion; return the body of the answer."""
     old = registry.find_object(kind, namespace, name)
     registry.restrict_write(user, kind, old, None)
     _check_preconditions(kind, old, options)
@@ -82,15 +82,15 @@ def _build_answer(kind: ResourceKind, gone: Json) -> Json:
 
 def _check_preconditions(kind: ResourceKind, obj: Json, options: DeleteOptions) -> None:
     metadata = obj["metadata"]
-    asked_and_found = (
+    preconditions = (
         ("UID", options.uid, metadata["uid"]),
         ("ResourceVersion", options.resource_version, metadata["resourceVersion"]),
     )
-    for what, asked, found in asked_and_found:
-        if asked and asked != found:
+    for field, expected, found in preconditions:
+        if expected and expected != found:
             why = (
-                f"Precondition failed: {what} in precondition: {asked}, "
-                f"{what} in object meta: {found}"
+                f"Precondition failed: {field} in precondition: {expected}, "
+                f"{field} in object meta: {found}"
             )
             raise conflict_error(kind.group, kind.plural, metadata["name"], why)
 
@@ -98,7 +98,7 @@ def _check_preconditions(kind: ResourceKind, obj: Json, options: DeleteOptions) 
 def _mark_for_deletion(
     registry: ObjectRegistry, kind: ResourceKind, old: Json, options: DeleteOptions
 ) -> Json:
-    """The object as it is while it waits for its end."""
+    """Return the object with the marks of a pending deletion."""
     grace_s = _decide_grace_s(kind, old, options)
     metadata = dict(old["metadata"])
     kept = [name for name in read_finalizers(old) if name not in _POLICY_FINALIZERS.values()]
@@ -115,7 +115,7 @@ def _mark_for_deletion(
         if kind.has_generation:
             metadata["generation"] = metadata.get("generation", 0) + 1
     elif grace_s < metadata.get("deletionGracePeriodSeconds", 0):
-        # A second delete can only shorten the time that is left.
+        # A second delete can only shorten the remaining time.
         metadata["deletionTimestamp"] = format_rfc3339(registry.clock.now() + grace_s)
         metadata["deletionGracePeriodSeconds"] = grace_s
     marked = old | {"metadata": metadata}
@@ -130,8 +130,8 @@ def _decide_grace_s(kind: ResourceKind, obj: Json, options: DeleteOptions) -> in
     ended = find_value(obj, "status", "phase") in {"Succeeded", "Failed"}
     if ended or not find_value(obj, "spec", "nodeName"):
         return 0
-    asked = options.grace_s
-    if asked is None:
-        asked = find_value(obj, "spec", "terminationGracePeriodSeconds")
+    requested = options.grace_s
+    if requested is None:
+        requested = find_value(obj, "spec", "terminationGracePeriodSeconds")
     # A negative grace period counts as the shortest one.
-    return 30 if asked is None else 1 if asked < 0 else int(asked)
+    return 30 if requested is None else 1 if requested < 0 else int(requested)

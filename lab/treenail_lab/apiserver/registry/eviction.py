@@ -34,11 +34,11 @@ def evict_pod(
     body: Json,
     write: WriteContext,
 ) -> Json:
-    """Delete a pod unless a budget forbids it now, which is 429 with the budget as cause."""
-    said = find_value(body, "metadata", "name")
-    if said and said != name:
+    """Delete a pod; raise 429 with the budget as cause when a budget forbids it now."""
+    body_name = find_value(body, "metadata", "name")
+    if body_name and body_name != name:
         raise bad_request_error(
-            f"the name of the object ({said}) does not match the name on the URL ({name})"
+            f"the name of the object ({body_name}) does not match the name on the URL ({name})"
         )
     options = parse_delete_options(body.get("deleteOptions") or {}, dry_run=write.is_dry_run)
     pod = registry.find_object(kind, namespace, name)
@@ -57,7 +57,7 @@ def evict_pod(
 
 
 def _can_ignore_budgets(pod: Json) -> bool:
-    """Pods that serve nobody any more, or not yet, are not protected."""
+    """Return whether the pod is ending, has ended or has not started: budgets ignore it."""
     return is_deleting(pod) or find_value(pod, "status", "phase") in {
         "Succeeded",
         "Failed",
@@ -68,7 +68,7 @@ def _can_ignore_budgets(pod: Json) -> bool:
 def _spend_disruption(
     registry: ObjectRegistry, pod: Json, options: DeleteOptions, write: WriteContext
 ) -> None:
-    """Take one disruption from the budget of a pod; raises 429 when there is none left."""
+    """Take one disruption from the budget of a pod; raise 429 when none is left."""
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
     budgets = find_budgets(registry.store, pod)
     if not budgets:

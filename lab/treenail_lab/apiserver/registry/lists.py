@@ -1,4 +1,4 @@
-"""Lists, whole or in pages that agree on one resource version."""
+"""Lists, complete or in pages of one resource version."""
 
 import base64
 import json
@@ -21,11 +21,11 @@ from treenail_lab.apiserver.schema.selectors import (
 from treenail_lab.apiserver.storage.store import Store
 
 
-def build_selection(ask: ServerRequest, kind: ResourceKind) -> ObjectPredicate:
-    """The test for what a list or watch request is about."""
-    by_label = parse_label_selector(ask.query.get("labelSelector", ""))
-    by_field = parse_field_selector(ask.query.get("fieldSelector", ""), kind)
-    namespace = ask.namespace
+def build_selection(request: ServerRequest, kind: ResourceKind) -> ObjectPredicate:
+    """Return the predicate of a list or watch request."""
+    by_label = parse_label_selector(request.query.get("labelSelector", ""))
+    by_field = parse_field_selector(request.query.get("fieldSelector", ""), kind)
+    namespace = request.namespace
 
     def selected(obj: Json) -> bool:
         if namespace and obj["metadata"].get("namespace") != namespace:
@@ -35,27 +35,27 @@ def build_selection(ask: ServerRequest, kind: ResourceKind) -> ObjectPredicate:
     return selected
 
 
-def list_objects(store: Store, kind: ResourceKind, ask: ServerRequest) -> Json:
-    """A list document, or one page of it; raises 410 when a page's version is forgotten."""
-    selected = build_selection(ask, kind)
-    version, start = _find_start(store, ask)
+def list_objects(store: Store, kind: ResourceKind, request: ServerRequest) -> Json:
+    """Return a list document or one page of it; raise 410 when its version was compacted."""
+    selected = build_selection(request, kind)
+    version, start = _find_start(store, request)
     if version == store.version:
-        objects = store.list_objects(kind.storage, ask.namespace)
+        objects = store.list_objects(kind.storage, request.namespace)
     else:
         try:
             store.check_version(version)
             then = store.read_at(kind.storage, version)
         except ApiError as error:
-            raise (expired_continue_error() if ask.query.get("continue") else error) from None
+            raise (expired_continue_error() if request.query.get("continue") else error) from None
         objects = [then[where] for where in sorted(then)]
     items = [
         convert_version(kind, obj) for obj in objects if read_key(obj) > start and selected(obj)
     ]
     metadata: Json = {"resourceVersion": str(version)}
-    limit = ask.read_number("limit")
+    limit = request.read_number("limit")
     if limit and len(items) > limit:
         metadata["continue"] = _encode_token(version, items[limit - 1])
-        if not _has_selector(ask):
+        if not _has_selector(request):
             metadata["remainingItemCount"] = len(items) - limit
         items = items[:limit]
     return {
@@ -66,23 +66,23 @@ def list_objects(store: Store, kind: ResourceKind, ask: ServerRequest) -> Json:
     }
 
 
-def _has_selector(ask: ServerRequest) -> bool:
-    return bool(ask.query.get("labelSelector") or ask.query.get("fieldSelector"))
+def _has_selector(request: ServerRequest) -> bool:
+    return bool(request.query.get("labelSelector") or request.query.get("fieldSelector"))
 
 
-def _find_start(store: Store, ask: ServerRequest) -> tuple[int, tuple[str, str]]:
-    """The version to list at, and the key after which to begin."""
-    if token := ask.query.get("continue"):
-        if ask.read_number("resourceVersion"):
+def _find_start(store: Store, request: ServerRequest) -> tuple[int, tuple[str, str]]:
+    """Return the version to list at, and the key after which to begin."""
+    if token := request.query.get("continue"):
+        if request.read_number("resourceVersion"):
             raise bad_request_error(
                 "specifying resource version is not allowed when using continue"
             )
         return _decode_token(token)
-    asked = ask.read_number("resourceVersion") or 0
-    if asked > store.version:
-        raise too_large_version_error(asked, store.version)
-    exact = ask.query.get("resourceVersionMatch") == "Exact"
-    return (asked if exact else store.version), ("", "")
+    requested = request.read_number("resourceVersion") or 0
+    if requested > store.version:
+        raise too_large_version_error(requested, store.version)
+    exact = request.query.get("resourceVersionMatch") == "Exact"
+    return (requested if exact else store.version), ("", "")
 
 
 def _encode_token(version: int, last: Json) -> str:

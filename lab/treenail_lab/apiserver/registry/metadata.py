@@ -1,4 +1,4 @@
-"""Rules about ``metadata`` that hold for every kind."""
+"""Rules for ``metadata`` of every kind."""
 
 import re
 import secrets
@@ -35,13 +35,13 @@ _KEY_RULE = (
     "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end "
     "with an alphanumeric character"
 )
-# What a client can't set: the server knows better.
+# Fields that the server sets and clients cannot change.
 _SERVER_FIELDS = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds",
          "generation")  # fmt: skip
 
 
 def normalize_body(kind: ResourceKind, namespace: str, name: str, body: Json) -> Json:
-    """A copy of a request's body whose kind, namespace and name agree with its URL; else 400."""
+    """Return a copy of a body with kind, namespace and name of its URL; raise 400 on conflict."""
     for field in ("apiVersion", "kind") if kind.is_custom else ():
         if not body.get(field):
             raise bad_request_error(f"Object '{field}' is missing in the body of the request")
@@ -51,15 +51,15 @@ def normalize_body(kind: ResourceKind, namespace: str, name: str, body: Json) ->
             f"the API version in the data ({api_version}) does not match the expected API "
             f"version ({kind.api_version})"
         )
-    if (said := body.get("kind") or kind.kind) != kind.kind:
+    if (body_kind := body.get("kind") or kind.kind) != kind.kind:
         raise bad_request_error(
-            f'{said} in version "{kind.version}" cannot be handled as a {kind.kind}'
+            f'{body_kind} in version "{kind.version}" cannot be handled as a {kind.kind}'
         )
     obj: Json = copy_json(body)
     metadata = obj.get("metadata") or {}
     _check_types(kind, obj, metadata)
-    said_namespace = metadata.get("namespace") or namespace
-    if said_namespace != namespace:
+    body_namespace = metadata.get("namespace") or namespace
+    if body_namespace != namespace:
         raise bad_request_error(
             "the namespace of the provided object does not match the namespace sent on the request"
         )
@@ -80,7 +80,7 @@ def normalize_body(kind: ResourceKind, namespace: str, name: str, body: Json) ->
 
 
 def _check_types(kind: ResourceKind, obj: Json, metadata: Json) -> None:
-    """Raise 400 for values of another type than the server counts on."""
+    """Raise 400 for values of a wrong type."""
     if not isinstance(metadata, dict):
         raise bad_request_error("metadata: expected an object")
     objects = [] if kind.is_custom else [(name, obj.get(name)) for name in ("spec", "status")]
@@ -95,7 +95,7 @@ def _check_types(kind: ResourceKind, obj: Json, metadata: Json) -> None:
 
 
 def prepare_new(obj: Json, now: str, *, generation: bool) -> Json:
-    """The object as it begins: named, with uid and creation time."""
+    """Return a new object with name, uid and creation time."""
     metadata = dict(obj["metadata"])
     for name in (*_SERVER_FIELDS, "resourceVersion", "managedFields"):
         metadata.pop(name, None)
@@ -110,7 +110,7 @@ def prepare_new(obj: Json, now: str, *, generation: bool) -> Json:
 
 
 def prepare_changed(kind: ResourceKind, old: Json, new: Json) -> Json:
-    """A changed object with what its metadata keeps; 409 when it is about another version."""
+    """Return a changed object with the server's metadata; raise 409 for another version."""
     metadata = dict(new["metadata"])
     name = old["metadata"]["name"]
     version = metadata.get("resourceVersion")
@@ -127,7 +127,7 @@ def prepare_changed(kind: ResourceKind, old: Json, new: Json) -> Json:
 
 
 def check_uid(kind: ResourceKind, old: Json, new: Json) -> None:
-    """Raise 409 when a document is about another object of the same name."""
+    """Raise 409 when a document has the uid of another object of the same name."""
     uid, found = (new.get("metadata") or {}).get("uid"), old["metadata"]["uid"]
     if uid and uid != found:
         why = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {found}"
@@ -140,7 +140,7 @@ def _drop_empty(metadata: Json) -> Json:
 
 
 def find_problems(kind: ResourceKind, obj: Json, old: Json | None = None) -> list[StatusCause]:
-    """What is wrong with an object's metadata."""
+    """Return the causes for which an object's metadata is invalid."""
     metadata = obj["metadata"]
     found = [] if old else _find_name_problems(kind, metadata)
     for name, value in (metadata.get("labels") or {}).items():
@@ -170,12 +170,12 @@ def _find_name_problems(kind: ResourceKind, metadata: Json) -> list[StatusCause]
         message = "Required value: name or generateName is required"
         return [StatusCause("FieldValueRequired", message, "metadata.name")]
     if kind.group == "rbac.authorization.k8s.io":
-        well = "/" not in name and "%" not in name and name not in {".", ".."}
+        is_valid = "/" not in name and "%" not in name and name not in {".", ".."}
     elif kind.plural == "namespaces":
-        well = len(name) <= 63 and _DNS_LABEL.fullmatch(name) is not None
+        is_valid = len(name) <= 63 and _DNS_LABEL.fullmatch(name) is not None
     else:
-        well = len(name) <= 253 and _DNS_SUBDOMAIN.fullmatch(name) is not None
-    return [] if well else [_invalid_cause("metadata.name", name, _SUBDOMAIN_RULE)]
+        is_valid = len(name) <= 253 and _DNS_SUBDOMAIN.fullmatch(name) is not None
+    return [] if is_valid else [_invalid_cause("metadata.name", name, _SUBDOMAIN_RULE)]
 
 
 def _is_qualified(value: str) -> bool:
@@ -184,10 +184,10 @@ def _is_qualified(value: str) -> bool:
 
 def _find_key_problems(name: str, where: str) -> list[StatusCause]:
     prefix, slash, rest = name.rpartition("/")
-    well = 0 < len(rest) <= 63 and _is_qualified(rest)
+    is_valid = 0 < len(rest) <= 63 and _is_qualified(rest)
     if slash:
-        well = well and len(prefix) <= 253 and _DNS_SUBDOMAIN.fullmatch(prefix) is not None
-    return [] if well else [_invalid_cause(where, name, _KEY_RULE)]
+        is_valid = is_valid and len(prefix) <= 253 and _DNS_SUBDOMAIN.fullmatch(prefix) is not None
+    return [] if is_valid else [_invalid_cause(where, name, _KEY_RULE)]
 
 
 def _find_size_problems(metadata: Json) -> list[StatusCause]:

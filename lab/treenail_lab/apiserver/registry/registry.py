@@ -1,4 +1,4 @@
-"""Reading and writing objects: what the verbs of the API mean."""
+"""Reads and writes of objects, with the rules of their kinds."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ ObjectChange = Callable[[Json], Json]
 
 @dataclass(frozen=True, slots=True)
 class WriteContext:
-    """Who writes, and how: the options of a changing request."""
+    """The user and the options of a write."""
 
     user: ApiUser
     field_manager: str = "unknown"
@@ -46,7 +46,7 @@ class WriteContext:
 
 
 class ObjectRegistry:
-    """The objects of the cluster behind the rules of their kinds."""
+    """The objects of the cluster, behind the rules of their kinds."""
 
     def __init__(self, store: Store, kinds: KindRegistry, clock: Clock) -> None:
         self.store = store
@@ -58,7 +58,7 @@ class ObjectRegistry:
         return format_rfc3339(self.clock.now())
 
     def find_object(self, kind: ResourceKind, namespace: str, name: str) -> Json:
-        """The object; raises 404."""
+        """Return the object; raise 404."""
         found = self.store.find_object(kind.storage, (namespace, name))
         if found is None:
             raise not_found_error(kind.group, kind.plural, name)
@@ -67,7 +67,7 @@ class ObjectRegistry:
     def create_object(
         self, kind: ResourceKind, namespace: str, body: Json, write: WriteContext
     ) -> Json:
-        """A new object; raises 409 when its name is taken, 422 when it is not valid."""
+        """Create an object; raise 409 when its name is in use, 422 when it is invalid."""
         obj = metadata.normalize_body(kind, namespace, "", body)
         if obj["metadata"].get("resourceVersion"):
             raise bad_request_error("resourceVersion should not be set on objects to be created")
@@ -104,9 +104,9 @@ class ObjectRegistry:
         write: WriteContext,
         subresource: str = "",
     ) -> tuple[Json, bool]:
-        """The object after a server-side apply, and whether it is new.
+        """Apply an object server-side; return the result and whether it is new.
 
-        Raises 409 with one cause per field when other appliers or writers own what it changes.
+        Raise 409 with one cause for each changed field that another manager owns.
         """
         intent = metadata.normalize_body(kind, namespace, name, body)
         if intent["metadata"].pop("managedFields", None) is not None:
@@ -135,7 +135,7 @@ class ObjectRegistry:
         new: Json | None,
         subresource: str = "",
     ) -> None:
-        """Raise 403 when a node writes what is not its own."""
+        """Raise 403 when a node writes an object that is not its own."""
         if user.node_name and not user.is_master:
             node_authorizer.restrict_write(user.node_name, kind, subresource, old, new)
 
@@ -168,7 +168,7 @@ class ObjectRegistry:
         return obj if write.is_dry_run else self.store.put_object(kind.storage, obj)
 
     def _prepare_change(self, kind: ResourceKind, old: Json, new: Json, part: str) -> Json:
-        """The object as the rules of its kind leave it after a change."""
+        """Return the changed object after the rules of its kind."""
         if part == "status":
             new = _replace_status(kind, old, new)
         elif "status" in kind.subresources:
@@ -235,7 +235,7 @@ class ObjectRegistry:
 
 
 def check_resource_version(kind: ResourceKind, body: Json) -> None:
-    """Raise 422 for a PUT without a resourceVersion to a kind that wants one."""
+    """Raise 422 for a PUT without a resourceVersion to a kind that requires one."""
     if kind.can_update_unconditionally or (body.get("metadata") or {}).get("resourceVersion"):
         return
     message = "Invalid value: 0x0: must be specified for an update"
@@ -246,7 +246,7 @@ def check_resource_version(kind: ResourceKind, body: Json) -> None:
 
 
 def _check_unknown_fields(kind: ResourceKind, obj: Json, write: WriteContext) -> None:
-    """Raise 400 for fields that nobody knows, when the request wants to be told."""
+    """Raise 400 for unknown fields, when the request has ``fieldValidation=Strict``."""
     if not write.is_strict or not kind.is_custom:
         return
     found = [
@@ -258,14 +258,14 @@ def _check_unknown_fields(kind: ResourceKind, obj: Json, write: WriteContext) ->
 
 
 def convert_version(kind: ResourceKind, obj: Json) -> Json:
-    """A stored object in the API version a client asked for."""
+    """Return a stored object in the requested API version."""
     if obj["apiVersion"] == kind.api_version:
         return obj
     return obj | {"apiVersion": kind.api_version}
 
 
 def is_awaiting_removal(kind: ResourceKind, obj: Json) -> bool:
-    """Whether a deleted object without finalizers stays until somebody has finished with it."""
+    """Return whether a deleted object without finalizers still waits for its end."""
     if kind.storage == NAMESPACES:
         return bool((obj.get("spec") or {}).get("finalizers"))
     return bool(obj["metadata"].get("deletionGracePeriodSeconds"))
@@ -278,7 +278,7 @@ def _drop_status(kind: ResourceKind, obj: Json) -> Json:
 
 
 def _select_intent(kind: ResourceKind, intent: Json, part: str) -> Json:
-    """The part of an applied document that the endpoint it was sent to listens to."""
+    """Return the part of an applied document that its endpoint evaluates."""
     if part == "status":
         kept = ("apiVersion", "kind", "metadata", "status")
         intent = {name: value for name, value in intent.items() if name in kept}
@@ -291,16 +291,17 @@ def _select_intent(kind: ResourceKind, intent: Json, part: str) -> Json:
 
 
 def _replace_status(kind: ResourceKind, old: Json, new: Json) -> Json:
-    """A change through the status subresource: custom resources change nothing but their status.
+    """Return the object after a write to its status subresource.
 
-    Built-in kinds also take labels and annotations, which kubelets count on.
+    Of custom resources only the status changes. Built-in kinds also take labels and annotations,
+    which kubelets rely on.
     """
     changed = {name: value for name, value in old.items() if name != "status"}
     if "status" in new:
         changed["status"] = new["status"]
     if kind.is_custom:
-        said = {name: new["metadata"].get(name) for name in ("uid", "resourceVersion")}
-        changed["metadata"] = old["metadata"] | {k: v for k, v in said.items() if v}
+        given = {name: new["metadata"].get(name) for name in ("uid", "resourceVersion")}
+        changed["metadata"] = old["metadata"] | {k: v for k, v in given.items() if v}
     else:
         changed["metadata"] = new["metadata"]
     return changed
@@ -312,7 +313,7 @@ def _restore_status(old: Json, new: Json) -> Json:
 
 
 def _select_counted_fields(kind: ResourceKind, obj: Json) -> Json:
-    """The part of an object whose changes ``metadata.generation`` counts."""
+    """Return the part of an object whose changes ``metadata.generation`` counts."""
     out = {"metadata", "apiVersion", "kind"}
     if "status" in kind.subresources:
         out.add("status")

@@ -1,4 +1,4 @@
-"""Watches: the changes of a kind as a client sees them through its selectors."""
+"""Watches: the changes of a kind, filtered by the selectors of a client."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from treenail_lab.apiserver.schema.kinds import ResourceKind
 from treenail_lab.apiserver.schema.selectors import ObjectPredicate
 from treenail_lab.apiserver.storage.store import ChangeWaiter, Store, StoreEvent
 
-# The real server sends a bookmark about once a minute, and one shortly before a watch ends.
+# kube-apiserver sends a bookmark about once a minute, and one shortly before a watch ends.
 BOOKMARK_S = 60.0
 LAST_BOOKMARK_S = 2.0
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
@@ -19,7 +19,7 @@ INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
 @dataclass(frozen=True, slots=True)
 class WatchOptions:
-    """What a client asks for; ``version`` None means: begin with what there is now."""
+    """The options of a watch; with ``version`` None it begins with the current objects."""
 
     matches: ObjectPredicate
     version: int | None
@@ -30,7 +30,7 @@ class WatchOptions:
 
 @dataclass(slots=True)
 class OpenWatch:
-    """A watch that somebody may cut."""
+    """An open watch, which can be cut."""
 
     kind: ResourceKind
     user: str
@@ -51,7 +51,7 @@ class WatchTable:
     _watches: dict[int, OpenWatch] = field(default_factory=dict)
 
     def cut_watches(self, plural: str = "", user: str = "") -> int:
-        """End watches without a word; how many there were. Empty matches all."""
+        """Close watches without a final event, return how many; empty matches all."""
         cut = [
             watch
             for watch in self._watches.values()
@@ -62,13 +62,13 @@ class WatchTable:
         return len(cut)
 
     def count_watches(self) -> dict[str, int]:
-        """How many watches are open, by plural."""
+        """Count the open watches by plural."""
         plurals = [watch.kind.plural for watch in self._watches.values()]
         return {plural: plurals.count(plural) for plural in sorted(set(plurals))}
 
     @contextmanager
     def open_watch(self, kind: ResourceKind, user: str) -> Iterator[OpenWatch]:
-        """A watch that counts and can be cut from now on."""
+        """Open a watch, which is counted and can be cut."""
         with self.store.open_waiter(kind.storage) as waiter:
             watch = OpenWatch(kind, user, waiter)
             self._watches[id(watch)] = watch
@@ -78,7 +78,7 @@ class WatchTable:
                 del self._watches[id(watch)]
 
     async def stream_events(self, watch: OpenWatch, options: WatchOptions) -> AsyncIterator[Json]:
-        """Watch events as documents, until the time is over, the watch is cut, or 410."""
+        """Yield events as documents until the timeout, until the watch is cut, or until 410."""
         try:
             async for event in self._stream_changes(watch, options):
                 yield event
@@ -88,21 +88,21 @@ class WatchTable:
     async def _stream_changes(self, watch: OpenWatch, options: WatchOptions) -> AsyncIterator[Json]:
         kind = watch.kind
         end = self.clock.monotonic() + options.timeout_s
-        seen = options.version
-        if seen is None:
-            seen = self.store.version
+        version = options.version
+        if version is None:
+            version = self.store.version
             for obj in self.store.list_objects(kind.storage):
                 if options.matches(obj):
                     yield {"type": "ADDED", "object": obj}
             if options.should_send_initial_events:
-                yield _build_bookmark(kind, seen, {INITIAL_EVENTS_END: "true"})
+                yield _build_bookmark(kind, version, {INITIAL_EVENTS_END: "true"})
         else:
-            self.store.check_version(seen)
+            self.store.check_version(version)
         due = self._compute_next_bookmark(end)
         while not watch.is_cut:
-            events = self.store.read_events(kind.storage, seen)
-            # Everything up to now is seen, also when it was about other kinds.
-            seen = max(seen, self.store.version)
+            events = self.store.read_events(kind.storage, version)
+            # Also past the versions of other kinds, for the next bookmark.
+            version = max(version, self.store.version)
             for event in events:
                 for change in _filter_event(event, options.matches):
                     yield change
@@ -110,7 +110,7 @@ class WatchTable:
             if now >= end:
                 return
             if options.should_send_bookmarks and now >= due:
-                yield _build_bookmark(kind, seen, {})
+                yield _build_bookmark(kind, version, {})
                 due = self._compute_next_bookmark(end)
             limit = min(end, due) if options.should_send_bookmarks else end
             await watch.waiter.wait(limit - now)
@@ -122,12 +122,12 @@ class WatchTable:
 
 
 def _filter_event(event: StoreEvent, matches: ObjectPredicate) -> Iterator[Json]:
-    """A change as seen through a selector: what comes into view is added, what leaves deleted."""
-    is_seen = event.type != "DELETED" and matches(event.object)
-    was_seen = event.previous is not None and matches(event.previous)
-    if is_seen:
-        yield {"type": "MODIFIED" if was_seen else "ADDED", "object": event.object}
-    elif was_seen and event.previous is not None:
+    """Yield a change as a selector shows it: an object that begins to match is added."""
+    matches_now = event.type != "DELETED" and matches(event.object)
+    matched_before = event.previous is not None and matches(event.previous)
+    if matches_now:
+        yield {"type": "MODIFIED" if matched_before else "ADDED", "object": event.object}
+    elif matched_before and event.previous is not None:
         version = {"resourceVersion": str(event.version)}
         gone = event.previous | {"metadata": event.previous["metadata"] | version}
         yield {"type": "DELETED", "object": gone}

@@ -1,4 +1,4 @@
-"""Label and field selectors, as in query parameters and as in LabelSelector objects."""
+"""Label and field selectors, of query parameters and of LabelSelector objects."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ def match_everything(_: Json) -> bool:
 
 
 def parse_label_selector(selector: str) -> ObjectPredicate:
-    """The test that a ``labelSelector`` parameter stands for; 400 when it can't be read."""
+    """Return the predicate of a ``labelSelector`` parameter; raise 400 for an invalid one."""
     if not selector.strip():
         return match_everything
     checks: list[_LabelCheck] = []
@@ -64,9 +64,9 @@ def _build_ordered(name: str, order: str, value: str) -> _LabelCheck:
         message = f"values[0][{name}]: Invalid value: \"{value}\": for 'Gt', 'Lt' operators, "
         raise bad_request_error(message + "the value must be an integer") from None
 
-    def check(having: Mapping[str, str]) -> bool:
+    def check(labels: Mapping[str, str]) -> bool:
         try:
-            number = int(having[name])
+            number = int(labels[name])
         except (KeyError, ValueError):
             return False
         return number > bound if order == ">" else number < bound
@@ -75,7 +75,7 @@ def _build_ordered(name: str, order: str, value: str) -> _LabelCheck:
 
 
 def compile_selector(selector: Json | None) -> Callable[[Mapping[str, str]], bool]:
-    """The test that a LabelSelector object stands for: empty matches all, absent nothing."""
+    """Return the check of a LabelSelector: an empty one matches all, None nothing."""
     if selector is None:
         return lambda _: False
     try:
@@ -85,7 +85,7 @@ def compile_selector(selector: Json | None) -> Callable[[Mapping[str, str]], boo
 
 
 def parse_field_selector(selector: str, kind: ResourceKind) -> ObjectPredicate:
-    """The test that a ``fieldSelector`` parameter stands for; 400 for a field one can't select."""
+    """Return the predicate of a ``fieldSelector`` parameter; raise 400 for other fields."""
     checks: list[tuple[JsonPath, str, bool]] = []
     for term in filter(None, (part.strip() for part in selector.split(","))):
         label, value, equal = _parse_field_term(term)
@@ -101,12 +101,12 @@ def parse_field_selector(selector: str, kind: ResourceKind) -> ObjectPredicate:
 
 
 def find_exact_name(selector: str) -> str:
-    """The name that a field selector asks for with ``metadata.name=``; empty when it does not."""
+    """Return the name in ``metadata.name=`` of a field selector; empty without one."""
     return find_exact_value(selector, "metadata.name")
 
 
 def find_exact_value(selector: str, label: str) -> str:
-    """The one value that a field selector allows for a field; empty when it allows more."""
+    """Return the only value that a field selector allows for a field; empty otherwise."""
     for term in filter(None, (part.strip() for part in selector.split(","))):
         name, value, equal = _parse_field_term(term)
         if name == label and equal:

@@ -35,7 +35,7 @@ _INTEGER_BITS = {"int32": 31, "int64": 63}
 
 
 def drop_nulls(schema: Json, value: Any) -> Any:
-    """The value without the nulls that mean "not set": all that the schema does not allow."""
+    """Return the value without nulls that the schema does not allow: they mean "not set"."""
     match value:
         case dict():
             properties: Json = schema.get("properties") or {}
@@ -59,7 +59,7 @@ def _is_null_allowed(schema: Json) -> bool:
 
 
 def conform_object(schema: Json, obj: Json) -> Json:
-    """The object without unknown fields and with defaults, as the server would store it."""
+    """Return the object without unknown fields and with defaults, as it is stored."""
     shaped = _shape_value(schema, obj, resource=True)
     return {**shaped, **{name: obj[name] for name in _KEPT_AT_ROOT if name in obj}}
 
@@ -96,7 +96,7 @@ def _shape_object(schema: Json, value: Json, *, resource: bool) -> Json:
 
 
 def find_unknown_fields(schema: Json, value: Any, path: str = "") -> Iterator[str]:
-    """The paths of what the schema does not know, and :func:`conform_object` therefore drops."""
+    """Yield the paths of unknown fields, which `conform_object` drops."""
     match value:
         case dict():
             kept = _shape_object(schema, value, resource=not path)
@@ -119,7 +119,7 @@ def find_unknown_fields(schema: Json, value: Any, path: str = "") -> Iterator[st
 
 
 def find_problems(schema: Json, obj: Json) -> list[StatusCause]:
-    """What the schema forbids about an object."""
+    """Return the causes for which the schema forbids an object."""
     return list(_find_value_problems(schema, obj, ""))
 
 
@@ -185,19 +185,19 @@ def _type_name(value: Any) -> str:
 
 
 def _find_number_problems(schema: Json, value: float, path: str) -> Iterator[StatusCause]:
-    least, most = schema.get("minimum"), schema.get("maximum")
-    if least is not None:
+    minimum, maximum = schema.get("minimum"), schema.get("maximum")
+    if minimum is not None:
         if schema.get("exclusiveMinimum"):
-            if value <= least:
-                yield _invalid_cause(path, value, f"should be greater than {least}")
-        elif value < least:
-            yield _invalid_cause(path, value, f"should be greater than or equal to {least}")
-    if most is not None:
+            if value <= minimum:
+                yield _invalid_cause(path, value, f"should be greater than {minimum}")
+        elif value < minimum:
+            yield _invalid_cause(path, value, f"should be greater than or equal to {minimum}")
+    if maximum is not None:
         if schema.get("exclusiveMaximum"):
-            if value >= most:
-                yield _invalid_cause(path, value, f"should be less than {most}")
-        elif value > most:
-            yield _invalid_cause(path, value, f"should be less than or equal to {most}")
+            if value >= maximum:
+                yield _invalid_cause(path, value, f"should be less than {maximum}")
+        elif value > maximum:
+            yield _invalid_cause(path, value, f"should be less than or equal to {maximum}")
     step = schema.get("multipleOf")
     if step and not math.isclose(value / step, round(value / step)):
         yield _invalid_cause(path, value, f"should be a multiple of {step}")

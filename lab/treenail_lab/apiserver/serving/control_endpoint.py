@@ -2,22 +2,23 @@
 
 ::
 
-    GET    /lab/faults              the faults at work
+    GET    /lab/faults              the active faults
     POST   /lab/faults              {"fault": "reject", "code": 503, "times": 2,
                                      "match": {"verb": "patch", "resource": "nodes"}}
                                     refuse, delay (seconds), reject (code, retryAfterSeconds) or
-                                    lose-answer; limited by times or forSeconds, or until lifted
-                                    at once: cut-watches (match: resource, user), expire-versions
+                                    lose-answer: for times requests, for forSeconds, or until
+                                    lifted; and, at once, cut-watches (match: resource, user) or
+                                    expire-versions
     DELETE /lab/faults[/ID]         lift one or all
     GET    /lab/requests            counts by user, verb and resource, and the latest requests
     DELETE /lab/requests            count from zero
     GET    /lab/watches             how many watches are open, by plural
-    PUT    /lab/kubelets/NODE       {"gone": true}: its pods do not end any more
+    PUT    /lab/kubelets/NODE       {"stopped": true}: its pods no longer start or end
     GET    /lab/snapshot            the whole state
     PUT    /lab/snapshot            replace the whole state
 """
 
-from typing import Protocol
+from dataclasses import dataclass
 
 from treenail_lab.apiserver.access.authentication import ApiUser
 from treenail_lab.apiserver.controllers.controllers import ControllerLoop
@@ -28,6 +29,7 @@ from treenail_lab.apiserver.errors import (
     path_not_found_error,
 )
 from treenail_lab.apiserver.objects import Json
+from treenail_lab.apiserver.registry.crds import CustomKinds
 from treenail_lab.apiserver.registry.watch import WatchTable
 from treenail_lab.apiserver.request import ServerRequest
 from treenail_lab.apiserver.serving.faults import (
@@ -41,26 +43,54 @@ from treenail_lab.apiserver.serving.faults import (
     RejectFault,
 )
 from treenail_lab.apiserver.serving.request_log import RequestLog
-from treenail_lab.apiserver.storage import snapshot
-from treenail_lab.apiserver.storage.store import Store
+from treenail_lab.apiserver.storage.store import Store, restore_snapshot, take_snapshot
 
 _PREFIX = "/lab/"
 
 
-class ControlledServer(Protocol):
-    """What the endpoint works on."""
+@dataclass(frozen=True, slots=True)
+class ControlEndpoint:
+    """The means of tests and benchmarks to change the server beside the Kubernetes API."""
 
-    @property
-    def store(self) -> Store: ...
-    @property
-    def faults(self) -> FaultInjector: ...
-    @property
-    def requests(self) -> RequestLog: ...
-    @property
-    def watches(self) -> WatchTable: ...
-    @property
-    def controllers(self) -> ControllerLoop: ...
-    def load_state(self, document: Json) -> None: ...
+    store: Store
+    faults: FaultInjector
+    requests: RequestLog
+    watches: WatchTable
+    controllers: ControllerLoop
+    custom_kinds: CustomKinds
+
+    def answer_request(self, request: ServerRequest, user: ApiUser, body: Json) -> Json:
+        """Execute a request below ``/lab``; raise `ApiError`."""
+        if not user.is_master:
+            raise ApiError(403, "Forbidden", f'User "{user.name}" is not in system:masters')
+        match request.verb, request.path.removeprefix(_PREFIX).split("/"):
+            case "get", ["faults"]:
+                return {"faults": [fault.to_json() for fault in self.faults.list_active()]}
+            case "create", ["faults"]:
+                return self._create_fault(body)
+            case "delete", ["faults", *rest]:
+                self.faults.lift_fault(int(rest[0]) if rest and rest[0].isdigit() else None)
+                return {}
+            case "get", ["requests"]:
+                return self.requests.to_json()
+            case "delete", ["requests"]:
+                self.requests.reset()
+                return {}
+            case "get", ["watches"]:
+                return dict(self.watches.count_watches())
+            case "update", ["kubelets", node]:
+                self.set_kubelet(node, is_stopped=bool(body.get("stopped")))
+                return {"stopped": sorted(self.controllers.kubelets.stopped_nodes)}
+            case "get", ["snapshot"]:
+                return take_snapshot(self.store)
+            case "update", ["snapshot"]:
+                self.load_state(body)
+                return {}
+            case _, ["faults" | "requests" | "watches" | "snapshot", *_]:
+                raise method_not_allowed_error()
+            case _:
+                raise path_not_found_error()
+
     def inject_fault(
         self,
         fault: Fault,
@@ -68,61 +98,41 @@ class ControlledServer(Protocol):
         *,
         times: int | None = None,
         for_s: float | None = None,
-    ) -> int: ...
+    ) -> int:
+        """Begin a fault for ``times`` matching requests, for some seconds, or until lifted.
 
+        Return its number for ``faults.lift_fault``. Refused users lose their open watches too.
+        """
+        match = match or FaultMatch()
+        if isinstance(fault, RefuseFault):
+            self.watches.cut_watches(match.resource, match.user)
+        return self.faults.inject_fault(fault, match, times=times, for_s=for_s)
 
-def answer_request(server: ControlledServer, ask: ServerRequest, user: ApiUser, body: Json) -> Json:
-    """Do what a request below ``/lab`` asks for; raises ApiError."""
-    if not user.is_master:
-        raise ApiError(403, "Forbidden", f'User "{user.name}" is not in system:masters')
-    match ask.verb, ask.path.removeprefix(_PREFIX).split("/"):
-        case "get", ["faults"]:
-            return {"faults": [one.to_json() for one in server.faults.list_active()]}
-        case "create", ["faults"]:
-            return _inject_fault(server, body)
-        case "delete", ["faults", *rest]:
-            server.faults.lift_fault(int(rest[0]) if rest and rest[0].isdigit() else None)
+    def load_state(self, document: Json) -> None:
+        """Replace the whole state by a snapshot; open watches end with 410."""
+        restore_snapshot(self.store, document)
+        self.custom_kinds.reload_kinds()
+        self.controllers.reload()
+
+    def set_kubelet(self, node: str, *, is_stopped: bool) -> None:
+        """Stop the kubelet of a node, as when its machine is off, or start it again."""
+        kubelets = self.controllers.kubelets
+        if is_stopped:
+            kubelets.stop_kubelet(node)
+        else:
+            kubelets.start_kubelet(node)
+            self.controllers.schedule_run()
+
+    def _create_fault(self, body: Json) -> Json:
+        match = _read_match(body.get("match", {}))
+        if body.get("fault") == "cut-watches":
+            return {"cut": self.watches.cut_watches(match.resource, match.user)}
+        if body.get("fault") == "expire-versions":
+            self.store.expire_versions()
             return {}
-        case "get", ["requests"]:
-            return server.requests.to_json()
-        case "delete", ["requests"]:
-            server.requests.reset()
-            return {}
-        case "get", ["watches"]:
-            return dict(server.watches.count_watches())
-        case "update", ["kubelets", node]:
-            return _set_kubelet(server, node, gone=bool(body.get("gone")))
-        case "get", ["snapshot"]:
-            return snapshot.take_snapshot(server.store)
-        case "update", ["snapshot"]:
-            server.load_state(body)
-            return {}
-        case _, ["faults" | "requests" | "watches" | "snapshot", *_]:
-            raise method_not_allowed_error()
-        case _:
-            raise path_not_found_error()
-
-
-def _set_kubelet(server: ControlledServer, node: str, *, gone: bool) -> Json:
-    kubelets = server.controllers.kubelets
-    if gone:
-        kubelets.stop_kubelet(node)
-    else:
-        kubelets.start_kubelet(node)
-        server.controllers.schedule_run()
-    return {"gone": sorted(kubelets.stopped_nodes)}
-
-
-def _inject_fault(server: ControlledServer, body: Json) -> Json:
-    match = _read_match(body.get("match", {}))
-    if body.get("fault") == "cut-watches":
-        return {"cut": server.watches.cut_watches(match.resource, match.user)}
-    if body.get("fault") == "expire-versions":
-        server.store.expire_versions()
-        return {}
-    times = None if body.get("times") is None else int(_read_number(body, "times"))
-    for_s = None if body.get("forSeconds") is None else _read_number(body, "forSeconds")
-    return {"id": server.inject_fault(_read_fault(body), match, times=times, for_s=for_s)}
+        times = None if body.get("times") is None else int(_read_number(body, "times"))
+        for_s = None if body.get("forSeconds") is None else _read_number(body, "forSeconds")
+        return {"id": self.inject_fault(_read_fault(body), match, times=times, for_s=for_s)}
 
 
 def _read_number(body: Json, name: str, default: float = 0) -> float:

@@ -1,4 +1,8 @@
-"""What kinds there are: the documents that kubectl and generic clients begin with."""
+"""Discovery and OpenAPI v3 documents, which kubectl and generic clients request first.
+
+Of OpenAPI there is only what kubectl needs: it checks whether the PATCH of a kind takes
+``fieldValidation``, and then leaves validation to the server. There are no schemas.
+"""
 
 from treenail_lab.apiserver.errors import path_not_found_error
 from treenail_lab.apiserver.objects import Json
@@ -22,7 +26,7 @@ _SUBRESOURCE_KINDS = {
 
 
 def build_document(kinds: KindRegistry, path: str) -> Json:
-    """The discovery document at a path; raises 404 where there is none."""
+    """Return the discovery document at a path; raise 404 for other paths."""
     match [part for part in path.split("/") if part]:
         case ["version"]:
             return VERSION
@@ -86,3 +90,52 @@ def _build_entries(kind: ResourceKind) -> list[Json]:
             sub |= {"group": group, "version": version, "kind": kind_name, "verbs": verbs}
         entries.append(sub)
     return entries
+
+
+OPENAPI_ROOT = "/openapi/v3"
+
+
+def build_openapi(kinds: KindRegistry, path: str) -> Json:
+    """Return the OpenAPI index or the document of an API version; raise 404 for other paths."""
+    inner = path.removeprefix(OPENAPI_ROOT).strip("/")
+    by_root: dict[str, list[ResourceKind]] = {}
+    for kind in kinds:
+        by_root.setdefault(_build_root(kind), []).append(kind)
+    if not inner:
+        return {
+            "paths": {root: {"serverRelativeURL": f"{OPENAPI_ROOT}/{root}"} for root in by_root}
+        }
+    if inner not in by_root:
+        raise path_not_found_error()
+    paths = {
+        f"/{inner}/{_build_path(kind)}": {"patch": _build_patch(kind)} for kind in by_root[inner]
+    }
+    return {
+        "openapi": "3.0.0",
+        "info": {"title": "treenail lab", "version": "v1"},
+        "paths": paths,
+        "components": {"schemas": {}},
+    }
+
+
+def _build_root(kind: ResourceKind) -> str:
+    return f"apis/{kind.group}/{kind.version}" if kind.group else f"api/{kind.version}"
+
+
+def _build_path(kind: ResourceKind) -> str:
+    namespace = "namespaces/{namespace}/" if kind.is_namespaced else ""
+    return f"{namespace}{kind.plural}/{{name}}"
+
+
+def _build_patch(kind: ResourceKind) -> Json:
+    names = ("dryRun", "fieldManager", "fieldValidation", "force")
+    return {
+        "parameters": [{"name": n, "in": "query", "schema": {"type": "string"}} for n in names],
+        "responses": {"200": {"description": "OK"}},
+        "x-kubernetes-action": "patch",
+        "x-kubernetes-group-version-kind": {
+            "group": kind.group,
+            "version": kind.version,
+            "kind": kind.kind,
+        },
+    }

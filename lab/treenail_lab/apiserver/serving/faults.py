@@ -1,6 +1,7 @@
-"""Faults on request: what an API server and the network before it do on a bad day."""
+"""Faults on request, of the API server and of the network in front of it."""
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from treenail.clock import Clock
@@ -17,19 +18,19 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class RefuseFault:
-    """Connections are dropped without an answer."""
+    """Close connections without an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class DelayFault:
-    """Requests wait before anything happens."""
+    """Delay requests before they are executed."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class RejectFault:
-    """Requests are answered with an error (429, 500, 503) and have no effect."""
+    """Answer requests with an error (429, 500, 503), without an effect."""
 
     code: int
     retry_after_s: int = 1
@@ -41,7 +42,7 @@ class RejectFault:
 
 @dataclass(frozen=True, slots=True)
 class LoseAnswerFault:
-    """Writes take effect, and the connection is dropped instead of an answer."""
+    """Execute writes, and close the connection instead of answering."""
 
 
 Fault = RefuseFault | DelayFault | RejectFault | LoseAnswerFault
@@ -49,7 +50,10 @@ Fault = RefuseFault | DelayFault | RejectFault | LoseAnswerFault
 
 @dataclass(frozen=True, slots=True)
 class FaultMatch:
-    """Which requests; empty matches all. ``resource`` is ``pods`` or ``pods/eviction``."""
+    """The requests that a fault affects; empty matches all.
+
+    ``resource`` is ``pods`` or ``pods/eviction``.
+    """
 
     verb: str = ""
     resource: str = ""
@@ -57,23 +61,29 @@ class FaultMatch:
     name: str = ""
     user: str = ""
 
-    def is_match(self, ask: ServerRequest, user: str) -> bool:
+    def is_match(self, request: ServerRequest, user: str) -> bool:
         pairs = (
-            (self.verb, ask.verb),
-            (self.resource, ask.resource),
-            (self.namespace, ask.namespace),
-            (self.name, ask.name),
+            (self.verb, request.verb),
+            (self.resource, request.resource),
+            (self.namespace, request.namespace),
+            (self.name, request.name),
             (self.user, user),
         )
         return all(not wanted or wanted == found for wanted, found in pairs)
 
 
+FAULT_NAMES: Mapping[type, str] = {
+    RefuseFault: "refuse",
+    DelayFault: "delay",
+    RejectFault: "reject",
+    LoseAnswerFault: "lose-answer",
+}
 MATCH_FIELDS = ("verb", "resource", "namespace", "name", "user")
 
 
 @dataclass(slots=True)
 class FaultInjection:
-    """A fault at work: for ``times`` more requests, until a monotonic moment, or until lifted."""
+    """An active fault, for ``times`` more requests, until a monotonic time, or until lifted."""
 
     number: int
     fault: Fault
@@ -84,14 +94,14 @@ class FaultInjection:
     def to_json(self) -> Json:
         return {
             "id": self.number,
-            "fault": type(self.fault).__name__,
+            "fault": FAULT_NAMES[type(self.fault)],
             "times": self.times,
             "match": {name: value for name in MATCH_FIELDS if (value := getattr(self.match, name))},
         }
 
 
 class FaultInjector:
-    """The faults at work."""
+    """The active faults."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -106,14 +116,14 @@ class FaultInjector:
         times: int | None = None,
         for_s: float | None = None,
     ) -> int:
-        """Begin a fault for the next ``times`` matching requests, for a time, or until lifted."""
+        """Begin a fault for ``times`` matching requests, for some seconds, or until lifted."""
         until = None if for_s is None else self._clock.monotonic() + for_s
         number = next(self._numbers)
         self._injections.append(FaultInjection(number, fault, match or FaultMatch(), times, until))
         return number
 
     def lift_fault(self, number: int | None = None) -> None:
-        """End a fault, or all of them."""
+        """End one fault, or all faults."""
         self._injections = [
             one for one in self._injections if number is not None and one.number != number
         ]
@@ -122,19 +132,19 @@ class FaultInjector:
         self._drop_ended()
         return tuple(self._injections)
 
-    def match_request(self, ask: ServerRequest, user: str) -> list[Fault]:
-        """The faults that a request meets; it counts for those that end after some requests."""
+    def match_request(self, request: ServerRequest, user: str) -> list[Fault]:
+        """Return the faults that a request matches, and count it for those with ``times``."""
         self._drop_ended()
-        met = []
+        matched = []
         for injection in self._injections:
-            # Reading can't lose the answer of a write, so it does not use this fault up.
-            spares = isinstance(injection.fault, LoseAnswerFault) and not ask.is_change
-            if spares or not injection.match.is_match(ask, user):
+            # A read has no effect that its lost answer could hide, so it does not count.
+            is_exempt = isinstance(injection.fault, LoseAnswerFault) and not request.is_change
+            if is_exempt or not injection.match.is_match(request, user):
                 continue
             if injection.times is not None:
                 injection.times -= 1
-            met.append(injection.fault)
-        return met
+            matched.append(injection.fault)
+        return matched
 
     def _drop_ended(self) -> None:
         now = self._clock.monotonic()

@@ -1,4 +1,4 @@
-"""HTTP: who asks, for what, and the answer."""
+"""HTTP: authentication, the parsed request and the response."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from treenail_lab.apiserver.registry.registry import ObjectRegistry, convert_ver
 from treenail_lab.apiserver.registry.watch import WatchOptions, WatchTable
 from treenail_lab.apiserver.request import ServerRequest, parse_request
 from treenail_lab.apiserver.schema.kinds import ResourceKind
-from treenail_lab.apiserver.serving import discovery, openapi
+from treenail_lab.apiserver.serving import discovery
 from treenail_lab.apiserver.serving.faults import (
     DelayFault,
     FaultInjector,
@@ -28,7 +28,7 @@ from treenail_lab.apiserver.serving.faults import (
 from treenail_lab.apiserver.serving.request_log import RequestLog
 from treenail_lab.apiserver.serving.verbs import ApiAnswer, RequestBody, VerbDispatcher
 
-# As the real server: half an hour to an hour when a client sets no limit.
+# Like kube-apiserver, whose --min-request-timeout is 1800 s, for clients that set no limit.
 _WATCH_S = 1800.0
 _MAX_BODY = 3 * 1024 * 1024
 _MAX_SNAPSHOT = 1024 * 1024 * 1024
@@ -38,7 +38,7 @@ _LAB = "/lab/"
 
 @dataclass(frozen=True, slots=True)
 class ApiBackend:
-    """What answers requests; ``answer_control`` those below ``/lab``."""
+    """The parts that answer requests; ``answer_control`` answers those below ``/lab``."""
 
     registry: ObjectRegistry
     authenticator: Authenticator
@@ -51,7 +51,7 @@ class ApiBackend:
 
 
 class ConnectionDropped(Exception):
-    """The connection is to end without an answer."""
+    """The connection must be closed without an answer."""
 
 
 class WebApplication:
@@ -67,58 +67,61 @@ class WebApplication:
             if request.path in _OPEN_PATHS:
                 return web.Response(text="ok")
             user = self._identify_user(request)
-            ask = parse_request(request.method, request.path, request.query)
-            if ask.path.startswith(_LAB):
+            api_request = parse_request(request.method, request.path, request.query)
+            if api_request.path.startswith(_LAB):
                 document = (await _read_body(request, _MAX_SNAPSHOT)).parse_object()
                 return _json_response(
-                    ApiAnswer(200, self._backend.answer_control(ask, user, document))
+                    ApiAnswer(200, self._backend.answer_control(api_request, user, document))
                 )
         except ApiError as error:
             return _error_response(error)
-        return await self._answer_logged(request, ask, user)
+        return await self._answer_logged(request, api_request, user)
 
     async def _answer_logged(
-        self, request: web.Request, ask: ServerRequest, user: ApiUser
+        self, request: web.Request, api_request: ServerRequest, user: ApiUser
     ) -> web.StreamResponse:
-        """The answer to a request about the cluster, after it was counted."""
+        """Answer a request to the Kubernetes API and record it."""
         note = self._backend.requests.note_request
-        if ask.verb == "watch":
-            # Counted when it begins, because it may be open for an hour.
-            note(ask, user.name, 200)
+        if api_request.verb == "watch":
+            # Recorded when it begins, because it may be open for an hour.
+            note(api_request, user.name, 200)
         try:
-            response = await self._answer_request(request, ask, user)
+            response = await self._answer_request(request, api_request, user)
         except ConnectionDropped:
             if request.transport is not None:
                 request.transport.abort()
             response = web.Response(status=0)
         except ApiError as error:
             response = _error_response(error)
-        if ask.verb != "watch":
-            note(ask, user.name, response.status)
+        if api_request.verb != "watch":
+            note(api_request, user.name, response.status)
         return response
 
     async def _answer_request(
-        self, request: web.Request, ask: ServerRequest, user: ApiUser
+        self, request: web.Request, api_request: ServerRequest, user: ApiUser
     ) -> web.StreamResponse:
-        loses = await self._apply_faults(ask, user)
+        loses_answer = await self._apply_faults(api_request, user)
         backend = self._backend
-        backend.authorizer.check_access(user, ask)
-        if not ask.is_resource_request:
-            source = openapi if ask.path.startswith(openapi.ROOT) else discovery
-            return _json_response(ApiAnswer(200, source.document(backend.registry.kinds, ask.path)))
-        kind = backend.registry.kinds.find_kind(ask.group, ask.version, ask.plural)
-        if ask.verb == "watch":
-            return await self._stream_watch(request, ask, kind, user)
+        backend.authorizer.check_access(user, api_request)
+        if not api_request.is_resource_request:
+            is_openapi = api_request.path.startswith(discovery.OPENAPI_ROOT)
+            build = discovery.build_openapi if is_openapi else discovery.build_document
+            return _json_response(ApiAnswer(200, build(backend.registry.kinds, api_request.path)))
+        kind = backend.registry.kinds.find_kind(
+            api_request.group, api_request.version, api_request.plural
+        )
+        if api_request.verb == "watch":
+            return await self._stream_watch(request, api_request, kind, user)
         body = await _read_body(request, _MAX_BODY)
-        answer = backend.verbs.answer_request(ask, kind, body, user)
-        if loses:
+        answer = backend.verbs.answer_request(api_request, kind, body, user)
+        if loses_answer:
             raise ConnectionDropped
         return _json_response(answer)
 
-    async def _apply_faults(self, ask: ServerRequest, user: ApiUser) -> bool:
-        """Suffer the faults that concern a request; whether its answer is to be lost."""
-        loses = False
-        for fault in self._backend.faults.match_request(ask, user.name):
+    async def _apply_faults(self, api_request: ServerRequest, user: ApiUser) -> bool:
+        """Apply the faults that match a request; return whether its answer must be lost."""
+        loses_answer = False
+        for fault in self._backend.faults.match_request(api_request, user.name):
             match fault:
                 case RefuseFault():
                     raise ConnectionDropped
@@ -127,8 +130,8 @@ class WebApplication:
                 case RejectFault():
                     raise fault.to_error()
                 case LoseAnswerFault():
-                    loses = True
-        return loses
+                    loses_answer = True
+        return loses_answer
 
     def _identify_user(self, request: web.Request) -> ApiUser:
         certificate: Any = request.get_extra_info("peercert")
@@ -140,9 +143,9 @@ class WebApplication:
         return user
 
     async def _stream_watch(
-        self, request: web.Request, ask: ServerRequest, kind: ResourceKind, user: ApiUser
+        self, request: web.Request, api_request: ServerRequest, kind: ResourceKind, user: ApiUser
     ) -> web.StreamResponse:
-        options = _parse_watch_options(ask, kind)
+        options = _parse_watch_options(api_request, kind)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         with self._backend.watches.open_watch(kind, user.name) as watch:
             await response.prepare(request)
@@ -154,21 +157,21 @@ class WebApplication:
         return response
 
 
-def _parse_watch_options(ask: ServerRequest, kind: ResourceKind) -> WatchOptions:
-    asked = ask.query.get("resourceVersion", "")
-    if asked and not asked.isdigit():
-        raise bad_request_error(f'resourceVersion: Invalid value: "{asked}"')
-    initial = ask.read_flag("sendInitialEvents")
-    if initial and ask.query.get("resourceVersionMatch") != "NotOlderThan":
+def _parse_watch_options(api_request: ServerRequest, kind: ResourceKind) -> WatchOptions:
+    version = api_request.query.get("resourceVersion", "")
+    if version and not version.isdigit():
+        raise bad_request_error(f'resourceVersion: Invalid value: "{version}"')
+    initial = api_request.read_flag("sendInitialEvents")
+    if initial and api_request.query.get("resourceVersionMatch") != "NotOlderThan":
         raise bad_request_error(
             "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
         )
-    from_now = initial or asked in {"", "0"}
+    from_now = initial or version in {"", "0"}
     return WatchOptions(
-        matches=build_selection(ask, kind),
-        version=None if from_now else int(asked),
-        timeout_s=float(ask.read_number("timeoutSeconds") or _WATCH_S),
-        should_send_bookmarks=ask.read_flag("allowWatchBookmarks"),
+        matches=build_selection(api_request, kind),
+        version=None if from_now else int(version),
+        timeout_s=float(api_request.read_number("timeoutSeconds") or _WATCH_S),
+        should_send_bookmarks=api_request.read_flag("allowWatchBookmarks"),
         should_send_initial_events=initial,
     )
 

@@ -1,4 +1,4 @@
-"""A log of the requests that were answered, for benchmarks and tests."""
+"""A log of answered requests, for benchmarks and tests."""
 
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _REMEMBERED = 2_000
 
 @dataclass(frozen=True, slots=True)
 class RequestEntry:
-    """One request; ``time`` in seconds since the epoch, code 0 where no answer was given."""
+    """One request; ``time`` in seconds since the epoch, ``code`` 0 without an answer."""
 
     time: float
     user: str
@@ -35,35 +35,43 @@ class RequestEntry:
 
 
 class RequestLog:
-    """Counts by user, verb and resource since the start or the last reset, and the latest ones."""
+    """Counts by user, verb and resource since the last reset, and the latest requests."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._latest: deque[RequestEntry] = deque(maxlen=_REMEMBERED)
 
-    def note_request(self, ask: ServerRequest, user: str, code: int) -> None:
-        resource = ask.resource or ask.path
-        self._counts[user, ask.verb, resource] += 1
+    def note_request(self, request: ServerRequest, user: str, code: int) -> None:
+        resource = request.resource or request.path
+        self._counts[user, request.verb, resource] += 1
         self._latest.append(
-            RequestEntry(self._clock.now(), user, ask.verb, resource, ask.namespace, ask.name, code)
+            RequestEntry(
+                self._clock.now(),
+                user,
+                request.verb,
+                resource,
+                request.namespace,
+                request.name,
+                code,
+            )
         )
 
     def count_requests(self, *, user: str = "", verb: str = "", resource: str = "") -> int:
-        """How many requests there were; empty matches all."""
-        asked = (user, verb, resource)
+        """Count the requests; empty matches all."""
+        wanted = (user, verb, resource)
         return sum(
             number
             for found, number in self._counts.items()
-            if all(not a or a == f for a, f in zip(asked, found, strict=True))
+            if all(not a or a == f for a, f in zip(wanted, found, strict=True))
         )
 
     def count_by_user(self) -> dict[tuple[str, str, str], int]:
-        """Number of requests by user, verb and resource."""
+        """Return the number of requests by user, verb and resource."""
         return dict(self._counts)
 
     def list_latest(self) -> tuple[RequestEntry, ...]:
-        """The latest requests, oldest first."""
+        """Return the latest requests, oldest first."""
         return tuple(self._latest)
 
     def reset(self) -> None:

@@ -1,4 +1,4 @@
-"""The lab's API server in a thread of its own, for tests and commands."""
+"""The lab's API server in a thread, for tests and commands."""
 
 import asyncio
 import json
@@ -16,10 +16,9 @@ _TIMEOUT_S = 10.0
 
 
 class LabServer:
-    """An :class:`ApiServer` that other threads can use.
+    """An `ApiServer` that other threads can use.
 
-    It keeps state, port and certificates over :meth:`stop` and :meth:`start`, so a server that is
-    gone for a while is a stop and a start.
+    State, port and certificates survive `stop` and `start`, which emulates an outage.
     """
 
     def __init__(self, directory: Path, port: int = 0, *, clock: Clock | None = None) -> None:
@@ -38,27 +37,27 @@ class LabServer:
 
     @property
     def admin_kubeconfig(self) -> Path:
-        """A kubeconfig that may do everything."""
+        """Return a kubeconfig of a member of system:masters."""
         return self.api.admin_kubeconfig
 
     def write_kubeconfig(self, user: str, groups: Sequence[str] = ()) -> Path:
-        """A kubeconfig, readable by its owner only, with a client certificate for a user."""
+        """Write a kubeconfig with a client certificate for a user; only its owner can read it."""
         return self.api.write_kubeconfig(user, groups)
 
     def write_node_kubeconfig(self, node: str) -> Path:
-        """A kubeconfig as a kubelet has it: it may change its own Node only."""
+        """Write the kubeconfig of a kubelet, which may change its own Node only."""
         return self.api.write_node_kubeconfig(node)
 
     def write_account_kubeconfig(self, namespace: str, name: str) -> Path:
-        """A kubeconfig with the token of a ServiceAccount, which is all that its pods have."""
+        """Write a kubeconfig with the token of a ServiceAccount, as its pods have."""
         return self.api.write_account_kubeconfig(namespace, name)
 
     def issue_token(self, user: str, groups: Sequence[str] = ()) -> str:
-        """A bearer token for a user."""
+        """Issue a bearer token for a user."""
         return self.api.issue_token(user, groups)
 
     def start(self) -> "LabServer":
-        """Serve; returns when requests are answered."""
+        """Serve; requests are answered when this returns."""
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=_run_loop, args=(loop,), name="lab-apiserver", daemon=True)
         thread.start()
@@ -71,7 +70,7 @@ class LabServer:
         return self
 
     def stop(self) -> None:
-        """Stop serving; the state stays, and :meth:`start` goes on with it."""
+        """Stop serving; the state stays, and `start` continues with it."""
         loop, thread = self._loop, self._thread
         if loop is None or thread is None:
             return
@@ -87,7 +86,7 @@ class LabServer:
         self.stop()
 
     def call_api(self, action: Callable[[ApiServer], _T]) -> _T:
-        """The result of an action on the server, run in its thread between two requests."""
+        """Run an action on the server in its thread, between two requests; return its result."""
         loop = self._loop
         if loop is None:
             return action(self.api)
@@ -105,42 +104,33 @@ class LabServer:
         times: int | None = None,
         for_s: float | None = None,
     ) -> int:
-        """Begin a fault for the next ``times`` matching requests, for a time, or until lifted."""
+        """Begin a fault for ``times`` matching requests, for some seconds, or until lifted."""
         return self.call_api(lambda api: api.inject_fault(fault, match, times=times, for_s=for_s))
 
     def lift_fault(self, number: int | None = None) -> None:
-        """End a fault, or all of them."""
+        """End one fault, or all faults."""
         self.call_api(lambda api: api.faults.lift_fault(number))
 
     def cut_watches(self, plural: str = "", user: str = "") -> int:
-        """End open watches now; how many there were. Empty matches all."""
+        """Close open watches, return how many; empty matches all."""
         return self.call_api(lambda api: api.watches.cut_watches(plural, user))
 
     def expire_versions(self) -> None:
-        """From now on nobody can watch or list from an older resource version: 410."""
+        """Answer 410 from now on to a watch or list from an older resource version."""
         self.call_api(lambda api: api.store.expire_versions())
 
     def count_requests(self, *, user: str = "", verb: str = "", resource: str = "") -> int:
-        """How many requests there were; empty matches all."""
+        """Count the requests; empty matches all."""
         return self.call_api(
             lambda api: api.requests.count_requests(user=user, verb=verb, resource=resource)
         )
 
     def set_kubelet(self, node: str, *, is_stopped: bool) -> None:
-        """Whether pods of a node stay as they are, as when its machine is off."""
-
-        def change(api: ApiServer) -> None:
-            kubelets = api.controllers.kubelets
-            if is_stopped:
-                kubelets.stop_kubelet(node)
-            else:
-                kubelets.start_kubelet(node)
-                api.controllers.schedule_run()
-
-        self.call_api(change)
+        """Stop or start the kubelet of a node: see `ControlEndpoint.set_kubelet`."""
+        self.call_api(lambda api: api.control.set_kubelet(node, is_stopped=is_stopped))
 
     def save_state(self, path: Path) -> None:
-        """Write the whole state, secrets included, to a file that only its owner can read."""
+        """Write the whole state, including secrets, to a file that only its owner can read."""
         self.call_api(lambda api: api.save_state(path))
 
     def load_state(self, path: Path) -> None:

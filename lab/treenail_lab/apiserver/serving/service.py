@@ -1,4 +1,4 @@
-"""The lab's API server, for an event loop that runs already."""
+"""The lab's API server, for a running event loop."""
 
 import asyncio
 import json
@@ -29,28 +29,26 @@ from treenail_lab.apiserver.objects import Json
 from treenail_lab.apiserver.registry.crds import CustomKinds
 from treenail_lab.apiserver.registry.registry import ObjectRegistry, WriteContext
 from treenail_lab.apiserver.registry.watch import WatchTable
-from treenail_lab.apiserver.request import ServerRequest
 from treenail_lab.apiserver.schema.kinds import KindRegistry
-from treenail_lab.apiserver.serving import control_endpoint
-from treenail_lab.apiserver.serving.faults import Fault, FaultInjector, FaultMatch, RefuseFault
+from treenail_lab.apiserver.serving.control_endpoint import ControlEndpoint
+from treenail_lab.apiserver.serving.faults import Fault, FaultInjector, FaultMatch
 from treenail_lab.apiserver.serving.http import ApiBackend, WebApplication
 from treenail_lab.apiserver.serving.request_log import RequestLog
 from treenail_lab.apiserver.serving.verbs import VerbDispatcher
-from treenail_lab.apiserver.storage import snapshot
-from treenail_lab.apiserver.storage.store import Store
+from treenail_lab.apiserver.storage.store import Store, take_snapshot
 
 _LOOPBACK = "127.0.0.1"
 _NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 _ADMIN = ApiUser("kubernetes-admin", (MASTERS,))
-# Connections are on this machine: nobody needs longer to read the end of a watch.
+# Clients are on this machine: they read the end of a watch within this time.
 _SHUTDOWN_TIMEOUT_S = 0.1
 
 
 class ApiServer:
     """A Kubernetes API server on loopback, over TLS.
 
-    Its certificate authority lives in ``directory`` and is found there again; its state lives in
-    memory and outlives :meth:`stop` and another :meth:`start`, which uses the same port.
+    Its certificate authority is in ``directory`` and is reused. Its state is in memory and
+    survives `stop` and another `start`, which uses the same port.
     """
 
     def __init__(self, directory: Path, *, port: int = 0, clock: Clock | None = None) -> None:
@@ -67,8 +65,15 @@ class ApiServer:
         self.watches = WatchTable(self.store, self._clock)
         self.faults = FaultInjector(self._clock)
         self.requests = RequestLog(self._clock)
-        self._definitions = CustomKinds(self.store, self.kinds)
         self.controllers = ControllerLoop(self.registry)
+        self.control = ControlEndpoint(
+            store=self.store,
+            faults=self.faults,
+            requests=self.requests,
+            watches=self.watches,
+            controllers=self.controllers,
+            custom_kinds=CustomKinds(self.store, self.kinds),
+        )
         self._create_bootstrap_objects()
 
     @property
@@ -82,11 +87,11 @@ class ApiServer:
 
     @property
     def admin_kubeconfig(self) -> Path:
-        """A kubeconfig that may do everything."""
+        """Return a kubeconfig of a member of system:masters."""
         return self.write_kubeconfig(_ADMIN.name, _ADMIN.groups)
 
     def write_kubeconfig(self, user: str, groups: Sequence[str] = ()) -> Path:
-        """A kubeconfig, readable by its owner only, with a client certificate for a user."""
+        """Write a kubeconfig with a client certificate for a user; only its owner can read it."""
         path = self._directory / f"{re.sub(r'[^A-Za-z0-9.-]+', '-', user)}.kubeconfig"
         identity = self._authority.make_client_identity(user, groups)
         text = render_kubeconfig(
@@ -96,11 +101,11 @@ class ApiServer:
         return path
 
     def write_node_kubeconfig(self, node: str) -> Path:
-        """A kubeconfig as a kubelet has it: it may change its own Node only."""
+        """Write the kubeconfig of a kubelet, which may change its own Node only."""
         return self.write_kubeconfig(f"{NODE_PREFIX}{node}", [NODES])
 
     def write_account_kubeconfig(self, namespace: str, name: str) -> Path:
-        """A kubeconfig with the token of a ServiceAccount, which is all that its pods have."""
+        """Write a kubeconfig with the token of a ServiceAccount, as its pods have."""
         user = f"system:serviceaccount:{namespace}:{name}"
         groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}"]
         token = self.issue_token(user, groups)
@@ -112,11 +117,11 @@ class ApiServer:
         return path
 
     def issue_token(self, user: str, groups: Sequence[str] = ()) -> str:
-        """A bearer token for a user; it holds as long as the directory does."""
+        """Issue a bearer token for a user; it is valid as long as the directory exists."""
         return self._tokens.issue_token(user, groups)
 
     async def start(self) -> None:
-        """Listen; returns when requests are answered."""
+        """Listen; requests are answered when this returns."""
         backend = ApiBackend(
             registry=self.registry,
             authenticator=Authenticator(self._tokens, self._find_service_account),
@@ -125,7 +130,7 @@ class ApiServer:
             watches=self.watches,
             faults=self.faults,
             requests=self.requests,
-            answer_control=self._answer_control,
+            answer_control=self.control.answer_request,
         )
         runner = web.AppRunner(
             WebApplication(backend).app,
@@ -142,15 +147,15 @@ class ApiServer:
         self.controllers.attach_loop(asyncio.get_running_loop())
 
     async def stop(self) -> None:
-        """End all watches and connections and stop listening; the state stays."""
+        """Close all watches and connections and stop listening; the state stays."""
         self.controllers.detach_loop()
         self.watches.cut_watches()
         if self._runner is not None:
             server = self._runner.server
-            for one in server.connections if server is not None else ():
-                # One that is closed in order would wait for its peer, which may say nothing more.
-                if one.transport is not None and not one.transport.is_closing():
-                    one.transport.abort()
+            for connection in server.connections if server is not None else ():
+                # close() would wait for the peer, which may never answer.
+                if connection.transport is not None and not connection.transport.is_closing():
+                    connection.transport.abort()
             await self._runner.cleanup()
             self._runner = None
 
@@ -162,27 +167,16 @@ class ApiServer:
         times: int | None = None,
         for_s: float | None = None,
     ) -> int:
-        """Begin a fault for the next ``times`` matching requests, for a time, or until lifted.
-
-        Returns its number for ``faults.lift``. Refused users lose their open watches too.
-        """
-        match = match or FaultMatch()
-        if isinstance(fault, RefuseFault):
-            self.watches.cut_watches(match.resource, match.user)
-        return self.faults.inject_fault(fault, match, times=times, for_s=for_s)
+        """Begin a fault: see `ControlEndpoint.inject_fault`."""
+        return self.control.inject_fault(fault, match, times=times, for_s=for_s)
 
     def save_state(self, path: Path) -> None:
-        """Write the whole state, secrets included, to a file that only its owner can read."""
-        write_private_file(path, json.dumps(snapshot.take_snapshot(self.store)).encode())
+        """Write the whole state, including secrets, to a file that only its owner can read."""
+        write_private_file(path, json.dumps(take_snapshot(self.store)).encode())
 
     def load_state(self, document: Json) -> None:
-        """Replace the whole state by a snapshot's; open watches end with 410."""
-        snapshot.restore_snapshot(self.store, document)
-        self._definitions.reload_kinds()
-        self.controllers.reload()
-
-    def _answer_control(self, ask: ServerRequest, user: ApiUser, body: Json) -> Json:
-        return control_endpoint.answer_request(self, ask, user, body)
+        """Replace the whole state: see `ControlEndpoint.load_state`."""
+        self.control.load_state(document)
 
     def _create_bootstrap_objects(self) -> None:
         write = WriteContext(_ADMIN, "kube-apiserver")

@@ -1,4 +1,4 @@
-"""From a request to its answer: which code runs for which verb, resource and subresource."""
+"""Dispatches a request by verb, resource and subresource, and returns its answer."""
 
 import json
 from dataclasses import dataclass
@@ -39,14 +39,14 @@ APPLY_PATCH = "application/apply-patch+yaml"
 
 @dataclass(frozen=True, slots=True)
 class RequestBody:
-    """What came with a request."""
+    """The body of a request."""
 
     content: bytes
     media_type: str
     user_agent: str
 
     def parse_document(self) -> Any:
-        """The body as a value; empty is an empty object, 400 when it can't be read."""
+        """Parse the body; an empty one is an empty object. Raise 400 for invalid JSON or YAML."""
         if not self.content:
             return {}
         try:
@@ -57,7 +57,7 @@ class RequestBody:
             raise bad_request_error(f"the object provided is unrecognized: {error}") from None
 
     def parse_object(self) -> Json:
-        """The body as an object; 415 for media types that are not JSON or YAML."""
+        """Parse the body as an object; raise 415 for media types that are not JSON or YAML."""
         if self.media_type not in {"application/json", "application/yaml", ""}:
             raise unsupported_media_type_error(["application/json", "application/yaml"])
         document = self.parse_document()
@@ -68,61 +68,72 @@ class RequestBody:
 
 @dataclass(frozen=True, slots=True)
 class ApiAnswer:
-    """What to say: an HTTP code and a document."""
+    """An HTTP status code and a document."""
 
     code: int
     document: Json
 
 
 class VerbDispatcher:
-    """Answers every request on resources but watches."""
+    """Answers every request on resources except watches."""
 
     def __init__(self, registry: ObjectRegistry, tokens: TokenIssuer) -> None:
         self._registry = registry
         self._tokens = tokens
 
     def answer_request(
-        self, ask: ServerRequest, kind: ResourceKind, body: RequestBody, user: ApiUser
+        self, request: ServerRequest, kind: ResourceKind, body: RequestBody, user: ApiUser
     ) -> ApiAnswer:
-        """Do what is asked for; raises ApiError."""
-        if ask.subresource and ask.subresource not in kind.subresources:
+        """Execute a request and return its answer; raise `ApiError`."""
+        if request.subresource and request.subresource not in kind.subresources:
             raise path_not_found_error()
-        if bool(ask.namespace) != kind.is_namespaced and ask.verb not in {"list", "watch"}:
+        if bool(request.namespace) != kind.is_namespaced and request.verb not in {"list", "watch"}:
             raise path_not_found_error()
         write = WriteContext(
             user=user,
-            field_manager=_find_field_manager(ask, body),
-            is_dry_run=ask.is_dry_run,
-            is_forced=ask.read_flag("force"),
-            is_strict=ask.query.get("fieldValidation") == "Strict",
+            field_manager=_find_field_manager(request, body),
+            is_dry_run=request.is_dry_run,
+            is_forced=request.read_flag("force"),
+            is_strict=request.query.get("fieldValidation") == "Strict",
         )
-        match ask.verb, ask.subresource:
+        match request.verb, request.subresource:
             case "get", "" | "status":
-                return ApiAnswer(200, self._registry.find_object(kind, ask.namespace, ask.name))
+                return ApiAnswer(
+                    200, self._registry.find_object(kind, request.namespace, request.name)
+                )
             case "list", "":
-                return ApiAnswer(200, list_objects(self._registry.store, kind, ask))
-            case "create", "" if not ask.name:
-                made = self._registry.create_object(kind, ask.namespace, body.parse_object(), write)
-                return ApiAnswer(201, made)
+                return ApiAnswer(200, list_objects(self._registry.store, kind, request))
+            case "create", "" if not request.name:
+                created = self._registry.create_object(
+                    kind, request.namespace, body.parse_object(), write
+                )
+                return ApiAnswer(201, created)
             case "update", "" | "status":
-                return self._update_object(ask, kind, body, write)
+                return self._update_object(request, kind, body, write)
             case "patch", "" | "status":
-                return self._patch_object(ask, kind, body, write)
+                return self._patch_object(request, kind, body, write)
             case "delete", "":
                 options = parse_delete_options(
-                    self._read_delete_options(ask, body), dry_run=ask.is_dry_run
+                    self._read_delete_options(request, body), dry_run=request.is_dry_run
                 )
-                obj = delete_object(self._registry, kind, ask.namespace, ask.name, options, user)
+                obj = delete_object(
+                    self._registry, kind, request.namespace, request.name, options, user
+                )
                 return ApiAnswer(200, obj)
             case "deletecollection", "":
-                return self._delete_collection(ask, kind, body, user)
+                return self._delete_collection(request, kind, body, user)
             case "create", "eviction":
                 evicted = evict_pod(
-                    self._registry, kind, ask.namespace, ask.name, body.parse_object(), write
+                    self._registry,
+                    kind,
+                    request.namespace,
+                    request.name,
+                    body.parse_object(),
+                    write,
                 )
                 return ApiAnswer(201, evicted)
             case "create", "token":
-                account = self._registry.find_object(kind, ask.namespace, ask.name)
+                account = self._registry.find_object(kind, request.namespace, request.name)
                 return ApiAnswer(
                     201, self._tokens.answer_token_request(account, body.parse_object())
                 )
@@ -130,35 +141,37 @@ class VerbDispatcher:
                 raise method_not_allowed_error()
 
     def _update_object(
-        self, ask: ServerRequest, kind: ResourceKind, body: RequestBody, write: WriteContext
+        self, request: ServerRequest, kind: ResourceKind, body: RequestBody, write: WriteContext
     ) -> ApiAnswer:
         obj = body.parse_object()
-        known = self._registry.store.find_object(kind.storage, (ask.namespace, ask.name))
-        if known is None and kind.can_create_on_update and not ask.subresource:
-            named = obj | {"metadata": (obj.get("metadata") or {}) | {"name": ask.name}}
-            return ApiAnswer(201, self._registry.create_object(kind, ask.namespace, named, write))
-        check_uid(kind, self._registry.find_object(kind, ask.namespace, ask.name), obj)
+        known = self._registry.store.find_object(kind.storage, (request.namespace, request.name))
+        if known is None and kind.can_create_on_update and not request.subresource:
+            named = obj | {"metadata": (obj.get("metadata") or {}) | {"name": request.name}}
+            return ApiAnswer(
+                201, self._registry.create_object(kind, request.namespace, named, write)
+            )
+        check_uid(kind, self._registry.find_object(kind, request.namespace, request.name), obj)
         check_resource_version(kind, obj)
         changed = self._registry.update_object(
-            kind, ask.namespace, ask.name, lambda _: obj, write, ask.subresource
+            kind, request.namespace, request.name, lambda _: obj, write, request.subresource
         )
         return ApiAnswer(200, changed)
 
     def _patch_object(
-        self, ask: ServerRequest, kind: ResourceKind, body: RequestBody, write: WriteContext
+        self, request: ServerRequest, kind: ResourceKind, body: RequestBody, write: WriteContext
     ) -> ApiAnswer:
         if body.media_type == APPLY_PATCH:
-            return self._apply_object(ask, kind, body, write)
+            return self._apply_object(request, kind, body, write)
         change = _build_change(kind, body)
         changed = self._registry.update_object(
-            kind, ask.namespace, ask.name, change, write, ask.subresource
+            kind, request.namespace, request.name, change, write, request.subresource
         )
         return ApiAnswer(200, changed)
 
     def _apply_object(
-        self, ask: ServerRequest, kind: ResourceKind, body: RequestBody, write: WriteContext
+        self, request: ServerRequest, kind: ResourceKind, body: RequestBody, write: WriteContext
     ) -> ApiAnswer:
-        if not ask.query.get("fieldManager"):
+        if not request.query.get("fieldManager"):
             cause = StatusCause("FieldValueRequired", "Required value: is required for apply patch",
                           "fieldManager")  # fmt: skip
             raise invalid_error("meta.k8s.io", "PatchOptions", "", [cause])
@@ -166,26 +179,30 @@ class VerbDispatcher:
         if not isinstance(intent, dict):
             raise bad_request_error("an applied configuration must be an object")
         obj, new = self._registry.apply_object(
-            kind, ask.namespace, ask.name, intent, write, ask.subresource
+            kind, request.namespace, request.name, intent, write, request.subresource
         )
         return ApiAnswer(201 if new else 200, obj)
 
-    def _read_delete_options(self, ask: ServerRequest, body: RequestBody) -> Json:
-        """The DeleteOptions, in the body or in query parameters."""
+    def _read_delete_options(self, request: ServerRequest, body: RequestBody) -> Json:
+        """Read the DeleteOptions from the body and the query parameters."""
         options = dict(body.parse_object())
-        if "propagationPolicy" in ask.query:
-            options.setdefault("propagationPolicy", ask.query["propagationPolicy"])
-        if (grace_s := ask.read_number("gracePeriodSeconds")) is not None:
+        if "propagationPolicy" in request.query:
+            options.setdefault("propagationPolicy", request.query["propagationPolicy"])
+        if (grace_s := request.read_number("gracePeriodSeconds")) is not None:
             options.setdefault("gracePeriodSeconds", grace_s)
         return options
 
     def _delete_collection(
-        self, ask: ServerRequest, kind: ResourceKind, body: RequestBody, user: ApiUser
+        self, request: ServerRequest, kind: ResourceKind, body: RequestBody, user: ApiUser
     ) -> ApiAnswer:
-        options = parse_delete_options(self._read_delete_options(ask, body), dry_run=ask.is_dry_run)
-        selected = build_selection(ask, kind)
-        doomed = [obj for obj in self._registry.store.list_objects(kind.storage) if selected(obj)]
-        for obj in doomed:
+        options = parse_delete_options(
+            self._read_delete_options(request, body), dry_run=request.is_dry_run
+        )
+        selected = build_selection(request, kind)
+        selected_objects = [
+            obj for obj in self._registry.store.list_objects(kind.storage) if selected(obj)
+        ]
+        for obj in selected_objects:
             metadata = obj["metadata"]
             delete_object(
                 self._registry,
@@ -195,13 +212,15 @@ class VerbDispatcher:
                 options,
                 user,
             )
-        return ApiAnswer(200, list_objects(self._registry.store, kind, ask) | {"items": doomed})
+        return ApiAnswer(
+            200, list_objects(self._registry.store, kind, request) | {"items": selected_objects}
+        )
 
 
-def _find_field_manager(ask: ServerRequest, body: RequestBody) -> str:
-    """Who owns the fields that are written: as asked, else the program that writes."""
-    asked = ask.query.get("fieldManager", "")
-    return asked or body.user_agent.partition("/")[0] or "unknown"
+def _find_field_manager(request: ServerRequest, body: RequestBody) -> str:
+    """Return the ``fieldManager`` parameter, or the program name of the User-Agent header."""
+    manager = request.query.get("fieldManager", "")
+    return manager or body.user_agent.partition("/")[0] or "unknown"
 
 
 def _build_change(kind: ResourceKind, body: RequestBody) -> ObjectChange:

@@ -1,4 +1,4 @@
-"""Objects, resource versions and the history that watches read.
+"""Objects, resource versions, the history that watches read, and snapshots of it all.
 
 One counter numbers every change of every kind, as etcd's revision does. Single-threaded: all
 calls come from the server's event loop.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from treenail_lab.apiserver.errors import expired_error
+from treenail_lab.apiserver.errors import bad_request_error, expired_error
 from treenail_lab.apiserver.objects import Json, ObjectKey, read_key
 from treenail_lab.apiserver.schema.kinds import StorageKey
 
@@ -19,7 +19,7 @@ StoreEventType = Literal["ADDED", "MODIFIED", "DELETED"]
 
 @dataclass(frozen=True, slots=True)
 class StoreEvent:
-    """A change: ``object`` after it (for DELETED: as it went), ``previous`` before it."""
+    """A change: ``object`` after it (when deleted: its last state), ``previous`` before it."""
 
     type: StoreEventType
     version: int
@@ -38,7 +38,7 @@ class _KindShelf:
 
 
 class Store:
-    """The state of the cluster, in memory; ``history`` changes of each kind are remembered."""
+    """The state of the cluster, in memory, with the last ``history`` changes of each kind."""
 
     def __init__(self, *, history: int = 4_000, version: int = 1_000) -> None:
         self.version = version
@@ -51,16 +51,16 @@ class Store:
         return self._open_shelf(storage).objects.get(where)
 
     def list_objects(self, storage: StorageKey, namespace: str = "") -> Sequence[Json]:
-        """All objects of a kind, or those of one namespace, in the order of their keys."""
+        """Return all objects of a kind, or those of one namespace, in the order of their keys."""
         objects = self._open_shelf(storage).objects
         return [objects[k] for k in sorted(objects) if not namespace or k[0] == namespace]
 
     def list_storages(self) -> Sequence[StorageKey]:
-        """The kinds of which there is an object."""
+        """Return the kinds that have objects."""
         return [storage for storage, shelf in self._shelves.items() if shelf.objects]
 
     def put_object(self, storage: StorageKey, obj: Json) -> Json:
-        """Keep an object under a new resource version, which is stamped on what is returned."""
+        """Store an object; return it with its new resource version."""
         shelf = self._open_shelf(storage)
         where = read_key(obj)
         previous = shelf.objects.get(where)
@@ -70,21 +70,21 @@ class Store:
         return kept
 
     def remove_object(self, storage: StorageKey, where: ObjectKey) -> Json:
-        """Forget an object; what is returned carries the resource version of its deletion."""
+        """Remove an object; return it with the resource version of its deletion."""
         previous = self._open_shelf(storage).objects.pop(where)
         gone = self._stamp_version(previous)
         self._record_event(storage, "DELETED", gone, previous)
         return gone
 
     def read_events(self, storage: StorageKey, version: int) -> Sequence[StoreEvent]:
-        """The changes after a version, oldest first; raises 410 when some are forgotten."""
+        """Return the changes after a version, oldest first; raise 410 when some were dropped."""
         shelf = self._open_shelf(storage)
         if version < shelf.dropped:
             raise expired_error(version, shelf.dropped)
         return shelf.events[bisect_right(shelf.events, version, key=lambda event: event.version) :]
 
     def read_at(self, storage: StorageKey, version: int) -> dict[ObjectKey, Json]:
-        """All objects of a kind as they were at a version; raises 410 when that is forgotten."""
+        """Return the objects of a kind at a version; raise 410 when its changes were dropped."""
         objects = dict(self._open_shelf(storage).objects)
         for event in reversed(self.read_events(storage, version)):
             if event.previous is None:
@@ -94,29 +94,29 @@ class Store:
         return objects
 
     def check_version(self, version: int) -> None:
-        """Raise 410 for a version from before :meth:`expire_versions`."""
+        """Raise 410 for a version older than the last `expire_versions`."""
         if version < self._oldest:
             raise expired_error(version, self._oldest)
 
     def expire_versions(self) -> None:
-        """Compact: nobody may start from a version older than the present one."""
+        """Compact the history: older versions than the current one are refused."""
         self._oldest = self.version
 
     def add_listener(self, listener: Callable[[StorageKey, StoreEvent], None]) -> None:
-        """Call back after every change, within the call that makes it."""
+        """Call the listener after every change, within the call that makes the change."""
         self._listeners.append(listener)
 
     def open_waiter(self, storage: StorageKey) -> "ChangeWaiter":
-        """A context in which one can wait for changes of a kind."""
+        """Return a context in which one can wait for changes of a kind."""
         return ChangeWaiter(self._open_shelf(storage).waiters)
 
     def dump_objects(self) -> Iterator[tuple[StorageKey, Sequence[Json]]]:
-        """Every kind with its objects."""
+        """Yield every kind with its objects."""
         for storage in self.list_storages():
             yield storage, self.list_objects(storage)
 
     def load_objects(self, version: int, objects: Iterator[tuple[StorageKey, Json]]) -> None:
-        """Replace everything by objects that carry their versions; open watches end with 410."""
+        """Replace all objects by objects with versions; open watches end with 410."""
         for shelf in self._shelves.values():
             shelf.objects.clear()
             shelf.events.clear()
@@ -142,7 +142,7 @@ class Store:
         event = StoreEvent(kind, self.version, obj, previous)
         shelf = self._open_shelf(storage)
         shelf.events.append(event)
-        # Cut in large pieces, because removing from the front of a list copies all of it.
+        # In large pieces, because removing from the front of a list copies the rest.
         if len(shelf.events) > 2 * self._history:
             shelf.dropped = shelf.events[-self._history - 1].version
             del shelf.events[: -self._history]
@@ -152,7 +152,7 @@ class Store:
 
 
 class ChangeWaiter:
-    """Wakes its owner when a kind changes, or when somebody else rings :attr:`wakeup`."""
+    """Wakes its owner when a kind changes, or when `wakeup` is set."""
 
     def __init__(self, waiters: set[asyncio.Event]) -> None:
         self.wakeup = asyncio.Event()
@@ -166,7 +166,7 @@ class ChangeWaiter:
         self._waiters.discard(self.wakeup)
 
     async def wait(self, timeout_s: float) -> None:
-        """Return at the next change since the last call, or after so many seconds."""
+        """Return at the next change since the last call, or after ``timeout_s``."""
         try:
             await asyncio.wait_for(self.wakeup.wait(), max(timeout_s, 0.0))
         except TimeoutError:
@@ -175,5 +175,37 @@ class ChangeWaiter:
 
 
 def _notify_waiters(waiters: set[asyncio.Event]) -> None:
-    for bell in waiters:
-        bell.set()
+    for wakeup in waiters:
+        wakeup.set()
+
+
+_FORMAT = 1
+
+
+def take_snapshot(store: Store) -> Json:
+    """Return all objects of all kinds, including secrets, and the resource version."""
+    kinds = [
+        {"group": storage[0], "plural": storage[1], "objects": list(objects)}
+        for storage, objects in store.dump_objects()
+    ]
+    return {"format": _FORMAT, "resourceVersion": store.version, "kinds": kinds}
+
+
+def restore_snapshot(store: Store, document: Json) -> None:
+    """Replace the state of a store; raise 400 for a document that is no snapshot."""
+    try:
+        if document["format"] != _FORMAT:
+            raise bad_request_error(f"snapshot: expected format {_FORMAT}")
+        version = int(document["resourceVersion"])
+        objects = list(_parse_objects(document))
+    except (KeyError, TypeError, ValueError) as error:
+        raise bad_request_error(f"snapshot: {error!r}") from None
+    # The version must grow in any case: that ends the open watches.
+    store.load_objects(max(version, store.version) + 1, iter(objects))
+
+
+def _parse_objects(document: Json) -> Iterator[tuple[StorageKey, Json]]:
+    for kind in document["kinds"]:
+        for obj in kind["objects"]:
+            read_key(obj)
+            yield (kind["group"], kind["plural"]), obj

@@ -1,4 +1,4 @@
-"""Connections of the lab's own: to a machine's bus, or to a peer's socket."""
+"""Connections to the bus of a machine, or to the socket of a peer."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ _CALL_TIMEOUT_MS = 20_000
 
 
 def open_connection(address: str, *, bus: bool = True) -> Any:
-    """A private connection; Gio would share one of the well-known buses with everybody."""
+    """Open a private connection; Gio shares connections to the well-known buses."""
     flags = Gio.DBusConnectionFlags.AUTHENTICATION_CLIENT
     if bus:
         flags |= Gio.DBusConnectionFlags.MESSAGE_BUS_CONNECTION
@@ -19,7 +19,7 @@ def open_connection(address: str, *, bus: bool = True) -> Any:
 
 @contextmanager
 def scoped_connection(address: str, *, bus: bool = True) -> Iterator[Any]:
-    """A connection for a while, whose events trouble no loop but one of its own."""
+    """Open a connection with its own main context, and close it afterwards."""
     context = GLib.MainContext.new()
     context.push_thread_default()
     try:
@@ -36,12 +36,12 @@ def scoped_connection(address: str, *, bus: bool = True) -> Iterator[Any]:
 def call_method(
     connection: Any, method: tuple[str | None, str, str, str], arguments: Any = None
 ) -> tuple[Any, ...]:
-    """Call (name, path, interface, method) and return the answer's plain values."""
+    """Call (name, path, interface, method); return the reply as plain values."""
     flags = Gio.DBusCallFlags.NONE
     reply = connection.call_sync(*method, arguments, None, flags, _CALL_TIMEOUT_MS, None)
     return tuple(reply.unpack())
 
 
 def bus_method(method: str) -> tuple[str, str, str, str]:
-    """A method of the bus itself."""
+    """Return name, path and interface of a method of the bus itself."""
     return ("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus", method)

@@ -1,8 +1,8 @@
-"""Objects on a D-Bus connection, made from an interface description and plain functions.
+"""Objects on a D-Bus connection, made of an interface description and functions.
 
-Gio gives every call on a registered object to one closure, the standard ``Properties`` interface
-included when no getters are given; this module sorts them out, packs the answers by the
-interface's own signatures and keeps the property values.
+Gio passes every call on a registered object to one closure, including calls of the ``Properties``
+interface when there are no getters. This module dispatches the calls, packs the replies by the
+signatures of the interface and stores the property values.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ ReplyValues = tuple[object, ...]
 
 
 class MethodError(Exception):
-    """What a method raises to answer with the D-Bus error ``name``."""
+    """The D-Bus error ``name`` as the reply to a method call."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(text)
@@ -39,7 +39,7 @@ class MethodError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MethodCall:
-    """One method call: who asks, what, and the way to answer it later."""
+    """A method call, which can be answered later."""
 
     connection: Any
     sender: str
@@ -51,15 +51,15 @@ class MethodCall:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """The arguments as plain Python values, variants unwrapped."""
+        """Return the arguments as plain Python values, with variants unpacked."""
         return tuple(self.parameters.unpack())
 
     def read_argument(self, index: int) -> Any:
-        """The argument as a `GLib.Variant`, types and all."""
+        """Return the argument as a `GLib.Variant`, with its type."""
         return self.parameters.get_child_value(index)
 
     def send_reply(self, *values: object, fds: Any = None) -> None:
-        """Answer now, for a method that returned None; ``fds`` is a `Gio.UnixFDList`."""
+        """Send the reply, for a method that returns None; ``fds`` is a `Gio.UnixFDList`."""
         reply = GLib.Variant(_build_signature(self.invocation.get_method_info().out_args), values)
         if fds is None:
             self.invocation.return_value(reply)
@@ -67,23 +67,23 @@ class MethodCall:
             self.invocation.return_value_with_unix_fd_list(reply, fds)
 
     def send_error(self, refusal: MethodError) -> None:
-        """Answer with an error."""
+        """Reply with an error."""
         self.invocation.return_dbus_error(refusal.name, str(refusal))
 
 
 MethodCallback = Callable[[MethodCall], ReplyValues | None]
-"""Returns the answer's values; None says that it answers, or has answered, through the call."""
+"""Returns the values of the reply; None when it replies through the call, now or later."""
 
 
 def load_interfaces(file_name: str) -> dict[str, Any]:
-    """The interfaces described in an XML file beside this module, by name."""
+    """Load the interfaces of an XML file, by name."""
     text = (Path(__file__).parent / "interfaces" / file_name).read_text(encoding="utf-8")
     node = Gio.DBusNodeInfo.new_for_xml(text)
     return {interface.name: interface for interface in node.interfaces}
 
 
 class ExportedObject:
-    """One interface at one path of a connection."""
+    """One interface at one object path of a connection."""
 
     def __init__(
         self, connection: Any, path: str, interface: Any, methods: Mapping[str, MethodCallback]
@@ -100,7 +100,7 @@ class ExportedObject:
         )
 
     def set_properties(self, **values: object) -> None:
-        """Give properties their values; who listens hears of those that changed, from an idle."""
+        """Set properties; an idle emits PropertiesChanged for those that changed."""
         for name, value in values.items():
             variant = GLib.Variant(self._signatures[name], value)
             old = self._values.get(name)
@@ -113,16 +113,16 @@ class ExportedObject:
                 self._changed.add(name)
 
     def read_properties(self) -> dict[str, Any]:
-        """Every property as a `GLib.Variant`."""
+        """Return every property as a `GLib.Variant`."""
         return dict(self._values)
 
     def emit_signal(self, name: str, signature: str = "()", *values: object) -> None:
-        """Emit a signal of this interface to everybody."""
+        """Emit a signal of this interface to all clients."""
         variant = GLib.Variant(signature, values) if values else None
         self._connection.emit_signal(None, self.path, self.interface, name, variant)
 
     def unregister(self) -> None:
-        """Take the object off the connection."""
+        """Remove the object from the connection."""
         self._connection.unregister_object(self._registration)
 
     def _emit_changes(self) -> bool:
@@ -157,13 +157,13 @@ class ExportedObject:
 
 
 def read_option(dictionary: Any, key: str, signature: str) -> Any:
-    """The value at ``key`` of an ``a{sv}`` if it has that type, else None: as GVariantDict does."""
+    """Return the value at ``key`` of an ``a{sv}``, None if it has another type."""
     value = dictionary.lookup_value(key, GLib.VariantType.new(signature))
     return None if value is None else value.unpack()
 
 
 def query_credential(connection: Any, method: str, sender: str) -> int:
-    """What the bus knows of a caller: ask GetConnectionUnixUser or GetConnectionUnixProcessID."""
+    """Query the bus for a caller: GetConnectionUnixUser or GetConnectionUnixProcessID."""
     (answer,) = call_method(connection, bus_method(method), GLib.Variant("(s)", (sender,)))
     return int(answer)
 

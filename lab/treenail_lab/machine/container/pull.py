@@ -1,7 +1,6 @@
-"""Fetching an OS image: the credential, the manifest, then layer after layer.
+"""The pull of an OS image: credential, signature policy, manifest, then each layer.
 
-Messages and errors are worded as a real container import words them, because that is what people
-search for.
+Messages and errors have the words of ostree-rs-ext's container import, which users search for.
 """
 
 import base64
@@ -41,14 +40,14 @@ _SYMLINKS_MAX = 40
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """What came of a pull: the deployment to make, and why staging it is to fail, if it is."""
+    """The result of a pull: the deployment, and the error with which staging it must fail."""
 
     deployment: SysrootDeployment
     fault: str = ""
 
 
 def canonicalize_refspec(refspec: str) -> str:
-    """The refspec as rpm-ostree shows it; raises `OperationError` if it names no image."""
+    """Return the refspec as rpm-ostree shows it; raise `OperationError` if it names no image."""
     if not _SCHEMES.fullmatch(refspec):
         remote = refspec.partition(":")[0]
         raise OperationError(f'While pulling {refspec}: Remote "{remote}" not found')
@@ -59,7 +58,7 @@ def canonicalize_refspec(refspec: str) -> str:
 
 
 def parse_pull_spec(refspec: str) -> str:
-    """The pull spec in a container refspec."""
+    """Return the pull spec in a container refspec."""
     match = _SCHEMES.fullmatch(refspec)
     return match["image"] if match else ""
 
@@ -72,12 +71,12 @@ def pull_image(
     catalogue: Path,
     settings: Callable[[], MachineSettings],
 ) -> Generator[EmitSignal | PauseWork, None, Image]:
-    """Fetch what ``refspec`` names; layers that are here already cost nothing."""
+    """Pull the image of ``refspec``; imported layers cost no time."""
     yield emit_message(f"Pulling manifest: {refspec}")
     image = open_image(parse_pull_spec(refspec), images.load_catalogue(catalogue), root)
     yield emit_message(f"Importing: {refspec} (digest: {image.digest})")
-    have = sysroot.list_layers()
-    needed = [layer for layer in image.layers if layer.digest not in have]
+    imported = sysroot.list_layers()
+    needed = [layer for layer in image.layers if layer.digest not in imported]
     yield from _report_layer_counts(
         "ostree chunk layers", [x for x in image.layers if x.is_chunk], needed
     )
@@ -110,7 +109,7 @@ def pull_deployment(
     catalogue: Path,
     settings: Callable[[], MachineSettings],
 ) -> Generator[EmitSignal | PauseWork, None, PullResult]:
-    """`pull_image` what ``source`` names, to be deployed under the name ``refspec``."""
+    """Pull ``source`` and return a deployment with the origin ``refspec``."""
     image = yield from pull_image(
         source, root=root, sysroot=sysroot, catalogue=catalogue, settings=settings
     )
@@ -119,14 +118,14 @@ def pull_deployment(
 
 
 def open_image(pull_spec: str, catalogue: images.ImageCatalogue, root: Path) -> Image:
-    """The image of that name, if the registry gives it to this machine."""
+    """Return the image, if the registry accepts the machine's credentials."""
     name, _, reference = pull_spec.partition("@")
     reading = f"{_OPEN_IMAGE}reading manifest {reference or 'latest'} in {name}: "
-    wanted = catalogue.find_credential(pull_spec)
+    required = catalogue.find_credential(pull_spec)
     offered = find_credential(name, root)
-    if wanted is not None and offered is None:
+    if required is not None and offered is None:
         raise OperationError(f"{reading}unauthorized: authentication required")
-    if wanted is not None and offered != wanted:
+    if required is not None and offered != required:
         raise OperationError(
             f"{_OPEN_IMAGE}unable to retrieve auth token: invalid username/password: "
             "unauthorized: authentication required"
@@ -138,7 +137,7 @@ def open_image(pull_spec: str, catalogue: images.ImageCatalogue, root: Path) -> 
 
 
 def find_credential(name: str, root: Path) -> Credential | None:
-    """What the first credential file there is says of the registry or a part of it."""
+    """Return the credential for the registry in the first auth file that exists."""
     for place in AUTH_FILES:
         path = resolve_below(root, place)
         if path is None or not path.exists():
@@ -155,10 +154,10 @@ def find_credential(name: str, root: Path) -> Credential | None:
 
 
 def resolve_below(root: Path, path: str) -> Path | None:
-    """The path below the root that ``path`` means for a program whose / is the root."""
-    todo, at, links = [*reversed(Path(path).parts)], root, 0
-    while todo:
-        part = todo.pop()
+    """Resolve ``path`` below the root, as for a program in a chroot; None for a link loop."""
+    parts, at, links = [*reversed(Path(path).parts)], root, 0
+    while parts:
+        part = parts.pop()
         if part == "/":
             at = root
         elif part == "..":
@@ -167,7 +166,7 @@ def resolve_below(root: Path, path: str) -> Path | None:
             links += 1
             if links > _SYMLINKS_MAX:
                 return None
-            todo.extend(reversed((at / part).readlink().parts))
+            parts.extend(reversed((at / part).readlink().parts))
         else:
             at /= part
     return at
@@ -205,3 +204,35 @@ def _compute_seconds(layer: CatalogueLayer, settings: MachineSettings) -> float:
 
 def _format_size(layer: CatalogueLayer) -> str:
     return str(GLib.format_size(layer.size_bytes))
+
+
+UNSIGNED_FAULT = "unsigned"
+"""The fault of an image without a signature."""
+_POLICY = "etc/containers/policy.json"
+_SIGNED = {"signedBy", "sigstoreSigned"}
+
+
+def find_refusal(root: Path, transport: str, image: Image) -> str:
+    """Return why the policy refuses the image from the transport; empty if it accepts it."""
+    path = root / _POLICY
+    if not path.exists():
+        return ""
+    policy = json.loads(path.read_text(encoding="utf-8"))
+    scopes = policy.get("transports", {}).get(transport, {})
+    name = f"{image.registry}/{image.repository}"
+    found = next((scopes[each] for each in (name, image.registry, "") if each in scopes), None)
+    types = {each["type"] for each in found or policy["default"]}
+    if "reject" in types:
+        return f"Running image {transport}:{image.pull_spec} is rejected by policy."
+    if types & _SIGNED and UNSIGNED_FAULT in image.faults:
+        return "A signature was required, but no signature exists"
+    return ""
+
+
+def is_insecure_by_default(root: Path) -> bool:
+    """Return whether the policy's default is ``insecureAcceptAnything``."""
+    path = root / _POLICY
+    if not path.exists():
+        return True
+    default = json.loads(path.read_text(encoding="utf-8"))["default"]
+    return any(each["type"] == "insecureAcceptAnything" for each in default)

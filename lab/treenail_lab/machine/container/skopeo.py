@@ -1,8 +1,8 @@
-"""What ``skopeo inspect`` is on a machine of the lab: it asks the lab's registry.
+"""An emulated ``skopeo inspect``, which queries the lab's registry.
 
     python -m treenail_lab.machine.container.skopeo ROOT IMAGES inspect [OPTION…] docker://PULL-SPEC
 
-Output, exit code and the words of its errors are skopeo's.
+Output, exit code and error messages are those of skopeo.
 """
 
 import json
@@ -19,7 +19,7 @@ _TRANSPORT = "docker://"
 
 
 def install_skopeo(directory: Path, root: Path, catalogue: Path) -> Path:
-    """Put the command into a directory of commands, which is returned."""
+    """Install the command into a directory of commands; return the directory."""
     commands = directory / "bin"
     commands.mkdir(exist_ok=True)
     command = commands / "skopeo"
@@ -30,10 +30,10 @@ def install_skopeo(directory: Path, root: Path, catalogue: Path) -> Path:
 
 
 def main(arguments: list[str]) -> int:
-    """Say what the registry has."""
+    """Print the image in the registry."""
     root, catalogue, verb, *_, reference = arguments
     if verb != "inspect" or not reference.startswith(_TRANSPORT):
-        return _print_failure(f"the lab's skopeo does not know {verb} {reference}")
+        return _print_failure(f"cannot run skopeo {verb} {reference}: not emulated")
     try:
         image = open_image(
             reference.removeprefix(_TRANSPORT), images.load_catalogue(Path(catalogue)), Path(root)

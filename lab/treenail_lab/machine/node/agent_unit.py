@@ -1,7 +1,7 @@
-"""The agent's service as systemd would run it: readiness, watchdog, restarts, and their limits.
+"""The agent's service as systemd runs it: readiness, watchdog, restarts and start limit.
 
-Type=notify, Restart=on-failure. One thread attends to the process from `AgentUnit.start` until the
-unit is inactive or has failed for good.
+Type=notify, Restart=on-failure. One thread supervises the process from `AgentUnit.start` until the
+unit is inactive, or failed because of the start limit.
 """
 
 import os
@@ -63,12 +63,12 @@ class AgentUnit:
 
     @property
     def pid(self) -> int:
-        """The process id of the agent; 0 while none runs."""
+        """Return the process id of the agent; 0 while none runs."""
         process = self._process
         return process.pid if process is not None else 0
 
     def start(self) -> None:
-        """Start the agent, unless it runs."""
+        """Start the agent unless it runs."""
         with self._changed:
             if self._thread is not None and self._thread.is_alive():
                 return
@@ -81,11 +81,11 @@ class AgentUnit:
             self._thread.start()
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL when that takes too long; the agent is gone when this returns."""
+        """Stop the agent with SIGTERM, and with SIGKILL after ``agent_stop_s``."""
         self._stop_within(self._read_settings().agent_stop_s)
 
     def power_off(self) -> None:
-        """SIGKILL for everything the agent started, at once."""
+        """Kill the agent and its process group with SIGKILL."""
         self._stop_within(0.0)
 
     def _stop_within(self, limit_s: float) -> None:
@@ -98,13 +98,13 @@ class AgentUnit:
         thread.join(limit_s + _EXIT_TIMEOUT_S)
 
     def kill(self, signal_number: int) -> None:
-        """Send a signal to the agent itself."""
+        """Send a signal to the agent, not to its children."""
         process = self._process
         if process is not None:
             process.send_signal(signal_number)
 
     def wait_until(self, condition: Callable[["AgentUnit"], bool], limit_s: float) -> bool:
-        """Wait until the condition holds; says whether it does."""
+        """Wait until the condition holds; return whether it does."""
         with self._changed:
             return self._changed.wait_for(lambda: condition(self), limit_s)
 
@@ -205,32 +205,32 @@ class AgentUnit:
             message = notify.recv(65536).decode("utf-8", "replace")
         except BlockingIOError:
             return False
-        told = dict(line.split("=", 1) for line in message.splitlines() if "=" in line)
+        fields = dict(line.split("=", 1) for line in message.splitlines() if "=" in line)
         now = time.monotonic()
         with self._changed:
-            self.status = told.get("STATUS", self.status)
-            if told.get("READY") == "1":
+            self.status = fields.get("STATUS", self.status)
+            if fields.get("READY") == "1":
                 self.is_ready = True
                 self.state = "active"
-            alive = told.get("WATCHDOG") == "1" or told.get("READY") == "1"
-            if alive and self._watchdog_s and not self._is_stopping:
+            is_alive = fields.get("WATCHDOG") == "1" or fields.get("READY") == "1"
+            if is_alive and self._watchdog_s and not self._is_stopping:
                 self._watchdog_deadline = now + self._watchdog_s
-            if told.get("WATCHDOG") == "trigger":
+            if fields.get("WATCHDOG") == "trigger":
                 self._watchdog_deadline = now
-            if "EXTEND_TIMEOUT_USEC" in told and self._kill_deadline != _NEVER:
-                self._kill_deadline = now + int(told["EXTEND_TIMEOUT_USEC"]) / 1e6
+            if "EXTEND_TIMEOUT_USEC" in fields and self._kill_deadline != _NEVER:
+                self._kill_deadline = now + int(fields["EXTEND_TIMEOUT_USEC"]) / 1e6
             self._changed.notify_all()
         return True
 
     def _build_environment(self) -> dict[str, str]:
-        told = {
+        environment = {
             **self._environment,
             "NOTIFY_SOCKET": str(self._root / NOTIFY_SOCKET),
             "INVOCATION_ID": uuid.uuid4().hex,
         }
         if self._watchdog_s:
-            told["WATCHDOG_USEC"] = str(round(self._watchdog_s * 1e6))
-        return told
+            environment["WATCHDOG_USEC"] = str(round(self._watchdog_s * 1e6))
+        return environment
 
     def _set_state(self, state: str) -> None:
         with self._changed:
@@ -238,10 +238,10 @@ class AgentUnit:
             self._changed.notify_all()
 
     def _log_exit(self, status: int) -> None:
-        how = f"exited, status={status}" if status >= 0 else f"killed, status={-status}"
+        outcome = f"exited, status={status}" if status >= 0 else f"killed, status={-status}"
         clean = status in (0, -signal.SIGTERM)
         self._log_message(
-            f"{AGENT_UNIT}: Main process exited, code={how}", priority=6 if clean else 4
+            f"{AGENT_UNIT}: Main process exited, code={outcome}", priority=6 if clean else 4
         )
 
     def _log_message(self, message: str, *, priority: int = 6) -> None:

@@ -2,14 +2,13 @@
 
 ::
 
-    with Machine("node-a", directory, images_file, image=image_a, agent=command) as machine:
-        machine.agent.wait(lambda unit: unit.ready, 10)
-        machine.power_cut()
+    with LabMachine("node-a", directory, images_file, image=image_a, agent=command) as machine:
+        machine.agent.wait_until(lambda unit: unit.is_ready, 10)
+        machine.cut_power()
 
-Everything above the edge of the operating system is real: a D-Bus daemon, processes, sockets,
-signals. A reboot ends the processes, finalizes what was staged, empties /run and begins again with
-another boot id; a soft one keeps both. All methods may be called from any thread and return when
-the deed is done.
+The D-Bus daemon, processes, sockets and signals are real. A reboot ends the processes, finalizes
+the staged deployment, empties /run and gives a new boot id. A soft reboot keeps /run and the boot
+id. All methods may be called from any thread and return when their work is done.
 """
 
 import os
@@ -47,8 +46,8 @@ _POWER_TIMEOUT_S = 60.0
 class LabMachine:
     """A machine that was installed from ``image`` and is off until `start`.
 
-    ``agent`` is the command of its agent; ``kubelet_config`` the cluster's pull secret as the
-    kubelet has it. The directory stays when the machine is stopped, and can be started again.
+    ``agent`` is the command of its agent, ``kubelet_config`` the pull secret of its kubelet. The
+    directory stays when the machine is stopped; the machine can be started again.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class LabMachine:
         self.failed_boot_count = 0
         self.is_kubelet_running = False
         self.on_boot: Callable[[SysrootDeployment], None] = lambda _: None
-        """Called in each boot before anything runs, to make the system a bad one."""
+        """Called in each boot before anything runs; tests break the system with it."""
         self._images_file = images_file
         self._settings_file = directory / "settings.json"
         self._agent_command = list(agent)
@@ -108,11 +107,11 @@ class LabMachine:
             read_settings=self.read_settings,
         )
 
-    # What it is
+    # State
 
     @property
     def address(self) -> str:
-        """The address of its system bus."""
+        """Return the address of its system bus."""
         return self._daemons.address
 
     @property
@@ -137,51 +136,51 @@ class LabMachine:
 
     @property
     def deployments(self) -> tuple[SysrootDeployment, ...]:
-        """All deployments, a staged one first."""
+        """Return all deployments, the staged one first."""
         return Sysroot(self.root).list_deployments()
 
     @property
     def agent(self) -> AgentUnit:
-        """The agent's service: ``state``, ``ready``, ``status``, ``pid``, ``starts``, ``wait``."""
+        """Return the agent's service."""
         return self._agent
 
     def read_settings(self) -> MachineSettings:
-        """The settings in force."""
+        """Read the current settings."""
         return settings.load_settings(self._settings_file)
 
     def read_journal(self, match: Mapping[str, str] | None = None) -> list[JournalEntry]:
-        """The journal's entries of all boots that have these fields, oldest first."""
+        """Return the journal entries of all boots that have these fields, oldest first."""
         return self._journal.read_entries(match)
 
     def wait_for_boot(self, count: int, limit_s: float) -> bool:
-        """Wait until the machine has booted so many times; says whether it has."""
+        """Wait until the machine has booted ``count`` times; return whether it has."""
         with self._boot_condition:
             return self._boot_condition.wait_for(lambda: self.boot_count >= count, limit_s)
 
     # Power
 
     def start(self) -> None:
-        """Switch it on; the services run and the agent was started when this returns."""
+        """Power on; the services run and the agent was started when this returns."""
         with self._hold_power():
             self._stop_event.clear()
             if not self._is_on:
                 self._boot()
 
     def stop(self) -> None:
-        """Shut it down in order; no process of it is left when this returns."""
+        """Shut down cleanly; no process of the machine is left when this returns."""
         self._stop_event.set()
         with self._hold_power():
             if self._is_on:
                 self._shut_down()
 
     def reboot(self, *, soft: bool = False) -> None:
-        """Reboot in order, as ``systemctl reboot`` or ``systemctl soft-reboot`` would."""
+        """Reboot as ``systemctl reboot`` or ``systemctl soft-reboot`` does."""
         with self._hold_power():
             self._shut_down()
             self._boot_again(soft=soft)
 
     def cut_power(self) -> None:
-        """Take the power away in the middle of whatever it does, and give it back."""
+        """Cut the power and restore it, whatever the machine is doing."""
         with self._hold_power():
             self._is_on = False
             self._runtime.stop()
@@ -203,26 +202,26 @@ class LabMachine:
         self._agent.start()
 
     def stop_agent(self) -> None:
-        """Stop the agent as systemctl would; a boot starts it again."""
+        """Stop the agent as systemctl does; a boot starts it again."""
         self._agent.stop()
 
     def kill_agent(self, signal_number: int = signal.SIGKILL) -> None:
-        """Send the agent a signal; if it dies of it, it is restarted."""
+        """Send the agent a signal; a killed agent is restarted."""
         self._agent.kill(signal_number)
 
     def restart_service(self, name: str, *, signal_number: int = signal.SIGTERM) -> None:
-        """Restart ``rpm-ostreed``, in the middle of a transaction too; SIGKILL is a crash."""
+        """Restart ``rpm-ostreed``, also during a transaction; with SIGKILL as after a crash."""
         if name != "rpm-ostreed":
-            raise ValueError(f"only rpm-ostreed can be restarted, not {name!r}")
+            raise ValueError(f"cannot restart {name!r}: only rpm-ostreed")
         self._daemons.stop_rpmostreed(signal_number)
         self._daemons.start_rpmostreed()
 
     @contextmanager
     def hang_daemon(self, name: str) -> Iterator[None]:
-        """While inside, ``rpm-ostreed``, ``systemd``, ``bus`` or ``agent`` answers nothing."""
+        """Suspend ``rpm-ostreed``, ``systemd``, ``bus`` or ``agent`` with SIGSTOP while inside."""
         pid = self._agent.pid if name == "agent" else self._daemons.find_pid(name)
         if not pid:
-            raise HostError(f"{name} does not run on {self.name}")
+            raise HostError(f"cannot suspend {name}: it does not run on {self.name}")
         os.kill(pid, signal.SIGSTOP)
         try:
             yield
@@ -233,18 +232,18 @@ class LabMachine:
             ):
                 os.kill(pid, signal.SIGCONT)
 
-    # Faults and other people
+    # Faults and other clients
 
     def change_settings(self, **values: object) -> None:
-        """Change how the machine behaves, from now on: see `MachineSettings` for the names."""
+        """Change settings of the machine; names are those of `MachineSettings`."""
         settings.save_settings(replace(self.read_settings(), **values), self._settings_file)  # type: ignore[arg-type]
 
     def stage_foreign_image(self, image: Image, *, locked: bool = False) -> None:
-        """Stage ``image`` behind rpm-ostreed's back, as bootc or an administrator may."""
+        """Stage ``image`` without rpm-ostree, as bootc or an administrator may."""
         sysroot = Sysroot(self.root)
         base = sysroot.find_base()
         if base is None:
-            raise HostError(f"{self.name} has no deployment")
+            raise HostError(f"cannot stage on {self.name}: no deployment")
         refspec = f"ostree-unverified-registry:{image.pull_spec}"
         serial = sysroot.compute_next_serial(image.commit)
         deployment = make_deployment(image, refspec, base.kernel_arguments, serial)
@@ -252,7 +251,7 @@ class LabMachine:
 
     @contextmanager
     def hold_transaction(self) -> Iterator[None]:
-        """While inside, somebody else's transaction runs; for ten minutes at most."""
+        """Run a transaction of another client while inside, at most ten minutes."""
         self.change_settings(refresh_md_s=600.0)
         other_clients.start_metadata_refresh(self.address)
         try:
@@ -262,10 +261,10 @@ class LabMachine:
 
     @contextmanager
     def lock_sysroot(self) -> Iterator[None]:
-        """While inside, bootc or ostree holds the sysroot: rpm-ostree can begin nothing."""
+        """Hold the sysroot lock while inside, as bootc and ostree do: rpm-ostree is busy."""
         lock = Sysroot(self.root).acquire_lock()
         if lock is None:
-            raise HostError(f"a transaction holds the sysroot of {self.name}")
+            raise HostError(f"cannot lock the sysroot of {self.name}: a transaction holds it")
         try:
             yield
         finally:
@@ -274,22 +273,25 @@ class LabMachine:
     def inhibit_shutdown(
         self, who: str, why: str, *, mode: str = "block"
     ) -> AbstractContextManager[None]:
-        """Somebody else's inhibitor lock for shutdown, held inside the ``with``."""
+        """Hold a shutdown inhibitor lock of another program while inside."""
         return other_clients.inhibit_shutdown(self.address, who=who, why=why, mode=mode)
 
-    # How it goes up and down
+    # Boot and shutdown
 
     @contextmanager
     def _hold_power(self) -> Iterator[None]:
         if not self._power_lock.acquire(timeout=_POWER_TIMEOUT_S):
-            raise HostError(f"{self.name} neither booted nor shut down in {_POWER_TIMEOUT_S:g} s")
+            raise HostError(
+                f"cannot change the power of {self.name}: a boot or shutdown still runs "
+                f"after {_POWER_TIMEOUT_S:g} s"
+            )
         try:
             yield
         finally:
             self._power_lock.release()
 
     def _boot_again(self, *, soft: bool = False) -> None:
-        # A stop ends the time between two boots, and the next boot does not come.
+        # A stop ends the wait between two boots, and then there is no next boot.
         if not self._stop_event.wait(0.0 if soft else self.read_settings().boot_s):
             self._boot(soft=soft)
 
@@ -326,7 +328,7 @@ class LabMachine:
         self._journal.stop()
 
     def _find_bootable(self) -> int:
-        """The boot loader's choice: what dies when it boots is tried some times, and then left."""
+        """Return the number of the first deployment that boots; count the tries of those before."""
         deployments = Sysroot(self.root).read_written()
         catalogue = images.load_catalogue(self._images_file)
         for number, each in enumerate(deployments):
@@ -334,10 +336,10 @@ class LabMachine:
             if image is None or "boot" not in image.faults:
                 return number
             self.failed_boot_count += self.read_settings().boot_tries
-        raise HostError(f"{self.name} has no deployment that boots")
+        raise HostError(f"cannot boot {self.name}: no deployment boots")
 
     def _finalize_staged(self) -> None:
-        """What ostree-finalize-staged.service does while the machine goes down."""
+        """Finalize the staged deployment, as ostree-finalize-staged.service does at shutdown."""
         sysroot = Sysroot(self.root)
         staged = sysroot.read_staged()
         if staged is None:
@@ -364,7 +366,7 @@ class LabMachine:
         self._journal.write_entry(fields)
 
     def _serve_request(self, line: str) -> None:
-        """Do what systemd or logind tells; runs in the thread that listens to them."""
+        """Execute a request of systemd or logind, in the thread that reads their output."""
         match line.split():
             case ["reboot" | "soft-reboot" as how]:
                 self._reboot_if_current(self.boot_count, soft=how == "soft-reboot")
@@ -377,7 +379,7 @@ class LabMachine:
 
     def _reboot_if_current(self, count: int, *, soft: bool) -> None:
         with self._hold_power():
-            # The power may have been cut, or the machine stopped, since the reboot was asked for.
+            # Power cut or stopped since the reboot was requested: do not reboot again.
             if self._is_on and self.boot_count == count:
                 self._shut_down()
                 self._boot_again(soft=soft)

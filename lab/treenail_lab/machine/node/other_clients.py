@@ -1,4 +1,4 @@
-"""What others do on a machine besides the agent: hold the OS, hold up the shutdown, look."""
+"""Other clients of a machine's bus: a transaction, an inhibitor lock and a query."""
 
 import os
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _CALL_TIMEOUT_MS = 10_000
 
 
 def start_metadata_refresh(address: str) -> None:
-    """Start an ``rpm-ostree refresh-md`` and leave: the transaction runs without us."""
+    """Start an ``rpm-ostree refresh-md`` and disconnect; the transaction goes on."""
     options = {"initiating-command-line": GLib.Variant("s", "rpm-ostree refresh-md")}
     with scoped_connection(address) as bus:
         (peer_address,) = call_method(
@@ -30,7 +30,7 @@ def start_metadata_refresh(address: str) -> None:
 
 @contextmanager
 def inhibit_shutdown(address: str, *, who: str, why: str, mode: str) -> Iterator[None]:
-    """Hold an inhibitor lock for shutdown."""
+    """Hold an inhibitor lock for shutdown while inside."""
     with scoped_connection(address) as bus:
         _, fds = bus.call_with_unix_fd_list_sync(
             _LOGIN1,
@@ -44,7 +44,7 @@ def inhibit_shutdown(address: str, *, who: str, why: str, mode: str) -> Iterator
             None,
             None,
         )
-        # The list would keep a copy of the descriptor open as long as it lives.
+        # Gio.UnixFDList would keep a copy of the descriptor open until it is collected.
         (lock,) = fds.steal_fds()
         try:
             yield
@@ -53,7 +53,7 @@ def inhibit_shutdown(address: str, *, who: str, why: str, mode: str) -> Iterator
 
 
 def is_unit_active(address: str, name: str) -> bool:
-    """Whether the unit is active."""
+    """Return whether the unit is active."""
     with scoped_connection(address) as bus:
         (rows,) = call_method(
             bus,

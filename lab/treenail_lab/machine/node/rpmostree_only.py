@@ -1,4 +1,4 @@
-"""A bus with rpm-ostreed on it and nothing else: the smallest machine."""
+"""The smallest machine: a bus with rpm-ostreed."""
 
 import shlex
 from pathlib import Path
@@ -18,7 +18,7 @@ from treenail_lab.machine.settings import MachineSettings
 
 
 class RpmOstreeHost:
-    """A root booted from ``booted``, and a bus at ``address`` that starts rpm-ostreed on demand."""
+    """A root booted from ``booted``, and a bus at ``address`` that activates rpm-ostreed."""
 
     def __init__(
         self,
@@ -47,15 +47,15 @@ class RpmOstreeHost:
 
     @property
     def sysroot(self) -> Sysroot:
-        """The deployments, read from the disk."""
+        """Return the deployments, read from the disk."""
         return Sysroot(self.root)
 
     def change_settings(self, new: MachineSettings) -> None:
-        """Put other settings in force."""
+        """Replace the settings."""
         settings.save_settings(new, self._settings)
 
     def reboot(self) -> None:
-        """What a clean reboot does to the deployments; the services are started again."""
+        """Finalize and boot as a clean reboot does, and start the bus again."""
         self._bus.stop()
         self.sysroot.finalize_staged()
         rootfs.boot_root(self.root)

@@ -1,10 +1,9 @@
-"""The process that is systemd and logind for one machine.
+"""The process that emulates systemd and logind for one machine.
 
     python -m treenail_lab.machine.node.services --root ROOT [--settings FILE]
 
-What only the machine's supervisor can do, it is told of in lines on standard output: ``ready``
-once the names are owned, ``reboot``, ``soft-reboot``, and ``unit VERB NAME`` for each job that
-somebody asked for.
+It prints requests to the machine, one on each line: ``ready`` once it owns the bus names,
+``reboot``, ``soft-reboot``, and ``unit VERB NAME`` for each job that a client requested.
 """
 
 import argparse
@@ -17,13 +16,12 @@ from gi.repository import Gio, GLib
 
 from treenail_lab.machine import settings
 from treenail_lab.machine.bus.connections import open_connection
-from treenail_lab.machine.logind import login1
 from treenail_lab.machine.settings import MachineSettings
-from treenail_lab.machine.systemd import systemd1, units
+from treenail_lab.machine.systemd import login1, systemd1, units
 
 
 class SupervisorPipe:
-    """The lines that go to the machine's supervisor."""
+    """Prints the requests to the machine."""
 
     def report_ready(self) -> None:
         self._print_line("ready")
@@ -42,8 +40,8 @@ class SupervisorPipe:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve until told to stop, or the bus is gone."""
-    parser = argparse.ArgumentParser(prog="services", description="systemd and logind stand-ins")
+    """Serve until SIGTERM, or until the bus is gone."""
+    parser = argparse.ArgumentParser(prog="services", description="emulated systemd and logind")
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--settings", type=Path)
     chosen = parser.parse_args(arguments)

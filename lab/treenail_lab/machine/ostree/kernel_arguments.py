@@ -1,4 +1,4 @@
-"""Kernel arguments as libostree edits them: keys in order, each with one value or several."""
+"""Kernel arguments as libostree edits them: ordered keys, each with one or more values."""
 
 from treenail_lab.machine.ostree.steps import OperationError
 
@@ -6,21 +6,21 @@ BOOT_KEY = "ostree"
 
 
 class KernelCommandLine:
-    """A command line under edit; quotes keep blanks together and stay where they are."""
+    """A kernel command line; quotes are kept, and blanks inside them do not separate."""
 
     def __init__(self, text: str) -> None:
         self._arguments = [a for a in _split_words(text) if _parse_key(a) != BOOT_KEY]
 
     def list_arguments(self) -> tuple[str, ...]:
-        """The arguments, without the one that names the deployment."""
+        """Return the arguments without ``ostree=``, which names the deployment."""
         return tuple(self._arguments)
 
     def append(self, argument: str) -> None:
-        """Add the argument, also when its key is there already."""
+        """Add the argument, also when its key exists."""
         self._arguments.append(argument)
 
     def append_if_missing(self, argument: str) -> bool:
-        """Add the argument unless it is there exactly so; says whether it was added."""
+        """Add the argument unless the same argument exists; return whether it was added."""
         if argument in self._arguments:
             return False
         self.append(argument)
@@ -31,7 +31,7 @@ class KernelCommandLine:
         self._arguments.pop(self._find_position(argument))
 
     def delete_if_present(self, argument: str) -> bool:
-        """Remove the argument if it is there; says whether it was."""
+        """Remove the argument if it exists; return whether it did."""
         present = argument in self._arguments or (
             "=" not in argument and any(_parse_key(a) == argument for a in self._arguments)
         )
@@ -40,7 +40,7 @@ class KernelCommandLine:
         return present
 
     def replace(self, argument: str) -> None:
-        """``key=new`` replaces a key's only value, ``key=old=new`` that one of several."""
+        """Replace a key's only value by ``key=new``, or one of several by ``key=old=new``."""
         key, equals, rest = argument.partition("=")
         old, more, new = rest.partition("=")
         if more and f"{key}={old}" in self._arguments:

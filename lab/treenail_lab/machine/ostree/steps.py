@@ -1,7 +1,7 @@
-"""What the work of a transaction consists of: signals to send and time that passes.
+"""The steps of a transaction's work: signals and pauses.
 
-Work is a generator of these, driven by the daemon's main loop: the daemon answers calls between
-any two steps, and work that is cancelled just ends where it is.
+Work is a generator of steps that the daemon's main loop drives. The daemon answers calls between
+two steps; cancelled work ends at the current step.
 """
 
 from collections.abc import Generator
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 class OperationError(Exception):
-    """The transaction ends without success, with this text."""
+    """The transaction fails with this text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""The deployments of a machine, on its disk: what libostree keeps in /ostree and /run/ostree.
+"""The deployments of a machine on disk, as libostree stores them in /ostree and /run/ostree.
 
-Deployments outlive everything. A staged one lives below /run until a clean shutdown finalizes it,
-so a power cut loses it; so does the lock file that tells the shutdown to leave it alone.
+A staged deployment is below /run until a clean shutdown finalizes it, so a power cut loses it. So
+is the lock file that prevents the finalization.
 """
 
 import fcntl
@@ -20,10 +20,10 @@ STATEROOT = "fedora-coreos"
 
 @dataclass(frozen=True, slots=True)
 class SysrootDeployment:
-    """One bootable tree: a commit, where it came from and how its kernel is started.
+    """One bootable tree: a commit, its origin and its kernel arguments.
 
-    With ``packages`` beside those of the image, or ``removals`` from it, the commit is one of its
-    own and ``base`` is the image's.
+    With layered ``packages`` or ``removals`` the commit is a local one, and ``base`` is the commit
+    of the image.
     """
 
     checksum: str
@@ -49,14 +49,14 @@ class SysrootDeployment:
 
     @property
     def boot_argument(self) -> str:
-        """The kernel argument that says which deployment to boot."""
+        """Return the kernel argument that names the deployment to boot."""
         return f"ostree=/ostree/deploy/{self.osname}/deploy/{self.checksum}.{self.serial}"
 
 
 def make_deployment(
     image: Image, refspec: str, kernel_arguments: tuple[str, ...], serial: int = 0
 ) -> SysrootDeployment:
-    """A deployment of ``image`` that was pulled under the name ``refspec``."""
+    """Make a deployment of ``image`` with the origin ``refspec``."""
     return SysrootDeployment(
         checksum=image.commit,
         serial=serial,
@@ -74,7 +74,7 @@ def make_deployment(
 def layer_packages(
     deployment: SysrootDeployment, packages: tuple[str, ...], removals: tuple[str, ...]
 ) -> SysrootDeployment:
-    """The deployment with these packages layered on its image, and those left out of it."""
+    """Return the deployment with these layered packages and removals."""
     base = deployment.base or deployment.checksum
     checksum = base
     if packages or removals:
@@ -106,9 +106,9 @@ class Sysroot:
             directory.mkdir(parents=True, exist_ok=True)
 
     def acquire_lock(self) -> int | None:
-        """Take the lock that keeps rpm-ostree, bootc and ostree apart; None while another has it.
+        """Acquire the sysroot lock of rpm-ostree, bootc and ostree; None while it is held.
 
-        It is held until the descriptor is closed, and goes with the process.
+        Closing the descriptor releases it, as does the end of the process.
         """
         descriptor = os.open(self._deploy.parent / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
@@ -120,51 +120,51 @@ class Sysroot:
 
     @property
     def watched_directory(self) -> Path:
-        """The directory whose time changes with every change of the deployments."""
+        """Return the directory whose mtime changes with every change of the deployments."""
         return self._deploy
 
     def read_written(self) -> tuple[SysrootDeployment, ...]:
-        """The finalized deployments, the one to boot next first."""
+        """Return the finalized deployments in boot order."""
         if not self._list.exists():
             return ()
         return tuple(map(_parse_deployment, json.loads(self._list.read_text(encoding="utf-8"))))
 
     def read_staged(self) -> SysrootDeployment | None:
-        """The deployment that the next clean shutdown finalizes."""
+        """Return the deployment that the next clean shutdown finalizes."""
         if not self._staged.exists():
             return None
         return _parse_deployment(json.loads(self._staged.read_text(encoding="utf-8")))
 
     def is_staged_locked(self) -> bool:
-        """Whether the staged deployment is locked against finalization."""
+        """Return whether the staged deployment is locked against finalization."""
         return self._lock.exists()
 
     def find_booted(self) -> SysrootDeployment | None:
-        """The one that user space was started from: that of the kernel, or of a soft reboot."""
-        softly = self._booted.read_text(encoding="utf-8") if self._booted.exists() else ""
-        if softly:
-            return next((each for each in self.read_written() if each.id == softly), None)
+        """Return the booted deployment: that of the kernel, or of the last soft reboot."""
+        soft_booted_id = self._booted.read_text(encoding="utf-8") if self._booted.exists() else ""
+        if soft_booted_id:
+            return next((each for each in self.read_written() if each.id == soft_booted_id), None)
         if not self._cmdline.exists():
             return None
         arguments = self._cmdline.read_text(encoding="utf-8").split()
         return next((d for d in self.read_written() if d.boot_argument in arguments), None)
 
     def list_deployments(self) -> tuple[SysrootDeployment, ...]:
-        """All deployments, a staged one first."""
+        """Return all deployments, the staged one first."""
         staged = self.read_staged()
         return (staged, *self.read_written()) if staged is not None else self.read_written()
 
     def find_base(self) -> SysrootDeployment | None:
-        """What a new deployment is derived from: the pending one, else the booted one."""
+        """Return the base of a new deployment: the pending one, else the booted one."""
         return next(iter(self.list_deployments()), None)
 
     def compute_next_serial(self, checksum: str) -> int:
-        """The serial of a further deployment of ``checksum``."""
+        """Return the serial of another deployment of ``checksum``."""
         taken = [d.serial for d in self.list_deployments() if d.checksum == checksum]
         return max(taken) + 1 if taken else 0
 
     def stage_deployment(self, deployment: SysrootDeployment, *, locked: bool) -> None:
-        """Make ``deployment`` the staged one, in place of any other."""
+        """Stage ``deployment``, in place of another one."""
         self._staged.parent.mkdir(parents=True, exist_ok=True)
         if locked:
             self._lock.touch()
@@ -174,19 +174,19 @@ class Sysroot:
         self.notify_watchers()
 
     def stage_in_steps(self, deployment: SysrootDeployment, *, locked: bool) -> TransactionWork:
-        """`stage_deployment` as a step of a transaction: here it takes no time."""
+        """Stage as a step of a transaction; in the lab it takes no time."""
         self.stage_deployment(deployment, locked=locked)
         yield from ()
 
     def unlock_staged(self) -> bool:
-        """Let the shutdown finalize the staged deployment; False when it was not locked."""
+        """Allow the shutdown to finalize the staged deployment; return whether it was locked."""
         was_locked = self.is_staged_locked()
         self._lock.unlink(missing_ok=True)
         self.notify_watchers()
         return was_locked
 
     def drop_staged(self) -> bool:
-        """Forget the staged deployment; False when there was none."""
+        """Drop the staged deployment; return whether there was one."""
         had = self._staged.exists()
         self._staged.unlink(missing_ok=True)
         self._lock.unlink(missing_ok=True)
@@ -194,14 +194,14 @@ class Sysroot:
         return had
 
     def write_deployments(self, deployments: tuple[SysrootDeployment, ...]) -> None:
-        """Make ``deployments`` the finalized ones, in boot order."""
+        """Replace the finalized deployments, in boot order."""
         _write_json(self._list, [asdict(deployment) for deployment in deployments])
         self.notify_watchers()
 
     def finalize_staged(self) -> SysrootDeployment | None:
-        """What a clean shutdown does: put an unlocked staged deployment first.
+        """Put an unlocked staged deployment first, as a clean shutdown does.
 
-        The booted one becomes the rollback and pinned ones stay; the others go.
+        The booted one becomes the rollback and pinned ones stay; the others are removed.
         """
         staged = self.read_staged()
         if staged is None or self.is_staged_locked():
@@ -213,41 +213,41 @@ class Sysroot:
         return staged
 
     def boot_deployment(self, number: int = 0) -> SysrootDeployment:
-        """What the boot loader does: start a deployment, the first unless it fell back."""
+        """Boot deployment ``number``, as the boot loader does: the first unless it falls back."""
         chosen = self.read_written()[number]
         self._cmdline.parent.mkdir(parents=True, exist_ok=True)
         self._cmdline.write_text(build_boot_options(chosen) + "\n", encoding="utf-8")
         return chosen
 
     def prepare_soft_reboot(self, deployment: SysrootDeployment | None) -> None:
-        """Have a soft reboot lead into the deployment; None has it lead nowhere else."""
+        """Prepare a soft reboot into the deployment; None removes the preparation."""
         if deployment is None:
             self._next.unlink(missing_ok=True)
         else:
             self._next.write_text(deployment.id, encoding="utf-8")
 
     def soft_boot_deployment(self) -> SysrootDeployment:
-        """Start what was prepared, or what runs, on the kernel that runs."""
+        """Boot the prepared or the booted deployment on the running kernel."""
         prepared = self._next.read_text(encoding="utf-8") if self._next.exists() else ""
         self._next.unlink(missing_ok=True)
         chosen = next(
             (each for each in self.read_written() if each.id == prepared), self.find_booted()
         )
         if chosen is None:
-            raise ValueError("nothing is booted")
+            raise ValueError("cannot reboot softly: no deployment is booted")
         self._booted.write_text(chosen.id, encoding="utf-8")
         return chosen
 
     def list_layers(self) -> frozenset[str]:
-        """Digests of the layers that need no fetching."""
+        """Return the digests of the imported layers."""
         return frozenset(f"sha256:{path.name}" for path in self._layers.iterdir())
 
     def import_layer(self, digest: str) -> None:
-        """Keep a fetched layer; it stays even when the rest of its image never comes."""
+        """Record an imported layer, which stays also when the pull fails later."""
         (self._layers / digest.removeprefix("sha256:")).touch()
 
     def prune_layers(self) -> int:
-        """Remove the layers that no deployment needs; returns how many."""
+        """Remove the layers that no deployment needs; return how many."""
         needed = {digest for deployment in self.list_deployments() for digest in deployment.layers}
         unused = self.list_layers() - needed
         for digest in unused:
@@ -255,18 +255,18 @@ class Sysroot:
         return len(unused)
 
     def set_pinned(self, deployment: SysrootDeployment, *, pinned: bool) -> None:
-        """Keep ``deployment`` whatever comes, or no longer."""
+        """Pin or unpin ``deployment``."""
         self.write_deployments(
             tuple(replace(d, pinned=pinned) if d == deployment else d for d in self.read_written())
         )
 
     def notify_watchers(self) -> None:
-        """Tell who watches that something changed."""
+        """Update the mtime that watchers observe."""
         os.utime(self._deploy)
 
 
 def build_boot_options(deployment: SysrootDeployment) -> str:
-    """The kernel's command line for ``deployment``."""
+    """Return the kernel command line of ``deployment``."""
     return " ".join((*deployment.kernel_arguments, deployment.boot_argument))
 
 

@@ -1,4 +1,4 @@
-"""bootc as its callers see it, on the deployments of a lab machine."""
+"""An emulated bootc on the deployments of a lab machine."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 from treenail_lab import images
 from treenail_lab.images import Image
-from treenail_lab.machine.container import pull, signature_policy
+from treenail_lab.machine.container import pull
 from treenail_lab.machine.ostree.steps import OperationError
 from treenail_lab.machine.ostree.sysroot import SysrootDeployment, make_deployment
 from treenail_lab.machine.programs.context import ProgramContext, ProgramError
@@ -36,7 +36,7 @@ class EmulatedBootc:
         self._host = host
 
     def run(self, arguments: list[str]) -> int:
-        """Do as the arguments say; raises `ProgramError`, and exits with 2 for wrong ones."""
+        """Execute the command; raise `ProgramError`, or exit with 2 for wrong arguments."""
         parser = argparse.ArgumentParser(prog="bootc")
         verbs = parser.add_subparsers(dest="verb", required=True)
         status = verbs.add_parser("status")
@@ -57,8 +57,10 @@ class EmulatedBootc:
                 case "status":
                     print(json.dumps(self._build_status()))
                 case "switch":
-                    teller = _ProgressWriter(chosen.progress_fd)
-                    self._switch_image(chosen.image, chosen.transport, teller, signed=chosen.signed)
+                    progress = _ProgressWriter(chosen.progress_fd)
+                    self._switch_image(
+                        chosen.image, chosen.transport, progress, signed=chosen.signed
+                    )
                 case _:
                     self._queue_rollback()
         return 0
@@ -95,7 +97,7 @@ class EmulatedBootc:
         }
 
     def _switch_image(
-        self, name: str, transport: str, teller: "_ProgressWriter", *, signed: bool
+        self, name: str, transport: str, progress: "_ProgressWriter", *, signed: bool
     ) -> None:
         sysroot = self._host.sysroot
         base = sysroot.find_base()
@@ -104,7 +106,7 @@ class EmulatedBootc:
             raise ProgramError("This command requires running in an actual host system")
         if booted.packages or booted.removals:
             raise ProgramError(_LOCAL_CHANGES)
-        if signed and signature_policy.is_insecure_by_default(self._host.root):
+        if signed and pull.is_insecure_by_default(self._host.root):
             raise ProgramError(
                 "Switching: Pulling: containers-policy.json specifies a default of "
                 "`insecureAcceptAnything`; refusing usage"
@@ -113,19 +115,19 @@ class EmulatedBootc:
         if refspec == base.refspec:
             print("Image specification is unchanged.")
             return
-        image = self._fetch_image(name, transport, teller)
+        image = self._fetch_image(name, transport, progress)
         failure = self._host.settings().staging_error or image.faults.get("stage", "")
         if failure:
             raise ProgramError(f"Switching: Staging: {failure}")
         for number, step in enumerate(_STAGING, start=1):
             self._host.wait(self._host.settings().staging_s / len(_STAGING))
-            teller.write_step_progress("staging", step, number, len(_STAGING))
+            progress.write_step_progress("staging", step, number, len(_STAGING))
         deployment = make_deployment(image, refspec, booted.kernel_arguments)
         serial = sysroot.compute_next_serial(deployment.checksum)
         sysroot.stage_deployment(replace(deployment, serial=serial), locked=False)
         print(f"Queued for next boot: {name}\n  Version: {image.version}\n  Digest: {image.digest}")
 
-    def _fetch_image(self, name: str, transport: str, teller: "_ProgressWriter") -> Image:
+    def _fetch_image(self, name: str, transport: str, progress: "_ProgressWriter") -> Image:
         catalogue = images.load_catalogue(self._host.catalogue)
         if transport == "containers-storage":
             found = catalogue.find_image(name)
@@ -136,7 +138,7 @@ class EmulatedBootc:
                     "an image ID: identifier is not an image"
                 )
             image = found
-            if why := signature_policy.find_refusal(self._host.root, "containers-storage", image):
+            if why := pull.find_refusal(self._host.root, "containers-storage", image):
                 raise ProgramError(f"Switching: Pulling: {why}")
         else:
             try:
@@ -145,10 +147,10 @@ class EmulatedBootc:
                 raise ProgramError(f"Switching: Pulling: {error}") from error
         done = 0
         for layer in image.layers:
-            # One event for each step of a layer, as many as the real one sends in a busy pull.
+            # Fifty events for each layer, about as many as bootc sends in a fast pull.
             for part in range(1, 51):
                 self._host.wait(layer.size_bytes / self._host.settings().pull_bytes_per_s / 50)
-                teller.write_layer_progress(
+                progress.write_layer_progress(
                     layer.digest, done + layer.size_bytes * part // 50, image
                 )
             done += layer.size_bytes
@@ -156,7 +158,7 @@ class EmulatedBootc:
         return image
 
     def _queue_rollback(self) -> None:
-        """Put the other one first, whichever that is now: twice is as good as never."""
+        """Swap the first two deployments; a second rollback reverts the first."""
         sysroot = self._host.sysroot
         first, *others = sysroot.read_written()
         if not others:
@@ -171,7 +173,7 @@ class EmulatedBootc:
 
 
 class _ProgressWriter:
-    """Writes progress to a descriptor that has to be a pipe; waits while nobody reads."""
+    """Writes progress to a descriptor, which must be a pipe; blocks while it is full."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._write: Callable[[bytes], object] | None = None

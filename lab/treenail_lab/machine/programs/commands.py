@@ -1,7 +1,7 @@
-"""Programs below a machine's root that behave as bootc, podman, ostree and journalctl do.
+"""Emulated bootc, podman, ostree and journalctl, as programs below a machine's root.
 
-Only at the border of the process: arguments, what is written where, exit codes, signals, locks.
-They work on the same `Sysroot` as the stand-in of rpm-ostreed, as the real ones do.
+They emulate the interface of the process: arguments, output, exit codes, signals and locks. They
+use the same `Sysroot` as the emulated rpm-ostreed.
 
     python -m treenail_lab.machine.programs.commands ROOT CATALOGUE SETTINGS PROGRAM ARGUMENT...
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from treenail_lab import images
 from treenail_lab.machine import settings
-from treenail_lab.machine.container import pull, signature_policy
+from treenail_lab.machine.container import pull
 from treenail_lab.machine.ostree.steps import OperationError
 from treenail_lab.machine.ostree.sysroot import SysrootDeployment
 from treenail_lab.machine.programs.bootc import EmulatedBootc
@@ -28,7 +28,7 @@ _PARALLEL_BLOBS = 6
 
 
 def install_programs(root: Path, catalogue: Path, settings_file: Path) -> None:
-    """Put the programs below the root, where the agent expects them."""
+    """Install the programs below the root, where the agent expects them."""
     paths = os.pathsep.join(filter(None, sys.path))
     for program in _PROGRAMS:
         place = root / "usr/bin" / program
@@ -89,14 +89,14 @@ def _run_podman_pull(host: ProgramContext, image: str) -> int:
     except OperationError as error:
         print(f"Error: initializing source docker://{image}: {error}", file=sys.stderr)
         return _PODMAN_FAILED
-    if why := signature_policy.find_refusal(host.root, "docker", found):
+    if why := pull.find_refusal(host.root, "docker", found):
         print(f"Error: copying system image from manifest list: Source image rejected: {why}",
               file=sys.stderr)  # fmt: skip
         return _PODMAN_FAILED
     print(f"Trying to pull {image}...\nGetting image source signatures", file=sys.stderr)
     if image not in host.read_storage():
         for number, layer in enumerate(found.layers):
-            # Each is told of as it begins, and several are under way at once.
+            # podman reports each blob when its download begins; several run in parallel.
             last = number + _PARALLEL_BLOBS
             for begun in found.layers[last - 1 if number else 0 : last]:
                 print(f"Copying blob {begun.digest}", file=sys.stderr, flush=True)
@@ -217,7 +217,7 @@ _PROGRAMS: Mapping[str, Callable[[ProgramContext, list[str]], int]] = {
 
 
 def main() -> int:
-    """One of the programs, as the script of its name calls it."""
+    """Run the program that the first arguments name."""
     root, catalogue, settings_file, program, *arguments = sys.argv[1:]
     host = ProgramContext(
         Path(root), Path(catalogue), lambda: settings.load_settings(Path(settings_file)), time.sleep

@@ -1,4 +1,4 @@
-"""What the programs of a machine work on."""
+"""The machine as its programs see it: sysroot, catalogue, settings and podman's storage."""
 
 import fcntl
 import json
@@ -13,11 +13,11 @@ from treenail_lab.machine.settings import MachineSettings
 
 
 class ProgramError(Exception):
-    """The program says so and ends with another exit code than 0."""
+    """The program prints this message and exits with another code than 0."""
 
 
 class ProgramContext:
-    """The machine below a root directory, as a program run there sees it."""
+    """The machine below a root directory, for a program that runs on it."""
 
     def __init__(
         self,
@@ -33,11 +33,11 @@ class ProgramContext:
         self.sysroot = Sysroot(root)
         self._storage = root / "var/lib/containers/storage/images.json"
         self.containers_directory = root / "var/lib/containers/storage/containers"
-        """One file for each, which says its image."""
+        """One file for each container, with the name of its image."""
 
     @contextmanager
     def lock_sysroot(self) -> Iterator[None]:
-        """Hold the lock of the sysroot; bootc and ostree wait for it, unlike rpm-ostree."""
+        """Hold the sysroot lock; bootc and ostree wait for it, rpm-ostree does not."""
         path = self.root / "sysroot/ostree/lock"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
@@ -51,13 +51,13 @@ class ProgramContext:
             os.close(descriptor)
 
     def read_storage(self) -> frozenset[str]:
-        """The pull specs in the storage of podman."""
+        """Return the pull specs in podman's storage."""
         if not self._storage.exists():
             return frozenset()
         return frozenset(json.loads(self._storage.read_text(encoding="utf-8")))
 
     def write_storage(self, pull_specs: Set[str]) -> None:
-        """Have these in the storage of podman."""
+        """Replace the pull specs in podman's storage."""
         self._storage.parent.mkdir(parents=True, exist_ok=True)
         scratch = self._storage.with_suffix(f".{os.getpid()}")
         scratch.write_text(json.dumps(sorted(pull_specs)), encoding="utf-8")

@@ -1,18 +1,18 @@
-"""A stand-in for rpm-ostreed: ``org.projectatomic.rpmostree1`` over a directory.
+"""An emulated rpm-ostreed: ``org.projectatomic.rpmostree1`` over a directory.
 
     python -m treenail_lab.machine.rpmostree.daemon --root ROOT --images CATALOGUE [--settings FILE]
 
 It serves the bus of ``DBUS_SYSTEM_BUS_ADDRESS``. ROOT is a machine's root directory with a booted
 deployment; CATALOGUE is a file of `treenail_lab.images`, FILE one of
-`treenail_lab.machine.settings`. For a test that needs no more than this service::
+`treenail_lab.machine.settings`. A test that needs only this service writes::
 
     with tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as directory:
         with OstreeHost(Path(directory), booted=image_a, images=(image_a, image_b)) as host:
             ...  # DBUS_SYSTEM_BUS_ADDRESS=host.address; paths below host.root
 
-with `RpmOstreeHost` from `treenail_lab.machine.node.rpmostree_only`. The daemon is started by the bus
-on the first call, as the real one is. The directory's name must be short: the transaction's socket
-is below ROOT, and a socket's path has at most 107 characters.
+with `RpmOstreeHost` from `treenail_lab.machine.node.rpmostree_only`. The bus activates the daemon
+on the first call, as the real one. The path of the directory must be short: the transaction's
+socket is below ROOT, and a socket's path has at most 107 bytes (unix(7)).
 """
 
 import argparse
@@ -38,12 +38,13 @@ from treenail_lab.machine.bus.objects import (
     MethodError,
     ReplyValues,
     load_interfaces,
+    query_credential,
+    read_option,
 )
 from treenail_lab.machine.container.pull import pull_deployment
 from treenail_lab.machine.ostree.steps import OperationError, TransactionWork
 from treenail_lab.machine.ostree.sysroot import STATEROOT, Sysroot
-from treenail_lab.machine.rpmostree import package_repositories
-from treenail_lab.machine.rpmostree.clients import RegisteredClients
+from treenail_lab.machine.rpmostree import operations
 from treenail_lab.machine.rpmostree.deployment_properties import build_deployment_values
 from treenail_lab.machine.rpmostree.operations import (
     OperationContext,
@@ -52,6 +53,47 @@ from treenail_lab.machine.rpmostree.operations import (
 )
 from treenail_lab.machine.rpmostree.os_methods import OsMethods
 from treenail_lab.machine.rpmostree.transaction import EmulatedTransaction, TransactionRequest
+
+
+class RegisteredClients:
+    """The registered clients; one that leaves the bus is unregistered."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._names: dict[str, str] = {}
+        self._watches: dict[str, int] = {}
+
+    @property
+    def client_count(self) -> int:
+        return len(self._names)
+
+    def register_client(self, call: MethodCall) -> None:
+        """Register the caller with the ``id`` in its options."""
+        sender = call.sender
+        self._names[sender] = read_option(call.read_argument(0), "id", "s") or ""
+        if sender not in self._watches:
+            self._watches[sender] = Gio.bus_watch_name_on_connection(
+                self._connection,
+                sender,
+                Gio.BusNameWatcherFlags.NONE,
+                None,
+                lambda _connection, name: self.unregister_client(name),
+            )
+
+    def unregister_client(self, sender: str) -> None:
+        """Unregister the caller, if it is registered."""
+        self._names.pop(sender, None)
+        watch = self._watches.pop(sender, 0)
+        if watch:
+            Gio.bus_unwatch_name(watch)
+
+    def describe_client(self, sender: str) -> str:
+        """Describe the caller as the journal and ``rpm-ostree status`` do."""
+        name = self._names.get(sender)
+        identity = f"id:{name} " if name else ""
+        user = query_credential(self._connection, "GetConnectionUnixUser", sender)
+        return f"client({identity}dbus:{sender.removeprefix(':')} uid:{user})"
+
 
 log = logging.getLogger(__name__)
 
@@ -63,12 +105,12 @@ _LOGIN1 = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop
 
 
 def build_object_path(osname: str) -> str:
-    """The OS object's path; what can't stand in a path is written as rpm-ostree writes it."""
+    """Return the path of the OS object, escaped as rpm-ostree does."""
     return f"{BASE_PATH}/" + "".join(map(_escape_character, osname))
 
 
 class WatchedSysroot(SysrootInterface, Protocol):
-    """A sysroot that can be locked, and watched for what others do to it."""
+    """A sysroot that can be locked and watched for changes of other programs."""
 
     @property
     def watched_directory(self) -> Path: ...
@@ -100,7 +142,7 @@ class EmulatedRpmOstree:
             sysroot=sysroot,
             fetch=fetch,
             settings=self.read_settings,
-            packages=lambda: package_repositories.list_packages(self._root),
+            packages=lambda: operations.list_packages(self._root),
             blockers=self._list_blockers,
             reboot=self._schedule_reboot,
         )
@@ -140,11 +182,11 @@ class EmulatedRpmOstree:
         self._monitor.connect("changed", self._on_deployments_change)
 
     def read_settings(self) -> settings.MachineSettings:
-        """The settings as they are now."""
+        """Read the current settings."""
         return settings.load_settings(self._settings_file)
 
     def is_idle(self) -> bool:
-        """Whether nobody needs the daemon: no client, no transaction."""
+        """Return whether there is neither a client nor a transaction."""
         return not self._clients.client_count and self._transaction is None
 
     def _handle_register(self, call: MethodCall) -> ReplyValues:
@@ -161,7 +203,7 @@ class EmulatedRpmOstree:
             call.send_reply()
             return False
 
-        # Low priority, so that whatever is pending comes first.
+        # Low priority, so that pending updates of properties come first, as in rpm-ostreed.
         GLib.idle_add(answer, priority=GLib.PRIORITY_LOW)
 
     def _handle_get_os(self, call: MethodCall) -> ReplyValues:
@@ -208,8 +250,8 @@ class EmulatedRpmOstree:
     def _on_transaction_end(self, success: bool) -> None:  # noqa: FBT001  the callback's one value
         self._release_lock()
         if success and not self._reload_source:
-            # The real daemon's properties follow its transaction from idles: late, and later
-            # than Finished. Here they are late for certain, so that who forgets Reload notices.
+            # rpm-ostreed updates its properties in idles, which may run after Finished. Here they
+            # always do, so that a client that does not call Reload fails.
             lag_ms = round(self.read_settings().properties_lag_s * 1000)
             self._reload_source = GLib.timeout_add(lag_ms, self._reload_properties)
 
@@ -286,8 +328,8 @@ class EmulatedRpmOstree:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve until told to stop, idle for too long, or the bus is gone."""
-    parser = argparse.ArgumentParser(prog="rpm-ostreed", description="a stand-in for rpm-ostreed")
+    """Serve until SIGTERM, until the idle timeout, or until the bus is gone."""
+    parser = argparse.ArgumentParser(prog="rpm-ostreed", description="an emulated rpm-ostreed")
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--images", type=Path, required=True)
     parser.add_argument("--settings", type=Path)
@@ -298,7 +340,7 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         GLib.unix_signal_add(GLib.PRIORITY_HIGH, number, loop.quit)
     if chosen.pid_file is not None:
-        # Before the name is owned: who started us then finds us.
+        # Written before the name is owned, so that callers of the daemon find the file.
         chosen.pid_file.write_text(f"{os.getpid()}\n", encoding="ascii")
     connection = open_connection(os.environ["DBUS_SYSTEM_BUS_ADDRESS"])
     connection.connect("closed", lambda *_: loop.quit())
@@ -322,7 +364,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class IdleExit:
-    """Ends the daemon once it was idle for so long."""
+    """Ends the daemon after ``limit_s`` without a client and a transaction."""
 
     def __init__(self, idle: Callable[[], bool], limit_s: float, leave: Callable[[], None]) -> None:
         self._idle = idle

@@ -1,4 +1,4 @@
-"""A deployment as rpm-ostree's D-Bus properties show it."""
+"""Deployments in the format of rpm-ostree's D-Bus properties."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ _EMPTY_PROPERTIES = {
 def build_deployment_values(
     deployment: SysrootDeployment, sysroot: SysrootInterface
 ) -> dict[str, Any]:
-    """The ``a{sv}`` of one deployment: every key that a container deployment has."""
+    """Return the ``a{sv}`` of a deployment, with every key of a container deployment."""
     staged = deployment == sysroot.read_staged()
     booted = not staged and deployment == sysroot.find_booted()
     values = {

@@ -1,7 +1,9 @@
-"""What each transaction of rpm-ostree does to the deployments, as work for a `Transaction`."""
+"""The work of each rpm-ostree transaction, for `EmulatedTransaction`."""
 
 from collections.abc import Callable, Generator
+from configparser import ConfigParser
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from treenail_lab.machine.bus.objects import read_option
@@ -27,7 +29,7 @@ from treenail_lab.machine.settings import MachineSettings
 
 
 class SysrootInterface(Protocol):
-    """What the operations need of a sysroot; see `treenail_lab.machine.ostree.sysroot.Sysroot`."""
+    """The sysroot as the operations use it: `Sysroot` here, libostree in the VM tests."""
 
     def read_staged(self) -> SysrootDeployment | None: ...
     def read_written(self) -> tuple[SysrootDeployment, ...]: ...
@@ -46,15 +48,15 @@ class SysrootInterface(Protocol):
 PullFunction = Callable[
     [str, str, tuple[str, ...]], Generator[EmitSignal | PauseWork, None, pull.PullResult]
 ]
-"""Fetches what a refspec names, to be deployed as another refspec with these kernel arguments."""
+"""Pulls one refspec, for a deployment with another refspec and these kernel arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperationContext:
-    """What the operations work on; ``blockers`` lists who blocks a shutdown, ``reboot`` asks.
+    """The host of the operations; ``blockers`` lists block inhibitors, ``reboot`` requests one.
 
-    ``packages`` are those in the machine's own repositories, beside which all others are
-    somewhere, but for the missing ones of the settings.
+    ``packages`` lists the packages in the machine's own repositories. Other packages exist too,
+    except the missing ones of the settings.
     """
 
     sysroot: SysrootInterface
@@ -67,7 +69,7 @@ class OperationContext:
 
 @dataclass(frozen=True, slots=True)
 class PackageChange:
-    """What is asked to change about packages: those beside the image, and those left out of it."""
+    """A change of layered packages and of packages removed from the image."""
 
     install: tuple[str, ...] = ()
     uninstall: tuple[str, ...] = ()
@@ -86,7 +88,7 @@ class PackageChange:
     def apply_to(
         self, base: SysrootDeployment, deployment: SysrootDeployment, *, idempotent: bool
     ) -> SysrootDeployment:
-        """``deployment`` with the packages of ``base``, changed so."""
+        """Return ``deployment`` with the changed packages of ``base``."""
         return layer_packages(
             deployment,
             _change_names(base.packages, self.install, self.uninstall, idempotent=idempotent),
@@ -96,7 +98,7 @@ class PackageChange:
 
 @dataclass(frozen=True, slots=True)
 class TransactionOptions:
-    """The options that several methods share, read as GVariantDict reads them."""
+    """The options that several methods share, read like a GVariantDict."""
 
     should_reboot: bool
     should_lock: bool
@@ -108,7 +110,7 @@ class TransactionOptions:
 
     @classmethod
     def from_variant(cls, dictionary: Any) -> "TransactionOptions":
-        """Unknown keys and values of another type count as absent."""
+        """Read the options; rpm-ostree ignores unknown keys and values of a wrong type."""
         return cls(
             should_reboot=bool(read_option(dictionary, "reboot", "b")),
             should_lock=bool(read_option(dictionary, "lock-finalization", "b")),
@@ -137,7 +139,7 @@ def rebase_deployment(
 
 
 def upgrade_deployment(host: OperationContext, options: TransactionOptions) -> TransactionWork:
-    """Look for something newer under the same name; a digest never has anything newer."""
+    """Pull a newer image of the same name; a digest never has one."""
     base = _find_base(host)
     image = pull.parse_pull_spec(base.refspec)
     yield emit_message(f"Pulling manifest: {base.refspec}")
@@ -152,7 +154,7 @@ def upgrade_deployment(host: OperationContext, options: TransactionOptions) -> T
 def deploy_revision(
     host: OperationContext, revision: str, options: TransactionOptions
 ) -> TransactionWork:
-    """Pull another digest of the repository that the machine follows."""
+    """Pull another digest of the booted repository."""
     base = _find_base(host)
     if not revision.startswith("sha256:"):
         raise OperationError(f"Invalid container image digest: {revision}")
@@ -183,7 +185,7 @@ def change_kernel_arguments(
 
 
 def roll_back_deployment(host: OperationContext, options: TransactionOptions) -> TransactionWork:
-    """Boot the previous deployment next time; while something is staged, the booted one."""
+    """Drop the staged deployment, else make the previous one the default."""
     sysroot = host.sysroot
     if sysroot.drop_staged():
         yield emit_message("Dropped the staged deployment")
@@ -199,7 +201,7 @@ def roll_back_deployment(host: OperationContext, options: TransactionOptions) ->
 
 
 def clean_up_deployments(host: OperationContext, elements: list[str]) -> TransactionWork:
-    """Drop pending and rollback deployments, and what nobody needs any more."""
+    """Drop pending and rollback deployments and unused layers."""
     sysroot = host.sysroot
     changed = False
     booted = sysroot.find_booted()
@@ -225,10 +227,10 @@ def clean_up_deployments(host: OperationContext, elements: list[str]) -> Transac
 
 
 def refresh_metadata(host: OperationContext) -> TransactionWork:
-    """Fetch package metadata: something that takes its time and changes no deployment."""
+    """Download package metadata, which takes time and changes no deployment."""
     yield emit_task_begin("Updating metadata for 'lab'")
     spent_s = 0.0
-    # In slices, so that a change of the time counts for the transaction that runs.
+    # In slices, so that a changed setting applies to the running transaction.
     while (left_s := host.settings().refresh_md_s - spent_s) > 0:
         slice_s = min(left_s, 0.05)
         yield PauseWork(slice_s)
@@ -245,11 +247,11 @@ def finalize_deployment(host: OperationContext, dictionary: Any) -> TransactionW
         raise OperationError("No pending staged deployment found")
     if checksum is None and not read_option(dictionary, "allow-missing-checksum", "b"):
         raise OperationError("Missing expected checksum")
-    # Of a container deployment only the manifest digest is known to whoever asked for it.
+    # For a container deployment rpm-ostree compares the manifest digest, which the caller knows.
     commit = staged.base or staged.checksum
-    known_as = commit if host.settings().finalizes_by_commit else staged.digest
-    if checksum is not None and checksum != known_as:
-        raise OperationError(f"Expected staged base checksum {checksum}, but found {known_as}")
+    expected = commit if host.settings().finalizes_by_commit else staged.digest
+    if checksum is not None and checksum != expected:
+        raise OperationError(f"Expected staged base checksum {checksum}, but found {expected}")
     if not host.sysroot.unlock_staged() and not read_option(dictionary, "allow-unlocked", "b"):
         raise OperationError("Staged deployment already unlocked")
     yield emit_message(f"Finalized deployment; rebooting into {staged.checksum}")
@@ -257,13 +259,14 @@ def finalize_deployment(host: OperationContext, dictionary: Any) -> TransactionW
 
 
 def check_inhibitors(host: OperationContext) -> None:
-    """Raise if somebody holds a block inhibitor for shutdown."""
+    """Raise `OperationError` if a block inhibitor for shutdown is held."""
     blockers = host.blockers()
     if not blockers:
         return
-    who, why = blockers[0]
+    holder, reason = blockers[0]
     text = (
-        f"Reboot blocked by a systemd inhibitor lock in `block` mode\nHeld by: {who}\nReason: {why}"
+        "Reboot blocked by a systemd inhibitor lock in `block` mode\n"
+        f"Held by: {holder}\nReason: {reason}"
     )
     if len(blockers) > 1:
         text += f"\nand {len(blockers) - 1} other blocking inhibitor lock(s)"
@@ -306,7 +309,7 @@ def _deploy_image(
 
 
 def _check_packages(host: OperationContext, deployment: SysrootDeployment) -> None:
-    """Raise unless some repository has each of the packages that are to be layered."""
+    """Raise `OperationError` for a layered package that is in no repository."""
     missing = [name for name in deployment.packages if name in host.settings().missing_packages]
     if missing := [name for name in missing if name not in host.packages()]:
         raise OperationError(f"Packages not found: {', '.join(missing)}")
@@ -362,7 +365,7 @@ def _replace_digest(refspec: str, digest: str) -> str:
 
 
 def build_boot_config(deployment: SysrootDeployment) -> dict[str, str]:
-    """The boot loader entry of a deployment."""
+    """Return the boot loader entry of a deployment."""
     kernel = f"/ostree/{deployment.osname}-{deployment.checksum}"
     return {
         "title": f"Lab OS {deployment.version} (ostree:0)",
@@ -371,3 +374,19 @@ def build_boot_config(deployment: SysrootDeployment) -> dict[str, str]:
         "linux": f"{kernel}/vmlinuz",
         "initrd": f"{kernel}/initramfs.img",
     }
+
+
+_SCHEME = "file://"
+
+
+def list_packages(root: Path) -> frozenset[str]:
+    """Return the packages in the machine's repositories with a ``file://`` URL."""
+    found: set[str] = set()
+    for file in sorted((root / "etc/yum.repos.d").glob("*.repo")):
+        repositories = ConfigParser(interpolation=None)
+        repositories.read(file, encoding="utf-8")
+        for name in repositories.sections():
+            place = repositories[name].get("baseurl", "")
+            if place.startswith(_SCHEME):
+                found |= {each.stem for each in Path(place.removeprefix(_SCHEME)).glob("*.rpm")}
+    return frozenset(found)

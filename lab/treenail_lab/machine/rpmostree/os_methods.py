@@ -1,4 +1,4 @@
-"""The methods of rpm-ostree's OS interface: which work each one begins."""
+"""The methods of rpm-ostree's OS interface, and the work that each one begins."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,14 +28,14 @@ BeginTransaction = Callable[[MethodCall, str, Callable[[], TransactionWork]], Re
 
 
 class OsMethods:
-    """The OS object's methods over one host; ``begin`` makes a transaction of work."""
+    """The methods of the OS object; ``begin`` makes a transaction of work."""
 
     def __init__(self, host: OperationContext, begin: BeginTransaction) -> None:
         self._host = host
         self._begin = begin
 
     def build_table(self) -> dict[str, MethodCallback]:
-        """The methods by their D-Bus names."""
+        """Return the methods by their D-Bus names."""
         return {
             "Rebase": self._handle_rebase,
             "UpdateDeployment": self._handle_update_deployment,

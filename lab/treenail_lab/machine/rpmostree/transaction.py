@@ -1,7 +1,7 @@
-"""One rpm-ostree transaction: its private socket, its peers, and its life.
+"""An rpm-ostree transaction: its private socket, its peers and its lifetime.
 
-It lives from the method call that makes it until its work is done and every peer has closed. Who
-called it may leave the bus once the transaction is started, but not before.
+It exists from the method call that makes it until its work is done and every peer has closed. The
+caller may leave the bus once the transaction is started, but not before.
 """
 
 import logging
@@ -23,7 +23,7 @@ CANCELLED = "Operation was cancelled"
 
 @dataclass(frozen=True, slots=True)
 class TransactionRequest:
-    """What a transaction is made of: the call that asked for it, and the work to do."""
+    """The call that requested a transaction, and its work."""
 
     call: MethodCall
     title: str
@@ -32,9 +32,9 @@ class TransactionRequest:
 
 
 class EmulatedTransaction:
-    """Work that runs once somebody calls Start on the private socket.
+    """Work that begins when a peer calls Start on the private socket.
 
-    ``ended(success)`` is called before Finished goes out, ``closed()`` when it is all over.
+    ``on_end(success)`` is called before Finished is emitted, ``on_close()`` after the last peer.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class EmulatedTransaction:
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """Method, caller and object path, as the ActiveTransaction property shows them."""
+        """Return method, caller and object path, the value of ActiveTransaction."""
         return (self._call.method, self._call.sender, self._call.path)
 
     def is_same_as(self, call: MethodCall) -> bool:
-        """Whether ``call`` asks for the very same, so that its caller may join."""
+        """Return whether ``call`` is the same call, whose caller may join."""
         own = self._call
         return bool(
             (own.path, own.interface, own.method) == (call.path, call.interface, call.method)
@@ -92,7 +92,7 @@ class EmulatedTransaction:
         methods = {"Start": self._handle_start, "Cancel": self._handle_cancel}
         peer = ExportedObject(connection, "/", self._interface, methods)
         peer.set_properties(Title=self.title, InitiatingClientDescription=self._client)
-        # The dictionary is also what keeps the connection alive.
+        # The dictionary also holds the reference that keeps the connection open.
         self._peers[connection] = peer
         connection.connect("closed", self._remove_peer)
         return True
@@ -117,7 +117,7 @@ class EmulatedTransaction:
         if self._result is None:
             return (first,)
         call.send_reply(first)
-        # Too late for the signal that everybody got: once more, for this peer alone.
+        # This peer missed the signal Finished: emit it again, for this peer only.
         self._peers[call.connection].emit_signal("Finished", "(bs)", *self._result)
         return None
 

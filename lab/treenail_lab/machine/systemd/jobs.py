@@ -1,4 +1,4 @@
-"""systemd's jobs: what was asked of a unit, and the journal entry that tells of the result."""
+"""Jobs of systemd, and the journal entry of their result."""
 
 import socket
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ _PAST = {
 
 
 class JobVerb(StrEnum):
-    """The verbs of the manager's job methods, as their names begin."""
+    """The verbs of the manager's job methods: ``StartUnit`` and the like."""
 
     START = "Start"
     STOP = "Stop"
@@ -38,11 +38,11 @@ class JobVerb(StrEnum):
 
     @property
     def command(self) -> str:
-        """The verb as systemctl spells it."""
+        """Return the verb in the spelling of systemctl."""
         return "".join(f"-{c.lower()}" if c.isupper() else c for c in self.value).lstrip("-")
 
     def resolve_action(self, *, active: bool, reloadable: bool) -> str:
-        """What it comes down to for a unit in that state: one of four words, or ``nothing``."""
+        """Return start, stop, reload, restart or ``nothing`` for a unit in that state."""
         match self:
             case JobVerb.START | JobVerb.STOP | JobVerb.RELOAD | JobVerb.RESTART:
                 return self.command
@@ -68,7 +68,7 @@ class UnitJob:
 
 
 def log_job(root: Path, job: UnitJob, unit: LoadedUnit, result: str) -> None:
-    """Tell the journal what became of the job, as systemd does."""
+    """Write the result of the job to the journal, as systemd does."""
     verb = job.verb.command
     event = "failed" if result != "done" else verb
     fields = {
@@ -88,5 +88,5 @@ def log_job(root: Path, job: UnitJob, unit: LoadedUnit, result: str) -> None:
         try:
             out.sendto(lines.encode(), str(root / _SOCKET))
         except OSError:
-            # A machine may have no journal; systemd does not stop for that either.
+            # As systemd, go on without a journal.
             return

@@ -1,8 +1,8 @@
-"""A stand-in for journald: the native protocol in, one JSON object a line out.
+"""An emulated journald: it reads the native protocol and writes one JSON object on each line.
 
-Entries are kept below /var/log, so they outlive boots; each carries the id of its boot. As in the
-real journal a field that was sent once is a string and one that was sent more often a list, and
-fields that start with an underscore come from the journal, never from who sends.
+Entries are below /var/log, so they survive reboots; each has its boot id. As in journald, a field
+that was sent several times is a list. Fields with a leading underscore come from the journal, not
+from the sender.
 """
 
 import array
@@ -42,7 +42,7 @@ class EmulatedJournal:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Listen for the entries of the boot that runs."""
+        """Listen for entries of the current boot."""
         self._boot_id = rootfs.read_boot_id(self._root).replace("-", "")
         path = self._root / JOURNAL_SOCKET
         path.unlink(missing_ok=True)
@@ -59,7 +59,7 @@ class EmulatedJournal:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take what was sent until now, and no more."""
+        """Read the entries that were sent, then stop listening."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -68,11 +68,11 @@ class EmulatedJournal:
         (self._root / JOURNAL_SOCKET).unlink(missing_ok=True)
 
     def write_entry(self, fields: Mapping[str, str], *, pid: int = 1) -> None:
-        """Add an entry of the machine itself; systemd's pid unless told otherwise."""
+        """Add an entry of the machine itself (default: with systemd's pid)."""
         self._append_entry({**fields, "_PID": str(pid), "_UID": "0"})
 
     def read_entries(self, match: Mapping[str, str] | None = None) -> list[JournalEntry]:
-        """The entries, oldest first, whose fields have all the values in ``match``."""
+        """Return the entries, oldest first, whose fields have all values in ``match``."""
         if not self._file.exists():
             return []
         wanted = (match or {}).items()
@@ -121,7 +121,7 @@ class EmulatedJournal:
 
 
 def parse_datagram(datagram: bytes) -> JournalEntry:
-    """The fields of one message in journald's native protocol; what is malformed is left out."""
+    """Parse a message of journald's native protocol; malformed fields are skipped."""
     fields: JournalEntry = {}
     rest = datagram
     while rest:
@@ -165,7 +165,7 @@ def _has_value(entry: JournalEntry, key: str, value: str) -> bool:
 
 
 def _read_files(content: bytes) -> bytes:
-    """What a message too large for a datagram holds: it comes as a sealed file."""
+    """Read a message that was too large for a datagram and came as a sealed file."""
     numbers = array.array("i", content[: len(content) - len(content) % 4])
     parts = []
     for number in numbers:

@@ -1,8 +1,8 @@
-"""A stand-in for systemd's manager: units, jobs, unit files.
+"""An emulated systemd manager: units, jobs and unit files.
 
-Units from files do not run anything: starting them changes their state. Transient units run for
-real. Every job leaves the entry in the journal that systemd writes, so a test can read there what
-was started, reloaded and stopped.
+Units with a unit file run no process: starting them changes their state. Transient units run their
+commands. Every job writes the journal entry that systemd writes, so tests can read which units
+were started, reloaded and stopped.
 """
 
 import signal
@@ -32,11 +32,11 @@ from treenail_lab.machine.systemd.transient_services import (
     TransientService,
     parse_properties,
 )
-from treenail_lab.machine.systemd.unit_file_methods import UnitFileMethods
 from treenail_lab.machine.systemd.unit_files import (
     NO_SUCH_UNIT,
     UNIT_EXISTS,
     UNIT_MASKED,
+    UnitFileMethods,
     UnitFileTree,
 )
 from treenail_lab.machine.systemd.units import NAME, PATH, LoadedUnit, UnitObject
@@ -49,7 +49,7 @@ _REBOOT_UNITS = ("reboot.target", "systemd-reboot.service")
 
 
 class EmulatedSystemd:
-    """The manager object. ``told(verb, unit)`` hears of every job that is asked for."""
+    """The manager object; it calls ``on_job(verb, unit)`` for every requested job."""
 
     def __init__(
         self,
@@ -149,13 +149,13 @@ class EmulatedSystemd:
             self._publish_unit(unit)
 
     def _publish_unit(self, unit: LoadedUnit) -> None:
-        # A transient unit may be forgotten by the time its job is.
+        # A transient unit may be unloaded before its job ends.
         shown = self._unit_objects.get(unit.name)
         if shown is not None:
             shown.publish_properties(self._unit_files, self._root)
 
     def _unload_if_ended(self, unit: LoadedUnit) -> None:
-        """A transient unit is gone once it is inactive, unless somebody refers to it."""
+        """Unload an inactive transient unit, unless a client holds a reference to it."""
         service = unit.transient
         if service is None or unit.references:
             return
@@ -275,7 +275,7 @@ class EmulatedSystemd:
         return False
 
     def _start_wanted_units(self, job: UnitJob) -> bool:
-        """Start what a boot would, as far as it does not run and was read."""
+        """Start the units that a boot starts, if they are loaded and not active."""
         for unit in map(self._find_or_load_unit, self._unit_files.list_wanted()):
             if unit.active == "active" or unit.load != "loaded":
                 continue
@@ -309,7 +309,7 @@ class EmulatedSystemd:
                 UNIT_EXISTS, f"Unit {name} was already loaded or has a fragment file."
             )
         listed = call.invocation.get_message().get_unix_fd_list()
-        # Taken out of the message: gi keeps messages, and with them what is still in their lists.
+        # Stolen from the message: PyGObject keeps messages, and with them their descriptors.
         fds = listed.steal_fds() if listed is not None else []
         service = parse_properties(call.read_argument(2), fds, self._root)
         if not service.commands:
@@ -345,7 +345,7 @@ class EmulatedSystemd:
         unit.outcome = ServiceOutcome(pid=pid)
         if not oneshot:
             unit.mark_running()
-            # Not before the call is answered: who asked does not know the job yet.
+            # Not before the call is answered: the caller does not know the job yet.
             GLib.idle_add(self._finish_job, job, unit, "done")
         self._publish_unit(unit)
 

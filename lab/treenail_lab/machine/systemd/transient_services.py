@@ -1,7 +1,7 @@
-"""Transient services: the one kind of unit for which the lab really runs a program.
+"""Transient services: the only kind of unit for which the lab runs a process.
 
-A program is looked for below the machine's root first and on this host second, so that a test can
-put its own stand-in where the agent expects the real one.
+A program is searched below the machine's root first and on this host second, so that a test can
+install a fake where the agent expects the program.
 """
 
 import os
@@ -45,7 +45,7 @@ _IGNORED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ServiceOutcome:
-    """How the main process of a service ended, in the words of systemd's properties."""
+    """The end of a service's main process, in the terms of systemd's properties."""
 
     result: str = "success"
     code: int = 0
@@ -56,7 +56,7 @@ class ServiceOutcome:
 
 @dataclass(slots=True)
 class TransientService:
-    """What the properties of StartTransientUnit ask for, and the process once it runs."""
+    """The properties of StartTransientUnit, and the process while it runs."""
 
     commands: list[tuple[str, list[str], bool]] = field(default_factory=list)
     description: str = ""
@@ -73,20 +73,20 @@ class TransientService:
     is_stop_requested: bool = False
     is_timed_out: bool = False
 
-    def start(self, root: Path, invocation: bytes, ended: Callable[[ServiceOutcome], None]) -> int:
-        """Run the commands one after the other; ``ended`` gets the outcome. Returns the pid."""
+    def start(self, root: Path, invocation: bytes, on_end: Callable[[ServiceOutcome], None]) -> int:
+        """Run the commands in order; ``on_end`` gets the outcome. Return the pid of the first."""
         environment = {
             **os.environ,
             **self.environment,
             "INVOCATION_ID": uuid.UUID(bytes=invocation).hex,
         }
-        pid = self._run_command(0, root, environment, ended)
+        pid = self._run_command(0, root, environment, on_end)
         if self.limit_us:
             GLib.timeout_add(self.limit_us // 1000, self._on_timeout)
         return pid
 
     def stop(self) -> bool:
-        """Ask the process to end; False when none runs."""
+        """Send SIGTERM to the process; return False when none runs."""
         if self.process is None:
             return False
         self.is_stop_requested = True
@@ -104,7 +104,7 @@ class TransientService:
         position: int,
         root: Path,
         environment: Mapping[str, str],
-        ended: Callable[[ServiceOutcome], None],
+        on_end: Callable[[ServiceOutcome], None],
     ) -> int:
         path, argv, ignore = self.commands[position]
         if self.output is None and self.errors is None:
@@ -123,24 +123,24 @@ class TransientService:
             )
         except OSError:
             self._close_outputs()
-            GLib.idle_add(ended, ServiceOutcome("exit-code", _CODES["exited"], EXEC_FAILED))
+            GLib.idle_add(on_end, ServiceOutcome("exit-code", _CODES["exited"], EXEC_FAILED))
             return 0
         self.process = process
 
-        def over(pidfd: int, _condition: object) -> bool:
+        def finish(pidfd: int, _condition: object) -> bool:
             os.close(pidfd)
             status = process.wait()
             self.process = None
-            good = status == 0 or ignore
-            if good and not self.is_stop_requested and position + 1 < len(self.commands):
-                self._run_command(position + 1, root, environment, ended)
+            is_success = status == 0 or ignore
+            if is_success and not self.is_stop_requested and position + 1 < len(self.commands):
+                self._run_command(position + 1, root, environment, on_end)
                 return False
             self._close_outputs()
-            ended(self._build_outcome(process.pid, 0 if ignore else status))
+            on_end(self._build_outcome(process.pid, 0 if ignore else status))
             return False
 
         pidfd = os.pidfd_open(process.pid)
-        GLib.unix_fd_add_full(GLib.PRIORITY_DEFAULT, pidfd, GLib.IOCondition.IN, over)
+        GLib.unix_fd_add_full(GLib.PRIORITY_DEFAULT, pidfd, GLib.IOCondition.IN, finish)
         return process.pid
 
     def _build_outcome(self, pid: int, status: int) -> ServiceOutcome:
@@ -172,7 +172,7 @@ class TransientService:
 
 
 def parse_properties(properties: Any, fds: list[int], root: Path) -> TransientService:
-    """The service that an ``a(sv)`` describes; the handles in it are places in ``fds``."""
+    """Parse an ``a(sv)``; the handles in it are indexes of ``fds``."""
     service = TransientService()
     for index in range(properties.n_children()):
         pair = properties.get_child_value(index)
@@ -212,7 +212,7 @@ def _set_property(
 
 
 def find_unit_log(root: Path, invocation: str) -> Path:
-    """Where the output of a run goes, instead of the journal."""
+    """Return the file that gets the output of a run, instead of the journal."""
     return root / "var/log/units" / f"{invocation}.log"
 
 

@@ -1,12 +1,71 @@
 """Unit files below a root directory, as systemd finds, enables, masks and presets them."""
 
 import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from treenail_lab.machine.bus.objects import MethodError
-from treenail_lab.machine.systemd.unit_file_parser import UnitInstallSection, read_install_section
+from treenail_lab.machine.bus.objects import MethodCall, MethodCallback, MethodError, ReplyValues
+
+
+@dataclass(slots=True)
+class UnitInstallSection:
+    """The [Install] section of a unit."""
+
+    wanted_by: list[str] = field(default_factory=list)
+    required_by: list[str] = field(default_factory=list)
+    aliases: list[str] = field(default_factory=list)
+    also: list[str] = field(default_factory=list)
+    default_instance: str = ""
+
+    @property
+    def has_directives(self) -> bool:
+        return bool(self.wanted_by or self.required_by or self.aliases or self.also)
+
+
+def read_install_section(paths: Iterable[Path]) -> UnitInstallSection:
+    """The [Install] sections of a unit file and its drop-ins together."""
+    result = UnitInstallSection()
+    lists = {
+        "WantedBy": result.wanted_by,
+        "RequiredBy": result.required_by,
+        "Alias": result.aliases,
+        "Also": result.also,
+    }
+    for section, key, value in parse_assignments(paths):
+        if section != "Install":
+            continue
+        if key == "DefaultInstance":
+            result.default_instance = value
+        elif key in lists and not value:
+            lists[key].clear()
+        elif key in lists:
+            lists[key] += value.split()
+    return result
+
+
+def read_unit_settings(paths: Iterable[Path]) -> dict[str, str]:
+    """The last value of every key, as ``Section.Key``; an empty one takes it back."""
+    values = {f"{section}.{key}": value for section, key, value in parse_assignments(paths)}
+    return {key: value for key, value in values.items() if value}
+
+
+def parse_assignments(paths: Iterable[Path]) -> Iterator[tuple[str, str, str]]:
+    """Section, key and value of each assignment; comments and continued lines are dealt with."""
+    for path in paths:
+        section = ""
+        text = path.read_text(encoding="utf-8", errors="replace").replace("\\\n", " ")
+        for line in map(str.strip, text.splitlines()):
+            if not line or line[0] in "#;":
+                continue
+            if line.startswith("["):
+                section = line.strip("[]")
+                continue
+            key, equals, value = line.partition("=")
+            if equals:
+                yield section, key.strip(), value.strip()
+
 
 NO_SUCH_UNIT = "org.freedesktop.systemd1.NoSuchUnit"
 UNIT_EXISTS = "org.freedesktop.systemd1.UnitExists"
@@ -21,25 +80,25 @@ DIRECTORIES = (PERSISTENT, RUNTIME, VENDOR)
 PRESETS = tuple(directory.removesuffix("system") + "system-preset" for directory in DIRECTORIES)
 
 UnitFileChange = tuple[str, str, str]
-"""What EnableUnitFiles and the like report: symlink or unlink, the link, what it points to."""
+"""A change as EnableUnitFiles reports it: symlink or unlink, the link and its target."""
 
 
 @dataclass(slots=True)
 class UnitFileChanges:
-    """What an operation did, and whether a unit had anything to say about installation."""
+    """The changes of an operation, and whether a unit had an [Install] section."""
 
     changes: list[UnitFileChange] = field(default_factory=list)
     has_install_info: bool = False
 
 
 class UnitFileTree:
-    """The unit files of one machine; paths in answers are those the machine itself would see."""
+    """The unit files of one machine; returned paths are those inside the machine."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def find_file(self, name: str) -> Path | None:
-        """The file that defines the unit, a template's for an instance; None without one."""
+        """Return the file of the unit, of its template for an instance, or None."""
         for candidate in (name, _find_template(name)):
             for directory in DIRECTORIES:
                 path = self._root / directory / candidate
@@ -48,7 +107,7 @@ class UnitFileTree:
         return None
 
     def find_source(self, name: str) -> Path | None:
-        """As `find_file`, but past links between unit files."""
+        """Return the file of the unit, with links between unit files resolved."""
         path = self.find_file(name)
         if path is None or not path.is_symlink() or self.is_masked(name):
             return path
@@ -56,7 +115,7 @@ class UnitFileTree:
         return target if target.exists() else None
 
     def list_drop_ins(self, name: str) -> list[Path]:
-        """The drop-ins that apply, in the order in which they do."""
+        """Return the drop-ins of the unit in their order."""
         found: dict[str, Path] = {}
         for candidate in (_find_template(name), name):
             for directory in reversed(DIRECTORIES):
@@ -66,7 +125,7 @@ class UnitFileTree:
         return [found[key] for key in sorted(found)]
 
     def list_names(self) -> list[str]:
-        """Every unit that has a file."""
+        """Return every unit that has a file."""
         suffixes = (".service", ".socket", ".target", ".timer", ".path", ".mount", ".slice")
         return sorted(
             {
@@ -78,7 +137,7 @@ class UnitFileTree:
         )
 
     def list_wanted(self) -> list[str]:
-        """The units that some target wants or requires, which are therefore started at boot."""
+        """Return the units that a target wants or requires, which a boot starts."""
         return sorted(
             {
                 path.name
@@ -90,7 +149,7 @@ class UnitFileTree:
         )
 
     def is_masked(self, name: str) -> bool:
-        """Whether the unit is linked to /dev/null, or its file is empty."""
+        """Return whether the unit is linked to /dev/null, or its file is empty."""
         path = self.find_file(name)
         if path is None:
             return False
@@ -99,7 +158,7 @@ class UnitFileTree:
         return path.stat().st_size == 0
 
     def read_state(self, name: str) -> str:
-        """What ``systemctl is-enabled`` says; refuses when there is no file."""
+        """Return the state of ``systemctl is-enabled``; raise `MethodError` without a file."""
         path = self.find_file(name)
         if path is None:
             raise MethodError(FILE_NOT_FOUND, "No such file or directory")
@@ -117,7 +176,7 @@ class UnitFileTree:
         return "indirect" if installation.also else "static"
 
     def enable_units(self, names: list[str], *, runtime: bool, force: bool) -> UnitFileChanges:
-        """Link the units into the targets that want them, and under their aliases."""
+        """Link the units into the targets that want them, and create their aliases."""
         changes = UnitFileChanges()
         for name in self._expand_also(names, must_exist=True):
             self._check_links(name)
@@ -130,7 +189,7 @@ class UnitFileTree:
         return changes
 
     def disable_units(self, names: list[str], *, runtime: bool) -> UnitFileChanges:
-        """Remove every link that enabling made."""
+        """Remove every link that enabling created."""
         changes = UnitFileChanges()
         for name in self._expand_also(names, must_exist=False):
             changes.has_install_info |= self._read_install_section(name).has_directives
@@ -145,7 +204,7 @@ class UnitFileTree:
         return changes
 
     def mask_units(self, names: list[str], *, runtime: bool, force: bool) -> UnitFileChanges:
-        """Link the units to /dev/null; a unit's own file in that directory is in the way."""
+        """Link the units to /dev/null; raise `MethodError` when a unit has a file there."""
         changes = UnitFileChanges()
         for name in names:
             where = self._root / (RUNTIME if runtime else PERSISTENT) / name
@@ -163,7 +222,7 @@ class UnitFileTree:
         return changes
 
     def preset_units(self, names: list[str], *, runtime: bool, force: bool) -> UnitFileChanges:
-        """Enable or disable each unit as the preset files say; the first rule that fits counts."""
+        """Enable or disable each unit by the first preset rule that matches it."""
         changes = UnitFileChanges()
         rules = self._read_preset_rules()
         for name in names:
@@ -191,15 +250,15 @@ class UnitFileTree:
         return [(word[0], word[1]) for word in words if len(word) > 1]
 
     def _expand_also(self, names: list[str], *, must_exist: bool) -> list[str]:
-        todo, done = list(names), list[str]()
-        while todo:
-            name = todo.pop(0)
+        pending, done = list(names), list[str]()
+        while pending:
+            name = pending.pop(0)
             if name in done:
                 continue
             if must_exist and self.find_file(name) is None:
                 raise MethodError(NO_SUCH_UNIT, f"Unit file {name} does not exist.")
             done.append(name)
-            todo += self._read_install_section(name).also
+            pending += self._read_install_section(name).also
         return done
 
     def _read_install_section(self, name: str) -> UnitInstallSection:
@@ -271,3 +330,68 @@ def _list_links(name: str, installation: UnitInstallSection) -> list[str]:
         *(f"{target}.wants/{linked}" for target in installation.wanted_by),
         *(f"{target}.requires/{linked}" for target in installation.required_by),
     ]
+
+
+class UnitFileMethods:
+    """The methods over one machine's unit files; ``on_change`` is called after changed links."""
+
+    def __init__(self, root: Path, files: UnitFileTree, on_change: Callable[[], None]) -> None:
+        self._root = root
+        self._files = files
+        self._on_change = on_change
+
+    def build_table(self) -> dict[str, MethodCallback]:
+        """Return the methods by their D-Bus names."""
+        return {
+            "ListUnitFiles": self._handle_list,
+            "GetUnitFileState": lambda call: (self._files.read_state(call.arguments[0]),),
+            "EnableUnitFiles": self._handle_enable,
+            "ReenableUnitFiles": self._handle_reenable,
+            "DisableUnitFiles": self._handle_disable,
+            "MaskUnitFiles": self._handle_mask,
+            "UnmaskUnitFiles": self._handle_unmask,
+            "PresetUnitFiles": self._handle_preset,
+        }
+
+    def _handle_list(self, _call: MethodCall) -> ReplyValues:
+        files = self._files
+        found = ((files.find_file(name), files.read_state(name)) for name in files.list_names())
+        return ([(f"/{p.relative_to(self._root)}", state) for p, state in found if p],)
+
+    def _handle_enable(self, call: MethodCall) -> ReplyValues:
+        names, runtime, force = call.arguments
+        return self._build_reply(self._files.enable_units(names, runtime=runtime, force=force))
+
+    def _handle_reenable(self, call: MethodCall) -> ReplyValues:
+        names, runtime, force = call.arguments
+        removed = self._files.disable_units(names, runtime=runtime)
+        changes = self._files.enable_units(names, runtime=runtime, force=force)
+        return self._build_reply(
+            UnitFileChanges(removed.changes + changes.changes, changes.has_install_info)
+        )
+
+    def _handle_preset(self, call: MethodCall) -> ReplyValues:
+        names, runtime, force = call.arguments
+        return self._build_reply(self._files.preset_units(names, runtime=runtime, force=force))
+
+    def _handle_disable(self, call: MethodCall) -> ReplyValues:
+        names, runtime = call.arguments
+        return (self._announce_changes(self._files.disable_units(names, runtime=runtime)),)
+
+    def _handle_mask(self, call: MethodCall) -> ReplyValues:
+        names, runtime, force = call.arguments
+        return (
+            self._announce_changes(self._files.mask_units(names, runtime=runtime, force=force)),
+        )
+
+    def _handle_unmask(self, call: MethodCall) -> ReplyValues:
+        names, runtime = call.arguments
+        return (self._announce_changes(self._files.unmask_units(names, runtime=runtime)),)
+
+    def _build_reply(self, changes: UnitFileChanges) -> ReplyValues:
+        return (changes.has_install_info, self._announce_changes(changes))
+
+    def _announce_changes(self, changes: UnitFileChanges) -> list[tuple[str, str, str]]:
+        if changes.changes:
+            self._on_change()
+        return changes.changes

@@ -1,4 +1,4 @@
-"""The state of units in the memory of systemd, and the objects that show it on the bus."""
+"""Loaded units of systemd, and their objects on the bus."""
 
 import uuid
 from dataclasses import dataclass, field
@@ -9,8 +9,7 @@ from gi.repository import GLib
 
 from treenail_lab.machine.bus.objects import ExportedObject, MethodCallback, MethodError
 from treenail_lab.machine.systemd.transient_services import ServiceOutcome, TransientService
-from treenail_lab.machine.systemd.unit_file_parser import read_unit_settings
-from treenail_lab.machine.systemd.unit_files import UnitFileTree
+from treenail_lab.machine.systemd.unit_files import UnitFileTree, read_unit_settings
 
 NAME = "org.freedesktop.systemd1"
 PATH = "/org/freedesktop/systemd1"
@@ -28,7 +27,7 @@ ListedUnit = tuple[str, str, str, str, str, str, str, int, str, str]
 
 @dataclass(slots=True)
 class LoadedUnit:
-    """One unit as systemd has it loaded."""
+    """A unit in systemd's memory."""
 
     name: str
     load: str = "not-found"
@@ -48,7 +47,7 @@ class LoadedUnit:
 
     @property
     def path(self) -> str:
-        """The unit's object path: what can't stand in one is written as ``_`` and two digits."""
+        """Return the unit's object path, escaped as sd_bus_path_encode(3) does."""
         return f"{PATH}/unit/" + "".join(
             c if c.isascii() and c.isalnum() and (i or not c.isdigit()) else f"_{ord(c):02x}"
             for i, c in enumerate(self.name)
@@ -56,11 +55,11 @@ class LoadedUnit:
 
     @property
     def is_pristine(self) -> bool:
-        """Whether nothing is known of it: a name that a new transient unit may take."""
+        """Return whether a new transient unit may have this name: not loaded, not active."""
         return self.load == "not-found" and self.active == "inactive"
 
     def read_files(self, files: UnitFileTree) -> None:
-        """Take over what the files say; the running state stays."""
+        """Read the unit files again; the active state stays."""
         if self.transient is not None:
             return
         self.fragment = files.find_source(self.name)
@@ -77,13 +76,13 @@ class LoadedUnit:
         self.is_reloadable = "Service.ExecReload" in found
 
     def begin_run(self) -> None:
-        """A new run: its own invocation id, nothing left of the last one."""
+        """Begin a run with a new invocation id."""
         self.invocation = uuid.uuid4().bytes
         self.outcome = ServiceOutcome()
         self.active, self.sub = "activating", "start"
 
     def mark_running(self) -> None:
-        """The run is under way, or over already for a oneshot."""
+        """Set the state of a running unit, or of a finished oneshot."""
         if self.kind == "oneshot" and self.name.endswith(".service"):
             self.active, self.sub = ("active", "exited") if self.remain else ("inactive", "dead")
         else:
@@ -92,7 +91,7 @@ class LoadedUnit:
         self.active_since_us = GLib.get_real_time()
 
     def end_run(self, outcome: ServiceOutcome) -> None:
-        """The run ended so."""
+        """End the run with this outcome."""
         self.outcome = outcome
         if outcome.result != "success":
             self.active, self.sub = "failed", "failed"
@@ -102,13 +101,13 @@ class LoadedUnit:
             self.active, self.sub = "inactive", "dead"
 
     def build_row(self) -> ListedUnit:
-        """One row of ListUnits."""
+        """Return the row of ListUnits."""
         row = (self.name, self.description or self.name, self.load, self.active, self.sub)
         return (*row, "", self.path, 0, "", "/")
 
 
 class UnitObject:
-    """A unit's object: the Unit interface, and Service for services."""
+    """The object of a unit: the interface Unit, and Service for services."""
 
     def __init__(
         self,
@@ -128,7 +127,7 @@ class UnitObject:
         )
 
     def publish_properties(self, files: UnitFileTree, root: Path) -> None:
-        """Bring the properties up to date with the unit."""
+        """Publish the properties of the unit."""
         unit = self._unit
         self._unit_object.set_properties(
             Id=unit.name,

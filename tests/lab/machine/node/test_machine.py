@@ -28,10 +28,10 @@ from treenail_lab import images
 from treenail_lab.images import Image, ImageCatalogue, make_image
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine.bus.objects import BUSY
-from treenail_lab.machine.logind import login1
 from treenail_lab.machine.node.agent_unit import AGENT_UNIT, START_LIMIT_BURST
 from treenail_lab.machine.node.machine import KUBELET_CONFIG, LabMachine
 from treenail_lab.machine.settings import MachineSettings
+from treenail_lab.machine.systemd import login1
 
 pytestmark = pytest.mark.integration
 

@@ -1,12 +1,13 @@
-"""A stand-in for logind: shutdown and what holds it up.
+"""An emulated logind: shutdown and the inhibitor locks that block or delay it.
 
-A block lock does not stop root up to systemd 256 unless root asks for it by a flag; from 257 on it
-does. A delay lock holds a shutdown up for as long as logind lets it.
+Up to systemd 256 a block lock stops root only with the flag ROOT_CHECK_INHIBITORS; from 257 on it
+always does. A delay lock delays a shutdown for at most InhibitDelayMaxSec=.
 """
 
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from gi.repository import Gio, GLib
@@ -21,8 +22,62 @@ from treenail_lab.machine.bus.objects import (
     load_interfaces,
     query_credential,
 )
-from treenail_lab.machine.logind.inhibitors import INHIBITABLE, LogindInhibitor, LogindInhibitors
 from treenail_lab.machine.settings import MachineSettings
+
+INHIBITABLE = ("shutdown", "sleep", "idle", "handle-power-key", "handle-suspend-key")
+
+
+@dataclass(frozen=True, slots=True)
+class LogindInhibitor:
+    """One lock, with the fields in the order of ListInhibitors."""
+
+    what: str
+    who: str
+    why: str
+    mode: str
+    uid: int
+    pid: int
+
+    def is_for(self, what: str, modes: tuple[str, ...]) -> bool:
+        return what in self.what.split(":") and self.mode in modes
+
+
+class LogindInhibitors:
+    """The held locks; ``on_change`` is called after each change.
+
+    Each is a file descriptor, and is released when its last copy is closed.
+    """
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
+        self._locks: dict[int, LogindInhibitor] = {}
+
+    def take_lock(self, inhibitor: LogindInhibitor) -> int:
+        """Add a lock; return the descriptor to send to the caller and to close."""
+        ours, theirs = os.pipe()
+        self._locks[ours] = inhibitor
+        condition = GLib.IOCondition.HUP | GLib.IOCondition.ERR
+        GLib.unix_fd_add_full(GLib.PRIORITY_DEFAULT, ours, condition, self._release_lock)
+        self._on_change()
+        return theirs
+
+    def list_locks(self) -> tuple[LogindInhibitor, ...]:
+        return tuple(self._locks.values())
+
+    def find_locks(self, what: str, *modes: str) -> tuple[LogindInhibitor, ...]:
+        """Return the locks on ``what`` in one of the modes."""
+        return tuple(each for each in self._locks.values() if each.is_for(what, modes))
+
+    def list_inhibited(self, mode: str) -> str:
+        """Return the operations that are inhibited in that mode, joined by colons."""
+        return ":".join(what for what in INHIBITABLE if self.find_locks(what, mode))
+
+    def _release_lock(self, ours: int, _condition: object) -> bool:
+        del self._locks[ours]
+        os.close(ours)
+        self._on_change()
+        return False
+
 
 NAME = "org.freedesktop.login1"
 PATH = "/org/freedesktop/login1"
@@ -38,7 +93,7 @@ _DRY_TYPES = tuple(f"dry-{kind}" for kind in _TYPES)
 
 
 class EmulatedLogind:
-    """The manager object; it calls ``reboot`` or ``soft_reboot`` when the time has come."""
+    """The manager object; it calls ``reboot`` or ``soft_reboot`` when no lock delays it."""
 
     def __init__(
         self,
@@ -110,12 +165,12 @@ class EmulatedLogind:
         blocking = self._inhibitors.find_locks("shutdown", "block")
         blocked = bool(blocking)
         weak = bool(self._inhibitors.find_locks("shutdown", "block-weak"))
-        asked = bool(flags & ROOT_CHECK_INHIBITORS)
+        is_check_requested = bool(flags & ROOT_CHECK_INHIBITORS)
         if flags & SKIP_INHIBITORS:
             return
-        # Up to 256, who asks passes by the locks of their own user, so root by all of root's.
+        # Up to 256 the locks of the caller's own user do not count, so root's not for root.
         others = any(each.uid != os.getuid() for each in blocking)
-        if asked and (weak or (blocked if version >= 257 else others)):
+        if is_check_requested and (weak or (blocked if version >= 257 else others)):
             raise MethodError(ACCESS_DENIED, "Access denied to root due to active block inhibitor")
         if blocked and version >= 257:
             name = BLOCKED if version >= 258 else ACCESS_DENIED

@@ -12,8 +12,8 @@ from gi.repository import Gio, GLib
 from tests.lab.machine.client import LIMIT_S, Client, error_name, wait_until
 from tests.lab.machine.conftest import Services
 from treenail_lab.machine.bus.objects import ACCESS_DENIED, INVALID_ARGS
-from treenail_lab.machine.logind.login1 import BLOCKED, IN_PROGRESS, NAME, PATH
 from treenail_lab.machine.settings import MachineSettings
+from treenail_lab.machine.systemd.login1 import BLOCKED, IN_PROGRESS, NAME, PATH
 
 pytestmark = pytest.mark.integration
 
