@@ -10,10 +10,10 @@ import threading
 
 from treenail.clock import SystemClock
 from treenail.controllers.drain.controller import DrainController
-from treenail.controllers.rollout.controller import RolloutSettings
-from treenail.controllers.rollout.gates.asking import GateClient
-from treenail.controllers.rollout.live import MAX_PARALLEL_WRITES, RolloutController
+from treenail.controllers.rollout.controller import MAX_PARALLEL_WRITES, RolloutController
+from treenail.controllers.rollout.gates.external import GateClient
 from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
+from treenail.controllers.rollout.reconcile import RolloutSettings
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.controllers.runtime.runtime import ControllerRuntime

@@ -25,9 +25,8 @@ from tests.controllers.rollout.agents import (
     client_of,
     install_kinds,
 )
-from tests.controllers.rollout.world import NoGates, World
+from tests.controllers.rollout.world import World, build_reconciler
 from treenail.api import annotations as key
-from treenail.controllers.rollout.controller import RolloutReconciler, RolloutSettings
 from treenail.controllers.rollout.policy import ROLLOUT_POLICY
 from treenail.kube.client import Client
 from treenail.kube.resources import MACHINECONFIGPOOLS
@@ -59,7 +58,7 @@ def decision(size: int) -> Result:
     world.set_pool("worker", "new", SPREAD, maxUnavailable="10%")
     world.deliver()
     caches = Frozen(world)
-    controller = RolloutReconciler(world, caches, world, NoGates(), world, RolloutSettings())
+    controller = build_reconciler(world, caches=caches)
     controller.sync_pool("worker")
     under_way = iter([name for name, node in world.truth.items() if not node.is_done])
     took = []
@@ -103,7 +102,7 @@ def night() -> Iterator[Result]:
     world.seconds = midnight + 3600.0 - 60.0
     world.set_pool("worker", "new", policy, maxUnavailable=limit)
     world.deliver()
-    controller = RolloutReconciler(world, world, world, NoGates(), world, RolloutSettings())
+    controller = build_reconciler(world)
     most, closes = 0, midnight + 3 * 3600.0
     while world.seconds < closes + 3600.0:
         controller.sync_pool("worker")

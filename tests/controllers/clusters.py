@@ -20,10 +20,10 @@ from treenail.controllers.drain.controller import DrainController
 from treenail.controllers.install import installation
 from treenail.controllers.install.installation import NAME, InstallOptions
 from treenail.controllers.render.controller import RenderController
-from treenail.controllers.rollout.controller import RolloutSettings
-from treenail.controllers.rollout.gates.asking import GateClient
-from treenail.controllers.rollout.live import RolloutController
+from treenail.controllers.rollout.controller import RolloutController
+from treenail.controllers.rollout.gates.external import GateClient
 from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
+from treenail.controllers.rollout.reconcile import RolloutSettings
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.controllers.runtime.runtime import ControllerRuntime

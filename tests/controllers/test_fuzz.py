@@ -20,10 +20,9 @@ from treenail.controllers.rollout.gates.os_image import (
     decide_built_image,
     read_annotated_image,
 )
-from treenail.controllers.rollout.nodes import NodeFacts
+from treenail.controllers.rollout.nodes import NodeFacts, NodeReport
 from treenail.controllers.rollout.pools import find_membership
 from treenail.controllers.rollout.progress import RolloutRecord
-from treenail.controllers.rollout.reported import NodeReport
 from treenail.controllers.rollout.status import PoolStatusInput, compute_status
 from treenail.errors import ConfigError
 

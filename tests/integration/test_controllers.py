@@ -40,7 +40,7 @@ CAREFUL = "{canary: {nodes: 1, soak: 1s}, maxFailures: 0}"
 QUICK = ("--settle=0", "--name-after=2")
 LIMIT_S = 60.0
 SIZE = 2_000_000
-AGENT = "[limits]\nretry_first_s = 0.1\nretry_most_s = 0.5\n"
+AGENT = "[limits]\nretry_first_s = 0.1\nretry_max_s = 0.5\n"
 BEHAVIOUR = MachineSettings(pull_bytes_per_s=8e6, staging_s=0.02, boot_s=0.2)
 
 

@@ -190,7 +190,7 @@ class Site:
 class Acting:
     """A drain controller, moved turn by turn; ``kill`` drops it without a word."""
 
-    def __init__(self, site: Site, *, clock: Clock | None = None, at_once: int = 50) -> None:
+    def __init__(self, site: Site, *, clock: Clock | None = None, max_parallel: int = 50) -> None:
         self.wire = Wire(site.server)
         self.clock = clock or site.clock
         self.metrics = ControllerMetrics()
@@ -198,7 +198,7 @@ class Acting:
         self._informers = Informers(client, SystemClock())
         recorder = EventRecorder(client, "treenail-controller", "test", self.clock)
         self.controller = DrainController(
-            client, recorder, self.clock, self.metrics, max_parallel=at_once
+            client, recorder, self.clock, self.metrics, max_parallel=max_parallel
         )
         self.queue = WorkQueue(self.clock, first_retry_s=0.01, max_retry_s=0.05)
         self.controller.register_watches(self._informers, self.queue.add)

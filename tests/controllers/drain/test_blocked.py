@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from treenail.controllers.drain.blocked import ReportedBlockers, find_reportable, parse_keys
+from treenail.controllers.drain.blockers import ReportedBlockers, find_reportable, parse_keys
 from treenail.kube.eviction import Blocker, BlockerReason, DisruptionBudget, DrainProgress
 
 NOW = 1_700_000_000.0

@@ -93,7 +93,7 @@ def test_whatever_is_in_the_way_is_named_within_a_minute(
     ((event, message),) = site.events("a")
     assert event == "DrainBlocked"
     assert said in message
-    assert message.startswith(f"drain-b, begun at {site.record('a')['began']}, is held up by ")
+    assert message.startswith(f"drain-b, started at {site.record('a')['began']}, is blocked by ")
     assert site.conditions("a")["Drained"] == ("Unknown", "DrainBlocked")
     assert site.applied("a") == ""
 
@@ -196,4 +196,4 @@ def test_server_that_refuses_the_cordon_is_said(site: Site, act: Act) -> None:
 
     ((reason, message),) = site.events("a")
     assert reason == "DrainFailing"
-    assert "drain-b can't be done: PATCH nodes a" in message
+    assert "cannot apply drain-b: PATCH nodes a" in message

@@ -261,7 +261,7 @@ def test_nodes_are_drained_at_the_same_time_up_to_the_limit(site: Site, act: Act
     for name in "abc":
         site.node(name)
         site.pod(name, f"web-{name}", stop_s=30)
-    acting = act(at_once=2)
+    acting = act(max_parallel=2)
     for name in "abc":
         site.ask(name, "drain-b")
     acting.until(lambda: 'drains{state="waiting"} 1' in acting.metrics.render_text())
@@ -281,7 +281,7 @@ def test_drain_that_is_held_up_gives_way_to_one_that_is_not(site: Site, act: Act
         site.node(name)
         site.pod(name, f"web-{name}")
     site.budget("keep", "web-a")
-    acting = act(at_once=1)
+    acting = act(max_parallel=1)
     site.ask("a", "drain-x")
     acting.until(lambda: site.cordoned("a"))
     site.ask("b", "drain-x")

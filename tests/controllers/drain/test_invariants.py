@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from treenail.api import annotations as key
-from treenail.controllers.drain.blocked import parse_keys
+from treenail.controllers.drain.blockers import parse_keys
 from treenail.controllers.drain.decide import (
     CordonDecision,
     CordonOwner,

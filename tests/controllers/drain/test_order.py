@@ -1,6 +1,6 @@
 """Who goes first."""
 
-from treenail.controllers.drain.order import BudgetQueue, DrainSlots
+from treenail.controllers.drain.queues import BudgetQueue, DrainSlots
 from treenail.kube.eviction import Blocker, BlockerReason, DisruptionBudget
 
 WEB = DisruptionBudget("web", 0)

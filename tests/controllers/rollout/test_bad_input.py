@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.rollout.world import NoGates, World
+from tests.controllers.rollout.world import World, build_reconciler
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.controllers.render import render
 from treenail.controllers.render.render import ControllerConfig
-from treenail.controllers.rollout.controller import RolloutReconciler, RolloutSettings
 from treenail.controllers.rollout.gates.os_image import OS_IMAGE
 from treenail.controllers.rollout.progress import ROLLOUT_STATE
 from treenail.errors import ConfigError
@@ -30,7 +29,7 @@ def start() -> World:
 
 def looked_at(found: World, *pools: str) -> None:
     found.deliver()
-    controlled = RolloutReconciler(found, found, found, NoGates(), found, RolloutSettings())
+    controlled = build_reconciler(found)
     for _ in range(3):
         for pool in pools:
             controlled.sync_pool(pool)
@@ -99,14 +98,14 @@ class Case:
 CASES = {
     "a pool that selects everything": Case(
         everything, "infra", "InvalidConfiguration",
-        "spec.nodeSelector of pool infra has no requirements and would select every node, so it "
-        "selects none; write a nodeSelector with at least one requirement",
+        "spec.nodeSelector of pool infra is empty, so the pool selects no node; "
+        "write a nodeSelector with at least one requirement",
     ),
     "two custom pools on one node": Case(
         two_pools, "gpu", "NodeInTwoPools",
         "node n0 is selected by 2 custom pools: gpu, infra; change the labels of the node or the "
         "nodeSelector of a pool, so that only one custom pool selects it; until then the node "
-        "keeps the configuration it has; and 1 more such nodes",
+        "keeps its configuration; and 1 more such nodes",
     ),
     "a wrong percentage": Case(
         percentage, "worker", "InvalidConfiguration",
@@ -129,7 +128,7 @@ CASES = {
     ),
     "a policy with an unknown field": Case(
         unknown_field, "worker", "InvalidConfiguration",
-        "annotation treenail.io/rollout of pool worker: unknown field 'soakTime'; known are "
+        "annotation treenail.io/rollout of pool worker: unknown field 'soakTime'; use one of: "
         "alerts, canary, fleetLock, maxFailures, order, rebootTimeout, soak, staging, waves, "
         "windows",
     ),
@@ -147,7 +146,7 @@ CASES = {
     ),
     "a config that does not exist": Case(
         absent, "worker", "MissingMachineConfig",
-        "MachineConfig new, which spec.configuration names, does not exist",
+        "cannot assign MachineConfig new: it does not exist; create it, or correct spec.configuration of pool worker",
     ),
 }  # fmt: skip
 
@@ -171,7 +170,7 @@ def test_nodes_stay_as_they_are_while_nobody_knows_whose_they_are() -> None:
     found = start()
     selector(found)
     looked_at(found, "worker", "infra")
-    assert "pool infra can't be read" in found.said("worker")["Updating"]["message"]
+    assert "the spec of pool infra is invalid" in found.said("worker")["Updating"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -4,19 +4,19 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.controllers.rollout.world import NoGates, World
+from tests.controllers.rollout.world import World, build_reconciler
 from treenail.api import annotations as key
-from treenail.controllers.rollout.controller import (
+from treenail.controllers.rollout.gates.external import LockServer, PrometheusAlerts
+from treenail.controllers.rollout.gates.os_image import OS_IMAGE, GateBlocked, GateWaiting
+from treenail.controllers.rollout.nodes import LOCKED_BY, STARTED_AT, WAS_DEGRADED, RolloutTarget
+from treenail.controllers.rollout.policy import ROLLOUT_RESUME
+from treenail.controllers.rollout.progress import ROLLOUT_STATE
+from treenail.controllers.rollout.reconcile import (
     CONFLICT_RETRY_S,
     RolloutReconciler,
     RolloutSettings,
 )
-from treenail.controllers.rollout.gates.external import LockServer
-from treenail.controllers.rollout.gates.os_image import OS_IMAGE, GateBlocked, GateWaiting
-from treenail.controllers.rollout.nodes import LOCKED_BY, STARTED_AT, WAS_DEGRADED, RolloutTarget
-from treenail.controllers.rollout.policy import ROLLOUT_RESUME, RolloutPolicy
-from treenail.controllers.rollout.progress import ROLLOUT_STATE
-from treenail.controllers.rollout.report import COUNTS_INTERVAL_S
+from treenail.controllers.rollout.status import COUNTS_INTERVAL_S
 from treenail.errors import ForbiddenError, UnreachableError
 
 IMAGE = f"registry.example.com/os@sha256:{'1' * 64}"
@@ -34,8 +34,7 @@ def world(nodes: int = 3, policy: str | None = None, **spec: object) -> World:
 
 
 def controller(found: World, gates: object = None, **settings: object) -> RolloutReconciler:
-    asked = gates or NoGates()
-    return RolloutReconciler(found, found, found, asked, found, RolloutSettings(**settings))  # type: ignore[arg-type]
+    return build_reconciler(found, gates=gates, settings=RolloutSettings(**settings))  # type: ignore[arg-type]
 
 
 def turn(found: World, controlled: RolloutReconciler, *, after_s: float = 0.0) -> float | None:
@@ -161,7 +160,10 @@ def test_a_config_that_does_not_exist_is_given_to_nobody() -> None:
     assert asked_for(found) == []
     said = found.said()["Degraded"]
     assert (said["status"], said["reason"]) == ("True", "MissingMachineConfig")
-    assert said["message"] == "MachineConfig new, which spec.configuration names, does not exist"
+    assert (
+        said["message"]
+        == "cannot assign MachineConfig new: it does not exist; create it, or correct spec.configuration of pool worker"
+    )
     assert found.warnings == [("worker", "MissingMachineConfig", said["message"])]
 
 
@@ -237,10 +239,10 @@ class Locks:
     broken: str = ""
     alert: GateWaiting | GateBlocked | None = None
 
-    def ask(self, policy: RolloutPolicy) -> GateWaiting | GateBlocked | None:
+    def check_alerts(self, alerts: PrometheusAlerts | None) -> GateWaiting | GateBlocked | None:
         return self.alert
 
-    def lock(self, server: LockServer, node: str) -> GateWaiting | GateBlocked | None:
+    def acquire_lock(self, server: LockServer, node: str) -> GateWaiting | GateBlocked | None:
         if self.broken:
             return GateBlocked(self.broken, "GateUnavailable")
         if node not in self.held and len(self.held) >= self.most:
@@ -248,7 +250,7 @@ class Locks:
         self.held.add(node)
         return None
 
-    def unlock(self, server: LockServer, node: str) -> GateWaiting | GateBlocked | None:
+    def release_lock(self, server: LockServer, node: str) -> GateWaiting | GateBlocked | None:
         if self.broken:
             return GateBlocked(self.broken, "GateUnavailable")
         self.held.discard(node)
@@ -284,7 +286,7 @@ def test_a_gate_that_can_not_be_asked_is_an_error_and_never_a_yes() -> None:
 
 def test_an_alert_holds_the_next_node_up() -> None:
     found = world(3)
-    locks = Locks(alert=GateWaiting("alert ApiErrors is firing"))
+    locks = Locks(alert=GateWaiting("waiting: alert ApiErrors is firing"))
     controlled = controller(found, locks)
     assert turn(found, controlled) is not None
     assert asked_for(found) == []

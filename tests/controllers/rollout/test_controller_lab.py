@@ -19,12 +19,12 @@ from tests.controllers.rollout.agents import (
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.clock import SystemClock
-from treenail.controllers.rollout.controller import RolloutSettings
-from treenail.controllers.rollout.gates.asking import GateClient
+from treenail.controllers.rollout.controller import RolloutController
+from treenail.controllers.rollout.gates.external import GateClient
 from treenail.controllers.rollout.gates.os_image import OS_IMAGE
-from treenail.controllers.rollout.live import RolloutController
 from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
 from treenail.controllers.rollout.policy import ROLLOUT_POLICY
+from treenail.controllers.rollout.reconcile import RolloutSettings
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.controllers.runtime.runtime import ControllerRuntime

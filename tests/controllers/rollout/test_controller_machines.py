@@ -13,11 +13,11 @@ from tests.controllers.rollout.agents import add_config, add_pool
 from tests.drains import Drains
 from tests.waiting import wait_until
 from treenail.clock import SystemClock
-from treenail.controllers.rollout.controller import RolloutSettings as Rules
-from treenail.controllers.rollout.gates.asking import GateClient
+from treenail.controllers.rollout.controller import RolloutController
+from treenail.controllers.rollout.gates.external import GateClient
 from treenail.controllers.rollout.gates.os_image import OS_IMAGE
-from treenail.controllers.rollout.live import RolloutController
 from treenail.controllers.rollout.policy import ROLLOUT_POLICY
+from treenail.controllers.rollout.reconcile import RolloutSettings as Rules
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import ControllerMetrics
 from treenail.controllers.runtime.runtime import ControllerRuntime
@@ -33,7 +33,7 @@ CLOCK = SystemClock()
 BEFORE = make_image("os", "1", 2_000_000)
 AFTER = make_image("os", "2", 2_000_000)
 FAST = MachineSettings(pull_bytes_per_s=1e9, staging_s=0.02)
-AGENT = "[limits]\nretry_first_s = 0.1\nretry_most_s = 0.5\n"
+AGENT = "[limits]\nretry_first_s = 0.1\nretry_max_s = 0.5\n"
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from treenail.controllers.rollout.status import PoolProblem
 HOUR = 3600.0
 
 
-def turn(
+def decide(
     found: object, nodes: list[NodeFacts], record: RolloutRecord | None = None
 ) -> RolloutDecision:
     return decide_rollout(found, nodes, proceed(), record, now=1000.0)  # type: ignore[arg-type]  # a pool
@@ -38,26 +38,48 @@ def names(count: int) -> list[NodeFacts]:
 
 
 def test_as_many_as_may_be_unavailable_are_given_the_target() -> None:
-    assert turn(pool(maxUnavailable=2), names(4)).nodes_to_assign == ("n0", "n1")
+    assert decide(pool(maxUnavailable=2), names(4)).nodes_to_assign == ("n0", "n1")
     busy = [on_its_way("a"), *names(4)]
-    assert turn(pool(maxUnavailable=2), busy).nodes_to_assign == ("n0",)
+    assert decide(pool(maxUnavailable=2), busy).nodes_to_assign == ("n0",)
 
 
 def test_nothing_is_given_when_all_have_it() -> None:
-    found = turn(pool(), [node("a", NEW)])
+    found = decide(pool(), [node("a", NEW)])
     assert found == RolloutDecision(target=NEW, record=RolloutRecord(NEW))
 
 
-def test_waiting_for_capacity_is_said() -> None:
-    found = turn(pool(), [on_its_way("a"), node("b")])
-    assert (found.nodes_to_assign, found.waiting_reason) == (
-        (),
-        "as many nodes are unavailable as may be",
-    )
+@pytest.mark.parametrize(
+    ("nodes", "reason"),
+    [
+        ([on_its_way("a")], "a (updating)"),
+        ([on_its_way("a", is_healthy=False)], "a (not ready)"),
+        ([failed("a", unschedulable=True)], "a (degraded)"),
+        ([failed("a")], "a (degraded)"),
+        ([node("a", unschedulable=True)], "a (cordoned by a user)"),
+        (
+            [on_its_way(name) for name in "abcde"],
+            "a (updating), b (updating), c (updating) and 2 more",
+        ),
+    ],
+)
+def test_waiting_reason_names_nodes_that_use_max_unavailable(
+    nodes: list[NodeFacts], reason: str
+) -> None:
+    limit = len(nodes)
+    decision = decide(pool(maxUnavailable=limit), [*nodes, node("z")])
+    assert decision.nodes_to_assign == ()
+    assert decision.waiting_reason == f"waiting: maxUnavailable ({limit}) reached by {reason}"
+
+
+def test_waiting_reason_below_max_unavailable_names_nodes_that_cannot_be_assigned() -> None:
+    nodes = [node("a", NEW), node("b", unschedulable=True), node("c", is_healthy=False)]
+    decision = decide(pool(maxUnavailable=3), nodes)
+    assert decision.nodes_to_assign == ()
+    assert decision.waiting_reason == "waiting for b (cordoned by a user), c (not ready)"
 
 
 def test_a_paused_pool_gets_nothing_new() -> None:
-    assert turn(pool(paused=True), names(3)).nodes_to_assign == ()
+    assert decide(pool(paused=True), names(3)).nodes_to_assign == ()
 
 
 @pytest.mark.parametrize(
@@ -84,7 +106,7 @@ def test_a_gate_that_is_shut_stops_everything(verdict: GateWaiting | GateBlocked
 )
 def test_a_pool_that_is_wrong_changes_no_node_and_says_why(found: object, sentence: str) -> None:
     record = RolloutRecord(NEW)
-    result = turn(found, names(3), record)
+    result = decide(found, names(3), record)
     assert (result.nodes_to_assign, result.record) == ((), record)
     assert result.problem is not None
     assert result.problem.reason == "InvalidConfiguration"
@@ -115,7 +137,7 @@ def test_a_node_that_failed_and_stayed_cordoned_is_given_the_better_target() -> 
 
 def test_what_an_agent_said_about_the_target_before_is_no_failure_of_this_one() -> None:
     given = failed("a", OLD).with_target(NEW, 990.0)
-    found = turn(pool({}), [given, node("b")])
+    found = decide(pool({}), [given, node("b")])
     assert found.problem is None
     assert found.requeue_after_s == 50.0
     later = decide_rollout(pool({}), [given, node("b")], proceed(), found.record, now=1051.0)
@@ -126,16 +148,14 @@ def test_what_an_agent_said_about_the_target_before_is_no_failure_of_this_one() 
 def test_a_canary_comes_first_and_must_run_well_for_a_while() -> None:
     careful = pool({"canary": {"soak": "10m"}}, maxUnavailable=3)
     nodes = names(4)
-    first = turn(careful, nodes)
+    first = decide(careful, nodes)
     assert first.nodes_to_assign == ("n0",)
     nodes[0] = on_its_way("n0")
-    assert turn(careful, nodes, first.record).waiting_reason == (
-        "wave 1 of 2 is given out and not through yet"
-    )
+    assert decide(careful, nodes, first.record).waiting_reason == ("wave 1 of 2 is in progress")
     nodes[0] = node("n0", NEW)
-    soaking = turn(careful, nodes, first.record)
+    soaking = decide(careful, nodes, first.record)
     assert (soaking.nodes_to_assign, soaking.requeue_after_s) == ((), 600.0)
-    assert soaking.waiting_reason == "wave 1 of 2 runs well, more nodes follow in 10 min"
+    assert soaking.waiting_reason == "wave 1 of 2 is soaking; the next wave starts in 10 min"
     after = decide_rollout(careful, nodes, proceed(), soaking.record, now=1600.0)
     assert after.nodes_to_assign == ("n1", "n2", "n3")
 
@@ -143,7 +163,7 @@ def test_a_canary_comes_first_and_must_run_well_for_a_while() -> None:
 def test_a_canary_that_goes_away_while_it_soaks_starts_again() -> None:
     careful = pool({"canary": {"soak": "10m"}})
     nodes = [node("n0", NEW), node("n1")]
-    soaking = turn(careful, nodes)
+    soaking = decide(careful, nodes)
     gone = decide_rollout(
         careful,
         [node("n0", NEW, is_healthy=False), node("n1")],
@@ -158,12 +178,12 @@ def test_a_canary_that_goes_away_while_it_soaks_starts_again() -> None:
 
 def test_a_canary_is_chosen_by_its_labels() -> None:
     careful = pool({"canary": {"nodeSelector": {"matchLabels": {"canary": ""}}}})
-    assert turn(careful, [node("a"), node("b", labels={"canary": ""})]).nodes_to_assign == ("b",)
+    assert decide(careful, [node("a"), node("b", labels={"canary": ""})]).nodes_to_assign == ("b",)
 
 
 def test_a_canary_that_is_nowhere_stops_the_rollout_aloud() -> None:
     careful = pool({"canary": {"nodeSelector": {"matchLabels": {"canary": ""}}}})
-    found = turn(careful, names(2))
+    found = decide(careful, names(2))
     assert found.nodes_to_assign == ()
     assert found.problem == PoolProblem(
         "EmptyWave", "no node of the pool matches the nodeSelector of wave 1"
@@ -172,21 +192,22 @@ def test_a_canary_that_is_nowhere_stops_the_rollout_aloud() -> None:
 
 def test_a_failure_halts_and_is_named_with_the_way_on() -> None:
     nodes = [failed("b", started_at=20.0), failed("a", started_at=10.0, reason="disk"), node("c")]
-    found = turn(pool({}, maxUnavailable=3), nodes)
+    found = decide(pool({}, maxUnavailable=3), nodes)
     assert found.nodes_to_assign == ()
     assert found.record == RolloutRecord(NEW, halted_by=NodeFailure("a", "disk"))
     assert found.problem == PoolProblem(
         "Halted",
-        "The rollout of MachineConfig new is halted: node a failed first: disk; give the pool "
-        "another target, or change its annotation treenail.io/rollout-resume to go on",
+        "The rollout of MachineConfig new is halted: node a failed first: disk; set another target, "
+        "or resume: kubectl annotate machineconfigpool worker --overwrite "
+        'treenail.io/rollout-resume="$(date)"',
     )
 
 
 def test_a_halt_lasts_when_the_failure_is_gone_and_ends_at_a_persons_word() -> None:
     halted = RolloutRecord(NEW, halted_by=NodeFailure("a", "disk"))
     healed = [node("a", NEW), node("c")]
-    assert turn(pool({}), healed, halted).nodes_to_assign == ()
-    resumed = turn(pool({}, annotations={ROLLOUT_RESUME: "today"}), healed, halted)
+    assert decide(pool({}), healed, halted).nodes_to_assign == ()
+    resumed = decide(pool({}, annotations={ROLLOUT_RESUME: "today"}), healed, halted)
     assert resumed.nodes_to_assign == ("c",)
     assert resumed.record == RolloutRecord(NEW, resume_value="today")
 
@@ -195,29 +216,29 @@ def test_a_persons_word_forgives_the_failures_there_are_and_no_later_ones() -> N
     halted = RolloutRecord(NEW, halted_by=NodeFailure("a", "disk"))
     word = pool({}, annotations={ROLLOUT_RESUME: "1"}, maxUnavailable=3)
     nodes = [failed("a"), node("b"), node("c")]
-    resumed = turn(word, nodes, halted)
+    resumed = decide(word, nodes, halted)
     assert resumed.nodes_to_assign == ("b", "c")
     assert resumed.record == RolloutRecord(NEW, resume_value="1", acknowledged=("a",))
-    again = turn(word, [failed("a"), failed("b"), node("c")], resumed.record)
+    again = decide(word, [failed("a"), failed("b"), node("c")], resumed.record)
     assert again.record is not None
     assert again.record.halted_by == NodeFailure("b", "no space left")
 
 
 def test_some_failures_may_be_allowed() -> None:
     lenient = pool({"maxFailures": 1}, maxUnavailable=3)
-    assert turn(lenient, [failed("a"), node("b"), node("c")]).nodes_to_assign == ("b", "c")
-    assert turn(lenient, [failed("a"), failed("b"), node("c")]).nodes_to_assign == ()
+    assert decide(lenient, [failed("a"), node("b"), node("c")]).nodes_to_assign == ("b", "c")
+    assert decide(lenient, [failed("a"), failed("b"), node("c")]).nodes_to_assign == ()
 
 
 def test_a_node_that_does_not_come_back_in_time_has_failed() -> None:
     careful = pool({"rebootTimeout": "10m"}, maxUnavailable=2)
     gone = on_its_way("a", is_healthy=False, started_at=100.0, ready_changed_at=500.0)
-    found = turn(careful, [gone, node("b")])
+    found = decide(careful, [gone, node("b")])
     assert (found.nodes_to_assign, found.requeue_after_s) == (("b",), 100.0)
     late = decide_rollout(careful, [gone, node("b")], proceed(), found.record, now=1101.0)
     assert late.record is not None
     assert late.record.halted_by == NodeFailure(
-        "a", "it has not been ready for 10 min, 10 min are allowed"
+        "a", "it has not been ready for 10 min (rebootTimeout: 10 min)"
     )
 
 
@@ -233,14 +254,14 @@ def test_outside_the_window_nothing_is_given_and_it_says_when() -> None:
     friday = datetime(2026, 1, 2, 23, tzinfo=UTC).timestamp()
     closed = decide_rollout(careful, names(2), proceed(), None, now=friday)
     assert (closed.nodes_to_assign, closed.requeue_after_s) == ((), 2 * HOUR)
-    assert closed.waiting_reason == "the maintenance window opens at 2026-01-03 01:00 UTC"
+    assert closed.waiting_reason == "waiting: the maintenance window opens at 2026-01-03 01:00 UTC"
     assert decide_rollout(
         careful, names(2), proceed(), None, now=friday + 2 * HOUR
     ).nodes_to_assign == ("n0",)
     late = decide_rollout(careful, names(2), proceed(), None, now=friday + 4 * HOUR - 300)
     assert (late.nodes_to_assign, late.requeue_after_s) == ((), 300.0)
     assert late.waiting_reason == (
-        "a node takes about 10 min, and the maintenance window closes in 5 min"
+        "waiting: a node takes about 10 min, but the maintenance window closes in 5 min"
     )
 
 
@@ -249,7 +270,7 @@ def test_what_is_left_is_estimated_from_the_nodes_that_are_through() -> None:
         node(f"d{took}", NEW, started_at=100.0, ready_changed_at=100.0 + took)
         for took in (240, 300, 900)
     ]
-    found = turn(pool(), [*through, *names(5)])
+    found = decide(pool(), [*through, *names(5)])
     assert found.progress_message == "3 of 8 nodes are updated, about 25 min left"
 
 

@@ -6,13 +6,13 @@ import pytest
 
 from tests.controllers.rollout.builders import NEW, node
 from treenail.api.decode import Fields
-from treenail.controllers.rollout.estimate import (
+from treenail.controllers.rollout.gates.windows import parse_window
+from treenail.controllers.rollout.progress import (
     DEFAULT_NODE_S,
     estimate_node_s,
     estimate_remaining_s,
     format_duration,
 )
-from treenail.controllers.rollout.gates.windows import parse_window
 
 HOUR = 3600.0
 NIGHT = parse_window(Fields.from_json({"start": "01:00", "timeZone": "UTC"}, ""), 2 * HOUR)

@@ -25,10 +25,9 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.rollout.world import ROLE, Json, Killed, NoGates, World
+from tests.controllers.rollout.world import ROLE, Json, Killed, World, build_reconciler
 from treenail.api import annotations as key
 from treenail.clock import format_rfc3339
-from treenail.controllers.rollout.controller import RolloutReconciler, RolloutSettings
 from treenail.controllers.rollout.gates.os_image import OS_IMAGE, GateOpen
 from treenail.controllers.rollout.nodes import (
     STARTED_AT,
@@ -38,8 +37,9 @@ from treenail.controllers.rollout.nodes import (
     RolloutTarget,
 )
 from treenail.controllers.rollout.policy import ROLLOUT_POLICY, ROLLOUT_RESUME
+from treenail.controllers.rollout.prestage import is_prestage_done
 from treenail.controllers.rollout.progress import ROLLOUT_STATE
-from treenail.controllers.rollout.staging import is_prestage_done
+from treenail.controllers.rollout.reconcile import RolloutReconciler, RolloutSettings
 from treenail.controllers.rollout.status import RENDER_DEGRADED as RENDERED
 from treenail.errors import ClusterError, TooManyRequestsError, UnreachableError
 
@@ -78,7 +78,7 @@ Build = Callable[[World], RolloutReconciler]
 
 
 def sound(world: World) -> RolloutReconciler:
-    return RolloutReconciler(world, world, world, NoGates(), world, RolloutSettings())
+    return build_reconciler(world)
 
 
 class Broken(AssertionError):
@@ -389,7 +389,7 @@ class Around(World):
         self.world.record_warning(*said)
 
     def controller(self, settings: RolloutSettings | None = None) -> RolloutReconciler:
-        return RolloutReconciler(self, self, self, NoGates(), self, settings or RolloutSettings())
+        return build_reconciler(self, settings=settings)
 
 
 class ForgetsItsWrites(Around):
@@ -501,7 +501,7 @@ DEFECTS: dict[str, tuple[str, Build]] = {
     "nothing new is written": ("quiet", lambda world: StampsEveryPass(world).controller()),
     "unanswered writes are left": (
         "progress",
-        lambda world: LeavesTheUnanswered(world, world, world, NoGates(), world, RolloutSettings()),
+        lambda world: build_reconciler(world, reconciler=LeavesTheUnanswered),
     ),
     "images are never asked for": (
         "progress",
@@ -512,7 +512,7 @@ DEFECTS: dict[str, tuple[str, Build]] = {
 
 def images_too_late(pool: Any) -> GateOpen:
     """A target that lags behind what the pool names."""
-    return GateOpen(RolloutTarget(pool.reported.name or pool.configuration.name), "")
+    return GateOpen(RolloutTarget(pool.status_configuration.name or pool.configuration.name), "")
 
 
 @pytest.mark.parametrize("defect", DEFECTS)

@@ -18,8 +18,13 @@ from tests.oracle import needs_oracle, records
 from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.controllers.rollout.gates.os_image import compute_build_target
-from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget, overlay_written, parse_time
-from treenail.controllers.rollout.reported import NodeReport
+from treenail.clock import parse_rfc3339
+from treenail.controllers.rollout.nodes import (
+    NodeFacts,
+    NodeReport,
+    RolloutTarget,
+    overlay_written,
+)
 
 IMAGE = "quay.example/os@sha256:0"
 # A Degraded node whose image annotations are there, under the config it should have: the
@@ -206,7 +211,7 @@ def test_what_was_written_counts_before_it_is_seen() -> None:
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-01-01T00:00:00", "2026-13-01T00:00:00Z"])
 def test_a_time_that_is_none_is_unknown(text: str) -> None:
-    assert parse_time(text) is None
+    assert parse_rfc3339(text) is None
 
 
 @pytest.mark.parametrize(

@@ -101,9 +101,12 @@ def test_a_share_is_at_least_one_node_and_at_most_all(
         ),
         (
             {"waves": ["50%", "30%"]},
-            "waves[1]: expected more than the wave before, found '30%'",
+            "waves[1]: expected more than in the previous wave, found '30%'",
         ),
-        ({"canary": {"nodes": 3}, "waves": [3]}, "waves[0]: expected more than the wave before"),
+        (
+            {"canary": {"nodes": 3}, "waves": [3]},
+            "waves[0]: expected more than in the previous wave",
+        ),
         ({"soak": 5}, "soak: expected a string, found 5"),
         ({"soak": "5 min"}, "soak: expected a duration such as 10m or 1h30m, found '5 min'"),
         ({"soak": ""}, "soak: expected a duration such as 10m or 1h30m, found ''"),

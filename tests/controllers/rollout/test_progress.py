@@ -53,7 +53,7 @@ def test_failures_are_told_in_the_order_of_their_start() -> None:
         on_its_way("e"),
     ]
     assert find_failures(nodes, NEW, RolloutPolicy(), now=1000.0) == (
-        NodeFailure("a", "it is Degraded and does not say why"),
+        NodeFailure("a", "it is Degraded without a reason"),
         NodeFailure("b", "x" * 400),
         NodeFailure("c", "no space left"),
     )

@@ -16,11 +16,12 @@ from tests.oracle import needs_oracle, records
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.controllers.rollout.gates.os_image import compute_build_target
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.rollout.order import sort_by_zone, spread_over_zones
 from treenail.controllers.rollout.select import (
     compute_max_unavailable,
     find_candidates,
     find_redirectable,
+    sort_by_zone,
+    spread_over_zones,
 )
 from treenail.errors import ConfigError
 

@@ -5,14 +5,13 @@ from dataclasses import replace
 import pytest
 
 from tests.controllers.rollout.builders import failed, image, node, on_its_way, pool, proceed
-from tests.controllers.rollout.world import NoGates, World
+from tests.controllers.rollout.world import World, build_reconciler
 from treenail.api import annotations as key
-from treenail.controllers.rollout.controller import RolloutReconciler, RolloutSettings
 from treenail.controllers.rollout.decide import decide_rollout
 from treenail.controllers.rollout.gates.os_image import OS_IMAGE
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
 from treenail.controllers.rollout.policy import RolloutPolicy
-from treenail.controllers.rollout.staging import PrestageRequests, decide_prestage_requests
+from treenail.controllers.rollout.prestage import PrestageRequests, decide_prestage_requests
 
 OLD, NEW = image("old", "a"), image("new", "b")
 TWO = RolloutPolicy(prestage_max_parallel=2)
@@ -41,10 +40,10 @@ def told(
 def test_no_more_nodes_are_asked_than_may_pull_at_the_same_time() -> None:
     nodes = [at_rest(name) for name in "abcd"]
     assert told(*nodes) == PrestageRequests(
-        ("a", "b"), waiting_reason="0 of 4 nodes have staged the image"
+        ("a", "b"), waiting_reason="waiting: 0 of 4 nodes have prestaged the image"
     )
     assert told(staged("a"), asked("b"), at_rest("c"), at_rest("d")) == PrestageRequests(
-        ("c",), waiting_reason="1 of 4 nodes have staged the image"
+        ("c",), waiting_reason="waiting: 1 of 4 nodes have prestaged the image"
     )
     assert told(asked("a"), asked("b"), at_rest("c")).nodes_to_request == ()
 
@@ -128,9 +127,7 @@ class Staged:
             self.world.add_node(f"n{number}", "old")
         self.policy = policy
         self.change()
-        self.controller = RolloutReconciler(
-            self.world, self.world, self.world, NoGates(), self.world, RolloutSettings()
-        )
+        self.controller = build_reconciler(self.world)
 
     def change(self, pull_spec: str = IMAGE, **spec: object) -> None:
         notes = {OS_IMAGE: pull_spec}
@@ -191,7 +188,7 @@ def test_an_image_that_is_not_there_halts_before_any_node_is_drained() -> None:
     found.turn(10.0)
     said = found.world.said()["Degraded"]
     assert said["reason"] == "Halted"
-    assert "node n0 failed first: staging: manifest unknown" in said["message"]
+    assert "node n0 failed first: prestaging failed: manifest unknown" in said["message"]
     found.turn(10.0)
     assert (found.count("asked"), found.count("given")) == (2, 0)
     found.change(OTHER)

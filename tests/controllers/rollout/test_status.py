@@ -26,8 +26,7 @@ from treenail.controllers.rollout.gates.os_image import (
     compute_build_target,
     decide_built_image,
 )
-from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.rollout.reported import NodeReport
+from treenail.controllers.rollout.nodes import NodeFacts, NodeReport, RolloutTarget
 from treenail.controllers.rollout.status import (
     PoolCounts,
     PoolProblem,
@@ -60,7 +59,7 @@ def test_recorded_pools_have_the_recorded_status() -> None:
         if number in UNNAMED:
             for kind in ("NodeDegraded", "Degraded"):
                 assert expected[kind] == ("True", "")
-                sentence = f"Node {UNNAMED[number]} is degraded and does not say why"
+                sentence = f"Node {UNNAMED[number]} is degraded and reports no reason"
                 expected[kind] = ("True", sentence)
         assert ours == expected, number
         counts = {key: value for key, value in record["out"].items() if key not in OTHERS}
@@ -201,7 +200,7 @@ def test_what_is_wrong_with_the_pool_itself_is_said_first() -> None:
     ("kind", "message", "expected"),
     [
         ("RenderDegraded", "no such kernelType", "no such kernelType"),
-        ("RenderDegraded", "", "The configuration can't be rendered"),
+        ("RenderDegraded", "", "The configuration cannot be rendered"),
         ("PinnedImageSetsDegraded", "pull failed", "pull failed"),
         ("ImageBuildDegraded", "dnf failed", "Custom OS image build failed"),
     ],

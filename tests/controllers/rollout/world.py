@@ -11,8 +11,13 @@ from typing import Any
 from treenail.api import annotations as key
 from treenail.clock import format_rfc3339
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.rollout.observe import ObservedPool
 from treenail.controllers.rollout.policy import ROLLOUT_POLICY
+from treenail.controllers.rollout.pools import ObservedPool
+from treenail.controllers.rollout.reconcile import (
+    RolloutCaches,
+    RolloutReconciler,
+    RolloutSettings,
+)
 from treenail.errors import ConflictError, NotFoundError, UnreachableError
 from treenail.kube.client import PatchType
 from treenail.kube.events import ObjectReference
@@ -311,10 +316,10 @@ def merged(target: Any, patch: Any) -> Any:
     return found
 
 
-class NoGates:
-    """Nobody else is asked."""
+class OpenGates:
+    """Gates that are always open."""
 
-    def check_alerts(self, policy: object) -> None:
+    def check_alerts(self, alerts: object) -> None:
         return None
 
     def acquire_lock(self, server: object, node: str) -> None:
@@ -322,3 +327,25 @@ class NoGates:
 
     def release_lock(self, server: object, node: str) -> None:
         return None
+
+
+def build_reconciler(
+    world: Any,
+    *,
+    caches: Any = None,
+    gates: Any = None,
+    settings: RolloutSettings | None = None,
+    reconciler: type[RolloutReconciler] = RolloutReconciler,
+    **options: Any,
+) -> RolloutReconciler:
+    """A reconciler with the world as API server, caches, clock and Event recorder."""
+    observed = caches or world
+    return reconciler(
+        world,
+        RolloutCaches(observed.list_pools, observed.list_nodes),
+        world,
+        gates or OpenGates(),
+        world,
+        settings or RolloutSettings(),
+        **options,
+    )

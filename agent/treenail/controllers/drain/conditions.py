@@ -1,7 +1,7 @@
-"""The conditions of a MachineConfigNode that tell of a drain, for those who watch an update.
+"""Drain conditions of a MachineConfigNode: Cordoned, Drained and Uncordoned.
 
-They are a report: a drain neither waits for them nor fails with them. What could not be written is
-kept and written later. Not every cluster has the kind, and not every node an object of it.
+They are only a report: a drain neither waits for them nor fails with them. A failed write is
+retried later. Some clusters do not have the kind, and some nodes have no object of it.
 """
 
 import logging
@@ -30,7 +30,7 @@ _CORDONED, _DRAINED, _UNCORDONED = (
 
 
 class DrainStage(StrEnum):
-    """How far a request is."""
+    """Progress of a drain or uncordon request."""
 
     DRAINING = "draining"
     DRAINED = "drained"
@@ -41,8 +41,8 @@ class DrainStage(StrEnum):
 def build_drain_conditions(
     stage: DrainStage, request: str, blockers: str = ""
 ) -> tuple[Condition, ...]:
-    """The three conditions, without times; reasons are the Machine Config Operator's."""
-    before = Condition(
+    """Build the three conditions, without times. The reasons are those of the MCO."""
+    not_uncordoned = Condition(
         _UNCORDONED,
         "False",
         machineconfignode.NOT_YET_OCCURRED,
@@ -51,16 +51,20 @@ def build_drain_conditions(
     cordoned = Condition(_CORDONED, "True", "UpdateExecutedCordoned", f"Cordoned for {request}")
     match stage:
         case DrainStage.DRAINING if blockers:
-            message = f"Held up by {blockers}"[:_MESSAGE_CHARS]
-            return (cordoned, Condition(_DRAINED, "Unknown", "DrainBlocked", message), before)
+            message = f"Blocked by {blockers}"[:_MESSAGE_CHARS]
+            return (
+                cordoned,
+                Condition(_DRAINED, "Unknown", "DrainBlocked", message),
+                not_uncordoned,
+            )
         case DrainStage.DRAINING:
             message = f"Draining for {request}"
             drained = Condition(_DRAINED, "Unknown", "UpdateExecutedDrained", message)
-            return (cordoned, drained, before)
+            return (cordoned, drained, not_uncordoned)
         case DrainStage.DRAINED:
             message = f"Drained for {request}"
             drained = Condition(_DRAINED, "True", "UpdateExecutedDrained", message)
-            return (cordoned, drained, before)
+            return (cordoned, drained, not_uncordoned)
         case DrainStage.UNCORDONED:
             reason, message = "UpdateCompleteUncordoned", f"Uncordoned for {request}"
             return (
@@ -69,7 +73,10 @@ def build_drain_conditions(
                 Condition(_UNCORDONED, "True", reason, message),
             )
         case DrainStage.LEFT_CORDONED:
-            reason, message = "CordonedByOther", "Was cordoned before the update, and stays so"
+            reason, message = (
+                "CordonedByOther",
+                "The node was cordoned before the update and stays cordoned",
+            )
             return (
                 Condition(_CORDONED, "True", reason, message),
                 Condition(_DRAINED, "False", reason, message),
@@ -79,20 +86,20 @@ def build_drain_conditions(
 
 @dataclass(slots=True)
 class _PendingConditions:
-    """What is known of the conditions of one node."""
+    """Desired and written conditions of one node."""
 
     latest: tuple[Condition, ...] = ()
-    """What was told last, without times."""
+    """The desired conditions, without times."""
     written: tuple[Condition, ...] | None = None
-    """As they are there; None before they were read, or when there is nowhere to write."""
+    """The conditions in the API server; None while unknown."""
     is_pending: bool = False
     not_before: float = float("-inf")
 
 
 class DrainConditionWriter:
-    """Writes the conditions, by server-side apply under a field manager of their own.
+    """Writes the conditions by server-side apply under its own field manager.
 
-    One thread at a time is concerned with a node.
+    Only one thread at a time may call it for the same node.
     """
 
     def __init__(self, client: Client, clock: Clock) -> None:
@@ -101,35 +108,35 @@ class DrainConditionWriter:
         self._pending: dict[str, _PendingConditions] = {}
 
     def queue_conditions(self, node: str, conditions: tuple[Condition, ...]) -> None:
-        """Write them with `flush_conditions` if they differ from what was told before."""
-        report = self._pending.setdefault(node, _PendingConditions())
-        if report.latest != conditions:
-            report.latest, report.is_pending = conditions, True
+        """Queue the conditions for `flush_conditions` if they changed."""
+        pending = self._pending.setdefault(node, _PendingConditions())
+        if pending.latest != conditions:
+            pending.latest, pending.is_pending = conditions, True
 
     def flush_conditions(self, node: str) -> float | None:
-        """Write what is promised; after how many seconds to try again, None if that is not needed.
+        """Write queued conditions and return after how many seconds to retry, or None.
 
         Never raises.
         """
-        report = self._pending.get(node)
-        if report is None or not report.is_pending:
+        pending = self._pending.get(node)
+        if pending is None or not pending.is_pending:
             return None
-        if self._clock.monotonic() < report.not_before:
+        if self._clock.monotonic() < pending.not_before:
             return _RETRY_S
-        report.is_pending = not self._apply_conditions(node, report)
-        return _RETRY_S if report.is_pending else None
+        pending.is_pending = not self._apply_conditions(node, pending)
+        return _RETRY_S if pending.is_pending else None
 
     def write_conditions(self, node: str, conditions: tuple[Condition, ...]) -> None:
-        """Promise, and keep it now if possible."""
+        """Queue the conditions and try to write them now."""
         self.queue_conditions(node, conditions)
         self.flush_conditions(node)
 
     def forget_node(self, node: str) -> None:
-        """There is no such node any more."""
+        """Forget a deleted node."""
         self._pending.pop(node, None)
 
     def _apply_conditions(self, node: str, pending: _PendingConditions) -> bool:
-        """Write them; False if that has to be tried again."""
+        """Write the conditions; False if the write must be retried."""
         try:
             before = self._read_conditions(node) if pending.written is None else pending.written
             merged = merge_conditions(before, pending.latest, now=format_rfc3339(self._clock.now()))
@@ -145,16 +152,18 @@ class DrainConditionWriter:
             pending.written = None
             return True
         except (ClusterError, ConfigError) as error:
-            log.info("can't write the conditions of MachineConfigNode %s: %s", node, error)
+            log.info("cannot write the conditions of MachineConfigNode %s: %s", node, error)
             pending.not_before = self._clock.monotonic() + _RETRY_S
             return False
         pending.written = merged
         return True
 
     def _read_conditions(self, node: str) -> tuple[Condition, ...]:
-        found = MachineConfigNode.from_json(self._client.get(MACHINECONFIGNODES, node))
-        ours = (_CORDONED, _DRAINED, _UNCORDONED)
-        return tuple(each for each in found.conditions if each.type in ours)
+        machine_config_node = MachineConfigNode.from_json(
+            self._client.get(MACHINECONFIGNODES, node)
+        )
+        own_types = (_CORDONED, _DRAINED, _UNCORDONED)
+        return tuple(each for each in machine_config_node.conditions if each.type in own_types)
 
 
 def _build_apply_body(node: str, conditions: tuple[Condition, ...]) -> Json:

@@ -1,18 +1,18 @@
-"""The drain controller: what Nodes ask for by ``desiredDrain``, done and acknowledged.
+"""Drain controller: applies the ``desiredDrain`` of Nodes and acknowledges it.
 
-A turn never waits for a pod: it asks those to go that were not asked lately, says what is in the
-way, and returns. A pod that changes rings for the next turn.
+A reconciliation never waits for a pod. It evicts pods that are due, reports blockers and returns.
+A change of a pod enqueues the node again.
 """
 
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol, assert_never
+from typing import assert_never
 
 from treenail.api.decode import Json
 from treenail.clock import Clock, format_rfc3339
-from treenail.controllers.drain.blocked import (
+from treenail.controllers.drain.blockers import (
     REPORT_AFTER_S,
     REPORT_INTERVAL_S,
     ReportedBlockers,
@@ -36,13 +36,13 @@ from treenail.controllers.drain.decide import (
     decide_drain,
 )
 from treenail.controllers.drain.nodes import DrainNodeClient
-from treenail.controllers.drain.order import BudgetQueue, DrainSlots
+from treenail.controllers.drain.queues import BudgetQueue, DrainSlots
 from treenail.controllers.runtime.informers import Informers
 from treenail.controllers.runtime.metrics import SLOW_BUCKETS_S, ControllerMetrics
 from treenail.controllers.runtime.workers import Enqueue
 from treenail.errors import ConflictError, ForbiddenError, InvalidError
 from treenail.kube.client import Client
-from treenail.kube.events import ObjectReference
+from treenail.kube.events import EventRecorder, ObjectReference
 from treenail.kube.eviction import NodeDrain
 from treenail.kube.resources import NODES, PODDISRUPTIONBUDGETS
 from treenail.kube.watch import WatchScope
@@ -55,53 +55,49 @@ _MAX_CONFLICTS = 3
 _CONFLICT_RETRY_S = 1.0
 _SLOT_RETRY_S = 30.0
 _BLOCKED_SLOT_S = 60.0
-"""How long a drain that is held up keeps its slot while others wait for one."""
+"""How long a blocked drain keeps its slot while other nodes wait for one."""
 _EVENT_INTERVAL_S = 600.0
 _UNLIMITED = 1_000_000
 
 
-class DrainEvents(Protocol):
-    """Where people are told."""
-
-    def record_warning(self, regarding: ObjectReference, reason: str, message: str) -> None: ...
-
-
 class DrainMetrics:
-    """What is measured of drains."""
+    """Metrics of drains."""
 
     def __init__(self, metrics: ControllerMetrics) -> None:
         self.duration = metrics.add_histogram(
             "drain_duration_seconds",
-            "From the cordon to the acknowledgement of a drain.",
+            "Time from the cordon to the acknowledgement of a drain.",
             buckets=SLOW_BUCKETS_S,
         )
-        self.drains = metrics.add_gauge("drains", "Nodes to be drained, by state.", ("state",))
+        self.drains = metrics.add_gauge(
+            "drains", "Nodes with a drain request, by state.", ("state",)
+        )
         self.longest = metrics.add_gauge(
-            "longest_drain_seconds", "For how long the longest drain is under way."
+            "longest_drain_seconds", "Duration of the longest running drain."
         )
 
 
 @dataclass(slots=True)
 class _RunningDrain:
-    """A drain under way in this process; nothing in it has to outlive the process."""
+    """A running drain in this process. None of it must survive the process."""
 
     drain: NodeDrain
     exit_stack: ExitStack
     record: DrainRecord
     slot_taken_at: float
-    """When it got its slot, monotonic."""
+    """Monotonic time."""
     is_blocked: bool = False
-    """Nothing goes by itself any more."""
+    """All remaining pods have a blocker."""
     reported_message: str = ""
-    """What was said last to be in the way."""
+    """The blockers in the last report."""
     reported_at: float = float("-inf")
     event_at: float = float("-inf")
 
 
 class DrainController:
-    """Cordons, empties and uncordons nodes, at most ``at_once`` of them at a time.
+    """Cordons, drains and uncordons nodes, at most ``max_parallel`` drains at a time.
 
-    What is in the way for ``named_after_s`` is named.
+    It reports blockers that last longer than ``report_after_s``.
     """
 
     name = "drain"
@@ -109,7 +105,7 @@ class DrainController:
     def __init__(
         self,
         client: Client,
-        events: DrainEvents,
+        events: EventRecorder,
         clock: Clock,
         metrics: ControllerMetrics,
         *,
@@ -124,16 +120,13 @@ class DrainController:
         self._slots = DrainSlots(max_parallel)
         self._budget_queue = BudgetQueue()
         self._condition_writer = DrainConditionWriter(client, clock)
-        # One entry for each node, touched only by the worker that has the node's turn.
+        # One entry for each node. Only the worker that reconciles the node accesses it.
         self._running: dict[str, _RunningDrain] = {}
         self._enqueue: Callable[[str], None] = lambda _: None
         self._register_gauges()
 
     def register_watches(self, informers: Informers, enqueue: Enqueue) -> None:
-        """Look at a node when what it asks for or its cordon becomes another, or a budget it needs.
-
-        Its pods are watched only while it is being drained.
-        """
+        """Watch Nodes and PodDisruptionBudgets. Pods are watched only during a drain."""
         view = informers.add_view(WatchScope(NODES), DrainNode.from_json)
         view.add_handler(lambda name, _before, _after: enqueue(name))
         informers.add_view(
@@ -143,7 +136,7 @@ class DrainController:
         self._enqueue = enqueue
 
     def sync_key(self, key: str) -> float | None:
-        """One turn for the node of that name."""
+        """Reconcile the node once and return after how many seconds to do it again, or None."""
         node = self._nodes.get_latest(key)
         for _ in range(_MAX_CONFLICTS):
             if node is None:
@@ -156,21 +149,21 @@ class DrainController:
                 node = self._nodes.read_node(key)
             except (ForbiddenError, InvalidError) as error:
                 self._emit_warning(
-                    key, "DrainFailing", f"{node.desired_drain} can't be done: {error}"
+                    key, "DrainFailing", f"cannot apply {node.desired_drain}: {error}"
                 )
                 raise
         return _CONFLICT_RETRY_S
 
     def close(self) -> None:
-        """End all watches; another controller goes on where this one stopped."""
+        """Stop all watches. Another process continues the drains."""
         for name in list(self._running):
             self._end_drain(name)
 
     def _apply_decision(self, node: DrainNode) -> float | None:
         match decide_drain(node, self._clock.now()):
-            case IdleDecision(stale):
+            case IdleDecision(has_stale_blockers):
                 self._end_drain(node.name)
-                if stale:
+                if has_stale_blockers:
                     self._nodes.write_blockers(node, "")
                 return self._condition_writer.flush_conditions(node.name)
             case DisownCordonDecision(record):
@@ -179,15 +172,19 @@ class DrainController:
                 return self._condition_writer.flush_conditions(node.name)
             case RejectDecision(request):
                 self._end_drain(node.name)
-                message = f"desiredDrain {request!r:.80} is neither drain-… nor uncordon-…"
+                message = (
+                    f"cannot apply desiredDrain {request!r:.80}: it begins with neither drain- nor "
+                    "uncordon-"
+                )
                 self._emit_warning(node.name, "UnknownDrainRequest", message)
                 return None
-            case UncordonDecision(request, lift):
-                return self._uncordon_node(node, request, should_uncordon=lift)
-            case CordonDecision(record, again):
+            case UncordonDecision(request, should_uncordon):
+                return self._uncordon_node(node, request, should_uncordon=should_uncordon)
+            case CordonDecision(record, is_repeated):
                 if not self._slots.try_acquire(node.name):
                     return _SLOT_RETRY_S
-                return self._evict_pods(self._cordon_node(node, record, is_repeated=again), record)
+                cordoned = self._cordon_node(node, record, is_repeated=is_repeated)
+                return self._evict_pods(cordoned, record)
             case EvictDecision(record):
                 if not self._slots.try_acquire(node.name):
                     return _SLOT_RETRY_S
@@ -199,21 +196,24 @@ class DrainController:
         self, node: DrainNode, request: str, *, should_uncordon: bool
     ) -> float | None:
         self._end_drain(node.name)
-        stays = node.unschedulable and not should_uncordon
-        stage = DrainStage.LEFT_CORDONED if stays else DrainStage.UNCORDONED
-        # Promised before, because the write may succeed and its answer be lost.
+        stays_cordoned = node.unschedulable and not should_uncordon
+        stage = DrainStage.LEFT_CORDONED if stays_cordoned else DrainStage.UNCORDONED
+        # Queued before the write: it may succeed although its response is lost.
         self._condition_writer.queue_conditions(node.name, build_drain_conditions(stage, request))
         self._nodes.acknowledge_uncordon(node, should_uncordon=should_uncordon)
-        log.info("%s applied on %s", request, node.name)
+        if stays_cordoned:
+            log.info("left %s cordoned for %s: a user cordoned it", node.name, request)
+        else:
+            log.info("uncordoned %s for %s", node.name, request)
         return self._condition_writer.flush_conditions(node.name)
 
     def _cordon_node(self, node: DrainNode, record: DrainRecord, *, is_repeated: bool) -> DrainNode:
-        # What is left is listed anew: pods may have come to it while it was schedulable.
+        # List the pods again: new ones may have been scheduled before the cordon.
         self._close_drain(node.name)
         node = self._nodes.cordon_node(node, record)
         log.info("cordoned %s for %s", node.name, record.request)
         if is_repeated:
-            message = f"Cordoned again: somebody uncordoned the node during {record.request}"
+            message = f"cordoned again: the node was uncordoned during {record.request}"
             self._emit_warning(node.name, "CordonedAgain", message)
         return node
 
@@ -225,33 +225,34 @@ class DrainController:
         self._budget_queue.set_waiting(node.name, record.began_at, progress.blockers)
         running.is_blocked = progress.blocked_count == len(progress.remaining)
         now = self._clock.now()
-        found = find_reportable(
+        blockers = find_reportable(
             progress, node.drain_blocked, now, report_after_s=self._report_after_s
         )
-        again_s = self._report_blockers(node, running, found)
+        report_s = self._report_blockers(node, running, blockers)
         self._condition_writer.write_conditions(
-            node.name, build_drain_conditions(DrainStage.DRAINING, record.request, found.message)
+            node.name,
+            build_drain_conditions(DrainStage.DRAINING, record.request, blockers.message),
         )
         if self._yield_slot(node.name, running):
             return _SLOT_RETRY_S
-        return min(progress.retry_s, again_s)
+        return min(progress.retry_s, report_s)
 
     def _finish_drain(self, node: DrainNode, record: DrainRecord) -> float | None:
-        # Before the acknowledgement, after which nobody would look at the node again.
+        # Before the acknowledgement, after which no event enqueues the node again.
         self._condition_writer.write_conditions(
             node.name, build_drain_conditions(DrainStage.DRAINED, record.request)
         )
         self._nodes.acknowledge_drain(node)
         self._end_drain(node.name)
-        took_s = self._clock.now() - record.began_at
-        self._metrics.duration.observe(took_s)
-        log.info("%s applied on %s after %.0f s", record.request, node.name, took_s)
+        duration_s = self._clock.now() - record.began_at
+        self._metrics.duration.observe(duration_s)
+        log.info("drained %s for %s in %.0f s", node.name, record.request, duration_s)
         return self._condition_writer.flush_conditions(node.name)
 
     def _report_blockers(
         self, node: DrainNode, running: _RunningDrain, blockers: ReportedBlockers
     ) -> float:
-        """Name on the node, and in an event, what is in the way; when there may be more to say."""
+        """Report blockers on the Node and in an Event; return the delay until the next report."""
         now = self._clock.monotonic()
         known = parse_keys(node.drain_blocked)
         if blockers.keys != known:
@@ -264,14 +265,16 @@ class DrainController:
             running.reported_message, running.event_at = blockers.message, float("-inf")
         if running.reported_message and now - running.event_at >= _EVENT_INTERVAL_S:
             running.event_at = now
-            request, began = running.record.request, format_rfc3339(running.record.began_at)
-            message = f"{request}, begun at {began}, is held up by {running.reported_message}"
+            request, started_at = running.record.request, format_rfc3339(running.record.began_at)
+            message = (
+                f"{request}, started at {started_at}, is blocked by {running.reported_message}"
+            )
             self._emit_warning(node.name, "DrainBlocked", message)
-            log.warning("%s: %s", node.name, message)
+            log.warning("drain of %s is blocked: %s", node.name, message)
         return REPORT_INTERVAL_S if blockers.next_report_in_s is None else blockers.next_report_in_s
 
     def _on_budget_change(self, budget: str, _before: int | None, allowed: int | None) -> None:
-        # A budget that is gone allows everything.
+        # A deleted budget allows all evictions.
         for name in self._budget_queue.find_next_nodes(
             budget, _UNLIMITED if allowed is None else allowed
         ):
@@ -280,7 +283,7 @@ class DrainController:
                 self._enqueue(name)
 
     def _yield_slot(self, name: str, running: _RunningDrain) -> bool:
-        """Let another node be drained while this one can't be; its cordon and names stay."""
+        """Pass the slot of a blocked drain to another node. The cordon and the report stay."""
         if (
             not running.is_blocked
             or self._clock.monotonic() - running.slot_taken_at < _BLOCKED_SLOT_S
@@ -289,7 +292,7 @@ class DrainController:
         other = self._slots.yield_slot(name)
         if other is None:
             return False
-        log.info("the drain of %s gives way to the one of %s", name, other)
+        log.info("suspended the blocked drain of %s in favor of %s", name, other)
         self._close_drain(name)
         self._enqueue(other)
         return True
@@ -305,14 +308,14 @@ class DrainController:
                 name, record.began_at, blocker
             ),
         )
-        ended = ExitStack()
-        ended.enter_context(drain)
-        running = _RunningDrain(drain, ended, record, self._clock.monotonic())
+        exit_stack = ExitStack()
+        exit_stack.enter_context(drain)
+        running = _RunningDrain(drain, exit_stack, record, self._clock.monotonic())
         self._running[name] = running
         return running
 
     def _end_drain(self, name: str) -> None:
-        """The node needs no slot: nothing is asked for, or what is asked for is done."""
+        """End the drain of a node without a pending request, and pass its slot on."""
         self._close_drain(name)
         other = self._slots.release_slot(name)
         if other is not None:
@@ -324,26 +327,27 @@ class DrainController:
             running.exit_stack.close()
 
     def _emit_warning(self, node: str, reason: str, message: str) -> None:
-        # As the kubelet's events of its Node, which kubectl looks for: the name as the uid.
+        # The kubelet uses the node name as the uid in its Events, and "kubectl describe node" finds
+        # these.
         self._events.record_warning(ObjectReference("Node", node, uid=node), reason, message)
 
     def _register_gauges(self) -> None:
-        def held_up() -> int:
+        def count_blocked() -> int:
             return sum(each.is_blocked for each in list(self._running.values()))
 
-        def longest_s() -> float:
-            began = [each.record.began_at for each in list(self._running.values())]
-            return self._clock.now() - min(began) if began else 0.0
+        def compute_longest_s() -> float:
+            starts = [each.record.began_at for each in list(self._running.values())]
+            return self._clock.now() - min(starts) if starts else 0.0
 
         drains = self._metrics.drains
-        drains.set_function("running", by=lambda: float(self._slots.taken_count - held_up()))
-        drains.set_function("blocked", by=lambda: float(held_up()))
+        drains.set_function("running", by=lambda: float(self._slots.taken_count - count_blocked()))
+        drains.set_function("blocked", by=lambda: float(count_blocked()))
         drains.set_function("waiting", by=lambda: float(self._slots.waiting_count))
-        self._metrics.longest.set_function(by=longest_s)
+        self._metrics.longest.set_function(by=compute_longest_s)
 
 
 def _parse_disruptions_allowed(document: Json) -> int:
-    """How many pods a PodDisruptionBudget lets go now."""
+    """Parse how many disruptions a PodDisruptionBudget allows now."""
     status = document.get("status")
     allowed = status.get("disruptionsAllowed") if isinstance(status, dict) else None
     return allowed if isinstance(allowed, int) else 0

@@ -1,9 +1,9 @@
-"""What a Node asks the drain controller for, to what is to be done next: start reading here.
+"""Decide the next step of a drain request. Start reading here.
 
-The agent writes ``desiredDrain``: ``drain-…`` or ``uncordon-…``, and whatever follows the dash is
-its own business. When it is so, the controller copies the whole text to ``lastAppliedDrain``. All
-that has to be remembered in between is in the record, which is an annotation of the Node and is
-written together with the cordon.
+The agent writes ``desiredDrain`` with the value ``drain-…`` or ``uncordon-…``. The text after the
+dash is opaque, as in the Machine Config Operator (drain_controller.go). When the request is done,
+the controller copies the value to ``lastAppliedDrain``. All state in between is in the drain
+record, an annotation of the Node that is written together with the cordon.
 """
 
 import json
@@ -21,38 +21,38 @@ _UNCORDON_PREFIX = "uncordon-"
 
 
 class CordonOwner(StrEnum):
-    """Who made the node unschedulable."""
+    """Who cordoned the node."""
 
     DRAIN_CONTROLLER = "drain-controller"
     OTHER = "other"
-    """Somebody, before the drain was asked for: theirs to take back."""
+    """A user or another program, before the drain request. Only they may uncordon it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainRecord:
-    """A drain that has begun."""
+    """Record of a drain that has begun."""
 
     request: str
-    """The ``desiredDrain`` that asked for it."""
+    """The value of ``desiredDrain``."""
     began_at: float
-    """In seconds since the epoch, whole ones."""
+    """Whole seconds since the epoch."""
     cordon_owner: CordonOwner
 
     @classmethod
     def from_text(cls, text: str) -> "DrainRecord":
-        """The record in an annotation; raises `ConfigError`."""
+        """Parse the annotation; raises `ConfigError`."""
         fields = Fields.from_json(load_json(text, where=f"annotation {key.DRAIN}"), "")
         began = parse_rfc3339(fields.get_required_text("began"))
         if began is None:
             raise fields.make_error("began", "an RFC 3339 time")
         try:
-            cordoner = CordonOwner(fields.get_text("cordonedBy"))
+            cordon_owner = CordonOwner(fields.get_text("cordonedBy"))
         except ValueError as error:
             raise fields.make_error("cordonedBy", f"one of {', '.join(CordonOwner)}") from error
-        return cls(fields.get_required_text("request"), began, cordoner)
+        return cls(fields.get_required_text("request"), began, cordon_owner)
 
     def to_text(self) -> str:
-        """What `from_text` reads."""
+        """Format the record for the annotation."""
         return json.dumps(
             {
                 "request": self.request,
@@ -64,7 +64,7 @@ class DrainRecord:
 
 @dataclass(frozen=True, slots=True)
 class DrainNode:
-    """One look at a Node, as far as draining is concerned."""
+    """Facts about a Node that a drain needs."""
 
     name: str
     desired_drain: str = ""
@@ -72,13 +72,13 @@ class DrainNode:
     unschedulable: bool = False
     record: DrainRecord | None = None
     drain_blocked: str = ""
-    """The annotation that names what is in the way."""
+    """The annotation with the reported blockers."""
     resource_version: str = field(default="", compare=False)
-    """What a write is conditional on; another version alone is no other node."""
+    """Condition of every write; excluded from comparisons."""
 
     @classmethod
     def from_json(cls, document: object) -> "DrainNode":
-        """The Node in an API object; raises `ConfigError`, but not for a spoilt record."""
+        """Parse a Node; raises `ConfigError`. An invalid record counts as none."""
         fields = Fields.from_json(document, "Node")
         meta = ObjectMeta.from_fields(fields.get_object("metadata"))
         return cls(
@@ -94,28 +94,28 @@ class DrainNode:
 
 @dataclass(frozen=True, slots=True)
 class IdleDecision:
-    """Nothing to do. ``has_stale_blockers`` when what is in the way of a drain is still named."""
+    """Do nothing, except remove stale blockers from the Node."""
 
     has_stale_blockers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DisownCordonDecision:
-    """Somebody lifted our cordon after the drain: keep this record, by which the next is theirs."""
+    """Write this record: a user uncordoned after the drain, so the next cordon is theirs."""
 
     record: DrainRecord
 
 
 @dataclass(frozen=True, slots=True)
 class RejectDecision:
-    """Nobody knows what is asked for."""
+    """Reject an unknown request."""
 
     request: str
 
 
 @dataclass(frozen=True, slots=True)
 class CordonDecision:
-    """Cordon the node and write the record; ``is_repeated`` when somebody uncordoned it meanwhile."""
+    """Cordon the node and write the record; ``is_repeated`` after an uncordon during the drain."""
 
     record: DrainRecord
     is_repeated: bool = False
@@ -123,14 +123,14 @@ class CordonDecision:
 
 @dataclass(frozen=True, slots=True)
 class EvictDecision:
-    """Evict what is left on the cordoned node, then acknowledge."""
+    """Evict the remaining pods from the cordoned node, then acknowledge the request."""
 
     record: DrainRecord
 
 
 @dataclass(frozen=True, slots=True)
 class UncordonDecision:
-    """Acknowledge; ``should_uncordon`` the cordon unless it is somebody else's or there is none."""
+    """Acknowledge the request; ``should_uncordon`` is False for the cordon of a user."""
 
     request: str
     should_uncordon: bool
@@ -147,7 +147,7 @@ DrainDecision = (
 
 
 def decide_drain(node: DrainNode, now: float) -> DrainDecision:
-    """The next step for a node."""
+    """Decide the next step for a node."""
     record = node.record
     if not node.desired_drain or node.desired_drain == node.last_applied_drain:
         if (
@@ -165,12 +165,12 @@ def decide_drain(node: DrainNode, now: float) -> DrainDecision:
     if not node.desired_drain.startswith(_DRAIN_PREFIX):
         return RejectDecision(node.desired_drain)
     if record is None or record.request != node.desired_drain:
-        cordoner = (
+        cordon_owner = (
             CordonOwner.OTHER if _is_cordoned_by_other(node) else CordonOwner.DRAIN_CONTROLLER
         )
-        return CordonDecision(DrainRecord(node.desired_drain, float(int(now)), cordoner))
+        return CordonDecision(DrainRecord(node.desired_drain, float(int(now)), cordon_owner))
     if not node.unschedulable:
-        # Whoever takes their cordon back during a drain does not want it any more afterwards.
+        # A user who uncordons during a drain gives up their earlier cordon too.
         return CordonDecision(
             replace(record, cordon_owner=CordonOwner.DRAIN_CONTROLLER), is_repeated=True
         )
@@ -178,12 +178,12 @@ def decide_drain(node: DrainNode, now: float) -> DrainDecision:
 
 
 def _is_cordoned_by_other(node: DrainNode) -> bool:
-    """The node is cordoned, and not by this protocol."""
+    """True when a user or another program cordoned the node before the request."""
     if not node.unschedulable:
         return False
     if node.record is not None:
         return node.record.cordon_owner is CordonOwner.OTHER
-    # Without a record, a drain that was acknowledged was another drain controller's.
+    # Without a record, an acknowledged drain was that of another controller, such as the MCO's.
     return not node.last_applied_drain.startswith(_DRAIN_PREFIX)
 
 

@@ -1,7 +1,7 @@
-"""The Nodes as the drain controller knows them, and its writes to them.
+"""Reads and conditional writes of Nodes.
 
-Every write is conditional on the version that was judged. What the API server answered is known
-from then on, whether the watch has told it yet or not, so that nothing is decided twice.
+Every write carries the resourceVersion that the decision was based on. The response of the API
+server counts from then on, even before the watch shows it, so that no step is decided twice.
 """
 
 from treenail.api import annotations as key
@@ -14,57 +14,61 @@ from treenail.kube.resources import NODES
 
 
 class DrainNodeClient:
-    """Reads and writes Nodes; raises ClusterError, and Conflict when a Node changed meanwhile."""
+    """Reads and writes Nodes.
+
+    Raises `ClusterError`, in particular `ConflictError` when the Node changed meanwhile.
+    """
 
     def __init__(self, client: Client, view: InformerView[DrainNode]) -> None:
         self._client = client
         self._view = view
-        self._answered: dict[str, DrainNode] = {}
+        self._responses: dict[str, DrainNode] = {}
 
     def get_latest(self, name: str) -> DrainNode | None:
-        """The node by the watch or by our last write to it, whichever is newer."""
-        seen, answered = self._view.find(name), self._answered.get(name)
-        if seen is None or answered is None or not _is_older(seen, answered):
-            self._answered.pop(name, None)
-            return seen
-        return answered
+        """Return the node from the watch or from the last response, whichever is newer."""
+        watched, response = self._view.find(name), self._responses.get(name)
+        if watched is None or response is None or not _is_older(watched, response):
+            self._responses.pop(name, None)
+            return watched
+        return response
 
     def read_node(self, name: str) -> DrainNode | None:
-        """The node as the API server has it now."""
+        """Read the node from the API server; None when it does not exist."""
         try:
-            return self._store_answer(self._client.get(NODES, name))
+            return self._store_response(self._client.get(NODES, name))
         except NotFoundError:
-            self._answered.pop(name, None)
+            self._responses.pop(name, None)
             return None
 
     def cordon_node(self, node: DrainNode, record: DrainRecord) -> DrainNode:
-        """Make it unschedulable, and keep the record on it."""
-        notes: Json = {key.DRAIN: record.to_text()}
-        return self._patch_node(node, notes, {"unschedulable": True})
+        """Cordon the node and write the record."""
+        annotations: Json = {key.DRAIN: record.to_text()}
+        return self._patch_node(node, annotations, {"unschedulable": True})
 
     def disown_cordon(self, node: DrainNode, record: DrainRecord) -> DrainNode:
-        """Keep this record on it."""
+        """Write the record, which gives the cordon to a user."""
         return self._patch_node(node, {key.DRAIN: record.to_text()})
 
     def write_blockers(self, node: DrainNode, annotation: str) -> DrainNode:
-        """Name on it what is in the way; an empty text takes that back."""
+        """Write the annotation with the blockers; an empty text removes it."""
         return self._patch_node(node, {key.DRAIN_BLOCKED: annotation or None})
 
     def acknowledge_drain(self, node: DrainNode) -> DrainNode:
-        """Acknowledge the drain; Conflict if it was uncordoned meanwhile."""
-        notes: Json = {key.LAST_APPLIED_DRAIN: node.desired_drain}
+        """Acknowledge the drain; raises `ConflictError` after an uncordon meanwhile."""
+        annotations: Json = {key.LAST_APPLIED_DRAIN: node.desired_drain}
         if node.drain_blocked:
-            notes[key.DRAIN_BLOCKED] = None
-        return self._patch_node(node, notes)
+            annotations[key.DRAIN_BLOCKED] = None
+        return self._patch_node(node, annotations)
 
     def acknowledge_uncordon(self, node: DrainNode, *, should_uncordon: bool) -> DrainNode:
-        """Acknowledge the uncordon, and in the same write lift the cordon and end the record."""
-        notes: Json = {
+        """Acknowledge the uncordon, lift the cordon and remove the record, in one write."""
+        annotations: Json = {
             key.LAST_APPLIED_DRAIN: node.desired_drain,
             key.DRAIN: None,
             key.DRAIN_BLOCKED: None,
         }
-        return self._patch_node(node, notes, {"unschedulable": None} if should_uncordon else None)
+        spec: Json | None = {"unschedulable": None} if should_uncordon else None
+        return self._patch_node(node, annotations, spec)
 
     def _patch_node(
         self, node: DrainNode, annotations: Json, spec: Json | None = None
@@ -73,11 +77,11 @@ class DrainNodeClient:
             "metadata": {"resourceVersion": node.resource_version, "annotations": annotations},
             **({} if spec is None else {"spec": spec}),
         }
-        return self._store_answer(self._client.patch(NODES, node.name, body))
+        return self._store_response(self._client.patch(NODES, node.name, body))
 
-    def _store_answer(self, document: Json) -> DrainNode:
+    def _store_response(self, document: Json) -> DrainNode:
         node = DrainNode.from_json(document)
-        self._answered[node.name] = node
+        self._responses[node.name] = node
         return node
 
 

@@ -1,15 +1,14 @@
-"""The next turn of a pool's rollout: which nodes are given the target now, and why no others.
+"""Decide which nodes of a pool get the target now, and why no others.
 
-Everything here is pure. The controller observes, writes what a turn says, and looks again when
-something changed or the turn asks for it.
+All functions are pure. The reconciler observes, writes the decision, and decides again after a
+change or after `RolloutDecision.requeue_after_s`.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.rollout import estimate, order
-from treenail.controllers.rollout.estimate import format_duration
+from treenail.controllers.rollout import progress, select
 from treenail.controllers.rollout.gates import windows
 from treenail.controllers.rollout.gates.os_image import (
     GateBlocked,
@@ -25,6 +24,11 @@ from treenail.controllers.rollout.policy import (
     Wave,
     parse_policy,
 )
+from treenail.controllers.rollout.prestage import (
+    PrestageRequests,
+    decide_prestage_requests,
+    is_prestage_done,
+)
 from treenail.controllers.rollout.progress import (
     NodeFailure,
     RolloutRecord,
@@ -33,42 +37,41 @@ from treenail.controllers.rollout.progress import (
     compute_soak_end,
     compute_wave_capacity,
     find_wave_members,
+    format_duration,
 )
 from treenail.controllers.rollout.select import (
     compute_max_unavailable,
     find_candidates,
     find_redirectable,
 )
-from treenail.controllers.rollout.staging import (
-    PrestageRequests,
-    decide_prestage_requests,
-    is_prestage_done,
-)
 from treenail.controllers.rollout.status import PoolProblem, format_target
 from treenail.errors import ConfigError
+
+_MAX_NAMED_NODES = 3
+"""Nodes that the Updating condition names; it counts the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutDecision:
-    """What to do for a pool now."""
+    """Writes for a pool now, and the reasons for its conditions."""
 
     nodes_to_assign: tuple[str, ...] = ()
-    """Nodes to be given the target, in this order.
+    """Nodes that get the target, in this order.
 
-    Only on condition that the annotations a node was judged by are unchanged: a node that seemed
-    to be on its way may have arrived, and would be taken out of service once more.
+    Each write must be conditional on the observed version of the Node. A node that seemed to be
+    updating may be Done by now, and the write would take it out of service again.
     """
     target: RolloutTarget | None = None
-    """None when there is none to give."""
+    """None when the target is unknown."""
     record: RolloutRecord | None = None
-    """To be kept on the pool before any node is given anything; None means leave it."""
+    """Written to the pool before any node is assigned; None leaves the stored one."""
     waiting_reason: str = ""
     progress_message: str = ""
     problem: PoolProblem | None = None
     requeue_after_s: float | None = None
-    """When time alone may change the answer."""
+    """Delay after which time alone may change the decision."""
     prestage: PrestageRequests = field(default_factory=PrestageRequests)
-    """What to ask of nodes that serve; it takes none out of service."""
+    """Requests to serving nodes. They take no node out of service."""
 
 
 def decide_rollout(
@@ -82,34 +85,38 @@ def decide_rollout(
     last_node: str = "",
     blocked_nodes: Collection[str] = (),
 ) -> RolloutDecision:
-    """The next turn.
+    """Decide the next writes for the pool.
 
-    ``nodes`` are those of the pool, with what was written but may not be seen yet. ``image_verdict`` says
-    what the target is; ``gate_verdicts`` are others who ask to wait. The node ``last_node`` is taken when no
-    other is left: the one that the controller runs on. Those that are ``blocked_nodes`` have pods that
-    can't be evicted now; others are preferred to them.
+    ``nodes`` are the pool's nodes, including own writes that the cache does not show yet.
+    ``image_verdict`` carries the target, ``gate_verdicts`` come from other gates. ``last_node``,
+    where the controller runs, gets the target last. ``blocked_nodes`` have pods that cannot be
+    evicted now, so other nodes go first.
     """
     try:
-        careful = parse_policy(pool)
+        policy = parse_policy(pool)
         limit = compute_max_unavailable(pool.name, pool.max_unavailable, len(nodes))
     except ConfigError as error:
         return RolloutDecision(record=record, problem=build_config_problem(error))
-    for found in (image_verdict, *gate_verdicts):
-        if isinstance(found, GateBlocked):
-            return RolloutDecision(record=record, problem=PoolProblem(found.kind, found.reason))
+    for verdict in (image_verdict, *gate_verdicts):
+        if isinstance(verdict, GateBlocked):
+            return RolloutDecision(record=record, problem=PoolProblem(verdict.kind, verdict.reason))
     waiting = "; ".join(
-        found.reason for found in (image_verdict, *gate_verdicts) if isinstance(found, GateWaiting)
+        verdict.reason
+        for verdict in (image_verdict, *gate_verdicts)
+        if isinstance(verdict, GateWaiting)
     )
     if not isinstance(image_verdict, GateOpen):
         return RolloutDecision(record=record, waiting_reason=waiting)
     if not image_verdict.target.config:
-        return RolloutDecision(record=record, waiting_reason="no configuration is rendered yet")
+        return RolloutDecision(
+            record=record, waiting_reason="waiting: no configuration is rendered yet"
+        )
     resume = pool.metadata.annotations.get(ROLLOUT_RESUME, "")
     record = advance_record(
-        record, careful, nodes, image_verdict.target, now=now, resume_value=resume
+        record, policy, nodes, image_verdict.target, now=now, resume_value=resume
     )
-    look = _RolloutState(
-        careful,
+    state = _RolloutState(
+        policy,
         nodes,
         image_verdict.target,
         record,
@@ -118,27 +125,30 @@ def decide_rollout(
         last_node,
         frozenset(blocked_nodes),
     )
-    stopped = pool.paused or pool.is_deleting
-    ahead = decide_prestage_requests(careful, nodes, image_verdict.target, is_stopped=stopped)
+    is_stopped = pool.paused or pool.is_deleting
+    prestage = decide_prestage_requests(policy, nodes, image_verdict.target, is_stopped=is_stopped)
     if record.halted_by is not None:
-        # What is staged stays: a person looks, and may let it go on.
-        return look.build_decision(problem=_build_halt_problem(record, record.halted_by))
-    if stopped or waiting:
-        return replace(look.build_decision(waiting_reason=waiting), prestage=ahead)
-    if ahead.waiting_reason:
-        return replace(look.build_decision(waiting_reason=ahead.waiting_reason), prestage=ahead)
-    return replace(_select_nodes(look), prestage=ahead)
+        # Prestaged images stay: the user may resume the rollout.
+        return state.build_decision(
+            problem=_build_halt_problem(pool.name, record, record.halted_by)
+        )
+    if is_stopped or waiting:
+        return replace(state.build_decision(waiting_reason=waiting), prestage=prestage)
+    if prestage.waiting_reason:
+        decision = state.build_decision(waiting_reason=prestage.waiting_reason)
+        return replace(decision, prestage=prestage)
+    return replace(_select_nodes(state), prestage=prestage)
 
 
 def build_config_problem(error: ConfigError) -> PoolProblem:
-    """What to say about a pool that can't be read."""
+    """Build the problem of a pool with an invalid spec or annotation."""
     remedy = f"; {error.remedy}" if error.remedy else ""
     return PoolProblem("InvalidConfiguration", f"{error}{remedy}")
 
 
 @dataclass(frozen=True, slots=True)
 class _RolloutState:
-    """What a turn is made from."""
+    """Inputs of a decision after the gates."""
 
     policy: RolloutPolicy
     nodes: Sequence[NodeFacts]
@@ -156,7 +166,7 @@ class _RolloutState:
 
     @property
     def node_duration_s(self) -> float:
-        return estimate.estimate_node_s(self.nodes, self.target)
+        return progress.estimate_node_s(self.nodes, self.target)
 
     def build_decision(
         self,
@@ -166,28 +176,28 @@ class _RolloutState:
         problem: PoolProblem | None = None,
         requeue_after_s: float | None = None,
     ) -> RolloutDecision:
-        """A turn, with when to look again at the latest."""
-        timed_s = compute_next_check_s(
+        """Build a decision, with the delay until the next one."""
+        next_check_s = compute_next_check_s(
             self.record, self.policy, self.nodes, self.target, now=self.now
         )
-        times = [at for at in (timed_s, requeue_after_s) if at is not None]
+        times = [at for at in (next_check_s, requeue_after_s) if at is not None]
         return RolloutDecision(
             nodes_to_assign=tuple(node.name for node in nodes_to_assign),
             target=self.target,
             record=self.record,
             waiting_reason=waiting_reason,
-            progress_message=self.progress_message(),
+            progress_message=self.format_progress(),
             problem=problem,
             requeue_after_s=min(times) if times else None,
         )
 
-    def progress_message(self) -> str:
-        """How many nodes are through, and how long the others may take."""
+    def format_progress(self) -> str:
+        """Format how many nodes are updated, and the estimated time left."""
         total = len(self.nodes)
         done = sum(node.is_updated_to(self.target) for node in self.nodes)
         if done == total:
             return ""
-        left_s = estimate.estimate_remaining_s(
+        left_s = progress.estimate_remaining_s(
             total - done, self.max_unavailable, self.node_duration_s, self.policy.windows, self.now
         )
         if left_s is None:
@@ -201,36 +211,38 @@ class _RolloutState:
 def _select_nodes(state: _RolloutState) -> RolloutDecision:
     if all(node.is_assigned(state.target) for node in state.nodes):
         return state.build_decision()
-    closed, again_s = _check_windows(state)
-    if closed:
-        return state.build_decision(waiting_reason=closed, requeue_after_s=again_s)
-    space = compute_wave_capacity(state.record, state.policy, state.nodes, state.target)
-    if space.member_count == 0:
-        sentence = f"no node of the pool matches the nodeSelector of wave {state.record.wave + 1}"
-        return state.build_decision(problem=PoolProblem("EmptyWave", sentence))
-    if space.remaining <= 0:
+    closed_reason, recheck_s = _check_windows(state)
+    if closed_reason:
+        return state.build_decision(waiting_reason=closed_reason, requeue_after_s=recheck_s)
+    capacity = compute_wave_capacity(state.record, state.policy, state.nodes, state.target)
+    if capacity.member_count == 0:
+        message = f"no node of the pool matches the nodeSelector of wave {state.record.wave + 1}"
+        return state.build_decision(problem=PoolProblem("EmptyWave", message))
+    if capacity.remaining <= 0:
         return state.build_decision(waiting_reason=_format_wave_progress(state))
-    give = _choose_candidates(state)[: space.remaining]
-    waiting = "" if give else "as many nodes are unavailable as may be"
-    return state.build_decision(give, waiting_reason=waiting, requeue_after_s=again_s)
+    chosen = _choose_candidates(state)[: capacity.remaining]
+    waiting = "" if chosen else _format_unavailability(state)
+    return state.build_decision(chosen, waiting_reason=waiting, requeue_after_s=recheck_s)
 
 
 def _choose_candidates(state: _RolloutState) -> Sequence[NodeFacts]:
-    """Who is unavailable anyway turns first; of the others as many as the capacity allows."""
-    turning = _filter_wave(state, find_redirectable(state.nodes, state.target))
-    found = find_candidates(state.nodes, state.target, state.max_unavailable)
-    turned = {node.name for node in turning}
-    fresh = [node for node in _filter_wave(state, found.nodes) if node.name not in turned]
+    """Choose unavailable nodes first, then as many others as the capacity allows."""
+    redirected = _filter_wave(state, find_redirectable(state.nodes, state.target))
+    candidates = find_candidates(state.nodes, state.target, state.max_unavailable)
+    redirected_names = {node.name for node in redirected}
+    fresh = [
+        node for node in _filter_wave(state, candidates.nodes) if node.name not in redirected_names
+    ]
     if state.policy.prestage_max_parallel is not None and state.target.image:
         fresh = [node for node in fresh if is_prestage_done(node, state.target)]
     if len(fresh) > 1:
         fresh = [node for node in fresh if node.name != state.last_node]
-    # A node that fails already has the most to win, and its pods the least to lose.
-    failing = order.sort_by_zone(node for node in fresh if node.is_failing)
-    sound = _sort_nodes(state, [node for node in fresh if not node.is_failing])
-    # The sort is stable: among the blocked and among the others the order is as it was.
-    sound = sorted(sound, key=lambda node: node.name in state.blocked_nodes)
-    return [*turning, *(*failing, *sound)[: found.capacity]]
+    # A failing node gains most from a new target, and its pods lose least.
+    failing = select.sort_by_zone(node for node in fresh if node.is_failing)
+    others = _sort_nodes(state, [node for node in fresh if not node.is_failing])
+    # Blocked nodes go last; the sort is stable, so it keeps the order otherwise.
+    others = sorted(others, key=lambda node: node.name in state.blocked_nodes)
+    return [*redirected, *(*failing, *others)[: candidates.capacity]]
 
 
 def _filter_wave(state: _RolloutState, nodes: Sequence[NodeFacts]) -> Sequence[NodeFacts]:
@@ -240,39 +252,75 @@ def _filter_wave(state: _RolloutState, nodes: Sequence[NodeFacts]) -> Sequence[N
 def _sort_nodes(state: _RolloutState, nodes: Sequence[NodeFacts]) -> Sequence[NodeFacts]:
     match state.policy.order:
         case NodeOrder.ZONES:
-            return order.sort_by_zone(nodes)
+            return select.sort_by_zone(nodes)
         case NodeOrder.SPREAD:
-            return order.spread_over_zones(
+            return select.spread_over_zones(
                 nodes, [node for node in state.nodes if node.is_unavailable]
             )
 
 
 def _check_windows(state: _RolloutState) -> tuple[str, float | None]:
-    """Why no node may be taken out of service now, empty if it may; and until when that is so."""
-    seen = windows.find_window_state(state.policy.windows, state.now)
-    if isinstance(seen, windows.WindowClosed):
-        return f"the maintenance window opens at {seen.opens_at}", seen.opens_in_s
-    if seen.closes_in_s is None or state.node_duration_s <= seen.closes_in_s:
-        return "", seen.closes_in_s
-    sentence = (
-        f"a node takes about {format_duration(state.node_duration_s)}, and the maintenance window closes in "
-        f"{format_duration(seen.closes_in_s)}"
+    """Return why the windows let no node leave service now, or empty, and until when."""
+    window = windows.find_window_state(state.policy.windows, state.now)
+    if isinstance(window, windows.WindowClosed):
+        message = f"waiting: the maintenance window opens at {window.opens_at}"
+        return message, window.opens_in_s
+    if window.closes_in_s is None or state.node_duration_s <= window.closes_in_s:
+        return "", window.closes_in_s
+    message = (
+        f"waiting: a node takes about {format_duration(state.node_duration_s)}, but the "
+        f"maintenance window closes in {format_duration(window.closes_in_s)}"
     )
-    return sentence, seen.closes_in_s
+    return message, window.closes_in_s
 
 
 def _format_wave_progress(state: _RolloutState) -> str:
-    which = f"wave {state.record.wave + 1} of {len(state.policy.waves) + 1}"
+    wave = f"wave {state.record.wave + 1} of {len(state.policy.waves) + 1}"
     if state.record.settled_at is None:
-        return f"{which} is given out and not through yet"
+        return f"{wave} is in progress"
     left_s = compute_soak_end(state.record, state.policy) - state.now
-    return f"{which} runs well, more nodes follow in {format_duration(left_s)}"
+    return f"{wave} is soaking; the next wave starts in {format_duration(left_s)}"
 
 
-def _build_halt_problem(record: RolloutRecord, first: NodeFailure) -> PoolProblem:
+def _format_unavailability(state: _RolloutState) -> str:
+    """Format which nodes use up maxUnavailable, or which nodes cannot get the target now."""
+    holders = [
+        (node.name, _describe_unavailability(node))
+        for node in state.nodes
+        if node.is_unavailable or (node.is_failing and node.is_assigned(state.target))
+    ]
+    if len(holders) >= state.max_unavailable:
+        named = _format_nodes(holders)
+        return f"waiting: maxUnavailable ({state.max_unavailable}) reached by {named}"
+    held = [
+        (node.name, _describe_unavailability(node))
+        for node in _filter_wave(state, state.nodes)
+        if not node.is_assigned(state.target)
+    ]
+    return f"waiting for {_format_nodes(held)}"
+
+
+def _describe_unavailability(node: NodeFacts) -> str:
+    if node.is_degraded:
+        return "degraded"
+    if not node.is_healthy:
+        return "not ready"
+    if not node.is_done:
+        return "updating"
+    # An agent reports Done only after its uncordon, so this cordon is not part of an update.
+    return "cordoned by a user" if node.unschedulable else "image not prestaged"
+
+
+def _format_nodes(nodes: Sequence[tuple[str, str]]) -> str:
+    named = ", ".join(f"{name} ({reason})" for name, reason in nodes[:_MAX_NAMED_NODES])
+    more = len(nodes) - _MAX_NAMED_NODES
+    return f"{named} and {more} more" if more > 0 else named
+
+
+def _build_halt_problem(pool: str, record: RolloutRecord, first: NodeFailure) -> PoolProblem:
     return PoolProblem(
         "Halted",
         f"The rollout of {format_target(record.target)} is halted: node {first.node} failed first: "
-        f"{first.reason}; give the pool another target, or change its annotation {ROLLOUT_RESUME} to go "
-        "on",
+        f"{first.reason}; set another target, or resume: kubectl annotate machineconfigpool {pool} "
+        f'--overwrite {ROLLOUT_RESUME}="$(date)"',
     )

@@ -1,8 +1,8 @@
-"""What was written and is not seen yet: a cache lags behind the controller's own writes.
+"""Own writes that the cache does not show yet.
 
-Whatever is written here is written on condition that the object is still the version it was
-judged by. So a cache that shows this very version says nothing about the write, and one that
-shows any other version shows what became of it: caches only go forward.
+Every write is conditional on the resourceVersion that the decision was based on. While the cache
+shows this version, it does not know the write. Any other version in the cache already includes the
+result of the write, because a watch only moves forward.
 """
 
 import threading
@@ -15,18 +15,18 @@ from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget, overlay
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTarget:
-    """A target that a node was given."""
+    """A target that was written to a node."""
 
     resource_version: str
-    """The node's resource version that it was written over."""
+    """The resourceVersion that the write replaced."""
     target: RolloutTarget
     assigned_at: float
     is_confirmed: bool = True
-    """False when the answer was lost: the write may or may not have happened."""
+    """False when the response was lost: the write may or may not have happened."""
 
 
 class ExpectedNodes:
-    """The nodes that were given a target which the cache may not show. Thread-safe."""
+    """Nodes with a target that the cache may not show yet. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -34,46 +34,46 @@ class ExpectedNodes:
         self._prestage_by_node: dict[str, tuple[str, RolloutTarget | None]] = {}
 
     def expect_target(self, node: NodeFacts, target: RolloutTarget, assigned_at: float) -> None:
-        """Count the target as written from before it is: the answer may get lost."""
+        """Count the target as written. Call it before the write: the response may get lost."""
         with self._lock:
             self._by_node[node.name] = ExpectedTarget(
                 node.resource_version, target, assigned_at, is_confirmed=False
             )
 
     def confirm_target(self, name: str) -> None:
-        """The write is over: it happened, or the node is another version by now."""
+        """Note the end of the write: it happened, or the node changed meanwhile."""
         with self._lock:
             if (found := self._by_node.get(name)) is not None:
                 self._by_node[name] = replace(found, is_confirmed=True)
 
     def forget_target(self, name: str) -> None:
-        """The write was refused, and will never happen."""
+        """Forget a write that the API server rejected."""
         with self._lock:
             self._by_node.pop(name, None)
 
     def expect_prestage(self, node: NodeFacts, target: RolloutTarget | None) -> None:
-        """The node was asked to stage this ahead, or nothing any more."""
+        """Note a request to prestage the target, or its withdrawal (None)."""
         with self._lock:
             self._prestage_by_node[node.name] = (node.resource_version, target)
 
     def overlay_nodes(self, nodes: Iterable[NodeFacts]) -> tuple[NodeFacts, ...]:
-        """The nodes with what they were given, where the cache can't tell what came of it."""
-        seen = self._overlay_prestage(tuple(nodes))
+        """Return the nodes, with the written targets where the cache does not show them yet."""
+        overlaid = self._overlay_prestage(tuple(nodes))
         written = {}
         with self._lock:
-            for node in seen if self._by_node else ():
+            for node in overlaid if self._by_node else ():
                 if (found := self._by_node.get(node.name)) is None:
                     continue
                 if found.resource_version == node.resource_version:
                     written[node.name] = (found.target, found.assigned_at)
                 else:
                     del self._by_node[node.name]
-        return overlay_written(seen, written) if written else seen
+        return overlay_written(overlaid, written) if written else overlaid
 
     def find_unconfirmed(
         self, nodes: Iterable[NodeFacts], target: RolloutTarget
     ) -> tuple[NodeFacts, ...]:
-        """Those of the nodes of which nobody knows whether they were given this target."""
+        """Return the nodes whose write of this target got no response."""
         with self._lock:
             return tuple(
                 node
@@ -83,7 +83,7 @@ class ExpectedNodes:
             )
 
     def retain_nodes(self, names: Iterable[str]) -> None:
-        """Forget the nodes that are not among the names."""
+        """Forget all nodes but these."""
         known = frozenset(names)
         with self._lock:
             for name in self._by_node.keys() - known:
@@ -107,7 +107,7 @@ class ExpectedNodes:
 
 
 class ExpectedPools:
-    """The pools as the controller wrote them last. Thread-safe."""
+    """Pools as the controller last wrote them. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -116,14 +116,14 @@ class ExpectedPools:
     def record_write(
         self, previous: MachineConfigPool, written: MachineConfigPool
     ) -> MachineConfigPool:
-        """Remember what the server answered to a write; it is returned."""
+        """Store and return the pool from the response to a write over ``previous``."""
         with self._lock:
             older, _ = self._by_name.get(previous.name, (frozenset[str](), previous))
             self._by_name[previous.name] = (older | {previous.metadata.resource_version}, written)
         return written
 
     def get_latest(self, cached: MachineConfigPool) -> MachineConfigPool:
-        """The pool as it was written if the cache still shows it as it was before."""
+        """Return the written pool while the cache still shows an older version, else ``cached``."""
         with self._lock:
             older, written = self._by_name.get(cached.name, (frozenset[str](), cached))
             if cached.metadata.resource_version in older:
@@ -132,6 +132,6 @@ class ExpectedPools:
             return cached
 
     def forget_pool(self, name: str) -> None:
-        """The pool is gone."""
+        """Forget a deleted pool."""
         with self._lock:
             self._by_name.pop(name, None)

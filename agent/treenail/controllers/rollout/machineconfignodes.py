@@ -1,7 +1,7 @@
-"""A MachineConfigNode for each Node of a pool: made, and kept saying what the Node is asked for.
+"""MachineConfigNode controller: one object for each Node of a pool, with the Node's desired target.
 
-Who follows an update finds there the conditions that the agent and the drain controller report.
-It goes with its Node, by its owner reference.
+The agent and the drain controller report an update in its conditions. Its owner reference deletes
+it together with its Node.
 """
 
 import logging
@@ -25,7 +25,7 @@ from treenail.kube.watch import WatchScope
 log = logging.getLogger(__name__)
 
 MISSING_KIND_RETRY_S = 60.0
-"""How often it is tried whether the cluster has the kind by now."""
+"""Interval between attempts while the cluster does not have the kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class RequestedNode:
     labels: Mapping[str, str] = field(default_factory=dict)
     config: str = ""
     image: str = ""
-    """Empty without one that is named by digest: nothing else may be said."""
+    """Empty unless it is a pull spec by digest: the CRD accepts nothing else."""
 
     @classmethod
     def from_json(cls, document: Json, *, image_key: str) -> "RequestedNode":
-        """What is asked for in a Node; raises `ConfigError`."""
+        """Parse a Node; raises `ConfigError`."""
         meta = ObjectMeta.from_fields(Fields.from_json(document, "Node").get_object("metadata"))
         return cls(
             name=meta.name,
@@ -54,7 +54,7 @@ class RequestedNode:
 
 @dataclass(frozen=True, slots=True)
 class ObservedMachineConfigNode:
-    """What a MachineConfigNode says, and which Node it goes with."""
+    """Spec and owner of a MachineConfigNode."""
 
     pool: str
     config: str
@@ -64,7 +64,7 @@ class ObservedMachineConfigNode:
 
     @classmethod
     def from_json(cls, document: Json) -> "ObservedMachineConfigNode":
-        """What is said in a MachineConfigNode; raises `ConfigError`."""
+        """Parse a MachineConfigNode; raises `ConfigError`."""
         fields = Fields.from_json(document, MACHINECONFIGNODES.kind)
         meta, spec = fields.get_object("metadata"), fields.get_object("spec")
         owners = [each.get_text("uid") for each in meta.iter_objects("ownerReferences")]
@@ -77,7 +77,7 @@ class ObservedMachineConfigNode:
 
 
 class MachineConfigNodeController:
-    """A `treenail.controllers.runtime.workers.Controller`, whose keys are the names of Nodes."""
+    """A `treenail.controllers.runtime.workers.Controller` whose keys are Node names."""
 
     name = "machineconfignodes"
 
@@ -90,15 +90,15 @@ class MachineConfigNodeController:
         self._not_before = float("-inf")
 
     def register_watches(self, informers: Informers, enqueue: Enqueue) -> None:
-        """Watch Nodes, pools and MachineConfigNodes, where the cluster has the kind."""
+        """Watch Nodes, pools and, if the cluster has the kind, MachineConfigNodes."""
         nodes: InformerView[RequestedNode] = informers.add_view(WatchScope(NODES), self._parse_node)
         pools: InformerView[ObservedPool] = informers.add_view(
             WatchScope(MACHINECONFIGPOOLS), ObservedPool.from_json
         )
-        said: InformerView[ObservedMachineConfigNode] = informers.add_view(
+        machine_config_nodes: InformerView[ObservedMachineConfigNode] = informers.add_view(
             WatchScope(MACHINECONFIGNODES), ObservedMachineConfigNode.from_json, optional=True
         )
-        self._nodes, self._pools, self._machine_config_nodes = nodes, pools, said
+        self._nodes, self._pools, self._machine_config_nodes = nodes, pools, machine_config_nodes
 
         def on_pool(_name: str, before: ObservedPool | None, after: ObservedPool | None) -> None:
             if before is None or after is None or before.selection_key != after.selection_key:
@@ -106,43 +106,46 @@ class MachineConfigNodeController:
                     enqueue(each)
 
         nodes.add_handler(lambda name, _before, _after: enqueue(name))
-        said.add_handler(lambda name, _before, _after: enqueue(name))
+        machine_config_nodes.add_handler(lambda name, _before, _after: enqueue(name))
         pools.add_handler(on_pool)
 
     def sync_key(self, key: str) -> float | None:
-        """Make the MachineConfigNode of this name say what its Node is asked for."""
-        node, said = self._nodes.find(key), self._machine_config_nodes.find(key)
+        """Create or update the MachineConfigNode of this Node."""
+        node, observed = self._nodes.find(key), self._machine_config_nodes.find(key)
         pool = None if node is None else self._find_pool(node)
         if node is None or pool is None:
             return None
-        wanted = ObservedMachineConfigNode(pool, node.config or NOT_YET_SET, node.image, node.uid)
-        if said == wanted:
+        desired = ObservedMachineConfigNode(pool, node.config or NOT_YET_SET, node.image, node.uid)
+        if observed == desired:
             return None
-        absent_s = self._not_before - self._clock.monotonic()
-        if absent_s > 0:
-            return absent_s
+        wait_s = self._not_before - self._clock.monotonic()
+        if wait_s > 0:
+            return wait_s
         try:
-            self._write_object(node.name, wanted, said)
+            self._write_object(node.name, desired, observed)
         except NotFoundError:
-            if said is None:
-                # To create needs nothing but the kind.
-                log.info("this cluster has no MachineConfigNodes, none are written")
+            if observed is None:
+                # A create fails with 404 only when the API server does not know the kind.
+                log.info("cluster has no MachineConfigNode kind; wrote none")
                 self._not_before = self._clock.monotonic() + MISSING_KIND_RETRY_S
             return MISSING_KIND_RETRY_S
         return None
 
     def close(self) -> None:
-        """It holds nothing."""
+        """Do nothing: the controller holds no resources."""
 
     def _write_object(
-        self, name: str, wanted: ObservedMachineConfigNode, said: ObservedMachineConfigNode | None
+        self,
+        name: str,
+        desired: ObservedMachineConfigNode,
+        observed: ObservedMachineConfigNode | None,
     ) -> None:
-        owner: Json = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": wanted.owner}
+        owner: Json = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": desired.owner}
         metadata: Json = {"name": name, "ownerReferences": [owner]}
         spec: Json = {
             "node": {"name": name},
-            "pool": {"name": wanted.pool},
-            "configVersion": {"desired": wanted.config},
+            "pool": {"name": desired.pool},
+            "configVersion": {"desired": desired.config},
         }
         body: Json = {
             "apiVersion": MACHINECONFIGNODES.api_version,
@@ -150,23 +153,24 @@ class MachineConfigNodeController:
             "metadata": metadata,
             "spec": spec,
         }
-        if wanted.image:
-            spec["configImage"] = {"desiredImage": wanted.image}
-        if said is None:
+        if desired.image:
+            spec["configImage"] = {"desiredImage": desired.image}
+        if observed is None:
             self._client.create(MACHINECONFIGNODES, body)
             return
-        # On no condition: the spec is ours, and those who report change the rest all the time.
+        # Without resourceVersion: only this controller writes the spec, and agents often change
+        # the status.
         spec.setdefault("configImage", None)
         self._client.patch(MACHINECONFIGNODES, name, body)
 
     def _find_pool(self, node: RequestedNode) -> str | None:
-        """The pool whose configuration the Node gets; None if there is none, or more than one."""
+        """Find the pool that determines the Node's config; None without exactly one."""
         try:
-            pools = [seen.pool for seen in self._pools.get_all().values()]
-            found: Membership | None = find_membership(node.name, node.labels, pools)
+            pools = [observed.pool for observed in self._pools.get_all().values()]
+            membership: Membership | None = find_membership(node.name, node.labels, pools)
         except ConfigError:
             return None
-        return None if found is None else found.primary
+        return None if membership is None else membership.primary
 
     def _parse_node(self, document: Json) -> RequestedNode:
         return RequestedNode.from_json(document, image_key=self._image_key)

@@ -1,38 +1,39 @@
-"""A node as the rollout sees it, and what may be said of it.
+"""Facts about a node and the predicates of a rollout.
 
-The predicates are those of the Machine Config Operator, with two deliberate differences.
-A node that is Degraded by an image under an unchanged config is *failing* here. There it only
-counts as unavailable, keeps the pool's capacity for itself and can never be given the image that
-would heal it. A node that was never asked for anything is available: there its first boot gave it
-a config, here a pool may be made for nodes that have none yet, and they would wait for ever.
+The predicates are those of the Machine Config Operator, with two deliberate differences. A node
+that is Degraded by an image under an unchanged config is failing here. The MCO counts it as
+unavailable, so it holds capacity and never gets the image that would repair it. A node without any
+target is available here. The MCO gives every node a config at its first boot, but a pool can also
+be created for nodes that have none yet, and these would wait forever.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 
 from treenail.api import annotations as key
 from treenail.api.annotations import NodeState
 from treenail.api.decode import Fields
+from treenail.api.machineconfignode import ConditionType
 from treenail.api.meta import Condition, ObjectMeta
+from treenail.clock import parse_rfc3339
 
 ZONE_LABEL = "topology.kubernetes.io/zone"
 STARTED_AT = "treenail.io/rollout-started-at"
-"""When the node was given its target, RFC 3339; written with the target."""
+"""Time of the assignment, RFC 3339; written with the target."""
 WAS_DEGRADED = "treenail.io/rollout-was-degraded"
-"""Whether the node was degraded when it was given its target; written with the target."""
+"""Present if the node was degraded at the assignment; written with the target."""
 LOCKED_BY = "treenail.io/fleet-lock"
-"""Which lock server lets the node be out of service; written with the target, gone afterwards."""
+"""The server that granted the node's lock; written with the target, removed at the release."""
 
 _DEGRADED_STATES = (NodeState.DEGRADED, NodeState.UNRECONCILABLE)
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutTarget:
-    """What the nodes of a pool should have.
+    """The config and image that the nodes of a pool should have.
 
-    ``image`` None means the image that the config itself names; an empty one is asked for but not
-    there yet, so that no node can have it.
+    ``image`` None means the image that the config names. An empty image is requested but not built
+    yet, so no node can have it.
     """
 
     config: str
@@ -41,47 +42,47 @@ class RolloutTarget:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """One look at a node of a pool; an empty config or state was never written."""
+    """Facts observed about a node. An empty config or state was never written."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
     created_at: str = ""
-    """RFC 3339, as the API server writes it: such times sort as text."""
+    """RFC 3339, as the API server writes it, so that it sorts as text."""
     is_healthy: bool = True
-    """The node is ready and under no pressure that matters."""
+    """Ready, without DiskPressure and NetworkUnavailable."""
     ready_changed_at: float | None = None
-    """When its Ready condition last changed, in seconds since the epoch."""
+    """Last transition of the Ready condition, in seconds since the epoch."""
     unschedulable: bool = False
     current_config: str = ""
     desired_config: str = ""
     current_image: str | None = None
     desired_image: str | None = None
-    """None when the node has no such annotation: it runs the image its config names."""
+    """None without the annotation: the node runs the image that its config names."""
     state: str = ""
     reason: str = ""
     started_at: float | None = None
     prestage_target: RolloutTarget | None = None
-    """What the node is asked to stage ahead."""
+    """The target that the node is requested to prestage."""
     prestaged_image: str = ""
-    """The image that it staged ahead."""
+    """The image that the node has prestaged."""
     prestage_error: str = ""
-    """Why it could not stage what it is asked to stage now."""
+    """Why the node could not prestage the requested target."""
     was_degraded: bool = False
-    """It was degraded when it was given its target, and may still say so of the one before."""
+    """It was degraded at the assignment, so its state may still be about the previous target."""
     locked_by: str = ""
     uid: str = field(default="", compare=False)
     resource_version: str = field(default="", compare=False)
-    """What a write is conditional on; another version alone is no other node."""
+    """Condition of every write; excluded from comparisons."""
 
     @classmethod
     def from_json(cls, document: object, *, image_key: str = key.DESIRED_OS_IMAGE) -> "NodeFacts":
-        """The facts in a Node; ``image_key`` is the annotation that asks for an image.
+        """Parse a Node; ``image_key`` is the annotation that requests an image.
 
         Raises `ConfigError`.
         """
         fields = Fields.from_json(document, "Node")
         meta = ObjectMeta.from_fields(fields.get_object("metadata"))
-        found = meta.annotations
+        annotations = meta.annotations
         conditions = fields.get_object("status").map_objects("conditions", Condition.from_fields)
         changed = [at.last_transition_time for at in conditions if at.type == "Ready"]
         created = meta.others.get("creationTimestamp")
@@ -90,27 +91,27 @@ class NodeFacts:
             labels=meta.labels,
             created_at=created if isinstance(created, str) else "",
             is_healthy=all(map(_is_healthy, conditions)),
-            ready_changed_at=parse_time(changed[0]) if changed else None,
+            ready_changed_at=parse_rfc3339(changed[0]) if changed else None,
             unschedulable=fields.get_object("spec").get_bool("unschedulable"),
-            current_config=found.get(key.CURRENT_CONFIG, ""),
-            desired_config=found.get(key.DESIRED_CONFIG, ""),
-            current_image=found.get(key.IMAGE_SPELLINGS[image_key]),
-            desired_image=found.get(image_key),
-            state=found.get(key.STATE, ""),
-            reason=found.get(key.REASON, ""),
-            started_at=parse_time(found.get(STARTED_AT, "")),
-            prestage_target=_parse_prestage_target(found),
-            prestaged_image=found.get(key.PRESTAGED, ""),
-            prestage_error=_parse_prestage_error(found),
-            was_degraded=WAS_DEGRADED in found,
-            locked_by=found.get(LOCKED_BY, ""),
+            current_config=annotations.get(key.CURRENT_CONFIG, ""),
+            desired_config=annotations.get(key.DESIRED_CONFIG, ""),
+            current_image=annotations.get(key.IMAGE_SPELLINGS[image_key]),
+            desired_image=annotations.get(image_key),
+            state=annotations.get(key.STATE, ""),
+            reason=annotations.get(key.REASON, ""),
+            started_at=parse_rfc3339(annotations.get(STARTED_AT)),
+            prestage_target=_parse_prestage_target(annotations),
+            prestaged_image=annotations.get(key.PRESTAGED, ""),
+            prestage_error=_parse_prestage_error(annotations),
+            was_degraded=WAS_DEGRADED in annotations,
+            locked_by=annotations.get(LOCKED_BY, ""),
             uid=meta.uid,
             resource_version=meta.resource_version,
         )
 
     @property
     def zone(self) -> str:
-        """Empty when nobody said."""
+        """Zone label; empty without one."""
         return self.labels.get(ZONE_LABEL, "")
 
     @property
@@ -119,7 +120,7 @@ class NodeFacts:
 
     @property
     def is_managed(self) -> bool:
-        """An agent has reported from this node."""
+        """An agent has reported its config."""
         return self.current_config != ""
 
     @property
@@ -130,7 +131,7 @@ class NodeFacts:
 
     @property
     def is_done(self) -> bool:
-        """The node has what it is asked to have, and says so."""
+        """The node has its desired config and image and reports Done."""
         return (
             self.current_config != ""
             and self.current_config == self.desired_config
@@ -144,13 +145,13 @@ class NodeFacts:
 
     @property
     def is_failing(self) -> bool:
-        """The node can't get what it is asked to have."""
-        behind = self.current_config != self.desired_config or not self.has_desired_image
-        return behind and self.is_degraded
+        """The node is degraded on the way to its desired config or image."""
+        is_outdated = self.current_config != self.desired_config or not self.has_desired_image
+        return is_outdated and self.is_degraded
 
     @property
     def is_unassigned(self) -> bool:
-        """Nobody ever asked the node for anything: it serves, and waits for its first target."""
+        """The node never had a target. It serves and waits for its first one."""
         return self.current_config == "" and self.desired_config == ""
 
     @property
@@ -159,7 +160,7 @@ class NodeFacts:
         return not self.is_in_service or not (self.is_done or self.is_failing or self.is_unassigned)
 
     def is_assigned(self, target: RolloutTarget) -> bool:
-        """The node is asked to have the target already."""
+        """The node already has this target as its desired config and image."""
         if target.image is None:
             return self.desired_config == target.config and self.desired_image is None
         return (
@@ -172,7 +173,7 @@ class NodeFacts:
         return self.is_done and self.is_assigned(target)
 
     def with_target(self, target: RolloutTarget, now: float) -> "NodeFacts":
-        """The node as it is once the target is written; for what a cache does not show yet."""
+        """Return the node as it is after the target is written."""
         return replace(
             self,
             desired_config=target.config,
@@ -186,26 +187,19 @@ class NodeFacts:
 def overlay_written(
     nodes: Iterable[NodeFacts], written: Mapping[str, tuple[RolloutTarget, float]]
 ) -> tuple[NodeFacts, ...]:
-    """The nodes with the targets that were ``written`` (and when), whether seen yet or not.
+    """Return the nodes with the targets that were ``written``, and when, applied.
 
-    A cache lags behind what was written. Deciding on it alone would give out the same capacity
+    The cache lags behind own writes. A decision on the cache alone would use the same capacity
     twice.
     """
-    found = []
+    overlaid = []
     for node in nodes:
-        target, at = written.get(node.name, (None, 0.0))
-        unseen = target is not None and not node.is_assigned(target)
-        found.append(node.with_target(target, at) if target is not None and unseen else node)
-    return tuple(found)
-
-
-def parse_time(text: str) -> float | None:
-    """The moment of an RFC 3339 time in seconds since the epoch, None when it is none."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return moment.timestamp() if moment.tzinfo else None
+        target, assigned_at = written.get(node.name, (None, 0.0))
+        if target is not None and not node.is_assigned(target):
+            overlaid.append(node.with_target(target, assigned_at))
+        else:
+            overlaid.append(node)
+    return tuple(overlaid)
 
 
 def _parse_prestage_target(annotations: Mapping[str, str]) -> RolloutTarget | None:
@@ -214,7 +208,7 @@ def _parse_prestage_target(annotations: Mapping[str, str]) -> RolloutTarget | No
 
 
 def _parse_prestage_error(annotations: Mapping[str, str]) -> str:
-    """Empty for what it says of an image that it was asked for before."""
+    """Parse the error; empty when it is about another image than the requested one."""
     image, colon, reason = annotations.get(key.PRESTAGE_ERROR, "").partition(": ")
     return reason if colon and image == annotations.get(key.PRESTAGE_IMAGE) else ""
 
@@ -227,3 +221,44 @@ def _is_healthy(condition: Condition) -> bool:
             return condition.status == "False"
         case _:
             return True
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """Facts from the status of a MachineConfigNode that the counts need."""
+
+    name: str
+    config: str = ""
+    """The desired config that the node reports."""
+    image: str = ""
+    is_updated: bool = False
+    degraded_message: str | None = None
+    """Message of the True NodeDegraded condition, or None."""
+
+    @classmethod
+    def from_json(cls, document: object) -> "NodeReport":
+        """Parse a MachineConfigNode; raises `ConfigError`."""
+        fields = Fields.from_json(document, "MachineConfigNode")
+        status = fields.get_object("status")
+        true = {
+            found.type: found
+            for found in status.map_objects("conditions", Condition.from_fields)
+            if found.status == "True"
+        }
+        degraded = true.get(ConditionType.NODE_DEGRADED)
+        return cls(
+            name=ObjectMeta.from_fields(fields.get_object("metadata")).name,
+            config=status.get_object("configVersion").get_text("desired"),
+            image=status.get_object("configImage").get_text("desiredImage"),
+            is_updated=ConditionType.UPDATED in true,
+            degraded_message=degraded.message if degraded else None,
+        )
+
+    def is_updated_to(self, target: RolloutTarget) -> bool:
+        """The node reports that it is updated to this target."""
+        return self.is_updated and self.is_assigned(target)
+
+    def is_assigned(self, target: RolloutTarget) -> bool:
+        if target.config == "" or self.config != target.config:
+            return False
+        return self.image == (target.image or "") and target.image != ""

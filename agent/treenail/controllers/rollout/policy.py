@@ -1,21 +1,21 @@
-"""How carefully a pool is rolled out: opt-in, by an annotation of the pool.
+"""Rollout policy of a pool: an optional annotation in YAML.
 
 ::
 
     treenail.io/rollout: |
       canary: {nodes: 1, soak: 30m, nodeSelector: {matchLabels: {canary: ""}}}
-      waves: [10%, 50%]          # so much of the pool in all; the rest follows
+      waves: [10%, 50%]          # updated share of the pool; the rest follows
       soak: 10m                  # between waves
-      maxFailures: 0             # more nodes that fail halt the rollout
-      rebootTimeout: 30m         # a node that is not ready for longer has failed
-      order: spread              # over zones, or zones: one after the other
+      maxFailures: 0             # one more failed node halts the rollout
+      rebootTimeout: 30m         # a node that is not Ready for longer has failed
+      order: spread              # over all zones; or zones: one after the other
       staging: {maxParallel: 10} # all nodes pull the image before the first is drained
       windows:
       - {days: [Sat, Sun], start: "01:00", duration: 4h, timeZone: Europe/Berlin}
       fleetLock: {url: "http://locks.example.com", group: workers}
       alerts: {url: "http://prometheus.example.com", names: [ApiErrors]}
 
-Every field may be left out. Without the annotation nothing but ``maxUnavailable`` limits a
+Every field is optional. Without the annotation nothing but ``maxUnavailable`` limits a
 rollout, as with the Machine Config Operator.
 """
 
@@ -36,7 +36,7 @@ from treenail.label_selector import LabelSelector, parse_optional_selector
 
 ROLLOUT_POLICY = "treenail.io/rollout"
 ROLLOUT_RESUME = "treenail.io/rollout-resume"
-"""Annotation of a pool: any value that it did not have before lets a halted rollout go on."""
+"""Annotation of a pool: a new value resumes a halted rollout."""
 
 POLICY_FIELDS = frozenset({
     "canary", "waves", "soak", "maxFailures", "rebootTimeout", "order", "staging", "windows",
@@ -44,7 +44,7 @@ POLICY_FIELDS = frozenset({
 })  # fmt: skip
 
 DEFAULT_MAX_PARALLEL = 10
-"""Enough to be quick, and few enough for a registry."""
+"""Nodes that pull at the same time: a compromise between speed and load on the registry."""
 
 _T = TypeVar("_T")
 
@@ -53,7 +53,7 @@ _PERCENTAGE = re.compile(r"(100|[1-9]?[0-9])%")
 
 
 class NodeOrder(StrEnum):
-    """In which order nodes are taken."""
+    """Order in which nodes get the target."""
 
     ZONES = "zones"
     SPREAD = "spread"
@@ -61,44 +61,44 @@ class NodeOrder(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PoolShare:
-    """A part of a pool."""
+    """A part of a pool, as a count or a percentage."""
 
     count: int = 0
     percent: int = 0
 
     def compute_count(self, total: int) -> int:
-        """So many nodes of ``total``, at least one."""
+        """Compute the number of nodes for a pool of ``total`` nodes, at least one."""
         return min(total, max(1, self.count, total * self.percent // 100))
 
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """Nodes that go first: so many in all, and how long they must run well before more follow."""
+    """A wave: total share of updated nodes at its end, and the soak time before the next one."""
 
     share: PoolShare
     soak_s: float = 0.0
     selector: LabelSelector | None = None
-    """Which nodes may be in the wave; None means any."""
+    """Selects the nodes of the wave; None selects all."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutPolicy:
-    """What limits a rollout beside ``maxUnavailable``."""
+    """Limits of a rollout in addition to ``maxUnavailable``."""
 
     waves: tuple[Wave, ...] = ()
     max_failures: int | None = None
-    """Nodes that may fail; None means any number."""
+    """Number of nodes that may fail; None means any number."""
     reboot_timeout_s: float | None = None
     order: NodeOrder = NodeOrder.ZONES
     prestage_max_parallel: int | None = None
-    """How many nodes stage the image ahead at the same time; None means that none does."""
+    """Nodes that prestage at the same time; None disables prestaging."""
     windows: tuple[MaintenanceWindow, ...] = ()
     lock_server: LockServer | None = None
     alerts: PrometheusAlerts | None = None
 
 
 def parse_policy(pool: MachineConfigPool) -> RolloutPolicy:
-    """The policy of the pool; raises `ConfigError` that names the place in the annotation."""
+    """Parse the policy of the pool; raises `ConfigError` that names the field."""
     text = pool.metadata.annotations.get(ROLLOUT_POLICY)
     if text is None:
         return RolloutPolicy()
@@ -114,7 +114,7 @@ def parse_policy(pool: MachineConfigPool) -> RolloutPolicy:
 
 
 def parse_duration_s(fields: Fields, name: str) -> float | None:
-    """A duration such as ``1h30m`` or ``45s`` in seconds, None when absent."""
+    """Parse a duration such as ``1h30m`` or ``45s``; None when absent."""
     text = fields.get_optional_text(name)
     if text is None:
         return None
@@ -128,11 +128,11 @@ def parse_duration_s(fields: Fields, name: str) -> float | None:
 
 
 def _parse_fields(fields: Fields) -> RolloutPolicy:
-    # A field that is not obeyed would be a promise that is not kept.
+    # An ignored typo would disable a limit that the user relies on.
     if unknown := sorted(fields.values.keys() - POLICY_FIELDS):
         raise ConfigError(
             f"unknown field {unknown[0]!r:.40}",
-            remedy=f"known are {', '.join(sorted(POLICY_FIELDS))}",
+            remedy=f"use one of: {', '.join(sorted(POLICY_FIELDS))}",
         )
     return RolloutPolicy(
         waves=_parse_waves(fields),
@@ -153,7 +153,7 @@ def _parse_optional(fields: Fields, name: str, parse: Callable[[Fields], _T]) ->
 
 
 def _parse_waves(fields: Fields) -> tuple[Wave, ...]:
-    found = []
+    waves = []
     soak_s = parse_duration_s(fields, "soak") or 0.0
     if fields.values.get("canary") is not None:
         canary = fields.get_object("canary")
@@ -166,23 +166,23 @@ def _parse_waves(fields: Fields) -> tuple[Wave, ...]:
         selector = parse_optional_selector(
             canary.values.get("nodeSelector"), canary.path_of("nodeSelector")
         )
-        found.append(Wave(share, soak_s if own_s is None else own_s, selector))
+        waves.append(Wave(share, soak_s if own_s is None else own_s, selector))
     for index, value in enumerate(fields.get_list("waves")):
         share = _parse_share(value, f"{fields.path_of('waves')}[{index}]")
-        if found and not _is_larger(found[-1].share, share):
+        if waves and not _is_larger(waves[-1].share, share):
             raise ConfigError(
-                f"{fields.path_of('waves')}[{index}]: expected more than the wave before, "
+                f"{fields.path_of('waves')}[{index}]: expected more than in the previous wave, "
                 f"found {value!r:.40}",
-                remedy="write how much of the pool is updated in all at the end of each wave",
+                remedy="write the total share of updated nodes at the end of each wave",
             )
-        found.append(Wave(share, soak_s))
-    return tuple(found)
+        waves.append(Wave(share, soak_s))
+    return tuple(waves)
 
 
 def _is_larger(before: PoolShare, after: PoolShare) -> bool:
     if before.percent and after.percent:
         return after.percent > before.percent
-    # A count and a percentage can only be compared once the pool is known.
+    # A count and a percentage are comparable only when the size of the pool is known.
     return not (before.count and after.count) or after.count > before.count
 
 
@@ -209,7 +209,7 @@ def _parse_max_parallel(fields: Fields) -> int | None:
     staging = fields.get_object("staging")
     value = staging.get_optional_integer("maxParallel")
     if value is not None and value < 1:
-        raise staging.make_error("maxParallel", "a count of nodes from 1 on")
+        raise staging.make_error("maxParallel", "a positive count of nodes")
     return value or DEFAULT_MAX_PARALLEL
 
 

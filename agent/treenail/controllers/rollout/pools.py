@@ -1,9 +1,12 @@
-"""Which pools a node belongs to, by the rules of the Machine Config Operator."""
+"""Pools and their nodes, by the rules of the Machine Config Operator (helpers.go)."""
 
+import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MASTER, WORKER, MachineConfigPool
+from treenail.controllers.rollout.nodes import NodeFacts
 from treenail.errors import ConfigError
 
 OS_LABEL = "kubernetes.io/os"
@@ -14,11 +17,11 @@ class Membership:
     """The pools of one node, by name."""
 
     primary: str
-    """The pool whose configuration the node gets."""
+    """The pool that determines the node's config."""
     secondary: str | None = None
-    """The worker pool beside a custom one: it is looked at again when the node changes."""
+    """The worker pool in addition to a custom one. It is reconciled when the node changes."""
     ignored: str | None = None
-    """A custom pool that matched, but lost against the master pool: worth an alert."""
+    """A custom pool that matched but lost against the master pool."""
 
     @property
     def pools(self) -> tuple[str, ...]:
@@ -28,11 +31,10 @@ class Membership:
 def find_membership(
     node: str, labels: Mapping[str, str], pools: Iterable[MachineConfigPool]
 ) -> Membership | None:
-    """The pools of the node, None when no pool selects it.
+    """Find the pools of the node; None when no pool selects it.
 
-    A master is never a member of another pool, a custom pool (any but master and worker) is
-    preferred to worker, Windows nodes belong nowhere. Raises `ConfigError` for a node that two
-    custom pools select: no order among them would be right.
+    The master pool wins over custom pools, and a custom pool wins over the worker pool. Windows
+    nodes belong to no pool. Raises `ConfigError` for a node that two custom pools select.
     """
     if labels.get(OS_LABEL) == "windows":
         return None
@@ -42,7 +44,7 @@ def find_membership(
         raise ConfigError(
             f"node {node} is selected by {len(custom)} custom pools: {', '.join(custom)}",
             remedy="change the labels of the node or the nodeSelector of a pool, so that only one "
-            "custom pool selects it; until then the node keeps the configuration it has",
+            "custom pool selects it; until then the node keeps its configuration",
         )
     worker = WORKER if WORKER in names else None
     if custom:
@@ -55,6 +57,153 @@ def find_membership(
 
 
 def _is_selected_by(pool: MachineConfigPool, labels: Mapping[str, str]) -> bool:
-    # A selector without requirements would select every node; for nodes it selects none.
+    # In the Kubernetes API an empty selector matches everything; the MCO lets it match no node.
     selector = pool.node_selector
     return selector is not None and not selector.is_empty and selector.matches(labels)
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedPool:
+    """A pool from the cache, possibly with an invalid spec."""
+
+    pool: MachineConfigPool
+    error: ConfigError | None = None
+    """Why the spec is invalid; then ``pool`` has no spec."""
+
+    @classmethod
+    def from_json(cls, document: Json) -> "ObservedPool":
+        """Parse a pool; raises `ConfigError` only for invalid metadata or status."""
+        try:
+            return cls(MachineConfigPool.from_json(document))
+        except ConfigError as error:
+            rest = {name: value for name, value in document.items() if name != "spec"}
+            return cls(MachineConfigPool.from_json(rest), error)
+
+    @property
+    def selection_key(self) -> tuple[object, ...]:
+        """The fields that determine the membership of nodes."""
+        return self.pool.node_selector, self.error is None
+
+    @property
+    def decision_key(self) -> tuple[object, ...]:
+        """The fields that determine a decision or the pool's conditions."""
+        meta = self.pool.metadata
+        return (
+            meta.uid,
+            meta.generation,
+            meta.annotations,
+            self.pool.is_deleting,
+            self.pool.conditions,
+            str(self.error),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSnapshot:
+    """One pool and its nodes, from the caches."""
+
+    observed: ObservedPool
+    nodes: tuple[NodeFacts, ...]
+    membership_errors: tuple[ConfigError, ...] = ()
+    """One for each node that this and another custom pool select."""
+    unreadable_pools: tuple[str, ...] = ()
+    """Other pools with an invalid spec: their nodes are unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """All pools with their nodes."""
+
+    pools: Mapping[str, ObservedPool]
+    members: Mapping[str, tuple[NodeFacts, ...]]
+    membership_errors: Mapping[str, tuple[ConfigError, ...]] = field(default_factory=dict)
+
+    def find_pool(self, pool: str) -> PoolSnapshot | None:
+        """Return the snapshot of the pool; None when it does not exist."""
+        if (observed := self.pools.get(pool)) is None:
+            return None
+        unreadable = sorted(
+            name for name, other in self.pools.items() if other.error is not None and name != pool
+        )
+        return PoolSnapshot(
+            observed,
+            self.members.get(pool, ()),
+            self.membership_errors.get(pool, ()),
+            tuple(unreadable),
+        )
+
+
+class PoolGrouping:
+    """Groups nodes by pool, and recomputes only what changed. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._selectors: object = None
+        self._memberships: dict[str, tuple[NodeFacts, Membership | ConfigError | None]] = {}
+
+    def group_nodes(
+        self, pools: Mapping[str, ObservedPool], nodes: Mapping[str, NodeFacts]
+    ) -> ClusterSnapshot:
+        """Group the nodes by the pool that determines their config."""
+        readable = [observed.pool for observed in pools.values()]
+        selectors = [(pool.name, pool.node_selector) for pool in readable]
+        members: dict[str, list[NodeFacts]] = {}
+        errors: dict[str, list[ConfigError]] = {}
+        with self._lock:
+            if selectors != self._selectors:
+                self._selectors, self._memberships = selectors, {}
+            for name in self._memberships.keys() - nodes.keys():
+                del self._memberships[name]
+            # Sorted, so that no decision depends on the order of cache updates.
+            for name, node in sorted(nodes.items(), key=_get_name):
+                known = self._memberships.get(name)
+                if known is None or known[0] is not node:
+                    self._memberships[name] = known = (node, _try_find_membership(node, readable))
+                match known[1]:
+                    case Membership() as found:
+                        members.setdefault(found.primary, []).append(node)
+                    case ConfigError() as error:
+                        for pool in _find_selecting_pools(node, readable):
+                            errors.setdefault(pool, []).append(error)
+                    case None:
+                        pass
+        return ClusterSnapshot(
+            pools,
+            {pool: tuple(found) for pool, found in members.items()},
+            {pool: tuple(found) for pool, found in errors.items()},
+        )
+
+
+def _get_name(item: tuple[str, NodeFacts]) -> str:
+    return item[0]
+
+
+def find_pools_of_node(node: NodeFacts, pools: Iterable[ObservedPool]) -> tuple[str, ...]:
+    """Return the pools to reconcile when the node changes."""
+    readable = [observed.pool for observed in pools]
+    match _try_find_membership(node, readable):
+        case Membership() as found:
+            return found.pools
+        case ConfigError():
+            return _find_selecting_pools(node, readable)
+        case _:
+            return ()
+
+
+def _try_find_membership(
+    node: NodeFacts, pools: Iterable[MachineConfigPool]
+) -> Membership | ConfigError | None:
+    try:
+        return find_membership(node.name, node.labels, pools)
+    except ConfigError as error:
+        return error
+
+
+def _find_selecting_pools(node: NodeFacts, pools: Iterable[MachineConfigPool]) -> tuple[str, ...]:
+    return tuple(
+        pool.name
+        for pool in pools
+        if pool.node_selector is not None
+        and not pool.node_selector.is_empty
+        and pool.node_selector.matches(node.labels)
+    )

@@ -1,31 +1,36 @@
-"""How far a careful rollout got: waves, soak times, failures.
+"""Progress of a rollout: waves, soak times, failures and estimates.
 
-The record is all that can't be read from the nodes. It is kept on the pool, so that another
-controller goes on where this one stopped.
+The record holds what cannot be read from the nodes. It is stored on the pool, so that another
+controller process continues where this one stopped.
 """
 
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 from treenail.api.decode import Fields, Json, load_json
-from treenail.controllers.rollout.estimate import format_duration
+from treenail.controllers.rollout.gates.windows import (
+    MaintenanceWindow,
+    WindowClosed,
+    find_window_state,
+)
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
 from treenail.controllers.rollout.policy import RolloutPolicy, Wave
 
 ROLLOUT_STATE = "treenail.io/rollout-state"
-"""Annotation of a pool: the record, written by the rollout controller alone."""
+"""Annotation of a pool with the record. Only the rollout controller writes it."""
 
 MAX_ACKNOWLEDGED = 500
 GRACE_S = 60.0
-"""How long an agent that was degraded may take to answer to a new target."""
+"""Time for a degraded agent to react to a new target before its state counts as a failure."""
 
 _REASON_LIMIT = 400
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFailure:
-    """A node that the rollout harmed, as far as can be told."""
+    """A node that failed on the target."""
 
     node: str
     reason: str
@@ -33,23 +38,23 @@ class NodeFailure:
 
 @dataclass(frozen=True, slots=True)
 class RolloutRecord:
-    """One rollout of one target."""
+    """Record of the rollout of one target."""
 
     target: RolloutTarget
     wave: int = 0
-    """How many waves are complete."""
+    """Number of complete waves."""
     settled_at: float | None = None
-    """Since when all nodes of the current wave run well; None while they do not."""
+    """Since when all nodes of the current wave are updated and healthy; None while they are not."""
     halted_by: NodeFailure | None = None
-    """The first failure, when it stopped the rollout."""
+    """The failure that halted the rollout."""
     resume_value: str = ""
-    """The last word of a person that was obeyed."""
+    """The last value of the resume annotation that was applied."""
     acknowledged: tuple[str, ...] = ()
-    """Nodes whose failure that person has seen."""
+    """Nodes whose failure the user acknowledged by resuming."""
 
     @classmethod
     def from_text(cls, text: str) -> "RolloutRecord":
-        """The record in an annotation; raises `ConfigError`."""
+        """Parse the annotation; raises `ConfigError`."""
         fields = Fields.from_json(load_json(text, where=f"annotation {ROLLOUT_STATE}"), "")
         halted = fields.get_object("halted")
         settled = fields.get_optional_integer("settledAt")
@@ -61,11 +66,11 @@ class RolloutRecord:
             if halted.values
             else None,
             resume_value=fields.get_text("resumed"),
-            acknowledged=fields.get_text_list("forgiven"),
+            acknowledged=fields.get_text_list("acknowledged"),
         )
 
     def to_text(self) -> str:
-        """What `from_text` reads."""
+        """Format the record for the annotation."""
         document: Json = {"config": self.target.config}
         if self.target.image is not None:
             document["image"] = self.target.image
@@ -78,20 +83,20 @@ class RolloutRecord:
         if self.resume_value:
             document["resumed"] = self.resume_value
         if self.acknowledged:
-            document["forgiven"] = list(self.acknowledged)
+            document["acknowledged"] = list(self.acknowledged)
         return json.dumps(document, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
 class WaveCapacity:
-    """Where the current wave ends."""
+    """Size and use of the current wave."""
 
     member_count: int
-    """Nodes of the pool that may be in it."""
+    """Nodes of the pool that the wave's selector matches."""
     size: int
-    """How many of them it takes."""
+    """How many of them belong to the wave."""
     assigned: int
-    """How many of them were given the target."""
+    """How many of them have the target assigned."""
 
     @property
     def remaining(self) -> int:
@@ -107,20 +112,22 @@ def advance_record(
     now: float,
     resume_value: str = "",
 ) -> RolloutRecord:
-    """The record after a look at the nodes.
+    """Return the record after observing the nodes.
 
-    Another target is another rollout. ``resume_value`` is the word of a person: one that was not there
-    before ends a halt and forgives the failures there are.
+    Another target starts another rollout. A new ``resume_value`` ends a halt and acknowledges the
+    present failures.
     """
     if record is None or record.target != target:
         record = RolloutRecord(target, resume_value=resume_value)
     failed = find_failures(nodes, target, policy, now=now)
     if resume_value != record.resume_value:
-        forgiven = tuple(failure.node for failure in failed)[:MAX_ACKNOWLEDGED]
-        record = replace(record, halted_by=None, resume_value=resume_value, acknowledged=forgiven)
+        acknowledged = tuple(failure.node for failure in failed)[:MAX_ACKNOWLEDGED]
+        record = replace(
+            record, halted_by=None, resume_value=resume_value, acknowledged=acknowledged
+        )
     new = [failure for failure in failed if failure.node not in record.acknowledged]
-    too_many = policy.max_failures is not None and len(new) > policy.max_failures
-    if too_many and record.halted_by is None:
+    has_too_many = policy.max_failures is not None and len(new) > policy.max_failures
+    if has_too_many and record.halted_by is None:
         record = replace(record, halted_by=new[0])
     if record.halted_by is not None:
         return record
@@ -140,15 +147,15 @@ def advance_record(
 def compute_wave_capacity(
     record: RolloutRecord, policy: RolloutPolicy, nodes: Sequence[NodeFacts], target: RolloutTarget
 ) -> WaveCapacity:
-    """How many more nodes may be given the target before the wave has proved itself."""
+    """Compute how many more nodes may get the target before the current wave is complete."""
     if record.wave >= len(policy.waves):
-        taken = sum(node.is_assigned(target) for node in nodes)
-        return WaveCapacity(len(nodes), len(nodes), taken)
+        assigned = sum(node.is_assigned(target) for node in nodes)
+        return WaveCapacity(len(nodes), len(nodes), assigned)
     return _compute_capacity(policy.waves[record.wave], nodes, target)
 
 
 def compute_soak_end(record: RolloutRecord, policy: RolloutPolicy) -> float:
-    """When the wave that runs well has done so for long enough."""
+    """Compute when the soak time of the settled wave ends."""
     wave = policy.waves[record.wave]
     return (record.settled_at or 0.0) + wave.soak_s
 
@@ -156,7 +163,7 @@ def compute_soak_end(record: RolloutRecord, policy: RolloutPolicy) -> float:
 def find_failures(
     nodes: Iterable[NodeFacts], target: RolloutTarget, policy: RolloutPolicy, *, now: float
 ) -> tuple[NodeFailure, ...]:
-    """The nodes that fail on the target, the one that was given it first before the others."""
+    """Return the nodes that failed on the target, in the order of their assignment."""
     found = sorted(
         (node.started_at or 0.0, node.name, reason)
         for node in nodes
@@ -166,7 +173,7 @@ def find_failures(
 
 
 def find_wave_members(wave: Wave, nodes: Iterable[NodeFacts]) -> list[NodeFacts]:
-    """The nodes that may be in the wave."""
+    """Return the nodes that the wave's selector matches."""
     selector = wave.selector
     return [node for node in nodes if selector is None or selector.matches(node.labels)]
 
@@ -179,9 +186,9 @@ def compute_next_check_s(
     *,
     now: float,
 ) -> float | None:
-    """When the mere passing of time makes a failure of a node or completes a wave; None if never.
+    """Return the seconds until time alone makes a node fail or completes a wave, or None.
 
-    Only what is still to come counts: a failure that is seen already changes nothing by waiting.
+    Failures that are already recorded do not count.
     """
     times = [
         at
@@ -198,26 +205,26 @@ def compute_next_check_s(
 def _describe_failure(
     node: NodeFacts, policy: RolloutPolicy, now: float, target: RolloutTarget
 ) -> str:
-    """Why the node counts as failed on the target; empty when it does not."""
+    """Describe why the node counts as failed on the target; empty when it does not."""
     if not node.is_assigned(target):
         if node.prestage_target != target or not node.prestage_error:
             return ""
-        return f"staging: {node.prestage_error}"[:_REASON_LIMIT]
+        return f"prestaging failed: {node.prestage_error}"[:_REASON_LIMIT]
     at = _compute_failure_time(node, policy)
     if at is None or now < at:
         return ""
     if node.is_degraded:
-        return (node.reason or f"it is {node.state} and does not say why")[:_REASON_LIMIT]
-    gone_s = now - _find_unready_since(node)
-    allowed_s = policy.reboot_timeout_s or 0.0
-    return f"it has not been ready for {format_duration(gone_s)}, {format_duration(allowed_s)} are allowed"
+        return (node.reason or f"it is {node.state} without a reason")[:_REASON_LIMIT]
+    unready_s = now - _find_unready_since(node)
+    allowed = format_duration(policy.reboot_timeout_s or 0.0)
+    return f"it has not been ready for {format_duration(unready_s)} (rebootTimeout: {allowed})"
 
 
 def _compute_failure_time(node: NodeFacts, policy: RolloutPolicy) -> float | None:
-    """From when on the node's present state is a failure, None when it is none."""
+    """Compute since or from when the node's present state is a failure; None when it is none."""
     started = node.started_at or 0.0
     if node.is_degraded:
-        # Until the agent has looked at its new target, it still says how the one before went.
+        # Until the agent has seen its new target, it still reports the result of the previous one.
         return started + GRACE_S if node.was_degraded else started
     if node.is_healthy or policy.reboot_timeout_s is None or node.started_at is None:
         return None
@@ -231,19 +238,76 @@ def _find_unready_since(node: NodeFacts) -> float:
 def _compute_capacity(
     wave: Wave, nodes: Sequence[NodeFacts], target: RolloutTarget
 ) -> WaveCapacity:
-    inside = find_wave_members(wave, nodes)
-    size = min(wave.share.compute_count(len(nodes)), len(inside))
-    return WaveCapacity(len(inside), size, sum(node.is_assigned(target) for node in inside))
+    wave_members = find_wave_members(wave, nodes)
+    size = min(wave.share.compute_count(len(nodes)), len(wave_members))
+    assigned = sum(node.is_assigned(target) for node in wave_members)
+    return WaveCapacity(len(wave_members), size, assigned)
 
 
 def _is_settled(
     wave: Wave, nodes: Sequence[NodeFacts], target: RolloutTarget, failed: set[str]
 ) -> bool:
-    space = _compute_capacity(wave, nodes, target)
-    if space.remaining > 0 or (space.member_count == 0 and len(nodes) > 0):
+    capacity = _compute_capacity(wave, nodes, target)
+    if capacity.remaining > 0 or (capacity.member_count == 0 and len(nodes) > 0):
         return False
     return all(
         (node.is_updated_to(target) and node.is_healthy) or node.name in failed
         for node in nodes
         if node.is_assigned(target)
     )
+
+
+DEFAULT_NODE_S = 600.0
+"""Assumed duration of a node's update before any node has finished."""
+
+_MAX_WINDOWS = 400
+
+
+def estimate_node_s(nodes: Iterable[NodeFacts], target: RolloutTarget) -> float:
+    """Estimate the time from assignment to Ready: the median of the updated nodes."""
+    durations = [
+        node.ready_changed_at - node.started_at
+        for node in nodes
+        if node.started_at is not None
+        and node.ready_changed_at is not None
+        and node.ready_changed_at > node.started_at
+        and node.is_updated_to(target)
+    ]
+    return median(durations) if durations else DEFAULT_NODE_S
+
+
+def estimate_remaining_s(
+    remaining: int,
+    max_parallel: int,
+    node_duration_s: float,
+    windows: tuple[MaintenanceWindow, ...],
+    now: float,
+) -> float | None:
+    """Estimate the time until the ``remaining`` nodes are updated inside the windows.
+
+    None when no window is long enough for a node, or when it takes more than `_MAX_WINDOWS`.
+    """
+    batches = -(-remaining // max(max_parallel, 1))
+    at = now
+    for _ in range(_MAX_WINDOWS):
+        window = find_window_state(windows, at)
+        if isinstance(window, WindowClosed):
+            at += window.opens_in_s
+            continue
+        fitting = (
+            batches if window.closes_in_s is None else int(window.closes_in_s // node_duration_s)
+        )
+        if window.closes_in_s is None or fitting >= batches:
+            return at + batches * node_duration_s - now
+        batches -= fitting
+        at += window.closes_in_s
+    return None
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration, rounded to minutes, hours or days."""
+    minutes = max(1, round(seconds / 60))
+    if minutes < 120:
+        return f"{minutes} min"
+    hours = round(minutes / 60)
+    return f"{hours} h" if hours < 48 else f"{round(hours / 24)} days"

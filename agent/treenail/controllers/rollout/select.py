@@ -1,10 +1,13 @@
-"""Who is next, and how many at once.
+"""Selection and order of the nodes that get the target next.
 
-`find_candidates` decides as the Machine Config Operator does. `find_redirectable` goes beyond it: a node that
-is out of service on its way to another target can turn at no cost to anybody.
+`find_candidates` decides as the Machine Config Operator does (getAllCandidateMachines in
+node_controller.go). `find_redirectable` goes beyond it: a node that is out of service on its way to
+another target gets the new one without any further loss of capacity.
 """
 
+import heapq
 import re
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,7 +20,7 @@ _PERCENTAGE = re.compile(r"\+?([0-9]{1,9})%")
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Nodes that may be given the target, in the order they came, and how many of them now."""
+    """Nodes that may get the target, in the given order, and how many of them now."""
 
     nodes: tuple[NodeFacts, ...] = ()
     capacity: int = 0
@@ -26,15 +29,14 @@ class Candidates:
 def find_candidates(
     nodes: Iterable[NodeFacts], target: RolloutTarget, max_unavailable: int
 ) -> Candidates:
-    """Nodes in service that are not asked for the target yet.
+    """Find nodes in service without this target, and the capacity left of ``max_unavailable``.
 
-    What is left of ``max_unavailable`` is less by the nodes out of service, and by those in
-    service that fail on this very target.
+    Unavailable nodes use capacity, and so do nodes in service that fail on this target.
     """
-    seen = tuple(nodes)
-    capacity = max_unavailable - sum(node.is_unavailable for node in seen)
+    pool_nodes = tuple(nodes)
+    capacity = max_unavailable - sum(node.is_unavailable for node in pool_nodes)
     found = []
-    for node in seen:
+    for node in pool_nodes:
         if node.is_assigned(target):
             capacity -= node.is_failing and node.is_in_service
         elif node.is_in_service:
@@ -45,10 +47,10 @@ def find_candidates(
 
 
 def find_redirectable(nodes: Iterable[NodeFacts], target: RolloutTarget) -> tuple[NodeFacts, ...]:
-    """Nodes that already count as unavailable because they are on their way to another target.
+    """Find nodes that already count as unavailable because they are updating to another target.
 
-    They include those that failed there and were left cordoned, be it on their very first target;
-    without this they would hold the capacity that giving them a better target needs.
+    They include nodes that failed on it and stayed cordoned. Otherwise these would hold the
+    capacity that a better target needs.
     """
     return tuple(
         node
@@ -61,22 +63,52 @@ def find_redirectable(nodes: Iterable[NodeFacts], target: RolloutTarget) -> tupl
 
 
 def compute_max_unavailable(pool: str, spec: int | str | None, nodes: int) -> int:
-    """How many of ``nodes`` may be unavailable at once, at least 1.
+    """Compute how many of ``nodes`` may be unavailable at the same time, at least 1.
 
-    ``spec`` is a count, or a percentage that is rounded down; 1 by default, and always for the
-    arbiter pool. Raises `ConfigError` for anything else.
+    ``spec`` is a count or a percentage, which is rounded down (default: 1). The arbiter pool always
+    gets 1. Raises `ConfigError` for any other value.
     """
     match spec:
         case None:
-            wanted = 1
+            limit = 1
         case int() if spec >= 0:
-            wanted = spec
+            limit = spec
         case str() if found := _PERCENTAGE.fullmatch(spec):
-            wanted = nodes * int(found[1]) // 100
+            limit = nodes * int(found[1]) // 100
         case _:
             raise ConfigError(
                 f"spec.maxUnavailable of pool {pool} is {spec!r:.40}, which is neither a count nor "
                 "a percentage",
                 remedy="set it to a number such as 2, or to a percentage such as 10%",
             )
-    return 1 if pool == ARBITER else max(wanted, 1)
+    return 1 if pool == ARBITER else max(limit, 1)
+
+
+def sort_by_zone(nodes: Iterable[NodeFacts]) -> tuple[NodeFacts, ...]:
+    """Sort by zone, nodes without a zone last, and within a zone by age, the oldest first.
+
+    The Machine Config Operator uses this order (sortNodeList in node_controller.go).
+    """
+    return tuple(sorted(nodes, key=lambda node: (node.zone == "", node.zone, node.created_at)))
+
+
+def spread_over_zones(
+    nodes: Iterable[NodeFacts], unavailable_nodes: Iterable[NodeFacts]
+) -> tuple[NodeFacts, ...]:
+    """Take always the oldest node of the zone with the fewest unavailable nodes.
+
+    ``unavailable_nodes`` are already out of service.
+    """
+    queues: dict[str, deque[NodeFacts]] = defaultdict(deque)
+    for node in sort_by_zone(nodes):
+        queues[node.zone].append(node)
+    unavailable = Counter(node.zone for node in unavailable_nodes)
+    zones = [(unavailable[zone], zone == "", zone) for zone in queues]
+    heapq.heapify(zones)
+    found = []
+    while zones:
+        count, is_unnamed, zone = heapq.heappop(zones)
+        found.append(queues[zone].popleft())
+        if queues[zone]:
+            heapq.heappush(zones, (count + 1, is_unnamed, zone))
+    return tuple(found)

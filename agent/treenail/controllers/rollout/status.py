@@ -1,22 +1,22 @@
-"""The status of a pool: counts and conditions, always from what is seen now.
+"""Status of a pool: counts, conditions, and when a change is worth a write.
 
-Counts, states and messages are those of the Machine Config Operator. Deliberate differences:
-every reason is a CamelCase word, a node is named once however many places report it, one silent
-node hides no other, and a Degraded condition that is True says why. The conditions Reconciling
-and Stalled are added for tools that follow the conventions of kstatus.
+Counts, states and messages are those of the Machine Config Operator (status.go). Four differences
+are deliberate: every reason is a CamelCase word; a node is named once, however many objects report
+it; a MachineConfigNode without conditions hides no other node; a Degraded condition that is True
+has a message. The conditions Reconciling and Stalled follow the conventions of kstatus.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from treenail.api.decode import Json
+from treenail.api.decode import Fields, Json
 from treenail.api.machineconfigpool import API_VERSION, MachineConfigPool, PoolConfiguration
 from treenail.api.meta import Condition, merge_conditions
 from treenail.controllers.rollout.gates import building
 from treenail.controllers.rollout.gates.os_image import MachineOSBuild, MachineOSConfig
-from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
-from treenail.controllers.rollout.reported import NodeReport
+from treenail.controllers.rollout.nodes import NodeFacts, NodeReport, RolloutTarget
 
 UPDATED = "Updated"
 UPDATING = "Updating"
@@ -29,24 +29,28 @@ RECONCILING = "Reconciling"
 STALLED = "Stalled"
 
 MAX_NAMED_NODES = 10
-"""Nodes that a message names; the others are counted."""
+"""Nodes that a message names; it counts the others."""
+COUNTS_INTERVAL_S = 5.0
+"""Minimum interval between writes of counts alone, so that many finished nodes cost one write."""
+
+_ESTIMATE = re.compile(r"; \d+ of \d+ nodes are updated, [^;]*$")
 
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """How many nodes of a pool are how far."""
+    """Node counts of a pool."""
 
     total: int = 0
     updated: int = 0
     ready: int = 0
-    """Updated, and in service."""
+    """Updated and in service."""
     unavailable: int = 0
     degraded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PoolProblem:
-    """Something a person has to look at: a reason in CamelCase and a sentence."""
+    """A problem that needs a user: a CamelCase reason and a message."""
 
     reason: str
     message: str
@@ -54,7 +58,7 @@ class PoolProblem:
 
 @dataclass(frozen=True, slots=True)
 class PoolStatusInput:
-    """All that the status of a pool is made from."""
+    """Input of `compute_status`."""
 
     pool: MachineConfigPool
     target: RolloutTarget
@@ -62,18 +66,18 @@ class PoolStatusInput:
     image_config: MachineOSConfig | None = None
     image_build: MachineOSBuild | None = None
     reports: Mapping[str, NodeReport] | None = None
-    """By node; when given, being updated and being degraded are counted from them."""
+    """By node. If given, the updated and degraded counts come from them."""
     waiting_reason: str = ""
-    """Why no node is given the target just now; empty when nothing is waited for."""
+    """Why no further node gets the target now, or empty."""
     progress_message: str = ""
-    """How much is left and how long it may take."""
+    """How many nodes are updated, and the estimated time left."""
     problem: PoolProblem | None = None
-    """Why the rollout can't go on by itself."""
+    """Why the rollout cannot continue without a user."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """What to write into the pool's status; fields of other writers are not among it."""
+    """The status fields that the rollout controller writes."""
 
     counts: PoolCounts
     configuration: PoolConfiguration
@@ -103,66 +107,66 @@ def count_nodes(
     target: RolloutTarget,
     reports: Mapping[str, NodeReport] | None = None,
 ) -> PoolCounts:
-    """The nodes counted, by their annotations or, where there are reports, by those."""
+    """Count the nodes by their annotations or, if given, by their reports."""
     total = updated = ready = unavailable = degraded = 0
     for node in nodes:
         report = NodeReport(node.name) if reports is None else reports.get(node.name)
         if reports is None:
-            has, fails = node.is_updated_to(target), node.is_degraded
+            is_updated, is_degraded = node.is_updated_to(target), node.is_degraded
         else:
-            has = report is not None and report.is_updated_to(target)
-            fails = report is not None and report.degraded_message is not None
+            is_updated = report is not None and report.is_updated_to(target)
+            is_degraded = report is not None and report.degraded_message is not None
         total += 1
-        updated += has
-        ready += has and node.is_in_service
+        updated += is_updated
+        ready += is_updated and node.is_in_service
         unavailable += node.is_unavailable
-        degraded += fails
+        degraded += is_degraded
     return PoolCounts(total, updated, ready, unavailable, degraded)
 
 
 def compute_status(status_input: PoolStatusInput, *, now: str) -> PoolStatus:
-    """The pool's status; ``now`` (RFC 3339) is when conditions that changed did so."""
+    """Compute the pool's status; ``now`` (RFC 3339) becomes the time of changed conditions."""
     counts = count_nodes(status_input.nodes, status_input.target, status_input.reports)
-    complete = (
+    is_complete = (
         counts.updated == counts.ready == counts.total
         and counts.unavailable == 0
         and not building.is_build_unfinished(status_input.image_config, status_input.image_build)
     )
     before = {condition.type: condition for condition in status_input.pool.conditions}
-    updating = _compute_updating(status_input, is_complete=complete)
-    found = [
-        _compute_updated(status_input, is_complete=complete),
+    updating = _compute_updating(status_input, is_complete=is_complete)
+    computed = [
+        _compute_updated(status_input, is_complete=is_complete),
         updating,
         _compute_node_degraded(status_input, counts),
         *building.compute_build_degraded(
             status_input.image_config, status_input.image_build, before.get(IMAGE_BUILD_DEGRADED)
         ),
     ]
-    known = {**before, **{condition.type: condition for condition in found}}
-    degraded = _compute_degraded(status_input, known)
-    stalled = status_input.problem is not None or degraded.status == "True"
-    found += [
+    conditions = {**before, **{condition.type: condition for condition in computed}}
+    degraded = _compute_degraded(status_input, conditions)
+    is_stalled = status_input.problem is not None or degraded.status == "True"
+    computed += [
         degraded,
-        Condition(RECONCILING, _format_bool(not complete), updating.reason, updating.message),
-        Condition(STALLED, _format_bool(stalled), degraded.reason, degraded.message),
+        Condition(RECONCILING, _format_bool(not is_complete), updating.reason, updating.message),
+        Condition(STALLED, _format_bool(is_stalled), degraded.reason, degraded.message),
     ]
     return PoolStatus(
         counts=counts,
         configuration=status_input.pool.configuration
-        if complete
+        if is_complete
         else status_input.pool.status_configuration,
-        conditions=merge_conditions(status_input.pool.conditions, found, now=now),
+        conditions=merge_conditions(status_input.pool.conditions, computed, now=now),
         observed_generation=status_input.pool.metadata.generation,
     )
 
 
 def format_target(target: RolloutTarget) -> str:
-    """What the nodes are updated to, for people."""
+    """Format the target as the Machine Config Operator does in its conditions."""
     image = f" / Image {target.image}" if target.image else ""
     return f"MachineConfig {target.config}{image}"
 
 
-def _format_bool(value: bool) -> str:  # noqa: FBT001  # reads as what it converts
+def _format_bool(value: bool) -> str:  # noqa: FBT001  # converts its argument
     return "True" if value else "False"
 
 
@@ -188,13 +192,13 @@ def _compute_updating(status_input: PoolStatusInput, *, is_complete: bool) -> Co
     line = format_target(status_input.target)
     if status_input.pool.paused:
         return Condition(UPDATING, "False", "Paused", f"Pool is paused; will not update to {line}")
-    said = [
+    sentences = [
         f"All nodes are updating to {line}",
         status_input.waiting_reason,
         status_input.progress_message,
     ]
     reason = "Waiting" if status_input.waiting_reason else "RollingOut"
-    return Condition(UPDATING, "True", reason, "; ".join(filter(None, said)))
+    return Condition(UPDATING, "True", reason, "; ".join(filter(None, sentences)))
 
 
 def _was_degraded(pool: MachineConfigPool) -> bool:
@@ -206,9 +210,9 @@ def _compute_node_degraded(status_input: PoolStatusInput, counts: PoolCounts) ->
     if not counts.degraded:
         return Condition(NODE_DEGRADED, "False", "NoNodeDegraded")
     sentences = [
-        _format_node_message(node.name, said)
+        _format_node_message(node.name, message)
         for node in status_input.nodes
-        if (said := _find_message(node, status_input.reports)) is not None
+        if (message := _find_message(node, status_input.reports)) is not None
     ]
     more = len(sentences) - MAX_NAMED_NODES
     named = ", ".join(sentences[:MAX_NAMED_NODES]) + (f", and {more} more" if more > 0 else "")
@@ -224,7 +228,7 @@ def _find_message(node: NodeFacts, reports: Mapping[str, NodeReport] | None) -> 
 
 def _format_node_message(node: str, message: str) -> str:
     if not message:
-        return f"Node {node} is degraded and does not say why"
+        return f"Node {node} is degraded and reports no reason"
     return f"Node {node} is reporting: {json.dumps(message, ensure_ascii=False)}"
 
 
@@ -238,11 +242,78 @@ def _compute_degraded(
     for kind, default in (
         (NODE_DEGRADED, ""),
         (IMAGE_BUILD_DEGRADED, "Custom OS image build failed"),
-        (RENDER_DEGRADED, "The configuration can't be rendered"),
-        (PINNED_IMAGE_SETS_DEGRADED, "The pinned images can't be pulled"),
+        (RENDER_DEGRADED, "The configuration cannot be rendered"),
+        (PINNED_IMAGE_SETS_DEGRADED, "The pinned images cannot be pulled"),
     ):
         found = conditions.get(kind)
         if found is not None and found.status == "True":
             message = default if kind == IMAGE_BUILD_DEGRADED else found.message or default
             return Condition(DEGRADED, "True", kind, message)
     return Condition(DEGRADED, "False", "AsExpected")
+
+
+def read_reported_status(pool: MachineConfigPool) -> PoolStatus:
+    """Parse the pool's present status."""
+    fields = Fields.from_json(pool.status, "status")
+    return PoolStatus(
+        PoolCounts(
+            total=fields.get_optional_integer("machineCount") or 0,
+            updated=fields.get_optional_integer("updatedMachineCount") or 0,
+            ready=fields.get_optional_integer("readyMachineCount") or 0,
+            unavailable=fields.get_optional_integer("unavailableMachineCount") or 0,
+            degraded=fields.get_optional_integer("degradedMachineCount") or 0,
+        ),
+        pool.status_configuration,
+        pool.conditions,
+        fields.get_optional_integer("observedGeneration") or 0,
+    )
+
+
+def compute_write_delay_s(
+    pool: MachineConfigPool, desired: PoolStatus, since_last_s: float
+) -> float | None:
+    """Compute how long the write of the status can wait; None when there is nothing to write.
+
+    A new estimate alone is not written: it would cost a write every minute.
+    """
+    present = read_reported_status(pool)
+    if _strip_estimate(present) == _strip_estimate(desired):
+        return None
+    if _extract_significant(present) != _extract_significant(desired):
+        return 0.0
+    return max(0.0, COUNTS_INTERVAL_S - since_last_s)
+
+
+def build_unusable_status(pool: MachineConfigPool, problem: PoolProblem, *, now: str) -> PoolStatus:
+    """Build the status of a pool with an invalid spec: the counts stay, the conditions say why."""
+    computed = [
+        Condition(DEGRADED, "True", problem.reason, problem.message),
+        Condition(RECONCILING, "False", problem.reason, problem.message),
+        Condition(STALLED, "True", problem.reason, problem.message),
+    ]
+    return replace(
+        read_reported_status(pool),
+        conditions=merge_conditions(pool.conditions, computed, now=now),
+        observed_generation=pool.metadata.generation,
+    )
+
+
+def _strip_estimate(status: PoolStatus) -> PoolStatus:
+    conditions = tuple(
+        replace(found, message=_ESTIMATE.sub("", found.message)) for found in status.conditions
+    )
+    return replace(status, conditions=conditions)
+
+
+def _extract_significant(status: PoolStatus) -> tuple[object, ...]:
+    states = [(found.type, found.status, found.reason) for found in status.conditions]
+    return (
+        states,
+        status.configuration,
+        status.observed_generation,
+        _find_degraded_messages(status.conditions),
+    )
+
+
+def _find_degraded_messages(conditions: tuple[Condition, ...]) -> list[str]:
+    return [found.message for found in conditions if found.type == DEGRADED]

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from treenail.controllers.rollout.gates.asking import (
+from treenail.controllers.rollout.gates.external import (
     GATE_MISCONFIGURED,
     GATE_UNAVAILABLE,
     GateClient,
+    LockServer,
+    PrometheusAlerts,
 )
-from treenail.controllers.rollout.gates.external import LockServer, PrometheusAlerts
 from treenail.controllers.rollout.gates.os_image import GateBlocked, GateWaiting
-from treenail.controllers.rollout.policy import RolloutPolicy
 from treenail.controllers.runtime.web import WebClient
 
 
@@ -81,7 +81,7 @@ def lock(site: Site) -> GateWaiting | GateBlocked | None:
 def alerts(site: Site, *states: str, name: str = "ApiErrors", health: str = "ok") -> Any:
     rules = [{"name": name, "state": state, "health": health} for state in states]
     site.body = {"status": "success", "data": {"groups": [{"rules": rules}]}}
-    return ASKER.check_alerts(RolloutPolicy(alerts=PrometheusAlerts(site.url, ("ApiErrors",))))
+    return ASKER.check_alerts(PrometheusAlerts(site.url, ("ApiErrors",)))
 
 
 def test_a_lock_is_asked_for_and_given_back_by_the_fleet_lock_protocol(site: Site) -> None:
@@ -98,7 +98,7 @@ def test_a_lock_is_asked_for_and_given_back_by_the_fleet_lock_protocol(site: Sit
 def test_a_lock_server_that_says_no_is_quoted(site: Site) -> None:
     site.status, site.body = 409, {"kind": "failed_lock", "value": "semaphore is full"}
     assert lock(site) == GateWaiting(
-        f"lock server {site.url}/locks, group workers, does not let node n0 go: semaphore is full"
+        f"waiting: lock server {site.url}/locks (group workers) refuses a lock for node n0: semaphore is full"
     )
 
 
@@ -134,7 +134,7 @@ def test_alerts_that_do_not_fire_let_go_on(site: Site) -> None:
 
 
 def test_one_rule_of_several_that_fires_holds_up(site: Site) -> None:
-    assert alerts(site, "inactive", "firing") == GateWaiting("alert ApiErrors is firing")
+    assert alerts(site, "inactive", "firing") == GateWaiting("waiting: alert ApiErrors is firing")
 
 
 def test_an_alert_that_was_renamed_is_an_error(site: Site) -> None:
@@ -147,22 +147,22 @@ def test_an_alert_that_was_renamed_is_an_error(site: Site) -> None:
 def test_an_alert_that_can_not_be_evaluated_is_an_error(site: Site) -> None:
     found = alerts(site, "inactive", health="err")
     assert found == GateBlocked(
-        f"Prometheus {site.url} can't evaluate alert ApiErrors", GATE_MISCONFIGURED
+        f"Prometheus {site.url} cannot evaluate alert ApiErrors", GATE_MISCONFIGURED
     )
 
 
 @pytest.mark.parametrize("body", [b"no", b"[]", b'{"data": []}', b"x" * 20_000])
 def test_an_answer_that_can_not_be_understood_is_an_error(site: Site, body: bytes) -> None:
     site.body = body
-    found = ASKER.check_alerts(RolloutPolicy(alerts=PrometheusAlerts(site.url, ("ApiErrors",))))
+    found = ASKER.check_alerts(PrometheusAlerts(site.url, ("ApiErrors",)))
     assert isinstance(found, GateBlocked)
 
 
 def test_a_server_that_fails_is_an_error(site: Site) -> None:
     site.status = 503
-    found = ASKER.check_alerts(RolloutPolicy(alerts=PrometheusAlerts(site.url, ("ApiErrors",))))
-    assert found == GateBlocked(f"Prometheus {site.url} answers with HTTP 503", GATE_UNAVAILABLE)
+    found = ASKER.check_alerts(PrometheusAlerts(site.url, ("ApiErrors",)))
+    assert found == GateBlocked(f"Prometheus {site.url} responded with HTTP 503", GATE_UNAVAILABLE)
 
 
 def test_nobody_is_asked_without_a_policy() -> None:
-    assert ASKER.check_alerts(RolloutPolicy()) is None
+    assert ASKER.check_alerts(None) is None

@@ -1,4 +1,7 @@
-"""What a pool says while its OS image is built in the cluster."""
+"""Pool conditions while the OS image is built in the cluster.
+
+The messages are those of the Machine Config Operator, word for word.
+"""
 
 from collections.abc import Iterator
 
@@ -9,7 +12,7 @@ IMAGE_BUILD_DEGRADED = "ImageBuildDegraded"
 
 
 def is_build_unfinished(config: MachineOSConfig | None, build: MachineOSBuild | None) -> bool:
-    """The image that the pool waits for is not there yet."""
+    """True while the image that the pool waits for is not built yet."""
     if config is None or build is None:
         return False
     if build.state is BuildState.SUCCEEDED:
@@ -25,7 +28,7 @@ def compute_build_updating(
     is_paused: bool,
     is_degraded: bool,
 ) -> tuple[str, str, str] | None:
-    """Status, reason and message of the Updating condition; None when the build has no say."""
+    """Compute status, reason and message of Updating; None when no build determines them."""
     if config is None:
         return None
     if not is_paused and is_degraded:
@@ -36,25 +39,25 @@ def compute_build_updating(
         return ("True", "WaitingForBuild", f"{lead}{waiting} (mosc: {config.name})")
     if build.state is BuildState.SUCCEEDED and is_complete:
         return None
-    said = (_PAUSED_BY_STATE if is_paused else _UPDATING_BY_STATE)[build.state]
-    return (said[0], said[1], f"{said[2]} (mosb: {build.name})")
+    status, reason, message = (_PAUSED_BY_STATE if is_paused else _UPDATING_BY_STATE)[build.state]
+    return (status, reason, f"{message} (mosb: {build.name})")
 
 
 def compute_build_degraded(
     config: MachineOSConfig | None, build: MachineOSBuild | None, previous: Condition | None
 ) -> Iterator[Condition]:
-    """The ImageBuildDegraded condition where it is to change.
+    """Yield the ImageBuildDegraded condition if it must change.
 
-    Who builds says that a build failed; it is taken back here as soon as that is over.
+    The build controller sets it to True. This function resets it when the failed build is over.
     """
-    failed = previous is not None and previous.status == "True"
+    has_failed = previous is not None and previous.status == "True"
     if build is not None and build.state in (BuildState.PREPARED, BuildState.BUILDING):
         yield Condition(IMAGE_BUILD_DEGRADED, "False", "Building", "New build started")
     elif build is not None and build.state is BuildState.SUCCEEDED:
         yield Condition(
             IMAGE_BUILD_DEGRADED, "False", "BuildSuccess", "Build completed successfully"
         )
-    elif build is None and failed:
+    elif build is None and has_failed:
         reason, message = (
             ("NoLayeredObjects", "No layered pool objects found")
             if config is None

@@ -1,8 +1,8 @@
-"""May the pool's nodes be given an OS image now, and which one.
+"""OS image gate: which image the pool's nodes get, and whether they may get it now.
 
-An image comes from an annotation of the pool, or is built in the cluster: then a MachineOSConfig
-asks for it and a MachineOSBuild makes it. The order of the questions and the sentences are those
-of the Machine Config Operator.
+The image comes from an annotation of the pool or from a build in the cluster, which a
+MachineOSConfig requests and a MachineOSBuild runs. Order and messages of the build checks are those
+of the Machine Config Operator (canLayeredContinue in node_controller.go).
 """
 
 from collections.abc import Iterable
@@ -16,11 +16,11 @@ from treenail.api.meta import Condition, ObjectMeta
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
 
 OS_IMAGE = "treenail.io/os-image"
-"""Annotation of a pool: the pull spec, by digest, of the OS image its nodes should have."""
+"""Annotation of a pool: pull spec, by digest, of the OS image for its nodes."""
 
 
 class BuildState(StrEnum):
-    """How far a MachineOSBuild got: the type of the condition that is True."""
+    """State of a MachineOSBuild: the type of the condition that is True."""
 
     INITIAL = ""
     PREPARED = "Prepared"
@@ -32,15 +32,15 @@ class BuildState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MachineOSConfig:
-    """A MachineOSConfig: the pool's image is built in the cluster."""
+    """A MachineOSConfig, which requests image builds for a pool."""
 
     name: str
     pull_spec: str = ""
-    """The image it last got, empty before the first one."""
+    """The last built image; empty before the first build."""
 
     @classmethod
     def from_json(cls, document: object) -> "MachineOSConfig":
-        """The MachineOSConfig in an API object; raises `ConfigError`."""
+        """Parse a MachineOSConfig; raises `ConfigError`."""
         fields = Fields.from_json(document, "MachineOSConfig")
         return cls(
             ObjectMeta.from_fields(fields.get_object("metadata")).name,
@@ -50,17 +50,17 @@ class MachineOSConfig:
 
 @dataclass(frozen=True, slots=True)
 class MachineOSBuild:
-    """A MachineOSBuild: one attempt to make an image of one rendered config."""
+    """A MachineOSBuild: one image build of one rendered config."""
 
     name: str
     config: str = ""
-    """The rendered config that is built into the image."""
+    """The rendered config in the image."""
     pull_spec: str = ""
     state: BuildState = BuildState.INITIAL
 
     @classmethod
     def from_json(cls, document: object) -> "MachineOSBuild":
-        """The MachineOSBuild in an API object; raises `ConfigError`."""
+        """Parse a MachineOSBuild; raises `ConfigError`."""
         fields = Fields.from_json(document, "MachineOSBuild")
         spec, status = fields.get_object("spec"), fields.get_object("status")
         true = {
@@ -78,7 +78,7 @@ class MachineOSBuild:
 
 @dataclass(frozen=True, slots=True)
 class GateOpen:
-    """The nodes may be given this."""
+    """Nodes may get the target."""
 
     target: RolloutTarget
     reason: str
@@ -86,27 +86,27 @@ class GateOpen:
 
 @dataclass(frozen=True, slots=True)
 class GateWaiting:
-    """Not yet; somebody is at work."""
+    """Nodes must wait for an event that needs no user."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class GateBlocked:
-    """Not before a person has done something."""
+    """Nodes must wait until a user fixes a problem."""
 
     reason: str
     kind: str = "Blocked"
-    """The reason as a CamelCase word."""
+    """CamelCase reason for the pool's condition."""
 
 
 GateVerdict = GateOpen | GateWaiting | GateBlocked
 
 
 def read_annotated_image(pool: MachineConfigPool) -> GateOpen:
-    """The pool's config, with the image that its annotation names, if it names one.
+    """Return the pool's config with the image from its annotation, if it has one.
 
-    Raises `ConfigError` when that is no pull spec by digest.
+    Raises `ConfigError` when the annotation is not a pull spec by digest.
     """
     image = pool.metadata.annotations.get(OS_IMAGE)
     if image is None:
@@ -120,7 +120,7 @@ def read_annotated_image(pool: MachineConfigPool) -> GateOpen:
 def decide_built_image(
     pool: MachineConfigPool, config: MachineOSConfig | None, build: MachineOSBuild | None
 ) -> GateVerdict:
-    """The pool's config with the image that was built for it, once it is there."""
+    """Return the pool's config with the image built for it, or why nodes must wait."""
     if config is None and build is not None:
         return GateBlocked(
             f'orphaned MachineOSBuild "{build.name}" found, but no MachineOSConfig for pool '
@@ -144,7 +144,7 @@ def decide_built_image(
 def compute_build_target(
     pool: MachineConfigPool, config: MachineOSConfig | None, build: MachineOSBuild | None
 ) -> RolloutTarget:
-    """What the pool is after, whether or not the gate is open yet; for counting and reporting."""
+    """Compute the pool's target, whether or not the gate is open, for counts and messages."""
     name = pool.configuration.name
     if config is None and build is None:
         return RolloutTarget(name)
@@ -159,21 +159,23 @@ def check_control_plane(
     arbiters: Iterable[NodeFacts],
     masters_target: RolloutTarget,
 ) -> GateWaiting | None:
-    """Why a pool with members of etcd has to wait for the other one, None when it need not.
+    """Return why the master or arbiter pool must wait for the other one, or None.
 
-    For clusters with an arbiter: two masters and it are all that etcd has, so masters wait while
-    an arbiter is out of service, and arbiters wait until every master is through.
+    In a cluster with an arbiter, two masters and the arbiter are all members of etcd. Masters wait
+    while an arbiter is unavailable. Arbiters wait until every master is updated.
     """
     if pool == MASTER:
-        out = [node.name for node in arbiters if node.is_unavailable]
-        return GateWaiting(f"arbiter {out[0]} is unavailable") if out else None
+        unavailable = [node.name for node in arbiters if node.is_unavailable]
+        if unavailable:
+            return GateWaiting(f"waiting: arbiter {unavailable[0]} is unavailable")
     if pool == ARBITER:
-        behind = [
+        outdated = [
             node.name
             for node in masters
             if node.is_unavailable or not node.is_updated_to(masters_target)
         ]
-        return GateWaiting(f"master {behind[0]} goes first") if behind else None
+        if outdated:
+            return GateWaiting(f"waiting: master {outdated[0]} updates first")
     return None
 
 

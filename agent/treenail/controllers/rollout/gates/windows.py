@@ -1,8 +1,8 @@
-"""Maintenance windows: when a node may be taken out of service.
+"""Maintenance windows: the times when a node may leave service.
 
-A window opens at a time of the wall clock and stays open for a length of real time, so that it
-is never shorter or longer where a clock change falls into it. A start that the clock skips is
-taken as late as the clock is set forward; of a start that comes twice the first one counts.
+A window opens at a wall-clock time and stays open for a fixed duration, so that a clock change
+neither shortens nor lengthens it. If the clock skips the start, the window opens that much later.
+If the start occurs twice, the first one counts.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,16 +18,16 @@ _WEEK = timedelta(days=7)
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceWindow:
-    """One window of a week."""
+    """A window that recurs every week."""
 
     days: frozenset[int]
-    """Days on which it opens; Monday is 0."""
+    """Weekdays on which it opens; Monday is 0."""
     start: time
     duration: timedelta
     zone: ZoneInfo
 
     def find_openings(self, now: datetime) -> Iterator[tuple[datetime, datetime]]:
-        """Opening and closing times near ``now``, past ones first."""
+        """Yield opening and closing times near ``now``, past ones first."""
         first = (now - self.duration).astimezone(self.zone).date() - timedelta(days=1)
         for offset in range(self.duration.days + 10):
             day = first + timedelta(days=offset)
@@ -38,14 +38,14 @@ class MaintenanceWindow:
 
 @dataclass(frozen=True, slots=True)
 class WindowOpen:
-    """Nodes may be taken out of service; ``closes_in_s`` until it closes, None when it never does."""
+    """A window is open; ``closes_in_s`` is None when it never closes."""
 
     closes_in_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WindowClosed:
-    """They may not; ``opens_in_s`` until they may, ``opens_at`` for people."""
+    """No window is open; ``opens_at`` is the local time, formatted for messages."""
 
     opens_in_s: float
     opens_at: str
@@ -54,15 +54,15 @@ class WindowClosed:
 def find_window_state(
     windows: Iterable[MaintenanceWindow], now: float
 ) -> WindowOpen | WindowClosed:
-    """Whether any of the windows is open at ``now`` (seconds since the epoch).
+    """Return the state of the windows at ``now`` (seconds since the epoch).
 
-    Without windows it is always open. Windows that overlap or touch are one.
+    Without windows it is always open. Windows that overlap or touch count as one.
     """
     moment = datetime.fromtimestamp(now, UTC)
     spans = sorted(
-        (opens, closes, str(found.zone))
-        for found in windows
-        for opens, closes in found.find_openings(moment)
+        (opens, closes, str(window.zone))
+        for window in windows
+        for opens, closes in window.find_openings(moment)
     )
     if not spans:
         return WindowOpen()
@@ -79,7 +79,7 @@ def find_window_state(
 
 
 def parse_window(fields: Fields, duration_s: float | None) -> MaintenanceWindow:
-    """The window in a document; raises `ConfigError`."""
+    """Parse a window; raises `ConfigError`."""
     if not duration_s or duration_s > _WEEK.total_seconds():
         raise fields.error(f"{fields.path_of('duration')}: expected a duration of at most a week")
     days = fields.get_text_list("days") or DAYS
@@ -108,7 +108,7 @@ def _parse_zone(fields: Fields) -> ZoneInfo:
     name = fields.get_required_text("timeZone")
     try:
         return ZoneInfo(name)
-    # A key is looked for among the files of the system, and may be no name of a file at all.
+    # zoneinfo looks the key up as a file: an odd key fails with ValueError or OSError instead.
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise fields.error(
             f"{fields.path_of('timeZone')}: expected a time zone such as Europe/Berlin, "

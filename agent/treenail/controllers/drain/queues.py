@@ -1,9 +1,8 @@
-"""Which drain goes first: where there are more of them than may run, and where they compete.
+"""Order of drains: slots for running drains, and a queue for each PodDisruptionBudget.
 
-Several nodes may wait for the same PodDisruptionBudget. If all asked as often, the disruptions
-it allows would be spread over them and all would end late; so the drain that began first asks
-as soon as the budget allows something, and ends first. No node waits for ever on behalf of
-another: the others ask less often, but they ask.
+Several drains may wait for the same budget. If all retried at the same rate, its disruptions would
+be spread over all nodes and every drain would end late. So the drain that began first retries at
+once when the budget allows a disruption. The others retry less often, so none starves.
 """
 
 import threading
@@ -18,17 +17,20 @@ OTHERS_RETRY_S = 30.0
 
 
 class DrainSlots:
-    """Who of the nodes to be drained may be, at most ``limit`` at a time. Thread-safe."""
+    """Slots for at most ``limit`` running drains, first come, first served. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._lock = threading.Lock()
         self._taken: set[str] = set()
-        # In the order of asking; a dict, because some leave from the middle.
+        # Ordered by arrival; a dict, because nodes also leave from the middle.
         self._waiting: dict[str, None] = {}
 
     def try_acquire(self, node: str) -> bool:
-        """Whether the node may be drained now; if not it waits, and is told by `release_slot`."""
+        """Take a slot and return True; without a free slot, queue the node and return False.
+
+        `release_slot` and `yield_slot` return the node that should try again.
+        """
         with self._lock:
             if node in self._taken:
                 return True
@@ -41,14 +43,14 @@ class DrainSlots:
             return True
 
     def release_slot(self, node: str) -> str | None:
-        """The node needs no slot any more; who may take one now."""
+        """Give the slot back and return the node that may take one now, or None."""
         with self._lock:
             self._waiting.pop(node, None)
             self._taken.discard(node)
             return self._find_next()
 
     def yield_slot(self, node: str) -> str | None:
-        """Let the one that waits longest have the node's slot, and wait; None if nobody waits."""
+        """Pass the slot to the node that waits longest, and wait; None if no node waits."""
         with self._lock:
             if not self._waiting:
                 return None
@@ -67,26 +69,26 @@ class DrainSlots:
             return len(self._waiting)
 
     def _find_next(self) -> str | None:
-        free = len(self._taken) < self._limit
-        return next(iter(self._waiting), None) if free else None
+        has_free = len(self._taken) < self._limit
+        return next(iter(self._waiting), None) if has_free else None
 
 
 @dataclass(frozen=True, slots=True)
 class _QueueEntry:
     began_at: float
     pods_by_budget: Mapping[str, int]
-    """How many pods wait for each budget."""
+    """Number of pods that wait for each budget."""
 
 
 class BudgetQueue:
-    """Who waits for which budget. Thread-safe."""
+    """Nodes that wait for PodDisruptionBudgets. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[str, _QueueEntry] = {}
 
     def set_waiting(self, node: str, began_at: float, blockers: Iterable[Blocker]) -> None:
-        """The drain of a node, which began then, is held up by these."""
+        """Set the blockers of a node's drain, which began at ``began_at``."""
         pods = Counter(budget for each in blockers if (budget := _find_budget(each)))
         with self._lock:
             if pods:
@@ -95,28 +97,28 @@ class BudgetQueue:
                 self._entries.pop(node, None)
 
     def remove_node(self, node: str) -> None:
-        """The drain of a node waits for nothing."""
+        """Remove a node that waits for no budget."""
         with self._lock:
             self._entries.pop(node, None)
 
     def compute_retry_s(self, node: str, began_at: float, blocker: Blocker) -> float:
-        """After how many seconds the pod of a node is asked again."""
+        """Compute after how many seconds to retry the eviction of a pod."""
         budget = _find_budget(blocker)
         with self._lock:
-            ahead = any(
-                (place.began_at, other) < (began_at, node) and budget in place.pods_by_budget
-                for other, place in self._entries.items()
+            is_behind = any(
+                (entry.began_at, other) < (began_at, node) and budget in entry.pods_by_budget
+                for other, entry in self._entries.items()
                 if other != node
             )
-        return OTHERS_RETRY_S if ahead else FIRST_RETRY_S
+        return OTHERS_RETRY_S if is_behind else FIRST_RETRY_S
 
     def find_next_nodes(self, budget: str, allowed: int) -> list[str]:
-        """The nodes whose turn it is when a budget allows so many disruptions."""
+        """Find the nodes that may use the allowed disruptions, the oldest drain first."""
         with self._lock:
             waiting = sorted(
-                (place.began_at, node, place.pods_by_budget[budget])
-                for node, place in self._entries.items()
-                if budget in place.pods_by_budget
+                (entry.began_at, node, entry.pods_by_budget[budget])
+                for node, entry in self._entries.items()
+                if budget in entry.pods_by_budget
             )
         found: list[str] = []
         for _, node, pods in waiting:
@@ -128,9 +130,9 @@ class BudgetQueue:
 
 
 def _find_budget(blocker: Blocker) -> str:
-    """The budget that a pod waits for, as ``namespace/name``.
+    """Return the budget that a pod waits for, as ``namespace/name``, or empty.
 
-    Empty for one that waits for something else; a pod of several budgets waits for a person.
+    The eviction API rejects pods with several budgets, so such a pod waits for a user.
     """
     if blocker.reason is not BlockerReason.BUDGET or len(blocker.budgets) != 1:
         return ""

@@ -1,4 +1,4 @@
-"""Which nodes stage the image ahead, while they serve: opt-in, before the first one is drained."""
+"""Prestaging: serving nodes pull the image before the first node is drained (opt-in)."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,56 +9,56 @@ from treenail.controllers.rollout.policy import RolloutPolicy
 
 @dataclass(frozen=True, slots=True)
 class PrestageRequests:
-    """What to ask of nodes now, by name."""
+    """Prestage requests to write now, by node name."""
 
     nodes_to_request: tuple[str, ...] = ()
-    """To stage the target."""
+    """Nodes to prestage the target."""
     nodes_to_withdraw: tuple[str, ...] = ()
-    """Not to stage anything any more."""
+    """Nodes whose request is obsolete."""
     waiting_reason: str = ""
-    """Why no node may be drained yet; empty when one may."""
+    """Why no node may be drained yet, or empty."""
 
 
 def decide_prestage_requests(
     policy: RolloutPolicy, nodes: Sequence[NodeFacts], target: RolloutTarget, *, is_stopped: bool
 ) -> PrestageRequests:
-    """What to ask of the nodes, when nothing is ``is_stopped``; else what was asked is taken back."""
-    at_once = None if is_stopped else policy.prestage_max_parallel
-    if at_once is None or not target.image:
+    """Decide which nodes prestage the target; withdraw all requests when ``is_stopped``."""
+    max_parallel = None if is_stopped else policy.prestage_max_parallel
+    if max_parallel is None or not target.image:
         return PrestageRequests(
             nodes_to_withdraw=_get_names(node for node in nodes if node.prestage_target is not None)
         )
-    todo = [node for node in nodes if not is_prestage_done(node, target)]
-    serving = [node for node in todo if node.is_healthy]
-    # What is pulled already costs the registry nothing.
-    again = [
+    unstaged = [node for node in nodes if not is_prestage_done(node, target)]
+    serving = [node for node in unstaged if node.is_healthy]
+    # A node that already pulls this image for another config costs the registry nothing more.
+    retargeted = [
         node for node in serving if node.prestage_target != target and _is_pulling(node, target)
     ]
-    fresh = [node for node in serving if not _is_pulling(node, target)]
-    under_way = [node for node in serving if _is_pulling(node, target) and not node.prestage_error]
-    ask = [*again, *fresh[: max(at_once - len(under_way), 0)]]
+    idle = [node for node in serving if not _is_pulling(node, target)]
+    pulling = [node for node in serving if _is_pulling(node, target) and not node.prestage_error]
+    chosen = [*retargeted, *idle[: max(max_parallel - len(pulling), 0)]]
     stale = [
         node
         for node in nodes
         if node.prestage_target is not None
         and (node.is_assigned(target) or not _is_pulling(node, target))
     ]
-    begun = any(node.is_assigned(target) for node in nodes)
-    left = [node for node in serving if not node.prestage_error or node.prestage_target != target]
+    has_begun = any(node.is_assigned(target) for node in nodes)
+    pending = [
+        node for node in serving if not node.prestage_error or node.prestage_target != target
+    ]
     waiting = ""
-    if left and not begun:
-        waiting = f"{len(nodes) - len(todo)} of {len(nodes)} nodes have staged the image"
-    chosen = _get_names(ask)
+    if pending and not has_begun:
+        staged = len(nodes) - len(unstaged)
+        waiting = f"waiting: {staged} of {len(nodes)} nodes have prestaged the image"
+    names = _get_names(chosen)
     return PrestageRequests(
-        chosen, tuple(name for name in _get_names(stale) if name not in chosen), waiting
+        names, tuple(name for name in _get_names(stale) if name not in names), waiting
     )
 
 
 def is_prestage_done(node: NodeFacts, target: RolloutTarget) -> bool:
-    """The node need not stage the target ahead, because it has, or because it can't.
-
-    A node that is not at rest at what it was asked for has nothing to stage ahead of.
-    """
+    """True when the node need not prestage: it has the image, or an update is in progress."""
     return (
         (node.prestage_target == target and node.prestaged_image == target.image)
         or node.current_image == target.image

@@ -1,13 +1,11 @@
-"""What the rollout writes: targets of nodes, its record and the status of pools.
+"""Writes of the rollout: targets of nodes, the rollout record and the status of pools.
 
-Every write is conditional on the version that was judged, so that it can be repeated, and so that
-nothing is done to an object that became another one meanwhile.
+Every write carries the resourceVersion that the decision was based on. So a write can be repeated,
+and the API server rejects it when the object changed meanwhile.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 from treenail.api import annotations as key
 from treenail.api.decode import Json
@@ -21,7 +19,7 @@ from treenail.controllers.rollout.nodes import (
     NodeFacts,
     RolloutTarget,
 )
-from treenail.controllers.rollout.observe import ObservedPool
+from treenail.controllers.rollout.pools import ObservedPool
 from treenail.controllers.rollout.progress import ROLLOUT_STATE, RolloutRecord
 from treenail.controllers.rollout.status import PoolStatus
 from treenail.errors import (
@@ -32,7 +30,8 @@ from treenail.errors import (
     NotFoundError,
     TooManyRequestsError,
 )
-from treenail.kube.resources import MACHINECONFIGPOOLS, NODES, Resource
+from treenail.kube.client import Client
+from treenail.kube.resources import MACHINECONFIGPOOLS, NODES
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +39,7 @@ ParallelMap = Callable[
     [Callable[[NodeFacts], ClusterError | None], Iterable[NodeFacts]],
     Iterable[ClusterError | None],
 ]
-"""``map``, or the ``map`` of an executor: how many nodes are written at the same time."""
-
+"""``map``, or the ``map`` of an executor, which writes several nodes in parallel."""
 
 _CLEARED_PRESTAGE_ANNOTATIONS: Mapping[str, str | None] = {
     key.PRESTAGE_CONFIG: None,
@@ -49,37 +47,19 @@ _CLEARED_PRESTAGE_ANNOTATIONS: Mapping[str, str | None] = {
 }
 
 
-class WriterApi(Protocol):
-    """The verbs of a `Client` that a rollout needs."""
-
-    def get(self, resource: Resource, name: str) -> Json: ...
-    def patch(
-        self, resource: Resource, name: str, body: Json, *, subresource: str = ""
-    ) -> Json: ...
-
-
-@dataclass(frozen=True, slots=True)
-class AssignmentResult:
-    """How the writes to some nodes went."""
-
-    assigned: tuple[str, ...] = ()
-    errors: tuple[ClusterError, ...] = ()
-    """Conflicts among them: such nodes are judged anew."""
-
-
 class RolloutWriter:
-    """Writes for the rollout controller; raises `ClusterError`, except for single nodes."""
+    """Writes nodes and pools. Raises `ClusterError`, except in the methods that return errors."""
 
     def __init__(
         self,
-        api: WriterApi,
+        client: Client,
         clock: Clock,
         expected: ExpectedNodes,
         *,
         parallel_map: ParallelMap = map,
         image_key: str = key.DESIRED_OS_IMAGE,
     ) -> None:
-        self._api = api
+        self._client = client
         self._clock = clock
         self._expected = expected
         self._parallel_map = parallel_map
@@ -87,10 +67,11 @@ class RolloutWriter:
 
     def assign_target(
         self, nodes: Sequence[NodeFacts], target: RolloutTarget, pool: str, lock_server: str = ""
-    ) -> AssignmentResult:
-        """Give the target to the nodes, several at a time; all are tried whatever happens to one.
+    ) -> tuple[ClusterError, ...]:
+        """Assign the target to the nodes, several in parallel, and return the errors.
 
-        ``lock_server`` names the lock server that was asked for them.
+        An error of one node does not stop the others. The next reconciliation decides again about
+        nodes with a conflict. ``lock_server`` names the server that granted their locks.
         """
         now = self._clock.now()
         for node in nodes:
@@ -101,27 +82,25 @@ class RolloutWriter:
                 node, target, pool, self._build_annotations(target, now, lock_server)
             )
 
-        found = list(self._parallel_map(write, nodes))
-        given = tuple(node.name for node, error in zip(nodes, found, strict=True) if error is None)
-        return AssignmentResult(given, tuple(error for error in found if error is not None))
+        return tuple(error for error in self._parallel_map(write, nodes) if error is not None)
 
     def request_prestage(
         self, nodes: Iterable[NodeFacts], target: RolloutTarget | None
     ) -> tuple[ClusterError, ...]:
-        """Ask the nodes to stage the target ahead, or not to any more; all are tried."""
-        notes = dict(_CLEARED_PRESTAGE_ANNOTATIONS)
+        """Request prestaging of the target, or withdraw the request (None); return the errors."""
+        annotations = dict(_CLEARED_PRESTAGE_ANNOTATIONS)
         if target is not None:
-            notes = {key.PRESTAGE_CONFIG: target.config, key.PRESTAGE_IMAGE: target.image}
+            annotations = {key.PRESTAGE_CONFIG: target.config, key.PRESTAGE_IMAGE: target.image}
 
         def write(node: NodeFacts) -> ClusterError | None:
             body: Json = {
-                "metadata": {"resourceVersion": node.resource_version, "annotations": notes}
+                "metadata": {"resourceVersion": node.resource_version, "annotations": annotations}
             }
             try:
-                self._api.patch(NODES, node.name, body)
+                self._client.patch(NODES, node.name, body)
             except (ConflictError, NotFoundError):
-                # Judged anew as soon as the cache shows what became of it.
-                log.debug("node %s changed before it could be asked to stage", node.name)
+                # The next reconciliation decides again, once the cache shows the change.
+                log.debug("node %s changed before the prestage request", node.name)
             except ClusterError as error:
                 return error
             self._expected.expect_prestage(node, target)
@@ -130,45 +109,48 @@ class RolloutWriter:
         return tuple(error for error in self._parallel_map(write, nodes) if error is not None)
 
     def write_record(self, pool: MachineConfigPool, record: RolloutRecord) -> MachineConfigPool:
-        """Keep the record on the pool; the pool as it is afterwards."""
+        """Write the record to the pool's annotation and return the pool from the response."""
         body: Json = {
             "metadata": {
                 "resourceVersion": pool.metadata.resource_version,
                 "annotations": {ROLLOUT_STATE: record.to_text()},
             }
         }
-        return ObservedPool.from_json(self._api.patch(MACHINECONFIGPOOLS, pool.name, body)).pool
+        return ObservedPool.from_json(self._client.patch(MACHINECONFIGPOOLS, pool.name, body)).pool
 
     def write_status(self, pool: MachineConfigPool, status: PoolStatus) -> MachineConfigPool:
-        """Write the pool's status, and leave alone what others write there."""
+        """Write the pool's status fields and return the pool from the response.
+
+        A merge patch keeps the status fields of other controllers.
+        """
         body: Json = {
             "metadata": {"resourceVersion": pool.metadata.resource_version},
             "status": status.to_json(),
         }
-        found = self._api.patch(MACHINECONFIGPOOLS, pool.name, body, subresource="status")
-        return ObservedPool.from_json(found).pool
+        response = self._client.patch(MACHINECONFIGPOOLS, pool.name, body, subresource="status")
+        return ObservedPool.from_json(response).pool
 
     def clear_lock(self, node: NodeFacts) -> None:
-        """Note on the node that its lock was given back."""
+        """Remove the lock annotation after the lock server released the lock."""
         body: Json = {
             "metadata": {
                 "resourceVersion": node.resource_version,
                 "annotations": {LOCKED_BY: None},
             }
         }
-        self._api.patch(NODES, node.name, body)
+        self._client.patch(NODES, node.name, body)
 
     def _build_annotations(
         self, target: RolloutTarget, now: float, lock_server: str
     ) -> Mapping[str, str | None]:
-        notes: dict[str, str | None] = {
+        annotations: dict[str, str | None] = {
             key.DESIRED_CONFIG: target.config,
             self._image_key: target.image,
             STARTED_AT: format_rfc3339(now),
         }
         if lock_server:
-            notes[LOCKED_BY] = lock_server
-        return notes
+            annotations[LOCKED_BY] = lock_server
+        return annotations
 
     def _assign_node(
         self,
@@ -184,19 +166,24 @@ class RolloutWriter:
             own[WAS_DEGRADED] = "true" if node.is_degraded else None
         body: Json = {"metadata": {"resourceVersion": node.resource_version, "annotations": own}}
         try:
-            self._api.patch(NODES, node.name, body)
+            self._client.patch(NODES, node.name, body)
         except ConflictError as error:
-            # Also after a lost answer, when the first try did happen: the cache will tell.
+            # A retry after a lost response conflicts with its own first write: the cache shows it.
             self._expected.confirm_target(node.name)
             return error
         except (NotFoundError, ForbiddenError, InvalidError, TooManyRequestsError) as error:
             self._expected.forget_target(node.name)
             return error
         except ClusterError as error:
-            log.warning("node %s may have been given %s: %s", node.name, target.config, error)
+            log.warning(
+                "no response to the assignment of %s to node %s: %s",
+                target.config,
+                node.name,
+                error,
+            )
             return error
         self._expected.confirm_target(node.name)
-        log.info("node %s of pool %s is given %s", node.name, pool, _format_assignment(target))
+        log.info("assigned %s to node %s of pool %s", _format_assignment(target), node.name, pool)
         return None
 
 

@@ -1,0 +1,405 @@
+"""Rollout of one pool: read the caches, decide, write, report.
+
+`RolloutReconciler.sync_pool` runs one reconciliation of one pool. All state that must survive is in
+the cluster: the process can end between any two writes, and another process continues.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from treenail.api import annotations as key
+from treenail.api.machineconfigpool import API_VERSION, ARBITER, KIND, MASTER, MachineConfigPool
+from treenail.clock import Clock, format_rfc3339
+from treenail.controllers.rollout import status
+from treenail.controllers.rollout.decide import (
+    RolloutDecision,
+    build_config_problem,
+    decide_rollout,
+)
+from treenail.controllers.rollout.expected import ExpectedNodes, ExpectedPools
+from treenail.controllers.rollout.gates import os_image
+from treenail.controllers.rollout.gates.external import GateClient, LockServer
+from treenail.controllers.rollout.gates.os_image import (
+    GateBlocked,
+    GateOpen,
+    GateVerdict,
+    GateWaiting,
+)
+from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
+from treenail.controllers.rollout.policy import parse_policy
+from treenail.controllers.rollout.pools import (
+    ClusterSnapshot,
+    ObservedPool,
+    PoolGrouping,
+    PoolSnapshot,
+)
+from treenail.controllers.rollout.progress import ROLLOUT_STATE, RolloutRecord
+from treenail.controllers.rollout.status import DEGRADED, PoolProblem, PoolStatus, PoolStatusInput
+from treenail.controllers.rollout.writer import ParallelMap, RolloutWriter
+from treenail.errors import (
+    ClusterError,
+    ConfigError,
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+)
+from treenail.kube.client import Client
+from treenail.kube.events import EventRecorder, ObjectReference
+from treenail.kube.resources import MACHINECONFIGS
+
+log = logging.getLogger(__name__)
+
+CONFLICT_RETRY_S = 0.5
+"""Delay after a conflict. By then the cache shows what the other client wrote."""
+GATE_RETRY_S = 30.0
+"""Interval between two requests to a gate that is not open."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    """Settings of the rollout controller that hold for all pools."""
+
+    image_key: str = key.DESIRED_OS_IMAGE
+    """The Node annotation that requests an image."""
+    own_node: str = ""
+    """The node that runs this process. The rollout assigns it last."""
+    image_gate: Callable[[MachineConfigPool], GateVerdict] = os_image.read_annotated_image
+    """Finds the target of a pool. The gate for images built in the cluster goes here."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutCaches:
+    """Pools and nodes by name, as the watches show them."""
+
+    list_pools: Callable[[], Mapping[str, ObservedPool]]
+    list_nodes: Callable[[], Mapping[str, NodeFacts]]
+
+
+@dataclass(slots=True)
+class _PoolSync:
+    """Observations, decision and errors of one reconciliation."""
+
+    snapshot: PoolSnapshot
+    pool: MachineConfigPool
+    nodes: tuple[NodeFacts, ...]
+    now: float
+    target: RolloutTarget
+    decision: RolloutDecision = field(default_factory=RolloutDecision)
+    requeue_after_s: list[float] = field(default_factory=list)
+    errors: list[ClusterError] = field(default_factory=list)
+
+    def record_error(self, error: ClusterError) -> None:
+        """Continue despite the error, and schedule another reconciliation."""
+        if isinstance(error, ConflictError):
+            self.requeue_after_s.append(CONFLICT_RETRY_S)
+        else:
+            self.errors.append(error)
+
+
+class RolloutReconciler:
+    """Assigns the target of a pool to its nodes. Thread-safe for different pools."""
+
+    def __init__(
+        self,
+        client: Client,
+        caches: RolloutCaches,
+        clock: Clock,
+        gates: GateClient,
+        events: EventRecorder,
+        settings: RolloutSettings,
+        *,
+        parallel_map: ParallelMap = map,
+        find_blocked_nodes: Callable[[], frozenset[str]] = frozenset,
+    ) -> None:
+        self._client = client
+        self._caches = caches
+        self._clock = clock
+        self._gates = gates
+        self._events = events
+        self._settings = settings
+        self._find_blocked_nodes = find_blocked_nodes
+        self._grouping = PoolGrouping()
+        self._expected = ExpectedNodes()
+        self._pools = ExpectedPools()
+        self._status_written_at: dict[str, float] = {}
+        self._existing_configs: dict[str, str] = {}
+        self._writer = RolloutWriter(
+            client,
+            clock,
+            self._expected,
+            parallel_map=parallel_map,
+            image_key=settings.image_key,
+        )
+
+    def sync_pool(self, name: str) -> float | None:
+        """Reconcile the pool once and return after how many seconds to do it again, or None.
+
+        Writes the pool's status whatever else fails. Raises `ClusterError` when the
+        reconciliation must be repeated.
+        """
+        nodes = self._caches.list_nodes()
+        cluster = self._grouping.group_nodes(self._caches.list_pools(), nodes)
+        snapshot = cluster.find_pool(name)
+        self._expected.retain_nodes(nodes)
+        if snapshot is None:
+            self._forget_pool(name)
+            return None
+        pool = self._pools.get_latest(snapshot.observed.pool)
+        overlaid = self._expected.overlay_nodes(snapshot.nodes)
+        target = RolloutTarget(pool.configuration.name, "")
+        sync = _PoolSync(snapshot, pool, overlaid, self._clock.now(), target)
+        sync.decision = self._decide_pool(sync, cluster)
+        self._apply_decision(sync)
+        self._report_status(sync)
+        if sync.errors:
+            raise sync.errors[0]
+        if sync.decision.requeue_after_s is not None:
+            sync.requeue_after_s.append(sync.decision.requeue_after_s)
+        return min(sync.requeue_after_s, default=None)
+
+    def _forget_pool(self, name: str) -> None:
+        self._pools.forget_pool(name)
+        self._status_written_at.pop(name, None)
+        self._existing_configs.pop(name, None)
+
+    def _decide_pool(self, sync: _PoolSync, cluster: ClusterSnapshot) -> RolloutDecision:
+        pool = sync.pool
+        try:
+            _validate_pool(sync.snapshot)
+            image_verdict = self._settings.image_gate(pool)
+            text = pool.metadata.annotations.get(ROLLOUT_STATE)
+            record = None if text is None else RolloutRecord.from_text(text)
+            if isinstance(image_verdict, GateOpen):
+                sync.target = image_verdict.target
+            pool_gates = tuple(self._find_pool_gates(sync.snapshot, cluster))
+        except ConfigError as error:
+            return RolloutDecision(problem=build_config_problem(error))
+
+        def decide(
+            *external: GateWaiting | GateBlocked, blocked_nodes: frozenset[str] = frozenset()
+        ) -> RolloutDecision:
+            return decide_rollout(
+                pool,
+                sync.nodes,
+                image_verdict,
+                record,
+                now=sync.now,
+                gate_verdicts=(*pool_gates, *external),
+                last_node=self._settings.own_node,
+                blocked_nodes=blocked_nodes,
+            )
+
+        decision = decide()
+        if not decision.nodes_to_assign:
+            return decision
+        # Gates cost a request each, so they are queried only when a node would be assigned.
+        verdict = self._check_config_exists(pool) or self._gates.check_alerts(
+            parse_policy(pool).alerts
+        )
+        if verdict is None:
+            blocked_nodes = self._find_blocked_nodes()
+            return decide(blocked_nodes=blocked_nodes) if blocked_nodes else decision
+        sync.requeue_after_s.append(GATE_RETRY_S)
+        return decide(verdict)
+
+    def _find_pool_gates(
+        self, snapshot: PoolSnapshot, cluster: ClusterSnapshot
+    ) -> Iterator[GateWaiting]:
+        """Yield why the pool must wait for another pool."""
+        name = snapshot.observed.pool.name
+        for other in snapshot.unreadable_pools:
+            yield GateWaiting(
+                f"waiting: the spec of pool {other} is invalid, so its nodes are unknown"
+            )
+        if name in (MASTER, ARBITER) and cluster.members.get(ARBITER) and MASTER in cluster.pools:
+            masters = self._expected.overlay_nodes(cluster.members.get(MASTER, ()))
+            arbiters = self._expected.overlay_nodes(cluster.members[ARBITER])
+            verdict = self._settings.image_gate(self._pools.get_latest(cluster.pools[MASTER].pool))
+            target = verdict.target if isinstance(verdict, GateOpen) else RolloutTarget("", "")
+            waiting = os_image.check_control_plane(name, masters, arbiters, target)
+            if waiting is not None:
+                yield waiting
+
+    def _check_config_exists(self, pool: MachineConfigPool) -> GateBlocked | None:
+        """Block the rollout of a rendered config that does not exist."""
+        config = pool.configuration.name
+        if self._existing_configs.get(pool.name) == config:
+            return None
+        try:
+            self._client.get(MACHINECONFIGS, config)
+        except NotFoundError:
+            return GateBlocked(
+                f"cannot assign MachineConfig {config}: it does not exist; create it, or correct "
+                f"spec.configuration of pool {pool.name}",
+                "MissingMachineConfig",
+            )
+        except ClusterError as error:
+            return GateBlocked(f"cannot read MachineConfig {config}: {error}", "ClusterError")
+        self._existing_configs[pool.name] = config
+        return None
+
+    def _apply_decision(self, sync: _PoolSync) -> None:
+        record = sync.decision.record
+        stored = sync.pool.metadata.annotations.get(ROLLOUT_STATE)
+        # The record is written before any node: another process must know how far this one got.
+        if record is not None and record.to_text() != stored:
+            try:
+                written = self._writer.write_record(sync.pool, record)
+            except ClusterError as error:
+                sync.record_error(error)
+                return
+            sync.pool = self._pools.record_write(sync.pool, written)
+        self._assign_nodes(sync)
+        self._update_prestage(sync)
+        self._release_locks(sync)
+        sync.nodes = self._expected.overlay_nodes(sync.snapshot.nodes)
+
+    def _assign_nodes(self, sync: _PoolSync) -> None:
+        decision = sync.decision
+        if decision.target is None:
+            return
+        chosen = [*self._find_unconfirmed(sync, decision.target)]
+        by_name = {node.name: node for node in sync.nodes}
+        server = parse_policy(sync.pool).lock_server if decision.nodes_to_assign else None
+        for name in decision.nodes_to_assign:
+            if server is not None:
+                verdict = self._gates.acquire_lock(server, name)
+                if verdict is not None:
+                    sync.decision = _apply_gate_verdict(decision, verdict)
+                    sync.requeue_after_s.append(GATE_RETRY_S)
+                    break
+            chosen.append(by_name[name])
+        if not chosen:
+            return
+        lock = "" if server is None else server.text
+        for error in self._writer.assign_target(chosen, decision.target, sync.pool.name, lock):
+            sync.record_error(error)
+
+    def _update_prestage(self, sync: _PoolSync) -> None:
+        """Request or withdraw prestaging. No other write depends on it."""
+        prestage = sync.decision.prestage
+        by_name = {node.name: node for node in sync.snapshot.nodes}
+        for names, target in (
+            (prestage.nodes_to_request, sync.decision.target),
+            (prestage.nodes_to_withdraw, None),
+        ):
+            nodes = [by_name[name] for name in names if name not in sync.decision.nodes_to_assign]
+            for error in self._writer.request_prestage(nodes, target):
+                sync.record_error(error)
+
+    def _find_unconfirmed(self, sync: _PoolSync, target: RolloutTarget) -> tuple[NodeFacts, ...]:
+        """Return nodes whose last write got no response.
+
+        They count as assigned, so the write must be repeated until it is confirmed.
+        """
+        record = sync.decision.record
+        is_halted = record is not None and record.halted_by is not None
+        if is_halted or sync.pool.paused or sync.pool.is_deleting:
+            return ()
+        return self._expected.find_unconfirmed(sync.nodes, target)
+
+    def _release_locks(self, sync: _PoolSync) -> None:
+        """Release the locks of updated nodes, also while the pool is paused."""
+        for node in self._expected.overlay_nodes(sync.snapshot.nodes):
+            server = LockServer.from_text(node.locked_by)
+            if server is None or not (node.is_done and node.is_in_service):
+                continue
+            if (verdict := self._gates.release_lock(server, node.name)) is not None:
+                log.warning(
+                    "cannot release the lock of node %s: %s; retrying in %.0f s",
+                    node.name,
+                    verdict.reason,
+                    GATE_RETRY_S,
+                )
+                sync.requeue_after_s.append(GATE_RETRY_S)
+                return
+            try:
+                self._writer.clear_lock(node)
+            except NotFoundError:
+                continue
+            except ClusterError as error:
+                sync.record_error(error)
+
+    def _report_status(self, sync: _PoolSync) -> None:
+        desired = self._compute_status(sync)
+        written_at = self._status_written_at.get(sync.pool.name, float("-inf"))
+        since_last_s = self._clock.monotonic() - written_at
+        delay_s = status.compute_write_delay_s(sync.pool, desired, since_last_s)
+        if delay_s is None:
+            return
+        if delay_s > 0:
+            sync.requeue_after_s.append(delay_s)
+            return
+        before = sync.pool
+        try:
+            sync.pool = self._pools.record_write(before, self._writer.write_status(before, desired))
+        except ClusterError as error:
+            sync.record_error(error)
+            return
+        self._status_written_at[before.name] = self._clock.monotonic()
+        self._emit_warnings(before, desired)
+
+    def _compute_status(self, sync: _PoolSync) -> PoolStatus:
+        problem = sync.decision.problem or _find_problem(sync)
+        now = format_rfc3339(sync.now)
+        if problem is not None and _is_unusable(sync.snapshot):
+            return status.build_unusable_status(sync.pool, problem, now=now)
+        status_input = PoolStatusInput(
+            pool=sync.pool,
+            target=sync.target,
+            nodes=sync.nodes,
+            waiting_reason=sync.decision.waiting_reason,
+            progress_message=sync.decision.progress_message,
+            problem=problem,
+        )
+        return status.compute_status(status_input, now=now)
+
+    def _emit_warnings(self, pool: MachineConfigPool, written: PoolStatus) -> None:
+        """Emit an Event for a Degraded condition that became True or got another message."""
+        before = [(each.status, each.message) for each in pool.conditions if each.type == DEGRADED]
+        for condition in written.conditions:
+            now = (condition.status, condition.message)
+            if condition.type == DEGRADED and condition.status == "True" and now not in before:
+                regarding = ObjectReference(
+                    KIND, pool.name, uid=pool.metadata.uid, api_version=API_VERSION
+                )
+                self._events.record_warning(regarding, condition.reason, condition.message)
+
+
+def _is_unusable(snapshot: PoolSnapshot) -> bool:
+    selector = snapshot.observed.pool.node_selector
+    return snapshot.observed.error is not None or (selector is not None and selector.is_empty)
+
+
+def _validate_pool(snapshot: PoolSnapshot) -> None:
+    """Raise `ConfigError` for a pool whose nodes cannot be determined."""
+    if snapshot.observed.error is not None:
+        raise snapshot.observed.error
+    if _is_unusable(snapshot):
+        raise ConfigError(
+            f"spec.nodeSelector of pool {snapshot.observed.pool.name} is empty, so the pool "
+            "selects no node",
+            remedy="write a nodeSelector with at least one requirement",
+        )
+
+
+def _apply_gate_verdict(
+    decision: RolloutDecision, verdict: GateWaiting | GateBlocked
+) -> RolloutDecision:
+    """Return the decision with the answer of a lock server that granted no (further) lock."""
+    match verdict:
+        case GateWaiting(reason):
+            return replace(decision, waiting_reason=reason)
+        case GateBlocked(reason, kind):
+            return replace(decision, problem=PoolProblem(kind, reason))
+
+
+def _find_problem(sync: _PoolSync) -> PoolProblem | None:
+    """Find a problem that needs a user although the rollout continues."""
+    if errors := sync.snapshot.membership_errors:
+        more = f"; and {len(errors) - 1} more such nodes" if len(errors) > 1 else ""
+        return PoolProblem("NodeInTwoPools", f"{build_config_problem(errors[0]).message}{more}")
+    rejected = [error for error in sync.errors if isinstance(error, ForbiddenError | InvalidError)]
+    return PoolProblem("WriteRefused", str(rejected[0])) if rejected else None
