@@ -20,13 +20,13 @@ TIMES = 5
 _PROGRAM = """
 import contextlib, io, sys, time
 from pathlib import Path
-from treenail.cli.files import machine_config
+from treenail.cli.files import read_machine_config
 from treenail.cli.main import main
-from treenail.config.wanted import wanted
-from treenail.daemon.configuration.drift import Asked, Booted, DriftCheck
-from treenail.host.filesystem.files import Files
+from treenail.clock import SystemClock
+from treenail.config.wanted import read_wanted_state
+from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
 from treenail.host.filesystem.root import Root
-from treenail.host.systemd.unit_files import Units
+from treenail.host.machine import Machine
 
 config, top, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 with contextlib.redirect_stdout(io.StringIO()):
@@ -34,14 +34,15 @@ with contextlib.redirect_stdout(io.StringIO()):
 
 def checked(asked, expected):
     begun = time.perf_counter()
-    found = DriftCheck(root, Units(Files(root))).everything(asked, Booted())
+    machine = Machine(root, clock=SystemClock())
+    found = DriftCheck(machine, machine.unit_files).check_everything(asked, BootedState())
     taken_s = time.perf_counter() - begun
     assert len(found) == expected, len(found)
     return taken_s
 
 root = Root(top)
 begun = time.perf_counter()
-asked = Asked.of(wanted(machine_config(config)))
+asked = ExpectedState.from_wanted(read_wanted_state(read_machine_config(config)))
 read_s = time.perf_counter() - begun
 clean_s = checked(asked, 0)
 for path in list(asked.entries)[::100]:

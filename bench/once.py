@@ -53,13 +53,13 @@ import contextlib, io, time
 import treenail.daemon.configuration.machine as configuration
 from treenail.cli.main import main
 writing_s = 0.0
-apply = configuration.apply
+apply = configuration.apply_steps
 def timed(*arguments, **others):
     global writing_s
     begun = time.perf_counter()
     apply(*arguments, **others)
     writing_s = time.perf_counter() - begun
-configuration.apply = timed
+configuration.apply_steps = timed
 with contextlib.redirect_stdout(io.StringIO()):
     code = main(["once", {config!r}, "--root", {root!r}])
 assert code == 0, code

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 POOL = "worker"
 _READY_POLL_S = 0.2
 # Machines of the lab boot in a moment, so the health checks need not wait for them to settle.
-_QUICK_HEALTH = "\n[health]\nsettle_s = 0.1\nagain_s = 0.1\n"
+_QUICK_HEALTH = "\n[health]\nsettle_s = 0.1\ninterval_s = 0.1\n"
 
 
 @dataclass(frozen=True, slots=True)

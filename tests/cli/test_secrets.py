@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.clock import FakeClock
+from tests.fakes.host_machine import make_machine
 from treenail.api.machineconfig import MachineConfig
 from treenail.cli.main import main
 from treenail.config.wanted import read_wanted_state
@@ -19,7 +19,6 @@ from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.errors import StepError
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.root import Root
-from treenail.host.system.users import ShadowFile
 from treenail.update.steps.plan import plan_steps
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
@@ -297,13 +296,13 @@ class Dying(Disk):
 
 def bring(root: Path, sections: object, disk: Disk) -> None:
     config = MachineConfig(config={"ignition": {"version": "3.4.0"}, **sections})  # type: ignore[dict-item]
-    shadow = ShadowFile(Root(root), FakeClock(), disk)
-    survey = MachineInspector(Root(root), shadow, disk)
+    machine = make_machine(Root(root), disk)
+    survey = MachineInspector(machine)
     wish = read_wanted_state(config)
     old = survey.read_ownership()
     apply_steps(
         plan_steps(old, wish, survey.inspect_machine(old, wish)).steps,
-        StepRunner(Root(root), shadow, disk),
+        StepRunner(machine),
     )
 
 
@@ -326,7 +325,7 @@ def test_what_is_left_by_a_kill_only_root_can_read(root):
             ]
             logs += any(path.name == "log" for path in holding)
             assert [p for p in holding if stat.S_IMODE(p.stat().st_mode) != 0o600] == [], syncs
-            survey = StepRunner(Root(root), ShadowFile(Root(root), FakeClock()))
+            survey = StepRunner(make_machine(Root(root)))
             survey.undo.undo_changes()
             survey.undo.discard_log()
         else:

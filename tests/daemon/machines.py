@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import Entry, Found, MemoryDisk, Tree
+from tests.fakes.host_machine import make_machine
 from treenail.api.contents import Contents
 from treenail.config.wanted import (
     WantedDirectory,
@@ -30,6 +31,7 @@ from treenail.daemon.configuration.step_runner import ServiceManager, StepRunner
 from treenail.errors import UnitError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
 from treenail.host.rollback.undo_log import UNDO_DIRECTORY as UNDO
 from treenail.host.system.users import ShadowFile
 from treenail.host.systemd.unit_files import UnitFileReader, UnitLinks
@@ -41,8 +43,8 @@ TOP = "/no-such-root"
 class Unlinked(Root):
     """Without links on the way, for which the real disk would be asked."""
 
-    def _resolve(self, below: str, *, follow: bool) -> Path:
-        return self.prefix / below.lstrip("/")
+    def _resolve(self, path: str, *, follow_last: bool) -> Path:
+        return self.prefix / path.lstrip("/")
 
 
 ROOT = Unlinked(TOP)
@@ -142,12 +144,16 @@ class Systemd:
                 self._disk.symlink(TOP + path, text)
 
 
+def unlocked_machine(disk: MemoryDisk) -> Machine:
+    return make_machine(ROOT, disk, shadow=Unlocked(ROOT, FakeClock(), disk))
+
+
 def runner(disk: MemoryDisk, services: ServiceManager | None = None) -> StepRunner:
-    return StepRunner(ROOT, Unlocked(ROOT, FakeClock(), disk), disk, services)
+    return StepRunner(unlocked_machine(disk), services)
 
 
 def planned(disk: MemoryDisk, new: WantedState, name: str) -> StepPlan:
-    survey = MachineInspector(ROOT, Unlocked(ROOT, FakeClock(), disk), disk)
+    survey = MachineInspector(unlocked_machine(disk))
     old = survey.read_ownership()
     return plan_steps(old, new, survey.inspect_machine(old, new), config=name)
 

@@ -10,6 +10,7 @@ from tests.daemon.machines import ROOT, TOP, planned
 from tests.fakes import disk
 from tests.fakes.bootc_host import bootc_of
 from tests.fakes.clock import FakeClock
+from tests.fakes.host_machine import make_machine
 from tests.fakes.world import (
     PLATFORM,
     FakeCluster,
@@ -39,14 +40,11 @@ from treenail.daemon.configuration.path_watcher import TouchedPaths
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.daemon.local.metrics import DriftMetrics
 from treenail.daemon.local.status_file import StatusFile
+from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.daemon.reconcile.crash_counter import CrashCounter
-from treenail.daemon.reconcile.interfaces import NodeInterfaces
-from treenail.daemon.reconcile.loop import LoopTiming, ReconcileLoop
+from treenail.daemon.reconcile.loop import LoopTiming, ReconcileLoop, Wakeup
 from treenail.daemon.reconcile.observe import Observer
-from treenail.daemon.reconcile.wakeup import Wakeup
-from treenail.host.filesystem.files import HostFiles
 from treenail.host.rollback.undo_log import UNDO_DIRECTORY as UNDO
-from treenail.host.system.users import ShadowFile
 from treenail.host.systemd.unit_files import UnitFileReader
 from treenail.update.drift.drift_policy import DriftPolicy, DriftReaction
 from treenail.update.impact.impact import apply_image_mode
@@ -86,11 +84,9 @@ class Process:
         machine = FakeMachine(world)
         system = bootc_of(world, clock, bootc) if bootc else machine
         self.cluster = FakeCluster(world)
-        shadow = ShadowFile(ROOT, clock, world.disk)
-        files = HostFiles(ROOT, world.disk)
-        configuration = NodeConfiguration(
-            MachineInspector(ROOT, shadow, world.disk), StepRunner(ROOT, shadow, world.disk)
-        )
+        host = make_machine(ROOT, world.disk, clock=clock)
+        files = host.files
+        configuration = NodeConfiguration(MachineInspector(host), StepRunner(host))
         configs = ConfigCache(files, self.cluster)
         ports = NodeInterfaces(
             os=system,
@@ -107,12 +103,11 @@ class Process:
             configuration=configuration,
             config_cache=configs,
             drift=DriftRepairer(
+                host,
                 NodeConfigs(files, configs),
-                DriftCheck(ROOT, UnitFileReader(files), world.disk),
+                DriftCheck(host, UnitFileReader(files)),
                 Untouched(),
                 configuration,
-                files,
-                clock,
                 policy=DriftPolicy(paths=HEALED, repairs_per_hour=1000),
                 full_check_s=600.0,
             ),

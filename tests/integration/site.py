@@ -34,10 +34,10 @@ SLOW = 2e6
 SIZE = 20_000_000
 LAYERS = 100
 
-QUICK = "[limits]\nretry_first_s = 0.1\nretry_most_s = 0.5\n"
+QUICK = "[limits]\nretry_first_s = 0.1\nretry_max_s = 0.5\n"
 # Inhibitors are how these tests hold a reboot up, which is past the pre-flight.
 SETTINGS = (
-    f"{QUICK}[health]\ndeadline_s = 10\nsettle_s = 0.1\nagain_s = 0.1\n"
+    f"{QUICK}[health]\ndeadline_s = 10\nsettle_s = 0.1\ninterval_s = 0.1\n"
     '[preflight]\nonly_warn = ["ShutdownInhibited"]\n'
 )
 

@@ -31,7 +31,7 @@ WRITING = ("create", "update", "patch", "delete")
 @pytest.fixture(scope="module", params=[True, False], ids=["conditions", "no conditions"])
 def options(request: pytest.FixtureRequest) -> Options:
     """An agent that looks around ten times a second and says so."""
-    settings = 'log_level = "debug"\n[limits]\nretry_first_s = 0.1\nlook_s = 0.1\n'
+    settings = 'log_level = "debug"\n[limits]\nretry_first_s = 0.1\nresync_s = 0.1\n'
     return Options(agent_settings=settings, machine_config_nodes=request.param)
 
 

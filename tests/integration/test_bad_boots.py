@@ -36,8 +36,8 @@ Make = Callable[[bool], None]
 def options(request: pytest.FixtureRequest) -> Options:
     return Options(
         backend=request.param,
-        agent_settings="[limits]\nretry_first_s = 0.1\nretry_most_s = 0.5\n"
-        f"[health]\ndeadline_s = {DEADLINE_S}\nsettle_s = 0.1\ncheck_s = 0.5\nagain_s = 0.1\n",
+        agent_settings="[limits]\nretry_first_s = 0.1\nretry_max_s = 0.5\n"
+        f"[health]\ndeadline_s = {DEADLINE_S}\nsettle_s = 0.1\ncheck_s = 0.5\ninterval_s = 0.1\n",
     )
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 @pytest.fixture(scope="module")
 def options() -> Options:
     return Options(
-        backend="bootc", agent_settings="[limits]\nretry_first_s = 0.1\nretry_most_s = 0.5\n"
+        backend="bootc", agent_settings="[limits]\nretry_first_s = 0.1\nretry_max_s = 0.5\n"
     )
 
 

@@ -28,7 +28,7 @@ DRAINER = "drain-controller"
 _SETTINGS = """\
 [limits]
 retry_first_s = 1.0
-retry_most_s = 5.0
+retry_max_s = 5.0
 [health]
 deadline_s = 120.0
 settle_s = 2.0

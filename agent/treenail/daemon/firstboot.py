@@ -1,28 +1,28 @@
-"""A machine's first boot: it moves to its operating system before it joins its cluster."""
+"""First boot: move the machine to its operating system before it joins its cluster."""
 
 import json
 import logging
+import threading
 from dataclasses import dataclass
-from typing import Protocol
 
 from treenail.api import documents
 from treenail.api.machineconfig import MachineConfig
 from treenail.clock import Clock
 from treenail.config.wanted import read_wanted_state
-from treenail.daemon.reconcile import prestage
-from treenail.daemon.reconcile.busy_wait import wait_while_busy
-from treenail.daemon.reconcile.interfaces import (
-    KernelInfo,
-    OSBackend,
-    Power,
-    PreflightCheck,
-    RegistryCredentials,
-)
+from treenail.daemon.checks.preflight import PreflightChecker
+from treenail.daemon.cluster.pull_secrets import PullSecrets
+from treenail.daemon.configuration.step_runner import ServiceManager
+from treenail.daemon.reconcile.interfaces import OSBackend, Power
 from treenail.daemon.reconcile.observe import summarize_deployments
-from treenail.daemon.reconcile.pull import pull_image
+from treenail.daemon.reconcile.os_transaction import (
+    build_deployment_change,
+    pull_image,
+    wait_while_busy,
+)
 from treenail.errors import BusyError, HostError, TreenailError
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
+from treenail.host.system.kernel import HostKernel
 from treenail.kube.backoff import Backoff
 from treenail.update import firstboot
 from treenail.update.firstboot import (
@@ -44,45 +44,31 @@ _LIMIT = 64 * 1024 * 1024
 _RETRY_FIRST_S, _RETRY_MAX_S = 5.0, 60.0
 
 
-class DefaultTargetStarter(Protocol):
-    """The service manager."""
-
-    def start_default_target(self) -> None:
-        """Have begun whatever the boot was to start and does not run; returns at once."""
-
-
-class StopEvent(Protocol):
-    """Whether the program was told to stop."""
-
-    def wait(self, timeout: float) -> bool: ...
-    def is_set(self) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True)
 class FirstBootInterfaces:
-    """Everything that is asked and acted on."""
+    """Everything that the first boot reads and changes."""
 
     os: OSBackend
     power: Power
-    kernel: KernelInfo
-    credentials: RegistryCredentials
-    preflight: PreflightCheck
-    services: DefaultTargetStarter
+    kernel: HostKernel
+    credentials: PullSecrets
+    preflight: PreflightChecker
+    services: ServiceManager
     clock: Clock
 
 
 def record_start(files: HostFiles) -> bool:
-    """Whether another process began before in this boot, and died; to be asked first of all.
+    """Record this start; return whether another process started earlier in this boot, and died.
 
-    Raises `FileError`.
+    Call it before everything else. Raises `FileError`.
     """
-    before = files.has_entry(BEGAN_FILE)
+    has_earlier = files.has_entry(BEGAN_FILE)
     files.write_file(BEGAN_FILE, b"", mode=0o600)
-    return before
+    return has_earlier
 
 
 class FirstBootRunner:
-    """Repeatable at any point: what was staged is lost with the power, and staged again."""
+    """Runs the first boot. It can restart at any point, and stages again after a power cut."""
 
     def __init__(
         self,
@@ -91,12 +77,12 @@ class FirstBootRunner:
         *,
         image: str,
         pull_secret: str,
-        stop: StopEvent,
+        stop: threading.Event,
         is_restart: bool = False,
     ) -> None:
-        """``image`` is the settings' own wish; ``pull_secret`` is where the config's is put.
+        """Take the settings' ``image``, and the path for the config's ``pull_secret``.
 
-        ``is_restart``: another process died before in this boot, and what waited for it with it.
+        ``is_restart``: another process died in this boot, and units that wait for it failed.
         """
         self._is_restart = is_restart
         self._files = files
@@ -106,12 +92,12 @@ class FirstBootRunner:
         self._stop = stop
 
     def run(self) -> bool:
-        """Whether the machine may join; False when it was told to stop, as a reboot does.
+        """Return True when the machine may join, False when a signal stopped the program.
 
-        What fails, as the network may not be there yet, is tried again, in the end every minute
-        and as long as it takes: a machine that is not what it was made to be must not join.
+        Retries failures forever, with a delay of up to a minute: the network may not be up yet,
+        and a machine without its operating system must not join.
         """
-        told = ""
+        logged = ""
         backoff = Backoff(first_s=_RETRY_FIRST_S, max_s=_RETRY_MAX_S)
         while not self._stop.is_set():
             try:
@@ -120,35 +106,37 @@ class FirstBootRunner:
                 log.info("waiting for the reboot")
             except TreenailError as error:
                 text = f"{error}; {error.remedy}" if error.remedy else str(error)
-                if text != told:
-                    log.warning("not ready to join: %s", text)
-                told = text
+                if text != logged:
+                    log.warning("first boot failed, retrying: %s", text)
+                logged = text
             self._stop.wait(backoff.next_pause_s())
         return False
 
     def reconcile_once(self) -> bool:
-        """Do what there is to do; whether nothing is left. Raises `TreenailError`."""
+        """Do the next step; return True when nothing is left. Raises `TreenailError`."""
         if self._files.has_entry(DONE_FILE):
             return True
-        machine, asked = self._interfaces, self._read_request()
-        if asked == FirstBootTarget():
-            self._finish_first_boot("nothing is asked for before it joins")
+        interfaces, target = self._interfaces, self._read_request()
+        if target == FirstBootTarget():
+            self._finish_first_boot("its config demands nothing before it joins")
             return True
-        boot_id, begun = machine.kernel.read_boot_id(), self._read_state()
-        found = summarize_deployments(
-            machine.os.read_deployments(), machine.kernel.read_command_line()
+        boot_id, progress = interfaces.kernel.read_boot_id(), self._read_state()
+        deployments = summarize_deployments(
+            interfaces.os.read_deployments(), interfaces.kernel.read_command_line()
         )
-        fips = machine.kernel.is_fips_enabled()
-        match decide_first_boot(asked, found.running, begun, fips=fips, boot_id=boot_id):
+        fips = interfaces.kernel.is_fips_enabled()
+        match decide_first_boot(target, deployments.running, progress, fips=fips, boot_id=boot_id):
             case FirstBootReady(reason=reason):
                 self._finish_first_boot(reason)
                 return True
-            case FirstBootStage() as move:
-                final = bool(found.staged_id) and not found.is_locked
-                if not final or found.staged_id != begun.staged_id:
-                    self._stage_os(move, asked)
-                # Else it was killed once the next boot was to be into it.
-                self._reboot_into_staged(begun.reboot_count + (begun.boot_id != boot_id), boot_id)
+            case FirstBootStage() as stage:
+                is_unlocked = bool(deployments.staged_id) and not deployments.is_locked
+                if not is_unlocked or deployments.staged_id != progress.staged_id:
+                    self._stage_os(stage, target)
+                # Else the process was killed after unlocking it: the next boot starts it.
+                self._reboot_into_staged(
+                    progress.reboot_count + (progress.boot_id != boot_id), boot_id
+                )
                 return False
 
     def _read_request(self) -> FirstBootTarget:
@@ -166,52 +154,56 @@ class FirstBootRunner:
         except ValueError:
             return FirstBootProgress()
 
-    def _stage_os(self, move: FirstBootStage, asked: FirstBootTarget) -> None:
-        machine = self._interfaces
-        self._install_login(asked)
-        for problem in machine.credentials.install_secrets():
+    def _stage_os(self, stage: FirstBootStage, target: FirstBootTarget) -> None:
+        interfaces = self._interfaces
+        self._install_login(target)
+        for problem in interfaces.credentials.install_secrets():
             log.warning("%s", problem)
 
         def attempt() -> bool:
-            machine.preflight.check_image(move.change.image)
-            log.info("staging %s", move.change.image or "kernel arguments and packages")
-            machine.os.stage_deployment(
-                prestage.build_deployment_change(move.change), watch=self._check_progress
+            interfaces.preflight.check_image(stage.change.image)
+            log.info("staging %s", stage.change.image or "kernel arguments and packages")
+            interfaces.os.stage_deployment(
+                build_deployment_change(stage.change), watch=self._check_progress
             )
             return not self._stop.is_set()
 
         try:
-            pull_image(machine.credentials, move.change.image, attempt)
+            pull_image(interfaces.credentials, stage.change.image, attempt)
         except BusyError as error:
-            wait_while_busy(error, machine.os, self._check_progress)
+            wait_while_busy(error, interfaces.os, self._check_progress)
             raise
 
     def _reboot_into_staged(self, reboots: int, boot_id: str) -> None:
-        machine = self._interfaces
-        staged = machine.os.read_deployments().staged
+        interfaces = self._interfaces
+        staged = interfaces.os.read_deployments().staged
         if staged is None:
-            raise HostError("what was staged for the first boot is gone")
-        begun = FirstBootProgress(reboots, boot_id, staged.id)
+            raise HostError(
+                "cannot reboot into the staged deployment: it is no longer staged",
+                remedy="wait for the next attempt; if it repeats, see: journalctl -u rpm-ostreed",
+            )
+        progress = FirstBootProgress(reboots, boot_id, staged.id)
         self._files.write_file(
-            STATE_FILE, json.dumps(firstboot.to_json(begun)).encode(), mode=0o600
+            STATE_FILE, json.dumps(firstboot.to_json(progress)).encode(), mode=0o600
         )
         log.info("rebooting into %s", staged.image or staged.id)
-        machine.os.finalize_staged(staged.id)
-        machine.power.reboot_machine()
+        interfaces.os.finalize_staged(staged.id)
+        interfaces.power.reboot_machine()
 
-    def _install_login(self, asked: FirstBootTarget) -> None:
-        """A pull secret that the config has and the disk has not is put there."""
-        if asked.config is None or self._files.has_entry(self._pull_secret):
+    def _install_login(self, target: FirstBootTarget) -> None:
+        """Write the config's pull secret, unless the machine already has one."""
+        if target.config is None or self._files.has_entry(self._pull_secret):
             return
-        file = read_wanted_state(asked.config).files.get(self._pull_secret)
+        file = read_wanted_state(target.config).files.get(self._pull_secret)
         if file is not None:
             self._files.write_file(self._pull_secret, file.contents.decode_bytes(), mode=0o600)
 
     def _finish_first_boot(self, reason: str) -> None:
-        """For good, and in this order: the mark is what the next boot goes by."""
+        """Finish durably. The order matters: after DONE_FILE no later boot runs the first boot."""
         if self._is_restart:
-            # The kubelet failed with the process before. Started now, it waits for this one to
-            # end; after the mark it might be too late, for with that nothing begins again.
+            # The kubelet's start job failed with the earlier process. Start it again before the
+            # mark is written: it waits for this process, and after a crash between the two the
+            # unit would not run again (ConditionPathExists).
             self._interfaces.services.start_default_target()
         self._files.write_file(DONE_FILE, b"", mode=0o600)
         content = self._files.read_file(ENCAPSULATED_CONFIG, limit=_LIMIT)
@@ -220,7 +212,7 @@ class FirstBootRunner:
             self._files.remove_file(ENCAPSULATED_CONFIG)
         self._files.remove_file(STATE_FILE)
         self._interfaces.os.release_daemon()
-        log.info("the machine may join its cluster: %s", reason)
+        log.info("finished the first boot, the machine may join: %s", reason)
 
     def _check_progress(self, progress: TransactionProgress) -> WatchVerdict:
         log.debug("%s %s", progress.text, progress.percent)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.clock import FakeClock
+from tests.fakes.host_machine import make_machine
 from tests.update.build import B
-from treenail.daemon.checks.preflight import PreflightChecker, PreflightProbes
+from treenail.daemon.checks.preflight import PreflightChecker
 from treenail.daemon.checks.signature_policy import needs_signature
 from treenail.errors import BusError, PreflightError
 from treenail.host.container import registry
@@ -68,8 +68,11 @@ class Machine:
     def read_document(self) -> dict[str, object] | None:
         return self.ledger
 
-    def probes(self) -> PreflightProbes:
-        return PreflightProbes(self, self, self, self, self, self, self)
+    def checker(self, root: Root, **options: object) -> PreflightChecker:
+        """The checker with this machine in the place of every adapter that needs the bus."""
+        host = make_machine(root)
+        host.systemd = host.logind = host.timedate = host.kernel = host.ledger = self
+        return PreflightChecker(host, self, self, **options)
 
 
 class NoLogind(Machine):
@@ -90,7 +93,7 @@ def root(tmp_path: Path) -> Root:
 
 
 def preflight(root: Root, machine: Machine) -> PreflightChecker:
-    return PreflightChecker(root, HostFiles(root), machine.probes(), FakeClock())
+    return machine.checker(root)
 
 
 def test_a_machine_in_order_has_no_findings(root: Root) -> None:
@@ -248,8 +251,7 @@ def test_a_policy_that_rejects_podmans_storage_is_a_finding_where_images_wait_th
     path = root.resolve_path("/etc/containers/policy.json")
     path.write_text(json.dumps(policy))
     assert find_preflight_problems(preflight(root, Machine()).collect_conditions(B.image)) == ()
-    probes = Machine().probes()
-    flight = PreflightChecker(root, HostFiles(root), probes, FakeClock(), has_image_store=True)
+    flight = Machine().checker(root, has_image_store=True)
     (found,) = find_preflight_problems(flight.collect_conditions(B.image))
     assert found.reason is PreflightReason.SIGNATURE_REJECTED
     assert found.message.endswith("by default, which holds for transports.containers-storage too")
@@ -305,17 +307,10 @@ def test_what_blocks_is_raised_and_what_only_warns_is_said_once(
 ) -> None:
     machine = Machine()
     machine.active = ("zincati.service",)
-    probes = machine.probes()
-    strict = PreflightChecker(root, HostFiles(root), probes, FakeClock())
+    strict = machine.checker(root)
     with pytest.raises(PreflightError, match=r"OtherUpdateDriver: zincati\.service is active"):
         strict.check_image(B.image)
-    lenient = PreflightChecker(
-        root,
-        HostFiles(root),
-        probes,
-        FakeClock(),
-        only_warn=frozenset({PreflightReason.OTHER_UPDATE_DRIVER}),
-    )
+    lenient = machine.checker(root, only_warn=frozenset({PreflightReason.OTHER_UPDATE_DRIVER}))
     lenient.check_image(B.image)
     lenient.check_image(B.image)
     assert len([each for each in caplog.messages if "OtherUpdateDriver" in each]) == 1

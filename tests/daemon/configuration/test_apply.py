@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.clock import FakeClock
+from tests.fakes.host_machine import make_machine
 from treenail.api.contents import Contents
 from treenail.api.disruptionpolicy import (
     DaemonReloadPolicyAction,
@@ -26,7 +26,6 @@ from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
 from treenail.host.rollback.undo_log import LOG_PATH
-from treenail.host.system.users import ShadowFile
 from treenail.host.systemd.unit_files import UnitFileReader, UnitLinks
 from treenail.update.impact.step_impact import plan_service_steps
 from treenail.update.steps.plan import plan_steps
@@ -90,9 +89,9 @@ class Machine:
         self.top = top
         self.root = Root(top)
         self.systemd = FakeSystemd(self.root, *refused)
-        shadow = ShadowFile(self.root, FakeClock())
-        self.survey = MachineInspector(self.root, shadow, systemd=SystemdUnitStates(self.systemd))
-        self.runner = StepRunner(self.root, shadow, services=self.systemd)
+        host = make_machine(self.root)
+        self.survey = MachineInspector(host, SystemdUnitStates(self.systemd))
+        self.runner = StepRunner(host, self.systemd)
 
     def bring(
         self,
@@ -268,7 +267,7 @@ class FullDisk(Disk):
 def test_a_full_disk_is_named_with_the_step_and_the_remedy(top):
     machine = Machine(top)
     before = machine.tree()
-    runner = StepRunner(machine.root, ShadowFile(machine.root, FakeClock()), FullDisk())
+    runner = StepRunner(make_machine(machine.root, FullDisk()))
     new = wanted(*(file(f"/etc/{n}", "x") for n in range(9)), file("/etc/last", "too much"))
     new = WantedState(
         {**new.files, "/etc/last": WantedFile("/etc/last", Contents("data:,too%20much"))}
@@ -294,7 +293,7 @@ class SharedDisk(Disk):
 def test_a_file_system_that_can_not_exchange_names_is_named_and_left_as_it_was(top):
     machine = Machine(top)
     before = machine.tree()
-    runner = StepRunner(machine.root, ShadowFile(machine.root, FakeClock()), SharedDisk())
+    runner = StepRunner(make_machine(machine.root, SharedDisk()))
     new = wanted(file("/etc/motd", "new"))
     old = machine.survey.read_ownership()
     with pytest.raises(StepError, match="two names can't be exchanged on its file system") as told:

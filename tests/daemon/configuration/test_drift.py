@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.host_machine import make_machine
 from tests.waiting import wait_until
 from treenail.api.machineconfig import MachineConfig
 from treenail.clock import SystemClock
@@ -20,7 +21,6 @@ from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
-from treenail.host.system.users import ShadowFile
 from treenail.host.systemd.unit_files import UnitFileReader
 from treenail.update.drift.drift_policy import DriftAssessment, DriftPolicy, DriftReaction
 from treenail.update.drift.drift_repair import plan_repair
@@ -62,11 +62,8 @@ class Site:
         (top / "etc/passwd").write_text("root:x:0:0::/:/bin/sh\n")
         (top / "etc/group").write_text("root:x:0:\n")
         self.root = Root(top)
-        shadow = ShadowFile(self.root, SystemClock())
-        self.survey, self.runner = (
-            MachineInspector(self.root, shadow, disk),
-            StepRunner(self.root, shadow, disk),
-        )
+        self.machine = make_machine(self.root, disk, clock=SystemClock())
+        self.survey, self.runner = MachineInspector(self.machine), StepRunner(self.machine)
         self.wish = read_wanted_state(
             MachineConfig.from_json(
                 {
@@ -90,7 +87,7 @@ class Site:
     def start(self) -> None:
         """Have an agent that knows of nothing yet."""
         self.watch = DriftMonitor(
-            DriftCheck(self.root, UnitFileReader(HostFiles(self.root)), self.disk),
+            DriftCheck(self.machine, UnitFileReader(HostFiles(self.root))),
             self.paths,
             lambda _: ExpectedState.from_wanted(self.wish),
             SystemClock(),
@@ -260,7 +257,8 @@ def test_config_that_nobody_knows_has_no_drift(tmp_path):
         def watch_paths(self, paths, *, directories) -> None:
             assert tuple(paths) == tuple(directories) == ()
 
-    check = DriftCheck(Root(tmp_path), UnitFileReader(HostFiles(Root(tmp_path))))
+    machine = make_machine(Root(tmp_path))
+    check = DriftCheck(machine, machine.unit_files)
     watch = DriftMonitor(
         check, Silent(), lambda _: None, SystemClock(), policy=DriftPolicy(), full_check_s=60.0
     )
@@ -306,7 +304,7 @@ def labelled(tmp_path: Path, policy: DriftPolicy) -> Iterator[Site]:
     ("policy", "reaction"),
     [
         (DriftPolicy(), "reported"),
-        (DriftPolicy(default=DriftReaction.REPAIR), "healed"),
+        (DriftPolicy(default=DriftReaction.REPAIR), "to_repair"),
         (DriftPolicy(paths=(("/etc/*", DriftReaction.BLOCK),)), "blocking"),
     ],
 )

@@ -62,14 +62,14 @@ stall_s = 1
 drain_s = 60
 call_s = 0.5
 retry_first_s = 2
-retry_most_s = 86400
-look_s = 10
+retry_max_s = 86400
+resync_s = 10
 
 [health]
 deadline_s = 300
 settle_s = 0.1
 check_s = 5
-again_s = 1
+interval_s = 1
 
 [preflight]
 registry_s = 20
@@ -77,8 +77,8 @@ only_warn = ["OtherUpdateDriver", "NoSpaceOnBoot"]
 
 [drift]
 default = "report"
-heals_per_hour = 5
-full_every_s = 60
+repairs_per_hour = 5
+full_check_s = 60
 
 [drift.paths]
 "/etc/motd" = "repair"
@@ -166,7 +166,7 @@ def test_the_command_line_is_stronger_than_the_file():
         ("[limit]", "f: there is no setting limit"),
         ("kubeconfig = 1", "f: kubeconfig is 1; allowed is a string"),
         ("root = ['/']", "f: root is ['/']; allowed is a string"),
-        ('drain = "later"', """f: drain is 'later'; allowed is "ask" or "never\""""),
+        ('drain = "later"', """f: drain is 'later'; allowed is "request" or "never\""""),
         (
             '[drift]\ndefault = "mend"',
             """f: drift.default is 'mend'; allowed is "report" or "repair" or "block\"""",
@@ -176,17 +176,17 @@ def test_the_command_line_is_stronger_than_the_file():
             """f: drift.paths./etc/* is True; allowed is "report" or "repair" or "block\"""",
         ),
         (
-            "[drift]\nheals_per_hour = -1",
-            "f: drift.heals_per_hour is -1; allowed is a number from 0 to 1000",
+            "[drift]\nrepairs_per_hour = -1",
+            "f: drift.repairs_per_hour is -1; allowed is a number from 0 to 1000",
         ),
-        ("drain = false", """f: drain is False; allowed is "ask" or "never\""""),
+        ("drain = false", """f: drain is False; allowed is "request" or "never\""""),
         (
             'log_level = "loud"',
             """f: log_level is 'loud'; allowed is "debug" or "info" or "warning" or "error\"""",
         ),
         (
-            "[limits]\nretry_first_s = 9\nretry_most_s = 8",
-            "f: limits.retry_first_s is 9.0; allowed is at most retry_most_s, 8",
+            "[limits]\nretry_first_s = 9\nretry_max_s = 8",
+            "f: limits.retry_first_s is 9.0; allowed is at most retry_max_s, 8",
         ),
         ("limits = 3", "f: limits is 3; allowed is a table"),
         *(
@@ -217,7 +217,7 @@ def test_an_unknown_key_is_answered_with_the_known_ones():
         parse_settings(b"[limits]\nfoo = 1", where="f")
     assert refused.value.remedy == (
         "remove it, or write one of stage_s, stall_s, drain_s, call_s, "
-        "retry_first_s, retry_most_s, look_s"
+        "retry_first_s, retry_max_s, resync_s"
     )
 
 

@@ -1,4 +1,4 @@
-"""The machine's signature policy, read anew for each image: people change it."""
+"""The machine's signature policy, read again for each image because users change it."""
 
 from treenail.errors import ConfigError, FileError
 from treenail.host.filesystem.files import HostFiles
@@ -16,23 +16,24 @@ _LIMIT = 1024 * 1024
 def find_image_rule(
     files: HostFiles, image: str, *, is_stored: bool = False
 ) -> SignatureRule | str | None:
-    """What the policy says of the image, or why it can't be read; None where there is none.
+    """Return the policy's rule for the image, or the error as text; None without a policy.
 
-    ``is_stored``: the image is deployed from podman's storage, which may be rejected by itself.
+    ``is_stored``: bootc deploys the image from podman's storage. A policy can reject the transport
+    containers-storage even when it accepts the registry (containers-policy.json(5)).
     """
     try:
         policy = files.read_file(POLICY_PATH, limit=_LIMIT)
         if policy is None:
             return None
         found = find_rule(policy, image)
-        again = find_storage_rule(policy) if is_stored else found
+        storage_rule = find_storage_rule(policy) if is_stored else found
     except (FileError, ConfigError) as error:
         return str(error)
-    return again if again.trust is SignatureTrust.REJECTED else found
+    return storage_rule if storage_rule.trust is SignatureTrust.REJECTED else found
 
 
 def needs_signature(files: HostFiles, image: str) -> bool:
-    """Whether ostree is to be asked for a verified image, as the policy wants signatures."""
+    """Return whether the policy demands a signature that the OS back end must verify."""
     found = find_image_rule(files, image)
     return (
         isinstance(found, SignatureRule)

@@ -1,4 +1,4 @@
-"""Certificate authorities and the cluster's own pull secret: beside updates, never with them."""
+"""Certificates and the internal registry's pull secret, synced independently of updates."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ Json = dict[str, object]
 
 REGISTRIES_FILE = "/var/lib/treenail/registry-cas.json"
 CHECK_INTERVAL_S = 10.0
-"""How often the files are looked at where nobody tells that they were touched."""
+"""Interval between checks of the files when inotify reports nothing."""
 _CA_FILE = "ca.crt"
 _LIMIT = 1024 * 1024
 _WORLD_READABLE, _OWNER_ONLY = 0o644, 0o600
@@ -30,19 +30,19 @@ _WORLD_READABLE, _OWNER_ONLY = 0o644, 0o600
 
 @dataclass(frozen=True, slots=True)
 class _DesiredFiles:
-    """What a ControllerConfig has nodes have."""
+    """The files that a ControllerConfig demands on each node."""
 
     files: Mapping[str, FileSpec]
     registries: frozenset[str]
 
 
 class ControllerConfigSync:
-    """Puts in place what the ControllerConfig hands to nodes, whatever updates are doing.
+    """Writes the files that the ControllerConfig demands on nodes, also during updates.
 
-    What is not a certificate is refused and what was there stays. A ControllerConfig that is gone,
-    or was never there, changes nothing. Directories of registries that it names no more are
-    removed if they are ours. What somebody else changes or removes is put back, a few times an
-    hour and no more: of two who write the same file, this one gives in, and says so.
+    Content that is no certificate is rejected, and the file on disk stays. A missing
+    ControllerConfig changes nothing. A registry's directory is removed when the ControllerConfig
+    no longer lists the registry and the agent created the directory. Files that another program
+    changes are restored at most `restores_per_hour` times; then they are reported and left alone.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ControllerConfigSync:
         pull_secret: str,
         restores_per_hour: int,
     ) -> None:
-        """``pull_secret`` is where that of the cluster's own registry goes."""
+        """``pull_secret`` is the path for the pull secret of the cluster's own registry."""
         self._files = files
         self._watcher = watcher
         self._clock = clock
@@ -70,15 +70,15 @@ class ControllerConfigSync:
         self._problems: tuple[str, ...] = ()
 
     def accept_document(self, document: Json | None) -> None:
-        """Take the ControllerConfig as it is now; for any thread."""
+        """Store the ControllerConfig for the next sync. May be called from any thread."""
         with self._lock:
             self._document = document or self._document
 
     def sync_files(self) -> tuple[str, ...]:
-        """Have in place what was offered; returns what is wrong, a sentence each.
+        """Write the files of the last accepted document; return one sentence for each problem.
 
-        Looks at the disk when there is something new, when a file was touched, and every `CHECK_INTERVAL_S`
-        seconds; in between it costs nothing.
+        Reads the disk after a new document, after a file was touched, and every
+        `CHECK_INTERVAL_S` seconds. Other calls cost nothing.
         """
         with self._lock:
             document, self._document = self._document, None
@@ -99,14 +99,16 @@ class ControllerConfigSync:
         try:
             found = ControllerConfigContents.from_json(document)
         except ConfigError as error:
-            self._rejections = (f"the ControllerConfig: {error}; what it handed out before stays",)
+            self._rejections = (
+                f"cannot read the ControllerConfig: {error}; the files of its last version stay",
+            )
             return
-        refused: list[str] = []
-        files = {file.path: file for file in self._collect_certificates(found, refused)}
+        rejections: list[str] = []
+        files = {file.path: file for file in self._collect_certificates(found, rejections)}
         if found.pull_secret is not None:
             content = found.pull_secret.rstrip(b"\n") + b"\n"
             files[self._pull_secret] = FileSpec(self._pull_secret, content, _OWNER_ONLY)
-        self._rejections = tuple(refused)
+        self._rejections = tuple(rejections)
         self._desired = _DesiredFiles(files, frozenset(found.registry_cas))
         self._watcher.watch_paths(files, directories=())
 
@@ -124,24 +126,24 @@ class ControllerConfigSync:
                 yield FileSpec(path, content, _WORLD_READABLE)
                 continue
             rejections.append(
-                f"what the ControllerConfig has for {path} holds no certificate that can be "
-                "read; what is there stays"
+                f"cannot write {path}: the ControllerConfig's content for it is no PEM "
+                "certificate; the file on disk stays"
             )
             if path in before:
                 yield before[path]
 
     def _place_files(self, desired: _DesiredFiles, now: float) -> Iterator[str]:
-        """Yields what is wrong."""
+        """Write the files; yield one sentence for each problem."""
         try:
             ours = self._read_registries() | desired.registries
             self._record_registries(ours)
             changed = [file for file in desired.files.values() if not self._files.has_file(file)]
-            again = {file.path for file in changed if self._placed.get(file.path) == file}
-            lost = {path for path in again if self._is_contested(path, now)}
-            due = [file for file in changed if file.path not in lost]
-            if due:
-                self._write_files(due, again)
-            for path in again - lost:
+            restored = {file.path for file in changed if self._placed.get(file.path) == file}
+            contested = {path for path in restored if self._is_contested(path, now)}
+            to_write = [file for file in changed if file.path not in contested]
+            if to_write:
+                self._write_files(to_write, restored)
+            for path in restored - contested:
                 self._restores[path] = (*self._restores.get(path, ()), now)[
                     -self._restores_per_hour :
                 ]
@@ -152,27 +154,27 @@ class ControllerConfigSync:
         except FileError as error:
             yield str(error)
             return
-        for path in sorted(lost):
-            yield f"something else keeps changing {path}; it is left as it is for an hour"
+        for path in sorted(contested):
+            yield f"another program keeps changing {path}; treenail leaves it alone for an hour"
 
     def _is_contested(self, path: str, now: float) -> bool:
         return is_contested(self._restores.get(path, ()), self._restores_per_hour, now)
 
-    def _write_files(self, files: list[FileSpec], again: set[str]) -> None:
+    def _write_files(self, files: list[FileSpec], restored: set[str]) -> None:
         self._files.write_files(files)
         for file in files:
             log.info(
-                "somebody changed %s: put back what the cluster hands out"
-                if file.path in again
-                else "the cluster hands out new credentials: wrote %s",
+                "restored %s from the ControllerConfig after another program changed it"
+                if file.path in restored
+                else "wrote %s from the ControllerConfig",
                 file.path,
                 extra={"message_id": MessageId.CREDENTIALS_CHANGED},
             )
 
     def _remove_registry(self, registry: str) -> None:
-        place = _registry_ca_path(registry)
-        if self._files.remove_file(place):
-            log.info("the cluster trusts %s by itself no more: removed %s", registry, place)
+        path = _registry_ca_path(registry)
+        if self._files.remove_file(path):
+            log.info("removed %s: the ControllerConfig no longer lists %s", path, registry)
 
     def _read_registries(self) -> frozenset[str]:
         content = self._files.read_file(REGISTRIES_FILE, limit=_LIMIT)
@@ -180,8 +182,8 @@ class ControllerConfigSync:
             found: object = json.loads(content) if content else []
         except ValueError:
             found = []
-        noted = found if isinstance(found, list) else []
-        return frozenset(each for each in noted if isinstance(each, str))
+        registries = found if isinstance(found, list) else []
+        return frozenset(each for each in registries if isinstance(each, str))
 
     def _record_registries(self, registries: frozenset[str]) -> None:
         file = FileSpec(REGISTRIES_FILE, json.dumps(sorted(registries)).encode(), _OWNER_ONLY)
@@ -194,7 +196,7 @@ def _registry_ca_path(registry: str) -> str:
 
 
 def _is_certificate(content: bytes) -> bool:
-    """Whether OpenSSL takes it for certificate authorities."""
+    """Return whether OpenSSL accepts the content as certificate authorities."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=content.decode())
     except (ssl.SSLError, ValueError):

@@ -1,9 +1,8 @@
-"""The API server as this node sees it: one cached Node, reads by name, writes of differences."""
+"""The API server as this node uses it: one cached Node, reads by name, writes of differences."""
 
 import logging
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 from treenail.api import machineconfignode
 from treenail.api.disruptionpolicy import DEFAULT_POLICY, ClusterDisruptionPolicy
@@ -15,7 +14,7 @@ from treenail.clock import Clock, format_rfc3339
 from treenail.daemon.reconcile.observe import summarize_node
 from treenail.errors import ClusterError, NotFoundError, UnreachableError
 from treenail.kube.client import Client, PatchType
-from treenail.kube.events import ObjectReference
+from treenail.kube.events import EventRecorder, ObjectReference
 from treenail.kube.resources import (
     MACHINECONFIGNODES,
     MACHINECONFIGS,
@@ -29,27 +28,19 @@ log = logging.getLogger(__name__)
 Json = dict[str, object]
 
 _CLUSTER_POLICY_NAME = "cluster"
-"""The name of the one MachineConfiguration."""
-
-
-class NodeEventRecorder(Protocol):
-    """Where Events go; keeps those that can't be delivered yet, and never raises."""
-
-    def record_normal(self, regarding: ObjectReference, reason: str, message: str) -> None: ...
-    def record_warning(self, regarding: ObjectReference, reason: str, message: str) -> None: ...
-    def flush_pending(self) -> None: ...
+"""The MachineConfiguration is a singleton of this name."""
 
 
 class NodeClient:
     """Our Node, the MachineConfigs it names and our MachineConfigNode.
 
-    The watch's thread offers what it sees; everything else is the main thread's.
+    `accept_node` may be called from any thread, the other methods only from the main thread.
     """
 
     def __init__(
         self,
         client: Client,
-        recorder: NodeEventRecorder,
+        recorder: EventRecorder,
         *,
         node_name: str,
         clock: Clock,
@@ -66,7 +57,7 @@ class NodeClient:
         self._last_event: NodeEvent | None = None
 
     def accept_node(self, document: Json) -> None:
-        """Take a newer look at our Node, from whichever thread; tells of it if it matters."""
+        """Store a newer version of our Node, and wake the loop when a decision could change."""
         node = Node.from_json(document)
         with self._lock:
             before = self._node
@@ -88,7 +79,7 @@ class NodeClient:
             document = self._client.get(MACHINECONFIGS, name)
         except NotFoundError as error:
             raise NotFoundError(
-                f"MachineConfig {name}, which this node is asked for, does not exist",
+                f"cannot read MachineConfig {name}, this node's desiredConfig: it does not exist",
                 remedy="create it, or set desiredConfig to one that exists",
             ) from error
         return MachineConfig.from_json(document)
@@ -99,11 +90,11 @@ class NodeClient:
                 self._client.get(MACHINECONFIGURATIONS, _CLUSTER_POLICY_NAME)
             )
         except NotFoundError:
-            # Not every cluster has the kind, and the operator makes the object.
+            # A cluster without the Machine Config Operator has neither kind nor object.
             return ClusterDisruptionPolicy(DEFAULT_POLICY)
 
     def write_report(self, report: StatusReport) -> None:
-        """Write what differs from what the Node and the MachineConfigNode show."""
+        """Write what differs from the Node and the MachineConfigNode, then flush Events."""
         node = self.get_cached_node()
         if node is None:
             return
@@ -117,22 +108,23 @@ class NodeClient:
             self.accept_node(self._client.patch(NODES, self._name, body))
             log.debug("wrote %s", ", ".join(f"{name}={value}" for name, value in changes.items()))
         self._recorder.flush_pending()
-        told = False
+        is_written = False
         try:
-            told = self._write_conditions(report)
+            is_written = self._write_conditions(report)
         except UnreachableError:
             raise
         except ClusterError:
-            # Whatever is refused of the conditions, what happened is to be known.
-            self._record_report_event(report, has_written_conditions=told)
+            # The API server rejected the conditions. Record the Event all the more.
+            self._record_report_event(report, has_written_conditions=is_written)
             raise
-        self._record_report_event(report, has_written_conditions=told)
+        self._record_report_event(report, has_written_conditions=is_written)
 
     def record_event(self, event: NodeEvent) -> None:
         """Record the Event, unless it is the one recorded last."""
         if event != self._last_event:
             self._last_event = event
-            # What kubelet writes of its Node has the name as its uid; kubectl looks for that.
+            # The kubelet sets the Node's name as involvedObject.uid in its Events, and
+            # `kubectl describe node` searches for that.
             node = ObjectReference("Node", self._name, uid=self._name)
             record = (
                 self._recorder.record_warning
@@ -142,14 +134,14 @@ class NodeClient:
             record(node, event.reason, event.message)
 
     def _record_report_event(self, report: StatusReport, *, has_written_conditions: bool) -> None:
-        """Record the report's Event, unless the conditions that were told say the same."""
+        """Record the report's Event, unless written conditions already contain it."""
         if report.event is not None and not (
             has_written_conditions and report.event.is_in_conditions
         ):
             self.record_event(report.event)
 
     def _write_conditions(self, report: StatusReport) -> bool:
-        """Write the conditions; returns whether there is a MachineConfigNode to write them to."""
+        """Write the conditions; return whether this node has a MachineConfigNode."""
         if not report.conditions or not self._conditions.needs_write(report.conditions):
             return self._conditions.has_object
         try:
@@ -160,14 +152,14 @@ class NodeClient:
             )
             self._write_status(report, merged)
         except NotFoundError:
-            # Not every cluster has the kind, and not every node an object of it.
+            # Either the cluster lacks the kind, or this node has no object of it.
             self._conditions.mark_absent(report.conditions)
         else:
             self._conditions.mark_written(report.conditions, merged)
         return self._conditions.has_object
 
     def _write_status(self, report: StatusReport, conditions: tuple[Condition, ...]) -> None:
-        """Apply it all, without the images where the cluster's kind does not have them."""
+        """Apply conditions, configs and images; without images where the CRD has no such field."""
         current, desired = report.current.image, report.desired.image
         if self._conditions.can_write_images and (current or desired):
             try:
@@ -177,13 +169,14 @@ class NodeClient:
             except ClusterError as error:
                 if machineconfignode.CONFIG_IMAGE_FIELD not in str(error):
                     raise
-                log.info("conditions are told without the images from now on: %s", error)
+                log.info("writing conditions without images from now on: %s", error)
                 self._conditions.can_write_images = False
             else:
                 self._conditions.has_images = True
                 return
         if self._conditions.has_images:
-            # An apply that leaves it out would make it null, which the API server refuses.
+            # Leaving an owned field out of an apply sets it to null, which the API server rejects.
+            # Remove the field with a merge patch first.
             body: Json = {"status": {machineconfignode.CONFIG_IMAGE_FIELD: None}}
             self._client.patch(MACHINECONFIGNODES, self._name, body, subresource="status")
             self._conditions.has_images = False
@@ -211,21 +204,21 @@ class NodeClient:
 
 
 class _WrittenConditions:
-    """The conditions as last written, so that transition times move only with the status."""
+    """The conditions as last written, so that transition times change only with the status."""
 
     def __init__(self) -> None:
         self.is_loaded = False
         self.has_object = False
         self.generation = 0
         self.can_write_images = True
-        """Whether the API server takes images, as far as anybody has tried."""
+        """False once the API server rejected an image field."""
         self.has_images = False
-        """Whether the MachineConfigNode says which images."""
+        """True while the MachineConfigNode's status contains images."""
         self._written: tuple[Condition, ...] = ()
         self._reported: tuple[ReportedCondition, ...] = ()
 
-    def needs_write(self, verdicts: tuple[ReportedCondition, ...]) -> bool:
-        return verdicts != self._reported
+    def needs_write(self, conditions: tuple[ReportedCondition, ...]) -> bool:
+        return conditions != self._reported
 
     def load_existing(self, document: Json) -> None:
         found = MachineConfigNode.from_json(document)
@@ -235,24 +228,26 @@ class _WrittenConditions:
         self.is_loaded = True
 
     def merge_verdicts(
-        self, verdicts: tuple[ReportedCondition, ...], now: str
+        self, conditions: tuple[ReportedCondition, ...], now: str
     ) -> tuple[Condition, ...]:
-        news = [Condition(each.type, each.status, each.reason, each.message) for each in verdicts]
-        return merge_conditions(self._written, news, now=now)
+        new_conditions = [
+            Condition(each.type, each.status, each.reason, each.message) for each in conditions
+        ]
+        return merge_conditions(self._written, new_conditions, now=now)
 
     def mark_written(
-        self, verdicts: tuple[ReportedCondition, ...], merged: tuple[Condition, ...]
+        self, conditions: tuple[ReportedCondition, ...], merged: tuple[Condition, ...]
     ) -> None:
-        self._reported = verdicts
+        self._reported = conditions
         self._written = merged
         self.has_object = True
 
-    def mark_absent(self, verdicts: tuple[ReportedCondition, ...]) -> None:
-        self._reported = verdicts
+    def mark_absent(self, conditions: tuple[ReportedCondition, ...]) -> None:
+        self._reported = conditions
         self.is_loaded = self.has_object = False
 
 
 def _is_older(node: Node, than: Node) -> bool:
-    """Whether a watch delivers, late, what our own write has already replaced."""
+    """Return whether a late watch event is older than the answer to our own write."""
     new, old = node.resource_version, than.resource_version
     return new.isdigit() and old.isdigit() and int(new) < int(old)

@@ -1,4 +1,4 @@
-"""Pull secrets on disk, where rpm-ostree and bootc look; they never wait for an update."""
+"""Pull secrets, installed where rpm-ostree and bootc read them, independently of updates."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ from treenail.config.pullsecret import (
     merge_pull_secrets,
     parse_pull_secret,
 )
-from treenail.daemon.configuration.inspect import OWNERSHIP_FILE as MANAGED
+from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
 from treenail.daemon.settings.settings import AgentSettings
 from treenail.errors import CredentialError, FileError, LedgerError
 from treenail.host.filesystem.files import FileSpec, HostFiles
@@ -24,13 +24,16 @@ from treenail.update.steps import ownership
 log = logging.getLogger(__name__)
 
 AUTH_FILE = "/var/lib/treenail/auth.json"
+# rpm-ostree and bootc read the first that exists of /run/ostree, /etc/ostree and /usr/lib/ostree,
+# merge nothing, and never read podman's paths. Without any of them pulls are anonymous. As the
+# MCD does: /run for rpm-ostree, /etc for bootc.
 RPM_OSTREE_AUTH = "/run/ostree/auth.json"
 BOOTC_AUTH = "/etc/ostree/auth.json"
 ORIGINAL_AUTH = "/run/ostree/auth.json.before-treenail"
 KUBECONFIG = "/etc/kubernetes/kubeconfig"
-"""With which any node could join: it is nobody's but root's, unless a config says otherwise."""
+"""The bootstrap kubeconfig, with which any machine could join the cluster as a node."""
 LOGIN_HISTORY = "/var/lib/treenail/pull-secret.good.json"
-"""What using logins has shown, and those that worked."""
+"""Which logins registries accepted and rejected."""
 _LIMIT = 1024 * 1024
 
 
@@ -38,18 +41,18 @@ _LIMIT = 1024 * 1024
 class _PullSecretSource:
     path: str
     last_good: str
-    """Where its content is kept once it was understood."""
+    """Path of the copy of its last valid content."""
 
 
 class PullSecrets:
-    """The cluster's pull secret and the internal registry's, merged and put in place.
+    """The pull secrets of the cluster and of its internal registry, merged into one file.
 
-    A source that is broken, or has vanished, counts with what was last understood of it, also
-    after a restart. One that never was there is nothing; without any, pulls are anonymous, and
-    neither a file nor a link of ours is left.
+    For a source that is invalid or missing, the copy of its last valid content is used, also
+    after a restart. A source that never existed is empty. Without any login, pulls are anonymous,
+    and the agent removes its files and links.
 
-    A new login for a registry takes the place of the one before, which is kept until the new one
-    was used with success, and comes back when the registry refuses the new one.
+    A new login replaces the previous one of the same registry. The previous one is stored until a
+    pull succeeded with the new one, and is used again when the registry rejects the new one.
     """
 
     def __init__(self, root: Root, files: HostFiles, settings: AgentSettings) -> None:
@@ -64,11 +67,10 @@ class PullSecrets:
         self._merged = PullSecret()
 
     def install_secrets(self) -> tuple[str, ...]:
-        """Put the pull secrets in place; returns what is wrong, a sentence each.
+        """Install the pull secrets; return one sentence for each problem.
 
-        At every moment there is either the earlier or the new secret to pull with. What is in
-        place already is not written again. Never raises for what is on the disk, and no sentence
-        repeats anything of a secret.
+        Replaces files atomically and only when they differ. Never raises for the content of files,
+        and no sentence contains any part of a secret.
         """
         problems: list[str] = []
         self._restrict_mode(KUBECONFIG, problems)
@@ -77,10 +79,10 @@ class PullSecrets:
         self._merged = merge_pull_secrets(internal, cluster)
         try:
             if self._merged.credentials:
-                in_place = self._parse_file_or_none(AUTH_FILE) or PullSecret()
-                known = logins.renew_history(self._read_login_history(), in_place, self._merged)
-                self._write_logins(known)
-                problems += logins.describe_rejections(known, self._merged)
+                installed = self._parse_file_or_none(AUTH_FILE) or PullSecret()
+                history = logins.renew_history(self._read_login_history(), installed, self._merged)
+                self._write_logins(history)
+                problems += logins.describe_rejections(history, self._merged)
                 self._link_auth_file(RPM_OSTREE_AUTH, problems, backup_path=ORIGINAL_AUTH)
                 self._link_auth_file(BOOTC_AUTH, problems)
             elif not problems:
@@ -90,19 +92,19 @@ class PullSecrets:
         return tuple(problems)
 
     def handle_rejected_login(self, image: str) -> bool:
-        """A registry refused the login for this pull spec; whether there is now another to try.
+        """Record that the image's registry rejected the login; return whether another is left.
 
         Raises `FileError`.
         """
-        known = self._read_login_history()
-        found = logins.record_rejection(known, self._merged, image)
+        history = self._read_login_history()
+        found = logins.record_rejection(history, self._merged, image)
         if found is None:
             return False
         self._write_logins(found)
-        return len(found.rejected_digests) > len(known.rejected_digests)
+        return len(found.rejected_digests) > len(history.rejected_digests)
 
     def confirm_login(self, image: str) -> None:
-        """This image was pulled, with the login in place; raises `FileError`."""
+        """Record that the image was pulled with the installed login. Raises `FileError`."""
         self._write_logins(logins.record_success(self._read_login_history(), self._merged, image))
 
     def _read_login_history(self) -> CredentialHistory:
@@ -114,17 +116,17 @@ class PullSecrets:
                 else logins.decode_history(content, where=LOGIN_HISTORY)
             )
         except CredentialError as error:
-            log.warning("%s; which logins worked has to be found out anew", error)
+            log.warning("%s; starting without a history of logins", error)
             return CredentialHistory()
 
-    def _write_logins(self, known: CredentialHistory) -> None:
-        """In this order: what a cut in between leaves is put right by the next `install_secrets`."""
-        if not known.is_empty:
-            self._write_if_changed(LOGIN_HISTORY, logins.encode_history(known))
+    def _write_logins(self, history: CredentialHistory) -> None:
+        """Write the history first; the next `install_secrets` repairs an interruption."""
+        if not history.is_empty:
+            self._write_if_changed(LOGIN_HISTORY, logins.encode_history(history))
         elif self._files.has_entry(LOGIN_HISTORY):
             self._files.remove_file(LOGIN_HISTORY)
         if self._merged.credentials:
-            self._write_auth_file(logins.select_credentials(known, self._merged))
+            self._write_auth_file(logins.select_credentials(history, self._merged))
 
     def _read_source(self, source: _PullSecretSource, problems: list[str]) -> PullSecret:
         problem = ""
@@ -141,10 +143,10 @@ class PullSecrets:
         except (FileError, CredentialError) as error:
             problems.append(str(error))
         if last is not None:
-            problem = problem or f"{source.path} is gone"
-            problems.append(f"{problem}; the logins last read from it stay in use")
+            problem = problem or f"{source.path} no longer exists"
+            problems.append(f"{problem}; its last valid logins stay in use")
         elif problem:
-            problems.append(f"{problem}; nothing was read from it before")
+            problems.append(f"{problem}; it has no earlier valid content")
         return last or PullSecret()
 
     def _save_last_good(
@@ -156,7 +158,7 @@ class PullSecrets:
             problems.append(str(error))
 
     def _parse_file(self, path: str) -> PullSecret | None:
-        """None when there is no file."""
+        """Parse a pull secret; None when the file does not exist."""
         content = self._files.read_file(path, limit=_LIMIT)
         return None if content is None else parse_pull_secret(content, where=path)
 
@@ -169,41 +171,43 @@ class PullSecrets:
     def _write_auth_file(self, secret: PullSecret) -> None:
         if self._write_if_changed(AUTH_FILE, encode_pull_secret(secret)):
             log.info(
-                "pull secrets changed: logins for %d registries",
+                "installed pull secrets with logins for %d registries",
                 len(secret.credentials),
                 extra={"message_id": MessageId.CREDENTIALS_CHANGED},
             )
 
     def _write_if_changed(self, path: str, content: bytes) -> bool:
-        """Whether that was a change; looks first, so that nothing is flushed every time."""
+        """Write the file when it differs; return whether it did."""
         file = FileSpec(path, content, 0o600)
         return not self._files.has_file(file) and bool(self._files.write_files([file]))
 
     def _restrict_mode(self, path: str, problems: list[str]) -> None:
-        """Have the file readable by its owner alone, if it is nobody else's to say.
+        """Set the file's mode to 0600.
 
-        A link is let be, and so is a file of the config, which has its mode from there.
+        Leaves a symlink alone, and a file of the config, which sets its mode.
         """
         try:
             if self._files.read_link(path) is not None or self._is_managed(path):
                 return
             content = self._files.read_file(path, limit=_LIMIT)
             if content is not None and self._write_if_changed(path, content):
-                log.warning("%s was open to others, and is so no more", path)
+                log.warning("%s was readable by other users; mode set to 0600", path)
         except FileError as error:
             problems.append(str(error))
 
     def _is_managed(self, path: str) -> bool:
-        content = self._files.read_file(MANAGED, limit=_LIMIT)
+        content = self._files.read_file(OWNERSHIP_FILE, limit=_LIMIT)
         try:
             return path in ownership.from_json(json.loads(content or b"null")).paths
         except (ValueError, LedgerError):
-            return False  # whoever needs it says what is wrong with it
+            # The planner reports a damaged ownership record.
+            return False
 
     def _link_auth_file(self, path: str, problems: list[str], *, backup_path: str = "") -> None:
-        """Link to the merged secret; what somebody else's file holds is kept ``backup_path``, or stays.
+        """Make ``path`` a symlink to the merged secret.
 
-        The link is relative, so that it also leads there from outside of a container.
+        An existing file of another program is copied to ``backup_path``; without one, it stays and
+        is reported. The link is relative, so that it also resolves from outside a container.
         """
         try:
             target = os.path.relpath(
@@ -216,12 +220,12 @@ class PullSecrets:
             if content is not None:
                 if not backup_path:
                     problems.append(
-                        f"{path} is somebody else's file and is left alone: pulls that read it do "
-                        f"without the cluster's pull secrets until it is removed"
+                        f"cannot link {path} to the cluster's pull secrets: another program's file "
+                        "exists at this path; remove it, or pulls that read it go without them"
                     )
                     return
                 if self._write_if_changed(backup_path, content):
-                    log.info("kept what %s held in %s", path, backup_path)
+                    log.info("copied %s to %s before replacing it", path, backup_path)
             self._files.make_symlink(path, target)
         except FileError as error:
             problems.append(str(error))
@@ -236,6 +240,6 @@ class PullSecrets:
         if self._files.read_file(AUTH_FILE, limit=2 * _LIMIT) is not None:
             self._files.remove_file(AUTH_FILE)
             log.info(
-                "there are no pull secrets any more; pulls are anonymous",
+                "removed the pull secrets: no source has any; pulls are anonymous",
                 extra={"message_id": MessageId.CREDENTIALS_CHANGED},
             )

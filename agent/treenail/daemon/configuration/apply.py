@@ -1,4 +1,4 @@
-"""Every step of a plan, or none: also when the power goes in between."""
+"""Applies all steps of a plan or none, also across a power cut."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ _SYSTEMD_DIRECTORY = "/etc/systemd/"
 
 
 class RecoveryOutcome(StrEnum):
-    """What became of a plan that was cut short."""
+    """The outcome of recovering an interrupted change."""
 
     UNDONE = "undone"
     CONFIRMED = "confirmed"
@@ -43,13 +43,13 @@ def apply_steps(
     verify: Callable[[], None] = lambda: None,
     owner: str = "",
 ) -> None:
-    """Return once all of it is done and verified, for good.
+    """Apply and verify all steps, then commit them durably.
 
-    With an ``owner`` it is held instead: done, and the owner says later what becomes of it.
+    With an ``owner`` the change stays pending instead, and the owner confirms or undoes it later.
 
-    Raises `StepError` that names the step which failed, all others being undone; `RollbackError`
-    that lists what is left when undoing failed, too; `recover_interrupted` then tries that again. While that
-    is to be done, `LedgerError`.
+    Raises `StepError` with the failed step after undoing all others. Raises `RollbackError` with a
+    list of what is left when undoing failed; until `recover_interrupted` has undone that, every
+    further call raises `LedgerError`.
     """
     if not steps:
         return
@@ -59,57 +59,58 @@ def apply_steps(
     try:
         for batch in _split_batches(steps):
             _run_batch(batch, runner, progress)
-        progress.description = "verify what was done"
+        progress.description = "verify the applied steps"
         verify()
         if owner:
             runner.undo.mark_pending(owner)
         else:
             runner.undo.commit_changes()
     except TreenailError as error:
-        begun = steps[: steps.index(progress.step) + 1]
-        log.warning("undoing %d steps: can't %s", len(begun), progress)
-        for each in list_undo_steps(begun):
+        started = steps[: steps.index(progress.step) + 1]
+        log.warning("cannot %s; undoing %d steps", progress, len(started))
+        for each in list_undo_steps(started):
             log.debug("undoing: %s", each)
         _undo_failed(progress, error, runner)
 
 
 def recover_interrupted(runner: StepRunner) -> RecoveryOutcome | None:
-    """Finish what a crash cut short: all is as before the plan, or as after it.
+    """Undo an interrupted change, or finish it when it was already committed.
 
-    None when nothing was cut short. Raises `RollbackError`, and `LedgerError` when the log can't be
-    read. To be called before anything else is done to the machine.
+    Returns None when nothing was interrupted. Call it before any other change of the machine.
+    Raises `RollbackError`, and `LedgerError` when the undo log cannot be read.
     """
     runner.pending.finish_confirm()
-    left = runner.undo.find_interrupted()
-    if left is None:
+    interrupted = runner.undo.find_interrupted()
+    if interrupted is None:
         return None
     _raise_if_failed(_undo_logged(runner))
-    if left.is_committed:
+    if interrupted.is_committed:
         return RecoveryOutcome.CONFIRMED
-    log.info("undid a change that was cut short")
+    log.info("undid an interrupted change")
     return RecoveryOutcome.UNDONE
 
 
 def restore_pending(runner: StepRunner, *, is_booted: bool = False) -> None:
-    """Undo what is held, for good; nothing happens when nothing is.
+    """Undo the pending change durably, if there is one; idempotent.
 
-    ``is_booted``: with what is held, so that systemd has read its units. Raises `RollbackError`, and
-    what `StepRunner.reload_and_start` raises; it can be called again.
+    ``is_booted``: the machine booted with the change, so that systemd has read its units. Raises
+    `RollbackError`, and what `StepRunner.reload_and_start` raises.
     """
-    left = runner.pending.find_interrupted()
-    if left is None:
+    interrupted = runner.pending.find_interrupted()
+    if interrupted is None:
         return
-    failed = runner.pending.undo_changes() + runner.undo_notes(left.notes)
+    failed = runner.pending.undo_changes() + runner.undo_notes(interrupted.notes)
     _raise_if_failed(failed)
-    # What is wanted and not running is started, also what has run to its end: only where it must.
-    if is_booted and any(place.startswith(_SYSTEMD_DIRECTORY) for place in left.paths):
+    # Starting default.target also starts oneshot units that have already ended. Do it only when
+    # units changed.
+    if is_booted and any(place.startswith(_SYSTEMD_DIRECTORY) for place in interrupted.paths):
         runner.reload_and_start()
     runner.pending.discard_log()
-    log.info("files, units and users are as they were before")
+    log.info("restored files, units and users")
 
 
 class _ApplyProgress:
-    """Which step is being carried out, or what comes after the last one."""
+    """The step that is running, or the description of what follows the last one."""
 
     def __init__(self, step: ConfigStep) -> None:
         self.step = step
@@ -157,38 +158,39 @@ def _place_changes(
 
 
 def _split_batches(steps: Sequence[ConfigStep]) -> Iterator[Sequence[ConfigStep]]:
-    """Steps that change paths together, but what makes room before what needs it.
+    """Yield batches of file steps that are applied together, and other steps one by one.
 
-    A hard link comes after its file, which may be new.
+    Removals end a batch, because later steps may need the path. A hard link begins a batch,
+    because its target may be new.
     """
-    begun = 0
+    started = 0
     for number, (step, following) in enumerate(pairwise([*steps, None]), start=1):
-        together = isinstance(step, FileStep) and isinstance(following, FileStep)
-        room_made = isinstance(step, RemoveEntry | RestoreEntry) and not isinstance(
+        is_joined = isinstance(step, FileStep) and isinstance(following, FileStep)
+        is_removal_end = isinstance(step, RemoveEntry | RestoreEntry) and not isinstance(
             following, RemoveEntry | RestoreEntry
         )
-        linked = isinstance(following, MakeLink) and following.is_hard
-        if not together or room_made or linked:
-            yield steps[begun:number]
-            begun = number
+        is_hard_link = isinstance(following, MakeLink) and following.is_hard
+        if not is_joined or is_removal_end or is_hard_link:
+            yield steps[started:number]
+            started = number
 
 
 def _undo_failed(progress: _ApplyProgress, error: TreenailError, runner: StepRunner) -> None:
-    left = runner.undo.find_interrupted()
-    if left is not None and left.is_committed:
-        # It failed after the last line had been written: nothing is undone any more.
-        log.warning("done, though the end of it failed: %s", error)
+    interrupted = runner.undo.find_interrupted()
+    if interrupted is not None and interrupted.is_committed:
+        # The log already has its commit line: the change is done and must not be undone.
+        log.warning("committed the change, but its clean-up failed: %s", error)
         _undo_logged(runner)
         return
     failed = _undo_logged(runner)
     if failed:
         raise RollbackError(
-            f"can't {progress}: {error}; undoing what was done before failed, too, and this is "
-            f"left: {'; '.join(failed)}",
-            remedy=error.remedy or "mend what is listed; the next start tries again",
+            f"cannot {progress}: {error}; undoing the earlier steps failed, too: "
+            f"{'; '.join(failed)}",
+            remedy=error.remedy or "fix what is listed; the next start tries again",
         ) from error
     raise StepError(
-        f"can't {progress}: {error}; nothing is changed: the machine is as it was before",
+        f"cannot {progress}: {error}; all steps were undone",
         step=None if progress.description else progress.step,
         remedy=error.remedy,
     ) from error
@@ -197,21 +199,21 @@ def _undo_failed(progress: _ApplyProgress, error: TreenailError, runner: StepRun
 def _raise_if_failed(failed: Sequence[str]) -> None:
     if failed:
         raise RollbackError(
-            f"undoing a change that was cut short failed: {'; '.join(failed)}",
-            remedy="mend what is listed; it is tried again",
+            f"cannot undo an interrupted change: {'; '.join(failed)}",
+            remedy="fix what is listed; treenail tries again",
         )
 
 
 def _undo_logged(runner: StepRunner) -> tuple[str, ...]:
-    """What could not be put back; when that is nothing, no later start tries it again."""
-    left = runner.undo.find_interrupted()
-    if left is None:
+    """Undo the logged change; return what failed, and discard the log when nothing did."""
+    interrupted = runner.undo.find_interrupted()
+    if interrupted is None:
         runner.undo.discard_log()
         return ()
     failed = runner.undo.undo_changes()
-    if left.is_committed:
+    if interrupted.is_committed:
         return failed
-    failed += runner.undo_notes(left.notes)
+    failed += runner.undo_notes(interrupted.notes)
     if not failed:
         runner.undo.discard_log()
     return failed

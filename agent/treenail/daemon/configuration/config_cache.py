@@ -1,4 +1,4 @@
-"""Rendered configs: asked for by name, and kept on disk for when nobody can be asked."""
+"""Rendered configs, read by name and cached on disk for when the API server is unreachable."""
 
 import json
 import logging
@@ -17,15 +17,15 @@ _LIMIT = 64 * 1024 * 1024
 
 
 class MachineConfigSource(Protocol):
-    """Who knows the configs by name; raises `ClusterError` and `ConfigError`."""
+    """A source of configs by name. It raises `ClusterError` and `ConfigError`."""
 
     def fetch_machine_config(self, name: str) -> MachineConfig: ...
 
 
 class ConfigCache:
-    """The configs that this node has and is to have. They hold secrets: 0600.
+    """The current and the desired config of this node. They contain secrets: mode 0600.
 
-    Names are those of API objects, which are no paths.
+    Names are names of API objects and therefore contain no slash.
     """
 
     def __init__(self, files: HostFiles, cluster: MachineConfigSource) -> None:
@@ -33,7 +33,7 @@ class ConfigCache:
         self._cluster = cluster
 
     def fetch_config(self, name: str) -> MachineConfig:
-        """The config as the cluster has it, kept from now on; the kept one if nobody answers.
+        """Fetch the config and cache it; return the cached one when the API server fails.
 
         Raises `ClusterError`, `ConfigError` and `FileError`.
         """
@@ -42,10 +42,10 @@ class ConfigCache:
         except NotFoundError:
             raise
         except ClusterError:
-            kept = self.read_cached(name)
-            if kept is None:
+            cached = self.read_cached(name)
+            if cached is None:
                 raise
-            return kept
+            return cached
         content = json.dumps(config.to_json()).encode()
         file = FileSpec(_cache_path(name), content, 0o600)
         if not self._files.has_file(file):
@@ -54,21 +54,21 @@ class ConfigCache:
         return config
 
     def read_cached(self, name: str) -> MachineConfig | None:
-        """The config that is on disk; None without one. A damaged one is none."""
+        """Read the config from the cache; None when it is missing or damaged."""
         content = self._files.read_file(_cache_path(name), limit=_LIMIT)
         if content is None:
             return None
         try:
             return MachineConfig.from_json(json.loads(content))
         except (ValueError, ConfigError) as error:
-            log.warning("the kept copy of %s is damaged: %s", name, error)
+            log.warning("cannot read the cached config %s: %s", name, error)
             return None
 
     def find_config(self, name: str) -> MachineConfig | None:
-        """The config, kept or asked for; None when there is none of this name any more.
+        """Return the config from the cache or the API server; None when it no longer exists.
 
-        What writing another was cut short with is taken away: it may hold secrets, and nothing
-        else may be written there for long.
+        Also removes temporary files of an interrupted write. They may contain secrets, and the
+        next write to this directory may be far away.
         """
         if not name:
             return None
@@ -80,14 +80,14 @@ class ConfigCache:
             return None
 
     def prune_cache(self, names: Iterable[str]) -> None:
-        """Have no others on disk; a failure is told, and made up for the next time."""
+        """Remove all other configs from the cache. A failure is logged and retried next time."""
         wanted = {f"{name}{_SUFFIX}" for name in names}
         try:
             for name in self._files.list_directory(DIRECTORY):
                 if name not in wanted:
                     self._files.remove_file(f"{DIRECTORY}/{name}")
         except FileError as error:
-            log.info("an old config is left: %s", error)
+            log.info("cannot remove an old config from the cache: %s", error)
 
 
 def _cache_path(name: str) -> str:

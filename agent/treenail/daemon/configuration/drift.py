@@ -1,4 +1,4 @@
-"""Whether the machine still is as its config says: by path, seconds after somebody touched it."""
+"""Detects drift from the config, path by path, within seconds of a change."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,10 +19,8 @@ from treenail.config.drift import (
 from treenail.config.wanted import WantedFile, WantedOS, WantedState, WantedUnit
 from treenail.daemon.configuration.inspect import UnitStateSource, describe_path
 from treenail.daemon.configuration.path_watcher import PathWatcher, TouchedPaths
-from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.path_stat import stat_paths
-from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
 from treenail.host.system.users import Accounts
 from treenail.update.drift.drift_policy import DriftAssessment, DriftPolicy, assess_drift
 from treenail.update.state.record import Target
@@ -36,28 +34,27 @@ _PLACEHOLDER = "x"
 
 @dataclass(frozen=True, slots=True)
 class BootedState:
-    """What of the booted system a config asks for."""
+    """The booted system, as far as a config determines it."""
 
     kernel_arguments: tuple[str, ...] = ()
-    """The kernel's."""
     packages: frozenset[str] | None = None
-    """Those that were layered; None where that can't be told without starting rpm-ostreed."""
+    """The layered packages; None when reading them would start rpm-ostreed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedState:
-    """What a config says, without its contents."""
+    """The state that a config wants, with digests in place of contents."""
 
     entries: Mapping[str, ExpectedEntry] = field(default_factory=dict)
     units: WantedState = field(default_factory=WantedState)
-    """Its units, and the paths of its files, to compare with."""
+    """The config's units and the paths of its files."""
     packages: frozenset[str] = frozenset()
 
     @classmethod
     def from_wanted(
         cls, wanted: WantedState, packages: frozenset[str] = frozenset()
     ) -> "ExpectedState":
-        """Raises `IgnitionError` for contents that can't be decoded."""
+        """Convert a wanted state. Raises `IgnitionError` for contents that cannot be decoded."""
         return cls(
             entries={
                 path: each.drop_contents()
@@ -73,23 +70,23 @@ class ExpectedState:
 
     @property
     def dropin_directories(self) -> frozenset[str]:
-        """The directories that the drop-ins of its units stand in."""
+        """The directories that contain drop-ins of the config's units."""
         return frozenset(f"{names.unit_path(name)}{_DROPIN_SUFFIX}" for name in self.units.units)
 
 
 class DriftCheck:
-    """Compares. Raises `HostError` when the machine can't be looked at."""
+    """Compares the machine with an expected state. Raises `HostError` when it cannot read it."""
 
-    def __init__(self, root: Root, states: UnitStateSource, disk: Disk | None = None) -> None:
-        self._root = root
-        self._disk = disk or Disk()
-        self._files = HostFiles(root, self._disk)
-        self._states = states
+    def __init__(self, machine: Machine, unit_states: UnitStateSource) -> None:
+        self._root = machine.root
+        self._disk = machine.disk
+        self._files = machine.labelled_files
+        self._unit_states = unit_states
 
     def check_everything(
         self, expected_state: ExpectedState, booted: BootedState
     ) -> dict[str, tuple[Drift, ...]]:
-        """All there is to find, by what drifted."""
+        """Compare everything; return the drift by subject."""
         found = [
             *self._check_paths(expected_state, expected_state.entries),
             *self._check_units(expected_state),
@@ -104,18 +101,18 @@ class DriftCheck:
     def check_touched(
         self, expected_state: ExpectedState, paths: Iterable[str]
     ) -> dict[str, tuple[Drift, ...]]:
-        """What is found at these paths now; empty for each that is as it should be."""
-        concerned = {path for path in paths if path in expected_state.entries}
-        looked: dict[str, tuple[Drift, ...]] = dict.fromkeys(concerned, ())
-        looked |= _group_by_subject(self._check_paths(expected_state, concerned))
+        """Compare these paths; return the drift by subject, empty for a path that matches."""
+        expected_paths = {path for path in paths if path in expected_state.entries}
+        results: dict[str, tuple[Drift, ...]] = dict.fromkeys(expected_paths, ())
+        results |= _group_by_subject(self._check_paths(expected_state, expected_paths))
         if any(path.startswith(f"{names.UNIT_DIRECTORY}/") for path in paths):
-            looked |= dict.fromkeys(expected_state.units.units, ()) | _group_by_subject(
+            results |= dict.fromkeys(expected_state.units.units, ()) | _group_by_subject(
                 self._check_units(expected_state)
             )
-        return looked
+        return results
 
     def find_link_directories(self) -> tuple[str, ...]:
-        """The directories whose links enable units."""
+        """List the directories whose symlinks enable units."""
         return tuple(
             f"{names.UNIT_DIRECTORY}/{name}"
             for name in self._files.list_directory(names.UNIT_DIRECTORY)
@@ -124,13 +121,15 @@ class DriftCheck:
 
     def _check_paths(self, expected_state: ExpectedState, paths: Iterable[str]) -> Iterator[Drift]:
         accounts = Accounts(self._files)
-        for path, stands in stat_paths(self._root, self._disk, paths).items():
-            yield from compare_entry(expected_state.entries[path], describe_path(stands, accounts))
+        for path, path_stat in stat_paths(self._root, self._disk, paths).items():
+            yield from compare_entry(
+                expected_state.entries[path], describe_path(path_stat, accounts)
+            )
 
     def _check_units(self, expected_state: ExpectedState) -> Iterator[Drift]:
         units = expected_state.units
         if units.units:
-            yield from find_unit_drift(units, self._states.read_states(*units.units))
+            yield from find_unit_drift(units, self._unit_states.read_states(*units.units))
         present = (
             f"{directory}/{name}"
             for directory in sorted(expected_state.dropin_directories)
@@ -140,7 +139,7 @@ class DriftCheck:
 
 
 class DriftMonitor:
-    """What has drifted from the current config; to be asked whenever the node is at rest."""
+    """Tracks drift from the current config while no update is in progress."""
 
     def __init__(
         self,
@@ -152,7 +151,7 @@ class DriftMonitor:
         policy: DriftPolicy,
         full_check_s: float,
     ) -> None:
-        """``load_expected`` tells what the current config says; None when nobody knows."""
+        """``load_expected`` returns None when the current config is unavailable."""
         self._check = check
         self._watcher = watcher
         self._load_expected = load_expected
@@ -166,18 +165,18 @@ class DriftMonitor:
         self._repairs: dict[str, tuple[float, ...]] = {}
 
     def find_drift(self, current: Target, booted: BootedState) -> DriftAssessment:
-        """What drifted, as of now; raises `HostError` and `ConfigError`."""
+        """Return the drift as of now. Raises `HostError` and `ConfigError`."""
         now = self._clock.monotonic()
-        overdue = now - self._checked_at >= self._full_check_s
-        fresh = current != self._current or (self._expected is None and overdue)
-        if fresh:
+        is_overdue = now - self._checked_at >= self._full_check_s
+        is_new_config = current != self._current or (self._expected is None and is_overdue)
+        if is_new_config:
             self._checked_at = now
             self._current, self._expected, self._found = current, self._load_expected(current), {}
             self._update_watch()
         if self._expected is None:
             return DriftAssessment(is_checked=False)
         touched = self._watcher.take_touched()
-        if fresh or touched.is_incomplete or overdue:
+        if is_new_config or touched.is_incomplete or is_overdue:
             self._found = self._check.check_everything(self._expected, booted)
             self._checked_at = now
         elif touched.paths:
@@ -186,7 +185,7 @@ class DriftMonitor:
         return assess_drift(found, self._policy, self._repairs, now)
 
     def record_repairs(self, drifts: Iterable[Drift]) -> None:
-        """Take note that these were put right, or that it was tried."""
+        """Record that these were repaired, or that the repair was attempted."""
         now = self._clock.monotonic()
         for subject in {drift.subject for drift in drifts}:
             earlier = self._repairs.get(subject, ())
@@ -194,16 +193,16 @@ class DriftMonitor:
             self._found.pop(subject, None)
 
     def _check_touched(self, expected_state: ExpectedState, touched: TouchedPaths) -> None:
-        looked = self._check.check_touched(expected_state, touched.paths)
+        results = self._check.check_touched(expected_state, touched.paths)
         if any(path.startswith(f"{names.UNIT_DIRECTORY}/") for path in touched.paths):
-            # Extra drop-ins that are gone are not found any more.
+            # A removed unknown drop-in yields no result: forget it by its directory.
             self._found = {
                 subject: drifts
                 for subject, drifts in self._found.items()
                 if subject in expected_state.entries
                 or not subject.startswith(f"{names.UNIT_DIRECTORY}/")
             }
-        self._found |= looked
+        self._found |= results
         self._found = {subject: drifts for subject, drifts in self._found.items() if drifts}
 
     def _update_watch(self) -> None:

@@ -1,4 +1,4 @@
-"""The machine as a plan sees it, and the record of what belongs to its config."""
+"""Inspects the machine for a plan, and reads the record of what the config owns."""
 
 import json
 import os
@@ -12,13 +12,11 @@ from treenail.config.drift import ActualEntry, EntryKind
 from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.daemon.configuration.mcd_state import CURRENT_CONFIG
 from treenail.errors import LedgerError
-from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.path_stat import LINK, PathStat, resolve_entries, stat_paths
-from treenail.host.filesystem.root import Root
-from treenail.host.rollback.backups import FileBackups
-from treenail.host.rollback.inverse import strip_prefix
-from treenail.host.system.users import Accounts, ShadowFile
+from treenail.host.machine import Machine
+from treenail.host.filesystem.root import strip_prefix
+from treenail.host.system.users import Accounts
+from treenail.host.systemd.systemd import Systemd
 from treenail.host.systemd.unit_files import SEARCH_PATH, UnitFileReader
 from treenail.update.steps import ownership as records
 from treenail.update.steps.inventory import Inventory, list_inspected_paths
@@ -31,22 +29,16 @@ _LIMIT = 64 * 1024 * 1024
 
 
 class UnitStateSource(Protocol):
-    """Who knows the states of units: systemd, or their files."""
+    """A source of unit states: systemd, or the unit files of a system that is not running."""
 
     def read_states(self, *units: str) -> Mapping[str, str]:
-        """As ``systemctl is-enabled``; empty without a file."""
-
-
-class UnitFileStateSource(Protocol):
-    """systemd, as it runs; raises `UnitError` and `BusError`."""
-
-    def read_unit_file_state(self, unit: str) -> str: ...
+        """Return the states as ``systemctl is-enabled`` prints them; empty without a unit file."""
 
 
 class SystemdUnitStates:
-    """The states that systemd tells."""
+    """Unit states of the running systemd. Raises `UnitError` and `BusError`."""
 
-    def __init__(self, systemd: UnitFileStateSource) -> None:
+    def __init__(self, systemd: Systemd) -> None:
         self._systemd = systemd
 
     def read_states(self, *units: str) -> dict[str, str]:
@@ -54,29 +46,22 @@ class SystemdUnitStates:
 
 
 class MachineInspector:
-    """Looks at a machine. Raises `FileError` and `UnitError`."""
+    """Inspects a machine. Raises `FileError` and `UnitError`."""
 
-    def __init__(
-        self,
-        root: Root,
-        shadow: ShadowFile,
-        disk: Disk | None = None,
-        systemd: UnitStateSource | None = None,
-    ) -> None:
-        """Without ``systemd`` the states of units are those that their files say."""
-        self._root = root
-        self._shadow = shadow
-        self._disk = disk or Disk()
-        self._files = HostFiles(root, self._disk)
-        self._originals = FileBackups(root, self._disk)
+    def __init__(self, machine: Machine, unit_states: UnitStateSource | None = None) -> None:
+        """Without ``unit_states``, read the states of units from their files."""
+        self._root = machine.root
+        self._disk = machine.disk
+        self._files = machine.labelled_files
+        self._shadow = machine.shadow
+        self._backups = machine.backups
         self._units = UnitFileReader(self._files)
-        self._states: UnitStateSource = systemd or self._units
+        self._unit_states: UnitStateSource = unit_states or self._units
 
     def read_ownership(self) -> Ownership:
-        """What belongs to the config that the machine has; nothing when nobody wrote that down.
+        """Read what the machine's config owns; without a record, what the MCD's config owns.
 
-        Where only the Machine Config Daemon was at work, what it says it wrote. Raises
-        `LedgerError` and `ConfigError` when what is written can't be read.
+        Raises `LedgerError` and `ConfigError` when the record cannot be read.
         """
         content = self._files.read_file(OWNERSHIP_FILE, limit=_LIMIT)
         if content is None:
@@ -86,33 +71,37 @@ class MachineInspector:
         except ValueError as error:
             path = self._root.resolve_path(OWNERSHIP_FILE)
             raise LedgerError(
-                f"{path} is damaged: {error}",
-                remedy=f"move {path} away; what the config lets go of then stays on the machine",
+                f"cannot read {path}: it is damaged: {error}",
+                remedy=f"move {path} away; files that a config no longer lists then stay",
             ) from error
 
     def inspect_machine(self, old: Ownership, new: WantedState) -> Inventory:
-        """All that a plan from the one to the other depends on."""
+        """Collect everything that a plan from the old to the new state depends on."""
         accounts = Accounts(self._files)
-        stands = stat_paths(self._root, self._disk, list_inspected_paths(old, new))
+        stats = stat_paths(self._root, self._disk, list_inspected_paths(old, new))
         units = sorted({*old.units, *new.units})
         users = old.users | new.users.keys()
-        now = records.compute_ownership("", new).paths
-        gone = old.paths - now
-        kept = self._originals.list_paths() | self._originals.find_vendor_paths(gone)
-        # What is to be below a link that goes will not be where that link leads.
-        going = tuple(f"{path}/" for path in gone if stands[path].kind == LINK)
-        lead = {path for path in {*stands, *kept} if not (path in now and path.startswith(going))}
+        owned = records.compute_ownership("", new).paths
+        dropped = old.paths - owned
+        restorable = self._backups.list_paths() | self._backups.find_vendor_paths(dropped)
+        # A path below a symlink that this plan removes will not be in the target of that link.
+        removed_links = tuple(f"{path}/" for path in dropped if stats[path].kind == LINK)
+        resolved = {
+            path
+            for path in {*stats, *restorable}
+            if not (path in owned and path.startswith(removed_links))
+        }
         return Inventory(
-            entries={path: describe_path(each, accounts) for path, each in stands.items()},
-            restorable=kept,
-            resolved_paths=self._find_relocated(lead),
-            unit_states=self._states.read_states(*units),
+            entries={path: describe_path(each, accounts) for path, each in stats.items()},
+            restorable=restorable,
+            resolved_paths=self._find_relocated(resolved),
+            unit_states=self._unit_states.read_states(*units),
             vendor_units=frozenset(
                 n for n in units if self._units.find_unit_file(n, search_path=_VENDOR_DIRECTORIES)
             ),
             has_core_user=accounts.has_user(names.CORE_USER),
             password_hash=self._shadow.read_password_hash(names.CORE_USER) if users else None,
-            intact_hard_links=self._find_hard_links(new, stands),
+            intact_hard_links=self._find_hard_links(new, stats),
         )
 
     def _read_mcd_ownership(self) -> Ownership:
@@ -131,13 +120,13 @@ class MachineInspector:
         }
         return {path: entry for path, entry in found.items() if entry != path}
 
-    def _find_hard_links(self, new: WantedState, stands: Mapping[str, PathStat]) -> frozenset[str]:
+    def _find_hard_links(self, new: WantedState, stats: Mapping[str, PathStat]) -> frozenset[str]:
         links = [link for link in new.links.values() if link.is_hard]
         targets = stat_paths(self._root, self._disk, [link.target for link in links])
         return frozenset(
             link.path
             for link in links
-            if stands[link.path].inode == targets[link.target].inode != (0, 0)
+            if stats[link.path].inode == targets[link.target].inode != (0, 0)
         )
 
 

@@ -1,4 +1,4 @@
-"""The files, units and users of this machine, as an update plans and changes them."""
+"""Plans and applies the files, units and users of this machine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,53 +18,53 @@ _MAX_SHOWN_STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedChanges:
-    """What an earlier process, or an earlier move, has left."""
+    """Changes that an earlier process or action did not finish."""
 
     is_interrupted: bool = False
-    """Something is to be put back, or cleaned up, before anything else is done."""
+    """A change must be undone or cleaned up before anything else is done."""
     has_undo: bool = False
-    """What the owner has changed, and can put back."""
+    """The owner has a pending change, which it may still undo."""
 
 
 class NodeConfiguration:
-    """Plans and changes. Raises `HostError`, and `ConfigError` for a damaged record."""
+    """Plans and applies steps. Raises `HostError`, and `ConfigError` for a damaged record."""
 
     def __init__(self, inspector: MachineInspector, runner: StepRunner) -> None:
         self._inspector = inspector
         self._runner = runner
 
     def find_unfinished(self, owner: str) -> UnfinishedChanges:
-        """What is left of changes; whatever is held for another than ``owner`` is cut short."""
-        held = self._runner.pending.find_owner()
+        """Find unfinished changes. A pending change of another owner counts as interrupted."""
+        pending_owner = self._runner.pending.find_owner()
         return UnfinishedChanges(
             is_interrupted=self._runner.undo.find_interrupted() is not None
             or self._runner.pending.needs_cleanup
-            or held not in {"", owner},
-            has_undo=bool(held) and held == owner,
+            or pending_owner not in {"", owner},
+            has_undo=bool(pending_owner) and pending_owner == owner,
         )
 
     def recover_interrupted(self, owner: str) -> None:
-        """Have nothing cut short; what is held for another than ``owner`` stays as it is now."""
+        """Undo an interrupted change, and confirm a pending change of another owner."""
         recover_interrupted(self._runner)
         if self._runner.pending.find_owner() not in {"", owner}:
             self._runner.pending.confirm_change()
 
     def plan_steps(self, new: WantedState, config: str) -> StepPlan:
-        """What there is to do until the machine has the config of this name."""
+        """Plan the steps from the machine as it is to the wanted state of the named config."""
         old = self._inspector.read_ownership()
         return plan_steps(old, new, self._inspector.inspect_machine(old, new), config=config)
 
     def check_steps(self, steps: Sequence[ConfigStep]) -> None:
-        """Raise `FileError` for what the steps ask for and the machine can't have."""
+        """Raise `FileError` for steps that this machine cannot make."""
         self._runner.check_owners(steps)
         self._runner.check_path_kinds(steps)
 
     def apply_steps(
         self, steps: Sequence[ConfigStep], new: WantedState, config: str, *, owner: str = ""
     ) -> None:
-        """Do the steps, all or none, and verify that nothing is left to do.
+        """Apply the steps, all or none, and verify that the new plan is empty.
 
-        With an ``owner`` they are held: `confirm_pending` or `restore_pending` says what becomes of them.
+        With an ``owner`` the change stays pending until `confirm_pending` or `restore_pending`.
         """
 
         def verify() -> None:
@@ -76,35 +76,35 @@ class NodeConfiguration:
                     if len(left) > _MAX_SHOWN_STEPS
                     else ""
                 )
-                raise FileError(f"this is still, or again, to be done: {shown}{more}")
+                raise FileError(f"steps are left after applying all: {shown}{more}")
 
         apply_steps(steps, self._runner, verify=verify, owner=owner)
 
     def record_ownership(self, new: WantedState, config: str) -> None:
-        """Have it written down that the config's belong to it, unless somebody wrote down what."""
+        """Record what the config owns, unless the machine already has a record."""
         if self._inspector.read_ownership() == Ownership():
             apply_steps((RecordOwnership(compute_ownership(config, new)),), self._runner)
 
     def complete_steps(self, steps: Sequence[ConfigStep], new: WantedState, config: str) -> None:
-        """Do, after a boot, the steps that are still left, and have started what they enable."""
+        """Apply the steps that are left after a boot, and start the units that they enable."""
         self.apply_steps((*steps, *plan_service_steps(steps, ())), new, config)
         if any(isinstance(step, EnablementStep) for step in steps):
             self._runner.start_default_target()
 
     def apply_repair(self, steps: Sequence[ConfigStep]) -> None:
-        """Do the steps, all or none; others may be left to do."""
+        """Apply the steps, all or none, without verifying that no others are left."""
         apply_steps(steps, self._runner)
 
     def complete_early_steps(self, steps: Sequence[ConfigStep]) -> None:
-        """Do some of them, before it is known whether the boot is any good."""
+        """Apply the steps that the boot needs before it is verified."""
         apply_steps((*steps, *plan_service_steps(steps, ())), self._runner)
         if any(isinstance(step, EnablementStep) for step in steps):
             self._runner.start_default_target()
 
     def confirm_pending(self) -> None:
-        """Have for good what is held."""
+        """Confirm the pending change, so that it can no longer be undone."""
         self._runner.pending.confirm_change()
 
     def restore_pending(self, *, is_booted: bool = False) -> None:
-        """Undo what is held; ``is_booted``: the machine was booted with it."""
+        """Undo the pending change; ``is_booted``: the machine booted with it."""
         restore_pending(self._runner, is_booted=is_booted)

@@ -1,4 +1,4 @@
-"""A node made over to the Machine Config Daemon: its state files, all of them or none."""
+"""Hands a node back to the Machine Config Daemon: writes all of its state files or none."""
 
 import json
 from collections.abc import Iterator
@@ -25,10 +25,10 @@ HANDED_BACK_LEDGER = f"{state_file.LEDGER_PATH}.handed-back"
 
 
 def hand_back_node(root: Root, config: MachineConfig, current: Target) -> tuple[str, ...]:
-    """Write the daemon's files and put ours away; returns the paths that changed.
+    """Write the MCD's files and remove ours, atomically; return the changed paths.
 
-    It is done as a whole, across crashes: whoever starts treenail next undoes what is cut short.
-    Raises `FileError` and `LedgerError`.
+    The next start of treenail undoes an interrupted hand-back. Raises `FileError` and
+    `LedgerError`.
     """
     undo = UndoTransaction(root)
     try:
@@ -44,17 +44,19 @@ def hand_back_node(root: Root, config: MachineConfig, current: Target) -> tuple[
 def _compute_changes(root: Root, config: MachineConfig, current: Target) -> Iterator[PathChange]:
     files = HostFiles(root)
     document = json.dumps(config.to_json()).encode()
-    # It holds secrets; whoever reads it is root.
+    # It contains the pull secret. The MCD writes it with mode 0644, but reads it as root.
     yield PathChange(CURRENT_CONFIG, FileEntry(lambda: document, 0o600))
     image = current.image.encode()
     yield PathChange(CURRENT_IMAGE, FileEntry(lambda: image, 0o600) if image else AbsentEntry())
-    # With it the daemon would take the node for one that boots for the first time.
+    # With this file the MCD would start in bootstrap mode, as on a first boot.
     yield PathChange(FIRST_BOOT_ANNOTATIONS, AbsentEntry())
     yield from FileBackups(root).plan_handback()
     kept = files.read_file(state_file.LEDGER_PATH)
     if kept is None:
-        raise LedgerError(f"there is no {root.resolve_path(state_file.LEDGER_PATH)}")
-    # Should the node come back to us, it is not what it is remembered to be.
+        raise LedgerError(
+            f"cannot hand back: there is no {root.resolve_path(state_file.LEDGER_PATH)}"
+        )
+    # Move the ledger away: when the node returns to treenail, its content is outdated.
     yield PathChange(HANDED_BACK_LEDGER, FileEntry(lambda: kept, 0o600))
     yield PathChange(state_file.LEDGER_PATH, AbsentEntry())
     yield PathChange(OWNERSHIP_FILE, AbsentEntry())

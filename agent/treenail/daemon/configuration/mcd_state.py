@@ -1,4 +1,4 @@
-"""What the Machine Config Daemon, or the server that a machine was made by, left on it."""
+"""State that the Machine Config Daemon or the Machine Config Server left on the machine."""
 
 import json
 import logging
@@ -13,24 +13,24 @@ log = logging.getLogger(__name__)
 
 DIRECTORY = "/etc/machine-config-daemon"
 CURRENT_CONFIG = f"{DIRECTORY}/currentconfig"
-"""The config that the machine has, as JSON."""
+"""The machine's current MachineConfig, as JSON."""
 CURRENT_IMAGE = f"{DIRECTORY}/currentimage"
-"""The image beside it, as a line of text; empty, or not there, without one."""
+"""Its image as a line of text; empty or missing without one."""
 FIRST_BOOT_ANNOTATIONS = f"{DIRECTORY}/node-annotations.json"
-"""What a machine that boots for the first time is to have its Node annotated with."""
+"""The Node's first annotations, which the Machine Config Server adds to the Ignition config."""
 _LIMIT = 64 * 1024 * 1024
 
 
 class MCDState:
-    """Reads it; what can't be read is told in the log, and as good as not there."""
+    """Reads this state. Unreadable files are logged and treated as missing."""
 
     def __init__(self, files: HostFiles) -> None:
         self._files = files
 
     def read_annotations(self) -> dict[str, str]:
-        """The annotations of a Node that has none yet; empty where nobody left any.
+        """Read the annotations for a Node that has none yet; empty without any state.
 
-        Those of the first boot, or else what the machine is known to have.
+        The file of the first boot wins over the current config, as in the MCD.
         """
         try:
             content = self._files.read_file(FIRST_BOOT_ANNOTATIONS, limit=_LIMIT)
@@ -42,7 +42,7 @@ class MCDState:
                 return {name: text for name, text in texts.items() if name.startswith(key.PREFIX)}
             return self._read_current()
         except (FileError, ConfigError, ValueError, RecursionError) as error:
-            log.warning("what was left in %s is not of use: %s", DIRECTORY, error)
+            log.warning("cannot read the state of the MCD in %s: %s", DIRECTORY, error)
             return {}
 
     def _read_current(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A thread that notes which paths were touched, and rings."""
+"""A thread that records which paths were touched, and wakes the main thread."""
 
 import logging
 import threading
@@ -13,33 +13,33 @@ from treenail.host.filesystem.root import Root
 log = logging.getLogger(__name__)
 
 SETTLE_S = 0.3
-"""An editor's write, rename and chmod are one finding."""
+"""Joins the write, rename and chmod of one editor into one wakeup."""
 SETTLE_ROUNDS = 3
-"""But somebody who never stops writing does not keep it back."""
+"""A program that never stops writing delays the wakeup by so many rounds at most."""
 _IDLE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class TouchedPaths:
-    """What may have changed since the last look."""
+    """The paths that may have changed since the last call."""
 
     paths: frozenset[str] = frozenset()
     is_incomplete: bool = False
-    """Any path may have."""
+    """The kernel lost events: any path may have changed."""
 
 
 class PathWatcher(Protocol):
-    """Who knows what may have changed."""
+    """A source of touched paths."""
 
     def watch_paths(self, paths: Iterable[str], *, directories: Iterable[str]) -> None:
-        """Be told of these paths, and of whatever stands directly in these directories."""
+        """Watch these paths, and all entries directly in these directories."""
 
     def take_touched(self) -> TouchedPaths:
-        """What was touched since the last time."""
+        """Return what was touched since the last call."""
 
 
 class InotifyPathWatcher:
-    """`PathWatcher` by inotify. ``on_touched`` is called on its thread, and should only ring."""
+    """`PathWatcher` by inotify. Its thread calls ``on_touched``, which must only wake another."""
 
     def __init__(self, root: Root, on_touched: Callable[[], None]) -> None:
         self._root = root
@@ -55,16 +55,16 @@ class InotifyPathWatcher:
         self._thread = threading.Thread(target=self._run, name="path-watch", daemon=True)
 
     def start(self) -> None:
-        """Watch from now on; without inotify there is nothing but a word in the log."""
+        """Start watching. Without inotify, log that and rely on the periodic full check."""
         try:
             self._inotify = InotifyWatcher(self._root)
         except FileError as error:
-            log.warning("%s; what others change is found by looking now and then", error)
+            log.warning("%s; changes are found by the periodic full check only", error)
             return
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop watching and join the thread."""
         self._stop.set()
         if self._inotify is not None:
             self._inotify.interrupt_wait()
@@ -107,12 +107,12 @@ class InotifyPathWatcher:
             directories = parents | self._directories
         inotify.watch_directories(directories)
         with self._lock:
-            # Whatever was touched before the kernel watched has left no event.
+            # A change before inotify_add_watch has left no event.
             self._is_incomplete = True
         self._on_touched()
 
     def _note_touched(self, moved: InotifyEvents) -> bool:
-        """Keep what is of interest; whether anything is."""
+        """Record the watched paths among the events; return whether there are any."""
         with self._lock:
             found = {
                 path

@@ -1,4 +1,4 @@
-"""Each step as calls of the adapters, its inverse in the undo log first."""
+"""Runs each step through the host adapters, after writing its inverse to the undo log."""
 
 import json
 import logging
@@ -9,7 +9,6 @@ from treenail.api.contents import Contents
 from treenail.config import names
 from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
 from treenail.errors import FileError, HostError, UnitError
-from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.entries import (
     AbsentEntry,
     DirectoryEntry,
@@ -18,14 +17,10 @@ from treenail.host.filesystem.entries import (
     HardlinkEntry,
     SymlinkEntry,
 )
-from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.path_stat import DIRECTORY, FILE, LINK, find_directories, stat_paths
-from treenail.host.filesystem.root import Root
-from treenail.host.rollback.backups import FileBackups
-from treenail.host.rollback.pending import PendingChange
+from treenail.host.machine import Machine
 from treenail.host.rollback.prepare import PathChange
-from treenail.host.rollback.transaction import UndoTransaction
-from treenail.host.system.users import Accounts, ShadowFile
+from treenail.host.system.users import Accounts
 from treenail.host.systemd.unit_files import UnitFileReader, UnitLinks
 from treenail.update.steps import ownership as records
 from treenail.update.steps.inventory import KEY_DIRECTORIES
@@ -60,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 class ServiceManager(Protocol):
-    """systemd, as it runs; raises `UnitError` and `BusError`."""
+    """The running systemd. Raises `UnitError` and `BusError`."""
 
     def enable_units(self, *units: str) -> None: ...
     def disable_units(self, *units: str) -> None: ...
@@ -72,28 +67,22 @@ class ServiceManager(Protocol):
 
 
 class StepRunner:
-    """Carries steps out below a root. Without ``services`` it makes the links of units itself."""
+    """Runs steps on a machine. Without ``services`` it makes the links of units itself."""
 
-    def __init__(
-        self,
-        root: Root,
-        shadow: ShadowFile,
-        disk: Disk | None = None,
-        services: ServiceManager | None = None,
-    ) -> None:
-        self.undo = UndoTransaction(root, disk)
-        self.pending = PendingChange(root, disk)
-        self._root = root
-        self._disk = disk or Disk()
-        self._shadow = shadow
-        self._files = HostFiles(root, disk)
-        self._originals = FileBackups(root, disk)
+    def __init__(self, machine: Machine, services: ServiceManager | None = None) -> None:
+        self.undo = machine.undo
+        self.pending = machine.pending_change
+        self._root = machine.root
+        self._disk = machine.disk
+        self._shadow = machine.shadow
+        self._files = machine.labelled_files
+        self._backups = machine.backups
         self._units = UnitFileReader(self._files)
         self._accounts = Accounts(self._files)
         self._services = services
 
     def check_owners(self, steps: Sequence[ConfigStep]) -> None:
-        """Refuse, before anything is touched, owners whom the machine does not know by now."""
+        """Raise `FileError` for owners that the machine has no account for."""
         self._accounts = Accounts(self._files)
         for step in steps:
             if isinstance(step, WriteFile | MakeDirectory | MakeLink):
@@ -101,24 +90,24 @@ class StepRunner:
                 self._accounts.find_gid(step.group)
 
     def check_path_kinds(self, steps: Sequence[ConfigStep]) -> None:
-        """Refuse, before anything is touched, what is to take the place of a directory.
+        """Raise `FileError` for a file or link at the path of an existing directory.
 
-        None is replaced, not even one that the config leaves empty: that goes last.
+        No directory is replaced, not even one that the plan empties: directories are removed last.
         """
-        # What is below a link that goes will not be where that link leads.
-        going = tuple(
+        # A path below a symlink that this plan removes will not be in the target of that link.
+        removed = tuple(
             f"{step.path}/" for step in steps if isinstance(step, RemoveEntry | RestoreEntry)
         )
         paths = [step.path for step in steps if isinstance(step, WriteFile | MakeLink)]
-        staying = [path for path in paths if not path.startswith(going)]
-        for path in find_directories(self._root, self._disk, staying):
+        kept_paths = [path for path in paths if not path.startswith(removed)]
+        for path in find_directories(self._root, self._disk, kept_paths):
             raise FileError(
-                f"{path} is a directory, and is to be none",
-                remedy=f"move {path} away, or have the config use another path",
+                f"cannot write {path}: a directory exists at this path",
+                remedy=f"move {path} away, or use another path in the MachineConfig",
             )
 
     def compute_changes(self, step: FileStep) -> tuple[PathChange, ...]:
-        """What the step changes, by path."""
+        """Return the changes of paths that the step makes."""
         match step:
             case WriteFile(path=path, contents=contents, mode=mode):
                 uid, gid = self._resolve_owner(step.user, step.group)
@@ -131,11 +120,11 @@ class StepRunner:
                         path, DirectoryEntry(mode, *self._resolve_owner(step.user, step.group))
                     ),
                 )
-            case MakeLink(path=path, target=target, is_hard=hard):
+            case MakeLink(path=path, target=target, is_hard=is_hard):
                 owner = self._resolve_owner(step.user, step.group)
                 return (
                     PathChange(
-                        path, HardlinkEntry(target) if hard else SymlinkEntry(target, *owner)
+                        path, HardlinkEntry(target) if is_hard else SymlinkEntry(target, *owner)
                     ),
                 )
             case RelabelEntry(path=path):
@@ -143,19 +132,19 @@ class StepRunner:
             case RemoveEntry(path=path):
                 return (PathChange(path, AbsentEntry()),)
             case BackUpEntry(path=path):
-                return self._originals.plan_backup(path)
+                return self._backups.plan_backup(path)
             case RestoreEntry(path=path):
-                return self._originals.plan_restore(path)
+                return self._backups.plan_restore(path)
             case SetSshKeys(user=user, keys=keys):
                 return self._compute_key_changes(user, keys)
-            case RecordOwnership(ownership=managed):
-                content = json.dumps(records.to_json(managed), indent=1).encode() + b"\n"
+            case RecordOwnership(ownership=ownership):
+                content = json.dumps(records.to_json(ownership), indent=1).encode() + b"\n"
                 return (PathChange(OWNERSHIP_FILE, FileEntry(lambda: content, 0o600)),)
             case _:
                 assert_never(step)
 
     def compute_link_changes(self, step: EnablementStep) -> tuple[PathChange, ...]:
-        """The links that the step makes and removes; none when systemd does that."""
+        """Return the links that the step makes and removes; none when systemd makes them."""
         if self._services is not None:
             return ()
         match step:
@@ -173,7 +162,7 @@ class StepRunner:
                 assert_never(step)
 
     def change_enablement(self, step: EnablementStep) -> None:
-        """Have systemd do it."""
+        """Let systemd make the links, and record them for undoing."""
         if self._services is None:
             return
         self.undo.record_links(names.UNIT_DIRECTORY)
@@ -187,7 +176,8 @@ class StepRunner:
                     try:
                         self._services.preset_units(unit)
                     except UnitError as error:
-                        log.warning("left alone: %s", error)
+                        # The MCD ignores errors of presets, too (update.go).
+                        log.warning("cannot preset %s, leaving it as it is: %s", unit, error)
             case _:
                 assert_never(step)
         self.undo.mark_links_changed(names.UNIT_DIRECTORY)
@@ -197,25 +187,25 @@ class StepRunner:
         self._shadow.set_password_hash(step.user, step.password_hash)
 
     def notify_service(self, step: ServiceStep) -> None:
-        """Have what runs take notice; the note is what a restart after a crash repeats."""
+        """Reload or restart what runs. The note makes recovery repeat it after a crash."""
         self.undo.record_note(_encode_service_note(step))
         self._call_service_manager(step)
 
     def start_default_target(self) -> None:
-        """Have started what a boot would have, had it been enabled by then."""
+        """Start what the boot would have started, had it been enabled then."""
         if self._services is not None:
             self._services.start_default_target()
 
     def reload_and_start(self) -> None:
-        """Have units as a boot with the files as they are now would have read and started them."""
+        """Reload and start units as a boot with the current files would have done."""
         if self._services is not None:
             self._services.reload_daemon()
         self.start_default_target()
 
     def undo_notes(self, notes: Sequence[Json]) -> tuple[str, ...]:
-        """Undo what the notes tell of; what could not be, one sentence for each.
+        """Undo the noted changes; return one sentence for each failure.
 
-        Called when the files are as they were, so that what runs notices that.
+        Call it after restoring the files, so that services reload the restored ones.
         """
         failed: list[str] = []
         for note in reversed(notes):
@@ -226,12 +216,12 @@ class StepRunner:
                         str(note["password"]), None if line is None else str(line)
                     )
                 except HostError as error:
-                    failed.append(f"the password of {note['password']}: {error}")
+                    failed.append(f"cannot restore the password of {note['password']}: {error}")
         for step in dict.fromkeys(_decode_service_note(note) for note in notes if "serve" in note):
             try:
                 self._call_service_manager(step)
             except HostError as error:
-                failed.append(f"{step}: {error}")
+                failed.append(f"cannot {step}: {error}")
         return tuple(failed)
 
     def _call_service_manager(self, step: ServiceStep) -> None:
@@ -251,7 +241,7 @@ class StepRunner:
         return self._accounts.find_uid(user), self._accounts.find_gid(group)
 
     def _build_relabelled_entry(self, path: str) -> Entry:
-        """What stands there, to be made with the label that it ought to have."""
+        """Return the existing entry; creating it again gives it the policy's SELinux label."""
         found = stat_paths(self._root, self._disk, [path])[path]
         if found.kind == DIRECTORY:
             return DirectoryEntry(found.mode, found.uid, found.gid)
@@ -259,7 +249,7 @@ class StepRunner:
             return SymlinkEntry(found.target, found.uid, found.gid)
         content = self._files.read_file(path, limit=_LIMIT)
         if content is None or found.kind != FILE:
-            raise FileError(f"can't give {path} another label: it is {found.kind} now")
+            raise FileError(f"cannot relabel {path}: it is {found.kind} now")
         return FileEntry(lambda: content, found.mode, found.uid, found.gid)
 
     def _compute_key_changes(self, user: str, keys: tuple[str, ...]) -> tuple[PathChange, ...]:
@@ -281,11 +271,11 @@ class StepRunner:
         try:
             return self._units.plan_preset(unit)
         except UnitError as error:
-            log.warning("left alone: %s", error)
+            log.warning("cannot preset %s, leaving it as it is: %s", unit, error)
             return UnitLinks({})
 
     def _convert_links(self, links: UnitLinks) -> tuple[PathChange, ...]:
-        """Links that are there as they should be are left alone; emptied directories go."""
+        """Return the changes for links that differ, and remove emptied directories."""
         emptied = dict.fromkeys(path.rpartition("/")[0] for path in links.removed)
         emptied.pop(names.UNIT_DIRECTORY, None)
         return (

@@ -1,4 +1,4 @@
-"""Drift as a metric, in a file that node exporter's textfile collector reads."""
+"""Drift metrics, in a file for the textfile collector of node_exporter."""
 
 import logging
 import re
@@ -17,10 +17,10 @@ _LIMIT = 64 * 1024
 
 
 class DriftMetrics:
-    """Since when the node is Degraded because it drifted, and how much of it leads to what.
+    """Since when drift degrades the Node, and the number of drifts by reaction.
 
-    The file outlives the process, and so does the moment in it: an agent that starts again tells
-    neither that nothing drifts, before it has looked, nor that it has only just begun.
+    The file outlives the process, with the time in it. A restarted agent therefore neither reports
+    0 before its first check nor a later time.
     """
 
     def __init__(self, files: HostFiles, clock: Clock) -> None:
@@ -28,7 +28,7 @@ class DriftMetrics:
         self._clock = clock
 
     def write_metrics(self, drifted: DriftAssessment) -> None:
-        """Have the file say so; nothing where nobody knows. Never raises."""
+        """Write the metrics when they differ; nothing before the first check. Never raises."""
         if not drifted.is_checked:
             return
         try:
@@ -41,14 +41,14 @@ class DriftMetrics:
             if content != earlier:
                 self._files.write_file(METRICS_FILE, content, mode=0o644)
         except FileError as error:
-            log.debug("can't write metrics: %s", error)
+            log.debug("cannot write metrics: %s", error)
 
 
 def _format_lines(drifted: DriftAssessment, since: int) -> Iterator[str]:
     yield "# HELP mcd_config_drift Unix time since when drift degrades this node; 0 without any."
     yield "# TYPE mcd_config_drift gauge"
     yield f"mcd_config_drift {since}"
-    yield "# HELP treenail_config_drifts What is not as the current config says, by reaction."
+    yield "# HELP treenail_config_drifts Number of drifts from the current config, by reaction."
     yield "# TYPE treenail_config_drifts gauge"
     for reaction, found in (
         (DriftReaction.REPORT, drifted.reported),

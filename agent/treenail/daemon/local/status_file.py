@@ -1,19 +1,19 @@
-"""What the agent is doing right now: for systemd's STATUS=, and for ``treenail status``.
+"""The agent's current status, for systemd's STATUS= and for ``treenail status``.
 
-The document lies in /run, so that a person at a node whose API server is away reads what the
-agent knows. It holds no secret and is lost with the boot; what must not be lost is the ledger's.
+The document is in /run, so that a user on the node can read it while the API server is
+unreachable. It contains no secret and is lost at reboot; durable state is in the ledger.
 """
 
 import json
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from treenail.clock import Clock, format_rfc3339
 from treenail.config.drift import Drift
 from treenail.errors import TreenailError
 from treenail.host.ostree.deployments import TransactionProgress
+from treenail.host.systemd.sd_notify import SystemdNotifier
 from treenail.update.decision.facts import Facts
 from treenail.update.state.record import LedgerRecord, Target
 from treenail.update.status import StatusReport
@@ -23,25 +23,11 @@ PROGRESS_INTERVAL_S = 1.0
 MAX_SHOWN_DRIFTS = 20
 
 
-class StatusNotifier(Protocol):
-    """What systemd is told."""
-
-    @property
-    def watchdog_interval_s(self) -> float | None:
-        """Seconds between beats of the watchdog; None without one."""
-
-    def notify_status(self, text: str) -> None:
-        """Set the line that ``systemctl status`` shows."""
-
-    def notify_watchdog(self) -> None:
-        """Say that the process is alive."""
-
-
 class StatusFile:
-    """The live document and its line for systemd, kept up to date and never in the way."""
+    """The status document and its line for systemd. A failure to write it stops nothing."""
 
     def __init__(
-        self, *, write: Callable[[bytes], None], notifier: StatusNotifier, clock: Clock, node: str
+        self, *, write: Callable[[bytes], None], notifier: SystemdNotifier, clock: Clock, node: str
     ) -> None:
         self._write = write
         self._notifier = notifier
@@ -50,22 +36,22 @@ class StatusFile:
         self._written: Json = {}
         self._sentence = "starting"
         self._progress_at = float("-inf")
-        # The watch's thread tells of the API server, the main thread of everything else.
+        # The watch's thread writes the state of the API server, the main thread all else.
         self._lock = threading.Lock()
 
     @property
     def heartbeat_s(self) -> float:
-        """How often `send_heartbeat` is to be called, in seconds."""
+        """The interval of `send_heartbeat` that systemd's watchdog demands, in seconds."""
         return self._notifier.watchdog_interval_s or 60.0
 
     def send_heartbeat(self) -> None:
-        """Tell systemd's watchdog that the main thread turns."""
+        """Notify systemd's watchdog that the main thread is running."""
         self._notifier.notify_watchdog()
 
     def show_report(
         self, facts: Facts, report: StatusReport, failure: TreenailError | None
     ) -> None:
-        """Show a report, and the failure that it may be too early to put on the Node."""
+        """Show a report, and a failure even when it is too early to put it on the Node."""
         shown: Json = {
             "activity": report.summary,
             "desired": _render_target(report.desired),
@@ -82,13 +68,13 @@ class StatusFile:
             self._write_document(report.summary)
 
     def show_record(self, record: LedgerRecord) -> None:
-        """Show what the ledger has just been told."""
+        """Show the ledger record that was just saved."""
         with self._lock:
             self._document |= _render_record(record)
             self._write_document(self._sentence)
 
     def show_progress(self, progress: TransactionProgress) -> None:
-        """Show how far an OS transaction is; at most once a second."""
+        """Show the progress of an OS transaction, at most once a second."""
         now = self._clock.monotonic()
         if now - self._progress_at < PROGRESS_INTERVAL_S:
             return
@@ -99,22 +85,22 @@ class StatusFile:
             self._write_document(f"{self._sentence}:{percent} {progress.text}".rstrip())
 
     def show_backend(self, name: str, reason: str) -> None:
-        """Show what manages the operating system, and why that."""
+        """Show which back end manages the operating system, and why it was chosen."""
         with self._lock:
             self._document["backend"] = {"name": name, "reason": reason}
 
     def show_credential_problems(self, problems: Sequence[str]) -> None:
-        """Show what is wrong with pull secrets, and with what a ControllerConfig hands out."""
+        """Show the problems of pull secrets and of the ControllerConfig's files."""
         with self._lock:
             self._document["credentials"] = list(problems)
 
     def show_drift(self, drifts: Sequence[Drift]) -> None:
-        """Show what is not as the current config says, the first `MAX_SHOWN_DRIFTS` of it."""
+        """Show the first `MAX_SHOWN_DRIFTS` drifts from the current config."""
         with self._lock:
             self._document["drift"] = [str(each) for each in drifts[:MAX_SHOWN_DRIFTS]]
 
     def show_api_server(self, *, is_reachable: bool, problem: str = "") -> None:
-        """Show whether the API server answers, since when, and why it does not show our Node."""
+        """Show whether the API server is reachable, since when, and its problem with our Node."""
         with self._lock:
             before = self._document.get("apiServer")
             known = before if isinstance(before, dict) else {}

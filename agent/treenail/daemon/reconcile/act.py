@@ -1,7 +1,7 @@
-"""One move: what a decision does to the machine.
+"""Runs the action that a decision names; nothing is decided here.
 
-Nothing is decided here. Every change of phase is in the ledger before the step that it names, so
-that a process killed at any instruction finds, at its next start, a phase whose facts lead on.
+The ledger records each phase before the first step of that phase. An agent killed at any
+instruction therefore restarts in a phase from which the next decision continues.
 """
 
 import logging
@@ -12,10 +12,14 @@ from dataclasses import replace
 from treenail.config.wanted import read_wanted_state
 from treenail.daemon.reconcile import pinning, prestage
 from treenail.daemon.reconcile.boot_trial import BootTrialRunner
-from treenail.daemon.reconcile.busy_wait import wait_while_busy
-from treenail.daemon.reconcile.interfaces import NodeInterfaces, Watch
+from treenail.daemon.reconcile.context import NodeInterfaces
+from treenail.daemon.reconcile.interfaces import Watch
+from treenail.daemon.reconcile.os_transaction import (
+    build_deployment_change,
+    pull_image,
+    wait_while_busy,
+)
 from treenail.daemon.reconcile.planning import UpdatePlanner
-from treenail.daemon.reconcile.pull import pull_image
 from treenail.daemon.reconcile.state import UpdateLedger
 from treenail.errors import BusError, BusyError, CancelledError, StepError
 from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
@@ -48,9 +52,9 @@ from treenail.update.decision.actions import (
 )
 from treenail.update.decision.facts import Facts
 from treenail.update.state.boot_trial import BootTrial
+from treenail.update.state.phases import Phase
 from treenail.update.state.record import (
     LedgerRecord,
-    Phase,
     PrestagedTarget,
     QuarantinedTarget,
     Target,
@@ -64,7 +68,7 @@ log = logging.getLogger(__name__)
 NOW = 0.0
 SOON_S = 10.0
 APPLY_ATTEMPTS = 3
-"""Of a step that failed because a service did not answer: it may be back in a moment."""
+"""Attempts at a step that failed with a D-Bus error: the service may be restarting."""
 
 
 UpdateAction = (
@@ -79,7 +83,7 @@ UpdateAction = (
 
 
 class ActionRunner:
-    """Carries decisions out, and owns the ledger."""
+    """Runs actions, and owns the ledger."""
 
     def __init__(
         self,
@@ -100,14 +104,14 @@ class ActionRunner:
 
     @property
     def record(self) -> LedgerRecord:
-        """What the ledger holds."""
+        """The ledger record as last saved."""
         return self._ledger.record
 
     def run_action(self, decision: Decision, facts: Facts) -> float:
-        """Carry the decision out; returns in how many seconds to look again.
+        """Run the action; return the seconds until the next pass.
 
-        Raises `TreenailError` when the machine or the cluster refused; what had been done is in
-        the ledger, and deciding anew leads on from there.
+        Raises `TreenailError` when the machine or the cluster rejects a step. The ledger records
+        what was done until then, and the next decision continues from there.
         """
         match decision:
             case IdleAction() | WaitAction() | UncordonAction() | IntroduceNodeAction():
@@ -120,8 +124,8 @@ class ActionRunner:
                 return self._reboot_machine(decision, facts)
             case VerifyAction():
                 return self._boot_trial.verify_boot(facts)
-            case RollBackAction(quarantine=refuse):
-                return self._boot_trial.roll_back(refuse, facts)
+            case RollBackAction(quarantine=quarantine):
+                return self._boot_trial.roll_back(quarantine, facts)
             case AdoptAction(target=target):
                 self._adopt_target(target, facts)
             case PrestageAction() | DropPrestagedAction():
@@ -160,21 +164,22 @@ class ActionRunner:
             return NOW
         update = self._ledger.record.update
         watch = self._make_watch(update)[0] if update else None
-        done = pinning.unpin_retained(decision.id, self._interfaces, self._ledger, watch)
-        return NOW if done or update else SOON_S
+        is_done = pinning.unpin_retained(decision.id, self._interfaces, self._ledger, watch)
+        return NOW if is_done or update else SOON_S
 
     def _adopt_target(self, target: Target, facts: Facts) -> None:
         if not target.image:
-            # Whoever installed the machine wrote these files, and they go with their config.
+            # Ignition wrote these files at installation. Own them, so that a later config that
+            # drops them removes them.
             config = self._interfaces.config_cache.fetch_config(target.config)
             self._interfaces.configuration.record_ownership(
                 read_wanted_state(config), target.config
             )
         self._ledger.save_record(self._ledger.record_at_target(target, facts))
-        log.info("the machine already is at %s", target)
+        log.info("adopted %s: the machine already matches it", target)
 
     def _run_update_action(self, decision: UpdateAction, facts: Facts) -> None:
-        """One step of the update, of which the next can be taken at once."""
+        """Run one step of the update; the next pass may follow at once."""
         match decision:
             case PlanAction(target=target):
                 self._plan_update(target, facts)
@@ -183,30 +188,30 @@ class ActionRunner:
             case ApplyAction(target=target):
                 self._apply_config(target, facts)
             case RestoreAction():
-                booted = self._ledger.update.boot_id != facts.boot_id
-                self._interfaces.configuration.restore_pending(is_booted=booted)
+                is_booted = self._ledger.update.boot_id != facts.boot_id
+                self._interfaces.configuration.restore_pending(is_booted=is_booted)
             case CommitAction():
                 self._commit_update(facts)
-            case FinishAction(is_done=done):
-                self._close_update(is_done=done)
-            case CancelStagedAction(reason=reason, staged_id=staged_id, quarantine=refuse):
-                self._cancel_update(reason, staged_id, refuse)
+            case FinishAction(is_done=is_done):
+                self._close_update(is_done=is_done)
+            case CancelStagedAction(reason=reason, staged_id=staged_id, quarantine=quarantine):
+                self._cancel_update(reason, staged_id, quarantine)
 
     def _plan_update(self, target: Target, facts: Facts) -> None:
         update = self._ledger.record.update
         if update is None or update.target != target:
             update = self._begin_update(target, facts)
-        deployed = facts.deployments
-        if deployed is None:
-            raise AssertionError("an update was to be weighed without a look at the deployments")
-        work = self._planner.plan_update(target, update.origin, deployed)
+        deployments = facts.deployments
+        if deployments is None:
+            raise AssertionError("an update was planned without reading the deployments")
+        impact = self._planner.plan_update(target, update.origin, deployments)
         log.info(
-            "%s asks for: %s%s",
+            "planned %s: %s%s",
             target,
-            work.level_name,
-            "".join(f"; {reason}" for reason in work.reasons),
+            impact.level_name,
+            "".join(f"; {reason}" for reason in impact.reasons),
         )
-        self._ledger.enter_phase(Phase.STAGING, impact=work)
+        self._ledger.enter_phase(Phase.STAGING, impact=impact)
         self._interfaces.drift.remove_force_file()
 
     def _begin_update(self, target: Target, facts: Facts) -> UpdateRecord:
@@ -227,7 +232,7 @@ class ActionRunner:
             replace(self._ledger.record, update=update, quarantined=None, prestaged=None)
         )
         log.info(
-            "update %s began: from %s to %s",
+            "started update %s from %s to %s",
             update.id,
             update.origin,
             target,
@@ -238,34 +243,32 @@ class ActionRunner:
     def _stage_target(self, target: Target) -> None:
         update = self._ledger.update
         if update.phase is not Phase.STAGING or update.staged_id:
-            # What was staged before is gone; until it is noted, what is staged now has no name.
+            # The deployment staged earlier is gone. Forget its ID before another is staged.
             update = self._ledger.enter_phase(Phase.STAGING, staged_id="")
-        asked = self._ledger.impact.os
-        watch, called_off = self._make_watch(update)
+        os_change = self._ledger.impact.os
+        watch, ended = self._make_watch(update)
 
         def attempt() -> bool:
-            self._interfaces.preflight.check_image(asked.image)
-            self._interfaces.os.stage_deployment(
-                prestage.build_deployment_change(asked), watch=watch
-            )
-            return not called_off
+            self._interfaces.preflight.check_image(os_change.image)
+            self._interfaces.os.stage_deployment(build_deployment_change(os_change), watch=watch)
+            return not ended
 
         try:
-            pull_image(self._interfaces.pull_secrets, asked.image, attempt)
+            pull_image(self._interfaces.pull_secrets, os_change.image, attempt)
         except BusyError as error:
             wait_while_busy(error, self._interfaces.os, watch)
             return
         except CancelledError:
-            if not called_off:
+            if not ended:
                 raise
             return
         staged = self._interfaces.os.read_deployments().staged
-        noted = replace(update, staged_id=staged.id if staged else "")
-        self._ledger.save_record(replace(self._ledger.record, update=noted))
+        staged_update = replace(update, staged_id=staged.id if staged else "")
+        self._ledger.save_record(replace(self._ledger.record, update=staged_update))
         log.info("staged %s, locked", target, extra={"message_id": MessageId.STAGED})
 
     def _make_watch(self, update: UpdateRecord) -> tuple[Watch, list[WatchVerdict]]:
-        """A watch for the transaction, and where it notes that we ended it ourselves."""
+        """Return a watch for the transaction, and the list of verdicts with which it ended it."""
         ended: list[WatchVerdict] = []
 
         def watch(progress: TransactionProgress) -> WatchVerdict:
@@ -280,44 +283,49 @@ class ActionRunner:
         update = self._ledger.update
         if update.phase is not Phase.DRAINING or update.drain_token != token:
             if self._ledger.impact.needs_reboot:
-                # It may be long since it was staged, and what fails after this costs a drain.
+                # Staging may be long past. A failure found now costs no drain.
                 self._interfaces.preflight.check_machine(self._ledger.impact.os.image)
             self._ledger.enter_phase(Phase.DRAINING, drain=token)
-            log.info("asking for the drain: %s", token)
+            log.info("requested the drain %s", token)
             return NOW
-        # The ledger has the token and so has the report; what is missing is the answer.
+        # The report carries the token. Wait for the drain controller to apply it.
         return SOON_S if self._interfaces.cluster.get_cached_node() is None else self._resync_s
 
     def _apply_config(self, target: Target, facts: Facts) -> None:
-        update, work = self._ledger.update, self._ledger.impact
+        update, impact = self._ledger.update, self._ledger.impact
         if update.phase is not Phase.APPLYING or update.boot_id != facts.boot_id:
             self._log_drained(update)
             update = self._ledger.enter_phase(Phase.APPLYING)
-        due = self._planner.plan_pending_steps(target, update.origin, work)
-        if due.impact.level > work.level:
-            log.info("%s has come to ask for more: %s", target, "; ".join(due.impact.reasons))
-            self._ledger.enter_phase(Phase.STAGING, impact=due.impact)
+        pending = self._planner.plan_pending_steps(target, update.origin, impact)
+        if pending.impact.level > impact.level:
+            log.info(
+                "planning %s again, its impact grew: %s", target, "; ".join(pending.impact.reasons)
+            )
+            self._ledger.enter_phase(Phase.STAGING, impact=pending.impact)
             return
         try:
             self._interfaces.configuration.apply_steps(
-                due.steps, due.wanted, target.config, owner=update.id if work.needs_reboot else ""
+                pending.steps,
+                pending.wanted,
+                target.config,
+                owner=update.id if impact.needs_reboot else "",
             )
         except StepError as error:
             self._apply_failures += 1
-            gone = isinstance(error.__cause__, BusError)
-            if gone and self._apply_failures < APPLY_ATTEMPTS:
+            is_bus_error = isinstance(error.__cause__, BusError)
+            if is_bus_error and self._apply_failures < APPLY_ATTEMPTS:
                 raise
             log.warning("%s", error, extra={"message_id": MessageId.DEGRADED})
             self._record_events(list_failed_service_events(error.step, error))
-            refused = QuarantinedTarget(target, str(error), error.remedy)
-            self._ledger.enter_phase(Phase.CANCELLING, refused=refused)
+            quarantined = QuarantinedTarget(target, str(error), error.remedy)
+            self._ledger.enter_phase(Phase.CANCELLING, quarantined=quarantined)
             return
-        log.info("applied %s in %d steps", target, len(due.steps))
-        if not work.needs_reboot:
-            self._record_events(list_service_events(due.steps, target))
+        log.info("applied %s in %d steps", target, len(pending.steps))
+        if not impact.needs_reboot:
+            self._record_events(list_service_events(pending.steps, target))
             self._finish_verification(facts)
-        elif not due.steps:
-            self._ledger.enter_phase(Phase.APPLYING, impact=replace(work, needs_write=False))
+        elif not pending.steps:
+            self._ledger.enter_phase(Phase.APPLYING, impact=replace(impact, needs_write=False))
 
     def _record_events(self, events: Iterable[NodeEvent]) -> None:
         for event in events:
@@ -328,56 +336,66 @@ class ActionRunner:
         boot_id = self._interfaces.kernel.read_boot_id()
         if update.phase is not Phase.REBOOTING or update.boot_id != boot_id:
             self._log_drained(update)
-            # Once it is unlocked nothing but its name tells that it is ours.
+            # Record the ID first: an unlocked deployment no longer shows who staged it.
             self._ledger.enter_phase(
                 Phase.REBOOTING,
                 reboots=update.reboot_count + 1,
                 staged_id=staged_id or update.staged_id,
-                probation=BootTrial(has_api_before_reboot=facts.is_api_reachable),
+                boot_trial=BootTrial(has_api_before_reboot=facts.is_api_reachable),
             )
         elif update.boot_trial.has_api_before_reboot is not facts.is_api_reachable:
-            # What counts is whether it answered right before the reboot, and this may be held up.
-            probation = BootTrial(has_api_before_reboot=facts.is_api_reachable)
-            self._ledger.enter_phase(Phase.REBOOTING, probation=probation)
+            # An inhibitor may delay the reboot. Record the state right before it: an API server
+            # that was unreachable before the reboot cannot fail the target.
+            boot_trial = BootTrial(has_api_before_reboot=facts.is_api_reachable)
+            self._ledger.enter_phase(Phase.REBOOTING, boot_trial=boot_trial)
         watch, _ = self._make_watch(self._ledger.update)
         if staged_id and not pinning.pin_booted(facts, self._interfaces, self._ledger, watch):
             return NOW
-        soft = action.is_soft and self._prepare_soft_reboot(staged_id)
+        is_soft = action.is_soft and self._prepare_soft_reboot(staged_id)
         log.info(
             "%s into %s",
-            "soft-rebooting" if soft else "rebooting",
+            "soft-rebooting" if is_soft else "rebooting",
             action.target,
             extra={"message_id": MessageId.REBOOTING},
         )
-        if staged_id and not soft:
+        if staged_id and not is_soft:
             self._interfaces.os.finalize_staged(staged_id)
-        self._interfaces.power.reboot_machine(is_soft=soft)
+        self._interfaces.power.reboot_machine(is_soft=is_soft)
         return SOON_S
 
     def _prepare_soft_reboot(self, staged_id: str) -> bool:
-        """Whether a soft reboot leads into it; until the shutdown finalizes it, it has no /etc."""
+        """Unlock the staged deployment; return whether a soft reboot can switch to it.
+
+        It is unlocked here already because ostree-finalize-staged.service merges /etc into the
+        new root during the shutdown, soft or not.
+        """
         self._interfaces.os.finalize_staged(staged_id, is_soft=True)
         return self._interfaces.soft_reboots.prepare_soft_reboot()
 
     def _log_drained(self, update: UpdateRecord) -> None:
         if update.phase is Phase.DRAINING:
-            log.info("drained: %s", update.drain_token, extra={"message_id": MessageId.DRAINED})
+            log.info("drained for %s", update.drain_token, extra={"message_id": MessageId.DRAINED})
 
     def _commit_update(self, facts: Facts) -> None:
-        """What an image, or a merge of two /etc, took away with it is written again."""
+        """Complete the steps that the boot undid, then make the target current.
+
+        OSTree's merge of /etc drops files that equal the old image's /usr/etc.
+        """
         self._boot_trial.record_healthy()
         update = self._ledger.update
-        due = self._planner.plan_pending_steps(update.target, update.origin, self._ledger.impact)
-        if due.steps:
-            log.info("%d steps are left to do after the boot", len(due.steps))
+        pending = self._planner.plan_pending_steps(
+            update.target, update.origin, self._ledger.impact
+        )
+        if pending.steps:
+            log.info("completing %d steps after the boot", len(pending.steps))
             self._interfaces.configuration.complete_steps(
-                due.steps, due.wanted, update.target.config
+                pending.steps, pending.wanted, update.target.config
             )
         self._interfaces.configuration.confirm_pending()
         self._finish_verification(facts)
 
     def _finish_verification(self, facts: Facts) -> None:
-        """Verified: the target is current from now on."""
+        """Make the verified target current and begin to uncordon."""
         update = self._ledger.enter_phase(Phase.UNCORDONING, reached_facts=facts)
         self._interfaces.config_cache.prune_cache({update.target.config})
         log.info(
@@ -392,7 +410,7 @@ class ActionRunner:
         took_s = self._interfaces.clock.now() - update.began
         if is_done:
             log.info(
-                "update %s to %s done after %d s",
+                "finished update %s to %s after %d s",
                 update.id,
                 update.target,
                 took_s,
@@ -400,14 +418,14 @@ class ActionRunner:
             )
         else:
             log.info(
-                "update %s to %s called off, the node is as it was: %s",
+                "cancelled update %s to %s; the node stays at %s",
                 update.id,
                 update.target,
                 self._ledger.record.current,
                 extra={"message_id": MessageId.UPDATE_CANCELLED},
             )
-        refused = self._ledger.record.quarantined
-        failed = refused is not None and not refused.is_cancelled_by_user
+        quarantined = self._ledger.record.quarantined
+        failed = quarantined is not None and not quarantined.is_cancelled_by_user
         outcome = (
             UpdateOutcome.DONE
             if is_done
@@ -420,16 +438,18 @@ class ActionRunner:
         )
         self._interfaces.os.release_daemon()
 
-    def _cancel_update(self, reason: str, staged_id: str, refuse: QuarantinedTarget | None) -> None:
+    def _cancel_update(
+        self, reason: str, staged_id: str, quarantine: QuarantinedTarget | None
+    ) -> None:
         update = self._ledger.update
         if update.phase is not Phase.CANCELLING:
-            log.info("calling update %s off: %s", update.id, reason)
-            self._ledger.enter_phase(Phase.CANCELLING, refused=refuse)
+            log.info("cancelling update %s: %s", update.id, reason)
+            self._ledger.enter_phase(Phase.CANCELLING, quarantined=quarantine)
         if update.impact is None or update.impact.needs_reboot:
             self._interfaces.soft_reboots.clear_soft_reboot()
             self._interfaces.os.drop_staged(staged_id)
         log.info(
-            "dropped what was staged for %s",
+            "undid the staging of %s",
             update.target,
             extra={"message_id": MessageId.UPDATE_UNDONE},
         )

@@ -1,10 +1,11 @@
-"""Turn after turn until told to stop: look, decide, report, act.
+"""The main loop: observe, decide, report, act, until a signal stops it.
 
-The only place that catches treenail's errors. A bug is not caught: the process dies with a
-traceback, systemd starts it again, and the ledger leads on.
+This is the only place that catches treenail's errors. It does not catch bugs: the process ends
+with a traceback, systemd restarts it, and the ledger says where to continue.
 """
 
 import logging
+import queue
 import random
 import threading
 from collections.abc import Callable
@@ -15,9 +16,8 @@ from treenail.config.drift import Drift
 from treenail.daemon.local.metrics import DriftMetrics
 from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.reconcile.act import ActionRunner
-from treenail.daemon.reconcile.interfaces import NodeInterfaces
+from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.daemon.reconcile.observe import Observer, summarize_node
-from treenail.daemon.reconcile.wakeup import Wakeup
 from treenail.errors import ClusterError, RetryPolicy, TreenailError, UnreachableError
 from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
 from treenail.log import MessageId
@@ -43,15 +43,15 @@ log = logging.getLogger(__name__)
 
 _MAX_LOGGED_DRIFTS = 20
 _CONTROLLER_CONFIG_REASON, _PULL_SECRET_REASON = "ControllerConfigNotApplied", "PullSecretUnusable"
-"""The reasons of Events about what is wrong with each."""
+"""Reasons of Events about problems with certificates and pull secrets."""
 
 _MAX_BOOT_PASSES = 5
-"""Each of the moves that finish a boot, and one more for each that has to be done again."""
+"""One pass for each action that is_boot_action a boot, and one for a repeated action."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActionFailure:
-    """The last attempt at a move, and when to make the next one."""
+    """The last failed attempt at an action, and the time of the next attempt."""
 
     error: TreenailError
     action: str
@@ -63,17 +63,42 @@ class ActionFailure:
 
     @property
     def is_reportable(self) -> bool:
-        """A service that is restarted is gone for a moment; that degrades nobody."""
+        """True after enough failures: a service that restarts must not degrade the Node."""
         return self.count >= self.error.report_after_failures
 
 
 @dataclass(frozen=True, slots=True)
 class LoopTiming:
-    """How long between looks, in seconds."""
+    """Intervals and retry delays of the loop, in seconds."""
 
     resync_s: float = 60.0
     retry_first_s: float = 5.0
     retry_max_s: float = 300.0
+
+
+class Wakeup:
+    """Wakes the main thread from other threads and from signal handlers.
+
+    A wakeup carries no order: the main thread observes everything afterwards, so that merged or
+    lost wakeups do no harm. `queue.SimpleQueue` is reentrant, which signal handlers need.
+    """
+
+    def __init__(self) -> None:
+        self._reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def notify(self, reason: str) -> None:
+        """Wake the waiting thread; ``reason`` is for the log."""
+        self._reasons.put(reason)
+
+    def wait(self, seconds: float) -> frozenset[str]:
+        """Return the reasons since the last wait, or an empty set after ``seconds``."""
+        reasons: set[str] = set()
+        try:
+            reasons.add(self._reasons.get(timeout=max(seconds, 0.0)))
+            while True:
+                reasons.add(self._reasons.get_nowait())
+        except queue.Empty:
+            return frozenset(reasons)
 
 
 class ReconcileLoop:
@@ -107,46 +132,48 @@ class ReconcileLoop:
         )
         self._failure: ActionFailure | None = None
         self._report_error = ""
-        """Why the last report could not be made; empty when it was."""
+        """The error of the last report; empty when it was written."""
         self._rejections = 0
-        """How many reports in a row the API server refused."""
+        """How many reports in a row the API server rejected."""
         self._problems: dict[str, tuple[str, ...]] = {}
         self._known_drift: tuple[Drift, ...] = ()
         self._last_action = ""
 
     def run(self) -> None:
-        """Turn until `stop` is set; every wait is cut short by a ring."""
+        """Reconcile until `stop` is set. A wakeup ends every wait."""
         delay_s = 0.0
         while not self._stop.is_set():
-            rung = self._wakeup.wait(min(delay_s, self._status_file.heartbeat_s))
+            reasons = self._wakeup.wait(min(delay_s, self._status_file.heartbeat_s))
             self._status_file.send_heartbeat()
             delay_s = (
                 self.reconcile_once()
-                if rung or delay_s <= self._status_file.heartbeat_s
+                if reasons or delay_s <= self._status_file.heartbeat_s
                 else (delay_s - self._status_file.heartbeat_s)
             )
-            log.debug("awake: %s; next look in %.1f s", ", ".join(sorted(rung)) or "time", delay_s)
+            log.debug(
+                "woken by %s; next pass in %.1f s", ", ".join(sorted(reasons)) or "time", delay_s
+            )
 
     def finish_boot(self) -> None:
-        """Do what a boot has left to be done, as far as that needs nobody and goes well.
+        """Run the actions that finish a boot, until one fails or needs the API server.
 
-        Files, units and users are then those of the deployment that is booted: to be called before
-        anything that reads them is started.
+        Afterwards files, units and users match the booted deployment. Call it before systemd
+        starts the kubelet and everything else that reads them.
         """
         for _ in range(_MAX_BOOT_PASSES):
             _, decision = self._observe_and_decide()
-            finishes = isinstance(
+            is_boot_action = isinstance(
                 decision, RecoverAction | RestoreAction | VerifyAction | CommitAction
             )
-            if self._failure is not None or not finishes:
+            if self._failure is not None or not is_boot_action:
                 return
             self.reconcile_once()
             if isinstance(decision, VerifyAction):
-                # With it the trial has begun; the rest is for when everything runs.
+                # The boot trial has begun. Its checks need the services that start after us.
                 return
 
     def reconcile_once(self) -> float:
-        """Do the one next thing; returns in how many seconds to look again."""
+        """Observe, decide, report and act once; return the seconds until the next pass."""
         self._refresh_credentials(
             _CONTROLLER_CONFIG_REASON, self._interfaces.certificates.sync_files
         )
@@ -163,42 +190,42 @@ class ReconcileLoop:
 
     def _run_decision(self, facts: Facts, decision: Decision) -> float:
         self._log_decision(decision)
-        told = self._write_report(facts, decision)
+        next_report_s = self._write_report(facts, decision)
         pending = self._compute_retry_delay(decision)
         if pending > 0:
-            return min(pending, told)
+            return min(pending, next_report_s)
         try:
             delay_s = self._runner.run_action(decision, facts)
         except TreenailError as error:
-            return min(self._handle_failure(error, facts, decision), told)
+            return min(self._handle_failure(error, facts, decision), next_report_s)
         if not isinstance(decision, WaitAction):
             self._failure = None
-        return min(delay_s, told)
+        return min(delay_s, next_report_s)
 
     def _remove_answered_request(self) -> None:
-        """Take away a request about which nothing is left to do: who asked is waiting for that."""
+        """Remove a request that is done: the command that wrote it waits for that."""
         request = self._interfaces.requests.read_request()
         if request is not None and is_answered(request, self._runner.record):
             self._interfaces.requests.remove_request()
 
     def _observe_and_decide(self) -> tuple[Facts, Decision]:
-        """Facts and the decision they call for.
+        """Collect facts and decide the next action.
 
-        The one move that can't be taken back is decided twice, the second time on a fresh look
-        at the Node; with the API server away, what was decided and drained for goes through.
+        A reboot cannot be undone, so it is decided twice, the second time with a Node read from
+        the API server. When the API server is unreachable, the decided and drained update goes on.
         """
         record = self._runner.record
         try:
             facts = self._observer.collect_facts(record)
             decision = decide_action(facts)
             if isinstance(decision, RebootAction):
-                answers = True
+                is_reachable = True
                 try:
                     self._interfaces.cluster.refresh_node()
                 except ClusterError as error:
-                    answers = False
-                    log.info("no fresh look at the Node before the reboot: %s", error)
-                facts = replace(self._observer.collect_facts(record), is_api_reachable=answers)
+                    is_reachable = False
+                    log.info("cannot read the Node before the reboot, continuing: %s", error)
+                facts = replace(self._observer.collect_facts(record), is_api_reachable=is_reachable)
                 decision = decide_action(facts)
         except TreenailError as error:
             return self._observer.collect_cached_facts(record), RefuseAction(error)
@@ -206,80 +233,82 @@ class ReconcileLoop:
         return facts, decision
 
     def _log_decision(self, decision: Decision) -> None:
-        move = repr(decision)
-        if move != self._last_action:
-            log.debug("decided: %s", move)
-            self._last_action = move
-        if self._failure is not None and self._failure.action != move:
+        action = repr(decision)
+        if action != self._last_action:
+            log.debug("decided: %s", action)
+            self._last_action = action
+        if self._failure is not None and self._failure.action != action:
             self._failure = None
 
     def _report_drift(self, facts: Facts) -> None:
-        """Tell once of each drift, also of such as holds nothing up, and once when it is gone."""
+        """Log each drift once, including reported-only drift, and log once that it is resolved."""
         if facts.record.update is not None or facts.has_interrupted_change or facts.is_forced:
             return
         found = facts.drift.all
         for drift in [each for each in found if each not in self._known_drift][:_MAX_LOGGED_DRIFTS]:
-            log.warning("drifted: %s", drift, extra={"message_id": MessageId.DRIFT_DETECTED})
+            log.warning("drift: %s", drift, extra={"message_id": MessageId.DRIFT_DETECTED})
         if self._known_drift and not found:
-            log.info("nothing drifts any more: the machine is as %s says", facts.record.current)
+            log.info("drift resolved; machine matches %s", facts.record.current)
         if facts.drift.reported and found != self._known_drift:
-            told = format_drift(facts.drift.reported, facts.record.current.config)
-            self._interfaces.cluster.record_event(NodeEvent("Warning", "ConfigDriftDetected", told))
+            message = format_drift(facts.drift.reported, facts.record.current.config)
+            self._interfaces.cluster.record_event(
+                NodeEvent("Warning", "ConfigDriftDetected", message)
+            )
         self._known_drift = found
         self._status_file.show_drift(found)
         self._metrics.write_metrics(facts.drift)
 
     def _write_report(self, facts: Facts, decision: Decision) -> float:
-        """Report; returns in how many seconds to try again if nobody could be told."""
+        """Write the report; return the seconds until it must be written again."""
         failure = self._failure
         error = failure.error if failure is not None and failure.is_reportable else None
-        told = make_report(facts, decision, error)
-        self._status_file.show_report(facts, told, failure.error if failure else None)
+        report = make_report(facts, decision, error)
+        self._status_file.show_report(facts, report, failure.error if failure else None)
         try:
-            self._interfaces.cluster.write_report(told)
+            self._interfaces.cluster.write_report(report)
         except ClusterError as problem:
             if str(problem) != self._report_error:
-                log.warning("can't report to the API server: %s", problem)
+                log.warning("cannot report to the API server: %s", problem)
             self._report_error = str(problem)
-            # Who does not answer is back in a moment; who refuses is to be asked less and less.
-            refused = not isinstance(problem, UnreachableError)
-            self._rejections = self._rejections + 1 if refused else 0
-            longer = 2.0 ** min(max(self._rejections - 1, 0), 20)
-            return min(self._timing.retry_first_s * longer, self._timing.retry_max_s)
+            # Unreachable: retry at a fixed interval. Rejected: back off exponentially.
+            is_rejected = not isinstance(problem, UnreachableError)
+            self._rejections = self._rejections + 1 if is_rejected else 0
+            factor = 2.0 ** min(max(self._rejections - 1, 0), 20)
+            return min(self._timing.retry_first_s * factor, self._timing.retry_max_s)
         if self._report_error:
-            log.info("the API server takes reports again")
+            log.info("API server accepts reports again")
         self._report_error, self._rejections = "", 0
         return self._timing.resync_s
 
     def _compute_retry_delay(self, decision: Decision) -> float:
-        """Seconds until a move that failed may be tried again."""
+        """Return the seconds until the failed action may be retried; 0 for another action."""
         if self._failure is None or self._failure.action != repr(decision):
             return 0.0
         return self._failure.retry_at - self._interfaces.clock.monotonic()
 
     def _handle_failure(self, error: TreenailError, facts: Facts, decision: Decision) -> float:
-        earlier = self._failure
-        count = earlier.count + 1 if earlier else 1
+        last = self._failure
+        count = last.count + 1 if last else 1
         delay_s = self._timing.retry_max_s
         if error.retry_policy is RetryPolicy.BACKOFF:
             first_s = self._timing.retry_first_s * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
             delay_s = min(first_s * 2.0 ** min(count - 1, 20), delay_s)
-        if earlier is None or str(earlier.error) != str(error):
+        if last is None or str(last.error) != str(error):
             log.error("%s", format_reason(error), extra={"message_id": MessageId.DEGRADED})
         else:
-            log.info("attempt %d failed the same way; the next is in %.0f s", count, delay_s)
+            log.info("attempt %d failed with the same error; retrying in %.0f s", count, delay_s)
         self._failure = ActionFailure(
             error=error,
             action=repr(decision),
             count=count,
-            since=earlier.since if earlier else facts.now,
+            since=last.since if last else facts.now,
             retry_at=self._interfaces.clock.monotonic() + delay_s,
         )
         self._write_report(self._observer.collect_cached_facts(self._runner.record), decision)
         return delay_s
 
     def _refresh_credentials(self, reason: str, refresh: Callable[[], tuple[str, ...]]) -> None:
-        """Have credentials in place, and tell once, by Events of this reason, what is wrong."""
+        """Install credentials, and record an Event with this reason once per new problem."""
         try:
             problems = refresh()
         except TreenailError as error:
@@ -294,7 +323,7 @@ class ReconcileLoop:
         )
 
     def _handle_record(self, record: LedgerRecord) -> None:
-        """Let the journal and the live status say which update this is, and how far."""
+        """Put the update and its phase into the log context and the status file."""
         update = record.update
         journal.set_log_context(
             update=update.id if update else "",
@@ -306,10 +335,10 @@ class ReconcileLoop:
     def _handle_progress(
         self, update: UpdateRecord | PrestagedTarget, progress: TransactionProgress
     ) -> WatchVerdict:
-        """Show how an OS transaction gets on, and whether it is still wanted."""
+        """Show the progress of an OS transaction; cancel it when its target was withdrawn."""
         self._status_file.send_heartbeat()
         self._status_file.show_progress(progress)
-        # This may take an hour, and they are to be there within a minute.
+        # A pull may take an hour, and rotated certificates must be installed within a minute.
         self._refresh_credentials(
             _CONTROLLER_CONFIG_REASON, self._interfaces.certificates.sync_files
         )
@@ -318,10 +347,10 @@ class ReconcileLoop:
         node = self._interfaces.cluster.get_cached_node()
         if isinstance(update, PrestagedTarget):
             current = self._runner.record.current
-            stands_ahead = node is None or decide_prestage.is_prestage_requested(
+            is_requested = node is None or decide_prestage.is_prestage_requested(
                 summarize_node(node), update, current
             )
-            return WatchVerdict.CONTINUE if stands_ahead else WatchVerdict.CANCEL
+            return WatchVerdict.CONTINUE if is_requested else WatchVerdict.CANCEL
         if node is not None and not is_target_requested(summarize_node(node), update):
             return WatchVerdict.CANCEL
         if is_cancel_request(self._interfaces.requests.read_request(), update):

@@ -1,22 +1,23 @@
-"""Adapters to facts: the only place that turns what machines say into what decisions read."""
+"""Collects the facts that a decision reads from the node and the API server."""
 
 from dataclasses import replace
 
 from treenail.api import annotations as key
 from treenail.api.node import Node
 from treenail.daemon.configuration.drift import BootedState
-from treenail.daemon.reconcile.interfaces import NodeInterfaces
+from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.host.ostree.deployments import DeploymentStatus
 from treenail.update.decision import desired
 from treenail.update.decision.decide import needs_deployments
 from treenail.update.decision.facts import DeploymentState, DrainHandshake, Facts, ObservedNode
-from treenail.update.state.record import LedgerRecord, Phase, Target
+from treenail.update.state.phases import Phase
+from treenail.update.state.record import LedgerRecord, Target
 
 SINGLE_REPLICA = "SingleReplica"
 
 
 class Observer:
-    """Looks at everything a decision may depend on, and asks for nothing it does not need."""
+    """Collects facts, and reads from the machine only what the next decision needs."""
 
     def __init__(
         self,
@@ -38,17 +39,19 @@ class Observer:
         self._packages: frozenset[str] | None = None
 
     def collect_cached_facts(self, record: LedgerRecord) -> Facts:
-        """The facts that cost no question to the machine's services."""
+        """Collect the facts that need no call to a system service."""
         node = self._interfaces.cluster.get_cached_node()
-        now_seen = None if node is None else summarize_node(node)
-        unasked = now_seen is not None and isinstance(now_seen.desired, desired.NoTarget)
+        observed = None if node is None else summarize_node(node)
+        has_no_target = observed is not None and isinstance(observed.desired, desired.NoTarget)
         return Facts(
             record=record,
             boot_id=self._interfaces.kernel.read_boot_id(),
             now=self._interfaces.clock.now(),
-            node=now_seen,
+            node=observed,
             deployments=None,
-            initial_annotations=self._interfaces.mcd_state.read_annotations() if unasked else {},
+            initial_annotations=self._interfaces.mcd_state.read_annotations()
+            if has_no_target
+            else {},
             request=self._interfaces.requests.read_request(),
             has_files_in_image=self._has_files_in_image,
             should_drain=self._should_drain and not _is_single_replica(node),
@@ -59,7 +62,7 @@ class Observer:
         )
 
     def collect_facts(self, record: LedgerRecord) -> Facts:
-        """The facts as of now; raises `HostError` when the machine can't be asked."""
+        """Collect all facts. Raises `HostError` when the machine cannot be read."""
         update = record.update
         unfinished = self._interfaces.configuration.find_unfinished(update.id if update else "")
         facts = replace(
@@ -68,16 +71,17 @@ class Observer:
             has_undo=unfinished.has_undo,
             is_forced=update is None and self._interfaces.drift.is_apply_forced(),
         )
-        looks = needs_deployments(facts, is_first=not self._has_observed)
-        if looks or update is not None:
+        needs_reading = needs_deployments(facts, is_first=not self._has_observed)
+        if needs_reading or update is not None:
             facts = replace(facts, is_shutting_down=self._interfaces.power.is_shutting_down())
-        # rpm-ostreed may be stopped before the agent is, and nothing will be decided any more.
-        if looks and not facts.is_shutting_down:
-            found = summarize_deployments(
+        # During a shutdown systemd may stop rpm-ostreed before the agent. A D-Bus call would start
+        # it again, and no decision follows.
+        if needs_reading and not facts.is_shutting_down:
+            state = summarize_deployments(
                 self._interfaces.os.read_deployments(), self._interfaces.kernel.read_command_line()
             )
-            facts = replace(facts, deployments=found)
-            self._packages = frozenset(found.packages)
+            facts = replace(facts, deployments=state)
+            self._packages = frozenset(state.packages)
         if update is None and not facts.has_interrupted_change:
             facts = self._add_drift(facts)
         if (
@@ -89,8 +93,8 @@ class Observer:
                 facts,
                 trial_status=self._interfaces.health.run_checks(update.boot_trial, facts.boot_id),
             )
-        # What an update leaves behind is looked at once more.
-        self._has_observed = update is None and (self._has_observed or looks)
+        # Read the deployments once more after an update, to find what it left staged.
+        self._has_observed = update is None and (self._has_observed or needs_reading)
         return facts
 
     def _add_drift(self, facts: Facts) -> Facts:
@@ -101,29 +105,33 @@ class Observer:
 
 
 def summarize_node(node: Node) -> ObservedNode:
-    """The Node, reduced to what decisions read."""
-    notes = node.annotations
-    asked = desired.read_desired_target(notes)
+    """Return what decisions read of the Node."""
+    annotations = node.annotations
+    requested = desired.read_desired_target(annotations)
     spellings = (
-        asked.image_keys if isinstance(asked, desired.DesiredTarget) else tuple(key.IMAGE_SPELLINGS)
+        requested.image_keys
+        if isinstance(requested, desired.DesiredTarget)
+        else tuple(key.IMAGE_SPELLINGS)
     )
-    claims = (notes.get(key.IMAGE_SPELLINGS[each], "") for each in spellings)
+    claimed_images = (annotations.get(key.IMAGE_SPELLINGS[each], "") for each in spellings)
     return ObservedNode(
-        desired=asked,
+        desired=requested,
         handshake=DrainHandshake(
-            requested=notes.get(key.DESIRED_DRAIN, ""),
-            applied=notes.get(key.LAST_APPLIED_DRAIN, ""),
+            requested=annotations.get(key.DESIRED_DRAIN, ""),
+            applied=annotations.get(key.LAST_APPLIED_DRAIN, ""),
             is_unschedulable=node.is_unschedulable,
         ),
-        claimed=Target(notes.get(key.CURRENT_CONFIG, ""), next(filter(None, claims), "")),
-        prestage=desired.read_prestage_target(notes),
+        claimed=Target(
+            annotations.get(key.CURRENT_CONFIG, ""), next(filter(None, claimed_images), "")
+        ),
+        prestage=desired.read_prestage_target(annotations),
     )
 
 
 def summarize_deployments(
     deployments: DeploymentStatus, arguments: tuple[str, ...]
 ) -> DeploymentState:
-    """The deployments, and the booted kernel arguments, reduced to what decisions read."""
+    """Return what decisions read of the deployments and the booted kernel arguments."""
     booted, staged, pending = deployments.booted, deployments.staged, deployments.pending
     return DeploymentState(
         booted_digest=booted.digest if booted else "",
@@ -145,5 +153,8 @@ def summarize_deployments(
 
 
 def _is_single_replica(node: Node | None) -> bool:
-    """A cluster of one node has nowhere to drain to; the reference skips the drain there too."""
+    """Return whether the cluster has a single node, and pods nowhere to go.
+
+    The Machine Config Daemon skips the drain in this topology, too.
+    """
     return node is not None and node.annotations.get(key.CONTROL_PLANE_TOPOLOGY) == SINGLE_REPLICA

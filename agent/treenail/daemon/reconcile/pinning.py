@@ -1,18 +1,20 @@
-"""The previous deployment is kept while the new one may yet prove bad, and let go afterwards.
+"""Pin the previous deployment while the new one may still roll back, and unpin it afterwards.
 
-ostree would wait for a transaction of somebody else without a word, so that is waited for before.
+``ostree admin pin`` waits silently for the sysroot lock. A running transaction is therefore
+awaited first, with progress.
 """
 
 import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from treenail.daemon.reconcile.busy_wait import wait_while_busy
-from treenail.daemon.reconcile.interfaces import NodeInterfaces, Watch
+from treenail.daemon.reconcile.context import NodeInterfaces
+from treenail.daemon.reconcile.interfaces import Watch
+from treenail.daemon.reconcile.os_transaction import wait_while_busy
 from treenail.daemon.reconcile.state import UpdateLedger
 from treenail.errors import BusyError
 from treenail.update.decision.facts import Facts
-from treenail.update.state.retention import RetainedDeployment
+from treenail.update.state.record import RetainedDeployment
 
 log = logging.getLogger(__name__)
 
@@ -20,13 +22,15 @@ log = logging.getLogger(__name__)
 def pin_booted(
     facts: Facts, interfaces: NodeInterfaces, ledger: UpdateLedger, watch: Watch
 ) -> bool:
-    """Have what is booted pinned, until what takes its place was healthy for a while.
+    """Pin the booted deployment until the new one has been healthy for `retention_s`.
 
-    False when somebody else was in the way, who has ended now. Raises `HostError`.
+    Returns False after waiting for another program's transaction; the caller tries again. Raises
+    `HostError`.
     """
     deployed, record = facts.deployments, ledger.record
     if deployed is None or (record.retained is None and deployed.is_booted_pinned):
-        return True  # somebody wants it kept, and will want it afterwards
+        # The user pinned it. Pinning it again would make us remove the user's pin later.
+        return True
     ledger.save_record(replace(record, retained=RetainedDeployment(deployed.booted_id)))
     return _try_operation(
         lambda: interfaces.pins.pin_deployment(deployed.booted_id), interfaces, watch
@@ -36,17 +40,17 @@ def pin_booted(
 def unpin_retained(
     deployment_id: str, interfaces: NodeInterfaces, ledger: UpdateLedger, watch: Watch | None
 ) -> bool:
-    """Have the deployment unpinned.
+    """Remove our pin from the deployment.
 
-    False when somebody else was in the way; with a ``watch`` they have ended now. Raises
-    `HostError`.
+    Returns False when another program has the sysroot. With a ``watch``, waits until that
+    program's transaction ends. Raises `HostError`.
     """
-    done = _try_operation(
+    is_done = _try_operation(
         lambda: interfaces.pins.unpin_deployment(deployment_id), interfaces, watch
     )
-    if done:
+    if is_done:
         ledger.save_record(replace(ledger.record, retained=None))
-    return done
+    return is_done
 
 
 def _try_operation(
@@ -56,7 +60,7 @@ def _try_operation(
         operation()
     except BusyError as error:
         if watch is None:
-            log.debug("later: %s", error)
+            log.debug("postponed unpinning: %s", error)
         else:
             wait_while_busy(error, interfaces.os, watch)
         return False

@@ -1,4 +1,4 @@
-"""What there is to do until a node is at its target, from its configs and its machine."""
+"""Plans the steps of an update from the configs and the machine."""
 
 import logging
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from treenail.api.disruptionpolicy import DEFAULT_POLICY, DisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.config import reconcilable
 from treenail.config.wanted import WantedState, read_wanted_state
-from treenail.daemon.reconcile.interfaces import NodeInterfaces
+from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.errors import ClusterError, ConfigError, UnreachableError, UnreconcilableError
 from treenail.update.decision.facts import DeploymentState
 from treenail.update.impact.disruption import ConfigDisruption, compute_disruption
@@ -31,30 +31,30 @@ _IMAGE_SOURCE_NAME = "the image beside the config"
 
 @dataclass(frozen=True, slots=True)
 class PendingSteps:
-    """What is to be written now, and what for."""
+    """The steps that are left to do for a wanted state."""
 
     wanted: WantedState
     impact: UpdateImpact
     steps: tuple[ConfigStep, ...]
-    """Those that write, and then those that have what runs take notice."""
+    """Steps that write come first, then those that reload and restart services."""
 
 
 class UpdatePlanner:
-    """Reads and works out; nothing is changed but the kept copies of configs."""
+    """Plans updates. It changes nothing except the config cache."""
 
     def __init__(self, interfaces: NodeInterfaces, *, has_files_in_image: bool = True) -> None:
-        """``has_files_in_image``: in image mode there are no files and units to write."""
+        """``has_files_in_image``: images contain files and units, and image mode writes none."""
         self._interfaces = interfaces
         self._has_files_in_image = has_files_in_image
         self._policy: DisruptionPolicy | None = None
 
     def plan_update(
-        self, target: Target, origin: Target, deployed: DeploymentState
+        self, target: Target, origin: Target, deployments: DeploymentState
     ) -> UpdateImpact:
-        """The work of an update, before anything is touched.
+        """Plan an update and return its impact, before anything is changed.
 
-        Raises `ConfigError` for what a running node can't be made to be, `HostError` for what this
-        machine can't have, and `ClusterError`.
+        Raises `ConfigError` for a change that no running node can make, `HostError` for one that
+        this machine cannot make, and `ClusterError`.
         """
         new = self._interfaces.config_cache.fetch_config(target.config)
         old = self._interfaces.config_cache.find_config(origin.config)
@@ -62,42 +62,44 @@ class UpdatePlanner:
             self._check_reconcilable(old, new)
         if new.fips != self._interfaces.kernel.is_fips_enabled():
             raise UnreconcilableError(
-                f"{target.config} wants FIPS mode {'on' if new.fips else 'off'}, and this node "
-                "runs with it the other way",
-                remedy="FIPS mode is chosen when a node is installed: reinstall it, or change the "
-                "MachineConfig back",
+                f"cannot apply {target.config}: it sets FIPS mode {'on' if new.fips else 'off'}, "
+                f"and this node runs with FIPS mode {'off' if new.fips else 'on'}",
+                remedy="FIPS mode is chosen at installation: reinstall the node, or revert the "
+                "MachineConfig",
             )
-        wish, before = (
+        wanted, before = (
             self._apply_image_mode(read_wanted_state(new), target),
             self._load_origin(old, origin),
         )
-        change = compute_os_change(before.os, wish.os, deployed.running, image=target.image)
-        steps = self._interfaces.configuration.plan_steps(wish, target.config).steps
+        change = compute_os_change(before.os, wanted.os, deployments.running, image=target.image)
+        steps = self._interfaces.configuration.plan_steps(wanted, target.config).steps
         self._interfaces.configuration.check_steps(steps)
-        work, _ = self._compute_impact(steps, change, (old, before), (new, wish), target)
-        return work
+        impact, _ = self._compute_impact(steps, change, (old, before), (new, wanted), target)
+        return impact
 
     def plan_pending_steps(
         self, target: Target, origin: Target, impact: UpdateImpact
     ) -> PendingSteps:
-        """What there is to write now; the work may be more than it was when it was weighed.
+        """Plan the steps that are left; their impact may have grown since `plan_update`.
 
-        Raises as `plan_update` does.
+        Raises the same errors as `plan_update`.
         """
         new = self._interfaces.config_cache.read_cached(
             target.config
         ) or self._interfaces.config_cache.fetch_config(target.config)
-        wish = self._apply_image_mode(read_wanted_state(new), target)
-        steps = self._interfaces.configuration.plan_steps(wish, target.config).steps
+        wanted = self._apply_image_mode(read_wanted_state(new), target)
+        steps = self._interfaces.configuration.plan_steps(wanted, target.config).steps
         if impact.needs_reboot:
-            return PendingSteps(wish, impact, steps)
+            return PendingSteps(wanted, impact, steps)
         old = self._interfaces.config_cache.find_config(origin.config)
         before = self._load_origin(old, origin)
-        now, cost = self._compute_impact(steps, impact.os, (old, before), (new, wish), target)
-        if cost.needs_reboot:
-            return PendingSteps(wish, now, steps)
-        noticing = plan_service_steps(steps, [each.action for each in cost.costs])
-        return PendingSteps(wish, now, (*steps, *noticing))
+        current_impact, disruption = self._compute_impact(
+            steps, impact.os, (old, before), (new, wanted), target
+        )
+        if disruption.needs_reboot:
+            return PendingSteps(wanted, current_impact, steps)
+        service_steps = plan_service_steps(steps, [each.action for each in disruption.costs])
+        return PendingSteps(wanted, current_impact, (*steps, *service_steps))
 
     def _check_reconcilable(self, old: MachineConfig, new: MachineConfig) -> None:
         try:
@@ -119,17 +121,19 @@ class UpdatePlanner:
         new: tuple[MachineConfig, WantedState],
         target: Target,
     ) -> tuple[UpdateImpact, ConfigDisruption]:
-        found = compute_differences(old[1], new[1], steps, change)
-        # Whatever is asked of the operating system reboots, and so does all beside it.
-        asks = change.is_empty and not found.is_empty
-        cost = compute_disruption(found, self._fetch_policy() if asks else DEFAULT_POLICY)
+        differences = compute_differences(old[1], new[1], steps, change)
+        # A change of the operating system reboots in any case: the policy is not needed.
+        needs_policy = change.is_empty and not differences.is_empty
+        disruption = compute_disruption(
+            differences, self._fetch_policy() if needs_policy else DEFAULT_POLICY
+        )
         sources = ConfigSources(
-            found,
+            differences,
             old[0] or MachineConfig(),
             new[0],
             image_source=_IMAGE_SOURCE_NAME if target.image else "",
         )
-        return compute_impact(steps, change, cost, sources.find_cause), cost
+        return compute_impact(steps, change, disruption, sources.find_cause), disruption
 
     def _fetch_policy(self) -> DisruptionPolicy:
         try:
@@ -139,19 +143,22 @@ class UpdatePlanner:
                 raise
             return self._policy
         if not found.is_settled:
-            raise ClusterError("the cluster's node disruption policy is being changed")
+            raise ClusterError(
+                "cannot read the node disruption policy: MachineConfiguration/cluster is "
+                "being updated"
+            )
         self._policy = found.policy
         return found.policy
 
     def _load_origin(self, old: MachineConfig | None, origin: Target) -> WantedState:
-        """What the node was to be; nothing if that can't be told."""
+        """Return the state that the previous config wanted; empty when it is unreadable."""
         if old is None:
             return WantedState()
         try:
             return self._apply_image_mode(read_wanted_state(old), origin)
         except ConfigError as error:
-            log.warning("what %s wanted can't be told: %s", origin.config, error)
+            log.warning("cannot read the previous config %s: %s", origin.config, error)
             return WantedState()
 
-    def _apply_image_mode(self, found: WantedState, target: Target) -> WantedState:
-        return apply_image_mode(found) if target.image and self._has_files_in_image else found
+    def _apply_image_mode(self, wanted: WantedState, target: Target) -> WantedState:
+        return apply_image_mode(wanted) if target.image and self._has_files_in_image else wanted

@@ -1,18 +1,20 @@
-"""Stages ahead of time, and drops it again; no update is under way."""
+"""Pre-staging: stage the next deployment before an update begins, or drop it again."""
 
 import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from treenail.daemon.reconcile.busy_wait import wait_while_busy
-from treenail.daemon.reconcile.interfaces import NodeInterfaces
+from treenail.daemon.reconcile.context import NodeInterfaces
+from treenail.daemon.reconcile.os_transaction import (
+    build_deployment_change,
+    pull_image,
+    wait_while_busy,
+)
 from treenail.daemon.reconcile.planning import UpdatePlanner
-from treenail.daemon.reconcile.pull import pull_image
 from treenail.errors import BusyError, CancelledError, HostError
-from treenail.host.ostree.deployments import DeploymentChange, TransactionProgress, WatchVerdict
+from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
 from treenail.update.decision.actions import DropPrestagedAction, PrestageAction
 from treenail.update.decision.facts import Facts
-from treenail.update.impact.os_change import OSChange
 from treenail.update.state.record import LedgerRecord, PrestagedTarget
 
 log = logging.getLogger(__name__)
@@ -29,37 +31,39 @@ def prestage_target(
     on_progress: OnProgress,
     save_record: Callable[[LedgerRecord], None],
 ) -> None:
-    """Pull and deploy, locked, what the target asks of the operating system.
+    """Pull and stage the target's operating system change as a locked deployment.
 
-    That it is ours is in the ledger before it begins. Raises `TreenailError`.
+    The ledger records the pre-staged target before the transaction begins, so that a restarted
+    agent knows whose deployment is staged. Raises `TreenailError`.
     """
     if action.foreign_id:
         raise HostError(
-            f"deployment {action.foreign_id} is staged on this machine, and not by treenail",
-            remedy="drop it with 'rpm-ostree cleanup --pending', or reboot into it",
+            f"cannot pre-stage {action.target}: deployment {action.foreign_id} is staged, and "
+            "treenail did not stage it",
+            remedy="run: rpm-ostree cleanup --pending, or reboot into it",
         )
     if facts.deployments is None:
-        raise AssertionError("to stage ahead was decided without a look at the deployments")
+        raise AssertionError("pre-staging was decided without reading the deployments")
     record = facts.record
-    work = planner.plan_update(action.target, record.current, facts.deployments)
-    kept = PrestagedTarget(action.target, facts.boot_id)
-    save_record(replace(record, prestaged=kept))
-    if not work.os.is_empty:
+    impact = planner.plan_update(action.target, record.current, facts.deployments)
+    prestaged = PrestagedTarget(action.target, facts.boot_id)
+    save_record(replace(record, prestaged=prestaged))
+    if not impact.os.is_empty:
         ended: list[WatchVerdict] = []
 
         def watch(progress: TransactionProgress) -> WatchVerdict:
-            verdict = on_progress(kept, progress)
+            verdict = on_progress(prestaged, progress)
             if verdict is not WatchVerdict.CONTINUE:
                 ended.append(verdict)
             return verdict
 
         def attempt() -> bool:
-            interfaces.preflight.check_image(work.os.image)
-            interfaces.os.stage_deployment(build_deployment_change(work.os), watch=watch)
+            interfaces.preflight.check_image(impact.os.image)
+            interfaces.os.stage_deployment(build_deployment_change(impact.os), watch=watch)
             return not ended
 
         try:
-            pull_image(interfaces.pull_secrets, work.os.image, attempt)
+            pull_image(interfaces.pull_secrets, impact.os.image, attempt)
         except BusyError as error:
             wait_while_busy(error, interfaces.os, watch)
             return
@@ -69,14 +73,15 @@ def prestage_target(
             return
         if WatchVerdict.DETACH in ended:
             return
-    staged = None if work.os.is_empty else interfaces.os.read_deployments().staged
+    staged = None if impact.os.is_empty else interfaces.os.read_deployments().staged
     save_record(
         replace(
-            record, prestaged=replace(kept, staged_id=staged.id if staged else "", is_done=True)
+            record,
+            prestaged=replace(prestaged, staged_id=staged.id if staged else "", is_done=True),
         )
     )
     interfaces.os.release_daemon()
-    log.info("staged %s ahead, locked", action.target)
+    log.info("pre-staged %s, locked", action.target)
 
 
 def drop_prestaged(
@@ -86,22 +91,8 @@ def drop_prestaged(
     *,
     save_record: Callable[[LedgerRecord], None],
 ) -> None:
-    """Have nothing staged that was staged ahead."""
+    """Drop the pre-staged deployment and remove it from the ledger."""
     interfaces.os.drop_staged(action.staged_id)
     interfaces.os.release_daemon()
-    log.info("dropped what was staged ahead")
+    log.info("dropped the pre-staged deployment")
     save_record(replace(facts.record, prestaged=None))
-
-
-def build_deployment_change(os_change: OSChange) -> DeploymentChange:
-    """What the operating system is asked for, in its adapter's words."""
-    return DeploymentChange(
-        image=os_change.image,
-        append_kargs=os_change.append,
-        delete_kargs=os_change.delete,
-        install_packages=os_change.install,
-        uninstall_packages=os_change.uninstall,
-        override_remove=os_change.remove,
-        override_reset=os_change.reset,
-        extensions_image=os_change.packages_from,
-    )

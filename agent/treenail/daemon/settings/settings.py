@@ -1,4 +1,4 @@
-"""What an administrator may set: /etc/treenail/agent.toml and the command line."""
+"""The agent's settings, from /etc/treenail/agent.toml and the command line."""
 
 import logging
 import re
@@ -29,97 +29,97 @@ _NODE_NAME = re.compile(
 
 
 class DrainMode(StrEnum):
-    """Who sees to it that the node is empty before it reboots."""
+    """How the node is drained before it reboots."""
 
-    REQUEST = "ask"
-    """A controller, asked through the node's annotations."""
+    REQUEST = "request"
+    """Request the drain from a controller through the Node's annotations."""
     NEVER = "never"
-    """Nobody: the reboot takes the pods down."""
+    """Do not drain: the reboot ends the pods."""
 
 
 class BackendSetting(StrEnum):
-    """What manages the operating system."""
+    """The back end that manages the operating system."""
 
     AUTO = "auto"
-    """Whichever of the two is installed; rpm-ostree when both are."""
+    """The installed one; rpm-ostree when both are."""
     RPM_OSTREE = "rpm-ostree"
     BOOTC = "bootc"
 
 
 class RebootMode(StrEnum):
-    """What is started anew when the operating system changed."""
+    """What is restarted after a change of the operating system."""
 
     FULL = "full"
     """The machine."""
     AUTO = "auto"
-    """User space alone, where the kernel, its arguments and its initramfs stay."""
+    """User space only, when kernel, kernel arguments and initramfs do not change."""
 
 
 class ImageFiles(StrEnum):
-    """Where a node in image mode has its config's files and units from."""
+    """The source of a config's files and units in image mode."""
 
     BAKED = "baked"
-    """From the image; one that says it was built from another config is refused."""
+    """The image. An image that was built from another config is rejected."""
     WRITE = "write"
-    """From the agent, as outside image mode: for images that bake nothing."""
+    """The agent writes them, as outside image mode, for images that contain none."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitSettings:
-    """How long things may take, and how often they are tried."""
+    """Time limits and retry delays, in seconds."""
 
     stage_s: float = 3600.0
-    """Fetching and staging an image, in all."""
+    """For pulling and staging an image, in total."""
     stall_s: float = 600.0
-    """Staging without any progress."""
+    """For staging without any progress."""
     drain_s: float = 3600.0
-    """A drain, before its delay is complained about."""
+    """For a drain, before its delay is reported."""
     call_s: float = 30.0
-    """One call to D-Bus or the API server."""
+    """For one call to D-Bus or the API server."""
     retry_first_s: float = 5.0
-    """From a failure to the next try; twice as long after each further one."""
+    """From the first failure to the next attempt; doubled after each further failure."""
     retry_max_s: float = 300.0
-    """The longest time between two tries."""
+    """The longest delay between two attempts."""
     resync_s: float = 60.0
-    """How often to look at everything when nothing says that there is reason to."""
+    """The interval of a full pass when no event causes one."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthSettings:
-    """How long a node that was rebooted into its target may take to be healthy, in seconds."""
+    """Times of the boot trial after a reboot into a target, in seconds."""
 
     deadline_s: float = 600.0
-    """From the agent's start after the boot until the node goes back."""
+    """From the agent's start after the boot until the node rolls back."""
     settle_s: float = 10.0
-    """How long everything has to be well without a break."""
+    """How long all checks must pass without interruption."""
     check_s: float = 30.0
-    """One of the owner's checks."""
+    """The time limit of one custom check."""
     interval_s: float = 5.0
-    """From one look to the next."""
+    """The interval between two runs of the checks."""
     retention_s: float = 86_400.0
-    """How long the previous deployment is kept after that."""
+    """How long the previous deployment stays pinned after a successful trial."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreflightSettings:
-    """What is looked at before an update begins."""
+    """The pre-flight checks of an update."""
 
     registry_s: float = 60.0
-    """How long the registry may take to say what the image is."""
+    """The time limit for inspecting the image in the registry, in seconds."""
     only_warn: frozenset[PreflightReason] = frozenset()
-    """The reasons that are said and hold nothing up."""
+    """The findings that are logged and do not block."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriftSettings:
-    """How drift is looked for, and what it leads to."""
+    """How drift is detected, and the reaction to it."""
 
     default: DriftReaction = DriftReaction.BLOCK
     paths: tuple[tuple[str, DriftReaction], ...] = ()
     """The first glob that matches decides."""
     repairs_per_hour: int = 3
     full_check_s: float = 600.0
-    """From one look at everything to the next; what is touched is looked at within seconds."""
+    """The interval of a full check, in seconds; touched paths are checked within seconds."""
 
     @property
     def policy(self) -> DriftPolicy:
@@ -128,15 +128,15 @@ class DriftSettings:
 
 @dataclass(frozen=True, slots=True)
 class FirstBootSettings:
-    """What a node moves to before it joins its cluster."""
+    """The target of a node before it joins its cluster."""
 
     image: str = ""
-    """The pull spec, by digest; empty leaves it to the config that the node was given."""
+    """The image by digest; when empty, the one of the node's first config."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartialSettings:
-    """What the file, or the command line, says; None where it says nothing."""
+    """The settings of the file or of the command line; None where one is not set."""
 
     kubeconfig: str | None = None
     node_name: str | None = None
@@ -157,7 +157,7 @@ class PartialSettings:
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """Every setting with its value; all paths but ``root`` are below the root."""
+    """All settings with their values. All paths except ``root`` are below the root."""
 
     kubeconfig: str
     node_name: str
@@ -165,7 +165,7 @@ class AgentSettings:
     pull_secret: str
     """The cluster's pull secret."""
     internal_pull_secret: str
-    """The pull secret of the cluster's own registry; the file may well be missing."""
+    """The pull secret of the cluster's own registry; the file need not exist."""
     drain: DrainMode
     image_files: ImageFiles
     backend: BackendSetting
@@ -181,30 +181,32 @@ class AgentSettings:
 def load_settings(
     path: Path, arguments: PartialSettings, *, host_name: str, is_required: bool
 ) -> AgentSettings:
-    """The settings of the file, with those of the command line over them.
+    """Load the file, and override its settings by those of the command line.
 
-    A file that is missing says nothing, unless it is ``is_required``. Raises `UsageError` with the
-    key, what was found and what is allowed.
+    A missing file is empty, unless ``is_required``. Raises `UsageError` with the key, its value and
+    what is allowed.
     """
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
         if is_required:
-            raise UsageError(f"there is no {path}", remedy="name a file that exists") from error
+            raise UsageError(
+                f"cannot read {path}: no such file", remedy="name a file that exists"
+            ) from error
         return merge_settings(PartialSettings(), arguments, host_name=host_name)
     except OSError as error:
-        raise UsageError(f"can't read {path}: {error.strerror}") from error
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
     return merge_settings(parse_settings(content, where=str(path)), arguments, host_name=host_name)
 
 
 def parse_settings(content: bytes, *, where: str) -> PartialSettings:
-    """What the TOML document says; raises `UsageError` that starts with ``where``."""
+    """Parse the TOML document. Raises a `UsageError` that begins with ``where``."""
     import tomllib  # noqa: PLC0415 - 1 MiB, and most nodes have no such file
 
     try:
         document = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where} is not TOML: {error}") from error
+        raise UsageError(f"cannot parse {where} as TOML: {error}") from error
     table = TomlTable(document, where=where)
     given = PartialSettings(
         kubeconfig=table.take_text("kubeconfig"),
@@ -230,7 +232,7 @@ def parse_settings(content: bytes, *, where: str) -> PartialSettings:
 def merge_settings(
     file: PartialSettings, arguments: PartialSettings, *, host_name: str
 ) -> AgentSettings:
-    """The command line before the file, the file before the defaults."""
+    """Merge settings: the command line wins over the file, the file over the defaults."""
     settings = AgentSettings(
         kubeconfig=_select_first(
             arguments.kubeconfig, file.kubeconfig, "/var/lib/kubelet/kubeconfig"
@@ -281,13 +283,13 @@ def _parse_limits(table: TomlTable) -> LimitSettings:
         drain_s=table.take_seconds("drain_s", default.drain_s),
         call_s=table.take_seconds("call_s", default.call_s),
         retry_first_s=table.take_seconds("retry_first_s", default.retry_first_s),
-        retry_max_s=table.take_seconds("retry_most_s", default.retry_max_s),
-        resync_s=table.take_seconds("look_s", default.resync_s),
+        retry_max_s=table.take_seconds("retry_max_s", default.retry_max_s),
+        resync_s=table.take_seconds("resync_s", default.resync_s),
     )
     table.reject_unknown_keys()
     if limits.retry_first_s > limits.retry_max_s:
         raise table.build_error(
-            "retry_first_s", limits.retry_first_s, f"at most retry_most_s, {limits.retry_max_s:g}"
+            "retry_first_s", limits.retry_first_s, f"at most retry_max_s, {limits.retry_max_s:g}"
         )
     return limits
 
@@ -298,8 +300,8 @@ def _parse_health(table: TomlTable) -> HealthSettings:
         deadline_s=table.take_seconds("deadline_s", default.deadline_s),
         settle_s=table.take_seconds("settle_s", default.settle_s),
         check_s=table.take_seconds("check_s", default.check_s),
-        interval_s=table.take_seconds("again_s", default.interval_s),
-        retention_s=table.take_seconds("keep_s", default.retention_s),
+        interval_s=table.take_seconds("interval_s", default.interval_s),
+        retention_s=table.take_seconds("retention_s", default.retention_s),
     )
     table.reject_unknown_keys()
     return trial
@@ -326,8 +328,8 @@ def _parse_drift(table: TomlTable) -> DriftSettings:
         paths=tuple(
             (glob, _select_first(paths.take_choice(glob, reactions))) for glob in paths.list_keys()
         ),
-        repairs_per_hour=table.take_count("heals_per_hour", default.repairs_per_hour),
-        full_check_s=table.take_seconds("full_every_s", default.full_check_s),
+        repairs_per_hour=table.take_count("repairs_per_hour", default.repairs_per_hour),
+        full_check_s=table.take_seconds("full_check_s", default.full_check_s),
     )
     table.reject_unknown_keys()
     return drift

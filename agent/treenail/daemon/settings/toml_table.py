@@ -13,7 +13,7 @@ _MAX_COUNT = 1000
 
 
 class TomlTable:
-    """One TOML table, whose keys are taken one by one; what is left over is refused."""
+    """A TOML table whose keys are taken one by one; keys that are left are rejected."""
 
     def __init__(self, content: dict[str, object], *, where: str, path: str = "") -> None:
         self._content = content
@@ -79,8 +79,8 @@ class TomlTable:
         for key in self._content:
             if key not in self._known_keys:
                 raise UsageError(
-                    f"{self._where}: there is no setting {self._path}{key}",
-                    remedy=f"remove it, or write one of {', '.join(self._known_keys)}",
+                    f"{self._where}: unknown setting {self._path}{key}",
+                    remedy=f"remove it, or use one of: {', '.join(self._known_keys)}",
                 )
 
     def build_error(self, key: str, value: object, allowed: str) -> UsageError:

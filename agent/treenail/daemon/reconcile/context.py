@@ -1,0 +1,46 @@
+"""The context that travels through the daemon's functions in place of its parts."""
+
+from dataclasses import dataclass
+
+from treenail.clock import Clock
+from treenail.daemon.checks.health import HealthChecker
+from treenail.daemon.checks.preflight import PreflightChecker
+from treenail.daemon.cluster.controller_config import ControllerConfigSync
+from treenail.daemon.cluster.pull_secrets import PullSecrets
+from treenail.daemon.configuration.config_cache import ConfigCache
+from treenail.daemon.configuration.drift_repair import DriftRepairer
+from treenail.daemon.configuration.machine import NodeConfiguration
+from treenail.daemon.configuration.mcd_state import MCDState
+from treenail.daemon.local.requests import RequestFile
+from treenail.daemon.reconcile.interfaces import (
+    ClusterAccess,
+    DeploymentPins,
+    OSBackend,
+    Power,
+    SoftRebootControl,
+)
+from treenail.host.system.kernel import HostKernel
+from treenail.host.system.state_file import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInterfaces:
+    """Everything that the daemon reads and changes."""
+
+    os: OSBackend
+    power: Power
+    soft_reboots: SoftRebootControl
+    pins: DeploymentPins
+    kernel: HostKernel
+    ledger: Ledger
+    cluster: ClusterAccess
+    pull_secrets: PullSecrets
+    certificates: ControllerConfigSync
+    requests: RequestFile
+    mcd_state: MCDState
+    configuration: NodeConfiguration
+    config_cache: ConfigCache
+    drift: DriftRepairer
+    preflight: PreflightChecker
+    health: HealthChecker
+    clock: Clock

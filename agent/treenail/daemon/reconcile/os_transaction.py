@@ -1,0 +1,80 @@
+"""OS transactions: build the change, pull the image with a working login, wait while busy."""
+
+import logging
+from collections.abc import Callable
+
+from treenail.daemon.cluster.pull_secrets import PullSecrets
+from treenail.daemon.reconcile.interfaces import OSBackend, Watch
+from treenail.errors import BusyError, PreflightError, TransactionError
+from treenail.host.container.registry import is_unauthorized
+from treenail.host.ostree.deployments import DeploymentChange
+from treenail.log import MessageId
+from treenail.update.checks.preflight import PreflightReason
+from treenail.update.impact.os_change import OSChange
+
+log = logging.getLogger(__name__)
+
+
+def build_deployment_change(os_change: OSChange) -> DeploymentChange:
+    """Convert the planned change of the operating system to the argument of an OS back end."""
+    return DeploymentChange(
+        image=os_change.image,
+        append_kargs=os_change.append,
+        delete_kargs=os_change.delete,
+        install_packages=os_change.install,
+        uninstall_packages=os_change.uninstall,
+        override_remove=os_change.remove,
+        override_reset=os_change.reset,
+        extensions_image=os_change.packages_from,
+    )
+
+
+def wait_while_busy(error: BusyError, os: OSBackend, watch: Watch) -> None:
+    """Wait until the transaction that ``error`` is about ends; raise it when that is impossible.
+
+    A program that holds the sysroot lock outside a transaction emits no signal when it releases
+    the lock. The caller can only try again after a pause.
+    """
+    log.info("waiting: %s", error)
+    if not os.wait_for_other_transaction(watch=watch):
+        raise error
+
+
+def pull_image(credentials: PullSecrets, image: str, attempt: Callable[[], bool]) -> None:
+    """Attempt to pull the image, with the newest login and then with the previous one.
+
+    ``attempt`` returns whether the image was pulled. Raises what the last attempt raised.
+    """
+    credentials.install_secrets()
+    if not image:
+        attempt()
+        return
+    try:
+        pulled = attempt()
+    except (PreflightError, TransactionError) as error:
+        if not _is_login_refused(error) or not credentials.handle_rejected_login(image):
+            raise
+        log.warning(
+            "registry rejected the newest login, retrying with the previous one: %s",
+            error,
+            extra={"message_id": MessageId.CREDENTIALS_INVALID},
+        )
+        pulled = _retry_pull(credentials, image, attempt)
+    if pulled:
+        credentials.confirm_login(image)
+
+
+def _retry_pull(credentials: PullSecrets, image: str, attempt: Callable[[], bool]) -> bool:
+    try:
+        return attempt()
+    except (PreflightError, TransactionError) as error:
+        if _is_login_refused(error):
+            credentials.handle_rejected_login(image)
+        raise
+
+
+def _is_login_refused(error: PreflightError | TransactionError) -> bool:
+    if isinstance(error, PreflightError):
+        return PreflightReason.REGISTRY_UNAUTHORIZED in error.reasons
+    # rpm-ostree and bootc report a rejected login only in the text of the failed transaction.
+    return is_unauthorized(str(error))
