@@ -1,4 +1,4 @@
-"""A site for each test, shared within a module as long as nothing went wrong on it."""
+"""A site for each test, shared within a module until a test fails on it."""
 
 import sys
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ REST_LIMIT_S = 15.0
 
 
 class Sites:
-    """Hands one site to test after test, and another one after a test that left it in trouble."""
+    """Lends one site to the tests of a module, and a new one after a failed test."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -26,7 +26,7 @@ class Sites:
         return site
 
     def give_back(self, site: Site) -> None:
-        """Check what holds after every test: the node is at rest, and never changed in service."""
+        """Check that the node is at rest, and that its OS never changed in service."""
         try:
             site.recover()
             wait_until(site.calm, limit_s=REST_LIMIT_S)
@@ -44,7 +44,7 @@ class Sites:
 
 @pytest.fixture(scope="module")
 def options() -> Options:
-    """How the sites of a module are; modules that need others override it."""
+    """Return the options of the sites of a module; modules may override it."""
     return Options()
 
 

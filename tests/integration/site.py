@@ -1,4 +1,4 @@
-"""A lab of one node with a drain controller and a witness: what the tests of this folder run on."""
+"""A lab of one node with a drain controller and a witness, for the tests of this folder."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -30,12 +30,12 @@ LIMIT_S = 30.0
 
 FAST = 1e9
 SLOW = 2e6
-"""Bytes a second; at this speed an image of `SIZE` takes long enough to be interfered with."""
+"""Bytes a second; at this speed a test can interfere with the pull of an image of `SIZE`."""
 SIZE = 20_000_000
 LAYERS = 100
 
 QUICK = "[limits]\nretry_first_s = 0.1\nretry_max_s = 0.5\n"
-# Inhibitors are how these tests hold a reboot up, which is past the pre-flight.
+# These tests delay reboots by inhibitors, which the pre-flight would refuse otherwise.
 SETTINGS = (
     f"{QUICK}[health]\ndeadline_s = 10\nsettle_s = 0.1\ninterval_s = 0.1\n"
     '[preflight]\nonly_warn = ["ShutdownInhibited"]\n'
@@ -44,12 +44,12 @@ SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a site differs from others."""
+    """The options of a site."""
 
     agent: tuple[str, ...] = ()
     agent_settings: str = SETTINGS
     backend: str = ""
-    """Whatever is installed, unless it is ``bootc``, which is the only one then."""
+    """The installed back end; with ``bootc`` it is the only one."""
     machine_config_nodes: bool = True
     behaviour: MachineSettings = field(
         default_factory=lambda: MachineSettings(pull_bytes_per_s=FAST, staging_s=0.02)
@@ -58,7 +58,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A rendered config and the image built from it."""
+    """A rendered config and an image."""
 
     config: str
     image: Image
@@ -69,12 +69,12 @@ class Goal:
 
 
 class Site:
-    """One node at rest at a goal, and the means to interfere with it."""
+    """One node at rest at a target, and the means to interfere with it."""
 
     def __init__(self, options: Options) -> None:
         self.directory = owner.make_directory()
         self._goals = 0
-        self._away = False
+        self._is_server_stopped = False
         first = make_image("os/node", "1", SIZE, layers=LAYERS, credential=LOGIN)
         plan = LabPlan(
             (NODE,),
@@ -108,19 +108,19 @@ class Site:
         owner.remove_directory(self.directory)
 
     def begin(self) -> None:
-        """From here on is this test's story."""
+        """Begin the records of a test."""
         self._sights, self._writes = len(self.witness.sights), len(self.witness.writes)
         self._entries = len(self.machine.read_journal())
         self._events = len(self._all_events())
         self._daemon_log = len(self._daemons())
         self.boots = self.machine.boot_count
 
-    # Asking
+    # Requests
 
     def goal(
         self, *, image: Image | None = None, size_bytes: int = SIZE, published: bool = True
     ) -> Goal:
-        """Another config and another image, which no machine has a layer of."""
+        """Create another config and another image, of which no machine has a layer."""
         self._goals += 1
         name = str(self._goals)
         image = image or make_image("os/node", name, size_bytes, layers=LAYERS, credential=LOGIN)
@@ -129,22 +129,22 @@ class Site:
         return Goal(self.lab.add_config(build_rendered_config(f"rendered-worker-{name}")), image)
 
     def ask(self, goal: Goal, *, spelling: str = key.DESIRED_OS_IMAGE) -> None:
-        """Ask for the goal in one spelling alone."""
+        """Request the target, with one spelling of the image annotation."""
         self.annotate({key.DESIRED_CONFIG: goal.config, spelling: goal.pull_spec})
 
     def annotate(self, notes: dict[str, str]) -> None:
-        """Ask by annotations; an image is asked for in the given spellings alone."""
-        asked: dict[str, str | None] = dict.fromkeys(key.IMAGE_SPELLINGS)
-        self.lab.client.patch(NODES, NODE, {"metadata": {"annotations": {**asked, **notes}}})
+        """Set annotations; the image is requested in the given spellings only."""
+        cleared: dict[str, str | None] = dict.fromkeys(key.IMAGE_SPELLINGS)
+        self.lab.client.patch(NODES, NODE, {"metadata": {"annotations": {**cleared, **notes}}})
 
     def settle(self, goal: Goal | None = None, *, limit_s: float = LIMIT_S) -> None:
-        """Wait until the node is at the goal and in service, and says so."""
+        """Wait until the node is at the target, in service, and reports both."""
         goal = goal or self.current
         self.current = goal
         wait_until(lambda: self.is_at(goal), limit_s=limit_s)
 
     def reach(self, goal: Goal) -> None:
-        """Ask for the goal and settle there."""
+        """Request the target and wait until the node is there."""
         self.ask(goal)
         self.settle(goal)
 
@@ -159,7 +159,7 @@ class Site:
         )
 
     def calm(self) -> bool:
-        """In service, nothing under way and nothing left behind."""
+        """Return whether the node is in service, without an update and a staged deployment."""
         notes = self.notes()
         return (
             self.machine.agent.is_ready
@@ -174,7 +174,7 @@ class Site:
         wait_until(lambda: self.notes().get(name) == value, limit_s=LIMIT_S)
 
     def wait_degraded(self, *words: str, limit_s: float = LIMIT_S) -> str:
-        """The reason that the Node gives once it is Degraded for one that has these words."""
+        """Wait until the Node is Degraded with a reason that has these words; return the reason."""
 
         def reason() -> str:
             notes = self.notes()
@@ -184,29 +184,29 @@ class Site:
 
         return wait_until(reason, limit_s=limit_s)
 
-    # Looking
+    # Observations
 
     def notes(self) -> dict[str, str]:
-        """The Node's annotations, also while the server is away."""
+        """Return the Node's annotations, also while the server is stopped."""
         return dict(self._node()["metadata"].get("annotations") or {})
 
     def cordoned(self) -> bool:
         return bool(self._node()["spec"].get("unschedulable"))
 
     def booted(self) -> str:
-        """The manifest digest of the booted deployment."""
+        """Return the manifest digest of the booted deployment."""
         booted = self.machine.booted_deployment
         return booted.digest if booted else ""
 
     def phase(self) -> str:
-        """Of the update in the ledger; empty without one."""
+        """Return the phase of the update in the ledger; empty without one."""
         return self.witness.phase()
 
     def wait_phase(self, phase: str, *, limit_s: float = LIMIT_S) -> None:
         wait_until(lambda: self.phase() == phase, limit_s=limit_s)
 
     def wait_progress(self) -> int:
-        """Wait until an image is being pulled; the percentage."""
+        """Wait until an image is being pulled; return the percentage."""
 
         def percent() -> object:
             progress = self.lab.read_live_status(NODE).get("progress")
@@ -215,22 +215,22 @@ class Site:
         return int(str(wait_until(percent, limit_s=LIMIT_S)))
 
     def sights(self) -> list[Sight]:
-        """The Node's history in this test, beginning with how it was before."""
+        """Return the states of the Node in this test, and the one before it."""
         return self.witness.sights[self._sights - 1 :]
 
     def was(self, state: str) -> bool:
-        """Whether the Node showed this state in this test."""
+        """Return whether the Node had this state in this test."""
         return any(sight.notes.get(key.STATE) == state for sight in self.sights()[1:])
 
     def was_cordoned(self) -> bool:
         return any(sight.cordoned for sight in self.sights())
 
     def writes(self) -> list[Write]:
-        """The agent's writes in this test."""
+        """Return the agent's writes in this test."""
         return self.witness.writes[self._writes :]
 
     def journal(self, **match: str) -> list[JournalEntry]:
-        """The agent's journal in this test."""
+        """Return the agent's journal entries of this test."""
         wanted = {"SYSLOG_IDENTIFIER": "treenail", **match}.items()
         entries = self.machine.read_journal()[self._entries :]
         return [entry for entry in entries if all(entry.get(k) == v for k, v in wanted)]
@@ -244,23 +244,23 @@ class Site:
         return [line.partition("txn ")[2] for line in lines if "txn " in line and what in line]
 
     def events(self) -> list[tuple[str, str, str]]:
-        """Type, reason and message of every Event that began in this test."""
+        """Return type, reason and message of every Event of this test."""
         return [
             (each["type"], each["reason"], each["message"])
             for each in self._all_events()[self._events :]
         ]
 
     def conditions(self) -> dict[str, str]:
-        """The status of each condition of the MachineConfigNode."""
+        """Return the status of each condition of the MachineConfigNode."""
         found = self.lab.client.get(MACHINECONFIGNODES, NODE)["status"]
         assert isinstance(found, dict)
         return {each["type"]: each["status"] for each in found["conditions"]}
 
-    # Interfering
+    # Interference
 
     @contextmanager
     def slow_pull(self) -> Iterator[None]:
-        """Within, pulls take long; afterwards they don't, also the one that runs."""
+        """Make pulls slow while inside."""
         self.machine.change_settings(pull_bytes_per_s=SLOW)
         try:
             yield
@@ -269,7 +269,7 @@ class Site:
 
     @contextmanager
     def drains_held(self) -> Iterator[None]:
-        """Within, the drain controller neither cordons nor uncordons, nor answers."""
+        """Stop the drain controller's writes to Nodes while inside."""
         match = FaultMatch(verb="patch", resource="nodes", user=DRAINER)
         number = self.server.inject_fault(RejectFault(503, retry_after_s=0), match)
         try:
@@ -279,7 +279,7 @@ class Site:
 
     @contextmanager
     def at_each_change(self, strike: Callable[[ApiServer], object]) -> Iterator[None]:
-        """Within, whenever the Node has changed, do this to the API server."""
+        """Call ``strike`` on the API server after each change of the Node, while inside."""
         self.witness.then = lambda: strike(self.server.api)
         try:
             yield
@@ -287,27 +287,27 @@ class Site:
             self.witness.then = None
 
     def stop_server(self) -> None:
-        """There is no API server until `start_server`, or the end of the test."""
+        """Stop the API server until `start_server`, or until the end of the test."""
         self.server.stop()
-        self._away = True
+        self._is_server_stopped = True
 
     def start_server(self) -> None:
         self.server.start()
-        self._away = False
+        self._is_server_stopped = False
 
-    # The end
+    # Recovery
 
     def recover(self) -> None:
-        """Take every interference back."""
+        """End every interference."""
         self.witness.then = None
-        if self._away:
+        if self._is_server_stopped:
             self.start_server()
         self.server.lift_fault()
         self.machine.change_settings(pull_bytes_per_s=FAST)
         self.pull_secret.write_text(self._pull_secret)
 
     def story(self) -> str:
-        """Everything there is to say of this test, for a person who looks for what went wrong."""
+        """Return the records of this test, for the output of a failed test."""
         lines = [
             f"{entry['__REALTIME_TIMESTAMP']} {entry.get('SYSLOG_IDENTIFIER')} "
             f"{entry.get('TREENAIL_PHASE', '')} {entry['MESSAGE']}"

@@ -51,7 +51,7 @@ def rest(site: Site) -> None:
     wait_until(lambda: len(site.messages()) >= looks + 10)
 
 
-def test_nothing_is_asked_of_the_server_at_rest(site: Site) -> None:
+def test_agent_at_rest_sends_no_requests(site: Site) -> None:
     rest(site)
     before = requests(site)
     rest(site)
@@ -59,7 +59,7 @@ def test_nothing_is_asked_of_the_server_at_rest(site: Site) -> None:
     assert site.transactions() == []
 
 
-def test_an_update_takes_few_writes(site: Site, options: Options) -> None:
+def test_update_needs_few_writes(site: Site, options: Options) -> None:
     rest(site)
     site.begin()
     before, turned = requests(site), len(site.witness.turned)

@@ -28,7 +28,7 @@ def api_server(site: Site) -> object:
     return found.get("reachable") if isinstance(found, dict) else None
 
 
-def test_server_gone_right_after_the_wish_was_seen(site: Site) -> None:
+def test_outage_after_target_was_observed_does_not_stop_update(site: Site) -> None:
     before, goal = site.current, site.goal()
     with site.slow_pull():
         site.ask(goal)
@@ -37,7 +37,7 @@ def test_server_gone_right_after_the_wish_was_seen(site: Site) -> None:
     site.wait_phase("draining")
     wait_until(lambda: api_server(site) is False)
     assert site.machine.is_staged_locked, "staging needs no API server"
-    assert site.booted() == before.image.digest, "nobody could be asked for the drain"
+    assert site.booted() == before.image.digest, "the drain could not be requested"
     assert not site.was_cordoned()
     site.start_server()
     site.settle(goal, limit_s=LIMIT_S)
@@ -45,12 +45,12 @@ def test_server_gone_right_after_the_wish_was_seen(site: Site) -> None:
 
 
 def answered_before(site: Site) -> bool:
-    """Whether the ledger says that the server answered when the reboot was last asked for."""
+    """Return whether the server answered when the reboot was last requested, by the ledger."""
     ledger = json.loads((site.machine.root / "var/lib/treenail/ledger.json").read_text())
     return bool(ledger["update"]["bootTrial"]["apiBeforeReboot"])
 
 
-def test_server_gone_from_the_drain_until_after_the_boot(site: Site) -> None:
+def test_outage_from_drain_until_boot_is_survived(site: Site) -> None:
     before, goal = site.current, site.goal()
     with site.machine.inhibit_shutdown("backup", "nightly run"):
         site.ask(goal)
@@ -60,7 +60,7 @@ def test_server_gone_from_the_drain_until_after_the_boot(site: Site) -> None:
     assert site.machine.wait_for_boot(site.boots + 1, LIMIT_S)
     site.wait_phase("uncordoning")
     assert site.booted() == goal.image.digest, "what was decided and drained for goes through"
-    assert site.notes()[key.CURRENT_CONFIG] == before.config, "nobody could be told"
+    assert site.notes()[key.CURRENT_CONFIG] == before.config, "the config could not be reported"
     site.start_server()
     site.settle(goal, limit_s=LIMIT_S)
     assert site.machine.boot_count == site.boots + 1
@@ -84,7 +84,7 @@ def test_agent_starts_and_finishes_without_a_server(site: Site) -> None:
     site.settle(goal, limit_s=LIMIT_S)
 
 
-def test_nothing_is_staged_for_a_config_that_cannot_be_read(site: Site) -> None:
+def test_unreadable_config_stages_nothing(site: Site) -> None:
     goal = site.goal()
     number = site.server.inject_fault(
         RefuseFault(), FaultMatch(verb="get", resource="machineconfigs")

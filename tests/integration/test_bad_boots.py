@@ -78,13 +78,13 @@ def assert_comes_back(site: Site, goal: Goal, *words: str) -> None:
     assert sentence in " ".join(status(site).stdout.split())
     wait_until(lambda: any(sentence in message for message in site.messages()))
     boots = site.machine.boot_count
-    # Asked for once more, it is left alone; another goal is reached.
+    # Requested again, it stays quarantined; another target is reached.
     site.ask(goal)
     site.reach(former)
     assert site.machine.boot_count == boots
 
 
-def test_a_masked_kubelet_sends_the_node_back(site: Site) -> None:
+def test_masked_kubelet_rolls_back(site: Site) -> None:
     link = site.machine.root / "etc/systemd/system/kubelet.service"
 
     def mask(bad: bool) -> None:
@@ -99,7 +99,7 @@ def test_a_masked_kubelet_sends_the_node_back(site: Site) -> None:
     assert site.messages(MESSAGE_ID=MessageId.ROLLING_BACK)
 
 
-def test_a_config_that_masks_the_kubelet_goes_with_its_image(site: Site) -> None:
+def test_config_that_masks_kubelet_is_rolled_back_with_its_image(site: Site) -> None:
     link = site.machine.root / "etc/systemd/system/kubelet.service"
     ignition = {"ignition": {"version": "3.5.0"}}
     masking = {**ignition, "systemd": {"units": [{"name": "kubelet.service", "mask": True}]}}
@@ -122,7 +122,7 @@ def test_a_config_that_masks_the_kubelet_goes_with_its_image(site: Site) -> None
     site.reach(site.current)
 
 
-def test_a_dead_container_runtime_sends_the_node_back(site: Site) -> None:
+def test_failed_container_runtime_rolls_back(site: Site) -> None:
     def fail(bad: bool) -> None:
         site.machine.change_settings(failing_units=("crio.service",) if bad else ())
 
@@ -131,7 +131,7 @@ def test_a_dead_container_runtime_sends_the_node_back(site: Site) -> None:
         assert_comes_back(site, goal, "ContainerRuntime", "crio.service is failed")
 
 
-def test_a_node_without_network_goes_back(site: Site) -> None:
+def test_node_without_network_rolls_back(site: Site) -> None:
     faults: list[int] = []
 
     def cut(bad: bool) -> None:
@@ -145,7 +145,7 @@ def test_a_node_without_network_goes_back(site: Site) -> None:
         assert_comes_back(site, goal, "ApiServer")
 
 
-def test_a_node_that_the_api_server_refuses_goes_back(site: Site) -> None:
+def test_node_refused_by_api_server_rolls_back(site: Site) -> None:
     kubeconfig = site.machine.root / "var/lib/kubelet/kubeconfig"
     good = kubeconfig.read_text()
 
@@ -157,7 +157,7 @@ def test_a_node_that_the_api_server_refuses_goes_back(site: Site) -> None:
         assert_comes_back(site, goal, "ApiServer", "refused")
 
 
-def test_a_kernel_that_never_boots_is_given_up_by_the_boot_loader(site: Site) -> None:
+def test_kernel_that_never_boots_is_rolled_back_by_boot_loader(site: Site) -> None:
     dead = make_image(
         "os/node", "dead", SIZE, layers=LAYERS, credential=LOGIN, faults={"boot": "Kernel panic"}
     )
@@ -168,7 +168,7 @@ def test_a_kernel_that_never_boots_is_given_up_by_the_boot_loader(site: Site) ->
     assert [each.digest for each in site.machine.deployments].count(dead.digest) == 0
 
 
-def test_a_health_check_that_hangs_sends_the_node_back(site: Site) -> None:
+def test_hanging_health_check_rolls_back(site: Site) -> None:
     check = site.machine.root / CHECKS / "hangs"
 
     def hang(bad: bool) -> None:
@@ -183,7 +183,7 @@ def test_a_health_check_that_hangs_sends_the_node_back(site: Site) -> None:
         assert_comes_back(site, goal, "health.d/hangs", "not done within")
 
 
-def test_an_agent_that_crashes_at_start_sends_the_node_back(site: Site) -> None:
+def test_agent_that_crashes_at_start_rolls_back(site: Site) -> None:
     settings = site.machine.root / "etc/treenail/agent.toml"
     good = settings.read_text()
 
@@ -224,7 +224,7 @@ def small_disk(site: Site) -> Iterator[Path]:
         site.machine.start_agent()
 
 
-def test_a_full_disk_sends_the_node_back(site: Site, small_disk: Path) -> None:
+def test_full_disk_rolls_back(site: Site, small_disk: Path) -> None:
     filler = small_disk / "filler"
 
     def fill(bad: bool) -> None:
@@ -243,7 +243,7 @@ def test_a_full_disk_sends_the_node_back(site: Site, small_disk: Path) -> None:
     assert any("without a ledger" in message for message in site.messages())
 
 
-def test_a_node_that_takes_most_of_its_deadline_stays(site: Site) -> None:
+def test_node_healthy_shortly_before_deadline_stays(site: Site) -> None:
     check = site.machine.root / CHECKS / "slow"
     slow_ns = int(0.8 * DEADLINE_S * 1e9)
 

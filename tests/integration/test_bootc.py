@@ -64,7 +64,7 @@ def test_killed_agent_finds_the_switch_that_it_began(site: Site) -> None:
     assert site.machine.boot_count == site.boots + 1
 
 
-def test_changed_mind_drops_what_was_pulled(site: Site) -> None:
+def test_changed_target_drops_pulled_image(site: Site) -> None:
     before, goal = site.current, site.goal()
     with site.drains_held():
         site.ask(goal)
@@ -77,7 +77,7 @@ def test_changed_mind_drops_what_was_pulled(site: Site) -> None:
     assert site.machine.boot_count == site.boots
 
 
-def test_changed_mind_takes_back_what_was_deployed(site: Site) -> None:
+def test_changed_target_drops_deployed_image(site: Site) -> None:
     before, goal = site.current, site.goal()
     with ExitStack() as locks:
         with site.drains_held():
@@ -94,7 +94,7 @@ def test_changed_mind_takes_back_what_was_deployed(site: Site) -> None:
     assert site.machine.boot_count == site.boots
 
 
-def test_status_says_what_manages_the_node_and_why(site: Site) -> None:
+def test_status_reports_backend_and_reason(site: Site) -> None:
     document = json.loads(status(site, "--json").stdout)
     assert document["backend"] == {"name": "bootc", "why": "the setting backend says so"}
     assert document["deployments"]["booted"]["digest"] == site.current.image.digest

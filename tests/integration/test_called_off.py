@@ -21,7 +21,7 @@ def assert_as_it_was(site: Site) -> None:
     assert not site.cordoned()
 
 
-def test_while_the_image_is_pulled_and_with_the_server_away(site: Site) -> None:
+def test_cancel_during_pull_and_outage_drops_update(site: Site) -> None:
     goal = site.goal()
     with site.slow_pull():
         site.ask(goal)
@@ -40,7 +40,7 @@ def test_while_the_image_is_pulled_and_with_the_server_away(site: Site) -> None:
     site.settle(goal)
 
 
-def test_while_the_drain_is_awaited(site: Site) -> None:
+def test_cancel_while_drain_is_awaited_uncordons(site: Site) -> None:
     goal = site.goal()
     with site.drains_held():
         site.ask(goal)
@@ -55,7 +55,7 @@ def test_while_the_drain_is_awaited(site: Site) -> None:
     site.settle(another)
 
 
-def test_after_the_reboot_was_asked_for(site: Site) -> None:
+def test_cancel_after_reboot_request_is_refused(site: Site) -> None:
     goal = site.goal()
     with ExitStack() as late:
         with site.drains_held():

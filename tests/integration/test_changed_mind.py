@@ -1,4 +1,4 @@
-"""The wish changes before the reboot was asked for; and deployments that are not the agent's."""
+"""The target changes before the reboot; and deployments that the agent did not stage."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def assert_nothing_happened(site: Site) -> None:
     assert not site.cordoned()
 
 
-def test_back_to_the_old_goal_while_staging(site: Site) -> None:
+def test_return_to_old_target_while_staging(site: Site) -> None:
     before = site.current
     with site.slow_pull():
         site.ask(site.goal())
@@ -32,7 +32,7 @@ def test_back_to_the_old_goal_while_staging(site: Site) -> None:
     assert "cancelled" in ending
 
 
-def test_back_to_the_old_goal_while_the_drain_is_awaited(site: Site) -> None:
+def test_return_to_old_target_while_drain_is_awaited(site: Site) -> None:
     before, goal = site.current, site.goal()
     with site.drains_held():
         site.ask(goal)
@@ -45,7 +45,7 @@ def test_back_to_the_old_goal_while_the_drain_is_awaited(site: Site) -> None:
     assert_nothing_happened(site)
 
 
-def test_back_to_the_old_goal_while_the_reboot_is_held_up(site: Site) -> None:
+def test_return_to_old_target_while_reboot_is_delayed(site: Site) -> None:
     before = site.current
     with site.machine.inhibit_shutdown("backup", "nightly run"):
         site.ask(site.goal())
@@ -56,7 +56,7 @@ def test_back_to_the_old_goal_while_the_reboot_is_held_up(site: Site) -> None:
     assert_nothing_happened(site)
 
 
-def test_another_goal_while_staging(site: Site) -> None:
+def test_another_target_while_staging(site: Site) -> None:
     goal = site.goal()
     with site.slow_pull():
         site.ask(site.goal())
@@ -68,7 +68,7 @@ def test_another_goal_while_staging(site: Site) -> None:
     assert not site.was("Degraded")
 
 
-def test_another_goal_while_the_drain_is_awaited(site: Site) -> None:
+def test_another_target_while_drain_is_awaited(site: Site) -> None:
     goal = site.goal()
     with site.drains_held():
         site.ask(site.goal())
@@ -79,7 +79,7 @@ def test_another_goal_while_the_drain_is_awaited(site: Site) -> None:
     assert site.machine.boot_count == site.boots + 1
 
 
-def test_cancelled_update_is_told(site: Site) -> None:
+def test_cancelled_update_is_reported(site: Site) -> None:
     before = site.current
     with site.drains_held():
         site.ask(site.goal())
@@ -88,11 +88,11 @@ def test_cancelled_update_is_told(site: Site) -> None:
         site.wait_phase("cancelling")
     site.settle(before)
     assert "OSUpdateCancelled" in [reason for _, reason, _ in site.events()]
-    assert [text for text in site.messages() if "called off, the node is as it was" in text]
+    assert [text for text in site.messages() if "; the node stays at " in text]
 
 
 @pytest.mark.parametrize("locked", [False, True])
-def test_foreign_staged_deployment_is_named_and_left_alone(site: Site, *, locked: bool) -> None:
+def test_foreign_staged_deployment_is_reported_and_kept(site: Site, *, locked: bool) -> None:
     foreign = make_image("os/other", f"7-{locked}", 1_000_000)
     site.machine.stage_foreign_image(foreign, locked=locked)
     staged = site.machine.staged_deployment
@@ -108,7 +108,7 @@ def test_foreign_staged_deployment_is_named_and_left_alone(site: Site, *, locked
     assert site.notes()[key.REASON] == ""
 
 
-def test_deployment_that_another_stages_during_the_drain_is_named(site: Site) -> None:
+def test_deployment_staged_by_another_during_drain_is_reported(site: Site) -> None:
     goal = site.goal()
     with site.drains_held():
         site.ask(goal)

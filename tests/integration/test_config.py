@@ -94,7 +94,7 @@ def configs(site: Site) -> Iterator[Configs]:
     site.reach(site.goal())
 
 
-def test_a_file_that_costs_nothing_is_written_in_service(site: Site, configs: Configs) -> None:
+def test_file_without_disruption_is_written_in_service(site: Site, configs: Configs) -> None:
     configs.reach(configs.add(**files(**{APP: "first", POLICY: "{}", FREE: "a"})))
     assert configs.text(FREE) == "a"
     assert not configs.drained()
@@ -103,7 +103,7 @@ def test_a_file_that_costs_nothing_is_written_in_service(site: Site, configs: Co
     assert ("Normal", "SkipReboot", "Config changes do not require reboot.") in site.events()
 
 
-def test_a_service_that_has_to_notice_is_reloaded(site: Site, configs: Configs) -> None:
+def test_service_of_changed_file_is_reloaded(site: Site, configs: Configs) -> None:
     configs.reach(configs.add(**files(**{APP: "first", POLICY: "[]"})))
     assert configs.text(POLICY) == "[]"
     assert not configs.drained()
@@ -112,7 +112,7 @@ def test_a_service_that_has_to_notice_is_reloaded(site: Site, configs: Configs) 
     wait_until(lambda: ("Normal", "ServiceReload", reloaded) in site.events())
 
 
-def test_a_unit_costs_a_drain_and_a_reboot_and_says_why(site: Site, configs: Configs) -> None:
+def test_changed_unit_drains_and_reboots_with_reason(site: Site, configs: Configs) -> None:
     unit = {"name": UNIT, "contents": UNIT_TEXT, "enabled": True}
     name = configs.add(**files(**{APP: "first", POLICY: "{}"}), systemd={"units": [unit]})
     with site.drains_held():
@@ -131,7 +131,7 @@ def test_a_unit_costs_a_drain_and_a_reboot_and_says_why(site: Site, configs: Con
     assert past["reasons"] == [f"unit {UNIT} added (no policy for this unit)"]
 
 
-def test_a_failing_step_leaves_the_node_as_it_was_and_says_so(site: Site, configs: Configs) -> None:
+def test_failed_step_is_undone_and_reported(site: Site, configs: Configs) -> None:
     before = site.notes()[key.CURRENT_CONFIG]
     wrong = {APP: "second", "/etc/treenail/agent.toml/below": "x"}
     configs.ask(configs.add(**files(**wrong)))
@@ -159,9 +159,7 @@ def test_kernel_arguments_come_in_the_same_reboot_as_files(site: Site, configs: 
     assert not {"quiet", "loglevel=3"} & booted()
 
 
-def test_an_agent_killed_between_writing_and_the_reboot_goes_on(
-    site: Site, configs: Configs
-) -> None:
+def test_agent_killed_between_apply_and_reboot_continues(site: Site, configs: Configs) -> None:
     name = configs.add("quiet", **files(**{APP: "second", POLICY: "{}"}))
     with site.machine.inhibit_shutdown("test", "rpm-ostreed finalizes nothing"):
         configs.ask(name)
@@ -173,7 +171,7 @@ def test_an_agent_killed_between_writing_and_the_reboot_goes_on(
     assert configs.reboots() == 1
 
 
-def test_a_mind_changed_between_writing_and_the_reboot_puts_files_back(
+def test_target_changed_between_apply_and_reboot_restores_files(
     site: Site, configs: Configs
 ) -> None:
     before = site.notes()[key.CURRENT_CONFIG]
@@ -187,9 +185,7 @@ def test_a_mind_changed_between_writing_and_the_reboot_puts_files_back(
     assert configs.reboots() == 0
 
 
-def test_a_power_cut_before_the_reboot_ends_with_the_new_config(
-    site: Site, configs: Configs
-) -> None:
+def test_power_cut_before_the_reboot_ends_with_the_new_config(site: Site, configs: Configs) -> None:
     name = configs.add("quiet", **files(**{APP: "second", POLICY: "{}"}))
     with site.machine.inhibit_shutdown("test", "rpm-ostreed finalizes nothing"):
         configs.ask(name)
@@ -216,14 +212,14 @@ def ledger(site: Site) -> dict[str, list[dict[str, object]]]:
     return found
 
 
-def test_what_is_kept_of_configs_is_the_current_one(site: Site, configs: Configs) -> None:
+def test_config_cache_keeps_current_config_only(site: Site, configs: Configs) -> None:
     name = configs.add(**files(**{APP: "first", POLICY: "{}", FREE: "b"}))
     configs.reach(name)
     kept = site.machine.root / "var/lib/treenail/configs"
     wait_until(lambda: [path.name for path in kept.iterdir()] == [f"{name}.json"])
 
 
-def test_an_image_built_from_another_config_is_refused_before_the_drain(
+def test_image_built_from_another_config_is_refused_before_the_drain(
     site: Site, configs: Configs
 ) -> None:
     name = configs.add()
@@ -238,15 +234,15 @@ def test_an_image_built_from_another_config_is_refused_before_the_drain(
     assert configs.text(APP) == "first"
 
 
-def test_what_drifted_is_shown_and_put_right(site: Site, configs: Configs) -> None:
+def test_drift_is_shown_and_repaired(site: Site, configs: Configs) -> None:
     place = site.machine.root / APP[1:]
-    place.write_text("somebody's")
+    place.write_text("foreign")
     site.wait_degraded(APP)
     shown = treenail(site, "drift", "--json")
     assert shown.returncode == 4
     (found,) = json.loads(shown.stdout)["drifts"]
     assert (found["subject"], found["reaction"]) == (APP, "block")
-    assert found["diff"]["lines"] == ["@@ -1,1 +1,1 @@", "-first", "+somebody's"]
+    assert found["diff"]["lines"] == ["@@ -1,1 +1,1 @@", "-first", "+foreign"]
     planned = treenail(site, "plan")
     assert (planned.returncode, planned.stdout.splitlines()[1]) == (0, "nothing differs")
     assert "note: something has drifted; see: treenail drift" in planned.stdout
@@ -257,7 +253,7 @@ def test_what_drifted_is_shown_and_put_right(site: Site, configs: Configs) -> No
     assert configs.reboots() == 0
 
 
-def test_plan_of_a_config_is_what_is_then_done(site: Site, configs: Configs) -> None:
+def test_plan_of_config_matches_its_update(site: Site, configs: Configs) -> None:
     name = configs.add("quiet", **files(**{APP: "second", POLICY: "{}"}))
     with site.drains_held():
         configs.ask(name)
@@ -271,8 +267,8 @@ def test_plan_of_a_config_is_what_is_then_done(site: Site, configs: Configs) -> 
     ]
     assert plan["changes"][1]["diffs"][0]["lines"] == ["@@ -1,1 +1,1 @@", "-first", "+second"]
     wait_until(lambda: configs.at(name), limit_s=LIMIT_S)
-    told = json.loads(treenail(site, "why", "--json").stdout)["last"]["reasons"]
-    assert told == [
+    reasons = json.loads(treenail(site, "why", "--json").stdout)["last"]["reasons"]
+    assert reasons == [
         f"{each['subject']} ({each['rule']})"
         for action in plan["actions"]
         for each in action["reasons"]

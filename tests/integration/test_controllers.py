@@ -80,7 +80,7 @@ class Fleet:
         self.lab.stop()
 
     def begin(self) -> None:
-        """Count anew."""
+        """Count from zero."""
         with self._lock:
             self.most_out = 0
 
@@ -193,7 +193,7 @@ def test_pool_is_rendered_and_its_nodes_drained_and_rebooted_canary_first(fleet:
 
     (canary,) = wait_until(lambda: fleet.asked(image), limit_s=LIMIT_S)
     wait_until(lambda: len(fleet.asked(image)) > 1, limit_s=LIMIT_S)
-    # Nobody else was asked before the canary was through.
+    # No other node was assigned before the canary was complete.
     assert fleet.notes(canary)[key.CURRENT_OS_IMAGE] == image.pull_spec
     fleet.settle(image)
 
@@ -220,7 +220,7 @@ MOMENTS: dict[str, Callable[[Fleet, Image], object]] = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_rollout_goes_on_after_the_controller_was_killed(fleet: Fleet, moment: str) -> None:
+def test_rollout_continues_after_controller_is_killed(fleet: Fleet, moment: str) -> None:
     image = fleet.image()
     fleet.ask(image)
     wait_until(lambda: MOMENTS[moment](fleet, image), limit_s=LIMIT_S)
@@ -231,7 +231,7 @@ def test_rollout_goes_on_after_the_controller_was_killed(fleet: Fleet, moment: s
     assert fleet.most_out == 1
 
 
-def test_second_replica_goes_on_when_the_leader_is_gone(fleet: Fleet) -> None:
+def test_second_replica_continues_when_leader_is_killed(fleet: Fleet) -> None:
     image = fleet.image()
     fleet.controllers.start_replica(1)
     log = fleet.controllers.find_log(1)
@@ -281,7 +281,7 @@ def test_all_nodes_stage_before_the_first_is_drained(fleet: Fleet) -> None:
         )
 
 
-def test_image_that_is_not_there_halts_before_any_node_is_touched(fleet: Fleet) -> None:
+def test_missing_image_halts_rollout_before_any_node_changes(fleet: Fleet) -> None:
     good, bad = fleet.image(), make_image("os", "nowhere", SIZE)
     fleet.ask(bad, **{ROLLOUT_POLICY: STAGING})
     wait_until(lambda: fleet.condition("Degraded").get("reason") == "Halted", limit_s=LIMIT_S)
@@ -292,7 +292,7 @@ def test_image_that_is_not_there_halts_before_any_node_is_touched(fleet: Fleet) 
     fleet.settle(good)
 
 
-def test_pool_that_is_paused_takes_back_what_is_staged(fleet: Fleet) -> None:
+def test_paused_pool_drops_prestaged_deployments(fleet: Fleet) -> None:
     image = fleet.image()
     machines = fleet.lab.machines.values()
     window = '{days: [Mon], start: "00:00", duration: 1s, timeZone: UTC}'
@@ -305,7 +305,7 @@ def test_pool_that_is_paused_takes_back_what_is_staged(fleet: Fleet) -> None:
     fleet.settle(image)
 
 
-def test_wrong_image_halts_at_the_canary_and_goes_on_with_another(fleet: Fleet) -> None:
+def test_wrong_image_halts_at_canary_and_another_image_continues(fleet: Fleet) -> None:
     good = fleet.image()
     bad = make_image("os", "bad", SIZE)  # and not in the registry
     fleet.ask(bad)
@@ -318,7 +318,7 @@ def test_wrong_image_halts_at_the_canary_and_goes_on_with_another(fleet: Fleet) 
     assert fleet.said("Degraded") == "False"
 
 
-def test_person_lets_a_halted_rollout_go_on(fleet: Fleet) -> None:
+def test_halted_rollout_resumes_on_user_request(fleet: Fleet) -> None:
     image = make_image("os", "late", SIZE)
     fleet.ask(image)
     wait_until(lambda: fleet.condition("Degraded").get("reason") == "Halted", limit_s=LIMIT_S)

@@ -27,7 +27,7 @@ def untouched(site: Site) -> bool:
     )
 
 
-def test_a_login_that_is_refused_is_told_and_the_one_before_it_goes_on(site: Site) -> None:
+def test_refused_credential_is_reported_and_previous_one_is_used(site: Site) -> None:
     site.reach(site.goal())
     goal, starts = site.goal(), site.machine.agent.start_count
     path, right = site.pull_secret, site.pull_secret.read_text()
@@ -43,7 +43,7 @@ def test_a_login_that_is_refused_is_told_and_the_one_before_it_goes_on(site: Sit
     assert WRONG not in json.dumps(site.machine.read_journal()) + repr(site.events())
 
 
-def test_two_logins_that_are_refused_are_told_and_a_right_one_heals_without_a_restart(
+def test_two_refused_credentials_are_reported_and_right_one_recovers(
     site: Site,
 ) -> None:
     path, right = site.pull_secret, site.pull_secret.read_text()
@@ -68,7 +68,7 @@ def test_two_logins_that_are_refused_are_told_and_a_right_one_heals_without_a_re
     site.reach(site.goal())
 
 
-def test_no_credential_at_all(site: Site) -> None:
+def test_missing_credential_degrades_node(site: Site) -> None:
     goal = site.goal()
     path, right = site.pull_secret, site.pull_secret.read_text()
     path.write_text('{"auths": {}}')
@@ -79,14 +79,14 @@ def test_no_credential_at_all(site: Site) -> None:
     site.settle(goal)
 
 
-def test_missing_image_is_told_and_another_goal_heals(site: Site) -> None:
+def test_missing_image_is_reported_and_another_target_recovers(site: Site) -> None:
     site.ask(site.goal(published=False))
     site.wait_degraded("manifest unknown", "push this one again")
     assert untouched(site)
     site.reach(site.goal())
 
 
-def test_missing_image_heals_once_it_is_there(site: Site) -> None:
+def test_missing_image_recovers_once_published(site: Site) -> None:
     goal = site.goal(published=False)
     site.ask(goal)
     site.wait_degraded("manifest unknown")
@@ -119,13 +119,13 @@ def encoded(login: Credential) -> str:
     return base64.b64encode(f"{login.username}:{login.password}".encode()).decode()
 
 
-def test_broken_source_keeps_the_last_good_one_and_is_told(site: Site) -> None:
+def test_invalid_pull_secret_keeps_last_valid_one_and_is_reported(site: Site) -> None:
     path, right = site.pull_secret, site.pull_secret.read_text()
     path.write_text(right[: len(right) // 2])
     site.reach(site.goal())
-    told = [event for event in site.events() if "/var/lib/kubelet/config.json" in event[2]]
-    (text,) = {message for _, _, message in told}
-    assert told[0][:2] == ("Warning", "PullSecretUnusable")
+    events = [event for event in site.events() if "/var/lib/kubelet/config.json" in event[2]]
+    (text,) = {message for _, _, message in events}
+    assert events[0][:2] == ("Warning", "PullSecretUnusable")
     assert "stay in use" in text
     assert text in site.messages(MESSAGE_ID=MessageId.CREDENTIALS_INVALID)
     path.write_text(right)

@@ -1,4 +1,4 @@
-"""Somebody changes a node behind its agent's back: found at once, told, and put right."""
+"""Another program changes a node: the agent detects, reports and repairs the drift."""
 
 import json
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def change(site: Site, path: str, text: str) -> None:
 
 
 def gauge(site: Site) -> str:
-    """What Prometheus is told."""
+    """The metrics that Prometheus reads."""
     lines = (site.machine.root / METRICS_FILE[1:]).read_text().splitlines()
     return next(line.split()[1] for line in lines if line.startswith("mcd_config_drift "))
 
@@ -52,7 +52,7 @@ def done(site: Site) -> bool:
     return site.notes().get(key.STATE) == "Done"
 
 
-def test_a_changed_file_degrades_the_node_until_it_is_healed(site: Site, configs: Configs) -> None:
+def test_changed_file_degrades_node_until_repaired(site: Site, configs: Configs) -> None:
     change(site, APP, "second\n")
     reason = site.wait_degraded(f"{APP}: expected contents sha256:")
     assert "treenail drift --heal PATH" in reason
@@ -73,7 +73,7 @@ def test_a_changed_file_degrades_the_node_until_it_is_healed(site: Site, configs
     assert not configs.drained()
 
 
-def test_no_update_begins_while_drift_stands(site: Site, configs: Configs) -> None:
+def test_drift_blocks_updates(site: Site, configs: Configs) -> None:
     change(site, APP, "second\n")
     site.wait_degraded(APP)
     asked = configs.add(**{**configs.config, **files(**{APP: "third\n"})})
@@ -87,7 +87,7 @@ def test_no_update_begins_while_drift_stands(site: Site, configs: Configs) -> No
     assert configs.text(APP) == "third\n"
 
 
-def test_the_force_file_has_the_config_applied_anew(site: Site, configs: Configs) -> None:
+def test_force_file_applies_config_again(site: Site, configs: Configs) -> None:
     current = site.notes()[key.CURRENT_CONFIG]
     change(site, APP, "second\n")
     change(site, UNIT_FILE, "[Unit]\n")
@@ -100,26 +100,26 @@ def test_the_force_file_has_the_config_applied_anew(site: Site, configs: Configs
     assert configs.text(FORCE_FILE) is None
 
 
-def test_a_secret_that_was_changed_is_told_of_and_not_told(site: Site, configs: Configs) -> None:
+def test_changed_secret_is_reported_without_content(site: Site, configs: Configs) -> None:
     change(site, SECRET, "canary-of-another")
     reason = site.wait_degraded(SECRET)
     shown = treenail(site, "drift", "--json")
     (found,) = json.loads(shown.stdout)["drifts"]
     assert (found["subject"], found["diff"]["lines"]) == (SECRET, [])
     assert found["diff"]["note"].startswith("contents withheld")
-    told = reason + shown.stdout + status(site).stdout + str(site.events())
-    assert PASSWORD not in told
-    assert "canary-of-another" not in told
+    output = reason + shown.stdout + status(site).stdout + str(site.events())
+    assert PASSWORD not in output
+    assert "canary-of-another" not in output
     assert treenail(site, "drift", "--repair", SECRET).returncode == 0
 
 
-def test_a_path_that_has_not_drifted_is_not_healed(site: Site, configs: Configs) -> None:
+def test_path_without_drift_is_not_repaired(site: Site, configs: Configs) -> None:
     refused = treenail(site, "drift", "--repair", APP)
     assert refused.returncode != 0
     assert f"{APP} has not drifted" in refused.stderr
 
 
-def test_a_disabled_unit_is_found_and_enabled_again(site: Site, configs: Configs) -> None:
+def test_disabled_unit_is_found_and_enabled_again(site: Site, configs: Configs) -> None:
     link = site.machine.root / f"etc/systemd/system/multi-user.target.wants/{UNIT}"
     link.unlink()
     site.wait_degraded(f"{UNIT}: expected enablement enabled, found disabled")
@@ -128,9 +128,7 @@ def test_a_disabled_unit_is_found_and_enabled_again(site: Site, configs: Configs
     wait_until(lambda: done(site), limit_s=LIMIT_S)
 
 
-def test_what_only_is_reported_is_told_once_and_holds_no_update_up(
-    site: Site, configs: Configs
-) -> None:
+def test_reported_drift_emits_one_event_and_blocks_no_update(site: Site, configs: Configs) -> None:
     dropins = site.machine.root / f"{UNIT_FILE[1:]}.d"
     dropins.mkdir()
     (dropins / "99-else.conf").write_text("[Unit]\n")

@@ -80,7 +80,7 @@ def booted(machine: LabMachine) -> str:
     return found.digest if found else ""
 
 
-def test_a_new_machine_moves_to_its_image_and_then_joins(machine: LabMachine) -> None:
+def test_new_machine_moves_to_its_image_and_joins(machine: LabMachine) -> None:
     document = {
         "kind": "MachineConfig",
         "metadata": {"name": "rendered-worker-1"},
@@ -106,7 +106,7 @@ def test_a_new_machine_moves_to_its_image_and_then_joins(machine: LabMachine) ->
     assert ("nosmt" in arguments) is not by_bootc(machine)
 
 
-def test_a_power_cut_while_it_moves_is_made_up_for(machine: LabMachine) -> None:
+def test_power_cut_during_first_boot_is_recovered(machine: LabMachine) -> None:
     machine.change_settings(pull_bytes_per_s=5e6)
     settings = machine.root / "etc/treenail/agent.toml"
     settings.parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ def test_a_power_cut_while_it_moves_is_made_up_for(machine: LabMachine) -> None:
     assert (booted(machine), machine.boot_count) == (WANTED.digest, 3)
 
 
-def test_a_machine_joins_with_what_its_boot_began_and_a_kill_ended(machine: LabMachine) -> None:
+def test_machine_joins_after_killed_first_boot(machine: LabMachine) -> None:
     """Whenever it is killed; what it had begun is gone on with, and nothing is done twice."""
     settings = machine.root / "etc/treenail/agent.toml"
     settings.parent.mkdir(parents=True, exist_ok=True)
@@ -148,13 +148,13 @@ def test_a_machine_joins_with_what_its_boot_began_and_a_kill_ended(machine: LabM
     assert (booted(machine), machine.boot_count) == (WANTED.digest, 2)
 
 
-def test_a_machine_of_which_nothing_is_asked_joins(machine: LabMachine) -> None:
+def test_machine_without_target_joins(machine: LabMachine) -> None:
     assert first_boot(machine).wait(LIMIT_S) == 0
     assert (machine.root / "var/lib/treenail/firstboot.done").exists()
     assert machine.boot_count == 1
 
 
-def test_a_process_that_is_killed_is_made_up_for_by_the_next_one(machine: LabMachine) -> None:
+def test_killed_firstboot_is_completed_by_next_run(machine: LabMachine) -> None:
     """It joins in the boot in which the one before was killed, or could not begin."""
     settings = machine.root / "etc/treenail/agent.toml"
     settings.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 OTHER = "n2"
 
 
-def test_credential_of_a_second_agent_can_not_change_the_first_ones_node(site: Site) -> None:
+def test_credential_of_second_node_cannot_change_first_node(site: Site) -> None:
     site.lab.client.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": OTHER}})
     second = site.lab.open_client(site.server.write_node_kubeconfig(OTHER))
     wish: Json = {"metadata": {"annotations": {"test": "x"}}}
@@ -52,7 +52,7 @@ def agent(site: Site, name: str, kubeconfig: Path | None = None) -> Iterator[Non
         site.machine.start_agent()
 
 
-def test_agent_of_a_wrong_node_name_says_so_in_a_sentence(site: Site) -> None:
+def test_agent_with_wrong_node_name_reports_it(site: Site) -> None:
     with agent(site, "n7"):
         (said,) = wait_until(lambda: [text for text in site.messages() if "forbidden" in text])
         assert "node 'n1' cannot read 'n7', only its own Node object" in said
@@ -61,7 +61,7 @@ def test_agent_of_a_wrong_node_name_says_so_in_a_sentence(site: Site) -> None:
         assert re.search("API server +reachable since .*cannot read 'n7'", screen)
 
 
-def test_agent_without_a_node_says_so_and_begins_when_there_is_one(site: Site) -> None:
+def test_agent_without_node_reports_it_and_starts_when_node_exists(site: Site) -> None:
     with agent(site, "n8", site.server.write_node_kubeconfig("n8")):
         wait_until(lambda: [text for text in site.messages() if "there is no Node n8" in text])
         assert re.search("API server +reachable since .*: there is no Node n8", status(site).stdout)

@@ -24,7 +24,7 @@ def order(site: Site) -> Path:
     return site.directory / NODE / ORDER
 
 
-def test_an_update_has_so_many_records(site: Site) -> None:
+def test_update_writes_expected_number_of_records(site: Site) -> None:
     site.reach(site.goal())
     order(site).write_text("before 1000")
     site.reach(site.goal())
@@ -34,9 +34,7 @@ def test_an_update_has_so_many_records(site: Site) -> None:
 
 @pytest.mark.parametrize("record", range(1, RECORDS + 1))
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_agent_killed_at_a_record_still_brings_the_node_to_its_goal(
-    site: Site, when: str, record: int
-) -> None:
+def test_agent_killed_at_a_record_reaches_target(site: Site, when: str, record: int) -> None:
     goal = site.goal()
     starts = site.machine.agent.start_count
     order(site).write_text(f"{when} {record}")
@@ -52,9 +50,7 @@ def test_an_agent_killed_at_a_record_still_brings_the_node_to_its_goal(
 
 @pytest.mark.parametrize("record", [1, 2])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_agent_killed_while_it_calls_an_update_off_leaves_nothing(
-    site: Site, when: str, record: int
-) -> None:
+def test_agent_killed_while_cancelling_leaves_nothing(site: Site, when: str, record: int) -> None:
     before = site.current
     with site.drains_held():
         site.ask(site.goal())

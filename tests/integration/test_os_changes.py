@@ -44,7 +44,7 @@ def reach(site: Site, number: int, **spec: object) -> SysrootDeployment:
 
 
 @pytest.mark.limit(120)
-def test_packages_come_out_of_the_image_of_extensions(site: Site) -> None:
+def test_packages_are_installed_from_extensions_image(site: Site) -> None:
     """No repository has them; what makes them available is gone when they are."""
     packages = replace(
         make_image("os/extensions", f"{id(site):x}", SIZE, layers=LAYERS, credential=LOGIN),

@@ -27,7 +27,7 @@ def intervals(site: Site, size_bytes: int) -> tuple[float, float]:
 
 
 @pytest.mark.limit(120)
-def test_ten_times_the_image_is_the_same_time_out_of_service(site: Site) -> None:
+def test_ten_times_larger_image_needs_same_outage(site: Site) -> None:
     small = [intervals(site, SIZE) for _ in range(2)]
     before, out = intervals(site, 10 * SIZE)
     assert before > 2 * max(serving for serving, _ in small), "the large image does take longer"

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.integration
 REASON = "osImageURL changed (part of the operating system), from the image beside the config"
 
 
-def test_plan_of_an_update_is_what_is_recorded_of_it(site: Site) -> None:
+def test_plan_of_update_matches_its_record(site: Site) -> None:
     goal = site.goal()
     with site.drains_held():
         site.ask(goal)

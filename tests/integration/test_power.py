@@ -1,4 +1,4 @@
-"""The power is cut, or somebody reboots the machine, in every phase of an update."""
+"""The power is cut, or another program reboots the machine, in every phase of an update."""
 
 from contextlib import ExitStack
 
@@ -88,7 +88,7 @@ def test_power_cut_while_the_uncordon_is_awaited(site: Site) -> None:
     assert len(site.transactions("stage")) == 1
 
 
-def test_power_cut_while_an_update_is_called_off(site: Site) -> None:
+def test_power_cut_while_update_is_cancelled(site: Site) -> None:
     before = site.current
     with site.drains_held():
         site.ask(site.goal())
@@ -101,7 +101,7 @@ def test_power_cut_while_an_update_is_called_off(site: Site) -> None:
     assert len(site.transactions("stage")) == 1
 
 
-def test_somebody_reboots_between_staging_and_drain(site: Site) -> None:
+def test_foreign_reboot_between_staging_and_drain(site: Site) -> None:
     before, goal = site.current, site.goal()
     with site.drains_held():
         site.ask(goal)
@@ -116,7 +116,7 @@ def test_somebody_reboots_between_staging_and_drain(site: Site) -> None:
     assert boots(site) == 2
 
 
-def test_somebody_reboots_while_the_node_is_drained(site: Site) -> None:
+def test_foreign_reboot_while_node_is_drained(site: Site) -> None:
     before, goal = site.current, site.goal()
     workload = Workload(site.lab.client, replicas=2, max_unavailable=0)
     workload.start()

@@ -1,4 +1,4 @@
-"""What would make an update fail is told before the node is cordoned, and heals by itself."""
+"""Causes of a failing update are reported before the node is cordoned, and retried."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ class Fault:
     image: Mapping[str, object] = field(default_factory=dict)
     """What differs of the image."""
     driver: bool = False
-    """Somebody else updates the machine."""
+    """Another program updates the machine."""
 
 
 FAULTS: dict[str, Fault] = {
@@ -82,7 +82,7 @@ def at_fault(site: Site, fault: Fault) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("reason", FAULTS)
-def test_a_fault_is_told_by_its_reason_and_cordons_nothing(site: Site, reason: str) -> None:
+def test_preflight_failure_is_reported_and_cordons_nothing(site: Site, reason: str) -> None:
     fault = FAULTS[reason]
     image = make_image("os/node", reason, SIZE, credential=LOGIN)
     bad = replace(image, **fault.image, faults={"inspect": fault.said} if fault.said else {})
@@ -98,14 +98,14 @@ def test_a_fault_is_told_by_its_reason_and_cordons_nothing(site: Site, reason: s
         assert site.booted() == site.current.image.digest
         wait_until(lambda: site.conditions().get("NodeDegraded") == "True", limit_s=LIMIT_S)
     if site.backend == "bootc":
-        # Whose programs take long to start; what is mended is found by the same retry.
+        # Its programs start slowly; the same retry finds that the cause is fixed.
         site.reach(former)
         return
     site.lab.add_image(image)
     site.settle(goal)
 
 
-def test_a_blocked_shutdown_is_waited_for(site: Site) -> None:
+def test_agent_waits_for_blocked_shutdown(site: Site) -> None:
     goal = site.goal()
     with site.machine.inhibit_shutdown("backup", "copies"):
         site.ask(goal)
@@ -115,7 +115,7 @@ def test_a_blocked_shutdown_is_waited_for(site: Site) -> None:
     site.settle(goal)
 
 
-def test_what_comes_in_the_way_while_the_image_is_fetched_cordons_nothing(site: Site) -> None:
+def test_failure_during_pull_cordons_nothing(site: Site) -> None:
     goal = site.goal()
     with ExitStack() as locks:
         with site.slow_pull():

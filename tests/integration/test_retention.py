@@ -34,7 +34,7 @@ def retained(site: Site) -> dict[str, str] | None:
     return found
 
 
-def test_the_previous_deployment_is_kept_before_and_after_until_its_time_is_over(
+def test_previous_deployment_is_pinned_until_keep_time_ends(
     site: Site,
 ) -> None:
     before, goal = site.current.image.digest, site.goal()
@@ -50,9 +50,9 @@ def test_the_previous_deployment_is_kept_before_and_after_until_its_time_is_over
     wait_until(lambda: retained(site) is None, limit_s=LIMIT_S)
 
 
-def test_somebody_who_cleans_up_leaves_what_is_kept(site: Site) -> None:
+def test_foreign_cleanup_keeps_pinned_deployment(site: Site) -> None:
     if not (site.machine.root / "usr/lib/systemd/system/rpm-ostreed.service").exists():
-        pytest.skip("nobody can clean up without rpm-ostree")
+        pytest.skip("without rpm-ostree no program cleans up")
     before, goal = site.current.image.digest, site.goal()
     site.reach(goal)
     with RpmOstreeClient(site.machine.address) as client:

@@ -30,7 +30,7 @@ def test_rpmostreed_is_restarted_in_mid_transaction(site: Site, number: int) -> 
         site.wait_progress()
         site.machine.restart_service("rpm-ostreed", signal_number=number)
     site.settle(goal)
-    assert not site.was("Degraded"), "a service that is restarted degrades nobody"
+    assert not site.was("Degraded"), "a restarted service does not degrade the node"
     assert site.machine.boot_count == site.boots + 1
 
 
@@ -47,7 +47,7 @@ def test_rpmostreed_hangs_in_mid_transaction(site: Site) -> None:
     assert len(site.transactions("stage")) == 1
 
 
-def test_agent_that_waits_for_a_hung_rpmostreed_is_restarted_and_goes_on(site: Site) -> None:
+def test_agent_waiting_for_hung_rpmostreed_is_restarted_and_continues(site: Site) -> None:
     goal, starts = site.goal(), site.machine.agent.start_count
     site.machine.restart_service("rpm-ostreed")
     with site.machine.hang_daemon("rpm-ostreed"):
@@ -72,7 +72,7 @@ def test_killed_agent_joins_the_transaction_it_left(site: Site) -> None:
     assert len(site.transactions("stage")) == 1
 
 
-def test_agent_that_is_told_to_stop_leaves_the_transaction_running(site: Site) -> None:
+def test_stopped_agent_leaves_transaction_running(site: Site) -> None:
     goal = site.goal()
     with site.slow_pull():
         site.ask(goal)
@@ -98,7 +98,7 @@ def test_image_that_was_staged_while_no_agent_ran_is_used(site: Site) -> None:
     assert len(site.transactions("stage")) == 1
 
 
-def test_transaction_of_another_is_waited_for(site: Site) -> None:
+def test_agent_waits_for_transaction_of_another_client(site: Site) -> None:
     goal = site.goal()
     with site.machine.hold_transaction():
         site.ask(goal)
@@ -109,7 +109,7 @@ def test_transaction_of_another_is_waited_for(site: Site) -> None:
     assert whose == ["rpm-ostree", "treenail:", "treenail:"]
 
 
-def test_pull_that_breaks_off_is_tried_again_while_the_node_serves(site: Site) -> None:
+def test_failed_pull_is_retried_while_node_serves(site: Site) -> None:
     goal = site.goal()
     site.machine.change_settings(pull_error="connection reset by peer")
     site.ask(goal)
@@ -119,7 +119,7 @@ def test_pull_that_breaks_off_is_tried_again_while_the_node_serves(site: Site) -
     site.settle(goal)
 
 
-def test_block_on_shutdown_is_named_and_waited_for(site: Site) -> None:
+def test_agent_waits_for_block_inhibitor_and_names_it(site: Site) -> None:
     goal = site.goal()
     with site.machine.inhibit_shutdown("backup", "nightly run"):
         site.ask(goal)
@@ -132,7 +132,7 @@ def test_block_on_shutdown_is_named_and_waited_for(site: Site) -> None:
     assert site.notes()[key.REASON] == ""
 
 
-def test_image_that_can_not_be_finalized_is_refused_after_three_reboots(site: Site) -> None:
+def test_image_that_fails_finalization_is_quarantined_after_three_reboots(site: Site) -> None:
     before = site.current
     site.machine.change_settings(
         finalization_error="Bootloader write config: No space left on device"

@@ -61,7 +61,7 @@ BEFORE = "/etc/before.key"
 
 
 def traces(canary: str) -> tuple[str, ...]:
-    """How it is told: as it is, or in an encoding in which it was handed over."""
+    """Return the forms of a secret: plain, and in each encoding in which it was given."""
     login = base64.b64encode(f"{LOGIN.username}:{canary}".encode()).decode()
     return canary, canary.encode().hex(), base64.b64encode(canary.encode()).decode()[:16], login
 
@@ -73,8 +73,8 @@ def found(text: str, *but: str) -> list[str]:
     """The fields whose canary is in the text."""
     return [
         name
-        for name, told in TRACES.items()
-        if name not in but and any(each in text for each in told)
+        for name, traces in TRACES.items()
+        if name not in but and any(each in text for each in traces)
     ]
 
 
@@ -96,7 +96,7 @@ class Bus:
         monitor = (name, path, f"{name}.Monitoring", "BecomeMonitor")
         call_method(bus, monitor, GLib.Variant("(asu)", ([], 0)))
 
-    def told(self) -> list[tuple[str, str]]:
+    def read_bodies(self) -> list[tuple[str, str]]:
         """The member and the body of every message."""
         with self._lock:
             return list(self._told)
@@ -116,7 +116,7 @@ class Bus:
         body = message.get_body()
         with self._lock:
             self._told.append((message.get_member() or "", body.print_(False) if body else ""))
-        # A call is for somebody else, and not to be answered.
+        # The call is for another client: do not answer it.
         return None if message.get_message_type() is Gio.DBusMessageType.METHOD_CALL else message
 
 
@@ -182,7 +182,7 @@ def config(*, free: str = "") -> dict[str, object]:
 
 
 def has_people(root: Path) -> None:
-    """What the machine has before: a login, and a secret in the way of the config."""
+    """Give the machine a credential, and a secret in a file that the config replaces."""
     for path, text in {
         "etc/passwd": "root:x:0:0::/root:/bin/sh\ncore:x:1000:1000::/home/core:/bin/sh\n",
         "etc/group": "root:x:0:\ncore:x:1000:\n",
@@ -222,8 +222,8 @@ def shown(site: Site) -> Iterator[tuple[str, str]]:
             yield f"bundle: {part.name.partition('/')[2]}", content.read().decode()
 
 
-def told(site: Site) -> Iterator[tuple[str, str]]:
-    """Everything that the agent has told until now, by where, and what others see of it."""
+def list_outputs(site: Site) -> Iterator[tuple[str, str]]:
+    """Yield everything that the agent has written, by place, and what other users see of it."""
     for resource in (NODES, EVENTS, MACHINECONFIGNODES):
         yield resource.plural, json.dumps(site.lab.client.list(resource).items)
     # The kernel's own record of its arguments is in there, too.
@@ -250,11 +250,11 @@ def heard(site: Site) -> Iterator[Bus]:
     """Within, the bus is listened to; in the end nothing secret was said but what has to be."""
     with closing(Bus(site.machine.address)) as bus:
         yield bus
-        told = bus.told()
-    # rpm-ostreed has to be told of kernel arguments, and tells them all who may ask.
-    bodies = {member: found(body, "kernel argument") for member, body in told}
+        bodies_seen = bus.read_bodies()
+    # rpm-ostreed needs the kernel arguments, and shows them to every client.
+    bodies = {member: found(body, "kernel argument") for member, body in bodies_seen}
     assert {member: names for member, names in bodies.items() if names} == {}
-    starts = [body for member, body in told if member == "StartTransientUnit"]
+    starts = [body for member, body in bodies_seen if member == "StartTransientUnit"]
     assert [found(body) for body in starts if found(body)] == []
 
 
@@ -290,7 +290,7 @@ def arguments(options: Options) -> list[str]:
     return [] if options.backend else [f"luks.passphrase={CANARIES['kernel argument']}"]
 
 
-def test_logins_reach_registries_and_nobody_else(site: Site, programs: Programs) -> None:
+def test_registry_credentials_reach_registries_only(site: Site, programs: Programs) -> None:
     login = Credential(LOGIN.username, CANARIES["password of the cluster's pull secret"])
     refused = Credential(LOGIN.username, CANARIES["password that a registry refuses"])
     image = make_image("os/node", "canary", SIZE, layers=LAYERS, credential=login)
@@ -303,31 +303,31 @@ def test_logins_reach_registries_and_nobody_else(site: Site, programs: Programs)
         site.pull_secret.write_text(logins(site, replace(image, credential=refused)))
         site.ask(goal)
         site.wait_degraded("unauthorized")
-        assert leaks(shown(site), told(site)) == {}
+        assert leaks(shown(site), list_outputs(site)) == {}
         site.pull_secret.write_text(logins(site, image))
         wait_until(lambda: site.phase() not in {"", "staging"}, limit_s=LIMIT_S)
     site.settle(goal)
-    assert leaks(told(site)) == {}
+    assert leaks(list_outputs(site)) == {}
     assert "skopeo" in programs.text()
     merged = (site.machine.root / "var/lib/treenail/auth.json").read_text()
     assert len(json.loads(merged)["auths"]) == 3
     site.lab.client.delete(CONTROLLERCONFIGS, NAME)
 
 
-def test_config_tells_none_of_its_secrets_before_its_reboot_and_after(
+def test_config_secrets_stay_hidden_before_and_after_reboot(
     site: Site, configs: Configs, programs: Programs, arguments: list[str]
 ) -> None:
     name = configs.add(*arguments, **config())
     with site.drains_held(), heard(site):
         configs.ask(name)
         site.wait_phase("draining")
-        assert leaks(shown(site), told(site)) == {}
+        assert leaks(shown(site), list_outputs(site)) == {}
     wait_until(lambda: configs.at(name), limit_s=LIMIT_S)
     assert [each for each in FIELDS[4:16] if each not in holds(site.machine.root)] == []
-    assert leaks(told(site)) == {}
+    assert leaks(list_outputs(site)) == {}
 
 
-def test_no_secret_is_told_of_what_drifts_and_what_is_refused(
+def test_secrets_stay_hidden_in_drift_and_refusal(
     site: Site, configs: Configs, programs: Programs, arguments: list[str]
 ) -> None:
     drifted = CANARIES["file that drifted"]
@@ -337,7 +337,7 @@ def test_no_secret_is_told_of_what_drifts_and_what_is_refused(
         (site.machine.root / "etc/app.token").write_text(drifted)
         (site.machine.root / "etc/app.env").write_text(f"DB_PASSWORD={drifted}\n")
         site.wait_degraded("/etc/app.token")
-        assert leaks(shown(site), told(site)) == {}
+        assert leaks(shown(site), list_outputs(site)) == {}
         healed = treenail(site, "drift", "--repair", "/etc/app.token", "/etc/app.env")
         assert found(_all(healed)) == []
         wait_until(lambda: site.notes().get(key.STATE) == "Done", limit_s=LIMIT_S)
@@ -345,4 +345,4 @@ def test_no_secret_is_told_of_what_drifts_and_what_is_refused(
         bad = {"storage": {"files": [{"path": "/etc/x", "contents": {"source": source}}]}}
         configs.ask(configs.add(*arguments, **bad))
         site.wait_degraded("contents.source")
-        assert leaks(told(site)) == {}
+        assert leaks(list_outputs(site)) == {}

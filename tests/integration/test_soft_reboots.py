@@ -26,7 +26,7 @@ def rebooted(site: Site) -> list[str]:
     return [said.partition(" into ")[0] for said in site.messages() if "rebooting into" in said]
 
 
-def test_an_image_with_the_same_kernel_starts_user_space_alone(site: Site) -> None:
+def test_image_with_the_same_kernel_starts_user_space_alone(site: Site) -> None:
     before, goal = site.machine.boot_id, site.goal()
     site.reach(goal)
     assert site.machine.boot_id == before
@@ -37,7 +37,7 @@ def test_an_image_with_the_same_kernel_starts_user_space_alone(site: Site) -> No
     assert rebooted(site) == ["soft-rebooting"]
 
 
-def test_a_target_that_is_left_for_another_after_a_held_up_reboot_leads_nowhere(
+def test_target_replaced_during_delayed_reboot_is_not_booted(
     site: Site,
 ) -> None:
     before, goal = site.current, site.goal()
@@ -53,7 +53,7 @@ def test_a_target_that_is_left_for_another_after_a_held_up_reboot_leads_nowhere(
     assert site.machine.staged_deployment is None
 
 
-def test_an_image_with_another_kernel_reboots_the_machine(site: Site) -> None:
+def test_image_with_another_kernel_reboots_the_machine(site: Site) -> None:
     before, goal = site.machine.boot_id, site.goal()
     site.lab.add_image(replace(goal.image, kernel="6.13.0-1.lab"))
     site.reach(goal)

@@ -25,7 +25,7 @@ def shown(site: Site) -> dict[str, str]:
     return found
 
 
-def test_at_rest(site: Site) -> None:
+def test_status_at_rest_shows_no_update(site: Site) -> None:
     site.reach(site.goal())
     before = site.machine.deployments[1]
     goal = site.current
@@ -49,7 +49,7 @@ def test_at_rest(site: Site) -> None:
     }
 
 
-def test_while_staging(site: Site) -> None:
+def test_status_while_staging_shows_progress(site: Site) -> None:
     goal = site.goal()
     with site.slow_pull():
         site.ask(goal)
@@ -65,7 +65,7 @@ def test_while_staging(site: Site) -> None:
     site.settle(goal)
 
 
-def test_with_the_server_away_while_the_drain_is_awaited(site: Site) -> None:
+def test_status_during_outage_shows_awaited_drain(site: Site) -> None:
     goal = site.goal()
     with site.drains_held():
         site.ask(goal)
@@ -83,7 +83,7 @@ def test_with_the_server_away_while_the_drain_is_awaited(site: Site) -> None:
     site.settle(goal, limit_s=45.0)
 
 
-def test_without_an_agent(site: Site) -> None:
+def test_status_without_agent_reports_it(site: Site) -> None:
     goal = site.current
     site.machine.stop_agent()
     screen = shown(site)
@@ -98,7 +98,7 @@ def test_without_an_agent(site: Site) -> None:
     assert document["current"] == {"config": goal.config, "image": goal.pull_spec}
 
 
-def test_a_degraded_node_has_an_exit_code_of_its_own(site: Site) -> None:
+def test_degraded_node_has_an_exit_code_of_its_own(site: Site) -> None:
     site.ask(site.goal(published=False))
     site.wait_degraded("manifest unknown")
     ended = status(site)
@@ -110,7 +110,7 @@ def test_a_degraded_node_has_an_exit_code_of_its_own(site: Site) -> None:
     assert status(site).returncode == 0
 
 
-def test_a_damaged_ledger_degrades_the_node_until_it_is_there_again(site: Site) -> None:
+def test_damaged_ledger_degrades_node_until_restored(site: Site) -> None:
     ledger = site.machine.root / "var/lib/treenail/ledger.json"
     site.machine.stop_agent()
     good = ledger.read_bytes()

@@ -9,12 +9,12 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.integration
 
 
-def test_sysroot_that_bootc_holds_is_shown_and_tried_again_after_pauses(site: Site) -> None:
+def test_sysroot_held_by_bootc_is_reported_and_retried(site: Site) -> None:
     goal = site.goal()
     with site.machine.lock_sysroot():
         site.ask(goal)
         wait_until(lambda: said(site, "the same way; the next is in") >= 2, limit_s=30.0)
-        # The first failure is told in full, and the last try may be under way.
+        # The first failure is reported in full, and the last try may be in progress.
         assert said(site, "waiting: another program") <= said(site, "the same way") + 2
         assert "another program, such as bootc or ostree, holds the sysroot" in status(site).stdout
     site.settle(goal)

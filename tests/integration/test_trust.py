@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 REGISTRY_CA = f"{REGISTRY_CAS}/registry.example:5000/ca.crt"
 
 
-def test_authorities_arrive_while_an_update_is_held_up(
+def test_registry_certificates_are_written_while_update_waits(
     site: Site, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     pem = CertificateAuthority(tmp_path_factory.mktemp("pki")).pem
@@ -35,7 +35,7 @@ def test_authorities_arrive_while_an_update_is_held_up(
         assert read(site, KUBELET_CA) == pem
 
         (site.machine.root / REGISTRY_CA[1:]).unlink()
-        (site.machine.root / KUBELET_CA[1:]).write_bytes(b"somebody else's")
+        (site.machine.root / KUBELET_CA[1:]).write_bytes(b"foreign")
         wait_until(lambda: read(site, REGISTRY_CA) == read(site, KUBELET_CA) == pem)
 
         broken = base64.b64encode(pem[:200]).decode()

@@ -70,7 +70,7 @@ def test_every_step_comes_after_the_one_before_it(site: Site) -> None:
     assert site.machine.boot_count == site.boots + 1
 
 
-def test_nothing_moves_until_the_drain_is_acknowledged(site: Site) -> None:
+def test_update_waits_until_drain_is_acknowledged(site: Site) -> None:
     goal = site.goal()
     with site.drains_held():
         site.ask(goal)
@@ -82,7 +82,7 @@ def test_nothing_moves_until_the_drain_is_acknowledged(site: Site) -> None:
 
 
 @pytest.mark.parametrize("spelling", key.IMAGE_SPELLINGS)
-def test_the_reply_uses_the_spelling_that_was_asked(site: Site, spelling: str) -> None:
+def test_reply_uses_spelling_of_request(site: Site, spelling: str) -> None:
     goal = site.goal()
     site.ask(goal, spelling=spelling)
     site.settle(goal)
@@ -117,9 +117,7 @@ def test_two_spellings_that_disagree_are_refused_by_name(site: Site) -> None:
         ("; rm -rf /", "@sha256:"),
     ],
 )
-def test_what_is_no_pull_spec_by_digest_is_refused_and_forgiven(
-    site: Site, asked: str, words: str
-) -> None:
+def test_invalid_pull_spec_is_quarantined_and_retried(site: Site, asked: str, words: str) -> None:
     goal = site.goal()
     site.annotate({key.DESIRED_CONFIG: goal.config, key.DESIRED_OS_IMAGE: asked})
     reason = site.wait_degraded(words)
@@ -139,7 +137,7 @@ def untouched(site: Site) -> bool:
     )
 
 
-def test_the_journal_tells_one_update_across_the_reboot(site: Site) -> None:
+def test_journal_has_update_id_across_reboot(site: Site) -> None:
     goal = site.goal()
     site.reach(goal)
     began = site.journal(MESSAGE_ID=MessageId.UPDATE_STARTED)
@@ -160,7 +158,7 @@ def test_the_journal_tells_one_update_across_the_reboot(site: Site) -> None:
     assert site.machine.agent_log.read_text() == "", "with a journal there is nothing on stderr"
 
 
-def test_systemd_is_told_the_percentage(site: Site) -> None:
+def test_systemd_status_shows_percentage(site: Site) -> None:
     goal = site.goal()
     with site.slow_pull():
         site.ask(goal)
@@ -174,7 +172,7 @@ def test_systemd_is_told_the_percentage(site: Site) -> None:
     )
 
 
-def test_no_secret_is_shown_to_anybody(site: Site, tmp_path: Path) -> None:
+def test_no_secret_is_shown(site: Site, tmp_path: Path) -> None:
     with site.slow_pull():
         site.ask(goal := site.goal())
         site.wait_progress()
@@ -203,8 +201,8 @@ def test_no_secret_is_shown_to_anybody(site: Site, tmp_path: Path) -> None:
 
 def bundle(site: Site, path: Path) -> str:
     """All that a bug report has, unpacked."""
-    told = treenail(site, "collect", "--json", "-o", str(path)).stdout
-    assert {"ledger.json", "deployments.json", "plan.json"} <= set(json.loads(told)["parts"])
+    output = treenail(site, "collect", "--json", "-o", str(path)).stdout
+    assert {"ledger.json", "deployments.json", "plan.json"} <= set(json.loads(output)["parts"])
     return gzip.decompress(path.read_bytes()).decode()
 
 
@@ -217,7 +215,7 @@ def everything(site: Site) -> str:
     )
 
 
-def test_what_the_agent_keeps_is_for_its_owner_alone(site: Site) -> None:
+def test_agent_files_are_readable_by_owner_only(site: Site) -> None:
     kept = site.machine.root / "var/lib/treenail"
     found = {path: path.stat() for path in kept.rglob("*")}
     assert {"ledger.json", "auth.json"} <= {path.name for path in found}

@@ -1,7 +1,7 @@
-"""What happened to a node, in the order in which it happened.
+"""The history of a node: every change, with the state of the machine at that moment.
 
-The witness is told of every change within the very call that makes it, and looks at the machine at
-that moment: so "the image was staged and locked when the drain was asked for" is seen, not guessed.
+The witness is called within the call that makes a change, and inspects the machine at that moment.
+So "the image was staged and locked when the drain was requested" is observed, not guessed.
 """
 
 import json
@@ -28,14 +28,23 @@ AGENT_KEYS = (
 )
 
 
-def told(machine_config_node: Json | None) -> list[Json]:
-    """The conditions that the agent writes."""
+def select_agent_conditions(machine_config_node: Json | None) -> list[Json]:
+    """Return the conditions that the agent writes."""
     status: Json = (machine_config_node or {}).get("status") or {}
     return [each for each in status.get("conditions") or [] if each["type"] in AGENT_CONDITIONS]
 
 
+def _has_agent_change(event: StoreEvent) -> bool:
+    before, after = select_agent_conditions(event.previous), select_agent_conditions(event.object)
+    return before != after
+
+
 def _true(machine_config_node: Json | None) -> set[str]:
-    return {each["type"] for each in told(machine_config_node) if each["status"] == "True"}
+    return {
+        each["type"]
+        for each in select_agent_conditions(machine_config_node)
+        if each["status"] == "True"
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +60,17 @@ class Sight:
     staged: str
     locked: bool
     phase: str
-    """Of the ledger; empty when no update is under way."""
+    """Of the ledger; empty without an update."""
 
     @property
     def drained(self) -> bool:
-        """Out of service, as asked by the agent and acknowledged by the drain controller."""
-        asked = self.notes.get(key.DESIRED_DRAIN, "")
+        """Return whether the agent's drain is acknowledged and the Node is cordoned."""
+        requested = self.notes.get(key.DESIRED_DRAIN, "")
         acknowledged = self.notes.get(key.LAST_APPLIED_DRAIN, "")
-        return self.cordoned and asked == acknowledged and asked.startswith("drain-")
+        return self.cordoned and requested == acknowledged and requested.startswith("drain-")
 
     def changes(self, before: "Sight") -> set[str]:
-        """What differs of the handshake between agent and controllers, in short names."""
+        """Return the changed annotations of the agent's handshake, by short names."""
         names = {*self.notes, *before.notes}
         found = {
             name.removeprefix(key.PREFIX)
@@ -73,32 +82,32 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A write of the agent's, and what it was about."""
+    """A write of the agent."""
 
     resource: str
     phase: str
-    """The phase of the ledger; before and after it the state of the Node."""
+    """The phase of the ledger; without an update the state of the Node."""
 
 
 @dataclass(slots=True)
 class Witness:
-    """Everything about one node since the beginning."""
+    """The history of one node."""
 
     node: str
     machine: LabMachine
     sights: list[Sight] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
     turned: list[str] = field(default_factory=list)
-    """The agent's conditions that became true, in that order."""
+    """The agent's conditions that became true, in order."""
     then: Callable[[], object] | None = None
-    """What to do in the server's thread once a change of the Node was seen."""
+    """Called in the server's thread after each change of the Node."""
 
     def attend(self, api: ApiServer) -> None:
-        """See every change from now on; to be called in the server's thread."""
+        """Observe every change from now on; call it in the server's thread."""
         api.store.add_listener(self._see)
 
     def violations(self) -> list[str]:
-        """Each time the machine took another OS while its Node was in service."""
+        """Return each finalization of another OS while the Node was in service."""
         found = []
         for entry in self.machine.read_journal({"SYSLOG_IDENTIFIER": "ostree"}):
             text, at = str(entry["MESSAGE"]), int(str(entry["__REALTIME_TIMESTAMP"])) / 1e6
@@ -114,7 +123,9 @@ class Witness:
             self._see_node(event)
         elif plural == "events" and event.object["source"]["component"] == AGENT:
             self._wrote("events", self.sights[-1].notes)
-        elif plural == "machineconfignodes" and told(event.object) != told(event.previous):
+        elif plural == "machineconfignodes" and select_agent_conditions(
+            event.object
+        ) != select_agent_conditions(event.previous):
             self._wrote("machineconfignodes", self.sights[-1].notes)
             self.turned += sorted(_true(event.object) - _true(event.previous))
 
@@ -139,7 +150,7 @@ class Witness:
             self.then()
 
     def _wrote(self, resource: str, notes: dict[str, str]) -> None:
-        # That it reboots is said before it is recorded, because there may be no later.
+        # The agent reports the reboot before it records it.
         action = notes.get(key.POST_CONFIG_ACTION, "").lower()
         self.writes.append(Write(resource, action or self.phase() or notes.get(key.STATE, "")))
 
@@ -155,7 +166,7 @@ class Witness:
         sysroot = Sysroot(self.machine.root)
         try:
             booted, staged = sysroot.find_booted(), sysroot.read_staged()
-        except FileNotFoundError:  # in the middle of a change, which is over before the next look
+        except FileNotFoundError:  # during a change, which has ended at the next read
             return self._deployed()
         return (
             booted.digest if booted and self.machine.is_on else "",

@@ -28,7 +28,7 @@ def test_pull_spec_is_one_that_the_agent_accepts() -> None:
     assert str(pullspec.parse_pull_spec(image().pull_spec, where="image")) == image().pull_spec
 
 
-def test_layers_add_up_to_the_size_and_the_last_is_no_chunk() -> None:
+def test_layer_sizes_sum_to_size_and_last_is_no_chunk() -> None:
     assert image().size_bytes == 1_000_003
     assert [layer.is_chunk for layer in image().layers] == [True, True, True, False]
 
@@ -44,16 +44,16 @@ def test_catalogue_survives_the_file(tmp_path: Path) -> None:
     assert images.load_catalogue(tmp_path / "images.json") == catalogue
 
 
-def test_catalogue_file_is_private_for_it_holds_passwords(tmp_path: Path) -> None:
+def test_catalogue_file_is_readable_by_owner_only(tmp_path: Path) -> None:
     images.save_catalogue(ImageCatalogue(), tmp_path / "images.json")
     assert stat.S_IMODE((tmp_path / "images.json").stat().st_mode) == 0o600
 
 
-def test_without_a_file_there_are_no_images(tmp_path: Path) -> None:
+def test_catalogue_without_file_is_empty(tmp_path: Path) -> None:
     assert images.load_catalogue(tmp_path / "images.json") == ImageCatalogue()
 
 
-def test_registry_asks_for_its_credential_before_it_says_what_it_has() -> None:
+def test_registry_requires_credential_for_unknown_image() -> None:
     secret = Credential("node", "secret")
     catalogue = ImageCatalogue((image(credential=secret),))
     unknown = image().pull_spec[:-4] + "0000"
@@ -62,7 +62,7 @@ def test_registry_asks_for_its_credential_before_it_says_what_it_has() -> None:
     assert catalogue.find_credential("elsewhere.example/os@sha256:0") is None
 
 
-def test_added_image_takes_the_place_of_the_one_with_its_name() -> None:
+def test_added_image_replaces_image_with_same_pull_spec() -> None:
     broken = image(faults={"stage": "no"})
     assert ImageCatalogue((image(),)).with_image(broken) == ImageCatalogue((broken,))
 

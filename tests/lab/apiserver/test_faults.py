@@ -38,7 +38,7 @@ def test_refused_requests_get_no_answer(lab: LabServer, admin: Cluster, node: st
     assert admin.get(node).code == 200
 
 
-def test_a_refusal_ends_with_its_time(lab: LabServer, admin: Cluster, node: str) -> None:
+def test_refusal_ends_with_its_time(lab: LabServer, admin: Cluster, node: str) -> None:
     lab.inject_fault(RefuseFault(), for_s=0.2)
     with pytest.raises(DROPPED):
         admin.get(node)
@@ -52,13 +52,13 @@ def test_a_refusal_ends_with_its_time(lab: LabServer, admin: Cluster, node: str)
     wait_until(served)
 
 
-def test_a_refusal_ends_watches_too(lab: LabServer, admin: Cluster) -> None:
+def test_refusal_ends_watches_too(lab: LabServer, admin: Cluster) -> None:
     with admin.watch(NODES) as events:
         lab.inject_fault(RefuseFault())
         assert list(events) == []
 
 
-def test_one_user_can_be_cut_off_alone(lab: LabServer, admin: Cluster, node: str) -> None:
+def test_refusal_of_one_user_spares_others(lab: LabServer, admin: Cluster, node: str) -> None:
     agent = Cluster.of_kubeconfig(lab.write_node_kubeconfig("a"))
     lab.inject_fault(RefuseFault(), FaultMatch(user="system:node:a"))
     with pytest.raises(DROPPED):
@@ -70,7 +70,7 @@ def test_one_user_can_be_cut_off_alone(lab: LabServer, admin: Cluster, node: str
     ("code", "reason"),
     [(429, "TooManyRequests"), (500, "InternalError"), (503, "ServiceUnavailable")],
 )
-def test_the_next_requests_are_rejected(
+def test_next_requests_are_rejected(
     lab: LabServer, admin: Cluster, node: str, code: int, reason: str
 ) -> None:
     lab.inject_fault(
@@ -85,7 +85,7 @@ def test_the_next_requests_are_rejected(
     assert mark(admin, node, "y") == 200
 
 
-def test_a_lost_answer_is_of_a_write_that_took_effect(
+def test_lost_answer_follows_write_that_took_effect(
     lab: LabServer, admin: Cluster, node: str
 ) -> None:
     lab.inject_fault(LoseAnswerFault(), times=1)
@@ -96,12 +96,12 @@ def test_a_lost_answer_is_of_a_write_that_took_effect(
     assert mark(admin, node, "y") == 200
 
 
-def test_a_write_that_fails_loses_no_answer(lab: LabServer, admin: Cluster) -> None:
+def test_write_that_fails_loses_no_answer(lab: LabServer, admin: Cluster) -> None:
     lab.inject_fault(LoseAnswerFault(), times=1)
     assert mark(admin, f"{NODES}/absent", "x") == 404
 
 
-def test_a_delayed_request_is_answered_after_others(
+def test_delayed_request_is_answered_after_others(
     lab: LabServer, admin: Cluster, node: str
 ) -> None:
     lab.inject_fault(DelayFault(0.3), FaultMatch(verb="patch"), times=1)
@@ -109,14 +109,14 @@ def test_a_delayed_request_is_answered_after_others(
     assert lab.call_api(lambda api: api.faults.list_active()) == ()
 
 
-def test_a_cut_watch_ends_without_a_word(lab: LabServer, admin: Cluster) -> None:
+def test_cut_watch_ends_without_event(lab: LabServer, admin: Cluster) -> None:
     with admin.watch(NODES) as nodes, admin.watch("/api/v1/pods", timeoutSeconds=1) as pods:
         assert lab.cut_watches("nodes") == 1
         assert list(nodes) == []
         assert list(pods) == []
 
 
-def test_expired_versions_are_gone(lab: LabServer, admin: Cluster, node: str) -> None:
+def test_expired_version_answers_410(lab: LabServer, admin: Cluster, node: str) -> None:
     old = admin.get(NODES).metadata["resourceVersion"]
     page = admin.get("/api/v1/namespaces", limit=1).metadata
     mark(admin, node, "x")
@@ -133,7 +133,7 @@ def test_expired_versions_are_gone(lab: LabServer, admin: Cluster, node: str) ->
         assert list(events) == []
 
 
-def test_a_watch_that_is_up_to_date_survives_an_expiry(
+def test_watch_that_is_up_to_date_survives_an_expiry(
     lab: LabServer, admin: Cluster, node: str
 ) -> None:
     version = admin.get(NODES).metadata["resourceVersion"]
@@ -148,14 +148,14 @@ def test_faults_can_be_injected_and_lifted_over_http(admin: Cluster, node: str) 
     number = admin.post("/lab/faults", fault).ok()["id"]
     assert admin.get(node).code == 503
     assert admin.get("/lab/faults").ok()["faults"] == [
-        {"id": number, "fault": "Reject", "times": None,
+        {"id": number, "fault": "reject", "times": None,
          "match": {"verb": "get", "resource": "nodes"}}
     ]  # fmt: skip
     admin.delete(f"/lab/faults/{number}").ok()
     assert admin.get(node).code == 200
 
 
-def test_the_control_endpoint_answers_while_all_else_is_refused(admin: Cluster, node: str) -> None:
+def test_control_endpoint_answers_while_requests_are_refused(admin: Cluster, node: str) -> None:
     admin.post("/lab/faults", {"fault": "refuse"}).ok()
     with pytest.raises(DROPPED):
         admin.get(node)
@@ -188,9 +188,7 @@ def test_watches_are_cut_and_versions_expired_over_http(admin: Cluster) -> None:
         {"fault": "delay", "seconds": "long"},
     ],
 )
-def test_a_fault_that_makes_no_sense_is_a_bad_request(
-    admin: Cluster, fault: dict[str, object]
-) -> None:
+def test_invalid_fault_is_bad_request(admin: Cluster, fault: dict[str, object]) -> None:
     assert admin.post("/lab/faults", fault).verdict == (400, "BadRequest")
     assert admin.get("/lab/faults").body == {"faults": []}
 

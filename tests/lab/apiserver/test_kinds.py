@@ -33,7 +33,7 @@ def two_versions(admin: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("two_versions")
-def test_an_object_is_served_in_every_version(admin: Cluster) -> None:
+def test_object_is_served_in_every_version(admin: Cluster) -> None:
     admin.post(at("v1"), gadget("v1", "a") | {"x": 1}).ok()
     admin.post(at("v1beta1"), gadget("v1beta1", "b")).ok()
     for version in ("v1", "v1beta1"):
@@ -48,12 +48,12 @@ def test_an_object_is_served_in_every_version(admin: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("two_versions")
-def test_a_body_of_another_version_is_a_bad_request(admin: Cluster) -> None:
+def test_body_of_another_version_is_a_bad_request(admin: Cluster) -> None:
     assert admin.post(at("v1"), gadget("v1beta1", "a")).verdict == (400, "BadRequest")
 
 
 @pytest.mark.usefixtures("two_versions")
-def test_a_version_that_is_served_no_more_is_not_found(admin: Cluster) -> None:
+def test_version_no_longer_served_is_not_found(admin: Cluster) -> None:
     versions = admin.get(f"{CRDS}/gadgets.{GROUP}").ok()["spec"]["versions"]
     versions[1]["served"] = False
     admin.patch(f"{CRDS}/gadgets.{GROUP}", {"spec": {"versions": versions}}).ok()
@@ -61,7 +61,7 @@ def test_a_version_that_is_served_no_more_is_not_found(admin: Cluster) -> None:
     assert admin.get(at("v1")).code == 200
 
 
-def test_a_list_that_an_apply_empties_is_refused(admin: Cluster) -> None:
+def test_list_that_an_apply_empties_is_refused(admin: Cluster) -> None:
     """As the real server does: what is left is null, which the schema does not allow."""
     admin.post(CRDS, definition(GROUP, "Widget", "widgets", WIDGET, {"status": {}})).ok()
     path = f"/apis/{GROUP}/v1/namespaces/default/widgets/w"
@@ -127,7 +127,7 @@ def status(name: str) -> Json:
     }
 
 
-def test_a_node_reports_on_its_own_machine_config_node_only(agent: Cluster) -> None:
+def test_node_reports_on_its_own_machine_config_node_only(agent: Cluster) -> None:
     mine, other = (f"{MCO}/machineconfignodes/{name}" for name in "ab")
     assert agent.get(mine).code == 200
     assert agent.patch(f"{mine}/status", status("a")).code == 200
@@ -157,7 +157,7 @@ def test_rbac_does_not_let_a_node_report_on_another_one(admin: Cluster, agent: C
         assert "of its own name" in answer.body["message"]
 
 
-def test_a_node_reads_machine_configs_by_name_only(agent: Cluster) -> None:
+def test_node_reads_machine_configs_by_name_only(agent: Cluster) -> None:
     assert agent.get(f"{MCO}/machineconfigs/rendered-worker-1").code == 404
     assert agent.get(f"{MCO}/machineconfigs").code == 403
     assert agent.delete(f"{MCO}/machineconfigs/rendered-worker-1").code == 403

@@ -19,7 +19,7 @@ def node(admin: Cluster) -> None:
 
 
 def run(cluster: Cluster, name: str, **metadata: Any) -> Json:
-    """A pod on the node that stops when it is told to."""
+    """A pod on the node that stops as fast as its annotation says."""
     annotations = metadata.pop("annotations", {STOP_SECONDS_ANNOTATION: "0"})
     spec = {"nodeName": "n", "containers": [{"name": "c", "image": "i"}]}
     body = {"metadata": {"name": name, "annotations": annotations} | metadata, "spec": spec}
@@ -30,14 +30,14 @@ def wait_gone(cluster: Cluster, name: str) -> None:
     wait_until(lambda: cluster.get(f"{PODS}/{name}").code == 404)
 
 
-def test_a_pod_on_a_node_runs_and_is_ready(admin: Cluster) -> None:
+def test_pod_on_a_node_runs_and_is_ready(admin: Cluster) -> None:
     run(admin, "p")
     status = admin.get(f"{PODS}/p").ok()["status"]
     assert status["phase"] == "Running"
     assert {"Ready", "PodScheduled"} <= {one["type"] for one in status["conditions"]}
 
 
-def test_a_pod_of_a_node_that_does_not_exist_stays_pending(admin: Cluster) -> None:
+def test_pod_of_a_node_that_does_not_exist_stays_pending(admin: Cluster) -> None:
     spec = {"nodeName": "absent", "containers": [{"name": "c", "image": "i"}]}
     admin.post(PODS, {"metadata": {"name": "p"}, "spec": spec}).ok()
     assert admin.get(f"{PODS}/p").body["status"]["phase"] == "Pending"
@@ -45,7 +45,7 @@ def test_a_pod_of_a_node_that_does_not_exist_stays_pending(admin: Cluster) -> No
     wait_gone(admin, "p")
 
 
-def test_a_deleted_pod_terminates_and_then_is_gone(admin: Cluster) -> None:
+def test_deleted_pod_terminates_and_then_is_gone(admin: Cluster) -> None:
     run(admin, "p", annotations={STOP_SECONDS_ANNOTATION: "0.2"})
     with admin.watch(PODS, fieldSelector="metadata.name=p") as events:
         assert next(events)["type"] == "ADDED"
@@ -55,7 +55,7 @@ def test_a_deleted_pod_terminates_and_then_is_gone(admin: Cluster) -> None:
         assert next(events)["type"] == "DELETED"
 
 
-def test_a_grace_period_limits_how_long_a_pod_takes(admin: Cluster) -> None:
+def test_grace_period_limits_how_long_a_pod_takes(admin: Cluster) -> None:
     run(admin, "p", annotations={STOP_SECONDS_ANNOTATION: "1000"})
     admin.delete(f"{PODS}/p", {"gracePeriodSeconds": 1}).ok()
     wait_gone(admin, "p")
@@ -69,7 +69,7 @@ def test_no_grace_ends_a_pod_at_once(admin: Cluster) -> None:
     assert admin.get(f"{PODS}/p").code == 404
 
 
-def test_a_finalizer_holds_a_pod_that_has_ended(admin: Cluster) -> None:
+def test_finalizer_holds_a_pod_that_has_ended(admin: Cluster) -> None:
     run(admin, "p", finalizers=["example.com/hold"])
     admin.delete(f"{PODS}/p").ok()
     at = f"{PODS}/p"
@@ -78,9 +78,7 @@ def test_a_finalizer_holds_a_pod_that_has_ended(admin: Cluster) -> None:
     wait_gone(admin, "p")
 
 
-def test_pods_of_a_machine_that_is_off_stay_until_it_is_back(
-    lab: LabServer, admin: Cluster
-) -> None:
+def test_pods_of_stopped_kubelet_stay_until_it_starts(lab: LabServer, admin: Cluster) -> None:
     run(admin, "p")
     lab.set_kubelet("n", is_stopped=True)
     admin.delete(f"{PODS}/p").ok()
@@ -92,7 +90,7 @@ def test_pods_of_a_machine_that_is_off_stay_until_it_is_back(
     wait_until(lambda: admin.get(f"{PODS}/q").body["status"]["phase"] == "Running")
 
 
-def test_a_pod_outlives_the_server_that_ends_it(lab: LabServer, admin: Cluster) -> None:
+def test_pod_deletion_completes_after_server_restart(lab: LabServer, admin: Cluster) -> None:
     run(admin, "p", annotations={STOP_SECONDS_ANNOTATION: "0.5"})
     admin.delete(f"{PODS}/p").ok()
     lab.stop()
@@ -147,7 +145,7 @@ def unready(cluster: Cluster, name: str) -> None:
     cluster.patch(f"{PODS}/{name}/status", {"status": {"conditions": conditions}}).ok()
 
 
-def test_an_unready_pod_goes_while_its_budget_is_met(admin: Cluster) -> None:
+def test_unready_pod_goes_while_its_budget_is_met(admin: Cluster) -> None:
     for name in "pq":
         run(admin, name, labels={"app": "a"})
     unready(admin, "q")
@@ -156,7 +154,7 @@ def test_an_unready_pod_goes_while_its_budget_is_met(admin: Cluster) -> None:
     assert evict(admin, "p") == 429
 
 
-def test_an_unready_pod_of_a_broken_budget_goes_only_if_always_allowed(admin: Cluster) -> None:
+def test_unready_pod_of_a_broken_budget_goes_only_if_always_allowed(admin: Cluster) -> None:
     for name in "pq":
         run(admin, name, labels={"app": "a"})
         unready(admin, name)

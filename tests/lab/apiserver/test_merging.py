@@ -11,7 +11,7 @@ from treenail_lab.apiserver.patch.strategic_merge import apply_strategic_merge
 from treenail_lab.apiserver.schema.selectors import compile_selector, parse_label_selector
 
 
-def test_a_patch_leaves_its_target_as_it_was() -> None:
+def test_patch_leaves_its_target_as_it_was() -> None:
     target = {"a": {"b": [1]}, "spec": {"containers": [{"name": "c", "x": 1}]}}
     before = str(target)
     apply_json_patch(target, [{"op": "add", "path": "/a/b/0", "value": 2}])
@@ -72,7 +72,7 @@ def test_json_patches_are_those_of_rfc_6902(target: Json, operation: Json, expec
         {"op": "test", "path": "/n", "value": True},
     ],
 )
-def test_a_json_patch_that_does_not_fit_is_invalid(operation: Json) -> None:
+def test_json_patch_that_does_not_apply_is_invalid(operation: Json) -> None:
     with pytest.raises(ApiError) as caught:
         apply_json_patch({"a": [1], "n": 1}, [operation])
     assert (caught.value.code, caught.value.reason) == (422, "Invalid")
@@ -81,7 +81,7 @@ def test_a_json_patch_that_does_not_fit_is_invalid(operation: Json) -> None:
 @pytest.mark.parametrize(
     "patch", [{}, ["add"], [{"op": "jump", "path": "/a"}], [{"op": "add", "path": "a", "value": 1}]]
 )
-def test_what_is_no_json_patch_is_a_bad_request(patch: Any) -> None:
+def test_malformed_json_patch_is_bad_request(patch: Any) -> None:
     with pytest.raises(ApiError) as caught:
         apply_json_patch({"a": 1}, patch)
     assert caught.value.code == 400
@@ -103,14 +103,14 @@ def test_volumes_drop_what_a_patch_does_not_retain() -> None:
         {"metadata": {"$deleteFromPrimitiveList/finalizers": "a"}},
     ],
 )
-def test_a_strategic_patch_without_sense_is_a_bad_request(patch: Any) -> None:
+def test_malformed_strategic_patch_is_bad_request(patch: Any) -> None:
     target = {"spec": {"containers": []}, "metadata": {"finalizers": ["a"]}}
     with pytest.raises(ApiError) as caught:
         apply_strategic_merge(target, patch)
     assert caught.value.code == 400
 
 
-def test_a_label_selector_object_matches_by_all_its_terms() -> None:
+def test_label_selector_object_matches_by_all_its_terms() -> None:
     matches = compile_selector(
         {
             "matchLabels": {"a": "1"},
@@ -125,7 +125,7 @@ def test_a_label_selector_object_matches_by_all_its_terms() -> None:
     assert not matches({"a": "1", "b": "x", "c": ""})
 
 
-def test_an_empty_selector_object_matches_all_and_none_matches_nothing() -> None:
+def test_empty_selector_object_matches_all_and_none_matches_nothing() -> None:
     assert compile_selector({})({})
     assert not compile_selector(None)({})
 

@@ -26,7 +26,7 @@ def test_requests_are_counted_by_user_verb_and_resource(lab: LabServer, admin: C
     assert lab.count_requests(user="system:node:a", verb="get") == 4
 
 
-def test_the_latest_requests_say_what_came_of_them(lab: LabServer, admin: Cluster) -> None:
+def test_latest_requests_have_status_codes(lab: LabServer, admin: Cluster) -> None:
     admin.post("/api/v1/namespaces/default/configmaps", {"metadata": {"name": "a"}}).ok()
     admin.get("/api/v1/namespaces/default/configmaps/b")
     entries = lab.call_api(lambda api: api.requests.list_latest())
@@ -36,7 +36,7 @@ def test_the_latest_requests_say_what_came_of_them(lab: LabServer, admin: Cluste
     ]
 
 
-def test_the_log_is_read_and_reset_over_http(admin: Cluster) -> None:
+def test_log_is_read_and_reset_over_http(admin: Cluster) -> None:
     admin.get(NODES).ok()
     found = admin.get("/lab/requests").ok()
     assert found["counts"] == [

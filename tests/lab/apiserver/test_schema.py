@@ -49,13 +49,13 @@ def wrong(schema: Json, value: Any) -> list[tuple[str, str]]:
         ({"x-kubernetes-preserve-unknown-fields": True}, [{"any": None}], ...),
     ],
 )
-def test_values_are_judged_by_their_schema(schema: Json, good: Any, bad: Any) -> None:
+def test_values_are_validated_by_schema(schema: Json, good: Any, bad: Any) -> None:
     assert wrong(schema, good) == []
     if bad is not ...:
         assert wrong(schema, bad) != []
 
 
-def test_every_fault_is_named_with_its_place() -> None:
+def test_every_violation_is_reported_with_its_path() -> None:
     item = schema_of(name={"type": "string"}, port={"type": "integer"}) | {"required": ["name"]}
     schema = {
         "type": "array",

@@ -19,7 +19,7 @@ def add_node(cluster: Cluster, name: str) -> None:
     cluster.post(NODES, {"metadata": {"name": name}}).ok()
 
 
-def test_a_server_that_was_gone_comes_back_as_it_was(lab: LabServer, admin: Cluster) -> None:
+def test_server_after_outage_has_its_state(lab: LabServer, admin: Cluster) -> None:
     add_node(admin, "a")
     url, before = lab.url, admin.get(f"{NODES}/a").ok()
     lab.stop()
@@ -30,17 +30,17 @@ def test_a_server_that_was_gone_comes_back_as_it_was(lab: LabServer, admin: Clus
     assert admin.get(f"{NODES}/a").body == before
 
 
-def test_a_stop_ends_watches(lab: LabServer, admin: Cluster) -> None:
+def test_server_stop_ends_watches(lab: LabServer, admin: Cluster) -> None:
     with admin.watch(NODES) as events:
         lab.stop()
         assert list(events) == []
 
 
-def test_stopping_what_does_not_run_is_harmless(tmp_path: Path) -> None:
+def test_stop_of_stopped_server_does_nothing(tmp_path: Path) -> None:
     LabServer(tmp_path).stop()
 
 
-def test_credentials_outlive_the_server_that_made_them(tmp_path: Path) -> None:
+def test_credentials_survive_server_restart(tmp_path: Path) -> None:
     with LabServer(tmp_path) as first:
         kubeconfig = first.admin_kubeconfig
         token = first.issue_token("robot", ["system:masters"])
@@ -67,7 +67,7 @@ def test_secrets_on_disk_are_for_their_owner_only(tmp_path: Path) -> None:
     assert len(set(made)) == len(made)
 
 
-def test_a_kubeconfig_needs_no_other_file(lab: LabServer) -> None:
+def test_kubeconfig_needs_no_other_file(lab: LabServer) -> None:
     document = json.loads(lab.write_node_kubeconfig("a").read_text())
     assert document["clusters"][0]["cluster"].keys() == {"server", "certificate-authority-data"}
     assert document["users"][0]["user"].keys() == {"client-certificate-data", "client-key-data"}
@@ -81,16 +81,16 @@ def test_certificates_name_user_and_groups(lab: LabServer) -> None:
     assert master.get(NODES).code == 200
 
 
-def test_nobody_is_unauthorized(lab: LabServer) -> None:
+def test_request_without_credential_is_unauthorized(lab: LabServer) -> None:
     context = ssl.create_default_context(cafile=str(lab.ca_file))
-    nobody = Cluster(lab.url, context)
-    assert nobody.get(NODES).verdict == (401, "Unauthorized")
-    assert nobody.get("/version").verdict == (401, "Unauthorized")
-    assert nobody.get("/healthz").code == 200
+    anonymous = Cluster(lab.url, context)
+    assert anonymous.get(NODES).verdict == (401, "Unauthorized")
+    assert anonymous.get("/version").verdict == (401, "Unauthorized")
+    assert anonymous.get("/healthz").code == 200
 
 
 @pytest.mark.parametrize("tail", ["", "x", ".x"])
-def test_a_token_with_another_signature_is_unauthorized(
+def test_token_with_another_signature_is_unauthorized(
     lab: LabServer, admin: Cluster, tail: str
 ) -> None:
     token = lab.issue_token("robot", ["system:masters"])
@@ -98,7 +98,7 @@ def test_a_token_with_another_signature_is_unauthorized(
     assert admin.as_bearer(forged).get(NODES).code == 401
 
 
-def test_a_certificate_of_another_authority_is_refused(lab: LabServer, tmp_path: Path) -> None:
+def test_certificate_of_another_authority_is_refused(lab: LabServer, tmp_path: Path) -> None:
     with LabServer(tmp_path / "other") as other:
         document = json.loads(other.admin_kubeconfig.read_text())
     mine = json.loads(lab.admin_kubeconfig.read_text())
@@ -109,14 +109,14 @@ def test_a_certificate_of_another_authority_is_refused(lab: LabServer, tmp_path:
         Cluster.of_kubeconfig(mixed).get(NODES)
 
 
-def test_only_masters_stand_in_for_others(lab: LabServer) -> None:
+def test_only_masters_may_impersonate(lab: LabServer) -> None:
     lone = Cluster.of_kubeconfig(lab.write_kubeconfig("lone"))
     answer = lone.as_user("boss", "system:masters").get(NODES)
     assert answer.verdict == (403, "Forbidden")
     assert 'cannot impersonate resource "users"' in answer.body["message"]
 
 
-def test_a_server_runs_in_a_loop_that_is_there(tmp_path: Path) -> None:
+def test_server_runs_in_given_event_loop(tmp_path: Path) -> None:
     async def serve() -> int:
         server = ApiServer(tmp_path)
         await server.start()
@@ -130,28 +130,28 @@ def test_a_server_runs_in_a_loop_that_is_there(tmp_path: Path) -> None:
     assert asyncio.run(serve()) == 200
 
 
-def test_a_port_that_is_taken_is_an_error(lab: LabServer, tmp_path: Path) -> None:
+def test_port_in_use_is_an_error(lab: LabServer, tmp_path: Path) -> None:
     port = int(lab.url.rpartition(":")[2])
     with pytest.raises(OSError, match="Address already in use"):
         LabServer(tmp_path / "second", port).start()
 
 
-def test_a_body_that_is_too_large_is_refused(admin: Cluster) -> None:
+def test_body_that_is_too_large_is_refused(admin: Cluster) -> None:
     node = {"metadata": {"name": "a", "labels": {"x": "y" * 4_000_000}}}
     assert admin.post(NODES, node).verdict == (413, "RequestEntityTooLarge")
 
 
-def test_a_config_as_large_as_etcd_takes_is_accepted(admin: Cluster) -> None:
+def test_config_as_large_as_etcd_takes_is_accepted(admin: Cluster) -> None:
     secret = {"metadata": {"name": "a"}, "data": {"x": "eHh4" * 350_000}}
     at = "/api/v1/namespaces/default/secrets"
     assert admin.post(at, secret).ok()["data"] == secret["data"]
 
 
-def test_what_kubectl_asks_first_is_answered(admin: Cluster) -> None:
+def test_discovery_requests_of_kubectl_are_answered(admin: Cluster) -> None:
     index = admin.get("/openapi/v3").ok()["paths"]
     assert {"api/v1", "apis/apps/v1"} <= index.keys()
     described = admin.get(index["api/v1"]["serverRelativeURL"]).ok()
     patch = described["paths"]["/api/v1/nodes/{name}"]["patch"]
     assert "fieldValidation" in {one["name"] for one in patch["parameters"]}
-    assert admin.get("/openapi/v3/apis/nobody/v1").code == 404
+    assert admin.get("/openapi/v3/apis/unknown/v1").code == 404
     assert admin.get("/openapi/v2").code == 404

@@ -21,7 +21,7 @@ def thing(name: str, **fields: object) -> Json:
     return {"metadata": {"name": name}} | fields
 
 
-def test_a_store_forgets_old_changes_and_says_so() -> None:
+def test_store_drops_old_changes_and_answers_410() -> None:
     store = Store(history=10)
     first = store.version
     for number in range(50):
@@ -33,7 +33,7 @@ def test_a_store_forgets_old_changes_and_says_so() -> None:
     assert [event.object["number"] for event in kept] == list(range(40, 50))
 
 
-def test_a_store_knows_what_there_was() -> None:
+def test_store_returns_objects_at_older_version() -> None:
     store = Store()
     store.put_object(THINGS, thing("a", x=1))
     store.put_object(THINGS, thing("b", x=1))
@@ -61,7 +61,7 @@ def fill(cluster: Cluster) -> None:
     cluster.post("/apis/lab.example/v1/namespaces/default/gadgets", gadget).ok()
 
 
-def test_a_saved_state_can_be_loaded_elsewhere(
+def test_saved_state_can_be_loaded_elsewhere(
     lab: LabServer, admin: Cluster, tmp_path: Path
 ) -> None:
     fill(admin)
@@ -81,7 +81,7 @@ def test_a_saved_state_can_be_loaded_elsewhere(
         )
 
 
-def test_loading_ends_watches_and_takes_later_objects_away(
+def test_load_ends_watches_and_removes_later_objects(
     lab: LabServer, admin: Cluster, tmp_path: Path
 ) -> None:
     file = tmp_path / "state.json"
@@ -96,7 +96,7 @@ def test_loading_ends_watches_and_takes_later_objects_away(
     assert admin.get("/apis/lab.example/v1/gadgets").code == 404
 
 
-def test_the_state_travels_over_http(admin: Cluster) -> None:
+def test_state_is_saved_and_loaded_over_http(admin: Cluster) -> None:
     fill(admin)
     state = admin.get("/lab/snapshot").ok()
     admin.delete("/api/v1/nodes/a").ok()
@@ -116,13 +116,13 @@ def test_the_state_travels_over_http(admin: Cluster) -> None:
         {"format": 1, "resourceVersion": 1, "kinds": 7},
     ],
 )  # fmt: skip
-def test_what_is_no_state_is_refused_and_changes_nothing(admin: Cluster, state: Json) -> None:
+def test_invalid_state_is_refused_and_changes_nothing(admin: Cluster, state: Json) -> None:
     before = admin.get("/lab/snapshot").body
     assert admin.put("/lab/snapshot", state).verdict == (400, "BadRequest")
     assert admin.get("/lab/snapshot").body == before
 
 
-def test_a_snapshot_file_is_plain_json(lab: LabServer, tmp_path: Path) -> None:
+def test_snapshot_file_is_plain_json(lab: LabServer, tmp_path: Path) -> None:
     file = tmp_path / "state.json"
     lab.save_state(file)
     plurals = {kind["plural"] for kind in json.loads(file.read_text())["kinds"]}

@@ -33,11 +33,11 @@ def directory() -> Iterator[Path]:
 
 
 class Services:
-    """systemd and logind of a machine that has nothing else; ``asked`` is what they asked for."""
+    """systemd and logind without the rest of a machine; ``requests`` has their requests."""
 
     def __init__(self, directory: Path) -> None:
         self.root = directory / "root"
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self._settings = directory / "settings.json"
         self.change(MachineSettings(inhibit_delay_max_s=0.3))
         rootfs.install_root(self.root, make_image("os/node", "41.1", 1000))
@@ -48,7 +48,7 @@ class Services:
             self.root,
             directory / "images.json",
             self._settings,
-            on_request=self.asked.append,
+            on_request=self.requests.append,
         )
         self.address = self.daemons.address
 

@@ -41,7 +41,7 @@ def version(machine: LabMachine) -> str:
     return booted.version if booted else ""
 
 
-def test_a_kernel_that_never_boots_is_left_for_the_earlier_one(directory: Path) -> None:
+def test_kernel_that_never_boots_falls_back_to_earlier_deployment(directory: Path) -> None:
     with made(directory) as machine:
         machine.stage_foreign_image(DEAD)
         machine.reboot()
@@ -50,7 +50,7 @@ def test_a_kernel_that_never_boots_is_left_for_the_earlier_one(directory: Path) 
         assert (machine.failed_boot_count, machine.boot_count) == (3, 2)
 
 
-def test_units_that_fail_fail_at_boot_too(directory: Path) -> None:
+def test_failing_unit_fails_at_boot(directory: Path) -> None:
     with made(directory) as machine:
         before = machine.is_kubelet_running
         machine.change_settings(failing_units=("kubelet.service",))
@@ -60,7 +60,7 @@ def test_units_that_fail_fail_at_boot_too(directory: Path) -> None:
         assert other_clients.is_unit_active(machine.address, "crio.service")
 
 
-def test_a_boot_can_be_made_a_bad_one_before_anything_runs(directory: Path) -> None:
+def test_on_boot_is_called_before_services_start(directory: Path) -> None:
     seen: list[str] = []
 
     def mask(booted: SysrootDeployment) -> None:
@@ -78,7 +78,7 @@ def test_runtime_socket_of_running_machine_accepts_connections(directory: Path) 
         client.connect(str(machine.root / "run/crio/crio.sock"))
 
 
-def test_skopeo_says_what_the_registry_has(directory: Path) -> None:
+def test_skopeo_inspect_prints_image_or_error(directory: Path) -> None:
     catalogue = directory / "images.json"
     images.save_catalogue(
         ImageCatalogue((GOOD, LOCKED, replace(DEAD, faults={"inspect": "i/o timeout"}))), catalogue

@@ -50,17 +50,17 @@ def test_closed_image_is_refused_with_a_wrong_credential(tmp_path: Path) -> None
         open_image(CLOSED.pull_spec, CATALOGUE, tmp_path)
 
 
-def test_closed_image_is_given_for_the_right_credential(tmp_path: Path) -> None:
+def test_closed_image_with_right_credential_is_opened(tmp_path: Path) -> None:
     write_auth(tmp_path / "etc/ostree/auth.json", {CLOSED.registry: SECRET})
     assert open_image(CLOSED.pull_spec, CATALOGUE, tmp_path) == CLOSED
 
 
-def test_image_that_is_not_there_is_unknown(tmp_path: Path) -> None:
+def test_missing_image_is_manifest_unknown(tmp_path: Path) -> None:
     with pytest.raises(OperationError, match=r"reading manifest sha256:0 in .*: manifest unknown"):
         open_image(f"{OPEN.registry}/os/node@sha256:0", ImageCatalogue((OPEN,)), tmp_path)
 
 
-def test_registry_with_a_credential_does_not_tell_what_it_lacks(tmp_path: Path) -> None:
+def test_missing_image_without_credential_is_unauthorized(tmp_path: Path) -> None:
     with pytest.raises(OperationError, match="unauthorized"):
         open_image(f"{OPEN.registry}/os/other@sha256:0", CATALOGUE, tmp_path)
 
@@ -71,7 +71,7 @@ def test_first_credential_file_wins_and_nothing_is_merged(tmp_path: Path) -> Non
     assert find_credential(f"{CLOSED.registry}/os/closed", tmp_path) is None
 
 
-def test_link_that_leads_nowhere_is_no_file(tmp_path: Path) -> None:
+def test_dangling_link_counts_as_no_file(tmp_path: Path) -> None:
     link = tmp_path / "run/ostree/auth.json"
     link.parent.mkdir(parents=True)
     link.symlink_to("/var/lib/treenail/auth.json")
@@ -87,18 +87,18 @@ def test_absolute_link_is_followed_within_the_root(tmp_path: Path) -> None:
     assert find_credential(CLOSED.registry, tmp_path) == SECRET
 
 
-def test_no_link_leads_out_of_the_root(tmp_path: Path) -> None:
+def test_link_is_never_followed_out_of_root(tmp_path: Path) -> None:
     (tmp_path / "up").symlink_to("../../../../etc")
     assert resolve_below(tmp_path, "up/passwd") == tmp_path / "etc/passwd"
 
 
-def test_links_in_a_circle_lead_nowhere(tmp_path: Path) -> None:
+def test_link_loop_counts_as_no_file(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     assert resolve_below(tmp_path, "a") is None
 
 
-def test_entry_for_the_repository_goes_before_the_registry(tmp_path: Path) -> None:
+def test_entry_for_repository_precedes_entry_for_registry(tmp_path: Path) -> None:
     other = Credential("other", "x")
     entries = {"r.example": other, "r.example/os": SECRET}
     write_auth(tmp_path / "run/ostree/auth.json", entries)
@@ -106,7 +106,7 @@ def test_entry_for_the_repository_goes_before_the_registry(tmp_path: Path) -> No
     assert find_credential("r.example/tools", tmp_path) == other
 
 
-def test_credential_file_that_is_no_json_fails_the_pull(tmp_path: Path) -> None:
+def test_auth_file_without_json_fails_pull(tmp_path: Path) -> None:
     path = tmp_path / "run/ostree/auth.json"
     path.parent.mkdir(parents=True)
     path.write_text("{")
@@ -151,7 +151,7 @@ def test_ten_times_larger_image_takes_ten_times_longer(tmp_path: Path) -> None:
     assert seconds_of_pull(large, tmp_path) == pytest.approx(20.0)
 
 
-def test_layers_that_are_here_take_no_time(tmp_path: Path) -> None:
+def test_imported_layers_take_no_time(tmp_path: Path) -> None:
     image = make_image("os/node", "41.1", 2_000_000)
     Sysroot(tmp_path).import_layer(image.layers[0].digest)
     assert seconds_of_pull(image, tmp_path) == pytest.approx(1.5)

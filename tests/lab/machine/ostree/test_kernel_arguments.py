@@ -6,7 +6,7 @@ from treenail_lab.machine.ostree.kernel_arguments import KernelCommandLine
 from treenail_lab.machine.ostree.steps import OperationError
 
 
-def test_argument_that_names_the_deployment_is_left_out() -> None:
+def test_argument_that_names_deployment_is_omitted() -> None:
     arguments = KernelCommandLine("root=LABEL=root rw ostree=/ostree/deploy/x")
     assert arguments.list_arguments() == ("root=LABEL=root", "rw")
 
@@ -23,7 +23,7 @@ def test_append_repeats_and_append_if_missing_does_not() -> None:
     assert arguments.list_arguments() == ("quiet", "quiet", "splash")
 
 
-def test_delete_takes_one_value_of_several() -> None:
+def test_delete_removes_one_of_several_values() -> None:
     arguments = KernelCommandLine("console=tty0 console=ttyS0")
     arguments.delete("console=tty0")
     assert arguments.list_arguments() == ("console=ttyS0",)
@@ -37,7 +37,7 @@ def test_delete_takes_one_value_of_several() -> None:
         ("console", "Multiple values for key 'console' found"),
     ],
 )
-def test_delete_of_what_is_not_there_fails(argument: str, text: str) -> None:
+def test_delete_of_missing_argument_fails(argument: str, text: str) -> None:
     with pytest.raises(OperationError, match=text):
         KernelCommandLine("console=tty0 console=ttyS0").delete(argument)
 

@@ -59,7 +59,7 @@ def test_clean_shutdown_leaves_a_locked_deployment_alone(tmp_path: Path) -> None
     assert versions(sysroot.list_deployments()) == ["41.1"]
 
 
-def test_boot_without_finalization_loses_what_was_staged(tmp_path: Path) -> None:
+def test_boot_without_finalization_loses_staged_deployment(tmp_path: Path) -> None:
     sysroot = booted(tmp_path)
     before = rootfs.read_boot_id(tmp_path)
     sysroot.stage_deployment(of_b(sysroot), locked=False)
@@ -86,7 +86,7 @@ def test_further_deployment_of_a_commit_has_the_next_serial(tmp_path: Path) -> N
     assert sysroot.compute_next_serial(B.commit) == 1
 
 
-def test_layers_stay_until_nobody_needs_them(tmp_path: Path) -> None:
+def test_layers_stay_until_unused(tmp_path: Path) -> None:
     sysroot = booted(tmp_path)
     for layer in B.layers:
         sysroot.import_layer(layer.digest)

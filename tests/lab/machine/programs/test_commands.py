@@ -92,13 +92,13 @@ def test_switch_stages_unlocked_and_status_shows_it(machine: Machine) -> None:
     assert (staged["downloadOnly"], machine.sysroot.is_staged_locked()) == (False, False)
 
 
-def test_same_image_again_is_no_change(machine: Machine) -> None:
+def test_switch_to_same_image_changes_nothing(machine: Machine) -> None:
     ended = machine.run("bootc", "switch", A.pull_spec)
     assert (ended.returncode, ended.stdout) == (0, "Image specification is unchanged.\n")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         (("switch", "registry.lab.example/os/node@sha256:" + "0" * 64), 1, "manifest unknown"),
         (("switch", SECRET.pull_spec), 1, "unauthorized: authentication required"),
@@ -109,12 +109,12 @@ def test_same_image_again_is_no_change(machine: Machine) -> None:
         (("reboot",), 2, "usage: bootc"),
     ],
 )
-def test_failure_has_an_exit_code_and_a_reason(
-    machine: Machine, arguments: tuple[str, ...], code: int, told: str
+def test_failed_program_has_exit_code_and_message(
+    machine: Machine, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     ended = machine.run("bootc", *arguments)
     assert ended.returncode == code
-    assert told in ended.stderr
+    assert message in ended.stderr
     assert code == 2 or ended.stderr.startswith("error: ")
     assert machine.sysroot.read_staged() is None
 
@@ -132,7 +132,7 @@ def test_deployment_that_rpm_ostree_changed_is_incompatible(machine: Machine) ->
     assert "local rpm-ostree modifications" in ended.stderr
 
 
-def test_rollback_is_a_toggle_and_drops_what_is_staged(machine: Machine) -> None:
+def test_rollback_toggles_and_drops_staged_deployment(machine: Machine) -> None:
     machine.run("bootc", "switch", B.pull_spec)
     machine.sysroot.finalize_staged()
     machine.sysroot.boot_deployment()
@@ -159,9 +159,7 @@ def test_status_waits_for_the_lock_of_the_sysroot(machine: Machine) -> None:
         assert waiting.wait(LIMIT_S) == 0
 
 
-def test_progress_nobody_reads_stops_the_pull_until_somebody_does(
-    machine: Machine, pipe: tuple[int, int]
-) -> None:
+def test_full_progress_pipe_blocks_pull_until_read(machine: Machine, pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     with subprocess.Popen(
         [machine.program("bootc"), "switch", "--progress-fd", str(writer), MANY.pull_spec],
@@ -180,9 +178,7 @@ def test_progress_nobody_reads_stops_the_pull_until_somebody_does(
     assert machine.sysroot.read_staged() is not None
 
 
-def test_progress_whose_reader_left_does_not_stop_the_pull(
-    machine: Machine, pipe: tuple[int, int]
-) -> None:
+def test_closed_progress_pipe_does_not_stop_pull(machine: Machine, pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     os.close(reader)
     ended = subprocess.run(
@@ -193,10 +189,10 @@ def test_progress_whose_reader_left_does_not_stop_the_pull(
     assert "Broken pipe" in ended.stderr
 
 
-def test_podman_keeps_what_it_pulled_until_that_is_removed(machine: Machine) -> None:
+def test_podman_stores_image_until_removed(machine: Machine) -> None:
     assert machine.run("podman", "pull", B.pull_spec).stdout == f"{B.digest}\n"
-    told = machine.run("podman", "image", "inspect", "--format", "json", B.pull_spec)
-    assert json.loads(told.stdout)[0]["Labels"]["containers.bootc"] == "1"
+    inspected = machine.run("podman", "image", "inspect", "--format", "json", B.pull_spec)
+    assert json.loads(inspected.stdout)[0]["Labels"]["containers.bootc"] == "1"
     switch = ("switch", "--transport", "containers-storage", B.pull_spec)
     assert machine.run("bootc", *switch).returncode == 0
     assert machine.run("podman", "image", "rm", "--ignore", B.pull_spec).returncode == 0
@@ -204,7 +200,7 @@ def test_podman_keeps_what_it_pulled_until_that_is_removed(machine: Machine) -> 
     assert (gone.returncode, gone.stderr[:7]) == (125, "Error: ")
 
 
-def test_pull_without_a_login_is_refused(machine: Machine) -> None:
+def test_pull_without_credential_is_refused(machine: Machine) -> None:
     ended = machine.run("podman", "pull", SECRET.pull_spec)
     assert ended.returncode == 125
     assert "unauthorized" in ended.stderr
@@ -223,7 +219,7 @@ def test_failing_and_slow_pulls_follow_the_settings(machine: Machine) -> None:
         slow.terminate()
 
 
-def test_ostree_undeploys_what_is_staged(machine: Machine) -> None:
+def test_ostree_undeploy_drops_staged_deployment(machine: Machine) -> None:
     machine.run("bootc", "switch", B.pull_spec)
     assert machine.run("ostree", "admin", "undeploy", "0").returncode == 0
     assert machine.sysroot.read_staged() is None

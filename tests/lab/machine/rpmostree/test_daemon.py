@@ -88,7 +88,7 @@ def test_booted_deployment_is_shown_with_every_key(client: RpmOstreeClient) -> N
     }
 
 
-def test_sysroot_shows_what_it_is(client: RpmOstreeClient) -> None:
+def test_sysroot_object_has_its_properties(client: RpmOstreeClient) -> None:
     shown = client.shown()
     assert (shown["Booted"], shown["Path"], shown["AutomaticUpdatePolicy"]) == (OS, "/", "none")
 
@@ -117,7 +117,7 @@ def test_objects_are_listed_by_the_object_manager(client: RpmOstreeClient) -> No
     assert sorted(objects) == ["/org/projectatomic/rpmostree1/Sysroot", OS]
 
 
-def test_os_name_makes_a_path_that_can_not_be_read_back() -> None:
+def test_os_name_is_escaped_in_object_path() -> None:
     assert build_object_path("a-b/c.d") == "/org/projectatomic/rpmostree1/a_b_c_2Ed"
 
 
@@ -130,9 +130,7 @@ def test_empty_os_name_is_the_booted_one_and_others_are_not_found(
     assert error_name(refused.value) == NOT_FOUND
 
 
-def test_rebase_stages_with_the_lock_that_was_asked_for(
-    host: RpmOstreeHost, client: RpmOstreeClient
-) -> None:
+def test_rebase_with_lock_stages_locked(host: RpmOstreeHost, client: RpmOstreeClient) -> None:
     assert run(client.rebase(B.pull_spec)) == (True, "")
     staged, booted = client.deployments()
     assert (staged["version"], staged["staged"], staged["finalization-locked"]) == (
@@ -149,7 +147,7 @@ def test_unlocked_deployment_has_no_lock_key(client: RpmOstreeClient) -> None:
     assert "finalization-locked" not in client.deployments()[0]
 
 
-def test_option_of_a_wrong_type_or_an_unknown_name_is_not_there(client: RpmOstreeClient) -> None:
+def test_option_of_wrong_type_or_name_is_ignored(client: RpmOstreeClient) -> None:
     refspec = f"ostree-unverified-registry:{B.pull_spec}"
     options = variants(lock_finalization=("i", 1), reboot=("i", 1), live=("b", True))
     (address,) = client.os("Rebase", "(a{sv}sas)", options, refspec, [])
@@ -166,7 +164,7 @@ def test_same_refspec_as_the_pending_deployment_is_an_error(client: RpmOstreeCli
     )
 
 
-def test_booted_refspec_can_be_asked_for_while_another_is_staged(client: RpmOstreeClient) -> None:
+def test_rebase_to_booted_refspec_while_another_is_staged_works(client: RpmOstreeClient) -> None:
     run(client.rebase(B.pull_spec))
     assert run(client.rebase(A.pull_spec)) == (True, "")
     assert versions(client) == ["41.1", "41.1"]
@@ -196,7 +194,7 @@ def test_digest_has_no_upgrade(client: RpmOstreeClient) -> None:
     assert versions(client) == ["41.1"]
 
 
-def test_missing_credential_fails_as_a_registry_does(client: RpmOstreeClient) -> None:
+def test_rebase_without_credential_fails_with_registry_error(client: RpmOstreeClient) -> None:
     success, text = run(client.rebase(CLOSED.pull_spec))
     assert not success
     assert text == (
@@ -231,7 +229,7 @@ def test_faults_of_the_machine_and_of_an_image_end_the_transaction(
     assert run(client.rebase(B.pull_spec)) == (True, "")
 
 
-def test_kernel_arguments_are_computed_from_what_the_caller_says_exists(
+def test_kernel_arguments_derive_from_existing_ones_of_caller(
     client: RpmOstreeClient,
 ) -> None:
     existing = kernel_arguments(client, pending=True)
@@ -257,7 +255,7 @@ def test_kernel_arguments_stage_the_same_commit_again(client: RpmOstreeClient) -
     assert staged["finalization-locked"]
 
 
-def test_arguments_that_are_there_already_change_nothing(client: RpmOstreeClient) -> None:
+def test_existing_arguments_change_nothing(client: RpmOstreeClient) -> None:
     options = variants(append_if_missing=("as", ["rw"]), delete_if_present=("as", ["nosmt"]))
     existing = kernel_arguments(client, pending=True)
     (address,) = client.os("KernelArgs", "(sasasasa{sv})", existing, [], [], [], options)
@@ -265,9 +263,7 @@ def test_arguments_that_are_there_already_change_nothing(client: RpmOstreeClient
     assert versions(client) == ["41.1"]
 
 
-def test_later_change_without_the_lock_takes_the_lock_away(
-    host: RpmOstreeHost, client: RpmOstreeClient
-) -> None:
+def test_later_change_without_lock_unlocks(host: RpmOstreeHost, client: RpmOstreeClient) -> None:
     run(client.rebase(B.pull_spec, locked=True))
     existing = kernel_arguments(client, pending=True)
     (address,) = client.os("KernelArgs", "(sasasasa{sv})", existing, ["nosmt"], [], [], {})
@@ -275,7 +271,7 @@ def test_later_change_without_the_lock_takes_the_lock_away(
     assert not host.sysroot.is_staged_locked()
 
 
-def test_cleanup_drops_what_is_staged_and_is_harmless_without(client: RpmOstreeClient) -> None:
+def test_cleanup_drops_staged_deployment_and_is_idempotent(client: RpmOstreeClient) -> None:
     run(client.rebase(B.pull_spec))
     for _ in range(2):
         (address,) = client.os("Cleanup", "(as)", ["pending-deploy"])
@@ -319,7 +315,7 @@ def change_packages(client: RpmOstreeClient, **modifiers: list[str]) -> tuple[bo
     return run(address)
 
 
-def test_packages_make_a_commit_of_their_own_on_the_image(client: RpmOstreeClient) -> None:
+def test_layered_packages_make_local_commit(client: RpmOstreeClient) -> None:
     assert change_packages(client, install_packages=["usbguard"]) == (True, "")
     assert change_packages(client, override_remove_packages=["kernel"]) == (True, "")
     staged = client.deployments()[0]
@@ -341,7 +337,7 @@ def test_packages_stay_when_the_image_changes(client: RpmOstreeClient) -> None:
     assert (staged["requested-packages"], staged["base-checksum"]) == (["usbguard"], B.commit)
 
 
-def test_package_that_no_repository_has_is_not_found(
+def test_package_in_no_repository_is_not_found(
     host: RpmOstreeHost, client: RpmOstreeClient
 ) -> None:
     host.change_settings(replace(QUICK, missing_packages=("strace",)))
@@ -351,7 +347,7 @@ def test_package_that_no_repository_has_is_not_found(
     )
 
 
-def test_deployment_that_somebody_else_staged_shows_by_itself(
+def test_deployment_staged_by_another_program_is_published(
     host: RpmOstreeHost, client: RpmOstreeClient
 ) -> None:
     client.sysroot("Reload")
@@ -360,7 +356,7 @@ def test_deployment_that_somebody_else_staged_shows_by_itself(
     wait_until(lambda: len(client.shown()["Deployments"]) == 2)
 
 
-def test_registered_client_keeps_the_daemon_and_an_idle_one_leaves(directory: Path) -> None:
+def test_idle_daemon_exits_unless_client_is_registered(directory: Path) -> None:
     settings = replace(QUICK, idle_exit_s=0.2)
     bus = ("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus")
     with (

@@ -46,7 +46,9 @@ def idle(client: RpmOstreeClient) -> bool:
     return bool(client.shown()["ActiveTransaction"] == ("", "", ""))
 
 
-def test_nothing_happens_before_start(host: RpmOstreeHost, client: RpmOstreeClient) -> None:
+def test_transaction_before_start_does_nothing(
+    host: RpmOstreeHost, client: RpmOstreeClient
+) -> None:
     with Peer(client.rebase(B.pull_spec)) as peer:
         assert client.deployments()[0]["version"] == "41.1"
         assert peer.heard == []
@@ -82,7 +84,7 @@ def test_progress_is_that_of_a_container_import(client: RpmOstreeClient) -> None
     assert peer.heard[-1] == ("Finished", (True, ""))
 
 
-def test_transaction_is_shown_while_it_lives(client: RpmOstreeClient) -> None:
+def test_active_transaction_is_published_while_it_exists(client: RpmOstreeClient) -> None:
     address = client.rebase(B.pull_spec)
     shown = client.shown()
     me = client.connection.get_unique_name()
@@ -96,7 +98,9 @@ def test_transaction_is_shown_while_it_lives(client: RpmOstreeClient) -> None:
     assert titles[0]["Title"] == f"rebase ostree-unverified-registry:{B.pull_spec}"
 
 
-def test_socket_is_open_to_everybody(host: RpmOstreeHost, client: RpmOstreeClient) -> None:
+def test_transaction_socket_is_accessible_to_all_users(
+    host: RpmOstreeHost, client: RpmOstreeClient
+) -> None:
     client.rebase(B.pull_spec)
     socket = host.root / "run/rpm-ostree-transaction.sock"
     assert socket.stat().st_mode & 0o777 == 0o666
@@ -117,7 +121,9 @@ def test_same_call_joins_and_only_the_first_start_counts(
             assert first.result() == second.result() == (False, "Operation was cancelled")
 
 
-def test_any_other_call_is_told_to_be_busy(host: RpmOstreeHost, client: RpmOstreeClient) -> None:
+def test_other_call_during_transaction_is_busy(
+    host: RpmOstreeHost, client: RpmOstreeClient
+) -> None:
     host.change_settings(SLOW)
     with Peer(client.rebase(B.pull_spec)) as peer:
         peer.start()
@@ -128,7 +134,7 @@ def test_any_other_call_is_told_to_be_busy(host: RpmOstreeHost, client: RpmOstre
             client.os("Cleanup", "(as)", ["pending-deploy"])
 
 
-def test_initiator_that_leaves_before_start_takes_the_transaction_along(
+def test_initiator_gone_before_start_ends_transaction(
     host: RpmOstreeHost, client: RpmOstreeClient
 ) -> None:
     with RpmOstreeClient(host.address) as initiator:
@@ -138,7 +144,7 @@ def test_initiator_that_leaves_before_start_takes_the_transaction_along(
     assert run(client.rebase(C.pull_spec)) == (True, "")
 
 
-def test_initiator_that_dies_after_start_is_not_missed(
+def test_initiator_gone_after_start_does_not_end_transaction(
     host: RpmOstreeHost, client: RpmOstreeClient
 ) -> None:
     with RpmOstreeClient(host.address) as initiator:
@@ -161,7 +167,9 @@ def test_transaction_lives_until_every_peer_has_closed(
     wait_until(lambda: idle(client))
 
 
-def test_peer_that_never_closes_is_thrown_out(host: RpmOstreeHost, client: RpmOstreeClient) -> None:
+def test_peer_that_never_closes_is_disconnected(
+    host: RpmOstreeHost, client: RpmOstreeClient
+) -> None:
     host.change_settings(replace(QUICK, force_close_s=0.1))
     with Peer(client.rebase(B.pull_spec)) as peer:
         peer.start()
@@ -170,7 +178,7 @@ def test_peer_that_never_closes_is_thrown_out(host: RpmOstreeHost, client: RpmOs
     assert idle(client)
 
 
-def test_late_start_hears_finished_once_more_and_alone(client: RpmOstreeClient) -> None:
+def test_late_start_gets_finished_again_alone(client: RpmOstreeClient) -> None:
     address = client.rebase(B.pull_spec)
     with Peer(address) as first:
         first.start()
@@ -181,7 +189,7 @@ def test_late_start_hears_finished_once_more_and_alone(client: RpmOstreeClient) 
         assert [name for name, _ in first.heard].count("Finished") == 1
 
 
-def test_cancel_stops_the_pull_and_keeps_what_was_fetched(
+def test_cancel_stops_pull_and_keeps_imported_layers(
     host: RpmOstreeHost, client: RpmOstreeClient
 ) -> None:
     host.change_settings(replace(QUICK, pull_bytes_per_s=4e6))
@@ -198,7 +206,7 @@ def test_cancel_stops_the_pull_and_keeps_what_was_fetched(
     assert any("already present" in text for text in messages)
 
 
-def test_cancel_before_start_is_remembered(client: RpmOstreeClient) -> None:
+def test_cancel_before_start_cancels_at_start(client: RpmOstreeClient) -> None:
     with Peer(client.rebase(B.pull_spec)) as peer:
         peer.cancel()
         peer.start()
@@ -215,13 +223,13 @@ def test_properties_follow_later_than_finished_unless_reloaded(
     assert client.shown()["Deployments"][0]["version"] == "41.2"
 
 
-def test_listeners_hear_of_the_new_deployments(client: RpmOstreeClient) -> None:
+def test_new_deployments_emit_properties_changed(client: RpmOstreeClient) -> None:
     changes = client.listen(interface="org.freedesktop.DBus.Properties")
     run(client.rebase(B.pull_spec))
     wait_until(lambda: any("Deployments" in values[1] for _, values in changes))
 
 
-def test_dead_initiator_of_a_finished_transaction_leaves_no_trace(
+def test_dead_initiator_of_finished_transaction_is_cleaned_up(
     host: RpmOstreeHost, client: RpmOstreeClient
 ) -> None:
     with RpmOstreeClient(host.address) as initiator:

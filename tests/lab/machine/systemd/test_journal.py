@@ -56,7 +56,7 @@ def test_lines_are_fields(root: Path, journal: EmulatedJournal) -> None:
     assert sent(entry) == {"MESSAGE": "staged", "PRIORITY": "6", "TREENAIL_PHASE": "stage"}
 
 
-def test_entry_says_when_in_which_boot_and_by_whom(root: Path, journal: EmulatedJournal) -> None:
+def test_entry_has_time_boot_id_and_sender(root: Path, journal: EmulatedJournal) -> None:
     send(root, b"MESSAGE=hello\n")
     wait_until(journal.read_entries)
     (entry,) = journal.read_entries()
@@ -75,17 +75,17 @@ def test_field_sent_twice_is_a_list() -> None:
     assert parse_datagram(b"A=1\nA=2\nA=3\n") == {"A": ["1", "2", "3"]}
 
 
-def test_fields_that_nobody_may_send_are_left_out() -> None:
+def test_field_with_invalid_name_is_skipped() -> None:
     assert parse_datagram(b"_BOOT_ID=x\nlower=x\n1A=x\nMESSAGE=ok\n") == {"MESSAGE": "ok"}
 
 
-def test_value_that_is_cut_off_is_left_out() -> None:
+def test_truncated_value_is_skipped() -> None:
     assert parse_datagram(b"MESSAGE=ok\nLONG\n" + struct.pack("<Q", 100) + b"short") == {
         "MESSAGE": "ok"
     }
 
 
-def test_large_entry_comes_as_a_file(root: Path, journal: EmulatedJournal) -> None:
+def test_large_entry_is_read_from_file(root: Path, journal: EmulatedJournal) -> None:
     text = b"x" * 500_000
     file = os.memfd_create("entry")
     os.write(file, b"MESSAGE=" + text + b"\n")
@@ -108,7 +108,7 @@ def test_entries_are_found_by_their_fields(root: Path, journal: EmulatedJournal)
     ]
 
 
-def test_entries_outlive_the_boot(root: Path) -> None:
+def test_entries_survive_reboot(root: Path) -> None:
     boots = []
     journal = EmulatedJournal(root)
     for number in range(2):

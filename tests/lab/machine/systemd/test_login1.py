@@ -65,40 +65,36 @@ def refused(logind: Logind, *call: object) -> str:
     return error_name(refusal.value)
 
 
-def test_reboot_is_announced_and_told_to_the_machine(services: Services, logind: Logind) -> None:
+def test_reboot_emits_signal_and_requests_reboot(services: Services, logind: Logind) -> None:
     heard = logind.listen(PATH, MANAGER)
     assert logind.do("CanReboot") == ("yes",)
     assert logind.do("Reboot", "(b)", False) == ()
-    wait_until(lambda: services.asked == ["reboot"])
+    wait_until(lambda: services.requests == ["reboot"])
     wait_until(lambda: heard == [("PrepareForShutdown", (True,))])
     assert logind.shown()["PreparingForShutdown"]
 
 
-def test_second_reboot_is_already_in_progress(logind: Logind) -> None:
+def test_second_reboot_is_refused_as_in_progress(logind: Logind) -> None:
     logind.do("Reboot", "(b)", False)
     assert refused(logind, "Reboot", "(b)", False) == IN_PROGRESS
 
 
-def test_delay_lock_holds_the_shutdown_up_until_it_is_released(
-    services: Services, logind: Logind
-) -> None:
+def test_delay_lock_delays_shutdown_until_released(services: Services, logind: Logind) -> None:
     services.change(MachineSettings(inhibit_delay_max_s=60))
     with logind.inhibited("delay"):
         logind.do("Reboot", "(b)", False)
         assert logind.shown()["DelayInhibited"] == "shutdown"
-        assert services.asked == []
-    wait_until(lambda: services.asked == ["reboot"])
+        assert services.requests == []
+    wait_until(lambda: services.requests == ["reboot"])
 
 
-def test_delay_lock_holds_the_shutdown_up_no_longer_than_allowed(
-    services: Services, logind: Logind
-) -> None:
+def test_delay_lock_delays_shutdown_at_most_for_limit(services: Services, logind: Logind) -> None:
     with logind.inhibited("delay"):
         logind.do("Reboot", "(b)", False)
-        wait_until(lambda: services.asked == ["reboot"])
+        wait_until(lambda: services.requests == ["reboot"])
 
 
-def test_locks_are_listed_and_gone_when_the_last_copy_is_closed(logind: Logind) -> None:
+def test_lock_is_listed_until_last_copy_is_closed(logind: Logind) -> None:
     lock = logind.inhibit("block")
     copy = os.dup(lock)
     held = ("shutdown", "test", "because", "block", os.getuid(), os.getpid())
@@ -113,7 +109,7 @@ def test_locks_are_listed_and_gone_when_the_last_copy_is_closed(logind: Logind) 
 @pytest.mark.parametrize(
     ("method", "signature", "value"), [("Reboot", "(b)", False), ("RebootWithFlags", "(t)", 1)]
 )
-def test_lock_of_the_same_user_stops_nobody_before_systemd_257(
+def test_block_lock_of_same_user_before_systemd_257_does_not_block(
     logind: Logind, method: str, signature: str, value: object
 ) -> None:
     with logind.inhibited("block"):
@@ -121,7 +117,7 @@ def test_lock_of_the_same_user_stops_nobody_before_systemd_257(
 
 
 @pytest.mark.parametrize(("version", "name"), [(257, ACCESS_DENIED), (258, BLOCKED)])
-def test_block_lock_stops_root_from_systemd_257_on(
+def test_block_lock_from_systemd_257_blocks_root(
     services: Services, logind: Logind, version: int, name: str
 ) -> None:
     services.change(MachineSettings(systemd_version=version))
@@ -132,7 +128,7 @@ def test_block_lock_stops_root_from_systemd_257_on(
 
 
 @pytest.mark.parametrize(("version", "flag"), [(252, 4), (253, 4), (254, 8), (256, 16)])
-def test_flag_that_this_systemd_does_not_know_is_invalid(
+def test_unknown_reboot_flag_is_invalid(
     services: Services, logind: Logind, version: int, flag: int
 ) -> None:
     services.change(MachineSettings(systemd_version=version))
@@ -144,21 +140,21 @@ def test_flag_that_this_systemd_does_not_know_is_invalid(
     ("what", "mode"),
     [("shutdown", "block-weak"), ("shutdown", "never"), ("coffee", "block"), ("idle", "delay")],
 )
-def test_lock_that_can_not_be_is_refused(logind: Logind, what: str, mode: str) -> None:
+def test_invalid_lock_is_refused(logind: Logind, what: str, mode: str) -> None:
     assert refused(logind, "Inhibit", "(ssss)", what, "test", "because", mode) == INVALID_ARGS
 
 
-def test_no_lock_is_given_once_the_shutdown_has_begun(logind: Logind) -> None:
+def test_lock_after_begin_of_shutdown_is_refused(logind: Logind) -> None:
     logind.do("Reboot", "(b)", False)
     inhibit = ("Inhibit", "(ssss)", "shutdown", "test", "because", "delay")
     assert refused(logind, *inhibit) == IN_PROGRESS
 
 
-def test_scheduled_reboot_comes_in_time(services: Services, logind: Logind) -> None:
+def test_scheduled_reboot_happens_on_time(services: Services, logind: Logind) -> None:
     soon_us = round((time.time() + 0.1) * 1e6)
     logind.do("ScheduleShutdown", "(st)", "reboot", soon_us)
     assert logind.shown()["ScheduledShutdown"] == ("reboot", soon_us)
-    wait_until(lambda: services.asked == ["reboot"])
+    wait_until(lambda: services.requests == ["reboot"])
 
 
 def test_scheduled_reboot_can_be_cancelled(services: Services, logind: Logind) -> None:

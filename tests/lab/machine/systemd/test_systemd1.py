@@ -110,7 +110,7 @@ def test_jobs_change_the_unit_and_end_in_a_signal(systemd: Systemd) -> None:
     assert systemd.states("crio.service") == [("loaded", "active", "running")]
 
 
-def test_the_default_target_starts_what_a_boot_would_and_what_runs_stays(systemd: Systemd) -> None:
+def test_default_target_starts_wanted_units_and_keeps_running_ones(systemd: Systemd) -> None:
     systemd.job("Stop", "kubelet.service")
     before = systemd.unit("crio.service")["InvocationID"]
     assert systemd.job("Start", "default.target") == "done"
@@ -127,7 +127,7 @@ def test_restart_is_another_invocation(systemd: Systemd) -> None:
     assert before != after
 
 
-def test_journal_tells_of_each_job(services: Services, systemd: Systemd) -> None:
+def test_job_writes_journal_entry(services: Services, systemd: Systemd) -> None:
     systemd.job("Reload", "crio.service")
     systemd.job("ReloadOrRestart", "kubelet.service")
 
@@ -158,7 +158,7 @@ def test_reload_needs_a_command_and_a_running_unit(systemd: Systemd) -> None:
     assert systemd.job("Reload", "crio.service") == "failed"
 
 
-def test_jobs_for_what_is_not_there_or_masked_are_refused(systemd: Systemd) -> None:
+def test_job_for_missing_or_masked_unit_is_refused(systemd: Systemd) -> None:
     assert refused(systemd, "StartUnit", "(ss)", "no.service", "replace") == NO_SUCH_UNIT
     assert refused(systemd, "StopUnit", "(ss)", "no.service", "replace") == NO_SUCH_UNIT
     assert refused(systemd, "StartUnit", "(ss)", "crio.service", "often") == INVALID_ARGS
@@ -167,7 +167,7 @@ def test_jobs_for_what_is_not_there_or_masked_are_refused(systemd: Systemd) -> N
     assert refused(systemd, "StartUnit", "(ss)", "chronyd.service", "replace") == UNIT_MASKED
 
 
-def test_unit_that_is_to_fail_fails_until_it_is_reset(services: Services, systemd: Systemd) -> None:
+def test_failing_unit_stays_failed_until_reset(services: Services, systemd: Systemd) -> None:
     services.change(MachineSettings(failing_units=("crio.service",)))
     assert systemd.job("Restart", "crio.service") == "failed"
     shown = systemd.unit("crio.service")
@@ -180,13 +180,13 @@ def test_unit_that_is_to_fail_fails_until_it_is_reset(services: Services, system
     assert systemd.states("crio.service") == [("loaded", "inactive", "dead")]
 
 
-def test_killed_unit_has_failed_by_signal(systemd: Systemd) -> None:
+def test_killed_unit_fails_with_result_signal(systemd: Systemd) -> None:
     systemd.do("KillUnit", "(ssi)", "crio.service", "all", signal.SIGKILL)
     shown = systemd.unit("crio.service")
     assert (shown["ActiveState"], shown["Result"]) == ("failed", "signal")
 
 
-def test_new_unit_file_is_seen_after_reload(services: Services, systemd: Systemd) -> None:
+def test_new_unit_file_is_loaded_by_reload(services: Services, systemd: Systemd) -> None:
     assert systemd.states("new.service") == [("not-found", "inactive", "dead")]
     services.write_unit("new.service", "[Unit]\nDescription=New\n[Service]\nType=oneshot\n")
     assert systemd.states("new.service") == [("not-found", "inactive", "dead")]
@@ -239,11 +239,11 @@ def test_unit_path_is_escaped(systemd: Systemd) -> None:
     assert refused(systemd, "GetUnit", "(s)", "no.service") == NO_SUCH_UNIT
 
 
-def test_reboot_target_and_reboot_ask_the_machine(services: Services, systemd: Systemd) -> None:
+def test_reboot_target_and_reboot_call_request_reboot(services: Services, systemd: Systemd) -> None:
     systemd.do("StartUnit", "(ss)", "reboot.target", "replace")
-    wait_until(lambda: services.asked == ["reboot"])
+    wait_until(lambda: services.requests == ["reboot"])
     systemd.do("Reboot")
-    wait_until(lambda: services.asked == ["reboot", "reboot"])
+    wait_until(lambda: services.requests == ["reboot", "reboot"])
 
 
 def test_oneshot_job_ends_with_the_process(systemd: Systemd, tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_oneshot_job_ends_with_the_process(systemd: Systemd, tmp_path: Path) -> 
     assert done.exists()
 
 
-def test_successful_unit_is_gone_at_once(systemd: Systemd) -> None:
+def test_successful_transient_unit_is_unloaded(systemd: Systemd) -> None:
     systemd.result(systemd.transient("x.service", **shell("true")))
     shown = systemd.unit("x.service")
     assert (shown["LoadState"], shown["Result"]) == ("not-found", "success")
@@ -273,7 +273,7 @@ def test_failed_unit_stays_and_blocks_its_name(systemd: Systemd) -> None:
     assert systemd.result(systemd.transient("x.service", **shell("true"))) == "done"
 
 
-def test_failed_unit_is_collected_when_asked(systemd: Systemd) -> None:
+def test_failed_unit_with_collect_mode_is_unloaded(systemd: Systemd) -> None:
     collect = ("s", "inactive-or-failed")
     job = systemd.transient("x.service", CollectMode=collect, **shell("exit 7"))
     assert systemd.result(job) == "failed"
@@ -288,7 +288,7 @@ def test_remaining_unit_keeps_its_result_until_stopped(systemd: Systemd) -> None
     assert systemd.states("x.service") == [("not-found", "inactive", "dead")]
 
 
-def test_reference_keeps_a_unit_until_its_holder_leaves(
+def test_referenced_unit_stays_until_client_disconnects(
     services: Services, systemd: Systemd
 ) -> None:
     with Systemd(services.address) as holder:
@@ -299,7 +299,7 @@ def test_reference_keeps_a_unit_until_its_holder_leaves(
     wait_until(lambda: systemd.states("x.service") == [("not-found", "inactive", "dead")])
 
 
-def test_unit_runs_on_when_who_started_it_dies(services: Services, systemd: Systemd) -> None:
+def test_unit_runs_on_after_client_dies(services: Services, systemd: Systemd) -> None:
     with Systemd(services.address) as dying:
         dying.transient("x.service", **shell("sleep 30"))
     (units,) = systemd.do("ListUnitsByPatterns", "(asas)", [], ["x.*"])
@@ -329,9 +329,7 @@ def test_output_file_is_below_the_root(services: Services, systemd: Systemd) -> 
     assert (services.root / "run/x.log").read_text() == "out\n"
 
 
-def test_program_of_the_machine_goes_before_the_host_s(
-    services: Services, systemd: Systemd
-) -> None:
+def test_program_below_root_precedes_program_of_host(services: Services, systemd: Systemd) -> None:
     program = services.root / "usr/bin/bootc"
     program.parent.mkdir(parents=True, exist_ok=True)
     program.write_text("#!/bin/sh\nexit 3\n")
@@ -349,7 +347,7 @@ def test_missing_program_is_status_203(systemd: Systemd) -> None:
     assert systemd.unit("x.service")["ExecMainStatus"] == 203
 
 
-def test_slow_unit_is_ended_and_says_timeout(systemd: Systemd) -> None:
+def test_slow_unit_is_stopped_with_result_timeout(systemd: Systemd) -> None:
     limit = ("t", 200_000)
     job = systemd.transient("x.service", TimeoutStartUSec=limit, **shell("sleep 30"))
     assert systemd.result(job) == "timeout"

@@ -138,9 +138,7 @@ STORIES: dict[str, list[tuple[list[str], Operation]]] = {
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("systemctl") is None, reason="systemctl is not installed")
 @pytest.mark.parametrize("story", STORIES)
-def test_links_and_states_are_those_that_systemctl_makes(
-    root: Path, tmp_path: Path, story: str
-) -> None:
+def test_enable_makes_links_and_states_of_systemctl(root: Path, tmp_path: Path, story: str) -> None:
     reference = tmp_path / "reference"
     shutil.copytree(root, reference)
     files = UnitFileTree(root)
@@ -178,7 +176,7 @@ def refused(operation: Callable[[], object]) -> str:
     return refusal.value.name
 
 
-def test_changes_are_reported_as_the_machine_sees_them(root: Path) -> None:
+def test_changes_are_reported_with_paths_inside_machine(root: Path) -> None:
     done = UnitFileTree(root).enable_units(["own.service"], runtime=False, force=False)
     link = "/etc/systemd/system/multi-user.target.requires/own.service"
     assert done.changes == [("symlink", link, "/etc/systemd/system/own.service")]
@@ -191,12 +189,12 @@ def test_enabling_twice_changes_nothing_the_second_time(root: Path) -> None:
     assert files.enable_units(["a.service"], runtime=False, force=False).changes == []
 
 
-def test_unit_without_an_install_section_says_so(root: Path) -> None:
+def test_unit_without_install_section_is_reported(root: Path) -> None:
     done = UnitFileTree(root).enable_units(["s.service"], runtime=False, force=False)
     assert (done.changes, done.has_install_info) == ([], False)
 
 
-def test_operations_on_what_is_not_there_are_refused(root: Path) -> None:
+def test_operation_on_missing_unit_is_refused(root: Path) -> None:
     files = UnitFileTree(root)
     assert refused(lambda: files.read_state("no.service")) == FILE_NOT_FOUND
     enable = refused(lambda: files.enable_units(["no.service"], runtime=False, force=False))
@@ -205,28 +203,28 @@ def test_operations_on_what_is_not_there_are_refused(root: Path) -> None:
     assert (enable, disable, preset) == (NO_SUCH_UNIT,) * 3
 
 
-def test_own_file_in_etc_can_not_be_masked_even_by_force(root: Path) -> None:
+def test_mask_of_unit_with_file_in_etc_is_refused(root: Path) -> None:
     files = UnitFileTree(root)
     for force in (False, True):
         name = refused(lambda f=force: files.mask_units(["own.service"], runtime=False, force=f))  # type: ignore[misc]
         assert name == UNIT_EXISTS
 
 
-def test_masked_unit_can_not_be_enabled(root: Path) -> None:
+def test_enable_of_masked_unit_is_refused(root: Path) -> None:
     files = UnitFileTree(root)
     files.mask_units(["a.service"], runtime=False, force=False)
     enable = refused(lambda: files.enable_units(["a.service"], runtime=False, force=False))
     assert enable == UNIT_MASKED
 
 
-def test_alias_can_not_be_enabled(root: Path) -> None:
+def test_enable_of_alias_is_refused(root: Path) -> None:
     files = UnitFileTree(root)
     files.enable_units(["a.service"], runtime=False, force=False)
     enable = refused(lambda: files.enable_units(["aa.service"], runtime=False, force=False))
     assert enable == UNIT_LINKED
 
 
-def test_link_to_something_else_stops_enable_but_for_force(root: Path) -> None:
+def test_enable_over_foreign_link_needs_force(root: Path) -> None:
     link = root / "etc/systemd/system/aa.service"
     link.symlink_to("/usr/lib/systemd/system/s.service")
     files = UnitFileTree(root)
@@ -244,7 +242,7 @@ def test_runtime_links_are_below_run(root: Path) -> None:
     assert files.read_state("s.service") == "masked-runtime"
 
 
-def test_drop_in_may_want_the_unit_installed(root: Path) -> None:
+def test_drop_in_with_wanted_by_is_honoured(root: Path) -> None:
     drop_in = root / "etc/systemd/system/s.service.d/10-install.conf"
     drop_in.parent.mkdir()
     drop_in.write_text("[Install]\nWantedBy=multi-user.target\n")
