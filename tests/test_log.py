@@ -237,7 +237,7 @@ def test_a_record_that_can_not_be_formatted_harms_nobody(journald, stream, argum
     (handler,) = handlers()
     handler.handle(record)
     message = journald.receive()["MESSAGE"]
-    assert message == f"{template!r} can't be formatted with its arguments"
+    assert message == f"cannot format {template!r} with its arguments"
 
 
 def test_a_stream_that_is_gone_harms_nobody(stream):

@@ -92,7 +92,9 @@ def test_the_manual_names_every_setting(settings: type[PartialSettings]) -> None
 def test_the_manual_names_every_limit_with_its_default() -> None:
     manual = (ROOT / "rpm/man/treenail-agent.toml.5").read_text()
     for field in (*fields(LimitSettings), *fields(HealthSettings), fields(PreflightSettings)[0]):
-        assert f": {field.default:g}." in manual.split(f".B {field.name}\n")[1].split(".TP")[0]
+        assert (
+            f"(default: {field.default:g})" in manual.split(f".B {field.name}\n")[1].split(".TP")[0]
+        )
 
 
 @pytest.mark.process
@@ -107,7 +109,7 @@ def test_the_manual_names_every_limit_with_its_default() -> None:
         ("treenail", "why", "treenail.8"),
         ("treenail", "history", "treenail.8"),
         ("treenail", "cancel", "treenail.8"),
-        ("treenail", "forgive", "treenail.8"),
+        ("treenail", "retry", "treenail.8"),
         ("treenail", "collect", "treenail.8"),
         ("treenail", "handback", "treenail.8"),
         ("treenail", "once", "treenail.8"),
