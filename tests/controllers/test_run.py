@@ -104,7 +104,7 @@ def test_process_drains_a_node_and_exits_cleanly(
 ) -> None:
     site.node("a")
     site.pod("a", "web")
-    site.ask("a", "drain-b")
+    site.request_drain("a", "drain-b")
     kubeconfig = account_kubeconfig(server)
     with running(kubeconfig, tmp_path / "one.log", "--enable", "drain") as process:
         wait_until(lambda: site.applied("a") == "drain-b", limit_s=LIMIT_S)
@@ -134,7 +134,7 @@ def test_standby_process_takes_over_from_a_killed_leader(
         with running(kubeconfig, tmp_path / "two.log", "--enable=drain") as second:
             wait_until(lambda: second.get("/readyz"), limit_s=LIMIT_S)
             assert "controller_leader 0" in second.get("/metrics")
-            site.ask("a", "drain-b")
+            site.request_drain("a", "drain-b")
             wait_until(lambda: site.cordoned("a"))
             began = site.record("a")
             first.end(signal.SIGKILL)
@@ -160,9 +160,9 @@ def test_process_with_lost_lease_fails(server: LabServer, tmp_path: Path, site: 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--enable", "drain"], "no service account"),
+        (["--enable", "drain"], "cannot use the service account"),
         (["--enable", "drain", "--kubeconfig", "/nowhere"], "cannot use kubeconfig /nowhere"),
-        (["--enable", "drain", "--metrics", "8080"], "'8080' is no address"),
+        (["--enable", "drain", "--metrics", "8080"], "invalid address '8080'"),
     ],
 )
 def test_bad_argument_is_rejected_in_one_sentence(

@@ -167,7 +167,7 @@ def test_the_secret_of_another_document_is_not_printed(
         (
             [pool("worker"), pool("worker")],
             (
-                "FILE, document 2: MachineConfigPool worker is there twice, first in FILE, "
+                "FILE, document 2: MachineConfigPool worker is a duplicate of the one in FILE, "
                 "document 1\n"
             ),
         ),
@@ -175,7 +175,7 @@ def test_the_secret_of_another_document_is_not_printed(
             [{"kind": "MachineConfig", "metadata": {}}],
             "FILE, document 1: the MachineConfig has no metadata.name\n",
         ),
-        ([SECRET], "there is no MachineConfigPool in the input\n"),
+        ([SECRET], "cannot render: the input contains no MachineConfigPool\n"),
         (
             [pool("worker"), CLUSTER, {**CLUSTER, "metadata": {"name": "b"}}],
             "expected one ControllerConfig, found b, machine-config-controller\n",
@@ -218,7 +218,7 @@ def test_text_that_is_no_yaml_is_named_with_its_line(
     ("arguments", "sentence"),
     [
         (["-f", "/nowhere.yaml"], "cannot read /nowhere.yaml: No such file or directory"),
-        (["--pool", "gpu"], "there is no MachineConfigPool gpu, found are: infra, worker"),
+        (["--pool", "gpu"], "cannot render MachineConfigPool gpu: the input contains only: infra, worker"),
     ],
 )
 def test_a_wrong_argument_is_one_sentence_and_exit_code_2(

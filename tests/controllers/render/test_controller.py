@@ -248,7 +248,7 @@ def test_edited_rendered_config_is_not_assigned(server: LabServer, client: Clien
         first = wait_until(moved(client, ""))
         client.patch(MACHINECONFIGS, first, {"spec": {"kernelArguments": ["evil"]}})
         wait_until(lambda: degraded(client)[0] == "True")
-        assert "somebody edited it" in degraded(client)[2]
+        assert "a user edited it" in degraded(client)[2]
         client.delete(MACHINECONFIGS, first)
         wait_until(lambda: degraded(client)[0] == "False")
         again: Any = client.get(MACHINECONFIGS, first)

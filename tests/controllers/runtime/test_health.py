@@ -15,7 +15,7 @@ from treenail.errors import UsageError
 class State:
     """What the checks of a test say."""
 
-    unwell = ""
+    problem = ""
     missing = ""
 
 
@@ -24,7 +24,7 @@ def serving(state: State) -> Iterator[int]:
     metrics = ControllerMetrics()
     metrics.add_gauge("leader", "Whether it leads.").set_function(by=lambda: 0)
     server = HealthServer(
-        "127.0.0.1", 0, metrics, healthy=lambda: state.unwell, ready=lambda: state.missing
+        "127.0.0.1", 0, metrics, healthy=lambda: state.problem, ready=lambda: state.missing
     )
     with server:
         yield server.port
@@ -44,9 +44,12 @@ def test_pages_report_health_and_metrics() -> None:
     with serving(state) as port:
         assert get(port, "/healthz") == (200, "ok\n")
         assert get(port, "/readyz?verbose") == (200, "ok\n")
-        state.unwell, state.missing = "a turn is under way for 700 s", "nodes are being listed"
-        assert get(port, "/healthz") == (503, "a turn is under way for 700 s\n")
-        assert get(port, "/readyz") == (503, "nodes are being listed\n")
+        state.problem, state.missing = (
+            "a sync has been running for 700 s",
+            "nodes are not listed yet",
+        )
+        assert get(port, "/healthz") == (503, "a sync has been running for 700 s\n")
+        assert get(port, "/readyz") == (503, "nodes are not listed yet\n")
         assert get(port, "/metrics")[1].endswith("treenail_controller_leader 0\n")
         assert get(port, "/")[0] == 404
         assert get(port, "/healthz", "POST")[0] == 501
@@ -77,7 +80,7 @@ def test_address_is_parsed(text: str, found: tuple[str, int]) -> None:
 
 @pytest.mark.parametrize("text", ["", "8080", "host:", "host:http", ":65536", ":-1", ":²"])
 def test_invalid_address_is_rejected(text: str) -> None:
-    with pytest.raises(UsageError, match="is no address"):
+    with pytest.raises(UsageError, match="invalid address"):
         parse_address(text)
 
 

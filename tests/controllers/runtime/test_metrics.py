@@ -55,5 +55,5 @@ def test_metric_without_observations_has_help_and_type() -> None:
 def test_duplicate_metric_name_raises_value_error() -> None:
     metrics = ControllerMetrics()
     metrics.add_counter("a_total", "A.")
-    with pytest.raises(ValueError, match="two metrics treenail_controller_a_total"):
+    with pytest.raises(ValueError, match="duplicate metric treenail_controller_a_total"):
         metrics.add_gauge("a_total", "A.")

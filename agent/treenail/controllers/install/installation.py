@@ -1,4 +1,4 @@
-"""What a cluster needs to run controllers and agents, as documents for ``kubectl apply``."""
+"""Builds the manifests that install controllers and agents in a cluster."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ NAME = "treenail-controller"
 NODE_ROLE_NAME = "treenail-node"
 PORT = 8080
 EVENTS_NAMESPACE = "default"
-"""Where the events about nodes and pools are."""
+"""Namespace of Events about nodes and pools."""
 
 _RBAC = "rbac.authorization.k8s.io"
 _LABELS: Json = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": "treenail"}
@@ -30,7 +30,7 @@ _NONROOT_UID = 65532
 
 @dataclass(frozen=True, slots=True)
 class InstallOptions:
-    """Which controllers, where, from which image."""
+    """Controllers, namespace and image to install."""
 
     controllers: Sequence[str] = tuple(CONTROLLER_VERBS)
     namespace: str = "treenail"
@@ -38,7 +38,7 @@ class InstallOptions:
 
 
 def build_documents(options: InstallOptions) -> list[Json]:
-    """All documents, in an order in which they can be created one after the other."""
+    """Build all manifests, in an order in which they can be created."""
     return [
         _build_namespace(options),
         *load_crds(),
@@ -50,7 +50,7 @@ def build_documents(options: InstallOptions) -> list[Json]:
 
 
 def load_crds() -> list[Json]:
-    """Every CustomResourceDefinition, in a fixed order."""
+    """Load the CustomResourceDefinitions in a fixed order; they are in the MCO's API group."""
     folder = resources.files("treenail.controllers.install").joinpath("manifests")
     files = sorted(
         (entry for entry in folder.iterdir() if entry.name.endswith(".yaml")),
@@ -60,7 +60,7 @@ def load_crds() -> list[Json]:
 
 
 def build_node_access() -> list[Json]:
-    """What agents may do with the credential of their node, and only to what is their node's."""
+    """Build the access of agents, which use the credentials of their node."""
     nodes: Json = {"apiGroup": _RBAC, "kind": "Group", "name": "system:nodes"}
     return [
         _build_role(
@@ -126,7 +126,7 @@ def _build_deployment(options: InstallOptions) -> Json:
                 {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"},
                 {"key": "node-role.kubernetes.io/master", "effect": "NoSchedule"},
             ],
-            # The two are not to be drained with the same node.
+            # Prefer two nodes, so that one drain never stops both replicas.
             "affinity": {
                 "podAntiAffinity": {
                     "preferredDuringSchedulingIgnoredDuringExecution": [
@@ -191,14 +191,14 @@ def _build_disruption_budget(options: InstallOptions) -> Json:
         "spec": {
             "maxUnavailable": 1,
             "selector": {"matchLabels": _SELECTOR},
-            # One that does not start must not hold up the drain that would help it.
+            # A pod that never becomes ready must not block the drain of its node.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }
 
 
 def _build_node_admission_policy() -> list[Json]:
-    """A node's credential writes its own MachineConfigNode: RBAC alone can't say that."""
+    """Restrict each node to its own MachineConfigNode, which RBAC cannot express."""
     group = "admissionregistration.k8s.io"
     return [
         {
@@ -226,7 +226,7 @@ def _build_node_admission_policy() -> list[Json]:
                 "validations": [
                     {
                         "expression": "request.userInfo.username == 'system:node:' + request.name",
-                        "message": "a node may write the MachineConfigNode of its own name only",
+                        "message": "a node may write only the MachineConfigNode of its own name",
                     }
                 ],
             },

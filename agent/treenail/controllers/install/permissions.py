@@ -1,6 +1,6 @@
-"""What each controller does at the API server, and therefore may do: no verb more.
+"""The exact permissions of each controller and of the agent.
 
-By resource (with its group, as in ``daemonsets.apps``; a subresource after a slash), the verbs.
+Maps a resource with its group (``daemonsets.apps``, ``pods/eviction``) to its verbs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,14 +16,14 @@ Verbs = Mapping[str, tuple[str, ...]]
 _WATCH_VERBS = ("list", "watch")
 
 EVENT_VERBS: Verbs = {"events": ("create", "patch")}
-"""In the namespace of events about what has none."""
+"""Verbs for Events, in the namespace of Events about cluster-scoped objects."""
 
 CONTROLLER_VERBS: Mapping[str, Verbs] = {
     "render": {
         f"machineconfigs.{GROUP}": ("create", "delete", "get", *_WATCH_VERBS),
         f"machineconfigpools.{GROUP}": ("patch", *_WATCH_VERBS),
         f"machineconfigpools/status.{GROUP}": ("patch",),
-        # Where owners of what blocks their deletion are checked, rendered configs ask for this.
+        # The OwnerReferencesPermissionEnforcement plugin needs this for blockOwnerDeletion.
         f"machineconfigpools/finalizers.{GROUP}": ("update",),
         f"controllerconfigs.{GROUP}": _WATCH_VERBS,
         "nodes": _WATCH_VERBS,
@@ -50,7 +50,7 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
 
 
 def build_controllerconfig_rule() -> Json:
-    """The rule of agents to read the one ControllerConfig, whose credentials are for nodes."""
+    """Build the rule for agents to read the only ControllerConfig."""
     rule = _build_rule(f"controllerconfigs.{GROUP}", ["get", "list", "watch"])
     return {**rule, "resourceNames": [CONTROLLER_CONFIG]}
 
@@ -61,11 +61,11 @@ NODE_VERBS: Verbs = {
     f"machineconfignodes/status.{GROUP}": ("patch",),
     f"machineconfigurations.{MACHINECONFIGURATIONS.group}": ("get",),
 }
-"""Of the agent, beside what the Node authorizer lets a node's credential do."""
+"""Verbs of the agent beyond those of the Node authorizer."""
 
 
 def build_rules(permissions: Iterable[Verbs]) -> list[Json]:
-    """The rules of a role that has all of these."""
+    """Build the rules of a role with all of these verbs."""
     together: dict[str, set[str]] = {}
     for verbs in permissions:
         for resource, names in verbs.items():
@@ -74,9 +74,9 @@ def build_rules(permissions: Iterable[Verbs]) -> list[Json]:
 
 
 def build_lease_rules(name: str) -> list[Json]:
-    """The rules of whoever stands for the election by the lease of that name."""
+    """Build the rules of a candidate for the Lease of this name."""
     lease = "leases.coordination.k8s.io"
-    # A create has no name yet that could be allowed.
+    # RBAC cannot restrict create by resourceNames: the request has no name yet.
     return [
         _build_rule(lease, ["create"]),
         {**_build_rule(lease, ["get", "update"]), "resourceNames": [name]},
@@ -84,7 +84,7 @@ def build_lease_rules(name: str) -> list[Json]:
 
 
 def iter_granted_verbs(rules: Iterable[Json]) -> Iterator[tuple[str, str]]:
-    """Resource and verb of all that some rules allow; the reverse of `rules`."""
+    """Yield the resource and verb of everything that the rules allow."""
     for rule in rules:
         for group in _get_texts(rule, "apiGroups"):
             for resource in _get_texts(rule, "resources"):

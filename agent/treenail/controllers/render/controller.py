@@ -1,8 +1,8 @@
-"""The render controller: keeps each pool's rendered MachineConfig, and points the pool at it.
+"""Render controller: writes the rendered MachineConfig of each pool and sets it in the pool.
 
-What to render is `treenail.controllers.render.render`'s. Here it is written, once, in an order that
-may break off anywhere: the rendered config first, then the pool that names it, then what is said of
-it; what nothing refers to any more goes last.
+`treenail.controllers.render.render` computes the config. This module writes in an order that may
+stop after any write: first the rendered config, then the pool that names it, then the pool's
+condition. It deletes unreferenced rendered configs last.
 """
 
 import logging
@@ -40,52 +40,52 @@ log = logging.getLogger(__name__)
 
 RENDER_DEGRADED = "RenderDegraded"
 KEPT_CONFIGS = 5
-"""Rendered configs of a pool that stay though nothing refers to them, the newest."""
+"""Number of unreferenced rendered configs that a pool retains, the newest ones."""
 _PRUNE_S = 3600.0
 _MAX_DELETIONS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedConfig:
-    """A MachineConfig as the watch shows it; of a rendered one, everything but the contents."""
+    """A watched MachineConfig; of a rendered one only the metadata."""
 
     config: MachineConfig
     is_rendered: bool = False
     has_matching_hash: bool = True
-    """A rendered config whose contents are those that its name is the hash of."""
+    """False for a rendered config whose contents differ from the hash in its name."""
 
     @classmethod
     def from_json(cls, document: Json) -> "ObservedConfig":
-        """Raises `ConfigError`."""
+        """Read an API object; raise `ConfigError`."""
         config = MachineConfig.from_json(document)
         if not is_rendered(config):
             return cls(config)
         owner = next(each.name for each in config.metadata.owner_references if each.controller)
         spec = document.get("spec")
-        genuine = isinstance(spec, dict) and rendered_name(owner, spec) == config.name
+        matches = isinstance(spec, dict) and rendered_name(owner, spec) == config.name
         return cls(
-            MachineConfig(metadata=config.metadata), is_rendered=True, has_matching_hash=genuine
+            MachineConfig(metadata=config.metadata), is_rendered=True, has_matching_hash=matches
         )
 
     @property
     def pool_uid(self) -> str:
-        """The uid of the pool that a rendered config belongs to."""
+        """UID of the pool that owns a rendered config."""
         owners = self.config.metadata.owner_references
         return next((each.uid for each in owners if each.controller), "")
 
     @property
     def sort_key(self) -> tuple[str, int, str]:
-        """Sorts the oldest first; within a second by version, which only ever grows."""
+        """Sort key: oldest first, and within a second by resourceVersion."""
         meta = self.config.metadata
         version = int(meta.resource_version) if meta.resource_version.isdigit() else 0
         return str(meta.others.get("creationTimestamp", "")), version, meta.name
 
 
 class RenderController:
-    """A `treenail.controllers.runtime.workers.Controller`, whose keys are the names of pools.
+    """A `treenail.controllers.runtime.workers.Controller` whose keys are pool names.
 
-    A pool is rendered when its MachineConfigs have not changed for ``settle_s``, so that several
-    changes made together cost its nodes one update.
+    It renders a pool after its MachineConfigs have not changed for ``settle_s``, so that several
+    changes together need only one update of the nodes. The MCO waits 5 s too.
     """
 
     name = "render"
@@ -106,7 +106,7 @@ class RenderController:
         self._changed_at: dict[str, float] = {}
 
     def register_watches(self, informers: Informers, enqueue: Callable[[str], None]) -> None:
-        """Watch pools, MachineConfigs, the ControllerConfig, and what nodes refer to."""
+        """Watch pools, MachineConfigs, the ControllerConfig, and references of Nodes."""
         pools = informers.add_view(WatchScope(MACHINECONFIGPOOLS), MachineConfigPool.from_json)
         self._configs = informers.add_view(WatchScope(MACHINECONFIGS), ObservedConfig.from_json)
         self._controller_configs = informers.add_view(
@@ -115,7 +115,7 @@ class RenderController:
         self._nodes = informers.add_view(WatchScope(NODES), _extract_references)
         self._pools = pools
 
-        def changed(names: Iterable[str]) -> None:
+        def mark_changed(names: Iterable[str]) -> None:
             for name in names:
                 with self._lock:
                     self._changed_at[name] = self._clock.monotonic()
@@ -130,16 +130,16 @@ class RenderController:
         def on_config(
             _name: str, before: ObservedConfig | None, after: ObservedConfig | None
         ) -> None:
-            changed(
+            mark_changed(
                 _find_affected_pools(pools.get_all(), [each for each in (before, after) if each])
             )
 
         pools.add_handler(on_pool)
         self._configs.add_handler(on_config)
-        self._controller_configs.add_handler(lambda *_: changed(pools.get_all()))
+        self._controller_configs.add_handler(lambda *_: mark_changed(pools.get_all()))
 
     def sync_key(self, key: str) -> float | None:
-        """Render the pool; raises `ClusterError` when it is to be tried again."""
+        """Render the pool; raise `ClusterError` when the queue must retry."""
         cached = self._pools.find(key)
         if cached is None or cached.is_deleting:
             self._expected_pools.forget_pool(key)
@@ -160,7 +160,7 @@ class RenderController:
         return _PRUNE_S
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the controller holds no resources."""
 
     def _get_remaining_settle_s(self, name: str) -> float:
         with self._lock:
@@ -174,19 +174,19 @@ class RenderController:
         rendered = render_pool(pool, configs, cluster)
         current = pool.configuration.name
         if current and current != rendered.name:
-            # What nodes have is read only when there is something to compare it with.
+            # Read the current config only for a comparison: it can be large.
             rendered = render_pool(pool, configs, cluster, current=self._read_config(current))
         found = seen.get(rendered.name)
         if found is not None and not found.has_matching_hash:
             raise ConfigError(
-                f"MachineConfig {rendered.name} does not hold what its name is the hash of: "
-                "somebody edited it",
-                remedy=f"delete it, and it is rendered anew: kubectl delete mc {rendered.name}",
+                f"cannot use MachineConfig {rendered.name}: its contents do not match the hash in "
+                "its name, so a user edited it",
+                remedy=f"delete it to render it again: kubectl delete mc {rendered.name}",
             )
         return rendered
 
     def _read_config(self, name: str) -> MachineConfig | None:
-        """None for one that was deleted by hand: there is nothing left to compare with."""
+        """Read the config; None when a user deleted it."""
         try:
             return MachineConfig.from_json(self._client.get(MACHINECONFIGS, name))
         except NotFoundError:
@@ -198,7 +198,7 @@ class RenderController:
         try:
             self._client.create(MACHINECONFIGS, rendered.config.to_json())
         except AlreadyExistsError:
-            log.debug("%s is there already", rendered.name)
+            log.debug("%s exists already", rendered.name)
         else:
             log.info("rendered %s from %s", rendered.name, ", ".join(rendered.sources))
 
@@ -218,7 +218,7 @@ class RenderController:
         return self._expected_pools.record_write(pool, MachineConfigPool.from_json(found))
 
     def _write_condition(self, pool: MachineConfigPool, condition: Condition) -> None:
-        """Write the pool's RenderDegraded, if it says something else, and no other condition."""
+        """Write the condition RenderDegraded if it differs, and no other condition."""
         known = next((each for each in pool.conditions if each.type == RENDER_DEGRADED), None)
         if known is not None and replace(known, last_transition_time="") == condition:
             return
@@ -226,7 +226,7 @@ class RenderController:
             pool.conditions, [condition], now=format_rfc3339(self._clock.now())
         )
         body: Json = {
-            # The list is replaced as a whole: only as it was read may it be written.
+            # A merge patch replaces the whole list, so it must fail if another writer changed it.
             "metadata": {"resourceVersion": pool.metadata.resource_version},
             "status": {"conditions": [each.to_json() for each in conditions]},
         }
@@ -240,7 +240,7 @@ class RenderController:
             self._events.record_warning(regarding, condition.reason, condition.message)
 
     def _prune_configs(self, pool: MachineConfigPool, current: str) -> None:
-        """Delete rendered configs of the pool that nothing refers to, but for the newest."""
+        """Delete unreferenced rendered configs of the pool, except the newest."""
         used = {current, *_list_pool_references(self._pools.get_all().values())}
         used.update(*self._nodes.get_all().values())
         unused = sorted(
@@ -259,19 +259,19 @@ class RenderController:
                 self._client.delete(MACHINECONFIGS, name, uid=seen.config.metadata.uid)
             except NotFoundError:
                 continue
-            log.info("deleted %s, which nothing refers to", name)
+            log.info("deleted unreferenced %s", name)
 
 
 def _extract_inputs(pool: MachineConfigPool) -> object:
-    """What of a pool the rendering depends on, or has to restore."""
-    said = next((each for each in pool.conditions if each.type == RENDER_DEGRADED), None)
-    return pool.machine_config_selector, pool.configuration, pool.os_image_stream, said
+    """Return the parts of a pool that rendering reads or restores."""
+    condition = next((each for each in pool.conditions if each.type == RENDER_DEGRADED), None)
+    return pool.machine_config_selector, pool.configuration, pool.os_image_stream, condition
 
 
 def _find_affected_pools(
     pools: Mapping[str, MachineConfigPool], seen: Iterable[ObservedConfig]
 ) -> set[str]:
-    """The pools that select one of the configs, or own it."""
+    """Return the pools that select or own one of the configs."""
     return {
         name
         for name, pool in pools.items()
@@ -286,10 +286,14 @@ def _find_affected_pools(
 
 
 def _extract_references(document: Json) -> frozenset[str]:
-    """The rendered configs that a Node names."""
-    notes = Fields.from_json(document, "Node").get_object("metadata").get_text_map("annotations")
+    """Return the rendered configs that a Node references."""
+    annotations = (
+        Fields.from_json(document, "Node").get_object("metadata").get_text_map("annotations")
+    )
     return frozenset(
-        notes[name] for name in (key.CURRENT_CONFIG, key.DESIRED_CONFIG) if notes.get(name)
+        annotations[name]
+        for name in (key.CURRENT_CONFIG, key.DESIRED_CONFIG)
+        if annotations.get(name)
     )
 
 

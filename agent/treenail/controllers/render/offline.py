@@ -1,4 +1,4 @@
-"""Pools rendered from files, without a cluster: for the checks of a repository."""
+"""Renders pools from files, without a cluster, for checks in a repository."""
 
 import re
 from collections.abc import Iterable
@@ -18,20 +18,20 @@ _MACHINECONFIG_PREFIX = re.compile(r"MachineConfig (\S+): ")
 
 @dataclass(frozen=True, slots=True)
 class InputManifests:
-    """What was found in the files, each by name."""
+    """Objects of the input files, by name."""
 
     pools: dict[str, MachineConfigPool] = field(default_factory=dict)
     configs: dict[str, MachineConfig] = field(default_factory=dict)
     controller_configs: dict[str, ControllerConfig] = field(default_factory=dict)
     locations: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Where an object of that kind and name stands."""
+    """File and document of each object, by kind and name."""
 
 
 def read_manifests(texts: Iterable[tuple[str, str | bytes]]) -> InputManifests:
-    """The objects in the texts, each of which comes with the name of its file.
+    """Read the objects in the texts; each text comes with its file name.
 
-    Objects of other kinds are passed over, lists are read entry by entry. Raises `ConfigError`
-    that names the file and the document; every MachineConfig is checked, chosen or not.
+    Skips objects of other kinds and reads the items of lists. Checks every MachineConfig. Raises
+    `ConfigError` with the file and the document.
     """
     found = InputManifests()
     for where, text in texts:
@@ -43,32 +43,36 @@ def read_manifests(texts: Iterable[tuple[str, str | bytes]]) -> InputManifests:
 def render_pools(
     found: InputManifests, only: str | None = None
 ) -> tuple[list[RenderedConfig], list[ConfigError]]:
-    """The rendered configs of the pools, by name, and what is wrong with the other pools.
+    """Render the pools in the order of names; return the configs and the errors of other pools.
 
-    Raises `UsageError` when there is no pool of the name, and `ConfigError` when there is none at
-    all or more than one ControllerConfig.
+    Raises `UsageError` when ``only`` is unknown. Raises `ConfigError` without a pool, and with more
+    than one ControllerConfig.
     """
     if only is not None and only not in found.pools:
         known = ", ".join(sorted(found.pools)) or "none"
-        raise UsageError(f"there is no MachineConfigPool {only}, found are: {known}")
+        raise UsageError(
+            f"cannot render MachineConfigPool {only}: the input contains only: {known}"
+        )
     if not found.pools:
-        raise ConfigError("there is no MachineConfigPool in the input")
+        raise ConfigError("cannot render: the input contains no MachineConfigPool")
     if len(found.controller_configs) > 1:
         raise ConfigError(
             f"expected one ControllerConfig, found {', '.join(sorted(found.controller_configs))}"
         )
-    cluster = next(iter(found.controller_configs.values()), ControllerConfig())
-    good, bad = [], []
+    controller_config = next(iter(found.controller_configs.values()), ControllerConfig())
+    rendered, errors = [], []
     for name in sorted(found.pools) if only is None else [only]:
         try:
-            good.append(render.render_pool(found.pools[name], found.configs.values(), cluster))
+            rendered.append(
+                render.render_pool(found.pools[name], found.configs.values(), controller_config)
+            )
         except ConfigError as error:
-            bad.append(_locate_error(error, name, found))
-    return good, bad
+            errors.append(_locate_error(error, name, found))
+    return rendered, errors
 
 
-def _read_document(document: Json, place: str, found: InputManifests) -> None:
-    fields = Fields.from_json(document, place)
+def _read_document(document: Json, location: str, found: InputManifests) -> None:
+    fields = Fields.from_json(document, location)
     kind = fields.get_text("kind")
     if kind.endswith("List") and "items" in document:
         for item in fields.iter_objects("items"):
@@ -76,12 +80,12 @@ def _read_document(document: Json, place: str, found: InputManifests) -> None:
         return
     if kind not in (machineconfig.KIND, machineconfigpool.KIND, render.CONTROLLER_CONFIG_KIND):
         return
-    name = _get_name(fields, kind, place)
+    name = _get_name(fields, kind, location)
     if (kind, name) in found.locations:
         raise ConfigError(
-            f"{place}: {kind} {name} is there twice, first in {found.locations[kind, name]}"
+            f"{location}: {kind} {name} is a duplicate of the one in {found.locations[kind, name]}"
         )
-    found.locations[kind, name] = place
+    found.locations[kind, name] = location
     try:
         if kind == machineconfigpool.KIND:
             found.pools[name] = MachineConfigPool.from_json(document)
@@ -92,21 +96,21 @@ def _read_document(document: Json, place: str, found: InputManifests) -> None:
         else:
             found.controller_configs[name] = ControllerConfig.from_json(document)
     except ConfigError as error:
-        said = str(error).removeprefix(f"{kind} {name}: ")
-        raise ConfigError(f"{place}, {kind} {name}: {said}", remedy=error.remedy) from error
+        message = str(error).removeprefix(f"{kind} {name}: ")
+        raise ConfigError(f"{location}, {kind} {name}: {message}", remedy=error.remedy) from error
 
 
-def _get_name(fields: Fields, kind: str, place: str) -> str:
+def _get_name(fields: Fields, kind: str, location: str) -> str:
     name = fields.get_object("metadata").get_text("name")
     if not name:
-        raise ConfigError(f"{place}: the {kind} has no metadata.name")
+        raise ConfigError(f"{location}: the {kind} has no metadata.name")
     return name
 
 
 def _locate_error(error: ConfigError, pool: str, found: InputManifests) -> ConfigError:
-    """The error with the place of the object to blame in front."""
-    said = str(error)
-    blamed = _MACHINECONFIG_PREFIX.match(said)
-    key = (machineconfig.KIND, blamed[1]) if blamed else (machineconfigpool.KIND, pool)
-    place = found.locations.get(key, "")
-    return ConfigError(f"{place}: {said}" if place else said, remedy=error.remedy)
+    """Prefix the error with the location of the object that caused it."""
+    message = str(error)
+    cause = _MACHINECONFIG_PREFIX.match(message)
+    key = (machineconfig.KIND, cause[1]) if cause else (machineconfigpool.KIND, pool)
+    location = found.locations.get(key, "")
+    return ConfigError(f"{location}: {message}" if location else message, remedy=error.remedy)

@@ -1,7 +1,6 @@
-"""The rendered MachineConfig of a pool, from the MachineConfigs it selects.
+"""Renders the MachineConfig of a pool from the MachineConfigs that it selects.
 
-Rendering is pure: the controller that watches pools and writes the result, and the command that
-does it for files, share it.
+Pure: the render controller and the command ``treenail-controller render`` share it.
 """
 
 import re
@@ -32,14 +31,14 @@ _LOCATION = re.compile(r"spec\.(?:config\.(?:\w+\.)?)?(\w+)(?:\[(\d+)\])?")
 
 @dataclass(frozen=True, slots=True)
 class ControllerConfig:
-    """What holds for all pools of the cluster."""
+    """The parts of the ControllerConfig that rendering needs; they apply to all pools."""
 
     base_images: BaseImages = field(default_factory=BaseImages)
     release_version: str = ""
 
     @classmethod
     def from_json(cls, document: object) -> "ControllerConfig":
-        """The ControllerConfig in an API object or a file; raises `ConfigError`."""
+        """Read an API object or a file; raise `ConfigError`."""
         fields = Fields.from_json(document, "")
         spec = fields.get_object("spec")
         annotations = fields.get_object("metadata").get_text_map("annotations")
@@ -54,11 +53,11 @@ class ControllerConfig:
 
 @dataclass(frozen=True, slots=True)
 class RenderedConfig:
-    """A rendered MachineConfig and the MachineConfigs it came from."""
+    """A rendered MachineConfig and its sources."""
 
     config: MachineConfig = field(repr=False)
     sources: tuple[str, ...]
-    """In the order of merging."""
+    """Names of the merged MachineConfigs, in merge order."""
     provenance: Provenance = field(repr=False)
 
     @property
@@ -66,7 +65,7 @@ class RenderedConfig:
         return self.config.name
 
     def to_pool_configuration(self) -> Json:
-        """The pool's ``spec.configuration`` that names it."""
+        """Convert to ``spec.configuration`` of the pool."""
         source = [{"apiVersion": API_VERSION, "kind": KIND, "name": name} for name in self.sources]
         return {"apiVersion": API_VERSION, "kind": KIND, "name": self.name, "source": source}
 
@@ -74,35 +73,37 @@ class RenderedConfig:
 def render_pool(
     pool: MachineConfigPool,
     configs: Iterable[MachineConfig],
-    cluster: ControllerConfig,
+    controller_config: ControllerConfig,
     *,
     current: MachineConfig | None = None,
     allowed: frozenset[ValidationOverride] = frozenset(),
 ) -> RenderedConfig:
-    """The pool's rendered config, validated; ``configs`` are those of the cluster, in any order.
+    """Render and validate the config of a pool; ``configs`` are all of the cluster, in any order.
 
-    ``current`` is what the nodes of the pool have: a difference that can't be made on a running
-    node is refused, unless it is ``allowed``. Raises `ConfigError`, which names the MachineConfig
-    where one is to blame.
+    ``current`` is the config of the pool's nodes. A difference that a running node cannot apply is
+    rejected unless it is in ``allowed``. Raises `ConfigError`, which names the MachineConfig that
+    caused it.
     """
     chosen = select_configs(pool, configs)
     for config in chosen:
         validate_config(config)
-    merged = merge_machine_configs(chosen, cluster.base_images)
+    merged = merge_machine_configs(chosen, controller_config.base_images)
     if merged.has_os_image_override and pool.os_image_stream:
         by = merged.provenance.find_sources("osImageURL")[-1]
         raise ConfigError(
             f"pool {pool.name} follows the OS image stream {pool.os_image_stream}, but "
             f"MachineConfig {by} sets spec.osImageURL",
-            remedy="take one of the two away",
+            remedy="remove one of the two",
         )
     name = rendered_name(pool.name, merged.spec)
     if len(name) > _NAME_LIMIT:
-        raise ConfigError(f"the name {name} has more than {_NAME_LIMIT} characters")
+        raise ConfigError(
+            f"cannot render pool {pool.name}: the name {name} exceeds {_NAME_LIMIT} characters"
+        )
     check_rendered_size(merged.spec, f"the rendered config of pool {pool.name}")
     annotations = {
         GENERATED_BY: f"treenail-{__version__}",
-        RELEASE_VERSION: cluster.release_version,
+        RELEASE_VERSION: controller_config.release_version,
         PROVENANCE: merged.provenance.to_text(),
     }
     if merged.has_os_image_override:
@@ -120,9 +121,9 @@ def render_pool(
 def select_configs(
     pool: MachineConfigPool, configs: Iterable[MachineConfig]
 ) -> tuple[MachineConfig, ...]:
-    """The MachineConfigs of the pool, never a rendered one.
+    """Select the MachineConfigs of the pool, without rendered ones.
 
-    Raises `ConfigError` when it selects none, or has a selector that means all of them.
+    Raises `ConfigError` when the pool selects none, or all of them with an empty selector.
     """
     selector = pool.machine_config_selector
     if selector is not None and selector.is_empty:
@@ -148,14 +149,14 @@ def select_configs(
 
 
 def is_rendered(config: MachineConfig) -> bool:
-    """The config is the result of rendering: it belongs to a pool."""
+    """Return True for a rendered config: a pool is its controller."""
     owners = config.metadata.owner_references
     return any(owner.kind == machineconfigpool.KIND and owner.controller for owner in owners)
 
 
 def _build_owner_references(pool: MachineConfigPool) -> tuple[OwnerReference, ...]:
     if not pool.metadata.uid:
-        return ()  # a pool that no API server has seen yet can't own anything
+        return ()  # A pool from a file has no UID, and an owner reference needs one.
     return (
         OwnerReference(
             api_version=machineconfigpool.API_VERSION,
@@ -169,13 +170,13 @@ def _build_owner_references(pool: MachineConfigPool) -> tuple[OwnerReference, ..
 
 
 def _check_ignition(new: MachineConfig, provenance: Provenance) -> None:
-    """Configs that are right one by one can contradict each other."""
+    """Raise when configs that are valid alone contradict each other."""
     try:
         ignition.parse_ignition(new.config)
     except ConfigError as error:
         names = _find_sources(str(error), new, provenance)
-        by = f"MachineConfig {names[-1]}: together with the others, " if names else ""
-        raise ConfigError(f"{by}{error}", remedy=error.remedy) from error
+        prefix = f"MachineConfig {names[-1]}: together with the others, " if names else ""
+        raise ConfigError(f"{prefix}{error}", remedy=error.remedy) from error
 
 
 def _check_reconcilable(
@@ -190,17 +191,17 @@ def _check_reconcilable(
     reasons = []
     for obstacle in found:
         names = _find_sources(obstacle.place, new, provenance)
-        by = f"MachineConfig {names[-1]}: " if names else ""
-        reasons.append(f"{by}{obstacle.reason}")
+        prefix = f"MachineConfig {names[-1]}: " if names else ""
+        reasons.append(f"{prefix}{obstacle.reason}")
     raise UnreconcilableError(
-        f"{new.name} can't be reached from {current.name} on a running node: {'; '.join(reasons)}",
+        f"cannot change a running node from {current.name} to {new.name}: {'; '.join(reasons)}",
         remedy="; ".join(dict.fromkeys(obstacle.remedy for obstacle in found)),
     )
 
 
-def _find_sources(place: str, new: MachineConfig, provenance: Provenance) -> tuple[str, ...]:
-    """Who put there what can't be reached; empty when it was taken away."""
-    found = _LOCATION.match(place)
+def _find_sources(location: str, new: MachineConfig, provenance: Provenance) -> tuple[str, ...]:
+    """Return the MachineConfigs that set ``location``; empty when its value was removed."""
+    found = _LOCATION.match(location)
     if found is None:
         return ()
     section, index = found[1], found[2]

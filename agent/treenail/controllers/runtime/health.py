@@ -1,4 +1,4 @@
-"""/healthz, /readyz and /metrics, on one address."""
+"""HTTP server of /healthz, /readyz and /metrics."""
 
 import logging
 import socket
@@ -15,14 +15,14 @@ from treenail.errors import UsageError
 log = logging.getLogger(__name__)
 
 ReadinessCheck = Callable[[], str]
-"""What is wrong, in a sentence; empty when nothing is."""
+"""Returns the problem in one sentence; empty without a problem."""
 
 _REQUEST_LIMIT_S = 10.0
 _PLAIN = "text/plain; charset=utf-8"
 
 
 class HealthServer:
-    """Answers kubelets and Prometheus; to be used in a ``with``. It serves nothing secret."""
+    """Serves probes and metrics; use it as a context manager. It serves no secrets."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class HealthServer:
             self._server = _HealthHttpServer((host, port), pages)
         except OSError as error:
             raise UsageError(
-                f"can't listen on {host or '*'}:{port}: {error.strerror or error}",
-                remedy="name another address with --metrics",
+                f"cannot listen on {host or '*'}:{port}: {error.strerror or error}",
+                remedy="choose another address: --metrics HOST:PORT",
             ) from error
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="health", daemon=True
@@ -51,7 +51,7 @@ class HealthServer:
 
     @property
     def port(self) -> int:
-        """Where it listens; of interest if it was asked for port 0."""
+        """The port in use, also after a request for port 0."""
         return self._server.server_port
 
     def __enter__(self) -> Self:
@@ -65,10 +65,12 @@ class HealthServer:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT``, ``[HOST]:PORT`` or ``:PORT``; raises `UsageError`."""
+    """Parse ``HOST:PORT``, ``[HOST]:PORT`` or ``:PORT``; raise `UsageError`."""
     host, colon, port = text.rpartition(":")
     if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise UsageError(f"{text!r} is no address: expected HOST:PORT, or :PORT for all addresses")
+        raise UsageError(
+            f"invalid address {text!r}: expected HOST:PORT, or :PORT for all addresses"
+        )
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
@@ -77,20 +79,20 @@ _Page = Callable[[], tuple[HTTPStatus, str, str]]
 
 class _HealthHttpServer(ThreadingHTTPServer):
     daemon_threads = True
-    # A request that hangs is ended by its own limit, not waited for.
+    # Shutdown does not wait for requests; each has its own time limit.
     block_on_close = False
 
-    def __init__(self, place: tuple[str, int], pages: dict[str, _Page]) -> None:
+    def __init__(self, address: tuple[str, int], pages: dict[str, _Page]) -> None:
         self.pages = pages
-        host, _ = place
+        host, _ = address
         if ":" in host or (not host and socket.has_dualstack_ipv6()):
             self.address_family = socket.AF_INET6
-        super().__init__(place, _HealthRequestHandler)
+        super().__init__(address, _HealthRequestHandler)
 
     def server_bind(self) -> None:
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        # Not HTTPServer's: that looks its own name up, which may take as long as it likes.
+        # HTTPServer.server_bind calls getfqdn, which may block on DNS (http/server.py).
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = "", self.socket.getsockname()[1]
 

@@ -1,4 +1,4 @@
-"""One watch for each kind, however many controllers look at it."""
+"""Informers that all controllers of a process share: one watch for each kind."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -16,46 +16,48 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Projection = Callable[[Json], T | None]
-"""From an object to what one controller wants of it; None if nothing, as if it did not exist."""
+"""Converts an object to the part that one controller needs; None hides the object."""
 
 _Projections = tuple[object, ...]
 
 
 class InformerView(Generic[T]):
-    """What one controller sees of the objects of one kind, by key. Thread-safe."""
+    """One controller's view of the objects of a kind, by key. Thread-safe."""
 
-    def __init__(self, informer: Informer[_Projections], place: int) -> None:
+    def __init__(self, informer: Informer[_Projections], index: int) -> None:
         self._informer = informer
-        self._index = place
+        self._index = index
 
     def find(self, key: str) -> T | None:
-        """What is kept under ``namespace/name``, or under a name without namespace."""
+        """Return the value of ``namespace/name``, or of a name without namespace."""
         return self._project(self._informer.find(key))
 
     def get_all(self) -> Mapping[str, T]:
-        """Everything that is kept, as of now, by key."""
-        found = ((key, self._project(kept)) for key, kept in self._informer.get_all().items())
-        return {key: own for key, own in found if own is not None}
+        """Return a copy of all values, by key."""
+        values = ((key, self._project(stored)) for key, stored in self._informer.get_all().items())
+        return {key: value for key, value in values if value is not None}
 
-    def add_handler(self, on_move: ChangeHandler[T]) -> None:
-        """Call it when what is kept of an object becomes another; to be added before the start.
+    def add_handler(self, handler: ChangeHandler[T]) -> None:
+        """Call ``handler`` when the value of an object changes. Add handlers before ``start``.
 
-        It is called on the watching thread and should only note the key.
+        It runs on the watching thread and should only enqueue the key.
         """
 
-        def told(key: str, before: _Projections | None, after: _Projections | None) -> None:
-            own_before, own_after = self._project(before), self._project(after)
-            if own_before != own_after:
-                on_move(key, own_before, own_after)
+        def handle_change(
+            key: str, before: _Projections | None, after: _Projections | None
+        ) -> None:
+            value_before, value_after = self._project(before), self._project(after)
+            if value_before != value_after:
+                handler(key, value_before, value_after)
 
-        self._informer.add_handler(told)
+        self._informer.add_handler(handle_change)
 
-    def _project(self, kept: _Projections | None) -> T | None:
-        return None if kept is None else cast("T | None", kept[self._index])
+    def _project(self, stored: _Projections | None) -> T | None:
+        return None if stored is None else cast("T | None", stored[self._index])
 
 
 class Informers:
-    """The informers of a process: views of them are asked for first, then all are started."""
+    """Informers of a process: add all views first, then call ``start``."""
 
     def __init__(self, client: Client, clock: Clock) -> None:
         self._client = client
@@ -69,9 +71,9 @@ class Informers:
     def add_view(
         self, scope: WatchScope, project: Projection[T], *, optional: bool = False
     ) -> InformerView[T]:
-        """Another view of a scope; an object that ``project`` can't read is not kept.
+        """Add a view of a scope; it hides objects that ``project`` cannot read.
 
-        Of a kind that is ``optional`` there may be nothing, not even the kind.
+        The cluster may lack an ``optional`` kind.
         """
         if optional:
             self._optional.add(scope)
@@ -90,17 +92,17 @@ class Informers:
         return InformerView(informer, len(projects) - 1)
 
     def start(self) -> None:
-        """Begin to list and watch."""
+        """Start to list and watch."""
         for informer in self._informers.values():
             informer.start()
 
     def stop(self) -> None:
-        """End the watches; the views stay as they are."""
+        """Stop the watches; the views keep their contents."""
         for informer in self._informers.values():
             informer.stop()
 
     def wait_until_synced(self, limit_s: float) -> bool:
-        """Wait until everything there is has been seen once; False if one takes longer."""
+        """Wait for the first complete list of each kind; return False after ``limit_s``."""
         return all(
             scope in self._missing_kinds or informer.wait_until_synced(limit_s)
             for scope, informer in self._informers.items()
@@ -108,9 +110,9 @@ class Informers:
 
     @property
     def unsynced_reason(self) -> str:
-        """Which kinds were not seen yet, and why; empty when all were."""
+        """The kinds that are not listed yet, and why; empty when all are."""
         return "; ".join(
-            self._watch_errors.get(scope, f"{scope.resource.plural} are being listed")
+            self._watch_errors.get(scope, f"{scope.resource.plural} are not listed yet")
             for scope, informer in self._informers.items()
             if not (informer.has_synced or scope in self._missing_kinds)
         )
@@ -119,7 +121,7 @@ class Informers:
         self._watch_errors[scope] = str(error)
         if scope in self._optional and isinstance(error, NotFoundError):
             self._missing_kinds.add(scope)
-        log.warning("lost sight of the %s: %s", scope.resource.plural, error)
+        log.warning("%s watch disconnected: %s", scope.resource.plural, error)
 
 
 def _project_all(projects: list[Projection[object]], found: Json) -> _Projections:
@@ -132,5 +134,5 @@ def _project_object(project: Projection[object], found: Json) -> object | None:
     except TreenailError as error:
         metadata = found.get("metadata")
         name = metadata.get("name") if isinstance(metadata, dict) else None
-        log.warning("%s %s can't be read: %s", found.get("kind", "object"), name, error)
+        log.warning("cannot read %s %s: %s", found.get("kind", "object"), name, error)
         return None

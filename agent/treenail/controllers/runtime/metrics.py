@@ -1,7 +1,7 @@
-"""Counters, gauges and histograms, and their text for Prometheus.
+"""Counters, gauges and histograms in the text format of Prometheus.
 
-The labels are few and their values known beforehand (controllers, results, states), never names
-of nodes or pools: what Prometheus keeps does not grow with the cluster.
+Label values are known in advance (controllers, results, states) and never names of nodes or pools,
+so that the number of time series does not grow with the cluster.
 """
 
 import threading
@@ -10,7 +10,7 @@ from typing import TypeVar
 
 PREFIX = "treenail_controller_"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# client-go's buckets for the time that a key takes, and some for what takes minutes.
+# Buckets for syncs, from 1 ms to 1 min, and for drains and updates, from 1 s to 4 h.
 FAST_BUCKETS_S = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 SLOW_BUCKETS_S = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 14400.0)
 
@@ -18,28 +18,28 @@ MetricLabels = tuple[str, ...]
 
 
 class ControllerMetrics:
-    """All metrics of a process, by name. Thread-safe."""
+    """All metrics of a process by name. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._metrics: dict[str, _Metric] = {}
 
     def add_counter(self, name: str, about: str, labels: Sequence[str] = ()) -> "CounterMetric":
-        """A number that only grows; ``name`` without the prefix, by convention with ``_total``."""
+        """Add a counter; ``name`` has no prefix and by convention ends in ``_total``."""
         return self._register(CounterMetric(name, about, labels, self._lock))
 
     def add_gauge(self, name: str, about: str, labels: Sequence[str] = ()) -> "GaugeMetric":
-        """A number that is asked for when somebody wants to know."""
+        """Add a gauge, whose functions run at each scrape."""
         return self._register(GaugeMetric(name, about, labels, self._lock))
 
     def add_histogram(
         self, name: str, about: str, labels: Sequence[str] = (), *, buckets: Sequence[float]
     ) -> "HistogramMetric":
-        """How often something took how long; ``name`` by convention with ``_seconds``."""
+        """Add a histogram; ``name`` by convention ends in ``_seconds``."""
         return self._register(HistogramMetric(name, about, labels, self._lock, buckets))
 
     def render_text(self) -> str:
-        """All of them, in the text exposition format."""
+        """Format all metrics in the text exposition format."""
         with self._lock:
             metrics = sorted(self._metrics.items())
         lines: list[str] = []
@@ -53,7 +53,7 @@ class ControllerMetrics:
     def _register(self, metric: "_M") -> "_M":
         with self._lock:
             if metric.name in self._metrics:
-                raise ValueError(f"there are two metrics {metric.name}")
+                raise ValueError(f"duplicate metric {metric.name}")
             self._metrics[metric.name] = metric
         return metric
 
@@ -71,7 +71,7 @@ class CounterMetric:
         self._values: dict[MetricLabels, float] = {}
 
     def increment(self, *labels: str, amount: float = 1.0) -> None:
-        """Count one more, or ``amount``, for the values of its labels."""
+        """Add ``amount`` for these label values."""
         with self._lock:
             self._values[labels] = self._values.get(labels, 0.0) + amount
 
@@ -95,14 +95,14 @@ class GaugeMetric:
         self._read: dict[MetricLabels, Callable[[], float]] = {}
 
     def set_function(self, *labels: str, by: Callable[[], float]) -> None:
-        """For these values of its labels the number is what ``by`` returns."""
+        """Read the value for these label values from ``by`` at each scrape."""
         with self._lock:
             self._read[labels] = by
 
     def iter_samples(self) -> Iterator[tuple[str, float]]:
         with self._lock:
             readers = sorted(self._read.items(), key=lambda item: item[0])
-        # Not under the lock: what is asked may have one of its own.
+        # Without the lock: the functions may take other locks.
         for labels, by in readers:
             yield _format_sample(self.name, self._labels, labels), by()
 
@@ -129,7 +129,7 @@ class HistogramMetric:
         self._sums: dict[MetricLabels, float] = {}
 
     def observe(self, value: float, *labels: str) -> None:
-        """Count something that took ``value`` seconds."""
+        """Record a duration in seconds."""
         with self._lock:
             counts = self._counts.setdefault(labels, [0] * len(self._bounds))
             for index, bound in enumerate(self._bounds):

@@ -1,8 +1,8 @@
-"""Controllers in one process: their watches, their workers, and who of several processes leads.
+"""Runs controllers in one process: their watches, their workers and the leader election.
 
-The watches run whether this process leads or not, so that it can take over at once. Workers run
-only while it leads; when it does not lead any more it ends, and whoever started it starts another
-one that stands for election anew, as client-go's programs do.
+The watches also run without the lead, so that this process can take over at once. Workers run only
+with it. A process that loses the lead exits, as client-go's programs do, and the kubelet restarts
+it.
 """
 
 import logging
@@ -19,12 +19,12 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
 _STOP_LIMIT_S = 25.0
-"""Less than a pod's default grace period of 30 s."""
+"""Less than the default termination grace period of a pod, 30 s."""
 _STUCK_S = 600.0
 
 
 class Leadership(Protocol):
-    """`treenail.kube.lease.LeaderElector`, or the certainty of being alone."""
+    """Leader election: `treenail.kube.lease.LeaderElector` or `SoleLeader`."""
 
     @property
     def is_leader(self) -> bool: ...
@@ -32,7 +32,7 @@ class Leadership(Protocol):
 
 
 class SoleLeader:
-    """Leads always: for where there is only one process."""
+    """Always leads: for a single process without a Lease."""
 
     is_leader = True
 
@@ -41,17 +41,19 @@ class SoleLeader:
 
 
 MakeElector = Callable[[Callable[[], None], Callable[[], None]], Leadership]
-"""From what to do on gain and on loss to the candidate that does it."""
+"""Builds the elector from its two callbacks: started leading, stopped leading."""
 
 
-def make_sole_leader(on_gain: Callable[[], None], _on_loss: Callable[[], None]) -> Leadership:
-    """Nobody else stands for election."""
-    on_gain()
+def make_sole_leader(
+    on_started_leading: Callable[[], None], _on_stopped_leading: Callable[[], None]
+) -> Leadership:
+    """Lead at once, without an election."""
+    on_started_leading()
     return SoleLeader()
 
 
 class ControllerRuntime:
-    """Runs controllers until it is told to stop, or does not lead any more."""
+    """Runs controllers until it is stopped or loses the lead."""
 
     def __init__(
         self,
@@ -75,15 +77,14 @@ class ControllerRuntime:
             name="leader-election",
             daemon=True,
         )
-        metrics.add_gauge("leader", "Whether this process is the one that acts.").set_function(
+        metrics.add_gauge("leader", "1 when this process leads.").set_function(
             by=lambda: float(self._leadership.is_leader)
         )
 
     def run(self, stop: threading.Event) -> bool:
-        """Work until ``stop``; False when that was because another process leads now.
+        """Run until ``stop``; return False when another process leads now.
 
-        What is under way when it is time to stop is finished, nothing else is begun, and the lease
-        is given back only then.
+        Running syncs finish before the Lease is released, and no other sync starts.
         """
         for workers in self._workers:
             workers.register_watches(self._informers)
@@ -91,12 +92,12 @@ class ControllerRuntime:
         self._election_thread.start()
         try:
             if self._wait_until_leading(stop):
-                log.info("the controllers start")
+                log.info("starting controllers")
                 for workers in self._workers:
                     workers.start(lambda: self._leadership.is_leader)
                 while not (stop.is_set() or self._leadership_lost.is_set()):
                     stop.wait(_POLL_S)
-            # Not later: giving the lease back is no loss.
+            # Read it before the stop: releasing the Lease also calls on_stopped_leading.
             lost = self._leadership_lost.is_set()
         finally:
             self._stop_workers()
@@ -104,20 +105,20 @@ class ControllerRuntime:
 
     @property
     def unsynced_reason(self) -> str:
-        """What it waits for before it could work; empty when it could."""
+        """The kinds that are not listed yet, and why; empty when ready."""
         return self._informers.unsynced_reason
 
     @property
     def stuck_reason(self) -> str:
-        """What does not go on any more; empty when all does."""
+        """The syncs that take too long; empty when none does."""
         return "; ".join(
-            f"a turn is under way for {workers.longest_sync_s:.0f} s"
+            f"a sync has been running for {workers.longest_sync_s:.0f} s"
             for workers in self._workers
             if workers.longest_sync_s > _STUCK_S
         )
 
     def _wait_until_leading(self, stop: threading.Event) -> bool:
-        """Wait until everything was seen and this process leads; False when it is to stop."""
+        """Wait until the informers synced and this process leads; return False to stop."""
         while not (stop.is_set() or self._leadership_lost.is_set()):
             if self._informers.wait_until_synced(_POLL_S) and self._elected.wait(_POLL_S):
                 return True
@@ -132,4 +133,4 @@ class ControllerRuntime:
         self._stop_election.set()
         if self._election_thread.ident is not None:
             self._election_thread.join(_STOP_LIMIT_S)
-        log.info("the controllers stop")
+        log.info("stopped controllers")

@@ -1,6 +1,6 @@
-"""HTTP to servers that are not the API server: one request, one short answer, a limit on both.
+"""HTTP client for servers other than the API server, with limits of time and size.
 
-Redirects are not followed: who names a server means that one.
+It does not follow redirects, so that a server cannot send requests elsewhere.
 """
 
 import http.client
@@ -16,7 +16,7 @@ LIMIT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class WebResponse:
-    """What the server said, whatever the status."""
+    """Response of the server with any status."""
 
     status: int
     body: bytes
@@ -24,14 +24,14 @@ class WebResponse:
 
 @dataclass(frozen=True, slots=True)
 class WebFailure:
-    """There was no answer that can be used; ``reason`` is for people."""
+    """No usable response; ``reason`` is for messages."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class WebRequest:
-    """One request; with a body it is a POST of JSON."""
+    """One request: a GET, or with a body a POST of JSON."""
 
     url: str
     body: bytes = b""
@@ -39,51 +39,53 @@ class WebRequest:
 
 
 class WebClient:
-    """Asks servers, each time on a connection of its own. Thread-safe."""
+    """Sends each request on its own connection. Thread-safe."""
 
     def __init__(self, *, limit_s: float = LIMIT_S, max_bytes: int = MAX_BYTES) -> None:
         self._limit_s = limit_s
         self._max_bytes = max_bytes
 
-    def send_request(self, asked: WebRequest) -> WebResponse | WebFailure:
-        """The answer, or why there is none."""
-        parts = urlsplit(asked.url)
-        place = parts.netloc
-        link: http.client.HTTPConnection
+    def send_request(self, request: WebRequest) -> WebResponse | WebFailure:
+        """Send the request; return the response or the reason why there is none."""
+        parts = urlsplit(request.url)
+        host = parts.netloc
+        connection: http.client.HTTPConnection
         if parts.scheme == "https":
             context = ssl.create_default_context()
-            link = http.client.HTTPSConnection(place, timeout=self._limit_s, context=context)
+            connection = http.client.HTTPSConnection(host, timeout=self._limit_s, context=context)
         else:
-            link = http.client.HTTPConnection(place, timeout=self._limit_s)
+            connection = http.client.HTTPConnection(host, timeout=self._limit_s)
         try:
-            return self._exchange_request(link, asked, parts.path or "/", parts.query)
+            return self._exchange_request(connection, request, parts.path or "/", parts.query)
         except (OSError, http.client.HTTPException) as error:
-            return WebFailure(f"{place}: {_describe_error(error)}")
+            return WebFailure(f"{host}: {_describe_error(error)}")
         finally:
-            link.close()
+            connection.close()
 
     def _exchange_request(
-        self, link: http.client.HTTPConnection, asked: WebRequest, path: str, query: str
+        self, connection: http.client.HTTPConnection, request: WebRequest, path: str, query: str
     ) -> WebResponse | WebFailure:
         headers = {
             "Accept": "application/json",
             "User-Agent": f"treenail/{__version__}",
-            **dict(asked.headers),
+            **dict(request.headers),
         }
-        if asked.body:
+        if request.body:
             headers["Content-Type"] = "application/json"
         target = f"{path}?{query}" if query else path
-        link.request("POST" if asked.body else "GET", target, asked.body or None, headers)
-        response = link.getresponse()
+        connection.request("POST" if request.body else "GET", target, request.body or None, headers)
+        response = connection.getresponse()
         body = response.read(self._max_bytes + 1)
         if len(body) > self._max_bytes:
-            return WebFailure(f"{link.host}: an answer of more than {self._max_bytes} bytes")
+            return WebFailure(
+                f"{connection.host}: the response is longer than {self._max_bytes} bytes"
+            )
         return WebResponse(response.status, body)
 
 
 def _describe_error(error: Exception) -> str:
     if isinstance(error, TimeoutError):
-        return "no answer in time"
+        return "no response in time"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__

@@ -15,64 +15,64 @@ from treenail.errors import TooManyRequestsError, TreenailError
 log = logging.getLogger(__name__)
 
 Enqueue = Callable[[str], None]
-"""Have a key looked at as soon as somebody is free; from any thread."""
+"""Queues a key for the controller; callable from any thread."""
 
 
 class Controller(Protocol):
-    """Something that brings what it finds in the cluster to what it should be, key by key.
+    """Reconciles objects of the cluster, one key at a time.
 
-    Different keys are looked at at the same time, one key never twice at a time. What is to be
-    remembered is in the cluster: the process may end between any two writes.
+    Workers process different keys concurrently, but never the same key. All state is in the
+    cluster: the process may end between any two writes.
     """
 
     @property
     def name(self) -> str:
-        """One word, for logs and metrics."""
+        """One word for logs and metrics."""
 
     def register_watches(self, informers: Informers, enqueue: Enqueue) -> None:
-        """Ask for the views it needs, and have keys looked at when they change."""
+        """Add the views that the controller needs, and enqueue keys when they change."""
 
     def sync_key(self, key: str) -> float | None:
-        """Take one turn; after how many seconds to look again, None for when something changes.
+        """Reconcile one key; return the seconds until the next sync, None to wait for a change.
 
-        It must not wait for what takes long. Raises `TreenailError` when it is to be tried again.
+        It must not block for long. Raises `TreenailError` to retry with back-off.
         """
 
     def close(self) -> None:
-        """Give back what it holds; ``sync_key`` is not called any more."""
+        """Release resources; the worker pool no longer calls ``sync_key``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
-    """A controller, and how many keys of it are looked at at the same time."""
+    """A controller, its number of workers, and its retry delays."""
 
     controller: Controller
     workers: int = 2
     first_retry_s: float = 0.25
-    """The first pause after an error; each further one of the same key is twice as long."""
+    """Delay after the first error of a key; each further one doubles it."""
     max_retry_s: float = 60.0
 
 
 class WorkerMetrics:
-    """What is measured of every controller."""
+    """Metrics of every controller."""
 
     def __init__(self, metrics: ControllerMetrics) -> None:
         by_controller = ("controller",)
         self.syncs = metrics.add_counter(
-            "reconciles_total", "Turns taken, by how they ended.", ("controller", "result")
+            "reconciles_total", "Syncs by result.", ("controller", "result")
         )
         self.errors = metrics.add_counter(
-            "reconcile_errors_total", "Turns that failed and are tried again.", by_controller
+            "reconcile_errors_total", "Syncs that failed and are retried.", by_controller
         )
         self.sync_durations = metrics.add_histogram(
             "reconcile_duration_seconds",
-            "How long a turn took.",
+            "Duration of a sync.",
             by_controller,
             buckets=FAST_BUCKETS_S,
         )
         self.queue_durations = metrics.add_histogram(
             "workqueue_queue_duration_seconds",
-            "How long a key waited for a worker.",
+            "Time that a key waited for a worker.",
             by_controller,
             buckets=FAST_BUCKETS_S,
         )
@@ -80,13 +80,13 @@ class WorkerMetrics:
             "workqueue_depth", "Keys that wait for a worker.", by_controller
         )
         self.longest_sync = metrics.add_gauge(
-            "longest_running_turn_seconds", "How long the longest turn under way takes.",
+            "longest_running_sync_seconds", "Duration of the longest running sync.",
             by_controller,
         )  # fmt: skip
 
 
 class WorkerPool:
-    """The queue and the threads of one controller."""
+    """Queue and worker threads of one controller."""
 
     def __init__(self, crew: ControllerSettings, clock: Clock, measured: WorkerMetrics) -> None:
         self._settings = crew
@@ -107,30 +107,30 @@ class WorkerPool:
         measured.longest_sync.set_function(self._name, by=lambda: self.longest_sync_s)
 
     def register_watches(self, informers: Informers) -> None:
-        """Have the controller ask for its views; to be called before the informers start."""
+        """Register the controller's views. Call it before the informers start."""
         self._controller.register_watches(informers, self.queue.add)
 
     def start(self, is_leader: Callable[[], bool]) -> None:
-        """Begin; before each turn ``is_leader`` is asked, and a no ends the work for good."""
+        """Start the workers. They stop when ``is_leader`` returns False before a sync."""
         self._is_leader = is_leader
         for thread in self._threads:
             thread.start()
 
     def stop(self, limit_s: float) -> None:
-        """Start no other turn, and finish those under way unless one takes too long."""
+        """Start no other sync, and wait up to ``limit_s`` for the running ones."""
         self.queue.close()
         end = self._clock.monotonic() + limit_s
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(max(end - self._clock.monotonic(), 0.0))
         if any(thread.is_alive() for thread in self._threads):
-            log.warning("controller %s is still busy after %g s", self._name, limit_s)
+            log.warning("controller %s still runs a sync after %g s", self._name, limit_s)
         else:
             self._controller.close()
 
     @property
     def longest_sync_s(self) -> float:
-        """For how long the longest turn is under way; 0 when nobody works."""
+        """Duration of the longest running sync; 0 without one."""
         began = list(self._started_at.values())
         return self._clock.monotonic() - min(began) if began else 0.0
 
@@ -150,22 +150,22 @@ class WorkerPool:
             self.queue.done(key)
 
     def _sync_key(self, key: str) -> str:
-        """One turn and what follows from it; how it ended, in a word."""
+        """Sync the key and schedule its next sync; return the result label."""
         try:
-            again_s = self._controller.sync_key(key)
+            requeue_s = self._controller.sync_key(key)
         except TreenailError as error:
-            least_s = error.retry_after_s if isinstance(error, TooManyRequestsError) else 0.0
-            pause_s = self.queue.add_rate_limited(key, min_s=least_s)
-            log.warning("%s: %s is tried again in %.1f s: %s", self._name, key, pause_s, error)
+            min_s = error.retry_after_s if isinstance(error, TooManyRequestsError) else 0.0
+            pause_s = self.queue.add_rate_limited(key, min_s=min_s)
+            log.warning("%s: retrying %s in %.1f s: %s", self._name, key, pause_s, error)
         except Exception:
-            # A bug that one object brings to light must not hold up all the others.
+            # A bug with one object must not block all others.
             pause_s = self.queue.add_rate_limited(key)
-            log.exception("%s: %s is tried again in %.1f s", self._name, key, pause_s)
+            log.exception("%s: retrying %s in %.1f s", self._name, key, pause_s)
         else:
             self.queue.forget(key)
-            if again_s is None:
+            if requeue_s is None:
                 return "success"
-            self.queue.add_after(key, again_s)
-            return "look_again"
+            self.queue.add_after(key, requeue_s)
+            return "requeue_after"
         self._metrics.errors.increment(self._name)
         return "error"

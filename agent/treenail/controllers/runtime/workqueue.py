@@ -1,7 +1,8 @@
-"""A queue of keys with the semantics of client-go's: each key once, never twice at a time.
+"""Queue of keys with the semantics of client-go's workqueue.
 
-A key that is added while it is worked on is handed out again afterwards, so no change is missed;
-one that waits for later does not keep others from being handed out.
+A key is in the queue at most once, and one worker processes it at a time. A key that is added
+during processing returns to the queue afterwards, so that no change is lost. Delayed keys do not
+block others.
 """
 
 import heapq
@@ -14,11 +15,11 @@ from treenail.kube.backoff import Backoff, Random
 
 
 class WorkQueue:
-    """Keys to look at. Thread-safe.
+    """Keys to process. Thread-safe.
 
-    Whoever takes a key by ``get`` says ``done`` when it was looked at, and before that ``forget``
-    if that went well or ``add_rate_limited`` if it did not: pauses double from ``first_s`` up to ``most_s``
-    for each key by itself, cut by a random part so that not all come at once.
+    A worker calls ``get``, then ``forget`` after success or ``add_rate_limited`` after an error,
+    then ``done``. The retry delay of each key doubles from ``first_retry_s`` up to
+    ``max_retry_s``, with jitter.
     """
 
     def __init__(
@@ -42,23 +43,23 @@ class WorkQueue:
         self._backoffs: dict[str, Backoff] = {}
         self._closed = False
         self.adds = 0
-        """How many times a key was added that was not waiting already."""
+        """Number of keys added, without keys that were queued already."""
         self.retries = 0
-        """How many times a key was to be tried again."""
+        """Number of retries."""
 
     def __len__(self) -> int:
-        """How many keys wait to be handed out, without those that are for later."""
+        """Number of queued keys without delayed ones."""
         with self._changed:
             self._promote_due()
             return len(self._ready)
 
     def add(self, key: str) -> None:
-        """Hand the key out as soon as somebody is free."""
+        """Add the key for the next free worker."""
         with self._changed:
             self._add_ready(key)
 
     def add_after(self, key: str, seconds: float) -> None:
-        """Hand the key out in so many seconds; the earliest of several such wishes counts."""
+        """Add the key after a delay; the earliest of several delays wins."""
         if seconds <= 0:
             self.add(key)
             return
@@ -70,7 +71,7 @@ class WorkQueue:
                 self._changed.notify()
 
     def add_rate_limited(self, key: str, *, min_s: float = 0.0) -> float:
-        """Hand the key out after its next pause, of at least ``min_s``; how long that is."""
+        """Add the key after its retry delay, at least ``min_s``; return the delay."""
         with self._changed:
             backoff = self._backoffs.get(key)
             if backoff is None:
@@ -84,14 +85,14 @@ class WorkQueue:
         return pause_s
 
     def forget(self, key: str) -> None:
-        """Begin with the shortest pause when the key fails the next time."""
+        """Reset the retry delay of the key."""
         with self._changed:
             self._backoffs.pop(key, None)
 
     def get(self, limit_s: float | None = None) -> tuple[str, float] | None:
-        """The next key, and for how many seconds it waited for somebody to be free.
+        """Return the next key and the seconds that it waited for a worker.
 
-        None when the queue is closed, or when there was nothing for ``limit_s``.
+        None when the queue is closed, or after ``limit_s`` without a key.
         """
         end = None if limit_s is None else self._clock.monotonic() + limit_s
         with self._changed:
@@ -108,7 +109,7 @@ class WorkQueue:
             return None
 
     def done(self, key: str) -> None:
-        """The key was looked at; it is handed out again if it was added in the meantime."""
+        """Finish the key; queue it again if it was added during processing."""
         with self._changed:
             self._working.discard(key)
             if key in self._added_at and not self._closed:
@@ -116,7 +117,7 @@ class WorkQueue:
                 self._changed.notify()
 
     def close(self) -> None:
-        """Hand nothing out any more, and wake all who wait for a key."""
+        """Return no more keys, and wake all waiting workers."""
         with self._changed:
             self._closed = True
             self._ready.clear()
@@ -133,17 +134,17 @@ class WorkQueue:
             self._changed.notify()
 
     def _promote_due(self) -> None:
-        """Move what is due from later to now."""
+        """Queue the delayed keys that are due."""
         now = self._clock.monotonic()
         while self._delayed and self._delayed[0][0] <= now:
             at, key = heapq.heappop(self._delayed)
-            # An earlier wish for the same key replaced this one, or was met already.
+            # Else an earlier delay replaced this one or has already passed.
             if self._due_at.get(key) == at:
                 del self._due_at[key]
                 self._add_ready(key)
 
     def _compute_wait_s(self, end: float | None) -> float | None:
-        """How long nothing can happen by itself: None for ever, 0 when the time is up."""
+        """Return the seconds until the next delayed key or ``end``; None without either."""
         moments = [] if end is None else [end]
         if self._delayed:
             moments.append(self._delayed[0][0])
