@@ -159,7 +159,9 @@ class Libvirt:
         }
         # In a mount namespace, so that a libvirt which this host may have is left alone.
         binds = [f"mount --bind {self._directory / own} {its}" for own, its in places.items()]
-        Path("/run/libvirt").mkdir(exist_ok=True)
+        # Debian's libvirt-daemon alone does not ship /var/lib/libvirt and /var/log/libvirt.
+        for its in places.values():
+            Path(its).mkdir(parents=True, exist_ok=True)
         script = " && ".join([*binds, f"exec libvirtd --pid-file {self._directory}/libvirtd.pid"])
         with (self._directory / "libvirtd.log").open("ab") as log:
             self._daemon = subprocess.Popen(
