@@ -96,5 +96,5 @@ def test_changed_target_drops_deployed_image(site: Site) -> None:
 
 def test_status_reports_backend_and_reason(site: Site) -> None:
     document = json.loads(status(site, "--json").stdout)
-    assert document["backend"] == {"name": "bootc", "why": "the setting backend says so"}
+    assert document["backend"] == {"name": "bootc", "reason": "selected by the setting backend"}
     assert document["deployments"]["booted"]["digest"] == site.current.image.digest

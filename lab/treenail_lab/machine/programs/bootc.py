@@ -26,6 +26,8 @@ _LOCAL_CHANGES = (
     "Deployment contains local rpm-ostree modifications; cannot upgrade via bootc. You can run "
     "`rpm-ostree reset` to undo the modifications."
 )
+_EVENTS, _MIN_LAYER_EVENTS = 200, 5
+"""Progress events of a pull, and of each layer: more than a pipe holds, as in a busy pull."""
 _STAGING = ("merging", "deploying", "bound_images", "cleanup")
 
 
@@ -146,12 +148,13 @@ class EmulatedBootc:
             except OperationError as error:
                 raise ProgramError(f"Switching: Pulling: {error}") from error
         done = 0
+        # Every event lists all layers, so their number falls as the number of layers grows.
+        events = max(_EVENTS // len(image.layers), _MIN_LAYER_EVENTS)
         for layer in image.layers:
-            # Fifty events for each layer, about as many as bootc sends in a fast pull.
-            for part in range(1, 51):
-                self._host.wait(layer.size_bytes / self._host.settings().pull_bytes_per_s / 50)
+            for event in range(1, events + 1):
+                self._host.wait(layer.size_bytes / self._host.settings().pull_bytes_per_s / events)
                 progress.write_layer_progress(
-                    layer.digest, done + layer.size_bytes * part // 50, image
+                    layer.digest, done + layer.size_bytes * event // events, image
                 )
             done += layer.size_bytes
             self._host.sysroot.import_layer(layer.digest)
