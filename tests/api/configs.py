@@ -1,4 +1,4 @@
-"""Ignition configs to read: small ones by hand, and any number of valid ones."""
+"""Ignition configs for tests: small fixed ones and generated valid ones."""
 
 import base64
 import gzip
@@ -24,11 +24,11 @@ ENCODINGS: tuple[Callable[[bytes], Json], ...] = (
         "verification": {},
     },
 )
-"""Every one writes the same bytes in another way."""
+"""Encodings of the same bytes."""
 
 
 def ignition(version: str = "3.5.0", **sections: object) -> Json:
-    """A config of these sections."""
+    """Build a config of these sections."""
     return {"ignition": {"version": version}, **sections}
 
 
@@ -83,7 +83,7 @@ nodes = {"mode": modes, "user": owners, "group": owners}
 
 @st.composite
 def configs(draw: st.DrawFn) -> Json:
-    """A valid config of version 3.5 that a running node can be brought to."""
+    """Generate a valid config of version 3.5 that a running node can apply."""
     document = ignition(
         storage={"files": draw(_entries("path", paths, contents=contents(), **nodes))},
         systemd={"units": draw(units)},

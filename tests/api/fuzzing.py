@@ -1,4 +1,4 @@
-"""How long the property tests look: seconds as a rule, for hours on request."""
+"""Duration of the property tests: seconds by default, hours on request."""
 
 import copy
 import os
@@ -15,7 +15,7 @@ T = TypeVar("T", bound=Callable[..., None])
 
 
 def fuzz(test: T) -> T:
-    """A property test that runs TREENAIL_FUZZ_EXAMPLES examples when that is set."""
+    """Decorate a property test; TREENAIL_FUZZ_EXAMPLES sets its number of examples."""
     bounded = settings(
         max_examples=EXAMPLES or 100, database=None, suppress_health_check=list(HealthCheck)
     )(test)
@@ -34,7 +34,7 @@ json_objects = st.dictionaries(st.text(), json_values, max_size=5)
 
 @st.composite
 def damaged(draw: st.DrawFn, good: dict[str, object]) -> object:
-    """The good document with a value or two, anywhere, replaced by any other or taken out."""
+    """Generate the document with one or two values replaced or removed."""
     document = copy.deepcopy(good)
     for _ in range(draw(st.integers(1, 2))):
         if not (places := list(_places(document))):

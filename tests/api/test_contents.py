@@ -1,4 +1,4 @@
-"""Contents of files are decoded to the bytes, bounded, and refused with their place."""
+"""Contents of files are decoded within limits, or rejected with their location."""
 
 import base64
 import contextlib

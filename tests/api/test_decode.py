@@ -1,4 +1,4 @@
-"""A wrong field is named by its place, with what was expected and what was found."""
+"""A wrong field is rejected with its location, the expected and the found type."""
 
 import contextlib
 

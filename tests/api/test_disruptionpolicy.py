@@ -1,4 +1,4 @@
-"""A NodeDisruptionPolicy is read as the API means it; one that contradicts itself is refused."""
+"""A NodeDisruptionPolicy is read; a contradictory one is rejected."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""YAML means what Go's YAML 1.1 takes it for; what would mean nothing or too much is refused."""
+"""YAML is read like Go's YAML 1.1; invalid and oversized documents are rejected."""
 
 import contextlib
 import json
@@ -27,15 +27,15 @@ def refusal(text: str | bytes) -> str:
 @pytest.mark.parametrize(
     ("scalar", "value"),
     [
-        # Where PyYAML's own types say otherwise.
+        # PyYAML gives other types.
         ("1:20", "1:20"), ("0o17", 15), ("2020-01-01", "2020-01-01"), ("y", True), ("N", False),
         ("1e3", 1000), ("2001-12-14T21:59:43.10-05:00", "2001-12-14T21:59:43.10-05:00"),
         ("08", 8), ("0O17", 15), ("1.0", 1), ("-1e-3", -0.001), ("190:20:30.15", "190:20:30.15"),
-        # Where both agree.
+        # PyYAML and Go agree.
         ("on", True), ("Off", False), ("017", 15), ("1_000", 1000), (".5", 0.5), ("0b11", 3),
         ("0x1F", 31), ("-0x1F", -31), ("+5", 5), ("~", None), ("", None), ("null", None),
         ("yes", True), ("NO", False), ("True", True), ("nULL", "nULL"), ("yEs", "yEs"),
-        # Edges.
+        # Edge cases.
         ("18446744073709551615", 18446744073709551615), ("-0", 0), ("1e999", "1e999"),
         ("18446744073709551616", 18446744073709551616), (".", "."), ("0o8", "0o8"), ("0x", "0x"),
         ("1__0", 10), ("_1", "_1"), (".5_0", ".5_0"), ("+.5", 0.5), ("1e21", 1e21), ("=", "="),

@@ -1,4 +1,4 @@
-"""Ignition 2.2 is read as version 3: the last entry wins, and what 3 cannot say is refused."""
+"""Ignition 2.2 is converted to version 3; features without an equivalent are rejected."""
 
 import contextlib
 

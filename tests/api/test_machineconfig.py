@@ -1,4 +1,4 @@
-"""MachineConfigs are read without loss and written back as they were."""
+"""MachineConfigs round-trip without loss."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""The status of a MachineConfigNode is read, renewed and written as one document."""
+"""The status of a MachineConfigNode is read, updated and applied as one document."""
 
 import contextlib
 

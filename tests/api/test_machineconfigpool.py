@@ -1,4 +1,4 @@
-"""A MachineConfigPool is read field by field, and refused where it is wrong."""
+"""A MachineConfigPool is read field by field; wrong fields are rejected."""
 
 from typing import Any
 

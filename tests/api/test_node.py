@@ -1,4 +1,4 @@
-"""A Node is read down to what the agent looks at."""
+"""The parts of a Node that the agent needs are read."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""A client that hides nothing: HTTP requests and their answers, from a kubeconfig."""
+"""A client for raw HTTP requests and responses, configured by a kubeconfig."""
 
 import base64
 import contextlib
@@ -25,7 +25,7 @@ _LIMIT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the server said."""
+    """Response of the server."""
 
     code: int
     body: Json
@@ -33,12 +33,12 @@ class Answer:
 
     @property
     def verdict(self) -> tuple[int, str]:
-        """Code and reason of a failure."""
+        """Status code and reason of an error."""
         return self.code, self.body.get("reason", "")
 
     @property
     def causes(self) -> set[tuple[str, str]]:
-        """Reason and field of every cause of a failure."""
+        """Reason and field of every cause of an error."""
         causes = self.body.get("details", {}).get("causes", [])
         return {(cause.get("reason", ""), cause.get("field", "")) for cause in causes}
 
@@ -48,13 +48,13 @@ class Answer:
         return found
 
     def ok(self) -> Json:
-        """The body of a success."""
+        """Body of a successful response."""
         assert self.code in {200, 201, 202}, self.body
         return self.body
 
 
 class Cluster:
-    """An API server, as one of its users."""
+    """Client of an API server as one of its users."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Cluster:
 
     @classmethod
     def of_kubeconfig(cls, path: Path) -> Self:
-        """The current context of a kubeconfig with embedded or referenced credentials."""
+        """Read the current context of a kubeconfig."""
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
         current = _named(document["contexts"], document["current-context"])["context"]
         cluster = _named(document["clusters"], current["cluster"])["cluster"]
@@ -87,13 +87,13 @@ class Cluster:
         return cls(cluster["server"], context, user.get("token", ""))
 
     def as_bearer(self, token: str) -> "Cluster":
-        """The same server, with a token instead of this user's credential."""
+        """Return a client with a token instead of this user's credentials."""
         context = ssl.create_default_context()
         context.load_verify_locations(cadata=b"".join(self._context.get_ca_certs(binary_form=True)))
         return Cluster(f"https://{self._host}:{self._port}{self._base}", context, token)
 
     def as_user(self, name: str, *groups: str) -> "Cluster":
-        """The same server, as somebody this user may stand in for."""
+        """Return a client that impersonates another user."""
         headers = [("Impersonate-User", name), *(("Impersonate-Group", one) for one in groups)]
         server = f"https://{self._host}:{self._port}{self._base}"
         return Cluster(server, self._context, self._token, headers)
@@ -107,7 +107,7 @@ class Cluster:
         content_type: str = "application/json",
         **query: object,
     ) -> Answer:
-        """The answer to one request; an underscore in a query name is nothing special."""
+        """Send one request and return its response."""
         connection, response = self._send(method, path, body, content_type, query)
         with contextlib.closing(connection):
             text = response.read()
@@ -133,12 +133,12 @@ class Cluster:
         return self.request("PATCH", path, body, content_type=patch_type, **query)
 
     def apply(self, path: str, body: Json, owner: str, **query: object) -> Answer:
-        """Server-side apply as a field manager."""
+        """Apply server-side as a field manager."""
         return self.patch(path, body, APPLY, fieldManager=owner, **query)
 
     @contextlib.contextmanager
     def watch(self, path: str, **query: object) -> Iterator[Iterator[Json]]:
-        """The events of a watch, each as it comes; the iterator ends when the server ends it."""
+        """Yield the events of a watch until the server ends it."""
         query = {"watch": "true"} | query
         connection, response = self._send("GET", path, None, "", query)
         with contextlib.closing(connection), response:
@@ -179,7 +179,7 @@ def _named(entries: list[Json], name: str) -> Json:
 
 
 def _content(entry: Json, name: str, kubeconfig: Path) -> bytes:
-    """An embedded or referenced credential; empty where there is none."""
+    """Read embedded or referenced credentials; empty without any."""
     if f"{name}-data" in entry:
         return base64.b64decode(entry[f"{name}-data"])
     return (kubeconfig.parent / entry[name]).read_bytes() if name in entry else b""

@@ -1,4 +1,4 @@
-"""Who may do what."""
+"""Authentication and authorization (RBAC)."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ RBAC = "rbac.authorization.k8s.io/v1"
 
 @pytest.fixture
 def guest(space: Space) -> Cluster:
-    """The same server as a service account that nobody gave anything."""
+    """A client with a service account without permissions."""
     space.cluster.post(space.at("serviceaccounts"), {"metadata": {"name": "guest"}}).ok()
     answer = space.cluster.post(space.at("serviceaccounts", "guest", "token"), {"spec": {}})
     assert answer.code == 201
@@ -21,7 +21,7 @@ def guest(space: Space) -> Cluster:
 
 
 def grant(space: Space, *rules: dict[str, list[str]]) -> None:
-    """Let the guest do something in the namespace."""
+    """Grant the guest verbs in the namespace."""
     role = {"metadata": {"name": "guest"}, "rules": list(rules)}
     space.cluster.post(space.at("roles", group=RBAC), role).ok()
     binding = {
@@ -98,7 +98,7 @@ def test_subresource_needs_its_own_rule(space: Space, guest: Cluster) -> None:
 
 @pytest.fixture
 def reader(space: Space) -> Iterator[str]:
-    """A ClusterRole that reads ConfigMaps."""
+    """Create a ClusterRole that reads ConfigMaps."""
     name = space.name
     role = {"metadata": {"name": name}, "rules": [rule("get", "list", resources=["configmaps"])]}
     space.cluster.post(f"/apis/{RBAC}/clusterroles", role).ok()

@@ -1,4 +1,4 @@
-"""Server-side apply: who owns what, conflicts, and what becomes of fields nobody wants."""
+"""Server-side apply: ownership, conflicts and removed fields."""
 
 from typing import Any
 

@@ -101,7 +101,7 @@ def test_missing_required_field_is_invalid(space: Space, group: str) -> None:
     assert answer.causes == {("FieldValueRequired", "spec.size")}
     nameless = space.cluster.post(at, widget(group, ports=[{"port": 1}]))
     assert nameless.verdict == (422, "Invalid")
-    # Servers before 1.23 do not say which item it is.
+    # Servers before 1.23 do not report the index of the item.
     assert {(reason, re.sub(r"\[\d+\]", "", field)) for reason, field in nameless.causes} == {
         ("FieldValueRequired", "spec.ports.name")
     }

@@ -6,14 +6,14 @@ from tests.waiting import wait_until
 
 
 def run(space: Space, name: str, **labels: str) -> None:
-    """A pod that runs and is ready, as a kubelet would report it."""
+    """Create a running, ready pod as a kubelet would report it."""
     space.cluster.post(space.at("pods"), pod(name, **labels)).ok()
     status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     space.cluster.patch(space.at("pods", name, "status"), {"status": status}).ok()
 
 
 def limit(space: Space, policy: str, name: str, **spec: object) -> None:
-    """A budget for the pods of app ``a``."""
+    """Create a budget for the pods of app ``a``."""
     selector = {"matchLabels": {"app": "a"}}
     body = {"metadata": {"name": name}, "spec": {"selector": selector} | spec}
     space.cluster.post(space.at("poddisruptionbudgets", group=policy), body).ok()

@@ -8,7 +8,7 @@ from tests.contract.space import Space, names, pod
 
 @pytest.fixture
 def shelf(space: Space) -> Space:
-    """A namespace with four ConfigMaps of different labels."""
+    """Create a namespace with four ConfigMaps of different labels."""
     space.config_map("a", labels={"tier": "front", "zone": "x"})
     space.config_map("b", labels={"tier": "back", "zone": "x", "size": "5"})
     space.config_map("c", labels={"tier": "back"})

@@ -1,4 +1,4 @@
-"""What the credential of a node is good for."""
+"""Permissions of a node's credentials (Node authorizer, NodeRestriction)."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,13 +11,13 @@ from tests.waiting import wait_until
 
 NODES = "/api/v1/nodes"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
-# Nodes can read only what is about themselves since this minor version.
+# Since this minor version a node can read only its own objects.
 READS_OWN = 32
 
 
 @pytest.fixture
 def names(space: Space) -> Iterator[tuple[str, str]]:
-    """Two Nodes that no kubelet runs on."""
+    """Create two Nodes without a kubelet."""
     found = (f"{space.name}-a", f"{space.name}-b")
     for name in found:
         node = {"metadata": {"name": name}, "spec": {"unschedulable": True}}
@@ -29,7 +29,7 @@ def names(space: Space) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture
 def node(space: Space, names: tuple[str, str]) -> Cluster:
-    """The server, as the first of the two nodes."""
+    """A client with the credentials of the first node."""
     return space.cluster.as_user(f"system:node:{names[0]}", "system:nodes")
 
 
@@ -141,7 +141,7 @@ def bound(name: str, node_name: str, **spec: Any) -> Json:
 
 @pytest.fixture
 def pods(space: Space, names: tuple[str, str]) -> Iterator[None]:
-    """A pod on each of the two nodes, and one on the first that reads a secret."""
+    """Create a pod on each node, and one on the first node that reads a Secret."""
     volume = {"name": "v", "secret": {"secretName": "used"}}
     for body in (
         bound("mine", names[0]),

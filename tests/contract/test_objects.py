@@ -1,4 +1,4 @@
-"""Objects: create, read, update, delete; names, versions and what the server adds."""
+"""Objects: create, read, update, delete; names, versions and server-set fields."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def test_missing_object_is_not_found(space: Space) -> None:
 
 def test_unknown_kind_is_not_found(space: Space) -> None:
     assert space.cluster.get(space.at("gizmos")).code == 404
-    assert space.cluster.get("/apis/nobody.example/v1/gizmos").code == 404
+    assert space.cluster.get("/apis/absent.example/v1/gizmos").code == 404
 
 
 def test_missing_namespace_takes_no_objects(cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""The kinds of patch."""
+"""Patch types: merge, JSON and strategic."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Watches: what is seen, from where, and how they end."""
+"""Watches: events, resource versions, bookmarks and their end."""
 
 import itertools
 from collections.abc import Iterator
@@ -107,7 +107,7 @@ def test_watch_ends_after_its_time(space: Space) -> None:
         space.at("configmaps"),
         resourceVersion=version_of(space),
         timeoutSeconds=1,
-        # Not what a controller puts into every new namespace.
+        # Skip the objects that a controller creates in every new namespace.
         labelSelector="watched=yes",
     ) as events:
         assert list(events) == []

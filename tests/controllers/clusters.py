@@ -1,4 +1,4 @@
-"""A cluster that the controllers are tried on, the lab's or one's own, and what is put into it."""
+"""A cluster for tests of the controllers, the lab's or a real one, and its test objects."""
 
 import secrets
 import threading
@@ -52,7 +52,7 @@ LIMIT_S = 60.0
 
 
 class Transport(HttpTransport):
-    """Tells servers before 1.22 of budgets and evictions in the version that they know."""
+    """Uses policy/v1beta1 for budgets and evictions with servers before 1.22."""
 
     def __init__(self, kubeconfig: Path, policy: str) -> None:
         super().__init__(read_kubeconfig(str(kubeconfig)), CLOCK, max_kept=16)
@@ -72,7 +72,7 @@ class Transport(HttpTransport):
 
 @dataclass
 class Place:
-    """A pool with nodes of its own in a cluster, all with names that begin with ``prefix``."""
+    """A pool with its own nodes in a cluster; all names start with ``prefix``."""
 
     kubeconfig: Path
     folder: Path
@@ -88,21 +88,21 @@ class Place:
         self.client = Client(self._transport)
         self._made: list[tuple[Resource, str, str]] = []
 
-    # Installing
+    # Installation
 
     def install(self) -> None:
-        """Create what the manifests say; what the server does not know is left out."""
+        """Create the manifests; skip kinds that the server does not know."""
         with suppress(NotFoundError):
             if self.client.list(MACHINECONFIGPOOLS).items:
                 pytest.skip("the cluster has pools, which are not to be touched")
         for document in installation.build_documents(self.options):
             if document["kind"] == "Deployment":
-                # The controllers run here.
+                # Controllers run in this process.
                 continue
             metadata: Any = document["metadata"]
             namespace = metadata.get("namespace", "")
             resource = resource_of(document)
-            # Created and not applied: then an older server leaves out what it does not know.
+            # Created, not applied: an older server then drops unknown fields.
             with suppress(NotFoundError, AlreadyExistsError):
                 self.client.create(resource, document, namespace=namespace)
                 self._made.append((resource, metadata["name"], namespace))
@@ -111,7 +111,7 @@ class Place:
         wait_until(lambda: self._admin.get(account).code == 200, limit_s=LIMIT_S)
 
     def remove(self) -> None:
-        """Take away all that was put there, and nothing else."""
+        """Delete all created objects, and nothing else."""
         pods = self.client.list(PODS, namespace=self.prefix).items
         for pod in pods:
             with suppress(NotFoundError):
@@ -134,10 +134,10 @@ class Place:
             return False
         return True
 
-    # What people do
+    # Actions of users
 
     def pool(self, policy: str = "", **spec: Any) -> None:
-        """Create the pool of this place, or change it."""
+        """Create or change the pool."""
         notes = {"treenail.io/rollout": policy} if policy else {}
         document: Json = {
             "apiVersion": MACHINECONFIGPOOLS.api_version,
@@ -153,7 +153,7 @@ class Place:
         self.client.patch(MACHINECONFIGPOOLS, self.prefix, document, PatchType.APPLY)
 
     def config(self, name: str, **spec: Any) -> str:
-        """Create a MachineConfig of the pool, or change it; its full name."""
+        """Create or change a MachineConfig of the pool; return its full name."""
         full = f"{name}-{self.prefix}"
         document: Json = {
             "apiVersion": MACHINECONFIGS.api_version,
@@ -166,7 +166,7 @@ class Place:
         return full
 
     def node(self, name: str) -> str:
-        """A Node without a machine, ready and never asked for anything; its full name."""
+        """Create a ready Node without a machine and without annotations; return its full name."""
         full = f"{self.prefix}-{name}"
         metadata = {"name": full, "labels": {self.prefix: "node"}}
         self.client.create(NODES, {"metadata": metadata})
@@ -175,7 +175,7 @@ class Place:
         return full
 
     def pod(self, node: str, name: str, app: str) -> None:
-        """A pod that runs on a node."""
+        """Create a pod that runs on a node."""
         metadata = {"name": name, "labels": {"app": app}}
         spec = {
             "nodeName": node,
@@ -190,7 +190,7 @@ class Place:
         )
 
     def budget(self, name: str, app: str, keep: int) -> None:
-        """A budget of pods, once the cluster has counted them."""
+        """Create a budget and wait until the cluster has counted its pods."""
         spec = {"minAvailable": keep, "selector": {"matchLabels": {"app": app}}}
         body: Json = {"metadata": {"name": name}, "spec": spec}
         self.client.create(PODDISRUPTIONBUDGETS, body, namespace=self.prefix)
@@ -201,7 +201,7 @@ class Place:
 
         wait_until(counted, limit_s=LIMIT_S)
 
-    # How it is
+    # Observed state
 
     def condition(self, kind: str) -> Json:
         found: Json = self.client.get(MACHINECONFIGPOOLS, self.prefix)
@@ -209,7 +209,7 @@ class Place:
         return next((each for each in conditions if each["type"] == kind), {})
 
     def rendered(self) -> str:
-        """The config that the pool is after."""
+        """Return the desired config of the pool."""
         found: Json = self.client.get(MACHINECONFIGPOOLS, self.prefix)
         return str(found["spec"].get("configuration", {}).get("name", ""))
 
@@ -222,7 +222,7 @@ class Place:
         return bool(found["spec"].get("unschedulable"))
 
     def at(self, config: str) -> set[str]:
-        """The nodes that have the config and are in service."""
+        """Return the nodes that have the config and are schedulable."""
         items = self.client.list(NODES, params={"labelSelector": self.prefix}).items
         return {
             str(_meta(node)["name"])
@@ -235,10 +235,10 @@ class Place:
         found = self.client.list(PODS, namespace=self.prefix).items
         return {str(_meta(pod)["name"]) for pod in found}
 
-    # The controllers
+    # Controllers
 
     def account_kubeconfig(self) -> Path:
-        """With a token of the controllers' account, from the cluster."""
+        """Return a client with a token of the controllers' service account."""
         path = f"/api/v1/namespaces/{self.prefix}/serviceaccounts/{NAME}/token"
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         token = self._admin.post(path, request).ok()["status"]["token"]
@@ -252,7 +252,7 @@ class Place:
 
     @contextmanager
     def controllers(self) -> Iterator[None]:
-        """All controllers, elected, with nothing but their account."""
+        """Run all controllers with leader election and only their service account."""
         transport = Transport(self.account_kubeconfig(), self._policy)
         client = Client(transport)
         recorder = EventRecorder(client, NAME, "test", CLOCK)
@@ -286,7 +286,7 @@ class Place:
 
 
 def resource_of(document: Json) -> Resource:
-    """Where a document of the manifests lives."""
+    """Return the resource of a manifest."""
     group, _, version = str(document["apiVersion"]).rpartition("/")
     kind = str(document["kind"])
     plural = kind.lower()

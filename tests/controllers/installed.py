@@ -1,4 +1,4 @@
-"""A cluster that the manifests were applied to, and the controllers with only their account."""
+"""A cluster with the applied manifests, and the service account of the controllers."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ Granted = frozenset[tuple[str, str]]
 
 
 def apply(server: LabServer, found: list[Json]) -> None:
-    """Apply documents one after the other, as ``kubectl apply --server-side`` does."""
+    """Apply documents in order, as ``kubectl apply --server-side`` does."""
     transport = HttpTransport(read_kubeconfig(str(server.admin_kubeconfig)), SystemClock())
     client = Client(transport)
     for document in found:
@@ -34,7 +34,7 @@ def apply(server: LabServer, found: list[Json]) -> None:
 
 
 def resource_of(server: LabServer, document: Json) -> Resource:
-    """Where documents of this kind live."""
+    """Return the resource of this kind."""
     kind = server.call_api(
         lambda api: api.kinds.find_by_name(str(document["apiVersion"]), str(document["kind"]))
     )
@@ -43,18 +43,18 @@ def resource_of(server: LabServer, document: Json) -> Resource:
 
 
 def account_kubeconfig(server: LabServer) -> Path:
-    """A kubeconfig with the token of the controllers' service account."""
+    """Write a kubeconfig with the token of the controllers' service account."""
     return server.write_account_kubeconfig(OPTIONS.namespace, NAME)
 
 
 def used(server: LabServer) -> Granted:
-    """Resource (without its group) and verb of all that the account asked for."""
+    """Return resource (without its group) and verb of all requests of the account."""
     counts = server.call_api(lambda api: api.requests.count_by_user())
     return frozenset((resource, verb) for user, verb, resource in counts if user == ACCOUNT)
 
 
 def denied(server: LabServer) -> Granted:
-    """Of that, what was refused for want of a permission."""
+    """Return the requests that were rejected as forbidden."""
     latest = server.call_api(lambda api: api.requests.list_latest())
     return frozenset(
         (entry.resource, entry.verb)
@@ -64,7 +64,7 @@ def denied(server: LabServer) -> Granted:
 
 
 def without(resource: str, verb: str) -> list[Json]:
-    """The manifests, with one permission of the controllers left out."""
+    """Return the manifests without one permission of the controllers."""
     found = build_documents(OPTIONS)
     for document in found:
         metadata, rules = document["metadata"], document.get("rules")

@@ -1,4 +1,4 @@
-"""Whatever a cluster or a file holds, it is understood or refused with our own error."""
+"""Any content of a cluster or file is accepted or rejected with a TreenailError."""
 
 import contextlib
 import json

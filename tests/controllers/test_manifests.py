@@ -1,4 +1,4 @@
-"""What ``treenail-controller manifests`` prints, applied to a cluster."""
+"""The output of ``treenail-controller manifests``, applied to a cluster."""
 
 import os
 import shutil
@@ -39,7 +39,7 @@ def server(tmp_path: Path) -> Iterator[LabServer]:
 
 
 class Clients:
-    """Clients that are closed in the end."""
+    """Create clients and close them at the end."""
 
     def __init__(self) -> None:
         self._transports: list[HttpTransport] = []
@@ -80,7 +80,7 @@ def of_kind(found: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 @pytest.mark.integration
 def test_manifests_can_be_piped_into_kubectl_twice(server: LabServer) -> None:
     paths = os.pathsep.join(filter(None, sys.path))
-    told = subprocess.run(
+    printed = subprocess.run(
         [sys.executable, "-c", COMMAND, "manifests"],
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
@@ -91,7 +91,7 @@ def test_manifests_can_be_piped_into_kubectl_twice(server: LabServer) -> None:
     said = []
     for _ in range(2):
         applied = subprocess.run(
-            apply_command, input=told.stdout, capture_output=True, check=False, timeout=50
+            apply_command, input=printed.stdout, capture_output=True, check=False, timeout=50
         )
         assert applied.returncode == 0, applied.stderr
         said.append(applied.stdout.decode())

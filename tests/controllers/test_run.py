@@ -1,4 +1,4 @@
-"""``treenail-controller run``, as the process that a Deployment starts."""
+"""``treenail-controller run`` as the process of a Deployment."""
 
 import http.client
 import os
@@ -43,7 +43,7 @@ def site(server: LabServer) -> Iterator[Site]:
 
 
 class Running:
-    """The process, and the port it serves on."""
+    """The process and its metrics port."""
 
     def __init__(self, kubeconfig: Path, log: Path, *arguments: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -67,7 +67,7 @@ class Running:
             )
 
     def get(self, path: str) -> str:
-        """The page, or an empty text while there is none."""
+        """Return the page, or an empty text before the server listens."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
         try:
             connection.request("GET", path)
@@ -80,7 +80,7 @@ class Running:
         return body if response.status == 200 else ""
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Its exit code."""
+        """Return the exit code."""
         self.process.send_signal(number)
         return self.process.wait(LIMIT_S)
 
@@ -138,7 +138,7 @@ def test_standby_process_takes_over_from_a_killed_leader(
             wait_until(lambda: site.cordoned("a"))
             began = site.record("a")
             first.end(signal.SIGKILL)
-            # The lease would run out after a minute.
+            # The Lease would expire after a minute.
             spec: Json = {"spec": {"holderIdentity": ""}}
             site.client.patch(LEASES, NAME, spec, namespace=OPTIONS.namespace)
             site.drop_budget("keep-web")

@@ -1,4 +1,4 @@
-"""A transport to an API server in memory: objects with versions, and failures on request."""
+"""Transport to an in-memory API server with versions and injected failures."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ Json = dict[str, object]
 
 
 class Cluster:
-    """Keeps what is created, merges patches, refuses stale updates; records every request.
+    """Stores objects, merges patches, rejects stale updates, and records every request.
 
     ``failures`` are raised by the next requests, one each; with ``lost`` the request takes
     effect and only its answer is missing.
@@ -34,10 +34,10 @@ class Cluster:
         return reply
 
     def open_stream(self, request: ApiRequest, *, duration_s: float) -> ResponseStream:
-        raise NotImplementedError("nobody watches here")
+        raise NotImplementedError("this transport has no streams")
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing."""
 
     def _answer(self, request: ApiRequest, body: Json) -> ApiResponse:
         path = request.path
@@ -67,7 +67,7 @@ class Cluster:
 
 
 class Answers:
-    """A transport that answers with what it was given, in turn."""
+    """A transport that returns the given responses in turn."""
 
     def __init__(self, *replies: ApiResponse) -> None:
         self._replies = list(replies)
@@ -84,11 +84,11 @@ class Answers:
         return AnsweredStream(self._replies.pop(0))
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing."""
 
 
 class AnsweredStream:
-    """One reply; its body is the lines."""
+    """One response whose body is the lines."""
 
     def __init__(self, reply: ApiResponse) -> None:
         self._reply = reply
@@ -100,7 +100,7 @@ class AnsweredStream:
         yield from self._reply.body.splitlines()
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing."""
 
 
 def reply(body: object, status: int = 200) -> ApiResponse:

@@ -1,4 +1,4 @@
-"""A server with some Nodes, that lists and watches as the API server does."""
+"""A server with Nodes that lists and watches like the API server."""
 
 import threading
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from tests.kube.server import Exchange, Json, Seen
 
 
 class Nodes:
-    """What a test changes while clients list and watch it; every change is a new version."""
+    """Nodes that a test changes while clients watch; every change is a new version."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -17,7 +17,7 @@ class Nodes:
         self.refuse_lists: Callable[[Exchange], None] | None = None
         self.refuse_watches: Callable[[Exchange], None] | None = None
         self._oldest = 0
-        self._told: list[tuple[int, Json]] = []
+        self._events: list[tuple[int, Json]] = []
         self._end: tuple[int, Callable[[Exchange], None]] = (0, Exchange.end_stream)
 
     def put(self, name: str, **labels: str) -> None:
@@ -43,19 +43,19 @@ class Nodes:
             self._tell("DELETED", {**found, "metadata": metadata})
 
     def bookmark(self) -> None:
-        """Much happened elsewhere: tell only the version."""
+        """Send a bookmark, as after many changes of other objects."""
         with self.changed:
             self.version += 1000
             metadata = {"resourceVersion": str(self.version)}
             self._tell("BOOKMARK", {"kind": "Node", "metadata": metadata})
 
     def repeat(self, name: str) -> None:
-        """Tell an object again that did not change."""
+        """Send an unchanged object again."""
         with self.changed:
             self._tell("MODIFIED", self.objects[name])
 
     def expire(self) -> None:
-        """Forget the past: who watches from a version before this one gets 410."""
+        """Expire all versions before this one: watches from them get 410."""
         with self.changed:
             self._oldest = self.version
 
@@ -71,7 +71,7 @@ class Nodes:
             (self.refuse_lists or self._list)(exchange)
 
     def _tell(self, kind: str, found: Json) -> None:
-        self._told.append((self.version, {"type": kind, "object": found}))
+        self._events.append((self.version, {"type": kind, "object": found}))
         self.changed.notify_all()
 
     def _list(self, exchange: Exchange) -> None:
@@ -91,15 +91,15 @@ class Nodes:
                 exchange.refuse(410, "Expired", "too old resource version")
                 return
             exchange.begin_stream()
-            told = len(self._told) - sum(at > version for at, _ in self._told)
+            sent = len(self._events) - sum(at > version for at, _ in self._events)
             ends = self._end[0]
             self.watching += 1
             self.changed.notify_all()
             try:
                 while True:
-                    for _, event in self._told[told:]:
+                    for _, event in self._events[sent:]:
                         exchange.send_line(event)
-                    told = len(self._told)
+                    sent = len(self._events)
                     if self._end[0] != ends:
                         break
                     self.changed.wait(10)

@@ -1,4 +1,4 @@
-"""An HTTPS server on loopback; each test says in a function how it answers."""
+"""An HTTPS server on loopback; a function of the test answers the requests."""
 
 import http.server
 import json
@@ -18,7 +18,7 @@ Json = dict[str, object]
 
 @dataclass(frozen=True)
 class Seen:
-    """A request as it came, header names in lower case; ``user`` is the certificate's name."""
+    """A received request with header names in lower case; ``user`` is the certificate's name."""
 
     method: str
     path: str
@@ -57,7 +57,7 @@ class Exchange(http.server.BaseHTTPRequestHandler):
         status: int = 200,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Answer with JSON, or with bytes as they are."""
+        """Answer with JSON or raw bytes."""
         data = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
         self.send_response(status)
         for name, value in {"Content-Length": str(len(data)), **(headers or {})}.items():
@@ -95,18 +95,18 @@ class Exchange(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b"0\r\n\r\n")
 
     def drop(self) -> None:
-        """End the connection without another byte."""
+        """Close the connection without another byte."""
         self.close_connection = True
         socket.socket.shutdown(self.request, socket.SHUT_RDWR)
 
     def wait_for_the_end(self) -> None:
-        """Say nothing until the client goes away or the server stops."""
+        """Send nothing until the client disconnects or the server stops."""
         with suppress(OSError):
             self.connection.recv(1)
         self.close_connection = True
 
     def log_message(self, *_: object) -> None:
-        """Keep quiet; what the client sees is what is tested."""
+        """Log nothing: the tests check what the client sees."""
 
     def _answer(self) -> None:
         address = urlsplit(self.path)
@@ -149,7 +149,7 @@ class _Listener(http.server.ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is what many tests are about."""
+        """Ignore errors: many tests disconnect the client."""
 
 
 @dataclass
@@ -173,7 +173,7 @@ class Server:
 
     @property
     def seen(self) -> list[Seen]:
-        """Every request so far."""
+        """All requests so far."""
         return self._before + (self._listener.seen if self._listener else [])
 
     def start(self) -> None:
@@ -182,7 +182,7 @@ class Server:
         threading.Thread(target=self._listener.serve_forever, args=(0.01,), daemon=True).start()
 
     def stop(self) -> None:
-        """Stop listening and cut every connection."""
+        """Stop listening and close every connection."""
         if self._listener is None:
             return
         listener, self._listener = self._listener, None
@@ -192,7 +192,7 @@ class Server:
         self.cut(listener)
 
     def cut(self, listener: _Listener | None = None) -> None:
-        """Cut every connection, and go on listening."""
+        """Close every connection and continue to listen."""
         found = (listener or self._listener).open  # type: ignore[union-attr]  # started
         while found:
             connection = found.pop()
@@ -201,7 +201,7 @@ class Server:
             connection.close()
 
     def identity(self, user: str) -> Path:
-        """A file with a client certificate and its key."""
+        """Write a file with a client certificate and its key."""
         path = self.directory / "client.pem"
         found = self.authority.make_client_identity(user, ["system:nodes"])
         write_private_file(path, found.certificate + found.private_key)
@@ -210,7 +210,7 @@ class Server:
 
 @contextmanager
 def serving(directory: Path, answer: Answer) -> Iterator[Server]:
-    """A server that answers with ``answer``, until the end of the block."""
+    """Run a server that answers with ``answer`` until the end of the block."""
     server = Server(directory, answer)
     server.start()
     try:

@@ -1,4 +1,4 @@
-"""The verbs: which request each becomes, and which error each refusal becomes."""
+"""Each verb sends its request, and each error status raises its class."""
 
 import json
 
@@ -271,13 +271,13 @@ def test_rejected_eviction_includes_the_budget_cause() -> None:
             }
         ],
     }
-    said = "Cannot evict pod as it would violate the pod's disruption budget."
+    message = "Cannot evict pod as it would violate the pod's disruption budget."
 
     with pytest.raises(TooManyRequestsError) as caught:
-        Client(Answers(refusal(429, "TooManyRequests", said, details=details))).evict("n", "p")
+        Client(Answers(refusal(429, "TooManyRequests", message, details=details))).evict("n", "p")
 
     assert str(caught.value) == (
-        f"POST pods n p eviction: {said} "
+        f"POST pods n p eviction: {message} "
         "The disruption budget web needs 2 healthy pods and has 2 currently"
     )
     assert caught.value.retry_after_s == 10

@@ -1,4 +1,4 @@
-"""Emptying a node: what goes, what stays, who is named as being in the way."""
+"""A drain evicts the right pods and reports those that block it."""
 
 import threading
 from collections.abc import Iterator
@@ -189,18 +189,18 @@ def test_rejected_eviction_is_classified_by_its_cause(
 
 
 class Wire(HttpTransport):
-    """A transport that a test can cut."""
+    """A transport that a test can interrupt."""
 
-    away = False
+    is_interrupted = False
 
     def send(self, request: ApiRequest) -> ApiResponse:
-        if self.away:
+        if self.is_interrupted:
             raise UnreachableError("the wire is cut")
         return super().send(request)
 
 
 class Node:
-    """A node on the lab's API server, with pods that a test puts there."""
+    """A node on the lab's API server with pods of the test."""
 
     def __init__(self, server: LabServer) -> None:
         self.server = server
@@ -212,7 +212,7 @@ class Node:
         self.client.create(NODES, {"metadata": {"name": "a"}})
 
     def add(self, name: str, *, node: str = "a", stop_s: int = 0, **more: object) -> str:
-        """A running pod; its UID."""
+        """Create a running pod; return its UID."""
         metadata: Json = {
             "name": name,
             "labels": {"app": name},
@@ -233,7 +233,7 @@ class Node:
         return "deletionTimestamp" in found["metadata"]  # type: ignore[operator]  # a dict
 
     def protect(self, budget: str, app: str) -> None:
-        """A budget that keeps the pod of an app, as the server knows by then."""
+        """Create a budget that blocks the pods of an app; wait until it is counted."""
         spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": app}}}
         body: Json = {"metadata": {"name": budget}, "spec": spec}
         self.client.create(PODDISRUPTIONBUDGETS, body, namespace="shop")
@@ -247,7 +247,7 @@ class Node:
         return NodeDrain(self.client, "a", clock or SystemClock(), notify=self.rang.set)
 
     def emptied(self, drain: NodeDrain) -> DrainProgress:
-        """Turn after turn, each when a pod changed, until the node is empty."""
+        """Evict pods in rounds, each after a pod change, until the node is empty."""
         while not (progress := drain.evict_pods()).is_drained:
             assert self.rang.wait(10), progress
             self.rang.clear()
@@ -392,10 +392,10 @@ def test_unreachable_server_raises_and_keeps_attempts(node: Node) -> None:
     with node.drain(clock) as drain:
         drain.evict_pods()
         clock.move(60)
-        node.transport.away = True
+        node.transport.is_interrupted = True
         with pytest.raises(UnreachableError):
             drain.evict_pods()
-        node.transport.away = False
+        node.transport.is_interrupted = False
         wait_until(lambda: drain.evict_pods().remaining == ("shop/kept",))
         (blocker,) = drain.evict_pods().blockers
 

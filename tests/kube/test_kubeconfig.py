@@ -1,4 +1,4 @@
-"""Reading kubeconfigs: what is understood, and the one sentence for what is not."""
+"""Kubeconfigs are read, or rejected in one sentence."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""A node's credential on the lab's API server: everything the agent does there, at once."""
+"""The agent's requests with the credentials of a node, on the lab's API server."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -60,7 +60,7 @@ def node(request: pytest.FixtureRequest, server: LabServer, admin: Client) -> It
 
 
 class Seen:
-    """What a watch of Node a told."""
+    """Changes that a watch of Node a reported."""
 
     def __init__(self, client: Client) -> None:
         self.marks: list[str | None] = []
@@ -119,7 +119,7 @@ def test_expired_resource_version_is_gone(server: LabServer, admin: Client, node
 
 
 def follow(stream: WatchStream) -> None:
-    """410 may come as the answer or as the first event."""
+    """410 may arrive as the response or as the first event."""
     with closing(stream):
         stream.connect()
         list(stream)
@@ -171,13 +171,13 @@ def test_paged_list_is_complete(admin: Client) -> None:
 
 
 def test_one_of_two_candidates_leads(admin: Client) -> None:
-    told: list[str] = []
+    leaders: list[str] = []
     elections = [
         LeaderElector(
             admin,
             LeaderElectionConfig("kube-system", "rollout", name),
             CLOCK,
-            on_started_leading=lambda name=name: told.append(name),
+            on_started_leading=lambda name=name: leaders.append(name),
             on_stopped_leading=lambda: None,
         )
         for name in ("first", "second")
@@ -188,6 +188,6 @@ def test_one_of_two_candidates_leads(admin: Client) -> None:
     elections[0].release_lease()
     elections[1].try_acquire_or_renew()
 
-    assert told == ["first", "second"]
+    assert leaders == ["first", "second"]
     lease = admin.get(LEASES, "rollout", namespace="kube-system")
     assert lease["spec"]["leaseTransitions"] == 1  # type: ignore[index]  # a dict

@@ -1,4 +1,4 @@
-"""Leader election: two candidates, one lease, clocks that are moved."""
+"""Leader election of two candidates for one Lease, with fake clocks."""
 
 import threading
 
@@ -14,16 +14,16 @@ PATH = "/apis/coordination.k8s.io/v1/namespaces/mco/leases/rollout"
 
 
 class Candidate:
-    """An election, and what it told."""
+    """An elector and the callbacks that it called."""
 
     def __init__(self, cluster: Cluster, identity: str, clock: FakeClock) -> None:
-        self.told: list[str] = []
+        self.callbacks: list[str] = []
         self.election = LeaderElector(
             Client(cluster),
             LeaderElectionConfig("mco", "rollout", identity),
             clock,
-            on_started_leading=lambda: self.told.append("gained"),
-            on_stopped_leading=lambda: self.told.append("lost"),
+            on_started_leading=lambda: self.callbacks.append("started"),
+            on_stopped_leading=lambda: self.callbacks.append("stopped"),
             jitter=lambda: 1.0,
         )
 
@@ -61,7 +61,7 @@ def test_first_candidate_leads_and_writes_the_lease_of_client_go(
 ) -> None:
     assert a.election.try_acquire_or_renew() == 2.0
 
-    assert (a.leads, a.told) == (True, ["gained"])
+    assert (a.leads, a.callbacks) == (True, ["started"])
     assert spec(cluster) == {
         "holderIdentity": "a",
         "leaseDurationSeconds": 15,
@@ -79,7 +79,7 @@ def test_leader_renews_and_the_other_waits(
         assert b.election.try_acquire_or_renew() == 2.4
         clock.move(2)
 
-    assert (a.told, b.told) == (["gained"], [])
+    assert (a.callbacks, b.callbacks) == (["started"], [])
     assert spec(cluster)["acquireTime"] == "2023-11-14T22:13:20.000000Z"
     assert spec(cluster)["renewTime"] == "2023-11-14T22:13:58.000000Z"
 
@@ -91,11 +91,11 @@ def test_expired_lease_is_acquired(
     b.election.try_acquire_or_renew()
     clock.move(14.9)
     b.election.try_acquire_or_renew()
-    assert b.told == []
+    assert b.callbacks == []
     clock.move(0.1)
     b.election.try_acquire_or_renew()
 
-    assert b.told == ["gained"]
+    assert b.callbacks == ["started"]
     assert (spec(cluster)["holderIdentity"], spec(cluster)["leaseTransitions"]) == ("b", 1)
 
 
@@ -110,7 +110,7 @@ def test_suspended_leader_never_overlaps_with_another(
     assert (a.leads, b.leads) == (False, True)
 
     a.election.try_acquire_or_renew()
-    assert a.told == ["gained", "lost"]
+    assert a.callbacks == ["started", "stopped"]
 
 
 def test_leader_without_renewal_stops_before_another_leads(
@@ -118,14 +118,14 @@ def test_leader_without_renewal_stops_before_another_leads(
 ) -> None:
     a.election.try_acquire_or_renew()
     b.election.try_acquire_or_renew()
-    while a.told == ["gained"]:
+    while a.callbacks == ["started"]:
         clock.move(2)
         cluster.failures = [UnreachableError("no answer")]
         a.election.try_acquire_or_renew()
         b.election.try_acquire_or_renew()
 
     assert clock.monotonic() == 1_700_000_010
-    assert b.told == []
+    assert b.callbacks == []
 
 
 def test_short_outage_keeps_the_leader(cluster: Cluster, a: Candidate, clock: FakeClock) -> None:
@@ -137,7 +137,7 @@ def test_short_outage_keeps_the_leader(cluster: Cluster, a: Candidate, clock: Fa
     clock.move(2)
     a.election.try_acquire_or_renew()
 
-    assert (a.leads, a.told) == (True, ["gained"])
+    assert (a.leads, a.callbacks) == (True, ["started"])
 
 
 def test_lost_response_to_the_first_write_is_detected(
@@ -145,11 +145,11 @@ def test_lost_response_to_the_first_write_is_detected(
 ) -> None:
     cluster.failures, cluster.lost = [None, UnreachableError("no answer")], True
     a.election.try_acquire_or_renew()
-    assert a.told == []
+    assert a.callbacks == []
     clock.move(2)
     a.election.try_acquire_or_renew()
 
-    assert a.told == ["gained"]
+    assert a.callbacks == ["started"]
     assert spec(cluster)["leaseTransitions"] == 0
 
 
@@ -162,7 +162,7 @@ def test_released_lease_is_acquired_at_once(
     assert (spec(cluster)["holderIdentity"], spec(cluster)["leaseDurationSeconds"]) == ("", 1)
     b.election.try_acquire_or_renew()
 
-    assert (a.told, b.told) == (["gained", "lost"], ["gained"])
+    assert (a.callbacks, b.callbacks) == (["started", "stopped"], ["started"])
 
 
 def test_stop_releases_the_lease(cluster: Cluster, a: Candidate) -> None:
@@ -170,7 +170,7 @@ def test_stop_releases_the_lease(cluster: Cluster, a: Candidate) -> None:
     stop.set()
     a.election.run(stop)
 
-    assert a.told == ["gained", "lost"]
+    assert a.callbacks == ["started", "stopped"]
     assert spec(cluster)["holderIdentity"] == ""
 
 

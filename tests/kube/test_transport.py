@@ -1,4 +1,4 @@
-"""What holds for both transports, against a real HTTPS server; and what only the agent's can do."""
+"""Both transports against a real HTTPS server, and features of the agent's transport only."""
 
 import gzip
 import json
@@ -80,7 +80,7 @@ Connect = Callable[[Server], Transport]
 
 
 class Script:
-    """Answers in turn; the last one for all that follow."""
+    """Returns the answers in turn and then repeats the last one."""
 
     def __init__(self, *answers: Answer) -> None:
         self._answers = list(answers)
@@ -508,8 +508,8 @@ def test_broken_replacement_certificate_keeps_the_last_good_one(
         transport.close()
 
     assert [seen.user for seen in server.seen] == ["first", "first", "first", "third"]
-    (said,) = caplog.messages
-    assert said == (
+    (message,) = caplog.messages
+    assert message == (
         f"using the last good credentials: cannot use {tmp_path}/client.pem of kubeconfig "
         f"{tmp_path}/kubeconfig: no usable client certificate with its key in PEM"
     )

@@ -1,4 +1,4 @@
-"""The watch against a server that ends, cuts, forgets, refuses and goes away."""
+"""The watch survives a server that ends, interrupts, expires or rejects it."""
 
 import random
 import threading
@@ -23,7 +23,7 @@ from treenail.kube.watch import ResourceWatch, WatchScope
 
 
 class NoPause(Backoff):
-    """Counts the pauses instead of making them."""
+    """Records the pauses instead of sleeping."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,10 +40,10 @@ class NoPause(Backoff):
 
 
 class Watcher:
-    """A watch, and what it told."""
+    """A watch and the changes that it reported."""
 
     def __init__(self, server: Server, name: str = "", *, optional: bool = False) -> None:
-        self.told: list[tuple[str, str | None]] = []
+        self.changes: list[tuple[str, str | None]] = []
         self.connected = 0
         self.lost: list[str] = []
         self.backoff = NoPause()
@@ -67,7 +67,7 @@ class Watcher:
 
     def _change(self, key: str, found: Json | None) -> None:
         metadata = found["metadata"] if found else {}
-        self.told.append((key, metadata.get("resourceVersion")))  # type: ignore[union-attr]  # a dict
+        self.changes.append((key, metadata.get("resourceVersion")))  # type: ignore[union-attr]  # a dict
 
     def _connect(self) -> None:
         self.connected += 1
@@ -104,8 +104,8 @@ def test_each_object_version_is_reported_once(watcher: Watcher, nodes: Nodes) ->
     nodes.put("a")
     nodes.remove("b")
 
-    wait_until(lambda: len(watcher.told) == 4)
-    assert watcher.told == [("a", "101"), ("b", "102"), ("a", "103"), ("b", None)]
+    wait_until(lambda: len(watcher.changes) == 4)
+    assert watcher.changes == [("a", "101"), ("b", "102"), ("a", "103"), ("b", None)]
     assert watcher.connected == 1
     assert watcher.lost == []
 
@@ -130,21 +130,21 @@ def test_open_watch_sends_no_other_requests(watcher: Watcher, nodes: Nodes, serv
     for _ in range(5):
         nodes.put("a")
     nodes.bookmark()
-    wait_until(lambda: len(watcher.told) == 6)
+    wait_until(lambda: len(watcher.changes) == 6)
 
     assert len(server.seen) == 2
 
 
 def test_ended_watch_resumes_at_its_version(watcher: Watcher, nodes: Nodes, server: Server) -> None:
     nodes.put("a")
-    wait_until(lambda: len(watcher.told) == 2)
+    wait_until(lambda: len(watcher.changes) == 2)
     nodes.end_watches()
     wait_until(lambda: len(server.seen) == 3 and nodes.watching)
     nodes.put("a")
-    wait_until(lambda: len(watcher.told) == 3)
+    wait_until(lambda: len(watcher.changes) == 3)
 
     assert watches(server.seen)[-1].params["resourceVersion"] == "102"
-    assert watcher.told == [("a", "101"), ("a", "102"), ("a", "103")]
+    assert watcher.changes == [("a", "101"), ("a", "102"), ("a", "103")]
     assert (watcher.connected, watcher.lost, len(lists(server.seen))) == (1, [], 1)
 
 
@@ -162,11 +162,11 @@ def test_interrupted_watch_resumes_at_its_version(
     watcher: Watcher, nodes: Nodes, server: Server
 ) -> None:
     nodes.put("a")
-    wait_until(lambda: len(watcher.told) == 2)
+    wait_until(lambda: len(watcher.changes) == 2)
     nodes.end_watches(Exchange.drop)
     wait_until(lambda: len(server.seen) == 3 and nodes.watching)
     nodes.put("a")
-    wait_until(lambda: len(watcher.told) == 3)
+    wait_until(lambda: len(watcher.changes) == 3)
 
     assert len(lists(server.seen)) == 1
     assert watcher.connected == 2
@@ -178,7 +178,7 @@ def test_version_expired_during_outage_is_listed_again(
     watcher: Watcher, nodes: Nodes, server: Server
 ) -> None:
     nodes.put("b")
-    wait_until(lambda: len(watcher.told) == 2)
+    wait_until(lambda: len(watcher.changes) == 2)
     nodes.refuse_watches = lambda exchange: exchange.refuse(503, "ServiceUnavailable", "later")
     nodes.end_watches()
     wait_until(lambda: watcher.lost)
@@ -186,9 +186,9 @@ def test_version_expired_during_outage_is_listed_again(
     nodes.put("c")
     nodes.expire()
     nodes.refuse_watches = None
-    wait_until(lambda: len(watcher.told) == 4)
+    wait_until(lambda: len(watcher.changes) == 4)
 
-    assert watcher.told == [("a", "101"), ("b", "102"), ("c", "104"), ("b", None)]
+    assert watcher.changes == [("a", "101"), ("b", "102"), ("c", "104"), ("b", None)]
     assert len(lists(server.seen)) == 2
 
 
@@ -203,9 +203,9 @@ def test_version_expired_in_the_stream_is_listed_again(
     nodes.end_watches(expired)
     wait_until(lambda: len(server.seen) == 4 and nodes.watching)
     nodes.put("a")
-    wait_until(lambda: len(watcher.told) == 2)
+    wait_until(lambda: len(watcher.changes) == 2)
 
-    assert watcher.told == [("a", "101"), ("a", "102")]
+    assert watcher.changes == [("a", "101"), ("a", "102")]
     assert len(lists(server.seen)) == 2
     assert watcher.lost == []
 
@@ -218,9 +218,9 @@ def test_watch_after_outage_resumes_with_one_request(
     nodes.put("a")
     before = len(server.seen)
     server.start()
-    wait_until(lambda: len(watcher.told) == 2)
+    wait_until(lambda: len(watcher.changes) == 2)
 
-    assert watcher.told == [("a", "101"), ("a", "102")]
+    assert watcher.changes == [("a", "101"), ("a", "102")]
     assert len(server.seen) == before + 1
     assert watcher.connected == 2
     assert "Connection refused" in watcher.lost[-1]
@@ -235,7 +235,7 @@ def test_watch_waits_for_a_server_unreachable_at_start(server: Server, nodes: No
     wait_until(lambda: watcher.connected)
     watcher.stop()
 
-    assert watcher.told == [("a", "101")]
+    assert watcher.changes == [("a", "101")]
     assert len(watcher.lost) == 1
 
 
@@ -292,7 +292,9 @@ def test_optional_missing_kind_is_requested_rarely(
 
 
 def test_optional_present_kind_is_watched_normally(server: Server, nodes: Nodes) -> None:
-    nodes.refuse_lists = lambda exchange: exchange.refuse(500, "InternalError", "etcd is away")
+    nodes.refuse_lists = lambda exchange: exchange.refuse(
+        500, "InternalError", "etcd is unavailable"
+    )
     watcher = Watcher(server, optional=True)
     wait_until(lambda: len(watcher.backoff.pauses) >= 2)
     nodes.refuse_lists = None
@@ -309,21 +311,21 @@ def test_stop_ends_an_idle_watch_at_once(watcher: Watcher) -> None:
 
 def test_stop_ends_a_pause_at_once(server: Server) -> None:
     server.stop()
-    told: list[ClusterError] = []
+    errors: list[ClusterError] = []
     transport = HttpTransport(read_kubeconfig(kubeconfig(server)), SystemClock())
     watch = ResourceWatch(
         Client(transport),
         WatchScope(NODES),
         FakeClock(),
         on_change=lambda *_: None,
-        on_lost=told.append,
+        on_lost=errors.append,
         backoff=Backoff(first_s=1000),
     )
     watch.start()
-    wait_until(lambda: told)
+    wait_until(lambda: errors)
     watch.stop()
 
-    assert isinstance(told[0], UnreachableError)
+    assert isinstance(errors[0], UnreachableError)
     assert not [one for one in threading.enumerate() if one.name == "watch-nodes"]
 
 

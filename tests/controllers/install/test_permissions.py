@@ -1,4 +1,4 @@
-"""The controllers with nothing but their service account: all they need, and nothing else."""
+"""The service account has exactly the permissions that the controllers need."""
 
 import threading
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ from treenail_lab.apiserver.serving.server import LabServer
 CLOCK = SystemClock()
 ROLE = "machineconfiguration.openshift.io/role"
 
-# What the lab's server does not ask for: an admission plugin of which not every cluster has it.
+# The lab's server does not check this: it needs an optional admission plugin.
 ASKED_ELSEWHERE = {("machineconfigpools/finalizers", "update")}
 
 
@@ -67,7 +67,7 @@ def server(tmp_path: Path) -> Iterator[LabServer]:
 
 
 class Cluster:
-    """What people and an agent do, as an administrator."""
+    """Actions of users and an agent, with administrator credentials."""
 
     def __init__(self, server: LabServer) -> None:
         self._transport = HttpTransport(read_kubeconfig(str(server.admin_kubeconfig)), CLOCK)
@@ -87,7 +87,7 @@ class Cluster:
         self.client.create(resource, body, namespace=namespace)
 
     def arrange(self) -> None:
-        """A pool with a node at rest, and pods on the node."""
+        """Create a pool with an idle node and pods on it."""
         labels = {"node-role.kubernetes.io/worker": ""}
         notes = {key.CURRENT_CONFIG: "old", key.DESIRED_CONFIG: "old", key.STATE: "Done"}
         self.make(NODES, "a", metadata={"labels": labels, "annotations": notes})
@@ -112,7 +112,7 @@ class Cluster:
         self.make(PODDISRUPTIONBUDGETS, "keep", namespace="default", spec=spec)
 
     def config(self, version: int) -> None:
-        """The worker's MachineConfig, created or changed."""
+        """Create or change the MachineConfig of the workers."""
         spec: Json = {
             "config": {"ignition": {"version": "3.5.0"}},
             "kernelArguments": [f"version={version}"],
@@ -137,7 +137,7 @@ class Cluster:
         return status.get("phase")  # type: ignore[attr-defined]  # a dict
 
     def note(self, **notes: str) -> None:
-        """The agent writes its annotations."""
+        """Write the annotations of the agent."""
         named = {key.PREFIX + name: value for name, value in notes.items()}
         self.client.patch(NODES, "a", {"metadata": {"annotations": named}})
 
@@ -158,7 +158,7 @@ class Cluster:
         return self.notes().get(key.LAST_APPLIED_DRAIN) == request
 
     def live_a_life(self) -> None:
-        """An update of the node from its rendering to its uncordon, and what else may happen."""
+        """Run an update of the node from rendering to uncordon."""
         wait_until(self.rendered)
         wait_until(lambda: self.notes()[key.DESIRED_CONFIG] == self.rendered())
         wait_until(lambda: self.client.get(MACHINECONFIGNODES, "a"))
@@ -181,14 +181,14 @@ class Cluster:
         wait_until(lambda: self.configs() <= 9)
 
     def said(self, reason: str) -> int:
-        """How often an event was recorded."""
+        """Return the count of an Event."""
         found = self.client.list(EVENTS, namespace="default").items
         return sum(int(str(each["count"])) for each in found if each["reason"] == reason)
 
 
 @contextmanager
 def controllers(server: LabServer, kubeconfig: Path) -> Iterator[None]:
-    """All controllers, by the account alone."""
+    """Run all controllers with the service account."""
     wire = Wire(server, kubeconfig)
     client = Client(wire)
     recorder = EventRecorder(client, NAME, "test", CLOCK)
@@ -223,7 +223,7 @@ def controllers(server: LabServer, kubeconfig: Path) -> Iterator[None]:
     beats = iter(range(100))
 
     def heartbeat(request: ApiRequest) -> None:
-        # So that some write of the drain controller finds a newer Node, and reads it.
+        # Makes a write of the drain controller conflict, so that it reads the Node again.
         if request.method == "PATCH" and b"lastAppliedDrain" in request.body:
             wire.before = lambda _: None
             admin.client.patch(NODES, "a", {"metadata": {"labels": {"beat": str(next(beats))}}})

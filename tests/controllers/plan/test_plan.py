@@ -1,4 +1,4 @@
-"""What a change would do, told beforehand, and how pools and nodes are shown."""
+"""Plans of a change, and the table of pools and nodes."""
 
 import json
 from dataclasses import replace
@@ -62,7 +62,7 @@ def pool(policy: str = "", **spec: Any) -> dict[str, Any]:
 
 
 def snapshot(nodes: int, document: dict[str, Any], *configs: dict[str, Any]) -> PlanInput:
-    """A cluster whose nodes have what its pool renders."""
+    """Build a cluster whose nodes have the rendered config of their pool."""
     seen = ObservedPool.from_json(document)
     base = {each["metadata"]["name"]: MachineConfig.from_json(each) for each in configs}
     world = World()

@@ -214,7 +214,7 @@ def test_invalid_config_degrades_only_its_pool(server: LabServer, client: Client
 
 @pytest.mark.parametrize(
     ("selector", "said"),
-    [({}, "selects all MachineConfigs"), ({"matchLabels": {ROLE: "nobody"}}, "couldn't find any")],
+    [({}, "selects all MachineConfigs"), ({"matchLabels": {ROLE: "unused"}}, "couldn't find any")],
 )
 def test_pool_without_usable_selector_is_degraded(
     server: LabServer, client: Client, selector: Json, said: str

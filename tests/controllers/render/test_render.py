@@ -1,4 +1,4 @@
-"""The rendered config of a pool: chosen, checked, named, and refused with the culprit's name."""
+"""The rendered config of a pool: selection, validation, name, and errors with their source."""
 
 from typing import Any
 
@@ -62,8 +62,8 @@ def test_rendering_agrees_with_go(case: dict[str, Any]) -> None:
 
 @needs_oracle
 def test_bootstrap_renders_the_config_written_by_go() -> None:
-    # The MachineConfigs that templates make of the ControllerConfig are not among the inputs of
-    # the bootstrap; they are taken from the recorded merges of the same run.
+    # The inputs of the bootstrap lack the MachineConfigs that templates generate from the
+    # ControllerConfig; they come from the recorded merges of the same run.
     expected = {}
     for path in (ROOT / "bootstrap" / "output" / "machine-configs").glob("*.yaml"):
         document = yaml.safe_load(path.read_text("utf-8"))
@@ -203,7 +203,7 @@ def test_rendered_config_too_large_to_store_is_rejected() -> None:
 def test_contradicting_configs_are_rejected(
     first: dict[str, Any], second: dict[str, Any], sentence: str
 ) -> None:
-    # The reference writes such a config, and every node that is given it is Degraded.
+    # The MCO writes such a config, and every node with it becomes Degraded.
     configs = [
         machine_config("1", config=storage(**first)),
         machine_config("2", config=storage(**second)),
@@ -263,10 +263,10 @@ def test_irreconcilable_change_with_override_is_rendered() -> None:
 
 def test_long_provenance_is_packed_and_read_back() -> None:
     entries = {("files", f"/etc/a/rather/long/path/{n}"): ("00-worker",) for n in range(2000)}
-    told = Provenance(entries)
-    text = told.to_text()
+    provenance = Provenance(entries)
+    text = provenance.to_text()
     assert len(text) < 32 * 1024
-    assert Provenance.from_text(text) == told
+    assert Provenance.from_text(text) == provenance
     assert Provenance.from_text(Provenance({}).to_text()) == Provenance({})
 
 

@@ -57,7 +57,7 @@ def kept(server: LabServer, client: Client) -> Iterator[Process]:
     transport.close()
 
 
-def said(client: Client, node: str) -> Json:
+def read_spec(client: Client, node: str) -> Json:
     """The spec of the MachineConfigNode; empty while there is none."""
     try:
         found: Any = client.get(MACHINECONFIGNODES, node)
@@ -85,26 +85,26 @@ def test_each_node_of_a_pool_gets_a_machineconfignode_that_follows_it(
     server: LabServer, client: Client, kept: Process
 ) -> None:
     add_nodes(client, ["a"], "old")
-    client.create(NODES, {"metadata": {"name": "nobodys"}})
+    client.create(NODES, {"metadata": {"name": "unpooled"}})
     add_pool(client, "worker", "old")
-    wait_until(lambda: said(client, "a") == spec("a", "worker", "old"))
+    wait_until(lambda: read_spec(client, "a") == spec("a", "worker", "old"))
     node: Any = client.get(NODES, "a")
     made: Any = client.get(MACHINECONFIGNODES, "a")
     owner = {"apiVersion": "v1", "kind": "Node", "name": "a", "uid": node["metadata"]["uid"]}
     assert made["metadata"]["ownerReferences"] == [owner]
 
     ask(client, "a", desiredConfig="new", desiredOSImage=IMAGE)
-    wait_until(lambda: said(client, "a") == spec("a", "worker", "new", IMAGE))
+    wait_until(lambda: read_spec(client, "a") == spec("a", "worker", "new", IMAGE))
     ask(client, "a", desiredOSImage=None)
-    wait_until(lambda: said(client, "a") == spec("a", "worker", "new"))
+    wait_until(lambda: read_spec(client, "a") == spec("a", "worker", "new"))
 
-    assert said(client, "nobodys") == {}
+    assert read_spec(client, "unpooled") == {}
     # The node's own writes and those of its pool cost nothing.
     writes = server.count_requests(user=USER, verb="patch", resource="machineconfignodes")
     ask(client, "a", state="Working", currentConfig="new")
     client.patch(MACHINECONFIGPOOLS, "worker", {"spec": {"paused": True}})
     ask(client, "a", desiredConfig="newer")
-    wait_until(lambda: said(client, "a") == spec("a", "worker", "newer"))
+    wait_until(lambda: read_spec(client, "a") == spec("a", "worker", "newer"))
     after = server.count_requests(user=USER, verb="patch", resource="machineconfignodes")
     assert after == writes + 1
 
@@ -114,27 +114,27 @@ def test_node_moved_to_another_pool_updates_its_machineconfignode(
 ) -> None:
     add_nodes(client, ["a"], "old")
     add_pool(client, "worker", "old")
-    wait_until(lambda: said(client, "a"))
+    wait_until(lambda: read_spec(client, "a"))
     labels = {"node-role.kubernetes.io/infra": ""}
     client.patch(NODES, "a", {"metadata": {"labels": labels}})
     add_pool(client, "infra", "old")
-    wait_until(lambda: said(client, "a") == spec("a", "infra", "old"))
+    wait_until(lambda: read_spec(client, "a") == spec("a", "infra", "old"))
 
 
 def test_machineconfignode_changed_by_a_user_is_restored(client: Client, kept: Process) -> None:
     add_nodes(client, ["a"], "old")
     add_pool(client, "worker", "old")
-    wait_until(lambda: said(client, "a"))
+    wait_until(lambda: read_spec(client, "a"))
     client.patch(MACHINECONFIGNODES, "a", {"spec": {"pool": {"name": "other"}}})
-    wait_until(lambda: said(client, "a") == spec("a", "worker", "old"))
+    wait_until(lambda: read_spec(client, "a") == spec("a", "worker", "old"))
     client.delete(MACHINECONFIGNODES, "a")
-    wait_until(lambda: said(client, "a") == spec("a", "worker", "old"))
+    wait_until(lambda: read_spec(client, "a") == spec("a", "worker", "old"))
 
 
 def test_recreated_node_becomes_the_owner(client: Client, kept: Process) -> None:
     add_nodes(client, ["a"], "old")
     add_pool(client, "worker", "old")
-    wait_until(lambda: said(client, "a"))
+    wait_until(lambda: read_spec(client, "a"))
     client.delete(NODES, "a")
     add_nodes(client, ["a"], "older")
     node: Any = client.get(NODES, "a")
@@ -147,14 +147,14 @@ def test_recreated_node_becomes_the_owner(client: Client, kept: Process) -> None
         return found["metadata"]["ownerReferences"][0]["uid"]
 
     wait_until(lambda: owner() == node["metadata"]["uid"])
-    wait_until(lambda: said(client, "a") == spec("a", "worker", "older"))
+    wait_until(lambda: read_spec(client, "a") == spec("a", "worker", "older"))
 
 
 def test_image_by_tag_is_omitted(client: Client, kept: Process) -> None:
     add_nodes(client, ["a"], "old")
     add_pool(client, "worker", "old")
     ask(client, "a", desiredConfig="new", desiredOSImage="registry.example.com/os:latest")
-    wait_until(lambda: said(client, "a") == spec("a", "worker", "new"))
+    wait_until(lambda: read_spec(client, "a") == spec("a", "worker", "new"))
 
 
 def test_lost_responses_and_errors_are_retried(
@@ -164,11 +164,11 @@ def test_lost_responses_and_errors_are_retried(
     server.inject_fault(RejectFault(500), match, times=2)
     add_nodes(client, ["a"], "old")
     add_pool(client, "worker", "old")
-    wait_until(lambda: said(client, "a") == spec("a", "worker", "old"))
+    wait_until(lambda: read_spec(client, "a") == spec("a", "worker", "old"))
     match = FaultMatch(user=USER, resource="machineconfignodes", verb="patch")
     server.inject_fault(LoseAnswerFault(), match, times=1)
     ask(client, "a", desiredConfig="new")
-    wait_until(lambda: said(client, "a") == spec("a", "worker", "new"))
+    wait_until(lambda: read_spec(client, "a") == spec("a", "worker", "new"))
 
 
 def test_cluster_without_machineconfignodes_gets_none(server: LabServer, client: Client) -> None:

@@ -1,4 +1,4 @@
-"""What kubelets and Prometheus ask a controller."""
+"""Probes and metrics over HTTP."""
 
 import http.client
 import socket
@@ -13,7 +13,7 @@ from treenail.errors import UsageError
 
 
 class State:
-    """What the checks of a test say."""
+    """Results of the checks."""
 
     problem = ""
     missing = ""

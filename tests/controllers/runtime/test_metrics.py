@@ -1,4 +1,4 @@
-"""The text that Prometheus reads."""
+"""Metrics in the text format of Prometheus."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Controllers in a process: shared watches, errors of one key, leadership, the end."""
+"""Controllers in a process: shared watches, errors of one key, leadership, shutdown."""
 
 import threading
 from collections import Counter
@@ -29,7 +29,7 @@ PLACE = WatchScope(CONFIGMAPS, namespace="default")
 
 
 def word(found: Json) -> str:
-    """The word in a ConfigMap."""
+    """Return the value in a ConfigMap."""
     content = found.get("data")
     if not isinstance(content, dict) or "word" not in content:
         raise ConfigError("there is no word in it")
@@ -37,7 +37,7 @@ def word(found: Json) -> str:
 
 
 class Reader:
-    """Notes what it reads; ``trouble`` is raised for the key of that name."""
+    """Records what it reads; raises ``trouble`` for the key of that name."""
 
     def __init__(self, name: str = "reader") -> None:
         self._name = name
@@ -83,7 +83,7 @@ def client(server: LabServer) -> Iterator[Client]:
 
 
 class Process:
-    """A runtime on a thread of its own."""
+    """A runtime on its own thread."""
 
     def __init__(
         self, client: Client, *controllers: Controller, stand: MakeElector = make_sole_leader
@@ -122,7 +122,7 @@ def running(
 
 
 def standing(client: Client, identity: str) -> MakeElector:
-    """A candidate that tries often."""
+    """Build an elector with short times."""
     candidacy = LeaderElectionConfig(
         "kube-system", "c", identity, lease_duration_s=3, renew_deadline_s=0.4, retry_period_s=0.05
     )

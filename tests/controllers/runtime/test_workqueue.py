@@ -1,4 +1,4 @@
-"""The queue of keys: each once, never twice at a time, later when it failed."""
+"""The work queue deduplicates, delays and retries keys."""
 
 import threading
 
@@ -14,7 +14,7 @@ def queue(clock: FakeClock, **more: float) -> WorkQueue:
 
 
 def taken(found: WorkQueue) -> list[str]:
-    """All keys that are handed out now; each is done at once."""
+    """Return all keys that are ready, and mark each as done."""
     keys = []
     while (item := found.get(0)) is not None:
         keys.append(item[0])
