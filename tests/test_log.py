@@ -94,7 +94,7 @@ def handlers() -> list[journal.JournalHandler]:
     return [each for each in found if isinstance(each, journal.JournalHandler)]
 
 
-def test_a_record_arrives_with_its_fields(journald, stream):
+def test_record_has_journal_fields(journald, stream):
     log.info("staged %s", "an image")
     received = journald.receive()
     assert int(received.pop("CODE_LINE")) > 0
@@ -103,7 +103,7 @@ def test_a_record_arrives_with_its_fields(journald, stream):
         "PRIORITY": "6",
         "SYSLOG_IDENTIFIER": "treenail",
         "CODE_FILE": __file__,
-        "CODE_FUNC": "test_a_record_arrives_with_its_fields",
+        "CODE_FUNC": "test_record_has_journal_fields",
     }
     assert stream.getvalue() == ""
 
@@ -118,12 +118,12 @@ def test_a_record_arrives_with_its_fields(journald, stream):
         (logging.CRITICAL, "2"),
     ],
 )
-def test_levels_become_priorities(journald, stream, level, priority):
+def test_level_is_mapped_to_syslog_priority(journald, stream, level, priority):
     log.log(level, "x")
     assert journald.receive()["PRIORITY"] == priority
 
 
-def test_a_message_id_and_the_context_are_fields_of_their_own(journald, stream):
+def test_message_id_and_context_are_separate_fields(journald, stream):
     journal.set_log_context(update="u1", phase="staging", config="rendered-worker-a")
     log.info("staged", extra={"message_id": MessageId.STAGED})
     received = journald.receive()
@@ -135,7 +135,7 @@ def test_a_message_id_and_the_context_are_fields_of_their_own(journald, stream):
     assert received["MESSAGE_ID"] == "136d74d26ce64c4ca1d1db48b1f10e2d"
 
 
-def test_the_context_is_replaced_as_a_whole_and_for_every_thread(journald, stream):
+def test_context_is_replaced_for_every_thread(journald, stream):
     journal.set_log_context(update="u1", phase="staging", config="a")
     journal.set_log_context(config="b")
     thread = threading.Thread(target=log.info, args=("from elsewhere",))
@@ -147,14 +147,14 @@ def test_the_context_is_replaced_as_a_whole_and_for_every_thread(journald, strea
     }
 
 
-def test_several_lines_arrive_as_they_are_and_add_no_field(journald, stream):
+def test_multiline_message_adds_no_field(journald, stream):
     log.error("one\nPRIORITY=0\nthree=3")
     received = journald.receive()
     assert received["MESSAGE"] == "one\nPRIORITY=0\nthree=3"
     assert received["PRIORITY"] == "3"
 
 
-def test_a_traceback_is_part_of_the_message(journald, stream):
+def test_exception_adds_traceback_to_message(journald, stream):
     try:
         int("inside")
     except ValueError:
@@ -164,18 +164,18 @@ def test_a_traceback_is_part_of_the_message(journald, stream):
     assert message.endswith("ValueError: invalid literal for int() with base 10: 'inside'")
 
 
-def test_what_is_too_big_for_a_datagram_arrives_whole(journald, stream):
+def test_large_message_is_sent_in_memfd(journald, stream):
     log.info("%s", "x" * 3_000_000)
     assert journald.receive()["MESSAGE"] == "x" * 3_000_000
     assert stream.getvalue() == ""
 
 
-def test_text_that_is_no_unicode_is_escaped(journald, stream):
+def test_surrogates_are_escaped(journald, stream):
     log.info("file %s", b"\xff".decode("utf-8", "surrogateescape"))
     assert journald.receive()["MESSAGE"] == r"file \udcff"
 
 
-def test_without_a_journal_records_go_to_the_stream_with_their_context(stream):
+def test_record_without_journal_goes_to_stream(stream):
     journal.set_log_context(phase="draining", update="u1")
     log.warning("waiting for %s", "a pod")
     assert re.fullmatch(
@@ -186,7 +186,7 @@ def test_without_a_journal_records_go_to_the_stream_with_their_context(stream):
 
 
 @pytest.mark.parametrize("leaving_the_socket", [True, False])
-def test_a_journal_that_goes_and_comes_back_is_used_again(journald, stream, leaving_the_socket):
+def test_restarted_journal_is_used_again(journald, stream, leaving_the_socket):
     log.info("one")
     assert journald.receive()["MESSAGE"] == "one"
     journald.stop(leaving_the_socket=leaving_the_socket)
@@ -199,7 +199,7 @@ def test_a_journal_that_goes_and_comes_back_is_used_again(journald, stream, leav
     assert stream.getvalue().count("\n") == 1
 
 
-def test_a_journal_that_does_not_read_is_not_waited_for(journald, stream):
+def test_blocked_journal_does_not_block_logging(journald, stream):
     queue = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
     for number in range(queue + 3):
         log.info("record %d", number)
@@ -207,7 +207,7 @@ def test_a_journal_that_does_not_read_is_not_waited_for(journald, stream):
     assert journald.receive()["MESSAGE"] == "record 0"
 
 
-def test_the_level_keeps_the_rest_away(directory, stream):
+def test_level_filters_records(directory, stream):
     journal.configure_logging(directory / "socket", level=logging.INFO, stream=stream)
     log.debug("small talk")
     log.info("news")
@@ -215,7 +215,7 @@ def test_the_level_keeps_the_rest_away(directory, stream):
     assert stream.getvalue().count("\n") == 1
 
 
-def test_setting_up_again_replaces_the_earlier_set_up(directory, stream):
+def test_second_configuration_replaces_first(directory, stream):
     second = io.StringIO()
     journal.configure_logging(directory / "socket", level=logging.INFO, stream=second)
     log.info("news")
@@ -231,7 +231,7 @@ class Unprintable:
 @pytest.mark.parametrize(
     "arguments", [("%d", "x"), ("%s %s", "x"), ("%s", Unprintable())], ids=["type", "count", "str"]
 )
-def test_a_record_that_can_not_be_formatted_harms_nobody(journald, stream, arguments):
+def test_unformattable_record_is_reported(journald, stream, arguments):
     template, *values = arguments
     record = log.makeRecord("x", logging.INFO, "x.py", 1, template, tuple(values), None)
     (handler,) = handlers()
@@ -240,12 +240,12 @@ def test_a_record_that_can_not_be_formatted_harms_nobody(journald, stream, argum
     assert message == f"cannot format {template!r} with its arguments"
 
 
-def test_a_stream_that_is_gone_harms_nobody(stream):
+def test_closed_stream_is_ignored(stream):
     stream.close()
-    log.info("nobody hears this")
+    log.info("no output is left")
 
 
-def test_message_ids_are_what_journald_takes_and_each_its_own():
+def test_message_ids_are_valid_and_unique():
     assert all(re.fullmatch("[0-9a-f]{32}", each) for each in MessageId)
     assert len({str(each) for each in MessageId}) == len(MessageId.__members__)
 
@@ -261,7 +261,7 @@ def entries() -> dict[str, tuple[dict[str, str], str]]:
     return found
 
 
-def test_every_message_has_a_catalog_entry_with_cause_and_remedy():
+def test_catalog_has_entry_with_cause_and_remedy_for_every_message():
     catalog = entries()
     assert list(catalog) == [str(each) for each in MessageId]
     for identifier, (headers, body) in catalog.items():
@@ -273,7 +273,7 @@ def test_every_message_has_a_catalog_entry_with_cause_and_remedy():
         assert re.search("^What to do: ", body, re.MULTILINE), name
 
 
-def test_the_catalog_names_only_fields_that_records_have():
+def test_catalog_uses_known_fields_only():
     known = {"@MESSAGE@", "@TREENAIL_UPDATE@", "@TREENAIL_PHASE@", "@TREENAIL_CONFIG@"}
     text = CATALOG.read_text()
     assert set(re.findall("@[A-Z_]+@", text)) <= known
@@ -282,7 +282,7 @@ def test_the_catalog_names_only_fields_that_records_have():
 
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("journalctl") is None, reason="there is no journalctl")
-def test_journalctl_takes_the_catalog(directory):
+def test_journalctl_accepts_catalog(directory):
     place = directory / "usr/lib/systemd/catalog"
     place.mkdir(parents=True)
     (directory / "var/lib/systemd/catalog").mkdir(parents=True)

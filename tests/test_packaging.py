@@ -49,7 +49,7 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
-def test_the_version_is_the_same_everywhere() -> None:
+def test_version_is_equal_in_all_files() -> None:
     spec = re.search(r"^Version:\s+(\S+)$", (ROOT / "rpm/treenail.spec").read_text(), re.MULTILINE)
     news = re.search(r"^## (\S+)$", (ROOT / "NEWS.md").read_text(), re.MULTILINE)
     assert spec is not None
@@ -57,7 +57,7 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert (treenail.__version__, spec[1], news[1]) == (PROJECT["version"],) * 3
 
 
-def test_every_dependency_has_a_tested_version() -> None:
+def test_every_dependency_is_pinned() -> None:
     pinned = set(re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     wanted = [
         *PROJECT["dependencies"],
@@ -68,7 +68,7 @@ def test_every_dependency_has_a_tested_version() -> None:
 
 
 @pytest.mark.parametrize("script", PROJECT["scripts"])
-def test_every_command_can_be_loaded(script: str) -> None:
+def test_every_script_can_be_loaded(script: str) -> None:
     entry = importlib.metadata.EntryPoint(script, PROJECT["scripts"][script], "console_scripts")
     assert callable(entry.load())
 
@@ -83,13 +83,13 @@ TABLES = {
 
 
 @pytest.mark.parametrize("settings", [PartialSettings, *TABLES.values()])
-def test_the_manual_names_every_setting(settings: type[PartialSettings]) -> None:
+def test_manual_lists_every_setting(settings: type[PartialSettings]) -> None:
     manual = (ROOT / "rpm/man/treenail-agent.toml.5").read_text()
     named = {field.name for field in fields(settings)} - TABLES.keys()
     assert {name for name in named if f"\n.B {name}\n" not in manual} == set()
 
 
-def test_the_manual_names_every_limit_with_its_default() -> None:
+def test_manual_states_every_default() -> None:
     manual = (ROOT / "rpm/man/treenail-agent.toml.5").read_text()
     for field in (*fields(LimitSettings), *fields(HealthSettings), fields(PreflightSettings)[0]):
         assert (
@@ -122,21 +122,25 @@ def test_the_manual_names_every_limit_with_its_default() -> None:
         ("treenail-lab", "up", "treenail-lab.1"),
     ],
 )
-def test_the_manual_names_every_option(script: str, command: str, manual: str) -> None:
+def test_manual_lists_every_option_and_help_has_examples(
+    script: str, command: str, manual: str
+) -> None:
     module, function = PROJECT["scripts"][script].split(":")
     call = f"import {module}; {module}.{function}()"
     shown = run(sys.executable, "-c", call, command, "--help")
     text = (ROOT / "rpm/man" / manual).read_text().replace("\\-", "-")
     assert set(re.findall(r"--[a-z-]+", shown)) - set(re.findall(r"--[a-z-]+", text)) <= {"--help"}
+    assert script == "treenail-lab" or "\nexamples:\n  # " in shown
+    assert ".SH EXAMPLES\n" in text
 
 
-def test_the_manual_names_every_field_of_a_rollout_policy() -> None:
+def test_manual_lists_every_rollout_policy_field() -> None:
     manual = (ROOT / "rpm/man/treenail-controller.8").read_text()
     section = manual.split(".SH ROLLOUT POLICY")[1].split(".SH")[0]
     assert {field for field in POLICY_FIELDS if f"\n.I {field}\n" not in section} == set()
 
 
-def test_the_manual_names_every_annotation_of_the_controllers() -> None:
+def test_manual_lists_every_controller_annotation() -> None:
     manual = (ROOT / "rpm/man/treenail-controller.8").read_text().replace("\\-", "-")
     keys = {
         *(
@@ -155,13 +159,13 @@ def test_the_manual_names_every_annotation_of_the_controllers() -> None:
 
 
 @pytest.mark.parametrize(("unit", "verb"), UNITS.items())
-def test_each_unit_starts_a_command_that_is_shipped(unit: Path, verb: str) -> None:
+def test_unit_starts_shipped_command(unit: Path, verb: str) -> None:
     command = re.search(rf"^ExecStart=/usr/bin/(\S+) {verb}$", unit.read_text(), re.MULTILINE)
     assert command is not None
     assert command[1] in PROJECT["scripts"]
 
 
-def test_the_agent_comes_after_the_first_boot_and_neither_after_the_network() -> None:
+def test_units_are_ordered_without_network() -> None:
     first, agent = (
         UNIT.with_name(name).read_text() for name in ("treenail-firstboot.service", UNIT.name)
     )
@@ -170,7 +174,7 @@ def test_the_agent_comes_after_the_first_boot_and_neither_after_the_network() ->
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_each_unit_is_started_again_however_often_it_fails(unit: Path) -> None:
+def test_unit_restarts_without_limit(unit: Path) -> None:
     text = unit.read_text()
     assert re.search(r"^StartLimitIntervalSec=0$", text, re.MULTILINE)
     assert re.search(r"^Restart=on-failure$", text, re.MULTILINE)
@@ -179,7 +183,7 @@ def test_each_unit_is_started_again_however_often_it_fails(unit: Path) -> None:
 @pytest.mark.process
 @needs("systemd-analyze")
 @pytest.mark.parametrize("unit", UNITS)
-def test_each_unit_exposes_little(unit: Path) -> None:
+def test_unit_sandbox_has_low_exposure(unit: Path) -> None:
     # In tenths: 3.0, of 10.0 for a service without any sandbox.
     run("systemd-analyze", "security", "--offline=true", "--threshold=30", unit)
 
@@ -187,7 +191,7 @@ def test_each_unit_exposes_little(unit: Path) -> None:
 @pytest.mark.process
 @needs("systemd-analyze")
 @pytest.mark.parametrize(("unit", "verb"), UNITS.items())
-def test_systemd_understands_each_unit(unit: Path, verb: str, tmp_path: Path) -> None:
+def test_unit_is_valid_for_systemd(unit: Path, verb: str, tmp_path: Path) -> None:
     here = tmp_path / unit.name
     here.write_text(unit.read_text().replace(f"/usr/bin/treenail {verb}", "/bin/true"))
     run("systemd-analyze", "verify", "--man=no", here)
@@ -202,7 +206,7 @@ def rpms(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.process
 @needs("rpmbuild")
-def test_every_module_is_in_one_package(rpms: Path) -> None:
+def test_every_module_is_in_one_rpm(rpms: Path) -> None:
     owned = {package: modules(rpms, package) for package in PACKAGES}
     there = {
         path.relative_to(ROOT / folder).as_posix()
@@ -217,9 +221,7 @@ def test_every_module_is_in_one_package(rpms: Path) -> None:
 
 @needs("rpmbuild")
 @needs("cpio")
-def test_compiled_modules_are_taken_as_they_are_where_files_have_no_times(
-    rpms: Path, tmp_path: Path
-) -> None:
+def test_compiled_modules_are_unchecked_in_rpm(rpms: Path, tmp_path: Path) -> None:
     (package,) = rpms.glob("RPMS/noarch/treenail-[0-9]*.rpm")
     unpack = 'rpm2cpio "$1" | cpio --extract --quiet --make-directories --directory="$2"'
     run("sh", "-c", unpack, "sh", package, tmp_path)

@@ -48,14 +48,14 @@ def gone(name: str = "NoReply") -> BusError:
     return BusError("the service went away", name=f"org.freedesktop.DBus.Error.{name}")
 
 
-def test_what_succeeds_is_called_once():
+def test_successful_call_is_not_repeated():
     clock = Clock()
     for policy in (retry.retry_api_write, retry.retry_bus_call):
         call = Call()
         assert (policy(call, clock), call.times, clock.pauses) == ("done", 1, [])
 
 
-def test_a_write_is_tried_again_while_the_server_is_away_or_busy():
+def test_api_write_is_retried_while_server_is_unreachable_or_busy():
     clock = Clock()
     call = Call(UnreachableError("refused"), TooManyRequestsError("later"))
     assert (retry.retry_api_write(call, clock), call.times) == ("done", 3)
@@ -64,7 +64,7 @@ def test_a_write_is_tried_again_while_the_server_is_away_or_busy():
     assert 1.0 <= second <= 1.5
 
 
-def test_a_write_waits_as_long_as_the_server_asks_within_its_limit():
+def test_api_write_honours_retry_after_up_to_limit():
     clock = Clock()
     call = Call(
         TooManyRequestsError("later", retry_after_s=2.5),
@@ -75,7 +75,7 @@ def test_a_write_waits_as_long_as_the_server_asks_within_its_limit():
 
 
 @pytest.mark.parametrize("name", ["NoReply", "ServiceUnknown", "Spawn.ChildExited"])
-def test_a_call_is_made_again_while_its_service_starts(name):
+def test_bus_call_is_retried_while_service_starts(name):
     clock = Clock()
     assert retry.retry_bus_call(Call(gone(name), gone(name)), clock) == "done"
 
@@ -84,7 +84,7 @@ def test_a_call_is_made_again_while_its_service_starts(name):
     ("policy", "error", "within_s"),
     [(retry.retry_api_write, UnreachableError("refused"), 10), (retry.retry_bus_call, gone(), 3)],
 )
-def test_what_keeps_failing_raises_its_own_error_in_bounded_time(policy, error, within_s):
+def test_permanent_failure_raises_last_error_in_bounded_time(policy, error, within_s):
     clock = Clock()
     call = Call(*[error] * 99)
     with pytest.raises(type(error)) as raised:
@@ -103,7 +103,7 @@ def test_what_keeps_failing_raises_its_own_error_in_bounded_time(policy, error, 
         (retry.retry_bus_call, BusError("no reply in time")),
     ],
 )
-def test_what_another_try_can_not_mend_is_raised_at_once(policy, error):
+def test_other_errors_are_raised_at_once(policy, error):
     clock = Clock()
     with pytest.raises(type(error)):
         policy(Call(error), clock)
@@ -111,7 +111,7 @@ def test_what_another_try_can_not_mend_is_raised_at_once(policy, error):
 
 
 @pytest.mark.process
-def test_importing_costs_nothing_until_something_is_called():
+def test_import_does_not_load_tenacity():
     agent = Path(__file__).parents[1] / "agent"
     code = "import sys, treenail.retry; sys.exit('tenacity' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(agent)})

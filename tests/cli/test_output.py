@@ -1,4 +1,4 @@
-"""The command where nobody takes what it prints."""
+"""Commands whose output cannot be written."""
 
 import os
 import subprocess
@@ -12,9 +12,11 @@ from tests.cli.node.test_once import entry, written
 
 pytestmark = pytest.mark.process
 
+FULL = "treenail: cannot write the output: No space left on device\n"
+
 
 def run(output: int, *arguments: object) -> tuple[int, str]:
-    """The exit code, and what standard error was told."""
+    """The exit code, and the standard error."""
     done = subprocess.run(
         [sys.executable, "-m", "treenail", *map(str, arguments)],
         stdout=output,
@@ -34,7 +36,7 @@ def _buffering(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def closed() -> Iterator[int]:
-    """A pipe that nobody reads."""
+    """A pipe without a reader."""
     reader, writer = os.pipe()
     os.close(reader)
     yield writer
@@ -61,7 +63,7 @@ def config(path: Path, count: int) -> str:
 
 
 @pytest.mark.parametrize("count", [1, 400])
-def test_plan_that_nobody_reads_does_not_say_that_nothing_differs(
+def test_plan_with_closed_output_does_not_return_unchanged(
     tmp_path: Path, closed: int, count: int
 ) -> None:
     old, new = written(tmp_path / "old"), config(tmp_path / "new", count)
@@ -69,31 +71,28 @@ def test_plan_that_nobody_reads_does_not_say_that_nothing_differs(
 
 
 @pytest.mark.parametrize("count", [1, 400])
-def test_output_that_can_not_be_written_is_a_failure_told_in_one_sentence(
-    tmp_path: Path, full: int, count: int
-) -> None:
+def test_unwritable_output_fails_with_one_line(tmp_path: Path, full: int, count: int) -> None:
     old, new = written(tmp_path / "old"), config(tmp_path / "new", count)
-    told = "treenail: can't write the output: No space left on device\n"
-    assert run(full, "plan", old, new) == (1, told)
+    assert run(full, "plan", old, new) == (1, FULL)
 
 
 @pytest.mark.parametrize("count", [1, 400])
-def test_change_that_can_not_be_told_is_said_to_be_done(
+def test_once_with_unwritable_output_reports_change_as_done(
     tmp_path: Path, root: Path, full: int, closed: int, count: int
 ) -> None:
     file = config(tmp_path / "file", count)
     assert run(full, "once", file, "--root", root) == (
         1,
-        "treenail: the change is done\ntreenail: can't write the output: No space left on device\n",
+        f"treenail: applied the config\n{FULL}",
     )
     assert (root / "etc/0").read_text() == "x"
     assert run(closed, "once", file, "--root", root) == (141, "")
     empty = written(tmp_path / "empty")
-    assert run(closed, "once", empty, "--root", root) == (141, "treenail: the change is done\n")
+    assert run(closed, "once", empty, "--root", root) == (141, "treenail: applied the config\n")
     assert not (root / "etc/0").exists()
 
 
-def test_process_without_an_output_does_what_it_is_told(tmp_path: Path, root: Path) -> None:
+def test_process_without_stdout_runs_command(tmp_path: Path, root: Path) -> None:
     command = f'exec "$0" -m treenail once {config(tmp_path / "file", 1)} --root {root} >&-'
     done = subprocess.run(
         ["/bin/sh", "-c", command, sys.executable],

@@ -62,7 +62,7 @@ SECRETS = {
     "keys": user(sshAuthorizedKeys=[f"ssh-rsa AAAA{CANARY}"]),
     "another user's password": {"passwd": {"users": [{"name": "eve", "passwordHash": CANARY}]}},
 }
-# What is refused, and may be quoted by whoever refuses it.
+# Rejected contents, which an error may quote.
 REFUSED = {
     "base64 that is none": file(f"data:;base64,{CANARY}*"),
     "base64 that is cut": file(f"data:;base64,{CANARY}A"),
@@ -95,7 +95,7 @@ REFUSED = {
     "a key twice": user(sshAuthorizedKeys=[CANARY, CANARY]),
     "a directory in its place": file(data(CANARY), "/etc/directory"),
 }
-# What is for a machine's first boot alone, or for nobody: never carried out here.
+# Contents that Ignition applies at the first boot only, or never: treenail skips them.
 REMOTE = {
     "source": "https://host/x",
     "httpHeaders": [{"name": "Authorization", "value": f"Bearer {CANARY}"}],
@@ -169,7 +169,7 @@ def written(tmp_path: Path, name: str, sections: object) -> str:
     return str(path)
 
 
-def told(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> list[str]:
+def find_leaks(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> list[str]:
     """The traces of the canary in what was printed and logged."""
     captured = capsys.readouterr()
     everything = captured.out + captured.err + caplog.text
@@ -189,7 +189,7 @@ def open_to_others(root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SECRETS)
-def test_nothing_tells_a_secret_that_is_applied_replaced_or_taken_away(
+def test_output_hides_secret_files_when_applied_replaced_or_removed(
     tmp_path, root, capsys, caplog, name
 ):
     caplog.set_level("DEBUG")
@@ -209,11 +209,11 @@ def test_nothing_tells_a_secret_that_is_applied_replaced_or_taken_away(
     }
     # 1 is a plan of what can't be done on a running node.
     assert codes <= {0, 1, 2, 3}
-    assert told(capsys, caplog) == []
+    assert find_leaks(capsys, caplog) == []
     assert open_to_others(root) == []
 
 
-def test_nothing_tells_the_value_of_a_secret_kernel_argument(tmp_path, root, capsys, caplog):
+def test_output_hides_secret_kernel_arguments(tmp_path, root, capsys, caplog):
     document = {
         "kind": "MachineConfig",
         "spec": {"kernelArguments": [f"iscsi_password={CANARY} quiet"]},
@@ -221,10 +221,10 @@ def test_nothing_tells_the_value_of_a_secret_kernel_argument(tmp_path, root, cap
     config = written(tmp_path, "config", json.dumps(document))
     for options in ([], ["--json"]):
         assert main(["once", config, "--root", str(root), *options]) == 0
-    assert told(capsys, caplog) == []
+    assert find_leaks(capsys, caplog) == []
 
 
-def test_nothing_tells_a_login_at_a_registry_or_a_token_in_a_link(tmp_path, root, capsys, caplog):
+def test_output_hides_registry_credentials_and_url_tokens(tmp_path, root, capsys, caplog):
     caplog.set_level("DEBUG")
     links = [{"path": "/etc/link", "target": f"/srv/any?token={CANARY}"}]
     document = {
@@ -244,23 +244,23 @@ def test_nothing_tells_a_login_at_a_registry_or_a_token_in_a_link(tmp_path, root
         (root / "etc/link").unlink()
         (root / "etc/link").symlink_to(f"/srv/other?token={CANARY}")
     assert main(["once", config, "--root", str(root)]) == 0
-    assert told(capsys, caplog) == []
+    assert find_leaks(capsys, caplog) == []
     assert str((root / "etc/link").readlink()) == f"/srv/any?token={CANARY}"
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_nothing_quotes_a_secret_that_is_refused(tmp_path, root, capsys, caplog, name):
+def test_errors_hide_rejected_secrets(tmp_path, root, capsys, caplog, name):
     caplog.set_level("DEBUG")
     config = written(tmp_path, "config", REFUSED[name])
     for options in ([], ["--json"]):
         assert main(["once", config, "--root", str(root), *options]) == 1
         main(["plan", written(tmp_path, "empty", {}), config, *options])
-    assert told(capsys, caplog) == []
+    assert find_leaks(capsys, caplog) == []
     assert open_to_others(root) == []
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_nothing_tells_a_secret_that_is_for_others(tmp_path, root, capsys, caplog, name):
+def test_output_hides_secrets_of_other_programs(tmp_path, root, capsys, caplog, name):
     caplog.set_level("DEBUG")
     config = written(tmp_path, "config", FOREIGN[name])
     empty = written(tmp_path, "empty", {})
@@ -268,17 +268,17 @@ def test_nothing_tells_a_secret_that_is_for_others(tmp_path, root, capsys, caplo
         main(["once", config, "--root", str(root), *options])
         main(["plan", empty, config, *options])
         main(["plan", config, empty, *options])
-    assert told(capsys, caplog) == []
+    assert find_leaks(capsys, caplog) == []
     assert open_to_others(root) == []
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_nothing_quotes_a_document_that_can_not_be_read(tmp_path, root, capsys, caplog, name):
+def test_errors_hide_unparsable_documents(tmp_path, root, capsys, caplog, name):
     caplog.set_level("DEBUG")
     config = written(tmp_path, "config", BROKEN[name])
     assert main(["once", config, "--root", str(root)]) == 1
     assert main(["plan", config, config]) == 1
-    assert told(capsys, caplog) == []
+    assert find_leaks(capsys, caplog) == []
 
 
 class Dying(Disk):
@@ -306,7 +306,7 @@ def bring(root: Path, sections: object, disk: Disk) -> None:
     )
 
 
-def test_what_is_left_by_a_kill_only_root_can_read(root):
+def test_files_after_kill_are_readable_by_root_only(root):
     """The undo log has the line of a password in it, and copies of files are kept beside it."""
     (root / "etc/shadow").write_text(f"core:{CANARY}old:1::::::\n")
     (root / "etc/shadow").chmod(0o600)
@@ -333,14 +333,14 @@ def test_what_is_left_by_a_kill_only_root_can_read(root):
     assert logs > 0
 
 
-def test_no_error_has_a_secret_in_it_nor_what_it_was_raised_from(root):
+def test_errors_and_their_causes_hide_secrets(root):
     for name, sections in REFUSED.items():
         try:
             bring(root, sections, Disk())
         except Exception as error:  # noqa: BLE001 - the chain, whatever it is
             chain: BaseException | None = error
             while chain is not None:
-                # What a decoder was given is in its error, which nobody prints: only our own.
+                # The error of a decoder contains its input, but only our own errors are printed.
                 if type(chain).__module__.startswith("treenail"):
                     assert not any(trace in f"{chain!r} {chain}" for trace in TRACES), name
                 chain = chain.__cause__
@@ -348,14 +348,14 @@ def test_no_error_has_a_secret_in_it_nor_what_it_was_raised_from(root):
             pytest.fail(f"{name} is not refused")
 
 
-def test_no_value_shows_a_secret_when_it_is_printed():
+def test_repr_of_values_hides_secrets():
     for name, sections in SECRETS.items():
         document = {"ignition": {"version": "3.4.0"}, **sections}
         wish = read_wanted_state(MachineConfig(config=document))
         assert not any(trace in repr(wish) for trace in TRACES), name
 
 
-def test_a_step_that_fails_is_named_without_what_it_writes(root):
+def test_failed_step_error_hides_contents(root):
     with pytest.raises(StepError) as raised:
         bring(root, file(data(CANARY), "/etc/directory"), Disk())
     assert CANARY not in f"{raised.value!r} {raised.value.remedy}"

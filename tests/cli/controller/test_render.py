@@ -65,7 +65,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_directory_is_rendered_pool_by_pool(
+def test_render_directory_prints_every_pool(
     repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = run(capsys, "-f", str(repository))
@@ -86,7 +86,7 @@ def test_a_directory_is_rendered_pool_by_pool(
     assert "ownerReferences" not in infra["metadata"]
 
 
-def test_one_pool_is_one_json_document_and_several_are_a_list(
+def test_render_json_prints_document_or_list(
     repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, out, _ = run(capsys, "-f", str(repository), "-o", "json")
@@ -98,7 +98,7 @@ def test_one_pool_is_one_json_document_and_several_are_a_list(
 
 
 @pytest.mark.process
-def test_lists_and_several_files_and_standard_input_are_read(tmp_path: Path) -> None:
+def test_render_reads_lists_files_and_stdin(tmp_path: Path) -> None:
     listed = {"apiVersion": "v1", "kind": "List", "items": [*POOLS, CLUSTER]}
     configs = write(tmp_path / "c.yaml", *CONFIGS)
     command = "import sys; from treenail.cli.controller.main import main; sys.exit(main())"
@@ -114,7 +114,7 @@ def test_lists_and_several_files_and_standard_input_are_read(tmp_path: Path) -> 
     assert b"name: rendered-infra-38e72c6154dac67840eadbc0772e00d1\n" in ran.stdout
 
 
-def test_the_secret_of_another_document_is_not_printed(
+def test_render_error_hides_secret_of_other_document(
     repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, out, err = run(capsys, "-f", str(repository))
@@ -186,7 +186,7 @@ def test_the_secret_of_another_document_is_not_printed(
         ),
     ],
 )  # fmt: skip
-def test_wrong_input_is_one_sentence_and_exit_code_1(
+def test_render_invalid_input_prints_one_line_and_returns_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], found: list[dict[str, Any]], sentence: str
 ) -> None:
     path = write(tmp_path / "a.yaml", *found)
@@ -195,7 +195,7 @@ def test_wrong_input_is_one_sentence_and_exit_code_1(
     assert err == f"treenail-controller: {sentence}".replace("FILE", path)
 
 
-def test_pools_are_judged_one_by_one_and_nothing_half_done_is_printed(
+def test_render_one_invalid_pool_prints_no_config(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(tmp_path / "a.yaml", pool("a"), pool("b"), pool("c"), machine_config("1", "b"))
@@ -204,9 +204,7 @@ def test_pools_are_judged_one_by_one_and_nothing_half_done_is_printed(
     assert [line.split(": ")[-1].split(" ")[0] for line in err.splitlines()] == ["a", "c"]
 
 
-def test_text_that_is_no_yaml_is_named_with_its_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_render_invalid_yaml_names_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("kind: MachineConfig\n  metadata: {\n")
     code, _, err = run(capsys, "-f", str(path))
@@ -218,10 +216,13 @@ def test_text_that_is_no_yaml_is_named_with_its_line(
     ("arguments", "sentence"),
     [
         (["-f", "/nowhere.yaml"], "cannot read /nowhere.yaml: No such file or directory"),
-        (["--pool", "gpu"], "cannot render MachineConfigPool gpu: the input contains only: infra, worker"),
+        (
+            ["--pool", "gpu"],
+            "cannot render MachineConfigPool gpu: the input contains only: infra, worker",
+        ),
     ],
 )
-def test_a_wrong_argument_is_one_sentence_and_exit_code_2(
+def test_render_invalid_argument_prints_one_line_and_returns_2(
     repository: Path,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
@@ -231,7 +232,7 @@ def test_a_wrong_argument_is_one_sentence_and_exit_code_2(
     assert (code, out, err) == (2, "", f"treenail-controller: {sentence}\n")
 
 
-def test_a_forgotten_argument_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_render_missing_argument_returns_2(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         main(["render"])
     assert raised.value.code == 2
@@ -239,7 +240,7 @@ def test_a_forgotten_argument_is_exit_code_2(capsys: pytest.CaptureFixture[str])
 
 
 @needs_oracle
-def test_the_manifests_of_a_bootstrap_are_read_as_they_are(
+def test_render_reads_bootstrap_manifests(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = str(ROOT / "bootstrap" / "input")

@@ -8,12 +8,12 @@ from treenail.cli.main import main
 
 COMMANDS = (
     *(["run"], ["firstboot"], ["status"], ["plan"], ["drift"], ["why"], ["history"]),
-    *(["cancel"], ["forgive"], ["collect"], ["handback"], ["once", "file"]),
+    *(["cancel"], ["retry"], ["collect"], ["handback"], ["once", "file"]),
 )
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_empty_root_is_never_the_machine_that_runs_the_command(
+def test_root_option_empty_is_rejected(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for arguments in (["--root", ""], ["--root="]):
@@ -21,11 +21,11 @@ def test_empty_root_is_never_the_machine_that_runs_the_command(
             main([*command, *arguments])
         # A plan's 2 is a difference.
         assert ended.value.code == (1 if command == ["plan"] else 2)
-        told = capsys.readouterr().err
-        assert "argument --root: expected a directory, found nothing" in told
+        printed = capsys.readouterr().err
+        assert "argument --root: expected a directory, found nothing" in printed
 
 
-def test_root_that_is_no_directory_is_refused(
+def test_root_option_not_a_directory_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "file"

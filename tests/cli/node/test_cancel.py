@@ -1,4 +1,4 @@
-"""``treenail cancel`` and ``treenail forgive`` where no agent runs: its record is changed."""
+"""``treenail cancel`` and ``treenail retry`` without an agent: they change the ledger."""
 
 import json
 from dataclasses import replace
@@ -44,22 +44,24 @@ def run(command: str, root: Path, *options: str) -> int:
     return main([command, "--root", str(root), *options])
 
 
-def test_update_is_called_off_in_the_record(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cancel_without_agent_changes_ledger(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given(root, LedgerRecord(OLD, UPDATE))
     assert run("cancel", root) == 0
-    assert "the update to rendered-b is called off" in capsys.readouterr().out
+    assert "cancelled the update to rendered-b" in capsys.readouterr().out
     found = recorded(root)
     assert found.update is not None
     assert (found.update.phase, found.update.boot_id) == (Phase.CANCELLING, "this-boot")
     assert found.quarantined == make_cancelled_target(UPDATE)
 
 
-def test_target_is_forgiven_in_the_record(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given(root, LedgerRecord(OLD, quarantined=QuarantinedTarget(NEW, "it broke", "mend it")))
-    assert run("forgive", root, "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {
-        "forgiven": {"config": "rendered-b", "image": ""}
-    }
+def test_retry_without_agent_lifts_quarantine_in_ledger(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given(root, LedgerRecord(OLD, quarantined=QuarantinedTarget(NEW, "it broke", "fix it")))
+    assert run("retry", root, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"retried": {"config": "rendered-b", "image": ""}}
     assert recorded(root) == LedgerRecord(OLD)
 
 
@@ -71,23 +73,26 @@ def test_target_is_forgiven_in_the_record(root: Path, capsys: pytest.CaptureFixt
         (Phase.CANCELLING, "it is being called off already"),
     ],
 )
-def test_it_is_said_when_it_is_too_late(
+def test_cancel_after_reboot_request_is_refused(
     root: Path, capsys: pytest.CaptureFixture[str], phase: Phase, sentence: str
 ) -> None:
     before = LedgerRecord(OLD, replace(UPDATE, phase=phase))
     given(root, before)
     assert run("cancel", root) == 1
-    told = capsys.readouterr().err
-    assert sentence in told
+    printed = capsys.readouterr().err
+    assert sentence in printed
     assert recorded(root) == before
 
 
-def test_there_has_to_be_something_to_call_off_or_to_forgive(
+def test_cancel_and_retry_without_target_are_refused(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given(root, LedgerRecord(OLD))
     assert run("cancel", root) == 1
-    assert run("forgive", root) == 1
+    assert run("retry", root) == 1
     assert capsys.readouterr().err == (
-        "treenail: no update of this node is under way\ntreenail: this node refuses no target\n"
+        "treenail: cannot cancel: no update of this node is in progress\n"
+        "  see: treenail status\n"
+        "treenail: nothing to retry: no target is quarantined\n"
+        "  see: treenail status\n"
     )

@@ -17,17 +17,18 @@ BOOTC = "usr/bin/bootc"
     [
         ([RPM_OSTREED, BOOTC], BackendSetting.AUTO,
          BackendChoice(BackendSetting.RPM_OSTREE,
-                "it is installed, and changes kernel arguments and packages too")),
+                "installed, and can also change kernel arguments and packages")),
         ([BOOTC], BackendSetting.AUTO,
-         BackendChoice(BackendSetting.BOOTC, "it is installed, and rpm-ostree is not")),
+         BackendChoice(BackendSetting.BOOTC, "installed, without rpm-ostree")),
         ([], BackendSetting.AUTO,
          BackendChoice(BackendSetting.RPM_OSTREE,
-                "there is neither /usr/lib/systemd/system/rpm-ostreed.service nor /usr/bin/bootc")),
+                "default: neither /usr/lib/systemd/system/rpm-ostreed.service "
+                "nor /usr/bin/bootc exists")),
         ([RPM_OSTREED, BOOTC], BackendSetting.BOOTC,
-         BackendChoice(BackendSetting.BOOTC, "the setting backend says so")),
+         BackendChoice(BackendSetting.BOOTC, "selected by the setting backend")),
     ],
 )  # fmt: skip
-def test_back_end_is_the_one_set_or_the_one_that_can_do_most(
+def test_backend_without_setting_prefers_rpm_ostree(
     tmp_path: Path, installed: list[str], wanted: BackendSetting, choice: BackendChoice
 ) -> None:
     for name in installed:

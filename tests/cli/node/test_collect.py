@@ -15,6 +15,7 @@ from treenail.cli.node.collect import JOURNAL_UNITS, collect_parts
 from treenail.cli.node.collect_bundle import MAX_PART_BYTES, Bundle
 from treenail.errors import FileError
 from treenail.host.filesystem.root import Root
+from treenail.host.machine import Machine
 from treenail.host.system.state_file import Ledger
 from treenail.update.state.record import (
     LedgerRecord,
@@ -57,7 +58,7 @@ def root(tmp_path: Path) -> Path:
         "proc/sys/kernel/random/boot_id": "a-b",
         "proc/stat": "btime 1600000000\n",
         "run/treenail/status.json": json.dumps(
-            {"sentence": f"Bearer {CANARY}{CANARY}", "auth": CANARY}
+            {"activity": f"Bearer {CANARY}{CANARY}", "auth": CANARY}
         ),
         "etc/os-release": "ID=fcos\n",
         "etc/treenail/agent.toml": f'# password = "{CANARY}"\nnode_name = "a"\n',
@@ -81,7 +82,7 @@ def parts(packed: bytes) -> dict[str, bytes]:
 
 
 @pytest.mark.process
-def test_bundle_has_every_part_and_no_secret(root: Path, tmp_path: Path) -> None:
+def test_collect_complete_machine_has_every_part_and_no_secret(root: Path, tmp_path: Path) -> None:
     environ = programs(
         tmp_path / "bin",
         journalctl=f'echo "$*"; echo "password: {CANARY}"; echo "x eyJhbGciOi.{CANARY}.x"',
@@ -89,7 +90,7 @@ def test_bundle_has_every_part_and_no_secret(root: Path, tmp_path: Path) -> None
         bootc=f'echo \'{{"status": {{"booted": null}}, "token": "{CANARY}"}}\'',
     )
     bundle = Bundle(name="here", now=NOW)
-    collect_parts(bundle, Root(root), None, environ, FakeClock())
+    collect_parts(bundle, Machine(Root(root), clock=FakeClock(), environ=environ), None)
     # Whether a system bus answers is this machine's affair.
     assert set(bundle.part_names) - {"deployments.json"} == {
         "versions.json",
@@ -120,44 +121,44 @@ def test_bundle_has_every_part_and_no_secret(root: Path, tmp_path: Path) -> None
     }
 
 
-def test_bundle_is_its_owners_alone_and_replaces_nothing(tmp_path: Path) -> None:
+def test_archive_file_is_private_and_replaces_nothing(tmp_path: Path) -> None:
     path = tmp_path / "x.tar.gz"
     Bundle(name="here", now=NOW).write_archive(str(path))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    with pytest.raises(FileError, match="is there already"):
+    with pytest.raises(FileError, match="the file exists"):
         Bundle(name="here", now=NOW).write_archive(str(path))
 
 
-def test_long_part_keeps_its_end(tmp_path: Path) -> None:
+def test_bundle_part_too_long_keeps_its_end(tmp_path: Path) -> None:
     bundle = Bundle(name="here", now=NOW)
     bundle.add_lines("long", lambda: "\n".join(f"line {number:0100}" for number in range(30_000)))
     bundle.write_archive(str(tmp_path / "x.tar.gz"))
     kept = parts((tmp_path / "x.tar.gz").read_bytes())["long"]
     assert len(kept) < MAX_PART_BYTES + 100
-    assert kept.startswith("… the beginning is left out\nline ".encode())
+    assert kept.startswith("… truncated at the start\nline ".encode())
     assert kept.endswith(b"029999")
 
 
 @pytest.mark.process
-def test_journal_that_is_too_long_is_asked_for_less(root: Path, tmp_path: Path) -> None:
+def test_collect_journal_too_long_requests_fewer_lines(root: Path, tmp_path: Path) -> None:
     environ = programs(
         tmp_path / "bin",
         journalctl='case "$*" in *"--lines 250"*) echo few;; *) yes | head -c 2000000;; esac',
     )
     bundle = Bundle(name="here", now=NOW)
-    collect_parts(bundle, Root(root), None, environ, FakeClock())
+    collect_parts(bundle, Machine(Root(root), clock=FakeClock(), environ=environ), None)
     bundle.write_archive(str(tmp_path / "x.tar.gz"))
     found = parts((tmp_path / "x.tar.gz").read_bytes())
     assert found["journal/treenail.service"] == b"few\n"
 
 
 @pytest.mark.process
-def test_machine_with_nothing_still_makes_a_bundle(
+def test_collect_empty_machine_writes_archive(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "x.tar.gz"
     assert main(["collect", "--json", "--root", str(tmp_path), "-o", str(output)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["file"] == str(output)
-    assert "ledger.json" in told["missing"]
+    document = json.loads(capsys.readouterr().out)
+    assert document["file"] == str(output)
+    assert "ledger.json" in document["missing"]
     assert output.stat().st_size > 0

@@ -39,15 +39,15 @@ def drift(root: Path, *options: str) -> int:
     return main(["drift", "--root", str(root), *options])
 
 
-def test_machine_that_is_as_its_config_says_has_not_drifted(
+def test_drift_unchanged_machine_reports_nothing(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
     assert drift(root) == 0
-    assert capsys.readouterr().out == "the machine is as rendered-a says\n"
+    assert capsys.readouterr().out == "no drift: the machine matches rendered-a\n"
 
 
-def test_what_drifted_is_shown_with_its_difference_and_no_secret(
+def test_drift_changed_files_shows_diff_without_secrets(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (root / "etc/a").write_text("one\n2\n")
@@ -56,18 +56,18 @@ def test_what_drifted_is_shown_with_its_difference_and_no_secret(
     capsys.readouterr()
     assert drift(root) == 4
     assert capsys.readouterr().out == (
-        "/etc/a: other contents (holds updates up)\n"
+        "/etc/a: contents differ (blocks updates)\n"
         "    @@ -1,2 +1,2 @@\n"
         "     one\n"
         "    -two\n"
         "    +2\n"
-        "/etc/b: expected mode 0644, found 0600 (holds updates up)\n"
-        "/etc/secret: other contents (holds updates up)\n"
+        "/etc/b: expected mode 0644, found 0600 (blocks updates)\n"
+        "/etc/secret: contents differ (blocks updates)\n"
         "    (contents withheld: 9 bytes -> 18 bytes)\n"
     )
 
 
-def test_what_drifted_is_told_to_programs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_drift_json_lists_drifts(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (root / "etc/treenail").mkdir()
     (root / "etc/treenail/agent.toml").write_text('[drift]\n[drift.paths]\n"/etc/*" = "report"\n')
     (root / "etc/b").unlink()
@@ -88,19 +88,21 @@ def test_what_drifted_is_told_to_programs(root: Path, capsys: pytest.CaptureFixt
     }
 
 
-def test_only_what_is_named_is_put_right(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_drift_repair_restores_named_paths_only(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (root / "etc/a").write_text("another")
     (root / "etc/b").write_text("another")
-    assert drift(root, "--heal", "/etc/a") == 4
+    assert drift(root, "--repair", "/etc/a") == 4
     assert (root / "etc/a").read_text() == "one\ntwo\n"
     assert (root / "etc/b").read_text() == "another"
-    assert drift(root, "--heal", "/etc/b") == 0
+    assert drift(root, "--repair", "/etc/b") == 0
     assert (root / "etc/b").read_text() == "b"
-    assert drift(root, "--heal", "/etc/b") == 2
-    assert "/etc/b has not drifted" in capsys.readouterr().err
+    assert drift(root, "--repair", "/etc/b") == 2
+    assert "cannot repair /etc/b: it has not drifted" in capsys.readouterr().err
 
 
-def test_node_that_nothing_is_known_of_is_compared_with_nothing(
+def test_drift_without_recorded_config_fails_with_remedy(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (root / "var/lib/treenail/configs/rendered-a.json").unlink()
@@ -108,12 +110,12 @@ def test_node_that_nothing_is_known_of_is_compared_with_nothing(
     Ledger(Root(root)).write_document(to_json(LedgerRecord()))
     (root / "var/lib/treenail/once.json").unlink()
     assert drift(root) == 1
-    told = capsys.readouterr().err
-    assert "no copy of rendered-a on this machine" in told
-    assert "no config of this machine is recorded" in told
+    printed = capsys.readouterr().err
+    assert "this machine stores no copy of rendered-a" in printed
+    assert "no config of this machine is recorded" in printed
 
 
-def test_directory_is_compared_with_what_once_brought_it_to(
+def test_drift_of_directory_compares_with_config_of_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "tree"
@@ -124,22 +126,22 @@ def test_directory_is_compared_with_what_once_brought_it_to(
     assert main(["once", "--root", str(root), file]) == 0
     capsys.readouterr()
     assert drift(root) == 0
-    assert capsys.readouterr().out == "the machine is as the config of treenail once says\n"
+    assert capsys.readouterr().out == "no drift: the machine matches the config of treenail once\n"
     (root / "etc/a").unlink()
     (root / "etc/b").write_text("c")
     assert drift(root) == 4
     assert capsys.readouterr().out == (
-        "/etc/a: expected kind file, found nothing (holds updates up)\n"
-        "/etc/b: other contents (holds updates up)\n"
+        "/etc/a: expected kind file, found nothing (blocks updates)\n"
+        "/etc/b: contents differ (blocks updates)\n"
         "    @@ -1,1 +1,1 @@\n"
         "    -b\n"
         "    +c\n"
     )
-    assert drift(root, "--heal", "/etc/a", "/etc/b") == 0
+    assert drift(root, "--repair", "/etc/a", "/etc/b") == 0
     assert ((root / "etc/a").read_text(), (root / "etc/b").read_text()) == ("a", "b")
 
 
-def test_what_once_left_out_has_not_drifted(tmp_path: Path) -> None:
+def test_drift_ignores_what_once_skipped(tmp_path: Path) -> None:
     root = tmp_path / "tree"
     (root / "etc").mkdir(parents=True)
     file = tmp_path / "file"
@@ -149,7 +151,7 @@ def test_what_once_left_out_has_not_drifted(tmp_path: Path) -> None:
     assert drift(root) == 0
 
 
-def test_copy_of_the_config_is_for_its_owner_and_a_damaged_one_is_told(
+def test_once_config_is_private_and_damage_is_reported(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Ledger(Root(root)).write_document(to_json(LedgerRecord()))
@@ -158,20 +160,20 @@ def test_copy_of_the_config_is_for_its_owner_and_a_damaged_one_is_told(
     assert drift(root) == 0
     copy.write_text("{")
     assert drift(root) == 1
-    assert "once.json is damaged" in capsys.readouterr().err
+    assert "cannot read /var/lib/treenail/once.json" in capsys.readouterr().err
 
 
-def test_arguments_of_a_tree_that_was_not_booted_are_not_known(root: Path) -> None:
+def test_drift_of_unbooted_tree_ignores_kernel_arguments(root: Path) -> None:
     (root / "proc/cmdline").unlink()
     assert drift(root) == 0
 
 
-def test_what_was_booted_is_not_put_right_by_the_command(
+def test_drift_repair_of_booted_state_is_rejected(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept(root, config("rendered-a", kernelArguments=["nosmt"]))
     assert drift(root) == 4
-    assert drift(root, "--heal", "kernel command line") == 2
-    told = capsys.readouterr().err
-    assert "what was booted can't be put right while it runs" in told
-    assert "touch /run/machine-config-daemon-force" in told
+    assert drift(root, "--repair", "kernel command line") == 2
+    printed = capsys.readouterr().err
+    assert "cannot repair kernel command line: only a reboot changes it" in printed
+    assert "touch /run/machine-config-daemon-force" in printed

@@ -95,7 +95,7 @@ def first_look(root: Path) -> list[str]:
     return problems
 
 
-def test_daemon_finds_its_state_and_nothing_that_differs(root: Path, config: Path) -> None:
+def test_handback_leaves_mcd_state_without_differences(root: Path, config: Path) -> None:
     assert hand_back(root, config) == 0
     assert first_look(root) == []
     assert sorted(path.name for path in (root / STATE).iterdir()) == ["currentconfig", "orig"]
@@ -105,16 +105,14 @@ def test_daemon_finds_its_state_and_nothing_that_differs(root: Path, config: Pat
     )
 
 
-def test_what_the_config_had_replaced_is_where_the_daemon_looks_for_it(
-    root: Path, config: Path
-) -> None:
+def test_handback_moves_backups_to_mcd_directory(root: Path, config: Path) -> None:
     assert hand_back(root, config) == 0
     kept = root / STATE / "orig/etc/motd.mcdorig"
     assert (kept.read_text(), stat.S_IMODE(kept.stat().st_mode)) == ("the vendor's", 0o640)
     assert kept.stat().st_uid == os.geteuid()
 
 
-def test_node_that_comes_back_is_taken_over_as_it_is(
+def test_takeover_after_handback_changes_nothing(
     root: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert hand_back(root, config) == 0
@@ -127,30 +125,30 @@ def test_node_that_comes_back_is_taken_over_as_it_is(
     assert not (root / "etc/b").exists()
 
 
-def test_what_was_recorded_is_put_away(root: Path, config: Path) -> None:
+def test_handback_renames_ledger(root: Path, config: Path) -> None:
     assert hand_back(root, config) == 0
     kept = root / "var/lib/treenail/ledger.json.handed-back"
     assert from_json(json.loads(kept.read_bytes())) == LedgerRecord(Target(NAME))
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 
-def test_node_in_image_mode_is_handed_back_with_its_image(root: Path, tmp_path: Path) -> None:
+def test_handback_in_image_mode_writes_current_image(root: Path, tmp_path: Path) -> None:
     recorded(root, LedgerRecord(Target(NAME, IMAGE)))
     assert hand_back(root, given(tmp_path, entry("/usr/share/in-the-image", "x"))) == 0
     assert (root / STATE / "currentimage").read_text() == IMAGE
 
 
-def test_node_that_is_left_to_be_annotated_says_how(
+def test_handback_without_api_server_prints_annotations(
     root: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert hand_back(root, "--json", config) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert "kubeconfig" in told["problem"]
-    assert told["annotations"]["machineconfiguration.openshift.io/state"] == "Done"
-    assert f"/{STATE}/currentconfig" in told["files"]
+    document = json.loads(capsys.readouterr().out)
+    assert "kubeconfig" in document["problem"]
+    assert document["annotations"]["machineconfiguration.openshift.io/state"] == "Done"
+    assert f"/{STATE}/currentconfig" in document["files"]
 
 
-def test_machine_that_differs_from_its_config_is_kept(
+def test_handback_of_drifted_machine_is_refused(
     root: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (root / "etc/b").write_text("another")
@@ -160,7 +158,7 @@ def test_machine_that_differs_from_its_config_is_kept(
     assert Ledger(Root(root)).read_document() is not None
 
 
-def test_node_is_kept_while_it_is_updated_or_the_agent_runs(
+def test_handback_during_update_or_with_agent_is_refused(
     root: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Ledger(Root(root)).hold_lock():
@@ -172,7 +170,7 @@ def test_node_is_kept_while_it_is_updated_or_the_agent_runs(
     assert "an update to b is under way" in capsys.readouterr().err
 
 
-def test_config_has_to_be_the_one_that_the_node_has(
+def test_handback_with_other_config_is_rejected(
     root: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert hand_back(root) == 2
@@ -181,8 +179,8 @@ def test_config_has_to_be_the_one_that_the_node_has(
     assert f"expected {NAME}" in capsys.readouterr().err
 
 
-def test_node_is_annotated_where_the_api_server_answers(root: Path, tmp_path: Path) -> None:
-    """Image mode, asked for in a spelling that the daemon does not know."""
+def test_handback_with_api_server_annotates_node(root: Path, tmp_path: Path) -> None:
+    """Image mode, requested in a spelling that the MCD does not know."""
     prefix = "machineconfiguration.openshift.io"
     node = {
         "metadata": {

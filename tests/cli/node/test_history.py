@@ -54,7 +54,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_updates_are_told_for_people(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_history_prints_updates(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["history", "--root", str(root)]) == 0
     assert capsys.readouterr().out == (
         "2023-11-14 22:13:20 UTC  done after 4 min 12 s\n"
@@ -66,13 +66,13 @@ def test_updates_are_told_for_people(root: Path, capsys: pytest.CaptureFixture[s
         "2020-09-13 12:26:40 UTC  failed after 1 h 1 min\n"
         "    from rendered-worker-a\n"
         "    to   rendered-worker-c\n"
-        "    3 reboots were asked for\n"
+        "    3 reboots were requested\n"
         "    it broke\n"
         f"    journalctl TREENAIL_UPDATE={'1' * 32}\n"
     )
 
 
-def test_updates_are_told_for_programs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_history_json_lists_updates(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["history", "-n", "1", "--json", "--root", str(root)]) == 0
     assert json.loads(capsys.readouterr().out) == [
         {
@@ -91,38 +91,39 @@ def test_updates_are_told_for_programs(root: Path, capsys: pytest.CaptureFixture
     ]
 
 
-def test_last_reboot_is_explained(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_why_explains_last_reboot(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["why", "--root", str(root)]) == 0
     assert capsys.readouterr().out == (
         "last drain and reboot, from rendered-worker-a to rendered-worker-b, "
-        "begun 2023-11-14 22:13:20 UTC\n"
+        "started 2023-11-14 22:13:20 UTC\n"
         f"    because {REASON}\n"
         f"    journalctl TREENAIL_UPDATE={'2' * 32}\n"
     )
 
 
-def test_boot_that_nobody_recorded_is_told(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_why_unrecorded_boot_is_reported(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (root / "proc/stat").write_text("btime 1800000000\n")
     assert main(["why", "--json", "--root", str(root)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["boot"] == {"at": "2027-01-15T08:00:00Z", "update": None}
-    assert told["last"]["reasons"] == [REASON]
+    document = json.loads(capsys.readouterr().out)
+    assert document["boot"] == {"at": "2027-01-15T08:00:00Z", "update": None}
+    assert document["last"]["reasons"] == [REASON]
     assert main(["why", "--root", str(root)]) == 0
-    assert "2027-01-15 08:00:00 UTC: not for an update" in capsys.readouterr().out
+    assert "2027-01-15 08:00:00 UTC, for no recorded update" in capsys.readouterr().out
 
 
-def test_node_without_a_ledger_has_nothing_to_tell(
+def test_history_without_ledger_is_empty(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["why", "--root", str(tmp_path)]) == 0
     assert main(["history", "--root", str(tmp_path)]) == 0
     assert capsys.readouterr().out == (
-        "no drain or reboot by treenail is recorded\nno update of this node is recorded\n"
+        "the ledger contains no drain or reboot by treenail\n"
+        "the ledger contains no update of this node\n"
     )
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "many"])
-def test_number_that_is_none_is_refused(number: str) -> None:
+def test_history_number_invalid_is_rejected(number: str) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["history", "-n", number])
     assert ended.value.code == 2
@@ -132,5 +133,5 @@ def test_number_that_is_none_is_refused(number: str) -> None:
     ("seconds", "words"),
     [(0, "0 s"), (59.6, "1 min"), (252, "4 min 12 s"), (3700, "1 h 1 min"), (187200, "2 d 4 h")],
 )
-def test_durations_are_in_words(seconds: float, words: str) -> None:
+def test_duration_is_formatted_in_units(seconds: float, words: str) -> None:
     assert format_duration(seconds) == words

@@ -27,7 +27,7 @@ def data_url(text: str) -> str:
 
 
 def written(path: Path, storage: object = None, **sections: object) -> str:
-    """A file with an Ignition config, whose files belong to whoever runs the tests."""
+    """A file with an Ignition config, whose files belong to the user that runs the tests."""
     document = {"ignition": {"version": "3.5.0"}, "storage": storage or {}, **sections}
     path.write_text(json.dumps(document))
     return str(path)
@@ -64,7 +64,7 @@ def tree(root: Path) -> dict[str, tuple[str, int, str]]:
     return found
 
 
-def test_a_config_is_applied_and_a_second_run_changes_nothing_and_says_so(tmp_path, root, capsys):
+def test_once_second_run_changes_nothing(tmp_path, root, capsys):
     file = written(
         tmp_path / "a.json",
         {"files": [entry("/etc/one", "1"), entry("/opt/d/two", "2", mode=0o600)]},
@@ -81,7 +81,7 @@ def test_a_config_is_applied_and_a_second_run_changes_nothing_and_says_so(tmp_pa
     }
 
 
-def test_what_the_next_config_lets_go_of_comes_back_as_it_was(tmp_path, root):
+def test_once_removed_file_is_restored_from_backup(tmp_path, root):
     (root / "etc/motd").write_text("the vendor's")
     (root / "etc/motd").chmod(0o640)
     first = written(tmp_path / "a", {"files": [entry("/etc/motd", "ours"), entry("/etc/x", "x")]})
@@ -94,7 +94,7 @@ def test_what_the_next_config_lets_go_of_comes_back_as_it_was(tmp_path, root):
     assert not list((root / "var/lib/treenail/original").rglob("*.original"))
 
 
-def test_json_tells_the_steps_and_what_is_left_out(tmp_path, root, capsys):
+def test_once_json_lists_steps_and_skipped_parts(tmp_path, root, capsys):
     file = tmp_path / "mc.yaml"
     file.write_text(
         documents.dump_document(
@@ -126,23 +126,23 @@ def test_json_tells_the_steps_and_what_is_left_out(tmp_path, root, capsys):
             "remember what belongs to rendered-a",
         ],
         "notes": [],
-        "leftOut": [
-            "osImageURL (quay.io/example/os:1): it is for the operating system, not for its files",
-            "kernelArguments (quiet): it is for the operating system, not for its files",
-            "kernelType (realtime): it is for the operating system, not for its files",
-            "extensions (usbguard): it is for the operating system, not for its files",
-            "storage.disks: it is for a machine's first boot",
+        "skipped": [
+            "osImageURL (quay.io/example/os:1): belongs to the operating system, not to files",
+            "kernelArguments (quiet): belongs to the operating system, not to files",
+            "kernelType (realtime): belongs to the operating system, not to files",
+            "extensions (usbguard): belongs to the operating system, not to files",
+            "storage.disks: applies at the first boot only",
         ],
         "rebootNeeded": False,
         "reasons": [],
-        "recovered": None,
+        "recovery": None,
     }
 
 
 @pytest.mark.parametrize(
     ("content", "code", "message"),
     [
-        (None, 2, "can't be read"),
+        (None, 2, "cannot read"),
         ("- a\n", 1, "expected an object"),
         ("kind: Secret\n", 1, "expected a MachineConfig or an Ignition config, found neither"),
         ("ignition: {version: 9.0.0}\n", 1, "spec.config.ignition.version: expected one of"),
@@ -153,9 +153,7 @@ def test_json_tells_the_steps_and_what_is_left_out(tmp_path, root, capsys):
         ),
     ],
 )
-def test_wrong_input_is_refused_before_anything_is_touched(
-    tmp_path, root, capsys, content, code, message
-):
+def test_once_invalid_input_changes_nothing(tmp_path, root, capsys, content, code, message):
     file = tmp_path / "config"
     if content is not None:
         file.write_text(content)
@@ -164,10 +162,10 @@ def test_wrong_input_is_refused_before_anything_is_touched(
     assert list(root.rglob("*")) == [root / "etc"]
 
 
-def test_an_unknown_owner_is_refused_before_anything_is_touched(tmp_path, root, capsys):
-    files = [entry("/etc/a", "a"), {**entry("/etc/b", "b"), "user": {"name": "nobody-here"}}]
+def test_once_unknown_owner_changes_nothing(tmp_path, root, capsys):
+    files = [entry("/etc/a", "a"), {**entry("/etc/b", "b"), "user": {"name": "no-such-user"}}]
     assert run(written(tmp_path / "a", {"files": files}), "--root", root) == 1
-    assert "there is no user nobody-here on this machine" in capsys.readouterr().err
+    assert "there is no user no-such-user on this machine" in capsys.readouterr().err
     assert not (root / "etc/a").exists()
 
 
@@ -178,20 +176,19 @@ def test_an_unknown_owner_is_refused_before_anything_is_touched(tmp_path, root, 
         ("replace", {"source": "https://example.com/a.ign"}),
     ],
 )
-def test_a_config_of_other_configs_is_refused_before_anything_is_touched(
-    tmp_path, root, capsys, name, others
-):
+def test_once_config_with_includes_changes_nothing(tmp_path, root, capsys, name, others):
     ignition = {"version": "3.5.0", "config": {name: others}}
     file = written(tmp_path / "a", {"files": [entry("/etc/a", "a")]}, ignition=ignition)
     assert run(file, "--root", root) == 1
     assert capsys.readouterr().err == (
-        f"treenail: spec.config.ignition.config.{name}: other configs are not fetched\n"
-        "  put what they hold into this one\n"
+        f"treenail: cannot apply spec.config.ignition.config.{name}: "
+        "other configs are not fetched\n"
+        "  put their contents into this config\n"
     )
     assert not (root / "etc/a").exists()
 
 
-def test_what_is_left_out_of_an_ignition_config_is_named(tmp_path, root, capsys):
+def test_once_ignition_config_names_skipped_parts(tmp_path, root, capsys):
     ignition = {
         "version": "3.5.0",
         "config": {"merge": [], "replace": {"verification": {"hash": None}}},
@@ -202,45 +199,45 @@ def test_what_is_left_out_of_an_ignition_config_is_named(tmp_path, root, capsys)
     users = [{"name": "core", "uid": 0, "groups": [], "shouldExist": False, "shell": "/bin/sh"}]
     file = written(tmp_path / "a", ignition=ignition, passwd={"users": users})
     assert run(file, "--root", root, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["leftOut"] == [
-        "ignition.security: it is for a machine's first boot",
-        "ignition.timeouts: it is for a machine's first boot",
-        "passwd.users[0] (uid, shouldExist, shell): only keys and passwords of users are set",
+    assert json.loads(capsys.readouterr().out)["skipped"] == [
+        "ignition.security: applies at the first boot only",
+        "ignition.timeouts: applies at the first boot only",
+        "passwd.users[0] (uid, shouldExist, shell): only SSH keys and password hashes are applied",
     ]
 
 
-def test_a_root_that_is_not_there_is_a_usage_error(tmp_path, capsys):
+def test_once_missing_root_is_usage_error(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         run(written(tmp_path / "a"), "--root", tmp_path / "none")
     assert ended.value.code == 2
     assert "--root: there is no directory" in capsys.readouterr().err
 
 
-def test_a_failure_leaves_everything_as_it_was_and_names_the_step(tmp_path, root, capsys):
+def test_once_failed_step_is_undone_and_named(tmp_path, root, capsys):
     (root / "etc/dir/in").mkdir(parents=True)
     (root / "etc/old").write_text("old")
     before = {path: (seen[0], seen[2]) for path, seen in tree(root).items()}
     files = [entry("/etc/old", "new"), entry("/etc/new", "new"), entry("/etc/dir", "a file")]
     assert run(written(tmp_path / "a", {"files": files}), "--root", root) == 1
-    told = capsys.readouterr().err
-    assert "can't write /etc/dir (0644" in told
-    assert "nothing is changed: the machine is as it was before" in told
+    printed = capsys.readouterr().err
+    assert "cannot write /etc/dir (0644" in printed
+    assert "all steps were undone" in printed
     after = {path: (seen[0], seen[2]) for path, seen in tree(root).items()}
     assert {path: seen for path, seen in after.items() if not path.startswith("var")} == before
 
 
-def test_a_copy_whose_name_is_too_long_is_told_and_all_is_as_before(tmp_path, root, capsys):
+def test_once_backup_name_too_long_is_undone_and_reported(tmp_path, root, capsys):
     name = 250 * "n"
     (root / "etc" / name).write_text("theirs")
     storage = {"files": [entry("/etc/new/one", "1"), entry(f"/etc/{name}", "ours")]}
     file = written(tmp_path / "a.json", storage)
     assert run(file, "--root", root) == 1
-    assert "nothing is changed" in capsys.readouterr().err
+    assert "all steps were undone" in capsys.readouterr().err
     assert (root / "etc" / name).read_text() == "theirs"
     assert not (root / "etc/new").exists()
 
 
-def test_nothing_is_written_outside_of_the_root(tmp_path, root):
+def test_once_links_do_not_lead_outside_root(tmp_path, root):
     outside = tmp_path / "outside"
     outside.mkdir()
     (root / "etc/up").symlink_to("../../../outside")
@@ -252,7 +249,7 @@ def test_nothing_is_written_outside_of_the_root(tmp_path, root):
 
 
 @needs_root
-def test_no_secret_is_in_what_is_printed_or_told(tmp_path, root, capsys, caplog):
+def test_once_output_contains_no_secret(tmp_path, root, capsys, caplog):
     (root / "etc/passwd").write_text("core:x:1000:1000::/home/core:/bin/sh\n")
     (root / "etc/group").write_text("core:x:1000:\n")
     (root / "etc/shadow").write_text(f"core:{CANARY}old:1::::::\n")
@@ -274,8 +271,8 @@ def test_no_secret_is_in_what_is_printed_or_told(tmp_path, root, capsys, caplog)
     assert (root / "etc/shadow").read_text() == f"core:{CANARY}old:1::::::\n"
     assert run(good, "--root", root, "--json") == 0
     assert run(good, "--root", root) == 0
-    told = capsys.readouterr()
-    assert CANARY not in told.out + told.err + caplog.text
+    printed = capsys.readouterr()
+    assert CANARY not in printed.out + printed.err + caplog.text
     assert f"core:{CANARY}:" in (root / "etc/shadow").read_text()
     keys = root / "home/core/.ssh/authorized_keys.d/ignition"
     assert keys.read_text() == f"ssh-rsa {CANARY}\n"
@@ -294,7 +291,7 @@ def test_no_secret_is_in_what_is_printed_or_told(tmp_path, root, capsys, caplog)
 @needs_root
 @oracle.needs_oracle
 @pytest.mark.parametrize("rendered", RENDERED, ids=lambda path: path.stem.rsplit("-", 1)[0])
-def test_a_real_rendered_config_is_written_whole(tmp_path, root, rendered, capsys):
+def test_once_real_rendered_config_is_applied(tmp_path, root, rendered, capsys):
     (root / "etc/passwd").write_text("core:x:1000:1000::/home/core:/bin/sh\nx:x:800:800::/:/\n")
     (root / "etc/group").write_text("core:x:1000:\n")
     (root / "etc/shadow").write_text("core:*:1::::::\n")
@@ -336,7 +333,7 @@ def unit_links(root: Path) -> dict[str, str]:
     }
 
 
-def test_a_node_of_the_machine_config_daemon_is_taken_over(tmp_path, root):
+def test_once_on_mcd_node_uses_its_backups(tmp_path, root):
     mcd = root / "etc/machine-config-daemon"
     mcd.mkdir()
     (mcd / "orig/etc").mkdir(parents=True)
@@ -355,16 +352,14 @@ def test_a_node_of_the_machine_config_daemon_is_taken_over(tmp_path, root):
     assert not (root / "etc/gone").exists()
 
 
-def test_a_file_that_goes_with_the_link_before_it_is_missed_and_all_is_as_before(
-    tmp_path, root, capsys
-):
+def test_once_file_lost_with_its_parent_link_is_undone(tmp_path, root, capsys):
     owner = {"user": {"id": os.geteuid()}, "group": {"id": os.getegid()}}
     links = [{"path": "/opt/l", "target": "d", **owner}]
     there = {"files": [entry("/opt/d/x", "1")], "links": links}
     assert run(written(tmp_path / "a.json", there), "--root", root) == 0
     behind = written(tmp_path / "b.json", {"files": [entry("/opt/l/x", "1")]})
     assert run(behind, "--root", root) == 1
-    told = capsys.readouterr().err
-    assert "can't verify what was done" in told
-    assert "write /opt/l/x (0644): nothing is there" in told
+    printed = capsys.readouterr().err
+    assert "cannot verify the applied steps" in printed
+    assert "write /opt/l/x (0644): nothing is there" in printed
     assert (root / "opt/l/x").samefile(root / "opt/d/x")

@@ -76,7 +76,7 @@ def unit(name: str = "a.service", **fields: object) -> dict[str, object]:
     return {"units": [{"name": name, **fields}]}
 
 
-def test_a_file_of_the_vendor_is_back_when_the_config_lets_go_of_it_and_no_trace_of_ours(node):
+def test_vendor_file_is_restored_when_config_drops_it(node):
     node.bring(storage=files("etc/motd", "etc/only-ours", "etc/dir/only-ours"))
     node.bring()
     assert node.seen("etc/motd") == ("-rw-r--r--", "the vendor's")
@@ -84,7 +84,7 @@ def test_a_file_of_the_vendor_is_back_when_the_config_lets_go_of_it_and_no_trace
     assert not [path for path in node.root.rglob("*") if path.name.endswith(".original")]
 
 
-def test_a_dangling_link_is_kept_and_comes_back(node):
+def test_dangling_link_is_backed_up_and_restored(node):
     (node.root / "etc/link").symlink_to("nowhere")
     node.bring(storage=files("etc/link"))
     assert node.seen("etc/link") == ("-rw-r--r--", "ours")
@@ -92,7 +92,7 @@ def test_a_dangling_link_is_kept_and_comes_back(node):
     assert node.seen("etc/link") == ("link", "nowhere")
 
 
-def test_a_dangling_link_that_the_daemon_kept_comes_back(node):
+def test_dangling_link_in_mcd_backup_is_restored(node):
     kept = node.root / "etc/machine-config-daemon/orig/etc/motd.mcdorig"
     kept.parent.mkdir(parents=True)
     kept.symlink_to("nowhere")
@@ -102,14 +102,14 @@ def test_a_dangling_link_that_the_daemon_kept_comes_back(node):
     assert node.seen("etc/motd") == ("link", "nowhere")
 
 
-def test_a_link_in_the_place_of_a_file_is_replaced_and_what_it_leads_to_is_left(node):
+def test_link_at_file_path_is_replaced_and_its_target_kept(node):
     (node.root / "etc/link").symlink_to("motd")
     node.bring(storage=files("etc/link"))
     assert node.seen("etc/link") == ("-rw-r--r--", "ours")
     assert node.seen("etc/motd") == ("-rw-r--r--", "the vendor's")
 
 
-def test_a_pull_secret_is_never_kept(node):
+def test_pull_secret_is_never_backed_up(node):
     secret = node.root / "var/lib/kubelet/config.json"
     secret.parent.mkdir(parents=True)
     secret.write_text("an old secret")
@@ -118,7 +118,7 @@ def test_a_pull_secret_is_never_kept(node):
     assert not [path for path in copies if "an old secret" in path.read_text()]
 
 
-def test_a_file_that_becomes_a_dropin_stays_and_back_again(node):
+def test_file_that_becomes_dropin_stays(node):
     path = f"{UNITS}/a.service.d/x.conf"
     node.bring(storage=files(path, text="[Unit]\n"))
     dropins = [{"name": "x.conf", "contents": "[Unit]\n"}]
@@ -128,26 +128,26 @@ def test_a_file_that_becomes_a_dropin_stays_and_back_again(node):
     assert node.seen(path) == ("-rw-r--r--", "[Unit]\n")
 
 
-def test_certificates_outlive_the_config_that_brought_them(node):
+def test_certificates_remain_when_config_drops_them(node):
     path = "etc/docker/certs.d/registry/ca.crt"
     node.bring(storage=files(path))
     node.bring()
     assert node.seen(path) == ("-rw-r--r--", "ours")
 
 
-def test_a_config_of_megabytes_is_applied(node):
+def test_large_config_is_applied(node):
     node.bring(storage=files("etc/large", text="x" * 3_000_000))
     assert (node.root / "etc/large").stat().st_size == 3_000_000
 
 
-def test_a_unit_that_nobody_has_is_noted_and_left_alone(node):
+def test_missing_unit_is_noted_and_skipped(node):
     assert node.bring(systemd=unit(enabled=True)) == [
         "remember what belongs to the config",
         "there is no unit a.service on this machine: it is not enabled",
     ]
 
 
-def test_a_unit_of_the_vendor_is_enabled_and_comes_back_to_its_preset(node):
+def test_vendor_unit_returns_to_preset_when_config_drops_it(node):
     vendor = node.root / "usr/lib/systemd/system"
     vendor.mkdir()
     (vendor / "a.service").write_text(WANTED_BY)
@@ -160,14 +160,14 @@ def test_a_unit_of_the_vendor_is_enabled_and_comes_back_to_its_preset(node):
 
 
 @pytest.mark.parametrize("contents", ["", None])
-def test_an_empty_dropin_does_not_exist(node, contents):
+def test_empty_dropin_is_removed(node, contents):
     path = f"{UNITS}/a.service.d/x.conf"
     node.bring(systemd=unit(dropins=[{"name": "x.conf", "contents": "[Unit]\n"}]))
     node.bring(systemd=unit(dropins=[{"name": "x.conf", "contents": contents}]))
     assert node.seen(path) is None
 
 
-def test_a_mask_wins_over_contents_and_is_lifted_again(node):
+def test_mask_overrides_contents_and_is_removed(node):
     path = f"{UNITS}/a.service"
     node.bring(systemd=unit(mask=True, contents=WANTED_BY))
     assert node.seen(path) == ("link", "/dev/null")
@@ -180,14 +180,14 @@ def test_a_mask_wins_over_contents_and_is_lifted_again(node):
     assert node.seen(path) is None
 
 
-def test_a_unit_that_others_are_to_want_is_wanted_by_those_alone(node):
+def test_unit_with_install_section_is_linked_by_it_only(node):
     node.bring(systemd=unit(enabled=True, contents=WANTED_BY))
     node.bring(systemd=unit(enabled=True, contents=WANTED_BY.replace("multi-user", "other")))
     links = sorted(path.parent.name for path in node.root.glob(f"{UNITS}/*.wants/*"))
     assert links == ["other.target.wants"]
 
 
-def test_a_unit_that_nothing_is_said_of_is_in_no_step(node):
+def test_unit_without_settings_causes_no_step(node):
     units = {"units": [{"name": f"{n}.service", "contents": WANTED_BY, "enabled": True}
                        for n in "ab"]}  # fmt: skip
     node.bring(systemd=units)
@@ -205,7 +205,7 @@ def core(**fields: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("before", ["nothing", "of root", "too open", "without directory"])
-def test_keys_stand_where_sshd_believes_them(node, before):
+def test_ssh_keys_are_written_where_sshd_reads_them(node, before):
     ssh = node.root / "home/core/.ssh"
     if before != "nothing":
         ssh.mkdir(0o755)
@@ -226,7 +226,7 @@ def test_keys_stand_where_sshd_believes_them(node, before):
         assert node.seen("home/core/.ssh/known_hosts") == ("-rw-r--r--", "theirs")
 
 
-def test_keys_change_without_the_password_and_the_password_without_keys(node):
+def test_ssh_keys_and_password_change_independently(node):
     node.bring(passwd=core(sshAuthorizedKeys=["A"], passwordHash="$6$one"))
     steps = node.bring(passwd=core(sshAuthorizedKeys=["B"], passwordHash="$6$one"))
     assert steps == ["write 1 SSH keys of core: others are there"]
@@ -234,21 +234,21 @@ def test_keys_change_without_the_password_and_the_password_without_keys(node):
     assert steps == ["set the password of core: the config has another"]
 
 
-def test_users_who_are_let_go_of_have_no_keys_and_a_locked_password(node):
+def test_dropped_user_loses_keys_and_password_is_locked(node):
     node.bring(passwd=core(sshAuthorizedKeys=["A"], passwordHash="$6$one"))
     node.bring()
     assert node.seen(KEYS) == ("-rw-------", "")
     assert (node.root / "etc/shadow").read_text().startswith("core:*:")
 
 
-def test_another_user_than_core_is_left_alone_and_noted(node):
+def test_user_other_than_core_is_skipped_and_noted(node):
     shadow = (node.root / "etc/shadow").read_text()
     notes = node.bring(passwd={"users": [{"name": "eve", "passwordHash": "$6$one"}]})
     assert [note for note in notes if note.startswith("user eve is left out")] != []
     assert (node.root / "etc/shadow").read_text() == shadow
 
 
-def test_a_file_that_somebody_changed_is_written_again_and_one_that_was_touched_is_not(node):
+def test_changed_file_is_rewritten_and_touched_file_is_not(node):
     node.bring(storage=files("etc/a", "etc/b", "etc/c"))
     os.utime(node.root / "etc/a", (1, 1))
     (node.root / "etc/b").chmod(0o600)
@@ -259,7 +259,7 @@ def test_a_file_that_somebody_changed_is_written_again_and_one_that_was_touched_
     ]
 
 
-def test_hard_links_follow_their_file(node):
+def test_hard_link_is_updated_with_its_file(node):
     links = [{"path": "/usr/lib/x", "target": "/etc/a", "hard": True}]
     for text in ("one", "two"):
         node.bring(storage={**files("etc/a", text=text), "links": links})
@@ -278,7 +278,7 @@ def test_hard_links_follow_their_file(node):
 )
 @pytest.mark.parametrize("text", ["ours", "other"])
 @pytest.mark.parametrize("before", [None, "the vendor's"])
-def test_a_file_stays_when_only_the_way_to_it_is_another(node, first, second, text, before):
+def test_file_stays_when_only_its_path_spelling_changes(node, first, second, text, before):
     (node.root / "var/usrlocal/bin").mkdir(parents=True)
     (node.root / "usr/local").symlink_to("../var/usrlocal")
     if before is not None:
@@ -291,7 +291,7 @@ def test_a_file_stays_when_only_the_way_to_it_is_another(node, first, second, te
     assert node.seen(first) == (None if before is None else ("-rw-r--r--", before))
 
 
-def test_what_stands_behind_a_link_goes_when_the_config_has_a_directory_in_its_place(node):
+def test_link_replaced_by_directory_hides_its_former_files(node):
     links = [{"path": "/opt/l", "target": "d"}]
     node.bring(storage={**files("opt/d/x"), "links": links})
     node.bring(storage=files("opt/l/x", text="other"))
@@ -300,7 +300,7 @@ def test_what_stands_behind_a_link_goes_when_the_config_has_a_directory_in_its_p
 
 
 @pytest.mark.parametrize("shadow", [None, "root:*:1::::::\n"])
-def test_keys_are_set_where_nobody_has_a_password(node, shadow):
+def test_ssh_keys_are_set_without_shadow_entry(node, shadow):
     place = node.root / "etc/shadow"
     place.unlink()
     if shadow is not None:

@@ -207,7 +207,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_ignition_makes_the_same_of_a_config(folder, name, capsys):
+def test_once_result_equals_result_of_ignition(folder, name, capsys):
     config = folder / "config.json"
     config.write_text(json.dumps({"ignition": {"version": "3.3.0"}, **CONFIGS[name]}))
     ours, theirs = machine(folder / "ours"), machine(folder / "theirs")

@@ -45,7 +45,7 @@ rendered-worker-a -> rendered-worker-b
     +pool b
      makestep 1 3
 
-The node is drained and reboots:
+The node must drain and reboot:
   drain and reboot, because
     file /etc/chrony.conf changed (no policy for this path), from MachineConfig 99-chrony
     kernelArguments changed (part of the operating system)
@@ -66,12 +66,16 @@ def given(folder: Path, **texts: str) -> list[str]:
     return [str(folder / name) for name in texts]
 
 
-def test_plan_is_printed_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_prints_differences_and_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["plan", *given(tmp_path, old=OLD, new=NEW)]) == 3
     assert capsys.readouterr().out == PLAN
 
 
-def test_plan_is_printed_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_json_lists_changes_and_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["plan", "--json", *given(tmp_path, old=OLD, new=NEW)]) == 3
     assert json.loads(capsys.readouterr().out) == {
         "old": "rendered-worker-a",
@@ -115,7 +119,7 @@ def test_plan_is_printed_for_programs(tmp_path: Path, capsys: pytest.CaptureFixt
                 ],
             }
         ],
-        "free": [],
+        "harmless": [],
         "drains": True,
         "reboots": True,
         "obstacles": [],
@@ -124,7 +128,7 @@ def test_plan_is_printed_for_programs(tmp_path: Path, capsys: pytest.CaptureFixt
     }
 
 
-def test_policy_of_a_file_says_what_a_change_costs(
+def test_plan_with_policy_file_applies_its_rules(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = given(tmp_path, old=OLD.replace("[quiet]", "[]"), new=NEW, policy=POLICY)
@@ -133,7 +137,7 @@ def test_policy_of_a_file_says_what_a_change_costs(
     assert "The node stays in service:\n  restart chronyd.service, because\n" in printed
 
 
-def test_exit_code_says_what_a_program_has_to_know(
+def test_plan_exit_code_reports_disruption(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old, new, bad, fips = given(
@@ -157,7 +161,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_colours_are_for_terminals_whose_user_wants_them() -> None:
+def test_colours_depend_on_terminal_and_environment() -> None:
     assert create_painter(Terminal(), {"TERM": "xterm"})("a", "+") == "\x1b[32ma\x1b[0m"
     assert create_painter(Terminal(), {"TERM": "xterm"})("a", " ") == "a"
     assert create_painter(Terminal(), {"TERM": "dumb"})("a", "+") == "a"

@@ -24,7 +24,7 @@ OLD, NEW = Target("old"), Target("new")
 UPDATE = UpdateRecord("1" * 32, NEW, OLD, Phase.STAGING, "boot", 1.0, 1.0)
 
 
-def told(*arguments: str) -> dict[str, object]:
+def run_json(*arguments: str) -> dict[str, object]:
     with contextlib.redirect_stdout(io.StringIO()) as output:
         main([*arguments, "--json"])
     found = json.loads(output.getvalue())
@@ -106,14 +106,14 @@ class Draw:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
 @pytest.mark.parametrize("start", range(0, 100, 25))
-def test_steps_of_the_plan_are_the_steps_that_are_taken(start: int) -> None:
+def test_plan_steps_equal_applied_steps(start: int) -> None:
     for seed in range(start, start + 25):
         draw = Draw(seed)
         with machine(draw.config(), draw.config()) as root:
             kept = root / "var/lib/treenail/configs"
-            told("once", str(kept / "old.json"), "--root", str(root))
+            run_json("once", str(kept / "old.json"), "--root", str(root))
             Ledger(Root(root)).write_document(to_json(LedgerRecord(OLD, UPDATE)))
-            planned = told("plan", "--root", str(root))["steps"]
-            done = told("once", str(kept / "new.json"), "--root", str(root))["steps"]
+            planned = run_json("plan", "--root", str(root))["steps"]
+            done = run_json("once", str(kept / "new.json"), "--root", str(root))["steps"]
             assert done == planned, seed
-            assert told("plan", "--root", str(root))["steps"] == [], seed
+            assert run_json("plan", "--root", str(root))["steps"] == [], seed

@@ -67,13 +67,13 @@ def plan(
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_update_under_way_is_planned_from_what_is_kept(
+def test_plan_node_during_update_uses_stored_configs(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, told = plan(root, capsys)
+    code, document = plan(root, capsys)
     assert code == 3
-    assert (told["old"], told["new"]) == ("rendered-a", "rendered-b")
-    assert told["changes"] == [
+    assert (document["old"], document["new"]) == ("rendered-a", "rendered-b")
+    assert document["changes"] == [
         {
             "kind": "file",
             "name": "/etc/a",
@@ -82,56 +82,56 @@ def test_update_under_way_is_planned_from_what_is_kept(
             "diffs": [{"path": "/etc/a", "lines": ["@@ -1,1 +1,1 @@", "-one", "+two"], "note": ""}],
         }
     ]
-    assert told["steps"][0].startswith("write /etc/a (0644")  # type: ignore[index]  # a list
-    assert any("policy is taken to be the default" in note for note in told["notes"])  # type: ignore[attr-defined]  # a list
+    assert document["steps"][0].startswith("write /etc/a (0644")  # type: ignore[index]  # a list
+    assert any("assumes the default node disruption policy" in note for note in document["notes"])  # type: ignore[attr-defined]  # a list
 
 
-def test_what_has_drifted_is_brought_back_with_it(
+def test_plan_node_with_drift_includes_repair(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (root / "etc/same").write_text("another")
-    _code, told = plan(root, capsys)
-    assert [(each["name"], each["details"]) for each in told["changes"]] == [  # type: ignore[attr-defined]  # a list
+    _code, document = plan(root, capsys)
+    assert [(each["name"], each["details"]) for each in document["changes"]] == [  # type: ignore[attr-defined]  # a list
         ("/etc/a", []),
         ("/etc/same", ["not as the config says"]),
     ]
 
 
-def test_node_at_rest_has_nothing_to_do(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_node_at_target_is_empty(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Ledger(Root(root)).write_document(to_json(LedgerRecord(OLD)))
-    code, told = plan(root, capsys)
-    assert (code, told["changes"]) == (0, [])
+    code, document = plan(root, capsys)
+    assert (code, document["changes"]) == (0, [])
 
 
-def test_what_the_agent_was_asked_for_last_is_planned(
+def test_plan_node_without_update_uses_last_desired_target(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Ledger(Root(root)).write_document(
-        to_json(LedgerRecord(OLD, quarantined=QuarantinedTarget(NEW, "it broke", "mend it")))
+        to_json(LedgerRecord(OLD, quarantined=QuarantinedTarget(NEW, "it broke", "fix it")))
     )
-    told = plan(root, capsys)[1]
-    assert told["new"] == "rendered-b"
-    assert told["notes"][0] == "it is not tried again: it broke; mend it"  # type: ignore[index]  # a list
+    document = plan(root, capsys)[1]
+    assert document["new"] == "rendered-b"
+    assert document["notes"][0] == "the target is quarantined: it broke; fix it"  # type: ignore[index]  # a list
     live = root / "run/treenail/status.json"
     live.parent.mkdir(parents=True)
     live.write_text(json.dumps({"desired": {"config": "rendered-a", "image": ""}}))
     assert plan(root, capsys)[1]["new"] == "rendered-a"
 
 
-def test_entering_image_mode_lets_go_of_what_was_written(
+def test_plan_node_entering_image_mode_removes_files(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     update = UpdateRecord(
         "1" * 32, Target("rendered-b", IMAGE), OLD, Phase.STAGING, "boot", 1.0, 1.0
     )
     Ledger(Root(root)).write_document(to_json(LedgerRecord(OLD, update)))
-    code, told = plan(root, capsys)
+    code, document = plan(root, capsys)
     assert code == 3
-    changes = {each["name"]: each["change"] for each in told["changes"]}  # type: ignore[attr-defined]  # a list
+    changes = {each["name"]: each["change"] for each in document["changes"]}  # type: ignore[attr-defined]  # a list
     assert changes == {"": "changed", "/etc/a": "removed", "/etc/same": "removed"}
 
 
-def test_an_image_that_bakes_nothing_leaves_files_to_the_agent(
+def test_plan_node_with_image_files_write_keeps_files(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     update = UpdateRecord(
@@ -141,34 +141,37 @@ def test_an_image_that_bakes_nothing_leaves_files_to_the_agent(
     settings = root / "etc/treenail/agent.toml"
     settings.parent.mkdir()
     settings.write_text('image_files = "write"')
-    code, told = plan(root, capsys)
+    code, document = plan(root, capsys)
     assert code == 3
-    changes = {each["name"]: each["change"] for each in told["changes"]}  # type: ignore[attr-defined]  # a list
+    changes = {each["name"]: each["change"] for each in document["changes"]}  # type: ignore[attr-defined]  # a list
     assert changes == {"": "changed", "/etc/a": "changed"}
 
 
-def test_where_nobody_asks_for_drains_the_plan_says_that_the_node_has_to_be_drained_before(
+def test_plan_node_without_drain_requests_notes_manual_drain(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = root / "etc/treenail/agent.toml"
     settings.parent.mkdir()
     settings.write_text('drain = "never"')
-    told = plan(root, capsys)[1]
-    assert told["notes"][-1] == "nobody is asked for the drain, as drain is never: drain it before"  # type: ignore[index]  # a list
+    document = plan(root, capsys)[1]
+    assert (
+        document["notes"][-1]
+        == 'the setting drain is "never": drain the node yourself before the update'
+    )  # type: ignore[index]  # a list
 
 
-def test_config_that_nobody_kept_is_asked_for_in_vain(
+def test_plan_node_without_stored_config_and_api_server_fails(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (root / "var/lib/treenail/configs/rendered-b.json").unlink()
     assert main(["plan", "--root", str(root)]) == 1
-    assert "no copy of rendered-b on this machine" in capsys.readouterr().err
+    assert "this machine stores no copy of rendered-b" in capsys.readouterr().err
     Ledger(Root(root)).write_document(to_json(LedgerRecord()))
     assert main(["plan", "--root", str(root)]) == 1
-    assert "nothing is known" in capsys.readouterr().err
+    assert "the desired target of this node is not known" in capsys.readouterr().err
 
 
-def test_api_server_is_asked_for_what_is_not_kept_and_for_the_policy(
+def test_plan_node_fetches_missing_config_and_policy(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = root / "var/lib/treenail/configs/rendered-b.json"
@@ -193,21 +196,21 @@ def test_api_server_is_asked_for_what_is_not_kept_and_for_the_policy(
 
     with serving(tmp_path, answer) as server:
         reachable(root, server)
-        code, told = plan(root, capsys)
+        code, document = plan(root, capsys)
         assert [seen.path.rpartition("/")[2] for seen in server.seen] == ["rendered-b", "cluster"]
     assert code == 2
-    assert [each["action"] for each in told["actions"]] == ["restart a.service"]  # type: ignore[attr-defined]  # a list
+    assert [each["action"] for each in document["actions"]] == ["restart a.service"]  # type: ignore[attr-defined]  # a list
     assert not path.exists(), "a plan changes nothing"
 
 
-def test_a_reboot_that_may_be_soft_is_announced(
+def test_plan_node_possible_soft_reboot_is_noted(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     update = UpdateRecord(
         "1" * 32, Target("rendered-b", IMAGE), OLD, Phase.STAGING, "boot", 1.0, 1.0
     )
     Ledger(Root(root)).write_document(to_json(LedgerRecord(OLD, update)))
-    soft = "it is a soft reboot if the kernel"
+    soft = "the reboot is a soft reboot"
     settings = root / "etc/treenail/agent.toml"
     settings.parent.mkdir()
     for text, announced in (("", False), ('reboot = "auto"', True)):

@@ -1,4 +1,4 @@
-"""``treenail status`` of directories: what is written there, with nobody who runs."""
+"""``treenail status`` of directories, without an agent."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ PAST = PastUpdate("0" * 32, OLD, Target(), 1_600_000_000.0, 1_600_000_100.0, Upd
 LIVE = {
     "node": "worker-0",
     "pid": 1,
-    "sentence": "waiting for the drain",
+    "activity": "waiting for the drain",
     "written": "2023-11-14T22:15:00Z",
 }
 
@@ -52,7 +52,7 @@ def status(root: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
     return document
 
 
-def test_update_of_an_agent_that_died_is_told_from_what_it_wrote(
+def test_status_after_agent_crash_shows_recorded_update(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given(tmp_path, LedgerRecord(OLD, UPDATE, history=(PAST,)), LIVE)
@@ -61,7 +61,7 @@ def test_update_of_an_agent_that_died_is_told_from_what_it_wrote(
         "agent": {"running": False, "pid": None, "lastSeen": "2023-11-14T22:15:00Z"},
         "backend": None,
         "state": "Working",
-        "sentence": "waiting for the drain",
+        "activity": "waiting for the drain",
         "current": {"config": OLD.config, "image": ""},
         "desired": {"config": NEW.config, "image": NEW.image},
         "update": {
@@ -89,7 +89,7 @@ def test_update_of_an_agent_that_died_is_told_from_what_it_wrote(
     }
 
 
-def test_agent_that_runs_is_known_by_its_lock(
+def test_status_running_agent_is_detected_by_lock(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given(tmp_path, LedgerRecord(OLD), LIVE)
@@ -99,21 +99,21 @@ def test_agent_that_runs_is_known_by_its_lock(
     assert not status(tmp_path, capsys)["agent"]["running"]  # type: ignore[index]  # as above
 
 
-def test_refused_target_is_an_error_with_a_remedy_and_an_exit_code(
+def test_status_quarantined_target_shows_remedy_and_returns_4(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given(tmp_path, LedgerRecord(OLD, quarantined=QuarantinedTarget(NEW, "it broke", "mend it")))
+    given(tmp_path, LedgerRecord(OLD, quarantined=QuarantinedTarget(NEW, "it broke", "fix it")))
     assert main(["status", "--root", str(tmp_path)]) == 4
     printed = capsys.readouterr().out
-    assert "Last error   it broke\nWhat to do   mend it\n" in printed
+    assert "Last error   it broke\nRemedy       fix it\n" in printed
 
 
-def test_screen_says_what_why_and_what_to_do() -> None:
+def test_status_prints_activity_reasons_and_remedy() -> None:
     document = {
         "node": "worker-0",
         "agent": {"running": False, "pid": None, "lastSeen": "2023-11-14T22:15:00Z"},
         "state": "Working",
-        "sentence": "waiting for the drain",
+        "activity": "waiting for the drain",
         "current": {"config": "a", "image": ""},
         "desired": {"config": "b", "image": "q.example/os@sha256:1"},
         "update": {
@@ -131,7 +131,7 @@ def test_screen_says_what_why_and_what_to_do() -> None:
         "credentials": [],
         "drift": [],
         "apiServer": {"reachable": False, "since": "2023-11-14T22:14:00Z", "problem": "no route"},
-        "backend": {"name": "bootc", "why": "the setting backend says so"},
+        "backend": {"name": "bootc", "reason": "selected by the setting backend"},
         "deployments": {"booted": None, "staged": None, "rollback": None},
         "retained": None,
         "problems": ["the deployments: no bus"],
@@ -140,9 +140,9 @@ def test_screen_says_what_why_and_what_to_do() -> None:
         format_status(document)
         == """\
 Node         worker-0
-Agent        is not running; it last wrote its status 2023-11-14T22:15:00Z
+Agent        not running; last status written 2023-11-14T22:15:00Z
 State        Working, draining since 2023-11-14T22:14:20Z
-Doing        nothing; the agent last said: waiting for the drain
+Activity     none; last activity: waiting for the drain
 Why          one
 Why          two
 Why          three
@@ -150,20 +150,20 @@ Why          three
 Current      a
 Desired      b
              q.example/os@sha256:1
-Managed by   bootc: the setting backend says so
+Managed by   bootc: selected by the setting backend
 Booted       none
 Staged       none
 Rollback     none
-API server   away since 2023-11-14T22:14:00Z: no route
+API server   unreachable since 2023-11-14T22:14:00Z: no route
 Last update  done 2020-09-13T12:28:20Z, to a
-What to do   systemctl start treenail; if it does not stay up: journalctl -u treenail
-Not known    the deployments: no bus"""
+Remedy       start the agent: systemctl start treenail; if it stops again: journalctl -u treenail
+Problem      the deployments: no bus"""
     )
     document["agent"] = {"running": True, "pid": 7, "lastSeen": None}
-    assert "Doing        waiting for the drain (40 %, Fetching)\n" in format_status(document)
+    assert "Activity     waiting for the drain (40 %, Fetching)\n" in format_status(document)
 
 
-def test_the_deployment_that_is_kept_is_told_with_its_end(
+def test_status_shows_pinned_deployment_and_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given(tmp_path, LedgerRecord(OLD, retained=RetainedDeployment("os-1")))
@@ -173,10 +173,10 @@ def test_the_deployment_that_is_kept_is_told_with_its_end(
     assert status(tmp_path, capsys)["retained"] == kept
     main(["status", "--root", str(tmp_path)])
     shown = capsys.readouterr().out
-    assert "Kept         os-1, until 2023-11-15T22:13:20Z, or the next update\n" in shown
+    assert "Pinned       os-1, until 2023-11-15T22:13:20Z, or the next update\n" in shown
 
 
-def test_damaged_ledger_is_the_failure_and_says_what_to_do(
+def test_status_damaged_ledger_shows_remedy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given(tmp_path, LedgerRecord(OLD), LIVE)
@@ -185,15 +185,15 @@ def test_damaged_ledger_is_the_failure_and_says_what_to_do(
     assert main(["status", "--root", str(tmp_path)]) == EXIT_DEGRADED
     shown = capsys.readouterr().out.splitlines()
     assert "State        Degraded" in shown
-    at = next(index for index, line in enumerate(shown) if line.startswith("What to do"))
+    at = next(index for index, line in enumerate(shown) if line.startswith("Remedy"))
     assert shown[at - 1].startswith(f"Last error   the ledger {ledger} is damaged: ")
-    assert shown[at].startswith(f"What to do   move {ledger} away and start the agent again; ")
-    assert shown[at + 1].startswith("What to do   systemctl start treenail; ")
+    assert shown[at].startswith(f"Remedy       move {ledger} away and start the agent again; ")
+    assert shown[at + 1].startswith("Remedy       start the agent: systemctl start treenail; ")
 
 
-def test_ledger_that_can_not_be_read_here_degrades_nobody(
+def test_status_unreadable_ledger_is_no_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "var/lib/treenail/ledger.json").mkdir(parents=True)
     assert main(["status", "--root", str(tmp_path)]) == 0
-    assert "Not known    what is recorded: the ledger: " in capsys.readouterr().out
+    assert "Problem      the ledger: " in capsys.readouterr().out

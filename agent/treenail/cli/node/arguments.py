@@ -84,7 +84,7 @@ def _add_run(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         ],
     )
     run.set_defaults(module="treenail.cli.node.run")
-    _add_common_arguments(run)
+    _add_agent_options(run)
     run.add_argument(
         "--node-name", metavar="NAME", help="name of the Node (default: host name in lower case)"
     )
@@ -106,7 +106,7 @@ def _add_firstboot(commands: "argparse._SubParsersAction[CommandParser]") -> Non
         examples=[("follow it on a machine", "journalctl -f -u treenail-firstboot")],
     )
     firstboot.set_defaults(module="treenail.cli.node.firstboot")
-    _add_common_arguments(firstboot)
+    _add_agent_options(firstboot)
 
 
 def _add_status(commands: "argparse._SubParsersAction[CommandParser]") -> None:
@@ -123,7 +123,7 @@ def _add_status(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         ],
     )
     status.set_defaults(module="treenail.cli.node.status")
-    _add_common_arguments(status)
+    _add_agent_options(status)
     _add_json(status)
 
 
@@ -335,7 +335,7 @@ def _add_once(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     _add_json(once)
 
 
-def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_agent_options(parser: argparse.ArgumentParser) -> None:
     _add_root(parser)
     _add_config(parser)
     parser.add_argument("-v", "--verbose", action="store_true", help="log at level DEBUG")
