@@ -68,9 +68,9 @@ def test_retry_without_agent_lifts_quarantine_in_ledger(
 @pytest.mark.parametrize(
     ("phase", "sentence"),
     [
-        (Phase.REBOOTING, "the reboot was asked for already"),
-        (Phase.UNCORDONING, "the node is at rendered-b already"),
-        (Phase.CANCELLING, "it is being called off already"),
+        (Phase.REBOOTING, "the agent has already requested the reboot"),
+        (Phase.UNCORDONING, "the node is already at rendered-b"),
+        (Phase.CANCELLING, "the update is already being cancelled"),
     ],
 )
 def test_cancel_after_reboot_request_is_refused(
