@@ -1,4 +1,4 @@
-"""A disk in memory that can lose power, and remembers then only what was flushed."""
+"""A disk in memory that can lose power and then keeps only flushed changes."""
 
 import errno
 import itertools
@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from copy import copy, deepcopy
 from typing import NamedTuple, Self
 
-from treenail.host.filesystem.disk import Disk, LabelPolicy, StrPath
+from treenail.host.filesystem.disk import Disk, StrPath
+from treenail.host.filesystem.selinux import SelinuxPolicy
 
 
 class Entry(NamedTuple):
-    """What is at a path: its kind, its mode, a file's content or a link's text."""
+    """The entry at a path: kind, mode, and the content of a file or the target of a link."""
 
     kind: str
     mode: int
@@ -24,7 +25,7 @@ class Entry(NamedTuple):
 
 
 class Inode(NamedTuple):
-    """What is known of an entry beside its content."""
+    """The metadata of an entry."""
 
     mode: int
     uid: int = 0
@@ -36,7 +37,7 @@ Tree = dict[str, Entry]
 
 
 class Found(dict[str, Entry]):
-    """A tree that knows which of its entries is which inode."""
+    """A tree with the inode number of each entry."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,11 +51,11 @@ _LABEL = "security.selinux"
 
 
 class PowerCut(BaseException):
-    """The power goes; nothing that runs may cope with it."""
+    """The power goes; no code under test may catch it."""
 
 
 class Node:
-    """A file, link or directory: as the running system sees it, and as the disk has it."""
+    """A file, link or directory: its state in the running system and its state on the disk."""
 
     def __init__(self, number: int, kind: str, inode: Inode, content: bytes = b"") -> None:
         self.number = number
@@ -68,7 +69,7 @@ class Node:
         self.pending: list[dict[str, Node | None]] = []
 
     def change(self, entries: "dict[str, Node | None]") -> None:
-        """Change names in this directory, all in one step."""
+        """Change names in this directory atomically."""
         for node in entries.values():
             if node is not None:
                 node.device = node.device or self.device
@@ -87,10 +88,10 @@ class Node:
         return found
 
     def outcomes(self) -> list[Outcome]:
-        """What the disk may have of this after a power cut.
+        """Return the states that the disk may have after a power cut.
 
-        Without a flush any part of a file may have arrived, its length before its bytes, and
-        any of the changes to a directory. What was flushed before more was added stays.
+        Without a flush any part of a file may be on disk, its length before its bytes, and any
+        subset of the changes to a directory. Flushed content stays.
         """
         now = (self.inode, self.content)
         if self.flushed == now and not self.pending:
@@ -129,18 +130,18 @@ def _apply(entries: dict[str, Node], change: dict[str, Node | None]) -> None:
 
 
 class MemoryDisk(Disk):
-    """The same calls as a real disk.
+    """A disk with the methods of the real one.
 
-    ``calls_left`` is the number of calls after which the power goes; ``deaf_to`` is told the number
-    of each flush and says whether it is forgotten. A call writes ``chunk`` bytes. At each of the
-    ``mounts`` there is another file system.
+    ``calls_left`` is the number of calls until the power cut. ``ignores_flush`` gets the number of
+    each flush and returns whether the disk drops it. A call writes ``chunk`` bytes. Each of
+    ``mounts`` is another file system.
     """
 
     mounts: tuple[str, ...] = ()
-    labels: LabelPolicy | None = None
+    labels: SelinuxPolicy | None = None
 
     def __init__(self, tree: Tree | None = None, *, flushed: bool = True) -> None:
-        """A disk with these entries, the first of which has been flushed in any case."""
+        """Make a disk with these entries; the first is always flushed."""
         self.root = Node(1, "directory", Inode(0o755))
         self.root.device = 1
         inodes = tree.inodes if isinstance(tree, Found) else {}
@@ -159,27 +160,34 @@ class MemoryDisk(Disk):
             self._flush_all()
         self.chunk = 3
         self.flushes = 0
-        self.deaf_to: Callable[[int], bool] = lambda _: False
+        self.ignores_flush: Callable[[int], bool] = lambda _: False
         self.calls_left: int | None = None
         self._open: dict[int, tuple[Node, int]] = {}
 
     def replace_by(self, tree: Tree) -> None:
-        """Have these entries, all of them flushed, and nothing open."""
+        """Replace all entries; they are flushed, and no descriptor is open."""
         self.root = type(self)(tree).root
         self._open.clear()
 
     def abandoned(self) -> Self:
-        """As it is when whoever has it open is killed: nothing more is flushed, nothing open."""
+        """Return a copy as after a kill of the process: no descriptor open, no further flush."""
         found = copy(self)
         found.root, found._open = deepcopy(self.root), {}
         return found
 
     def tree(self) -> Tree:
-        """What the running system sees."""
+        """Return the state in the running system."""
         return _tree(self.root, lambda node: (node.inode, node.content, node.entries))
 
+    def content(self, path: str) -> bytes | None:
+        """The content that the running system reads at this path; None without an entry."""
+        try:
+            return self._node(path).content
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
     def after_power_cut(self, states_limit: int = _STATES) -> Iterator[Tree]:
-        """What the next start may find: all there is, or so many when there is too much."""
+        """Yield the possible states at the next boot: all of them, or a random selection."""
         nodes = list({id(node): node for node in self._reachable()}.values())
         outcomes = [node.outcomes() for node in nodes]
         total = 1
@@ -206,7 +214,7 @@ class MemoryDisk(Disk):
             for _, _, entries in node.outcomes():
                 todo.extend(entries.values())
 
-    # The calls.
+    # System calls.
 
     def lstat(self, path: StrPath) -> os.stat_result:
         return _status(self._node(path))
@@ -299,7 +307,7 @@ class MemoryDisk(Disk):
         if old is not None and old.kind == "directory":
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if old is not None and old is parent.entries[name]:
-            return  # two names of one file stay, as POSIX has it
+            return  # rename(2): two names of one file stay
         parent.change({name: None, new: parent.entries[name]})
 
     def exchange(self, path: StrPath, other: StrPath) -> None:
@@ -357,7 +365,7 @@ class MemoryDisk(Disk):
 
     def _flush(self, nodes: list[Node]) -> None:
         self.flushes += 1
-        if not self.deaf_to(self.flushes - 1):
+        if not self.ignores_flush(self.flushes - 1):
             for node in nodes:
                 node.flush()
 
@@ -366,7 +374,7 @@ class MemoryDisk(Disk):
             node.flush()
 
     def _unused(self) -> int:
-        """The lowest number that no inode has, be it one that only the disk still has."""
+        """Return the lowest free inode number, counting inodes that only the disk still has."""
         used: set[int] = set()
         todo = [self.root]
         while todo:
@@ -379,7 +387,7 @@ class MemoryDisk(Disk):
         return next(number for number in itertools.count(1) if number not in used)
 
     def _split(self, path: StrPath) -> tuple[Node, str]:
-        """The directory that it is in, and its name there."""
+        """Return the directory of the entry and its name there."""
         parent, _, name = os.fspath(path).rpartition("/")
         return self._node(parent), name
 
@@ -403,7 +411,7 @@ def _status(node: Node) -> os.stat_result:
 
 
 def _own(node: Node, uid: int, gid: int) -> None:
-    """As the kernel has it: -1 is no change, and the set-user-ID bit goes."""
+    """Act as chown(2): -1 changes nothing, and the set-user-ID bit is cleared."""
     inode = node.inode
     node.inode = inode._replace(
         mode=inode.mode & 0o1777 if node.kind == "file" else inode.mode,

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from treenail.host.ostree.jobs import JobRunner
     from treenail.host.ostree.soft_reboot import OstreeSoftReboot
     from treenail.host.rollback.backups import FileBackups
-    from treenail.host.rollback.pending import PendingChange
-    from treenail.host.rollback.transaction import UndoTransaction
+    from treenail.host.rollback.transaction import PendingChange, UndoTransaction
     from treenail.host.rpmostree.extensions import ExtensionsRepository
     from treenail.host.system.kernel import HostKernel
     from treenail.host.system.process import ProgramRunner
@@ -132,7 +131,7 @@ class Machine:
 
     @cached_property
     def pending_change(self) -> "PendingChange":
-        from treenail.host.rollback.pending import PendingChange
+        from treenail.host.rollback.transaction import PendingChange
 
         return PendingChange(self.root, self.disk)
 

@@ -1,4 +1,4 @@
-"""The disks that tests have behave as a real one, and touch no real one."""
+"""The fake disks of the tests behave as the real one, and never reach it."""
 
 import ast
 import inspect
@@ -17,7 +17,7 @@ from treenail.host.filesystem.root import Root
 
 
 class FakedDisk(Disk):
-    """The real one for pyfakefs, which changes the mode of what is opened for reading."""
+    """The real disk for pyfakefs, which changes the mode of a file that is opened for reading."""
 
     def open(self, path: Path) -> int:
         mode = path.lstat().st_mode
@@ -28,7 +28,7 @@ class FakedDisk(Disk):
 
 @pytest.fixture(params=["real", "pyfakefs", "memory"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], HostFiles]]:
-    """Gives files below an empty root, again and again the same."""
+    """Makes `HostFiles` below one root, which is empty at first."""
     match request.param:
         case "real":
             yield lambda: HostFiles(Root(tmp_path))
@@ -43,7 +43,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[]
                 yield lambda: HostFiles(Root("/machine"), FakedDisk())
 
 
-def test_every_disk_does_the_same(make):
+def test_every_disk_gives_the_same_results(make):
     files = make()
     seen = [
         files.write_file("/etc/a", b"one", mode=0o600),
@@ -80,14 +80,14 @@ def test_every_disk_does_the_same(make):
     ]
 
 
-def test_the_memory_disk_has_every_call_of_a_real_one():
+def test_memory_disk_has_every_method_of_the_real_disk():
     def own(kind: type) -> set[str]:
         return {name for name in vars(kind) if not name.startswith("_")}
 
     assert own(Disk) <= own(MemoryDisk)
 
 
-def test_only_calls_that_a_faked_file_system_knows_are_used():
+def test_disk_uses_only_calls_that_pyfakefs_replaces():
     tree = ast.parse(inspect.getsource(module))
     called = {
         ast.unparse(node.func)
@@ -121,12 +121,11 @@ def test_only_calls_that_a_faked_file_system_knows_are_used():
         "os.symlink",
         "os.unlink",
         "os.write",
-        # The flush of a whole file system, which only many files ask for, and an exchange.
+        # syncfs, for many files only, and the exchange of two names.
         "ctypes.CDLL",
-        # What the policy says of a path that was looked at.
-        "self.labels.fitting",
-        "self.labels.rest",
         "ctypes.get_errno",
-        "_libc().renameat2",
-        "_libc().syncfs",
+        "_load_libc().renameat2",
+        "_load_libc().syncfs",
+        "self.labels.decide_label",
+        "self.labels.release_memory",
     }

@@ -21,7 +21,7 @@ def files(root: Root) -> HostFiles:
 
 
 def tree(root: Root) -> dict[str, bytes | str | None]:
-    """Every entry below the root: a file's content, a link's text, None for a directory."""
+    """Every entry below the root: the content of a file, the target of a link, None otherwise."""
     found: dict[str, bytes | str | None] = {}
     for path in sorted(root.prefix.rglob("*")):
         name = f"/{path.relative_to(root.prefix)}"
@@ -57,14 +57,14 @@ class CountingDisk(Disk):
         super().syncfs(descriptor)
 
 
-def test_a_file_is_written_with_its_mode_and_its_missing_directories(root, files):
+def test_write_file_makes_missing_directories_and_sets_mode(root, files):
     assert files.write_file("/etc/a/b/c", b"hello", mode=0o4750) is True
     assert tree(root) == {"/etc": None, "/etc/a": None, "/etc/a/b": None, "/etc/a/b/c": b"hello"}
     assert mode(root, "/etc/a/b/c") == 0o4750
     assert mode(root, "/etc/a/b") == 0o755
 
 
-def test_the_umask_does_not_matter(root, files):
+def test_write_file_ignores_umask(root, files):
     before = os.umask(0o077)
     try:
         files.write_file("/etc/a", b"", mode=0o666)
@@ -73,7 +73,7 @@ def test_the_umask_does_not_matter(root, files):
     assert (mode(root, "/etc/a"), mode(root, "/etc")) == (0o666, 0o755)
 
 
-def test_what_is_as_wanted_is_not_written_again(root):
+def test_write_files_of_unchanged_file_writes_nothing(root):
     disk = CountingDisk()
     files = HostFiles(root, disk)
     wanted = FileSpec("/etc/a", b"x", 0o600, os.getuid(), os.getgid())
@@ -91,7 +91,7 @@ def test_what_is_as_wanted_is_not_written_again(root):
     ],
     ids=["content", "length", "mode"],
 )
-def test_any_difference_is_written(root, files, other):
+def test_write_files_of_changed_file_writes_it(root, files, other):
     files.write_file("/etc/a", b"x", mode=0o600)
     assert files.write_files([other]) == ("/etc/a",)
     assert tree(root) == {"/etc": None, "/etc/a": other.content}
@@ -99,7 +99,7 @@ def test_any_difference_is_written(root, files, other):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
-def test_the_owner_is_given_and_a_wrong_one_is_a_difference(root, files):
+def test_write_file_sets_owner_and_corrects_a_wrong_one(root, files):
     files.write_file("/etc/a", b"x", mode=0o6755, uid=1234)
     found = (root.prefix / "etc/a").stat()
     assert (found.st_uid, found.st_gid, mode(root, "/etc/a")) == (1234, 0, 0o6755)
@@ -109,7 +109,7 @@ def test_the_owner_is_given_and_a_wrong_one_is_a_difference(root, files):
     assert files.write_file("/etc/a", b"x", mode=0o6755, uid=1234, gid=4321) is False
 
 
-def test_a_link_is_replaced_by_the_file_and_its_target_stays(root, files):
+def test_write_file_replaces_link_and_leaves_its_target(root, files):
     files.write_file("/var/target", b"precious")
     files.make_symlink("/etc/a", "/var/target")
     assert files.write_file("/etc/a", b"mine") is True
@@ -121,13 +121,13 @@ def test_a_link_is_replaced_by_the_file_and_its_target_stays(root, files):
     }
 
 
-def test_links_before_the_last_component_are_followed_inside_the_root(root, files):
+def test_write_file_follows_parent_links_inside_the_root(root, files):
     (root.prefix / "opt").symlink_to("/var/opt")
     files.write_file("/opt/a", b"x")
     assert tree(root) == {"/opt": "/var/opt", "/var": None, "/var/opt": None, "/var/opt/a": b"x"}
 
 
-def test_a_batch_flushes_the_file_system_and_each_directory_once(root):
+def test_write_files_of_many_flushes_file_system_and_directories_once(root):
     disk = CountingDisk()
     files = HostFiles(root, disk)
     for directory in ("/etc/a", "/etc/b"):
@@ -141,29 +141,29 @@ def test_a_batch_flushes_the_file_system_and_each_directory_once(root):
     }
 
 
-def test_one_file_flushes_itself_and_its_directory_only(root):
+def test_write_file_flushes_file_and_directory_only(root):
     disk = CountingDisk()
     files = HostFiles(root, disk)
     files.write_file("/a", b"x")
     assert disk.flushes == ["file", "directory"]
 
 
-def test_a_path_twice_in_a_batch_is_refused_before_anything_is_written(root, files):
+def test_write_files_with_one_path_twice_writes_nothing(root, files):
     (root.prefix / "etc").mkdir()
     (root.prefix / "conf").symlink_to("etc")
-    with pytest.raises(FileError, match="/conf/a is to be written twice: it is /etc/a"):
+    with pytest.raises(FileError, match="cannot write /conf/a twice: /etc/a is the same file"):
         files.write_files([FileSpec("/etc/a", b"1"), FileSpec("/conf/a", b"2")])
     assert tree(root) == {"/conf": "etc", "/etc": None}
 
 
-def test_a_batch_that_fails_leaves_no_temporary_files(root, files):
+def test_write_files_after_error_leaves_no_temporary_files(root, files):
     (root.prefix / "etc/b").mkdir(parents=True)
-    with pytest.raises(FileError, match=r"can't replace .*/etc/b: Is a directory"):
+    with pytest.raises(FileError, match=r"cannot replace .*/etc/b: Is a directory"):
         files.write_files([FileSpec("/etc/b", b"1"), FileSpec("/etc/c", b"2")])
     assert tree(root) == {"/etc": None, "/etc/b": None}
 
 
-def test_what_a_crashed_run_left_is_removed_by_the_next_write_there(root, files):
+def test_write_file_removes_leftovers_of_a_crashed_run(root, files):
     for name in (".treenail-0", ".treenail-57"):
         (root.prefix / name).write_text("half")
     (root.prefix / ".treenail").write_text("not ours")
@@ -172,21 +172,21 @@ def test_what_a_crashed_run_left_is_removed_by_the_next_write_there(root, files)
     assert tree(root) == {"/.treenail": b"not ours", "/a": b"x", "/b": "a"}
 
 
-def test_a_name_that_temporary_files_have_is_refused(files):
-    with pytest.raises(FileError, match="only temporary files have"):
+def test_write_file_with_temporary_name_is_refused(files):
+    with pytest.raises(FileError, match="this name is reserved for temporary files"):
         files.write_file("/etc/.treenail-1", b"x")
 
 
-def test_a_file_in_the_place_of_a_directory_is_refused(root, files):
+def test_write_file_below_a_file_is_refused(root, files):
     (root.prefix / "etc").write_text("a file")
-    with pytest.raises(FileError, match="/etc is not a directory"):
+    with pytest.raises(FileError, match="/etc: it is not a directory"):
         files.write_file("/etc/a", b"x")
-    with pytest.raises(FileError, match="/etc is not a directory"):
+    with pytest.raises(FileError, match="/etc: it is not a directory"):
         files.make_directory("/etc")
     assert tree(root) == {"/etc": b"a file"}
 
 
-def test_reading_gives_the_content_and_nothing_for_nothing(root, files):
+def test_read_file_returns_content_or_none(root, files):
     (root.prefix / "etc").mkdir()
     (root.prefix / "etc/a").write_bytes(b"x" * 3_000_000)
     (root.prefix / "b").symlink_to("/etc/a")
@@ -196,29 +196,29 @@ def test_reading_gives_the_content_and_nothing_for_nothing(root, files):
     assert files.read_file("/etc/a/none") is None
 
 
-def test_reading_stops_at_its_limit(files):
+def test_read_file_above_limit_is_refused(files):
     files.write_file("/a", b"12345")
     assert files.read_file("/a", limit=5) == b"12345"
-    with pytest.raises(FileError, match="/a holds more than 4 bytes"):
+    with pytest.raises(FileError, match="/a: it has more than 4 bytes"):
         files.read_file("/a", limit=4)
 
 
-def test_reading_what_is_not_a_file_is_refused_at_once(root, files):
+def test_read_file_of_directory_or_fifo_is_refused_at_once(root, files):
     (root.prefix / "directory").mkdir()
     os.mkfifo(root.prefix / "fifo")
     for path in ("/directory", "/fifo"):
-        with pytest.raises(FileError, match=f"{path} is not a regular file"):
+        with pytest.raises(FileError, match=f"cannot read .*{path}: it is not a regular file"):
             files.read_file(path)
 
 
-def test_files_of_the_kernel_are_read_though_they_say_they_are_empty():
+def test_read_file_of_proc_ignores_its_size_of_zero():
     assert (
         HostFiles(Root("/")).read_file("/proc/version", limit=4096)
         == Path("/proc/version").read_bytes()
     )
 
 
-def test_a_link_is_made_replaced_and_left_alone(root, files):
+def test_make_symlink_makes_replaces_and_keeps_links(root, files):
     assert files.make_symlink("/run/x", "../etc/a") is True
     assert files.make_symlink("/run/x", "../etc/a") is False
     assert files.make_symlink("/run/x", "./b//c/") is True
@@ -231,7 +231,7 @@ def test_a_link_is_made_replaced_and_left_alone(root, files):
     assert files.read_link("/none") is None
 
 
-def test_removing_takes_the_entry_and_not_what_a_link_names(root, files):
+def test_remove_file_removes_link_and_leaves_its_target(root, files):
     files.write_file("/a", b"x")
     files.make_symlink("/b", "a")
     assert files.remove_file("/b") is True
@@ -241,14 +241,14 @@ def test_removing_takes_the_entry_and_not_what_a_link_names(root, files):
     assert tree(root) == {"/a": b"x"}
 
 
-def test_a_directory_is_not_removed(root, files):
+def test_remove_file_of_directory_is_refused(root, files):
     files.make_directory("/a")
-    with pytest.raises(FileError, match="can't remove"):
+    with pytest.raises(FileError, match="cannot remove"):
         files.remove_file("/a")
     assert tree(root) == {"/a": None}
 
 
-def test_a_directory_gets_its_mode_and_keeps_what_is_in_it(root, files):
+def test_make_directory_sets_mode_and_keeps_entries(root, files):
     files.write_file("/var/lib/a/b", b"x")
     assert files.make_directory("/var/lib/a", mode=0o700) is True
     assert files.make_directory("/var/lib/a", mode=0o700) is False
@@ -257,17 +257,17 @@ def test_a_directory_gets_its_mode_and_keeps_what_is_in_it(root, files):
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
-def test_what_is_not_allowed_says_what_to_do(root, files):
+def test_write_file_without_permission_has_a_remedy(root, files):
     root.prefix.chmod(0o500)
     with pytest.raises(FileError) as refused:
         files.write_file("/a", b"x")
     root.prefix.chmod(0o700)
-    assert str(refused.value) == f"can't write {root.prefix}/a: Permission denied"
+    assert str(refused.value) == f"cannot write {root.prefix}/a: Permission denied"
     assert refused.value.remedy == "run the agent as root"
 
 
 class FullDisk(Disk):
-    """A disk that takes a few bytes of each file."""
+    """A disk that accepts three bytes of each file."""
 
     def write(self, descriptor: int, content: bytes) -> int:
         if os.stat(descriptor).st_size:
@@ -275,21 +275,21 @@ class FullDisk(Disk):
         return super().write(descriptor, content[:3])
 
 
-def test_a_full_disk_leaves_the_old_file_and_says_what_to_do(root):
+def test_write_file_on_full_disk_keeps_old_file_and_has_a_remedy(root):
     HostFiles(root).write_file("/a", b"old")
     with pytest.raises(FileError) as refused:
         HostFiles(root, FullDisk()).write_file("/a", b"longer than before")
-    assert str(refused.value) == f"can't write {root.prefix}/a: No space left on device"
+    assert str(refused.value) == f"cannot write {root.prefix}/a: No space left on device"
     assert refused.value.remedy == "free some space on that file system"
     assert tree(root) == {"/a": b"old"}
 
 
-def test_the_content_does_not_show_in_the_representation():
+def test_file_spec_hides_content_in_its_representation():
     assert "hunter2" not in repr(FileSpec("/a", b"hunter2"))
 
 
 class LabellingDisk(Disk):
-    """A disk of a machine with SELinux: new files have the label of their directory."""
+    """The disk of a machine with SELinux: new files get the label of their directory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -309,7 +309,7 @@ class LabellingDisk(Disk):
         self.given[status.st_ino] = label
 
 
-def test_a_replaced_file_keeps_its_label_and_a_new_one_has_that_of_its_directory(root):
+def test_write_file_without_policy_keeps_label_of_replaced_file(root):
     disk = LabellingDisk()
     files = HostFiles(root, disk)
     files.write_file("/a", b"old")

@@ -1,4 +1,4 @@
-"""The kernel's inotify itself, on directories of the test."""
+"""The real inotify of the kernel, on directories of the test."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from treenail.host.filesystem.root import Root
 
 
 class Site:
-    """A root with a watch on /etc/a and /etc/b/c, and all that it has told."""
+    """A root with watches on /etc/a and /etc/b/c, and the events so far."""
 
     def __init__(self, top: Path) -> None:
         self.top = top
@@ -50,24 +50,24 @@ def site(tmp_path: Path) -> Iterator[Site]:
     ],
     ids=["written", "mode", "removed", "renamed", "replaced"],
 )
-def test_what_happens_to_a_file_is_told(site, change):
+def test_change_of_a_file_causes_an_event(site, change):
     (site.top / "etc/a/new").write_text("3")
     change(site.top / "etc/a/file")
 
     site.until(lambda: "/etc/a/file" in site.paths)
 
 
-def test_nothing_is_told_when_nothing_happens(site):
+def test_wait_without_changes_returns_none(site):
     assert site.inotify.wait_for_events(0.0) is None
 
 
-def test_reading_a_file_is_not_told(site):
+def test_read_of_a_file_causes_no_event(site):
     (site.top / "etc/a/file").read_text()
 
     assert site.inotify.wait_for_events(0.0) is None
 
 
-def test_a_directory_that_comes_later_is_watched_then(site):
+def test_directory_made_later_is_watched(site):
     (site.top / "etc/b/c").mkdir(parents=True)
     site.until(lambda: site.lost)
     (site.top / "etc/b/c/file").write_text("1")
@@ -75,7 +75,7 @@ def test_a_directory_that_comes_later_is_watched_then(site):
     site.until(lambda: "/etc/b/c/file" in site.paths)
 
 
-def test_a_directory_that_is_replaced_is_watched_on(site):
+def test_replaced_directory_stays_watched(site):
     (site.top / "etc/a").rename(site.top / "etc/old")
     (site.top / "etc/a").mkdir()
     site.until(lambda: site.lost)
@@ -85,7 +85,7 @@ def test_a_directory_that_is_replaced_is_watched_on(site):
     site.until(lambda: "/etc/a/file" in site.paths)
 
 
-def test_directories_that_are_wanted_no_more_are_silent(site):
+def test_directory_that_is_not_requested_any_longer_is_silent(site):
     site.inotify.watch_directories(["/etc/b"])
     site.until(lambda: True)
     site.paths.clear()
@@ -94,7 +94,7 @@ def test_directories_that_are_wanted_no_more_are_silent(site):
     assert (site.inotify.wait_for_events(0.0) or InotifyEvents()).paths == frozenset()
 
 
-def test_a_link_that_leads_out_of_the_root_is_not_followed(site, tmp_path_factory):
+def test_link_out_of_the_root_is_not_followed(site, tmp_path_factory):
     outside = tmp_path_factory.mktemp("outside")
     (site.top / "etc/out").symlink_to(outside)
     site.inotify.watch_directories(["/etc/out"])
@@ -104,13 +104,13 @@ def test_a_link_that_leads_out_of_the_root_is_not_followed(site, tmp_path_factor
     assert (site.inotify.wait_for_events(0.0) or InotifyEvents()).paths == frozenset()
 
 
-def test_a_waiting_thread_can_be_interrupted(site):
+def test_interrupt_ends_the_wait(site):
     site.inotify.interrupt_wait()
 
     assert site.inotify.wait_for_events(30.0) is None
 
 
-def test_a_directory_of_two_names_is_told_under_both(site):
+def test_directory_with_two_names_causes_events_for_both(site):
     (site.top / "etc/link").symlink_to("a")
     site.inotify.watch_directories(["/etc/a", "/etc/link"])
     (site.top / "etc/a/file").write_text("2")
@@ -118,13 +118,13 @@ def test_a_directory_of_two_names_is_told_under_both(site):
     site.until(lambda: {"/etc/a/file", "/etc/link/file"} <= site.paths)
 
 
-def test_what_happens_beside_an_awaited_directory_is_nothing(site):
+def test_change_beside_an_awaited_directory_causes_no_event(site):
     (site.top / "etc/resolv.conf").write_text("1")
 
     assert (site.inotify.wait_for_events(0.0) or InotifyEvents()) == InotifyEvents()
 
 
-def test_a_directory_that_goes_with_the_one_above_it_is_told(site):
+def test_directory_renamed_with_its_parent_causes_an_event(site):
     (site.top / "etc/b/c").mkdir(parents=True)
     site.until(lambda: site.lost)
     site.lost = False

@@ -1,4 +1,4 @@
-"""Every write, cut short at every call: the power goes, or the process is killed."""
+"""Every write, interrupted at every system call by a power cut or by a kill of the process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from treenail.host.filesystem.files import FileSpec, HostFiles
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
 
-# Nothing is there on the real disk, so that no link of it is followed.
+# A path that the real disk does not have, so that no real link is followed.
 ROOT = Root("/no-such-root")
 
 
@@ -104,41 +104,41 @@ CASES = {
 }
 
 
-def without_temporaries(found: Tree) -> Tree:
+def remove_temporaries(found: Tree) -> Tree:
     return {path: entry for path, entry in found.items() if ".treenail-" not in path}
 
 
-def torn(case: Case, found: Tree) -> list[str]:
-    """The paths that are neither as before nor as after."""
+def find_torn_paths(case: Case, found: Tree) -> list[str]:
+    """Return the paths that are neither old nor new."""
     before, after = case.before, case.after
     return [
         path
-        for path in before.keys() | after.keys() | without_temporaries(found).keys()
+        for path in before.keys() | after.keys() | remove_temporaries(found).keys()
         if found.get(path) not in (before.get(path), after.get(path))
     ]
 
 
 class Findings:
-    """What is wrong with the states that disks were found in."""
+    """The wrong states that disks were found in."""
 
-    def __init__(self, case: Case, deaf_to: Callable[[int], bool]) -> None:
+    def __init__(self, case: Case, ignores_flush: Callable[[int], bool]) -> None:
         self.case = case
-        self.deaf_to = deaf_to
+        self.ignores_flush = ignores_flush
         self.states = 0
         self.wrong: list[str] = []
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Cut the power, or kill the process, after every number of calls."""
         calls = 0
-        while not self.cut_short(calls) and not self.wrong:
+        while not self.interrupt_after(calls) and not self.wrong:
             calls += 1
         disk = MemoryDisk(self.case.before, flushed=False)
-        self.change(disk, "what somebody else had not flushed")
+        self.change(disk, "files that another program had not flushed")
 
-    def cut_short(self, calls: int) -> bool:
-        """Whether all was done by then."""
+    def interrupt_after(self, calls: int) -> bool:
+        """Return whether the change was complete by then."""
         disk = MemoryDisk(self.case.before)
-        disk.deaf_to = self.deaf_to
+        disk.ignores_flush = self.ignores_flush
         disk.calls_left = calls
         try:
             self.case.change(HostFiles(ROOT, disk))
@@ -149,18 +149,19 @@ class Findings:
         for found in disk.after_power_cut():
             self.states += 1
             self.wrong += [
-                f"power cut after {calls} calls: {path}" for path in torn(self.case, found)
+                f"power cut after {calls} calls: {path}"
+                for path in find_torn_paths(self.case, found)
             ]
-            if done and without_temporaries(found) != self.case.after:
-                self.wrong.append("what was promised is lost")
+            if done and remove_temporaries(found) != self.case.after:
+                self.wrong.append("a completed change is lost")
             if self.states % 50 == 0:
-                self.change(MemoryDisk(found), f"mending after {calls} calls")
+                self.change(MemoryDisk(found), f"repeated after {calls} calls")
         self.change(disk, f"killed after {calls} calls")
         return done
 
     def change(self, disk: MemoryDisk, story: str) -> None:
-        """Make the change on what is there, and believe it when it returns."""
-        disk.deaf_to = self.deaf_to
+        """Make the change on this disk; once it returns, it must be durable."""
+        disk.ignores_flush = self.ignores_flush
         disk.flushes = 0
         try:
             self.case.change(HostFiles(ROOT, disk))
@@ -171,38 +172,40 @@ class Findings:
             self.wrong.append(f"{story}: {disk.tree()}")
         for found in disk.after_power_cut():
             self.states += 1
-            if without_temporaries(found) != self.case.after:
-                self.wrong.append(f"{story}, promised, and lost: {found}")
+            if remove_temporaries(found) != self.case.after:
+                self.wrong.append(f"{story}, completed, and lost: {found}")
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_path_is_old_or_new_whenever_the_power_goes_and_new_once_that_was_promised(name):
+def test_write_after_power_cut_is_old_or_new_and_new_once_returned(name):
     findings = Findings(CASES[name], lambda _: False)
-    findings.look()
+    findings.check()
     assert findings.wrong == []
     assert findings.states > 0
 
 
-def flushes(name: str) -> list[int]:
+def count_flushes(name: str) -> list[int]:
     disk = MemoryDisk(CASES[name].before)
     CASES[name].change(HostFiles(ROOT, disk))
-    # The directory above two others is flushed for each, and again with all of the file system,
-    # or because a file is in it.
+    # The parent of two directories is flushed for each of them, and again with the file system or
+    # for its own file.
     spare = {"a few files": 1, "many files": 2}.get(name, 0)
     return list(range(spare, disk.flushes))
 
 
-@pytest.mark.parametrize(("name", "flush"), [(name, n) for name in CASES for n in flushes(name)])
-def test_without_any_one_of_the_flushes_something_is_lost(name, flush):
+@pytest.mark.parametrize(
+    ("name", "flush"), [(name, n) for name in CASES for n in count_flushes(name)]
+)
+def test_write_without_any_one_flush_loses_something(name, flush):
     findings = Findings(CASES[name], lambda number: number == flush)
-    findings.look()
+    findings.check()
     assert findings.wrong != []
 
 
 DOCUMENTS = [{"version": 1, "phase": phase} for phase in ("staging", "staged", "rebooting")]
 
 
-def test_the_ledger_holds_the_last_document_or_the_one_being_written():
+def test_ledger_after_power_cut_holds_last_or_next_document():
     done = 0
     calls = 0
     while done < len(DOCUMENTS):

@@ -1,4 +1,4 @@
-"""Labels by the real libselinux, from patterns of the tests' own, on whatever has labels here."""
+"""Labels by the real libselinux, with patterns of the test, on file systems that have labels."""
 
 import ctypes
 import errno
@@ -93,15 +93,15 @@ def disk(policy: SelinuxPolicy, tmp_path: Path) -> Disk:
         ("/var/x", REGULAR, "default_t"),
     ],
 )
-def test_default_label_is_what_the_policy_says_of_path_and_kind(policy, path, mode, expected):
+def test_default_label_depends_on_path_and_kind(policy, path, mode, expected):
     assert policy.find_default_label(path, mode) == label(expected).rstrip(b"\0")
 
 
-def test_path_that_the_policy_leaves_alone_has_no_default(policy):
+def test_path_without_pattern_has_no_default_label(policy):
     assert policy.find_default_label("/etc/alone", REGULAR) == b""
 
 
-def test_path_is_asked_for_as_it_is_within_the_root(policy, root):
+def test_label_of_path_below_a_root_is_that_within_the_root(policy, root):
     place = root.prefix / "etc/secret"
     place.touch()
     assert policy.decide_label(str(place), place.stat(), b"") == label("secret_t")
@@ -112,33 +112,33 @@ def test_path_is_asked_for_as_it_is_within_the_root(policy, root):
     [
         (b"", label("secret_t")),
         (label("etc_t"), label("secret_t")),
-        # Users and ranges say who wrote it, not what it is.
+        # User and range depend on who wrote the file.
         (label("secret_t", "unconfined_u"), label("secret_t", "unconfined_u")),
         (label("by_hand_t"), label("by_hand_t")),
         (b"damaged", label("secret_t")),
     ],
 )
-def test_label_fits_unless_restorecon_would_change_it(policy, root, present, expected):
+def test_label_is_kept_unless_restorecon_would_change_it(policy, root, present, expected):
     place = root.prefix / "etc/secret"
     place.touch()
     assert policy.decide_label(str(place), place.stat(), present) == expected
 
 
-def test_nothing_is_said_of_a_device_without_labels(library, contexts, root):
+def test_label_on_device_without_labels_is_kept(library, contexts, root):
     policy = SelinuxPolicy(root, library, contexts, is_labelled=lambda _: False)
     place = root.prefix / "etc/secret"
     place.touch()
     assert policy.decide_label(str(place), place.stat(), label("dosfs_t")) == label("dosfs_t")
 
 
-def test_changed_policy_is_read_again(policy, contexts):
+def test_changed_policy_is_reloaded(policy, contexts):
     assert policy.find_default_label("/etc/secret", REGULAR) == label("secret_t").rstrip(b"\0")
     contexts.write_text(CONTEXTS.replace("secret_t", "hidden_t"))
     os.utime(contexts, ns=(1, 1))
     assert policy.find_default_label("/etc/secret", REGULAR) == label("hidden_t").rstrip(b"\0")
 
 
-def test_patterns_of_the_owner_and_aliases_of_directories_count(policy, contexts):
+def test_local_patterns_and_directory_aliases_apply(policy, contexts):
     contexts.with_name("file_contexts.subs_dist").write_text("/var/home /home\n")
     contexts.with_name("file_contexts.local").write_text(
         "/home/core/\\.ssh(/.*)?  system_u:object_r:ssh_home_t:s0\n"
@@ -147,7 +147,7 @@ def test_patterns_of_the_owner_and_aliases_of_directories_count(policy, contexts
     assert policy.find_default_label(keys, REGULAR) == label("ssh_home_t").rstrip(b"\0")
 
 
-def test_policy_that_rested_answers_as_before(policy):
+def test_policy_after_release_of_memory_gives_the_same_labels(policy):
     before = [policy.find_default_label(path, REGULAR) for path in ("/etc/secret", "/etc/motd")]
     policy.release_memory()
     policy.release_memory()
@@ -157,7 +157,7 @@ def test_policy_that_rested_answers_as_before(policy):
     ]
 
 
-def test_policy_that_cant_be_read_says_nothing_and_that_once(library, root, tmp_path, caplog):
+def test_unreadable_policy_is_logged_once_and_gives_no_labels(library, root, tmp_path, caplog):
     policy = SelinuxPolicy(root, library, tmp_path / "none")
     assert [policy.find_default_label(path, REGULAR) for path in ("/a", "/b")] == [b"", b""]
     policy.release_memory()
@@ -165,14 +165,14 @@ def test_policy_that_cant_be_read_says_nothing_and_that_once(library, root, tmp_
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_without_selinux_there_is_no_policy_and_that_is_said_once(root, caplog):
+def test_disabled_selinux_is_logged_once_and_gives_no_policy(root, caplog):
     if Path("/sys/fs/selinux/enforce").exists():
         pytest.skip("SELinux is enabled here")
     caplog.set_level("DEBUG")
     selinux.load_if_enabled.cache_clear()
     assert [selinux.load_policy(root), selinux.load_policy(root)] == [None, None]
     assert [record.message for record in caplog.records] == [
-        "SELinux is disabled: labels are left to the kernel"
+        "SELinux is disabled; the kernel labels new files"
     ]
 
 
@@ -183,7 +183,7 @@ def changes() -> Iterator[PathChange]:
     yield PathChange("/etc/alone", FileEntry(lambda: b"new"))
 
 
-def test_what_is_applied_has_the_label_of_the_policy(disk, root):
+def test_applied_changes_get_the_label_of_the_policy(disk, root):
     undo = UndoTransaction(root, disk)
     undo.apply_changes(tuple(changes()))
     undo.commit_changes()
@@ -200,7 +200,7 @@ def test_what_is_applied_has_the_label_of_the_policy(disk, root):
     }
 
 
-def test_replaced_file_keeps_a_label_that_somebody_gave_it_and_undoing_brings_all_back(disk, root):
+def test_replaced_file_keeps_customized_label_and_undo_restores_it(disk, root):
     etc = root.prefix / "etc"
     (etc / "d").mkdir()
     for name, kind in (("secret", "by_hand_t"), ("motd", "wrong_t"), ("d", "wrong_t")):
@@ -224,7 +224,7 @@ def test_replaced_file_keeps_a_label_that_somebody_gave_it_and_undoing_brings_al
     ]
 
 
-def test_files_and_their_directories_have_the_label_of_the_policy(disk, root):
+def test_write_file_labels_files_and_directories_by_the_policy(disk, root):
     files = HostFiles(root, disk)
     files.write_file("/etc/secret", b"1")
     files.write_file("/etc/d/a", b"1")
@@ -235,7 +235,7 @@ def test_files_and_their_directories_have_the_label_of_the_policy(disk, root):
     ]
 
 
-def test_what_stands_at_a_path_has_a_label_and_one_that_it_ought_to_have(disk, root):
+def test_path_stat_has_current_and_expected_label(disk, root):
     (root.prefix / "etc/secret").touch()
     os.setxattr(root.prefix / "etc/secret", ATTRIBUTE, label("etc_t", "unconfined_u"))
     found = stat_paths(root, disk, ["/etc/secret"])["/etc/secret"]
@@ -247,7 +247,7 @@ def test_what_stands_at_a_path_has_a_label_and_one_that_it_ought_to_have(disk, r
 
 
 class Refusing(Disk):
-    """A kernel whose policy does not know one of the labels."""
+    """A kernel whose policy rejects one of the labels."""
 
     def set_label(self, target: StrPath | int, label: bytes) -> None:
         if b"secret_t" in label:
@@ -255,17 +255,17 @@ class Refusing(Disk):
         super().set_label(target, label)
 
 
-def test_refused_label_is_a_failure_that_changes_nothing(disk, root):
+def test_rejected_label_fails_and_changes_nothing(disk, root):
     assert disk.labels
     undo = UndoTransaction(root, Refusing(disk.labels))
-    with pytest.raises(FileError, match=r"can't write .*/etc/secret: Invalid argument"):
+    with pytest.raises(FileError, match=r"cannot write .*/etc/secret: Invalid argument"):
         undo.apply_changes((PathChange("/etc/secret", FileEntry(lambda: b"new")),))
     undo.undo_changes()
     assert [*(root.prefix / "etc").iterdir()] == []
 
 
-def test_devices_have_labels_unless_the_mount_says_otherwise():
-    # Without SELinux no mount is labelled by the kernel; a device that is not listed may be.
+def test_device_is_labelled_unless_its_mount_is_not():
+    # Without SELinux no mount has seclabel; a device that is not listed counts as labelled.
     enabled = Path("/sys/fs/selinux/enforce").exists()
     assert (selinux.is_labelled_device(Path("/proc").stat().st_dev)) is False
     assert selinux.is_labelled_device(os.makedev(4000, 4000)) is True

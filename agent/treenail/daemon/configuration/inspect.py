@@ -13,8 +13,8 @@ from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.daemon.configuration.mcd_state import CURRENT_CONFIG
 from treenail.errors import LedgerError
 from treenail.host.filesystem.path_stat import LINK, PathStat, resolve_entries, stat_paths
-from treenail.host.machine import Machine
 from treenail.host.filesystem.root import strip_prefix
+from treenail.host.machine import Machine
 from treenail.host.system.users import Accounts
 from treenail.host.systemd.systemd import Systemd
 from treenail.host.systemd.unit_files import SEARCH_PATH, UnitFileReader

@@ -1,45 +1,39 @@
-"""The system calls that files are written with, one method each."""
+"""System calls for files, one method each."""
 
 import errno
 import os
 from functools import cache
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     import ctypes
 
+    from treenail.host.filesystem.selinux import SelinuxPolicy
+
 StrPath: TypeAlias = str | os.PathLike[str]
 
 _SELINUX_XATTR = "security.selinux"
-_AT_FDCWD = -100  # AT_FDCWD: from the working directory, as all other calls take their paths
+_AT_FDCWD = -100  # paths start at the working directory, as in all other calls here
 _RENAME_EXCHANGE = 2
 
 
-class LabelPolicy(Protocol):
-    """The SELinux policy that labels entries: `treenail.host.filesystem.selinux.SelinuxPolicy`."""
-
-    def decide_label(self, place: str, status: os.stat_result, present: bytes) -> bytes: ...
-    def release_memory(self) -> None: ...
-
-
 class Disk:
-    """What `Files` may call; a test's disk has the same methods and can lose power.
+    """The system calls of this process. The disk of a test has the same methods and loses power.
 
-    Descriptors are changed with os.chown, os.chmod and os.setxattr, never with os.fchown or
-    os.fchmod: a faked file system knows the former and lets the latter through to the real
-    process. `exchange` and `syncfs` are the calls that only a real disk has: Python has
-    none for them, and ctypes (0.4 MiB) is loaded when the first of them comes.
+    ``exchange`` and ``syncfs`` need ctypes (0.4 MiB), which is imported at their first call.
     """
 
-    labels: LabelPolicy | None = None
-    """Without it new entries have the labels that the kernel gives, and none is ever wrong."""
+    labels: "SelinuxPolicy | None" = None
+    """None: the kernel labels new entries, and every label counts as correct."""
 
-    def __init__(self, labels: LabelPolicy | None = None) -> None:
+    def __init__(self, labels: "SelinuxPolicy | None" = None) -> None:
         self.labels = labels
 
     def lstat(self, path: StrPath) -> os.stat_result:
-        """The entry itself, a link not followed."""
         return os.lstat(path)
+
+    # pyfakefs replaces os.stat, os.chown and os.chmod, but not os.fchown and os.fchmod. Those would
+    # change a descriptor of the real process.
 
     def fstat(self, descriptor: int) -> os.stat_result:
         return os.stat(descriptor)
@@ -48,22 +42,22 @@ class Disk:
         return os.listdir(directory)
 
     def create(self, path: StrPath) -> int:
-        """A new file for writing that only its owner can read yet."""
+        """Create a file for writing, with mode 0600."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
     def open(self, path: StrPath) -> int:
-        """A file or directory for reading; returns at once where a FIFO would make it wait."""
+        """Open a file or directory for reading; O_NONBLOCK, because opening a FIFO blocks."""
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def close(self, descriptor: int) -> None:
         os.close(descriptor)
 
     def read(self, descriptor: int, size: int) -> bytes:
-        """At most so many bytes; none at the end."""
+        """Return at most ``size`` bytes; empty at the end."""
         return os.read(descriptor, size)
 
     def write(self, descriptor: int, content: bytes) -> int:
-        """How many of the bytes were taken."""
+        """Return the number of bytes written."""
         return os.write(descriptor, content)
 
     def chown(self, descriptor: int, uid: int, gid: int) -> None:
@@ -73,7 +67,7 @@ class Disk:
         os.chmod(descriptor, mode)
 
     def read_label(self, target: StrPath | int) -> bytes:
-        """The SELinux label, empty where there is none."""
+        """Return the SELinux label of a path or descriptor; empty without one."""
         try:
             if isinstance(target, int):
                 return os.getxattr(target, _SELINUX_XATTR)
@@ -83,14 +77,14 @@ class Disk:
                 return b""
             raise
 
-    def decide_label(self, place: StrPath, status: os.stat_result, present: bytes) -> bytes:
-        """The label for such an entry at a place where ``present`` is the label now."""
+    def decide_label(self, path: StrPath, status: os.stat_result, present: bytes) -> bytes:
+        """Return the label that the policy has for the entry; ``present`` where it accepts that."""
         if self.labels is None:
             return present
-        return self.labels.decide_label(os.fspath(place), status, present)
+        return self.labels.decide_label(os.fspath(path), status, present)
 
     def release_memory(self) -> None:
-        """Nothing is asked about labels for a while."""
+        """Free the memory of label lookups; call it after the last of a series."""
         if self.labels is not None:
             self.labels.release_memory()
 
@@ -101,7 +95,7 @@ class Disk:
             os.setxattr(target, _SELINUX_XATTR, label, follow_symlinks=False)
 
     def read_xattrs(self, descriptor: int) -> dict[str, bytes]:
-        """All extended attributes, the label among them; none where there can be none."""
+        """Return all extended attributes, the label included; empty where none are supported."""
         try:
             return {name: os.getxattr(descriptor, name) for name in os.listxattr(descriptor)}
         except OSError as error:
@@ -116,18 +110,19 @@ class Disk:
         os.removexattr(descriptor, name)
 
     def fsync(self, descriptor: int) -> None:
-        """Return when the file, or the directory's entries, outlive a power cut."""
+        """Flush a file, or the entries of a directory, to the disk."""
         try:
             os.fsync(descriptor)
         except OSError as error:
-            if error.errno not in {errno.EINVAL, errno.EROFS}:  # nothing of it can be lost
+            # Such files have nothing to flush: EINVAL in fsync(2) is for special files.
+            if error.errno not in {errno.EINVAL, errno.EROFS}:
                 raise
 
     def syncfs(self, descriptor: int) -> None:
-        """Return when all of the descriptor's file system outlives a power cut.
+        """Flush the file system of the descriptor.
 
-        From Linux 5.8 on it raises if anything failed to be written since the descriptor was
-        opened; os.sync never says so, and waits for every other file system too.
+        From Linux 5.8 on it raises when a write failed since the descriptor was opened, see
+        syncfs(2). os.sync reports no error and waits for every other file system too.
         """
         _raise_errno(_load_libc().syncfs(descriptor))
 
@@ -135,9 +130,9 @@ class Disk:
         os.replace(path, target)
 
     def exchange(self, path: StrPath, other: StrPath) -> None:
-        """Have each entry at the other's place, in one step.
+        """Exchange two entries atomically.
 
-        ext4, xfs, btrfs, tmpfs and overlayfs can do it; NFS says EINVAL.
+        Supported on ext4, xfs, btrfs, tmpfs and overlayfs; NFS returns EINVAL.
         """
         old, new = os.fsencode(path), os.fsencode(other)
         _raise_errno(_load_libc().renameat2(_AT_FDCWD, old, _AT_FDCWD, new, _RENAME_EXCHANGE))
@@ -152,24 +147,23 @@ class Disk:
         os.lchown(path, uid, gid)
 
     def link(self, path: StrPath, new: StrPath) -> None:
-        """A second name for the entry; a symbolic link gets one itself."""
+        """Make a hard link to the entry; a symbolic link is not followed."""
         os.link(path, new, follow_symlinks=False)
 
     def unlink(self, path: StrPath) -> None:
         os.unlink(path)
 
     def mkdir(self, path: StrPath) -> None:
-        """A new directory that only its owner can enter yet."""
+        """Create a directory with mode 0700."""
         os.mkdir(path, 0o700)
 
     def rmdir(self, path: StrPath) -> None:
-        """Only when it is empty."""
         os.rmdir(path)
 
 
 @cache
 def _load_libc() -> "ctypes.CDLL":
-    import ctypes  # noqa: PLC0415 - rare, and the agent's memory is counted
+    import ctypes  # noqa: PLC0415 - 0.4 MiB, and rarely needed
 
     return ctypes.CDLL(None, use_errno=True)
 

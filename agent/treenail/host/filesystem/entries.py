@@ -1,4 +1,4 @@
-"""What may stand at a path, how it is made beside that path, and how it is put there."""
+"""Directory entries: made under a temporary name beside their path, then renamed to it."""
 
 import errno
 import os
@@ -12,16 +12,16 @@ from treenail.host.filesystem.disk import Disk, StrPath
 from treenail.host.filesystem.files import make_file_error, translate_errors
 
 TEMPORARY_PREFIX = ".treenail"
-"""What the names of our own temporary entries begin with; nobody else may ask for them."""
+"""The prefix of the names of temporary entries, which no config may use."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A file; ``content`` is asked for when it is written.
+    """A regular file; ``content`` is called when the file is written.
 
-    Without ``xattrs`` the label of a replaced file is kept if the policy has nothing against
-    it, and a new one has what the policy says, or else the kernel; with them, these are all that it
-    has. Without ``uid`` and ``gid`` it belongs to whoever the agent runs as.
+    ``xattrs`` are all attributes that the file gets. Without them, a replaced file keeps its label
+    if the policy accepts that, and a new file gets the label of the policy, or else of the kernel.
+    Without ``uid`` and ``gid`` it belongs to the user of this process.
     """
 
     content: Callable[[], bytes] = field(repr=False)
@@ -33,7 +33,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class SymlinkEntry:
-    """A symbolic link that says ``text``."""
+    """A symbolic link with the target ``text``."""
 
     text: str
     uid: int | None = None
@@ -42,14 +42,14 @@ class SymlinkEntry:
 
 @dataclass(frozen=True, slots=True)
 class HardlinkEntry:
-    """Another name of the file ``target``, which is a path below the root."""
+    """A second name of the file ``target``, a path below the root."""
 
     target: str
 
 
 @dataclass(frozen=True, slots=True)
 class DirectoryEntry:
-    """A directory; what is in it stays. Without ``mode`` one that is there stays as it is."""
+    """A directory, whose entries stay. Without ``mode`` an existing directory is not changed."""
 
     mode: int | None = None
     uid: int | None = None
@@ -59,7 +59,7 @@ class DirectoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class AbsentEntry:
-    """Nothing; a directory goes only when it is empty."""
+    """No entry; a directory is removed only when it is empty."""
 
 
 Entry = FileEntry | SymlinkEntry | HardlinkEntry | DirectoryEntry | AbsentEntry
@@ -68,7 +68,7 @@ _DIRECTORY_MODE = 0o755
 
 
 class EntryWriter:
-    """The calls that make one entry. Every `OSError` leaves as `FileError`; nothing is flushed."""
+    """Makes single entries. Every `OSError` is raised as `FileError`; the caller flushes."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -77,15 +77,12 @@ class EntryWriter:
         self,
         entry: FileEntry,
         temporary: str,
-        place: str,
+        path: str,
         *,
         is_replacement: bool,
         needs_fsync: bool,
     ) -> int:
-        """Have a new file, complete, to be put at ``place``, where it ``is_replacement`` one or not.
-
-        Returns the number of its inode.
-        """
+        """Write the complete file that will be renamed to ``path``; return its inode number."""
         content = entry.content()
         disk = self._disk
         try:
@@ -94,93 +91,93 @@ class EntryWriter:
                 written = disk.write(descriptor, content)
                 while written < len(content):
                     written += disk.write(descriptor, content[written:])
-                # After the content: writing takes the set-user-ID bit away from all but root.
+                # After the content: write(2) of a user other than root clears the set-user-ID bit.
                 status = disk.fstat(descriptor)
                 self._set_owner(descriptor, status, entry.uid, entry.gid)
                 disk.chmod(descriptor, entry.mode)
                 if entry.xattrs is not None:
                     self._set_xattrs(descriptor, entry.xattrs)
                 else:
-                    present = disk.read_label(place) if is_replacement else b""
-                    self._set_label(descriptor, disk.decide_label(place, status, present))
+                    present = disk.read_label(path) if is_replacement else b""
+                    self._set_label(descriptor, disk.decide_label(path, status, present))
                 if needs_fsync:
                     disk.fsync(descriptor)
             finally:
                 disk.close(descriptor)
         except OSError as error:
-            raise make_file_error("write", place, error) from error
+            raise make_file_error("write", path, error) from error
         return status.st_ino
 
-    def make_symlink(self, entry: SymlinkEntry, temporary: StrPath, place: StrPath) -> int:
-        """Have a symbolic link, to be put at ``place``; returns the number of its inode."""
-        with translate_errors("link", place):
+    def make_symlink(self, entry: SymlinkEntry, temporary: StrPath, path: StrPath) -> int:
+        """Make the link that will be renamed to ``path``; return its inode number."""
+        with translate_errors("make the link", path):
             self.remove_temporary(temporary)
             self._disk.symlink(temporary, entry.text)
             status = self._disk.lstat(temporary)
             if entry.uid not in {None, status.st_uid} or entry.gid not in {None, status.st_gid}:
                 self._disk.lchown(temporary, _convert_owner(entry.uid), _convert_owner(entry.gid))
-            present = self._disk.read_label(place)
-            self._set_label(temporary, self._disk.decide_label(place, status, present))
+            present = self._disk.read_label(path)
+            self._set_label(temporary, self._disk.decide_label(path, status, present))
             return status.st_ino
 
     def make_hardlink(self, path: StrPath, temporary: StrPath) -> int:
-        """Have a second name of the file or link; returns the number of its inode."""
+        """Make a second name of the file or link; return its inode number."""
         with translate_errors("link", path):
             self.remove_temporary(temporary)
             self._disk.link(path, temporary)
             return self._disk.lstat(temporary).st_ino
 
-    def put_entry(self, temporary: StrPath, place: StrPath) -> None:
-        """Have what was made at its place, in one step."""
+    def put_entry(self, temporary: StrPath, path: StrPath) -> None:
+        """Rename the temporary entry to its path, atomically."""
         try:
-            self._disk.replace(temporary, place)
+            self._disk.replace(temporary, path)
         except OSError as error:
-            raise make_file_error("replace", place, error) from error
+            raise make_file_error("replace", path, error) from error
 
-    def exchange_entries(self, temporary: str, place: str) -> None:
-        """As `put_entry`, and what was there has the name ``temporary``."""
+    def exchange_entries(self, temporary: str, path: str) -> None:
+        """Exchange the two entries: the old one then has the name ``temporary``."""
         try:
-            self._disk.exchange(temporary, place)
+            self._disk.exchange(temporary, path)
         except OSError as error:
             if error.errno in {errno.EINVAL, errno.ENOSYS}:
                 raise FileError(
-                    f"can't replace {place}: two names can't be exchanged on its file system",
-                    remedy="have it on ext4, xfs, btrfs or tmpfs",
+                    f"cannot replace {path}: its file system cannot exchange two names",
+                    remedy="move it to ext4, xfs, btrfs or tmpfs",
                 ) from error
-            raise make_file_error("replace", place, error) from error
+            raise make_file_error("replace", path, error) from error
 
-    def remove_entry(self, place: StrPath) -> None:
-        """Have nothing there; a directory that is not empty stays."""
-        with translate_errors("remove", place):
+    def remove_entry(self, path: StrPath) -> None:
+        """Remove the entry if it exists; a directory that is not empty stays."""
+        with translate_errors("remove", path):
             try:
-                self._disk.unlink(place)
+                self._disk.unlink(path)
             except (FileNotFoundError, NotADirectoryError):
                 return
             except (IsADirectoryError, PermissionError):
-                if not stat.S_ISDIR(self._disk.lstat(place).st_mode):
+                if not stat.S_ISDIR(self._disk.lstat(path).st_mode):
                     raise
-                if not self._disk.listdir(place):
-                    self._disk.rmdir(place)
+                if not self._disk.listdir(path):
+                    self._disk.rmdir(path)
             except OSError as error:
-                if error.errno != errno.ENAMETOOLONG:  # then it was never made
+                if error.errno != errno.ENAMETOOLONG:  # such a name cannot exist
                     raise
 
-    def make_directory(self, entry: DirectoryEntry, place: StrPath) -> None:
-        """Have a directory where nothing is."""
-        with translate_errors("make the directory", place):
-            self._disk.mkdir(place)
+    def make_directory(self, entry: DirectoryEntry, path: StrPath) -> None:
+        """Make a directory at a free path."""
+        with translate_errors("make the directory", path):
+            self._disk.mkdir(path)
             mode = _DIRECTORY_MODE if entry.mode is None else entry.mode
-            self._change_directory(place, entry.uid, entry.gid, mode, entry.xattrs)
+            self._change_directory(path, entry.uid, entry.gid, mode, entry.xattrs)
 
-    def change_directory(self, entry: DirectoryEntry, place: StrPath) -> None:
-        """Have this mode and owner on the directory that is there."""
+    def change_directory(self, entry: DirectoryEntry, path: StrPath) -> None:
+        """Set mode, owner and attributes of an existing directory."""
         if entry.mode is not None:
-            with translate_errors("change", place):
-                self._change_directory(place, entry.uid, entry.gid, entry.mode, entry.xattrs)
+            with translate_errors("change", path):
+                self._change_directory(path, entry.uid, entry.gid, entry.mode, entry.xattrs)
 
-    def describe_directory(self, place: StrPath) -> DirectoryEntry:
-        """What stands there, as a directory is described: mode, owner, attributes."""
-        with translate_errors("look at", place), self._open_descriptor(place) as descriptor:
+    def describe_directory(self, path: StrPath) -> DirectoryEntry:
+        """Return mode, owner and attributes of an existing file or directory."""
+        with translate_errors("inspect", path), self._open_descriptor(path) as descriptor:
             status = self._disk.fstat(descriptor)
             return DirectoryEntry(
                 stat.S_IMODE(status.st_mode),
@@ -190,13 +187,13 @@ class EntryWriter:
             )
 
     def remove_temporary(self, temporary: StrPath) -> None:
-        """Have no such file or link."""
+        """Remove a temporary file or link if it exists."""
         try:
             self._disk.unlink(temporary)
         except (FileNotFoundError, NotADirectoryError):
             pass
         except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:  # then it was never made
+            if error.errno != errno.ENAMETOOLONG:  # such a name cannot exist
                 raise make_file_error("remove", temporary, error) from error
 
     def _create_file(self, temporary: str) -> int:
@@ -208,13 +205,13 @@ class EntryWriter:
 
     def _change_directory(
         self,
-        place: StrPath,
+        path: StrPath,
         uid: int | None,
         gid: int | None,
         mode: int,
         xattrs: Mapping[str, bytes] | None,
     ) -> None:
-        with self._open_descriptor(place) as descriptor:
+        with self._open_descriptor(path) as descriptor:
             status = self._disk.fstat(descriptor)
             self._set_owner(descriptor, status, uid, gid)
             self._disk.chmod(descriptor, mode)
@@ -222,12 +219,12 @@ class EntryWriter:
                 self._set_xattrs(descriptor, xattrs)
             elif self._disk.labels is not None:
                 present = self._disk.read_label(descriptor)
-                self._set_label(descriptor, self._disk.decide_label(place, status, present))
+                self._set_label(descriptor, self._disk.decide_label(path, status, present))
 
     def _set_owner(
         self, descriptor: int, status: os.stat_result, uid: int | None, gid: int | None
     ) -> None:
-        """Before the mode: a change of owner takes the set-user-ID bit away."""
+        # Call it before chmod: chown(2) clears the set-user-ID bit.
         if uid not in {None, status.st_uid} or gid not in {None, status.st_gid}:
             self._disk.chown(descriptor, _convert_owner(uid), _convert_owner(gid))
 
@@ -253,9 +250,9 @@ class EntryWriter:
 
 
 def refuse_temporary_name(path: str) -> None:
-    """Raise `FileError` for a name that only our temporary entries have."""
+    """Raise `FileError` for a name that is reserved for temporary entries."""
     if path.rpartition("/")[2].startswith(TEMPORARY_PREFIX):
-        raise FileError(f"{path} is a name that only temporary files have, and they vanish")
+        raise FileError(f"cannot write {path}: this name is reserved for temporary files")
 
 
 def _convert_owner(owner: int | None) -> int:

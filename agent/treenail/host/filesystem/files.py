@@ -1,4 +1,4 @@
-"""Files, links and directories below the root: written whole or not at all, and for good."""
+"""Files, links and directories below the root, written atomically and durably."""
 
 import errno
 import os
@@ -13,24 +13,24 @@ from treenail.host.filesystem.disk import Disk, StrPath
 from treenail.host.filesystem.root import Root
 
 _TEMPORARY_PREFIX = ".treenail-"
-_FSYNC_EACH_LIMIT = 4  # so many are flushed one by one, which leaves other programs' writes alone
+_FSYNC_EACH_LIMIT = 4  # up to here fsync each file: syncfs also flushes what other programs write
 _READ_LIMIT = 16 * 1024 * 1024
 _CHUNK = 1024 * 1024
 _REMEDIES = {
     errno.ENOSPC: "free some space on that file system",
     errno.EDQUOT: "free some space on that file system",
-    errno.EROFS: "find out why that file system is mounted read-only",
-    errno.EIO: "look for the disk's errors in the kernel log: journalctl -k",
+    errno.EROFS: "find out why that file system is read-only: findmnt",
+    errno.EIO: "look for disk errors in the kernel log: journalctl -k",
     errno.EACCES: "run the agent as root",
-    errno.EPERM: "run the agent as root; lsattr shows whether the file is immutable",
+    errno.EPERM: "run the agent as root; to see whether the file is immutable, run: lsattr",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class FileSpec:
-    """A file to have: a path below the root, and everything about it.
+    """A file to write: its path below the root, content, mode and owner.
 
-    Without ``uid`` and ``gid`` a new file belongs to whoever the agent runs as.
+    Without ``uid`` and ``gid`` a new file belongs to the user of this process.
     """
 
     path: str
@@ -41,17 +41,15 @@ class FileSpec:
 
 
 class HostFiles:
-    """Reads and writes below a root.
+    """Reads and writes below a root. Every `OSError` is raised as `FileError`.
 
-    When a method that changes something returns, the change outlives a power cut; when it
-    raises or the power goes, each path is as it was or as it was to be, never in between.
-    Doing it again is always right. The last component of a path is the entry itself: a symbolic
-    link there is replaced, not followed; links before it are followed inside the root.
+    A change is on disk when its method returns. After an error or a power cut each path is either
+    old or new, and the call can be repeated. The last component of a path is the entry itself:
+    writing replaces a symbolic link there. Links before it are followed inside the root.
 
-    A replaced entry's SELinux label is kept if the policy has nothing against it, a new one has
-    what the policy says, or else what the kernel gives in its directory. One thread at a time may
-    write in a directory; the ledger's lock keeps other agents away.
-    Every `OSError` leaves as `FileError`.
+    A replaced entry keeps its SELinux label if the policy accepts that. A new entry gets the label
+    of the policy; without a policy the kernel labels it. One thread at a time may write in a
+    directory; the lock of the ledger excludes other agents.
     """
 
     def __init__(self, root: Root, disk: Disk | None = None) -> None:
@@ -60,19 +58,19 @@ class HostFiles:
         self._durable_directories: set[Path] = set()
 
     def read_file(self, path: str, *, limit: int = _READ_LIMIT) -> bytes | None:
-        """What the file holds, links followed; None when there is none.
+        """Return the content, links followed; None when there is no such file.
 
-        Raises `FileError` for more than ``limit`` bytes, and for what is not a regular file.
+        Raises `FileError` when it has more than ``limit`` bytes or is no regular file.
         """
-        found = self._root.resolve_path(path)
-        with translate_errors("read", found):
+        resolved = self._root.resolve_path(path)
+        with translate_errors("read", resolved):
             try:
-                return self._read_content(found, limit)
+                return self._read_content(resolved, limit)
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
     def has_file(self, file: FileSpec) -> bool:
-        """Whether the file is there as wanted: itself, not a link to one."""
+        """Return whether exactly this file exists; a link to one does not count."""
         return self._is_current(self._resolve_entry(file.path), file)
 
     def write_file(
@@ -84,37 +82,38 @@ class HostFiles:
         uid: int | None = None,
         gid: int | None = None,
     ) -> bool:
-        """Have this file; whether that was a change. Missing directories are made, 0755."""
+        """Write one file; return whether that was a change. Missing directories get mode 0755."""
         return bool(self.write_files([FileSpec(path, content, mode, uid, gid)]))
 
     def write_files(self, files: Sequence[FileSpec]) -> tuple[str, ...]:
-        """Have all these files; the paths that changed, in order.
+        """Write the files; return the paths that changed, in order.
 
-        The promise holds for each file, not for the set: after a power cut some may be old and
-        some new. More than a few cost one flush for each file system and one for each directory.
-        Measured on ext4 with 1,000 files: fsync for each makes 1,001 flushes of the disk (no
-        fewer after posix_fadvise), from 16 threads 540, syncfs 2.
+        Each file is atomic, the set is not: after a power cut some may be old and some new. More
+        than a few cost one flush for each file system and one for each directory.
         """
-        wanted = self._resolve_entries(files)
-        directories = dict.fromkeys(entry.parent for entry in wanted)
+        # 1,000 files on ext4: fsync for each makes 1,001 flushes of the disk (as many after
+        # posix_fadvise), fsync from 16 threads 540, syncfs 2.
+        specs = self._resolve_entries(files)
+        directories = dict.fromkeys(entry.parent for entry in specs)
         for directory in directories:
             self._ensure_directory(directory)
             self._remove_leftovers(directory)
-        changed = [entry for entry, file in wanted.items() if not self._is_current(entry, file)]
+        changed = [entry for entry, file in specs.items() if not self._is_current(entry, file)]
         temporaries = {
             entry: entry.parent / f"{_TEMPORARY_PREFIX}{number}"
             for number, entry in enumerate(changed)
         }
         try:
-            if len(wanted) > _FSYNC_EACH_LIMIT:
+            if len(specs) > _FSYNC_EACH_LIMIT:
                 with self._sync_file_systems(directories):
                     for entry, temporary in temporaries.items():
-                        self._write_temporary(temporary, wanted[entry], entry, needs_fsync=False)
+                        self._write_temporary(temporary, specs[entry], entry, needs_fsync=False)
             else:
-                for entry in wanted.keys() - temporaries.keys():
+                # An unchanged file may be one that a killed process wrote and did not fsync.
+                for entry in specs.keys() - temporaries.keys():
                     self._fsync_path(entry)
                 for entry, temporary in temporaries.items():
-                    self._write_temporary(temporary, wanted[entry], entry, needs_fsync=True)
+                    self._write_temporary(temporary, specs[entry], entry, needs_fsync=True)
             for entry, temporary in temporaries.items():
                 with translate_errors("replace", entry):
                     self._disk.replace(temporary, entry)
@@ -126,38 +125,38 @@ class HostFiles:
         for directory in directories:
             self._fsync_path(directory)
         self._disk.release_memory()
-        return tuple(wanted[entry].path for entry in changed)
+        return tuple(specs[entry].path for entry in changed)
 
     def make_symlink(self, path: str, target: str) -> bool:
-        """Have a symbolic link that says ``target``; whether that was a change.
+        """Make a symbolic link to ``target``; return whether that was a change.
 
-        A file or link in its place is replaced in one step: there is always one or the other.
+        An existing file or link is replaced atomically.
         """
         entry = self._resolve_entry(path)
         self._ensure_directory(entry.parent)
-        with translate_errors("link", entry):
-            changed = self._read_link(entry) != target
-            if changed:
+        with translate_errors("make the link", entry):
+            is_change = self._read_link(entry) != target
+            if is_change:
                 self._remove_leftovers(entry.parent)
                 temporary = entry.parent / f"{_TEMPORARY_PREFIX}0"
                 self._disk.symlink(temporary, target)
                 self._set_label(temporary, entry, self._disk.lstat(temporary))
                 self._disk.replace(temporary, entry)
         self._fsync_path(entry.parent)
-        return changed
+        return is_change
 
     def read_link(self, path: str) -> str | None:
-        """What the symbolic link says; None when the path is none, or nothing at all."""
+        """Return the target of the symbolic link; None when the path is no link or is missing."""
         entry = self._root.resolve_entry(path)
         with translate_errors("read the link", entry):
             return self._read_link(entry)
 
     def has_entry(self, path: str) -> bool:
-        """Whether anything is there, be it a link to nothing."""
+        """Return whether the entry exists; a dangling link does."""
         return self._stat_entry(self._root.resolve_entry(path)) is not None
 
     def list_directory(self, path: str) -> tuple[str, ...]:
-        """What is in the directory, sorted, links to it followed; nothing when there is none."""
+        """Return the names in the directory, sorted, links to it followed; empty without one."""
         directory = self._root.resolve_path(path)
         with translate_errors("list", directory):
             try:
@@ -166,24 +165,21 @@ class HostFiles:
                 return ()
 
     def remove_file(self, path: str) -> bool:
-        """Have no file and no link there; whether that was a change."""
+        """Remove a file or link; return whether there was one."""
         entry = self._root.resolve_entry(path)
         with translate_errors("remove", entry):
             try:
                 self._disk.unlink(entry)
             except (FileNotFoundError, NotADirectoryError):
-                removed = False
+                was_removed = False
             else:
-                removed = True
+                was_removed = True
         if self._stat_entry(entry.parent) is not None:
             self._fsync_path(entry.parent)
-        return removed
+        return was_removed
 
     def remove_leftovers(self, path: str) -> None:
-        """Have nothing in the directory of what a write left there that was cut short.
-
-        The next write there does that, too.
-        """
+        """Remove temporary files of an interrupted write, as the next write there would do."""
         directory = self._root.resolve_path(path)
         if self._remove_leftovers(directory):
             self._fsync_path(directory)
@@ -197,33 +193,34 @@ class HostFiles:
         gid: int | None = None,
         needs_fsync: bool = True,
     ) -> bool:
-        """Have a directory of this mode and owner; whether that was a change.
+        """Make a directory, or set its mode and owner; return whether that was a change.
 
-        What is in it stays. Missing parents are made, 0755. Without ``needs_fsync`` it outlives a power
-        cut only if somebody else sees to that.
+        Missing parents get mode 0755. Without ``needs_fsync`` the caller flushes the directory.
         """
         directory = self._root.resolve_path(path)
         if self._ensure_directory(directory, mode, uid, gid, needs_fsync=needs_fsync):
             return True
         with translate_errors("change", directory), self._open_descriptor(directory) as descriptor:
-            changed = self._set_owner_and_mode(descriptor, mode, uid, gid)
+            is_change = self._set_owner_and_mode(descriptor, mode, uid, gid)
             if needs_fsync:
                 self._disk.fsync(descriptor)
-        return changed
+        return is_change
 
     def _resolve_entries(self, files: Sequence[FileSpec]) -> dict[Path, FileSpec]:
-        wanted: dict[Path, FileSpec] = {}
+        specs: dict[Path, FileSpec] = {}
         for file in files:
             entry = self._resolve_entry(file.path)
-            if entry in wanted:
-                raise FileError(f"{file.path} is to be written twice: it is {wanted[entry].path}")
-            wanted[entry] = file
-        return wanted
+            if entry in specs:
+                raise FileError(
+                    f"cannot write {file.path} twice: {specs[entry].path} is the same file"
+                )
+            specs[entry] = file
+        return specs
 
     def _resolve_entry(self, path: str) -> Path:
         entry = self._root.resolve_entry(path)
         if entry.name.startswith(_TEMPORARY_PREFIX):
-            raise FileError(f"{path} is a name that only temporary files have, and they vanish")
+            raise FileError(f"cannot write {path}: this name is reserved for temporary files")
         return entry
 
     def _ensure_directory(
@@ -235,14 +232,10 @@ class HostFiles:
         *,
         needs_fsync: bool = True,
     ) -> bool:
-        """Whether it was made; mode and owner of one that was there stay.
-
-        The first time in this process its parents are flushed even when it was there: an agent
-        that was killed may have made it and not come to that.
-        """
+        """Return whether the directory was made; an existing one keeps its mode and owner."""
         status = self._stat_entry(directory)
         if status is not None and not stat.S_ISDIR(status.st_mode):
-            raise FileError(f"{directory} is not a directory")
+            raise FileError(f"cannot make the directory {directory}: it is not a directory")
         if directory == self._root.prefix or (
             status is not None and (directory in self._durable_directories or not needs_fsync)
         ):
@@ -260,23 +253,25 @@ class HostFiles:
                         self._disk.fsync(descriptor)
                 self._disk.replace(temporary, directory)
         if needs_fsync:
+            # Once per process for an existing directory too: a killed agent may have made it
+            # without an fsync.
             self._fsync_path(directory.parent)
             self._durable_directories.add(directory)
         return status is None
 
     def _remove_leftovers(self, directory: Path) -> bool:
-        """Remove what a run that was cut short left behind; whether there was anything."""
-        swept = False
+        """Remove temporary entries of an interrupted run; return whether there were any."""
+        was_removed = False
         with translate_errors("clean up", directory):
             for name in self._disk.listdir(directory):
                 if name.startswith(_TEMPORARY_PREFIX):
-                    swept = True
-                    left = directory / name
-                    if stat.S_ISDIR(self._disk.lstat(left).st_mode):
-                        self._disk.rmdir(left)
+                    was_removed = True
+                    leftover = directory / name
+                    if stat.S_ISDIR(self._disk.lstat(leftover).st_mode):
+                        self._disk.rmdir(leftover)
                     else:
-                        self._disk.unlink(left)
-        return swept
+                        self._disk.unlink(leftover)
+        return was_removed
 
     def _is_current(self, entry: Path, file: FileSpec) -> bool:
         status = self._stat_entry(entry)
@@ -301,7 +296,7 @@ class HostFiles:
                 written = 0
                 while written < len(file.content):
                     written += self._disk.write(descriptor, file.content[written:])
-                # After the content: writing takes the set-user-ID bit away from all but root.
+                # After the content: write(2) of a user other than root clears the set-user-ID bit.
                 self._set_owner_and_mode(descriptor, file.mode, file.uid, file.gid)
                 self._set_label(descriptor, entry, self._disk.fstat(descriptor))
                 if needs_fsync:
@@ -310,7 +305,7 @@ class HostFiles:
                 self._disk.close(descriptor)
 
     def _set_label(self, target: Path | int, entry: Path, status: os.stat_result) -> None:
-        """Have on what is to be put at the entry the label that it ought to have there."""
+        """Label the temporary entry as the policy labels ``entry``."""
         label = self._disk.decide_label(entry, status, self._disk.read_label(entry))
         if label and label != self._disk.read_label(target):
             self._disk.set_label(target, label)
@@ -318,12 +313,12 @@ class HostFiles:
     def _set_owner_and_mode(
         self, descriptor: int, mode: int, uid: int | None, gid: int | None
     ) -> bool:
-        """The owner first: a change of owner takes the set-user-ID bit away."""
         status = self._disk.fstat(descriptor)
-        owner = uid not in {None, status.st_uid} or gid not in {None, status.st_gid}
-        if owner:
+        needs_chown = uid not in {None, status.st_uid} or gid not in {None, status.st_gid}
+        if needs_chown:
+            # Before the mode: chown(2) clears the set-user-ID bit.
             self._disk.chown(descriptor, -1 if uid is None else uid, -1 if gid is None else gid)
-        if not owner and stat.S_IMODE(status.st_mode) == mode:
+        if not needs_chown and stat.S_IMODE(status.st_mode) == mode:
             return False
         self._disk.chmod(descriptor, mode)
         return True
@@ -331,18 +326,18 @@ class HostFiles:
     def _read_content(self, path: Path, limit: int) -> bytes:
         with self._open_descriptor(path) as descriptor:
             if not stat.S_ISREG(self._disk.fstat(descriptor).st_mode):
-                raise FileError(f"{path} is not a regular file")
+                raise FileError(f"cannot read {path}: it is not a regular file")
             parts: list[bytes] = []
-            room = limit + 1
-            while room and (part := self._disk.read(descriptor, min(room, _CHUNK))):
+            rest = limit + 1
+            while rest and (part := self._disk.read(descriptor, min(rest, _CHUNK))):
                 parts.append(part)
-                room -= len(part)
-        if not room:
-            raise FileError(f"{path} holds more than {limit} bytes")
+                rest -= len(part)
+        if not rest:
+            raise FileError(f"cannot read {path}: it has more than {limit} bytes")
         return b"".join(parts)
 
     def _stat_entry(self, path: Path) -> os.stat_result | None:
-        with translate_errors("look at", path):
+        with translate_errors("inspect", path):
             try:
                 return self._disk.lstat(path)
             except (FileNotFoundError, NotADirectoryError):
@@ -368,7 +363,10 @@ class HostFiles:
 
     @contextmanager
     def _sync_file_systems(self, directories: Iterable[Path]) -> Iterator[None]:
-        """Flush the directories' file systems at the end; opened before, to hear of errors."""
+        """Flush the file systems of the directories at the end.
+
+        They are opened first: syncfs(2) reports errors of writes since the descriptor was opened.
+        """
         with ExitStack() as stack:
             file_systems: dict[int, tuple[Path, int]] = {}
             for directory in directories:
@@ -385,7 +383,7 @@ class HostFiles:
 
 @contextmanager
 def translate_errors(verb: str, path: StrPath) -> Iterator[None]:
-    """Let an `OSError` out as a `FileError` that says what could not be done to which path."""
+    """Raise an `OSError` as the `FileError` "cannot VERB PATH: CAUSE"."""
     try:
         yield
     except OSError as error:
@@ -393,8 +391,8 @@ def translate_errors(verb: str, path: StrPath) -> Iterator[None]:
 
 
 def make_file_error(verb: str, path: StrPath, error: OSError) -> FileError:
-    """The error to raise; for loops over thousands of paths, where `translate_errors` would show."""
+    """Make the error of `translate_errors`, for loops over thousands of paths: it costs less."""
     return FileError(
-        f"can't {verb} {path}: {error.strerror or error}",
+        f"cannot {verb} {path}: {error.strerror or error}",
         remedy=_REMEDIES.get(error.errno or 0, ""),
     )

@@ -1,4 +1,4 @@
-"""Directories that were changed, and flushing them: one by one, or their file systems."""
+"""Flushing changed directories: one by one, or with their whole file systems."""
 
 from contextlib import suppress
 
@@ -6,11 +6,11 @@ from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.files import translate_errors
 
 FSYNC_EACH_LIMIT = 4
-"""So many are flushed one by one, which leaves other programs' writes alone."""
+"""Up to here fsync each path: syncfs also flushes what other programs write."""
 
 
 class FsyncQueue:
-    """What is to be flushed. Raises `FileError`."""
+    """Directories and file systems that need a flush. Raises `FileError`."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -18,9 +18,9 @@ class FsyncQueue:
         self._file_systems: dict[int, tuple[str, int]] = {}
 
     def open_file_system(self, directory: str) -> None:
-        """Open its file system, before anything is written there.
+        """Open the file system of the directory, before the first write there.
 
-        An error of writing is heard by those who had it open.
+        syncfs(2) reports errors of writes since its descriptor was opened.
         """
         with translate_errors("open", directory):
             device = self._disk.lstat(directory).st_dev
@@ -28,26 +28,26 @@ class FsyncQueue:
                 self._file_systems[device] = directory, self._disk.open(directory)
 
     def add_directory(self, directory: str) -> None:
-        """Entries of the directory, or its own mode or owner, were changed."""
+        """Add a directory whose entries, mode or owner were changed."""
         self._directories[directory] = None
 
     def discard_directory(self, directory: str) -> None:
-        """There is no such directory any more."""
+        """Forget a directory that was removed."""
         self._directories.pop(directory, None)
 
     def sync_file_systems(self) -> None:
-        """Return once all that is on the opened file systems outlives a power cut."""
+        """Flush all opened file systems."""
         for device in self._file_systems:
             self._sync_device(device)
 
     def sync_file_system(self, directory: str) -> None:
-        """As `sync_file_systems`, but only the one that the directory is on."""
-        with translate_errors("look at", directory):
+        """Flush the opened file system that the directory is on."""
+        with translate_errors("inspect", directory):
             device = self._disk.lstat(directory).st_dev
         self._sync_device(device)
 
     def fsync_directories(self) -> None:
-        """Return once the directories outlive a power cut; many cost one flush together."""
+        """Flush the added directories; many of them with one flush for each file system."""
         if len(self._directories) > FSYNC_EACH_LIMIT:
             for directory in self._directories:
                 self.open_file_system(directory)
@@ -57,7 +57,7 @@ class FsyncQueue:
             self.fsync_path(directory)
 
     def fsync_path(self, path: str) -> None:
-        """Return once the file, or the directory, outlives a power cut."""
+        """Flush one file or directory."""
         with translate_errors("flush", path):
             descriptor = self._disk.open(path)
             try:
@@ -71,7 +71,7 @@ class FsyncQueue:
             self._disk.syncfs(descriptor)
 
     def close_file_systems(self) -> None:
-        """Forget all of it."""
+        """Forget all directories and close the file systems."""
         self._directories.clear()
         for _, descriptor in self._file_systems.values():
             with suppress(OSError):  # nothing was written through it

@@ -1,4 +1,4 @@
-"""inotify: which of a set of paths may have changed."""
+"""Watching paths for changes with inotify(7)."""
 
 import ctypes
 import errno
@@ -15,7 +15,7 @@ from treenail.host.filesystem.root import Root
 log = logging.getLogger(__name__)
 
 MAX_WATCHES = 4096
-"""Directories that are watched at once; whatever else there is, is found by a full look."""
+"""The limit of watched directories; the periodic full inspection covers the others."""
 
 _IN_MODIFY, _IN_ATTRIB = 0x2, 0x4
 _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 0x40, 0x80, 0x100, 0x200
@@ -34,20 +34,19 @@ _BUFFER_SIZE = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class InotifyEvents:
-    """What happened since the last `InotifyWatcher.wait_for_events`."""
+    """The changes since the last `InotifyWatcher.wait_for_events`."""
 
     paths: frozenset[str] = frozenset()
-    """Those below the root at which something happened, in the watched directories."""
+    """Changed paths below the root, in the watched directories."""
     is_incomplete: bool = False
-    """Something may have happened at any path: the kernel dropped events, or directories moved."""
+    """Any path may have changed: the kernel dropped events, or directories moved."""
 
 
 class InotifyWatcher:
-    """Watches the directories that a set of paths stands in, below a root.
+    """Watches directories below a root. For one thread, except `interrupt_wait`.
 
-    A directory that is not there yet, or goes, is waited for in those above it. Linux only; to be
-    used by one thread, but for `interrupt_wait`. Raises `FileError` when the kernel has no inotify
-    instance to spare.
+    A directory that is missing or is removed is awaited in its parents. Raises `FileError` when the
+    user has no inotify instance left.
     """
 
     def __init__(self, root: Root) -> None:
@@ -59,23 +58,23 @@ class InotifyWatcher:
             number = ctypes.get_errno()
             os.close(self._wakeup_fd)
             raise FileError(
-                f"can't watch files: {os.strerror(number)}",
+                f"cannot watch files: {os.strerror(number)}",
                 remedy="raise the sysctl fs.inotify.max_user_instances",
             )
         self._requested: tuple[str, ...] = ()
         self._directories: dict[int, set[str]] = {}
-        """What each watched directory is called; links may give it several names."""
+        """The paths of each watched directory; links may give it several."""
         self._awaited_names: dict[int, set[bytes]] = {}
-        """The names in a directory that lead on to a wanted one, there already or not."""
+        """Names in a directory that lead to a requested one, whether they exist or not."""
         self._has_warned = False
 
     def watch_directories(self, directories: Iterable[str]) -> None:
-        """Watch these from now on, and no others; absolute paths below the root."""
+        """Watch exactly these directories, absolute paths below the root."""
         self._requested = tuple(sorted(set(directories)))
         self._update_watches()
 
     def wait_for_events(self, seconds: float) -> InotifyEvents | None:
-        """What happens within so many seconds; None when nothing does, or when interrupted."""
+        """Wait up to ``seconds`` for changes; None after the timeout or an interrupt."""
         ready, _, _ = select.select([self._fd, self._wakeup_fd], [], [], max(seconds, 0.0))
         if self._wakeup_fd in ready:
             os.eventfd_read(self._wakeup_fd)
@@ -83,62 +82,63 @@ class InotifyWatcher:
         return self._read_events() if ready else None
 
     def interrupt_wait(self) -> None:
-        """Have `wait_for_events` return at once; for any thread."""
+        """Make `wait_for_events` return at once; any thread may call it."""
         os.eventfd_write(self._wakeup_fd, 1)
 
     def close(self) -> None:
-        """Watch no more."""
+        """Release the inotify instance."""
         os.close(self._fd)
         os.close(self._wakeup_fd)
 
     def _update_watches(self) -> None:
-        found: dict[int, set[str]] = {}
+        watched: dict[int, set[str]] = {}
         awaited: dict[int, set[bytes]] = {}
-        left = 0
+        unwatched = 0
         for directory in self._requested:
-            number = self._add_watch(directory, is_full=len(found) >= MAX_WATCHES)
+            number = self._add_watch(directory, is_full=len(watched) >= MAX_WATCHES)
             if number is not None and number >= 0:
-                found.setdefault(number, set()).add(directory)
-            left += number is not None and number < 0
-            place = directory
-            # Nobody is told when a directory goes with one above it.
-            while place != "/":
-                place, _, name = place.rpartition("/")
-                place = place or "/"
-                number = self._add_watch(place, is_full=len(found) >= MAX_WATCHES)
+                watched.setdefault(number, set()).add(directory)
+            unwatched += number is not None and number < 0
+            parent = directory
+            # A directory that is renamed with its parent gets no event of its own: watch the
+            # parents too.
+            while parent != "/":
+                parent, _, name = parent.rpartition("/")
+                parent = parent or "/"
+                number = self._add_watch(parent, is_full=len(watched) >= MAX_WATCHES)
                 if number is not None and number >= 0:
-                    found.setdefault(number, set())
+                    watched.setdefault(number, set())
                     awaited.setdefault(number, set()).add(os.fsencode(name))
-        for number in self._directories.keys() - found.keys():
+        for number in self._directories.keys() - watched.keys():
             self._libc.inotify_rm_watch(self._fd, number)
-        self._directories, self._awaited_names = found, awaited
-        if left and not self._has_warned:
+        self._directories, self._awaited_names = watched, awaited
+        if unwatched and not self._has_warned:
             log.warning(
-                "%d of %d directories can't be watched, and are looked at now and then only; "
-                "raise the sysctl fs.inotify.max_user_watches if that is below %d",
-                left,
+                "cannot watch %d of %d directories; they are inspected periodically only; "
+                "raise the sysctl fs.inotify.max_user_watches if it is below %d",
+                unwatched,
                 len(self._requested),
                 MAX_WATCHES,
             )
-        self._has_warned = left > 0
+        self._has_warned = unwatched > 0
 
     def _add_watch(self, directory: str, *, is_full: bool) -> int | None:
-        """The watch's number; None without such a directory, -1 when there can be no more."""
+        """Return the watch descriptor; None without such a directory, -1 when the limit is met."""
         if is_full:
             return -1
         try:
-            place = self._root.resolve_path(directory)
+            resolved = self._root.resolve_path(directory)
         except FileError:
             return -1
-        number: int = self._libc.inotify_add_watch(self._fd, os.fsencode(place), _MASK)
+        number: int = self._libc.inotify_add_watch(self._fd, os.fsencode(resolved), _MASK)
         if number >= 0:
             return number
-        missing = ctypes.get_errno() in (errno.ENOENT, errno.ENOTDIR)
-        return None if missing and directory != "/" else -1
+        is_missing = ctypes.get_errno() in (errno.ENOENT, errno.ENOTDIR)
+        return None if is_missing and directory != "/" else -1
 
     def _read_events(self) -> InotifyEvents:
         paths: set[str] = set()
-        lost = stale = False
+        was_dropped = is_stale = False
         while True:
             try:
                 content = os.read(self._fd, _BUFFER_SIZE)
@@ -150,14 +150,14 @@ class InotifyWatcher:
                 offset += _EVENT.size
                 name = content[offset : offset + length].rstrip(b"\0")
                 offset += length
-                lost = lost or bool(mask & _IN_Q_OVERFLOW)
+                was_dropped = was_dropped or bool(mask & _IN_Q_OVERFLOW)
                 if number not in self._directories:
                     continue
-                leads_on = mask & _ENTRY_CHANGED and name in self._awaited_names.get(number, ())
-                stale = stale or bool(mask & _WATCH_LOST or leads_on)
+                was_awaited = mask & _ENTRY_CHANGED and name in self._awaited_names.get(number, ())
+                is_stale = is_stale or bool(mask & _WATCH_LOST or was_awaited)
                 for directory in self._directories[number] if name else ():
                     paths.add(f"{directory.rstrip('/')}/{os.fsdecode(name)}")
-        if stale:
+        if is_stale:
             self._update_watches()
-        # What came into being between the event and the new watch left no event.
-        return InotifyEvents(frozenset(paths), is_incomplete=lost or stale)
+        # Entries made between the event and the new watch cause no event.
+        return InotifyEvents(frozenset(paths), is_incomplete=was_dropped or is_stale)

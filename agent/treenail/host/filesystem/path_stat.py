@@ -1,4 +1,4 @@
-"""What stands at paths now."""
+"""The current state of paths: kind, mode, owner, digest, target and SELinux label."""
 
 import hashlib
 import os
@@ -21,10 +21,10 @@ _CHUNK = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class PathStat:
-    """What stands at a path; a link at its end is itself. ``inode`` names it on its device.
+    """The entry at a path, a link not followed. ``inode`` is its device and inode number.
 
-    ``label`` is its SELinux label, and ``expected_label`` the one that it ought to have; both are empty
-    where no policy says anything.
+    ``label`` is its SELinux label and ``expected_label`` the one of the policy; both are empty
+    without a policy.
     """
 
     kind: str
@@ -42,77 +42,75 @@ _NOTHING = PathStat(NOTHING)
 
 
 def stat_paths(root: Root, disk: Disk, paths: Iterable[str]) -> dict[str, PathStat]:
-    """What stands at each of the paths below the root; raises `FileError`."""
-    found: dict[str, PathStat] = {}
-    for path, place in resolve_entries(root, paths).items():
+    """Return the state of each path below the root; raise `FileError`."""
+    states: dict[str, PathStat] = {}
+    for path, entry in resolve_entries(root, paths).items():
         try:
-            found[path] = _stat_entry(disk, place)
+            states[path] = _stat_entry(disk, entry)
         except OSError as error:
-            raise make_file_error("look at", place, error) from error
+            raise make_file_error("inspect", entry, error) from error
     disk.release_memory()
-    return found
+    return states
 
 
 def find_directories(root: Root, disk: Disk, paths: Iterable[str]) -> Iterator[str]:
-    """Those of the paths at which a directory stands; raises `FileError`."""
-    for path, place in resolve_entries(root, paths).items():
+    """Yield the paths that are directories; raise `FileError`."""
+    for path, entry in resolve_entries(root, paths).items():
         try:
-            if stat.S_ISDIR(disk.lstat(place).st_mode):
+            if stat.S_ISDIR(disk.lstat(entry).st_mode):
                 yield path
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            raise make_file_error("look at", place, error) from error
+            raise make_file_error("inspect", entry, error) from error
 
 
 def resolve_entries(root: Root, paths: Iterable[str]) -> dict[str, str]:
-    """Where the entry of each of the paths is, the links before it followed; raises `FileError`.
+    """Map each path to its entry below the root, links before it followed; raise `FileError`.
 
-    Two paths with one place are names of one entry.
+    Two paths may have the same entry. Each parent is resolved once.
     """
     parents: dict[str, str] = {}
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for path in paths:
         parent, _, name = path.rpartition("/")
         if not parent or name in {"", ".", ".."}:
-            found[path] = os.fspath(root.resolve_entry(path))
+            entries[path] = os.fspath(root.resolve_entry(path))
             continue
         if parent not in parents:
             parents[parent] = os.fspath(root.resolve_path(parent)).removesuffix("/")
-        found[path] = f"{parents[parent]}/{name}"
-    return found
+        entries[path] = f"{parents[parent]}/{name}"
+    return entries
 
 
-def _stat_entry(disk: Disk, place: str) -> PathStat:
+def _stat_entry(disk: Disk, entry: str) -> PathStat:
     try:
-        status = disk.lstat(place)
+        status = disk.lstat(entry)
     except (FileNotFoundError, NotADirectoryError):
         return _NOTHING
     kind = _KINDS.get(stat.S_IFMT(status.st_mode), OTHER)
-    label = fitting = ""
+    label = expected_label = ""
     if disk.labels is not None:
-        present = disk.read_label(place)
-        label, fitting = (
-            _decode_label(present),
-            _decode_label(disk.decide_label(place, status, present)),
-        )
+        present = disk.read_label(entry)
+        label = _decode_label(present)
+        expected_label = _decode_label(disk.decide_label(entry, status, present))
     return PathStat(
         kind=kind,
         mode=stat.S_IMODE(status.st_mode),
         uid=status.st_uid,
         gid=status.st_gid,
-        sha256=_compute_digest(disk, place, status.st_size) if kind == FILE else "",
-        target=disk.readlink(place) if kind == LINK else "",
+        sha256=_compute_digest(disk, entry, status.st_size) if kind == FILE else "",
+        target=disk.readlink(entry) if kind == LINK else "",
         inode=(status.st_dev, status.st_ino),
         label=label,
-        expected_label=fitting,
+        expected_label=expected_label,
     )
 
 
-def _compute_digest(disk: Disk, place: str, size: int) -> str:
-    """``size`` is what it had a moment ago: one byte more tells the end in one call."""
+def _compute_digest(disk: Disk, entry: str, size: int) -> str:
+    # One byte more than the size, so that the first read reaches the end of the file.
     chunk = min(size + 1, _CHUNK)
-    descriptor = disk.open(place)
+    descriptor = disk.open(entry)
     try:
         part = disk.read(descriptor, chunk)
         digest = hashlib.sha256(part)

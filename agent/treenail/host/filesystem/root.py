@@ -1,4 +1,4 @@
-"""Paths below the installed root, and never outside it."""
+"""Paths below the root directory of the machine, which they never leave."""
 
 import errno
 import os
@@ -6,15 +6,15 @@ from pathlib import Path
 
 from treenail.errors import FileError
 
-_MAX_LINKS = 40  # what the kernel follows before it says ELOOP
+_MAX_LINKS = 40  # as in the kernel, which then returns ELOOP
 
 
 class Root:
-    """The directory that holds the machine: ``/``, or where it is mounted or pretended.
+    """The root directory of the machine: ``/``, or the directory where it is mounted or simulated.
 
-    A path below it means what it means to a process that has it as its root directory: an
-    absolute symbolic link starts again at the root, and ``..`` in a link stops there. Paths are
-    resolved when asked for; who changes links at the same time has to be trusted, as on ``/``.
+    Paths resolve as in a chroot: an absolute symbolic link starts again at the root, and ``..`` in
+    a link stops there. Each call resolves its path again. A process that changes links meanwhile
+    must be trusted, as on ``/``.
     """
 
     def __init__(self, prefix: str | Path = "/") -> None:
@@ -22,24 +22,24 @@ class Root:
         self._prefix_text = os.fspath(self.prefix).removesuffix("/")
 
     def resolve_path(self, path: str) -> Path:
-        """Where the file ``path`` is, every symbolic link followed; it need not exist.
+        """Follow every symbolic link; the file need not exist.
 
-        Raises `FileError` when ``path`` is not absolute, has ``..`` in it, or runs in circles.
+        Raises `FileError` when ``path`` is not absolute or has ``..`` in it, and for link loops.
         """
-        return self._resolve(path, follow=True)
+        return self._resolve(path, follow_last=True)
 
     def resolve_entry(self, path: str) -> Path:
-        """Where the directory entry ``path`` is: as `resolve_path`, but a link at the end is itself.
+        """Follow every symbolic link except the last component, which is the entry itself.
 
-        Its parent is inside the root too, so the root itself is refused.
+        Raises `FileError` as `resolve_path`, and for the root: its parent is outside.
         """
-        entry = self._resolve(path, follow=False)
+        entry = self._resolve(path, follow_last=False)
         if entry == self.prefix:
             raise FileError(f"{path!r} is the root directory itself")
         return entry
 
-    def _resolve(self, below: str, *, follow: bool) -> Path:
-        todo = _parse_parts(below)
+    def _resolve(self, path: str, *, follow_last: bool) -> Path:
+        todo = _parse_parts(path)
         done: list[str] = []
         links = 0
         while todo:
@@ -47,15 +47,15 @@ class Root:
             if part == "..":
                 del done[-1:]
                 continue
-            target = (
-                _read_link("/".join((self._prefix_text, *done, part))) if follow or todo else None
-            )
+            target = None
+            if todo or follow_last:
+                target = _read_link("/".join((self._prefix_text, *done, part)))
             if target is None:
                 done.append(part)
                 continue
             links += 1
             if links > _MAX_LINKS:
-                raise FileError(f"{below} leads through more than {_MAX_LINKS} symbolic links")
+                raise FileError(f"{path} leads through more than {_MAX_LINKS} symbolic links")
             if target.startswith("/"):
                 done.clear()
             todo.extend(_split_reversed(target))
@@ -70,7 +70,7 @@ def _parse_parts(path: str) -> list[str]:
     try:
         os.fsencode(path)
     except UnicodeEncodeError as error:
-        raise FileError(f"{path!r} can't be the name of a file") from error
+        raise FileError(f"{path!r} cannot be the name of a file") from error
     parts = _split_reversed(path)
     if ".." in parts:
         raise FileError(f"{path!r} has .. in it")
@@ -82,10 +82,20 @@ def _split_reversed(path: str) -> list[str]:
 
 
 def _read_link(path: str) -> str | None:
-    """What the link says; None when there is no link, or nothing at all."""
+    """Return the target; None where there is no link, or nothing at all."""
     try:
         return os.readlink(path)  # noqa: PTH115 - a Path costs as much again
     except OSError as error:
         if error.errno in {errno.EINVAL, errno.ENOENT, errno.ENOTDIR}:
             return None
-        raise FileError(f"can't follow {path}: {error.strerror}") from error
+        raise FileError(f"cannot follow {path}: {error.strerror}") from error
+
+
+def strip_prefix(path: str, prefix: str) -> str:
+    """Turn a real path into one below the root ``prefix``."""
+    return path if prefix == "/" else path.removeprefix(prefix)
+
+
+def add_prefix(path: str, prefix: str) -> str:
+    """Turn a path below the root ``prefix`` into a real one."""
+    return path if prefix == "/" else prefix + path

@@ -1,4 +1,4 @@
-"""Which SELinux label the machine's policy has for a path; the only user of libselinux."""
+"""SELinux labels of paths in the policy of the machine; the only user of libselinux."""
 
 import ctypes
 import logging
@@ -15,8 +15,9 @@ log = logging.getLogger(__name__)
 _LIBRARY = "libselinux.so.1"
 _ENFORCE_FILE = "/sys/fs/selinux/enforce"
 _MOUNTINFO = "/proc/self/mountinfo"
-_SELABEL_CTX_FILE = 0  # SELABEL_CTX_FILE
-_SELABEL_OPT_PATH = 3  # SELABEL_OPT_PATH
+# From selinux/label.h.
+_SELABEL_CTX_FILE = 0
+_SELABEL_OPT_PATH = 3
 _CUSTOMIZABLE_TYPES = "customizable_types"
 _TYPE_FIELD = 2  # user:role:type:range
 _CACHE_LIMIT = 20_000
@@ -27,13 +28,11 @@ class _SelabelOption(ctypes.Structure):
 
 
 class SelinuxPolicy:
-    """What ``restorecon`` would say of paths below a root, as the policy of this machine.
+    """The labels that ``restorecon`` would set below a root. For one thread.
 
-    A path is asked for as it is within the root. For one thread.
-
-    The patterns of a policy take 4 MiB while they are in use (6,200 patterns, libselinux 3.4), so
-    that they are read when an answer is not known yet and `release_memory` gives the memory back. Answers are
-    kept until the policy's files change.
+    Paths are looked up as they are within the root. Loaded patterns take 4 MiB (6,200 patterns,
+    libselinux 3.4): a lookup loads them, `release_memory` frees them, and labels stay cached until
+    the files of the policy change.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class SelinuxPolicy:
         *,
         is_labelled: Callable[[int], bool] | None = None,
     ) -> None:
-        """``contexts`` is a file_contexts; ``is_labelled`` tells which devices have labels."""
+        """``contexts`` is a file_contexts(5). ``is_labelled`` checks a device."""
         self._prefix = os.fspath(root.prefix).removesuffix("/")
         self._library = _declare_signatures(library)
         self._contexts = contexts
@@ -56,18 +55,18 @@ class SelinuxPolicy:
         self._loaded_mtimes: list[int] = []
 
     def find_default_label(self, path: str, mode: int) -> bytes:
-        """The label for a path within the root, and what ``mode`` says stands there.
+        """Return the label of the policy for a path within the root and the kind in ``mode``.
 
-        Empty when the policy leaves such a path alone, or can't be read.
+        Empty when the policy has none for the path or cannot be read.
         """
-        if self._loaded_mtimes != (stamp := self._read_mtimes()):
+        if self._loaded_mtimes != (mtimes := self._read_mtimes()):
             self.release_memory()
             self._handle = None
             self._labels.clear()
             self._customizable_types = _read_words(
                 self._contexts.parent.parent / _CUSTOMIZABLE_TYPES
             )
-            self._loaded_mtimes = stamp
+            self._loaded_mtimes = mtimes
         key = (path, stat.S_IFMT(mode))
         if key not in self._labels:
             if len(self._labels) >= _CACHE_LIMIT:
@@ -75,28 +74,30 @@ class SelinuxPolicy:
             self._labels[key] = self._look_up(*key)
         return self._labels[key]
 
-    def decide_label(self, place: str, status: os.stat_result, present: bytes) -> bytes:
-        """The label for what stands at a place below the root, and is labelled ``present`` now.
+    def decide_label(self, path: str, status: os.stat_result, present: bytes) -> bytes:
+        """Return the label for the entry, which is now labelled ``present``.
 
-        That is ``present`` unless ``restorecon`` would change it: it compares types only, as users
-        and ranges say who wrote a file, and leaves alone the types that people give by hand. Both
-        as extended attributes are, ending with a NUL. Empty when there is no label to be had.
+        The result is ``present`` unless ``restorecon`` would change it. Both end with a NUL, as the
+        extended attribute does. Empty when no label is known.
         """
+        # As restorecon(8) without -F: compare types only, because user and range depend on who
+        # wrote the file, and keep the types in customizable_types(5), which administrators set.
         if status.st_dev not in self._labelled_devices:
             self._labelled_devices[status.st_dev] = self._is_labelled(status.st_dev)
         if not self._labelled_devices[status.st_dev]:
             return present
-        default = self.find_default_label(place.removeprefix(self._prefix) or "/", status.st_mode)
+        default = self.find_default_label(path.removeprefix(self._prefix) or "/", status.st_mode)
         if not default or _get_type(present) in {_get_type(default), *self._customizable_types}:
             return present
         return default + b"\0"
 
     def release_memory(self) -> None:
-        """Give back the memory that looking things up took; the next look takes it again."""
+        """Unload the patterns; the next lookup of an unknown path loads them again."""
         self._labelled_devices.clear()
         if self._handle:
             self._library.selabel_close(self._handle)
             self._handle = None
+            # Without it glibc keeps the freed memory in its arena.
             ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
     def _look_up(self, path: str, kind: int) -> bytes:
@@ -112,21 +113,25 @@ class SelinuxPolicy:
         return label
 
     def _open_handle(self) -> int:
-        """The handle; 0 when the policy can't be read."""
+        """Return the handle of libselinux; 0 when the policy cannot be read."""
         option = _SelabelOption(_SELABEL_OPT_PATH, os.fsencode(self._contexts))
         handle: int | None = self._library.selabel_open(_SELABEL_CTX_FILE, ctypes.byref(option), 1)
         if not handle:
             error = os.strerror(ctypes.get_errno())
-            log.warning("new files have no label of the policy: %s: %s", self._contexts, error)
+            log.warning(
+                "cannot read the SELinux policy, the kernel labels new files: %s: %s",
+                self._contexts,
+                error,
+            )
         return handle or 0
 
     def _read_mtimes(self) -> list[int]:
-        """Changes when somebody installs a policy, or adds a pattern of their own."""
+        # semanage-fcontext(8) writes patterns of the administrator to .local.
         return [_read_mtime(f"{self._contexts}{suffix}") for suffix in ("", ".bin", ".local")]
 
 
 def load_policy(root: Root) -> SelinuxPolicy | None:
-    """The policy of this machine; None when SELinux is disabled, or libselinux is not there."""
+    """Load the policy of this machine; None without SELinux or without libselinux."""
     library = load_if_enabled()
     if library is None:
         return None
@@ -135,32 +140,30 @@ def load_policy(root: Root) -> SelinuxPolicy | None:
 
 @cache
 def load_if_enabled() -> ctypes.CDLL | None:
-    """libselinux, where SELinux is enabled; where it is not, that is said once."""
-    # The library asks for the same file; without it, it need not be loaded.
+    """Load libselinux where SELinux is enabled; elsewhere log that once and return None."""
+    # libselinux checks the same file. Without it, spare the library.
     if not Path(_ENFORCE_FILE).exists():
-        log.debug("SELinux is disabled: labels are left to the kernel")
+        log.debug("SELinux is disabled; the kernel labels new files")
         return None
     try:
         library = load_library()
     except OSError as error:
-        log.warning("SELinux labels are left to the kernel: %s", error)
+        log.warning("cannot load libselinux, the kernel labels new files: %s", error)
         return None
     if library.is_selinux_enabled() != 1:
-        log.debug("no SELinux policy is loaded: labels are left to the kernel")
+        log.debug("no SELinux policy is loaded; the kernel labels new files")
         return None
     return library
 
 
 def load_library() -> ctypes.CDLL:
-    """The library; raises `OSError` where it is not installed."""
+    """Load libselinux; raise `OSError` where it is not installed."""
     return _declare_signatures(ctypes.CDLL(_LIBRARY, use_errno=True))
 
 
 def is_labelled_device(device: int) -> bool:
-    """Whether labels can be set on this device, as mounted; so it is taken when it is not listed.
-
-    They can't where one was given with the mount, as on vfat, or where the kernel gives them.
-    """
+    """Return whether labels can be set on the mounted device; True when it is not listed."""
+    # The kernel lists seclabel for such file systems. vfat, mounted with context=, is none.
     name = f"{os.major(device)}:{os.minor(device)}"
     with Path(_MOUNTINFO).open(encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
@@ -171,7 +174,8 @@ def is_labelled_device(device: int) -> bool:
 
 
 def _declare_signatures(library: ctypes.CDLL) -> ctypes.CDLL:
-    """No function here takes a callback: the agent may not have memory that is made executable."""
+    # Declare no function that takes a callback: ctypes makes callbacks in executable memory, which
+    # MemoryDenyWriteExecute= of the agent's unit forbids.
     handle, text = ctypes.c_void_p, ctypes.c_char_p
     library.selinux_file_context_path.restype = text
     library.selabel_open.restype = handle

@@ -1,9 +1,10 @@
-"""Copies of what stood at paths before somebody's files took their place."""
+"""Backups of the entries that were at paths before the files of a config replaced them."""
 
-import base64
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
+from treenail import codec
 from treenail.errors import FileError
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.entries import (
@@ -18,23 +19,30 @@ from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.path_stat import DIRECTORY, FILE, LINK, stat_paths
 from treenail.host.filesystem.root import Root
 from treenail.host.rollback.prepare import PathChange
-
-Json = dict[str, object]
+from treenail.host.rollback.undo_log import decode_xattrs, encode_xattrs
 
 BACKUP_DIRECTORY = "/var/lib/treenail/original"
 _SUFFIX = ".original"
-# Where the Machine Config Daemon has its own, copied with all their attributes.
+# The MCD makes its own backups with cp -a, so with all attributes.
 _MCD_DIRECTORY = "/etc/machine-config-daemon/orig"
 _MCD_SUFFIX = ".mcdorig"
 _LIMIT = 256 * 1024 * 1024
 
 
-class FileBackups:
-    """The copies below a root; nothing is written here, the answers are changes to make.
+@dataclass(frozen=True, slots=True)
+class _BackupHeader:
+    """The first line of a backup; the content of a file follows."""
 
-    A copy is one file: a line of JSON with owner, mode and attributes, and then the content. Raises
-    `FileError`.
-    """
+    kind: str
+    mode: int
+    uid: int
+    gid: int
+    target: str = ""
+    xattrs: Mapping[str, str] = field(default_factory=dict)
+
+
+class FileBackups:
+    """The backups below a root: plans changes, and writes nothing. Raises `FileError`."""
 
     def __init__(self, root: Root, disk: Disk | None = None) -> None:
         self._root = root
@@ -42,28 +50,24 @@ class FileBackups:
         self._files = HostFiles(root, self._disk)
 
     def list_paths(self) -> frozenset[str]:
-        """The paths of which there is a copy, ours or the Machine Config Daemon's."""
-        ours, foreign = (
-            self._list_copies(BACKUP_DIRECTORY, _SUFFIX),
-            self._list_copies(_MCD_DIRECTORY, _MCD_SUFFIX),
-        )
-        return frozenset((*ours, *foreign))
+        """Return the paths that have a backup of treenail or of the Machine Config Daemon."""
+        own = self._list_copies(BACKUP_DIRECTORY, _SUFFIX)
+        mcd = self._list_copies(_MCD_DIRECTORY, _MCD_SUFFIX)
+        return frozenset((*own, *mcd))
 
     def plan_backup(self, path: str) -> tuple[PathChange, ...]:
-        """Have a copy of what stands there now."""
-        # Read now: when the changes are made, it may have its successor's name only.
+        """Return the changes that back up the current entry."""
+        # Read it now: when the changes are applied, the new entry may be at the path.
         content = self._read_entry(path)
-        copy = FileEntry(lambda: content, 0o600)
-        return PathChange(BACKUP_DIRECTORY, DirectoryEntry(0o700)), PathChange(
-            _get_backup_path(path), copy
+        return (
+            PathChange(BACKUP_DIRECTORY, DirectoryEntry(0o700)),
+            PathChange(_get_backup_path(path), FileEntry(lambda: content, 0o600)),
         )
 
     def find_vendor_paths(self, paths: Iterable[str]) -> frozenset[str]:
-        """Those of the paths that the booted deployment has in its /usr/etc.
-
-        With nothing there, /etc would be told from it as if somebody had removed the entry, and
-        lack it in the next deployment, too.
-        """
+        """Return the paths that the booted deployment has in its /usr/etc."""
+        # Removing such a path from /etc would be a local change that the merge of /etc carries
+        # into the next deployment (ostree-admin-config-diff(1)).
         return frozenset(
             path
             for path in paths
@@ -71,33 +75,35 @@ class FileBackups:
         )
 
     def plan_restore(self, path: str) -> tuple[PathChange, ...]:
-        """Have at the path what the copy says, and no copy; without one, what the vendor has."""
-        content = self._files.read_file(_get_backup_path(path), limit=_LIMIT)
+        """Return the changes that restore the backup and remove it.
+
+        Without a backup they restore the entry of the vendor, or remove the path.
+        """
+        backup_path, mcd_path = _get_backup_path(path), _get_mcd_path(path)
+        content = self._files.read_file(backup_path, limit=_LIMIT)
         if content is not None:
-            return PathChange(path, _parse_copy(content, path)), PathChange(
-                _get_backup_path(path), AbsentEntry()
-            )
-        if self._files.has_entry(_get_mcd_path(path)):
-            entry = _parse_copy(self._read_entry(_get_mcd_path(path)), path)
-            return PathChange(path, entry), PathChange(_get_mcd_path(path), AbsentEntry())
+            entry = _parse_copy(content, path)
+            return PathChange(path, entry), PathChange(backup_path, AbsentEntry())
+        if self._files.has_entry(mcd_path):
+            entry = _parse_copy(self._read_entry(mcd_path), path)
+            return PathChange(path, entry), PathChange(mcd_path, AbsentEntry())
         if self.find_vendor_paths([path]):
             return (PathChange(path, _parse_copy(self._read_entry(f"/usr{path}"), path)),)
         return (PathChange(path, AbsentEntry()),)
 
     def plan_handback(self) -> tuple[PathChange, ...]:
-        """Have our copies where the Machine Config Daemon has its own; it keeps no directories.
+        """Return the changes that move the backups to the Machine Config Daemon.
 
-        Where both have one, theirs is the older and stays.
+        It has no backups of directories. A backup of its own is older and stays.
         """
         changes: list[PathChange] = []
         for path in sorted(self._list_copies(BACKUP_DIRECTORY, _SUFFIX)):
-            content = self._files.read_file(_get_backup_path(path), limit=_LIMIT) or b""
+            backup_path, mcd_path = _get_backup_path(path), _get_mcd_path(path)
+            content = self._files.read_file(backup_path, limit=_LIMIT) or b""
             entry = _parse_copy(content, path)
-            if not isinstance(entry, DirectoryEntry) and not self._files.has_entry(
-                _get_mcd_path(path)
-            ):
-                changes.append(PathChange(_get_mcd_path(path), entry))
-            changes.append(PathChange(_get_backup_path(path), AbsentEntry()))
+            if not isinstance(entry, DirectoryEntry) and not self._files.has_entry(mcd_path):
+                changes.append(PathChange(mcd_path, entry))
+            changes.append(PathChange(backup_path, AbsentEntry()))
         return tuple(changes)
 
     def _list_copies(self, top: str, suffix: str) -> Iterator[str]:
@@ -112,34 +118,35 @@ class FileBackups:
                     todo.append(path)
 
     def _read_entry(self, path: str) -> bytes:
-        found = stat_paths(self._root, self._disk, [path])[path]
-        header: Json = {"kind": found.kind, "mode": found.mode, "uid": found.uid, "gid": found.gid}
+        state = stat_paths(self._root, self._disk, [path])[path]
+        xattrs: dict[str, str] = {}
         content = b""
-        if found.kind == LINK:
-            header["target"] = found.target
-        elif found.kind in {FILE, DIRECTORY}:
-            described = EntryWriter(self._disk).describe_directory(self._root.resolve_entry(path))
-            attributes = (described.xattrs or {}).items()
-            header["attributes"] = {n: base64.b64encode(v).decode() for n, v in attributes}
-            if found.kind == FILE:
+        if state.kind in {FILE, DIRECTORY}:
+            attributes = EntryWriter(self._disk).describe_directory(self._root.resolve_entry(path))
+            xattrs = encode_xattrs(attributes.xattrs or {})
+            if state.kind == FILE:
                 content = self._files.read_file(path, limit=_LIMIT) or b""
-        else:
-            raise FileError(f"can't keep a copy of {path}: it is {found.kind}")
-        return json.dumps(header).encode() + b"\n" + content
+        elif state.kind != LINK:
+            raise FileError(f"cannot back up {path}: it is {state.kind}")
+        header = _BackupHeader(state.kind, state.mode, state.uid, state.gid, state.target, xattrs)
+        return json.dumps(codec.encode(header)).encode() + b"\n" + content
 
 
 def _parse_copy(copy: bytes, path: str) -> Entry:
-    header, _, content = copy.partition(b"\n")
+    line, _, content = copy.partition(b"\n")
     try:
-        found = json.loads(header)
-        if found["kind"] == LINK:
-            return SymlinkEntry(found["target"], found["uid"], found["gid"])
-        attributes = {n: base64.b64decode(v) for n, v in found["attributes"].items()}
-        if found["kind"] == DIRECTORY:
-            return DirectoryEntry(found["mode"], found["uid"], found["gid"], attributes)
-        return FileEntry(lambda: content, found["mode"], found["uid"], found["gid"], attributes)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FileError(f"the copy of {path} is damaged: {error!r}") from error
+        header = codec.decode(_BackupHeader, json.loads(line))
+        xattrs = decode_xattrs(header.xattrs)
+    except ValueError as error:
+        raise FileError(
+            f"cannot restore {path}: its backup is damaged: {error}",
+            remedy=f"move {_get_backup_path(path)} away",
+        ) from error
+    if header.kind == LINK:
+        return SymlinkEntry(header.target, header.uid, header.gid)
+    if header.kind == DIRECTORY:
+        return DirectoryEntry(header.mode, header.uid, header.gid, xattrs)
+    return FileEntry(lambda: content, header.mode, header.uid, header.gid, xattrs)
 
 
 def _get_backup_path(path: str) -> str:

@@ -1,4 +1,4 @@
-"""What is to be changed, and what stands there: read as a whole before anything is touched."""
+"""Changes to paths and the inverses of their current entries, prepared before the first write."""
 
 import os
 import stat
@@ -15,13 +15,13 @@ from treenail.host.filesystem.entries import (
     refuse_temporary_name,
 )
 from treenail.host.filesystem.files import make_file_error
-from treenail.host.filesystem.root import Root
-from treenail.host.rollback.inverse import Inverse, PreviousEntry, strip_prefix
+from treenail.host.filesystem.root import Root, strip_prefix
+from treenail.host.rollback.undo_log import Inverse, PreviousEntry
 
 
 @dataclass(frozen=True, slots=True)
 class PathChange:
-    """What to have at a path below the root."""
+    """The entry that a path below the root gets."""
 
     path: str
     entry: Entry
@@ -29,17 +29,18 @@ class PathChange:
 
 @dataclass(frozen=True, slots=True)
 class PreparedChange:
-    """A change whose inverse is in the log; ``aside_path`` is the inverse's, reckoned once."""
+    """A change with its inverse."""
 
     path: str
-    """As it was asked for; of a directory that was missing above, where it is."""
+    """The requested path; of a missing parent directory its path below the root."""
     inverse: Inverse
     aside_path: str
+    """As `Inverse.aside_path`, computed once."""
     entry: Entry
 
 
 class ChangeRecorder:
-    """Finds the inverses of changes, the first of which has the number after ``number``.
+    """Finds the inverses of changes and numbers them, starting after ``number``.
 
     The last component of a path is the entry itself; links before it are followed inside the root.
     Raises `FileError`.
@@ -54,23 +55,23 @@ class ChangeRecorder:
         self._prepared: dict[str, PreparedChange] = {}
         self.number = number
         self.current_path = ""
-        """The path that was looked at last."""
+        """The last path that was inspected."""
         self.directories: set[str] = set()
-        """Those that are there, and in which something is made."""
+        """Existing directories in which entries change."""
 
     def record_changes(self, changes: Sequence[PathChange]) -> tuple[PreparedChange, ...]:
-        """The changes, and before each the directories that are missing above."""
+        """Prepare the changes, each after the missing parents of its path."""
         for change in changes:
             self.current_path = change.path
             refuse_temporary_name(change.path)
-            place = self._resolve_entry(change.path)
-            if place in self._prepared:
-                self._prepared[place] = _merge_changes(self._prepared[place], change)
+            path = self._resolve_entry(change.path)
+            if path in self._prepared:
+                self._prepared[path] = _merge_changes(self._prepared[path], change)
                 continue
-            for parent in self._find_missing_parents(place):
+            for parent in self._find_missing_parents(path):
                 missing = PathChange(strip_prefix(parent, self._prefix), DirectoryEntry())
                 self._prepared[parent] = self._prepare_change(missing, parent)
-            self._prepared[place] = self._prepare_change(change, place)
+            self._prepared[path] = self._prepare_change(change, path)
         return tuple(self._prepared.values())
 
     def _resolve_entry(self, path: str) -> str:
@@ -81,39 +82,48 @@ class ChangeRecorder:
             self._parents[parent] = os.fspath(self._root.resolve_path(parent)).removesuffix("/")
         return f"{self._parents[parent]}/{name}"
 
-    def _find_missing_parents(self, place: str) -> list[str]:
-        """The directories above that are neither there nor recorded to be made, topmost first."""
+    def _find_missing_parents(self, path: str) -> list[str]:
+        """Return the parents that neither exist nor are prepared, topmost first."""
         missing: list[str] = []
-        parent = _get_parent(place)
+        parent = _get_parent(path)
         while parent not in self.directories and not (
             parent in self._prepared and isinstance(self._prepared[parent].entry, DirectoryEntry)
         ):
             mode = self._read_mode(parent)
             if mode is not None:
                 if not stat.S_ISDIR(mode):
-                    raise FileError(f"{parent} is not a directory, and {place} is to be in it")
+                    raise FileError(
+                        f"cannot write {path}: {parent} is not a directory",
+                        remedy=f"move {parent} away",
+                    )
                 self.directories.add(parent)
                 break
             missing.append(parent)
             parent = _get_parent(parent)
         return missing[::-1]
 
-    def _prepare_change(self, change: PathChange, place: str) -> PreparedChange:
-        mode = self._read_mode(place)
-        directory = isinstance(change.entry, DirectoryEntry)
+    def _prepare_change(self, change: PathChange, path: str) -> PreparedChange:
+        mode = self._read_mode(path)
+        is_directory = isinstance(change.entry, DirectoryEntry)
         self.number += 1
         if mode is None:
-            inverse = Inverse(place, self.number, PreviousEntry.NOTHING)
+            inverse = Inverse(path, self.number, PreviousEntry.NOTHING)
         elif stat.S_ISDIR(mode):
-            if not directory and not isinstance(change.entry, AbsentEntry):
-                raise FileError(f"{place} is a directory, and is to be none", remedy="move it away")
-            described = self._entries.describe_directory(place)
-            before = PreviousEntry.DIRECTORY if directory else PreviousEntry.EMPTIED_DIRECTORY
-            inverse = Inverse(place, self.number, before, described)
-        elif directory:
-            raise FileError(f"{place} is no directory, and is to be one", remedy="move it away")
+            if not is_directory and not isinstance(change.entry, AbsentEntry):
+                raise FileError(
+                    f"cannot write {path}: a directory exists at this path",
+                    remedy=f"move {path} away",
+                )
+            directory = self._entries.describe_directory(path)
+            kind = PreviousEntry.DIRECTORY if is_directory else PreviousEntry.EMPTIED_DIRECTORY
+            inverse = Inverse(path, self.number, kind, directory)
+        elif is_directory:
+            raise FileError(
+                f"cannot make the directory {path}: a file or link exists at this path",
+                remedy=f"move {path} away",
+            )
         else:
-            inverse = Inverse(place, self.number, PreviousEntry.FILE_OR_LINK)
+            inverse = Inverse(path, self.number, PreviousEntry.FILE_OR_LINK)
         return PreparedChange(change.path, inverse, inverse.aside_path, change.entry)
 
     def _read_mode(self, path: str) -> int | None:
@@ -122,7 +132,7 @@ class ChangeRecorder:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise make_file_error("look at", path, error) from error
+            raise make_file_error("inspect", path, error) from error
 
 
 def _get_parent(path: str) -> str:
@@ -130,7 +140,7 @@ def _get_parent(path: str) -> str:
 
 
 def _merge_changes(prepared: PreparedChange, change: PathChange) -> PreparedChange:
-    """What is asked for a directory that is to be made anyway; anything else is a conflict."""
+    """Merge two changes of one path; only a parent directory may be changed twice."""
     match prepared.entry, change.entry:
         case old, new if old == new:
             return prepared
@@ -139,5 +149,6 @@ def _merge_changes(prepared: PreparedChange, change: PathChange) -> PreparedChan
         case DirectoryEntry(), DirectoryEntry(mode=None):
             return prepared
         case _:
-            place = prepared.inverse.path
-            raise FileError(f"{change.path} is to be changed twice: it is {place}")
+            raise FileError(
+                f"cannot change {change.path} twice: {prepared.inverse.path} is the same entry"
+            )

@@ -1,9 +1,13 @@
-"""Every symbolic link below a directory, to be put back after somebody else changed them."""
+"""The symbolic links below a directory, recorded before systemctl changes them.
+
+systemctl enables and disables units by links, and systemd does not log which it changed.
+"""
 
 import stat
 from collections.abc import Container
 from pathlib import Path
 
+from treenail.errors import LedgerError
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.entries import (
     TEMPORARY_PREFIX,
@@ -13,15 +17,14 @@ from treenail.host.filesystem.entries import (
 )
 from treenail.host.filesystem.files import translate_errors
 from treenail.host.filesystem.fsync import FsyncQueue
-from treenail.host.filesystem.root import Root
-from treenail.host.rollback.inverse import strip_prefix
+from treenail.host.filesystem.root import Root, strip_prefix
 
 Json = dict[str, object]
 _TEMPORARY = f"{TEMPORARY_PREFIX}+0"
 
 
 class SymlinkTree:
-    """Reads and restores links below a root. Raises `FileError`; flushing is left to others."""
+    """Reads and restores links below a root. Raises `FileError`; the caller flushes."""
 
     def __init__(self, root: Root, disk: Disk) -> None:
         self._root = root
@@ -29,7 +32,7 @@ class SymlinkTree:
         self._entries = EntryWriter(disk)
 
     def describe_links(self, top: str) -> Json:
-        """The links below a directory, and the directories they are in."""
+        """Return the links below a directory, and all directories there, as JSON."""
         links, directories = self._walk_tree(self._root.resolve_path(top))
         return {
             "top": top,
@@ -38,55 +41,58 @@ class SymlinkTree:
         }
 
     def list_directories(self, top: str) -> list[Path]:
-        """The directory and all below, those above before those below."""
+        """Return the directory and all below it, parents first."""
         return self._walk_tree(self._root.resolve_path(top))[1]
 
     def restore_links(
-        self, description: object, skipped: Container[str], flushing: FsyncQueue
+        self, description: object, skipped: Container[str], fsync_queue: FsyncQueue
     ) -> None:
-        """Have the links that `description` told, no others, and no directories made for those.
+        """Restore exactly the described links, and remove directories that were made for others.
 
-        ``skipped`` are the paths that somebody else puts back.
+        ``skipped`` are paths that have an inverse of their own.
         """
         match description:
-            case {"top": str(top), "links": dict(links), "directories": list(before)}:
-                self._restore_links(top, links, skipped, flushing)
-                self._remove_made_directories(top, before, flushing)
+            case {"top": str(top), "links": dict(links), "directories": list(directories)}:
+                self._restore_links(top, links, skipped, fsync_queue)
+                self._remove_made_directories(top, directories, fsync_queue)
             case _:
-                raise ValueError("no links")
+                raise LedgerError(f"cannot restore links: {description!r:.200} describes none")
 
     def _restore_links(
-        self, top: str, links: dict[str, str], skipped: Container[str], flushing: FsyncQueue
+        self, top: str, links: dict[str, str], skipped: Container[str], fsync_queue: FsyncQueue
     ) -> None:
-        found, directories = self._walk_tree(self._root.resolve_path(top))
+        current, directories = self._walk_tree(self._root.resolve_path(top))
         for directory in directories:
-            if _TEMPORARY in (self._list_names(directory) or ()):  # by a start that was cut short
+            # Left by a restore that was interrupted.
+            if _TEMPORARY in (self._list_names(directory) or ()):
                 self._entries.remove_temporary(directory / _TEMPORARY)
-                flushing.add_directory(str(directory))
-        for path in found:
+                fsync_queue.add_directory(str(directory))
+        for path in current:
             if self._strip_root(path) not in links and str(path) not in skipped:
                 self._entries.remove_entry(path)
-                flushing.add_directory(str(path.parent))
+                fsync_queue.add_directory(str(path.parent))
         for name, text in links.items():
             path = self._root.prefix / name[1:]
-            if found.get(path) != text and str(path) not in skipped:
-                self._make_link(path, text, flushing)
+            if current.get(path) != text and str(path) not in skipped:
+                self._make_link(path, text, fsync_queue)
 
-    def _remove_made_directories(self, top: str, before: list[str], flushing: FsyncQueue) -> None:
+    def _remove_made_directories(
+        self, top: str, previous: list[str], fsync_queue: FsyncQueue
+    ) -> None:
         for directory in reversed(self.list_directories(top)):
-            if self._strip_root(directory) not in before and not self._list_names(directory):
+            if self._strip_root(directory) not in previous and not self._list_names(directory):
                 self._entries.remove_entry(directory)
-                flushing.discard_directory(str(directory))
-                flushing.add_directory(str(directory.parent))
+                fsync_queue.discard_directory(str(directory))
+                fsync_queue.add_directory(str(directory.parent))
 
-    def _make_link(self, path: Path, text: str, flushing: FsyncQueue) -> None:
+    def _make_link(self, path: Path, text: str, fsync_queue: FsyncQueue) -> None:
         if self._list_names(path.parent) is None:
             self._entries.make_directory(DirectoryEntry(), path.parent)
-            flushing.add_directory(str(path.parent.parent))
-        made = path.parent / _TEMPORARY
-        self._entries.make_symlink(SymlinkEntry(text), made, path)
-        self._entries.put_entry(made, path)
-        flushing.add_directory(str(path.parent))
+            fsync_queue.add_directory(str(path.parent.parent))
+        temporary = path.parent / _TEMPORARY
+        self._entries.make_symlink(SymlinkEntry(text), temporary, path)
+        self._entries.put_entry(temporary, path)
+        fsync_queue.add_directory(str(path.parent))
 
     def _walk_tree(self, top: Path) -> tuple[dict[Path, str], list[Path]]:
         links: dict[Path, str] = {}
@@ -98,7 +104,7 @@ class SymlinkTree:
             if names is None:
                 continue
             directories.append(directory)
-            with translate_errors("look at", directory):
+            with translate_errors("inspect", directory):
                 for path in (directory / name for name in names):
                     mode = self._disk.lstat(path).st_mode
                     if stat.S_ISDIR(mode):
@@ -108,8 +114,8 @@ class SymlinkTree:
         return links, directories
 
     def _list_names(self, directory: Path) -> list[str] | None:
-        """What is in the directory, sorted; None when there is none."""
-        with translate_errors("look at", directory):
+        """Return the names in the directory, sorted; None when there is none."""
+        with translate_errors("inspect", directory):
             try:
                 return sorted(self._disk.listdir(directory))
             except (FileNotFoundError, NotADirectoryError):

@@ -1,20 +1,19 @@
-"""A change of many paths that is done or undone as a whole, across crashes and power cuts.
+"""Changes of many paths that are applied or undone together, across crashes and power cuts.
 
 ::
 
-    record    what stands at the paths goes into the log             the log is flushed
-    make      new entries are made beside their places
-    describe  which inodes take the place of old ones goes into the log   that is flushed, and then
-                                                                     the file systems
-    put       each new entry is renamed to its place, or changes names with the old one
-    commit    directories are flushed; a last line goes into the log it is flushed
-              the old entries go, and then the log
+    record    log the inverse of every path                          flush the log
+    make      write the new entries beside their paths
+    describe  log the inodes of entries that replace others          flush log and file systems
+    put       rename each new entry to its path, or exchange it with the old one
+    commit    flush the directories, log the last record             flush the log
+              remove the old entries, then the log
 
-Without the last line, whoever starts next puts everything back; with it, they clean up. What is
-put back is the old file itself: its owner, mode and attributes were never away.
+Without the last record, the next start undoes the change; with it, the next start completes it.
+Undoing restores the old file itself, so owner, mode and attributes need no copy.
 
-Where all that is left to be done by then is such renames, the last line is written first and both
-are flushed at once: whoever finds the line does what it found undone.
+Where only renames are left to do, the last record is logged first and both are flushed at once. A
+start that finds the record repeats the renames.
 """
 
 import errno
@@ -36,18 +35,25 @@ from treenail.host.filesystem.entries import (
 )
 from treenail.host.filesystem.files import make_file_error
 from treenail.host.filesystem.fsync import FSYNC_EACH_LIMIT, FsyncQueue
-from treenail.host.filesystem.root import Root
-from treenail.host.rollback.inverse import Inverse, PreviousEntry, strip_prefix
+from treenail.host.filesystem.root import Root, strip_prefix
 from treenail.host.rollback.prepare import ChangeRecorder, PathChange, PreparedChange
 from treenail.host.rollback.symlinks import SymlinkTree
-from treenail.host.rollback.undo_log import LOG_PATH, PENDING_PATH, Json, UndoLog
+from treenail.host.rollback.undo_log import (
+    CONFIRMED_PATH,
+    LOG_PATH,
+    PENDING_PATH,
+    Inverse,
+    Json,
+    PreviousEntry,
+    UndoLog,
+)
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class InterruptedChange:
-    """What an earlier process left; ``notes`` are its own, in order, ``paths`` below the root."""
+    """A change that an earlier process began; ``notes`` are in order, ``paths`` below the root."""
 
     is_committed: bool
     notes: tuple[Json, ...]
@@ -57,12 +63,11 @@ class InterruptedChange:
 class UndoTransaction:
     """One change at a time below a root. Raises `FileError` and `LedgerError`.
 
-    The last component of a path is the entry itself; links before it are followed inside the root,
+    The last component of a path is the entry itself. Links before it are followed inside the root,
     once, when the change is recorded.
     """
 
     def __init__(self, root: Root, disk: Disk | None = None, *, log_path: str = LOG_PATH) -> None:
-        """``log_path`` is where the log is."""
         self._root = root
         self._prefix = os.fspath(root.prefix)
         self._disk = disk or Disk()
@@ -73,29 +78,30 @@ class UndoTransaction:
         self._fsync_queue = FsyncQueue(self._disk)
         self._number = 0
         self._is_small = True
-        self._is_repeatable = True  # all that is not flushed yet can be done again after a crash
+        self._is_repeatable = True  # a start can repeat everything that is not flushed yet
         self._applied: list[Inverse] = []
         self.current_path = ""
-        """The path of the change that is being made, or whose making failed."""
+        """The path of the current or failed change."""
 
     def ensure_none_interrupted(self) -> None:
-        """Raise `LedgerError` while there is an earlier change to be undone."""
+        """Raise `LedgerError` while an interrupted change is not undone."""
         if not self._log.has_begun and self._log.read_records() is not None:
             raise LedgerError(
-                f"an earlier change of {self._root.prefix} was cut short and is not undone yet",
-                remedy="start the agent, or run treenail once: both undo it first",
+                f"cannot change {self._root.prefix}: an earlier change was interrupted and is not "
+                "undone yet",
+                remedy="undo it: systemctl restart treenail; or: treenail once",
             )
 
     def apply_changes(self, changes: Sequence[PathChange]) -> tuple[str, ...]:
-        """Have all of it at its place; returns the paths, missing directories above among them.
+        """Apply the changes; return their paths, missing parent directories included.
 
-        Nothing is touched before all of it is in the log.
+        The inverses of all changes are in the log before the first write.
         """
         self._is_small = len(changes) <= FSYNC_EACH_LIMIT
-        recorded = self._record_changes(changes)
-        self._is_repeatable &= not self._is_small and all(map(_is_repeatable, recorded))
+        prepared = self._record_changes(changes)
+        self._is_repeatable &= not self._is_small and all(map(_is_repeatable, prepared))
         made: dict[int, int] = {}
-        for each in recorded:
+        for each in prepared:
             inode = self._make_entry(each)
             if each.inverse.previous is PreviousEntry.FILE_OR_LINK:
                 made[each.inverse.number] = inode
@@ -103,28 +109,28 @@ class UndoTransaction:
             self._log.append_record({"made": list(made.items())}, needs_fsync=self._is_small)
         if not self._is_small:
             self._fsync_queue.sync_file_systems()
-        for each in recorded:
+        for each in prepared:
             self._put_entry(each)
-        return tuple(each.path for each in recorded)
+        return tuple(each.path for each in prepared)
 
     def record_links(self, top: str) -> None:
-        """Record every symbolic link below a directory, for somebody else is to change them."""
+        """Record every symbolic link below a directory that another program will change."""
         self.ensure_none_interrupted()
         self._is_repeatable = False
         self._log.append_record({"links": self._symlinks.describe_links(top)})
 
     def mark_links_changed(self, top: str) -> None:
-        """Somebody else has changed links below the directory."""
+        """Flush the directories below ``top`` at commit: another program changed their links."""
         for directory in self._symlinks.list_directories(top):
             self._fsync_queue.add_directory(os.fspath(directory))
 
     def record_note(self, note: Json) -> None:
-        """Return once the note, which `find_interrupted` tells, outlives a power cut."""
+        """Store a note durably, for `find_interrupted`."""
         self.ensure_none_interrupted()
         self._log.append_record({"note": note})
 
     def commit_changes(self) -> None:
-        """Return once all of it is for good; without anything recorded there is nothing to do."""
+        """Make the changes durable and final; do nothing when none was recorded."""
         if not self._log.has_begun:
             return
         if self._applied and self._is_repeatable:
@@ -133,132 +139,128 @@ class UndoTransaction:
         else:
             self._fsync_queue.fsync_directories()
             self._log.append_commit()
-        done, self._applied = self._applied, []
+        applied, self._applied = self._applied, []
         self._reset_state()
         try:
-            self._remove_replaced(done)
+            self._remove_replaced(applied)
         except FileError as error:
-            log.warning("what is replaced is cleaned up at the next start: %s", error)
+            log.warning("cannot remove replaced files, retrying at the next start: %s", error)
 
     def mark_pending(self, owner: str) -> None:
-        """Return once all of it outlives a power cut; `PendingChange` says what becomes of it."""
-        self.record_note({"held": owner})
+        """Make the changes durable and leave the decision about them to `PendingChange`."""
+        self.record_note({"pending": owner})
         self._fsync_queue.fsync_directories()
         self._log.move_log(PENDING_PATH)
         self._reset_state()
 
     def find_interrupted(self) -> InterruptedChange | None:
-        """What is to be put back, or cleaned up after; None when there is nothing.
+        """Return the change that an earlier process did not finish; None without one.
 
         Raises `LedgerError` when the log is damaged.
         """
-        written = self._log.read_records()
-        if written is None:
+        log_records = self._log.read_records()
+        if log_records is None:
             return None
-        notes = [record["note"] for record in written.records if "note" in record]
-        places = (each.path for record in written.records for each in self._parse_inverses(record))
+        records = log_records.records
+        notes = [record["note"] for record in records if "note" in record]
+        paths = (each.path for record in records for each in self._log.parse_inverses(record))
         return InterruptedChange(
-            written.is_committed,
+            log_records.is_committed,
             tuple(note for note in notes if isinstance(note, dict)),
-            frozenset(strip_prefix(place, self._prefix) for place in places),
+            frozenset(strip_prefix(path, self._prefix) for path in paths),
         )
 
     def undo_changes(self) -> tuple[str, ...]:
-        """Have everything as before, for good; what could not be, one sentence for each.
+        """Undo the interrupted change durably; return one sentence for each failure.
 
-        It can be done again and again, and leaves alone whatever of the change has not happened.
-        A committed change is cleaned up after.
+        Idempotent, also for changes that did not happen yet. A committed change is completed
+        instead.
         """
         self._reset_state()
-        written = self._log.read_records()
-        if written is None:
+        log_records = self._log.read_records()
+        if log_records is None:
             return ()
-        if written.is_committed:
-            self._complete_commit(written.records)
+        if log_records.is_committed:
+            self._complete_commit(log_records.records)
             return ()
-        failed: list[str] = []
+        failures: list[str] = []
         for action in (
-            *self._list_undo_actions(written.records),
+            *self._list_undo_actions(log_records.records),
             self._fsync_queue.fsync_directories,
         ):
             try:
                 action()
             except FileError as error:
-                failed.append(str(error))
-        return tuple(failed)
+                failures.append(str(error))
+        return tuple(failures)
 
     def remove_replaced(self) -> None:
-        """Have nothing of what was replaced, nor the log: somebody decided that it is for good."""
+        """Remove the replaced entries of a confirmed change, and its log."""
         self._reset_state()
-        written = self._log.read_records()
-        if written is not None:
-            self._remove_replaced(
-                [each for record in written.records for each in self._parse_inverses(record)]
-            )
+        log_records = self._log.read_records()
+        if log_records is not None:
+            inverses = map(self._log.parse_inverses, log_records.records)
+            self._remove_replaced([each for batch in inverses for each in batch])
 
     def discard_log(self) -> None:
-        """Return once no later start puts anything back."""
+        """Remove the log durably, so that no later start undoes anything."""
         self._reset_state()
         self._log.remove_log(needs_fsync=True)
 
-    # Placing.
+    # Applying.
 
     def _record_changes(self, changes: Sequence[PathChange]) -> Sequence[PreparedChange]:
-        """Return once the inverses outlive a power cut; raises before anything is touched."""
+        """Log the inverses durably; raise before any write."""
         self.ensure_none_interrupted()
-        # It is not part of the change, though it may be missing, too.
+        # Not part of the change, although it may be missing as well.
         self._log.make_directory(needs_fsync=self._is_small)
         if not self._log.has_begun:
-            self._number = (
-                self._pending_log.find_last_number()
-            )  # what is held has names in the same places
-        recording = ChangeRecorder(self._root, self._disk, self._number)
+            # A pending change has temporary names in the same directories.
+            self._number = self._pending_log.find_last_number()
+        recorder = ChangeRecorder(self._root, self._disk, self._number)
         try:
-            found = recording.record_changes(changes)
+            prepared = recorder.record_changes(changes)
         finally:
-            self.current_path, self._number = recording.current_path, recording.number
+            self.current_path, self._number = recorder.current_path, recorder.number
         if not self._is_small:
-            for directory in (self._log.directory, *recording.directories):
+            for directory in (self._log.directory, *recorder.directories):
                 self._fsync_queue.open_file_system(directory)
-        entries = [each.inverse.to_json(self._prefix) for each in found]
+        entries = [each.inverse.to_json(self._prefix) for each in prepared]
         self._log.append_record({"entries": entries}, needs_fsync=self._is_small)
         if not self._is_small:
             self._fsync_queue.sync_file_system(self._log.directory)
-        return found
+        return prepared
 
     def _make_entry(self, each: PreparedChange) -> int:
-        """Make the new entry beside its place; the number of its inode, 0 if there is no new one.
-
-        A new directory is made at its place: nothing else can be.
-        """
+        """Make the new entry beside its path; return its inode number, 0 without a new entry."""
         self.current_path, inverse = each.path, each.inverse
-        place = inverse.path
+        path = inverse.path
         self._applied.append(inverse)
         self._fsync_queue.add_directory(inverse.parent)
         match each.entry:
             case FileEntry() as entry:
-                replaces = inverse.previous is PreviousEntry.FILE_OR_LINK
                 return self._entries.make_file(
                     entry,
                     each.aside_path,
-                    place,
-                    is_replacement=replaces,
+                    path,
+                    is_replacement=inverse.previous is PreviousEntry.FILE_OR_LINK,
                     needs_fsync=self._is_small,
                 )
             case SymlinkEntry() as entry:
-                return self._entries.make_symlink(entry, each.aside_path, place)
+                return self._entries.make_symlink(entry, each.aside_path, path)
             case HardlinkEntry(target=target):
                 return self._entries.make_hardlink(self._root.resolve_path(target), each.aside_path)
             case DirectoryEntry() as entry:
                 if inverse.previous is PreviousEntry.NOTHING:
-                    self._entries.make_directory(entry, place)
-                self._fsync_queue.add_directory(place)
+                    # At its path at once: other new entries are made inside.
+                    self._entries.make_directory(entry, path)
+                self._fsync_queue.add_directory(path)
                 return 0
             case AbsentEntry():
                 return 0
 
     def _put_entry(self, each: PreparedChange) -> None:
-        """Have the new entry at its place."""
+        """Rename the new entry to its path."""
         self.current_path, inverse = each.path, each.inverse
         match inverse.previous, each.entry:
             case PreviousEntry.FILE_OR_LINK, AbsentEntry():
@@ -280,17 +282,15 @@ class UndoTransaction:
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:
                 return None
-            raise make_file_error("look at", path, error) from error
+            raise make_file_error("inspect", path, error) from error
 
-    # Putting back.
+    # Undoing.
 
     def _list_undo_actions(self, records: Sequence[Json]) -> Iterator[Callable[[], None]]:
-        """What there is to do, from the last to the first.
-
-        A path that was changed more than once is put back to what stood there first, in one go: a
-        second attempt would otherwise take what the first has put back for a later state.
-        """
-        batches = [self._parse_inverses(record) for record in records]
+        """Yield the actions that undo the records, from the last to the first."""
+        # A path that was changed twice gets its first entry in one action: a repeated undo would
+        # take the restored entry for a later one.
+        batches = [self._log.parse_inverses(record) for record in records]
         made = _find_made_inodes(records)
         first: dict[str, Inverse] = {}
         for inverse in (each for batch in batches for each in batch):
@@ -306,30 +306,25 @@ class UndoTransaction:
                 else:
                     yield partial(self._entries.remove_temporary, inverse.aside_path)
 
-    def _parse_inverses(self, record: Json) -> list[Inverse]:
-        rows = record.get("entries", ())
-        if not isinstance(rows, list):
-            return []
-        return [Inverse.from_json(row, self._prefix) for row in rows]
-
     def _restore_entry(self, inverse: Inverse, made: int | None) -> None:
-        """``made`` is the inode of the new entry; None when it never was at its place."""
-        place = inverse.path
+        """Restore one path; ``made`` is the inode of the new entry, None when it was not put."""
+        path = inverse.path
         if self._read_mode(inverse.parent) is None:
-            return  # nor was it ever made, or it is gone with its directory
+            return  # its directory was never made, or was removed with it
         self._fsync_queue.add_directory(inverse.parent)
         match inverse.previous:
             case PreviousEntry.NOTHING:
                 self._entries.remove_temporary(inverse.aside_path)
-                self._remove_entry(place)
+                self._remove_entry(path)
             case PreviousEntry.FILE_OR_LINK:
+                # The inode says which of the two has the temporary name: the old or the new entry.
                 if made is None or self._read_inode(inverse.aside_path) in {None, made}:
                     self._entries.remove_temporary(inverse.aside_path)
                 else:
-                    self._entries.put_entry(inverse.aside_path, place)
+                    self._entries.put_entry(inverse.aside_path, path)
             case PreviousEntry.DIRECTORY:
-                self._entries.change_directory(inverse.directory, place)
-                self._fsync_queue.add_directory(place)
+                self._entries.change_directory(inverse.directory, path)
+                self._fsync_queue.add_directory(path)
             case PreviousEntry.EMPTIED_DIRECTORY:
                 pass
 
@@ -339,40 +334,38 @@ class UndoTransaction:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise make_file_error("look at", path, error) from error
+            raise make_file_error("inspect", path, error) from error
 
-    def _remove_entry(self, place: str) -> None:
-        self._entries.remove_entry(place)
-        if self._read_mode(place) is None:
-            self._fsync_queue.discard_directory(place)
+    def _remove_entry(self, path: str) -> None:
+        self._entries.remove_entry(path)
+        if self._read_mode(path) is None:
+            self._fsync_queue.discard_directory(path)
 
     # Committing.
 
     def _complete_commit(self, records: Sequence[Json]) -> None:
-        """Do what was committed and is not done yet, and clean up.
+        """Complete a committed change and remove the replaced entries.
 
-        Whoever committed it may have been killed before any of it was flushed.
+        The process that committed it may have been killed before it flushed anything.
         """
         self._log.fsync_log()
         made = _find_made_inodes(records)
-        inverses = [inverse for record in records for inverse in self._parse_inverses(record)]
+        inverses = [each for record in records for each in self._log.parse_inverses(record)]
         for inverse in inverses:
             if self._read_mode(inverse.parent) is None:
-                continue  # it was emptied, and is gone
+                continue  # an emptied directory that is removed already
             self._fsync_queue.add_directory(inverse.parent)
             aside = self._read_inode(inverse.aside_path)
-            new = (
-                made.get(inverse.number)
-                if inverse.previous is PreviousEntry.FILE_OR_LINK
-                else aside
-            )
+            new = aside
+            if inverse.previous is PreviousEntry.FILE_OR_LINK:
+                new = made.get(inverse.number)
             if aside is not None and aside == new:
                 self._entries.put_entry(inverse.aside_path, inverse.path)
         self._fsync_queue.fsync_directories()
         self._remove_replaced(inverses)
 
     def _remove_replaced(self, inverses: Sequence[Inverse]) -> None:
-        """Have no old entries and no emptied directories, for good, and then no log."""
+        """Remove old entries and emptied directories durably, then the log."""
         for inverse in inverses:
             if inverse.previous is PreviousEntry.FILE_OR_LINK:
                 self._entries.remove_temporary(inverse.aside_path)
@@ -383,8 +376,8 @@ class UndoTransaction:
                 self._fsync_queue.add_directory(inverse.parent)
         self._fsync_queue.fsync_directories()
         self._reset_state()
-        # Whoever finds it nevertheless cleans up what is clean; a later change flushes the
-        # directory before it makes anything.
+        # Without fsync: a start that finds the log again repeats this, and a later change flushes
+        # the directory before its first write.
         self._log.remove_log(needs_fsync=False)
 
     def _reset_state(self) -> None:
@@ -396,20 +389,69 @@ class UndoTransaction:
 
 
 def _is_repeatable(each: PreparedChange) -> bool:
-    """What is left to be done about it once all is made is to rename the new entry."""
+    """Return whether only the rename of the new entry is left after `_make_entry`."""
     match each.inverse.previous, each.entry:
         case PreviousEntry.NOTHING, _:
             return True
         case PreviousEntry.FILE_OR_LINK, AbsentEntry():
             return False
-        case before, _:
-            return before is PreviousEntry.FILE_OR_LINK
+        case previous, _:
+            return previous is PreviousEntry.FILE_OR_LINK
 
 
 def _find_made_inodes(records: Sequence[Json]) -> dict[int, int]:
-    """The inodes of the entries that take the places of others, by number."""
-    found: dict[int, int] = {}
+    """Map the numbers of inverses to the inodes of the entries that replace others."""
+    inodes: dict[int, int] = {}
     for record in records:
         rows = record.get("made", ())
-        found.update(rows if isinstance(rows, list) else ())
-    return found
+        inodes.update(rows if isinstance(rows, list) else ())
+    return inodes
+
+
+class PendingChange:
+    """The change that `UndoTransaction.mark_pending` left: the boot trial confirms or undoes it.
+
+    Raises `FileError` and `LedgerError`.
+    """
+
+    def __init__(self, root: Root, disk: Disk | None = None) -> None:
+        disk = disk or Disk()
+        self._log = UndoLog(root, disk, PENDING_PATH)
+        self._undo = UndoTransaction(root, disk, log_path=PENDING_PATH)
+        self._confirmed = UndoTransaction(root, disk, log_path=CONFIRMED_PATH)
+
+    def find_owner(self) -> str:
+        """Return the owner that `UndoTransaction.mark_pending` got; empty without a change."""
+        change = self._undo.find_interrupted()
+        notes = change.notes if change else ()
+        return next((str(note["pending"]) for note in notes if "pending" in note), "")
+
+    def find_interrupted(self) -> InterruptedChange | None:
+        """Return the pending change with its notes; None without one."""
+        return self._undo.find_interrupted()
+
+    def undo_changes(self) -> tuple[str, ...]:
+        """Undo the change durably; return one sentence for each failure."""
+        return self._undo.undo_changes()
+
+    def discard_log(self) -> None:
+        """Remove the log durably, so that no later start undoes anything."""
+        self._undo.discard_log()
+
+    def confirm_change(self) -> None:
+        """Make the change final."""
+        if self._undo.find_interrupted() is not None:
+            self._log.move_log(CONFIRMED_PATH)
+        self.finish_confirm()
+
+    @property
+    def needs_cleanup(self) -> bool:
+        """Return whether `confirm_change` was interrupted.
+
+        Then call `finish_confirm` before a later change uses the same temporary names.
+        """
+        return self._confirmed.find_interrupted() is not None
+
+    def finish_confirm(self) -> None:
+        """Finish a `confirm_change` that was interrupted."""
+        self._confirmed.remove_replaced()

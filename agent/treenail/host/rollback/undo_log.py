@@ -1,37 +1,108 @@
-"""The log of inverses: lines that are only ever added, each flushed before what it undoes."""
+"""The undo log: inverses of changes, each flushed to the disk before the change it undoes.
 
+A log is a file of lines. Each line is a record in JSON with its checksum in front.
+"""
+
+import base64
 import json
 import os
 import zlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
 
 from treenail.errors import LedgerError
 from treenail.host.filesystem.disk import Disk
+from treenail.host.filesystem.entries import TEMPORARY_PREFIX, DirectoryEntry
 from treenail.host.filesystem.files import HostFiles, translate_errors
-from treenail.host.filesystem.root import Root
+from treenail.host.filesystem.root import Root, add_prefix, strip_prefix
 
 Json = dict[str, object]
+Row: TypeAlias = "list[object]"
 
 UNDO_DIRECTORY = "/var/lib/treenail/undo"
 LOG_PATH = f"{UNDO_DIRECTORY}/log"
-PENDING_PATH = f"{UNDO_DIRECTORY}/held"
-"""Of a change that is complete, and neither undone at a start nor yet for good."""
-CONFIRMED_PATH = f"{UNDO_DIRECTORY}/done"
-"""Of one that was held, and is for good."""
+PENDING_PATH = f"{UNDO_DIRECTORY}/pending"
+"""The log of a complete change that the next boot confirms or undoes."""
+CONFIRMED_PATH = f"{UNDO_DIRECTORY}/confirmed"
+"""The log of a confirmed change whose replaced entries are not all removed."""
 _LIMIT = 256 * 1024 * 1024
 _COMMITTED: Json = {"committed": True}
 
 
+class PreviousEntry(StrEnum):
+    """The kind of entry at a path before the change."""
+
+    NOTHING = "nothing"
+    FILE_OR_LINK = "file or link"
+    """Kept beside its path, under the temporary name of the new entry."""
+    DIRECTORY = "directory"
+    EMPTIED_DIRECTORY = "emptied directory"
+    """Removed at the end if it is empty by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inverse:
+    """The entry to restore at ``path``; ``directory`` has the attributes of a directory."""
+
+    path: str
+    number: int
+    previous: PreviousEntry
+    directory: DirectoryEntry = field(default_factory=DirectoryEntry)
+
+    @property
+    def parent(self) -> str:
+        return self.path.rpartition("/")[0] or "/"
+
+    @property
+    def aside_path(self) -> str:
+        """The temporary name beside the path: first of the new entry, then of the old one."""
+        return f"{self.path.rpartition('/')[0]}/{TEMPORARY_PREFIX}+{self.number}"
+
+    def to_json(self, prefix: str) -> Row:
+        """Encode as a row, because a log may have thousands; the path is below ``prefix``."""
+        row: Row = [strip_prefix(self.path, prefix), self.previous.value, self.number]
+        if self.previous in {PreviousEntry.DIRECTORY, PreviousEntry.EMPTIED_DIRECTORY}:
+            row += [self.directory.mode, self.directory.uid, self.directory.gid]
+            row.append(encode_xattrs(self.directory.xattrs or {}))
+        return row
+
+    @classmethod
+    def from_json(cls, row: Row, prefix: str) -> "Inverse":
+        """Decode a row; raise `ValueError` when it is invalid.
+
+        Further values, of a newer treenail, are ignored.
+        """
+        match row:
+            case [str(path), str(kind), int(number)]:
+                return cls(add_prefix(path, prefix), number, PreviousEntry(kind))
+            case [
+                str(path),
+                str(kind),
+                int(number),
+                int(mode),
+                int(uid),
+                int(gid),
+                dict(xattrs),
+                *_,
+            ]:
+                directory = DirectoryEntry(mode, uid, gid, decode_xattrs(xattrs))
+                return cls(add_prefix(path, prefix), number, PreviousEntry(kind), directory)
+            case _:
+                raise ValueError(f"{row!r:.200} is no inverse")
+
+
 @dataclass(frozen=True, slots=True)
 class UndoRecords:
-    """What a log holds; once committed there is nothing to undo any more."""
+    """The records of a log; a committed change is completed and never undone."""
 
     records: tuple[Json, ...]
     is_committed: bool
 
 
 class UndoLog:
-    """The log below a root. Raises `LedgerError` and `FileError`."""
+    """One log below a root. Raises `LedgerError` and `FileError`."""
 
     def __init__(self, root: Root, disk: Disk, path: str = LOG_PATH) -> None:
         self._root = root
@@ -43,47 +114,44 @@ class UndoLog:
 
     @property
     def has_begun(self) -> bool:
-        """This process has written to it."""
+        """Return whether this process has written to the log."""
         return self._descriptor is not None
 
     @property
     def directory(self) -> str:
-        """Where it is, on the disk itself."""
+        """The real path of the directory."""
         return os.fspath(self._root.resolve_path(UNDO_DIRECTORY))
 
     def make_directory(self, *, needs_fsync: bool = True) -> None:
-        """Have the directory of the log, for nobody else; somebody else may ``needs_fsync`` it."""
+        """Make the directory of the log, with mode 0700."""
         if not self._is_directory_durable:
             self._files.make_directory(UNDO_DIRECTORY, mode=0o700, needs_fsync=needs_fsync)
             self._is_directory_durable = needs_fsync
 
     def append_record(self, record: Json, *, needs_fsync: bool = True) -> None:
-        """Return once the record outlives a power cut, unless somebody else is to ``needs_fsync`` it.
-
-        The first one makes the log.
-        """
+        """Append a record, durably unless the caller flushes it; the first makes the log."""
         text = json.dumps(record, separators=(",", ":")).encode()
         line = b"%08x %s\n" % (zlib.crc32(text), text)
         path = self._root.resolve_path(self._path)
         if self._descriptor is None:
             self.make_directory(needs_fsync=needs_fsync)
         with translate_errors("write", path):
-            new = self._descriptor is None
+            is_new = self._descriptor is None
             descriptor = self._descriptor = self._descriptor or self._disk.create(path)
             written = 0
             while written < len(line):
                 written += self._disk.write(descriptor, line[written:])
             if needs_fsync:
                 self._disk.fsync(descriptor)
-                if new:
+                if is_new:
                     self._fsync_directory()
 
     def append_commit(self, *, needs_fsync: bool = True) -> None:
-        """Return once nothing that was recorded is undone any more; ``needs_fsync`` as in `append_record`."""
+        """Append the last record, after which nothing is undone."""
         self.append_record(_COMMITTED, needs_fsync=needs_fsync)
 
     def fsync_log(self) -> None:
-        """Return once all that is in it outlives a power cut, whoever wrote that."""
+        """Flush the log, which another process may have written."""
         path = self._root.resolve_path(self._path)
         with translate_errors("flush", path):
             descriptor = self._disk.open(path)
@@ -93,53 +161,63 @@ class UndoLog:
                 self._disk.close(descriptor)
 
     def read_records(self) -> UndoRecords | None:
-        """The records, without one that was cut short; None when there is no log."""
+        """Read all complete records; None when there is no log."""
         content = self._files.read_file(self._path, limit=_LIMIT)
         if content is None:
             return None
         records: list[Json] = []
         lines = content.split(b"\n")[:-1]
         for number, line in enumerate(lines, start=1):
-            check, _, text = line.partition(b" ")
-            if check != b"%08x" % zlib.crc32(text):
+            checksum, _, text = line.partition(b" ")
+            if checksum != b"%08x" % zlib.crc32(text):
+                # A power cut damages the last line only: each line is flushed before the next.
                 if number < len(lines):
-                    raise LedgerError(
-                        f"{self._root.resolve_path(self._path)} is damaged in line {number}",
-                        remedy="move it away, and bring the node to its config: treenail once",
-                    )
+                    raise self._make_damage_error(f"the checksum of line {number} is wrong")
                 break
             records.append(json.loads(text))
         if records and records[-1] == _COMMITTED:
             return UndoRecords(tuple(records[:-1]), is_committed=True)
         return UndoRecords(tuple(records), is_committed=False)
 
+    def parse_inverses(self, record: Json) -> list[Inverse]:
+        """Return the inverses of one record; raise `LedgerError` when one is unknown."""
+        rows = record.get("entries", ())
+        prefix = os.fspath(self._root.prefix)
+        try:
+            return (
+                [Inverse.from_json(row, prefix) for row in rows] if isinstance(rows, list) else []
+            )
+        except ValueError as error:
+            raise self._make_damage_error(str(error)) from error
+
     def close_log(self) -> None:
-        """Write no more to it; it stays."""
+        """End writing; the log stays."""
         if self._descriptor is not None:
             self._disk.close(self._descriptor)
             self._descriptor = None
 
-    def move_log(self, place: str) -> None:
-        """Return once it is there for good, in place of any other."""
+    def move_log(self, path: str) -> None:
+        """Rename the log durably; another log at the path is replaced."""
         self.close_log()
-        path, moved = self._root.resolve_path(self._path), self._root.resolve_path(place)
-        with translate_errors("rename", path):
-            self._disk.replace(path, moved)
+        old, new = self._root.resolve_path(self._path), self._root.resolve_path(path)
+        with translate_errors("rename", old):
+            self._disk.replace(old, new)
             try:
                 self._fsync_directory()
             except OSError:
-                # Whoever hears of the failure looks for it here, and undoes what it tells.
-                self._disk.replace(moved, path)
+                # The caller undoes the change after this error, and looks for the log here.
+                self._disk.replace(new, old)
                 raise
 
     def find_last_number(self) -> int:
-        """The highest number of an inverse in it; 0 without a log."""
+        """Return the highest number of an inverse; 0 without a log."""
         found = self.read_records()
-        batches = (record.get("entries", ()) for record in found.records) if found else ()
-        return max((row[2] for batch in batches for row in batch), default=0)  # type: ignore[attr-defined]
+        records = found.records if found else ()
+        numbers = (each.number for record in records for each in self.parse_inverses(record))
+        return max(numbers, default=0)
 
     def remove_log(self, *, needs_fsync: bool) -> None:
-        """Have no log; with ``needs_fsync`` return once no later start finds it."""
+        """Remove the log if there is one."""
         self.close_log()
         path = self._root.resolve_path(self._path)
         with translate_errors("remove", path):
@@ -156,3 +234,20 @@ class UndoLog:
             self._disk.fsync(descriptor)
         finally:
             self._disk.close(descriptor)
+
+    def _make_damage_error(self, cause: str) -> LedgerError:
+        path = self._root.resolve_path(self._path)
+        return LedgerError(
+            f"cannot read the undo log {path}: {cause}",
+            remedy=f"move {path} away and apply the config again: treenail once",
+        )
+
+
+def encode_xattrs(xattrs: Mapping[str, bytes]) -> dict[str, str]:
+    """Encode extended attributes for JSON."""
+    return {name: base64.b64encode(value).decode() for name, value in xattrs.items()}
+
+
+def decode_xattrs(encoded: Mapping[str, str]) -> dict[str, bytes]:
+    """Decode extended attributes; raise `ValueError` for invalid base64."""
+    return {name: base64.b64decode(value) for name, value in encoded.items()}
