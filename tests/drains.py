@@ -1,4 +1,4 @@
-"""The drain controller within the process of a test, and what there is to see of its work."""
+"""The drain controller in the process of a test, and its effects."""
 
 import threading
 
@@ -16,7 +16,7 @@ NAMED_AFTER_S = 2.0
 
 
 class Drains:
-    """Drains and uncordons as nodes ask for it."""
+    """Runs the drain controller and observes outages."""
 
     def __init__(self, client: Client, clock: Clock) -> None:
         self._absences = NodeOutages(client, clock)
@@ -40,5 +40,5 @@ class Drains:
         self._absences.stop()
 
     def blocked(self, node: str) -> str:
-        """What keeps pods on a node that is being drained; empty when nothing does."""
+        """The blockers of a drain; empty without any."""
         return self._absences.find_blocker(node)

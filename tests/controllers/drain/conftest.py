@@ -1,4 +1,4 @@
-"""A server with the kinds, a site on it, and controllers that are gone after the test."""
+"""Fixtures: an API server with all kinds, a site on it, and controllers."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 @pytest.fixture
 def act(site: Site) -> Iterator[Callable[..., Acting]]:
-    """Makes controllers."""
+    """Factory of controllers, which end with the test."""
     made: list[Acting] = []
 
     def make(**options: object) -> Acting:

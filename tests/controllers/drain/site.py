@@ -1,4 +1,4 @@
-"""Nodes and pods on the lab's API server, and drain controllers that can be watched and killed."""
+"""Nodes and pods on the lab's API server, and drain controllers that a test can kill."""
 
 import json
 from collections.abc import Callable
@@ -31,11 +31,11 @@ from treenail.kube.transport import HttpTransport
 from treenail_lab.apiserver.serving.server import LabServer
 
 Hook = Callable[[ApiRequest], ApiResponse | None]
-"""Sees a request before it is sent, and may answer it or raise instead."""
+"""Called before a request is sent; it may respond or raise instead."""
 
 
 class Wire(HttpTransport):
-    """A transport that a test can interfere with, and that notes what is written."""
+    """A transport with hooks that records all writes."""
 
     def __init__(self, server: LabServer, kubeconfig: Path | None = None) -> None:
         path = kubeconfig or server.write_kubeconfig("drainer", ["system:masters"])
@@ -54,12 +54,12 @@ class Wire(HttpTransport):
         return reply
 
     def written(self, word: str) -> int:
-        """How many writes went to paths with this word."""
+        """Count the writes to paths with this text."""
         return sum(word in path for _, path in self.writes)
 
 
 class Site:
-    """What a test puts into the cluster, and what it finds there."""
+    """Objects that a test creates and reads."""
 
     def __init__(self, server: LabServer, *, kinds: tuple[Json, ...] = ()) -> None:
         self.server = server
@@ -112,7 +112,7 @@ class Site:
         wait_until(lambda: self.phase(name) == "Running")
 
     def budget(self, name: str, app: str, *, keep: int = 100) -> None:
-        """A budget that the server has counted; by default nothing may go."""
+        """Create a budget and wait for its status; by default it allows no disruption."""
         spec = {"minAvailable": keep, "selector": {"matchLabels": {"app": app}}}
         body: Json = {"metadata": {"name": name}, "spec": spec}
         self.client.create(PODDISRUPTIONBUDGETS, body, namespace="shop")
@@ -121,7 +121,7 @@ class Site:
     def drop_budget(self, name: str) -> None:
         self.client.delete(PODDISRUPTIONBUDGETS, name, namespace="shop")
 
-    def ask(self, node: str, request: str | None) -> None:
+    def request_drain(self, node: str, request: str | None) -> None:
         self.annotate(node, {key.DESIRED_DRAIN: request})
 
     def annotate(self, node: str, notes: dict[str, str | None]) -> None:
@@ -147,7 +147,7 @@ class Site:
         return found
 
     def blocked(self, node: str) -> list[tuple[str, str]]:
-        """Pod and reason of what the Node names as being in the way."""
+        """Pod and reason of each blocker on the Node."""
         found = json.loads(self.notes(node).get(key.DRAIN_BLOCKED, "[]"))
         return [(each["pod"], each["reason"]) for each in found]
 
@@ -161,7 +161,7 @@ class Site:
         return sorted(str(found["metadata"]["name"]) for found in items)  # type: ignore[index]  # a dict
 
     def events(self, node: str) -> list[tuple[str, str]]:
-        """Reason and message of what was said about a node."""
+        """Reason and message of the Events of a node."""
         found = self.client.list(EVENTS, namespace="default").items
         return [
             (str(each["reason"]), str(each["message"]))
@@ -176,7 +176,7 @@ class Site:
         return {each["type"]: (each["status"], each["reason"]) for each in found}
 
     def pod_watches(self) -> int:
-        """How many watches of pods are open."""
+        """Count the open watches of pods."""
         return self.server.call_api(lambda api: api.watches.count_watches().get("pods", 0))
 
     def _read(self, node: str) -> dict[str, dict[str, object]]:
@@ -188,7 +188,7 @@ class Site:
 
 
 class Acting:
-    """A drain controller, moved turn by turn; ``kill`` drops it without a word."""
+    """A drain controller that syncs step by step; ``kill`` ends it without cleanup."""
 
     def __init__(self, site: Site, *, clock: Clock | None = None, max_parallel: int = 50) -> None:
         self.wire = Wire(site.server)
@@ -206,7 +206,7 @@ class Acting:
         assert self._informers.wait_until_synced(10)
 
     def turn(self) -> bool:
-        """One turn for the next node that is due; False if none is."""
+        """Sync the next due node; False if none is due."""
         item = self.queue.get(0)
         if item is None:
             return False
@@ -225,9 +225,9 @@ class Acting:
     def until(
         self, reached: Callable[[], object], *, limit_s: float = 15.0, still: bool = False
     ) -> None:
-        """Turn after turn until it is so.
+        """Sync due nodes until the condition holds.
 
-        Its clock goes on a little when nothing is due, unless it is to stand ``still``.
+        The clock advances a little when no node is due, unless ``still``.
         """
 
         def look() -> object:
@@ -242,19 +242,19 @@ class Acting:
         wait_until(look, limit_s=limit_s)
 
     def settle(self) -> None:
-        """Take every turn that is due."""
+        """Sync all due nodes."""
         while self.turn():
             pass
 
     def kill(self) -> None:
-        """Nothing is written any more; what a process holds is given back."""
+        """End the process: it writes nothing more and its resources are released."""
         self._informers.stop()
         self.controller.close()
         self.wire.close()
 
 
 def forget_pod(site: Site, name: str) -> None:
-    """Remove a pod at once, finalizers and all."""
+    """Remove a pod at once, including its finalizers."""
     with suppress(NotFoundError):
         site.client.patch(PODS, name, {"metadata": {"finalizers": None}}, namespace="shop")
         site.client.delete(PODS, name, namespace="shop", grace_s=0)

@@ -1,199 +1,81 @@
-"""Whatever is in the way of a drain is named on the Node and in an Event within a minute."""
+"""Selection and format of reported blockers."""
 
 import json
-from collections.abc import Callable
 
 import pytest
 
-from tests.controllers.drain.site import Acting, Site
-from tests.kube.cluster import refusal
-from treenail.api import annotations as key
-from treenail.kube.request import ApiRequest, ApiResponse
-from treenail.kube.resources import PODS
+from treenail.controllers.drain.blockers import ReportedBlockers, find_reportable, parse_keys
+from treenail.kube.eviction import Blocker, BlockerReason, DisruptionBudget, DrainProgress
 
-Act = Callable[..., Acting]
-MINUTE_S = 60.0
+NOW = 1_700_000_000.0
 
 
-def budget(site: Site, acting: Acting) -> None:
-    site.pod("a", "web")
-    site.budget("keep-web", "web")
+def blocker(pod: str, since: float, reason: BlockerReason = BlockerReason.FINALIZER) -> Blocker:
+    return Blocker(f"shop/{pod}", reason, "waits for x", (), since)
 
 
-def finalizer(site: Site, acting: Acting) -> None:
-    site.pod("a", "web", finalizers=["example.com/hold"])
-    end(site, "web")
+def progress(*blockers: Blocker, beside: int = 0) -> DrainProgress:
+    remaining = tuple(each.pod for each in blockers)
+    return DrainProgress(remaining, blockers, len(blockers) + beside, retry_s=5.0)
 
 
-def termination(site: Site, acting: Acting) -> None:
-    """Its kubelet is gone."""
-    site.pod("a", "web")
-    site.server.set_kubelet("a", is_stopped=True)
+def test_only_lasting_blockers_are_reported() -> None:
+    old, new = blocker("old", NOW - 31), blocker("new", NOW - 10)
+
+    assert find_reportable(progress(old, new), "", NOW) == ReportedBlockers(
+        (old,), 0, next_report_in_s=20
+    )
+    assert find_reportable(progress(new), "", NOW) == ReportedBlockers((), 0, next_report_in_s=20)
+    assert find_reportable(progress(), "", NOW) == ReportedBlockers()
 
 
-def volume(site: Site, acting: Acting) -> None:
-    spec = {
-        "nodeName": "a",
-        "containers": [{"name": "main", "image": "i"}],
-        "volumes": [{"name": "disk", "persistentVolumeClaim": {"claimName": "claim"}}],
-    }
-    site.client.create(PODS, {"metadata": {"name": "web"}, "spec": spec}, namespace="shop")
-    end(site, "web")
+def test_start_of_blocker_is_read_from_the_annotation() -> None:
+    named = find_reportable(progress(blocker("a", NOW - 1800)), "", NOW).annotation
+    again = find_reportable(progress(blocker("a", NOW), blocker("b", NOW)), named, NOW)
+
+    assert again == ReportedBlockers((blocker("a", NOW - 1800),), 0, next_report_in_s=30)
+    assert (
+        find_reportable(progress(blocker("a", NOW, BlockerReason.VOLUME)), named, NOW).blockers
+        == ()
+    )
 
 
-def webhook(site: Site, acting: Acting) -> None:
-    site.pod("a", "web")
+def test_annotation_has_all_facts_of_a_blocker() -> None:
+    budgets = (DisruptionBudget("keep", 0),)
+    found = Blocker("shop/web", BlockerReason.BUDGET, "no" * 200, budgets, NOW - 60)
 
-    def deny(request: ApiRequest) -> ApiResponse | None:
-        if not request.path.endswith("/eviction"):
-            return None
-        said = 'admission webhook "guard.example.com" denied the request: not today'
-        return refusal(403, "Forbidden", said)
+    assert json.loads(find_reportable(progress(found), "", NOW).annotation) == [
+        {
+            "pod": "shop/web",
+            "reason": "pdb",
+            "message": ("no" * 200)[:300],
+            "since": "2023-11-14T22:12:20Z",
+            "budgets": [{"name": "keep", "disruptionsAllowed": 0}],
+        }
+    ]
 
-    acting.wire.before = deny
+
+def test_message_counts_unnamed_blockers() -> None:
+    found = find_reportable(
+        progress(blocker("a", NOW - 60), blocker("b", NOW - 40), beside=3), "", NOW
+    )
+
+    assert found.message == "shop/a: waits for x; shop/b: waits for x; and 3 more"
 
 
-def end(site: Site, pod: str) -> None:
-    """The pod's containers end, and the kubelet does nothing more."""
-    site.server.set_kubelet("a", is_stopped=True)
-    status = {
-        "phase": "Running",
-        "containerStatuses": [{"name": "main", "state": {"terminated": {"exitCode": 0}}}],
-    }
-    site.client.patch(PODS, pod, {"status": status}, namespace="shop", subresource="status")
+def test_drain_without_blockers_has_empty_annotation() -> None:
+    assert ReportedBlockers().annotation == ""
+    assert parse_keys("") == frozenset()
 
 
 @pytest.mark.parametrize(
-    ("arrange", "reason", "said"),
-    [
-        (budget, "pdb", "keep-web allows 0"),
-        (finalizer, "finalizer", "waits for example.com/hold"),
-        (termination, "termination", "still runs after its grace period of 30 s"),
-        (volume, "volume", "it may wait for claim"),
-        (webhook, "webhook", "guard.example.com"),
-    ],
+    "text", ["x", "{}", "[1]", '[{"pod": 1}]', '[{"pod": "a", "reason": "pdb", "since": "soon"}]']
 )
-def test_whatever_is_in_the_way_is_named_within_a_minute(
-    site: Site, act: Act, arrange: Callable[[Site, Acting], None], reason: str, said: str
-) -> None:
-    site.node("a")
-    site.machine_config_node("a")
-    acting = act()
-    arrange(site, acting)
-    site.ask("a", "drain-b")
-    acting.until(lambda: acting.wire.written("/eviction"))
-    acting.settle()
-    # A pod that is stuck is in the way from the end of its grace period on.
-    grace_s = 30.0 if reason in ("finalizer", "termination", "volume") else 0.0
-    for _ in range(int(grace_s + MINUTE_S)):
-        site.clock.move(1)
-        acting.settle()
-
-    assert site.blocked("a") == [("shop/web", reason)]
-    ((event, message),) = site.events("a")
-    assert event == "DrainBlocked"
-    assert said in message
-    assert message.startswith(f"drain-b, started at {site.record('a')['began']}, is blocked by ")
-    assert site.conditions("a")["Drained"] == ("Unknown", "DrainBlocked")
-    assert site.applied("a") == ""
+def test_invalid_annotation_has_no_keys(text: str) -> None:
+    assert parse_keys(text) == frozenset()
 
 
-def test_refusal_that_is_soon_over_is_not_worth_a_word(site: Site, act: Act) -> None:
-    site.node("a")
-    site.machine_config_node("a")
-    budget(site, act())
-    acting = act()
-    site.ask("a", "drain-b")
-    acting.until(lambda: acting.wire.written("/eviction"))
-    site.clock.move(20)
-    site.drop_budget("keep-web")
-    acting.until(lambda: site.applied("a") == "drain-b")
+def test_future_start_of_blocker_is_ignored() -> None:
+    named = find_reportable(progress(blocker("a", NOW - 60)), "", NOW).annotation
 
-    assert site.events("a") == []
-    assert acting.wire.written("/nodes/a") == 2
-
-
-def test_names_go_when_the_way_is_free(site: Site, act: Act) -> None:
-    site.node("a")
-    acting = act()
-    budget(site, acting)
-    site.ask("a", "drain-b")
-    acting.until(lambda: site.blocked("a"))
-    site.drop_budget("keep-web")
-    acting.until(lambda: site.applied("a") == "drain-b")
-
-    assert key.DRAIN_BLOCKED not in site.notes("a")
-    assert acting.wire.written("/nodes/a") == 3
-
-
-def test_long_drain_is_said_again_and_not_written_again(site: Site, act: Act) -> None:
-    site.node("a")
-    acting = act()
-    budget(site, acting)
-    site.ask("a", "drain-b")
-    acting.until(lambda: site.blocked("a"))
-    writes = acting.wire.written("/nodes/a")
-    events = acting.wire.written("/events")
-    for _ in range(125):
-        site.clock.move(10)
-        acting.settle()
-
-    assert acting.wire.written("/nodes/a") == writes
-    assert acting.wire.written("/events") == events + 2
-    assert len(site.events("a")) in (2, 3)
-
-
-def test_controller_that_is_killed_forgets_neither_the_beginning_nor_since_when(
-    site: Site, act: Act
-) -> None:
-    site.node("a")
-    first = act()
-    budget(site, first)
-    site.ask("a", "drain-b")
-    first.until(lambda: site.blocked("a"))
-    record, named = site.record("a"), site.notes("a")[key.DRAIN_BLOCKED]
-    first.kill()
-    site.clock.move(1800)
-    second = act()
-    second.until(lambda: second.wire.written("/events"))
-    second.settle()
-
-    assert site.record("a") == record
-    assert site.notes("a")[key.DRAIN_BLOCKED] == named
-    assert second.wire.written("/nodes/a") == 0
-    assert "longest_drain_seconds 18" in second.metrics.render_text()
-
-
-def test_what_comes_into_the_way_later_is_named_too(site: Site, act: Act) -> None:
-    site.node("a")
-    acting = act()
-    budget(site, acting)
-    site.pod("a", "slow", stop_s=25)
-    site.server.set_kubelet("a", is_stopped=True)
-    site.ask("a", "drain-b")
-    acting.until(lambda: site.blocked("a") == [("shop/web", "pdb")])
-    acting.until(lambda: len(site.blocked("a")) == 2)
-
-    assert site.blocked("a") == [("shop/web", "pdb"), ("shop/slow", "termination")]
-    named = json.loads(site.notes("a")[key.DRAIN_BLOCKED])
-    assert named[0]["budgets"] == [{"name": "keep-web", "disruptionsAllowed": 0}]
-
-
-def test_server_that_refuses_the_cordon_is_said(site: Site, act: Act) -> None:
-    site.node("a")
-    acting = act()
-
-    def refuse(request: ApiRequest) -> ApiResponse | None:
-        if request.method != "PATCH" or not request.path.endswith("/nodes/a"):
-            return None
-        return refusal(403, "Forbidden", 'nodes "a" is forbidden: no')
-
-    acting.wire.before = refuse
-    site.ask("a", "drain-b")
-    acting.until(lambda: site.events("a"))
-    acting.wire.before = lambda _: None
-    acting.until(lambda: site.applied("a") == "drain-b")
-
-    ((reason, message),) = site.events("a")
-    assert reason == "DrainFailing"
-    assert "cannot apply drain-b: PATCH nodes a" in message
+    assert find_reportable(progress(blocker("a", NOW - 100)), named, NOW - 90).blockers == ()

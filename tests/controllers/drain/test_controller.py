@@ -12,12 +12,12 @@ from treenail.kube.resources import NODES
 Act = Callable[..., Acting]
 
 
-def test_node_is_emptied_and_the_whole_request_acknowledged(site: Site, act: Act) -> None:
+def test_drain_evicts_pods_and_acknowledges_the_request(site: Site, act: Act) -> None:
     site.node("a")
     site.machine_config_node("a")
     site.pod("a", "web")
     acting = act()
-    site.ask("a", "drain-rendered-worker-b-1f-2")
+    site.request_drain("a", "drain-rendered-worker-b-1f-2")
     acting.until(lambda: site.applied("a") == "drain-rendered-worker-b-1f-2")
 
     assert site.cordoned("a")
@@ -31,14 +31,14 @@ def test_node_is_emptied_and_the_whole_request_acknowledged(site: Site, act: Act
     assert site.events("a") == []
 
 
-def test_uncordon_ends_the_drain_in_one_write(site: Site, act: Act) -> None:
+def test_uncordon_is_one_write(site: Site, act: Act) -> None:
     site.node("a")
     site.machine_config_node("a")
     acting = act()
-    site.ask("a", "drain-b")
+    site.request_drain("a", "drain-b")
     acting.until(lambda: site.applied("a") == "drain-b")
     before = acting.wire.written("/nodes/a")
-    site.ask("a", "uncordon-b")
+    site.request_drain("a", "uncordon-b")
     acting.until(lambda: site.applied("a") == "uncordon-b")
     acting.settle()
 
@@ -55,20 +55,18 @@ def test_uncordon_ends_the_drain_in_one_write(site: Site, act: Act) -> None:
     }
 
 
-def test_drain_of_an_empty_node_costs_two_writes_and_one_for_the_conditions(
-    site: Site, act: Act
-) -> None:
+def test_drain_of_empty_node_costs_three_writes(site: Site, act: Act) -> None:
     site.node("a")
     site.machine_config_node("a")
     acting = act()
-    site.ask("a", "drain-b")
+    site.request_drain("a", "drain-b")
     acting.until(lambda: site.applied("a") == "drain-b")
 
     assert acting.wire.written("/nodes/a") == 2
     assert acting.wire.written("machineconfignodes") == 1
 
 
-def test_nodes_that_ask_for_nothing_are_not_written(site: Site, act: Act) -> None:
+def test_nodes_without_request_are_not_written(site: Site, act: Act) -> None:
     site.node("a")
     site.node("b", {key.DESIRED_DRAIN: "uncordon-x", key.LAST_APPLIED_DRAIN: "uncordon-x"})
     acting = act()
@@ -80,10 +78,10 @@ def test_nodes_that_ask_for_nothing_are_not_written(site: Site, act: Act) -> Non
     assert acting.wire.writes == []
 
 
-def test_unknown_request_is_said_once_and_not_tried_again(site: Site, act: Act) -> None:
+def test_unknown_request_is_reported_once_and_not_retried(site: Site, act: Act) -> None:
     site.node("a")
     acting = act()
-    site.ask("a", "reboot-now")
+    site.request_drain("a", "reboot-now")
     acting.until(lambda: site.events("a"))
     site.clock.move(3600)
     acting.settle()
@@ -92,19 +90,19 @@ def test_unknown_request_is_said_once_and_not_tried_again(site: Site, act: Act) 
     assert reason == "UnknownDrainRequest"
     assert "'reboot-now'" in message
     assert len(acting.wire.writes) == 1
-    site.ask("a", "drain-b")
+    site.request_drain("a", "drain-b")
     acting.until(lambda: site.applied("a") == "drain-b")
 
 
-def test_cordon_of_a_human_is_never_taken_away(site: Site, act: Act) -> None:
+def test_cordon_of_user_is_kept(site: Site, act: Act) -> None:
     site.node("a", unschedulable=True)
     site.machine_config_node("a")
     site.pod("a", "web")
     acting = act()
-    site.ask("a", "drain-b")
+    site.request_drain("a", "drain-b")
     acting.until(lambda: site.applied("a") == "drain-b")
     assert site.record("a")["cordonedBy"] == "other"
-    site.ask("a", "uncordon-b")
+    site.request_drain("a", "uncordon-b")
     acting.until(lambda: site.applied("a") == "uncordon-b")
 
     assert site.cordoned("a")
@@ -113,12 +111,12 @@ def test_cordon_of_a_human_is_never_taken_away(site: Site, act: Act) -> None:
     assert site.conditions("a")["Cordoned"] == ("True", "CordonedByOther")
 
 
-def test_uncordon_during_a_drain_is_answered_by_another_cordon(site: Site, act: Act) -> None:
+def test_uncordon_during_drain_cordons_again(site: Site, act: Act) -> None:
     site.node("a")
     site.pod("a", "web")
     site.budget("keep-web", "web")
     acting = act()
-    site.ask("a", "drain-b")
+    site.request_drain("a", "drain-b")
     acting.until(lambda: site.cordoned("a"))
     began = site.record("a")
     site.set_cordon("a", cordoned=False)
@@ -133,62 +131,62 @@ def test_uncordon_during_a_drain_is_answered_by_another_cordon(site: Site, act: 
     assert site.pods("a") == []
 
 
-def test_human_who_uncordons_during_the_drain_gives_their_cordon_up(site: Site, act: Act) -> None:
+def test_uncordon_during_drain_ends_cordon_of_user(site: Site, act: Act) -> None:
     site.node("a", unschedulable=True)
     site.pod("a", "web")
     site.budget("keep-web", "web")
     acting = act()
-    site.ask("a", "drain-b")
+    site.request_drain("a", "drain-b")
     acting.until(lambda: site.record("a"))
     site.set_cordon("a", cordoned=False)
     acting.until(lambda: site.cordoned("a"))
-    site.ask("a", "uncordon-b")
+    site.request_drain("a", "uncordon-b")
     acting.until(lambda: site.applied("a") == "uncordon-b")
 
     assert not site.cordoned("a")
 
 
-def test_cordon_that_a_human_sets_after_lifting_ours_is_theirs(site: Site, act: Act) -> None:
+def test_cordon_after_uncordon_of_drained_node_belongs_to_user(site: Site, act: Act) -> None:
     site.node("a")
     acting = act()
-    site.ask("a", "drain-b")
+    site.request_drain("a", "drain-b")
     acting.until(lambda: site.applied("a") == "drain-b")
     site.set_cordon("a", cordoned=False)
     acting.until(lambda: site.record("a")["cordonedBy"] == "other")
     site.set_cordon("a", cordoned=True)
-    site.ask("a", "uncordon-b")
+    site.request_drain("a", "uncordon-b")
     acting.until(lambda: site.applied("a") == "uncordon-b")
 
     assert site.cordoned("a")
 
 
-def test_uncordon_just_before_the_acknowledgement_is_seen(site: Site, act: Act) -> None:
+def test_uncordon_just_before_acknowledgement_cordons_again(site: Site, act: Act) -> None:
     site.node("a")
     acting = act()
 
     def uncordon(request: object) -> None:
-        # When the node is found empty, and before its acknowledgement is on the way.
+        # After the last pod left and before the acknowledgement is sent.
         if site.cordoned("a"):
             acting.wire.after = lambda _: None
             site.set_cordon("a", cordoned=False)
 
     acting.wire.after = uncordon
-    site.ask("a", "drain-b")
+    site.request_drain("a", "drain-b")
     acting.until(lambda: site.applied("a") == "drain-b")
 
     assert site.cordoned("a")
     assert ("CordonedAgain" in dict(site.events("a"))) is True
 
 
-def test_uncordon_in_the_middle_of_a_drain_is_obeyed_at_once(site: Site, act: Act) -> None:
+def test_uncordon_request_during_drain_stops_evictions(site: Site, act: Act) -> None:
     site.node("a")
     site.pod("a", "web")
     site.pod("a", "db")
     site.budget("keep-web", "web")
     acting = act()
-    site.ask("a", "drain-b")
+    site.request_drain("a", "drain-b")
     acting.until(lambda: site.pods("a") == ["web"])
-    site.ask("a", "uncordon-b")
+    site.request_drain("a", "uncordon-b")
     acting.until(lambda: site.applied("a") == "uncordon-b")
     evictions = acting.wire.written("/eviction")
     site.drop_budget("keep-web")
@@ -201,14 +199,14 @@ def test_uncordon_in_the_middle_of_a_drain_is_obeyed_at_once(site: Site, act: Ac
     wait_until(lambda: site.pod_watches() == 0)
 
 
-def test_another_drain_takes_the_place_of_the_first(site: Site, act: Act) -> None:
+def test_new_drain_request_replaces_the_first(site: Site, act: Act) -> None:
     site.node("a")
     site.pod("a", "web")
     site.budget("keep-web", "web")
     acting = act()
-    site.ask("a", "drain-b")
+    site.request_drain("a", "drain-b")
     acting.until(lambda: site.record("a"))
-    site.ask("a", "drain-c")
+    site.request_drain("a", "drain-c")
     acting.until(lambda: site.record("a").get("request") == "drain-c")
     site.drop_budget("keep-web")
     acting.until(lambda: site.applied("a") == "drain-c")
@@ -216,58 +214,58 @@ def test_another_drain_takes_the_place_of_the_first(site: Site, act: Act) -> Non
     assert site.record("a")["cordonedBy"] == "drain-controller"
 
 
-def test_drain_that_is_asked_for_no_more_stops(site: Site, act: Act) -> None:
+def test_withdrawn_drain_request_stops_evictions(site: Site, act: Act) -> None:
     site.node("a")
     site.pod("a", "web")
     site.budget("keep-web", "web")
     acting = act()
-    site.ask("a", "drain-b")
+    site.request_drain("a", "drain-b")
     acting.until(lambda: site.blocked("a"))
-    site.ask("a", None)
+    site.request_drain("a", None)
     acting.until(lambda: not site.blocked("a"))
     evictions = acting.wire.written("/eviction")
     site.clock.move(60)
     acting.settle()
 
     assert acting.wire.written("/eviction") == evictions
-    assert site.cordoned("a"), "whoever asks again, or for the uncordon, decides about that"
-    site.ask("a", "uncordon-b")
+    assert site.cordoned("a"), "only another request uncordons the node"
+    site.request_drain("a", "uncordon-b")
     acting.until(lambda: not site.cordoned("a"))
 
 
-def test_node_that_goes_away_is_forgotten(site: Site, act: Act) -> None:
+def test_deleted_node_is_forgotten(site: Site, act: Act) -> None:
     site.node("a")
     site.pod("a", "web")
     site.budget("keep-web", "web")
     acting = act()
-    site.ask("a", "drain-b")
+    site.request_drain("a", "drain-b")
     acting.until(lambda: site.record("a"))
     wait_until(lambda: site.pod_watches() == 1)
     site.client.delete(NODES, "a")
     acting.until(lambda: site.pod_watches() == 0)
 
 
-def test_cluster_without_machine_config_nodes_is_drained_too(site: Site, act: Act) -> None:
+def test_cluster_without_machineconfignodes_is_drained(site: Site, act: Act) -> None:
     site.node("a")
     acting = act()
     for request in ("drain-b", "uncordon-b", "drain-c"):
-        site.ask("a", request)
+        site.request_drain("a", request)
         acting.until(lambda request=request: site.applied("a") == request)  # type: ignore[misc]
 
     assert acting.wire.written("machineconfignodes") == 0
 
 
-def test_nodes_are_drained_at_the_same_time_up_to_the_limit(site: Site, act: Act) -> None:
+def test_max_parallel_limits_running_drains(site: Site, act: Act) -> None:
     for name in "abc":
         site.node(name)
         site.pod(name, f"web-{name}", stop_s=30)
     acting = act(max_parallel=2)
     for name in "abc":
-        site.ask(name, "drain-b")
+        site.request_drain(name, "drain-b")
     acting.until(lambda: 'drains{state="waiting"} 1' in acting.metrics.render_text())
 
     cordoned = [name for name in "abc" if site.cordoned(name)]
-    assert len(cordoned) == 2, "who waits serves on"
+    assert len(cordoned) == 2, "a waiting node stays in service"
     (waiting,) = set("abc") - set(cordoned)
     forget_pod(site, f"web-{cordoned[0]}")
     acting.until(lambda: site.cordoned(waiting))
@@ -276,15 +274,15 @@ def test_nodes_are_drained_at_the_same_time_up_to_the_limit(site: Site, act: Act
     acting.until(lambda: all(site.applied(name) == "drain-b" for name in "abc"))
 
 
-def test_drain_that_is_held_up_gives_way_to_one_that_is_not(site: Site, act: Act) -> None:
+def test_blocked_drain_yields_its_slot(site: Site, act: Act) -> None:
     for name in "ab":
         site.node(name)
         site.pod(name, f"web-{name}")
     site.budget("keep", "web-a")
     acting = act(max_parallel=1)
-    site.ask("a", "drain-x")
+    site.request_drain("a", "drain-x")
     acting.until(lambda: site.cordoned("a"))
-    site.ask("b", "drain-x")
+    site.request_drain("b", "drain-x")
     acting.until(lambda: 'drains{state="waiting"} 1' in acting.metrics.render_text())
     assert not site.cordoned("b")
     site.clock.move(60)
@@ -297,7 +295,7 @@ def test_drain_that_is_held_up_gives_way_to_one_that_is_not(site: Site, act: Act
     acting.until(lambda: site.applied("a") == "drain-x")
 
 
-def test_drain_that_began_first_gets_the_budget_first(site: Site, act: Act) -> None:
+def test_oldest_drain_gets_disruptions_first(site: Site, act: Act) -> None:
     for name in "ab":
         site.node(name)
         for number in range(2):
@@ -305,10 +303,10 @@ def test_drain_that_began_first_gets_the_budget_first(site: Site, act: Act) -> N
     site.node("c")
     site.budget("keep", "web", keep=4)
     acting = act()
-    site.ask("a", "drain-x")
+    site.request_drain("a", "drain-x")
     acting.until(lambda: site.cordoned("a"))
     site.clock.move(2)
-    site.ask("b", "drain-x")
+    site.request_drain("b", "drain-x")
     acting.until(lambda: site.cordoned("b"))
     acting.settle()
     left = []
@@ -321,29 +319,29 @@ def test_drain_that_began_first_gets_the_budget_first(site: Site, act: Act) -> N
     assert left == [(1, 2), (0, 2), (0, 1), (0, 0)]
 
 
-def test_drain_goes_on_as_soon_as_the_budget_lets_it(site: Site, act: Act) -> None:
+def test_budget_change_retries_evictions_at_once(site: Site, act: Act) -> None:
     site.node("a")
     site.pod("a", "web-0", app="web")
     site.pod("a", "web-1", app="web")
     site.node("c")
     site.budget("keep", "web", keep=2)
     acting = act()
-    site.ask("a", "drain-x")
+    site.request_drain("a", "drain-x")
     acting.until(lambda: acting.wire.written("/eviction") == 2)
     for number in range(2):
         site.pod("c", f"more-{number}", app="web")
         left = 1 - number
-        # Without the clock, which would bring the next ordinary try.
+        # Without advancing the clock, which would trigger the next regular retry.
         acting.until(lambda left=left: len(site.pods("a")) == left, still=True)  # type: ignore[misc]
     acting.until(lambda: site.applied("a") == "drain-x", still=True)
 
 
-def test_metrics_tell_of_drains(site: Site, act: Act) -> None:
+def test_metrics_report_drains(site: Site, act: Act) -> None:
     site.node("a")
     site.pod("a", "web")
     site.budget("keep-web", "web")
     acting = act()
-    site.ask("a", "drain-b")
+    site.request_drain("a", "drain-b")
     acting.until(lambda: 'drains{state="blocked"} 1' in acting.metrics.render_text())
     site.clock.move(100)
     assert "treenail_controller_longest_drain_seconds 10" in acting.metrics.render_text()
@@ -357,8 +355,8 @@ def test_metrics_tell_of_drains(site: Site, act: Act) -> None:
 
 
 @pytest.mark.parametrize("request_text", ["drain-", "drain-a-b-c", "drain-ä/ö 1"])
-def test_token_is_opaque(site: Site, act: Act, request_text: str) -> None:
+def test_text_after_verb_is_opaque(site: Site, act: Act, request_text: str) -> None:
     site.node("a")
     acting = act()
-    site.ask("a", request_text)
+    site.request_drain("a", request_text)
     acting.until(lambda: site.applied("a") == request_text)

@@ -1,4 +1,4 @@
-"""What a Node asks for, to what is done next."""
+"""Decisions about drain requests."""
 
 from dataclasses import replace
 from typing import Any
@@ -34,26 +34,26 @@ def node(asked: str = "", applied: str = "", **more: Any) -> DrainNode:
 CORDONED: dict[str, Any] = {"unschedulable": True}
 
 CASES: list[tuple[str, DrainNode, DrainDecision]] = [
-    ("nothing was ever asked for", node(), IdleDecision()),
-    ("nothing is asked for any more", node("", "drain-b"), IdleDecision()),
+    ("no request was ever written", node(), IdleDecision()),
+    ("the request was withdrawn", node("", "drain-b"), IdleDecision()),
     (
-        "a drain that was withdrawn is named no more",
+        "a withdrawn drain is no longer reported",
         node("", drain_blocked="[]"),
         IdleDecision(has_stale_blockers=True),
     ),
-    ("what is asked for is so", node("drain-b", "drain-b", **CORDONED), IdleDecision()),
+    ("the request is applied", node("drain-b", "drain-b", **CORDONED), IdleDecision()),
     (
-        "somebody uncordoned a drained node: that it has to go back is for the agent to say",
+        "a user uncordoned a drained node; only the agent may request another drain",
         node("drain-b", "drain-b", record=OURS),
         DisownCordonDecision(replace(OURS, cordon_owner=CordonOwner.OTHER)),
     ),
     (
-        "somebody uncordoned a drained node, and that is known",
+        "a user uncordoned a drained node, and the record has it",
         node("drain-b", "drain-b", record=THEIRS),
         IdleDecision(),
     ),
     (
-        "another drain of a node that somebody uncordoned",
+        "another drain of a node that a user uncordoned",
         node("drain-c", "drain-b", record=THEIRS),
         CordonDecision(DrainRecord("drain-c", 1_700_000_000.0, CordonOwner.DRAIN_CONTROLLER)),
     ),
@@ -61,27 +61,27 @@ CASES: list[tuple[str, DrainNode, DrainDecision]] = [
     ("another verb", node("reboot-b", "uncordon-a"), RejectDecision("reboot-b")),
     ("a verb that only begins so", node("drained-b"), RejectDecision("drained-b")),
     (
-        "a drain is asked for",
+        "a drain is requested",
         node("drain-b", "uncordon-a"),
         CordonDecision(DrainRecord("drain-b", 1_700_000_000.0, CordonOwner.DRAIN_CONTROLLER)),
     ),
     (
-        "what follows the verb is nobody's business",
+        "the text after the verb is opaque",
         node("drain-"),
         CordonDecision(DrainRecord("drain-", 1_700_000_000.0, CordonOwner.DRAIN_CONTROLLER)),
     ),
     (
-        "a drain is asked for of a node that somebody cordoned",
+        "a drain is requested of a node that a user cordoned",
         node("drain-b", "uncordon-a", **CORDONED),
         CordonDecision(DrainRecord("drain-b", 1_700_000_000.0, CordonOwner.OTHER)),
     ),
     (
-        "another drain is asked for while we drain",
+        "another drain is requested during a drain",
         node("drain-c", "uncordon-a", record=OURS, **CORDONED),
         CordonDecision(DrainRecord("drain-c", 1_700_000_000.0, CordonOwner.DRAIN_CONTROLLER)),
     ),
     (
-        "another drain is asked for of a node that somebody had cordoned",
+        "another drain is requested of a node that a user cordoned",
         node("drain-c", "drain-b", record=THEIRS, **CORDONED),
         CordonDecision(DrainRecord("drain-c", 1_700_000_000.0, CordonOwner.OTHER)),
     ),
@@ -92,47 +92,47 @@ CASES: list[tuple[str, DrainNode, DrainDecision]] = [
     ),
     ("a drain goes on", node("drain-b", record=OURS, **CORDONED), EvictDecision(OURS)),
     (
-        "a drain of a node that somebody had cordoned goes on",
+        "a drain of a node that a user cordoned continues",
         node("drain-b", record=THEIRS, **CORDONED),
         EvictDecision(THEIRS),
     ),
     (
-        "somebody uncordoned the node during the drain",
+        "a user uncordoned the node during the drain",
         node("drain-b", record=OURS),
         CordonDecision(OURS, is_repeated=True),
     ),
     (
-        "somebody took their own cordon back during the drain",
+        "a user lifted their own cordon during the drain",
         node("drain-b", record=THEIRS),
         CordonDecision(OURS, is_repeated=True),
     ),
     (
-        "the uncordon is asked for",
+        "the uncordon is requested",
         node("uncordon-b", "drain-b", record=OURS, **CORDONED),
         UncordonDecision("uncordon-b", should_uncordon=True),
     ),
     (
-        "the uncordon is asked for in the middle of the drain",
+        "the uncordon is requested during the drain",
         node("uncordon-b", "uncordon-a", record=OURS, **CORDONED),
         UncordonDecision("uncordon-b", should_uncordon=True),
     ),
     (
-        "the uncordon is asked for of a node that somebody had cordoned",
+        "the uncordon is requested of a node that a user had cordoned",
         node("uncordon-b", "drain-b", record=THEIRS, **CORDONED),
         UncordonDecision("uncordon-b", should_uncordon=False),
     ),
     (
-        "the uncordon is asked for of a node that somebody cordoned, and nothing was drained",
+        "the uncordon is requested of a node that a user cordoned, without a drain",
         node("uncordon-b", "uncordon-a", **CORDONED),
         UncordonDecision("uncordon-b", should_uncordon=False),
     ),
     (
-        "the uncordon is asked for after another drain controller's drain",
+        "the uncordon is requested after another drain controller's drain",
         node("uncordon-b", "drain-b", **CORDONED),
         UncordonDecision("uncordon-b", should_uncordon=True),
     ),
     (
-        "the uncordon is asked for of a node in service",
+        "the uncordon is requested of a node in service",
         node("uncordon-b", "drain-b", record=OURS),
         UncordonDecision("uncordon-b", should_uncordon=False),
     ),
@@ -142,11 +142,11 @@ CASES: list[tuple[str, DrainNode, DrainDecision]] = [
 @pytest.mark.parametrize(
     ("seen", "decision"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
 )
-def test_each_look_at_a_node_has_its_next_step(seen: DrainNode, decision: DrainDecision) -> None:
+def test_decision_follows_from_node_facts(seen: DrainNode, decision: DrainDecision) -> None:
     assert decide_drain(seen, NOW) == decision
 
 
-def test_node_is_read_as_the_server_has_it() -> None:
+def test_node_is_parsed_from_json() -> None:
     document = {
         "metadata": {
             "name": "n",
@@ -166,7 +166,7 @@ def test_node_is_read_as_the_server_has_it() -> None:
     assert seen.resource_version == "7"
 
 
-def test_record_is_what_was_written() -> None:
+def test_record_survives_round_trip() -> None:
     assert THEIRS.to_text() == (
         '{"request": "drain-b", "began": "2023-11-14T21:56:40Z", "cordonedBy": "other"}'
     )
@@ -185,7 +185,7 @@ SPOILT = [
 
 
 @pytest.mark.parametrize("text", SPOILT)
-def test_spoilt_record_is_no_record(text: str) -> None:
+def test_invalid_record_counts_as_none(text: str) -> None:
     with pytest.raises(ConfigError):
         DrainRecord.from_text(text)
     seen = DrainNode.from_json({"metadata": {"name": "n", "annotations": {key.DRAIN: text}}})

@@ -1,4 +1,4 @@
-"""Every accepted request is fulfilled, superseded or tried again, whatever happens to whom."""
+"""Every accepted request is fulfilled, superseded or retried, despite kills and faults."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ DRAINER = "drainer"
 
 
 class Killed(Exception):
-    """The process is no more."""
+    """The process was killed."""
 
 
 class Story:
@@ -36,11 +36,11 @@ class Story:
         site.machine_config_node(name)
         for pod in ("x", "y"):
             site.pod(name, f"{name}-{pod}")
-        site.ask(name, "drain-b")
+        site.request_drain(name, "drain-b")
         self._until(lambda: site.applied(name) == "drain-b")
         assert site.cordoned(name)
         assert site.pods(name) == []
-        site.ask(name, "uncordon-b")
+        site.request_drain(name, "uncordon-b")
         self._until(lambda: site.applied(name) == "uncordon-b")
         assert not site.cordoned(name)
         assert set(site.notes(name)) == {key.DESIRED_DRAIN, key.LAST_APPLIED_DRAIN}
@@ -73,7 +73,7 @@ class Story:
 
 
 @pytest.mark.limit(180)
-def test_controller_killed_at_any_write_leaves_no_request_undone(site: Site, act: Act) -> None:
+def test_controller_killed_at_any_write_completes_requests(site: Site, act: Act) -> None:
     measured = Story(site, act, "measured")
     measured.run()
     assert measured.writes >= 8
@@ -85,14 +85,14 @@ def test_controller_killed_at_any_write_leaves_no_request_undone(site: Site, act
             assert story.kills_at == -1, "it was killed"
 
 
-def test_cordon_of_a_human_outlives_every_kill(site: Site, act: Act) -> None:
+def test_cordon_of_user_survives_kill_at_any_write(site: Site, act: Act) -> None:
     for number in range(1, 4):
         name = f"n{number}"
         site.node(name, unschedulable=True)
         story = Story(site, act, name)
         story.kills_at, story.sent = number, True
         for request in ("drain-b", "uncordon-b"):
-            site.ask(name, request)
+            site.request_drain(name, request)
             story._until(
                 lambda name=name, request=request: site.applied(name) == request  # type: ignore[misc]
             )
@@ -117,7 +117,7 @@ def test_cordon_of_a_human_outlives_every_kill(site: Site, act: Act) -> None:
         (RejectFault(500, retry_after_s=0), FaultMatch(resource="events", user=DRAINER)),
     ],
 )
-def test_faults_of_the_server_delay_a_drain_and_no_more(
+def test_server_faults_only_delay_a_drain(
     site: Site, act: Act, fault: LoseAnswerFault | RejectFault, match: FaultMatch
 ) -> None:
     site.node("a")
@@ -126,7 +126,7 @@ def test_faults_of_the_server_delay_a_drain_and_no_more(
     acting = act()
     for request in ("drain-b", "uncordon-b"):
         site.server.inject_fault(fault, match, times=3)
-        site.ask("a", request)
+        site.request_drain("a", request)
         acting.until(lambda request=request: site.applied("a") == request)  # type: ignore[misc]
         site.server.lift_fault()
     acting.until(
@@ -138,7 +138,7 @@ def test_faults_of_the_server_delay_a_drain_and_no_more(
 
 
 def blind(site: Site) -> None:
-    """From now on nobody is told of Nodes."""
+    """Stop all watches of Nodes."""
     wait_until(
         lambda: site.server.call_api(lambda api: api.watches.count_watches().get("nodes", 0))
     )
@@ -148,14 +148,14 @@ def blind(site: Site) -> None:
     wait_until(lambda: site.server.cut_watches("nodes"))
 
 
-def test_stale_cache_does_nothing_twice(site: Site, act: Act) -> None:
+def test_stale_cache_repeats_no_write(site: Site, act: Act) -> None:
     site.node("a")
     acting = act()
     blind(site)
-    site.ask("a", "drain-b")
+    site.request_drain("a", "drain-b")
     acting.queue.add("a")
     acting.settle()
-    assert acting.wire.writes == [], "what it sees is the past"
+    assert acting.wire.writes == [], "the cache is stale"
 
     site.server.lift_fault()
     acting.until(lambda: site.applied("a") == "drain-b")
@@ -163,18 +163,18 @@ def test_stale_cache_does_nothing_twice(site: Site, act: Act) -> None:
     writes = list(acting.wire.writes)
     acting.queue.add("a")
     acting.settle()
-    assert acting.wire.writes == writes, "what it wrote is known, whatever the cache shows"
+    assert acting.wire.writes == writes, "own writes are known despite the stale cache"
 
 
-def test_request_that_changes_behind_a_stale_cache_is_not_answered(site: Site, act: Act) -> None:
+def test_request_changed_behind_stale_cache_is_not_acknowledged(site: Site, act: Act) -> None:
     site.node("a")
     site.pod("a", "web")
     site.budget("keep-web", "web")
     acting = act()
-    site.ask("a", "drain-b")
+    site.request_drain("a", "drain-b")
     acting.until(lambda: site.cordoned("a"))
     blind(site)
-    site.ask("a", "uncordon-b")
+    site.request_drain("a", "uncordon-b")
     site.drop_budget("keep-web")
     acting.until(lambda: site.applied("a"))
 
@@ -182,30 +182,30 @@ def test_request_that_changes_behind_a_stale_cache_is_not_answered(site: Site, a
     assert not site.cordoned("a")
 
 
-def test_node_that_changes_all_the_time_is_drained(site: Site, act: Act) -> None:
+def test_constantly_changing_node_is_drained(site: Site, act: Act) -> None:
     site.node("a")
     acting = act()
     changes = iter(range(6))
 
     def heartbeat(request: ApiRequest) -> None:
-        # Right before each of our writes, so that its version is an old one.
+        # Just before each write of the controller, so that its version is old.
         if request.method == "PATCH" and (number := next(changes, None)) is not None:
             site.annotate("a", {"heartbeat": str(number)})
 
     acting.wire.before = heartbeat
-    site.ask("a", "drain-b")
+    site.request_drain("a", "drain-b")
     acting.until(lambda: site.applied("a") == "drain-b")
 
     assert next(changes, None) is None
 
 
-def test_conditions_that_could_not_be_written_are_written_later(site: Site, act: Act) -> None:
+def test_failed_write_of_conditions_is_retried(site: Site, act: Act) -> None:
     site.node("a")
     site.machine_config_node("a")
     acting = act()
     match = FaultMatch(resource="machineconfignodes/status", user=DRAINER)
     site.server.inject_fault(RejectFault(500, retry_after_s=0), match)
-    site.ask("a", "drain-b")
+    site.request_drain("a", "drain-b")
     acting.until(lambda: site.applied("a") == "drain-b")
     assert site.conditions("a") == {}
     site.server.lift_fault()
@@ -218,16 +218,16 @@ def test_conditions_that_could_not_be_written_are_written_later(site: Site, act:
     assert len(acting.wire.writes) == writes
 
 
-def test_transition_times_move_only_with_the_status(site: Site, act: Act) -> None:
+def test_transition_time_changes_only_with_status(site: Site, act: Act) -> None:
     site.node("a")
     site.machine_config_node("a")
     first = act()
-    site.ask("a", "drain-b")
+    site.request_drain("a", "drain-b")
     first.until(lambda: site.applied("a") == "drain-b")
     first.kill()
     before = site.client.get(MACHINECONFIGNODES, "a")["status"]
     site.clock.move(100)
-    site.ask("a", "drain-c")
+    site.request_drain("a", "drain-c")
     second = act()
     second.until(lambda: site.applied("a") == "drain-c")
 

@@ -1,4 +1,4 @@
-"""Whatever people, agents, kills and lost answers do to a node: what always holds of its drain."""
+"""Invariants of a drain under users, agents, kills and lost responses."""
 
 from typing import Any
 
@@ -24,11 +24,11 @@ from treenail.kube.client import Json, PatchType
 from treenail.kube.resources import Resource
 
 AT_REST = 12
-"""Turns after which everything that is asked for has to be so, when nothing else happens."""
+"""Syncs after which every request must be applied when nothing else happens."""
 
 
 class Server:
-    """One Node: merge patches, conditional on its version; answers may get lost."""
+    """One Node: merge patches, conditional on its version; responses may get lost."""
 
     def __init__(self) -> None:
         self.version = 1
@@ -77,7 +77,7 @@ class Server:
 
 
 class Cache:
-    """What the watch has told, which may be the past."""
+    """The state from the watch, which may be stale."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -91,7 +91,7 @@ class Cache:
 
 
 class Draining(RuleBasedStateMachine):
-    """A node, its people, its agent, and controllers that come and go."""
+    """A node, its users, its agent, and controllers that restart."""
 
     @initialize(cordoned=st.booleans())
     def begin(self, cordoned: bool) -> None:
@@ -99,39 +99,39 @@ class Draining(RuleBasedStateMachine):
         self.server.unschedulable = cordoned
         self.pods = 2
         self.token = 0
-        # Whose the cordon is, by what the people of this story know.
+        # Whether the cordon belongs to a user, as the model knows it.
         self.theirs = cordoned
         self.restart()
 
     @rule()
     def restart(self) -> None:
-        """The controller is killed, and another one starts."""
+        """The controller is killed, and another process starts."""
         self.cache = Cache(self.server)
         self.nodes = DrainNodeClient(self.server, self.cache)  # type: ignore[arg-type]  # stand-ins
 
     @rule()
-    def watch_tells(self) -> None:
+    def watch_delivers(self) -> None:
         self.cache.look()
 
     @rule()
-    def agent_asks_for_a_drain(self) -> None:
+    def agent_requests_drain(self) -> None:
         self.token += 1
         self.server.change({key.DESIRED_DRAIN: f"drain-{self.token}"})
 
     @rule()
-    def agent_asks_for_the_uncordon(self) -> None:
+    def agent_requests_uncordon(self) -> None:
         self.server.change({key.DESIRED_DRAIN: f"uncordon-{self.token}"})
 
     @rule()
-    def somebody_cordons(self) -> None:
+    def user_cordons(self) -> None:
         self.server.version += 1
         if not self.server.unschedulable:
             self.server.unschedulable = True
-            # One that is lifted and set again within a moment can't be told from ours.
+            # A quick uncordon and cordon cannot be distinguished from our cordon.
             self.theirs = not self._is_ours()
 
     @rule()
-    def somebody_uncordons(self) -> None:
+    def user_uncordons(self) -> None:
         self.server.version += 1
         self.server.unschedulable = self.theirs = False
 
@@ -154,7 +154,7 @@ class Draining(RuleBasedStateMachine):
 
     @rule()
     def turn(self) -> None:
-        """One turn of the controller."""
+        """One sync of the controller."""
         was_cordoned, was_theirs = self.server.unschedulable, self.theirs
         node = self.nodes.get_latest("n")
         assert node is not None
@@ -165,7 +165,7 @@ class Draining(RuleBasedStateMachine):
         except UnreachableError:
             pass
         if was_cordoned and not self.server.unschedulable:
-            assert not was_theirs, "a cordon that is not ours was lifted"
+            assert not was_theirs, "a cordon of a user was lifted"
         if not was_cordoned and self.server.unschedulable:
             self.theirs = False
 
@@ -199,7 +199,7 @@ class Draining(RuleBasedStateMachine):
             assert self._is_ours() is not self.theirs
 
     def teardown(self) -> None:
-        """When nothing else happens, everything that is asked for is so soon after."""
+        """Check that every request is applied soon when nothing else happens."""
         if not hasattr(self, "server"):
             return
         self.server.lose_answer = False
@@ -221,7 +221,7 @@ TestDraining.settings = settings(max_examples=300, stateful_step_count=40, deadl
 
 @given(st.dictionaries(st.sampled_from([key.DESIRED_DRAIN, key.DRAIN, key.DRAIN_BLOCKED]),
                        st.text() | st.integers().map(str)))  # fmt: skip
-def test_any_text_in_an_annotation_can_be_read(notes: dict[str, str]) -> None:
+def test_any_annotation_text_is_parsed(notes: dict[str, str]) -> None:
     try:
         node = DrainNode.from_json({"metadata": {"name": "n", "annotations": notes}})
     except ConfigError:

@@ -68,7 +68,7 @@ def add_pool(client: Client, name: str, config: str, **spec: Any) -> None:
 
 
 def add_nodes(client: Client, names: list[str], config: str) -> None:
-    """Nodes that have the config and are in service, made by several threads."""
+    """Create nodes in service with the config, by several threads."""
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name in names:
         waiting.put(name)
@@ -101,8 +101,8 @@ def ready() -> Json:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a node is asked for, and what it said last."""
+class ObservedNode:
+    """Desired target of a node, and its last report."""
 
     config: str
     image: str | None
@@ -112,7 +112,7 @@ class Asked:
     drained: str = ""
 
     @classmethod
-    def of(cls, document: Any) -> "Asked":
+    def from_json(cls, document: Any) -> "ObservedNode":
         notes = document["metadata"].get("annotations", {})
         return cls(
             notes.get(key.DESIRED_CONFIG, ""),
@@ -128,21 +128,21 @@ class Asked:
 class Agents:
     """Agents of the nodes of a cluster; each update takes them two writes.
 
-    They take their nodes out of service themselves, unless they are to ask for ``drains``.
+    They cordon their nodes themselves, unless they request ``drains``.
     """
 
     client: Client
-    is_bad: Callable[[Asked], bool] = lambda asked: False
+    is_bad: Callable[[ObservedNode], bool] = lambda node: False
     drains: bool = False
     selector: str = ""
     """Of the nodes' labels; empty for all."""
     touched: set[str] = field(default_factory=set)
-    """Nodes that were asked for something else than they had."""
+    """Nodes whose desired target ever differed from the current one."""
 
     def __post_init__(self) -> None:
-        self._work: queue.SimpleQueue[tuple[str, Asked] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[str, ObservedNode] | None] = queue.SimpleQueue()
         scope = WatchScope(NODES, label_selector=self.selector)
-        self._nodes = Informer(self.client, scope, SystemClock(), Asked.of)
+        self._nodes = Informer(self.client, scope, SystemClock(), ObservedNode.from_json)
         self._nodes.add_handler(self._note)
         self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(THREADS)]
 
@@ -160,7 +160,7 @@ class Agents:
         for thread in self._threads:
             thread.join(10.0)
 
-    def _note(self, name: str, _before: Asked | None, after: Asked | None) -> None:
+    def _note(self, name: str, _before: ObservedNode | None, after: ObservedNode | None) -> None:
         if after is not None and (after.config, after.image) != after.at:
             self.touched.add(name)
             if after.state != "Degraded":
@@ -168,42 +168,42 @@ class Agents:
 
     def _run(self) -> None:
         while (item := self._work.get()) is not None:
-            name, asked = item
+            name, node = item
             try:
-                self._answer(name, asked)
+                self._report(name, node)
             except (ConflictError, ClusterError):
                 self._work.put(item)
 
-    def _answer(self, name: str, asked: Asked) -> None:
+    def _report(self, name: str, node: ObservedNode) -> None:
         if self.drains:
-            self._ask_and_answer(name, asked)
-        elif asked.state == "Done":
+            self._request_drain_and_report(name, node)
+        elif node.state == "Done":
             self._write(name, {key.STATE: "Working"}, unschedulable=True)
-        elif self.is_bad(asked):
+        elif self.is_bad(node):
             degraded = {key.STATE: "Degraded", key.REASON: "the image does not boot"}
             self._write(name, degraded, unschedulable=True)
         else:
             notes: Json = {
                 key.STATE: "Done",
-                key.CURRENT_CONFIG: asked.config,
-                key.CURRENT_OS_IMAGE: asked.image,
+                key.CURRENT_CONFIG: node.config,
+                key.CURRENT_OS_IMAGE: node.image,
             }
             self._write(name, notes, unschedulable=None)
 
-    def _ask_and_answer(self, name: str, asked: Asked) -> None:
-        request = f"drain-{asked.config}"
-        if asked.drain != request:
+    def _request_drain_and_report(self, name: str, node: ObservedNode) -> None:
+        request = f"drain-{node.config}"
+        if node.drain != request:
             self._note_on(name, {key.STATE: "Working", key.DESIRED_DRAIN: request})
-        elif asked.drained != request:
+        elif node.drained != request:
             return
-        elif self.is_bad(asked):
+        elif self.is_bad(node):
             self._note_on(name, {key.STATE: "Degraded", key.REASON: "the image does not boot"})
         else:
             notes: Json = {
                 key.STATE: "Done",
-                key.CURRENT_CONFIG: asked.config,
-                key.CURRENT_OS_IMAGE: asked.image,
-                key.DESIRED_DRAIN: f"uncordon-{asked.config}",
+                key.CURRENT_CONFIG: node.config,
+                key.CURRENT_OS_IMAGE: node.image,
+                key.DESIRED_DRAIN: f"uncordon-{node.config}",
             }
             self._note_on(name, notes)
 
@@ -218,8 +218,8 @@ class Agents:
         self.client.patch(NODES, name, body)
 
 
-def started(server: LabServer) -> tuple[Client, HttpTransport]:
-    """A client of a server with all kinds installed, as one who may do everything."""
+def start_client(server: LabServer) -> tuple[Client, HttpTransport]:
+    """A client with all permissions of a server with all kinds."""
     client, transport = client_of(server.admin_kubeconfig)
     install_kinds(client)
     return client, transport

@@ -1,4 +1,4 @@
-"""Nodes and pools for tests, as short as they can be told."""
+"""Short builders of nodes and pools for tests."""
 
 import json
 from dataclasses import replace
@@ -32,19 +32,19 @@ def node(name: str = "n", target: RolloutTarget = OLD, **more: Any) -> NodeFacts
 
 
 def on_its_way(name: str, to: RolloutTarget = NEW, **more: Any) -> NodeFacts:
-    """A node that was given a target and works on it."""
+    """A node that is updating to a target."""
     return replace(node(name).with_target(to, 0.0), **{"state": "Working", **more})
 
 
 def failed(name: str, to: RolloutTarget = NEW, **more: Any) -> NodeFacts:
-    """A node that can't get the target it was given."""
+    """A node that failed to update to a target."""
     return on_its_way(name, to, **{"state": "Degraded", "reason": "no space left", **more})
 
 
 def pool(
     policy: Any = None, *, annotations: dict[str, str] | None = None, **spec: Any
 ) -> MachineConfigPool:
-    """A pool named worker that is after NEW."""
+    """A pool named worker with the target NEW."""
     found = dict(annotations or {})
     if policy is not None:
         found[ROLLOUT_POLICY] = policy if isinstance(policy, str) else json.dumps(policy)

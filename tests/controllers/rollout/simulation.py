@@ -1,4 +1,4 @@
-"""A pool of nodes in virtual time: agents that take a while, fail on bad targets, go away."""
+"""A pool of nodes in virtual time: agents take a while, fail on bad targets, become unreachable."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -9,11 +9,11 @@ from treenail.controllers.rollout.decide import RolloutDecision, decide_rollout
 from treenail.controllers.rollout.nodes import NodeFacts, RolloutTarget
 from treenail.controllers.rollout.progress import RolloutRecord
 
-ANSWER_S = 1.0
+REACTION_S = 1.0
 
 
 class Simulation:
-    """Nodes that obey, and a controller without any memory but the record on the pool."""
+    """Nodes with agents, and a controller whose only memory is the record on the pool."""
 
     def __init__(self, names: Sequence[str], *, takes_s: float = 480.0, now: float = 0.0) -> None:
         self.nodes: dict[str, NodeFacts] = {name: node(name) for name in names}
@@ -27,7 +27,7 @@ class Simulation:
         self._record: str | None = None
 
     def turn(self, pool: MachineConfigPool, target: RolloutTarget) -> RolloutDecision:
-        """Decide and write."""
+        """Decide and apply the assignments."""
         record = None if self._record is None else RolloutRecord.from_text(self._record)
         found = decide_rollout(
             pool, tuple(self.nodes.values()), proceed(target), record, now=self.now
@@ -40,7 +40,7 @@ class Simulation:
         return found
 
     def out_of_service(self) -> int:
-        """Nodes that serve nobody, or soon will not, counted without asking the code under test."""
+        """Count nodes out of service, or soon to be, without the code under test."""
         return sum(
             not each.is_healthy or each.unschedulable or self._at_work(each)
             for each in self.nodes.values()
@@ -49,7 +49,7 @@ class Simulation:
     def _at_work(self, each: NodeFacts) -> bool:
         wanted = (each.desired_config, each.desired_image)
         behind = (each.current_config, each.current_image) != wanted
-        answered = self.now - (each.started_at or 0.0) >= ANSWER_S
+        answered = self.now - (each.started_at or 0.0) >= REACTION_S
         return behind and not (each.state == "Degraded" and answered)
 
     def give(self, name: str, target: RolloutTarget) -> None:
@@ -57,7 +57,7 @@ class Simulation:
         self.ever_given.setdefault(target, set()).add(name)
 
     def pass_time(self, seconds: float) -> None:
-        """Let every agent go on; they answer after a second and are through after a while."""
+        """Let every agent continue. Each reacts after a second and finishes after a while."""
         self.now += seconds
         for name, each in self.nodes.items():
             self.nodes[name] = self._later(each)
@@ -65,13 +65,13 @@ class Simulation:
     def run(
         self, pool: MachineConfigPool, target: RolloutTarget, *, until: float, step_s: float = 60.0
     ) -> RolloutDecision:
-        """Take turns until that time, or until every node has the target."""
+        """Reconcile until that time, or until every node is updated."""
         found = self.turn(pool, target)
         while self.now < until and not all(
             each.is_updated_to(target) for each in self.nodes.values()
         ):
             wait_s = step_s if found.requeue_after_s is None else min(step_s, found.requeue_after_s)
-            self.pass_time(max(wait_s, ANSWER_S))
+            self.pass_time(max(wait_s, REACTION_S))
             found = self.turn(pool, target)
         return found
 
@@ -83,7 +83,7 @@ class Simulation:
         if each.started_at is None or (each.is_done and not each.unschedulable):
             return each
         since_s = self.now - each.started_at
-        if since_s < ANSWER_S:
+        if since_s < REACTION_S:
             return each
         if since_s < self.takes_s:
             return replace(each, state="Working", reason="", unschedulable=True)

@@ -1,4 +1,4 @@
-"""What a person may get wrong, the condition and the sentence for it, and that no node changes."""
+"""Invalid input of users: the condition, its message, and that no node changes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ WORKER = {"matchLabels": {"node-role.kubernetes.io/worker": ""}}
 
 
 def start() -> World:
-    """Two nodes that have what their pool is after."""
+    """Two nodes at the target of their pool."""
     found = World()
     for name in ("n0", "n1"):
         found.add_node(name, "old")
@@ -96,7 +96,7 @@ class Case:
 
 
 CASES = {
-    "a pool that selects everything": Case(
+    "a pool with an empty selector": Case(
         everything, "infra", "InvalidConfiguration",
         "spec.nodeSelector of pool infra is empty, so the pool selects no node; "
         "write a nodeSelector with at least one requirement",
@@ -117,7 +117,7 @@ CASES = {
         "spec.maxUnavailable of pool worker is -1, which is neither a count nor a percentage; "
         "set it to a number such as 2, or to a percentage such as 10%",
     ),
-    "a selector that says nothing": Case(
+    "a selector without values": Case(
         selector, "infra", "InvalidConfiguration",
         "spec.nodeSelector.matchExpressions[0].values: expected at least one beside In, found 0",
     ),
@@ -141,36 +141,37 @@ CASES = {
         image, "worker", "InvalidConfiguration",
         "annotation treenail.io/os-image of pool worker",
     ),
-    "a record that somebody edited": Case(
+    "a record that a user edited": Case(
         record, "worker", "InvalidConfiguration", "annotation treenail.io/rollout-state",
     ),
     "a config that does not exist": Case(
         absent, "worker", "MissingMachineConfig",
-        "cannot assign MachineConfig new: it does not exist; create it, or correct spec.configuration of pool worker",
+        "cannot assign MachineConfig new: it does not exist; create it, or correct "
+        "spec.configuration of pool worker",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_bad_input_is_named_and_changes_no_node(case: Case) -> None:
+def test_invalid_input_is_reported_and_changes_no_node(case: Case) -> None:
     found = start()
     looked_at(found, "worker")
     before = dict(found.objects["nodes"])
     case.write(found)
     looked_at(found, *found.objects["machineconfigpools"])
-    said = found.said(case.pool)
+    conditions = found.conditions(case.pool)
     for kind in ("Degraded", "Stalled"):
-        assert (said[kind]["status"], said[kind]["reason"]) == ("True", case.reason)
-        assert said[kind]["message"].startswith(case.sentence)
-    assert said.get("Updated", {}).get("status") != "True" or case.pool in ("gpu", "infra")
+        assert (conditions[kind]["status"], conditions[kind]["reason"]) == ("True", case.reason)
+        assert conditions[kind]["message"].startswith(case.sentence)
+    assert conditions.get("Updated", {}).get("status") != "True" or case.pool in ("gpu", "infra")
     assert found.objects["nodes"] == before
 
 
-def test_nodes_stay_as_they_are_while_nobody_knows_whose_they_are() -> None:
+def test_nodes_of_unknown_pool_are_not_assigned() -> None:
     found = start()
     selector(found)
     looked_at(found, "worker", "infra")
-    assert "the spec of pool infra is invalid" in found.said("worker")["Updating"]["message"]
+    assert "the spec of pool infra is invalid" in found.conditions("worker")["Updating"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -185,9 +186,7 @@ def test_nodes_stay_as_they_are_while_nobody_knows_whose_they_are() -> None:
     ],
     ids=["invalid Ignition", "an over-large result"],
 )  # fmt: skip
-def test_what_can_not_be_rendered_is_shown_and_changes_no_node(
-    spec: dict[str, Any], sentence: str
-) -> None:
+def test_render_error_is_reported_and_changes_no_node(spec: dict[str, Any], sentence: str) -> None:
     pool = MachineConfigPool.from_json(
         {
             "metadata": {"name": "worker"},
@@ -205,7 +204,10 @@ def test_what_can_not_be_rendered_is_shown_and_changes_no_node(
     found.change("machineconfigpools", "worker", {"status": {"conditions": [condition]}})
     before = dict(found.objects["nodes"])
     looked_at(found, "worker")
-    said = found.said()
-    assert (said["Degraded"]["status"], said["Degraded"]["reason"]) == ("True", "RenderDegraded")
-    assert said["Degraded"]["message"] == str(raised.value)
+    conditions = found.conditions()
+    assert (conditions["Degraded"]["status"], conditions["Degraded"]["reason"]) == (
+        "True",
+        "RenderDegraded",
+    )
+    assert conditions["Degraded"]["message"] == str(raised.value)
     assert found.objects["nodes"] == before

@@ -1,4 +1,4 @@
-"""Nodes with pods that can't be evicted now go last."""
+"""Nodes with pods that cannot be evicted now are assigned last."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_nodes_with_pods_of_an_exhausted_budget_are_blocked(
     wait_until(lambda: looked_up(budgets, clock) == frozenset())
 
 
-def test_pods_are_looked_up_no_more_often_than_is_worth_it(
+def test_pods_of_exhausted_budgets_are_cached(
     server: LabServer, site: Site, budgets: BudgetWatcher, clock: FakeClock
 ) -> None:
     site.pod("a", "web-1", app="web")
@@ -90,7 +90,7 @@ def test_pods_are_looked_up_no_more_often_than_is_worth_it(
     assert server.count_requests(user=USER, verb="list", resource="pods") == before
 
 
-def test_what_can_not_be_looked_up_blocks_nobody(
+def test_failed_pod_list_blocks_no_node(
     server: LabServer, site: Site, budgets: BudgetWatcher, clock: FakeClock
 ) -> None:
     site.pod("a", "web-1", app="web")
@@ -101,7 +101,7 @@ def test_what_can_not_be_looked_up_blocks_nobody(
 
 
 @pytest.mark.parametrize("order", NodeOrder)
-def test_who_is_not_blocked_is_preferred_and_who_is_comes_in_the_end(order: NodeOrder) -> None:
+def test_blocked_nodes_are_assigned_last(order: NodeOrder) -> None:
     nodes = [node(name) for name in "abc"]
     careful = pool({"order": str(order)}, maxUnavailable=2)
 

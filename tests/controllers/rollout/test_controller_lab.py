@@ -14,7 +14,7 @@ from tests.controllers.rollout.agents import (
     add_nodes,
     add_pool,
     client_of,
-    started,
+    start_client,
 )
 from tests.waiting import wait_until
 from treenail.api import annotations as key
@@ -48,14 +48,14 @@ def server(tmp_path: Path) -> Iterator[LabServer]:
 
 @pytest.fixture
 def client(server: LabServer) -> Iterator[Client]:
-    found, transport = started(server)
+    found, transport = start_client(server)
     yield found
     transport.close()
 
 
 @contextmanager
 def running(server: LabServer) -> Iterator[None]:
-    """The rollout controller in its runtime, as a user of its own."""
+    """Run the rollout controller in its runtime, as its own user."""
     client, transport = client_of(server.write_kubeconfig(USER, ["system:masters"]), keep=16)
     events = EventRecorder(client, "treenail-rollout", "here", CLOCK)
     rollout = RolloutController(client, CLOCK, GateClient(WebClient()), events, RolloutSettings())
@@ -94,9 +94,7 @@ def notes(client: Client, node: str) -> dict[str, str]:
 
 
 @pytest.mark.limit(120)
-def test_a_pool_is_brought_to_its_config_and_image_and_says_so(
-    server: LabServer, client: Client
-) -> None:
+def test_pool_is_updated_to_config_and_image(server: LabServer, client: Client) -> None:
     for config in ("old", "new"):
         add_config(client, config)
     add_nodes(client, [f"n{number}" for number in range(5)], "old")
@@ -122,33 +120,31 @@ def test_a_pool_is_brought_to_its_config_and_image_and_says_so(
         "unavailableMachineCount": 0,
         "degradedMachineCount": 0,
     }
-    told: Any = client.get(MACHINECONFIGNODES, "n3")
-    assert told["spec"] == {
+    machine_config_node: Any = client.get(MACHINECONFIGNODES, "n3")
+    assert machine_config_node["spec"] == {
         "node": {"name": "n3"},
         "pool": {"name": "worker"},
         "configVersion": {"desired": "new"},
         "configImage": {"desiredImage": IMAGE},
     }
-    # One for the node; one to make its MachineConfigNode, and one that says the new target.
+    # One write for the Node, one that creates its MachineConfigNode, and one with the new target.
     assert writes(server, "nodes") == 5
     assert writes(server, "machineconfignodes") == 10
 
 
 @pytest.mark.limit(180)
-def test_a_bad_image_touches_no_more_than_the_canary_of_500_nodes(
-    server: LabServer, client: Client
-) -> None:
+def test_bad_image_reaches_only_the_canary_of_500_nodes(server: LabServer, client: Client) -> None:
     add_config(client, "old")
     names = [f"n{number:03}" for number in range(500)]
     add_nodes(client, names, "old")
     policy = {ROLLOUT_POLICY: "{canary: {nodes: 2}, soak: 1h}"}
     add_pool(client, "worker", "old", maxUnavailable="10%", annotations=policy)
-    agents = Agents(client, is_bad=lambda asked: asked.image == IMAGE)
+    agents = Agents(client, is_bad=lambda node: node.image == IMAGE)
     with agents, running(server):
         wait_until(lambda: condition(client, "Updated").get("status") == "True", limit_s=60)
         change = {"metadata": {"annotations": {OS_IMAGE: IMAGE}}}
         client.patch(MACHINECONFIGPOOLS, "worker", change)
-        # A node has a minute to answer before what it said of the target before counts no more.
+        # A degraded node has a minute before its state counts against the new target.
         halted = wait_until(
             lambda: found if (found := condition(client, "Degraded")).get("status") == "True"
             else None, limit_s=120,

@@ -76,7 +76,7 @@ def status(lab: Lab) -> Any:
 
 @pytest.mark.integration
 @pytest.mark.limit(180)
-def test_real_agents_are_taken_to_an_image_and_a_wrong_one_stops_at_the_canary(lab: Lab) -> None:
+def test_real_agents_update_and_missing_image_stops_at_canary(lab: Lab) -> None:
     notes = {OS_IMAGE: BEFORE.pull_spec, ROLLOUT_POLICY: "{canary: {}, soak: 0s}"}
     add_pool(lab.client, "worker", "rendered-worker-a", maxUnavailable=2, annotations=notes)
     with rollout(lab):
@@ -98,8 +98,8 @@ def test_real_agents_are_taken_to_an_image_and_a_wrong_one_stops_at_the_canary(l
             MACHINECONFIGPOOLS, "worker", {"metadata": {"annotations": {OS_IMAGE: wrong}}}
         )
         wait_until(lambda: status(lab).get("degradedMachineCount") == 1, limit_s=60)
-        asked = [name for name in lab.machines if wrong in lab.read_annotations(name).values()]
-        assert len(asked) == 1
+        assigned = [name for name in lab.machines if wrong in lab.read_annotations(name).values()]
+        assert len(assigned) == 1
         assert {machine.booted_deployment.digest for machine in lab.machines.values()} == {
             AFTER.digest
         }

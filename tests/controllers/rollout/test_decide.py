@@ -1,4 +1,4 @@
-"""The next turn of a rollout, alone and over the days of a simulated pool."""
+"""Decisions of a rollout, single ones and over the days of a simulated pool."""
 
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -37,13 +37,13 @@ def names(count: int) -> list[NodeFacts]:
     return [node(f"n{number}") for number in range(count)]
 
 
-def test_as_many_as_may_be_unavailable_are_given_the_target() -> None:
+def test_max_unavailable_limits_assigned_nodes() -> None:
     assert decide(pool(maxUnavailable=2), names(4)).nodes_to_assign == ("n0", "n1")
     busy = [on_its_way("a"), *names(4)]
     assert decide(pool(maxUnavailable=2), busy).nodes_to_assign == ("n0",)
 
 
-def test_nothing_is_given_when_all_have_it() -> None:
+def test_updated_pool_assigns_no_node() -> None:
     found = decide(pool(), [node("a", NEW)])
     assert found == RolloutDecision(target=NEW, record=RolloutRecord(NEW))
 
@@ -78,14 +78,14 @@ def test_waiting_reason_below_max_unavailable_names_nodes_that_cannot_be_assigne
     assert decision.waiting_reason == "waiting for b (cordoned by a user), c (not ready)"
 
 
-def test_a_paused_pool_gets_nothing_new() -> None:
+def test_paused_pool_assigns_no_node() -> None:
     assert decide(pool(paused=True), names(3)).nodes_to_assign == ()
 
 
 @pytest.mark.parametrize(
     "verdict", [GateWaiting("the image is being built"), GateBlocked("it failed")]
 )
-def test_a_gate_that_is_shut_stops_everything(verdict: GateWaiting | GateBlocked) -> None:
+def test_closed_gate_assigns_no_node(verdict: GateWaiting | GateBlocked) -> None:
     for found in (
         decide_rollout(pool(), names(3), verdict, None, now=0.0),
         decide_rollout(pool(), names(3), proceed(), None, now=0.0, gate_verdicts=[verdict]),
@@ -104,7 +104,7 @@ def test_a_gate_that_is_shut_stops_everything(verdict: GateWaiting | GateBlocked
         (pool({"soak": "often"}), "annotation treenail.io/rollout of pool worker: soak: expected"),
     ],
 )
-def test_a_pool_that_is_wrong_changes_no_node_and_says_why(found: object, sentence: str) -> None:
+def test_invalid_pool_assigns_no_node_and_reports_the_error(found: object, sentence: str) -> None:
     record = RolloutRecord(NEW)
     result = decide(found, names(3), record)
     assert (result.nodes_to_assign, result.record) == ((), record)
@@ -113,7 +113,7 @@ def test_a_pool_that_is_wrong_changes_no_node_and_says_why(found: object, senten
     assert result.problem.message.startswith(sentence)
 
 
-def test_the_controllers_own_node_goes_last() -> None:
+def test_last_node_is_assigned_last() -> None:
     found = decide_rollout(pool(), names(3), proceed(), None, now=0.0, last_node="n0")
     assert found.nodes_to_assign == ("n1",)
     alone = decide_rollout(
@@ -122,20 +122,20 @@ def test_the_controllers_own_node_goes_last() -> None:
     assert alone.nodes_to_assign == ("n0",)
 
 
-def test_a_failing_node_goes_before_sound_ones_when_there_is_something_better() -> None:
+def test_failing_node_gets_new_target_first() -> None:
     nodes = [*names(3), failed("z")]
     found = decide_rollout(pool(), nodes, proceed(NEWER), None, now=0.0)
     assert found.nodes_to_assign == ("z",)
 
 
-def test_a_node_that_failed_and_stayed_cordoned_is_given_the_better_target() -> None:
+def test_failed_cordoned_node_gets_new_target() -> None:
     # It holds the only place; waiting for it to come back would be waiting for ever.
     nodes = [*names(3), failed("z", unschedulable=True)]
     found = decide_rollout(pool(), nodes, proceed(NEWER), None, now=0.0)
     assert found.nodes_to_assign == ("z",)
 
 
-def test_what_an_agent_said_about_the_target_before_is_no_failure_of_this_one() -> None:
+def test_degraded_state_of_previous_target_counts_after_grace_period() -> None:
     given = failed("a", OLD).with_target(NEW, 990.0)
     found = decide(pool({}), [given, node("b")])
     assert found.problem is None
@@ -145,7 +145,7 @@ def test_what_an_agent_said_about_the_target_before_is_no_failure_of_this_one() 
     assert later.problem.reason == "Halted"
 
 
-def test_a_canary_comes_first_and_must_run_well_for_a_while() -> None:
+def test_canary_soaks_before_next_wave() -> None:
     careful = pool({"canary": {"soak": "10m"}}, maxUnavailable=3)
     nodes = names(4)
     first = decide(careful, nodes)
@@ -160,7 +160,7 @@ def test_a_canary_comes_first_and_must_run_well_for_a_while() -> None:
     assert after.nodes_to_assign == ("n1", "n2", "n3")
 
 
-def test_a_canary_that_goes_away_while_it_soaks_starts_again() -> None:
+def test_canary_not_ready_during_soak_restarts_the_soak() -> None:
     careful = pool({"canary": {"soak": "10m"}})
     nodes = [node("n0", NEW), node("n1")]
     soaking = decide(careful, nodes)
@@ -176,12 +176,12 @@ def test_a_canary_that_goes_away_while_it_soaks_starts_again() -> None:
     assert (back.nodes_to_assign, back.requeue_after_s) == ((), 600.0)
 
 
-def test_a_canary_is_chosen_by_its_labels() -> None:
+def test_canary_is_selected_by_labels() -> None:
     careful = pool({"canary": {"nodeSelector": {"matchLabels": {"canary": ""}}}})
     assert decide(careful, [node("a"), node("b", labels={"canary": ""})]).nodes_to_assign == ("b",)
 
 
-def test_a_canary_that_is_nowhere_stops_the_rollout_aloud() -> None:
+def test_canary_without_nodes_stops_rollout_with_a_problem() -> None:
     careful = pool({"canary": {"nodeSelector": {"matchLabels": {"canary": ""}}}})
     found = decide(careful, names(2))
     assert found.nodes_to_assign == ()
@@ -190,20 +190,20 @@ def test_a_canary_that_is_nowhere_stops_the_rollout_aloud() -> None:
     )
 
 
-def test_a_failure_halts_and_is_named_with_the_way_on() -> None:
+def test_failure_halts_rollout_and_names_the_remedy() -> None:
     nodes = [failed("b", started_at=20.0), failed("a", started_at=10.0, reason="disk"), node("c")]
     found = decide(pool({}, maxUnavailable=3), nodes)
     assert found.nodes_to_assign == ()
     assert found.record == RolloutRecord(NEW, halted_by=NodeFailure("a", "disk"))
     assert found.problem == PoolProblem(
         "Halted",
-        "The rollout of MachineConfig new is halted: node a failed first: disk; set another target, "
-        "or resume: kubectl annotate machineconfigpool worker --overwrite "
+        "The rollout of MachineConfig new is halted: node a failed first: disk; set another "
+        "target, or resume: kubectl annotate machineconfigpool worker --overwrite "
         'treenail.io/rollout-resume="$(date)"',
     )
 
 
-def test_a_halt_lasts_when_the_failure_is_gone_and_ends_at_a_persons_word() -> None:
+def test_halt_ends_only_by_resume_annotation() -> None:
     halted = RolloutRecord(NEW, halted_by=NodeFailure("a", "disk"))
     healed = [node("a", NEW), node("c")]
     assert decide(pool({}), healed, halted).nodes_to_assign == ()
@@ -212,7 +212,7 @@ def test_a_halt_lasts_when_the_failure_is_gone_and_ends_at_a_persons_word() -> N
     assert resumed.record == RolloutRecord(NEW, resume_value="today")
 
 
-def test_a_persons_word_forgives_the_failures_there_are_and_no_later_ones() -> None:
+def test_resume_acknowledges_only_present_failures() -> None:
     halted = RolloutRecord(NEW, halted_by=NodeFailure("a", "disk"))
     word = pool({}, annotations={ROLLOUT_RESUME: "1"}, maxUnavailable=3)
     nodes = [failed("a"), node("b"), node("c")]
@@ -224,13 +224,13 @@ def test_a_persons_word_forgives_the_failures_there_are_and_no_later_ones() -> N
     assert again.record.halted_by == NodeFailure("b", "no space left")
 
 
-def test_some_failures_may_be_allowed() -> None:
+def test_max_failures_tolerates_that_many_failed_nodes() -> None:
     lenient = pool({"maxFailures": 1}, maxUnavailable=3)
     assert decide(lenient, [failed("a"), node("b"), node("c")]).nodes_to_assign == ("b", "c")
     assert decide(lenient, [failed("a"), failed("b"), node("c")]).nodes_to_assign == ()
 
 
-def test_a_node_that_does_not_come_back_in_time_has_failed() -> None:
+def test_node_not_ready_after_reboot_timeout_has_failed() -> None:
     careful = pool({"rebootTimeout": "10m"}, maxUnavailable=2)
     gone = on_its_way("a", is_healthy=False, started_at=100.0, ready_changed_at=500.0)
     found = decide(careful, [gone, node("b")])
@@ -242,13 +242,13 @@ def test_a_node_that_does_not_come_back_in_time_has_failed() -> None:
     )
 
 
-def test_another_target_is_another_rollout() -> None:
+def test_new_target_starts_new_rollout() -> None:
     halted = RolloutRecord(NEW, wave=1, halted_by=NodeFailure("a", "disk"), acknowledged=("x",))
     found = decide_rollout(pool({}), [failed("a"), node("b")], proceed(NEWER), halted, now=0.0)
     assert (found.nodes_to_assign, found.record) == (("a",), RolloutRecord(NEWER))
 
 
-def test_outside_the_window_nothing_is_given_and_it_says_when() -> None:
+def test_closed_window_assigns_no_node_and_reports_its_opening() -> None:
     window = {"days": ["Sat"], "start": "01:00", "duration": "2h", "timeZone": "UTC"}
     careful = pool({"windows": [window]})
     friday = datetime(2026, 1, 2, 23, tzinfo=UTC).timestamp()
@@ -265,7 +265,7 @@ def test_outside_the_window_nothing_is_given_and_it_says_when() -> None:
     )
 
 
-def test_what_is_left_is_estimated_from_the_nodes_that_are_through() -> None:
+def test_remaining_time_is_estimated_from_updated_nodes() -> None:
     through = [
         node(f"d{took}", NEW, started_at=100.0, ready_changed_at=100.0 + took)
         for took in (240, 300, 900)
@@ -277,7 +277,7 @@ def test_what_is_left_is_estimated_from_the_nodes_that_are_through() -> None:
 # Over days, with everything that a pool's nodes do.
 
 
-def test_a_bad_image_touches_no_more_than_the_canary() -> None:
+def test_bad_image_reaches_only_the_canary() -> None:
     fleet_ = fleet(500)
     bad, good = image("new", "b"), image("new", "c")
     fleet_.bad = [bad]
@@ -292,7 +292,7 @@ def test_a_bad_image_touches_no_more_than_the_canary() -> None:
 
 @pytest.mark.parametrize("stays_cordoned", [True, False])
 @pytest.mark.parametrize("bad", [image("old", "b"), NEWER])
-def test_a_better_target_heals_what_a_bad_one_broke_without_any_policy(
+def test_good_target_repairs_nodes_of_a_bad_one_without_policy(
     bad: object, stays_cordoned: bool
 ) -> None:
     fleet_ = fleet(5)
@@ -306,7 +306,7 @@ def test_a_better_target_heals_what_a_bad_one_broke_without_any_policy(
     assert fleet_.most_unavailable == 1
 
 
-def test_five_hundred_nodes_fit_into_the_nights_and_nothing_goes_beyond() -> None:
+def test_500_nodes_update_only_inside_the_windows() -> None:
     window = {"start": "01:00", "duration": "2h", "timeZone": "Europe/Berlin"}
     careful = pool({"windows": [window], "order": "spread"}, maxUnavailable="10%")
     fleet_ = fleet(500)
@@ -320,7 +320,7 @@ def test_five_hundred_nodes_fit_into_the_nights_and_nothing_goes_beyond() -> Non
     assert max(times) + fleet_.takes_s <= night + 2 * HOUR
 
 
-def test_waves_grow_and_each_one_proves_itself() -> None:
+def test_each_wave_soaks_before_the_next_larger_one() -> None:
     careful = pool({"canary": {}, "waves": ["10%", "50%"], "soak": "1h"}, maxUnavailable=100)
     fleet_ = fleet(100)
     fleet_.run(careful, NEW, until=24 * HOUR)

@@ -1,4 +1,4 @@
-"""What is left of a rollout, in and out of maintenance windows."""
+"""Estimates of the remaining time, with and without maintenance windows."""
 
 from datetime import UTC, datetime
 
@@ -19,7 +19,7 @@ NIGHT = parse_window(Fields.from_json({"start": "01:00", "timeZone": "UTC"}, "")
 MIDNIGHT = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 
 
-def test_the_nodes_that_are_through_say_how_long_one_takes() -> None:
+def test_node_duration_is_median_of_updated_nodes() -> None:
     through = [
         node("a", NEW, started_at=0.0, ready_changed_at=100.0),
         node("b", NEW, started_at=0.0, ready_changed_at=300.0),
@@ -39,18 +39,18 @@ def test_the_nodes_that_are_through_say_how_long_one_takes() -> None:
     ("remaining", "at_once", "expected"),
     [(0, 1, 0.0), (1, 5, 480.0), (5, 5, 480.0), (6, 5, 960.0), (500, 50, 4800.0)],
 )
-def test_nodes_go_in_turns(remaining: int, at_once: int, expected: float) -> None:
+def test_remaining_time_counts_batches(remaining: int, at_once: int, expected: float) -> None:
     assert estimate_remaining_s(remaining, at_once, 480.0, (), MIDNIGHT) == expected
 
 
-def test_turns_that_do_not_fit_wait_for_the_next_window() -> None:
-    # 15 turns of 8 minutes fit into a window of two hours.
+def test_batches_that_do_not_fit_wait_for_next_window() -> None:
+    # 15 batches of 8 minutes fit into a window of two hours.
     assert estimate_remaining_s(15, 1, 480.0, (NIGHT,), MIDNIGHT) == HOUR + 15 * 480.0
     assert estimate_remaining_s(16, 1, 480.0, (NIGHT,), MIDNIGHT) == 25 * HOUR + 480.0
     assert estimate_remaining_s(31, 1, 480.0, (NIGHT,), MIDNIGHT + HOUR) == 48 * HOUR + 480.0
 
 
-def test_a_window_that_no_node_fits_into_means_never() -> None:
+def test_too_short_window_gives_no_estimate() -> None:
     assert estimate_remaining_s(1, 1, 3 * HOUR, (NIGHT,), MIDNIGHT) is None
 
 
@@ -58,5 +58,5 @@ def test_a_window_that_no_node_fits_into_means_never() -> None:
     ("seconds", "expected"),
     [(0, "1 min"), (90, "2 min"), (6000, "100 min"), (7200, "2 h"), (200_000, "2 days")],
 )
-def test_lengths_of_time_are_rounded_for_people(seconds: float, expected: str) -> None:
+def test_duration_is_rounded(seconds: float, expected: str) -> None:
     assert format_duration(seconds) == expected

@@ -1,7 +1,7 @@
-"""What holds whatever happens, in walks of random events.
+"""Invariants of decisions in walks of random events.
 
-Targets change, some of them bad; nodes come and go; writes are lost or their answer is; the cache
-lags; the controller is restarted between any two writes.
+Targets change, and some are bad; nodes come and go; writes or their responses are lost; the cache
+lags; the controller restarts between any two writes.
 """
 
 import random
@@ -41,7 +41,7 @@ WAITS_S = [1, 30, 200, 500, 600, 4000]
 
 
 def events(seed: int) -> Iterator[tuple[str, int]]:
-    """A hundred things that happen, the same ones for the same seed."""
+    """A hundred random events; the same ones for the same seed."""
     chance = random.Random(seed)
     for event in chance.choices(list(EVENTS), weights=list(EVENTS.values()), k=100):
         choices = {"target": range(len(TARGETS)), "wait": WAITS_S}.get(event, range(len(NAMES)))
@@ -49,7 +49,7 @@ def events(seed: int) -> Iterator[tuple[str, int]]:
 
 
 def annotations(facts: NodeFacts) -> tuple[str | None, ...]:
-    """What a write finds unchanged, or is refused."""
+    """The annotations that must be unchanged for a write to succeed."""
     return (
         facts.current_config,
         facts.desired_config,
@@ -68,18 +68,18 @@ class Walk(Simulation):
         self.policy = policy
         self.limit = limit
         self.target = TARGETS[0]
-        self.word = ""
+        self.resume_value = ""
         self.kept: str | None = None
         self.frozen: dict[str, NodeFacts] | None = None
         self.written: dict[str, tuple[RolloutTarget, float]] = {}
         self.lost = False
 
     def seen(self) -> tuple[NodeFacts, ...]:
-        """The nodes by the cache, with what was written since."""
+        """The nodes from the cache, with later writes applied."""
         cache = self.nodes if self.frozen is None else self.frozen
         if self.frozen is None:
             self.written.clear()
-        # Health is never stale here: who goes away by himself is nobody's decision.
+        # Health is never stale here: no decision makes a node unreachable.
         now = {
             name: NodeFacts(
                 **{
@@ -93,8 +93,8 @@ class Walk(Simulation):
         return overlay_written(now.values(), self.written)
 
     def step(self) -> None:
-        word = {ROLLOUT_RESUME: self.word} if self.word else {}
-        found = pool(self.policy, annotations=word, maxUnavailable=self.limit)
+        resume = {ROLLOUT_RESUME: self.resume_value} if self.resume_value else {}
+        found = pool(self.policy, annotations=resume, maxUnavailable=self.limit)
         seen = self.seen()
         record = None if self.kept is None else RolloutRecord.from_text(self.kept)
         turn = decide_rollout(found, seen, proceed(self.target), record, now=self.now)
@@ -104,7 +104,7 @@ class Walk(Simulation):
         by_name = {each.name: each for each in seen}
         for name in turn.nodes_to_assign:
             if annotations(by_name[name]) != annotations(self.nodes[name]):
-                continue  # the write is conditional, and refused
+                continue  # the write is conditional, so it fails
             if self.lost:
                 self.lost = False
                 continue
@@ -120,18 +120,18 @@ class Walk(Simulation):
             ),
             now="2026-01-01T00:00:00Z",
         )
-        said = {each.type: each for each in status.conditions}
-        assert said["Degraded"].status == "False" or said["Degraded"].message
+        conditions = {each.type: each for each in status.conditions}
+        assert conditions["Degraded"].status == "False" or conditions["Degraded"].message
         assert status.counts.total == len(NAMES)
 
     def could_not(self, seen: tuple[NodeFacts, ...]) -> None:
-        """Nothing was given, so nothing could be."""
+        """Check that no node could have been assigned."""
         free = self.limit - sum(
             each.is_unavailable or (each.is_failing and each.is_assigned(self.target))
             for each in seen
         )
         able = [each for each in seen if each.is_in_service and not each.is_assigned(self.target)]
-        assert free <= 0 or not able, "there was room, and somebody to take it"
+        assert free <= 0 or not able, "there was capacity and a candidate"
 
     def happen(self, event: str, number: int) -> None:
         match event:
@@ -148,25 +148,25 @@ class Walk(Simulation):
             case "catch up":
                 self.frozen = None
             case "restart":
-                # A new process lists first, and remembers nothing.
+                # A new process lists first and has no memory.
                 self.frozen = None
                 self.written.clear()
             case "resume":
-                self.word += "x"
+                self.resume_value += "x"
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_walks_stay_within_the_limit_and_end_where_they_should(seed: int) -> None:
+def test_random_walk_keeps_max_unavailable_and_ends_updated(seed: int) -> None:
     walk = Walk(POLICIES[seed % len(POLICIES)], 1 + seed % 4)
     walk.stays_cordoned = seed % 5 > 1
     walk.step()
     for event, number in events(seed):
         walk.happen(event, number)
         walk.step()
-    # In the end all are back, the target is good, and a person has looked.
+    # At the end all nodes are ready, the target is good, and the user resumed.
     walk.frozen = None
     walk.target = TARGETS[4]
-    walk.word += "x"
+    walk.resume_value += "x"
     for name in NAMES:
         walk.flap(name, healthy=True)
     for _ in range(600):
@@ -178,7 +178,7 @@ def test_walks_stay_within_the_limit_and_end_where_they_should(seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_bad_target_breaks_no_more_than_the_canary(seed: int) -> None:
+def test_bad_target_reaches_only_the_canary_in_random_walk(seed: int) -> None:
     walk = Walk({"canary": {}, "soak": "5m"}, 3)
     walk.step()
     for event, number in events(seed):

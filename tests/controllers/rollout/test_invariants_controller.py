@@ -1,19 +1,18 @@
-"""What holds of the controller's writes whatever happens, in walks of random events.
+"""Invariants of the controller's writes in walks of random events.
 
-The invariants, counted in the cluster itself and never by what a cache shows:
+The invariants, checked in the cluster itself and never in a cache:
 
 * limit: no write takes more nodes out of service than ``maxUnavailable``;
-* progress: with a current cache, no pass leaves room unused; in the end all nodes are there;
-* retarget: a node that fails is given a better target, another config or another image;
-* status: every pass leaves conditions with a CamelCase reason, a Degraded that says why, and in
-  the end the counts that are true;
-* owner: only what the controller owns is written, and only to nodes that are the pool's; a
-  person's cordon and another controller's condition stay;
-* canary: a bad target breaks no more nodes than the canary, through any restart;
+* progress: with a current cache, no sync leaves capacity unused; at the end all nodes are updated;
+* retarget: a failing node gets a better target, another config or another image;
+* status: every sync leaves conditions with a CamelCase reason, a Degraded with a message, and at
+  the end the true counts;
+* owner: the controller writes only its own fields, and only to nodes of the pool; a user's cordon
+  and another controller's condition stay;
+* canary: a bad target reaches only the canary, through any restart;
 * quiet: when nothing changes, nothing is written.
 
-Each of them is worth something only if it notices the defect it is there for, so defects are
-planted.
+Planted defects check that each invariant detects the defect that it exists for.
 """
 
 import random
@@ -53,9 +52,12 @@ def image(digit: str) -> str:
 
 
 TARGETS = [
-    RolloutTarget("a", image("1")), RolloutTarget("a", image("2")), RolloutTarget("b", image("2")), RolloutTarget("c"),
+    RolloutTarget("a", image("1")),
+    RolloutTarget("a", image("2")),
+    RolloutTarget("b", image("2")),
+    RolloutTarget("c"),
     RolloutTarget("d"),
-]  # fmt: skip
+]
 BAD = {TARGETS[1], TARGETS[3]}
 GOOD = TARGETS[4]
 CANARY = "{canary: {}, soak: 5m}"
@@ -63,7 +65,7 @@ POLICIES = [None, CANARY, "{canary: {}, waves: [50%], maxFailures: 1, order: spr
 
 STAGED = "{canary: {}, soak: 5m, staging: {maxParallel: 2}}"
 STAGED_FROM = 300
-"""Walks from this number on stage ahead."""
+"""Walks from this number on prestage."""
 
 EVENTS = {
     "wait": 14, "target": 2, "away": 2, "back": 3, "heartbeat": 3, "cordon": 1, "uncordon": 2,
@@ -71,7 +73,7 @@ EVENTS = {
     "resume": 1, "unreachable": 2, "lost": 3, "conflict": 2, "kill before": 2, "kill after": 3,
 }  # fmt: skip
 STALE = {"wait": 8, "target": 6, "zone": 10, "lag": 6, "deliver": 16, "lost": 4, "unreachable": 2}
-"""What shows best whether a lagging cache leads astray: other nodes come first all the time."""
+"""Events that reveal decisions on a stale cache: the order of nodes changes all the time."""
 WAITS_S = [1, 2, 30, 200, 500, 600, 4000]
 
 Build = Callable[[World], RolloutReconciler]
@@ -82,11 +84,11 @@ def sound(world: World) -> RolloutReconciler:
 
 
 class Broken(AssertionError):
-    """An invariant does not hold; its word comes first."""
+    """An invariant does not hold; the message begins with its keyword."""
 
 
 class Walk:
-    """A world, a controller in it, and what has to hold of both."""
+    """A world, its controller, and the checks of both."""
 
     def __init__(self, seed: int, build: Build = sound) -> None:
         self.chance = random.Random(seed)
@@ -162,18 +164,18 @@ class Walk:
     def render(self) -> None:
         """Another controller writes its condition."""
         status = self.chance.choice(["True", "False"])
-        others = [each for each in self.world.said().values() if each["type"] != RENDERED]
-        mine = {"type": RENDERED, "status": status, "reason": "Rendered", "message": "said"}
+        others = [each for each in self.world.conditions().values() if each["type"] != RENDERED]
+        mine = {"type": RENDERED, "status": status, "reason": "Rendered", "message": "rendered"}
         conditions = [*others, {**mine, "lastTransitionTime": format_rfc3339(self.world.now())}]
         self.world.change("machineconfigpools", "worker", {"status": {"conditions": conditions}})
 
     def restart(self) -> None:
-        """A new process lists what there is, and remembers nothing."""
+        """A new process lists all objects and has no memory."""
         self.world.deliver()
         self.controller = self.build(self.world)
 
     def step(self) -> float | None:
-        """One pass, with what has to hold after it."""
+        """One sync, and the checks after it."""
         world = self.world
         current = not any(world.backlog.values())
         written = len(world.writes)
@@ -191,13 +193,15 @@ class Walk:
         return again_s
 
     def check_write(self, plural: str, name: str, body: Json) -> None:
-        """What a write may be, looked at before it is done."""
+        """Check a write before it happens."""
         notes = set(body["metadata"].get("annotations", {}))
         if plural == "machineconfigpools":
             owned = notes <= {ROLLOUT_STATE} and set(body) <= {"metadata", "status"}
-            if said := body.get("status", {}).get("conditions"):
-                theirs = [each for each in said if each["type"] == RENDERED]
-                owned &= theirs == [x for x in self.world.said().values() if x["type"] == RENDERED]
+            if conditions := body.get("status", {}).get("conditions"):
+                theirs = [each for each in conditions if each["type"] == RENDERED]
+                owned &= theirs == [
+                    x for x in self.world.conditions().values() if x["type"] == RENDERED
+                ]
         else:
             owned = notes <= OWNED and set(body) == {"metadata"} and name in self.members()
         if not owned:
@@ -211,34 +215,31 @@ class Walk:
             return
         target = RolloutTarget(wanted[key.DESIRED_CONFIG], wanted[key.DESIRED_OS_IMAGE])
         after = {**before, name: before[name].with_target(target, self.world.now())}
-        if taken(after) > max(self.limit, taken(before)):
-            raise Broken(f"limit: {taken(after)} nodes are out, {self.limit} may be")
+        if count_taken(after) > max(self.limit, count_taken(before)):
+            raise Broken(
+                f"limit: {count_taken(after)} nodes are out of service, the limit is {self.limit}"
+            )
         if before[name].is_updated_to(target):
-            raise Broken(f"limit: {name} has the target and is disturbed once more")
-        # One whose last write got no answer counts as on its way, and is turned.
+            raise Broken(f"limit: {name} already has the target")
+        # A node whose last write got no response counts as updating, and is redirected.
         if (
             self.policy == STAGED
             and not self.unanswered
             and (target.image and not is_prestage_done(before[name], target))
         ):
-            raise Broken(f"staging: {name} did not stage {target}")
+            raise Broken(f"prestage: {name} did not prestage {target}")
 
     def check_stage(self, nodes: dict[str, NodeFacts], name: str, wanted: Json) -> None:
         image = wanted[key.PRESTAGE_IMAGE]
-        # A limit for a registry's sake: what only a late cache hides may go beyond it, and what
-        # is pulled for another config already.
+        # The limit protects the registry. A stale cache may exceed it, and so may an image that is
+        # pulled for another config already.
         known = nodes[name].prestage_target
         late = any(self.world.backlog.values())
         if image is None or late or (known is not None and known.image == image):
             return
-        under_way = [
-            node.name
-            for node in nodes.values()
-            if node.name != name and node.prestage_target is not None and node.prestage_target.image == image
-            and node.is_done and node.is_healthy and node.prestaged_image != image and not node.prestage_error
-        ]  # fmt: skip
-        if len(under_way) > 1:
-            raise Broken(f"staging: {name} as well as {under_way}")
+        pulling = [node.name for node in nodes.values() if node.name != name and pulls(node, image)]
+        if len(pulling) > 1:
+            raise Broken(f"prestage: {name} as well as {pulling}")
 
     def members(self) -> dict[str, NodeFacts]:
         return {name: node for name, node in self.world.truth.items() if ROLE in node.labels}
@@ -251,25 +252,25 @@ class Walk:
         )
         able = [node for node in nodes if node.is_in_service and not node.is_assigned(self.target)]
         if out < self.limit and able:
-            raise Broken(f"progress: {able[0].name} was not taken, {out} are out")
+            raise Broken(f"progress: {able[0].name} was not assigned, {out} are out of service")
 
     def check_conditions(self) -> None:
-        for condition in self.world.said().values():
+        for condition in self.world.conditions().values():
             if not re.fullmatch("[A-Z][A-Za-z]+", condition["reason"]):
-                raise Broken(f"status: {condition['reason']!r} is no reason")
-        said = self.world.said().get("Degraded")
-        if said is not None and said["status"] == "True" and not said["message"]:
-            raise Broken("status: degraded, and does not say why")
+                raise Broken(f"status: {condition['reason']!r} is not CamelCase")
+        degraded = self.world.conditions().get("Degraded")
+        if degraded is not None and degraded["status"] == "True" and not degraded["message"]:
+            raise Broken("status: Degraded has no message")
 
     def check_canary(self) -> None:
-        """Unless a node left the pool: then it is nobody's canary any more."""
+        """Check the canary, unless a node left the pool: then it is no longer the canary."""
         for bad in BAD:
             found = [name for name, node in self.members().items() if node.is_assigned(bad)]
             if len(found) > 1 and not self.moved:
-                raise Broken(f"canary: {bad} was given to {found}")
+                raise Broken(f"canary: {bad} was assigned to {found}")
 
     def end(self) -> None:
-        """In the end all are back, the target is good, and a person has looked."""
+        """At the end all nodes are ready, the target is good, and the user resumed."""
         world = self.world
         self.lags, world.next_fault = False, ""
         self.word += "x"
@@ -285,7 +286,7 @@ class Walk:
                 break
             world.pass_time(100.0)
         if not all(node.is_updated_to(GOOD) for node in world.truth.values()):
-            raise Broken(f"progress: stuck with {world.said()}")
+            raise Broken(f"progress: stuck with {world.conditions()}")
         world.pass_time(10.0)
         world.deliver()
         self.step()
@@ -295,7 +296,7 @@ class Walk:
     def check_end(self) -> None:
         status = self.world.status()
         counts = [status.get("updatedMachineCount"), status.get("unavailableMachineCount")]
-        if counts != [len(NAMES), 0] or self.world.said()["Updated"]["status"] != "True":
+        if counts != [len(NAMES), 0] or self.world.conditions()["Updated"]["status"] != "True":
             raise Broken(f"status: {status} at the end")
         written = len(self.world.writes)
         for _ in range(3):
@@ -306,8 +307,20 @@ class Walk:
             raise Broken(f"quiet: {self.world.writes[written:]}")
 
 
-def taken(nodes: Mapping[str, NodeFacts]) -> int:
-    """Nodes that the rollout has taken out of service and that are not back."""
+def pulls(node: NodeFacts, image: str) -> bool:
+    """The node serves and pulls the image."""
+    return (
+        node.prestage_target is not None
+        and node.prestage_target.image == image
+        and node.is_done
+        and node.is_healthy
+        and node.prestaged_image != image
+        and not node.prestage_error
+    )
+
+
+def count_taken(nodes: Mapping[str, NodeFacts]) -> int:
+    """Count nodes that the rollout took out of service and that are not back."""
     return sum(
         node.desired_config != ""
         and not node.is_done
@@ -330,14 +343,14 @@ def walked(seed: int, build: Build = sound, events: int = 60) -> Walk:
 
 
 def led_astray(build: Build = sound) -> None:
-    """The cache lags, an answer is lost, and then another node comes first."""
+    """The cache lags, a response is lost, and then another node comes first."""
     walk = Walk(0, build)
     world = walk.world
     walk.limit = 1
     walk.ask(GOOD)
     world.deliver()
     world.change("nodes", "n3", {"metadata": {"labels": {ZONE_LABEL: "a"}}})
-    # Not told yet: that, and everything after it.
+    # The cache does not show this change and everything after it.
     world.next_fault, world.fault_on = "lost", "nodes"
     walk.step()
     world.deliver("nodes", 1)
@@ -345,7 +358,7 @@ def led_astray(build: Build = sound) -> None:
     walk.end()
 
 
-def test_invariants_hold_when_the_cache_leads_astray() -> None:
+def test_invariants_hold_with_stale_cache() -> None:
     led_astray()
 
 
@@ -358,11 +371,11 @@ def test_invariants_hold_in_random_walks(start: int) -> None:
             raise AssertionError(f"walk {seed}: {error}") from error
 
 
-# Planted defects: each is the controller with one thing wrong about what surrounds it.
+# Planted defects: each is the controller with one defect in its surroundings.
 
 
 class Around(World):
-    """Stands between a controller and the world."""
+    """Proxy between a controller and the world."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -385,15 +398,15 @@ class Around(World):
     def patch(self, resource: Any, name: str, body: Json, *patch_type: Any, **more: Any) -> Json:
         return self.world.patch(resource, name, body, *patch_type, **more)
 
-    def record_warning(self, *said: Any) -> None:
-        self.world.record_warning(*said)
+    def record_warning(self, *event: Any) -> None:
+        self.world.record_warning(*event)
 
     def controller(self, settings: RolloutSettings | None = None) -> RolloutReconciler:
         return build_reconciler(self, settings=settings)
 
 
-class ForgetsItsWrites(Around):
-    """Takes every look at a node as news of what was written."""
+class ForgetsOwnWrites(Around):
+    """Treats every read of a node as newer than the last write."""
 
     def list_nodes(self) -> Mapping[str, NodeFacts]:
         self.looks = getattr(self, "looks", 0) + 1
@@ -408,8 +421,8 @@ class ForgetsItsWrites(Around):
         return super().patch(resource, name, body, *patch_type, **more)
 
 
-class WritesBlindly(Around):
-    """Writes whatever the object has become."""
+class WritesUnconditionally(Around):
+    """Writes without a condition on the version."""
 
     def patch(self, resource: Any, name: str, body: Json, *patch_type: Any, **more: Any) -> Json:
         metadata = {each: value for each, value in body["metadata"].items()
@@ -417,8 +430,8 @@ class WritesBlindly(Around):
         return super().patch(resource, name, {**body, "metadata": metadata}, *patch_type, **more)
 
 
-class TakesSilenceForNo(Around):
-    """A write without an answer did not happen."""
+class ForgetsUnansweredWrites(Around):
+    """Treats a write without a response as failed."""
 
     def patch(self, resource: Any, name: str, body: Json, *patch_type: Any, **more: Any) -> Json:
         try:
@@ -427,8 +440,8 @@ class TakesSilenceForNo(Around):
             raise TooManyRequestsError("no answer") from error
 
 
-class KeepsItsRecordToItself(Around):
-    """Does not write how far the rollout got."""
+class DropsRecordWrites(Around):
+    """Does not write the record."""
 
     def patch(self, resource: Any, name: str, body: Json, *patch_type: Any, **more: Any) -> Json:
         if ROLLOUT_STATE in body["metadata"].get("annotations", {}):
@@ -436,8 +449,8 @@ class KeepsItsRecordToItself(Around):
         return super().patch(resource, name, body, *patch_type, **more)
 
 
-class OverlooksThePolicy(Around):
-    """Does not see how carefully the pool wants it."""
+class IgnoresPolicy(Around):
+    """Does not see the rollout policy of the pool."""
 
     def list_pools(self) -> Any:
         found = super().list_pools()
@@ -446,8 +459,8 @@ class OverlooksThePolicy(Around):
         return found
 
 
-class SaysNothingOfTrouble(Around):
-    """Writes no status that is bad news."""
+class DropsDegradedMessage(Around):
+    """Writes Degraded without a message."""
 
     def patch(self, resource: Any, name: str, body: Json, *patch_type: Any, **more: Any) -> Json:
         for condition in body.get("status", {}).get("conditions", ()):
@@ -456,8 +469,8 @@ class SaysNothingOfTrouble(Around):
         return super().patch(resource, name, body, *patch_type, **more)
 
 
-class FreesCordonedNodes(Around):
-    """Takes a cordon away with the target."""
+class RemovesCordons(Around):
+    """Removes a cordon together with the assignment."""
 
     def patch(self, resource: Any, name: str, body: Json, *patch_type: Any, **more: Any) -> Json:
         if resource.plural == "nodes":
@@ -465,7 +478,7 @@ class FreesCordonedNodes(Around):
         return super().patch(resource, name, body, *patch_type, **more)
 
 
-class StampsEveryPass(Around):
+class WritesUnchangedStatus(Around):
     """Writes the status although nothing differs."""
 
     def list_pools(self) -> Any:
@@ -475,35 +488,39 @@ class StampsEveryPass(Around):
         }
 
 
-class LeavesTheUnanswered(RolloutReconciler):
-    """Never finds out what became of a write without an answer."""
+class SkipsUnconfirmedWrites(RolloutReconciler):
+    """Never repeats a write without a response."""
 
     def _find_unconfirmed(self, sync: Any, target: RolloutTarget) -> tuple[NodeFacts, ...]:
         return ()
 
 
 DEFECTS: dict[str, tuple[str, Build]] = {
-    "its own writes are forgotten": ("limit", lambda world: ForgetsItsWrites(world).controller()),
-    "writes are unconditional": ("owner", lambda world: WritesBlindly(world).controller()),
-    "silence is taken for no": ("limit", lambda world: TakesSilenceForNo(world).controller()),
-    "the record is not kept": (
-        "progress", lambda world: KeepsItsRecordToItself(world).controller(),
+    "own writes are forgotten": ("limit", lambda world: ForgetsOwnWrites(world).controller()),
+    "writes are unconditional": ("owner", lambda world: WritesUnconditionally(world).controller()),
+    "missing response counts as failure": (
+        "limit", lambda world: ForgetsUnansweredWrites(world).controller(),
     ),
-    "the policy is overlooked": (
-        "canary", lambda world: OverlooksThePolicy(world).controller(),
+    "record is not written": (
+        "progress", lambda world: DropsRecordWrites(world).controller(),
     ),
-    "trouble is not explained": (
-        "status", lambda world: SaysNothingOfTrouble(world).controller(),
+    "policy is ignored": (
+        "canary", lambda world: IgnoresPolicy(world).controller(),
     ),
-    "a person's cordon is taken away": (
-        "owner", lambda world: FreesCordonedNodes(world).controller(),
+    "Degraded has no message": (
+        "status", lambda world: DropsDegradedMessage(world).controller(),
     ),
-    "nothing new is written": ("quiet", lambda world: StampsEveryPass(world).controller()),
-    "unanswered writes are left": (
+    "cordon of a user is removed": (
+        "owner", lambda world: RemovesCordons(world).controller(),
+    ),
+    "unchanged status is written": (
+        "quiet", lambda world: WritesUnchangedStatus(world).controller(),
+    ),
+    "unconfirmed writes are not repeated": (
         "progress",
-        lambda world: build_reconciler(world, reconciler=LeavesTheUnanswered),
+        lambda world: build_reconciler(world, reconciler=SkipsUnconfirmedWrites),
     ),
-    "images are never asked for": (
+    "image is requested too late": (
         "progress",
         lambda world: Around(world).controller(RolloutSettings(image_gate=images_too_late)),
     ),
@@ -511,18 +528,18 @@ DEFECTS: dict[str, tuple[str, Build]] = {
 
 
 def images_too_late(pool: Any) -> GateOpen:
-    """A target that lags behind what the pool names."""
+    """A target that lags behind the pool."""
     return GateOpen(RolloutTarget(pool.status_configuration.name or pool.configuration.name), "")
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_a_planted_defect_breaks_the_invariant_it_should(defect: str) -> None:
+def test_planted_defect_violates_its_invariant(defect: str) -> None:
     word, build = DEFECTS[defect]
     assert word in broken(build)
 
 
 def broken(build: Build) -> Iterator[str]:
-    """The words of the invariants that some walk finds broken."""
+    """The keywords of the invariants that some walk violates."""
     walks: list[Callable[[], object]] = [partial(led_astray, build)]
     walks += [partial(walked, seed, build) for seed in range(200)]
     for walk in walks:

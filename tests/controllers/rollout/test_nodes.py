@@ -1,4 +1,4 @@
-"""What may be said of a node: every recorded judgement, and the deliberate differences."""
+"""Node predicates: every recorded result, and the deliberate differences."""
 
 from typing import Any
 
@@ -17,8 +17,8 @@ from tests.controllers.rollout.builders import (
 from tests.oracle import needs_oracle, records
 from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.rollout.gates.os_image import compute_build_target
 from treenail.clock import parse_rfc3339
+from treenail.controllers.rollout.gates.os_image import compute_build_target
 from treenail.controllers.rollout.nodes import (
     NodeFacts,
     NodeReport,
@@ -35,7 +35,7 @@ UNTOUCHED = 15
 
 
 @needs_oracle
-def test_recorded_nodes_are_in_the_recorded_states() -> None:
+def test_node_predicates_agree_with_the_mco() -> None:
     found = records("machines_by_state")
     for number, record in enumerate(found):
         pool = MachineConfigPool.from_json(record["pool"])
@@ -60,7 +60,7 @@ def test_recorded_nodes_are_in_the_recorded_states() -> None:
 
 
 @needs_oracle
-def test_recorded_reports_say_whether_a_node_has_the_target() -> None:
+def test_node_reports_agree_with_the_mco() -> None:
     seen = 0
     for record in records("mcn_updated"):
         if record["mcn"] is None or record["mcp"] is None:
@@ -105,7 +105,7 @@ def document(**spec: Any) -> dict[str, Any]:
     }
 
 
-def test_a_node_is_read_from_the_api_object() -> None:
+def test_node_is_parsed_from_json() -> None:
     assert NodeFacts.from_json(document(unschedulable=True)) == NodeFacts(
         name="n",
         labels={"topology.kubernetes.io/zone": "a"},
@@ -137,9 +137,7 @@ def test_a_node_is_read_from_the_api_object() -> None:
         ("PIDPressure", "True", True),
     ],
 )
-def test_only_some_conditions_take_a_node_out_of_service(
-    kind: str, status: str, healthy: bool
-) -> None:
+def test_only_some_conditions_make_node_unhealthy(kind: str, status: str, healthy: bool) -> None:
     found = {"status": {"conditions": [{"type": kind, "status": status}]}}
     assert NodeFacts.from_json(found).is_healthy is healthy
 
@@ -163,13 +161,13 @@ def test_only_some_conditions_take_a_node_out_of_service(
         (node(target=image("old", "1"), current_image=None), False, False, True),
     ],
 )
-def test_a_node_counts_by_what_it_has_and_says(
+def test_node_predicates_depend_on_config_image_and_state(
     facts: NodeFacts, done: bool, failing: bool, unavailable: bool
 ) -> None:
     assert (facts.is_done, facts.is_failing, facts.is_unavailable) == (done, failing, unavailable)
 
 
-def test_a_node_that_fails_on_an_image_alone_leaves_the_capacity_to_others() -> None:
+def test_node_failing_on_image_uses_no_capacity() -> None:
     # The reference takes it for unavailable for ever: its config is the one it should have.
     bad = image("old", "b")
     stuck = node(target=image("old", "a")).with_target(bad, 0.0)
@@ -182,7 +180,7 @@ def test_a_node_that_fails_on_an_image_alone_leaves_the_capacity_to_others() -> 
 
 
 @pytest.mark.parametrize(
-    ("target", "asked"),
+    ("target", "is_assigned"),
     [
         (OLD, True),
         (NEW, False),
@@ -190,11 +188,13 @@ def test_a_node_that_fails_on_an_image_alone_leaves_the_capacity_to_others() -> 
         (image("old", "1"), False),
     ],
 )
-def test_a_node_without_an_image_is_asked_for_none(target: RolloutTarget, asked: bool) -> None:
-    assert node().is_assigned(target) is asked
+def test_node_without_image_is_assigned_to_target_without_image(
+    target: RolloutTarget, is_assigned: bool
+) -> None:
+    assert node().is_assigned(target) is is_assigned
 
 
-def test_a_node_that_should_lose_its_image_is_not_at_a_target_without_one() -> None:
+def test_node_with_image_is_not_assigned_to_target_without_image() -> None:
     facts = node(target=image("old", "1"))
     assert facts.is_assigned(image("old", "1"))
     assert not facts.is_assigned(image("old", "2"))
@@ -202,7 +202,7 @@ def test_a_node_that_should_lose_its_image_is_not_at_a_target_without_one() -> N
     assert not facts.is_assigned(OLD)
 
 
-def test_what_was_written_counts_before_it_is_seen() -> None:
+def test_written_target_counts_before_cache_shows_it() -> None:
     seen = on_its_way("b")
     found = overlay_written((node("a"), seen, node("c")), {"a": (NEW, 9.0), "b": (NEW, 9.0)})
     assert found == (node("a").with_target(NEW, 9.0), seen, node("c"))
@@ -210,14 +210,14 @@ def test_what_was_written_counts_before_it_is_seen() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-01-01T00:00:00", "2026-13-01T00:00:00Z"])
-def test_a_time_that_is_none_is_unknown(text: str) -> None:
+def test_invalid_time_is_none(text: str) -> None:
     assert parse_rfc3339(text) is None
 
 
 @pytest.mark.parametrize(
     ("about", "error"), [(IMAGE, "no space left"), ("quay.example/os@sha256:1", "")]
 )
-def test_what_could_not_be_staged_before_is_no_failure_of_what_is_asked_now(about, error) -> None:
+def test_prestage_error_of_another_image_is_ignored(about, error) -> None:
     notes = {key.PRESTAGE_IMAGE: IMAGE, key.PRESTAGE_ERROR: f"{about}: no space left"}
     found = {"metadata": {"name": "n", "annotations": notes}}
     assert NodeFacts.from_json(found).prestage_error == error

@@ -1,4 +1,4 @@
-"""A pool's rollout policy: read whole, refused where it promises what nobody keeps."""
+"""A pool's rollout policy: all fields are parsed, unknown ones are rejected."""
 
 from typing import Any
 
@@ -19,16 +19,16 @@ from treenail.label_selector import LabelRequirement, LabelSelector, SelectorOpe
 WHERE = "annotation treenail.io/rollout of pool worker"
 
 
-def test_a_pool_without_a_policy_is_limited_by_nothing_more() -> None:
+def test_pool_without_policy_has_no_limits() -> None:
     assert parse_policy(pool()) == RolloutPolicy()
     assert RolloutPolicy().max_failures is None
 
 
-def test_an_empty_policy_halts_at_the_first_failure() -> None:
+def test_empty_policy_tolerates_no_failure() -> None:
     assert parse_policy(pool("{}")) == RolloutPolicy(max_failures=0)
 
 
-def test_every_field_is_read_as_yaml() -> None:
+def test_policy_fields_are_parsed() -> None:
     text = """
     canary: {nodes: 2, soak: 1h30m, nodeSelector: {matchLabels: {canary: ""}}}
     waves: [5, 50%]
@@ -57,12 +57,12 @@ def test_every_field_is_read_as_yaml() -> None:
     assert (only.days, only.start.isoformat(), only.duration.seconds) == ({5}, "01:20:00", 14400)
 
 
-def test_staging_has_a_usual_limit() -> None:
+def test_staging_without_limit_uses_default() -> None:
     assert parse_policy(pool({"staging": {}})).prestage_max_parallel == DEFAULT_MAX_PARALLEL
     assert parse_policy(pool({"canary": {}})).prestage_max_parallel is None
 
 
-def test_a_canary_is_one_node_that_soaks_like_the_others() -> None:
+def test_canary_defaults_to_one_node_with_common_soak() -> None:
     assert parse_policy(pool({"canary": {}, "soak": "5m"})).waves == (Wave(PoolShare(1), 300.0),)
     assert parse_policy(pool({"canary": {"soak": "0s"}, "soak": "5m"})).waves == (
         Wave(PoolShare(1), 0.0),
@@ -80,9 +80,7 @@ def test_a_canary_is_one_node_that_soaks_like_the_others() -> None:
         (PoolShare(1), 0, 0),
     ],
 )
-def test_a_share_is_at_least_one_node_and_at_most_all(
-    share: PoolShare, total: int, expected: int
-) -> None:
+def test_share_is_between_one_node_and_all(share: PoolShare, total: int, expected: int) -> None:
     assert share.compute_count(total) == expected
 
 
@@ -119,14 +117,14 @@ def test_a_share_is_at_least_one_node_and_at_most_all(
         ),
     ],
 )
-def test_a_policy_that_is_wrong_is_refused_with_its_place(document: Any, sentence: str) -> None:
+def test_invalid_policy_is_rejected_with_the_field(document: Any, sentence: str) -> None:
     with pytest.raises(ConfigError) as raised:
         parse_policy(pool(document))
     assert str(raised.value).startswith(f"{WHERE}: {sentence}")
 
 
 @pytest.mark.parametrize("text", ["", "  ", "- a", "canary: [", "just words"])
-def test_a_policy_that_is_no_object_is_refused_with_its_place(text: str) -> None:
+def test_policy_that_is_no_object_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError) as raised:
         parse_policy(pool(text))
     assert WHERE in str(raised.value)

@@ -24,7 +24,7 @@ POOLS = [by_label(name) for name in ("worker", "infra", "gpu", "master", "arbite
 
 
 @needs_oracle
-def test_recorded_nodes_are_in_the_recorded_pools() -> None:
+def test_membership_agrees_with_the_mco() -> None:
     seen = 0
     for record in records("pools_for_node"):
         pools = [pool(found["name"], found["nodeSelector"]) for found in record["pools"]]
@@ -59,13 +59,13 @@ def test_recorded_nodes_are_in_the_recorded_pools() -> None:
         ({"role/worker": "", "kubernetes.io/os": "linux"}, Membership("worker")),
     ],
 )
-def test_a_custom_pool_goes_before_worker_and_master_before_all(
+def test_custom_pool_wins_over_worker_and_master_over_both(
     labels: dict[str, str], expected: Membership | None
 ) -> None:
     assert find_membership("node-0", labels, POOLS) == expected
 
 
-def test_two_custom_pools_on_a_node_are_an_error_that_names_both() -> None:
+def test_node_in_two_custom_pools_is_rejected() -> None:
     with pytest.raises(ConfigError) as raised:
         find_membership("node-0", {"role/gpu": "", "role/infra": "", "role/master": ""}, POOLS)
     assert str(raised.value) == "node node-0 is selected by 2 custom pools: gpu, infra"
@@ -73,10 +73,10 @@ def test_two_custom_pools_on_a_node_are_an_error_that_names_both() -> None:
 
 
 @pytest.mark.parametrize("selector", [None, {}])
-def test_a_pool_that_would_select_every_node_selects_none(selector: dict[str, Any] | None) -> None:
+def test_empty_selector_selects_no_node(selector: dict[str, Any] | None) -> None:
     assert find_membership("node-0", {"role/worker": ""}, [pool("worker", selector)]) is None
 
 
-def test_the_order_of_pools_does_not_matter() -> None:
+def test_membership_ignores_order_of_pools() -> None:
     labels = {"role/infra": "", "role/worker": ""}
     assert find_membership("n", labels, POOLS) == find_membership("n", labels, POOLS[::-1])

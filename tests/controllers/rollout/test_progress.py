@@ -1,4 +1,4 @@
-"""The record of a rollout survives as text; what time alone changes is known in advance."""
+"""The record of a rollout as text, failures, and the time of the next check."""
 
 import pytest
 
@@ -24,27 +24,27 @@ from treenail.errors import ConfigError
         RolloutRecord(NEW, halted_by=NodeFailure("a", 'it said "no"\nand more')),
     ],
 )
-def test_a_record_is_read_back_as_it_was_written(record: RolloutRecord) -> None:
+def test_record_survives_round_trip(record: RolloutRecord) -> None:
     assert RolloutRecord.from_text(record.to_text()) == record
 
 
-def test_a_fresh_record_is_short() -> None:
+def test_new_record_has_only_the_config() -> None:
     assert RolloutRecord(NEW).to_text() == '{"config":"new"}'
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"wave": "1"}', '{"halted": 1}'])
-def test_a_record_that_somebody_broke_is_refused(text: str) -> None:
+def test_invalid_record_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError):
         RolloutRecord.from_text(text)
 
 
-def test_waves_without_a_soak_time_pass_in_one_look() -> None:
+def test_waves_without_soak_advance_at_once() -> None:
     careful = parse_policy(pool({"canary": {}, "waves": [2, 3]}))
     nodes = [node(name, NEW) for name in "abc"] + [node("d")]
     assert advance_record(None, careful, nodes, NEW, now=0.0).wave == 3
 
 
-def test_failures_are_told_in_the_order_of_their_start() -> None:
+def test_failures_are_sorted_by_assignment() -> None:
     nodes = [
         failed("c", started_at=30.0),
         failed("a", started_at=10.0, reason=""),
@@ -59,24 +59,24 @@ def test_failures_are_told_in_the_order_of_their_start() -> None:
     )
 
 
-def test_only_a_node_that_was_degraded_before_is_given_time_to_answer() -> None:
+def test_only_previously_degraded_node_has_grace_period() -> None:
     nodes = [
         failed("a", started_at=100.0),
         failed("b", started_at=100.0, was_degraded=True),
     ]
-    told = (NodeFailure("a", "no space left"), NodeFailure("b", "no space left"))
-    assert find_failures(nodes, NEW, RolloutPolicy(), now=101.0) == told[:1]
-    assert find_failures(nodes, NEW, RolloutPolicy(), now=160.0) == told
+    failures = (NodeFailure("a", "no space left"), NodeFailure("b", "no space left"))
+    assert find_failures(nodes, NEW, RolloutPolicy(), now=101.0) == failures[:1]
+    assert find_failures(nodes, NEW, RolloutPolicy(), now=160.0) == failures
 
 
-def test_a_node_that_was_never_given_the_target_did_not_fail_on_it() -> None:
+def test_node_without_assignment_cannot_fail() -> None:
     careful = parse_policy(pool({"rebootTimeout": "1m"}))
     ill = node("a", NEW, is_healthy=False, ready_changed_at=10.0)
     assert find_failures([ill], NEW, careful, now=1e6) == ()
     assert compute_next_check_s(RolloutRecord(NEW), careful, [ill], NEW, now=20.0) is None
 
 
-def test_the_next_look_is_when_the_first_thing_may_change() -> None:
+def test_next_check_is_the_earliest_deadline() -> None:
     careful = parse_policy(pool({"canary": {"soak": "10m"}, "rebootTimeout": "20m"}))
     nodes = [
         on_its_way("a", is_healthy=False, started_at=100.0, ready_changed_at=400.0),

@@ -1,4 +1,4 @@
-"""Who is next, and how many: every recorded decision, and where more is done than recorded."""
+"""Selection and capacity: every recorded decision, and the deliberate differences."""
 
 import pytest
 
@@ -27,7 +27,7 @@ from treenail.errors import ConfigError
 
 
 @needs_oracle
-def test_recorded_pools_have_the_recorded_candidates_and_capacity() -> None:
+def test_candidates_and_capacity_agree_with_the_mco() -> None:
     found = records("candidates")
     for record in found:
         target = compute_build_target(
@@ -40,39 +40,39 @@ def test_recorded_pools_have_the_recorded_candidates_and_capacity() -> None:
 
 
 @needs_oracle
-def test_recorded_limits_are_read_the_same_or_refused() -> None:
+def test_max_unavailable_agrees_with_the_mco_or_is_rejected() -> None:
     found = records("max_unavailable")
     for record in found:
-        asked = (record["pool"], record["spec"], record["nodes"])
+        arguments = (record["pool"], record["spec"], record["nodes"])
         if record["err"]:
             with pytest.raises(ConfigError, match="neither a count nor a percentage"):
-                compute_max_unavailable(*asked)
+                compute_max_unavailable(*arguments)
         else:
-            assert compute_max_unavailable(*asked) == record["out"]
+            assert compute_max_unavailable(*arguments) == record["out"]
     assert len(found) == 11
 
 
 @needs_oracle
-def test_recorded_nodes_are_ordered_as_recorded() -> None:
+def test_node_order_agrees_with_the_mco() -> None:
     (record,) = records("sort_nodes")
     nodes = [NodeFacts.from_json(each) for each in record["nodes"]]
     assert [each.name for each in sort_by_zone(nodes)] == record["out"]
 
 
-def test_a_failing_node_that_is_cordoned_is_counted_once() -> None:
+def test_failing_cordoned_node_counts_once() -> None:
     # The reference takes such a node off twice, and so one more node than needed waits.
     stuck = failed("a", unschedulable=True)
     found = find_candidates([stuck, node("b"), node("c")], NEW, 2)
     assert ([each.name for each in found.nodes], found.capacity) == (["b", "c"], 1)
 
 
-def test_a_failing_node_in_service_keeps_its_place_on_the_target_it_has() -> None:
+def test_failing_node_in_service_uses_capacity_of_its_target() -> None:
     assert find_candidates([failed("a"), node("b")], NEW, 1).capacity == 0
     found = find_candidates([failed("a"), node("b")], NEWER, 1)
     assert ([each.name for each in found.nodes], found.capacity) == (["a", "b"], 1)
 
 
-def test_a_node_that_fails_on_an_image_can_be_given_another_one() -> None:
+def test_node_failing_on_image_is_a_candidate_for_another() -> None:
     # The reference is stuck here for ever at maxUnavailable 1.
     bad, good = image("old", "b"), image("old", "c")
     stuck = NodeFacts(
@@ -95,7 +95,7 @@ def test_a_node_that_fails_on_an_image_can_be_given_another_one() -> None:
         (NodeFacts("a"), False),
     ],
 )
-def test_a_node_that_is_unavailable_on_another_way_turns_at_no_cost(
+def test_unavailable_node_updating_to_another_target_is_redirectable(
     facts: NodeFacts, turns: bool
 ) -> None:
     assert find_redirectable([facts], NEWER) == ((facts,) if turns else ())
@@ -116,14 +116,14 @@ def test_a_node_that_is_unavailable_on_another_way_turns_at_no_cost(
         ("master", 3, 3, 3),
     ],
 )
-def test_a_limit_is_at_least_one_and_rounded_down(
+def test_max_unavailable_is_rounded_down_to_at_least_one(
     pool: str, spec: int | str | None, nodes: int, expected: int
 ) -> None:
     assert compute_max_unavailable(pool, spec, nodes) == expected
 
 
 @pytest.mark.parametrize("spec", [-1, "", "5", "5 %", "-5%", "5.5%", "%", "5%%", "9" * 10 + "%"])
-def test_a_limit_that_is_none_is_refused_with_a_sentence(spec: int | str) -> None:
+def test_invalid_max_unavailable_is_rejected(spec: int | str) -> None:
     with pytest.raises(ConfigError) as raised:
         compute_max_unavailable("worker", spec, 10)
     assert str(raised.value) == (
@@ -143,17 +143,17 @@ def zoned(*names: str) -> list[NodeFacts]:
     return found
 
 
-def test_zones_are_taken_one_after_the_other_by_age() -> None:
+def test_nodes_are_sorted_by_zone_and_age() -> None:
     found = sort_by_zone(zoned("2", "b1", "a2", "1", "a1", "b2"))
     assert [each.name for each in found] == ["a1", "a2", "b1", "b2", "1", "2"]
 
 
-def test_nodes_of_one_age_keep_their_order() -> None:
+def test_nodes_of_equal_age_keep_their_order() -> None:
     nodes = [node("z"), node("a"), node("m")]
     assert sort_by_zone(nodes) == tuple(nodes)
 
 
-def test_spreading_takes_the_zone_that_has_most_in_service() -> None:
+def test_spread_takes_zone_with_fewest_unavailable_nodes() -> None:
     nodes = zoned("a1", "a2", "a3", "b1", "b2", "c1", "1")
     busy = zoned("a9", "a8", "c9")
     names = [each.name for each in spread_over_zones(nodes, busy)]
@@ -161,12 +161,12 @@ def test_spreading_takes_the_zone_that_has_most_in_service() -> None:
     assert spread_over_zones(nodes, []) == spread_over_zones(nodes[::-1], [])
 
 
-def test_while_the_image_is_being_made_every_node_is_outdated() -> None:
+def test_unbuilt_image_makes_every_node_a_candidate() -> None:
     being_made = RolloutTarget("old", "")
     assert find_candidates([node("a")], being_made, 1).nodes == (node("a"),)
 
 
-def test_a_node_that_was_left_cordoned_on_its_very_first_target_turns() -> None:
+def test_node_left_cordoned_on_first_target_is_redirectable() -> None:
     bad = RolloutTarget("bad")
     stuck = NodeFacts("a", state="Degraded", unschedulable=True).with_target(bad, 0.0)
     silent = NodeFacts("b", unschedulable=True).with_target(bad, 0.0)

@@ -43,12 +43,12 @@ UNNAMED = {39: "node-0", 47: "node-0"}
 # A node that fails on its image is not unavailable (see `nodes`).
 FAILING_BY_IMAGE = {39}
 
-# Not written here: they belong to whoever watches certificates, pinned images and image streams.
+# Fields of the controllers for certificates, pinned images and image streams.
 OTHERS = {"certExpirys", "poolSynchronizersStatus", "osImageStream"}
 
 
 @needs_oracle
-def test_recorded_pools_have_the_recorded_status() -> None:
+def test_status_agrees_with_the_mco() -> None:
     found = records("pool_status")
     for number, record in enumerate(found):
         status = compute_status(recorded_view(record), now=NOW).to_json()
@@ -84,16 +84,16 @@ def by_type(conditions: Any) -> dict[str, tuple[str, str]]:
     return {found["type"]: (found["status"], found["message"]) for found in conditions}
 
 
-def conditions(view: PoolStatusInput) -> dict[str, Condition]:
-    return {found.type: found for found in compute_status(view, now=NOW).conditions}
+def conditions(status_input: PoolStatusInput) -> dict[str, Condition]:
+    return {found.type: found for found in compute_status(status_input, now=NOW).conditions}
 
 
-def said(view: PoolStatusInput, kind: str) -> tuple[str, str, str]:
-    found = conditions(view)[kind]
+def read_condition(status_input: PoolStatusInput, kind: str) -> tuple[str, str, str]:
+    found = conditions(status_input)[kind]
     return (found.status, found.reason, found.message)
 
 
-def test_a_pool_on_its_way_says_how_far_it_is() -> None:
+def test_updating_pool_reports_progress() -> None:
     nodes = [node("a", NEW), on_its_way("b"), node("c"), failed("d", unschedulable=True)]
     status = compute_status(
         PoolStatusInput(
@@ -119,7 +119,7 @@ def test_a_pool_on_its_way_says_how_far_it_is() -> None:
     }
 
 
-def test_a_pool_that_is_through_shows_its_configuration() -> None:
+def test_updated_pool_reports_its_configuration() -> None:
     target = image("new", "1")
     status = compute_status(
         PoolStatusInput(pool(), target, [node("a", target), node("b", target)]), now=NOW
@@ -138,11 +138,11 @@ def test_a_pool_that_is_through_shows_its_configuration() -> None:
     }  # fmt: skip
 
 
-def test_a_pool_without_nodes_is_through() -> None:
-    assert said(PoolStatusInput(pool(), NEW, []), "Updated")[0] == "True"
+def test_pool_without_nodes_is_updated() -> None:
+    assert read_condition(PoolStatusInput(pool(), NEW, []), "Updated")[0] == "True"
 
 
-def test_every_reason_is_one_word_in_camel_case() -> None:
+def test_every_reason_is_camel_case() -> None:
     views = [
         PoolStatusInput(
             pool(paused=paused),
@@ -151,49 +151,49 @@ def test_every_reason_is_one_word_in_camel_case() -> None:
             config,
             build,
             waiting_reason=waiting,
-            problem=trouble,
+            problem=problem,
         )
         for paused in (False, True)
         for target, nodes in ((NEW, [node("a", NEW)]), (OLD, [failed("a")]), (NEW, [node("b")]))
         for config in (None, MachineOSConfig("c"), MachineOSConfig("c", "image"))
         for build in (None, *(MachineOSBuild("b", "new", "image", state) for state in BuildState))
         for waiting in ("", "the window opens later")
-        for trouble in (None, PoolProblem("Halted", "node a failed first"))
+        for problem in (None, PoolProblem("Halted", "node a failed first"))
     ]
-    for view in views:
-        for found in conditions(view).values():
+    for status_input in views:
+        for found in conditions(status_input).values():
             assert found.reason.isalpha()
             assert found.reason[0].isupper()
             assert found.type != "Degraded" or found.status == "False" or found.message
 
 
-def test_one_silent_report_hides_no_other() -> None:
+def test_report_without_conditions_hides_no_other() -> None:
     # The reference stops at the first MachineConfigNode without conditions.
     reports = {"a": NodeReport("a"), "b": NodeReport("b", degraded_message="disk is full")}
-    view = PoolStatusInput(pool(), NEW, [node("a"), node("b")], reports=reports)
-    assert said(view, "NodeDegraded")[2] == 'Node b is reporting: "disk is full"'
+    status_input = PoolStatusInput(pool(), NEW, [node("a"), node("b")], reports=reports)
+    assert read_condition(status_input, "NodeDegraded")[2] == 'Node b is reporting: "disk is full"'
 
 
-def test_a_node_that_complains_in_two_places_is_named_once() -> None:
+def test_node_degraded_in_two_reports_is_named_once() -> None:
     reports = {"d": NodeReport("d", degraded_message="no space left")}
-    view = PoolStatusInput(pool(), NEW, [failed("d")], reports=reports)
-    assert said(view, "NodeDegraded")[2] == 'Node d is reporting: "no space left"'
+    status_input = PoolStatusInput(pool(), NEW, [failed("d")], reports=reports)
+    assert read_condition(status_input, "NodeDegraded")[2] == 'Node d is reporting: "no space left"'
 
 
-def test_many_degraded_nodes_are_counted_and_some_are_named() -> None:
+def test_degraded_message_names_some_nodes_and_counts_others() -> None:
     nodes = [failed(f"n{number:02}") for number in range(25)]
-    message = said(PoolStatusInput(pool(), NEW, nodes), "NodeDegraded")[2]
+    message = read_condition(PoolStatusInput(pool(), NEW, nodes), "NodeDegraded")[2]
     assert message.startswith('Node n00 is reporting: "no space left", Node n01')
     assert message.endswith('Node n09 is reporting: "no space left", and 15 more')
 
 
-def test_what_is_wrong_with_the_pool_itself_is_said_first() -> None:
-    trouble = PoolProblem("InvalidConfiguration", "maxUnavailable is wrong")
-    view = PoolStatusInput(pool(), NEW, [failed("d")], problem=trouble)
+def test_problem_of_pool_precedes_degraded_nodes() -> None:
+    problem = PoolProblem("InvalidConfiguration", "maxUnavailable is wrong")
+    status_input = PoolStatusInput(pool(), NEW, [failed("d")], problem=problem)
     expected = ("True", "InvalidConfiguration", "maxUnavailable is wrong")
-    assert said(view, "Degraded") == expected
-    assert said(view, "Stalled") == expected
-    assert said(view, "NodeDegraded")[0] == "True"
+    assert read_condition(status_input, "Degraded") == expected
+    assert read_condition(status_input, "Stalled") == expected
+    assert read_condition(status_input, "NodeDegraded")[0] == "True"
 
 
 @pytest.mark.parametrize(
@@ -205,60 +205,63 @@ def test_what_is_wrong_with_the_pool_itself_is_said_first() -> None:
         ("ImageBuildDegraded", "dnf failed", "Custom OS image build failed"),
     ],
 )
-def test_what_others_found_degraded_is_said_with_their_words(
+def test_degraded_repeats_conditions_of_other_controllers(
     kind: str, message: str, expected: str
 ) -> None:
     known = {"type": kind, "status": "True", "message": message}
     found = MachineConfigPool.from_json({"metadata": {}, "status": {"conditions": [known]}})
     config = MachineOSConfig("c") if kind == "ImageBuildDegraded" else None
     build = MachineOSBuild("b", state=BuildState.FAILED) if config else None
-    assert said(PoolStatusInput(found, NEW, [], config, build), "Degraded") == (
+    assert read_condition(PoolStatusInput(found, NEW, [], config, build), "Degraded") == (
         "True",
         kind,
         expected,
     )
 
 
-def test_a_failed_build_is_forgotten_when_nobody_builds_any_more() -> None:
+def test_failed_build_is_reset_without_machineosbuild() -> None:
     known = {"type": "ImageBuildDegraded", "status": "True", "reason": "BuildFailed"}
     found = MachineConfigPool.from_json({"metadata": {}, "status": {"conditions": [known]}})
-    assert said(PoolStatusInput(found, NEW, []), "ImageBuildDegraded")[:2] == (
+    assert read_condition(PoolStatusInput(found, NEW, []), "ImageBuildDegraded")[:2] == (
         "False",
         "NoLayeredObjects",
     )
     waiting = PoolStatusInput(found, NEW, [], MachineOSConfig("c"))
-    assert said(waiting, "ImageBuildDegraded")[:2] == ("False", "BuildPending")
-    assert said(waiting, "Degraded")[0] == "False"
+    assert read_condition(waiting, "ImageBuildDegraded")[:2] == ("False", "BuildPending")
+    assert read_condition(waiting, "Degraded")[0] == "False"
 
 
-def test_a_failed_build_freezes_no_count() -> None:
+def test_failed_build_does_not_stop_counting() -> None:
     # The reference returns the build's error before it writes any status.
     build = MachineOSBuild("b-1", "new", state=BuildState.FAILED)
     config = MachineOSConfig("c", image("new", "1").image or "")
     verdict = decide_built_image(pool(), config, build)
     assert isinstance(verdict, GateBlocked)
     nodes = [node("a", image("new", "1")), on_its_way("b"), failed("c")]
-    trouble = PoolProblem("Blocked", verdict.reason)
-    view = PoolStatusInput(
-        pool(), compute_build_target(pool(), config, build), nodes, config, build, problem=trouble
+    problem = PoolProblem("Blocked", verdict.reason)
+    status_input = PoolStatusInput(
+        pool(), compute_build_target(pool(), config, build), nodes, config, build, problem=problem
     )
-    status = compute_status(view, now=NOW)
+    status = compute_status(status_input, now=NOW)
     assert status.counts == PoolCounts(total=3, updated=1, ready=1, unavailable=1, degraded=1)
-    assert said(view, "Degraded")[2] == "image build b-1 for MachineConfigPool worker failed"
+    assert (
+        read_condition(status_input, "Degraded")[2]
+        == "image build b-1 for MachineConfigPool worker failed"
+    )
 
 
-def test_a_pool_waits_aloud() -> None:
-    view = PoolStatusInput(
+def test_waiting_reason_is_in_the_updating_condition() -> None:
+    status_input = PoolStatusInput(
         pool(), NEW, [node("a")], waiting_reason="the maintenance window opens at 01:00"
     )
-    assert said(view, "Updating") == (
+    assert read_condition(status_input, "Updating") == (
         "True",
         "Waiting",
         "All nodes are updating to MachineConfig new; the maintenance window opens at 01:00",
     )
 
 
-def test_conditions_of_others_stay_and_times_move_with_the_status_alone() -> None:
+def test_conditions_of_other_controllers_are_kept() -> None:
     before = [
         {"type": "Theirs", "status": "True", "lastTransitionTime": "2020-01-01T00:00:00Z"},
         {"type": "Updated", "status": "False", "lastTransitionTime": "2020-01-01T00:00:00Z"},
@@ -273,7 +276,7 @@ def test_conditions_of_others_stay_and_times_move_with_the_status_alone() -> Non
     assert times["Degraded"] == times["Updating"] == NOW
 
 
-def test_nothing_changes_when_nothing_happened() -> None:
+def test_unchanged_pool_has_unchanged_status() -> None:
     nodes: list[NodeFacts] = [node("a", NEW), on_its_way("b")]
     first = compute_status(PoolStatusInput(pool(), NEW, nodes), now=NOW)
     again = MachineConfigPool.from_json(
@@ -286,7 +289,7 @@ def test_nothing_changes_when_nothing_happened() -> None:
     assert compute_status(PoolStatusInput(again, NEW, nodes), now="2027-01-01T00:00:00Z") == first
 
 
-def test_nodes_are_counted_by_their_reports_where_there_are_any() -> None:
+def test_counts_come_from_node_reports_if_present() -> None:
     target = RolloutTarget("new")
     reports = {
         "a": NodeReport("a", config="new", is_updated=True),

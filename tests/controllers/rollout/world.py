@@ -1,7 +1,7 @@
-"""A cluster in memory, in virtual time: versions, conditional writes, watches that lag, agents.
+"""A cluster in memory and virtual time: versions, conditional writes, lagging watches, agents.
 
-What it models it models as a real server does: a write over another version is refused, status and
-the rest are written apart, a watch tells every change of an object in order, but late.
+It behaves as a real server: a write over another version fails, status and spec are written
+separately, and a watch delivers every change of an object in order, but late.
 """
 
 import copy
@@ -25,21 +25,21 @@ from treenail.kube.resources import MACHINECONFIGPOOLS, MACHINECONFIGS, NODES, R
 
 Json = dict[str, Any]
 
-ANSWER_S = 1.0
-"""How long an agent takes to answer to a new target."""
+REACTION_S = 1.0
+"""Time until an agent reacts to a new target."""
 ROLE = "node-role.kubernetes.io/worker"
 
 
 class Killed(BaseException):
-    """The process of the controller ended here."""
+    """The controller process ended here."""
 
 
 class World:
-    """Objects, their watches and the agents; also the clock."""
+    """Objects, their watches, the agents and the clock."""
 
     def __init__(self, *, takes_s: float = 480.0) -> None:
         self.objects: dict[str, dict[str, Json]] = {}
-        self.told: dict[str, dict[str, Json]] = {}
+        self.delivered: dict[str, dict[str, Json]] = {}
         self.backlog: dict[str, list[tuple[str, Json | None]]] = {}
         self.takes_s = takes_s
         self.bad: set[RolloutTarget] = set()
@@ -54,7 +54,7 @@ class World:
         self._version = 0
         self._facts: dict[tuple[str, str], NodeFacts] = {}
 
-    # The clock.
+    # Clock.
 
     def now(self) -> float:
         return self.seconds
@@ -65,29 +65,29 @@ class World:
     def sleep(self, seconds: float) -> None:
         self.seconds += seconds
 
-    # What a controller sees.
+    # Caches of the controller.
 
     def list_pools(self) -> Mapping[str, ObservedPool]:
-        found = self.told.get("machineconfigpools", {})
+        found = self.delivered.get("machineconfigpools", {})
         return {name: ObservedPool.from_json(document) for name, document in found.items()}
 
     def list_nodes(self) -> Mapping[str, NodeFacts]:
-        return {name: self.facts(found) for name, found in self.told.get("nodes", {}).items()}
+        return {name: self.facts(found) for name, found in self.delivered.get("nodes", {}).items()}
 
     def deliver(self, plural: str = "", count: int | None = None) -> None:
-        """Let watches tell what they hold back, all of it or the first ``count`` changes."""
+        """Deliver pending watch events, all of them or the first ``count``."""
         for each in [plural] if plural else list(self.backlog):
             waiting = self.backlog.get(each, [])
             taken = waiting[:count]
             self.backlog[each] = waiting[len(taken) :]
             for name, document in taken:
                 # As in an informer, what changed last comes last.
-                known = self.told.setdefault(each, {})
+                known = self.delivered.setdefault(each, {})
                 known.pop(name, None)
                 if document is not None:
                     known[name] = document
 
-    # What a controller writes.
+    # Writes of the controller.
 
     def get(self, resource: Resource, name: str) -> Json:
         return copy.deepcopy(self._object(resource.plural, name))
@@ -123,7 +123,7 @@ class World:
         answer = self._store(resource.plural, name, merged(found, part))
         self.writes.append((resource.plural, name, body))
         if fault == "lost":
-            raise UnreachableError("the answer got lost")
+            raise UnreachableError("the response got lost")
         if fault == "kill after":
             raise Killed
         return copy.deepcopy(answer)
@@ -131,10 +131,10 @@ class World:
     def record_warning(self, regarding: ObjectReference, reason: str, message: str) -> None:
         self.warnings.append((regarding.name, reason, message))
 
-    # What others do.
+    # Other clients.
 
     def put(self, resource: Resource, document: Json) -> None:
-        """Create an object, or replace all of it."""
+        """Create or replace an object."""
         name = document["metadata"]["name"]
         before = self.objects.get(resource.plural, {}).get(name)
         generation = 1 if before is None else before["metadata"]["generation"] + 1
@@ -146,7 +146,7 @@ class World:
         self._store(plural, name, merged(self._object(plural, name), body))
 
     def touch(self, plural: str, name: str) -> None:
-        """A heartbeat: another version of the same."""
+        """A heartbeat: another version without a change."""
         self.change(plural, name, {})
 
     def remove(self, plural: str, name: str) -> None:
@@ -175,7 +175,7 @@ class World:
         )
 
     def set_pool(self, name: str, config: str, policy: str | None = None, **spec: Any) -> None:
-        """Create the pool, or change what it asks for."""
+        """Create or change the pool."""
         before = self.objects.get("machineconfigpools", {}).get(name, {"metadata": {}})
         notes = {**before["metadata"].get("annotations", {}), **spec.pop("annotations", {})}
         notes[ROLLOUT_POLICY] = policy
@@ -197,18 +197,18 @@ class World:
         self.change("nodes", name, {"status": {"conditions": conditions}})
 
     def cordon(self, name: str, *, on: bool) -> None:
-        """By a person."""
+        """Cordon or uncordon as a user."""
         self.change("nodes", name, {"spec": {"unschedulable": on, "byHand": on}})
 
     def pass_time(self, seconds: float) -> None:
-        """Let every agent go on."""
+        """Let every agent continue."""
         self.seconds += seconds
         for name, document in self.objects.get("nodes", {}).items():
             changes = self._agent(self.facts(document), document)
             if changes:
                 self.change("nodes", name, changes)
 
-    # How it is.
+    # Inspection.
 
     def facts(self, document: Json) -> NodeFacts:
         meta = document["metadata"]
@@ -225,7 +225,7 @@ class World:
         found: Json = self.objects["machineconfigpools"][pool].get("status", {})
         return found
 
-    def said(self, pool: str = "worker") -> dict[str, Json]:
+    def conditions(self, pool: str = "worker") -> dict[str, Json]:
         """The pool's conditions by type."""
         return {found["type"]: found for found in self.status(pool).get("conditions", ())}
 
@@ -237,35 +237,41 @@ class World:
 
     def _store(self, plural: str, name: str, document: Json) -> Json:
         self._version += 1
-        # Older versions are still in somebody's cache.
+        # Caches still hold older versions, so they must not change.
         metadata = {**document["metadata"], "resourceVersion": str(self._version)}
         document = {**document, "metadata": metadata}
         self.objects.setdefault(plural, {})[name] = document
         self.backlog.setdefault(plural, []).append((name, document))
         return document
 
-    def _staged(self, node: NodeFacts) -> Json:
-        """What the agent of a node at rest says of what it is to stage ahead; empty for no news."""
-        wish = node.prestage_target
+    def _prestage(self, node: NodeFacts) -> Json:
+        """The next prestage report of an idle agent; empty without one."""
+        request = node.prestage_target
         if not node.is_done or not node.is_healthy:
             return {}
-        if wish is None:
-            said = node.prestaged_image or node.prestage_error
-            return _reported(None, None) if said else {}
-        if wish.image in self.not_there:
-            return {} if node.prestage_error else _reported(None, f"{wish.image}: manifest unknown")
-        return {} if node.prestaged_image == wish.image else _reported(wish.image, None)
+        if request is None:
+            has_report = node.prestaged_image or node.prestage_error
+            return _report_prestage(None, None) if has_report else {}
+        if request.image in self.not_there:
+            return (
+                {}
+                if node.prestage_error
+                else _report_prestage(None, f"{request.image}: manifest unknown")
+            )
+        return (
+            {} if node.prestaged_image == request.image else _report_prestage(request.image, None)
+        )
 
     def _agent(self, node: NodeFacts, document: Json) -> Json:
-        """What the agent of the node writes now."""
-        if ahead := self._staged(node):
-            return ahead
+        """The next write of the agent."""
+        if prestage := self._prestage(node):
+            return prestage
         by_hand = bool(document["spec"].get("byHand"))
         if node.started_at is None or node.is_done:
             return {"spec": {"unschedulable": False}} if _left_cordoned(node, by_hand) else {}
         since_s = self.seconds - node.started_at
         target = RolloutTarget(node.desired_config, node.desired_image)
-        if since_s < ANSWER_S or not node.is_healthy:
+        if since_s < REACTION_S or not node.is_healthy:
             return {}
         if since_s < self.takes_s:
             if node.state == "Working":
@@ -283,7 +289,7 @@ class World:
         return changes
 
 
-def _reported(staged: str | None, error: str | None) -> Json:
+def _report_prestage(staged: str | None, error: str | None) -> Json:
     return {"metadata": {"annotations": {key.PRESTAGED: staged, key.PRESTAGE_ERROR: error}}}
 
 
@@ -304,7 +310,7 @@ def ready(*, healthy: bool, at: float) -> Json:
 
 
 def merged(target: Any, patch: Any) -> Any:
-    """The result of a merge patch, by RFC 7386."""
+    """Apply a merge patch (RFC 7386)."""
     if not isinstance(patch, dict):
         return copy.deepcopy(patch)
     found = dict(target) if isinstance(target, dict) else {}

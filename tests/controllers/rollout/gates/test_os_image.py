@@ -1,4 +1,4 @@
-"""When a pool's image may be given out: every recorded decision, and pools that wait for pools."""
+"""The OS image gate: every recorded decision, and pools that wait for pools."""
 
 from typing import Any
 
@@ -35,32 +35,32 @@ READY = MachineOSConfig("c", SPEC)
 
 
 @needs_oracle
-def test_recorded_builds_open_the_gate_as_recorded() -> None:
+def test_build_gate_agrees_with_the_mco() -> None:
     found = records("layered_continue")
     for record in found:
         verdict = decide_built_image(pool(), *recorded_image(record))
         assert isinstance(verdict, GateOpen) is record["ok"]
         assert isinstance(verdict, GateBlocked) is bool(record["err"])
-        # The reference puts a build's name where the pool's is meant, and the other way round.
+        # The reference swaps the names of the build and of the pool.
         if not record["err"]:
             assert verdict.reason == record["msg"]
     assert len(found) == 11
 
 
-def test_a_failed_build_names_the_build_and_the_pool() -> None:
+def test_failed_build_names_build_and_pool() -> None:
     failed_build = MachineOSBuild("b-1", "new", "", BuildState.FAILED)
     assert decide_built_image(pool(), READY, failed_build) == GateBlocked(
         "image build b-1 for MachineConfigPool worker failed"
     )
 
 
-def test_a_build_that_nobody_asked_for_names_the_build_and_the_pool() -> None:
+def test_orphaned_build_names_build_and_pool() -> None:
     assert decide_built_image(pool(), None, MachineOSBuild("b-1", "new")) == GateBlocked(
         'orphaned MachineOSBuild "b-1" found, but no MachineOSConfig for pool worker'
     )
 
 
-def test_an_image_that_is_built_is_the_target() -> None:
+def test_built_image_is_the_target() -> None:
     build = MachineOSBuild("b-1", "new", SPEC, BuildState.SUCCEEDED)
     assert decide_built_image(pool(), READY, build) == GateOpen(
         RolloutTarget("new", SPEC), f"Image built successfully, pullspec: {SPEC}"
@@ -72,7 +72,7 @@ def test_an_image_that_is_built_is_the_target() -> None:
     ("config", "build"),
     [(READY, None), (None, MachineOSBuild("b")), (READY, MachineOSBuild("b", "older", SPEC))],
 )
-def test_without_a_build_of_its_config_no_node_has_what_the_pool_wants(
+def test_target_without_build_has_an_empty_image(
     config: MachineOSConfig | None, build: MachineOSBuild | None
 ) -> None:
     assert compute_build_target(pool(), config, build) == RolloutTarget("new", "")
@@ -90,20 +90,20 @@ def test_without_a_build_of_its_config_no_node_has_what_the_pool_wants(
         (["Other"], BuildState.INITIAL),
     ],
 )
-def test_a_build_is_as_far_as_its_last_true_condition(true: list[str], state: BuildState) -> None:
+def test_build_state_is_the_last_true_condition(true: list[str], state: BuildState) -> None:
     conditions = [{"type": kind, "status": "True"} for kind in true]
     conditions.append({"type": "Succeeded", "status": "False"})
     document: dict[str, Any] = {"metadata": {"name": "b"}, "status": {"conditions": conditions}}
     assert MachineOSBuild.from_json(document).state is state
 
 
-def test_the_image_may_come_from_an_annotation_of_the_pool() -> None:
+def test_annotated_image_is_the_target() -> None:
     found = read_annotated_image(pool(annotations={OS_IMAGE: SPEC}))
     assert found.target == RolloutTarget("new", SPEC)
     assert read_annotated_image(pool()).target == RolloutTarget("new")
 
 
-def test_a_tag_in_the_annotation_is_refused_with_its_place() -> None:
+def test_annotated_image_by_tag_is_rejected() -> None:
     with pytest.raises(ConfigError) as raised:
         read_annotated_image(pool(annotations={OS_IMAGE: "registry.example.com/os:latest"}))
     assert str(raised.value).startswith(f"annotation {OS_IMAGE} of pool worker is ")

@@ -1,4 +1,4 @@
-"""Maintenance windows in wall-clock time, also where the clock jumps."""
+"""Maintenance windows in wall-clock time, also across clock changes."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -42,9 +42,7 @@ SATURDAY = weekly("01:00", 4, "Sat")
         ("2026-07-04T03:00:00", WindowClosed(164 * HOUR, "2026-07-11 01:00 Europe/Berlin")),
     ],
 )
-def test_a_window_opens_by_the_clock_on_the_wall(
-    now: str, expected: WindowOpen | WindowClosed
-) -> None:
+def test_window_opens_by_wall_clock(now: str, expected: WindowOpen | WindowClosed) -> None:
     assert find_window_state([SATURDAY], at(now)) == expected
 
 
@@ -57,7 +55,7 @@ def test_a_window_opens_by_the_clock_on_the_wall(
         ("2026-03-29T02:30:00", WindowClosed(167 * HOUR - HOUR, "2026-04-05 02:30 Europe/Berlin")),
     ],
 )
-def test_a_start_that_the_clock_skips_comes_after_the_jump(
+def test_start_skipped_by_clock_change_comes_after_it(
     now: str, expected: WindowOpen | WindowClosed
 ) -> None:
     assert find_window_state([weekly("02:30", 1, "Sun")], at(now)) == expected
@@ -72,38 +70,38 @@ def test_a_start_that_the_clock_skips_comes_after_the_jump(
         ("2026-10-25T01:30:00", WindowClosed(168 * HOUR, "2026-11-01 02:30 Europe/Berlin")),
     ],
 )
-def test_a_start_that_comes_twice_counts_once(
+def test_start_repeated_by_clock_change_counts_once(
     now: str, expected: WindowOpen | WindowClosed
 ) -> None:
     assert find_window_state([weekly("02:30", 1, "Sun")], at(now)) == expected
 
 
 @pytest.mark.parametrize("day", ["2026-03-28T23:00:00", "2026-10-24T22:00:00"])
-def test_a_window_across_a_clock_change_is_as_long_as_ever(day: str) -> None:
+def test_window_across_clock_change_keeps_its_duration(day: str) -> None:
     night = weekly("00:00", 6, "Sun")
     assert find_window_state([night], at(day)) == WindowOpen(6 * HOUR)
     assert find_window_state([night], at(day) + 6 * HOUR - 1) == WindowOpen(1.0)
     assert isinstance(find_window_state([night], at(day) + 6 * HOUR), WindowClosed)
 
 
-def test_windows_that_touch_or_overlap_are_one() -> None:
+def test_adjacent_or_overlapping_windows_are_one() -> None:
     windows = [weekly("01:00", 2, "Sat"), weekly("03:00", 2, "Sat"), weekly("04:00", 3, "Sat")]
     assert find_window_state(windows, at("2026-01-03T00:00:00")) == WindowOpen(6 * HOUR)
 
 
-def test_windows_that_cover_the_week_never_close() -> None:
+def test_windows_covering_the_week_never_close() -> None:
     assert find_window_state([weekly("00:00", 24)], at("2026-03-28T12:00:00")) == WindowOpen(None)
     assert find_window_state([], 0.0) == WindowOpen(None)
 
 
-def test_a_window_past_midnight_belongs_to_the_day_it_opens() -> None:
+def test_window_past_midnight_belongs_to_its_opening_day() -> None:
     friday = weekly("22:00", 10, "Fri")
     assert find_window_state([friday], at("2026-01-03T06:59:00")) == WindowOpen(60.0)
     week = weekly("12:00", 168, "Mon")
     assert find_window_state([week], at("2026-01-05T10:00:00")) == WindowOpen(None)
 
 
-def test_windows_in_different_time_zones_open_apart() -> None:
+def test_windows_use_their_own_time_zones() -> None:
     tokyo = weekly("01:00", 1, "Sat", zone="Asia/Tokyo")
     assert find_window_state([tokyo], at("2026-01-02T16:00:00")) == WindowOpen(HOUR)
     assert find_window_state([tokyo, SATURDAY], at("2026-01-02T17:00:00")) == WindowClosed(
@@ -142,7 +140,7 @@ def test_windows_in_different_time_zones_open_apart() -> None:
         ({"timeZone": None}, HOUR, "w.timeZone: expected a string, found nothing"),
     ],
 )
-def test_a_window_that_is_none_is_refused(
+def test_invalid_window_is_rejected(
     fields: dict[str, Any], length_s: float | None, sentence: str
 ) -> None:
     document = {"start": "01:00", "timeZone": "UTC", **fields}

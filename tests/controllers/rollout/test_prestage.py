@@ -1,4 +1,4 @@
-"""Staging on the nodes before the first is drained: who is asked, and what it holds up."""
+"""Prestaging: which nodes get requests, and when the rollout waits for them."""
 
 from dataclasses import replace
 
@@ -19,42 +19,42 @@ IMAGE = f"registry.example.com/os@sha256:{'1' * 64}"
 OTHER = f"registry.example.com/os@sha256:{'2' * 64}"
 
 
-def at_rest(name: str, **more: object) -> NodeFacts:
+def idle(name: str, **more: object) -> NodeFacts:
     return node(name, OLD, **more)
 
 
-def asked(name: str, target: RolloutTarget = NEW, **more: object) -> NodeFacts:
-    return at_rest(name, prestage_target=target, **more)
+def requested(name: str, target: RolloutTarget = NEW, **more: object) -> NodeFacts:
+    return idle(name, prestage_target=target, **more)
 
 
 def staged(name: str, target: RolloutTarget = NEW) -> NodeFacts:
-    return asked(name, target, prestaged_image=target.image)
+    return requested(name, target, prestaged_image=target.image)
 
 
-def told(
+def decide(
     *nodes: NodeFacts, policy: RolloutPolicy = TWO, target: RolloutTarget = NEW
 ) -> PrestageRequests:
     return decide_prestage_requests(policy, nodes, target, is_stopped=False)
 
 
-def test_no_more_nodes_are_asked_than_may_pull_at_the_same_time() -> None:
-    nodes = [at_rest(name) for name in "abcd"]
-    assert told(*nodes) == PrestageRequests(
+def test_max_parallel_limits_prestage_requests() -> None:
+    nodes = [idle(name) for name in "abcd"]
+    assert decide(*nodes) == PrestageRequests(
         ("a", "b"), waiting_reason="waiting: 0 of 4 nodes have prestaged the image"
     )
-    assert told(staged("a"), asked("b"), at_rest("c"), at_rest("d")) == PrestageRequests(
+    assert decide(staged("a"), requested("b"), idle("c"), idle("d")) == PrestageRequests(
         ("c",), waiting_reason="waiting: 1 of 4 nodes have prestaged the image"
     )
-    assert told(asked("a"), asked("b"), at_rest("c")).nodes_to_request == ()
+    assert decide(requested("a"), requested("b"), idle("c")).nodes_to_request == ()
 
 
-def test_the_first_node_may_be_drained_once_all_that_can_have_staged() -> None:
-    ill = at_rest("c", is_healthy=False)
-    assert told(staged("a"), staged("b"), ill) == PrestageRequests()
-    # A node whose agent says why it can't holds up nobody, and no slot.
-    assert told(staged("a"), asked("b", prestage_error="disk full")) == PrestageRequests()
-    assert told(
-        asked("a", prestage_error="x"), asked("b"), at_rest("c"), at_rest("d")
+def test_rollout_waits_only_for_nodes_that_can_prestage() -> None:
+    ill = idle("c", is_healthy=False)
+    assert decide(staged("a"), staged("b"), ill) == PrestageRequests()
+    # A node that reports an error delays no other node and uses no slot.
+    assert decide(staged("a"), requested("b", prestage_error="disk full")) == PrestageRequests()
+    assert decide(
+        requested("a", prestage_error="x"), requested("b"), idle("c"), idle("d")
     ).nodes_to_request == ("c",)
 
 
@@ -66,17 +66,17 @@ def test_the_first_node_may_be_drained_once_all_that_can_have_staged() -> None:
         failed("x", image("bad", "c")),
         NodeFacts("x"),
     ],
-    ids=["has the image", "was given the target", "fails", "was never asked for anything"],
+    ids=["has the image", "target is assigned", "fails", "is unassigned"],
 )
-def test_a_node_that_has_nothing_to_stage_is_not_asked(other: NodeFacts) -> None:
-    assert told(other, staged("b")) == PrestageRequests()
+def test_node_with_nothing_to_prestage_gets_no_request(other: NodeFacts) -> None:
+    assert decide(other, staged("b")) == PrestageRequests()
 
 
-def test_a_node_that_joins_later_holds_up_nobody() -> None:
-    assert told(on_its_way("a", NEW), at_rest("b")) == PrestageRequests(("b",))
+def test_joining_node_does_not_delay_others() -> None:
+    assert decide(on_its_way("a", NEW), idle("b")) == PrestageRequests(("b",))
 
 
-def test_a_node_that_joins_later_is_given_the_target_once_it_has_staged() -> None:
+def test_joining_node_is_assigned_after_prestaging() -> None:
     careful = pool({"staging": {"maxParallel": 2}}, maxUnavailable=3)
     done = node("a", NEW)
 
@@ -85,41 +85,41 @@ def test_a_node_that_joins_later_is_given_the_target_once_it_has_staged() -> Non
             careful, [done, *nodes], proceed(NEW), None, now=1000.0
         ).nodes_to_assign
 
-    assert given(at_rest("b"), asked("c")) == ()
-    assert given(at_rest("b"), staged("c")) == ("c",)
+    assert given(idle("b"), requested("c")) == ()
+    assert given(idle("b"), staged("c")) == ("c",)
 
 
-def test_another_target_is_asked_for_in_place_of_the_one_before() -> None:
+def test_new_target_replaces_prestage_request() -> None:
     newer = image("newer", "c")
-    nodes = [staged("a"), asked("b"), asked("c"), at_rest("d")]
-    found = told(*nodes, target=newer)
+    nodes = [staged("a"), requested("b"), requested("c"), idle("d")]
+    found = decide(*nodes, target=newer)
     assert (found.nodes_to_request, found.nodes_to_withdraw) == (("a", "b"), ("c",))
 
 
-def test_the_same_image_of_another_config_is_not_pulled_anew() -> None:
+def test_same_image_of_another_config_does_not_count_as_new_pull() -> None:
     same = RolloutTarget("newer", NEW.image)
     nodes = [staged("a"), staged("b"), staged("c")]
-    found = told(*nodes, target=same)
+    found = decide(*nodes, target=same)
     assert (found.nodes_to_request, found.nodes_to_withdraw) == (("a", "b", "c"), ())
 
 
 @pytest.mark.parametrize("stopped", [True, False])
-def test_what_was_asked_is_taken_back_when_it_is_stopped(*, stopped: bool) -> None:
+def test_stopped_pool_withdraws_prestage_requests(*, stopped: bool) -> None:
     policy = TWO if stopped else RolloutPolicy()
-    nodes = [asked("a"), staged("b"), at_rest("c")]
+    nodes = [requested("a"), staged("b"), idle("c")]
     assert decide_prestage_requests(policy, nodes, NEW, is_stopped=stopped) == PrestageRequests(
         nodes_to_withdraw=("a", "b")
     )
 
 
-def test_a_config_without_an_image_has_nothing_to_stage() -> None:
-    assert told(asked("a"), at_rest("b"), target=RolloutTarget("new")) == PrestageRequests(
+def test_config_without_image_needs_no_prestaging() -> None:
+    assert decide(requested("a"), idle("b"), target=RolloutTarget("new")) == PrestageRequests(
         nodes_to_withdraw=("a",)
     )
 
 
 class Staged:
-    """A pool whose nodes stage ahead, one turn after the other."""
+    """A pool whose nodes prestage, one sync after the other."""
 
     def __init__(self, *, nodes: int = 5, policy: str = "{staging: {maxParallel: 2}}") -> None:
         self.world = World()
@@ -143,9 +143,9 @@ class Staged:
         return list(self.world.truth.values())
 
     def count(self, what: str) -> int:
-        """How many nodes are asked to stage, have staged, or were given the target."""
+        """Count nodes with a request, with the prestaged image, and with the target."""
         match what:
-            case "asked":
+            case "requested":
                 return sum(each.prestage_target is not None for each in self.nodes)
             case "staged":
                 return sum(bool(each.prestaged_image) for each in self.nodes)
@@ -153,62 +153,62 @@ class Staged:
                 return sum(each.desired_config == "new" for each in self.nodes)
 
 
-def test_all_nodes_stage_before_the_first_is_given_the_target() -> None:
+def test_all_nodes_prestage_before_first_assignment() -> None:
     found = Staged()
-    for asked_for in (2, 4, 5):
+    for requested_count in (2, 4, 5):
         found.turn(10.0)
-        assert (found.count("asked"), found.count("given")) == (asked_for, 0)
-        assert found.world.said()["Updating"]["reason"] == "Waiting"
+        assert (found.count("requested"), found.count("assigned")) == (requested_count, 0)
+        assert found.world.conditions()["Updating"]["reason"] == "Waiting"
     found.turn(10.0)
-    assert (found.count("staged"), found.count("given")) == (5, 1)
+    assert (found.count("staged"), found.count("assigned")) == (5, 1)
     given = next(each for each in found.nodes if each.desired_config == "new")
     assert given.prestage_target is None
-    while found.count("given") < 5 or not all(each.is_done for each in found.nodes):
+    while found.count("assigned") < 5 or not all(each.is_done for each in found.nodes):
         found.turn(60.0)
-    assert found.count("asked") == 0
+    assert found.count("requested") == 0
     # One to stage, one to go.
     assert len([1 for plural, _, _ in found.world.writes if plural == "nodes"]) == 10
 
 
-def test_a_pool_that_is_paused_takes_back_what_it_asked_for() -> None:
+def test_paused_pool_withdraws_prestage_requests() -> None:
     found = Staged()
     found.turn()
-    assert found.count("asked") == 2
+    assert found.count("requested") == 2
     found.change(paused=True)
     found.turn()
-    assert (found.count("asked"), found.count("given")) == (0, 0)
+    assert (found.count("requested"), found.count("assigned")) == (0, 0)
     found.turn(10.0)
     assert found.count("staged") == 0
 
 
-def test_an_image_that_is_not_there_halts_before_any_node_is_drained() -> None:
+def test_missing_image_halts_rollout_before_first_drain() -> None:
     found = Staged(policy="{staging: {maxParallel: 2}, maxFailures: 0}")
     found.world.not_there = {IMAGE}
     found.turn()
     found.turn(10.0)
-    said = found.world.said()["Degraded"]
-    assert said["reason"] == "Halted"
-    assert "node n0 failed first: prestaging failed: manifest unknown" in said["message"]
+    degraded = found.world.conditions()["Degraded"]
+    assert degraded["reason"] == "Halted"
+    assert "node n0 failed first: prestaging failed: manifest unknown" in degraded["message"]
     found.turn(10.0)
-    assert (found.count("asked"), found.count("given")) == (2, 0)
+    assert (found.count("requested"), found.count("assigned")) == (2, 0)
     found.change(OTHER)
     for _ in range(6):
         found.turn(10.0)
-    assert (found.count("staged"), found.count("given")) == (5, 1)
-    assert found.world.said()["Degraded"]["status"] == "False"
+    assert (found.count("staged"), found.count("assigned")) == (5, 1)
+    assert found.world.conditions()["Degraded"]["status"] == "False"
 
 
-def test_staging_goes_on_outside_the_maintenance_window() -> None:
+def test_prestaging_continues_outside_the_window() -> None:
     window = '{start: "00:00", duration: 1m, timeZone: UTC}'
     found = Staged(policy=f"{{staging: {{maxParallel: 9}}, windows: [{window}]}}")
     found.turn()
     found.turn(10.0)
     found.turn()
-    assert (found.count("staged"), found.count("given")) == (5, 0)
-    assert "the maintenance window opens at" in found.world.said()["Updating"]["message"]
+    assert (found.count("staged"), found.count("assigned")) == (5, 0)
+    assert "the maintenance window opens at" in found.world.conditions()["Updating"]["message"]
 
 
-def test_a_node_is_written_once_however_late_the_cache_is() -> None:
+def test_prestage_request_is_written_once_with_stale_cache() -> None:
     found = Staged()
     found.world.deliver()
     for _ in range(3):
@@ -217,11 +217,11 @@ def test_a_node_is_written_once_however_late_the_cache_is() -> None:
     assert writes == ["n0", "n1"]
 
 
-def test_a_write_whose_answer_was_lost_is_repeated() -> None:
+def test_prestage_request_without_response_is_repeated() -> None:
     found = Staged(nodes=1)
     found.world.deliver()
     found.world.fault_on, found.world.next_fault = "nodes", "lost"
-    with pytest.raises(Exception, match="the answer got lost"):
+    with pytest.raises(Exception, match="the response got lost"):
         found.controller.sync_pool("worker")
     found.controller.sync_pool("worker")
     (seen,) = found.nodes
@@ -230,9 +230,9 @@ def test_a_write_whose_answer_was_lost_is_repeated() -> None:
 
 
 @pytest.mark.parametrize("text", ["{staging: {maxParallel: 0}}", "{staging: {maxParallel: x}}"])
-def test_staging_of_no_node_is_refused(text: str) -> None:
+def test_max_parallel_below_one_is_rejected(text: str) -> None:
     found = Staged(policy=text)
     found.turn()
-    said = found.world.said()["Degraded"]
-    assert "staging.maxParallel" in said["message"]
+    degraded = found.world.conditions()["Degraded"]
+    assert "staging.maxParallel" in degraded["message"]
     assert key.PRESTAGE_IMAGE not in str(found.world.objects["nodes"])

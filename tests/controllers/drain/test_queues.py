@@ -1,4 +1,4 @@
-"""Who goes first."""
+"""Order of slots and of drains that wait for the same budget."""
 
 from treenail.controllers.drain.queues import BudgetQueue, DrainSlots
 from treenail.kube.eviction import Blocker, BlockerReason, DisruptionBudget
@@ -12,7 +12,7 @@ def refused(
     return Blocker(pod, reason, "no", budgets, 0.0)
 
 
-def test_slots_are_given_in_the_order_of_asking() -> None:
+def test_slots_are_granted_in_order_of_arrival() -> None:
     slots = DrainSlots(1)
     assert slots.try_acquire("a")
     assert slots.try_acquire("a")
@@ -24,7 +24,7 @@ def test_slots_are_given_in_the_order_of_asking() -> None:
     assert (slots.taken_count, slots.waiting_count) == (1, 1)
 
 
-def test_who_gives_up_waiting_is_passed_over() -> None:
+def test_node_that_stops_waiting_is_skipped() -> None:
     slots = DrainSlots(1)
     for name in "abc":
         slots.try_acquire(name)
@@ -32,7 +32,7 @@ def test_who_gives_up_waiting_is_passed_over() -> None:
     assert slots.release_slot("a") == "c"
 
 
-def test_two_slots_that_become_free_go_to_two() -> None:
+def test_two_released_slots_go_to_two_nodes() -> None:
     slots = DrainSlots(2)
     for name in "abcd":
         slots.try_acquire(name)
@@ -42,10 +42,10 @@ def test_two_slots_that_become_free_go_to_two() -> None:
     assert slots.try_acquire("c")
 
 
-def test_one_that_gives_way_waits_behind_the_others() -> None:
+def test_node_that_yields_waits_behind_others() -> None:
     slots = DrainSlots(1)
     slots.try_acquire("a")
-    assert slots.yield_slot("a") is None, "nobody waits"
+    assert slots.yield_slot("a") is None, "no node waits"
     slots.try_acquire("b")
     slots.try_acquire("c")
     assert slots.yield_slot("a") == "b"
@@ -55,7 +55,7 @@ def test_one_that_gives_way_waits_behind_the_others() -> None:
     assert slots.release_slot("b") == "c"
 
 
-def test_drain_that_began_first_asks_more_often() -> None:
+def test_oldest_drain_retries_more_often() -> None:
     line = BudgetQueue()
     line.set_waiting("old", 1.0, [refused(WEB)])
     line.set_waiting("new", 2.0, [refused(WEB)])
@@ -66,7 +66,7 @@ def test_drain_that_began_first_asks_more_often() -> None:
     assert line.compute_retry_s("new", 2.0, refused(WEB)) == 5
 
 
-def test_drains_that_began_together_are_in_some_order() -> None:
+def test_drains_of_equal_age_are_ordered_by_name() -> None:
     line = BudgetQueue()
     line.set_waiting("a", 1.0, [refused(WEB)])
     line.set_waiting("b", 1.0, [refused(WEB)])
@@ -74,7 +74,7 @@ def test_drains_that_began_together_are_in_some_order() -> None:
     assert [line.compute_retry_s(name, 1.0, refused(WEB)) for name in "ab"] == [5, 30]
 
 
-def test_only_the_same_budget_makes_wait() -> None:
+def test_only_the_same_budget_delays_retries() -> None:
     line = BudgetQueue()
     line.set_waiting("old", 1.0, [refused(WEB), refused(reason=BlockerReason.FINALIZER)])
 
@@ -83,14 +83,14 @@ def test_only_the_same_budget_makes_wait() -> None:
     assert line.compute_retry_s("new", 2.0, refused(WEB, reason=BlockerReason.WEBHOOK)) == 5
 
 
-def test_pod_of_two_budgets_makes_nobody_wait() -> None:
+def test_pod_with_two_budgets_delays_no_other_drain() -> None:
     line = BudgetQueue()
     line.set_waiting("old", 1.0, [refused(WEB, DisruptionBudget("db", 1))])
 
     assert line.compute_retry_s("new", 2.0, refused(WEB)) == 5
 
 
-def test_one_that_waits_no_more_is_passed_over() -> None:
+def test_node_without_blockers_delays_no_other_drain() -> None:
     line = BudgetQueue()
     line.set_waiting("old", 1.0, [refused(WEB)])
     line.set_waiting("old", 1.0, [])
@@ -98,7 +98,7 @@ def test_one_that_waits_no_more_is_passed_over() -> None:
     assert line.compute_retry_s("new", 2.0, refused(WEB)) == 5
 
 
-def test_what_a_budget_allows_goes_to_the_first_and_what_is_left_to_the_next() -> None:
+def test_allowed_disruptions_go_to_oldest_drains_first() -> None:
     line = BudgetQueue()
     line.set_waiting("second", 2.0, [refused(WEB), refused(WEB)])
     line.set_waiting("first", 1.0, [refused(WEB), refused(WEB)])

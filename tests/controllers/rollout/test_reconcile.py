@@ -1,4 +1,4 @@
-"""One pass of the controller at a time, in virtual time."""
+"""Single syncs of the reconciler, in virtual time."""
 
 from dataclasses import dataclass, field
 
@@ -24,7 +24,7 @@ LOCKS = "{fleetLock: {url: 'http://locks.example.com', group: workers}}"
 
 
 def world(nodes: int = 3, policy: str | None = None, **spec: object) -> World:
-    """Nodes that have the config old, and a pool that is after new."""
+    """Nodes with the config old, and a pool with the target new."""
     found = World()
     for number in range(nodes):
         found.add_node(f"n{number}", "old")
@@ -43,7 +43,7 @@ def turn(found: World, controlled: RolloutReconciler, *, after_s: float = 0.0) -
     return controlled.sync_pool("worker")
 
 
-def asked_for(found: World, config: str = "new") -> list[str]:
+def find_assigned(found: World, config: str = "new") -> list[str]:
     return [name for name, node in found.truth.items() if node.desired_config == config]
 
 
@@ -51,7 +51,7 @@ def node_writes(found: World) -> list[dict[str, object]]:
     return [body for plural, _, body in found.writes if plural == "nodes"]
 
 
-def test_a_node_is_given_config_and_image_in_one_conditional_write() -> None:
+def test_assignment_writes_config_and_image_in_one_conditional_write() -> None:
     found = world(annotations={OS_IMAGE: IMAGE})
     version = found.objects["nodes"]["n0"]["metadata"]["resourceVersion"]
     turn(found, controller(found))
@@ -69,7 +69,7 @@ def test_a_node_is_given_config_and_image_in_one_conditional_write() -> None:
     ]
 
 
-def test_a_node_keeps_whether_it_was_degraded_when_it_was_given_its_target() -> None:
+def test_assignment_of_degraded_node_records_it() -> None:
     found = world()
     failing = {key.STATE: "Degraded", key.DESIRED_CONFIG: "bad"}
     found.change("nodes", "n0", {"metadata": {"annotations": failing}})
@@ -79,11 +79,11 @@ def test_a_node_keeps_whether_it_was_degraded_when_it_was_given_its_target() -> 
     found.pass_time(600.0)
     found.set_pool("worker", "newer")
     turn(found, controller(found))
-    assert asked_for(found, "newer") == ["n0"]
+    assert find_assigned(found, "newer") == ["n0"]
     assert not found.truth["n0"].was_degraded
 
 
-def test_the_image_is_asked_for_by_the_annotation_of_the_setting() -> None:
+def test_image_is_requested_by_the_configured_annotation() -> None:
     found = world(annotations={OS_IMAGE: IMAGE})
     turn(found, controller(found, image_key=key.DESIRED_IMAGE))
     notes = found.objects["nodes"]["n0"]["metadata"]["annotations"]
@@ -91,43 +91,43 @@ def test_the_image_is_asked_for_by_the_annotation_of_the_setting() -> None:
     assert key.DESIRED_OS_IMAGE not in notes
 
 
-def test_the_status_counts_what_was_just_given() -> None:
+def test_status_counts_nodes_assigned_in_the_same_sync() -> None:
     found = world(5, maxUnavailable=2)
     turn(found, controller(found))
     assert found.status()["unavailableMachineCount"] == 2
-    assert found.said()["Updating"]["reason"] == "RollingOut"
+    assert found.conditions()["Updating"]["reason"] == "RollingOut"
 
 
-def test_the_record_is_on_the_pool_before_a_node_is_given_anything() -> None:
+def test_record_is_written_before_any_node() -> None:
     found = world()
     turn(found, controller(found))
     kinds = [(plural, ROLLOUT_STATE in str(body)) for plural, _, body in found.writes]
     assert kinds[:2] == [("machineconfigpools", True), ("nodes", False)]
 
 
-def test_a_node_that_changed_meanwhile_is_judged_anew() -> None:
+def test_conflicting_node_is_decided_again() -> None:
     found = world()
     found.touch("nodes", "n0")
     controlled = controller(found)
     assert controlled.sync_pool("worker") == CONFLICT_RETRY_S
-    assert asked_for(found) == []
+    assert find_assigned(found) == []
     turn(found, controlled)
-    assert asked_for(found) == ["n0"]
+    assert find_assigned(found) == ["n0"]
 
 
-def test_a_pause_takes_effect_between_two_nodes() -> None:
+def test_pause_stops_further_assignments() -> None:
     found = world()
     controlled = controller(found)
     turn(found, controlled)
     found.set_pool("worker", "new", paused=True)
     for _ in range(5):
         turn(found, controlled, after_s=300)
-    assert asked_for(found) == ["n0"]
+    assert find_assigned(found) == ["n0"]
     assert found.truth["n0"].is_done
-    assert found.said()["Updating"]["reason"] == "Paused"
+    assert found.conditions()["Updating"]["reason"] == "Paused"
 
 
-def test_nodes_that_never_had_a_config_are_given_their_first_one_by_one() -> None:
+def test_unassigned_nodes_get_first_config_within_max_unavailable() -> None:
     found = World()
     for number in range(3):
         found.add_node(f"n{number}", "old")
@@ -136,42 +136,42 @@ def test_nodes_that_never_had_a_config_are_given_their_first_one_by_one() -> Non
     found.set_pool("worker", "new")
     controlled = controller(found)
     turn(found, controlled)
-    assert asked_for(found) == ["n0"]
+    assert find_assigned(found) == ["n0"]
     assert found.status()["unavailableMachineCount"] == 1
     for _ in range(9):
         turn(found, controlled, after_s=300)
-    assert found.said()["Updated"]["status"] == "True"
+    assert found.conditions()["Updated"]["status"] == "True"
 
 
-def test_the_node_of_the_controller_itself_goes_last() -> None:
+def test_own_node_is_assigned_last() -> None:
     found = world()
     controlled = controller(found, own_node="n0")
     order = []
     for _ in range(9):
         turn(found, controlled, after_s=300)
-        order += [name for name in asked_for(found) if name not in order]
+        order += [name for name in find_assigned(found) if name not in order]
     assert order == ["n1", "n2", "n0"]
 
 
-def test_a_config_that_does_not_exist_is_given_to_nobody() -> None:
+def test_missing_config_is_not_assigned() -> None:
     found = world()
     del found.objects["machineconfigs"]["new"]
     assert turn(found, controller(found)) is not None
-    assert asked_for(found) == []
-    said = found.said()["Degraded"]
-    assert (said["status"], said["reason"]) == ("True", "MissingMachineConfig")
-    assert (
-        said["message"]
-        == "cannot assign MachineConfig new: it does not exist; create it, or correct spec.configuration of pool worker"
+    assert find_assigned(found) == []
+    degraded = found.conditions()["Degraded"]
+    assert (degraded["status"], degraded["reason"]) == ("True", "MissingMachineConfig")
+    assert degraded["message"] == (
+        "cannot assign MachineConfig new: it does not exist; create it, or correct "
+        "spec.configuration of pool worker"
     )
-    assert found.warnings == [("worker", "MissingMachineConfig", said["message"])]
+    assert found.warnings == [("worker", "MissingMachineConfig", degraded["message"])]
 
 
-def test_numbers_alone_are_written_after_a_while() -> None:
+def test_changed_counts_are_written_after_an_interval() -> None:
     found = world(4, maxUnavailable=2)
     controlled = controller(found)
     turn(found, controlled)
-    turn(found, controlled)  # now it waits
+    turn(found, controlled)  # reports that it waits
     found.flap("n3", healthy=False)
     assert turn(found, controlled, after_s=1.0) == COUNTS_INTERVAL_S - 1.0
     assert found.status()["unavailableMachineCount"] == 2
@@ -179,7 +179,7 @@ def test_numbers_alone_are_written_after_a_while() -> None:
     assert found.status()["unavailableMachineCount"] == 3
 
 
-def test_a_server_that_refuses_is_quoted_in_the_status() -> None:
+def test_forbidden_write_is_reported_in_the_status() -> None:
     class NoWrites(World):
         def patch(self, resource, name, body, *patch_type, **more):  # type: ignore[no-untyped-def]
             if resource.plural == "nodes":
@@ -192,11 +192,11 @@ def test_a_server_that_refuses_is_quoted_in_the_status() -> None:
     found.deliver()
     with pytest.raises(ForbiddenError):
         controller(found).sync_pool("worker")
-    said = found.said()["Degraded"]
-    assert (said["reason"], said["message"]) == ("WriteRefused", "PATCH nodes n0: may not")
+    degraded = found.conditions()["Degraded"]
+    assert (degraded["reason"], degraded["message"]) == ("WriteRefused", "PATCH nodes n0: may not")
 
 
-def test_a_write_without_an_answer_counts_and_is_made_sure() -> None:
+def test_write_without_response_counts_and_is_repeated() -> None:
     found = world()
     controlled = controller(found)
     turn(found, controlled)  # the first node
@@ -206,33 +206,33 @@ def test_a_write_without_an_answer_counts_and_is_made_sure() -> None:
     found.next_fault, found.fault_on = "unreachable", "nodes"
     with pytest.raises(UnreachableError):
         controlled.sync_pool("worker")
-    assert asked_for(found) == ["n0", "n1"]
+    assert find_assigned(found) == ["n0", "n1"]
     assert found.status()["unavailableMachineCount"] == 1
     turn(found, controlled)
-    assert asked_for(found) == ["n0", "n1", "n2"]
+    assert find_assigned(found) == ["n0", "n1", "n2"]
 
 
-def test_a_bad_image_stays_with_the_canary_of_500_nodes_until_a_person_has_looked() -> None:
+def test_bad_image_stops_at_canary_until_resumed() -> None:
     found = world(500, "{canary: {}, soak: 5m}", maxUnavailable="10%")
     found.bad = {RolloutTarget("new")}
     controlled = controller(found)
     for _ in range(60):
         turn(found, controlled, after_s=120)
-    assert asked_for(found) == ["n0"]
-    said = found.said()["Degraded"]
-    assert said["reason"] == "Halted"
-    assert "node n0 failed first: it does not boot" in said["message"]
+    assert find_assigned(found) == ["n0"]
+    degraded = found.conditions()["Degraded"]
+    assert degraded["reason"] == "Halted"
+    assert "node n0 failed first: it does not boot" in degraded["message"]
     found.bad = set()
     found.set_pool("worker", "newer", "{canary: {}, soak: 5m}", maxUnavailable="10%",
                    annotations={ROLLOUT_RESUME: "yes"})  # fmt: skip
     for _ in range(120):
         turn(found, controlled, after_s=120)
-    assert found.said()["Updated"]["status"] == "True"
+    assert found.conditions()["Updated"]["status"] == "True"
 
 
 @dataclass
 class Locks:
-    """A lock server with so many locks."""
+    """A lock server with a limited number of locks."""
 
     most: int = 1
     held: set[str] = field(default_factory=set)
@@ -257,15 +257,15 @@ class Locks:
         return None
 
 
-def test_a_lock_is_held_while_a_node_is_out_and_given_back_afterwards() -> None:
+def test_lock_is_held_during_update_and_released_afterwards() -> None:
     found = world(4, LOCKS, maxUnavailable=3)
     locks = Locks(most=2)
     controlled = controller(found, locks)
     assert turn(found, controlled) is not None
     assert locks.held == {"n0", "n1"}
-    assert asked_for(found) == ["n0", "n1"]
+    assert find_assigned(found) == ["n0", "n1"]
     assert found.truth["n0"].locked_by == "workers http://locks.example.com"
-    assert "all locks are taken" in found.said()["Updating"]["message"]
+    assert "all locks are taken" in found.conditions()["Updating"]["message"]
     turn(found, controlled, after_s=300)
     turn(found, controlled, after_s=300)
     found.set_pool("worker", "new", LOCKS, maxUnavailable=3, paused=True)
@@ -275,28 +275,28 @@ def test_a_lock_is_held_while_a_node_is_out_and_given_back_afterwards() -> None:
     assert not any(LOCKED_BY in str(node) for node in found.objects["nodes"].values())
 
 
-def test_a_gate_that_can_not_be_asked_is_an_error_and_never_a_yes() -> None:
+def test_unreachable_gate_blocks_assignment() -> None:
     found = world(4, LOCKS)
     controlled = controller(found, Locks(broken="no answer in time"))
     assert turn(found, controlled) is not None
-    assert asked_for(found) == []
-    said = found.said()["Degraded"]
-    assert (said["reason"], said["message"]) == ("GateUnavailable", "no answer in time")
+    assert find_assigned(found) == []
+    degraded = found.conditions()["Degraded"]
+    assert (degraded["reason"], degraded["message"]) == ("GateUnavailable", "no answer in time")
 
 
-def test_an_alert_holds_the_next_node_up() -> None:
+def test_firing_alert_delays_next_node() -> None:
     found = world(3)
     locks = Locks(alert=GateWaiting("waiting: alert ApiErrors is firing"))
     controlled = controller(found, locks)
     assert turn(found, controlled) is not None
-    assert asked_for(found) == []
-    assert "alert ApiErrors is firing" in found.said()["Updating"]["message"]
+    assert find_assigned(found) == []
+    assert "alert ApiErrors is firing" in found.conditions()["Updating"]["message"]
     locks.alert = None
     turn(found, controlled, after_s=30)
-    assert asked_for(found) == ["n0"]
+    assert find_assigned(found) == ["n0"]
 
 
-def test_a_pool_that_is_gone_is_forgotten() -> None:
+def test_deleted_pool_is_forgotten() -> None:
     found = world()
     controlled = controller(found)
     turn(found, controlled)
@@ -305,7 +305,7 @@ def test_a_pool_that_is_gone_is_forgotten() -> None:
     assert controlled.sync_pool("worker") is None
 
 
-def test_masters_wait_while_an_arbiter_is_out_of_service() -> None:
+def test_masters_wait_while_arbiter_is_unavailable() -> None:
     found = World()
     for name, role in (("m0", "master"), ("m1", "master"), ("a0", "arbiter")):
         found.add_node(name, "old")
@@ -318,9 +318,9 @@ def test_masters_wait_while_an_arbiter_is_out_of_service() -> None:
     controlled = controller(found)
     controlled.sync_pool("master")
     controlled.sync_pool("arbiter")
-    assert asked_for(found) == []
+    assert find_assigned(found) == []
     found.flap("a0", healthy=True)
     found.deliver()
     controlled.sync_pool("arbiter")
     controlled.sync_pool("master")
-    assert asked_for(found) == ["m0"]
+    assert find_assigned(found) == ["m0"]

@@ -20,7 +20,7 @@ from treenail.controllers.runtime.web import WebClient
 
 
 class Site(ThreadingHTTPServer):
-    """Answers every request the same, and notes what it was asked."""
+    """Gives the same response to every request, and records the requests."""
 
     daemon_threads = True
 
@@ -28,7 +28,7 @@ class Site(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Request)
         self.status = 200
         self.body: Any = {}
-        self.asked: list[tuple[str, str, str | None, Any]] = []
+        self.requests: list[tuple[str, str, str | None, Any]] = []
 
     @property
     def url(self) -> str:
@@ -48,7 +48,7 @@ class _Request(BaseHTTPRequestHandler):
 
     def _answer(self, body: Any) -> None:
         site = self.server
-        site.asked.append((self.command, self.path, self.headers["fleet-lock-protocol"], body))
+        site.requests.append((self.command, self.path, self.headers["fleet-lock-protocol"], body))
         found = site.body if isinstance(site.body, bytes) else json.dumps(site.body).encode()
         self.send_response(site.status)
         self.send_header("Content-Length", str(len(found)))
@@ -57,7 +57,7 @@ class _Request(BaseHTTPRequestHandler):
         self.wfile.write(found)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base's name
-        """Nothing: a test reads what was asked."""
+        """Do nothing: tests read the recorded requests."""
 
 
 @pytest.fixture
@@ -71,39 +71,40 @@ def site() -> Iterator[Site]:
     thread.join(10)
 
 
-ASKER = GateClient(WebClient(limit_s=2.0, max_bytes=10_000))
+CLIENT = GateClient(WebClient(limit_s=2.0, max_bytes=10_000))
 
 
 def lock(site: Site) -> GateWaiting | GateBlocked | None:
-    return ASKER.acquire_lock(LockServer(f"{site.url}/locks", "workers"), "n0")
+    return CLIENT.acquire_lock(LockServer(f"{site.url}/locks", "workers"), "n0")
 
 
 def alerts(site: Site, *states: str, name: str = "ApiErrors", health: str = "ok") -> Any:
     rules = [{"name": name, "state": state, "health": health} for state in states]
     site.body = {"status": "success", "data": {"groups": [{"rules": rules}]}}
-    return ASKER.check_alerts(PrometheusAlerts(site.url, ("ApiErrors",)))
+    return CLIENT.check_alerts(PrometheusAlerts(site.url, ("ApiErrors",)))
 
 
-def test_a_lock_is_asked_for_and_given_back_by_the_fleet_lock_protocol(site: Site) -> None:
+def test_lock_is_acquired_and_released_by_fleet_lock_protocol(site: Site) -> None:
     server = LockServer(f"{site.url}/locks", "workers")
-    assert ASKER.acquire_lock(server, "n0") is None
-    assert ASKER.release_lock(server, "n0") is None
+    assert CLIENT.acquire_lock(server, "n0") is None
+    assert CLIENT.release_lock(server, "n0") is None
     body = {"client_params": {"id": "n0", "group": "workers"}}
-    assert site.asked == [
+    assert site.requests == [
         ("POST", "/locks/v1/pre-reboot", "true", body),
         ("POST", "/locks/v1/steady-state", "true", body),
     ]
 
 
-def test_a_lock_server_that_says_no_is_quoted(site: Site) -> None:
+def test_refused_lock_waits_with_the_servers_reason(site: Site) -> None:
     site.status, site.body = 409, {"kind": "failed_lock", "value": "semaphore is full"}
     assert lock(site) == GateWaiting(
-        f"waiting: lock server {site.url}/locks (group workers) refuses a lock for node n0: semaphore is full"
+        f"waiting: lock server {site.url}/locks (group workers) refuses a lock for node n0: "
+        "semaphore is full"
     )
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}", b'{"kind": 3}'])
-def test_a_refusal_that_is_none_is_an_error(site: Site, body: bytes) -> None:
+def test_invalid_refusal_blocks(site: Site, body: bytes) -> None:
     site.status, site.body = 404, body
     found = lock(site)
     assert isinstance(found, GateBlocked)
@@ -111,40 +112,40 @@ def test_a_refusal_that_is_none_is_an_error(site: Site, body: bytes) -> None:
     assert "HTTP 404" in found.reason
 
 
-def test_a_redirect_is_not_followed(site: Site) -> None:
+def test_redirect_is_not_followed(site: Site) -> None:
     site.status = 302
     assert isinstance(lock(site), GateBlocked)
-    assert len(site.asked) == 1
+    assert len(site.requests) == 1
 
 
-def test_silence_is_an_error_and_never_a_yes(site: Site) -> None:
+def test_unreachable_lock_server_blocks(site: Site) -> None:
     gone = LockServer("http://127.0.0.1:1", "workers")
-    found = ASKER.acquire_lock(gone, "n0")
+    found = CLIENT.acquire_lock(gone, "n0")
     assert isinstance(found, GateBlocked)
     assert found.kind == GATE_UNAVAILABLE
     assert "127.0.0.1:1" in found.reason
 
 
-def test_alerts_that_do_not_fire_let_go_on(site: Site) -> None:
+def test_quiet_alerts_open_the_gate(site: Site) -> None:
     assert alerts(site, "inactive", "pending") is None
-    assert site.asked[0][:2] == (
+    assert site.requests[0][:2] == (
         "GET",
         "/api/v1/rules?type=alert&rule_name%5B%5D=ApiErrors",
     )
 
 
-def test_one_rule_of_several_that_fires_holds_up(site: Site) -> None:
+def test_one_firing_rule_of_several_waits(site: Site) -> None:
     assert alerts(site, "inactive", "firing") == GateWaiting("waiting: alert ApiErrors is firing")
 
 
-def test_an_alert_that_was_renamed_is_an_error(site: Site) -> None:
+def test_missing_alert_blocks(site: Site) -> None:
     found = alerts(site, "inactive", name="ApiserverErrors")
     assert found == GateBlocked(
         f"Prometheus {site.url} has no alert named ApiErrors", GATE_MISCONFIGURED
     )
 
 
-def test_an_alert_that_can_not_be_evaluated_is_an_error(site: Site) -> None:
+def test_alert_with_evaluation_error_blocks(site: Site) -> None:
     found = alerts(site, "inactive", health="err")
     assert found == GateBlocked(
         f"Prometheus {site.url} cannot evaluate alert ApiErrors", GATE_MISCONFIGURED
@@ -152,17 +153,17 @@ def test_an_alert_that_can_not_be_evaluated_is_an_error(site: Site) -> None:
 
 
 @pytest.mark.parametrize("body", [b"no", b"[]", b'{"data": []}', b"x" * 20_000])
-def test_an_answer_that_can_not_be_understood_is_an_error(site: Site, body: bytes) -> None:
+def test_invalid_prometheus_response_blocks(site: Site, body: bytes) -> None:
     site.body = body
-    found = ASKER.check_alerts(PrometheusAlerts(site.url, ("ApiErrors",)))
+    found = CLIENT.check_alerts(PrometheusAlerts(site.url, ("ApiErrors",)))
     assert isinstance(found, GateBlocked)
 
 
-def test_a_server_that_fails_is_an_error(site: Site) -> None:
+def test_failing_prometheus_blocks(site: Site) -> None:
     site.status = 503
-    found = ASKER.check_alerts(PrometheusAlerts(site.url, ("ApiErrors",)))
+    found = CLIENT.check_alerts(PrometheusAlerts(site.url, ("ApiErrors",)))
     assert found == GateBlocked(f"Prometheus {site.url} responded with HTTP 503", GATE_UNAVAILABLE)
 
 
-def test_nobody_is_asked_without_a_policy() -> None:
-    assert ASKER.check_alerts(None) is None
+def test_policy_without_alerts_sends_no_request() -> None:
+    assert CLIENT.check_alerts(None) is None
