@@ -159,7 +159,7 @@ def planned(disk: MemoryDisk, new: WantedState, name: str) -> StepPlan:
 
 
 class Ends(StrEnum):
-    """What becomes of a change once it is made."""
+    """The end of a change after it is made."""
 
     COMMITTED = "committed"
     CONFIRMED = "held, and confirmed"
@@ -174,10 +174,10 @@ def bring(
     asked: bool = False,
     ends: Ends = Ends.COMMITTED,
 ) -> StepPlan:
-    """Have the machine in memory as the config wants it; ``asked`` is a systemd that runs."""
+    """Apply the config to the machine in memory; ``asked``: through a running systemd."""
     found = planned(disk, new, name)
     carrying = runner(disk, Systemd(disk) if asked else None)
-    apply_steps(found.steps, carrying, owner="" if ends is Ends.COMMITTED else "somebody")
+    apply_steps(found.steps, carrying, owner="" if ends is Ends.COMMITTED else "owner")
     end(carrying, ends)
     return found
 
@@ -192,7 +192,7 @@ def restart(
 
 
 def end(carrying: StepRunner, ends: Ends) -> None:
-    """What the owner makes of what is held, if anything is."""
+    """Confirm or undo the pending change, if there is one."""
     if carrying.pending.find_owner():
         if ends is Ends.PUT_BACK:
             restore_pending(carrying)
@@ -224,7 +224,7 @@ def visible(found: Tree) -> Tree:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A machine that has one config and is to have the next."""
+    """A machine with one config, and the config that it gets next."""
 
     name: str
     before: Tree
@@ -234,11 +234,11 @@ class Case:
     asked: bool = False
     ends: Ends = Ends.COMMITTED
     next: "Case | None" = None
-    """What the machine is to have then."""
+    """The config that the machine gets after that."""
 
     @property
     def after(self) -> Tree:
-        """What comes of it at last."""
+        """The tree at the end."""
         return self.before if self.ends is Ends.PUT_BACK else self.made
 
 

@@ -52,6 +52,8 @@ from treenail.update.state.record import Target
 from treenail.update.steps.steps import RecordOwnership
 
 TURNS_TO_REST = 60
+IDLE_TURNS = 12
+"""After so many turns of a minute without any change, with a full drift check in one of them."""
 BACK_ENDS = ("rpm-ostree", "bootc")
 
 
@@ -59,7 +61,7 @@ HEALED = (("*/healed", DriftReaction.REPAIR),)
 
 
 class Untouched:
-    """Nobody is ever told; a full look finds what there is to find."""
+    """A watcher that reports nothing, so that only full checks find drift."""
 
     def watch_paths(self, paths: Iterable[str], *, directories: Iterable[str]) -> None:
         """Nothing to arm."""
@@ -187,7 +189,7 @@ class Node:
             self.world.reboot()
             return 0.0
         if self.world.going_down:
-            # rpm-ostreed had asked for the reboot before an agent died that was about to.
+            # rpm-ostreed had requested the reboot before the agent died, which was about to.
             self.process = None
             self.world.reboot()
         self.clock.move(min(delay_s, 60.0))
@@ -195,9 +197,33 @@ class Node:
 
     def settle(self) -> None:
         """Calm turns, with the drain controller at work."""
+        before, idle_turns = self._snapshot(), 0
         for _ in range(TURNS_TO_REST):
             self.world.drain_controller()
             self.turn()
+            now = self._snapshot()
+            is_done = self.world.annotations.get(key.STATE) == "Done"
+            idle_turns = idle_turns + 1 if now == before and is_done and self.process else 0
+            if idle_turns == IDLE_TURNS:
+                return
+            before = now
+
+    def _snapshot(self) -> tuple[object, ...]:
+        world = self.world
+        return (
+            dict(world.annotations),
+            world.ledger,
+            world.request,
+            world.system,
+            world.staging,
+            world.pending,
+            world.boots,
+            world.soft_boots,
+            world.unschedulable,
+            world.api_up,
+            len(world.writes),
+            len(world.events),
+        )
 
 
 NodeOf = Callable[[World], Node]

@@ -1,4 +1,4 @@
-"""What is wrong with the machines that somebody finds after the power went."""
+"""Finds what is wrong with the machine that the next start finds after a power cut."""
 
 import itertools
 import os
@@ -33,11 +33,11 @@ class Site(NamedTuple):
 
 
 CALLS = ("sync", "sync_filesystem", "replace", "exchange")
-"""What a promise rests on."""
+"""The calls that make a change durable or atomic."""
 
 
 class WitnessedDisk(MemoryDisk):
-    """Tells somebody before each call that changes something, and leaves out the calls of a site.
+    """Calls `on_call` before each call that changes something, and omits the calls of one site.
 
     ``sites`` are those that were called, of `CALLS`. The log is on another file system.
     """
@@ -49,7 +49,7 @@ class WitnessedDisk(MemoryDisk):
         self.chunk = 1 << 20
         self.without = without
         self.sites: set[Site] = set()
-        self.told: Callable[[], None] = lambda: None
+        self.on_call: Callable[[], None] = lambda: None
 
     def fsync(self, descriptor):
         if self._called("sync"):
@@ -82,7 +82,7 @@ class WitnessedDisk(MemoryDisk):
         return site != self.without
 
     def _count(self) -> None:
-        self.told()
+        self.on_call()
         super()._count()
 
 
@@ -121,12 +121,12 @@ class Findings:
     def _bring(self) -> None:
         self._disk = self.make(self.case.before)
         while True:
-            self._disk.told = lambda: self._look([self.case.before, self.case.after])
+            self._disk.on_call = lambda: self._look([self.case.before, self.case.after])
             try:
                 bring(self._disk, self.case.new, "new", asked=self.case.asked, ends=self.case.ends)
             except TreenailError as error:
                 self._tell(f"nothing happened, and yet: {error}")
-            self._disk.told = lambda: None
+            self._disk.on_call = lambda: None
             self._look([self.case.after])
             if self.case.next is None:
                 return
@@ -152,24 +152,24 @@ class Findings:
         return True
 
     def _torn(self, found: Tree, story: str) -> None:
-        """What programs see that start before us: each path as before or as after."""
+        """Check what programs see that start before the agent: each path as before or after."""
         before, after, now = map(visible, (self.case.before, self.case.made, found))
         for path in before.keys() | after.keys() | now.keys():
             entry = now.get(path)
-            # A new directory may still be without its mode, and a unit that is enabled anew has
+            # A new directory may still be without its mode, and a unit that is enabled again has
             # a moment without links.
             new = path not in before and after.get(path, ("",))[0] == "directory"
-            anew = entry is None and ".wants/" in path
-            if entry not in (before.get(path), after.get(path)) and not (new or anew):
+            is_enabled_again = entry is None and ".wants/" in path
+            if entry not in (before.get(path), after.get(path)) and not (new or is_enabled_again):
                 self._tell(f"{story}: {path} is torn: {entry}")
 
     def _killed(self) -> MemoryDisk:
         disk = self._disk.abandoned()
-        disk.told, disk.sites = lambda: None, set()
+        disk.on_call, disk.sites = lambda: None, set()
         return disk
 
     def _start_cut_short_anywhere(self, allowed: list[Tree], story: str) -> None:
-        """What is committed has to be so for whoever starts after the one who finds that."""
+        """A change found committed must stay committed for the start after that."""
         for calls in itertools.count():
             disk = self._killed()
             disk.calls_left = calls
@@ -182,7 +182,7 @@ class Findings:
                 return
 
     def _start(self, disk: MemoryDisk, allowed: list[Tree], story: str) -> bool:
-        """Whether it found something committed."""
+        """Return whether it found a committed change."""
         self._starts += 1
         if runner(disk).pending.find_owner():
             self._put_back(disk.tree(), story)
@@ -232,7 +232,7 @@ def _same(one: Tree, other: Tree) -> bool:
 
 
 def failing_calls(case: Case, chosen: Callable[[int], Iterator[int]]) -> list[str]:
-    """What is wrong when one of the calls fails; it is ``chosen`` of so many."""
+    """Return what is wrong when one call fails; ``chosen`` selects the calls from their number."""
     disk = CountedDisk(case.before)
     bring(disk, case.new, "new", asked=case.asked, ends=case.ends)
     wrong: list[str] = []
@@ -243,10 +243,10 @@ def failing_calls(case: Case, chosen: Callable[[int], Iterator[int]]) -> list[st
             expected = case.after
         except StepError as error:
             expected = case.before
-            if "nothing is changed" not in str(error):
+            if "all steps were undone" not in str(error):
                 wrong.append(f"call {number}: {error}")
         except TreenailError as error:
-            # Whoever holds it tries again until it is done.
+            # The owner of the pending change tries again until it is done.
             expected = case.after
             if case.ends is Ends.COMMITTED:
                 wrong.append(f"call {number}: {error}")

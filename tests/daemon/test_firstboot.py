@@ -35,7 +35,7 @@ SECRET = "/var/lib/kubelet/config.json"
 
 
 class Waits:
-    """A wait that ends at once, and is told to stop after some."""
+    """A stop event that is set after a number of waits, each of which ends at once."""
 
     def __init__(self, turns: int) -> None:
         self._turns = turns
@@ -118,26 +118,26 @@ def assert_joined(host: Host) -> None:
     assert not host.world.staged
 
 
-def test_a_machine_of_which_nothing_is_asked_joins_at_once(host: Host) -> None:
+def test_first_boot_without_target_joins_at_once(host: Host) -> None:
     assert host.boot()
     assert host.world.boots == 1
     assert_joined(host)
     assert host.started_after == []
 
 
-def test_what_failed_with_an_earlier_process_is_started_before_the_mark(host: Host) -> None:
+def test_units_failed_with_earlier_process_start_before_done_file(host: Host) -> None:
     host.again = True
     assert host.boot()
     assert_joined(host)
     assert host.started_after == [False]
 
 
-def test_a_process_knows_whether_another_one_began_before_in_its_boot(host: Host) -> None:
+def test_record_start_finds_earlier_process_of_this_boot(host: Host) -> None:
     files = HostFiles(Root(host.root))
     assert [record_start(files) for _ in range(3)] == [False, True, True]
 
 
-def test_a_machine_moves_to_the_image_of_its_config_with_one_reboot(host: Host) -> None:
+def test_first_boot_moves_to_config_image_with_one_reboot(host: Host) -> None:
     host.encapsulate(osImageURL=B.image, kernelArguments=["quiet", "nosmt"])
     host.join()
     assert (host.world.booted, host.world.boots) == (B.digest, 2)
@@ -148,27 +148,27 @@ def test_a_machine_moves_to_the_image_of_its_config_with_one_reboot(host: Host) 
     }
 
 
-def test_a_machine_moves_to_the_image_of_the_settings(host: Host) -> None:
+def test_first_boot_moves_to_settings_image(host: Host) -> None:
     host.image = B.image
     host.join()
     assert (host.world.booted, host.world.boots) == (B.digest, 2)
 
 
-def test_the_image_of_the_settings_counts_before_that_of_the_config(host: Host) -> None:
+def test_settings_image_wins_over_config_image(host: Host) -> None:
     host.encapsulate(osImageURL=A.image)
     host.image = B.image
     host.join()
     assert host.world.booted == B.digest
 
 
-def test_a_machine_that_is_what_it_was_made_to_be_does_not_reboot(host: Host) -> None:
+def test_first_boot_at_target_does_not_reboot(host: Host) -> None:
     host.encapsulate(osImageURL=A.image)
     assert host.boot()
     assert host.world.boots == 1
     assert_joined(host)
 
 
-def test_once_it_has_joined_nothing_is_looked_at_again(host: Host) -> None:
+def test_finished_first_boot_reads_nothing_again(host: Host) -> None:
     assert host.boot()
     host.encapsulate(osImageURL=B.image)
     assert host.boot()
@@ -177,15 +177,15 @@ def test_once_it_has_joined_nothing_is_looked_at_again(host: Host) -> None:
 
 def effects(host: Host, **spec: object) -> list[str]:
     steps: list[str] = []
-    host.world.fate = steps.append
+    host.world.fault_point = steps.append
     host.encapsulate(**(spec or {"osImageURL": B.image}))
     host.join()
     return steps
 
 
-@pytest.mark.parametrize("misfortune", [Killed, PowerCut])
-def test_the_power_may_go_at_any_effect_of_a_move_to_kernel_arguments_alone(
-    tmp_path: Path, misfortune: type[BaseException]
+@pytest.mark.parametrize("fault", [Killed, PowerCut])
+def test_first_boot_kernel_arguments_survive_power_cut_at_any_effect(
+    tmp_path: Path, fault: type[BaseException]
 ) -> None:
     (tmp_path / "dry").mkdir()
     count = len(effects(Host(tmp_path / "dry"), kernelArguments=["nosmt"]))
@@ -194,14 +194,14 @@ def test_the_power_may_go_at_any_effect_of_a_move_to_kernel_arguments_alone(
         place = tmp_path / str(index)
         place.mkdir()
         host = Host(place)
-        assert_joins_in_spite(host, misfortune, index, kernelArguments=["nosmt"])
+        assert_joins_in_spite(host, fault, index, kernelArguments=["nosmt"])
         assert host.world.system.arguments[-1] == "nosmt"
 
 
 @pytest.mark.parametrize("back_end", BACK_ENDS)
-@pytest.mark.parametrize("misfortune", [Killed, PowerCut])
-def test_the_power_may_go_at_any_effect(
-    tmp_path: Path, misfortune: type[BaseException], back_end: str
+@pytest.mark.parametrize("fault", [Killed, PowerCut])
+def test_first_boot_survives_power_cut_at_any_effect(
+    tmp_path: Path, fault: type[BaseException], back_end: str
 ) -> None:
     (tmp_path / "dry").mkdir()
     with directories() as directory_of:
@@ -210,29 +210,29 @@ def test_the_power_may_go_at_any_effect(
         for index in range(count):
             place = tmp_path / str(index)
             place.mkdir()
-            assert_joins_in_spite(Host(place, bootc=directory_of(back_end)), misfortune, index)
+            assert_joins_in_spite(Host(place, bootc=directory_of(back_end)), fault, index)
 
 
 def assert_joins_in_spite(
-    host: Host, misfortune: type[BaseException], index: int, **spec: object
+    host: Host, fault: type[BaseException], index: int, **spec: object
 ) -> None:
-    """The misfortune strikes once, at the effect of this number."""
+    """The fault strikes once, at the effect of this number."""
     boots = host.world.boots
     host.encapsulate(**(spec or {"osImageURL": B.image}))
     countdown = iter(range(index + 1))
 
-    def fate(_step: str) -> None:
+    def fault_point(_step: str) -> None:
         if next(countdown, None) == index:
-            raise misfortune
+            raise fault
 
-    host.world.fate = fate
+    host.world.fault_point = fault_point
     host.join()
     assert host.world.booted == (A.digest if spec else B.digest)
-    assert host.world.boots <= boots + (1 if misfortune is Killed else 2)
+    assert host.world.boots <= boots + (1 if fault is Killed else 2)
     assert_joined(host)
 
 
-def test_reboots_that_lead_nowhere_end_and_the_machine_does_not_join(host: Host) -> None:
+def test_reboots_without_effect_end_without_joining(host: Host) -> None:
     host.encapsulate(osImageURL=B.image)
     host.world.finalizes = False
     for _ in range(8):
@@ -242,7 +242,7 @@ def test_reboots_that_lead_nowhere_end_and_the_machine_does_not_join(host: Host)
         host.first_boot().reconcile_once()
 
 
-def test_a_config_for_another_mode_of_the_kernel_is_refused(host: Host) -> None:
+def test_config_with_other_fips_mode_is_rejected(host: Host) -> None:
     host.encapsulate(osImageURL=B.image, fips=True)
     with pytest.raises(UnreconcilableError, match="FIPS mode on"):
         host.first_boot().reconcile_once()
@@ -250,7 +250,7 @@ def test_a_config_for_another_mode_of_the_kernel_is_refused(host: Host) -> None:
     assert host.world.boots == 1
 
 
-def test_a_machine_that_is_in_fips_mode_and_has_the_image_joins_without_a_reboot(
+def test_first_boot_with_fips_and_image_joins_without_reboot(
     host: Host,
 ) -> None:
     host.world.fips = True
@@ -259,13 +259,13 @@ def test_a_machine_that_is_in_fips_mode_and_has_the_image_joins_without_a_reboot
     assert host.world.boots == 1
 
 
-def test_a_config_that_is_broken_is_refused(host: Host) -> None:
+def test_config_that_is_invalid_is_rejected(host: Host) -> None:
     (host.root / ENCAPSULATED_CONFIG[1:]).write_text("{")
     with pytest.raises(ConfigError):
         host.first_boot().reconcile_once()
 
 
-def test_a_login_that_only_the_config_has_is_put_in_place_for_nobody_else(host: Host) -> None:
+def test_login_of_the_config_is_installed_with_mode_0600(host: Host) -> None:
     secret = {"path": SECRET, "mode": 0o644, "contents": {"source": "data:,%7B%7D"}}
     host.encapsulate(
         osImageURL=B.image,
@@ -276,7 +276,7 @@ def test_a_login_that_only_the_config_has_is_put_in_place_for_nobody_else(host: 
     assert (placed.read_text(), oct(placed.stat().st_mode & 0o777)) == ("{}", "0o600")
 
 
-def test_a_stop_ends_the_wait(host: Host) -> None:
+def test_stop_event_ends_the_wait(host: Host) -> None:
     host.encapsulate(osImageURL=B.image)
     stop = threading.Event()
     stop.set()
@@ -291,7 +291,7 @@ def test_a_stop_ends_the_wait(host: Host) -> None:
     assert [each.name for each in (host.root / "etc").iterdir()] == [Path(ENCAPSULATED_CONFIG).name]
 
 
-def test_what_fails_is_tried_again_soon_and_in_the_end_every_minute(host: Host) -> None:
+def test_first_boot_failure_is_retried_with_backoff_up_to_a_minute(host: Host) -> None:
     (host.root / ENCAPSULATED_CONFIG[1:]).write_text("{")
     fake, stop = FakeMachine(host.world), Waits(10)
     machine = FirstBootInterfaces(

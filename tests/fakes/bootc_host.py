@@ -48,8 +48,10 @@ class _Systemd:
         if member in ("Subscribe", "Unsubscribe"):
             return None
         # Questions change nothing: they are no effects.
-        fate = self._world.fate if _ASKS not in str(arguments[0]) else lambda _step: None
-        fate(member)
+        fault_point = (
+            self._world.fault_point if _ASKS not in str(arguments[0]) else lambda _step: None
+        )
+        fault_point(member)
         match member, arguments:
             case "StartTransientUnit", (str(name), "fail", list(properties), _):
                 self._start(name, {key: value.unpack() for key, value in properties})
@@ -58,7 +60,7 @@ class _Systemd:
                     del self._world.units[name]
             case (("ResetFailedUnit" | "UnrefUnit"), (str(name),)):
                 self._world.units.pop(name, None)
-        fate(f"{member} done")
+        fault_point(f"{member} done")
         return None
 
     def read_properties(self, target: BusInterface, *, timeout_s: float) -> Json:
@@ -109,7 +111,7 @@ class _Systemd:
 
 
 def finish(world: World, unit: Unit) -> None:
-    """What its program does, and how it ends."""
+    """Run the program's effect, and set the unit's result."""
     unit.result = "success" if _do(world, unit.argv) else "exit-code"
 
 
@@ -168,7 +170,7 @@ def _undeploy(world: World, number: int) -> bool:
 
 
 class _Programs:
-    """What is run and waited for; none of it matters here."""
+    """Programs that run to their end; their output does not matter here."""
 
     def run_command(self, argv: Sequence[str], *, timeout_s: float, stdin: bytes = b"") -> bytes:
         del timeout_s, stdin
@@ -187,9 +189,9 @@ def _answer(world: World, argv: Sequence[str]) -> bytes:
                     finish(world, unit)
             return json.dumps(_status(world)).encode()
         case ["podman", "image", "rm", *_, image]:
-            world.fate("image rm")
+            world.fault_point("image rm")
             world.stored.discard(image)
-            world.fate("image removed")
+            world.fault_point("image removed")
             return b""
         case _:
             return b"[]"

@@ -47,7 +47,7 @@ class Loop:
         self._thread.join(timeout=10)
 
     def run(self, function: Callable[[], Any]) -> Any:
-        """What ``function`` returns in the loop's thread."""
+        """Call ``function`` in the loop's thread and return its result."""
         done = threading.Event()
         outcome: list[Any] = []
 
@@ -155,7 +155,7 @@ class BusService(Loop):
 
 
 class PeerService(Loop):
-    """Listens on a private socket and exports one object at ``/`` to whoever connects."""
+    """Listens on a private socket and exports one object at ``/`` to every client."""
 
     def __init__(self, address: str, exports: Exports) -> None:
         super().__init__()

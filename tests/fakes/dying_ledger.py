@@ -38,7 +38,7 @@ class DyingLedger(Ledger):
             self._die()
 
     def _when(self) -> str:
-        """What the order says of this write; empty when it is not meant."""
+        """The order's word for this write; empty when it is about another."""
         if not self._order.exists():
             return ""
         when, count = self._order.read_text().split()

@@ -1,4 +1,4 @@
-"""A logind that counts reboots, and lists inhibitors as told."""
+"""A logind that counts reboots, and lists the given inhibitors."""
 
 from gi.repository import GLib
 

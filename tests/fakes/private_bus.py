@@ -26,7 +26,7 @@ _CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configura
 
 
 class PrivateBus:
-    """Runs while entered; ``stop`` and ``start`` make it go away and come back."""
+    """Runs while entered; ``stop`` and ``start`` end it and start it again."""
 
     def __init__(self) -> None:
         # Short: the path of a Unix socket has at most 107 bytes.

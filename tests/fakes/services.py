@@ -36,8 +36,8 @@ class Services:
         """Put other settings in force."""
         settings.save_settings(now, self._settings)
 
-    def told(self) -> str:
-        """The next line that they tell the machine's supervisor."""
+    def read_line(self) -> str:
+        """The next line that they print for the machine's supervisor."""
         assert self._process is not None
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
@@ -62,7 +62,7 @@ class Services:
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert self.told() == "ready"
+        assert self.on_call() == "ready"
         return self
 
     def __exit__(

@@ -1,4 +1,4 @@
-"""A node, its cluster and its fate: small, honest, and able to lose power at any step.
+"""A node, its cluster and its fault_point: small, honest, and able to lose power at any step.
 
 What survives what is as on a real machine: the ledger and the booted deployment survive all; what
 was flushed survives a power cut, what was written survives the agent's death; a staged deployment
@@ -39,6 +39,7 @@ from treenail.host.ostree.deployments import (
 from treenail.update.checks.health import API_SERVER, BootTrialStatus, HealthCheckResult
 from treenail.update.decision.request import UserRequest
 from treenail.update.state.boot_trial import BootTrial
+from treenail.update.state.phases import TRANSITIONS, Phase
 from treenail.update.state.record import Target
 from treenail.update.status import NodeEvent, StatusReport
 
@@ -60,12 +61,12 @@ class WentDown(BaseException):
 
 
 def _live_on(_step: str) -> None:
-    """The fate of most."""
+    """The fault_point of most."""
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What a deployment is made of; ``serial`` tells two of the same image apart."""
+    """The parts of a deployment; ``serial`` distinguishes two of the same image."""
 
     digest: str
     arguments: tuple[str, ...] = PLATFORM
@@ -88,28 +89,28 @@ class Unit:
 
 @dataclass
 class World:
-    """Everything outside the agent's process. ``fate`` is asked before and after each effect."""
+    """Everything outside the agent's process. Effects call ``fault_point`` before and after."""
 
     booted: str
-    fate: Callable[[str], None] = _live_on
+    fault_point: Callable[[str], None] = _live_on
     meanwhile: Callable[[], None] = lambda: None
-    """What happens in the world while the agent waits for a long call."""
+    """Called while the agent waits for a long call."""
     boots: int = 1
     system: System = field(init=False)
     staging: System | None = None
     serials: int = 0
     locked: bool = False
     softens: bool = True
-    """Whether what is staged has the kernel that runs, and what it was booted with."""
+    """The staged deployment has the running kernel and its arguments."""
     misleads: bool = False
-    """Whether soft reboots lead back to what is booted."""
+    """Soft reboots start the booted deployment again."""
     pins: set[str] = field(default_factory=set)
-    """The deployments that nobody can drop."""
+    """The pinned deployments."""
     pending: System | None = None
-    """What boots next though it is not what was started."""
+    """The deployment that boots next, though a soft reboot started another one."""
     pending_etc: Tree = field(default_factory=dict)
     held: bool = False
-    """Whether another program has the sysroot, outside any transaction."""
+    """Another program has locked the sysroot, outside any transaction."""
     prepared: str = ""
     """The id of the deployment that a soft reboot leads into."""
     soft: bool = False
@@ -117,7 +118,7 @@ class World:
     soft_boots: int = 0
     """How often user space was started since the kernel was."""
     finalizes: bool = True
-    """Whether the boot loader's entry can be written."""
+    """The boot loader's entry can be written."""
     fips: bool = False
     """The mode that the kernel was installed for."""
     going_down: bool = False
@@ -129,19 +130,21 @@ class World:
     writes: list[str] = field(default_factory=list)
     events: list[NodeEvent] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
+    transitions: set[tuple[Phase | None, Phase | None]] = field(default_factory=set)
+    """The transitions of phases that were written to the ledger."""
     configs: dict[str, MachineConfig] = field(default_factory=dict)
     request: UserRequest | None = None
-    """What a person on the machine asks for."""
+    """The request of a user on the machine."""
     sick: Callable[["World"], bool] = lambda _: False
-    """Whether the machine is not healthy as it is."""
+    """Returns whether a health check fails in this world."""
     full: Callable[["World"], bool] = lambda _: False
-    """Whether the ledger can't be written."""
+    """Returns whether the ledger cannot be written."""
     crashes: Callable[["World"], bool] = lambda _: False
-    """Whether the agent dies soon after each of its starts."""
+    """Returns whether the agent crashes after each start."""
     dead: frozenset[str] = frozenset()
     """The images whose kernel never boots."""
     previous: System | None = None
-    """What was booted before, and is still deployed."""
+    """The previously booted deployment, if it still exists."""
     kept_etc: Tree = field(default_factory=dict)
     """The /etc of the previous deployment."""
     tried_again: bool = False
@@ -154,14 +157,14 @@ class World:
     """How many questions to systemd such a unit outlives."""
     stored: set[str] = field(default_factory=set)
     """The images in podman's storage."""
-    in_the_way: str = ""
-    """What a pre-flight would find."""
+    finding: str = ""
+    """The finding of a pre-flight check."""
     returns: int = 0
     policy: ClusterDisruptionPolicy = field(
         default_factory=lambda: ClusterDisruptionPolicy(DEFAULT_POLICY)
     )
     vendor: dict[str, Tree] = field(default_factory=dict)
-    """What each image has in /usr/etc, by digest and path below it."""
+    """The content of /usr/etc of each image, by digest and path."""
     disk: MemoryDisk = field(default_factory=lambda: MemoryDisk(BASE))
 
     def __post_init__(self) -> None:
@@ -181,9 +184,8 @@ class World:
             self.annotations.pop(spelling, None)
 
     def file(self, path: str) -> bytes | None:
-        """What the file holds; None without one."""
-        entry = self.disk.tree().get(TOP + path)
-        return None if entry is None else entry.content
+        """The content of the file; None without one."""
+        return self.disk.content(TOP + path)
 
     @property
     def in_service(self) -> bool:
@@ -192,12 +194,12 @@ class World:
 
     @property
     def may_be_uncordoned(self) -> bool:
-        """Something is staged or pulled that nobody's reboot would boot, nor is about to."""
+        """True when something is staged or pulled that no reboot would start."""
         running = any(not each.result for each in self.units.values())
         return not running and (self.locked or (bool(self.units) and self.staging is None))
 
     def reboot(self) -> None:
-        """A clean reboot, whoever asked for it."""
+        """Reboot cleanly."""
         if self.soft:
             self._reboot_softly()
             return
@@ -268,7 +270,7 @@ class World:
         return {path: each for path, each in self.disk.tree().items() if _ETC in path}
 
     def _merge(self, digest: str) -> None:
-        """What becomes of /etc: local changes stay, all else is the new deployment's."""
+        """Merge /etc: local changes stay, all else comes from the new deployment."""
         old, new = self.vendor.get(self.booted, {}), self.vendor.get(digest, {})
         tree = self.disk.tree()
         etc = {path.removeprefix(_ETC): each for path, each in tree.items() if _ETC in path}
@@ -309,9 +311,9 @@ class FakeMachine:
         world = self._world
         if world.previous is None:
             raise TransactionError("there is no previous deployment")
-        world.fate("roll back")
+        world.fault_point("roll back")
         world.staging, world.rolled_back = None, True
-        world.fate("rolled back")
+        world.fault_point("rolled back")
 
     def read_boot_id(self) -> str:
         world = self._world
@@ -329,7 +331,7 @@ class FakeMachine:
     def read_deployments(self) -> DeploymentStatus:
         world = self._world
         if world.going_down:
-            raise BusError("rpm-ostreed went away")
+            raise BusError("rpm-ostreed closed the connection")
         found = [_deployment(world.system, booted=True, pinned=world.system.id in world.pins)]
         if world.staging:
             found.append(_deployment(world.staging, staged=True, locked=world.locked))
@@ -352,7 +354,7 @@ class FakeMachine:
             raise HostError(f"can't stage {change}: {staged.id} is pending, and not locked")
         if staged and (staged.digest, staged.arguments) == (asked.digest, asked.arguments):
             return
-        world.fate("stage begins")
+        world.fault_point("stage begins")
         for percent in (0, 50, 100):
             world.meanwhile()
             match watch(TransactionProgress("fetching", percent)):
@@ -362,10 +364,10 @@ class FakeMachine:
                     return
                 case WatchVerdict.CONTINUE:
                     pass
-            world.fate("staging")
+            world.fault_point("staging")
         world.serials += 1
         world.staging, world.locked = asked, True
-        world.fate("staged")
+        world.fault_point("staged")
 
     def wait_for_other_transaction(
         self, *, watch: Callable[[TransactionProgress], WatchVerdict]
@@ -375,52 +377,52 @@ class FakeMachine:
 
     def drop_staged(self, staged_id: str) -> None:
         world = self._world
-        world.fate("drop")
+        world.fault_point("drop")
         if world.staging is not None and world.staging.id == staged_id:
             world.staging, world.locked = None, False
         if world.previous is not None and world.previous.id == staged_id:
             world.previous, world.tried_again = None, False
         if world.pending is not None and world.pending.id == staged_id:
             world.pending = None
-        world.fate("dropped")
+        world.fault_point("dropped")
 
     def prepare_soft_reboot(self) -> bool:
         world = self._world
-        world.fate("prepare")
+        world.fault_point("prepare")
         if world.softens and world.staging is not None:
             world.prepared = world.staging.id
-        world.fate("prepared")
+        world.fault_point("prepared")
         return bool(world.prepared)
 
     def clear_soft_reboot(self) -> None:
         self._world.prepared = ""
 
     def pin_deployment(self, deployment_id: str) -> None:
-        self._world.fate("pin")
+        self._world.fault_point("pin")
         self._world.pins.add(deployment_id)
-        self._world.fate("pinned")
+        self._world.fault_point("pinned")
 
     def unpin_deployment(self, deployment_id: str) -> None:
-        self._world.fate("unpin")
+        self._world.fault_point("unpin")
         self._world.pins.discard(deployment_id)
-        self._world.fate("unpinned")
+        self._world.fault_point("unpinned")
 
     def finalize_staged(self, staged_id: str, *, is_soft: bool = False) -> None:
         world = self._world
         if world.staging is None or world.staging.id != staged_id:
             raise TransactionError("No pending staged deployment found")
-        world.fate("unlock")
+        world.fault_point("unlock")
         world.locked = False
         if world.in_service:
             world.violations.append("unlocked while the node was in service")
-        world.fate("unlocked")
+        world.fault_point("unlocked")
         world.going_down = not is_soft
 
     def release_daemon(self) -> None:
         pass
 
     def reboot_machine(self, *, is_soft: bool = False) -> None:
-        self._world.fate("reboot")
+        self._world.fault_point("reboot")
         self._world.going_down, self._world.soft = True, is_soft
         raise WentDown
 
@@ -444,9 +446,24 @@ class FakeLedger:
         text = json.dumps(document)
         if self._world.full(self._world):
             raise LedgerError("the ledger: no space left on device")
-        self._world.fate("ledger write")
+        self._world.fault_point("ledger write")
+        self._record_transition(text)
         self._world.ledger = text
-        self._world.fate("ledger written")
+        self._world.fault_point("ledger written")
+
+    def _record_transition(self, text: str) -> None:
+        before, after = read_phase(self._world.ledger), read_phase(text)
+        if before is after:
+            return
+        self._world.transitions.add((before, after))
+        if after not in TRANSITIONS[before]:
+            self._world.violations.append(f"phase {before} was followed by {after}")
+
+
+def read_phase(ledger: str | None) -> Phase | None:
+    """The phase of the update in a ledger's document; None without an update."""
+    update = json.loads(ledger)["update"] if ledger else None
+    return Phase(update["phase"]) if update else None
 
 
 class FakeCluster:
@@ -460,7 +477,7 @@ class FakeCluster:
         return self._cached
 
     def see(self) -> None:
-        """What the watch does: it never fails, it only sees nothing new."""
+        """Update the cached Node, as the watch would."""
         if self._world.api_up:
             self._cached = Node(
                 name="node-1",
@@ -488,7 +505,7 @@ class FakeCluster:
     def write_report(self, report: StatusReport) -> None:
         world = self._world
         if self._cached is None:
-            # Nothing differs from what nobody has seen.
+            # Nothing can differ before the first observation.
             return
         known = self._cached.annotations
         changes = {k: v for k, v in report.annotations.items() if known.get(k) != v}
@@ -496,14 +513,14 @@ class FakeCluster:
             return
         if not world.api_up:
             raise UnreachableError("the API server does not answer")
-        world.fate("patch")
+        world.fault_point("patch")
         for name, value in changes.items():
             if value is None:
                 world.annotations.pop(name, None)
             else:
                 world.annotations[name] = value
         world.writes.append("patch node: " + " ".join(sorted(changes)))
-        world.fate("patched")
+        world.fault_point("patched")
         if world.loses_answers:
             world.loses_answers -= 1
             raise UnreachableError("the connection was lost before the answer")
@@ -570,7 +587,7 @@ class FakeHealth:
 
 
 class FakePreflight:
-    """Nothing is in the way, unless the world says so after the staging."""
+    """No findings, unless the world sets one after the staging."""
 
     def __init__(self, world: World | None = None) -> None:
         self._world = world
@@ -579,8 +596,8 @@ class FakePreflight:
         pass
 
     def check_machine(self, image: str) -> None:
-        if self._world is not None and self._world.in_the_way:
-            raise PreflightError(f"the update can't begin: {self._world.in_the_way}")
+        if self._world is not None and self._world.finding:
+            raise PreflightError(f"the update can't begin: {self._world.finding}")
 
 
 class FakeRequests:
@@ -597,7 +614,7 @@ class FakeRequests:
 
 
 class FakeNotifier:
-    """A systemd that listens to nobody."""
+    """A systemd that ignores notifications."""
 
     watchdog_interval_s: float | None = None
 

@@ -1,4 +1,4 @@
-"""What is asked of a boot on trial, and since when it is so."""
+"""Health checks of a boot trial, and since when they have their result."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -26,7 +26,7 @@ WELL = [
 
 @dataclass
 class Machine:
-    """A machine that is well, with a cluster that answers."""
+    """A healthy machine, with a cluster that answers."""
 
     units_there: dict[str, tuple[str, str]] = field(
         default_factory=lambda: {
@@ -35,7 +35,7 @@ class Machine:
         }
     )
     files: dict[str, str] = field(default_factory=dict)
-    """The states of the unit files, where asked for."""
+    """The states of unit files that a test sets."""
     bus_away: bool = False
     runtime_problem: str = ""
     asked: list[str] = field(default_factory=list)
@@ -96,7 +96,7 @@ def looked(machine: Machine) -> list[tuple[str, str]]:
     return failing(machine.health().run_checks(machine.probation(), BOOT))
 
 
-def test_a_machine_that_is_well_passes_every_check() -> None:
+def test_healthy_machine_passes_every_check() -> None:
     machine = Machine()
     health, probation = machine.health(), machine.probation()
     assert health.run_checks(probation, BOOT) == BootTrialStatus(
@@ -107,7 +107,7 @@ def test_a_machine_that_is_well_passes_every_check() -> None:
     assert (later.elapsed_s, later.healthy_for_s) == (7.0, 7.0)
 
 
-def test_units_that_are_not_active_are_named_with_their_state() -> None:
+def test_inactive_units_are_named_with_state() -> None:
     machine = Machine()
     machine.units_there |= {
         "kubelet.service": ("masked", "inactive"),
@@ -123,9 +123,7 @@ def test_units_that_are_not_active_are_named_with_their_state() -> None:
 
 @pytest.mark.parametrize("unused", [("loaded", "inactive"), ("masked", "inactive")])
 @pytest.mark.parametrize("used", ["crio.service", "containerd.service"])
-def test_of_the_runtimes_that_are_installed_the_active_one_is_asked(
-    used: str, unused: tuple[str, str]
-) -> None:
+def test_active_runtime_among_installed_ones_is_checked(used: str, unused: tuple[str, str]) -> None:
     machine = Machine()
     machine.units_there |= {"crio.service": unused, "containerd.service": unused}
     machine.units_there[used] = ("loaded", "active")
@@ -135,7 +133,7 @@ def test_of_the_runtimes_that_are_installed_the_active_one_is_asked(
     assert machine.asked == [used, used]
 
 
-def test_when_no_runtime_is_active_all_that_are_installed_are_named() -> None:
+def test_inactive_runtimes_are_all_named() -> None:
     machine = Machine()
     machine.units_there |= {
         "crio.service": ("masked", "inactive"),
@@ -159,7 +157,7 @@ def test_when_no_runtime_is_active_all_that_are_installed_are_named() -> None:
         (("loaded", "active"), "enabled", True),
     ],
 )
-def test_a_greenboot_that_is_switched_off_is_not_asked_for(
+def test_disabled_greenboot_has_no_result(
     states: tuple[str, str], file: str, found: bool | None
 ) -> None:
     unit = "greenboot-healthcheck.service"
@@ -170,32 +168,32 @@ def test_a_greenboot_that_is_switched_off_is_not_asked_for(
     assert check == HealthCheckResult("Greenboot", found, text)
 
 
-def test_a_runtime_that_does_not_answer_is_not_well_though_its_unit_is_active() -> None:
+def test_runtime_without_answer_fails_though_unit_is_active() -> None:
     machine = Machine(runtime_problem="the socket does not answer")
     assert looked(machine) == [("ContainerRuntime", "the socket does not answer")]
 
 
-def test_a_machine_without_kubernetes_has_nothing_to_ask() -> None:
+def test_machine_without_kubernetes_units_has_no_results() -> None:
     trial = Machine(units_there={}).health().run_checks(BootTrial(), BOOT)
     assert [each.is_passing for each in trial.checks[:3]] == [None, None, None]
 
 
-def test_a_systemd_that_does_not_answer_is_not_well() -> None:
+def test_unreachable_systemd_fails_the_kubelet_check() -> None:
     assert looked(Machine(bus_away=True)) == [
-        ("Kubelet", "systemd can't be asked: systemd does not answer")
+        ("Kubelet", "cannot read units from systemd: systemd does not answer")
     ]
 
 
-def test_with_the_api_server_away_nobody_can_say_whether_the_node_is_ready() -> None:
+def test_node_ready_has_no_result_without_api_server() -> None:
     trial = Machine(api_away=True).health().run_checks(BootTrial(), BOOT)
     assert failing(trial) == [("ApiServer", "connection refused")]
     assert not trial.is_api_reachable
     assert trial.checks[-1] == HealthCheckResult("NodeReady", is_passing=None)
 
 
-def test_a_node_has_to_be_ready_in_this_boot() -> None:
+def test_node_must_be_ready_since_the_boot() -> None:
     for node, text in (
-        (None, "there is no such Node"),
+        (None, "the API server has no such Node"),
         (Node("node-1", not_ready_message="CNI is not up"), "CNI is not up"),
         (Node("node-1"), "the Node is not Ready"),
         (
@@ -206,7 +204,7 @@ def test_a_node_has_to_be_ready_in_this_boot() -> None:
         assert looked(Machine(seen=node)) == [("NodeReady", text)]
 
 
-def test_after_a_soft_reboot_a_node_has_to_be_heard_of_since() -> None:
+def test_node_must_report_after_soft_reboot() -> None:
     node = Node("node-1", is_ready=True, boot_id=BOOT, last_heartbeat="2026-01-01T12:00:00Z")
     soft = f"{BOOT}+1"
     for started, expected in (
@@ -218,7 +216,7 @@ def test_after_a_soft_reboot_a_node_has_to_be_heard_of_since() -> None:
         assert failing(machine.health().run_checks(machine.probation(), soft)) == expected
 
 
-def test_the_owners_checks_are_made_last_and_not_again_once_passed() -> None:
+def test_custom_checks_run_last_and_once() -> None:
     machine = Machine(own={"dns": "no answer", "disk": ""})
     health, probation = machine.health(), machine.probation()
     assert failing(health.run_checks(probation, BOOT)) == [("health.d/dns", "no answer")]
@@ -229,7 +227,7 @@ def test_the_owners_checks_are_made_last_and_not_again_once_passed() -> None:
     assert len(health.run_checks(probation, BOOT).checks) == len(WELL)
 
 
-def test_a_check_may_not_take_longer_than_the_trial() -> None:
+def test_custom_check_is_limited_by_the_trial_deadline() -> None:
     machine = Machine(own={"slow": "no"})
     health, probation = machine.health(), machine.probation()
     for move_s in (80.0, 30.0):
@@ -238,11 +236,11 @@ def test_a_check_may_not_take_longer_than_the_trial() -> None:
     assert machine.ran == [("slow", 20.0), ("slow", 1.0)]
 
 
-def test_checks_that_cannot_be_listed_are_not_well() -> None:
+def test_unlistable_custom_checks_fail() -> None:
     assert looked(Machine(unreadable=True)) == [("health.d/", "too many")]
 
 
-def test_a_check_says_for_how_long_it_has_been_so_and_a_relapse_begins_anew() -> None:
+def test_check_age_restarts_after_a_relapse() -> None:
     machine = Machine(runtime_problem="no answer")
     health, probation = machine.health(), machine.probation()
     health.run_checks(probation, BOOT)

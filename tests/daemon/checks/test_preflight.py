@@ -96,7 +96,7 @@ def preflight(root: Root, machine: Machine) -> PreflightChecker:
     return machine.checker(root)
 
 
-def test_a_machine_in_order_has_no_findings(root: Root) -> None:
+def test_healthy_machine_has_no_findings(root: Root) -> None:
     machine = Machine()
     found = preflight(root, machine).collect_conditions(B.image)
     assert find_preflight_problems(found) == ()
@@ -106,7 +106,7 @@ def test_a_machine_in_order_has_no_findings(root: Root) -> None:
     assert list(root.resolve_path("/var/lib/treenail").iterdir()) == []
 
 
-def test_the_registry_is_shown_the_merged_logins(root: Root) -> None:
+def test_registry_receives_the_merged_logins(root: Root) -> None:
     machine = Machine()
     logins = root.resolve_path("/var/lib/treenail/auth.json")
     logins.write_text("{}")
@@ -114,7 +114,7 @@ def test_the_registry_is_shown_the_merged_logins(root: Root) -> None:
     assert machine.asked == [(B.image, str(logins))]
 
 
-def test_a_registry_in_trouble_is_a_finding(root: Root) -> None:
+def test_registry_problem_is_a_finding(root: Root) -> None:
     machine = Machine()
     machine.answer = registry.InspectionProblem("ImageNotFound", "manifest unknown")
     found = preflight(root, machine).collect_conditions(B.image)
@@ -130,7 +130,7 @@ def test_a_registry_in_trouble_is_a_finding(root: Root) -> None:
         ({}, [PreflightReason.IMAGE_NOT_BOOTABLE]),
     ],
 )
-def test_an_image_has_to_say_that_it_is_an_operating_system(
+def test_image_without_bootable_label_is_a_finding(
     root: Root, labels: dict[str, str], reasons: list[PreflightReason]
 ) -> None:
     machine = Machine()
@@ -140,19 +140,19 @@ def test_an_image_has_to_say_that_it_is_an_operating_system(
     assert all("ostree.bootable" in each.message for each in found)
 
 
-def test_without_skopeo_the_registry_is_left_to_the_pull(root: Root) -> None:
+def test_missing_skopeo_leaves_registry_unchecked(root: Root) -> None:
     machine = Machine()
     machine.answer = None
     assert find_preflight_problems(preflight(root, machine).collect_conditions(B.image)) == ()
 
 
-def test_without_an_image_no_registry_is_asked(root: Root) -> None:
+def test_empty_image_reads_no_registry(root: Root) -> None:
     machine = Machine()
     assert preflight(root, machine).collect_conditions("").manifest is None
     assert machine.asked == []
 
 
-def test_only_locks_that_block_a_shutdown_are_in_the_way(root: Root) -> None:
+def test_only_blocking_shutdown_locks_are_findings(root: Root) -> None:
     machine = Machine()
     machine.held = [
         InhibitorLock("shutdown:sleep", "backup", "copying", "block", 0, 7),
@@ -164,11 +164,11 @@ def test_only_locks_that_block_a_shutdown_are_in_the_way(root: Root) -> None:
     )
 
 
-def test_a_logind_that_does_not_answer_holds_nothing_up(root: Root) -> None:
+def test_unreachable_logind_does_not_block(root: Root) -> None:
     assert find_preflight_problems(preflight(root, NoLogind()).collect_conditions(B.image)) == ()
 
 
-def test_an_active_driver_is_a_finding(root: Root) -> None:
+def test_active_update_agent_is_a_finding(root: Root) -> None:
     machine = Machine()
     machine.active = ("zincati.service",)
     (found,) = find_preflight_problems(preflight(root, machine).collect_conditions(""))
@@ -198,9 +198,7 @@ def older(root: Root) -> str:
     return commit
 
 
-def test_what_others_have_pinned_makes_no_room_on_boot_and_what_we_have_does(
-    root: Root, older: str
-) -> None:
+def test_users_pin_frees_no_boot_space_and_own_pin_does(root: Root, older: str) -> None:
     machine = Machine()
     flight = preflight(root, machine)
     booted = deployment("1" * 64, booted=True, pinned=True)
@@ -214,19 +212,19 @@ def test_what_others_have_pinned_makes_no_room_on_boot_and_what_we_have_does(
     assert flight.collect_conditions("").freeable_boot_bytes == 70
 
 
-def test_deployments_that_cannot_be_asked_for_hold_nothing_up(root: Root, older: str) -> None:
+def test_unreadable_deployments_do_not_block(root: Root, older: str) -> None:
     assert preflight(root, NoDeployments()).collect_conditions("").freeable_boot_bytes == 70
 
 
-def test_a_ledger_that_cannot_be_written_is_a_finding(root: Root) -> None:
+def test_unwritable_ledger_is_a_finding(root: Root) -> None:
     directory = root.resolve_path("/var/lib/treenail")
     directory.rmdir()
-    directory.write_text("in the way")
+    directory.write_text("blocking")
     (found,) = find_preflight_problems(preflight(root, Machine()).collect_conditions(""))
     assert found.reason is PreflightReason.LEDGER_NOT_WRITABLE
 
 
-def test_a_key_that_the_policy_names_has_to_be_there(root: Root) -> None:
+def test_policy_key_that_is_missing_is_a_finding(root: Root) -> None:
     signed = [{"type": "sigstoreSigned", "keyPath": "/etc/node.pub"}]
     root.resolve_path("/etc/containers/policy.json").write_text(json.dumps({"default": signed}))
     flight = preflight(root, Machine())
@@ -242,7 +240,7 @@ def test_a_key_that_the_policy_names_has_to_be_there(root: Root) -> None:
     assert needs_signature(HostFiles(root), B.image)
 
 
-def test_a_policy_that_rejects_podmans_storage_is_a_finding_where_images_wait_there(
+def test_policy_rejecting_containers_storage_is_a_finding_for_bootc(
     root: Root,
 ) -> None:
     signed = [{"type": "sigstoreSigned", "keyPath": "/etc/node.pub"}]
@@ -260,7 +258,7 @@ def test_a_policy_that_rejects_podmans_storage_is_a_finding_where_images_wait_th
     assert find_preflight_problems(flight.collect_conditions(B.image)) == ()
 
 
-def test_a_policy_that_is_broken_is_a_finding(root: Root) -> None:
+def test_invalid_signature_policy_is_a_finding(root: Root) -> None:
     root.resolve_path("/etc/containers/policy.json").write_text("{")
     flight = preflight(root, Machine())
     assert [
@@ -269,11 +267,11 @@ def test_a_policy_that_is_broken_is_a_finding(root: Root) -> None:
     assert not needs_signature(HostFiles(root), B.image)
 
 
-def test_without_a_policy_images_are_taken_as_they_are(root: Root) -> None:
+def test_missing_signature_policy_needs_no_signature(root: Root) -> None:
     assert not needs_signature(HostFiles(root), B.image)
 
 
-def test_right_before_the_drain_the_machine_alone_is_asked(root: Root) -> None:
+def test_check_before_drain_reads_only_the_machine(root: Root) -> None:
     machine = Machine()
     flight = preflight(root, machine)
     flight.check_image(B.image)
@@ -286,7 +284,7 @@ def test_right_before_the_drain_the_machine_alone_is_asked(root: Root) -> None:
         flight.check_machine(B.image)
 
 
-def test_right_before_the_drain_there_has_to_be_room_for_what_is_not_deployed(root: Root) -> None:
+def test_check_before_drain_needs_space_for_missing_layers(root: Root) -> None:
     machine = Machine()
     flight = preflight(root, machine)
     machine.answer = registry.ImageInspection(
@@ -302,7 +300,7 @@ def test_right_before_the_drain_there_has_to_be_room_for_what_is_not_deployed(ro
     flight.check_machine(B.image)
 
 
-def test_what_blocks_is_raised_and_what_only_warns_is_said_once(
+def test_blocking_finding_is_raised_and_warning_is_logged_once(
     root: Root, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine = Machine()

@@ -55,7 +55,7 @@ class Machine:
         )
 
     def touched(self, path: str, content: bytes | None) -> tuple[str, ...]:
-        """What is told right after somebody wrote or removed it, and inotify said so."""
+        """Write or remove the file, report it as inotify would, and return the problems."""
         if content is None:
             (self.top / path[1:]).unlink()
         else:
@@ -63,7 +63,7 @@ class Machine:
         self.watched.touched = TouchedPaths(frozenset({path}))
         return self.trust.sync_files()
 
-    def told(self, **spec: object) -> tuple[str, ...]:
+    def sync(self, **spec: object) -> tuple[str, ...]:
         self.trust.accept_document({"spec": spec})
         return self.trust.sync_files()
 
@@ -90,9 +90,9 @@ def bundle(**registries: bytes) -> list[dict[str, str]]:
     return [{"file": name, "data": b64(content)} for name, content in registries.items()]
 
 
-def test_authorities_and_pull_secret_are_put_in_place(machine, pem):
+def test_certificates_and_pull_secret_are_written(machine, pem):
     assert (
-        machine.told(
+        machine.sync(
             kubeAPIServerServingCAData=b64(pem),
             imageRegistryBundleData=[{"file": "r.example..5000", "data": b64(pem)}],
             internalRegistryPullSecret=b64(b'{"auths":{}}'),
@@ -107,65 +107,65 @@ def test_authorities_and_pull_secret_are_put_in_place(machine, pem):
     assert machine.read(names.CLOUD_CA) is None
 
 
-def test_what_is_no_certificate_is_refused_and_the_former_stays(machine, pem):
-    machine.told(kubeAPIServerServingCAData=b64(pem))
+def test_invalid_certificate_is_rejected_and_previous_stays(machine, pem):
+    machine.sync(kubeAPIServerServingCAData=b64(pem))
     bad = pem.replace(b"M", b"N", 5)
 
-    problems = machine.told(kubeAPIServerServingCAData=b64(bad))
+    problems = machine.sync(kubeAPIServerServingCAData=b64(bad))
 
     assert machine.read(names.KUBELET_CA) == pem
     (problem,) = problems
     assert problem == (
-        f"what the ControllerConfig has for {names.KUBELET_CA} holds no certificate that can be "
-        "read; what is there stays"
+        f"cannot write {names.KUBELET_CA}: the ControllerConfig's content for it is no PEM "
+        "certificate; the file on disk stays"
     )
 
 
-def test_half_a_secret_is_not_repeated(machine):
-    (problem,) = machine.told(internalRegistryPullSecret=CANARY)
+def test_invalid_secret_is_not_printed(machine):
+    (problem,) = machine.sync(internalRegistryPullSecret=CANARY)
 
     assert CANARY not in problem
-    assert problem.endswith("; what it handed out before stays")
+    assert problem.endswith("; the files of its last version stay")
 
 
-def test_registry_that_is_named_no_more_is_removed_also_after_a_restart(machine, pem):
-    machine.told(imageRegistryBundleData=bundle(a=pem, b=pem))
+def test_registry_no_longer_listed_is_removed_also_after_restart(machine, pem):
+    machine.sync(imageRegistryBundleData=bundle(a=pem, b=pem))
     machine.start()
-    machine.told(imageRegistryBundleData=bundle(b=pem))
+    machine.sync(imageRegistryBundleData=bundle(b=pem))
 
     assert machine.read("/etc/docker/certs.d/a/ca.crt") is None
     assert machine.read("/etc/docker/certs.d/b/ca.crt") == pem
 
 
-def test_what_an_administrator_put_there_stays(machine, pem):
+def test_users_registry_certificates_stay(machine, pem):
     machine.write("/etc/docker/certs.d/mine/ca.crt", pem)
-    machine.told(imageRegistryBundleData=bundle(a=pem))
-    machine.told()
+    machine.sync(imageRegistryBundleData=bundle(a=pem))
+    machine.sync()
 
     assert machine.read("/etc/docker/certs.d/mine/ca.crt") == pem
     assert machine.read("/etc/docker/certs.d/a/ca.crt") is None
 
 
-def test_controllerconfig_that_is_gone_changes_nothing(machine, pem):
-    machine.told(kubeAPIServerServingCAData=b64(pem))
+def test_missing_controllerconfig_changes_nothing(machine, pem):
+    machine.sync(kubeAPIServerServingCAData=b64(pem))
     machine.trust.accept_document(None)
 
     assert machine.trust.sync_files() == ()
     assert machine.read(names.KUBELET_CA) == pem
 
 
-def test_nothing_is_written_twice(machine, pem):
-    machine.told(kubeAPIServerServingCAData=b64(pem))
+def test_unchanged_metrics_are_not_written_again(machine, pem):
+    machine.sync(kubeAPIServerServingCAData=b64(pem))
     before = (machine.top / names.KUBELET_CA[1:]).stat()
     machine.start()
-    machine.told(kubeAPIServerServingCAData=b64(pem))
+    machine.sync(kubeAPIServerServingCAData=b64(pem))
 
     assert (machine.top / names.KUBELET_CA[1:]).stat().st_ino == before.st_ino
 
 
 @pytest.mark.parametrize("content", [None, b"", b"theirs"])
-def test_what_somebody_changes_or_removes_is_put_back_at_once(machine, pem, content):
-    machine.told(kubeAPIServerServingCAData=b64(pem), internalRegistryPullSecret=b64(b"{}"))
+def test_changed_or_removed_certificate_is_restored_at_once(machine, pem, content):
+    machine.sync(kubeAPIServerServingCAData=b64(pem), internalRegistryPullSecret=b64(b"{}"))
 
     assert machine.touched(names.KUBELET_CA, content) == ()
     assert machine.read(names.KUBELET_CA) == pem
@@ -174,8 +174,8 @@ def test_what_somebody_changes_or_removes_is_put_back_at_once(machine, pem, cont
     assert machine.watched.paths == {names.KUBELET_CA, INTERNAL}
 
 
-def test_without_inotify_it_is_put_back_within_a_minute(machine, pem):
-    machine.told(imageRegistryBundleData=bundle(a=pem))
+def test_certificate_is_restored_without_inotify_within_a_minute(machine, pem):
+    machine.sync(imageRegistryBundleData=bundle(a=pem))
     place = "/etc/docker/certs.d/a/ca.crt"
     (machine.top / place[1:]).unlink()
 
@@ -187,8 +187,8 @@ def test_without_inotify_it_is_put_back_within_a_minute(machine, pem):
     assert machine.read(place) == pem
 
 
-def test_directory_that_is_removed_comes_back(machine, pem):
-    machine.told(imageRegistryBundleData=bundle(a=pem))
+def test_removed_directory_is_restored(machine, pem):
+    machine.sync(imageRegistryBundleData=bundle(a=pem))
     shutil.rmtree(machine.top / "etc/docker")
     machine.watched.touched = TouchedPaths(is_incomplete=True)
 
@@ -196,17 +196,19 @@ def test_directory_that_is_removed_comes_back(machine, pem):
     assert machine.read("/etc/docker/certs.d/a/ca.crt") == pem
 
 
-def test_who_fights_over_a_file_is_reported_and_not_fed(machine, pem):
-    machine.told(kubeAPIServerServingCAData=b64(pem), imageRegistryBundleData=bundle(a=pem))
+def test_contested_certificate_is_reported_and_no_longer_restored(machine, pem):
+    machine.sync(kubeAPIServerServingCAData=b64(pem), imageRegistryBundleData=bundle(a=pem))
     for _ in range(3):
         assert machine.touched(names.KUBELET_CA, b"theirs") == ()
-    told = (f"something else keeps changing {names.KUBELET_CA}; it is left as it is for an hour",)
+    problems = (
+        f"another program keeps changing {names.KUBELET_CA}; treenail leaves it alone for an hour",
+    )
 
-    assert machine.touched(names.KUBELET_CA, b"theirs") == told
+    assert machine.touched(names.KUBELET_CA, b"theirs") == problems
     assert machine.read(names.KUBELET_CA) == b"theirs"
     # The others are kept as ever.
     place = "/etc/docker/certs.d/a/ca.crt"
-    assert machine.touched(place, None) == told
+    assert machine.touched(place, None) == problems
     assert machine.read(place) == pem
 
     machine.clock.move(3600.0)
@@ -214,28 +216,28 @@ def test_who_fights_over_a_file_is_reported_and_not_fed(machine, pem):
     assert machine.read(names.KUBELET_CA) == pem
 
 
-def test_new_authority_is_written_also_where_two_have_fought(machine, pem, tmp_path_factory):
-    machine.told(kubeAPIServerServingCAData=b64(pem))
+def test_new_certificate_is_written_to_a_contested_file(machine, pem, tmp_path_factory):
+    machine.sync(kubeAPIServerServingCAData=b64(pem))
     for _ in range(4):
         machine.touched(names.KUBELET_CA, b"theirs")
     other = CertificateAuthority(tmp_path_factory.mktemp("other")).file.read_bytes()
 
-    assert machine.told(kubeAPIServerServingCAData=b64(other)) == ()
+    assert machine.sync(kubeAPIServerServingCAData=b64(other)) == ()
     assert machine.read(names.KUBELET_CA) == other
 
 
-def test_authority_before_one_that_is_refused_is_kept_in_place(machine, pem):
-    machine.told(kubeAPIServerServingCAData=b64(pem))
-    machine.told(kubeAPIServerServingCAData=b64(b"no certificate"))
+def test_previous_certificate_stays_after_an_invalid_one(machine, pem):
+    machine.sync(kubeAPIServerServingCAData=b64(pem))
+    machine.sync(kubeAPIServerServingCAData=b64(b"no certificate"))
 
     (problem,) = machine.touched(names.KUBELET_CA, None)
-    assert problem.endswith("holds no certificate that can be read; what is there stays")
+    assert problem.endswith("is no PEM certificate; the file on disk stays")
     assert machine.read(names.KUBELET_CA) == pem
 
 
-def test_disk_that_fails_is_told_and_tried_again(machine, pem):
-    machine.write("/etc/kubernetes", b"in the way")
-    (problem,) = machine.told(kubeAPIServerServingCAData=b64(pem))
+def test_failing_disk_is_reported_and_retried(machine, pem):
+    machine.write("/etc/kubernetes", b"blocking")
+    (problem,) = machine.sync(kubeAPIServerServingCAData=b64(pem))
     assert "/etc/kubernetes" in problem
     (machine.top / "etc/kubernetes").unlink()
 

@@ -1,4 +1,4 @@
-"""What the node tells of itself, on the lab's API server."""
+"""Writes of a node, on the lab's API server."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ EVENT = NodeEvent("Normal", "Rebooted", "into another", is_in_conditions=True)
 
 
 class Recorded:
-    """The Events that were told, by reason."""
+    """The recorded Events, by reason."""
 
     def __init__(self) -> None:
         self.reasons: list[str] = []
@@ -47,7 +47,7 @@ class Recorded:
 
 
 class Transport(HttpTransport):
-    """Counts what is written of MachineConfigNodes, and refuses what it is told to refuse."""
+    """Counts what is written of MachineConfigNodes, and refuses the given ones."""
 
     def __init__(self, kubeconfig: Path) -> None:
         super().__init__(read_kubeconfig(str(kubeconfig)), FakeClock())
@@ -88,7 +88,7 @@ def admin(server: LabServer) -> Iterator[Client]:
 
 
 class Agent:
-    """What one process of the agent has, as the node's user."""
+    """The clients of one agent process, as the node's user."""
 
     def __init__(self, server: LabServer) -> None:
         user = server.write_kubeconfig(f"system:node:{NODE}", ["system:nodes"])
@@ -111,8 +111,8 @@ class Agent:
         updated = ReportedCondition(
             "Updated", "True" if current == desired else "False", "R", f"{current}"
         )
-        told = StatusReport("", {}, (updated,), event, current=current, desired=desired)
-        self.cluster.write_report(told)
+        report = StatusReport("", {}, (updated,), event, current=current, desired=desired)
+        self.cluster.write_report(report)
         return self.transport.writes[before:]
 
 
@@ -129,7 +129,7 @@ def said(admin: Client) -> tuple[str, Any]:
     return status["conditions"][0]["message"], status.get("configImage")
 
 
-def test_leaving_image_mode_takes_the_images_away_with_one_write_more(
+def test_leaving_image_mode_removes_images_from_status_with_one_write(
     admin: Client, agent: Agent
 ) -> None:
     assert agent.report(A, A) == ["APPLY"]
@@ -142,7 +142,7 @@ def test_leaving_image_mode_takes_the_images_away_with_one_write_more(
     assert said(admin) == (str(B), {"currentImage": B.image, "desiredImage": B.image})
 
 
-def test_an_agent_that_was_restarted_takes_the_images_away(
+def test_restarted_agent_removes_images_from_status(
     server: LabServer, admin: Client, agent: Agent
 ) -> None:
     agent.report(A, A)
@@ -152,9 +152,7 @@ def test_an_agent_that_was_restarted_takes_the_images_away(
     assert said(admin) == (str(OUT), None)
 
 
-def test_where_the_kind_has_no_images_the_conditions_are_told_without(
-    admin: Client, agent: Agent
-) -> None:
+def test_conditions_are_written_without_images_for_old_crd(admin: Client, agent: Agent) -> None:
     agent.transport.refuses = applies_images
     assert agent.report(A, A, event=EVENT) == ["APPLY", "APPLY"]
     assert said(admin) == (str(A), None)
@@ -162,16 +160,14 @@ def test_where_the_kind_has_no_images_the_conditions_are_told_without(
     assert agent.events.reasons == []
 
 
-def test_images_that_are_refused_later_are_taken_away(admin: Client, agent: Agent) -> None:
+def test_images_rejected_later_are_removed_from_status(admin: Client, agent: Agent) -> None:
     agent.report(A, A)
     agent.transport.refuses = applies_images
     assert agent.report(B, B) == ["APPLY", "MERGE", "APPLY"]
     assert said(admin) == (str(B), None)
 
 
-def test_the_event_is_told_where_the_conditions_are_refused(
-    server: LabServer, agent: Agent
-) -> None:
+def test_event_is_recorded_when_conditions_are_rejected(server: LabServer, agent: Agent) -> None:
     match = FaultMatch(verb="patch", resource="machineconfignodes/status")
     server.call_api(lambda api: api.faults.inject_fault(RejectFault(500), match))
     for _ in range(2):

@@ -61,7 +61,7 @@ class Machine:
         return self.root.prefix / path[1:]
 
     def pulls_with(self) -> tuple[bytes | None, bytes | None]:
-        """What rpm-ostree and bootc read."""
+        """The secrets that rpm-ostree and bootc read."""
         found = [self.there(path) for path in (RUN, ETC)]
         run, etc = (each.read_bytes() if each.exists() else None for each in found)
         return run, etc
@@ -77,7 +77,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_both_sources_are_merged_and_put_where_pulls_look(machine):
+def test_both_sources_are_merged_and_installed(machine):
     machine.write(CLUSTER, secret(both="cluster", quay="q"))
     machine.write(INTERNAL, secret(both="internal", internal="i"))
     assert machine.credentials.install_secrets() == ()
@@ -86,7 +86,7 @@ def test_both_sources_are_merged_and_put_where_pulls_look(machine):
     assert machine.there(AUTH).stat().st_mode & 0o777 == 0o600
 
 
-def test_the_links_are_relative(machine):
+def test_auth_links_are_relative(machine):
     machine.write(CLUSTER, secret(a="1"))
     machine.credentials.install_secrets()
     assert [os.fspath(machine.there(path).readlink()) for path in (RUN, ETC)] == [
@@ -95,7 +95,7 @@ def test_the_links_are_relative(machine):
     ]
 
 
-def test_no_file_of_ours_can_be_read_by_others(machine):
+def test_own_files_have_mode_0600(machine):
     machine.write(CLUSTER, secret(a="1"))
     machine.write(INTERNAL, secret(b="2"))
     machine.credentials.install_secrets()
@@ -109,20 +109,20 @@ def test_no_file_of_ours_can_be_read_by_others(machine):
     }
 
 
-def test_without_any_source_pulls_are_anonymous_and_that_is_fine(machine):
+def test_missing_sources_make_pulls_anonymous(machine):
     assert machine.credentials.install_secrets() == ()
     assert list(machine.root.prefix.rglob("*")) == []
 
 
 @pytest.mark.parametrize("empty", [b"", b"\n", b"{}", b'{"auths":{}}'])
-def test_sources_that_are_empty_count_as_none(machine, empty):
+def test_empty_sources_count_as_missing(machine, empty):
     machine.write(CLUSTER, empty)
     machine.write(INTERNAL, empty)
     assert machine.credentials.install_secrets() == ()
     assert machine.pulls_with() == (None, None)
 
 
-def test_secrets_that_were_emptied_are_taken_away(machine):
+def test_emptied_secrets_are_removed(machine):
     machine.write(CLUSTER, secret(a="1"))
     machine.credentials.install_secrets()
     machine.write(CLUSTER, b"{}")
@@ -132,7 +132,7 @@ def test_secrets_that_were_emptied_are_taken_away(machine):
     assert not machine.there(AUTH).exists()
 
 
-def test_taking_secrets_away_leaves_the_files_of_others(machine):
+def test_removing_secrets_keeps_foreign_files(machine):
     machine.write(CLUSTER, b"{}")
     machine.write(ETC, b"theirs")
     machine.there(RUN).parent.mkdir(parents=True)
@@ -142,14 +142,14 @@ def test_taking_secrets_away_leaves_the_files_of_others(machine):
     assert machine.there(RUN).readlink() == Path("../their.json")
 
 
-def test_a_changed_secret_is_put_in_place_and_told_once(machine, caplog):
+def test_changed_secret_is_installed_and_logged_once(machine, caplog):
     caplog.set_level(logging.INFO)
     for password in ("1", "1", "2", "2"):
         machine.write(CLUSTER, secret(a=password, b="x"))
         machine.credentials.install_secrets()
     assert machine.pulls_with() == (canonical(a="2", b="x"), canonical(a="2", b="x"))
     assert [(each.getMessage(), each.__dict__["message_id"]) for each in caplog.records] == [
-        ("pull secrets changed: logins for 2 registries", MessageId.CREDENTIALS_CHANGED)
+        ("installed pull secrets with logins for 2 registries", MessageId.CREDENTIALS_CHANGED)
     ] * 2
 
 
@@ -166,7 +166,7 @@ class WriteProtected(Disk):
         raise OSError(errno.EROFS, "Read-only file system")
 
 
-def test_what_is_in_place_is_neither_written_nor_flushed_again(machine):
+def test_installed_secrets_are_not_written_again(machine):
     machine.write(CLUSTER, secret(a="1"))
     machine.write(INTERNAL, secret(b="2"))
     machine.credentials.install_secrets()
@@ -174,7 +174,7 @@ def test_what_is_in_place_is_neither_written_nor_flushed_again(machine):
     assert machine.credentials.install_secrets() == ()
 
 
-def test_a_file_of_ours_that_was_opened_to_others_is_closed_again(machine):
+def test_own_file_with_open_mode_is_restricted_again(machine):
     machine.write(CLUSTER, secret(a="1"))
     machine.credentials.install_secrets()
     machine.there(AUTH).chmod(0o644)
@@ -183,7 +183,7 @@ def test_a_file_of_ours_that_was_opened_to_others_is_closed_again(machine):
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o666, 0o700])
-def test_the_kubeconfig_that_nodes_join_with_is_closed_to_others(machine, mode):
+def test_bootstrap_kubeconfig_is_restricted_to_0600(machine, mode):
     machine.write(KUBECONFIG, b"users: [{user: {token: t}}]")
     machine.there(KUBECONFIG).chmod(mode)
     assert machine.credentials.install_secrets() == ()
@@ -195,7 +195,7 @@ def test_the_kubeconfig_that_nodes_join_with_is_closed_to_others(machine, mode):
     assert found.stat().st_ino == inode
 
 
-def test_a_kubeconfig_of_the_config_has_the_mode_that_the_config_says(machine):
+def test_kubeconfig_of_the_config_keeps_its_mode(machine):
     machine.write(KUBECONFIG, b"users: []")
     machine.there(KUBECONFIG).chmod(0o644)
     machine.write(
@@ -205,7 +205,7 @@ def test_a_kubeconfig_of_the_config_has_the_mode_that_the_config_says(machine):
     assert machine.there(KUBECONFIG).stat().st_mode & 0o777 == 0o644
 
 
-def test_a_kubeconfig_that_is_a_link_is_let_be(machine):
+def test_kubeconfig_that_is_a_symlink_is_unchanged(machine):
     machine.write("/etc/kubernetes/other", b"users: []")
     machine.there("/etc/kubernetes/other").chmod(0o644)
     machine.there(KUBECONFIG).symlink_to("other")
@@ -215,7 +215,7 @@ def test_a_kubeconfig_that_is_a_link_is_let_be(machine):
 
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("content", [b"{", b'{"auths": {"a": 5}}', b"x" * 2_000_000])
-def test_a_broken_source_counts_with_what_was_last_understood(machine, content, restarted):
+def test_source_that_is_invalid_keeps_its_last_valid_logins(machine, content, restarted):
     machine.write(CLUSTER, secret(a="1"))
     machine.write(INTERNAL, secret(b="2"))
     machine.credentials.install_secrets()
@@ -225,41 +225,41 @@ def test_a_broken_source_counts_with_what_was_last_understood(machine, content, 
         machine.reboot()
     (problem,) = machine.credentials.install_secrets()
     assert CLUSTER in problem
-    assert problem.endswith("; the logins last read from it stay in use")
+    assert problem.endswith("; its last valid logins stay in use")
     assert machine.pulls_with() == (canonical(a="1", b="3"), canonical(a="1", b="3"))
 
 
 @pytest.mark.parametrize("path", [CLUSTER, INTERNAL])
-def test_a_source_that_vanishes_counts_with_what_was_last_understood(machine, path):
+def test_source_that_vanishes_keeps_its_last_valid_logins(machine, path):
     machine.write(CLUSTER, secret(a="1"))
     machine.write(INTERNAL, secret(b="2"))
     machine.credentials.install_secrets()
     machine.remove(path)
     machine.reboot()
     assert machine.credentials.install_secrets() == (
-        f"{path} is gone; the logins last read from it stay in use",
+        f"{path} no longer exists; its last valid logins stay in use",
     )
     assert machine.pulls_with() == (canonical(a="1", b="2"), canonical(a="1", b="2"))
 
 
-def test_a_source_that_is_mended_is_used_and_no_longer_reported(machine):
+def test_source_that_is_fixed_is_used_and_no_longer_reported(machine):
     machine.write(CLUSTER, b"{")
     assert machine.credentials.install_secrets() == (
-        f"{CLUSTER} is not a pull secret: it is not a JSON object; nothing was read from it before",
+        f"{CLUSTER} is not a pull secret: it is not a JSON object; it has no earlier valid content",
     )
     machine.write(CLUSTER, secret(a="1"))
     assert machine.credentials.install_secrets() == ()
     assert machine.pulls_with() == (canonical(a="1"), canonical(a="1"))
 
 
-def test_a_source_that_was_always_broken_leaves_the_other_in_use(machine):
+def test_source_that_was_never_valid_leaves_the_other_in_use(machine):
     machine.write(CLUSTER, b"{")
     machine.write(INTERNAL, secret(b="2"))
     assert len(machine.credentials.install_secrets()) == 1
     assert machine.pulls_with() == (canonical(b="2"), canonical(b="2"))
 
 
-def test_when_nothing_can_be_read_what_is_in_place_stays(machine):
+def test_unreadable_sources_keep_installed_secrets(machine):
     machine.write(CLUSTER, secret(a="1"))
     machine.credentials.install_secrets()
     machine.write(CLUSTER, b"{")
@@ -269,7 +269,7 @@ def test_when_nothing_can_be_read_what_is_in_place_stays(machine):
     assert machine.pulls_with() == (canonical(a="1"), canonical(a="1"))
 
 
-def test_after_a_reboot_the_link_in_run_is_made_again(machine):
+def test_link_in_run_is_restored_after_reboot(machine):
     machine.write(CLUSTER, secret(a="1"))
     machine.credentials.install_secrets()
     machine.reboot()
@@ -279,7 +279,7 @@ def test_after_a_reboot_the_link_in_run_is_made_again(machine):
 
 
 @pytest.mark.parametrize("target", [CLUSTER, "/nowhere/auth.json"])
-def test_links_of_others_are_replaced_and_such_as_lead_nowhere(machine, target):
+def test_foreign_and_dangling_links_are_replaced(machine, target):
     machine.write(CLUSTER, secret(a="1"))
     for path in (RUN, ETC):
         machine.there(path).parent.mkdir(parents=True)
@@ -288,18 +288,18 @@ def test_links_of_others_are_replaced_and_such_as_lead_nowhere(machine, target):
     assert machine.pulls_with() == (canonical(a="1"), canonical(a="1"))
 
 
-def test_an_administrators_file_in_etc_is_left_alone_and_reported(machine):
+def test_users_file_in_etc_is_unchanged_and_reported(machine):
     machine.write(CLUSTER, secret(a="1"))
     machine.write(ETC, b"theirs")
     (problem,) = machine.credentials.install_secrets()
     assert problem == (
-        "/etc/ostree/auth.json is somebody else's file and is left alone: pulls that read it do "
-        "without the cluster's pull secrets until it is removed"
+        "cannot link /etc/ostree/auth.json to the cluster's pull secrets: another program's file "
+        "exists at this path; remove it, or pulls that read it go without them"
     )
     assert machine.pulls_with() == (canonical(a="1"), b"theirs")
 
 
-def test_a_file_in_run_is_kept_aside_for_its_owner_only(machine):
+def test_file_in_run_is_backed_up_with_mode_0600(machine):
     machine.write(CLUSTER, secret(a="1"))
     machine.write(RUN, b"theirs")
     assert machine.credentials.install_secrets() == ()
@@ -332,7 +332,7 @@ class Watched(Disk):
         self._look()
 
 
-def test_there_is_no_moment_without_something_to_pull_with(machine):
+def test_pull_secret_exists_at_every_moment(machine):
     machine.write(CLUSTER, secret(a="1"))
     machine.credentials.install_secrets()
     machine.remove(RUN)
@@ -418,44 +418,46 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("number", range(len(BROKEN)))
-def test_nothing_secret_is_told_whatever_fails(machine, number, caplog):
+def test_failure_prints_no_secret(machine, number, caplog):
     caplog.set_level(logging.DEBUG)
-    told: list[str] = []
+    printed: list[str] = []
     for calls in range(80):
         full_of_canaries(machine, BROKEN[number])
         machine.start(Failing(calls))
-        told += machine.credentials.install_secrets()
+        printed += machine.credentials.install_secrets()
         machine.start()
-        told += machine.credentials.install_secrets()
-        told.append(repr(machine.credentials))
-    text = "\n".join([*told, caplog.text, *(repr(each.__dict__) for each in caplog.records)])
-    assert len(told) > 80
+        printed += machine.credentials.install_secrets()
+        printed.append(repr(machine.credentials))
+    text = "\n".join([*printed, caplog.text, *(repr(each.__dict__) for each in caplog.records)])
+    assert len(printed) > 80
     for forbidden in (CANARY, base64.b64encode(f"me:{CANARY}".encode()).decode()):
         assert forbidden not in text
 
 
-def test_a_disk_that_fails_is_told_and_what_was_in_place_stays(machine):
+def test_failing_disk_is_reported_and_installed_secrets_stay(machine):
     machine.write(CLUSTER, secret(a="1"))
     machine.credentials.install_secrets()
     machine.write(CLUSTER, secret(a="2"))
     machine.start(WriteProtected())
     problems = machine.credentials.install_secrets()
     kept = machine.there("/var/lib/treenail/pull-secret.cluster.json")
-    assert problems[-1].startswith("can't flush")
+    assert problems[-1].startswith("cannot flush")
     assert machine.pulls_with() == (canonical(a="1"), canonical(a="1"))
     assert kept.read_bytes() == canonical(a="1")
 
 
-def test_something_else_in_the_place_of_a_link_is_told(machine):
+def test_directory_at_path_of_link_is_reported(machine):
     machine.write(CLUSTER, secret(a="1"))
     machine.there(ETC).mkdir(parents=True)
-    assert machine.credentials.install_secrets() == (f"{machine.there(ETC)} is not a regular file",)
+    assert machine.credentials.install_secrets() == (
+        f"cannot read {machine.there(ETC)}: it is not a regular file",
+    )
 
 
 IMAGE = "a/os@sha256:" + "0" * 64
 
 
-def test_the_login_before_comes_back_when_the_newest_is_refused_also_after_a_restart(machine):
+def test_previous_login_returns_after_rejection_also_after_restart(machine):
     machine.write(CLUSTER, secret(a="1", b="x"))
     machine.credentials.install_secrets()
     machine.credentials.confirm_login(IMAGE)
@@ -477,7 +479,7 @@ def test_the_login_before_comes_back_when_the_newest_is_refused_also_after_a_res
     )
 
 
-def test_a_login_without_another_before_it_is_not_replaced(machine):
+def test_rejected_login_without_previous_one_stays(machine):
     machine.write(CLUSTER, secret(a="1"))
     machine.credentials.install_secrets()
     assert not machine.credentials.handle_rejected_login(IMAGE)
@@ -485,7 +487,7 @@ def test_a_login_without_another_before_it_is_not_replaced(machine):
     assert machine.pulls_with()[0] == canonical(a="1")
 
 
-def test_what_is_known_of_logins_goes_with_the_last_of_them(machine):
+def test_login_history_is_removed_with_last_login(machine):
     machine.write(CLUSTER, secret(a="1"))
     machine.credentials.install_secrets()
     machine.credentials.confirm_login(IMAGE)
@@ -494,7 +496,7 @@ def test_what_is_known_of_logins_goes_with_the_last_of_them(machine):
     assert not machine.there(LOGIN_HISTORY).exists()
 
 
-def test_the_login_before_is_never_lost_wherever_the_disk_fails(machine):
+def test_previous_login_survives_failure_at_any_disk_call(machine):
     for calls in range(60):
         machine.start()
         machine.write(CLUSTER, secret(a="1"))
@@ -519,7 +521,7 @@ def kept(machine: Machine) -> bytes:
     )
 
 
-def test_experience_that_is_damaged_is_gained_anew(machine):
+def test_damaged_login_history_is_started_again(machine):
     machine.write(CLUSTER, secret(a="1"))
     machine.write(LOGIN_HISTORY, CANARY.encode())
     assert machine.credentials.install_secrets() == ()

@@ -36,7 +36,7 @@ WANTED_BY = "[Install]\nWantedBy=multi-user.target\n"
 
 
 class FakeSystemd:
-    """Makes the links that systemd makes, keeps a list of calls, and refuses what it is told to."""
+    """Makes the links that systemd makes, records calls, and refuses the given ones."""
 
     def __init__(self, root: Root, *refused: str) -> None:
         self._files = HostFiles(root)
@@ -150,7 +150,7 @@ def wanted(*files: WantedFile, unit: WantedUnit | None = None, password: str = "
 UNIT = WantedUnit("a.service", WANTED_BY, enabled=True)
 
 
-def test_what_runs_takes_notice_in_order_and_once(top):
+def test_services_are_notified_in_order_and_once(top):
     machine = Machine(top)
     machine.bring(
         wanted(file("/etc/motd", "new"), unit=UNIT),
@@ -167,7 +167,7 @@ def test_what_runs_takes_notice_in_order_and_once(top):
     assert machine.bring(wanted(file("/etc/motd", "new"), unit=UNIT)) == []
 
 
-def test_a_user_who_was_made_since_the_start_is_known(top):
+def test_user_created_after_start_is_found(top):
     machine = Machine(top)
     passwd = (top / "etc/passwd").read_text()
     (top / "etc/passwd").write_text(passwd + passwd.replace("core:", "app:"))
@@ -175,7 +175,7 @@ def test_a_user_who_was_made_since_the_start_is_known(top):
     assert (top / "etc/app").read_text() == "x"
 
 
-def test_a_changed_unit_is_disabled_before_it_and_an_unchanged_one_is_left_alone(top):
+def test_changed_unit_is_disabled_first_and_unchanged_one_is_not(top):
     Machine(top).bring(wanted(unit=UNIT))
     machine = Machine(top)
     other = WantedUnit("a.service", WANTED_BY.replace("multi-user", "other"), enabled=True)
@@ -187,13 +187,13 @@ def test_a_changed_unit_is_disabled_before_it_and_an_unchanged_one_is_left_alone
 @pytest.mark.parametrize(
     "refused", ["enable a.service", "daemon-reload", "reload x.service", "restart y.service"]
 )
-def test_whatever_fails_all_is_as_before_and_what_runs_hears_of_it_again(top, refused):
+def test_failed_step_is_undone_and_services_are_notified(top, refused):
     machine = Machine(top, refused)
     before = machine.tree()
     new = wanted(file("/etc/motd", "new"), file("/etc/d/x", "x"), unit=UNIT, password="$6$after")
-    with pytest.raises((StepError, RollbackError)) as told:
+    with pytest.raises((StepError, RollbackError)) as caught:
         machine.bring(new, ReloadPolicyAction("x.service"), RestartPolicyAction("y.service"))
-    assert f"can't {refused}: systemd refuses to {refused}" in str(told.value)
+    assert f"cannot {refused}: systemd refuses to {refused}" in str(caught.value)
     assert machine.tree() == {**before, "etc/.pwd.lock": ("-rw-------", "")} or (
         refused == "enable a.service" and machine.tree() == before
     )
@@ -202,7 +202,7 @@ def test_whatever_fails_all_is_as_before_and_what_runs_hears_of_it_again(top, re
     assert machine.systemd.calls == begun + serve
 
 
-def test_units_that_a_boot_read_are_read_again_once_they_are_put_back(top):
+def test_restored_units_are_reloaded_after_a_boot(top):
     machine = Machine(top)
     before = machine.tree()
     machine.hold(wanted(unit=UNIT))
@@ -218,7 +218,7 @@ def test_units_that_a_boot_read_are_read_again_once_they_are_put_back(top):
     assert machine.systemd.calls == ["daemon-reload", "daemon-reload", "start default.target"]
 
 
-def test_nothing_is_started_for_files_that_are_no_units(top):
+def test_restored_files_without_units_start_nothing(top):
     machine = Machine(top)
     before = machine.tree()
     machine.hold(wanted(file("/etc/motd", "new")))
@@ -228,7 +228,7 @@ def test_nothing_is_started_for_files_that_are_no_units(top):
     assert machine.systemd.calls == []
 
 
-def test_units_that_nobody_has_read_yet_are_put_back_and_nothing_is_started(top):
+def test_restored_units_before_a_boot_start_nothing(top):
     machine = Machine(top)
     before = machine.tree()
     machine.hold(wanted(unit=UNIT))
@@ -238,16 +238,17 @@ def test_units_that_nobody_has_read_yet_are_put_back_and_nothing_is_started(top)
     assert machine.systemd.calls == []
 
 
-def test_what_can_not_be_undone_is_listed_and_tried_again_at_the_next_start(top):
+def test_failed_undo_is_listed_and_retried_at_next_start(top):
     machine = Machine(top, "restart y.service")
     before = machine.tree()
-    with pytest.raises(RollbackError) as told:
+    with pytest.raises(RollbackError) as caught:
         machine.bring(wanted(file("/etc/motd", "new")), RestartPolicyAction("y.service"))
-    assert str(told.value).endswith(
-        "this is left: restart y.service: systemd refuses to restart y.service"
+    assert str(caught.value).endswith(
+        "undoing the earlier steps failed, too: cannot restart y.service: systemd refuses to "
+        "restart y.service"
     )
     assert machine.tree() == before
-    with pytest.raises(LedgerError, match="cut short and is not undone yet"):
+    with pytest.raises(LedgerError, match="was interrupted and is not undone yet"):
         Machine(top).bring(wanted(file("/etc/motd", "new")))
     healthy = Machine(top)
     assert recover_interrupted(healthy.runner) is RecoveryOutcome.UNDONE
@@ -264,7 +265,7 @@ class FullDisk(Disk):
         return super().write(descriptor, content)
 
 
-def test_a_full_disk_is_named_with_the_step_and_the_remedy(top):
+def test_full_disk_is_reported_with_step_and_remedy(top):
     machine = Machine(top)
     before = machine.tree()
     runner = StepRunner(make_machine(machine.root, FullDisk()))
@@ -273,45 +274,45 @@ def test_a_full_disk_is_named_with_the_step_and_the_remedy(top):
         {**new.files, "/etc/last": WantedFile("/etc/last", Contents("data:,too%20much"))}
     )
     old = machine.survey.read_ownership()
-    with pytest.raises(StepError) as told:
+    with pytest.raises(StepError) as caught:
         apply_steps(plan_steps(old, new, machine.survey.inspect_machine(old, new)).steps, runner)
-    assert str(told.value) == (
-        f"can't write /etc/last (0644): nothing is there: can't write {top}/etc/last: No space "
-        "left on device; nothing is changed: the machine is as it was before"
+    assert str(caught.value) == (
+        f"cannot write /etc/last (0644): nothing is there: cannot write {top}/etc/last: No space "
+        "left on device; all steps were undone"
     )
-    assert told.value.remedy == "free some space on that file system"
+    assert caught.value.remedy == "free some space on that file system"
     assert machine.tree() == before
 
 
 class SharedDisk(Disk):
-    """As NFS: names can't be exchanged."""
+    """As NFS: names cannot be exchanged."""
 
     def exchange(self, path: str, other: str) -> None:
         raise OSError(22, "Invalid argument")
 
 
-def test_a_file_system_that_can_not_exchange_names_is_named_and_left_as_it_was(top):
+def test_file_system_without_exchange_is_named_and_unchanged(top):
     machine = Machine(top)
     before = machine.tree()
     runner = StepRunner(make_machine(machine.root, SharedDisk()))
     new = wanted(file("/etc/motd", "new"))
     old = machine.survey.read_ownership()
-    with pytest.raises(StepError, match="two names can't be exchanged on its file system") as told:
+    with pytest.raises(StepError, match="its file system cannot exchange two names") as caught:
         apply_steps(plan_steps(old, new, machine.survey.inspect_machine(old, new)).steps, runner)
-    assert told.value.remedy == "have it on ext4, xfs, btrfs or tmpfs"
+    assert caught.value.remedy == "move it to ext4, xfs, btrfs or tmpfs"
     assert machine.tree() == before
 
 
-def test_a_damaged_log_is_not_guessed_at(top):
+def test_damaged_undo_log_raises_ledger_error(top):
     machine = Machine(top)
     machine.runner.undo.record_note({"a": 1})
     log = machine.root.resolve_path(LOG_PATH)
     log.write_bytes(b"x" + log.read_bytes()[1:] + b"more\n")
-    with pytest.raises(LedgerError, match="is damaged in line 1"):
+    with pytest.raises(LedgerError, match="the checksum of line 1 is wrong"):
         recover_interrupted(machine.runner)
 
 
-def test_the_log_and_the_record_are_for_nobody_else(top):
+def test_undo_log_and_record_have_mode_0600(top):
     machine = Machine(top)
     machine.bring(wanted(file("/etc/motd", "new")))
     state = top / "var/lib/treenail"
@@ -325,7 +326,7 @@ def test_the_log_and_the_record_are_for_nobody_else(top):
     }
 
 
-def test_keys_and_password_are_set_and_taken_away_again(top):
+def test_keys_and_password_are_set_and_removed_again(top):
     machine = Machine(top)
     machine.bring(wanted(password="$6$after"))
     keys = top / "home/core/.ssh/authorized_keys.d/ignition"
@@ -340,7 +341,7 @@ def test_keys_and_password_are_set_and_taken_away_again(top):
     assert "core:*:" in (top / "etc/shadow").read_text()
 
 
-def test_a_note_of_a_restart_is_read_again_as_that_step(top):
+def test_service_note_decodes_to_its_step(top):
     machine = Machine(top)
     machine.runner.notify_service(RestartUnit("y.service"))
     again = Machine(top)

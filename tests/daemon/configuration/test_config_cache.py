@@ -1,4 +1,4 @@
-"""Rendered configs on disk: kept when they were read, read when nobody answers."""
+"""Rendered configs on disk: cached when read, and used while the API server is unreachable."""
 
 import stat
 from pathlib import Path
@@ -25,7 +25,7 @@ class Cluster:
     def fetch_machine_config(self, name: str) -> MachineConfig:
         self.asked += 1
         if not self.up:
-            raise UnreachableError("nobody answers")
+            raise UnreachableError("no answer")
         if name != ONE.name:
             raise NotFoundError(f"there is no {name}")
         return ONE
@@ -41,7 +41,7 @@ def configs(tmp_path: Path, cluster: Cluster) -> ConfigCache:
     return ConfigCache(HostFiles(Root(tmp_path)), cluster)
 
 
-def test_a_config_that_was_read_is_there_when_nobody_answers(
+def test_config_read_before_is_cached_for_unreachable_cluster(
     configs: ConfigCache, cluster: Cluster
 ) -> None:
     assert configs.fetch_config("one") == ONE
@@ -50,14 +50,14 @@ def test_a_config_that_was_read_is_there_when_nobody_answers(
     assert configs.find_config("one") == ONE
 
 
-def test_what_is_kept_is_for_its_owner_alone(configs: ConfigCache, tmp_path: Path) -> None:
+def test_cached_config_has_mode_0600(configs: ConfigCache, tmp_path: Path) -> None:
     configs.fetch_config("one")
     directory = tmp_path / DIRECTORY[1:]
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert [stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()] == [0o600]
 
 
-def test_a_config_that_is_gone_is_not_taken_from_disk_for_an_update(
+def test_config_deleted_from_cluster_is_not_read_from_cache(
     configs: ConfigCache, tmp_path: Path
 ) -> None:
     with pytest.raises(NotFoundError):
@@ -67,7 +67,7 @@ def test_a_config_that_is_gone_is_not_taken_from_disk_for_an_update(
     assert not (tmp_path / DIRECTORY[1:]).exists()
 
 
-def test_a_config_that_never_was_read_waits_for_an_answer(
+def test_config_not_cached_fails_while_cluster_is_unreachable(
     configs: ConfigCache, cluster: Cluster
 ) -> None:
     cluster.up = False
@@ -77,7 +77,7 @@ def test_a_config_that_never_was_read_waits_for_an_answer(
         configs.find_config("one")
 
 
-def test_a_damaged_copy_is_asked_for_again(
+def test_damaged_cache_is_fetched_again(
     configs: ConfigCache, cluster: Cluster, tmp_path: Path
 ) -> None:
     configs.fetch_config("one")
@@ -87,7 +87,7 @@ def test_a_damaged_copy_is_asked_for_again(
     assert cluster.asked == 2
 
 
-def test_only_what_is_named_stays(configs: ConfigCache, tmp_path: Path) -> None:
+def test_prune_cache_keeps_only_named_configs(configs: ConfigCache, tmp_path: Path) -> None:
     configs.fetch_config("one")
     configs.prune_cache(["one"])
     assert configs.read_cached("one") == ONE

@@ -4,12 +4,13 @@ As in the walks between images; and whatever happens, files, units, kernel argum
 are at last all of one config, and what needs a drain never changes on a node in service.
 """
 
-import os
 from collections.abc import Iterator
+from copy import deepcopy
+from functools import cache
 
 import pytest
 
-from tests.daemon import nodes
+from tests.daemon import nodes, walk_budget
 from tests.daemon.machines import TOP, bring
 from tests.daemon.nodes import Node, Process, assert_at_rest
 from tests.daemon.reconcile.test_walks import Chaos as OSChaos
@@ -27,7 +28,6 @@ from treenail.update.decision.request import RequestKind, UserRequest, explain_t
 from treenail.update.impact.impact import apply_image_mode
 from treenail.update.state.record import Target
 
-WALKS = int(os.environ.get("TREENAIL_WALKS", "400"))
 APP, FREE, BAKED = "/etc/app.conf", "/etc/nmstate/openshift/free", "/etc/baked.conf"
 
 
@@ -80,6 +80,12 @@ TARGETS = (A, B, STOCK, NEXT, FREELY, BROKEN)
 
 
 def world_at(target: Target) -> World:
+    """A world whose node is at rest at the target."""
+    return deepcopy(_settled_world(target))
+
+
+@cache
+def _settled_world(target: Target) -> World:
     world = nodes.world_at(A, *CONFIGS)
     # What the image has baked in is what a config without the image wants to write.
     baked = Entry("file", 0o644, BAKED_TEXT.encode())
@@ -117,19 +123,18 @@ class Chaos(OSChaos):
 
 
 def watched(world: World) -> tuple[bytes | None, ...]:
-    """What is not to change on a node in service."""
+    """The files that must not change on a node in service."""
     return world.file(APP), world.file(BAKED), world.file("/etc/systemd/system/app.service")
 
 
-@pytest.mark.limit(300.0)
-@pytest.mark.parametrize("start", range(0, WALKS, 100))
-def test_every_walk_ends_with_all_of_one_config(start: int) -> None:
-    for seed in range(start, min(start + 100, WALKS)):
+@walk_budget.walk
+def test_walk_ends_with_all_of_one_config(part: int) -> None:
+    for seed in walk_budget.seeds(part):
         world = world_at(STOCK)
         node = Node(world)
         chaos = Chaos(node, seed)
         chaos.target = STOCK
-        world.fate, world.meanwhile = chaos.fate, chaos.meanwhile
+        world.fault_point, world.meanwhile = chaos.fault_point, chaos.meanwhile
         try:
             for _ in range(80):
                 chaos.step()
@@ -137,7 +142,7 @@ def test_every_walk_ends_with_all_of_one_config(start: int) -> None:
                 node.turn()
                 if served and world.in_service and watched(world) != before:
                     world.violations.append(f"{before} became {watched(world)} in service")
-            world.fate, world.meanwhile = (lambda _: None), (lambda: None)
+            world.fault_point, world.meanwhile = (lambda _: None), (lambda: None)
             world.disk.calls_left = None
             world.api_up, world.loses_answers = True, 0
             node.settle()
@@ -158,7 +163,7 @@ def test_every_walk_ends_with_all_of_one_config(start: int) -> None:
 
 
 @pytest.mark.parametrize("turns", range(1, 6))
-def test_files_of_an_update_that_is_called_off_are_as_they_were(turns: int) -> None:
+def test_cancelled_update_restores_its_files(turns: int) -> None:
     world = world_at(STOCK)
     node = Node(world)
     node.settle()
@@ -179,7 +184,7 @@ def test_files_of_an_update_that_is_called_off_are_as_they_were(turns: int) -> N
     assert_at_rest(world, NEXT)
 
 
-def test_what_drifted_is_put_right_when_a_person_asks_for_it() -> None:
+def test_drift_is_repaired_on_request() -> None:
     world = world_at(STOCK)
     tree = dict(world.disk.tree())
     tree |= {TOP + path: tree[TOP + path]._replace(content=b"other") for path in (APP, BAKED)}
@@ -199,10 +204,10 @@ def test_what_drifted_is_put_right_when_a_person_asks_for_it() -> None:
     assert_at_rest(world, STOCK)
 
 
-def test_what_drifted_and_was_put_back_by_hand_is_well_again_without_a_reboot() -> None:
+def test_drift_fixed_by_user_resolves_without_reboot() -> None:
     world = world_at(STOCK)
     node, boots, good = Node(world), world.boots, world.disk.tree()
-    world.disk.replace_by(good | {TOP + APP: Entry("file", 0o644, b"somebody else's")})
+    world.disk.replace_by(good | {TOP + APP: Entry("file", 0o644, b"changed by another program")})
     node.settle()
     assert world.annotations[key.STATE] == "Degraded"
     assert APP in world.annotations[key.REASON]
@@ -213,7 +218,7 @@ def test_what_drifted_and_was_put_back_by_hand_is_well_again_without_a_reboot() 
 
 
 @pytest.mark.parametrize("lost", ["ledger", "record", "both"])
-def test_what_somebody_deleted_of_the_agents_own_is_made_anew_with_the_next_update(
+def test_deleted_agent_state_is_recreated_by_next_update(
     lost: str,
 ) -> None:
     world = world_at(STOCK)
@@ -244,7 +249,7 @@ WAYS = [(STOCK, NEXT), (NEXT, FREELY), (STOCK, A), (A, STOCK), (A, B), (B, NEXT)
 
 
 @pytest.mark.parametrize(("origin", "target"), WAYS)
-def test_each_way_is_gone_with_one_reboot_or_none(origin: Target, target: Target) -> None:
+def test_update_takes_one_reboot_or_none(origin: Target, target: Target) -> None:
     world = world_at(origin)
     boots = world.boots
     world.ask_for(target)
@@ -253,7 +258,7 @@ def test_each_way_is_gone_with_one_reboot_or_none(origin: Target, target: Target
     assert world.boots - boots == (0 if target == FREELY else 1)
 
 
-def test_what_a_merge_took_away_is_back_before_the_agent_says_that_it_is_ready() -> None:
+def test_files_lost_in_etc_merge_are_restored_before_agent_is_ready() -> None:
     world = world_at(A)
     world.ask_for(STOCK)
     node = Node(world)
@@ -264,10 +269,10 @@ def test_what_a_merge_took_away_is_back_before_the_agent_says_that_it_is_ready()
     process = Process(world, node.clock)
     process.loop.finish_boot()
     assert world.file(BAKED) == BAKED_TEXT.encode()
-    assert process.cluster.get_cached_node() is None, "and nobody was asked"
+    assert process.cluster.get_cached_node() is None, "and the API server was not needed"
 
 
-def test_a_boot_into_the_old_deployment_puts_files_back_before_the_agent_is_ready() -> None:
+def test_boot_into_old_deployment_restores_files_before_agent_is_ready() -> None:
     world = world_at(STOCK)
     world.ask_for(B)
     world.finalizes = False
@@ -282,10 +287,10 @@ def test_a_boot_into_the_old_deployment_puts_files_back_before_the_agent_is_read
     assert world.file(APP) == b"stock"
 
 
-def test_what_the_image_brings_is_not_taken_for_removed() -> None:
+def test_vendor_file_of_image_is_restored() -> None:
     world = world_at(A)
     ours = Entry("file", 0o644, b"installed with")
-    # The machine was installed with a config's file over the vendor's, of which nobody has a copy.
+    # The machine was installed with a config's file over the vendor's, which has no backup.
     there = world.disk.tree() | {
         TOP + APP: ours,
         TOP + "/usr/etc": Entry("directory", 0o755, b""),
@@ -304,7 +309,7 @@ def effects(origin: Target, target: Target) -> int:
     steps: list[str] = []
     world = world_at(origin)
     world.ask_for(target)
-    world.fate = steps.append
+    world.fault_point = steps.append
     Node(world).settle()
     return len(steps)
 
@@ -316,28 +321,26 @@ def interruptions() -> Iterator[tuple[Target, Target, int, type[BaseException]]]
             yield origin, target, index, PowerCut
 
 
-@pytest.mark.parametrize(("origin", "target", "index", "misfortune"), list(interruptions()))
-def test_an_update_survives_an_interruption_at_any_effect(
-    origin: Target, target: Target, index: int, misfortune: type[BaseException]
+@pytest.mark.parametrize(("origin", "target", "index", "fault"), list(interruptions()))
+def test_update_survives_interruption_at_any_effect(
+    origin: Target, target: Target, index: int, fault: type[BaseException]
 ) -> None:
     world = world_at(origin)
     world.ask_for(target)
     countdown = iter(range(index + 1))
 
-    def fate(_step: str) -> None:
+    def fault_point(_step: str) -> None:
         if next(countdown, None) == index:
-            raise misfortune
+            raise fault
 
-    world.fate = fate
+    world.fault_point = fault_point
     Node(world).settle()
     assert_at_rest(world, target)
 
 
 @pytest.mark.parametrize(("origin", "target"), WAYS)
 @pytest.mark.parametrize("kills", [True, False], ids=["killed", "power cut"])
-def test_an_update_survives_an_end_at_any_call_to_the_disk(
-    origin: Target, target: Target, kills: bool
-) -> None:
+def test_update_survives_end_at_any_disk_call(origin: Target, target: Target, kills: bool) -> None:
     for calls in range(0, 400, 7):
         world = world_at(origin)
         world.ask_for(target)
@@ -350,7 +353,7 @@ def test_an_update_survives_an_end_at_any_call_to_the_disk(
             return
 
 
-def test_a_failing_step_leaves_the_node_as_it_was_and_in_service() -> None:
+def test_failing_step_is_undone_and_node_stays_in_service() -> None:
     world = world_at(NEXT)
     before = world.disk.tree()
     world.ask_for(BROKEN)

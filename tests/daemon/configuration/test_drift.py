@@ -85,7 +85,7 @@ class Site:
         assert self.look() == DriftAssessment()
 
     def start(self) -> None:
-        """Have an agent that knows of nothing yet."""
+        """Start an agent without any state."""
         self.watch = DriftMonitor(
             DriftCheck(self.machine, UnitFileReader(HostFiles(self.root))),
             self.paths,
@@ -168,7 +168,7 @@ def drift(path: str, attribute: DriftAttribute, wanted_: str, found: str) -> Dri
     ],
     ids=["contents", "mode", "removed", "directory moved", "unit", "drop-in", "disabled"],
 )
-def test_whatever_is_touched_is_found_and_found_no_more_when_put_right(site, change, expected):
+def test_touched_path_is_drift_until_restored(site, change, expected):
     before = tree(site.top)
     change(site.top)
     site.rung()
@@ -184,14 +184,14 @@ def test_whatever_is_touched_is_found_and_found_no_more_when_put_right(site, cha
     assert tree(site.top).items() >= before.items()
 
 
-def test_touching_without_a_change_is_no_drift(site):
+def test_touch_without_change_is_no_drift(site):
     (site.top / "etc/motd").touch()
     site.rung()
 
     assert site.look() == DriftAssessment()
 
 
-def test_dropin_that_nobody_knows_is_reported_until_it_is_gone(site):
+def test_unknown_dropin_is_reported_until_removed(site):
     path = "/etc/systemd/system/a.service.d/99-else.conf"
     (site.top / path[1:]).write_text("[Unit]\n")
     site.rung()
@@ -204,7 +204,7 @@ def test_dropin_that_nobody_knows_is_reported_until_it_is_gone(site):
     assert site.look() == DriftAssessment()
 
 
-def test_files_beside_those_of_the_config_ring_nobody(site):
+def test_file_outside_the_config_causes_no_wakeup(site):
     (site.top / "etc/other").write_text("1")
     (site.top / "etc/motd").chmod(0o666)
     site.rung()
@@ -212,7 +212,7 @@ def test_files_beside_those_of_the_config_ring_nobody(site):
     assert [each.subject for each in site.look().all] == ["/etc/motd"]
 
 
-def test_missing_kernel_argument_is_found_by_a_full_look(site):
+def test_missing_kernel_argument_is_found_by_a_full_check(site):
     site.booted = BootedState()
     # Another config, and then this one again.
     site.watch.find_drift(Target("rendered-worker-2"), site.booted)
@@ -222,7 +222,7 @@ def test_missing_kernel_argument_is_found_by_a_full_look(site):
     )
 
 
-def test_agent_that_starts_finds_what_drifted_before(site):
+def test_restarted_agent_finds_earlier_drift(site):
     (site.top / "etc/motd").write_text("bye\n")
 
     site.start()
@@ -234,7 +234,7 @@ def test_agent_that_starts_finds_what_drifted_before(site):
 @pytest.mark.parametrize(
     "policy", [DriftPolicy(paths=(("/etc/motd", DriftReaction.REPAIR),), repairs_per_hour=2)]
 )
-def test_two_writers_who_fight_are_reported_and_not_fed(site):
+def test_contested_drift_is_reported_and_no_longer_repaired(site):
     motd = site.top / "etc/motd"
     for _ in range(2):
         motd.write_text("bye\n")
@@ -252,7 +252,7 @@ def test_two_writers_who_fight_are_reported_and_not_fed(site):
     assert site.look().contested == {"/etc/motd"}
 
 
-def test_config_that_nobody_knows_has_no_drift(tmp_path):
+def test_unavailable_config_has_no_drift(tmp_path):
     class Silent:
         def watch_paths(self, paths, *, directories) -> None:
             assert tuple(paths) == tuple(directories) == ()
@@ -266,7 +266,7 @@ def test_config_that_nobody_knows_has_no_drift(tmp_path):
     assert watch.find_drift(CURRENT, BootedState()) == DriftAssessment(is_checked=False)
 
 
-def test_what_is_remembered_of_a_config_holds_no_contents():
+def test_expected_state_holds_no_contents():
     secret = "canary-5d1f"
     config = json.loads(json.dumps(CONFIG).replace("hello", secret).replace("/bin/true", secret))
     asked = ExpectedState.from_wanted(
@@ -312,9 +312,7 @@ def labelled(tmp_path: Path, policy: DriftPolicy) -> Iterator[Site]:
     "path",
     ["/etc/motd", "/etc/systemd/system/a.service", "/etc/systemd/system/a.service.d/10-a.conf"],
 )
-def test_label_that_the_policy_would_change_is_drift_until_it_is_made_right(
-    labelled, path, reaction
-):
+def test_wrong_selinux_label_is_drift_until_fixed(labelled, path, reaction):
     place = labelled.top / path[1:]
     before = tree(labelled.top), place.stat().st_mode
     os.setxattr(place, LABEL, b"system_u:object_r:wrong_t:s0\0")
@@ -334,7 +332,7 @@ def test_label_that_the_policy_would_change_is_drift_until_it_is_made_right(
 
 
 def tree(top: Path) -> dict[str, bytes | str]:
-    """What stands below, but for the agent's own state."""
+    """The tree below, without the agent's own state."""
     return {
         str(path.relative_to(top)): str(path.readlink()) if path.is_symlink() else path.read_bytes()
         for path in top.rglob("*")

@@ -49,7 +49,7 @@ def left(world: World, **texts: str) -> World:
     return world
 
 
-def test_node_of_the_daemon_is_taken_over_as_it_is_and_lets_go_of_what_it_had() -> None:
+def test_node_of_the_mcd_is_adopted_and_dropped_files_are_removed() -> None:
     world = left(world_at(Target(OLD.name), OLD, NEW), currentconfig=json.dumps(OLD.to_json()))
     world.annotations |= {key.CURRENT_CONFIG: OLD.name, key.STATE: "Done"}
     before = {path: entry for path, entry in world.disk.tree().items() if "/var" not in path}
@@ -64,7 +64,7 @@ def test_node_of_the_daemon_is_taken_over_as_it_is_and_lets_go_of_what_it_had() 
     assert world.file("/etc/extra") is None
 
 
-def test_machine_that_boots_for_the_first_time_introduces_its_node() -> None:
+def test_first_boot_annotations_are_written_to_the_node() -> None:
     notes = {key.CURRENT_CONFIG: OLD.name, key.DESIRED_CONFIG: OLD.name, key.STATE: "Done"}
     first_boot = {"node-annotations.json": json.dumps(notes)}
     world = left(world_at(Target(OLD.name), OLD, NEW), **first_boot)
@@ -82,7 +82,7 @@ def test_machine_that_boots_for_the_first_time_introduces_its_node() -> None:
     assert world.file("/etc/extra") is None, "it came with the config and goes with it"
 
 
-def test_node_that_lost_its_annotations_is_told_what_its_machine_has() -> None:
+def test_lost_annotations_are_restored_from_currentconfig() -> None:
     world = left(
         world_at(Target(OLD.name), OLD),
         currentconfig=json.dumps(OLD.to_json()),
@@ -95,12 +95,12 @@ def test_node_that_lost_its_annotations_is_told_what_its_machine_has() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', "[" * 5000, "{"])
-def test_what_can_not_be_read_introduces_nobody(text: str) -> None:
+def test_unreadable_mcd_state_writes_no_annotations(text: str) -> None:
     disk: MemoryDisk = left(world_at(Target()), **{"node-annotations.json": text}).disk
     assert MCDState(HostFiles(ROOT, disk)).read_annotations() == {}
 
 
-def test_only_what_is_the_daemons_is_introduced() -> None:
+def test_first_boot_annotations_of_other_prefixes_are_ignored() -> None:
     notes = {key.DESIRED_CONFIG: "a", "example.com/other": "b"}
     disk = left(world_at(Target()), **{"node-annotations.json": json.dumps(notes)}).disk
     assert MCDState(HostFiles(ROOT, disk)).read_annotations() == {key.DESIRED_CONFIG: "a"}

@@ -1,7 +1,7 @@
 """A config applied while the power goes, the process is killed or a call fails, at every call.
 
-TREENAIL_PAIRS is how many pairs of configs are made up (100), TREENAIL_STATES in how many states
-each power cut may leave the disk of each (1).
+Pairs of configs are made up from seeds, as many as `tests.daemon.walks` allows. TREENAIL_STATES is
+in how many states each power cut may leave the disk of each (default: 1).
 """
 
 import ast
@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.daemon import walk_budget
 from tests.daemon.machines import (
     BASE,
     ROOT,
@@ -54,28 +55,26 @@ from treenail.update.steps.steps import (
     WriteFile,
 )
 
-PAIRS = int(os.environ.get("TREENAIL_PAIRS", "100"))
 STATES = int(os.environ.get("TREENAIL_STATES", "1"))
-IN_TENS = range(-(-PAIRS // 10))
 
 
-def seeds(tens: int) -> range:
-    return range(tens * 10, min(tens * 10 + 10, PAIRS))
-
-
-@pytest.mark.parametrize("tens", IN_TENS)
-def test_a_machine_has_the_old_config_or_the_new_one_whenever_the_power_goes(tens):
-    found = {seed: Findings(made_up_case(seed), states=STATES).look().wrong for seed in seeds(tens)}
-    assert found == {seed: [] for seed in seeds(tens)}
-
-
-@pytest.mark.parametrize("tens", IN_TENS)
-def test_whichever_call_fails_all_is_as_before_and_says_so(tens):
-    # Without systemd, which may fail to preset a unit: that is only told.
+@walk_budget.walk
+def test_power_cut_at_any_call_leaves_old_or_new_config(part):
     found = {
-        seed: failing_calls(made_up_case(seed, asked=False), a_few_of(seed)) for seed in seeds(tens)
+        seed: Findings(made_up_case(seed), states=STATES).look().wrong
+        for seed in walk_budget.seeds(part)
     }
-    assert found == {seed: [] for seed in seeds(tens)}
+    assert not any(found.values()), found
+
+
+@walk_budget.walk
+def test_failure_at_any_call_is_undone_and_reported(part):
+    # Without systemd, which may fail to preset a unit: that is only logged.
+    found = {
+        seed: failing_calls(made_up_case(seed, asked=False), a_few_of(seed))
+        for seed in walk_budget.seeds(part)
+    }
+    assert not any(found.values()), found
 
 
 def a_few_of(seed: int):
@@ -83,9 +82,9 @@ def a_few_of(seed: int):
     return lambda calls: iter(sorted(chance.sample(range(calls), min(calls, 4 * STATES))))
 
 
-@pytest.mark.parametrize("tens", IN_TENS)
-def test_the_second_time_nothing_is_to_be_done(tens):
-    for seed in seeds(tens):
+@walk_budget.walk
+def test_second_apply_has_no_steps(part):
+    for seed in walk_budget.seeds(part):
         found = made_up_case(seed)
         assert planned(machine(found.made), found.new, "new").steps == (), seed
 
@@ -156,12 +155,12 @@ CASES = [
 
 
 @pytest.mark.parametrize("found", CASES, ids=lambda each: each.name)
-def test_every_state_after_a_power_cut_is_mended(found):
+def test_state_after_power_cut_is_always_recovered(found):
     assert Findings(found, states=20).look().wrong == []
 
 
 @pytest.mark.parametrize("found", CASES, ids=lambda each: each.name)
-def test_every_call_may_fail(found):
+def test_failure_of_every_call_is_undone(found):
     assert failing_calls(found, lambda calls: iter(range(calls))) == []
 
 
@@ -186,14 +185,14 @@ def spare(site: Site) -> bool:
 
 
 @pytest.mark.parametrize("site", [site for site in SITES if not spare(site)], ids=str)
-def test_without_any_one_of_the_flushes_and_renames_something_is_lost(site):
+def test_omitted_flush_or_rename_loses_data(site):
     def make(found: Tree) -> MemoryDisk:
         return WitnessedDisk(found, site)
 
     assert any(Findings(each, states=15, make=make).look().wrong for each in SITES[site])
 
 
-def test_every_flush_and_rename_in_the_code_is_among_them():
+def test_flushes_and_renames_in_the_code_are_all_covered():
     in_code = {found for module in (transaction, undo_log, entries, fsync, symlinks, files)
                for found in calls(module)}  # fmt: skip
     # Those of Files that no config needs; tests.host.filesystem.test_power_cut has them.
@@ -238,20 +237,20 @@ class UnwillingWitness(Unwilling, WitnessedDisk):
 
 
 @pytest.mark.parametrize("found", CASES[:4], ids=lambda each: each.name)
-def test_what_is_not_renamed_in_one_step_is_found_missing(found):
+def test_non_atomic_rename_is_detected(found):
     assert Findings(found, states=20, make=UnwillingWitness).look().wrong != []
 
 
-def test_letting_go_of_everything_brings_back_what_was_there_and_leaves_directories_at_most():
-    for seed in range(PAIRS):
+@walk_budget.walk
+def test_empty_config_restores_original_files(part):
+    for seed in walk_budget.seeds(part):
         disk = machine(BASE)
         bring(disk, made_up(random.Random(seed)), "some")
         bring(disk, wanted(), "")
         left = visible(disk.tree()).items() - visible(BASE).items()
         others = [path for path, entry in left if entry.kind != "directory"]
         lost = visible(BASE).items() - visible(disk.tree()).items()
-        # Without keys in it, and locked: whoever could log in before the config came can't any
-        # more.
+        # Without keys and locked: a user who could log in before the config came no longer can.
         assert {path for path, _ in lost} <= {"/no-such-root/etc/shadow"}, seed
         assert set(others) <= {
             "/no-such-root/etc/shadow",
@@ -259,41 +258,41 @@ def test_letting_go_of_everything_brings_back_what_was_there_and_leaves_director
         }, seed
 
 
-def test_a_replaced_file_keeps_its_label_and_loses_what_was_noted_on_it():
+def test_replaced_file_keeps_label_and_loses_other_attributes():
     after = CASES[0].after["/no-such-root/etc/motd"]
     assert dict(after.attributes) == {"security.selinux": b"system_u:object_r:etc_t:s0\0"}
 
 
-class ToldRunner(StepRunner):
+class RecordingRunner(StepRunner):
     """Remembers the steps that it carried out."""
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)
-        self.told: list[str] = []
+        self.steps_run: list[str] = []
 
     def compute_changes(self, step):
-        self.told.append(str(step))
+        self.steps_run.append(str(step))
         return super().compute_changes(step)
 
     def change_enablement(self, step):
-        self.told.append(str(step))
+        self.steps_run.append(str(step))
         super().change_enablement(step)
 
     def set_password(self, step):
-        self.told.append(str(step))
+        self.steps_run.append(str(step))
         super().set_password(step)
 
 
-@pytest.mark.parametrize("tens", IN_TENS)
-def test_the_steps_that_are_carried_out_are_those_that_are_printed_and_nothing_else_changes(tens):
-    for seed in seeds(tens):
+@walk_budget.walk
+def test_applied_steps_match_printed_steps(part):
+    for seed in walk_budget.seeds(part):
         found = made_up_case(seed)
         disk = machine(found.before)
         steps = planned(disk, found.new, "new").steps
         services = Systemd(disk) if found.asked else None
-        runner = ToldRunner(ROOT, Unlocked(ROOT, FakeClock(), disk), disk, services)
+        runner = RecordingRunner(ROOT, Unlocked(ROOT, FakeClock(), disk), disk, services)
         apply_steps(steps, runner)
-        assert runner.told == [str(step) for step in steps], seed
+        assert runner.steps_run == [str(step) for step in steps], seed
         named = set().union(*map(paths, steps))
         before, after = visible(found.before), visible(disk.tree())
         changed = {path for path, _ in before.items() ^ after.items()}

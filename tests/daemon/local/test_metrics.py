@@ -1,4 +1,4 @@
-"""What Prometheus is told of drift."""
+"""Drift metrics for Prometheus."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_the_moment_is_told_and_stays_until_nothing_blocks_any_more(machine):
+def test_drift_time_stays_until_drift_no_longer_blocks(machine):
     began = str(int(machine.clock.now()))
     assert machine.shows(DRIFTED) == {
         "mcd_config_drift": began,
@@ -51,7 +51,7 @@ def test_the_moment_is_told_and_stays_until_nothing_blocks_any_more(machine):
     assert machine.place.stat().st_mode & 0o777 == 0o644
 
 
-def test_an_agent_that_starts_again_goes_on_telling_it(machine):
+def test_restarted_agent_keeps_the_drift_time(machine):
     before = machine.shows(DRIFTED)
     machine.clock.move(60.0)
     machine.start()
@@ -59,11 +59,11 @@ def test_an_agent_that_starts_again_goes_on_telling_it(machine):
     assert machine.shows(DRIFTED) == before
 
 
-def test_nothing_is_told_before_anybody_looked(machine):
+def test_metrics_are_not_written_before_the_first_check(machine):
     assert machine.shows(DriftAssessment(is_checked=False)) == {}
 
 
-def test_what_stays_the_same_is_not_written_again(machine):
+def test_unchanged_config_is_not_cached_again(machine):
     machine.shows(DRIFTED)
     inode = machine.place.stat().st_ino
     machine.shows(DRIFTED)
@@ -71,12 +71,12 @@ def test_what_stays_the_same_is_not_written_again(machine):
 
 
 @pytest.mark.parametrize("content", [b"", b"mcd_config_drift x", b"\xff\x00"])
-def test_a_damaged_file_is_written_anew(machine, content):
+def test_damaged_metrics_file_is_replaced(machine, content):
     machine.place.parent.mkdir(parents=True)
     machine.place.write_bytes(content)
     assert machine.shows(DRIFTED)["mcd_config_drift"] == str(int(machine.clock.now()))
 
 
-def test_a_file_that_can_not_be_written_stops_nobody(machine):
+def test_unwritable_metrics_file_raises_nothing(machine):
     machine.place.mkdir(parents=True)
     machine.gauge.write_metrics(DRIFTED)

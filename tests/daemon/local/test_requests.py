@@ -13,7 +13,7 @@ from treenail.update.decision.request import RequestKind, UserRequest
 CANCEL = UserRequest(RequestKind.CANCEL, "1")
 
 
-def test_request_is_there_until_it_is_dropped_and_roots_alone(tmp_path: Path) -> None:
+def test_request_file_has_mode_0600_and_can_be_removed(tmp_path: Path) -> None:
     requests = RequestFile(HostFiles(Root(tmp_path)))
     assert requests.read_request() is None
     requests.write_request(CANCEL)
@@ -25,7 +25,7 @@ def test_request_is_there_until_it_is_dropped_and_roots_alone(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 5000, '{"version": 9}', "x" * 5000])
-def test_what_nobody_understands_is_taken_away(tmp_path: Path, text: str) -> None:
+def test_invalid_request_is_removed(tmp_path: Path, text: str) -> None:
     path = tmp_path / REQUEST_FILE[1:]
     path.parent.mkdir(parents=True)
     path.write_text(text)

@@ -5,11 +5,11 @@ the API server, the disk, or the agent itself.
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.daemon import walk_budget
 from tests.daemon.configuration import test_config_walks as configs
 from tests.daemon.configuration.test_config_walks import APP, NEXT, STOCK, Chaos, config
 from tests.daemon.machines import planned
@@ -24,8 +24,6 @@ from treenail.update.decision.request import RequestKind, UserRequest
 from treenail.update.impact.impact import apply_image_mode
 from treenail.update.state.record import Target
 from treenail.update.steps.steps import RecordOwnership
-
-WALKS = int(os.environ.get("TREENAIL_WALKS", "100"))
 
 Bad = Callable[[World], bool]
 
@@ -81,7 +79,7 @@ def assert_came_back(world: World, target: Target, refused: Target, check: str) 
     assert "forgive" in notes[key.REASON]
 
 
-def test_a_bad_image_sends_the_node_back_once_and_is_not_tried_again() -> None:
+def test_bad_image_rolls_back_once_and_is_quarantined() -> None:
     node = started()
     node.world.sick = booted_b
     move(node, B)
@@ -92,7 +90,7 @@ def test_a_bad_image_sends_the_node_back_once_and_is_not_tried_again() -> None:
     assert (node.world.boots, node.world.returns) == (boots, 1)
 
 
-def test_a_bad_config_goes_back_together_with_its_image() -> None:
+def test_bad_config_rolls_back_with_its_image() -> None:
     node = started(B)
     before = node.world.file(APP)
     node.world.sick = has_next
@@ -101,7 +99,7 @@ def test_a_bad_config_goes_back_together_with_its_image() -> None:
     assert node.world.file(APP) == before
 
 
-def test_a_bad_config_without_an_image_of_its_own_goes_back_by_its_files() -> None:
+def test_bad_config_without_image_restores_its_files() -> None:
     other = config("other", {"/etc/other.conf": "x", APP: "stock"}, image=C.image)
     node = started(STOCK)
     node.world.configs["other"] = other
@@ -113,7 +111,7 @@ def test_a_bad_config_without_an_image_of_its_own_goes_back_by_its_files() -> No
 
 
 @pytest.mark.parametrize("never_boots", [False, True])
-def test_the_former_system_is_ready_only_with_its_former_files(*, never_boots: bool) -> None:
+def test_rollback_is_ready_only_with_restored_files(*, never_boots: bool) -> None:
     node = started(STOCK)
     world = node.world
     world.configs["bad"] = config("bad", {APP: "next"}, image=B.image)
@@ -136,7 +134,7 @@ def test_the_former_system_is_ready_only_with_its_former_files(*, never_boots: b
     assert_came_back(world, STOCK, Target("bad"), check)
 
 
-def test_a_kernel_that_never_boots_is_set_aside_without_another_reboot() -> None:
+def test_kernel_that_never_boots_is_quarantined_without_reboot() -> None:
     node = started()
     node.world.dead = frozenset({B.digest})
     boots = node.world.boots
@@ -147,7 +145,7 @@ def test_a_kernel_that_never_boots_is_set_aside_without_another_reboot() -> None
 
 
 @pytest.mark.parametrize("steps", range(12))
-def test_a_kernel_that_never_boots_is_set_aside_whenever_the_agent_is_killed(steps: int) -> None:
+def test_kernel_that_never_boots_is_quarantined_whenever_agent_is_killed(steps: int) -> None:
     node = started()
     world = node.world
     world.dead = frozenset({B.digest})
@@ -157,18 +155,18 @@ def test_a_kernel_that_never_boots_is_set_aside_whenever_the_agent_is_killed(ste
         node.turn()
     left = iter(range(steps))
 
-    def fate(_step: str) -> None:
+    def fault_point(_step: str) -> None:
         if next(left, None) is None:
-            world.fate = lambda _: None
+            world.fault_point = lambda _: None
             raise Killed
 
-    world.fate = fate
+    world.fault_point = fault_point
     node.settle()
     assert_came_back(world, A, B, "Boot")
     assert world.previous is None, "the bad deployment would be booted next"
 
 
-def test_a_person_who_chose_the_earlier_system_is_not_overruled() -> None:
+def test_rollback_by_user_is_not_reverted() -> None:
     node = started()
     world = node.world
     world.sick = booted_b
@@ -185,7 +183,7 @@ def test_a_person_who_chose_the_earlier_system_is_not_overruled() -> None:
     assert_came_back(world, A, B, "Boot")
 
 
-def test_a_node_that_takes_most_of_its_deadline_stays() -> None:
+def test_slow_node_within_deadline_is_not_rolled_back() -> None:
     node = started()
     world, clock = node.world, node.clock
     began: list[float] = []
@@ -201,7 +199,7 @@ def test_a_node_that_takes_most_of_its_deadline_stays() -> None:
     assert world.returns == 0
 
 
-def test_a_refused_target_is_tried_again_after_another_one() -> None:
+def test_quarantined_target_is_retried_after_another_target() -> None:
     node = started()
     node.world.sick = booted_b
     move(node, B)
@@ -212,7 +210,7 @@ def test_a_refused_target_is_tried_again_after_another_one() -> None:
     assert_at_rest(node.world, B)
 
 
-def test_a_refused_target_is_tried_again_when_somebody_forgives_it() -> None:
+def test_quarantined_target_is_retried_on_request() -> None:
     node = started()
     node.world.sick = booted_b
     move(node, B)
@@ -229,7 +227,7 @@ def in_trial_of(node: Node, target: Target) -> None:
         node.turn()
 
 
-def test_an_api_server_that_is_lost_with_the_boot_sends_the_node_back_but_only_once() -> None:
+def test_api_server_lost_with_boot_rolls_back_only_once() -> None:
     node = started()
     world = node.world
     for booted in (A, B):
@@ -243,24 +241,24 @@ def test_an_api_server_that_is_lost_with_the_boot_sends_the_node_back_but_only_o
     assert_at_rest(world, B)
 
 
-def test_whom_the_api_server_sent_back_is_known_from_the_first_write_of_it() -> None:
+def test_api_blamed_target_is_saved_with_the_rollback() -> None:
     node = started()
     world = node.world
 
-    def fate(step: str) -> None:
+    def fault_point(step: str) -> None:
         ledger = json.loads(world.ledger or "")
         if step == "ledger written" and ledger["update"]["phase"] == "rolling-back":
-            world.fate = lambda _: None
+            world.fault_point = lambda _: None
             raise Killed
 
     in_trial_of(node, B)
-    world.api_up, world.fate = False, fate
+    world.api_up, world.fault_point = False, fault_point
     node.settle()
     ledger = json.loads(world.ledger or "")
     assert (world.booted, ledger["apiBlamed"]) == (A.digest, {"config": B.config, "image": B.image})
 
 
-def test_an_api_server_that_was_away_before_the_reboot_sends_nobody_back() -> None:
+def test_api_server_unreachable_before_reboot_causes_no_rollback() -> None:
     node = started()
     world = node.world
     world.ask_for(B)
@@ -276,7 +274,7 @@ def test_an_api_server_that_was_away_before_the_reboot_sends_nobody_back() -> No
     assert_at_rest(world, B)
 
 
-def test_an_api_server_that_was_seen_in_the_new_boot_sends_nobody_back() -> None:
+def test_api_server_reached_after_boot_causes_no_rollback() -> None:
     node = started()
     world = node.world
     slow = iter([True] * 3)
@@ -292,7 +290,7 @@ def test_an_api_server_that_was_seen_in_the_new_boot_sends_nobody_back() -> None
     assert world.returns == 0
 
 
-def test_going_back_needs_no_api_server() -> None:
+def test_rollback_needs_no_api_server() -> None:
     node = started()
     world = node.world
     world.sick = booted_b
@@ -305,7 +303,7 @@ def test_going_back_needs_no_api_server() -> None:
     assert_came_back(world, A, B, "Kubelet")
 
 
-def test_a_disk_that_is_full_sends_the_node_back_without_a_ledger() -> None:
+def test_full_disk_rolls_back_without_ledger() -> None:
     node = started()
     node.world.full = booted_b
     move(node, B)
@@ -313,7 +311,7 @@ def test_a_disk_that_is_full_sends_the_node_back_without_a_ledger() -> None:
     assert node.world.returns == 1
 
 
-def test_an_agent_that_crashes_at_each_start_sends_the_node_back() -> None:
+def test_agent_crashing_at_each_start_is_rolled_back() -> None:
     node = started()
     node.world.crashes = booted_b
     move(node, B)
@@ -338,28 +336,28 @@ def crashing(origin: Target, target: Target) -> Node:
     return node
 
 
-def strike(world: World, misfortune: type[BaseException], *, after: int) -> Iterator[int]:
-    """Have one misfortune come after so many effects; what is left of them until then."""
+def strike(world: World, fault: type[BaseException], *, after: int) -> Iterator[int]:
+    """Raise one fault after so many effects; return the countdown."""
     left = iter(range(after))
 
-    def fate(_step: str) -> None:
+    def fault_point(_step: str) -> None:
         if next(left, None) is None:
-            world.fate = lambda _: None
-            raise misfortune
+            world.fault_point = lambda _: None
+            raise fault
 
-    world.fate = fate
+    world.fault_point = fault_point
     return left
 
 
 @pytest.mark.parametrize(("origin", "target"), AGENT_WAYS)
-@pytest.mark.parametrize("misfortune", [Killed, PowerCut])
-def test_an_agent_that_crashes_goes_back_whatever_effect_of_that_is_interrupted(
-    misfortune: type[BaseException], origin: Target, target: Target
+@pytest.mark.parametrize("fault", [Killed, PowerCut])
+def test_crashing_agent_rolls_back_despite_interruption_at_any_effect(
+    fault: type[BaseException], origin: Target, target: Target
 ) -> None:
     for index in range(100):
         node = crashing(origin, target)
         world = node.world
-        left = strike(world, misfortune, after=index)
+        left = strike(world, fault, after=index)
         move(node, target)
         assert_came_back(world, origin, target, "Agent")
         if next(left, None) is not None:
@@ -368,22 +366,22 @@ def test_an_agent_that_crashes_goes_back_whatever_effect_of_that_is_interrupted(
     pytest.fail("it never ends")
 
 
-def test_an_agent_that_crashes_goes_back_once_nobody_elses_transaction_is_in_the_way() -> None:
+def test_crashing_agent_rolls_back_after_other_transaction_ends() -> None:
     node = crashing(A, B)
     world = node.world
     busy = iter([True] * 3)
 
-    def fate(step: str) -> None:
+    def fault_point(step: str) -> None:
         if step == "roll back" and next(busy, False):
             raise BusyError("rpm-ostreed is busy with RefreshMd")
 
-    world.fate = fate
+    world.fault_point = fault_point
     move(node, B)
     assert_came_back(world, A, B, "Agent")
     assert next(busy, False) is False
 
 
-def test_an_agent_that_crashes_in_the_former_system_too_does_not_reboot_it() -> None:
+def test_agent_crashing_after_rollback_does_not_reboot_again() -> None:
     for origin, target in AGENT_WAYS:
         node = crashing(origin, target)
         world = node.world
@@ -398,7 +396,7 @@ def test_an_agent_that_crashes_in_the_former_system_too_does_not_reboot_it() -> 
         assert_came_back(world, origin, target, "Agent")
 
 
-def test_boots_that_end_before_a_verdict_send_the_node_back() -> None:
+def test_boots_ending_before_verdict_roll_back() -> None:
     node = started()
     world = node.world
     in_trial_of(node, B)
@@ -412,7 +410,7 @@ def test_boots_that_end_before_a_verdict_send_the_node_back() -> None:
     assert "was booted 4 times" in world.annotations[key.REASON]
 
 
-def test_a_power_cut_before_the_reboot_into_the_former_image_is_no_failed_boot(
+def test_power_cut_before_rollback_reboot_is_no_failed_boot(
     node_of: NodeOf,
 ) -> None:
     world = walks.world_at(A)
@@ -424,26 +422,26 @@ def test_a_power_cut_before_the_reboot_into_the_former_image_is_no_failed_boot(
         world.drain_controller()
         if node.process is not None:
             node.process.cluster.see()
-            world.fate = lambda step: cut(step, world)
+            world.fault_point = lambda step: cut(step, world)
         node.turn()
         if world.booted == B.digest and world.boots > 2:
             break
-    world.fate = lambda _: None
+    world.fault_point = lambda _: None
     move(node, A)
     assert_at_rest(world, A)
 
 
 def cut(step: str, world: World) -> None:
-    """Take the power as soon as the next boot is to be into what is staged."""
+    """Cut the power as soon as the staged deployment is the next to boot."""
     if world.staging is not None and not world.locked and step in ("reboot", "unlocked"):
-        world.fate = lambda _: None
+        world.fault_point = lambda _: None
         raise PowerCut
 
 
 @pytest.mark.parametrize("unit_steps", [1, 4])
-@pytest.mark.parametrize("misfortune", [Killed, PowerCut])
-def test_the_way_back_survives_an_interruption_at_any_effect(
-    node_of: NodeOf, misfortune: type[BaseException], unit_steps: int
+@pytest.mark.parametrize("fault", [Killed, PowerCut])
+def test_rollback_survives_interruption_at_any_effect(
+    node_of: NodeOf, fault: type[BaseException], unit_steps: int
 ) -> None:
     for index in range(100):
         world = walks.world_at(A)
@@ -452,33 +450,32 @@ def test_the_way_back_survives_an_interruption_at_any_effect(
         node.settle()
         world.sick = booted_b
         in_trial_of(node, B)
-        left = strike(world, misfortune, after=index)
+        left = strike(world, fault, after=index)
         boots = world.boots
         move(node, B)
         assert_came_back(world, A, B, "Kubelet")
         assert world.returns == 1
-        assert world.boots <= boots + (2 if misfortune is PowerCut else 1)
+        assert world.boots <= boots + (2 if fault is PowerCut else 1)
         if next(left, None) is not None:
             assert index > 10
             return
     pytest.fail("it never ends")
 
 
-@pytest.mark.limit(300.0)
-@pytest.mark.parametrize("start", range(0, WALKS, 50))
-def test_every_walk_of_images_ends_with_one_pair(start: int, node_of: NodeOf) -> None:
-    for seed in range(start, min(start + 50, WALKS)):
+@walk_budget.walk
+def test_walk_of_images_ends_with_config_and_image_that_match(part: int, node_of: NodeOf) -> None:
+    for seed in walk_budget.seeds(part):
         world = walks.world_at(A)
         node = node_of(world)
         node.settle()
         world.sick = booted_b
         chaos = walks.Chaos(node, seed)
-        world.fate, world.meanwhile = chaos.fate, chaos.meanwhile
+        world.fault_point, world.meanwhile = chaos.fault_point, chaos.meanwhile
         try:
             for _ in range(80):
                 chaos.step()
                 node.turn()
-            world.fate, world.meanwhile = (lambda _: None), (lambda: None)
+            world.fault_point, world.meanwhile = (lambda _: None), (lambda: None)
             world.api_up, world.loses_answers = True, 0
             for _ in range(3):
                 node.settle()
@@ -502,21 +499,22 @@ BAD: list[tuple[str, Bad]] = [
 
 
 @pytest.mark.parametrize(("what", "bad"), BAD)
-@pytest.mark.limit(300.0)
-@pytest.mark.parametrize("start", range(0, WALKS, 50))
-def test_every_walk_ends_with_one_pair_whatever_is_bad(what: str, bad: Bad, start: int) -> None:
-    for seed in range(start, min(start + 50, WALKS)):
+@walk_budget.walk
+def test_walk_with_bad_target_ends_with_config_and_image_that_match(
+    what: str, bad: Bad, part: int
+) -> None:
+    for seed in walk_budget.seeds(part):
         world = configs.world_at(STOCK)
         node = Node(world)
         world.sick = bad
         chaos = Chaos(node, seed)
         chaos.target = STOCK
-        world.fate, world.meanwhile = chaos.fate, chaos.meanwhile
+        world.fault_point, world.meanwhile = chaos.fault_point, chaos.meanwhile
         try:
             for _ in range(80):
                 chaos.step()
                 node.turn()
-            world.fate, world.meanwhile = (lambda _: None), (lambda: None)
+            world.fault_point, world.meanwhile = (lambda _: None), (lambda: None)
             world.disk.calls_left = None
             world.api_up, world.loses_answers = True, 0
             for _ in range(3):

@@ -15,11 +15,11 @@ HELD = "another program, such as bootc or ostree, holds the sysroot"
 
 
 class Holding:
-    """A fate in which the step is refused until it was tried a few times."""
+    """A fault_point in which the step is refused until it was tried a few times."""
 
     def __init__(self, world: World, step: str) -> None:
         self.step, self.tries = step, 0
-        world.held, world.fate = True, self
+        world.held, world.fault_point = True, self
 
     def __call__(self, step: str) -> None:
         if step == self.step:
@@ -29,7 +29,7 @@ class Holding:
 
 
 @pytest.mark.parametrize("step", ["stage begins", "pin", "unpin"])
-def test_an_update_tries_again_after_growing_pauses_and_is_not_degraded(step: str) -> None:
+def test_rejected_login_update_retries_with_backoff_without_degraded(step: str) -> None:
     world = world_at(A)
     node = Node(world)
     node.settle()
@@ -44,7 +44,7 @@ def test_an_update_tries_again_after_growing_pauses_and_is_not_degraded(step: st
     assert_at_rest(world, C)
 
 
-def test_a_node_that_stages_ahead_tries_again_after_growing_pauses() -> None:
+def test_failed_prestage_is_retried_with_backoff() -> None:
     world = world_at(A)
     node = Node(world)
     node.settle()

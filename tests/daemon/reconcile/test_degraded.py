@@ -31,26 +31,26 @@ FAULTS = (
 
 
 class Failing:
-    """A fate in which staging fails a few times."""
+    """A fault_point in which staging fails a few times."""
 
     def __init__(self, world: World, times: int) -> None:
         self.left = times
-        world.fate = self
+        world.fault_point = self
 
     def __call__(self, step: str) -> None:
         if step == "staging" and self.left:
             self.left -= 1
-            raise TransactionError("the registry went away")
+            raise TransactionError("the registry closed the connection")
 
 
-def test_what_is_tried_again_is_degraded_until_it_has_succeeded() -> None:
+def test_retried_failure_stays_degraded_until_success() -> None:
     world = world_at(A)
     node = Node(world)
     node.settle()
-    fate = Failing(world, 4)
+    fault_point = Failing(world, 4)
     world.ask_for(B)
     seen: list[str] = []
-    while fate.left or world.staged != B.digest:
+    while fault_point.left or world.staged != B.digest:
         node.turn()
         seen.append(world.annotations[key.STATE])
     first = seen.index("Degraded")
@@ -65,32 +65,32 @@ def test_what_is_tried_again_is_degraded_until_it_has_succeeded() -> None:
 @pytest.mark.parametrize(
     "decision", [StageAction(B), PlanAction(B), IdleAction("at rest", is_settled=True)], ids=repr
 )
-def test_every_failure_is_on_the_node_and_its_machine_config_node_alike(
+def test_failure_is_on_node_and_machineconfignode_alike(
     fault: type[TreenailError], decision: StageAction | PlanAction | IdleAction
 ) -> None:
-    error = fault("it went wrong", remedy="mend it")
-    told = make_report(facts(), decision, error)
-    assert told.annotations[key.STATE] == error.node_state != "Working"
-    (verdict,) = told.conditions
+    error = fault("it went wrong", remedy="fix it")
+    report = make_report(facts(), decision, error)
+    assert report.annotations[key.STATE] == error.node_state != "Working"
+    (verdict,) = report.conditions
     assert (verdict.type, verdict.status) == ("NodeDegraded", "True")
-    assert verdict.message == told.annotations[key.REASON] == "it went wrong; mend it"
-    assert told.event is not None
-    assert (told.event.type, told.event.message) == ("Warning", verdict.message)
+    assert verdict.message == report.annotations[key.REASON] == "it went wrong; fix it"
+    assert report.event is not None
+    assert (report.event.type, report.event.message) == ("Warning", verdict.message)
 
 
-def test_report_that_is_refused_is_made_again_after_growing_pauses() -> None:
+def test_rejected_report_is_retried_with_backoff() -> None:
     world = world_at(A)
     node = Node(world)
     node.settle()
     del world.annotations[key.STATE]
 
-    def fate(step: str) -> None:
+    def fault_point(step: str) -> None:
         if step == "patch":
             raise InvalidError("patch nodes node-1: it is invalid")
 
-    world.fate = fate
+    world.fault_point = fault_point
     assert [node.turn() for _ in range(6)] == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
-    world.fate = lambda _: None
+    world.fault_point = lambda _: None
     world.loses_answers = 1
     assert [node.turn(), node.turn()] == [5.0, 60.0]
     assert_at_rest(world, A)

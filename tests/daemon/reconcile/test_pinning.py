@@ -34,21 +34,21 @@ def at(world: World) -> Node:
     return node
 
 
-def test_the_previous_deployment_is_pinned_before_the_reboot(world: World) -> None:
+def test_previous_deployment_is_pinned_before_reboot(world: World) -> None:
     node, before = at(world), world.system.id
     world.ask_for(B)
     pinned: list[frozenset[str]] = []
 
-    def fate(step: str) -> None:
+    def fault_point(step: str) -> None:
         if step == "unlock":
             pinned.append(frozenset(world.pins))
 
-    world.fate = fate
+    world.fault_point = fault_point
     node.settle()
     assert pinned == [{before}]
 
 
-def test_it_is_kept_for_a_day_after_the_node_was_found_healthy(world: World) -> None:
+def test_previous_deployment_stays_pinned_for_a_day(world: World) -> None:
     node, before = at(world), world.system.id
     world.ask_for(B)
     node.settle()
@@ -65,7 +65,7 @@ def test_it_is_kept_for_a_day_after_the_node_was_found_healthy(world: World) -> 
     assert recorded(world).retained is None
 
 
-def test_the_next_update_lets_it_go_and_keeps_its_own(world: World) -> None:
+def test_next_update_unpins_and_pins_its_own(world: World) -> None:
     node = at(world)
     world.ask_for(B)
     node.settle()
@@ -76,7 +76,7 @@ def test_the_next_update_lets_it_go_and_keeps_its_own(world: World) -> None:
     assert world.pins == {before}
 
 
-def test_after_going_back_nothing_stays_pinned(world: World) -> None:
+def test_rollback_leaves_no_pin(world: World) -> None:
     node = at(world)
     world.sick = lambda world: world.booted == B.digest
     world.ask_for(B)
@@ -85,7 +85,7 @@ def test_after_going_back_nothing_stays_pinned(world: World) -> None:
     assert (world.pins, recorded(world).retained) == (set(), None)
 
 
-def test_what_the_owner_pinned_stays_pinned(world: World) -> None:
+def test_pin_of_user_stays(world: World) -> None:
     node, before = at(world), world.system.id
     world.pins.add(before)
     world.ask_for(B)
@@ -96,7 +96,7 @@ def test_what_the_owner_pinned_stays_pinned(world: World) -> None:
 
 
 @pytest.mark.parametrize("step", ["pin", "unpin"])
-def test_somebody_whose_transaction_is_in_the_way_is_waited_for(world: World, step: str) -> None:
+def test_other_transaction_is_awaited(world: World, step: str) -> None:
     node = at(world)
     world.ask_for(B)
     node.settle()
@@ -109,7 +109,7 @@ def test_somebody_whose_transaction_is_in_the_way_is_waited_for(world: World, st
     assert recorded(world).quarantined is None
 
 
-def test_a_node_at_rest_lets_it_go_once_nobody_is_in_the_way(world: World) -> None:
+def test_idle_node_unpins_once_no_transaction_blocks(world: World) -> None:
     node = at(world)
     world.ask_for(B)
     node.settle()
@@ -123,32 +123,32 @@ def test_a_node_at_rest_lets_it_go_once_nobody_is_in_the_way(world: World) -> No
 
 
 def busy(world: World, step: str) -> list[str]:
-    """Have somebody else's transaction be in the way of the step twice; the tries."""
+    """Let another program's transaction block the step twice; return the attempts."""
     tries: list[str] = []
 
-    def fate(each: str) -> None:
+    def fault_point(each: str) -> None:
         if each == step:
             tries.append(each)
             if len(tries) < 3:
                 raise BusyError("rpm-ostree is busy with RefreshMd")
 
-    world.fate = fate
+    world.fault_point = fault_point
     return tries
 
 
-def test_an_update_that_is_called_off_at_its_reboot_leaves_nothing_pinned(world: World) -> None:
+def test_update_cancelled_at_reboot_leaves_no_pin(world: World) -> None:
     node = at(world)
     world.ask_for(B)
 
-    def fate(step: str) -> None:
+    def fault_point(step: str) -> None:
         if step == "pinned":
             raise Killed
 
-    world.fate = fate
+    world.fault_point = fault_point
     while not world.pins:
         world.drain_controller()
         node.turn()
-    world.fate = lambda _: None
+    world.fault_point = lambda _: None
     update = recorded(world).update
     assert update is not None
     assert update.phase is Phase.REBOOTING
@@ -158,7 +158,7 @@ def test_an_update_that_is_called_off_at_its_reboot_leaves_nothing_pinned(world:
     assert world.pins == set()
 
 
-def test_the_ledger_of_a_version_without_it_keeps_nothing() -> None:
+def test_ledger_without_retained_deployment_pins_nothing() -> None:
     document = records.to_json(LedgerRecord(retained=RetainedDeployment("os-1", 5.0)))
     assert records.from_json(document).retained == RetainedDeployment("os-1", 5.0)
     del document["retained"]

@@ -1,4 +1,4 @@
-"""What an update costs is worked out before anything is touched, and looked at again when due."""
+"""An update's impact is planned before any change, and planned again before it is applied."""
 
 import json
 from dataclasses import replace
@@ -39,7 +39,7 @@ def phase(node: Node) -> Phase | None:
     return update.phase if update else None
 
 
-def test_the_policy_of_the_cluster_says_what_a_file_costs() -> None:
+def test_disruption_policy_decides_impact_of_a_file() -> None:
     world = world_at(STOCK)
     world.configs["third"] = config("third", {APP: "third", BAKED: BAKED_TEXT}, units=(UNIT,))
     free = DisruptionPolicy(files=(FileDisruptionPolicy(APP, (NonePolicyAction(),)),))
@@ -49,10 +49,12 @@ def test_the_policy_of_the_cluster_says_what_a_file_costs() -> None:
     Node(world).settle()
     assert_at_rest(world, THIRD)
     assert world.boots == boots
-    assert world.annotations.get(key.DESIRED_DRAIN) == f"uncordon-{STOCK.config}", "not asked anew"
+    assert world.annotations.get(key.DESIRED_DRAIN) == f"uncordon-{STOCK.config}", (
+        "the drain was requested again"
+    )
 
 
-def test_a_drain_without_a_reboot_is_taken_back_after_the_files_are_written() -> None:
+def test_drain_without_reboot_ends_after_files_are_written() -> None:
     world = world_at(STOCK)
     world.configs["third"] = config("third", {APP: "third", BAKED: BAKED_TEXT}, units=(UNIT,))
     drained = DisruptionPolicy(files=(FileDisruptionPolicy(APP, (DrainPolicyAction(),)),))
@@ -70,7 +72,7 @@ def test_a_drain_without_a_reboot_is_taken_back_after_the_files_are_written() ->
     assert world.annotations[key.DESIRED_DRAIN] == "uncordon-third"
 
 
-def test_a_policy_that_is_being_changed_is_waited_for() -> None:
+def test_policy_being_updated_is_awaited() -> None:
     world = world_at(NEXT)
     world.policy = replace(world.policy, is_settled=False)
     world.ask_for(FREELY)
@@ -83,13 +85,13 @@ def test_a_policy_that_is_being_changed_is_waited_for() -> None:
     assert_at_rest(world, FREELY)
 
 
-def test_what_has_come_to_ask_for_a_reboot_since_is_drained_for() -> None:
+def test_update_that_now_needs_reboot_is_drained() -> None:
     world = world_at(NEXT)
     world.ask_for(FREELY)
     node = Node(world)
     while phase(node) is not Phase.STAGING:
         node.turn()
-    changed = world.disk.tree() | {TOP + APP: Entry("file", 0o644, b"somebody else's")}
+    changed = world.disk.tree() | {TOP + APP: Entry("file", 0o644, b"changed by another program")}
     boots = world.boots
     node.process = None
     world.disk.replace_by(changed)
@@ -98,33 +100,33 @@ def test_what_has_come_to_ask_for_a_reboot_since_is_drained_for() -> None:
     assert world.boots == boots + 1
 
 
-def test_an_owner_whom_the_machine_does_not_know_is_refused_before_the_drain() -> None:
+def test_unknown_file_owner_is_rejected_before_drain() -> None:
     world = world_at(NEXT)
     third = config("third", {APP: "third"})
     assert third.config is not None
-    third.config["storage"]["files"][0]["user"] = {"name": "nobody-here"}  # type: ignore[index]
+    third.config["storage"]["files"][0]["user"] = {"name": "no-such-user"}  # type: ignore[index]
     world.configs["third"] = third
     world.ask_for(THIRD)
     Node(world).settle()
     assert world.annotations[key.STATE] == "Degraded"
-    assert "nobody-here" in world.annotations[key.REASON]
+    assert "no-such-user" in world.annotations[key.REASON]
     assert not world.unschedulable
     assert world.file(APP) == b"next"
 
 
-def test_a_file_in_the_place_of_a_directory_is_refused_before_the_drain() -> None:
+def test_file_at_path_of_directory_is_rejected_before_drain() -> None:
     world = world_at(FREELY)
     world.configs["third"] = config("third", {FREE.rpartition("/")[0]: "third"})
     drain = world.annotations.get(key.DESIRED_DRAIN)
     world.ask_for(THIRD)
     Node(world).settle()
     assert world.annotations[key.STATE] == "Degraded"
-    assert "is a directory, and is to be none" in world.annotations[key.REASON]
-    assert world.annotations.get(key.DESIRED_DRAIN) == drain, "not asked anew"
+    assert "a directory exists at this path" in world.annotations[key.REASON]
+    assert world.annotations.get(key.DESIRED_DRAIN) == drain, "the drain was requested again"
     assert world.file(APP) == b"next"
 
 
-def test_what_a_running_node_cannot_be_made_to_be_is_refused_unless_it_is_allowed() -> None:
+def test_irreconcilable_config_is_rejected_unless_overridden() -> None:
     world = world_at(NEXT)
     third = config("third", {APP: "next"}, arguments=("n=1", "n=2"))
     assert third.config is not None
@@ -141,7 +143,7 @@ def test_what_a_running_node_cannot_be_made_to_be_is_refused_unless_it_is_allowe
     assert_at_rest(world, THIRD)
 
 
-def test_in_image_mode_keys_change_in_service_and_the_image_is_not_deployed_again() -> None:
+def test_keys_in_image_mode_change_in_service_without_deployment() -> None:
     world = world_at(A)
     found = config("keys", {APP: "of-the-image"})
     users = [{"name": "core", "sshAuthorizedKeys": ["ssh-ed25519 AAAA"]}]
@@ -155,7 +157,7 @@ def test_in_image_mode_keys_change_in_service_and_the_image_is_not_deployed_agai
     assert world.file("/home/core/.ssh/authorized_keys.d/ignition") == b"ssh-ed25519 AAAA\n"
 
 
-def test_a_drain_that_was_granted_is_not_asked_for_again_after_a_restart() -> None:
+def test_granted_drain_is_not_requested_again_after_restart() -> None:
     world = world_at(STOCK)
     world.ask_for(NEXT)
     node = Node(world)

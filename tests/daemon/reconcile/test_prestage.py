@@ -4,8 +4,9 @@ import random
 
 import pytest
 
+from tests.daemon import walk_budget
 from tests.daemon.nodes import Node, assert_at_rest
-from tests.daemon.reconcile.test_walks import WALKS, Chaos, recorded, world_at
+from tests.daemon.reconcile.test_walks import Chaos, recorded, world_at
 from tests.fakes.world import Killed, World
 from tests.update.build import A, B, C
 from treenail.api import annotations as key
@@ -28,11 +29,11 @@ def said(world: World) -> tuple[str, str, str]:
 
 
 class Pulls:
-    """A fate that counts how often an image is pulled."""
+    """A fault_point that counts how often an image is pulled."""
 
     def __init__(self, world: World) -> None:
         self.count = 0
-        world.fate = self
+        world.fault_point = self
 
     def __call__(self, step: str) -> None:
         self.count += step == "stage begins"
@@ -48,7 +49,7 @@ def at_rest(ahead: Target | None = None) -> tuple[Node, Pulls]:
     return node, pulls
 
 
-def test_node_stages_ahead_in_service_and_says_so() -> None:
+def test_prestage_in_service_is_annotated() -> None:
     node, pulls = at_rest(B)
     world = node.world
     assert said(world) == ("Done", B.image, "")
@@ -58,14 +59,14 @@ def test_node_stages_ahead_in_service_and_says_so() -> None:
     assert key.DESIRED_DRAIN not in world.annotations
 
 
-def test_node_that_has_staged_ahead_asks_for_nothing_more() -> None:
+def test_prestaged_node_makes_no_further_calls() -> None:
     node, pulls = at_rest(B)
     writes = len(node.world.writes)
     node.settle()
     assert (len(node.world.writes), pulls.count) == (writes, 1)
 
 
-def test_update_to_it_pulls_nothing() -> None:
+def test_update_to_prestaged_image_pulls_nothing() -> None:
     node, pulls = at_rest(B)
     ask_ahead(node.world, None)
     node.world.ask_for(B)
@@ -76,7 +77,7 @@ def test_update_to_it_pulls_nothing() -> None:
     assert recorded(node.world).prestaged is None
 
 
-def test_what_is_not_asked_for_any_more_is_dropped() -> None:
+def test_prestaged_image_no_longer_requested_is_dropped() -> None:
     node, _ = at_rest(B)
     ask_ahead(node.world, None)
     node.settle()
@@ -84,7 +85,7 @@ def test_what_is_not_asked_for_any_more_is_dropped() -> None:
     assert said(node.world) == ("Done", "", "")
 
 
-def test_another_image_takes_its_place() -> None:
+def test_prestage_of_another_image_replaces_it() -> None:
     node, pulls = at_rest(B)
     ask_ahead(node.world, C)
     node.settle()
@@ -92,7 +93,7 @@ def test_another_image_takes_its_place() -> None:
     assert (node.world.staged, pulls.count) == (C.digest, 2)
 
 
-def test_update_to_another_image_drops_it_first() -> None:
+def test_update_to_other_image_drops_prestaged_first() -> None:
     node, _ = at_rest(B)
     node.world.ask_for(C)
     ask_ahead(node.world, None)
@@ -100,7 +101,7 @@ def test_update_to_another_image_drops_it_first() -> None:
     assert_at_rest(node.world, C)
 
 
-def test_same_image_of_another_config_stays() -> None:
+def test_prestage_of_same_image_for_other_config_stays() -> None:
     node, pulls = at_rest(B)
     ask_ahead(node.world, Target(C.config, B.image))
     node.settle()
@@ -108,7 +109,7 @@ def test_same_image_of_another_config_stays() -> None:
     assert pulls.count == 1
 
 
-def test_failure_is_told_beside_the_state_and_tried_again() -> None:
+def test_prestage_failure_is_annotated_and_retried() -> None:
     missing = Target("rendered-worker-x", B.image)
     node, pulls = at_rest(missing)
     state, staged, error = said(node.world)
@@ -121,7 +122,7 @@ def test_failure_is_told_beside_the_state_and_tried_again() -> None:
     assert said(node.world) == ("Done", B.image, "")
 
 
-def test_foreign_deployment_is_named_and_left_alone() -> None:
+def test_prestage_over_foreign_deployment_is_rejected() -> None:
     node, _ = at_rest(C)
     foreign = node.world.staging
     assert foreign is not None
@@ -131,11 +132,11 @@ def test_foreign_deployment_is_named_and_left_alone() -> None:
     node.settle()
     state, staged, error = said(node.world)
     assert (state, staged) == ("Done", "")
-    assert f"deployment {foreign.id} is staged on this machine, and not by treenail" in error
+    assert f"deployment {foreign.id} is staged, and treenail did not stage it" in error
     assert node.world.staging == foreign
 
 
-def test_reboot_takes_it_away_and_it_is_staged_again() -> None:
+def test_reboot_drops_prestaged_image_and_it_is_staged_again() -> None:
     node, pulls = at_rest(B)
     node.process = None
     node.world.reboot()
@@ -146,13 +147,13 @@ def test_reboot_takes_it_away_and_it_is_staged_again() -> None:
 
 
 @pytest.mark.parametrize("image", ["", "registry.example.com/os/node:latest"])
-def test_what_is_no_image_by_digest_is_not_staged(image: str) -> None:
+def test_prestage_image_without_digest_is_rejected(image: str) -> None:
     node, pulls = at_rest(Target(B.config, image))
     assert said(node.world) == ("Done", "", "")
     assert pulls.count == 0
 
 
-def test_pull_ends_when_it_is_not_asked_for_any_more() -> None:
+def test_prestage_pull_ends_when_no_longer_requested() -> None:
     world = world_at(A)
     node = Node(world)
     node.settle()
@@ -169,7 +170,7 @@ def test_pull_ends_when_it_is_not_asked_for_any_more() -> None:
     assert said(world) == ("Done", "", "")
 
 
-def test_pull_goes_on_when_the_node_is_asked_to_move_there() -> None:
+def test_prestage_pull_continues_when_it_becomes_the_target() -> None:
     world = world_at(A)
     node = Node(world)
     node.settle()
@@ -188,7 +189,7 @@ def test_pull_goes_on_when_the_node_is_asked_to_move_there() -> None:
     assert pulls.count == 1
 
 
-def test_process_killed_at_any_effect_stages_and_drops_all_the_same() -> None:
+def test_prestage_killed_at_any_effect_still_stages_and_drops() -> None:
     killed = 0
     while True:
         world = world_at(A)
@@ -196,13 +197,13 @@ def test_process_killed_at_any_effect_stages_and_drops_all_the_same() -> None:
         node.settle()
         left = killed
 
-        def fate(_step: str) -> None:
+        def fault_point(_step: str) -> None:
             nonlocal left
             left -= 1
             if left == 0:
                 raise Killed
 
-        world.fate = fate
+        world.fault_point = fault_point
         ask_ahead(world, B)
         node.settle()
         assert said(world) == ("Done", B.image, ""), killed
@@ -216,7 +217,7 @@ def test_process_killed_at_any_effect_stages_and_drops_all_the_same() -> None:
 
 
 class ChaosAhead(Chaos):
-    """The same misfortunes, and now and then another image that is to be staged ahead."""
+    """The same faults, and sometimes another image to pre-stage."""
 
     def __init__(self, node: Node, seed: int) -> None:
         super().__init__(node, seed)
@@ -229,25 +230,24 @@ class ChaosAhead(Chaos):
         super().step()
 
 
-@pytest.mark.limit(300.0)
-@pytest.mark.parametrize("start", range(0, WALKS // 2, 100))
-def test_every_walk_ends_at_the_target_with_what_is_asked_ahead_at_hand(start: int) -> None:
-    for seed in range(start, start + 100):
+@walk_budget.walk
+def test_walk_with_prestage_ends_at_target_with_image_staged(part: int) -> None:
+    for seed in walk_budget.seeds(part):
         world = world_at(A)
         node = Node(world)
         chaos = ChaosAhead(node, seed)
-        world.fate, world.meanwhile = chaos.fate, chaos.meanwhile
+        world.fault_point, world.meanwhile = chaos.fault_point, chaos.meanwhile
         for _ in range(40):
             chaos.step()
             node.turn()
-        world.fate = lambda _: None
+        world.fault_point = lambda _: None
         world.meanwhile = lambda: None
         world.api_up, world.loses_answers, world.request = True, 0, None
         world.unschedulable = world.annotations.get(key.LAST_APPLIED_DRAIN, "").startswith("drain-")
         target = Target("rendered-worker-a", A.image)
         ask_ahead(world, B)
         for each in (C, target):
-            # One that was refused is tried again once another one was asked for.
+            # A quarantined target is tried again after another target.
             world.ask_for(each)
             node.settle()
         assert world.violations == [], seed

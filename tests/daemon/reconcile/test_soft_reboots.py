@@ -1,4 +1,4 @@
-"""Soft reboots: when they are asked for, what they cost, and what becomes of those that mislead."""
+"""Soft reboots: when they are requested, and what follows one into the wrong root."""
 
 import json
 
@@ -37,7 +37,7 @@ def last(world: World) -> PastUpdate:
     return records.from_json(json.loads(world.ledger or "null")).history[0]
 
 
-def test_an_image_with_the_same_kernel_costs_one_soft_reboot(world: World) -> None:
+def test_image_with_same_kernel_causes_one_soft_reboot(world: World) -> None:
     node = settled(world)
     world.ask_for(B)
     node.settle()
@@ -46,7 +46,7 @@ def test_an_image_with_the_same_kernel_costs_one_soft_reboot(world: World) -> No
     assert (last(world).reboot_count, last(world).is_soft_reboot) == (1, True)
 
 
-def test_an_image_with_another_kernel_costs_one_reboot(world: World) -> None:
+def test_image_with_other_kernel_causes_one_full_reboot(world: World) -> None:
     node = settled(world)
     world.softens = False
     world.ask_for(B)
@@ -56,7 +56,7 @@ def test_an_image_with_another_kernel_costs_one_reboot(world: World) -> None:
     assert (last(world).reboot_count, last(world).is_soft_reboot) == (1, False)
 
 
-def test_an_owner_who_did_not_allow_it_has_no_soft_reboots(world: World) -> None:
+def test_full_reboot_mode_never_soft_reboots(world: World) -> None:
     node = settled(world, softly=False)
     world.ask_for(B)
     node.settle()
@@ -64,7 +64,7 @@ def test_an_owner_who_did_not_allow_it_has_no_soft_reboots(world: World) -> None
     assert boots(world) == (2, 0)
 
 
-def test_kernel_arguments_cost_a_reboot_of_the_kernel(world: World) -> None:
+def test_kernel_arguments_cause_a_full_reboot(world: World) -> None:
     meta = ObjectMeta(name=B.config)
     world.configs[B.config] = MachineConfig(meta, kernel_arguments=("nosmt",))
     node = settled(world)
@@ -74,7 +74,7 @@ def test_kernel_arguments_cost_a_reboot_of_the_kernel(world: World) -> None:
     assert boots(world) == (2, 0)
 
 
-def test_a_soft_reboot_that_leads_elsewhere_is_followed_by_one_full_one(world: World) -> None:
+def test_soft_reboot_into_other_root_is_followed_by_one_full_reboot(world: World) -> None:
     node = settled(world)
     world.misleads = True
     world.ask_for(B)
@@ -84,7 +84,7 @@ def test_a_soft_reboot_that_leads_elsewhere_is_followed_by_one_full_one(world: W
     assert (last(world).reboot_count, last(world).is_soft_reboot) == (2, False)
 
 
-def test_what_no_reboot_leads_to_is_refused_after_as_many_as_ever(world: World) -> None:
+def test_unreachable_target_is_quarantined_after_three_reboots(world: World) -> None:
     node = settled(world)
     world.misleads, world.finalizes = True, False
     world.ask_for(B)
@@ -96,7 +96,7 @@ def test_what_no_reboot_leads_to_is_refused_after_as_many_as_ever(world: World) 
     assert last(world).reboot_count == 3
 
 
-def test_what_is_called_off_after_a_soft_reboot_that_led_elsewhere_boots_no_more(
+def test_update_cancelled_after_failed_soft_reboot_never_boots(
     world: World,
 ) -> None:
     node = settled(world)
@@ -112,7 +112,7 @@ def test_what_is_called_off_after_a_soft_reboot_that_led_elsewhere_boots_no_more
     assert world.booted == A.digest
 
 
-def test_a_soft_reboot_by_a_person_changes_nothing(world: World) -> None:
+def test_soft_reboot_by_user_changes_nothing(world: World) -> None:
     node = settled(world)
     world.soft = True
     node.process = None
@@ -122,7 +122,7 @@ def test_a_soft_reboot_by_a_person_changes_nothing(world: World) -> None:
     assert boots(world) == (1, 1)
 
 
-def test_an_unhealthy_target_is_left_by_a_reboot_of_the_kernel(world: World) -> None:
+def test_unhealthy_target_is_left_by_a_full_reboot(world: World) -> None:
     node = settled(world)
     world.sick = lambda world: world.booted == B.digest
     world.ask_for(B)

@@ -7,13 +7,12 @@ node in service, and once the world calms down the node comes to rest at what is
 
 import itertools
 import json
-import os
 import random
 from collections.abc import Iterator
 
 import pytest
 
-from tests.daemon import nodes
+from tests.daemon import nodes, walk_budget
 from tests.daemon.nodes import BACK_ENDS, Node, NodeOf, assert_at_rest, directories
 from tests.fakes.world import Killed, PowerCut, World
 from tests.update.build import A, B, C
@@ -24,9 +23,6 @@ from treenail.update.decision.request import RequestKind, UserRequest, explain_t
 from treenail.update.state import record as records
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import LedgerRecord, Target, UpdateOutcome
-
-WALKS = int(os.environ.get("TREENAIL_WALKS", "600"))
-
 
 CONFIGS = tuple(MachineConfig(ObjectMeta(name=each.config)) for each in (A, B, C))
 
@@ -40,14 +36,14 @@ def recorded(world: World) -> LedgerRecord:
 
 
 class Chaos:
-    """Random misfortune, the same for the same seed."""
+    """Random fault, the same for the same seed."""
 
     def __init__(self, node: Node, seed: int) -> None:
         self._node = node
         self._random = random.Random(seed)
         self.target = A
 
-    def fate(self, _step: str) -> None:
+    def fault_point(self, _step: str) -> None:
         draw = self._random.random()
         if draw < 0.04:
             raise PowerCut
@@ -98,7 +94,7 @@ class Chaos:
             self._node.world.request = UserRequest(RequestKind.CANCEL, update.id)
 
     def clean_up(self) -> None:
-        """Somebody drops every deployment that is not pinned, nor boots next."""
+        """Drop every deployment that is neither pinned nor boots next, as a user may."""
         world, update = self._node.world, recorded(self._node.world).update
         if world.previous is None or world.rolled_back or world.tried_again:
             return
@@ -127,22 +123,19 @@ class Chaos:
                 self._node.process.cluster.see()
 
 
-@pytest.mark.limit(300.0)
-@pytest.mark.parametrize("start", range(0, WALKS, 100))
-def test_every_walk_ends_at_the_target_and_never_changes_a_node_in_service(
-    start: int, node_of: NodeOf
-) -> None:
-    for seed in range(start, min(start + 100, WALKS)):
+@walk_budget.walk
+def test_walk_ends_at_target_and_never_changes_node_in_service(part: int, node_of: NodeOf) -> None:
+    for seed in walk_budget.seeds(part):
         world = world_at(A)
         node = node_of(world)
         node.softly = seed % 2 == 0
         node.settle()
         chaos = Chaos(node, seed)
-        world.fate, world.meanwhile = chaos.fate, chaos.meanwhile
+        world.fault_point, world.meanwhile = chaos.fault_point, chaos.meanwhile
         for _ in range(60):
             chaos.step()
             node.turn()
-        world.fate, world.meanwhile = (lambda _: None), (lambda: None)
+        world.fault_point, world.meanwhile = (lambda _: None), (lambda: None)
         world.api_up, world.loses_answers = True, 0
         node.settle()
         if '"quarantined": {' in (world.ledger or ""):
@@ -168,7 +161,7 @@ def effects_of_an_update(bootc: str, *, softly: bool) -> list[str]:
     node = Node(world, bootc=bootc, softly=softly)
     node.settle()
     world.ask_for(B)
-    world.fate = steps.append
+    world.fault_point = steps.append
     node.settle()
     assert_at_rest(world, B)
     return steps
@@ -184,10 +177,10 @@ def interruptions() -> Iterator[tuple[str, bool, int, type[BaseException]]]:
 
 
 @pytest.mark.parametrize(
-    ("node_of", "softly", "index", "misfortune"), list(interruptions()), indirect=["node_of"]
+    ("node_of", "softly", "index", "fault"), list(interruptions()), indirect=["node_of"]
 )
-def test_an_update_survives_an_interruption_at_any_effect(
-    node_of: NodeOf, index: int, misfortune: type[BaseException], *, softly: bool
+def test_update_survives_interruption_at_any_effect(
+    node_of: NodeOf, index: int, fault: type[BaseException], *, softly: bool
 ) -> None:
     world = world_at(A)
     node = node_of(world)
@@ -196,16 +189,16 @@ def test_an_update_survives_an_interruption_at_any_effect(
     world.ask_for(B)
     countdown = iter(range(index + 1))
 
-    def fate(_step: str) -> None:
+    def fault_point(_step: str) -> None:
         if next(countdown, None) == index:
-            raise misfortune
+            raise fault
 
-    world.fate = fate
+    world.fault_point = fault_point
     node.settle()
     assert_at_rest(world, B)
 
 
-def test_an_update_takes_five_writes_to_the_node() -> None:
+def test_update_takes_five_node_writes() -> None:
     world = world_at(A)
     node = Node(world)
     node.settle()
@@ -216,7 +209,7 @@ def test_an_update_takes_five_writes_to_the_node() -> None:
     assert len(world.writes) == 5, world.writes
 
 
-def test_a_node_at_rest_writes_nothing() -> None:
+def test_idle_node_writes_nothing() -> None:
     world = world_at(A)
     node = Node(world)
     node.settle()
@@ -225,7 +218,7 @@ def test_a_node_at_rest_writes_nothing() -> None:
     assert world.writes == []
 
 
-def test_an_update_that_is_past_the_drain_goes_through_without_the_api_server(
+def test_drained_update_finishes_without_api_server(
     node_of: NodeOf,
 ) -> None:
     world = world_at(A)
@@ -240,13 +233,13 @@ def test_an_update_that_is_past_the_drain_goes_through_without_the_api_server(
     for _ in range(10):
         node.turn()
     assert world.booted == B.digest
-    assert world.annotations[key.CURRENT_CONFIG] == A.config, "nobody could be told yet"
+    assert world.annotations[key.CURRENT_CONFIG] == A.config, "the API server is still unreachable"
     world.api_up = True
     node.settle()
     assert_at_rest(world, B)
 
 
-def test_what_fails_because_the_machine_goes_down_is_no_failure_of_the_update() -> None:
+def test_failure_during_shutdown_does_not_fail_the_update() -> None:
     world = world_at(A)
     node = Node(world)
     node.settle()
@@ -261,12 +254,12 @@ def test_what_fails_because_the_machine_goes_down_is_no_failure_of_the_update() 
     assert recorded(world).update is not None
 
 
-def test_what_comes_in_the_way_after_the_staging_cordons_nothing(node_of: NodeOf) -> None:
+def test_preflight_finding_after_staging_does_not_cordon(node_of: NodeOf) -> None:
     world = world_at(A)
     node = node_of(world)
     node.settle()
     world.ask_for(B)
-    world.in_the_way = "NoSpaceOnVar"
+    world.finding = "NoSpaceOnVar"
     node.settle()
     assert world.annotations[key.STATE] == "Degraded"
     assert "the update can't begin: NoSpaceOnVar" in world.annotations[key.REASON]
@@ -274,12 +267,12 @@ def test_what_comes_in_the_way_after_the_staging_cordons_nothing(node_of: NodeOf
     update = recorded(world).update
     assert update is not None
     assert update.staged_id, "it was not even staged"
-    world.in_the_way = ""
+    world.finding = ""
     node.settle()
     assert_at_rest(world, B)
 
 
-def test_a_changed_mind_before_the_reboot_costs_no_reboot(
+def test_target_changed_before_reboot_causes_no_reboot(
     node_of: NodeOf,
 ) -> None:
     world = world_at(A)
@@ -297,10 +290,8 @@ def test_a_changed_mind_before_the_reboot_costs_no_reboot(
 
 
 @pytest.mark.parametrize("turns", range(12))
-def test_an_update_that_is_called_off_leaves_the_node_as_it_was(
-    turns: int, node_of: NodeOf
-) -> None:
-    """Whenever it is asked for; once it is too late, the update goes through."""
+def test_cancelled_update_restores_the_node(turns: int, node_of: NodeOf) -> None:
+    """Cancel at any point; once it is too late, the update finishes."""
     world = world_at(A)
     node = node_of(world)
     node.settle()
@@ -313,7 +304,7 @@ def test_an_update_that_is_called_off_leaves_the_node_as_it_was(
     late = "" if update is None else explain_too_late(update)
     world.request = None if update is None else UserRequest(RequestKind.CANCEL, update.id)
     node.settle()
-    assert world.request is None, "whoever asked is not answered"
+    assert world.request is None, "the request was not answered"
     if update is None or late:
         assert_at_rest(world, B)
         return
@@ -326,7 +317,7 @@ def test_an_update_that_is_called_off_leaves_the_node_as_it_was(
     assert past.outcome is UpdateOutcome.CANCELLED
 
 
-def test_a_target_that_was_called_off_is_tried_again_once_it_is_forgiven() -> None:
+def test_cancelled_target_is_tried_again_after_retry_request() -> None:
     world = world_at(A)
     node = Node(world)
     node.settle()
@@ -343,7 +334,7 @@ def test_a_target_that_was_called_off_is_tried_again_once_it_is_forgiven() -> No
     assert_at_rest(world, B)
 
 
-def test_a_pull_that_is_called_off_ends_at_once() -> None:
+def test_cancelled_pull_ends_at_once() -> None:
     world = world_at(A)
     node = Node(world)
     node.settle()
@@ -356,13 +347,13 @@ def test_a_pull_that_is_called_off_ends_at_once() -> None:
     world.ask_for(B)
     world.meanwhile = call_off
     steps: list[str] = []
-    world.fate = steps.append
+    world.fault_point = steps.append
     node.settle()
     assert "staged" not in steps
     assert world.booted == A.digest
 
 
-def test_a_request_for_what_is_over_is_taken_away() -> None:
+def test_request_for_finished_update_is_removed() -> None:
     world = world_at(A)
     node = Node(world)
     node.settle()
@@ -373,7 +364,7 @@ def test_a_request_for_what_is_over_is_taken_away() -> None:
     assert_at_rest(world, A)
 
 
-def test_a_cordon_by_hand_from_before_a_cancelled_update_stays() -> None:
+def test_cordon_by_user_survives_a_cancelled_update() -> None:
     world = world_at(A)
     node = Node(world)
     node.settle()
@@ -388,24 +379,24 @@ def test_a_cordon_by_hand_from_before_a_cancelled_update_stays() -> None:
     assert not world.staged
 
 
-def test_a_bad_digest_degrades_the_node_and_touches_nothing() -> None:
+def test_image_by_tag_degrades_node_and_changes_nothing() -> None:
     world = world_at(A)
     node = Node(world)
     node.settle()
-    world.fate = lambda step: pytest.fail(step) if step not in ("patch", "patched") else None
+    world.fault_point = lambda step: pytest.fail(step) if step not in ("patch", "patched") else None
     world.annotations[key.DESIRED_OS_IMAGE] = "registry.example.com/os/node:latest"
     node.settle()
     assert world.annotations[key.STATE] == "Degraded"
     assert "names a tag" in world.annotations[key.REASON]
     assert "@sha256:" in world.annotations[key.REASON]
-    world.fate = lambda _: None
+    world.fault_point = lambda _: None
     world.ask_for(A)
     node.settle()
     assert_at_rest(world, A)
     assert world.annotations[key.REASON] == ""
 
 
-def test_fips_the_other_way_is_unreconcilable_and_never_cordons() -> None:
+def test_other_fips_mode_is_unreconcilable_and_never_cordons() -> None:
     world = world_at(A)
     node = Node(world)
     node.settle()
@@ -418,7 +409,7 @@ def test_fips_the_other_way_is_unreconcilable_and_never_cordons() -> None:
     assert not world.staged
 
 
-def test_a_reboot_that_never_leads_to_the_image_is_given_up_after_three(
+def test_reboot_without_effect_is_abandoned_after_three(
     node_of: NodeOf,
 ) -> None:
     world = world_at(A)

@@ -91,14 +91,14 @@ image = "{IMAGE}"
 """.encode()
 
 
-def test_without_a_word_the_defaults_hold():
+def test_defaults_hold_without_file_and_arguments():
     assert (
         merge_settings(PartialSettings(), PartialSettings(), host_name="Worker-1.Example.COM")
         == DEFAULTS
     )
 
 
-def test_a_file_says_everything():
+def test_file_with_all_settings_is_parsed():
     assert merge_settings(
         parse_settings(EVERYTHING, where="f"), PartialSettings(), host_name="worker-1"
     ) == AgentSettings(
@@ -141,11 +141,11 @@ def test_a_file_says_everything():
     )
 
 
-def test_an_empty_file_says_nothing():
+def test_empty_file_sets_nothing():
     assert parse_settings(b"# nothing\n", where="f") == PartialSettings()
 
 
-def test_the_command_line_is_stronger_than_the_file():
+def test_command_line_overrides_the_file():
     arguments = PartialSettings(node_name="mine", root="/mnt", log_level=logging.WARNING)
     settings = merge_settings(
         parse_settings(EVERYTHING, where="f"), arguments, host_name="worker-1"
@@ -161,15 +161,15 @@ def test_the_command_line_is_stronger_than_the_file():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('nodename = "x"', "f: there is no setting nodename"),
-        ("[limits]\nstages = 1", "f: there is no setting limits.stages"),
-        ("[limit]", "f: there is no setting limit"),
+        ('nodename = "x"', "f: unknown setting nodename"),
+        ("[limits]\nstages = 1", "f: unknown setting limits.stages"),
+        ("[limit]", "f: unknown setting limit"),
         ("kubeconfig = 1", "f: kubeconfig is 1; allowed is a string"),
         ("root = ['/']", "f: root is ['/']; allowed is a string"),
         ('drain = "later"', """f: drain is 'later'; allowed is "request" or "never\""""),
         (
-            '[drift]\ndefault = "mend"',
-            """f: drift.default is 'mend'; allowed is "report" or "repair" or "block\"""",
+            '[drift]\ndefault = "fix"',
+            """f: drift.default is 'fix'; allowed is "report" or "repair" or "block\"""",
         ),
         (
             '[drift.paths]\n"/etc/*" = true',
@@ -206,24 +206,24 @@ def test_the_command_line_is_stronger_than_the_file():
         ),
     ],
 )
-def test_what_is_wrong_is_named_with_what_is_allowed(content, message):
+def test_invalid_value_is_named_with_allowed_values(content, message):
     with pytest.raises(UsageError) as refused:
         parse_settings(content.encode(), where="f")
     assert str(refused.value) == message
 
 
-def test_an_unknown_key_is_answered_with_the_known_ones():
+def test_unknown_key_names_the_known_keys():
     with pytest.raises(UsageError) as refused:
         parse_settings(b"[limits]\nfoo = 1", where="f")
     assert refused.value.remedy == (
-        "remove it, or write one of stage_s, stall_s, drain_s, call_s, "
+        "remove it, or use one of: stage_s, stall_s, drain_s, call_s, "
         "retry_first_s, retry_max_s, resync_s"
     )
 
 
 @pytest.mark.parametrize("content", [b"drain =", b"\xff", b"a = 1\na = 2", b"a = " + b"[" * 9999])
-def test_what_is_no_toml_is_refused(content):
-    with pytest.raises(UsageError, match=r"^f is not TOML: "):
+def test_invalid_toml_is_rejected(content):
+    with pytest.raises(UsageError, match=r"^cannot parse f as TOML: "):
         parse_settings(content, where="f")
 
 
@@ -245,27 +245,27 @@ def test_what_is_no_toml_is_refused(content):
         ),
     ],
 )
-def test_a_value_that_can_not_be_is_refused_wherever_it_comes_from(given, message):
+def test_invalid_value_is_rejected_from_every_source(given, message):
     for file, arguments in ((given, PartialSettings()), (PartialSettings(), given)):
         with pytest.raises(UsageError) as refused:
             merge_settings(file, arguments, host_name="worker-1")
         assert str(refused.value) == message
 
 
-def test_the_file_is_read_and_may_be_missing_unless_it_was_asked_for(tmp_path: Path):
+def test_missing_file_is_empty_unless_required(tmp_path: Path):
     path = tmp_path / "agent.toml"
     name = "worker-1.example.com"
     assert load_settings(path, PartialSettings(), host_name=name, is_required=False) == DEFAULTS
-    with pytest.raises(UsageError, match=r"there is no .*/agent.toml"):
+    with pytest.raises(UsageError, match=r"cannot read .*/agent.toml: no such file"):
         load_settings(path, PartialSettings(), host_name=name, is_required=True)
     path.write_bytes(EVERYTHING)
     assert load_settings(
         path, PartialSettings(), host_name=name, is_required=True
     ) == merge_settings(parse_settings(EVERYTHING, where="f"), PartialSettings(), host_name=name)
     path.write_text("x")
-    with pytest.raises(UsageError, match=r"agent.toml is not TOML"):
+    with pytest.raises(UsageError, match=r"agent.toml as TOML"):
         load_settings(path, PartialSettings(), host_name=name, is_required=False)
-    with pytest.raises(UsageError, match=r"can't read .*: Is a directory"):
+    with pytest.raises(UsageError, match=r"cannot read .*: Is a directory"):
         load_settings(tmp_path, PartialSettings(), host_name=name, is_required=False)
 
 
@@ -273,13 +273,13 @@ def test_the_file_is_read_and_may_be_missing_unless_it_was_asked_for(tmp_path: P
     ("content", "message"),
     [
         ("[health]\ndeadline_s = 0", "f: health.deadline_s is 0; allowed is a number of seconds"),
-        ("[health]\ntries = 1", "f: there is no setting health.tries"),
+        ("[health]\ntries = 1", "f: unknown setting health.tries"),
         ("[preflight]\nonly_warn = 'NoSpaceOnBoot'", "allowed is a list of strings"),
         ("[preflight]\nonly_warn = ['Everything']", "f: preflight.only_warn is 'Everything'"),
         ("[firstboot]\nimage = 'os/node:latest'", "f: firstboot.image is 'os/node:latest', but"),
     ],
 )
-def test_what_is_wrong_in_a_table_is_named_too(content, message):
+def test_invalid_table_key_is_named(content, message):
     with pytest.raises(UsageError) as refused:
         parse_settings(content.encode(), where="f")
     assert message in str(refused.value)

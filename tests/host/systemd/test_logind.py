@@ -43,7 +43,7 @@ def test_reboot_is_asked_for_once_and_then_in_progress(
         logind.reboot_machine()
         during = logind.is_shutting_down()
         logind.reboot_machine()
-    assert services.told() == "reboot"
+    assert services.read_line() == "reboot"
     assert (before, during) == (False, True)
 
 
@@ -94,7 +94,7 @@ def test_soft_reboot_is_a_reboot_where_systemd_knows_none(
 ) -> None:
     services.change(MachineSettings(systemd_version=version))
     logind.reboot_machine(is_soft=True)
-    assert services.told() == told
+    assert services.read_line() == told
 
 
 def test_logind_that_is_not_there_is_named(services: Services, logind: Logind) -> None:

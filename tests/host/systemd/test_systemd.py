@@ -118,7 +118,7 @@ def test_jobs_are_waited_for(services: Services, systemd: Systemd) -> None:
     )
     for step in steps:
         step("web.service")
-        seen += [(services.told(), *states(systemd, "web.service"))]
+        seen += [(services.read_line(), *states(systemd, "web.service"))]
     assert seen == [
         ("unit try-restart web.service", ("loaded", "inactive")),
         ("unit start web.service", ("loaded", "active")),

@@ -84,17 +84,17 @@ class HealthChecker:
             HealthCheckResult(name, is_passing=False, problem=text)
             for name, text in self._problems.items()
         )
-        result = [*own_problems, *self._check_units(), *self._check_cluster(boot_id)]
-        if all(each.is_passing is not False for each in result):
+        results = [*own_problems, *self._check_units(), *self._check_cluster(boot_id)]
+        if all(each.is_passing is not False for each in results):
             # Custom checks may need the kubelet and the runtime: run them once those pass.
             left_s = (
                 boot_trial.began_monotonic + self._settings.deadline_s - self._clock.monotonic()
             )
-            result += self._run_custom_checks(
+            results += self._run_custom_checks(
                 min(self._settings.check_s, max(left_s, _MIN_CHECK_S))
             )
         now = self._clock.monotonic()
-        checks = tuple(self._add_age(each, now) for each in result)
+        checks = tuple(self._add_age(each, now) for each in results)
         if any(each.is_passing is False for each in checks):
             self._healthy_since = None
         elif self._healthy_since is None:
@@ -125,12 +125,12 @@ class HealthChecker:
 
     def _check_runtime(self, units: tuple[SystemdUnit, ...]) -> HealthCheckResult:
         """Check the active container runtime; with several installed, the active one counts."""
-        result = {each.name: _check_unit(CONTAINER_RUNTIME, each) for each in units}
-        active = next((name for name, check in result.items() if check.is_passing), "")
+        results = {each.name: _check_unit(CONTAINER_RUNTIME, each) for each in units}
+        active = next((name for name, check in results.items() if check.is_passing), "")
         if not active:
-            text = "; ".join(each.problem for each in result.values())
+            text = "; ".join(each.problem for each in results.values())
             return HealthCheckResult(
-                CONTAINER_RUNTIME, is_passing=False if result else None, problem=text
+                CONTAINER_RUNTIME, is_passing=False if results else None, problem=text
             )
         problem = self._probes.runtime.find_problem(active)
         return HealthCheckResult(CONTAINER_RUNTIME, is_passing=not problem, problem=problem)

@@ -46,7 +46,7 @@ _CONTROLLER_CONFIG_REASON, _PULL_SECRET_REASON = "ControllerConfigNotApplied", "
 """Reasons of Events about problems with certificates and pull secrets."""
 
 _MAX_BOOT_PASSES = 5
-"""One pass for each action that is_boot_action a boot, and one for a repeated action."""
+"""One pass for each action that finishes a boot, and one for a repeated action."""
 
 
 @dataclass(frozen=True, slots=True)
