@@ -16,8 +16,8 @@ DESIRED_OS_IMAGE = PREFIX + "desiredOSImage"
 DESIRED_OS_IMAGE_ALTERNATE = PREFIX + "desiredOSimage"
 DESIRED_IMAGE = PREFIX + "desiredImage"
 CONTROL_PLANE_TOPOLOGY = PREFIX + "controlPlaneTopology"
-PRESTAGE_CONFIG = OWN_PREFIX + "stage-config"
-PRESTAGE_IMAGE = OWN_PREFIX + "stage-image"
+PRESTAGE_CONFIG = OWN_PREFIX + "prestage-config"
+PRESTAGE_IMAGE = OWN_PREFIX + "prestage-image"
 """Request to pre-stage an image while the node is idle."""
 
 # Written by the agent.
@@ -29,9 +29,9 @@ STATE = PREFIX + "state"
 REASON = PREFIX + "reason"
 POST_CONFIG_ACTION = PREFIX + "post-config-action"
 DESIRED_DRAIN = PREFIX + "desiredDrain"
-PRESTAGED = OWN_PREFIX + "staged"
+PRESTAGED = OWN_PREFIX + "prestaged"
 """The pre-staged image."""
-PRESTAGE_ERROR = OWN_PREFIX + "staging-error"
+PRESTAGE_ERROR = OWN_PREFIX + "prestage-error"
 """The requested image, a colon, and the reason why it is not pre-staged."""
 
 # Written by the drain controller. The MCO knows only the first one.

@@ -179,12 +179,12 @@ def _reject_links_in_parents(config: IgnitionConfig, nodes: list[IgnitionNode]) 
 
 
 def _reject_duplicates(entries: Iterable[tuple[str, str, str]]) -> None:
-    seen: dict[str, str] = {}
+    locations: dict[str, str] = {}
     for key, place, leaf in entries:
-        if key in seen:
+        if key in locations:
             where = f"{place}.{leaf}" if leaf else place
-            raise IgnitionError(f"{where}: duplicate of {seen[key]}")
-        seen[key] = place
+            raise IgnitionError(f"{where}: duplicate of {locations[key]}")
+        locations[key] = place
 
 
 def _prune_object(values: Json, fields: Fields, depth: int) -> Json:

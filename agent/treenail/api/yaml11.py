@@ -182,8 +182,10 @@ class _YamlReader:
             value = resolve_scalar(text) if event.tag is None else text
         elif event.tag in _TAG_TYPES:
             value = resolve_scalar(text)
-            wanted = _TAG_TYPES[event.tag]
-            if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+            expected = _TAG_TYPES[event.tag]
+            if not isinstance(value, expected) or (
+                isinstance(value, bool) and bool not in expected
+            ):
                 raise self._make_error(
                     event, f"value does not match its tag !!{event.tag[len(_TAG) :]}"
                 )

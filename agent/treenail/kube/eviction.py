@@ -19,7 +19,7 @@ from treenail.errors import (
 from treenail.kube.client import Client, Json
 from treenail.kube.informer import Informer
 from treenail.kube.pod import Pod, parse_pod
-from treenail.kube.resources import DAEMONSETS, NODES, PODDISRUPTIONBUDGETS, PODS
+from treenail.kube.resources import DAEMONSETS, NODES, PODDISRUPTIONBUDGETS, PODS, get_object
 from treenail.kube.watch import WatchScope
 from treenail.label_selector import matches_selector
 
@@ -101,8 +101,8 @@ def should_evict(pod: Pod, daemonsets: Collection[str]) -> bool:
     """
     if pod.is_mirror:
         return False
-    kept = pod.daemonset and f"{pod.namespace}/{pod.daemonset}" in daemonsets
-    return pod.is_finished or not kept
+    is_restarted = bool(pod.daemonset) and f"{pod.namespace}/{pod.daemonset}" in daemonsets
+    return pod.is_finished or not is_restarted
 
 
 def find_stuck_reason(pod: Pod, now: float) -> tuple[BlockerReason, str] | None:
@@ -126,15 +126,15 @@ def classify_refusal(
     pod: Pod, error: ClusterError, budgets: tuple[DisruptionBudget, ...], since: float
 ) -> Blocker | None:
     """Classify a rejected eviction; None if the API server is only overloaded."""
-    said = str(error).partition(": ")[2]
-    if "webhook" in said:
-        return Blocker(pod.key, BlockerReason.WEBHOOK, said, (), since)
+    message = str(error).partition(": ")[2]
+    if "webhook" in message:
+        return Blocker(pod.key, BlockerReason.WEBHOOK, message, (), since)
     if isinstance(error, TooManyRequestsError) or len(budgets) > 1:
         # The eviction API rejects a pod with two budgets with status 500 (eviction.go).
-        if budgets or "disruption budget" in said:
-            return Blocker(pod.key, BlockerReason.BUDGET, said, budgets, since)
+        if budgets or "disruption budget" in message:
+            return Blocker(pod.key, BlockerReason.BUDGET, message, budgets, since)
         return None
-    return Blocker(pod.key, BlockerReason.REFUSED, said, (), since)
+    return Blocker(pod.key, BlockerReason.REFUSED, message, (), since)
 
 
 def set_cordoned(client: Client, node: str, *, is_cordoned: bool) -> Json:
@@ -306,7 +306,7 @@ class _BudgetCache:
         return tuple(
             _parse_budget(found)
             for found in self._listed[pod.namespace]
-            if matches_selector(_get_object(found, "spec").get("selector"), pod.labels)
+            if matches_selector(get_object(found, "spec").get("selector"), pod.labels)
         )
 
     def _list_budgets(self, namespace: str) -> Sequence[Json]:
@@ -318,11 +318,6 @@ class _BudgetCache:
 
 
 def _parse_budget(found: Json) -> DisruptionBudget:
-    allowed = _get_object(found, "status").get("disruptionsAllowed")
-    name = str(_get_object(found, "metadata").get("name"))
+    allowed = get_object(found, "status").get("disruptionsAllowed")
+    name = str(get_object(found, "metadata").get("name"))
     return DisruptionBudget(name, allowed if isinstance(allowed, int) else 0)
-
-
-def _get_object(found: Json, key: str) -> Json:
-    value = found.get(key)
-    return value if isinstance(value, dict) else {}

@@ -10,7 +10,7 @@ from treenail.clock import Clock, format_micro_time
 from treenail.errors import ClusterError, NotFoundError
 from treenail.kube.backoff import Random
 from treenail.kube.client import Client, Json
-from treenail.kube.resources import LEASES
+from treenail.kube.resources import LEASES, get_object
 from treenail.retry import retry_api_write
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class LeaderElector:
 
     def _clear_holder(self) -> None:
         lease = self._read_lease()
-        spec = _get_spec(lease)
+        spec = get_object(lease, "spec")
         if spec.get("holderIdentity") == self._config.identity:
             # As client-go's release: an empty holder and a duration of one second.
             self._update_lease(lease, {**spec, "holderIdentity": "", "leaseDurationSeconds": 1})
@@ -126,7 +126,7 @@ class LeaderElector:
             }
             self._client.create(LEASES, body, namespace=self._config.namespace)
             return self._config.identity
-        spec = _get_spec(lease)
+        spec = get_object(lease, "spec")
         if spec != self._observed_spec:
             self._observed_spec, self._observed_at = spec, self._clock.monotonic()
         holder = str(spec.get("holderIdentity") or "")
@@ -144,16 +144,16 @@ class LeaderElector:
 
     def _build_spec(self, before: Json) -> Json:
         now = format_micro_time(self._clock.now())
-        kept = before.get("holderIdentity") == self._config.identity
+        is_renewal = before.get("holderIdentity") == self._config.identity
         changes = before.get("leaseTransitions")
         changes = changes if isinstance(changes, int) else 0
         return {
             **before,
             "holderIdentity": self._config.identity,
             "leaseDurationSeconds": int(self._config.lease_duration_s),
-            "acquireTime": before.get("acquireTime") if kept else now,
+            "acquireTime": before.get("acquireTime") if is_renewal else now,
             "renewTime": now,
-            "leaseTransitions": changes if kept or not before else changes + 1,
+            "leaseTransitions": changes if is_renewal or not before else changes + 1,
         }
 
     def _read_lease(self) -> Json:
@@ -179,8 +179,3 @@ class LeaderElector:
             self._is_leading = False
             log.info("lost lease %s", self._config.name)
             self._on_stopped_leading()
-
-
-def _get_spec(lease: Json) -> Json:
-    spec = lease.get("spec")
-    return spec if isinstance(spec, dict) else {}

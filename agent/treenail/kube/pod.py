@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from treenail.clock import parse_rfc3339
 from treenail.kube.client import Json
+from treenail.kube.resources import get_object
 
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 
@@ -39,17 +40,15 @@ class Pod:
 
 def parse_pod(found: Json) -> Pod:
     """Read the pod in an API object; malformed fields count as absent."""
-    metadata, spec, status = (
-        _as_object(found.get(name)) for name in ("metadata", "spec", "status")
-    )
+    metadata, spec, status = (get_object(found, name) for name in ("metadata", "spec", "status"))
     grace_s = metadata.get("deletionGracePeriodSeconds")
     return Pod(
         namespace=str(metadata.get("namespace") or ""),
         name=str(metadata.get("name") or ""),
         uid=str(metadata.get("uid") or ""),
-        labels={key: str(value) for key, value in _as_object(metadata.get("labels")).items()},
+        labels={key: str(value) for key, value in get_object(metadata, "labels").items()},
         daemonset=_find_daemonset(metadata),
-        is_mirror=_MIRROR_ANNOTATION in _as_object(metadata.get("annotations")),
+        is_mirror=_MIRROR_ANNOTATION in get_object(metadata, "annotations"),
         is_finished=str(status.get("phase")) in {"Succeeded", "Failed"},
         is_running=_is_running(status),
         terminates_at=parse_rfc3339(metadata.get("deletionTimestamp")),
@@ -58,7 +57,7 @@ def parse_pod(found: Json) -> Pod:
         claims=tuple(
             str(claim["claimName"])
             for volume in _as_objects(spec.get("volumes"))
-            if "claimName" in (claim := _as_object(volume.get("persistentVolumeClaim")))
+            if "claimName" in (claim := get_object(volume, "persistentVolumeClaim"))
         ),
     )
 
@@ -66,7 +65,7 @@ def parse_pod(found: Json) -> Pod:
 def _is_running(status: Json) -> bool:
     """Return True until every container is known to have ended."""
     containers = _as_objects(status.get("containerStatuses"))
-    ended = containers and all("terminated" in _as_object(one.get("state")) for one in containers)
+    ended = containers and all("terminated" in get_object(one, "state") for one in containers)
     return status.get("phase") == "Running" and not ended
 
 
@@ -77,13 +76,9 @@ def _find_daemonset(metadata: Json) -> str:
     return ""
 
 
-def _as_object(value: object) -> Json:
-    return value if isinstance(value, dict) else {}
-
-
 def _as_list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
 def _as_objects(value: object) -> list[Json]:
-    return [_as_object(one) for one in _as_list(value)]
+    return [one for one in _as_list(value) if isinstance(one, dict)]

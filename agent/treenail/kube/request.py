@@ -122,8 +122,8 @@ def make_status_error(
     """Build the error for a ``Status`` object; a watch sends one as its ERROR event."""
     code = status.get("code")
     reason = str(status.get("reason") or "")
-    said = _format_message(status)[:MESSAGE_CHARS] or f"HTTP {code}"
-    message = f"{what}: {said}"
+    sentence = _format_message(status)[:MESSAGE_CHARS] or f"HTTP {code}"
+    message = f"{what}: {sentence}"
     if code == 429:
         return TooManyRequestsError(
             message, retry_after_s=retry_after_s or _get_retry_after_s(status)
@@ -147,9 +147,9 @@ def _format_message(status: Mapping[str, object]) -> str:
     details = status.get("details")
     causes = details.get("causes") if isinstance(details, dict) else None
     for cause in causes if isinstance(causes, list) else []:
-        said = str(cause.get("message") or "") if isinstance(cause, dict) else ""
-        if said and said not in message:
-            message = f"{message} {said}"
+        cause_message = str(cause.get("message") or "") if isinstance(cause, dict) else ""
+        if cause_message and cause_message not in message:
+            message = f"{message} {cause_message}"
     return message
 
 

@@ -1,5 +1,6 @@
 """API resources that treenail uses, and their URL paths."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -43,6 +44,12 @@ class Resource:
             raise ValueError(f"{self.plural}: the subresource {subresource!r} needs a name")
         if {name, namespace} & {".", ".."}:
             raise ValueError(f"{self.plural}: {name or namespace!r} is not a name")
+
+
+def get_object(document: Mapping[str, object], name: str) -> dict[str, object]:
+    """Return the object in a field; an empty one when the field is absent or malformed."""
+    value = document.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 NODES = Resource("", "v1", "nodes", "Node", namespaced=False)

@@ -75,10 +75,10 @@ class HttpTransport:
     def close(self) -> None:
         """Close all connections; running requests fail at once. Callers close their streams."""
         with self._lock:
-            kept, self._idle = self._idle, []
+            idle, self._idle = self._idle, []
             for link in self._busy:
                 link.abort()
-        for link in kept:
+        for link in idle:
             link.close()
 
     def _exchange_request(

@@ -17,7 +17,7 @@ from treenail.errors import (
 )
 from treenail.kube.backoff import Backoff, Random
 from treenail.kube.client import Client, Json, WatchEvent, WatchStream
-from treenail.kube.resources import Resource
+from treenail.kube.resources import Resource, get_object
 
 log = logging.getLogger(__name__)
 
@@ -150,11 +150,11 @@ class ResourceWatch:
             raise ClusterError(
                 f"list {self._scope.resource.plural}: the response has no resourceVersion"
             )
-        gone = set(self._reported)
+        deleted = set(self._reported)
         for item in found.items:
-            gone.discard(format_key(item))
+            deleted.discard(format_key(item))
             self._report_object(item)
-        for key in sorted(gone):
+        for key in sorted(deleted):
             del self._reported[key]
             self._on_change(key, None)
         self._resource_version = found.resource_version
@@ -203,11 +203,11 @@ class ResourceWatch:
         elif event.type in {"ADDED", "MODIFIED"}:
             self._report_object(event.object)
         self._resource_version = str(
-            _get_metadata(event.object).get("resourceVersion") or self._resource_version
+            get_object(event.object, "metadata").get("resourceVersion") or self._resource_version
         )
 
     def _report_object(self, found: Json) -> None:
-        key, metadata = format_key(found), _get_metadata(found)
+        key, metadata = format_key(found), get_object(found, "metadata")
         version = (metadata.get("uid"), metadata.get("resourceVersion"))
         if self._reported.get(key) != version:
             self._reported[key] = version
@@ -216,11 +216,6 @@ class ResourceWatch:
 
 def format_key(found: Json) -> str:
     """Return ``namespace/name``, or the name of a cluster-scoped object."""
-    metadata = _get_metadata(found)
+    metadata = get_object(found, "metadata")
     name, namespace = str(metadata.get("name")), metadata.get("namespace")
     return f"{namespace}/{name}" if namespace else name
-
-
-def _get_metadata(found: Json) -> Json:
-    metadata = found.get("metadata")
-    return metadata if isinstance(metadata, dict) else {}

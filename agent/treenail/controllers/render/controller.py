@@ -168,15 +168,15 @@ class RenderController:
         return 0.0 if changed is None else changed + self._settle_s - self._clock.monotonic()
 
     def _render_pool(self, pool: MachineConfigPool) -> RenderedConfig:
-        seen = self._configs.get_all()
-        configs = [each.config for each in seen.values() if not each.is_rendered]
+        observed = self._configs.get_all()
+        configs = [each.config for each in observed.values() if not each.is_rendered]
         cluster = next(iter(self._controller_configs.get_all().values()), ControllerConfig())
         rendered = render_pool(pool, configs, cluster)
         current = pool.configuration.name
         if current and current != rendered.name:
             # Read the current config only for a comparison: it can be large.
             rendered = render_pool(pool, configs, cluster, current=self._read_config(current))
-        found = seen.get(rendered.name)
+        found = observed.get(rendered.name)
         if found is not None and not found.has_matching_hash:
             raise ConfigError(
                 f"cannot use MachineConfig {rendered.name}: its contents do not match the hash in "
@@ -245,18 +245,18 @@ class RenderController:
         used.update(*self._nodes.get_all().values())
         unused = sorted(
             (
-                seen
-                for seen in self._configs.get_all().values()
-                if seen.is_rendered
-                and seen.pool_uid == pool.metadata.uid
-                and seen.config.name not in used
+                config
+                for config in self._configs.get_all().values()
+                if config.is_rendered
+                and config.pool_uid == pool.metadata.uid
+                and config.config.name not in used
             ),
-            key=lambda seen: seen.sort_key,
+            key=lambda config: config.sort_key,
         )
-        for seen in unused[: max(len(unused) - KEPT_CONFIGS, 0)][:_MAX_DELETIONS]:
-            name = seen.config.name
+        for config in unused[: max(len(unused) - KEPT_CONFIGS, 0)][:_MAX_DELETIONS]:
+            name = config.config.name
             try:
-                self._client.delete(MACHINECONFIGS, name, uid=seen.config.metadata.uid)
+                self._client.delete(MACHINECONFIGS, name, uid=config.config.metadata.uid)
             except NotFoundError:
                 continue
             log.info("deleted unreferenced %s", name)
@@ -269,13 +269,13 @@ def _extract_inputs(pool: MachineConfigPool) -> object:
 
 
 def _find_affected_pools(
-    pools: Mapping[str, MachineConfigPool], seen: Iterable[ObservedConfig]
+    pools: Mapping[str, MachineConfigPool], configs: Iterable[ObservedConfig]
 ) -> set[str]:
     """Return the pools that select or own one of the configs."""
     return {
         name
         for name, pool in pools.items()
-        for each in seen
+        for each in configs
         if (
             each.pool_uid == pool.metadata.uid
             if each.is_rendered
