@@ -1,8 +1,8 @@
-"""A controller in a process of its own, as a benchmark's subject.
+"""Run one controller in its own process, for a benchmark.
 
     python -m bench.controller KUBECONFIG rollout|drain
 
-It works until its standard input ends.
+It runs until its standard input ends.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Statements run by an interpreter of their own, and what they cost it."""
+"""Time and memory of statements in a new interpreter."""
 
 import json
 import os
@@ -8,43 +8,45 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BYTECODE = str(Path(__file__).parent.parent / "build" / "bytecode")
-"""Where modules are kept compiled, as a package has them, whatever this shell says of that."""
+"""Cache of compiled modules, as in an installed package, whatever the environment says."""
 
-# Memory is read from outside of Python's own bookkeeping: what the kernel says is what a node pays.
+# Memory comes from the kernel (smaps_rollup), not from Python: it is what the node loses.
 _PROGRAM = """
 import sys, time
-begun = time.perf_counter()
+started_at = time.perf_counter()
 exec(sys.argv[1])
-taken_s = time.perf_counter() - begun
+duration_s = time.perf_counter() - started_at
 import json
 sizes = dict(line.split(":") for line in open("/proc/self/smaps_rollup").readlines()[1:])
 peak = [line for line in open("/proc/self/status") if line.startswith("VmHWM")][0].split()[1]
 kib = lambda name: int(sizes[name].split()[0])
-print(json.dumps([taken_s, kib("Rss") / 1024, kib("Pss") / 1024, int(peak) / 1024]))
+print(json.dumps([duration_s, kib("Rss") / 1024, kib("Pss") / 1024, int(peak) / 1024]))
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    taken_s: float
+class ProcessCost:
+    duration_s: float
     rss_mib: float
     pss_mib: float
     peak_mib: float
 
 
-def cost(statements: str, *, times: int = 5) -> Cost:
-    """The fastest of so many runs; memory hardly differs between them."""
-    return min((_cost(statements) for _ in range(times)), key=lambda cost: cost.taken_s)
+def measure_cost(statements: str, *, times: int = 5) -> ProcessCost:
+    """Return the fastest of several runs; their memory hardly differs."""
+    return min((_run_once(statements) for _ in range(times)), key=lambda cost: cost.duration_s)
 
 
-def _cost(statements: str) -> Cost:
-    others = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+def _run_once(statements: str) -> ProcessCost:
+    environment = {
+        key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"
+    }
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, statements],
-        env={**others, "PYTHONPYCACHEPREFIX": BYTECODE},
+        env={**environment, "PYTHONPYCACHEPREFIX": BYTECODE},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
         timeout=300,
     )
-    return Cost(*json.loads(done.stdout.splitlines()[-1]))
+    return ProcessCost(*json.loads(done.stdout.splitlines()[-1]))

@@ -1,12 +1,12 @@
-"""``treenail once`` for many files, beside two loops that write the same files.
+"""Benchmark of ``treenail once`` for many files, compared with two loops that write the same files.
 
-Each run is a process of its own, measured from its start to its end and, without reading the
-config and looking at the machine, as far as it writes. The loops get the same config, and decode
-and write the same files with the same modes; one flushes each file and its directory, the other the
-file system before its renames. They undo nothing.
+Each run is a new process. The benchmark measures the whole run and, separately, its writes without
+reading the config and inspecting the machine. The loops decode and write the same files with the
+same modes. One fsyncs each file and its directory. The other calls syncfs before its renames. They
+cannot roll back.
 
-The command's modules are compiled before, as a package's are. Python starts without ``site``, which
-reads what else is installed on this machine.
+The modules of the command are compiled before, as in an installed package. Python starts without
+``site``, which reads the other packages of this machine.
 """
 
 import base64
@@ -32,7 +32,7 @@ COUNTS = (100, 1_000, 10_000)
 TIMES = {100: 7, 1_000: 7, 10_000: 5}
 SIZE = 2_000
 PER_DIRECTORY = 100
-# The slower of the loops would take minutes.
+# The slower loop would take minutes for more files.
 EACH_FLUSHED_LIMIT = 1_000
 
 _whole_s = attrgetter("whole_s")
@@ -43,7 +43,7 @@ _PROGRAM = """
 import sys, time
 found = {"__name__": "bench"}
 exec(compile(sys.stdin.read(), "bench", "exec"), found)
-# Not ru_maxrss, which begins with what the parent has.
+# Not ru_maxrss, which starts with the value of the parent.
 peak = [line for line in open("/proc/self/status") if line.startswith("VmHWM")][0].split()[1]
 print(found["writing_s"], time.process_time(), int(peak) / 1024)
 """
@@ -104,11 +104,11 @@ writing_s = time.perf_counter() - begun
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class RunCost:
     whole_s: float
     writing_s: float
     processor_s: float
-    """Of the whole, which hardly depends on what else the machine does."""
+    """Processor time of the whole run. Other load hardly changes it."""
     peak_mib: float
 
 
@@ -116,18 +116,18 @@ def measure(_seconds: float) -> Iterator[Result]:
     (ROOT / "build").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
         for count in COUNTS:
-            yield from _measured(count, Path(folder))
+            yield from _measure_count(count, Path(folder))
 
 
-def _measured(count: int, folder: Path) -> Iterator[Result]:
+def _measure_count(count: int, folder: Path) -> Iterator[Result]:
     names = ("first write", "rewrite of all", "no change", "one changed")
-    ours: dict[str, list[Taken]] = {name: [] for name in names}
-    loops: dict[str, list[Taken]] = {name: [] for name in names[:2]}
-    slow: dict[str, list[Taken]] = {name: [] for name in names[:2]}
+    ours: dict[str, list[RunCost]] = {name: [] for name in names}
+    loops: dict[str, list[RunCost]] = {name: [] for name in names[:2]}
+    slow: dict[str, list[RunCost]] = {name: [] for name in names[:2]}
     config = folder / f"{count}.json"
     for time in range(TIMES[count]):
-        with _file_system(folder / f"{count}-{time}") as top:
-            root, other, third = (_directory(top / name) for name in ("ours", "once", "each"))
+        with _mount_file_system(folder / f"{count}-{time}") as top:
+            root, other, third = (_make_directory(top / name) for name in ("ours", "once", "each"))
             for name, begin, changed in (
                 ("first write", "first", -1),
                 ("rewrite of all", "second", -1),
@@ -136,52 +136,56 @@ def _measured(count: int, folder: Path) -> Iterator[Result]:
             ):
                 write_config(config, count, begin, changed)
                 if name in slow and count <= EACH_FLUSHED_LIMIT:
-                    slow[name].append(_run(_loop(config, third, each=True)))
+                    slow[name].append(_run(_build_loop(config, third, each=True)))
                 pair = [(ours[name], _ONCE.format(config=str(config), root=str(root)))]
                 if name in loops:
-                    pair.append((loops[name], _loop(config, other, each=False)))
-                # One after the other and in turn, so that the disk's moods are everybody's.
+                    pair.append((loops[name], _build_loop(config, other, each=False)))
+                # Alternate the order, so that changes of the disk's speed affect both alike.
                 for runs, program in pair if time % 2 else reversed(pair):
                     runs.append(_run(program))
     config_mib = config.stat().st_size / 1024**2
     for name in names:
-        yield from _results(count, name, ours[name], loops.get(name, []), slow.get(name, []))
+        yield from _build_results(count, name, ours[name], loops.get(name, []), slow.get(name, []))
         peak = max(found.peak_mib for found in ours[name])
         yield Result(f"  peak memory: {name}", "MiB", peak, 60 + 2 * config_mib)
 
 
-def _results(
-    count: int, name: str, ours: list[Taken], loop: list[Taken], slow: list[Taken]
+def _build_results(
+    count: int, name: str, ours: list[RunCost], loop: list[RunCost], slow: list[RunCost]
 ) -> Iterator[Result]:
     aim = 0.3 if (name, count) == ("no change", 10_000) else None
-    yield Result(f"once, {count} files: {name}", "s", _typical(ours, _whole_s), aim)
-    yield Result(f"  its processor time: {name}", "s", _typical(ours, _processor_s))
+    yield Result(f"once, {count} files: {name}", "s", _compute_median(ours, _whole_s), aim)
+    yield Result(f"  its processor time: {name}", "s", _compute_median(ours, _processor_s))
     if not loop:
         return
-    yield Result(f"  its writing alone: {name}", "s", _typical(ours, _writing_s))
+    yield Result(f"  its writing alone: {name}", "s", _compute_median(ours, _writing_s))
     for title, runs in (
-        ("one flush of the file system", loop),
-        ("each file and directory flushed", slow),
+        ("one syncfs", loop),
+        ("fsync of each file and directory", slow),
     ):
         if runs:
-            yield Result(f"  loop, {title}: {name}", "s", _typical(runs, _whole_s))
-            yield Result(f"    its processor time: {name}", "s", _typical(runs, _processor_s))
-            yield Result(f"    its writing alone: {name}", "s", _typical(runs, _writing_s))
-    for title, of in (("beside", _whole_s), ("writing, beside", _writing_s)):
-        better = min((runs for runs in (loop, slow) if runs), key=lambda runs: _typical(runs, of))
+            yield Result(f"  loop, {title}: {name}", "s", _compute_median(runs, _whole_s))
+            yield Result(
+                f"    its processor time: {name}", "s", _compute_median(runs, _processor_s)
+            )
+            yield Result(f"    its writing alone: {name}", "s", _compute_median(runs, _writing_s))
+    for title, of in (("compared with", _whole_s), ("writing, compared with", _writing_s)):
+        better = min(
+            (runs for runs in (loop, slow) if runs), key=lambda runs: _compute_median(runs, of)
+        )
         ratio = median(of(one) / of(other) for one, other in zip(ours, better, strict=True))
         yield Result(f"  {title} the better loop: {name}", "times", ratio, 1.3)
 
 
-def _typical(runs: list[Taken], of: Callable[[Taken], float]) -> float:
+def _compute_median(runs: list[RunCost], of: Callable[[RunCost], float]) -> float:
     return median(map(of, runs))
 
 
-def _loop(config: Path, root: Path, *, each: bool) -> str:
+def _build_loop(config: Path, root: Path, *, each: bool) -> str:
     return _LOOP.format(config=str(config), root=str(root), each=each)
 
 
-def _run(program: str) -> Taken:
+def _run(program: str) -> RunCost:
     os.sync()
     begun = perf_counter()
     done = subprocess.run(
@@ -193,18 +197,18 @@ def _run(program: str) -> Taken:
         check=True,
         timeout=600,
     )
-    return Taken(perf_counter() - begun, *map(float, done.stdout.split()))
+    return RunCost(perf_counter() - begun, *map(float, done.stdout.split()))
 
 
 @contextmanager
-def _file_system(place: Path) -> Iterator[Path]:
-    """An empty ext4 of its own, with a journal, where it can be mounted; else a directory.
+def _mount_file_system(place: Path) -> Iterator[Path]:
+    """Mount an empty ext4 with a journal if possible; otherwise use a directory.
 
-    Without a journal ext4 searches long for inodes where many were freed within five minutes.
+    Without a journal, ext4 searches long for inodes if many were freed in the last five minutes.
     """
-    _directory(place)
+    _make_directory(place)
     image = place.with_suffix(".img")
-    if not _mounted(image, place):
+    if not _try_mount(image, place):
         yield place
         return
     try:
@@ -214,20 +218,20 @@ def _file_system(place: Path) -> Iterator[Path]:
         image.unlink()
 
 
-def _mounted(image: Path, place: Path) -> bool:
+def _try_mount(image: Path, place: Path) -> bool:
     if os.geteuid() != 0 or not shutil.which("mkfs.ext4"):
         return False
     with image.open("wb") as file:
         file.truncate(2 * 1024**3)
-    # Otherwise the kernel goes on making the file system while it is measured.
+    # Otherwise the kernel initializes the file system during the measurement.
     now = "lazy_itable_init=0,lazy_journal_init=0"
     subprocess.run(["mkfs.ext4", "-q", "-F", "-E", now, image], check=True, timeout=60)
-    # In a container even root may not.
+    # In a container even root may lack the permission.
     mount = ["mount", "-o", "loop", image, place]
     return subprocess.run(mount, check=False, capture_output=True, timeout=60).returncode == 0
 
 
-def _directory(path: Path) -> Path:
+def _make_directory(path: Path) -> Path:
     path.mkdir()
     return path
 

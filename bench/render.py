@@ -1,4 +1,4 @@
-"""Rendering the MachineConfigs of one pool: check, merge, name, and read back what came out."""
+"""Benchmark of rendering the MachineConfigs of one pool: validate, merge, name and parse."""
 
 import base64
 import time
@@ -22,29 +22,29 @@ POOL = MachineConfigPool.from_json(
 
 def measure(_seconds: float) -> Iterator[Result]:
     for count in (10, 100, 500):
-        took_ms = best_ms(configs(count, total_bytes=count * 1600))
-        yield Result(f"rendering {count} MachineConfigs of 1.6 kB", "ms", took_ms)
-    took_ms = best_ms(configs(50, total_bytes=160_000))
-    yield Result("rendering 50 MachineConfigs, 160 kB in all", "ms", took_ms, 150.0)
+        duration_ms = measure_best_ms(build_configs(count, total_bytes=count * 1600))
+        yield Result(f"rendering {count} MachineConfigs of 1.6 kB", "ms", duration_ms)
+    duration_ms = measure_best_ms(build_configs(50, total_bytes=160_000))
+    yield Result("rendering 50 MachineConfigs, 160 kB in total", "ms", duration_ms, 150.0)
 
 
-def best_ms(found: list[MachineConfig]) -> float:
-    """The quickest of some runs: the others were disturbed."""
+def measure_best_ms(configs: list[MachineConfig]) -> float:
+    """Return the fastest of several runs: other processes slow down the rest."""
     times = []
     for _ in range(REPEATS):
-        began = time.perf_counter()
-        render_pool(POOL, found, ControllerConfig())
-        times.append((time.perf_counter() - began) * 1000)
+        started_at = time.perf_counter()
+        render_pool(POOL, configs, ControllerConfig())
+        times.append((time.perf_counter() - started_at) * 1000)
     return min(times)
 
 
-def configs(count: int, *, total_bytes: int) -> list[MachineConfig]:
-    """MachineConfigs of two files and a unit each."""
+def build_configs(count: int, *, total_bytes: int) -> list[MachineConfig]:
+    """Build MachineConfigs with two files and a unit each."""
     size = total_bytes // count // 2 * 3 // 4
-    return [config(number, size) for number in range(count)]
+    return [build_config(number, size) for number in range(count)]
 
 
-def config(number: int, size: int) -> MachineConfig:
+def build_config(number: int, size: int) -> MachineConfig:
     source = "data:;base64," + base64.b64encode(bytes(size)).decode()
     files = [
         {"path": f"/etc/part-{number}/{each}", "mode": 0o644, "contents": {"source": source}}

@@ -1,11 +1,11 @@
-"""What a benchmark found."""
+"""Results of benchmarks."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One number. ``at_most`` is the aim; None when the number is there to compare with."""
+    """One measured value. ``at_most`` is its target; None for a value without one."""
 
     name: str
     unit: str

@@ -1,8 +1,8 @@
-"""The rollout controller: a decision, a pool change, a whole rollout, a night in virtual time.
+"""Benchmarks of the rollout controller: one sync, a pool change, a whole rollout, a window.
 
-Decisions are taken in this process, without a server. The rest runs against the lab's API server
-with simulated agents; the controller is then a process of its own, with HTTPS and a user of its
-own, so that its memory and its requests can be told from the others'.
+The syncs run in this process without a server. The rest runs against the lab's API server with
+simulated agents. There the controller is a separate process with HTTPS and its own user, so that
+its memory and its requests are counted separately.
 """
 
 import subprocess
@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.node import memory, until
+from bench.node import read_memory, wait_until
 from bench.result import Result
 from tests.controllers.rollout.agents import (
     Agents,
@@ -42,46 +42,46 @@ CAREFUL = "{canary: {}, soak: 0s, waves: [50%], order: spread, rebootTimeout: 1h
 
 def measure(_seconds: float) -> Iterator[Result]:
     for size in SIZES:
-        yield decision(size)
-    yield from night()
+        yield measure_sync(size)
+    yield from measure_window()
     for size in SIZES:
-        yield from on_a_cluster(size)
-    yield from drained(min(SIZES))
+        yield from measure_cluster(size)
+    yield from measure_drains(min(SIZES))
 
 
-def decision(size: int) -> Result:
-    """One pass in the middle of a rollout: a node is through, and another one is chosen."""
+def measure_sync(size: int) -> Result:
+    """Measure one sync during a rollout: one node is updated and another one is chosen."""
     world = World()
     for number in range(size):
         zone = {"topology.kubernetes.io/zone": f"zone-{number % 3}"}
         world.add_node(f"n{number:05}", "new" if number % 2 else "old", labels=zone)
     world.set_pool("worker", "new", SPREAD, maxUnavailable="10%")
     world.deliver()
-    caches = Frozen(world)
+    caches = FrozenCaches(world)
     controller = build_reconciler(world, caches=caches)
     controller.sync_pool("worker")
-    under_way = iter([name for name, node in world.truth.items() if not node.is_done])
-    took = []
+    updating = iter([name for name, node in world.truth.items() if not node.is_done])
+    durations_ms = []
     for _ in range(11):
-        through = {key.CURRENT_CONFIG: "new", key.STATE: "Done"}
-        world.change("nodes", next(under_way), {"metadata": {"annotations": through}})
+        updated = {key.CURRENT_CONFIG: "new", key.STATE: "Done"}
+        world.change("nodes", next(updating), {"metadata": {"annotations": updated}})
         world.deliver()
-        caches.look(world)
-        began = time.perf_counter()
+        caches.read(world)
+        started_at = time.perf_counter()
         controller.sync_pool("worker")
-        took.append((time.perf_counter() - began) * 1000)
+        durations_ms.append((time.perf_counter() - started_at) * 1000)
         assert len([1 for plural, _, _ in world.writes if plural == "nodes"]) > size // 10
     aim = 250.0 if size == max(SIZES) else None
-    return Result(f"decision pass, {size} nodes", "ms", median(took), aim)
+    return Result(f"rollout sync, {size} nodes", "ms", median(durations_ms), aim)
 
 
-class Frozen:
-    """The caches at a moment: keeping them current is the work of the watches."""
+class FrozenCaches:
+    """Caches at one moment: updating them is the work of the watches, not of a sync."""
 
     def __init__(self, world: World) -> None:
-        self.look(world)
+        self.read(world)
 
-    def look(self, world: World) -> None:
+    def read(self, world: World) -> None:
         self._pools, self._nodes = world.list_pools(), world.list_nodes()
 
     def list_pools(self) -> Any:
@@ -91,8 +91,8 @@ class Frozen:
         return self._nodes
 
 
-def night() -> Iterator[Result]:
-    """500 nodes of 8 minutes each inside a window of two hours."""
+def measure_window() -> Iterator[Result]:
+    """Update 500 nodes of 8 minutes each inside a window of two hours, in virtual time."""
     world = World(takes_s=480.0)
     policy = '{windows: [{start: "01:00", duration: 2h, timeZone: UTC}]}'
     limit = 40
@@ -113,44 +113,44 @@ def night() -> Iterator[Result]:
             break
         world.pass_time(30.0)
         world.deliver()
-    took_s = world.seconds - midnight - 3600.0
-    yield Result("night: 500 nodes of 8 min, window of 120 min", "min", took_s / 60, 120.0)
-    yield Result("night: most nodes out of service at a time", "nodes", most, float(limit))
+    duration_s = world.seconds - midnight - 3600.0
+    yield Result("500 nodes of 8 min in a window of 120 min", "min", duration_s / 60, 120.0)
+    yield Result("  maximum of unavailable nodes", "nodes", most, float(limit))
 
 
-def on_a_cluster(size: int) -> Iterator[Result]:
+def measure_cluster(size: int) -> Iterator[Result]:
     with (
         cluster(size) as (server, client),
         Agents(client) as agents,
         controller(server, USER) as process,
     ):
-        yield from rollout(server, client, agents, process, size)
+        yield from measure_rollout(server, client, agents, process, size)
 
 
-def drained(size: int) -> Iterator[Result]:
-    """The same with nodes that ask for their drain: what either controller writes for a node."""
+def measure_drains(size: int) -> Iterator[Result]:
+    """Measure the writes per node of both controllers, with nodes that request drains."""
     with (
         cluster(size) as (server, client),
         Agents(client, drains=True),
         controller(server, USER),
         controller(server, DRAINER),
     ):
-        wait(lambda: said(client, "Updated") == "True")
-        wait(lambda: server.count_requests(user=USER, verb="create") >= size)
-        before = {user: writes(server, user) for user in (USER, DRAINER)}
-        began = time.monotonic()
+        wait_for_rollout(lambda: read_condition(client, "Updated") == "True")
+        wait_for_rollout(lambda: server.count_requests(user=USER, verb="create") >= size)
+        before = {user: count_writes(server, user) for user in (USER, DRAINER)}
+        started_at = time.monotonic()
         client.patch(MACHINECONFIGPOOLS, "worker", {"spec": {"configuration": {"name": "new"}}})
-        wait(lambda: done(client) == "new")
-        took_s = time.monotonic() - began
-        made = {user: (writes(server, user) - count) / size for user, count in before.items()}
-    yield Result(f"whole rollout with drains, {size} nodes", "s", took_s)
-    yield Result(f"writes per node beside drains, {size} nodes", "calls", made[USER], 3.0)
+        wait_for_rollout(lambda: read_configuration(client) == "new")
+        duration_s = time.monotonic() - started_at
+        made = {user: (count_writes(server, user) - count) / size for user, count in before.items()}
+    yield Result(f"whole rollout with drains, {size} nodes", "s", duration_s)
+    yield Result(f"writes per node without drains, {size} nodes", "calls", made[USER], 3.0)
     yield Result(f"writes per node for drains, {size} nodes", "calls", made[DRAINER])
 
 
 @contextmanager
 def cluster(size: int) -> Iterator[tuple[LabServer, Client]]:
-    # The sockets' names must stay short.
+    # The path of a Unix socket has at most 107 characters (unix(7)).
     with (
         tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as folder,
         LabServer(Path(folder)) as server,
@@ -180,26 +180,28 @@ def controller(server: LabServer, name: str) -> Iterator["subprocess.Popen[bytes
         process.wait(30)
 
 
-def rollout(
+def measure_rollout(
     server: LabServer,
     client: Client,
     agents: Agents,
     process: "subprocess.Popen[bytes]",
     size: int,
 ) -> Iterator[Result]:
-    wait(lambda: said(client, "Updated") == "True")
-    wait(lambda: server.count_requests(user=USER, verb="create") >= size)
-    yield Result(f"controller at rest, {size} nodes: RSS", "MiB", memory(process.pid, "Rss"))
-    before = calls(server)
-    began = time.monotonic()
+    wait_for_rollout(lambda: read_condition(client, "Updated") == "True")
+    wait_for_rollout(lambda: server.count_requests(user=USER, verb="create") >= size)
+    yield Result(f"controller idle, {size} nodes: RSS", "MiB", read_memory(process.pid, "Rss"))
+    before = count_calls(server)
+    started_at = time.monotonic()
     client.patch(MACHINECONFIGPOOLS, "worker", {"spec": {"configuration": {"name": "new"}}})
-    until(lambda: bool(agents.touched))
-    first_s = time.monotonic() - began
+    wait_until(lambda: bool(agents.touched))
+    first_s = time.monotonic() - started_at
     yield Result(f"pool change to first annotation, {size} nodes", "s", first_s, 2.0)
-    wait(lambda: done(client) == "new")
-    yield Result(f"whole rollout, {size} nodes", "s", time.monotonic() - began)
-    yield Result(f"controller after it, {size} nodes: RSS", "MiB", memory(process.pid, "Rss"))
-    made = {verb: count - before[verb] for verb, count in calls(server).items()}
+    wait_for_rollout(lambda: read_configuration(client) == "new")
+    yield Result(f"whole rollout, {size} nodes", "s", time.monotonic() - started_at)
+    yield Result(
+        f"controller after the rollout, {size} nodes: RSS", "MiB", read_memory(process.pid, "Rss")
+    )
+    made = {verb: count - before[verb] for verb, count in count_calls(server).items()}
     for verb, count in made.items():
         if count:
             yield Result(f"calls per node, {size} nodes: {verb}", "calls", count / size)
@@ -207,18 +209,18 @@ def rollout(
     yield Result(f"writes per node, {size} nodes", "calls", written / size, 3.0)
 
 
-def wait(condition: Callable[[], bool]) -> None:
+def wait_for_rollout(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 600.0
     while not condition():
-        assert time.monotonic() < end, "the rollout did not get there"
+        assert time.monotonic() < end, "the rollout did not finish in time"
         time.sleep(0.2)
 
 
-def calls(server: LabServer) -> dict[str, int]:
+def count_calls(server: LabServer) -> dict[str, int]:
     return {verb: server.count_requests(user=USER, verb=verb) for verb in VERBS}
 
 
-def writes(server: LabServer, user: str) -> int:
+def count_writes(server: LabServer, user: str) -> int:
     return sum(server.count_requests(user=user, verb=verb) for verb in WRITES)
 
 
@@ -227,10 +229,10 @@ def status(client: Client) -> Any:
     return found.get("status", {})
 
 
-def done(client: Client) -> str:
+def read_configuration(client: Client) -> str:
     return str(status(client).get("configuration", {}).get("name", ""))
 
 
-def said(client: Client, kind: str) -> str:
+def read_condition(client: Client, kind: str) -> str:
     found = status(client).get("conditions", ())
     return next((each["status"] for each in found if each["type"] == kind), "")
