@@ -116,7 +116,7 @@ def test_changed_secret_is_reported_without_content(site: Site, configs: Configs
 def test_path_without_drift_is_not_repaired(site: Site, configs: Configs) -> None:
     refused = treenail(site, "drift", "--repair", APP)
     assert refused.returncode != 0
-    assert f"{APP} has not drifted" in refused.stderr
+    assert f"cannot repair {APP}: it has not drifted" in refused.stderr
 
 
 def test_disabled_unit_is_found_and_enabled_again(site: Site, configs: Configs) -> None:

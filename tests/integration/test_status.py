@@ -40,7 +40,7 @@ def test_status_at_rest_shows_no_update(site: Site) -> None:
     assert screen == {
         "Node": NODE,
         "State": "Done",
-        "Doing": f"at {goal.config} with {image.pull_spec[:-52]}",
+        "Activity": f"at {goal.config} with {image.pull_spec[:-52]}",
         "Current": f"{goal.config} {goal.pull_spec}",
         "Desired": f"{goal.config} {goal.pull_spec}",
         "Booted": f"{image.version}  {image.digest}",
@@ -57,7 +57,7 @@ def test_status_while_staging_shows_progress(site: Site) -> None:
         screen = shown(site)
         document = json.loads(status(site, "--json").stdout)
     assert re.fullmatch(r"Working, staging since \d{4}-.*Z", screen["State"])
-    assert re.search(r"\(\d+ %, .*Fetching", screen["Doing"])
+    assert re.search(r"\(\d+ %, .*Fetching", screen["Activity"])
     assert screen["Desired"] == f"{goal.config} {goal.pull_spec}"
     assert document["update"]["target"] == {"config": goal.config, "image": goal.pull_spec}
     assert isinstance(document["progress"]["percent"], int)
@@ -71,7 +71,7 @@ def test_status_during_outage_shows_awaited_drain(site: Site) -> None:
         site.ask(goal)
         site.wait_phase("draining")
         site.stop_server()
-        wait_until(lambda: shown(site)["API server"].startswith("away since "))
+        wait_until(lambda: shown(site)["API server"].startswith("unreachable since "))
         screen = shown(site)
         document = json.loads(status(site, "--json").stdout)
         site.start_server()
@@ -89,9 +89,9 @@ def test_status_without_agent_reports_it(site: Site) -> None:
     screen = shown(site)
     document = json.loads(status(site, "--json").stdout)
     site.machine.start_agent()
-    assert screen["Agent"].startswith("is not running; it last wrote its status 2")
-    assert screen["Doing"].startswith("nothing; the agent last said: at ")
-    assert screen["What to do"].startswith("systemctl start treenail; ")
+    assert screen["Agent"].startswith("not running; last status written 2")
+    assert screen["Activity"].startswith("none; last activity: at ")
+    assert screen["Remedy"].startswith("start the agent: systemctl start treenail; ")
     assert document["agent"]["running"] is False
     assert screen["State"] == "Done"
     assert screen["Booted"] == f"{goal.image.version}  {goal.image.digest}"
@@ -104,7 +104,7 @@ def test_degraded_node_has_an_exit_code_of_its_own(site: Site) -> None:
     ended = status(site)
     assert ended.returncode == DEGRADED
     assert "manifest unknown" in ended.stdout
-    assert "ask for an image that exists, or push this one again" in ended.stdout
+    assert "request an image that exists, or push this one again" in ended.stdout
     assert json.loads(status(site, "--json").stdout)["failure"]["state"] == "Degraded"
     site.reach(site.goal())
     assert status(site).returncode == 0
