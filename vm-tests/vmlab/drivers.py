@@ -19,6 +19,10 @@ PROCESSOR = os.environ.get("TREENAIL_VM_CPU", "qemu64,-cx16")
 CHANNELS = ("shell", "boot")
 _START_LIMIT_S = 30.0
 _MONITOR_LIMIT_S = 180.0
+_ACCOUNTS = {
+    "passwd": "libvirt-qemu:x:64055:64055:libvirt QEMU:/var/lib/libvirt:/usr/sbin/nologin",
+    "group": "libvirt-qemu:x:64055:",
+}
 _QEMU_CONFIG = """\
 user = "root"
 group = "root"
@@ -162,6 +166,12 @@ class Libvirt:
         # Debian's libvirt-daemon alone does not ship /var/lib/libvirt and /var/log/libvirt.
         for its in places.values():
             Path(its).mkdir(parents=True, exist_ok=True)
+        # libvirtd looks up its user before it reads qemu.conf; the package that adds the user
+        # (libvirt-daemon-system) would start a libvirtd of its own.
+        for name, entry in _ACCOUNTS.items():
+            accounts = self._directory / name
+            accounts.write_text(_with_account(Path("/etc", name).read_text(), entry))
+            binds.append(f"mount --bind {accounts} /etc/{name}")
         script = " && ".join([*binds, f"exec libvirtd --pid-file {self._directory}/libvirtd.pid"])
         with (self._directory / "libvirtd.log").open("ab") as log:
             self._daemon = subprocess.Popen(
@@ -174,6 +184,14 @@ class Libvirt:
             self._directory / "run/libvirt-sock",
             f"libvirtd did not start; see {self._directory}/libvirtd.log",
         )
+
+
+def _with_account(accounts: str, entry: str) -> str:
+    """Return the text of a passwd or group file that has ``entry``."""
+    name = entry.partition(":")[0]
+    if any(line.startswith(f"{name}:") for line in accounts.splitlines()):
+        return accounts
+    return f"{accounts.rstrip()}\n{entry}\n"
 
 
 def driver(directory: Path) -> Driver:
