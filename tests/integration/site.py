@@ -239,7 +239,7 @@ class Site:
         return [str(entry["MESSAGE"]) for entry in self.journal(**match)]
 
     def transactions(self, what: str = "") -> list[str]:
-        """What rpm-ostreed said of each transaction of this test that ended."""
+        """Return the log line of each rpm-ostree transaction that ended in this test."""
         lines = self._daemons()[self._daemon_log :].splitlines()
         return [line.partition("txn ")[2] for line in lines if "txn " in line and what in line]
 

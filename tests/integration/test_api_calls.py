@@ -1,4 +1,4 @@
-"""What a node costs the API server: nothing at rest, and few writes for an update."""
+"""API requests of a node: none at rest, and few writes for an update."""
 
 from collections import Counter
 

@@ -23,7 +23,7 @@ LIMIT_S = 45.0
 
 
 def api_server(site: Site) -> object:
-    """What the agent knows of the API server: whether it is reachable."""
+    """Return whether the agent reports the API server as reachable."""
     found = site.lab.read_live_status(NODE).get("apiServer")
     return found.get("reachable") if isinstance(found, dict) else None
 

@@ -11,7 +11,7 @@ from treenail.api import annotations as key
 
 pytestmark = pytest.mark.integration
 
-CALLED_OFF = "called off on this machine"
+CANCELLED = "cancelled on this node"
 
 
 def assert_as_it_was(site: Site) -> None:
@@ -29,7 +29,7 @@ def test_cancel_during_pull_and_outage_drops_update(site: Site) -> None:
         site.stop_server()
         ended = treenail(site, "cancel")
         site.start_server()
-        site.wait_degraded(CALLED_OFF)
+        site.wait_degraded(CANCELLED)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith(f"the update to {goal.config} ")
     assert_as_it_was(site)
@@ -48,7 +48,7 @@ def test_cancel_while_drain_is_awaited_uncordons(site: Site) -> None:
         site.wait_note(key.DESIRED_DRAIN, f"drain-{goal.config}")
         assert treenail(site, "cancel").returncode == 0
         site.wait_note(key.DESIRED_DRAIN, f"uncordon-{goal.config}")
-    site.wait_degraded(CALLED_OFF)
+    site.wait_degraded(CANCELLED)
     assert_as_it_was(site)
     another = site.goal()
     site.ask(another)
@@ -65,5 +65,5 @@ def test_cancel_after_reboot_request_is_refused(site: Site) -> None:
         site.wait_phase("rebooting")
         ended = treenail(site, "cancel")
     assert ended.returncode == 1
-    assert "too late to call the update off: the reboot was asked for already" in ended.stderr
+    assert "cannot cancel the update: the agent has already requested the reboot" in ended.stderr
     site.settle(goal)

@@ -73,7 +73,7 @@ class Configs:
         )
 
     def text(self, path: str) -> str | None:
-        """What the file on the machine holds; None without one."""
+        """Return the content of the file on the machine; None without a file."""
         place = self._site.machine.root / path[1:]
         return place.read_text() if place.exists() else None
 

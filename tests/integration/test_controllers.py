@@ -94,7 +94,7 @@ class Fleet:
         return found
 
     def ask(self, image: Image, **annotations: str) -> None:
-        """Have the pool's nodes at an image."""
+        """Request an image for the pool's nodes."""
         wanted: Any = pool.build_pool(image.pull_spec)
         wanted["metadata"]["annotations"] |= {ROLLOUT_POLICY: CAREFUL, **annotations}
         pool.apply_pool(self.lab, wanted)
@@ -257,7 +257,7 @@ def test_second_replica_continues_when_leader_is_killed(fleet: Fleet) -> None:
     assert fleet.leader() == f"{NAME}-0"
 
 
-STAGING = "{staging: {maxParallel: 2}, maxFailures: 0}"
+STAGING = "{prestage: {maxParallel: 2}, maxFailures: 0}"
 
 
 def test_all_nodes_stage_before_the_first_is_drained(fleet: Fleet) -> None:
@@ -296,7 +296,7 @@ def test_paused_pool_drops_prestaged_deployments(fleet: Fleet) -> None:
     image = fleet.image()
     machines = fleet.lab.machines.values()
     window = '{days: [Mon], start: "00:00", duration: 1s, timeZone: UTC}'
-    fleet.ask(image, **{ROLLOUT_POLICY: f"{{staging: {{}}, windows: [{window}]}}"})
+    fleet.ask(image, **{ROLLOUT_POLICY: f"{{prestage: {{}}, windows: [{window}]}}"})
     wait_until(lambda: all(machine.is_staged_locked for machine in machines), limit_s=LIMIT_S)
     pool.pause_pool(fleet.lab)
     wait_until(lambda: not any(machine.staged_deployment for machine in machines), limit_s=LIMIT_S)

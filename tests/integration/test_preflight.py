@@ -25,7 +25,7 @@ def options(request: pytest.FixtureRequest) -> Options:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong, with the machine or with the image, and nothing else."""
+    """One fault of the machine or of the image."""
 
     policy: object = None
     """The signature policy, if there is one."""

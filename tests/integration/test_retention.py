@@ -29,7 +29,7 @@ def pinned(site: Site) -> list[str]:
 
 
 def retained(site: Site) -> dict[str, str] | None:
-    """What ``treenail status`` says."""
+    """Return the retained deployment that ``treenail status`` shows."""
     found: dict[str, str] | None = json.loads(status(site, "--json").stdout)["retained"]
     return found
 

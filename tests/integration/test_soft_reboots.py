@@ -22,7 +22,7 @@ def options(request: pytest.FixtureRequest) -> Options:
 
 
 def rebooted(site: Site) -> list[str]:
-    """What the agent said of its reboots."""
+    """Return the agent's messages about its reboots."""
     return [said.partition(" into ")[0] for said in site.messages() if "rebooting into" in said]
 
 

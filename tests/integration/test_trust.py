@@ -1,4 +1,4 @@
-"""What the cluster hands to nodes reaches them on a way of its own, whatever updates are doing."""
+"""The ControllerConfig's certificates reach nodes independently of updates."""
 
 import base64
 
@@ -51,7 +51,7 @@ def test_registry_certificates_are_written_while_update_waits(
 
 
 def hand_out(site: Site, **spec: object) -> None:
-    """Have a ControllerConfig that says this."""
+    """Apply a ControllerConfig with these fields."""
     client = site.lab.client
     found = {each["metadata"]["name"] for each in client.list(CONTROLLERCONFIGS).items}
     if NAME in found:
@@ -69,6 +69,6 @@ def hand_out(site: Site, **spec: object) -> None:
 
 
 def read(site: Site, path: str) -> bytes | None:
-    """What the machine has there."""
+    """Return the content of a file on the machine; None without a file."""
     found = site.machine.root / path[1:]
     return found.read_bytes() if found.exists() else None

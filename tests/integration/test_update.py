@@ -28,7 +28,7 @@ STORY = [
 
 
 def changes(sights: list[Sight]) -> list[set[str]]:
-    """What changed on the Node, write by write."""
+    """Return the changes of the Node, write by write."""
     return [found for before, after in pairwise(sights) if (found := after.changes(before))]
 
 

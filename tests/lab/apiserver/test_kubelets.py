@@ -1,4 +1,4 @@
-"""What becomes of pods on nodes, and budgets of pods with controllers."""
+"""Kubelets start and end pods; budgets count pods of controllers."""
 
 from typing import Any
 

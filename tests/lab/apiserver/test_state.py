@@ -1,4 +1,4 @@
-"""What the server remembers, for how long, and how it is saved."""
+"""The server's history of changes, and its snapshots."""
 
 import json
 import stat

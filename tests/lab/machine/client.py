@@ -131,7 +131,7 @@ class Peer(Client):
         return next((values for name, values in self.heard if name == "Finished"), None)
 
     def result(self) -> tuple[bool, str]:
-        """What Finished says, once it was said."""
+        """Wait for the signal Finished; return its values."""
         wait_until(lambda: self.finished is not None)
         assert self.finished is not None
         success, text = self.finished

@@ -113,7 +113,7 @@ def _add_value(document: Any, path: list[str], value: Any) -> Any:
 
 def _remove_value(document: Any, path: list[str]) -> Any:
     if not path:
-        raise _patch_error("the whole document can't be removed")
+        raise _patch_error("the whole document cannot be removed")
     parent, last = _find_value(document, path[:-1]), path[-1]
     match parent:
         case dict() if last in parent:

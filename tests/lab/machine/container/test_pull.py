@@ -1,4 +1,4 @@
-"""Who may pull what, and how the machine finds its credential."""
+"""Pulls, and the search for the machine's credential."""
 
 import base64
 import json

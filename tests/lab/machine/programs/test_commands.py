@@ -165,7 +165,7 @@ def test_full_progress_pipe_blocks_pull_until_read(machine: Machine, pipe: tuple
         [machine.program("bootc"), "switch", "--progress-fd", str(writer), MANY.pull_spec],
         pass_fds=(writer,), stdout=subprocess.DEVNULL,
     ) as process:  # fmt: skip
-        # The pipe is full once it takes nothing any more.
+        # The pipe is full once a write to it would block.
         while select.select([], [writer], [], 0.2)[1]:
             assert process.poll() is None
         assert machine.sysroot.read_staged() is None
