@@ -15,11 +15,11 @@ CONTENT = b"0123456789abcdef" * 184  # 256 of these in base64 are 1 MiB in total
 
 IMPORT = """
 from treenail.api.decode import load_json
-from treenail.api.documents import load
+from treenail.api.documents import load_document
 from treenail.api.machineconfig import MachineConfig
 """
 READ_JSON = "MachineConfig.from_json(load_json(open({path!r}, 'rb').read(), where='bench'))"
-READ_YAML = "MachineConfig.from_json(load(open({path!r}, 'rb').read(), where='bench'))"
+READ_YAML = "MachineConfig.from_json(load_document(open({path!r}, 'rb').read(), where='bench'))"
 
 
 def measure(_seconds: float) -> Iterator[Result]:

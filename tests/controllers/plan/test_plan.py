@@ -223,7 +223,7 @@ def test_table_shows_prestaged_images() -> None:
 
 def test_plan_with_prestaging_reports_it_before_the_order() -> None:
     found = snapshot(1, pool(), config("00-base"))
-    change = pool("{staging: {maxParallel: 3}}")
+    change = pool("{prestage: {maxParallel: 3}}")
     assert "stage" not in planned(found, change, config("50-kernel", kernelArguments=["quiet"]))
     change["metadata"]["annotations"]["treenail.io/os-image"] = IMAGE
     assert "  pre-stage the image first, 3 nodes at a time\n  order, " in planned(found, change)

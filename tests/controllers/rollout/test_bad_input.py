@@ -129,7 +129,7 @@ CASES = {
     "a policy with an unknown field": Case(
         unknown_field, "worker", "InvalidConfiguration",
         "annotation treenail.io/rollout of pool worker: unknown field 'soakTime'; use one of: "
-        "alerts, canary, fleetLock, maxFailures, order, rebootTimeout, soak, staging, waves, "
+        "alerts, canary, fleetLock, maxFailures, order, prestage, rebootTimeout, soak, waves, "
         "windows",
     ),
     "a gate that is nowhere": Case(

@@ -63,7 +63,7 @@ GOOD = TARGETS[4]
 CANARY = "{canary: {}, soak: 5m}"
 POLICIES = [None, CANARY, "{canary: {}, waves: [50%], maxFailures: 1, order: spread}", None]
 
-STAGED = "{canary: {}, soak: 5m, staging: {maxParallel: 2}}"
+STAGED = "{canary: {}, soak: 5m, prestage: {maxParallel: 2}}"
 STAGED_FROM = 300
 """Walks from this number on prestage."""
 

@@ -35,7 +35,7 @@ def test_policy_fields_are_parsed() -> None:
     soak: 90s
     maxFailures: 3
     rebootTimeout: 20m
-    staging: {maxParallel: 7}
+    prestage: {maxParallel: 7}
     order: spread
     windows:
     - {days: [Sat], start: "1:20", duration: 4h, timeZone: UTC}
@@ -58,7 +58,7 @@ def test_policy_fields_are_parsed() -> None:
 
 
 def test_staging_without_limit_uses_default() -> None:
-    assert parse_policy(pool({"staging": {}})).prestage_max_parallel == DEFAULT_MAX_PARALLEL
+    assert parse_policy(pool({"prestage": {}})).prestage_max_parallel == DEFAULT_MAX_PARALLEL
     assert parse_policy(pool({"canary": {}})).prestage_max_parallel is None
 
 

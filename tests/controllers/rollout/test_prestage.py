@@ -77,7 +77,7 @@ def test_joining_node_does_not_delay_others() -> None:
 
 
 def test_joining_node_is_assigned_after_prestaging() -> None:
-    careful = pool({"staging": {"maxParallel": 2}}, maxUnavailable=3)
+    careful = pool({"prestage": {"maxParallel": 2}}, maxUnavailable=3)
     done = node("a", NEW)
 
     def given(*nodes: NodeFacts) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ def test_config_without_image_needs_no_prestaging() -> None:
 class Staged:
     """A pool whose nodes prestage, one sync after the other."""
 
-    def __init__(self, *, nodes: int = 5, policy: str = "{staging: {maxParallel: 2}}") -> None:
+    def __init__(self, *, nodes: int = 5, policy: str = "{prestage: {maxParallel: 2}}") -> None:
         self.world = World()
         for number in range(nodes):
             self.world.add_node(f"n{number}", "old")
@@ -182,7 +182,7 @@ def test_paused_pool_withdraws_prestage_requests() -> None:
 
 
 def test_missing_image_halts_rollout_before_first_drain() -> None:
-    found = Staged(policy="{staging: {maxParallel: 2}, maxFailures: 0}")
+    found = Staged(policy="{prestage: {maxParallel: 2}, maxFailures: 0}")
     found.world.not_there = {IMAGE}
     found.turn()
     found.turn(10.0)
@@ -200,7 +200,7 @@ def test_missing_image_halts_rollout_before_first_drain() -> None:
 
 def test_prestaging_continues_outside_the_window() -> None:
     window = '{start: "00:00", duration: 1m, timeZone: UTC}'
-    found = Staged(policy=f"{{staging: {{maxParallel: 9}}, windows: [{window}]}}")
+    found = Staged(policy=f"{{prestage: {{maxParallel: 9}}, windows: [{window}]}}")
     found.turn()
     found.turn(10.0)
     found.turn()
@@ -229,10 +229,10 @@ def test_prestage_request_without_response_is_repeated() -> None:
     assert replace(seen, prestage_target=None).prestage_target is None
 
 
-@pytest.mark.parametrize("text", ["{staging: {maxParallel: 0}}", "{staging: {maxParallel: x}}"])
+@pytest.mark.parametrize("text", ["{prestage: {maxParallel: 0}}", "{prestage: {maxParallel: x}}"])
 def test_max_parallel_below_one_is_rejected(text: str) -> None:
     found = Staged(policy=text)
     found.turn()
     degraded = found.world.conditions()["Degraded"]
-    assert "staging.maxParallel" in degraded["message"]
+    assert "prestage.maxParallel" in degraded["message"]
     assert key.PRESTAGE_IMAGE not in str(found.world.objects["nodes"])

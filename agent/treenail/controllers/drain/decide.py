@@ -21,7 +21,7 @@ _UNCORDON_PREFIX = "uncordon-"
 
 
 class CordonOwner(StrEnum):
-    """Who cordoned the node."""
+    """Owner of the cordon on a node."""
 
     DRAIN_CONTROLLER = "drain-controller"
     OTHER = "other"

@@ -30,7 +30,7 @@ MISSING_KIND_RETRY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class RequestedNode:
-    """What a Node is asked for."""
+    """A Node and its desired target."""
 
     name: str
     uid: str

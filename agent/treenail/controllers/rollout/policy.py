@@ -9,7 +9,7 @@
       maxFailures: 0             # one more failed node halts the rollout
       rebootTimeout: 30m         # a node that is not Ready for longer has failed
       order: spread              # over all zones; or zones: one after the other
-      staging: {maxParallel: 10} # all nodes pull the image before the first is drained
+      prestage: {maxParallel: 10} # all nodes pull the image before the first is drained
       windows:
       - {days: [Sat, Sun], start: "01:00", duration: 4h, timeZone: Europe/Berlin}
       fleetLock: {url: "http://locks.example.com", group: workers}
@@ -39,7 +39,7 @@ ROLLOUT_RESUME = "treenail.io/rollout-resume"
 """Annotation of a pool: a new value resumes a halted rollout."""
 
 POLICY_FIELDS = frozenset({
-    "canary", "waves", "soak", "maxFailures", "rebootTimeout", "order", "staging", "windows",
+    "canary", "waves", "soak", "maxFailures", "rebootTimeout", "order", "prestage", "windows",
     "fleetLock", "alerts",
 })  # fmt: skip
 
@@ -204,12 +204,12 @@ def _parse_max_failures(fields: Fields) -> int:
 
 
 def _parse_max_parallel(fields: Fields) -> int | None:
-    if fields.values.get("staging") is None:
+    if fields.values.get("prestage") is None:
         return None
-    staging = fields.get_object("staging")
-    value = staging.get_optional_integer("maxParallel")
+    prestage = fields.get_object("prestage")
+    value = prestage.get_optional_integer("maxParallel")
     if value is not None and value < 1:
-        raise staging.make_error("maxParallel", "a positive count of nodes")
+        raise prestage.make_error("maxParallel", "a positive count of nodes")
     return value or DEFAULT_MAX_PARALLEL
 
 
