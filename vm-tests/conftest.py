@@ -33,7 +33,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tell whoever started this that the machine broke, and not what runs on it."""
+    """Exit with a code of its own if the emulated machine failed, not the software in it."""
     if session.exitstatus == pytest.ExitCode.TESTS_FAILED and session.stash.get(PANICKED, False):
         session.exitstatus = PANIC_EXIT
 
@@ -50,9 +50,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         result = "passed" if all(part.passed for part in parts) else "FAILED"
         cuts = Counter(str(phase) for part in parts for _, phase in part.user_properties)
         hit = ", ".join(f"{count} {phase}" for phase, count in cuts.most_common())
-        told = f"; power cuts survived: {cuts.total()} ({hit})" if cuts else ""
+        cuts_note = f"; power cuts survived: {cuts.total()} ({hit})" if cuts else ""
         scenario = name.partition("::")[2].removeprefix("test_").replace("_", " ")
-        terminalreporter.write_line(f"{SECONDS.get(name, 0.0):8.0f} s  {result}  {scenario}{told}")
+        terminalreporter.write_line(
+            f"{SECONDS.get(name, 0.0):8.0f} s  {result}  {scenario}{cuts_note}"
+        )
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +84,7 @@ def chosen() -> Iterator[Driver]:
 def new_site(
     request: pytest.FixtureRequest, built: Built, builder: Builder, chosen: Driver
 ) -> Iterator[Site]:
-    """A machine that runs and is to be a node; whatever happens to it, its story breaks no rule."""
+    """Yield a running machine that becomes a node, and check its story against all rules."""
     name = re.sub(r"[^\w]+", "-", str(request.node.name)).strip("-")
     directory = RESULTS / name
     shutil.rmtree(directory, ignore_errors=True)

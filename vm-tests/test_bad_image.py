@@ -1,4 +1,4 @@
-"""Images and configs with which the node is no good: it comes back by itself."""
+"""Images and configs that break the node: it rolls back automatically."""
 
 import json
 
@@ -57,35 +57,35 @@ IGNITION = {"ignition": {"version": "3.5.0"}}
 
 
 @pytest.mark.parametrize(("entries", "blamed"), BAD.values(), ids=BAD.keys())
-def test_the_node_comes_back_from_a_bad_image(
+def test_node_rolls_back_from_a_bad_image(
     site: Site, entries: dict[str, Entry], blamed: str
 ) -> None:
     site.set_deadline(DEADLINE_S)
     bad = site.goal(site.image("bad", entries))
     site.ask(bad)
-    comes_back(site, bad, blamed)
+    assert_rolls_back(site, bad, blamed)
     assert [boot.digest for boot in site.story.boots] == [bad.digest, site.first.digest]
 
 
-def test_the_node_comes_back_from_a_config_that_cuts_its_network(site: Site) -> None:
+def test_node_rolls_back_from_a_config_that_cuts_its_network(site: Site) -> None:
     site.set_deadline(DEADLINE_S)
     asked = with_files({f"/{NETWORK}": CUT_OFF})
     bad = site.goal(site.first.pull_spec, asked, image_mode=False)
     site.ask(bad)
-    comes_back(site, bad, "ApiServer failed")
+    assert_rolls_back(site, bad, "ApiServer failed")
     assert site.machine.sh(f"ls /{NETWORK} 2>/dev/null; true") == ""
 
 
-def test_the_node_comes_back_from_an_image_that_fills_its_disk(site: Site) -> None:
+def test_node_rolls_back_from_an_image_that_fills_its_disk(site: Site) -> None:
     site.set_deadline(DEADLINE_S)
     bad = site.goal(site.image("bad", FULL))
     site.ask(bad)
-    comes_back(site, bad, "Ledger failed")
+    assert_rolls_back(site, bad, "Ledger failed")
     assert "100%" in site.machine.sh("df --output=pcent /var; rm /var/full*")
     assert [boot.digest for boot in site.story.boots] == [bad.digest, site.first.digest]
 
 
-def test_the_node_comes_back_from_a_config_that_masks_its_kubelet_and_changes_its_kernel(
+def test_node_rolls_back_from_a_config_that_masks_its_kubelet_and_changes_its_kernel(
     site: Site,
 ) -> None:
     site.set_deadline(DEADLINE_S)
@@ -93,12 +93,12 @@ def test_the_node_comes_back_from_a_config_that_masks_its_kubelet_and_changes_it
     asked = {**masked, "kernelArguments": [ARGUMENT]}
     bad = site.goal(site.first.pull_spec, asked, image_mode=False)
     site.ask(bad)
-    comes_back(site, bad, "Kubelet failed")
+    assert_rolls_back(site, bad, "Kubelet failed")
     assert ARGUMENT not in site.machine.sh("cat /proc/cmdline")
     assert "masked" not in site.machine.sh(f"systemctl is-enabled {UNIT}; true")
 
 
-def comes_back(site: Site, bad: Goal, blamed: str) -> None:
+def assert_rolls_back(site: Site, bad: Goal, blamed: str) -> None:
     """The node has what it had before, is Ready and in service, and says why, wherever asked."""
     site.wait(lambda: len(site.story.boots) == 2, "the node boots twice", 900.0)
     site.wait(lambda: not site.node()["spec"].get("unschedulable"), "the node serves again", 300.0)
@@ -112,5 +112,5 @@ def comes_back(site: Site, bad: Goal, blamed: str) -> None:
     refused = json.loads(site.machine.sh("cat /var/lib/treenail/ledger.json"))["quarantined"]
     assert refused["target"]["config"] == bad.config
     shown = site.machine.sh("treenail status; true")
-    told = site.journal(f"MESSAGE_ID={MessageId.HEALTH_CHECK_FAILED}")[-1]["MESSAGE"]
-    assert [text for text in (shown, told) if blamed not in text or bad.config not in text] == []
+    logged = site.journal(f"MESSAGE_ID={MessageId.HEALTH_CHECK_FAILED}")[-1]["MESSAGE"]
+    assert [text for text in (shown, logged) if blamed not in text or bad.config not in text] == []

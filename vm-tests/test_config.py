@@ -18,8 +18,8 @@ def test_configs_change_with_and_without_a_reboot_out_of_image_mode_and_back(sit
     site.reach(reload)
     assert site.machine.sh(f"cat {RELOADED}") == "docker:"
     assert len(site.story.boots) == boots
-    told = [each["MESSAGE"] for each in site.journal("UNIT=crio.service")]
-    assert any(message.startswith("Reloaded crio.service") for message in told), told
+    messages = [each["MESSAGE"] for each in site.journal("UNIT=crio.service")]
+    assert any(message.startswith("Reloaded crio.service") for message in messages), messages
 
     reboot = site.goal(image, with_files({FILE: "two", RELOADED: "docker:"}), image_mode=False)
     site.reach(reboot)

@@ -7,7 +7,7 @@ from treenail_lab.workload import APP, NAMESPACE, Workload
 from vmlab.site import NODE, Site
 
 
-def test_the_machine_does_not_reboot_while_a_budget_forbids_the_drain(site: Site) -> None:
+def test_blocked_drain_prevents_the_reboot(site: Site) -> None:
     goal = site.goal(site.image("2"))
     workload = Workload(site.lab.client, replicas=2, max_unavailable=0)
     workload.start()

@@ -1,4 +1,4 @@
-"""A machine that boots the stock image for the first time, and is to be something else."""
+"""A machine that boots the stock image for the first time and must move to another one."""
 
 import json
 
@@ -12,7 +12,7 @@ until journalctl -b --no-pager -o cat -u treenail-firstboot | grep -q '^staging 
 """Returns when the machine does."""
 
 
-def test_a_new_machine_moves_to_its_image_before_it_joins(new_site: Site) -> None:
+def test_new_machine_moves_to_its_image_before_it_joins(new_site: Site) -> None:
     site = new_site
     site.first = site.goal(site.image("2"))
     document = build_rendered_config(site.first.config, {"osImageURL": site.first.pull_spec})
@@ -32,8 +32,8 @@ def test_a_new_machine_moves_to_its_image_before_it_joins(new_site: Site) -> Non
         site.machine.sh(f"ls {DONE_FILE} {ENCAPSULATED_CONFIG}* | sort")
         == f"{ENCAPSULATED_CONFIG}.bak\n{DONE_FILE}\n"
     )
-    told = site.journal("UNIT=kubelet.service")
-    started = {each["_BOOT_ID"] for each in told if each["MESSAGE"].startswith("Started")}
+    entries = site.journal("UNIT=kubelet.service")
+    started = {each["_BOOT_ID"] for each in entries if each["MESSAGE"].startswith("Started")}
     assert started == {site.machine.sh("tr -d - </proc/sys/kernel/random/boot_id").strip()}
 
     site.ask(site.first)

@@ -1,4 +1,4 @@
-"""What goes wrong with a machine itself is told as that."""
+"""A failure of the emulated machine is reported as such."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from vmlab.site import Site
 from vmlab.tools import GuestPanicError
 
 
-def test_a_kernel_that_panics_is_told_of_at_once(site: Site) -> None:
+def test_kernel_panic_is_reported_at_once(site: Site) -> None:
     with pytest.raises(GuestPanicError, match="sysrq triggered crash"):
         site.machine.sh("echo c >/proc/sysrq-trigger", limit_s=60.0)
     with pytest.raises(GuestPanicError):

@@ -16,7 +16,7 @@ CHANGES, CHANGE_S = 12, 10.0
 
 
 def cut_repeatedly(site: Site, cuts: int, test: pytest.Item) -> None:
-    """Have the node move to and fro between two images, and cut the power again and again.
+    """Update the node between two images in turn, and cut the power at random moments.
 
     The table at the end tells of the test in which phases that was.
     """
@@ -39,9 +39,9 @@ def cut_repeatedly(site: Site, cuts: int, test: pytest.Item) -> None:
 
 
 @pytest.mark.smoke
-def test_a_power_cut_is_survived(site: Site, request: pytest.FixtureRequest) -> None:
+def test_power_cut_in_update_reaches_old_or_new_state(site: Site, request: pytest.FixtureRequest) -> None:
     cut_repeatedly(site, 1, request.node)
 
 
-def test_many_power_cuts_are_survived(site: Site, request: pytest.FixtureRequest) -> None:
+def test_many_power_cuts_reach_old_or_new_state(site: Site, request: pytest.FixtureRequest) -> None:
     cut_repeatedly(site, CUTS, request.node)

@@ -1,4 +1,4 @@
-"""What the agent relies on of rpm-ostree in the guest: its interface, and what comes of calls."""
+"""The part of rpm-ostree that the agent relies on, in the guest: interface and results."""
 
 import shutil
 from collections.abc import Iterator
@@ -67,7 +67,7 @@ def machine(built: Built, builder: Builder, chosen: Driver) -> Iterator[RemoteMa
         disk.unlink()
 
 
-def test_the_guests_interface_has_what_the_agent_relies_on(machine: RemoteMachine) -> None:
+def test_guest_interface_has_all_that_the_agent_calls(machine: RemoteMachine) -> None:
     found = {
         **described(machine, f"{PATH}/Sysroot", f"{NAME}.Sysroot"),
         **described(machine, f"{PATH}/{STATEROOT.replace('-', '_')}", f"{NAME}.OS"),

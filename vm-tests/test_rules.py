@@ -12,18 +12,18 @@ def noticed(site: Site) -> list[str]:
     return found
 
 
-def test_a_ledger_that_is_not_synced_is_noticed(site: Site) -> None:
+def test_unsynced_ledger_breaks_a_rule(site: Site) -> None:
     site.misprogram("host/disk.py", line="os.fsync(descriptor)", instead="pass")
     goal = site.goal(site.image("2"))
     site.hold_back_writes()
     site.ask(goal)
     asked = f"drain-{goal.config}"
-    site.wait(lambda: site.notes().get(key.DESIRED_DRAIN) == asked, "the drain is asked for", 300.0)
+    site.wait(lambda: site.notes().get(key.DESIRED_DRAIN) == asked, "the drain is requested", 300.0)
     site.cut_power()
-    assert [each for each in noticed(site) if f"{asked} was asked for" in each]
+    assert [each for each in noticed(site) if f"{asked} was requested" in each]
 
 
-def test_an_agent_that_reports_before_it_verified_is_noticed(site: Site) -> None:
+def test_report_before_verification_breaks_a_rule(site: Site) -> None:
     site.misprogram(
         "update/status.py",
         line="    record: LedgerRecord = facts.record\n",
@@ -37,7 +37,7 @@ def test_an_agent_that_reports_before_it_verified_is_noticed(site: Site) -> None
     assert [each for each in noticed(site) if f"became {goal.pull_spec} while" in each]
 
 
-def test_an_agent_that_reports_what_is_still_on_trial_is_noticed(site: Site) -> None:
+def test_report_during_boot_trial_breaks_a_rule(site: Site) -> None:
     site.set_deadline(30.0)
     site.misprogram(
         "update/status.py",

@@ -17,22 +17,22 @@ STORY = [
 
 
 @pytest.mark.smoke
-def test_the_journal_tells_of_a_whole_update_across_its_reboot(site: Site) -> None:
+def test_update_is_in_the_journal_across_its_reboot(site: Site) -> None:
     goal = site.goal(site.image("2"))
     site.reach(goal)
     assert site.machine.sh("cat /usr/lib/treenail-vm/version") == "2\n"
     assert [boot.digest for boot in site.story.boots] == [goal.digest]
     update = site.journal(f"MESSAGE_ID={MessageId.UPDATE_DONE}")[-1]["TREENAIL_UPDATE"]
-    told = site.journal(f"TREENAIL_UPDATE={update}")
-    assert [each["MESSAGE_ID"] for each in told if "MESSAGE_ID" in each] == list(STORY)
-    boots = list(dict.fromkeys(each["_BOOT_ID"] for each in told))
+    entries = site.journal(f"TREENAIL_UPDATE={update}")
+    assert [each["MESSAGE_ID"] for each in entries if "MESSAGE_ID" in each] == list(STORY)
+    boots = list(dict.fromkeys(each["_BOOT_ID"] for each in entries))
     now = site.machine.sh("cat /proc/sys/kernel/random/boot_id").strip()
     assert len(boots) == 2
     assert boots[1] == now.replace("-", "")
 
 
 @pytest.mark.smoke
-def test_the_service_is_ready_and_well_confined(site: Site) -> None:
+def test_service_is_ready_and_sandboxed(site: Site) -> None:
     shown = site.machine.sh("systemctl show -p Type,ActiveState,SubState,NRestarts treenail")
     assert sorted(shown.split()) == [
         "ActiveState=active",

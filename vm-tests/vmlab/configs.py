@@ -1,4 +1,4 @@
-"""What MachineConfigs of these tests say."""
+"""The MachineConfigs of these tests."""
 
 from collections.abc import Mapping
 from urllib.parse import quote

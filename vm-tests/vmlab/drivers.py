@@ -36,7 +36,7 @@ stdio_handler = "file"
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What a machine consists of; its console and channels are sockets in a directory."""
+    """The hardware of a machine; its console and channels are sockets in a directory."""
 
     name: str
     disk: Path
@@ -65,10 +65,10 @@ class Driver(Protocol):
         """Power on, or go on from a snapshot that this driver took of the same hardware."""
 
     def monitor(self, command: str) -> str:
-        """What QEMU's monitor answers."""
+        """Return the answer of QEMU's monitor."""
 
     def stop(self) -> None:
-        """Pull the plug, for good."""
+        """Pull the plug; the machine does not start again."""
 
 
 class Qemu:

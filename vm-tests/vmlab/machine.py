@@ -25,7 +25,7 @@ _PANIC = b"Kernel panic - not syncing"
 
 
 class Machine:
-    """One run of a machine on a disk of its own; ``booted`` is told of every boot.
+    """One run of a machine on a disk of its own; ``booted`` is called at every boot.
 
     What the guest has not written to its disk is lost at `reset`: its page cache goes with it.
     """
@@ -60,7 +60,7 @@ class Machine:
         self._shell = Shell(self._connect("shell"))
 
     def wait_boots(self, count: int, limit_s: float = BOOT_LIMIT_S) -> None:
-        """Wait until so many boots were told of."""
+        """Wait until so many boots were reported."""
         with self._changed:
             came = self._changed.wait_for(lambda: self._boots >= count or self._panic, limit_s)
             self.check()
@@ -91,7 +91,7 @@ class Machine:
         self._driver.monitor(f"savevm {SNAPSHOT}")
 
     def stop(self) -> None:
-        """Pull the plug, for good."""
+        """Pull the plug; the machine does not start again."""
         self._driver.stop()
         if self._shell is not None:
             self._shell.close()

@@ -1,4 +1,4 @@
-"""What a host must have for virtual machines, tried and not guessed."""
+"""Checks of the host: each requirement of virtual machines is tried, not guessed."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ _APART = "mount -t tmpfs none /mnt && chroot / true && mknod /mnt/null c 1 3 && 
 
 
 def lacking() -> Iterator[str]:
-    """What is wrong with this host, as sentences; installing packages mends none of it."""
+    """Yield a sentence for each fault of this host that no package can fix."""
     checks: tuple[Callable[[], str], ...] = (_system, _user, _memory, _disk, _privileges, _port)
     for check in checks:
         try:

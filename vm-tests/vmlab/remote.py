@@ -33,7 +33,7 @@ class RemoteOs:
     def stage(
         self, change: DeploymentChange, *, watch: Callable[[TransactionProgress], WatchVerdict]
     ) -> None:
-        """``watch`` is asked once, here, what to answer to everything that is to be seen."""
+        """Call ``watch`` once and send its answer for each entry that the guest reports."""
         self._call("stage", change, verdict=watch(TransactionProgress("all of it", None)))
 
     def wait_for_other(self, *, watch: Callable[[TransactionProgress], WatchVerdict]) -> None:

@@ -71,7 +71,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _prepare(first_boot_s: float, *, alone: bool) -> None:
-    """Have everything that tests start from; raises `ToolError` where that can't be."""
+    """Make everything that the tests start from; raises `ToolError` where that is impossible."""
     if sentence := next(lacking(), ""):
         raise ToolError(sentence)
     if packages := missing(virt_install=not alone):
@@ -95,7 +95,7 @@ def _install(packages: Sequence[str]) -> None:
 
 
 def _tests(options: Sequence[str], limit_s: float | None) -> int:
-    # All that is asked for is run, for whoever waited long for it; of the smoke it is enough.
+    # A requested run goes on after a failure: it takes hours. The smoke test stops at the first.
     words = [sys.executable, *_PYTEST, *options, *(("-x",) if limit_s else ())]
     process = subprocess.Popen(words, cwd=REPOSITORY)
     try:
@@ -108,7 +108,7 @@ def _tests(options: Sequence[str], limit_s: float | None) -> int:
         process.kill()
         return _left_out(f"stopped after {limit_s:g} s, for this host is too slow")
     except KeyboardInterrupt:
-        # It was told, too, and ends machines and servers.
+        # pytest received the signal too, and stops machines and servers.
         process.wait(_END_S)
         raise
     if limit_s is not None and code == PANIC_EXIT:
@@ -122,7 +122,7 @@ def _left_out(why: str) -> int:
 
 
 def _sudo() -> bool:
-    """Whether root is to be had without a question, which nobody may be there to answer."""
+    """Return whether sudo works without a password: no user may be there to type it."""
     if shutil.which("sudo") is None:
         return False
     return subprocess.run(["sudo", "-n", "true"], capture_output=True, check=False).returncode == 0
@@ -140,7 +140,7 @@ def _as_root(words: Sequence[str]) -> int:
 
 
 def _hand_over(directory: Path) -> None:
-    """What a failed run left belongs to whoever asked for root."""
+    """Give the files of a failed run to the user who called sudo."""
     if (user := os.environ.get("SUDO_UID")) and directory.exists():
         run("chown", "-R", user, directory)
 

@@ -36,7 +36,7 @@ settle_s = 2.0
 _LOOK_S = 0.25
 SETTLE_LIMIT_S = 600.0
 FIRST_BOOT_LIMIT_S = 1800.0
-"""A disk that somebody else made pulls its image first."""
+"""A disk that the user provides pulls its image first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Site:
         self.first = Goal("", built.pull_spec)
 
     def power_on(self) -> None:
-        """Return once the machine runs that is to be a node, with all that it is given for that."""
+        """Start the machine that becomes a node, and return when it runs with all its files."""
         copied(kept(self._built, self._driver), self._directory / "disk.qcow2")
         self._open.enter_context(self.lab)
         self.lab.server.call_api(lambda api: api.store.add_listener(self.story.see))
@@ -188,18 +188,18 @@ class Site:
         return [json.loads(line) for line in lines]
 
     def add_settings(self, text: str) -> None:
-        """Have the agent run with further settings."""
+        """Add settings to the agent's agent.toml and restart it."""
         self.machine.sh("cat >> /etc/treenail/agent.toml", stdin=text)
         self.machine.sh("sync; systemctl restart treenail")
 
     def set_deadline(self, seconds: float) -> None:
-        """Have a node with which something is wrong go back so soon after a reboot."""
+        """Set the deadline of the boot trial, in seconds."""
         change = f"s/^deadline_s = .*/deadline_s = {seconds}/"
         self.machine.sh(f"sed -i '{change}' /etc/treenail/agent.toml")
         self.machine.sh("sync; systemctl restart treenail")
 
     def hold_back_writes(self) -> None:
-        """Have the kernel write what nobody syncs after minutes, not seconds."""
+        """Delay the kernel's write-back of unsynced data from seconds to minutes."""
         self._holding = True
         self.machine.sh(
             "sysctl -qw vm.dirty_writeback_centisecs=0 vm.dirty_expire_centisecs=360000; "
@@ -228,7 +228,7 @@ class Site:
             time.sleep(_LOOK_S)
 
     def misprogram(self, module: str, *, line: str, instead: str) -> None:
-        """Have the node run an agent in which one line is another: the rules are to notice it."""
+        """Replace one line of the node's agent by a faulty one, which the rules must notice."""
         place = "/var/lib/misprogrammed"
         self.machine.sh(f"mkdir {place} && cp -r /usr/lib/python3/dist-packages/treenail {place}")
         # Else the compiled one would run.
@@ -258,7 +258,7 @@ class Site:
         say(f"booted {self.story.digest[:19]}")
 
     def _install(self, kubeconfig: str) -> None:
-        """What provisioning leaves on a node, beside the agent that came with the image."""
+        """Write what provisioning leaves on a node, beside the agent of the image."""
         self.machine.sh(f"date -s @{time.time():.0f}; hostname {NODE}")
         self.machine.sh("mkdir -p /var/lib/kubelet /etc/treenail; chmod 700 /var/lib/kubelet")
         for path, content in (

@@ -1,4 +1,4 @@
-"""What happened to the node, in order, and what must hold at every moment of it."""
+"""The events of a node in order, and the rules that must hold at every moment."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ _OUT_OF_SERVICE = (Phase.REBOOTING, Phase.VERIFYING, Phase.ROLLING_BACK)
 
 @dataclass(frozen=True, slots=True)
 class Boot:
-    """What a boot found on the disk before the agent started."""
+    """The state of the disk at a boot, before the agent started."""
 
     digest: str
     ledger: object
@@ -26,7 +26,7 @@ class Boot:
     drained: bool
     """Whether the Node was out of service, as the drain controller had said."""
     asked_drain: str
-    """The drain that the agent had asked for until then."""
+    """The drain that the agent had requested until then."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Story:
     _began: float = field(default_factory=time.monotonic)
 
     def see(self, storage: StorageKey, event: StoreEvent) -> None:
-        """Be told of a change in the API server, within the call that makes it."""
+        """Record a change in the API server, within the call that makes it."""
         metadata = event.object["metadata"]
         if storage[1] != "nodes" or metadata["name"] != self.node:
             return
@@ -61,7 +61,7 @@ class Story:
             self._cordoned = bool(event.object["spec"].get("unschedulable"))
 
     def booted(self, found: Json) -> None:
-        """Be told of a boot."""
+        """Record a boot."""
         with self._lock:
             boot = Boot(
                 digest=str(found.get("digest", "")),
@@ -89,7 +89,7 @@ class Story:
             self._complain("the ledger is broken")
         asked = boot.asked_drain
         if asked.startswith("drain-") and update.get("drainToken") != asked:
-            self._complain(f"{asked} was asked for, and the ledger knows {update.get('drain')!r}")
+            self._complain(f"{asked} was requested, but the ledger has {update.get('drain')!r}")
         target = update.get("target")
         config = target.get("config") if isinstance(target, dict) else None
         phase = update.get("phase")

@@ -18,7 +18,7 @@ IMAGE_MAKING = {
     "ostree": "ostree",
     "sfdisk": "fdisk",
 }
-"""Program to the Debian package that has it; not needed for an image that somebody else made."""
+"""Program to its Debian package; not needed for an image that the user provides."""
 RUNNING = {
     "htpasswd": "apache2-utils",
     "openssl": "openssl",
@@ -60,7 +60,7 @@ def cache() -> Path:
 
 
 def given_image() -> Path | None:
-    """The disk image that somebody else made, if machines are to start from one."""
+    """Return the disk image that the user provides, if any."""
     name = os.environ.get("TREENAIL_VM_IMAGE")
     return Path(name) if name else None
 

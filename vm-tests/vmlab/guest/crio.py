@@ -9,7 +9,7 @@ SOCKET = Path("/run/crio/crio.sock")
 
 
 def main() -> int:
-    """Take connections until told to stop, and say nothing."""
+    """Accept connections until stopped, and answer nothing."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     SOCKET.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:

@@ -22,7 +22,7 @@ _BEAT_S = 5.0
 
 
 def main() -> int:
-    """Report until told to stop."""
+    """Report the Node status until stopped."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     clock = SystemClock()
     client = Client(HttpTransport(read_kubeconfig(_KUBECONFIG), clock))

@@ -18,7 +18,7 @@ _ORIGIN_KEY = "container-image-reference"
 
 
 class RealSysroot:
-    """What `treenail_lab.machine.ostree.sysroot.Sysroot` is for the lab, on the real thing."""
+    """The interface of `treenail_lab.machine.ostree.sysroot.Sysroot` on a real OSTree sysroot."""
 
     def __init__(self) -> None:
         self._sysroot: Any = OSTree.Sysroot.new_default()
@@ -62,7 +62,7 @@ class RealSysroot:
         return None if found is None else self._read(found)
 
     def find_base(self) -> SysrootDeployment | None:
-        """What a new deployment is derived from: the pending one, else the booted one."""
+        """Return the base of a new deployment: the pending one, else the booted one."""
         return next(iter(self.list_deployments()), None)
 
     def is_staged_locked(self) -> bool:
@@ -98,7 +98,7 @@ class RealSysroot:
         if not self.is_staged_locked():
             return False
         _ostree("lock-finalization", "--unlock")
-        # As rpm-ostree does; else nobody would know that what is loaded has changed.
+        # As rpm-ostree does: other programs compare this time with that of the sysroot they loaded.
         os.utime(self.watched_directory)
         return True
 

@@ -16,7 +16,7 @@ from vmlab.guest.realsysroot import RealSysroot
 
 
 def main() -> int:
-    """Serve the system bus until told to stop."""
+    """Serve the system bus until stopped."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     # /sysroot and /boot are read-only for everybody else, as on a real host.
     for place in ("/sysroot", "/boot"):

@@ -28,7 +28,7 @@ class Built:
     pull_spec: str
     disk_format: str = "raw"
     ignition: Path | None = None
-    """What a machine is told at its first boot, which then has to lead to that image."""
+    """The settings of a machine's first boot, which must lead to that image."""
 
 
 class Builder:
@@ -77,7 +77,7 @@ class Builder:
         return Built(place, place / "disk.img", known["pull_spec"])
 
     def given(self, image: Path, ignition: Path | None) -> Built:
-        """A disk that somebody else made, of the image that the registry has as version 1."""
+        """Return the disk that the user provides, of the registry's image of version 1."""
         place = self._cache / f"given-{_hash(str(image), str(image.stat().st_mtime_ns))[:12]}"
         place.mkdir(exist_ok=True)
         pull_spec = f"{registry.ADDRESS}/{NAME}@{oci.digest(self._named('1'), self._store)}"
@@ -131,7 +131,7 @@ class Builder:
     def _kept(
         self, name: str, ingredients: tuple[object, ...], make: Callable[[Path], None]
     ) -> Path:
-        """The directory that ``make`` fills, made anew when an ingredient is another one."""
+        """Return the directory that ``make`` fills, again when an ingredient changed."""
         place = self._cache / f"{name}-{_hash(*map(str, ingredients))[:12]}"
         if not place.exists():
             for old in self._cache.glob(f"{name}-*"):

@@ -106,7 +106,7 @@ def agent(version: str) -> dict[str, Entry]:
 
 
 def release(version: str) -> dict[str, Entry]:
-    """What tells one version of the image from another."""
+    """Write the files that distinguish one version of the image from another."""
     return {"usr/lib/treenail-vm/version": Entry(f"{version}\n".encode())}
 
 

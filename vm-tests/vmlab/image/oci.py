@@ -52,7 +52,7 @@ def _copy(
     aim: str,
     store: Login,
 ) -> str:
-    """Push a manifest and what of it the registry lacks: it is not asked for the other layers."""
+    """Push a manifest and the layers that the registry does not have."""
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
         blobs = place / "blobs/sha256"
