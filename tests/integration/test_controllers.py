@@ -105,7 +105,7 @@ class Fleet:
         wait_until(lambda: self.said("Updated") == "True" and self.at(image) == 3, limit_s=LIMIT_S)
 
     def at(self, image: Image) -> int:
-        """How many machines run the image, in service, and say so."""
+        """Count the machines that run the image, are in service and report it."""
         return sum(
             machine.booted_deployment is not None
             and machine.booted_deployment.digest == image.digest

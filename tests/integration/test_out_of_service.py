@@ -1,4 +1,4 @@
-"""How long a node is out of service does not depend on the size of its image."""
+"""The outage of a node does not depend on the size of its image."""
 
 import pytest
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.integration
 
 
 def boots(site: Site) -> int:
-    """How often the machine has booted in this test."""
+    """Count the boots of the machine in this test."""
     return site.machine.boot_count - site.boots
 
 

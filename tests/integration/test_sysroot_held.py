@@ -22,5 +22,5 @@ def test_sysroot_held_by_bootc_is_reported_and_retried(site: Site) -> None:
 
 
 def said(site: Site, words: str) -> int:
-    """How often the agent did."""
+    """Count the agent's messages with this text."""
     return sum(words in text for text in site.messages())

@@ -128,7 +128,7 @@ def test_invalid_pull_spec_is_quarantined_and_retried(site: Site, asked: str, wo
 
 
 def untouched(site: Site) -> bool:
-    """Whether this test has changed neither the machine nor the node's being in service."""
+    """Return whether the machine is unchanged and the node stayed in service."""
     return (
         site.transactions() == []
         and site.machine.staged_deployment is None

@@ -62,7 +62,7 @@ def test_version_no_longer_served_is_not_found(admin: Cluster) -> None:
 
 
 def test_list_that_an_apply_empties_is_refused(admin: Cluster) -> None:
-    """As the real server does: what is left is null, which the schema does not allow."""
+    """Like kube-apiserver: the list becomes null, which the schema does not allow."""
     admin.post(CRDS, definition(GROUP, "Widget", "widgets", WIDGET, {"status": {}})).ok()
     path = f"/apis/{GROUP}/v1/namespaces/default/widgets/w"
     body = {"apiVersion": f"{GROUP}/v1", "kind": "Widget", "metadata": {"name": "w"}}

@@ -69,7 +69,7 @@ def find_reaper(token: str) -> int:
 
 
 def ignores_hangup(pid: int) -> bool:
-    """Whether the process has set its signal handlers (SigIgn of proc_pid_status(5))."""
+    """Return whether the process has set its signal handlers (SigIgn of proc_pid_status(5))."""
     status = Path(f"/proc/{pid}/status").read_text()
     mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:"))
     return bool(int(mask, 16) & 1 << (signal.SIGHUP - 1))

@@ -1,4 +1,4 @@
-"""What rpm-ostreed does to the deployments, and how it says no."""
+"""Transactions of rpm-ostreed change the deployments or fail with its errors."""
 
 import base64
 import json
