@@ -1,4 +1,4 @@
-"""What is shipped agrees with itself: versions, dependencies, commands, packages, the unit."""
+"""Versions, dependencies, commands, packages, manuals and units agree with each other."""
 
 import importlib.metadata
 import re
@@ -41,7 +41,7 @@ def needs(program: str) -> pytest.MarkDecorator:
 
 
 def run(*command: str | Path) -> str:
-    """What the command printed; its complaints are the assertion's message."""
+    """Run the command and return its output; its errors are the message of the assertion."""
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
     )

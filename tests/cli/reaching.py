@@ -8,7 +8,7 @@ from tests.kube.server import Server
 
 
 def reachable(root: Path, server: Server, node: str = "a") -> None:
-    """Have the settings and the kubeconfig of a node's machine."""
+    """Write settings and kubeconfig of a node's machine."""
     identity = base64.b64encode(server.identity(f"system:node:{node}").read_bytes()).decode()
     kubeconfig = {
         "current-context": "a",

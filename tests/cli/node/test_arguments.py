@@ -1,4 +1,4 @@
-"""What is refused of a command line before anything is looked at."""
+"""Invalid command lines are rejected before any other check."""
 
 from pathlib import Path
 

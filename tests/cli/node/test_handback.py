@@ -78,7 +78,7 @@ def hand_back(root: Path, *arguments: object) -> int:
 
 
 def first_look(root: Path) -> list[str]:
-    """What the daemon's first look at its machine complains of."""
+    """Return the differences that the MCD finds when it starts."""
     wish: WantedState = read_wanted_state(
         MachineConfig.from_json(json.loads((root / STATE / "currentconfig").read_bytes()))
     )

@@ -1,4 +1,4 @@
-"""What a config means on disk, as Ignition itself has it."""
+"""Results of ``treenail once`` compared with those of Ignition."""
 
 import base64
 import gzip

@@ -1,4 +1,4 @@
-"""What ``treenail plan`` prints is what is then done."""
+"""``treenail once`` applies the steps that ``treenail plan`` prints."""
 
 import contextlib
 import io
