@@ -31,7 +31,7 @@ def test_cancel_during_pull_and_outage_drops_update(site: Site) -> None:
         site.start_server()
         site.wait_degraded(CANCELLED)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.startswith(f"the update to {goal.config} ")
+    assert ended.stdout.startswith(f"cancelled the update to {goal.config} ")
     assert_as_it_was(site)
     assert not site.was_cordoned()
     history = json.loads(treenail(site, "history", "--json").stdout)

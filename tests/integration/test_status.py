@@ -36,7 +36,7 @@ def test_status_at_rest_shows_no_update(site: Site) -> None:
     assert screen.pop("Managed by").startswith("rpm-ostree: installed")
     assert re.fullmatch(rf"done \d{{4}}-.*Z, to {goal.config}", screen.pop("Last update"))
     kept = rf"{re.escape(before.id)}, until \d{{4}}-.*Z, or the next update"
-    assert re.fullmatch(kept, screen.pop("Kept"))
+    assert re.fullmatch(kept, screen.pop("Pinned"))
     assert screen == {
         "Node": NODE,
         "State": "Done",
