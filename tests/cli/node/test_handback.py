@@ -167,7 +167,7 @@ def test_handback_during_update_or_with_agent_is_refused(
     update = UpdateRecord("1", Target("b"), Target(NAME), Phase.STAGING, "x", 1.0, 1.0)
     recorded(root, LedgerRecord(Target(NAME), update))
     assert hand_back(root, config) == 2
-    assert "an update to b is under way" in capsys.readouterr().err
+    assert "an update to b is in progress" in capsys.readouterr().err
 
 
 def test_handback_with_other_config_is_rejected(

@@ -93,7 +93,7 @@ def test_plan_node_with_drift_includes_repair(
     _code, document = plan(root, capsys)
     assert [(each["name"], each["details"]) for each in document["changes"]] == [  # type: ignore[attr-defined]  # a list
         ("/etc/a", []),
-        ("/etc/same", ["not as the config says"]),
+        ("/etc/same", ["the machine differs from the config"]),
     ]
 
 
