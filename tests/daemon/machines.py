@@ -1,4 +1,4 @@
-"""Machines in memory, configs made up for them, and what becomes of both."""
+"""Machines in memory, random configs, and applying one to the other."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A node of a made-up world: the daemon's real loop, started again whenever it ends."""
+"""A node of a model world: the real reconcile loop, restarted whenever it ends."""
 
 import os
 import tempfile
@@ -14,14 +14,14 @@ from tests.fakes.host_machine import make_machine
 from tests.fakes.world import (
     PLATFORM,
     FakeCluster,
-    FakeCredentials,
+    FakeControllerConfigSync,
     FakeHealth,
     FakeLedger,
     FakeMachine,
     FakeNotifier,
     FakePreflight,
+    FakePullSecrets,
     FakeRequests,
-    FakeTrust,
     Killed,
     PowerCut,
     WentDown,
@@ -60,7 +60,7 @@ BACK_ENDS = ("rpm-ostree", "bootc")
 HEALED = (("*/healed", DriftReaction.REPAIR),)
 
 
-class Untouched:
+class SilentWatcher:
     """A watcher that reports nothing, so that only full checks find drift."""
 
     def watch_paths(self, paths: Iterable[str], *, directories: Iterable[str]) -> None:
@@ -98,8 +98,8 @@ class Process:
             kernel=machine,
             ledger=FakeLedger(world),
             cluster=self.cluster,
-            pull_secrets=FakeCredentials(),
-            certificates=FakeTrust(),
+            pull_secrets=FakePullSecrets(),
+            certificates=FakeControllerConfigSync(),
             requests=FakeRequests(world),
             mcd_state=MCDState(files),
             configuration=configuration,
@@ -108,7 +108,7 @@ class Process:
                 host,
                 NodeConfigs(files, configs),
                 DriftCheck(host, UnitFileReader(files)),
-                Untouched(),
+                SilentWatcher(),
                 configuration,
                 policy=DriftPolicy(paths=HEALED, repairs_per_hour=1000),
                 full_check_s=600.0,
@@ -188,7 +188,7 @@ class Node:
             self.process = None
             self.world.reboot()
             return 0.0
-        if self.world.going_down:
+        if self.world.is_going_down:
             # rpm-ostreed had requested the reboot before the agent died, which was about to.
             self.process = None
             self.world.reboot()
@@ -241,7 +241,7 @@ def world_at(target: Target, *configs: MachineConfig) -> World:
     """A world with these configs, whose node was installed from the target's image."""
     world = World(booted=target.digest)
     world.configs = {each.name: each for each in configs}
-    world.ask_for(target)
+    world.request_target(target)
     return world
 
 

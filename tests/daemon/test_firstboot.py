@@ -1,4 +1,4 @@
-"""A machine's first boot, through to the moment when it may join, whatever the power does."""
+"""The first boot until the machine may join, with power cuts at any effect."""
 
 import json
 import threading
@@ -10,9 +10,9 @@ from tests.daemon.nodes import BACK_ENDS, directories
 from tests.fakes.bootc_host import bootc_of
 from tests.fakes.clock import FakeClock
 from tests.fakes.world import (
-    FakeCredentials,
     FakeMachine,
     FakePreflight,
+    FakePullSecrets,
     Killed,
     PowerCut,
     WentDown,
@@ -75,7 +75,7 @@ class Host:
         clock = FakeClock()
         os = bootc_of(self.world, clock, self.bootc) if self.bootc else fake
         machine = FirstBootInterfaces(
-            os, fake, fake, FakeCredentials(), FakePreflight(), self, clock
+            os, fake, fake, FakePullSecrets(), FakePreflight(), self, clock
         )
         files = HostFiles(Root(self.root))
         return FirstBootRunner(
@@ -99,7 +99,7 @@ class Host:
         except PowerCut:
             self.world.power_cut()
         except Killed:
-            if self.world.going_down:
+            if self.world.is_going_down:
                 self.world.reboot()
         return False
 
@@ -282,7 +282,7 @@ def test_stop_event_ends_the_wait(host: Host) -> None:
     stop.set()
     fake = FakeMachine(host.world)
     machine = FirstBootInterfaces(
-        fake, fake, fake, FakeCredentials(), FakePreflight(), host, FakeClock()
+        fake, fake, fake, FakePullSecrets(), FakePreflight(), host, FakeClock()
     )
     waiting = FirstBootRunner(
         HostFiles(Root(host.root)), machine, image="", pull_secret=SECRET, stop=stop
@@ -295,7 +295,7 @@ def test_first_boot_failure_is_retried_with_backoff_up_to_a_minute(host: Host) -
     (host.root / ENCAPSULATED_CONFIG[1:]).write_text("{")
     fake, stop = FakeMachine(host.world), Waits(10)
     machine = FirstBootInterfaces(
-        fake, fake, fake, FakeCredentials(), FakePreflight(), host, FakeClock()
+        fake, fake, fake, FakePullSecrets(), FakePreflight(), host, FakeClock()
     )
     files = HostFiles(Root(host.root))
     assert not FirstBootRunner(files, machine, image="", pull_secret=SECRET, stop=stop).run()

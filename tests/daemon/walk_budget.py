@@ -1,4 +1,4 @@
-"""How many random walks a test makes: as many as fit into a time budget, or a given number.
+"""The number of random walks in a test: what fits into a time budget, or a fixed number.
 
 TREENAIL_WALK_SECONDS is the budget of each test in seconds (default: 5); `make test-long` sets a
 larger one. TREENAIL_WALKS makes the walks with all seeds below that number instead, however long

@@ -85,7 +85,7 @@ class _Systemd:
 
     def run_until(self, each: Callable[[BusSignal | None], bool]) -> bool:
         while True:
-            self._world.meanwhile()
+            self._world.on_wait()
             if each(None):
                 return True
 

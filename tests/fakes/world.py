@@ -1,4 +1,4 @@
-"""A node, its cluster and its fault_point: small, honest, and able to lose power at any step.
+"""A model of a node and its cluster that can lose power at any step.
 
 What survives what is as on a real machine: the ledger and the booted deployment survive all; what
 was flushed survives a power cut, what was written survives the agent's death; a staged deployment
@@ -93,23 +93,23 @@ class World:
 
     booted: str
     fault_point: Callable[[str], None] = _live_on
-    meanwhile: Callable[[], None] = lambda: None
+    on_wait: Callable[[], None] = lambda: None
     """Called while the agent waits for a long call."""
     boots: int = 1
     system: System = field(init=False)
     staging: System | None = None
     serials: int = 0
     locked: bool = False
-    softens: bool = True
+    has_same_kernel: bool = True
     """The staged deployment has the running kernel and its arguments."""
-    misleads: bool = False
+    starts_wrong_root: bool = False
     """Soft reboots start the booted deployment again."""
     pins: set[str] = field(default_factory=set)
     """The pinned deployments."""
     pending: System | None = None
     """The deployment that boots next, though a soft reboot started another one."""
     pending_etc: Tree = field(default_factory=dict)
-    held: bool = False
+    is_sysroot_locked: bool = False
     """Another program has locked the sysroot, outside any transaction."""
     prepared: str = ""
     """The id of the deployment that a soft reboot leads into."""
@@ -121,7 +121,7 @@ class World:
     """The boot loader's entry can be written."""
     fips: bool = False
     """The mode that the kernel was installed for."""
-    going_down: bool = False
+    is_going_down: bool = False
     ledger: str | None = None
     api_up: bool = True
     loses_answers: int = 0
@@ -135,13 +135,13 @@ class World:
     configs: dict[str, MachineConfig] = field(default_factory=dict)
     request: UserRequest | None = None
     """The request of a user on the machine."""
-    sick: Callable[["World"], bool] = lambda _: False
+    is_unhealthy: Callable[["World"], bool] = lambda _: False
     """Returns whether a health check fails in this world."""
-    full: Callable[["World"], bool] = lambda _: False
+    is_ledger_full: Callable[["World"], bool] = lambda _: False
     """Returns whether the ledger cannot be written."""
     crashes: Callable[["World"], bool] = lambda _: False
     """Returns whether the agent crashes after each start."""
-    dead: frozenset[str] = frozenset()
+    unbootable: frozenset[str] = frozenset()
     """The images whose kernel never boots."""
     previous: System | None = None
     """The previously booted deployment, if it still exists."""
@@ -176,7 +176,7 @@ class World:
         """The digest of what is staged; empty when nothing is."""
         return self.staging.digest if self.staging else ""
 
-    def ask_for(self, target: Target, spelling: str = key.DESIRED_OS_IMAGE) -> None:
+    def request_target(self, target: Target, spelling: str = key.DESIRED_OS_IMAGE) -> None:
         self.annotations[key.DESIRED_CONFIG] = target.config
         if target.image:
             self.annotations[spelling] = target.image
@@ -218,7 +218,7 @@ class World:
         if staged is not None and not self.locked and self.finalizes:
             self._finalize(staged)
             self.staging = None
-            if self.prepared != staged.id or self.misleads:
+            if self.prepared != staged.id or self.starts_wrong_root:
                 # It is written, and what boots next, but not what is started.
                 self.pending, self.pending_etc = staged, self._etc()
                 self.system, self.previous, self.kept_etc = before, None, {}
@@ -228,7 +228,7 @@ class World:
         self.soft_boots += 1
         self.units.clear()
         self.booted = self.system.digest
-        self.going_down, self.soft, self.prepared = False, False, ""
+        self.is_going_down, self.soft, self.prepared = False, False, ""
 
     def _boot_pending(self) -> None:
         if self.pending is None:
@@ -247,7 +247,7 @@ class World:
         self._up_again()
 
     def _finalize(self, staged: System) -> None:
-        if staged.digest in self.dead:
+        if staged.digest in self.unbootable:
             # The boot loader gives it up, and starts what was booted; that stays deployed too.
             self.previous, self.tried_again = staged, True
             return
@@ -283,7 +283,7 @@ class World:
     def _up_again(self) -> None:
         self.boots += 1
         self.booted = self.system.digest
-        self.staging, self.locked, self.going_down = None, False, False
+        self.staging, self.locked, self.is_going_down = None, False, False
         self.soft_boots, self.soft, self.prepared = 0, False, ""
         self.request = None
         self.rolled_back = False
@@ -330,7 +330,7 @@ class FakeMachine:
 
     def read_deployments(self) -> DeploymentStatus:
         world = self._world
-        if world.going_down:
+        if world.is_going_down:
             raise BusError("rpm-ostreed closed the connection")
         found = [_deployment(world.system, booted=True, pinned=world.system.id in world.pins)]
         if world.staging:
@@ -356,7 +356,7 @@ class FakeMachine:
             return
         world.fault_point("stage begins")
         for percent in (0, 50, 100):
-            world.meanwhile()
+            world.on_wait()
             match watch(TransactionProgress("fetching", percent)):
                 case WatchVerdict.CANCEL:
                     raise CancelledError("cancelled")
@@ -373,7 +373,7 @@ class FakeMachine:
         self, *, watch: Callable[[TransactionProgress], WatchVerdict]
     ) -> bool:
         watch(TransactionProgress("waiting", None))
-        return not self._world.held
+        return not self._world.is_sysroot_locked
 
     def drop_staged(self, staged_id: str) -> None:
         world = self._world
@@ -389,7 +389,7 @@ class FakeMachine:
     def prepare_soft_reboot(self) -> bool:
         world = self._world
         world.fault_point("prepare")
-        if world.softens and world.staging is not None:
+        if world.has_same_kernel and world.staging is not None:
             world.prepared = world.staging.id
         world.fault_point("prepared")
         return bool(world.prepared)
@@ -416,18 +416,18 @@ class FakeMachine:
         if world.in_service:
             world.violations.append("unlocked while the node was in service")
         world.fault_point("unlocked")
-        world.going_down = not is_soft
+        world.is_going_down = not is_soft
 
     def release_daemon(self) -> None:
         pass
 
     def reboot_machine(self, *, is_soft: bool = False) -> None:
         self._world.fault_point("reboot")
-        self._world.going_down, self._world.soft = True, is_soft
+        self._world.is_going_down, self._world.soft = True, is_soft
         raise WentDown
 
     def is_shutting_down(self) -> bool:
-        return self._world.going_down
+        return self._world.is_going_down
 
 
 class FakeLedger:
@@ -444,7 +444,7 @@ class FakeLedger:
 
     def write_document(self, document: Json) -> None:
         text = json.dumps(document)
-        if self._world.full(self._world):
+        if self._world.is_ledger_full(self._world):
             raise LedgerError("the ledger: no space left on device")
         self._world.fault_point("ledger write")
         self._record_transition(text)
@@ -530,7 +530,7 @@ class FakeCluster:
         self._world.events.append(event)
 
 
-class FakeCredentials:
+class FakePullSecrets:
     """Pull secrets that are in place."""
 
     def install_secrets(self) -> tuple[str, ...]:
@@ -543,7 +543,7 @@ class FakeCredentials:
         """There is one login."""
 
 
-class FakeTrust:
+class FakeControllerConfigSync:
     """There is no ControllerConfig."""
 
     def sync_files(self) -> tuple[str, ...]:
@@ -569,7 +569,9 @@ class FakeHealth:
         world, now = self._world, self._clock.monotonic()
         found = (
             *(HealthCheckResult(name, not text, text) for name, text in self._marked.items()),
-            HealthCheckResult("Kubelet", not world.sick(world), "kubelet.service is failed"),
+            HealthCheckResult(
+                "Kubelet", not world.is_unhealthy(world), "kubelet.service is failed"
+            ),
             HealthCheckResult(API_SERVER, world.api_up, "the API server does not answer"),
         )
         if not all(each.is_passing for each in found):

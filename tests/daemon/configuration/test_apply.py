@@ -27,7 +27,7 @@ from treenail.host.filesystem.files import HostFiles
 from treenail.host.filesystem.root import Root
 from treenail.host.rollback.undo_log import LOG_PATH
 from treenail.host.systemd.unit_files import UnitFileReader, UnitLinks
-from treenail.update.impact.step_impact import plan_service_steps
+from treenail.update.impact.impact import plan_service_steps
 from treenail.update.steps.plan import plan_steps
 from treenail.update.steps.steps import RestartUnit
 

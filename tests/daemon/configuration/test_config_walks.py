@@ -93,7 +93,7 @@ def _settled_world(target: Target) -> World:
     world.disk.replace_by(world.disk.tree() | {TOP + BAKED: baked})
     node = Node(world)
     node.settle()
-    world.ask_for(target)
+    world.request_target(target)
     node.settle()
     assert_at_rest(world, target)
     world.violations.clear()
@@ -101,7 +101,7 @@ def _settled_world(target: Target) -> World:
 
 
 class Chaos(OSChaos):
-    """Misfortune that strikes between any two calls to the disk, too."""
+    """Faults between any two calls to the disk as well."""
 
     def step(self) -> None:
         super().step()
@@ -119,7 +119,7 @@ class Chaos(OSChaos):
     def change_target(self) -> None:
         if self._node.world.api_up:
             self.target = self._random.choice(TARGETS)
-            self._node.world.ask_for(self.target)
+            self._node.world.request_target(self.target)
 
 
 def watched(world: World) -> tuple[bytes | None, ...]:
@@ -134,7 +134,7 @@ def test_walk_ends_with_all_of_one_config(part: int) -> None:
         node = Node(world)
         chaos = Chaos(node, seed)
         chaos.target = STOCK
-        world.fault_point, world.meanwhile = chaos.fault_point, chaos.meanwhile
+        world.fault_point, world.on_wait = chaos.fault_point, chaos.on_wait
         try:
             for _ in range(80):
                 chaos.step()
@@ -142,17 +142,17 @@ def test_walk_ends_with_all_of_one_config(part: int) -> None:
                 node.turn()
                 if served and world.in_service and watched(world) != before:
                     world.violations.append(f"{before} became {watched(world)} in service")
-            world.fault_point, world.meanwhile = (lambda _: None), (lambda: None)
+            world.fault_point, world.on_wait = (lambda _: None), (lambda: None)
             world.disk.calls_left = None
             world.api_up, world.loses_answers = True, 0
             node.settle()
             if chaos.target == BROKEN:
                 assert world.annotations[key.STATE] == "Degraded"
                 reason = world.annotations[key.REASON]
-                assert "enable bad.service" in reason or "called off on this" in reason
+                assert "enable bad.service" in reason or "was cancelled on this node" in reason
                 assert world.file(APP) != b"broken"
             if '"quarantined": {' in (world.ledger or ""):
-                ask_for_another_and_back(node, STOCK if chaos.target == BROKEN else chaos.target)
+                request_another_and_back(node, STOCK if chaos.target == BROKEN else chaos.target)
                 assert_at_rest(world, STOCK if chaos.target == BROKEN else chaos.target)
             else:
                 assert_at_rest(world, chaos.target)
@@ -168,7 +168,7 @@ def test_cancelled_update_restores_its_files(turns: int) -> None:
     node = Node(world)
     node.settle()
     boots, before = world.boots, watched(world)
-    world.ask_for(NEXT)
+    world.request_target(NEXT)
     for _ in range(turns):
         node.turn()
         world.drain_controller()
@@ -178,7 +178,7 @@ def test_cancelled_update_restores_its_files(turns: int) -> None:
     world.request = UserRequest(RequestKind.CANCEL, update.id)
     node.settle()
     assert (world.boots, watched(world)) == (boots, before)
-    assert "called off on this machine" in world.annotations[key.REASON]
+    assert "was cancelled on this node" in world.annotations[key.REASON]
     world.request = UserRequest(RequestKind.RETRY)
     node.settle()
     assert_at_rest(world, NEXT)
@@ -232,16 +232,16 @@ def test_deleted_agent_state_is_recreated_by_next_update(
         world.disk.replace_by(tree)
     node.process = None
     node.settle()
-    world.ask_for(NEXT)
+    world.request_target(NEXT)
     node.settle()
     assert_at_rest(world, NEXT)
     assert world.file(OWNERSHIP_FILE) is not None
     assert recorded(world).current == NEXT
 
 
-def ask_for_another_and_back(node: Node, target: Target) -> None:
+def request_another_and_back(node: Node, target: Target) -> None:
     for asked in (A if target == B else B, target):
-        node.world.ask_for(asked)
+        node.world.request_target(asked)
         node.settle()
 
 
@@ -252,7 +252,7 @@ WAYS = [(STOCK, NEXT), (NEXT, FREELY), (STOCK, A), (A, STOCK), (A, B), (B, NEXT)
 def test_update_takes_one_reboot_or_none(origin: Target, target: Target) -> None:
     world = world_at(origin)
     boots = world.boots
-    world.ask_for(target)
+    world.request_target(target)
     Node(world).settle()
     assert_at_rest(world, target)
     assert world.boots - boots == (0 if target == FREELY else 1)
@@ -260,7 +260,7 @@ def test_update_takes_one_reboot_or_none(origin: Target, target: Target) -> None
 
 def test_files_lost_in_etc_merge_are_restored_before_agent_is_ready() -> None:
     world = world_at(A)
-    world.ask_for(STOCK)
+    world.request_target(STOCK)
     node = Node(world)
     while world.booted != C.digest:
         world.drain_controller()
@@ -274,7 +274,7 @@ def test_files_lost_in_etc_merge_are_restored_before_agent_is_ready() -> None:
 
 def test_boot_into_old_deployment_restores_files_before_agent_is_ready() -> None:
     world = world_at(STOCK)
-    world.ask_for(B)
+    world.request_target(B)
     world.finalizes = False
     node = Node(world)
     boots = world.boots
@@ -308,7 +308,7 @@ def effects(origin: Target, target: Target) -> int:
     """How many effects, beside those on the disk, the update has."""
     steps: list[str] = []
     world = world_at(origin)
-    world.ask_for(target)
+    world.request_target(target)
     world.fault_point = steps.append
     Node(world).settle()
     return len(steps)
@@ -326,7 +326,7 @@ def test_update_survives_interruption_at_any_effect(
     origin: Target, target: Target, index: int, fault: type[BaseException]
 ) -> None:
     world = world_at(origin)
-    world.ask_for(target)
+    world.request_target(target)
     countdown = iter(range(index + 1))
 
     def fault_point(_step: str) -> None:
@@ -343,7 +343,7 @@ def test_update_survives_interruption_at_any_effect(
 def test_update_survives_end_at_any_disk_call(origin: Target, target: Target, kills: bool) -> None:
     for calls in range(0, 400, 7):
         world = world_at(origin)
-        world.ask_for(target)
+        world.request_target(target)
         node = Node(world)
         node.disk_kills = kills
         world.disk.calls_left = calls
@@ -356,7 +356,7 @@ def test_update_survives_end_at_any_disk_call(origin: Target, target: Target, ki
 def test_failing_step_is_undone_and_node_stays_in_service() -> None:
     world = world_at(NEXT)
     before = world.disk.tree()
-    world.ask_for(BROKEN)
+    world.request_target(BROKEN)
     Node(world).settle()
     assert not world.unschedulable
     assert not world.staged
@@ -364,6 +364,6 @@ def test_failing_step_is_undone_and_node_stays_in_service() -> None:
     assert "enable bad.service" in world.annotations[key.REASON]
     left = {path for path, _ in before.items() ^ world.disk.tree().items()}
     assert {path for path in left if "/var/lib/treenail/configs" not in path} == set()
-    world.ask_for(NEXT)
+    world.request_target(NEXT)
     Node(world).settle()
     assert_at_rest(world, NEXT)

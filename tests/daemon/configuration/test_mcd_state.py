@@ -57,7 +57,7 @@ def test_node_of_the_mcd_is_adopted_and_dropped_files_are_removed() -> None:
     node.settle()
     assert_at_rest(world, Target(OLD.name))
     assert before.items() <= world.disk.tree().items()
-    world.ask_for(Target(NEW.name))
+    world.request_target(Target(NEW.name))
     node.settle()
     assert_at_rest(world, Target(NEW.name))
     assert world.file("/etc/motd") == b"the vendor's"
@@ -76,7 +76,7 @@ def test_first_boot_annotations_are_written_to_the_node() -> None:
     node.settle()
     assert_at_rest(world, Target(OLD.name))
     assert notes.items() <= world.annotations.items()
-    world.ask_for(Target(NEW.name))
+    world.request_target(Target(NEW.name))
     node.settle()
     assert_at_rest(world, Target(NEW.name))
     assert world.file("/etc/extra") is None, "it came with the config and goes with it"

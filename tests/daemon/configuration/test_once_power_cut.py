@@ -16,12 +16,10 @@ import pytest
 from tests.daemon import walk_budget
 from tests.daemon.machines import (
     BASE,
-    ROOT,
     TOP,
     Case,
     Ends,
     Systemd,
-    Unlocked,
     bring,
     case,
     file,
@@ -29,11 +27,11 @@ from tests.daemon.machines import (
     made_up,
     made_up_case,
     planned,
+    unlocked_machine,
     visible,
     wanted,
 )
 from tests.daemon.power import CALLS, Findings, Site, WitnessedDisk, failing_calls
-from tests.fakes.clock import FakeClock
 from tests.fakes.disk import MemoryDisk, Tree
 from treenail.config import names
 from treenail.config.wanted import WantedDirectory, WantedLink, WantedUnit
@@ -177,7 +175,7 @@ SITES = sites()
 
 
 def spare(site: Site) -> bool:
-    """Directories that are there are flushed in case an earlier process was killed meanwhile.
+    """Directories that are there are flushed in case an earlier process was killed on_wait.
 
     `tests.host.filesystem.test_power_cut` has that case.
     """
@@ -264,7 +262,7 @@ def test_replaced_file_keeps_label_and_loses_other_attributes():
 
 
 class RecordingRunner(StepRunner):
-    """Remembers the steps that it carried out."""
+    """Records the steps that it runs."""
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)
@@ -290,7 +288,7 @@ def test_applied_steps_match_printed_steps(part):
         disk = machine(found.before)
         steps = planned(disk, found.new, "new").steps
         services = Systemd(disk) if found.asked else None
-        runner = RecordingRunner(ROOT, Unlocked(ROOT, FakeClock(), disk), disk, services)
+        runner = RecordingRunner(unlocked_machine(disk), services)
         apply_steps(steps, runner)
         assert runner.steps_run == [str(step) for step in steps], seed
         named = set().union(*map(paths, steps))

@@ -1,4 +1,4 @@
-"""The file in which people leave their requests."""
+"""The request file of the node's user."""
 
 import stat
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Boots that are no good: the node goes back to the deployment and the config it had, as one.
+"""Bad boots: the node rolls back to its previous deployment and config together.
 
-The daemon's real loop on a model of a machine, as in the walks; what is bad is an image, a config,
-the API server, the disk, or the agent itself.
+The real reconcile loop runs on a model of a machine. An image, a config, the API server, the disk
+or the agent is bad.
 """
 
 import json
@@ -44,8 +44,8 @@ def started(target: Target = A) -> Node:
 
 
 def move(node: Node, target: Target) -> None:
-    """Ask for the target, and see it through to whatever end."""
-    node.world.ask_for(target)
+    """Request the target, and run until the node is idle."""
+    node.world.request_target(target)
     for _ in range(3):
         node.settle()
 
@@ -66,7 +66,7 @@ def assert_has(world: World, target: Target) -> None:
 
 
 def assert_came_back(world: World, target: Target, refused: Target, check: str) -> None:
-    """The node is at its former target, says which check failed, and leaves the other alone."""
+    """The node is at its previous target, names the failed check, and quarantines the other."""
     assert_has(world, target)
     ledger = json.loads(world.ledger or "")
     assert ledger["current"] == {"config": target.config, "image": target.image}
@@ -76,12 +76,12 @@ def assert_came_back(world: World, target: Target, refused: Target, check: str) 
     notes = world.annotations
     assert (notes[key.STATE], notes[key.CURRENT_CONFIG]) == ("Degraded", target.config)
     assert refused.config in notes[key.REASON]
-    assert "forgive" in notes[key.REASON]
+    assert "treenail retry" in notes[key.REASON]
 
 
 def test_bad_image_rolls_back_once_and_is_quarantined() -> None:
     node = started()
-    node.world.sick = booted_b
+    node.world.is_unhealthy = booted_b
     move(node, B)
     assert_came_back(node.world, A, B, "Kubelet")
     assert "kubelet.service is failed" in node.world.annotations[key.REASON]
@@ -93,7 +93,7 @@ def test_bad_image_rolls_back_once_and_is_quarantined() -> None:
 def test_bad_config_rolls_back_with_its_image() -> None:
     node = started(B)
     before = node.world.file(APP)
-    node.world.sick = has_next
+    node.world.is_unhealthy = has_next
     move(node, NEXT)
     assert_came_back(node.world, B, NEXT, "Kubelet")
     assert node.world.file(APP) == before
@@ -103,7 +103,7 @@ def test_bad_config_without_image_restores_its_files() -> None:
     other = config("other", {"/etc/other.conf": "x", APP: "stock"}, image=C.image)
     node = started(STOCK)
     node.world.configs["other"] = other
-    node.world.sick = lambda world: world.file("/etc/other.conf") == b"x"
+    node.world.is_unhealthy = lambda world: world.file("/etc/other.conf") == b"x"
     boots = node.world.boots
     move(node, Target("other"))
     assert_came_back(node.world, STOCK, Target("other"), "Kubelet")
@@ -116,11 +116,11 @@ def test_rollback_is_ready_only_with_restored_files(*, never_boots: bool) -> Non
     world = node.world
     world.configs["bad"] = config("bad", {APP: "next"}, image=B.image)
     if never_boots:
-        world.dead = frozenset({B.digest})
-    world.sick = has_next
+        world.unbootable = frozenset({B.digest})
+    world.is_unhealthy = has_next
     former = world.booted
     in_boot = world.boots
-    world.ask_for(Target("bad"))
+    world.request_target(Target("bad"))
     while world.boots == in_boot or world.booted != former:
         world.drain_controller()
         node.turn()
@@ -136,7 +136,7 @@ def test_rollback_is_ready_only_with_restored_files(*, never_boots: bool) -> Non
 
 def test_kernel_that_never_boots_is_quarantined_without_reboot() -> None:
     node = started()
-    node.world.dead = frozenset({B.digest})
+    node.world.unbootable = frozenset({B.digest})
     boots = node.world.boots
     move(node, B)
     assert_came_back(node.world, A, B, "Boot")
@@ -148,8 +148,8 @@ def test_kernel_that_never_boots_is_quarantined_without_reboot() -> None:
 def test_kernel_that_never_boots_is_quarantined_whenever_agent_is_killed(steps: int) -> None:
     node = started()
     world = node.world
-    world.dead = frozenset({B.digest})
-    world.ask_for(B)
+    world.unbootable = frozenset({B.digest})
+    world.request_target(B)
     while world.previous is None or world.previous.digest != B.digest:
         world.drain_controller()
         node.turn()
@@ -169,8 +169,8 @@ def test_kernel_that_never_boots_is_quarantined_whenever_agent_is_killed(steps: 
 def test_rollback_by_user_is_not_reverted() -> None:
     node = started()
     world = node.world
-    world.sick = booted_b
-    world.ask_for(B)
+    world.is_unhealthy = booted_b
+    world.request_target(B)
     while not booted_b(world):
         world.drain_controller()
         node.turn()
@@ -193,7 +193,7 @@ def test_slow_node_within_deadline_is_not_rolled_back() -> None:
             began.append(clock.monotonic())
         return bool(began) and clock.monotonic() - began[0] < 0.8 * FakeHealth.DEADLINE_S
 
-    world.sick = slow
+    world.is_unhealthy = slow
     move(node, B)
     assert_at_rest(world, B)
     assert world.returns == 0
@@ -201,9 +201,9 @@ def test_slow_node_within_deadline_is_not_rolled_back() -> None:
 
 def test_quarantined_target_is_retried_after_another_target() -> None:
     node = started()
-    node.world.sick = booted_b
+    node.world.is_unhealthy = booted_b
     move(node, B)
-    node.world.sick = lambda _: False
+    node.world.is_unhealthy = lambda _: False
     move(node, A)
     assert_at_rest(node.world, A)
     move(node, B)
@@ -212,16 +212,16 @@ def test_quarantined_target_is_retried_after_another_target() -> None:
 
 def test_quarantined_target_is_retried_on_request() -> None:
     node = started()
-    node.world.sick = booted_b
+    node.world.is_unhealthy = booted_b
     move(node, B)
-    node.world.sick = lambda _: False
+    node.world.is_unhealthy = lambda _: False
     node.world.request = UserRequest(RequestKind.RETRY)
     node.settle()
     assert_at_rest(node.world, B)
 
 
 def in_trial_of(node: Node, target: Target) -> None:
-    node.world.ask_for(target)
+    node.world.request_target(target)
     while node.world.booted != target.digest:
         node.world.drain_controller()
         node.turn()
@@ -261,7 +261,7 @@ def test_api_blamed_target_is_saved_with_the_rollback() -> None:
 def test_api_server_unreachable_before_reboot_causes_no_rollback() -> None:
     node = started()
     world = node.world
-    world.ask_for(B)
+    world.request_target(B)
     while world.in_service:
         node.turn()
         world.drain_controller()
@@ -278,7 +278,7 @@ def test_api_server_reached_after_boot_causes_no_rollback() -> None:
     node = started()
     world = node.world
     slow = iter([True] * 3)
-    world.sick = lambda of: booted_b(of) and next(slow, False)
+    world.is_unhealthy = lambda of: booted_b(of) and next(slow, False)
     in_trial_of(node, B)
     node.turn()
     node.turn()
@@ -293,7 +293,7 @@ def test_api_server_reached_after_boot_causes_no_rollback() -> None:
 def test_rollback_needs_no_api_server() -> None:
     node = started()
     world = node.world
-    world.sick = booted_b
+    world.is_unhealthy = booted_b
     in_trial_of(node, B)
     world.api_up = False
     node.settle()
@@ -305,7 +305,7 @@ def test_rollback_needs_no_api_server() -> None:
 
 def test_full_disk_rolls_back_without_ledger() -> None:
     node = started()
-    node.world.full = booted_b
+    node.world.is_ledger_full = booted_b
     move(node, B)
     assert_came_back(node.world, A, B, "Boot")
     assert node.world.returns == 1
@@ -328,7 +328,7 @@ def crashing(origin: Target, target: Target) -> Node:
     node = started(origin)
     world, boots = node.world, node.world.boots
     world.configs[FILES_ALONE.name] = FILES_ALONE
-    world.ask_for(target)
+    world.request_target(target)
     while world.boots == boots:
         world.drain_controller()
         node.turn()
@@ -417,7 +417,7 @@ def test_power_cut_before_rollback_reboot_is_no_failed_boot(
     node = node_of(world)
     node.settle()
     move(node, B)
-    world.ask_for(A)
+    world.request_target(A)
     while world.staging is None or world.locked:
         world.drain_controller()
         if node.process is not None:
@@ -448,7 +448,7 @@ def test_rollback_survives_interruption_at_any_effect(
         world.unit_steps = unit_steps
         node = node_of(world)
         node.settle()
-        world.sick = booted_b
+        world.is_unhealthy = booted_b
         in_trial_of(node, B)
         left = strike(world, fault, after=index)
         boots = world.boots
@@ -468,14 +468,14 @@ def test_walk_of_images_ends_with_config_and_image_that_match(part: int, node_of
         world = walks.world_at(A)
         node = node_of(world)
         node.settle()
-        world.sick = booted_b
+        world.is_unhealthy = booted_b
         chaos = walks.Chaos(node, seed)
-        world.fault_point, world.meanwhile = chaos.fault_point, chaos.meanwhile
+        world.fault_point, world.on_wait = chaos.fault_point, chaos.on_wait
         try:
             for _ in range(80):
                 chaos.step()
                 node.turn()
-            world.fault_point, world.meanwhile = (lambda _: None), (lambda: None)
+            world.fault_point, world.on_wait = (lambda _: None), (lambda: None)
             world.api_up, world.loses_answers = True, 0
             for _ in range(3):
                 node.settle()
@@ -506,15 +506,15 @@ def test_walk_with_bad_target_ends_with_config_and_image_that_match(
     for seed in walk_budget.seeds(part):
         world = configs.world_at(STOCK)
         node = Node(world)
-        world.sick = bad
+        world.is_unhealthy = bad
         chaos = Chaos(node, seed)
         chaos.target = STOCK
-        world.fault_point, world.meanwhile = chaos.fault_point, chaos.meanwhile
+        world.fault_point, world.on_wait = chaos.fault_point, chaos.on_wait
         try:
             for _ in range(80):
                 chaos.step()
                 node.turn()
-            world.fault_point, world.meanwhile = (lambda _: None), (lambda: None)
+            world.fault_point, world.on_wait = (lambda _: None), (lambda: None)
             world.disk.calls_left = None
             world.api_up, world.loses_answers = True, 0
             for _ in range(3):

@@ -1,9 +1,9 @@
-"""Another program has the sysroot, and nothing tells when it lets go."""
+"""Another program locks the sysroot, and nothing reports when it unlocks it."""
 
 import pytest
 
 from tests.daemon.nodes import Node, assert_at_rest
-from tests.daemon.reconcile.test_prestage import ask_ahead
+from tests.daemon.reconcile.test_prestage import request_prestage
 from tests.daemon.reconcile.test_walks import world_at
 from tests.fakes.world import World
 from tests.update.build import A, B, C
@@ -19,7 +19,7 @@ class Holding:
 
     def __init__(self, world: World, step: str) -> None:
         self.step, self.tries = step, 0
-        world.held, world.fault_point = True, self
+        world.is_sysroot_locked, world.fault_point = True, self
 
     def __call__(self, step: str) -> None:
         if step == self.step:
@@ -33,10 +33,10 @@ def test_rejected_login_update_retries_with_backoff_without_degraded(step: str) 
     world = world_at(A)
     node = Node(world)
     node.settle()
-    world.ask_for(B)
+    world.request_target(B)
     node.settle()
     holding = Holding(world, step)
-    world.ask_for(C)
+    world.request_target(C)
     pauses = paused(world, node, holding)
     assert_growing(pauses)
     node.settle()
@@ -49,7 +49,7 @@ def test_failed_prestage_is_retried_with_backoff() -> None:
     node = Node(world)
     node.settle()
     holding = Holding(world, "stage begins")
-    ask_ahead(world, B)
+    request_prestage(world, B)
     pauses = paused(world, node, holding)
     assert_growing(pauses)
     node.settle()

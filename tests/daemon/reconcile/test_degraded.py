@@ -1,4 +1,4 @@
-"""A node that is in trouble says so, everywhere at once, and until the trouble is over."""
+"""A failing node reports that on all its objects until the failure is over."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def test_retried_failure_stays_degraded_until_success() -> None:
     node = Node(world)
     node.settle()
     fault_point = Failing(world, 4)
-    world.ask_for(B)
+    world.request_target(B)
     seen: list[str] = []
     while fault_point.left or world.staged != B.digest:
         node.turn()

@@ -1,4 +1,4 @@
-"""How long the previous deployment is kept from being dropped."""
+"""How long the previous deployment stays pinned."""
 
 import json
 
@@ -36,7 +36,7 @@ def at(world: World) -> Node:
 
 def test_previous_deployment_is_pinned_before_reboot(world: World) -> None:
     node, before = at(world), world.system.id
-    world.ask_for(B)
+    world.request_target(B)
     pinned: list[frozenset[str]] = []
 
     def fault_point(step: str) -> None:
@@ -50,7 +50,7 @@ def test_previous_deployment_is_pinned_before_reboot(world: World) -> None:
 
 def test_previous_deployment_stays_pinned_for_a_day(world: World) -> None:
     node, before = at(world), world.system.id
-    world.ask_for(B)
+    world.request_target(B)
     node.settle()
     assert_at_rest(world, B)
     kept = recorded(world).retained
@@ -67,10 +67,10 @@ def test_previous_deployment_stays_pinned_for_a_day(world: World) -> None:
 
 def test_next_update_unpins_and_pins_its_own(world: World) -> None:
     node = at(world)
-    world.ask_for(B)
+    world.request_target(B)
     node.settle()
     before = world.system.id
-    world.ask_for(C)
+    world.request_target(C)
     node.settle()
     assert_at_rest(world, C)
     assert world.pins == {before}
@@ -78,8 +78,8 @@ def test_next_update_unpins_and_pins_its_own(world: World) -> None:
 
 def test_rollback_leaves_no_pin(world: World) -> None:
     node = at(world)
-    world.sick = lambda world: world.booted == B.digest
-    world.ask_for(B)
+    world.is_unhealthy = lambda world: world.booted == B.digest
+    world.request_target(B)
     node.settle()
     assert world.booted == A.digest
     assert (world.pins, recorded(world).retained) == (set(), None)
@@ -88,7 +88,7 @@ def test_rollback_leaves_no_pin(world: World) -> None:
 def test_pin_of_user_stays(world: World) -> None:
     node, before = at(world), world.system.id
     world.pins.add(before)
-    world.ask_for(B)
+    world.request_target(B)
     node.settle()
     node.clock.move(2 * DAY_S)
     node.settle()
@@ -98,10 +98,10 @@ def test_pin_of_user_stays(world: World) -> None:
 @pytest.mark.parametrize("step", ["pin", "unpin"])
 def test_other_transaction_is_awaited(world: World, step: str) -> None:
     node = at(world)
-    world.ask_for(B)
+    world.request_target(B)
     node.settle()
     before, tries = world.system.id, busy(world, step)
-    world.ask_for(C)
+    world.request_target(C)
     node.settle()
     assert len(tries) == 3
     assert_at_rest(world, C)
@@ -111,7 +111,7 @@ def test_other_transaction_is_awaited(world: World, step: str) -> None:
 
 def test_idle_node_unpins_once_no_transaction_blocks(world: World) -> None:
     node = at(world)
-    world.ask_for(B)
+    world.request_target(B)
     node.settle()
     tries = busy(world, "unpin")
     node.clock.move(DAY_S)
@@ -138,7 +138,7 @@ def busy(world: World, step: str) -> list[str]:
 
 def test_update_cancelled_at_reboot_leaves_no_pin(world: World) -> None:
     node = at(world)
-    world.ask_for(B)
+    world.request_target(B)
 
     def fault_point(step: str) -> None:
         if step == "pinned":
@@ -152,7 +152,7 @@ def test_update_cancelled_at_reboot_leaves_no_pin(world: World) -> None:
     update = recorded(world).update
     assert update is not None
     assert update.phase is Phase.REBOOTING
-    world.ask_for(A)
+    world.request_target(A)
     node.settle()
     assert_at_rest(world, A)
     assert world.pins == set()

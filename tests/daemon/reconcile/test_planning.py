@@ -44,7 +44,7 @@ def test_disruption_policy_decides_impact_of_a_file() -> None:
     world.configs["third"] = config("third", {APP: "third", BAKED: BAKED_TEXT}, units=(UNIT,))
     free = DisruptionPolicy(files=(FileDisruptionPolicy(APP, (NonePolicyAction(),)),))
     world.policy = ClusterDisruptionPolicy(DEFAULT_POLICY.override_with(free))
-    world.ask_for(THIRD)
+    world.request_target(THIRD)
     boots = world.boots
     Node(world).settle()
     assert_at_rest(world, THIRD)
@@ -59,7 +59,7 @@ def test_drain_without_reboot_ends_after_files_are_written() -> None:
     world.configs["third"] = config("third", {APP: "third", BAKED: BAKED_TEXT}, units=(UNIT,))
     drained = DisruptionPolicy(files=(FileDisruptionPolicy(APP, (DrainPolicyAction(),)),))
     world.policy = ClusterDisruptionPolicy(DEFAULT_POLICY.override_with(drained))
-    world.ask_for(THIRD)
+    world.request_target(THIRD)
     boots = world.boots
     node = Node(world)
     while world.in_service:
@@ -75,7 +75,7 @@ def test_drain_without_reboot_ends_after_files_are_written() -> None:
 def test_policy_being_updated_is_awaited() -> None:
     world = world_at(NEXT)
     world.policy = replace(world.policy, is_settled=False)
-    world.ask_for(FREELY)
+    world.request_target(FREELY)
     node = Node(world)
     node.settle()
     assert world.annotations[key.CURRENT_CONFIG] == NEXT.config
@@ -87,7 +87,7 @@ def test_policy_being_updated_is_awaited() -> None:
 
 def test_update_that_now_needs_reboot_is_drained() -> None:
     world = world_at(NEXT)
-    world.ask_for(FREELY)
+    world.request_target(FREELY)
     node = Node(world)
     while phase(node) is not Phase.STAGING:
         node.turn()
@@ -106,7 +106,7 @@ def test_unknown_file_owner_is_rejected_before_drain() -> None:
     assert third.config is not None
     third.config["storage"]["files"][0]["user"] = {"name": "no-such-user"}  # type: ignore[index]
     world.configs["third"] = third
-    world.ask_for(THIRD)
+    world.request_target(THIRD)
     Node(world).settle()
     assert world.annotations[key.STATE] == "Degraded"
     assert "no-such-user" in world.annotations[key.REASON]
@@ -118,7 +118,7 @@ def test_file_at_path_of_directory_is_rejected_before_drain() -> None:
     world = world_at(FREELY)
     world.configs["third"] = config("third", {FREE.rpartition("/")[0]: "third"})
     drain = world.annotations.get(key.DESIRED_DRAIN)
-    world.ask_for(THIRD)
+    world.request_target(THIRD)
     Node(world).settle()
     assert world.annotations[key.STATE] == "Degraded"
     assert "a directory exists at this path" in world.annotations[key.REASON]
@@ -132,7 +132,7 @@ def test_irreconcilable_config_is_rejected_unless_overridden() -> None:
     assert third.config is not None
     third.config["storage"]["disks"] = [{"device": "/dev/sda"}]  # type: ignore[index]
     world.configs["third"] = third
-    world.ask_for(THIRD)
+    world.request_target(THIRD)
     node = Node(world)
     node.settle()
     assert world.annotations[key.STATE] == "Unreconcilable"
@@ -150,7 +150,7 @@ def test_keys_in_image_mode_change_in_service_without_deployment() -> None:
     world.configs["keys"] = replace(found, config={**found.config, "passwd": {"users": users}})
     boots = world.boots
     target = Target("keys", A.image)
-    world.ask_for(target)
+    world.request_target(target)
     Node(world).settle()
     assert_at_rest(world, target)
     assert (world.booted, world.staged, world.boots) == (A.digest, "", boots)
@@ -159,7 +159,7 @@ def test_keys_in_image_mode_change_in_service_without_deployment() -> None:
 
 def test_granted_drain_is_not_requested_again_after_restart() -> None:
     world = world_at(STOCK)
-    world.ask_for(NEXT)
+    world.request_target(NEXT)
     node = Node(world)
     while phase(node) is not Phase.DRAINING or world.annotations[key.STATE] != "Working":
         node.turn()

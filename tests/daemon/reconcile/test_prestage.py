@@ -1,4 +1,4 @@
-"""An image that is staged while the node serves, before it is asked to move there."""
+"""Pre-staging: an image is staged before the node must move to it."""
 
 import random
 
@@ -13,7 +13,7 @@ from treenail.api import annotations as key
 from treenail.update.state.record import Target
 
 
-def ask_ahead(world: World, target: Target | None) -> None:
+def request_prestage(world: World, target: Target | None) -> None:
     """As the rollout controller does."""
     for name in (key.PRESTAGE_CONFIG, key.PRESTAGE_IMAGE):
         world.annotations.pop(name, None)
@@ -23,7 +23,7 @@ def ask_ahead(world: World, target: Target | None) -> None:
 
 
 def said(world: World) -> tuple[str, str, str]:
-    """The state, what is staged ahead and why nothing is."""
+    """The state, the pre-staged image, and why there is none."""
     notes = world.annotations
     return notes[key.STATE], notes.get(key.PRESTAGED, ""), notes.get(key.PRESTAGE_ERROR, "")
 
@@ -44,7 +44,7 @@ def at_rest(ahead: Target | None = None) -> tuple[Node, Pulls]:
     node = Node(world)
     node.settle()
     pulls = Pulls(world)
-    ask_ahead(world, ahead)
+    request_prestage(world, ahead)
     node.settle()
     return node, pulls
 
@@ -68,8 +68,8 @@ def test_prestaged_node_makes_no_further_calls() -> None:
 
 def test_update_to_prestaged_image_pulls_nothing() -> None:
     node, pulls = at_rest(B)
-    ask_ahead(node.world, None)
-    node.world.ask_for(B)
+    request_prestage(node.world, None)
+    node.world.request_target(B)
     node.settle()
     assert_at_rest(node.world, B)
     assert said(node.world) == ("Done", "", "")
@@ -79,7 +79,7 @@ def test_update_to_prestaged_image_pulls_nothing() -> None:
 
 def test_prestaged_image_no_longer_requested_is_dropped() -> None:
     node, _ = at_rest(B)
-    ask_ahead(node.world, None)
+    request_prestage(node.world, None)
     node.settle()
     assert_at_rest(node.world, A)
     assert said(node.world) == ("Done", "", "")
@@ -87,7 +87,7 @@ def test_prestaged_image_no_longer_requested_is_dropped() -> None:
 
 def test_prestage_of_another_image_replaces_it() -> None:
     node, pulls = at_rest(B)
-    ask_ahead(node.world, C)
+    request_prestage(node.world, C)
     node.settle()
     assert said(node.world) == ("Done", C.image, "")
     assert (node.world.staged, pulls.count) == (C.digest, 2)
@@ -95,15 +95,15 @@ def test_prestage_of_another_image_replaces_it() -> None:
 
 def test_update_to_other_image_drops_prestaged_first() -> None:
     node, _ = at_rest(B)
-    node.world.ask_for(C)
-    ask_ahead(node.world, None)
+    node.world.request_target(C)
+    request_prestage(node.world, None)
     node.settle()
     assert_at_rest(node.world, C)
 
 
 def test_prestage_of_same_image_for_other_config_stays() -> None:
     node, pulls = at_rest(B)
-    ask_ahead(node.world, Target(C.config, B.image))
+    request_prestage(node.world, Target(C.config, B.image))
     node.settle()
     assert said(node.world) == ("Done", B.image, "")
     assert pulls.count == 1
@@ -128,7 +128,7 @@ def test_prestage_over_foreign_deployment_is_rejected() -> None:
     assert foreign is not None
     node.world.ledger = None
     node.process = None
-    ask_ahead(node.world, B)
+    request_prestage(node.world, B)
     node.settle()
     state, staged, error = said(node.world)
     assert (state, staged) == ("Done", "")
@@ -157,14 +157,14 @@ def test_prestage_pull_ends_when_no_longer_requested() -> None:
     world = world_at(A)
     node = Node(world)
     node.settle()
-    ask_ahead(world, B)
+    request_prestage(world, B)
 
     def forget() -> None:
-        ask_ahead(world, None)
+        request_prestage(world, None)
         assert node.process is not None
         node.process.cluster.see()
 
-    world.meanwhile = forget
+    world.on_wait = forget
     node.settle()
     assert world.staged == ""
     assert said(world) == ("Done", "", "")
@@ -175,15 +175,15 @@ def test_prestage_pull_continues_when_it_becomes_the_target() -> None:
     node = Node(world)
     node.settle()
     pulls = Pulls(world)
-    ask_ahead(world, B)
+    request_prestage(world, B)
 
     def move() -> None:
-        ask_ahead(world, None)
-        world.ask_for(B)
+        request_prestage(world, None)
+        world.request_target(B)
         assert node.process is not None
         node.process.cluster.see()
 
-    world.meanwhile = move
+    world.on_wait = move
     node.settle()
     assert_at_rest(world, B)
     assert pulls.count == 1
@@ -204,11 +204,11 @@ def test_prestage_killed_at_any_effect_still_stages_and_drops() -> None:
                 raise Killed
 
         world.fault_point = fault_point
-        ask_ahead(world, B)
+        request_prestage(world, B)
         node.settle()
         assert said(world) == ("Done", B.image, ""), killed
         assert world.staged == B.digest
-        ask_ahead(world, None)
+        request_prestage(world, None)
         node.settle()
         assert_at_rest(world, A)
         if left > 0:
@@ -226,7 +226,7 @@ class ChaosAhead(Chaos):
 
     def step(self) -> None:
         if self._choice.random() < 0.15:
-            ask_ahead(self._world, self._choice.choice([None, A, B, C]))
+            request_prestage(self._world, self._choice.choice([None, A, B, C]))
         super().step()
 
 
@@ -236,23 +236,23 @@ def test_walk_with_prestage_ends_at_target_with_image_staged(part: int) -> None:
         world = world_at(A)
         node = Node(world)
         chaos = ChaosAhead(node, seed)
-        world.fault_point, world.meanwhile = chaos.fault_point, chaos.meanwhile
+        world.fault_point, world.on_wait = chaos.fault_point, chaos.on_wait
         for _ in range(40):
             chaos.step()
             node.turn()
         world.fault_point = lambda _: None
-        world.meanwhile = lambda: None
+        world.on_wait = lambda: None
         world.api_up, world.loses_answers, world.request = True, 0, None
         world.unschedulable = world.annotations.get(key.LAST_APPLIED_DRAIN, "").startswith("drain-")
         target = Target("rendered-worker-a", A.image)
-        ask_ahead(world, B)
+        request_prestage(world, B)
         for each in (C, target):
             # A quarantined target is tried again after another target.
-            world.ask_for(each)
+            world.request_target(each)
             node.settle()
         assert world.violations == [], seed
         assert said(world) == ("Done", B.image, ""), (seed, world.annotations, world.ledger)
         assert (world.staged, world.locked, world.booted) == (B.digest, True, A.digest), seed
-        ask_ahead(world, None)
+        request_prestage(world, None)
         node.settle()
         assert_at_rest(world, A)

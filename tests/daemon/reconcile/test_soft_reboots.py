@@ -39,7 +39,7 @@ def last(world: World) -> PastUpdate:
 
 def test_image_with_same_kernel_causes_one_soft_reboot(world: World) -> None:
     node = settled(world)
-    world.ask_for(B)
+    world.request_target(B)
     node.settle()
     assert_at_rest(world, B)
     assert boots(world) == (1, 1)
@@ -48,8 +48,8 @@ def test_image_with_same_kernel_causes_one_soft_reboot(world: World) -> None:
 
 def test_image_with_other_kernel_causes_one_full_reboot(world: World) -> None:
     node = settled(world)
-    world.softens = False
-    world.ask_for(B)
+    world.has_same_kernel = False
+    world.request_target(B)
     node.settle()
     assert_at_rest(world, B)
     assert boots(world) == (2, 0)
@@ -58,7 +58,7 @@ def test_image_with_other_kernel_causes_one_full_reboot(world: World) -> None:
 
 def test_full_reboot_mode_never_soft_reboots(world: World) -> None:
     node = settled(world, softly=False)
-    world.ask_for(B)
+    world.request_target(B)
     node.settle()
     assert_at_rest(world, B)
     assert boots(world) == (2, 0)
@@ -68,7 +68,7 @@ def test_kernel_arguments_cause_a_full_reboot(world: World) -> None:
     meta = ObjectMeta(name=B.config)
     world.configs[B.config] = MachineConfig(meta, kernel_arguments=("nosmt",))
     node = settled(world)
-    world.ask_for(B)
+    world.request_target(B)
     node.settle()
     assert_at_rest(world, B)
     assert boots(world) == (2, 0)
@@ -76,8 +76,8 @@ def test_kernel_arguments_cause_a_full_reboot(world: World) -> None:
 
 def test_soft_reboot_into_other_root_is_followed_by_one_full_reboot(world: World) -> None:
     node = settled(world)
-    world.misleads = True
-    world.ask_for(B)
+    world.starts_wrong_root = True
+    world.request_target(B)
     node.settle()
     assert_at_rest(world, B)
     assert boots(world) == (2, 0)
@@ -86,13 +86,13 @@ def test_soft_reboot_into_other_root_is_followed_by_one_full_reboot(world: World
 
 def test_unreachable_target_is_quarantined_after_three_reboots(world: World) -> None:
     node = settled(world)
-    world.misleads, world.finalizes = True, False
-    world.ask_for(B)
+    world.starts_wrong_root, world.finalizes = True, False
+    world.request_target(B)
     node.settle()
     assert world.booted == A.digest
     assert not world.unschedulable
     assert not world.staged
-    assert "3 times" in world.annotations[key.REASON]
+    assert "3 reboots" in world.annotations[key.REASON]
     assert last(world).reboot_count == 3
 
 
@@ -100,12 +100,12 @@ def test_update_cancelled_after_failed_soft_reboot_never_boots(
     world: World,
 ) -> None:
     node = settled(world)
-    world.misleads = True
-    world.ask_for(B)
+    world.starts_wrong_root = True
+    world.request_target(B)
     while not world.soft_boots:
         node.turn()
         world.drain_controller()
-    world.ask_for(A)
+    world.request_target(A)
     node.settle()
     assert_at_rest(world, A)
     world.reboot()
@@ -124,8 +124,8 @@ def test_soft_reboot_by_user_changes_nothing(world: World) -> None:
 
 def test_unhealthy_target_is_left_by_a_full_reboot(world: World) -> None:
     node = settled(world)
-    world.sick = lambda world: world.booted == B.digest
-    world.ask_for(B)
+    world.is_unhealthy = lambda world: world.booted == B.digest
+    world.request_target(B)
     node.settle()
     assert (world.booted, boots(world)) == (A.digest, (2, 0))
     assert not world.unschedulable

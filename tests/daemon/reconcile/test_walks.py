@@ -1,8 +1,8 @@
-"""Random walks through power cuts, kills, human reboots, changed minds and lost API servers.
+"""Random walks: power cuts, kills, reboots by users, changed targets, lost API servers.
 
 The daemon's real loop acts on a small model of a machine and a cluster that keeps what a real one
 keeps and loses what it loses. Two things must hold whatever happens: the OS never changes on a
-node in service, and once the world calms down the node comes to rest at what is asked of it.
+node in service, and once the world calms down the node comes to rest at its target.
 """
 
 import itertools
@@ -36,7 +36,7 @@ def recorded(world: World) -> LedgerRecord:
 
 
 class Chaos:
-    """Random fault, the same for the same seed."""
+    """Random faults, the same for the same seed."""
 
     def __init__(self, node: Node, seed: int) -> None:
         self._node = node
@@ -69,7 +69,7 @@ class Chaos:
         elif draw < 0.62:
             self.uncordon_by_hand()
         elif draw < 0.65:
-            self.call_off()
+            self.cancel_update()
         elif draw < 0.67:
             world.request = UserRequest(RequestKind.RETRY)
         elif draw < 0.71:
@@ -77,18 +77,18 @@ class Chaos:
             world.soft = True
             world.reboot()
         elif draw < 0.74:
-            world.softens = not world.softens
+            world.has_same_kernel = not world.has_same_kernel
         elif draw < 0.77:
-            world.misleads = not world.misleads
+            world.starts_wrong_root = not world.starts_wrong_root
         elif draw < 0.82:
             self.clean_up()
 
     def change_target(self) -> None:
         if self._node.world.api_up:
             self.target = self._random.choice((A, B, C))
-            self._node.world.ask_for(self.target)
+            self._node.world.request_target(self.target)
 
-    def call_off(self) -> None:
+    def cancel_update(self) -> None:
         update = recorded(self._node.world).update
         if update is not None:
             self._node.world.request = UserRequest(RequestKind.CANCEL, update.id)
@@ -113,10 +113,10 @@ class Chaos:
         if world.api_up and world.may_be_uncordoned and self._node.process is not None:
             world.unschedulable = False
 
-    def meanwhile(self) -> None:
+    def on_wait(self) -> None:
         draw = self._random.random()
         if draw < 0.05:
-            self.call_off()
+            self.cancel_update()
         elif draw < 0.2:
             self.change_target()
             if self._node.process is not None:
@@ -131,26 +131,26 @@ def test_walk_ends_at_target_and_never_changes_node_in_service(part: int, node_o
         node.softly = seed % 2 == 0
         node.settle()
         chaos = Chaos(node, seed)
-        world.fault_point, world.meanwhile = chaos.fault_point, chaos.meanwhile
+        world.fault_point, world.on_wait = chaos.fault_point, chaos.on_wait
         for _ in range(60):
             chaos.step()
             node.turn()
-        world.fault_point, world.meanwhile = (lambda _: None), (lambda: None)
+        world.fault_point, world.on_wait = (lambda _: None), (lambda: None)
         world.api_up, world.loses_answers = True, 0
         node.settle()
         if '"quarantined": {' in (world.ledger or ""):
             # Called off; or three power cuts in three reboots, which look like an image that
             # does not boot.
-            ask_for_another_and_back(node, chaos.target)
+            request_another_and_back(node, chaos.target)
         try:
             assert_at_rest(world, chaos.target)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}\n{world}") from error
 
 
-def ask_for_another_and_back(node: Node, target: Target) -> None:
+def request_another_and_back(node: Node, target: Target) -> None:
     for asked in (A if target == B else B, target):
-        node.world.ask_for(asked)
+        node.world.request_target(asked)
         node.settle()
 
 
@@ -160,7 +160,7 @@ def effects_of_an_update(bootc: str, *, softly: bool) -> list[str]:
     world = world_at(A)
     node = Node(world, bootc=bootc, softly=softly)
     node.settle()
-    world.ask_for(B)
+    world.request_target(B)
     world.fault_point = steps.append
     node.settle()
     assert_at_rest(world, B)
@@ -186,7 +186,7 @@ def test_update_survives_interruption_at_any_effect(
     node = node_of(world)
     node.softly = softly
     node.settle()
-    world.ask_for(B)
+    world.request_target(B)
     countdown = iter(range(index + 1))
 
     def fault_point(_step: str) -> None:
@@ -203,7 +203,7 @@ def test_update_takes_five_node_writes() -> None:
     node = Node(world)
     node.settle()
     world.writes.clear()
-    world.ask_for(B)
+    world.request_target(B)
     node.settle()
     assert_at_rest(world, B)
     assert len(world.writes) == 5, world.writes
@@ -224,7 +224,7 @@ def test_drained_update_finishes_without_api_server(
     world = world_at(A)
     node = node_of(world)
     node.settle()
-    world.ask_for(B)
+    world.request_target(B)
     while world.in_service:
         node.turn()
         world.drain_controller()
@@ -243,11 +243,11 @@ def test_failure_during_shutdown_does_not_fail_the_update() -> None:
     world = world_at(A)
     node = Node(world)
     node.settle()
-    world.ask_for(B)
+    world.request_target(B)
     while world.in_service:
         node.turn()
         world.drain_controller()
-    world.going_down = True
+    world.is_going_down = True
     world.writes.clear()
     node.turn()
     assert world.writes == []
@@ -258,7 +258,7 @@ def test_preflight_finding_after_staging_does_not_cordon(node_of: NodeOf) -> Non
     world = world_at(A)
     node = node_of(world)
     node.settle()
-    world.ask_for(B)
+    world.request_target(B)
     world.finding = "NoSpaceOnVar"
     node.settle()
     assert world.annotations[key.STATE] == "Degraded"
@@ -279,11 +279,11 @@ def test_target_changed_before_reboot_causes_no_reboot(
     node = node_of(world)
     node.settle()
     boots = world.boots
-    world.ask_for(B)
+    world.request_target(B)
     while world.in_service:
         node.turn()
         world.drain_controller()
-    world.ask_for(A)
+    world.request_target(A)
     node.settle()
     assert_at_rest(world, A)
     assert world.boots == boots
@@ -296,7 +296,7 @@ def test_cancelled_update_restores_the_node(turns: int, node_of: NodeOf) -> None
     node = node_of(world)
     node.settle()
     boots = world.boots
-    world.ask_for(B)
+    world.request_target(B)
     for _ in range(turns):
         node.turn()
         world.drain_controller()
@@ -312,7 +312,7 @@ def test_cancelled_update_restores_the_node(turns: int, node_of: NodeOf) -> None
     assert world.in_service
     assert world.violations == []
     assert world.annotations[key.STATE] == "Degraded"
-    assert "called off on this machine; ask for another" in world.annotations[key.REASON]
+    assert "was cancelled on this node; request another target" in world.annotations[key.REASON]
     (past,) = recorded(world).history
     assert past.outcome is UpdateOutcome.CANCELLED
 
@@ -321,7 +321,7 @@ def test_cancelled_target_is_tried_again_after_retry_request() -> None:
     world = world_at(A)
     node = Node(world)
     node.settle()
-    world.ask_for(B)
+    world.request_target(B)
     node.turn()
     update = recorded(world).update
     assert update is not None
@@ -339,13 +339,13 @@ def test_cancelled_pull_ends_at_once() -> None:
     node = Node(world)
     node.settle()
 
-    def call_off() -> None:
+    def cancel_update() -> None:
         update = recorded(world).update
         assert update is not None
         world.request = UserRequest(RequestKind.CANCEL, update.id)
 
-    world.ask_for(B)
-    world.meanwhile = call_off
+    world.request_target(B)
+    world.on_wait = cancel_update
     steps: list[str] = []
     world.fault_point = steps.append
     node.settle()
@@ -369,8 +369,8 @@ def test_cordon_by_user_survives_a_cancelled_update() -> None:
     node = Node(world)
     node.settle()
     world.unschedulable = True
-    world.ask_for(B)
-    world.meanwhile = lambda: world.ask_for(A)
+    world.request_target(B)
+    world.on_wait = lambda: world.request_target(A)
     for _ in range(20):
         node.turn()
         world.drain_controller()
@@ -390,7 +390,7 @@ def test_image_by_tag_degrades_node_and_changes_nothing() -> None:
     assert "names a tag" in world.annotations[key.REASON]
     assert "@sha256:" in world.annotations[key.REASON]
     world.fault_point = lambda _: None
-    world.ask_for(A)
+    world.request_target(A)
     node.settle()
     assert_at_rest(world, A)
     assert world.annotations[key.REASON] == ""
@@ -401,7 +401,7 @@ def test_other_fips_mode_is_unreconcilable_and_never_cordons() -> None:
     node = Node(world)
     node.settle()
     world.configs[B.config] = MachineConfig(ObjectMeta(name=B.config), fips=True)
-    world.ask_for(B)
+    world.request_target(B)
     node.settle()
     assert world.annotations[key.STATE] == "Unreconcilable"
     assert "FIPS" in world.annotations[key.REASON]
@@ -415,10 +415,10 @@ def test_reboot_without_effect_is_abandoned_after_three(
     world = world_at(A)
     node = node_of(world)
     node.settle()
-    world.ask_for(B)
+    world.request_target(B)
     world.finalizes = False
     node.settle()
     assert world.booted == A.digest
     assert world.annotations[key.STATE] == "Degraded"
-    assert "3 times" in world.annotations[key.REASON]
+    assert "3 reboots" in world.annotations[key.REASON]
     assert not world.unschedulable

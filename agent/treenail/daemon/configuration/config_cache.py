@@ -68,7 +68,7 @@ class ConfigCache:
         """Return the config from the cache or the API server; None when it no longer exists.
 
         Also removes temporary files of an interrupted write. They may contain secrets, and the
-        next write to this directory may be far away.
+        next write to this directory may come late.
         """
         if not name:
             return None

@@ -8,7 +8,7 @@ from treenail.daemon.configuration.apply import apply_steps, recover_interrupted
 from treenail.daemon.configuration.inspect import MachineInspector
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.errors import FileError
-from treenail.update.impact.step_impact import plan_service_steps
+from treenail.update.impact.impact import plan_service_steps
 from treenail.update.steps.ownership import Ownership, compute_ownership
 from treenail.update.steps.plan import StepPlan, plan_steps
 from treenail.update.steps.steps import ConfigStep, EnablementStep, RecordOwnership

@@ -11,16 +11,15 @@ from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.errors import ClusterError, ConfigError, UnreachableError, UnreconcilableError
 from treenail.update.decision.facts import DeploymentState
-from treenail.update.impact.disruption import ConfigDisruption, compute_disruption
-from treenail.update.impact.explain import ConfigSources
+from treenail.update.impact.disruption import ConfigDisruption, ConfigSources, compute_disruption
 from treenail.update.impact.impact import (
     UpdateImpact,
     apply_image_mode,
     compute_differences,
     compute_impact,
+    plan_service_steps,
 )
 from treenail.update.impact.os_change import OSChange, compute_os_change
-from treenail.update.impact.step_impact import plan_service_steps
 from treenail.update.state.record import Target
 from treenail.update.steps.steps import ConfigStep
 

@@ -47,7 +47,7 @@ class BackendSetting(StrEnum):
 
 
 class RebootMode(StrEnum):
-    """What is restarted after a change of the operating system."""
+    """The scope of the reboot after a change of the operating system."""
 
     FULL = "full"
     """The machine."""
