@@ -62,7 +62,7 @@ class Services:
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert self.on_call() == "ready"
+        assert self.read_line() == "ready"
         return self
 
     def __exit__(
