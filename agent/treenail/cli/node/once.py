@@ -138,7 +138,7 @@ def _add_service_steps(
     # Imported late: a directory has no services.
     from treenail.api.disruptionpolicy import DEFAULT_POLICY
     from treenail.update.impact.disruption import compute_disruption
-    from treenail.update.impact.step_impact import convert_steps_to_diff, plan_service_steps
+    from treenail.update.impact.impact import convert_steps_to_diff, plan_service_steps
 
     disruption = compute_disruption(convert_steps_to_diff(wanted, steps), DEFAULT_POLICY)
     if not disruption.needs_reboot:
