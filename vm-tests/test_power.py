@@ -39,7 +39,9 @@ def cut_repeatedly(site: Site, cuts: int, test: pytest.Item) -> None:
 
 
 @pytest.mark.smoke
-def test_power_cut_in_update_reaches_old_or_new_state(site: Site, request: pytest.FixtureRequest) -> None:
+def test_power_cut_in_update_reaches_old_or_new_state(
+    site: Site, request: pytest.FixtureRequest
+) -> None:
     cut_repeatedly(site, 1, request.node)
 
 
