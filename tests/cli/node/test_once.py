@@ -122,8 +122,8 @@ def test_once_json_lists_steps_and_skipped_parts(tmp_path, root, capsys):
     assert json.loads(capsys.readouterr().out) == {
         "changed": True,
         "steps": [
-            "write /etc/a (0644): nothing is there",
-            "remember what belongs to rendered-a",
+            "write /etc/a (0644): missing",
+            "record what belongs to rendered-a",
         ],
         "notes": [],
         "skipped": [
@@ -361,5 +361,5 @@ def test_once_file_lost_with_its_parent_link_is_undone(tmp_path, root, capsys):
     assert run(behind, "--root", root) == 1
     printed = capsys.readouterr().err
     assert "cannot verify the applied steps" in printed
-    assert "write /opt/l/x (0644): nothing is there" in printed
+    assert "write /opt/l/x (0644): missing" in printed
     assert (root / "opt/l/x").samefile(root / "opt/d/x")
