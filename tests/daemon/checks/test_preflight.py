@@ -280,7 +280,7 @@ def test_check_before_drain_reads_only_the_machine(root: Root) -> None:
     flight.check_machine(B.image)
     assert machine.asked == []
     machine.held = [InhibitorLock("shutdown", "backup", "copying", "block", 0, 7)]
-    with pytest.raises(PreflightError, match="ShutdownInhibited: backup .* blocks a reboot"):
+    with pytest.raises(PreflightError, match=r"ShutdownInhibited: backup .* blocks a reboot"):
         flight.check_machine(B.image)
 
 
