@@ -599,7 +599,7 @@ class FakePreflight:
 
     def check_machine(self, image: str) -> None:
         if self._world is not None and self._world.finding:
-            raise PreflightError(f"the update can't begin: {self._world.finding}")
+            raise PreflightError(f"cannot start the update: {self._world.finding}")
 
 
 class FakeRequests:

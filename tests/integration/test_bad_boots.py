@@ -163,7 +163,7 @@ def test_kernel_that_never_boots_is_rolled_back_by_boot_loader(site: Site) -> No
     )
     goal = site.goal(image=dead)
     before = site.machine.failed_boot_count
-    assert_comes_back(site, goal, "failed to boot")
+    assert_comes_back(site, goal, "did not boot")
     assert site.machine.failed_boot_count == before + 3
     assert [each.digest for each in site.machine.deployments].count(dead.digest) == 0
 

@@ -57,7 +57,7 @@ def test_two_refused_credentials_are_reported_and_right_one_recovers(
         path.write_text(build_pull_secret([site.current.image, wrong]))
         site.ask(goal)
         reason = site.wait_degraded("unauthorized")
-    assert "see that the cluster's pull secret has a login" in reason
+    assert "add credentials" in reason
     assert untouched(site)
     wait_until(lambda: site.conditions().get("NodeDegraded") == "True")
     path.write_text(build_pull_secret([site.current.image, image]))

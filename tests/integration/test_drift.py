@@ -55,7 +55,7 @@ def done(site: Site) -> bool:
 def test_changed_file_degrades_node_until_repaired(site: Site, configs: Configs) -> None:
     change(site, APP, "second\n")
     reason = site.wait_degraded(f"{APP}: expected contents sha256:")
-    assert "treenail drift --heal PATH" in reason
+    assert "treenail drift --repair PATH" in reason
     assert f"Drift        {APP}: expected contents" in status(site).stdout
     assert int(gauge(site)) > 0
 

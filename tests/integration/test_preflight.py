@@ -89,7 +89,7 @@ def test_preflight_failure_is_reported_and_cordons_nothing(site: Site, reason: s
     former, goal = site.current, site.goal(image=bad)
     with at_fault(site, fault):
         site.ask(goal)
-        site.wait_degraded(f"the update can't begin: {reason}")
+        site.wait_degraded(f"cannot start the update: {reason}")
         assert not site.was_cordoned()
         assert site.machine.staged_deployment is None
         assert site.transactions("UpdateDeployment") == []

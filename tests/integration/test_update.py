@@ -100,7 +100,7 @@ def test_two_spellings_that_disagree_are_refused_by_name(site: Site) -> None:
             key.DESIRED_IMAGE: other.pull_spec,
         }
     )
-    reason = site.wait_degraded("two images at once")
+    reason = site.wait_degraded("the annotations name different ones")
     for words in (key.DESIRED_OS_IMAGE, one.pull_spec, key.DESIRED_IMAGE, other.pull_spec):
         assert words in reason
     assert untouched(site)

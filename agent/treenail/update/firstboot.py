@@ -1,4 +1,4 @@
-"""A machine's first boot, before it joins: what it was made to be, and the next move to there."""
+"""Decide the next action at first boot, before the machine joins its cluster."""
 
 from dataclasses import dataclass, field
 
@@ -14,40 +14,40 @@ Json = dict[str, object]
 _VERSION = 1
 
 REBOOTS_ALLOWED = 3
-"""Reboots into what is asked for before the machine waits for a person."""
+"""Reboots into the target, after which a user must act."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstBootTarget:
-    """What the machine is to be; nothing is asked when all is empty."""
+    """The target of the first boot; empty if nothing is requested."""
 
     config: MachineConfig | None = None
-    """The config that it was provisioned with."""
+    """The config that the machine was provisioned with."""
     image: str = ""
-    """An image that the settings name, which counts before the config's."""
+    """The image in the settings, which takes precedence over the config's."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstBootProgress:
-    """What was done in earlier boots."""
+    """The progress of earlier boots."""
 
     reboot_count: int = field(default=0, metadata=key("rebootCount"))
     boot_id: str = field(default="", metadata=key("bootID"))
-    """The boot in which the last reboot was asked for."""
+    """The boot in which the last reboot was requested."""
     staged_id: str = field(default="", metadata=key("stagedID"))
-    """The deployment that it was to be into."""
+    """The deployment for the reboot."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstBootReady:
-    """The machine may join its cluster."""
+    """The machine can join its cluster."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class FirstBootStage:
-    """Stage this and reboot into it."""
+    """Stage the change and reboot into it."""
 
     change: OSChange
 
@@ -60,27 +60,28 @@ def decide_first_boot(
     fips: bool,
     boot_id: str,
 ) -> FirstBootReady | FirstBootStage:
-    """The next move.
+    """Return the next action.
 
-    Raises `UnreconcilableError` for what a machine can't be made to be once it is installed,
-    `ConfigError` for what can't be read, and `HostError` when the reboots lead nowhere.
+    Raises `UnreconcilableError` for a change that needs a new installation, `ConfigError` for an
+    invalid config, and `HostError` if the reboots did not boot the target.
     """
     config = target.config
     if config is not None and config.fips != fips:
         raise UnreconcilableError(
-            f"the config wants FIPS mode {'on' if config.fips else 'off'}, and this machine runs "
-            "with it the other way",
-            remedy="install the machine again, with fips=1 on the kernel's command line or without",
+            f"cannot turn FIPS mode {'on' if config.fips else 'off'}: it is set at installation",
+            remedy=f"install the machine again with fips={int(config.fips)} on the kernel command "
+            "line",
         )
-    wish = read_wanted_state(config).os if config is not None else WantedOS()
-    change = compute_os_change(WantedOS(), wish, running, image=target.image)
+    wanted = read_wanted_state(config).os if config is not None else WantedOS()
+    change = compute_os_change(WantedOS(), wanted, running, image=target.image)
     if change.is_empty:
-        return FirstBootReady("it is what it was made to be")
+        return FirstBootReady("the target is booted")
     if progress.reboot_count >= REBOOTS_ALLOWED and progress.boot_id != boot_id:
         raise HostError(
-            f"{progress.reboot_count} reboots did not lead to what is asked for",
-            remedy="see 'journalctl -b -1 -u ostree-finalize-staged', then restart "
-            "treenail-firstboot.service after removing /var/lib/treenail/firstboot.json",
+            f"cannot boot the target of the first boot: {progress.reboot_count} reboots booted "
+            "another deployment",
+            remedy="read the cause with: journalctl -b -1 -u ostree-finalize-staged; then run: rm "
+            "/var/lib/treenail/firstboot.json, and: systemctl restart treenail-firstboot",
         )
     return FirstBootStage(change)
 

@@ -1,7 +1,7 @@
-"""What the Machine Config Daemon has to find in order to start as if it had never been away.
+"""Hand a node back to the Machine Config Daemon: the state that the daemon needs for its start.
 
-Its first sync believes what it finds on disk before the Node's annotations, and compares the
-machine with it: a config and an image that are those of the machine are all it takes.
+The first sync of the daemon prefers the config and image on disk to the Node's annotations
+(daemon.go), and compares the machine with them. Both must be those of the machine.
 """
 
 from collections.abc import Mapping
@@ -13,28 +13,28 @@ from treenail.update.state.record import LedgerRecord, Target
 
 
 def check_handback(record: LedgerRecord) -> None:
-    """Raise `UsageError` for a node that can't be handed back as it is."""
+    """Raise `UsageError` for a node that cannot be handed back now."""
     if not record.current.config:
-        raise UsageError("there is nothing to hand back: no config of this node is recorded")
+        raise UsageError("cannot hand back this node: its ledger has no current config")
     update = record.update
     if update is not None:
         raise UsageError(
-            f"an update to {update.target} is under way ({update.phase})",
-            remedy="let the agent finish it, or call it off with 'treenail cancel', and hand the "
-            "node back then",
+            f"cannot hand back this node: an update to {update.target} is in progress "
+            f"({update.phase})",
+            remedy="wait until the agent finishes it, or run: treenail cancel; then hand it back",
         )
 
 
 def compute_handback_annotations(
     found: Mapping[str, str], current: Target
 ) -> dict[str, str | None]:
-    """What has to change on the Node; None is to be absent.
+    """Return the changes of the Node's annotations; None removes one.
 
-    The daemon knows one spelling of the image. Where another was used, what was asked for in it is
-    asked for in the daemon's, as its controllers would do.
+    The daemon reads only one of the annotations for the image. A request in another one moves to
+    it.
     """
     image = current.image or None
-    wanted: dict[str, str | None] = {
+    changes: dict[str, str | None] = {
         key.CURRENT_CONFIG: current.config,
         key.CURRENT_IMAGE: image,
         key.STATE: NodeState.DONE,
@@ -42,6 +42,6 @@ def compute_handback_annotations(
         **dict.fromkeys((key.CURRENT_OS_IMAGE, key.CURRENT_OS_IMAGE_ALTERNATE)),
     }
     if image is not None and key.DESIRED_IMAGE not in found:
-        wanted[key.DESIRED_IMAGE] = image
-        wanted |= dict.fromkeys((key.DESIRED_OS_IMAGE, key.DESIRED_OS_IMAGE_ALTERNATE))
-    return {name: value for name, value in wanted.items() if found.get(name) != value}
+        changes[key.DESIRED_IMAGE] = image
+        changes |= dict.fromkeys((key.DESIRED_OS_IMAGE, key.DESIRED_OS_IMAGE_ALTERNATE))
+    return {name: value for name, value in changes.items() if found.get(name) != value}

@@ -1,7 +1,7 @@
-"""What a move looks like from outside: annotations, conditions, one event and one sentence.
+"""The report of an action: annotations, conditions, an Event and a sentence.
 
-Everything that anybody is told of an update is computed here from the same value, so the Node,
-the MachineConfigNode, the journal and ``treenail status`` cannot disagree.
+The Node, the MachineConfigNode, the journal and ``treenail status`` show values from the same
+report, so that they cannot contradict each other.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,12 +56,12 @@ class NodeEvent:
     reason: str
     message: str
     is_in_conditions: bool = False
-    """The conditions written with it say the same; where there are any it is left out."""
+    """The conditions of the same report have this message; the Event is then omitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedCondition:
-    """A MachineConfigNode condition: its ``type`` and what is true of it now."""
+    """A condition of the MachineConfigNode."""
 
     type: str
     status: str
@@ -71,7 +71,7 @@ class ReportedCondition:
 
 @dataclass(frozen=True, slots=True)
 class StatusReport:
-    """What there is to tell; annotations of value None are to be absent."""
+    """A report; an annotation with the value None must not exist."""
 
     summary: str
     annotations: Mapping[str, str | None] = field(default_factory=dict)
@@ -93,22 +93,22 @@ _INSTANT_ACTIONS = (
 
 
 def make_report(facts: Facts, decision: Decision, failure: TreenailError | None) -> StatusReport:
-    """The report of a decision about to be carried out, or of how its last attempt failed."""
-    told = str(decision)
+    """Return the report of an action that begins, or of the failure of its last attempt."""
+    summary = str(decision)
     if isinstance(decision, PrestageAction | DropPrestagedAction):
         return _report_prestage(facts, decision, failure)
     if failure is not None and failure.node_state is None:
         failure = None
     if isinstance(decision, IntroduceNodeAction):
-        return StatusReport(told, annotations=decision.annotations)
+        return StatusReport(summary, annotations=decision.annotations)
     if failure is None and isinstance(decision, _INSTANT_ACTIONS):
-        # Over in an instant; what they lead to is reported by the move after them.
-        return StatusReport(told, event=_choose_event(facts, decision, None))
+        # These take an instant; the next action reports their result.
+        return StatusReport(summary, event=_choose_event(facts, decision, None))
     if isinstance(decision, IdleAction) and not decision.is_settled:
-        return StatusReport(told)
+        return StatusReport(summary)
     failure = failure or _find_quarantine_error(facts, decision)
     return StatusReport(
-        summary=told if failure is None else f"{told}: {failure}",
+        summary=summary if failure is None else f"{summary}: {failure}",
         annotations=_compute_annotations(facts, decision, failure),
         conditions=_compute_conditions(facts, decision, failure),
         event=_choose_event(facts, decision, failure),
@@ -120,16 +120,16 @@ def make_report(facts: Facts, decision: Decision, failure: TreenailError | None)
 def _report_prestage(
     facts: Facts, decision: PrestageAction | DropPrestagedAction, failure: TreenailError | None
 ) -> StatusReport:
-    """Whether it succeeds or not, the node is at its target; so it says nothing else."""
-    why = None if failure is None else format_reason(failure)
-    at_rest = _compute_annotations(facts, IdleAction(str(decision), is_settled=True), None)
-    # Whoever asked for another image in the meantime is not to take the complaint for its own.
-    asked = _find_prestage_target(facts, decision)
-    complaint = None if why is None or asked is None else f"{asked.image}: {why}"
+    """Return the report of a pre-stage action; the node is at its target whatever the result."""
+    reason = None if failure is None else format_reason(failure)
+    idle = _compute_annotations(facts, IdleAction(str(decision), is_settled=True), None)
+    # The image comes first: the request may have changed since, and must not get this error.
+    target = _find_prestage_target(facts, decision)
+    error = None if reason is None or target is None else f"{target.image}: {reason}"
     return StatusReport(
         summary=str(decision) if failure is None else f"{decision}: {failure}",
-        annotations={**at_rest, key.PRESTAGED: None, key.PRESTAGE_ERROR: complaint},
-        event=None if why is None else NodeEvent("Warning", "StagingAheadFailed", why),
+        annotations={**idle, key.PRESTAGED: None, key.PRESTAGE_ERROR: error},
+        event=None if reason is None else NodeEvent("Warning", "PrestageFailed", reason),
         current=facts.record.current,
         desired=_find_desired_target(facts),
     )
@@ -138,14 +138,14 @@ def _report_prestage(
 def _find_prestage_target(
     facts: Facts, decision: PrestageAction | DropPrestagedAction
 ) -> Target | None:
-    """What is staged, or dropped for, by the decision; what is asked for may be another by now."""
+    """Return the target that the action stages, or makes room for."""
     if isinstance(decision, PrestageAction):
         return decision.target
     return facts.node.prestage if facts.node else None
 
 
 def _find_quarantine_error(facts: Facts, decision: Decision) -> TreenailError | None:
-    """Why the update that is being called off is refused from now on."""
+    """Return why the update that rolls back or is cancelled is quarantined; None if it is not."""
     record = facts.record
     if isinstance(decision, RollBackAction):
         return HostError(decision.quarantine.reason, remedy=decision.quarantine.remedy)
@@ -155,7 +155,7 @@ def _find_quarantine_error(facts: Facts, decision: Decision) -> TreenailError | 
 
 
 def format_reason(failure: TreenailError) -> str:
-    """The failure and its remedy as one text for people, as long as an annotation may be."""
+    """Return the failure and its remedy as one text, cut to the length of an annotation."""
     text = f"{failure}; {failure.remedy}" if failure.remedy else str(failure)
     return text[: key.REASON_LIMIT]
 
@@ -163,29 +163,31 @@ def format_reason(failure: TreenailError) -> str:
 def _compute_annotations(
     facts: Facts, decision: Decision, failure: TreenailError | None
 ) -> dict[str, str | None]:
-    wanted: dict[str, str | None] = {key.STATE: _choose_state(decision, failure)}
+    changes: dict[str, str | None] = {key.STATE: _choose_state(decision, failure)}
     if isinstance(decision, WaitAction) and decision.is_overdue:
         failure = DrainError(_format_overdue(decision))
-    rebooting = isinstance(decision, RebootAction | VerifyAction | RollBackAction)
-    wanted[key.REASON] = "" if failure is None else format_reason(failure)
-    wanted[key.POST_CONFIG_ACTION] = "Rebooting" if rebooting else ""
-    wanted |= _compute_current_annotations(facts)
-    wanted |= _compute_staged_annotations(facts, decision)
+    is_rebooting = isinstance(decision, RebootAction | VerifyAction | RollBackAction)
+    changes[key.REASON] = "" if failure is None else format_reason(failure)
+    changes[key.POST_CONFIG_ACTION] = "Rebooting" if is_rebooting else ""
+    changes |= _compute_current_annotations(facts)
+    changes |= _compute_staged_annotations(facts, decision)
     token = _find_drain_token(facts.record.update, decision)
     if token:
-        wanted[key.DESIRED_DRAIN] = token
-    return wanted
+        changes[key.DESIRED_DRAIN] = token
+    return changes
 
 
 def _format_overdue(decision: WaitAction) -> str:
-    return f"{decision.reason} for longer than allowed"
+    return f"{decision.reason} for longer than its limit"
 
 
 def _compute_staged_annotations(facts: Facts, decision: Decision) -> dict[str, str | None]:
-    """What is staged ahead, while the node is at rest beside it."""
-    kept = facts.record.prestaged
-    has = isinstance(decision, IdleAction) and kept is not None and kept.is_done
-    return {key.PRESTAGED: kept.target.image if kept and has else None, key.PRESTAGE_ERROR: None}
+    """Return the annotations about the pre-staged image, which only an idle node has."""
+    prestaged = facts.record.prestaged
+    image = None
+    if isinstance(decision, IdleAction) and prestaged is not None and prestaged.is_done:
+        image = prestaged.target.image
+    return {key.PRESTAGED: image, key.PRESTAGE_ERROR: None}
 
 
 def _choose_state(decision: Decision, failure: TreenailError | None) -> str | None:
@@ -197,23 +199,23 @@ def _choose_state(decision: Decision, failure: TreenailError | None) -> str | No
 
 
 def _compute_current_annotations(facts: Facts) -> dict[str, str | None]:
-    """What is current, in the spelling that was asked; other spellings would contradict it."""
+    """Return the annotations about the current target, in the spelling of the request."""
     record: LedgerRecord = facts.record
     if not record.current.config:
         return {}
-    wish = facts.node.desired if facts.node else None
-    asked = wish.image_keys if isinstance(wish, DesiredTarget) else ()
-    spelled: dict[str, str | None] = {key.CURRENT_CONFIG: record.current.config}
-    if isinstance(wish, DesiredTarget):
-        for desired, current in key.IMAGE_SPELLINGS.items():
-            spelled[current] = record.current.image or None if desired in asked else None
-    return spelled
+    desired = facts.node.desired if facts.node else None
+    changes: dict[str, str | None] = {key.CURRENT_CONFIG: record.current.config}
+    if isinstance(desired, DesiredTarget):
+        for desired_key, current_key in key.IMAGE_SPELLINGS.items():
+            is_requested = desired_key in desired.image_keys
+            changes[current_key] = record.current.image or None if is_requested else None
+    return changes
 
 
 def _find_desired_target(facts: Facts) -> Target:
-    wish = facts.node.desired if facts.node else None
-    if isinstance(wish, DesiredTarget):
-        return wish.target
+    desired = facts.node.desired if facts.node else None
+    if isinstance(desired, DesiredTarget):
+        return desired.target
     return facts.record.update.target if facts.record.update else facts.record.current
 
 
@@ -233,12 +235,12 @@ def _find_drain_token(update: UpdateRecord | None, decision: Decision) -> str:
         ):
             return update.drain_token
         case Phase.UNCORDONING | Phase.CANCELLING:
-            # Only the move that asks for the uncordon may: before it, files are still put back.
+            # Only UncordonAction requests the uncordon: before it, files are still restored.
             return ""
 
 
 def list_service_events(steps: Sequence[ConfigStep], target: Target) -> Iterator[NodeEvent]:
-    """What was made to notice the target without a reboot, in one Event of each kind."""
+    """Return an Event for the reloaded units and one for the restarted units."""
     for reason, verb, units in (
         (
             "ServiceReload",
@@ -256,7 +258,7 @@ def list_service_events(steps: Sequence[ConfigStep], target: Target) -> Iterator
 
 
 def list_failed_service_events(step: object, failure: TreenailError) -> Iterator[NodeEvent]:
-    """What could not be made to notice, if it was that which failed."""
+    """Return the Event for a unit that could not be reloaded or restarted."""
     match step:
         case ReloadUnit():
             yield NodeEvent("Warning", "FailedServiceReload", format_reason(failure))
@@ -266,6 +268,7 @@ def list_failed_service_events(step: object, failure: TreenailError) -> Iterator
             return
 
 
+# Condition types of the MachineConfigNode API.
 _PROGRESS_TYPES = (
     "UpdatePrepared",
     "ImagePulledFromRegistry",
@@ -280,33 +283,31 @@ _PROGRESS_TYPES = (
 
 
 AGENT_CONDITIONS = frozenset({"Updated", "NodeDegraded", *_PROGRESS_TYPES})
-"""The MachineConfigNode conditions that this agent writes; the others have other writers."""
+"""The conditions of the MachineConfigNode that the agent writes."""
 
 
 def _compute_conditions(
     facts: Facts, decision: Decision, failure: TreenailError | None
 ) -> tuple[ReportedCondition, ...]:
-    """The conditions of the MachineConfigNode that are the agent's to write.
+    """Return the agent's conditions of the MachineConfigNode.
 
-    Cordoned, Drained and Uncordoned are the drain controller's. Written at most once in a phase,
-    and when the update is over; not for what is over in an instant because a reboot follows.
+    The drain controller writes Cordoned, Drained and Uncordoned. The agent writes conditions at
+    most once in a phase and after the update, but not right before a reboot.
     """
     if failure is not None:
-        called = (
-            "PreflightFailed" if isinstance(failure, PreflightError) else str(failure.node_state)
-        )
-        return (ReportedCondition("NodeDegraded", "True", called, format_reason(failure)),)
+        is_preflight = isinstance(failure, PreflightError)
+        reason = "PreflightFailed" if is_preflight else str(failure.node_state)
+        return (ReportedCondition("NodeDegraded", "True", reason, format_reason(failure)),)
     if isinstance(decision, IdleAction):
-        to = f"Action during update to {facts.record.current.config}"
-        over = tuple(
-            ReportedCondition(kind, "False", "UpdateDone", f"{to} is over")
-            for kind in _PROGRESS_TYPES
+        message = f"Action during update to {facts.record.current.config} is over"
+        ended = tuple(
+            ReportedCondition(kind, "False", "UpdateDone", message) for kind in _PROGRESS_TYPES
         )
-        at = ReportedCondition("Updated", "True", "Updated", f"Node is at {facts.record.current}")
-        return (at, *over, _NOT_DEGRADED)
+        at_target = f"Node is at {facts.record.current}"
+        return (ReportedCondition("Updated", "True", "Updated", at_target), *ended, _NOT_DEGRADED)
     update = facts.record.update
-    found = tuple(_list_progress_conditions(update, decision))
-    if not found:
+    progress = tuple(_list_progress_conditions(update, decision))
+    if not progress:
         return ()
     target = (
         decision.target
@@ -314,7 +315,7 @@ def _compute_conditions(
         else facts.record.current
     )
     updating = f"Node is updating to {target}"
-    return (ReportedCondition("Updated", "False", "Updating", updating), *found, _NOT_DEGRADED)
+    return (ReportedCondition("Updated", "False", "Updating", updating), *progress, _NOT_DEGRADED)
 
 
 _NOT_DEGRADED = ReportedCondition("NodeDegraded", "False", "AsExpected", "The node is not degraded")
@@ -323,21 +324,21 @@ _NOT_DEGRADED = ReportedCondition("NodeDegraded", "False", "AsExpected", "The no
 def _list_progress_conditions(
     update: UpdateRecord | None, decision: Decision
 ) -> Iterator[ReportedCondition]:
-    """How far the update is when the move begins."""
-    work = update.impact if update else None
+    """Return the conditions about the progress of the update when the action begins."""
+    impact = update.impact if update else None
     match decision:
         case PlanAction(target=target):
             yield ReportedCondition("UpdatePrepared", "Unknown", "Preparing", f"Preparing {target}")
             if target.image:
-                pulling = f"Preparing {target}"
-                yield ReportedCondition("ImagePulledFromRegistry", "Unknown", "Preparing", pulling)
-        case DrainAction(target=target) if work is not None:
-            yield from _list_prepared_conditions(target, work)
+                message = f"Preparing {target}"
+                yield ReportedCondition("ImagePulledFromRegistry", "Unknown", "Preparing", message)
+        case DrainAction(target=target) if impact is not None:
+            yield from _list_prepared_conditions(target, impact)
             yield ReportedCondition(
                 "UpdateExecuted", "Unknown", "Draining", "Waiting for the node to be drained"
             )
-        case ApplyAction(target=target) if work is not None and not work.needs_reboot:
-            yield from _list_prepared_conditions(target, work)
+        case ApplyAction(target=target) if impact is not None and not impact.needs_reboot:
+            yield from _list_prepared_conditions(target, impact)
             applying = f"Writing files, units and users of {target.config}"
             yield ReportedCondition(
                 "UpdateExecuted", "Unknown", "UpdateExecutedAppliedFiles", applying
@@ -345,86 +346,89 @@ def _list_progress_conditions(
             yield ReportedCondition(
                 "AppliedFiles", "Unknown", "UpdateExecutedAppliedFiles", applying
             )
-        case VerifyAction(target=target) if work is not None:
-            yield from _list_executed_conditions(target, work)
-            proving = f"Seeing whether the node is healthy with {target}"
-            yield ReportedCondition("UpdatePostActionComplete", "Unknown", "Proving", proving)
-        case UncordonAction() if update is not None and work is not None:
+        case VerifyAction(target=target) if impact is not None:
+            yield from _list_executed_conditions(target, impact)
+            verifying = f"Checking the health of the node with {target}"
+            yield ReportedCondition("UpdatePostActionComplete", "Unknown", "Verifying", verifying)
+        case UncordonAction() if update is not None and impact is not None:
             if update.phase is not Phase.UNCORDONING:
                 return
-            yield from _list_executed_conditions(update.target, work)
+            yield from _list_executed_conditions(update.target, impact)
             verified = f"Verified {update.target}"
             yield ReportedCondition("UpdatePostActionComplete", "True", "Verified", verified)
-            resumed = f"Node may serve again with {update.target}"
+            resumed = f"Node resumes service with {update.target}"
             yield ReportedCondition("Resumed", "True", "Resumed", resumed)
         case _:
             return
 
 
-def _list_prepared_conditions(target: Target, work: UpdateImpact) -> Iterator[ReportedCondition]:
-    if work.os.is_empty:
-        message = f"{target.config} can be reached; it costs: {work.level_name}"
+def _list_prepared_conditions(target: Target, impact: UpdateImpact) -> Iterator[ReportedCondition]:
+    if impact.os.is_empty:
+        message = f"Prepared {target.config}; disruption: {impact.level_name}"
         yield ReportedCondition("UpdatePrepared", "True", "UpdatePrepared", message)
         return
     yield ReportedCondition("UpdatePrepared", "True", "Staged", f"Staged {target}")
-    if work.os.image:
+    if impact.os.image:
         yield ReportedCondition("ImagePulledFromRegistry", "True", "Staged", f"Staged {target}")
 
 
-def _list_executed_conditions(target: Target, work: UpdateImpact) -> Iterator[ReportedCondition]:
-    yield from _list_prepared_conditions(target, work)
-    yield ReportedCondition("UpdateExecuted", "True", "UpdateExecuted", f"Carried {target} out")
-    if work.needs_write:
+def _list_executed_conditions(target: Target, impact: UpdateImpact) -> Iterator[ReportedCondition]:
+    yield from _list_prepared_conditions(target, impact)
+    yield ReportedCondition(
+        "UpdateExecuted", "True", "UpdateExecuted", f"Executed the update to {target}"
+    )
+    if impact.needs_write:
         wrote = f"Wrote files, units and users of {target.config}"
         yield ReportedCondition("AppliedFiles", "True", "UpdateExecutedAppliedFiles", wrote)
-    if work.os.image:
+    if impact.os.image:
         booted = f"Booted {target}"
         yield ReportedCondition("AppliedOSImage", "True", "UpdateExecutedAppliedOSImage", booted)
-    if work.needs_reboot:
+    if impact.needs_reboot:
         yield ReportedCondition(
             "RebootedNode", "True", "Rebooted", f"Node was rebooted into {target}"
         )
+
+
+def _make_failure_event(failure: TreenailError) -> NodeEvent:
+    reason = "OSUpdateFailed"
+    if isinstance(failure, DriftError):
+        reason = "ConfigDriftDetected"
+    elif isinstance(failure, PreflightError):
+        reason = "PreflightFailed"
+    elif failure.retry_policy is RetryPolicy.ON_CHANGE:
+        reason = "FailedToReconcile"
+    return NodeEvent("Warning", reason, format_reason(failure), is_in_conditions=True)
 
 
 def _choose_event(
     facts: Facts, decision: Decision, failure: TreenailError | None
 ) -> NodeEvent | None:
     if failure is not None:
-        if isinstance(failure, DriftError):
-            text = format_reason(failure)
-            return NodeEvent("Warning", "ConfigDriftDetected", text, is_in_conditions=True)
-        called = (
-            "FailedToReconcile"
-            if failure.retry_policy is RetryPolicy.ON_CHANGE
-            else "OSUpdateFailed"
-        )
-        if isinstance(failure, PreflightError):
-            called = "PreflightFailed"
-        return NodeEvent("Warning", called, format_reason(failure), is_in_conditions=True)
+        return _make_failure_event(failure)
     update = facts.record.update
     if update is not None and isinstance(decision, WaitAction) and decision.is_overdue:
-        draining = update.phase is Phase.DRAINING
-        called = "FailedToDrain" if draining else "FailedToUncordon"
-        return NodeEvent("Warning", called, _format_overdue(decision))
-    work = update.impact if update else None
-    if update is None or work is None:
+        is_draining = update.phase is Phase.DRAINING
+        reason = "FailedToDrain" if is_draining else "FailedToUncordon"
+        return NodeEvent("Warning", reason, _format_overdue(decision))
+    impact = update.impact if update else None
+    if update is None or impact is None:
         return None
-    why = f" because of {work.reasons[0]}" if work.reasons else ""
+    cause = f" because of {impact.reasons[0]}" if impact.reasons else ""
     match decision:
-        case DrainAction(target=target) if work.os.is_empty:
-            asking = f"Asking for the drain, for {target}{why}"
-            return NodeEvent("Normal", "Drain", asking, is_in_conditions=True)
+        case DrainAction(target=target) if impact.os.is_empty:
+            message = f"Requesting the drain for {target}{cause}"
+            return NodeEvent("Normal", "Drain", message, is_in_conditions=True)
         case DrainAction(target=target):
-            staged = f"Staged {target}; asking for the drain"
-            return NodeEvent("Normal", "OSUpdateStaged", staged, is_in_conditions=True)
-        case RebootAction(target=target, is_soft=softly):
-            how = ", with a soft reboot if the kernel stays" if softly else ""
-            return NodeEvent("Normal", "Reboot", f"Node will reboot into {target}{how}{why}")
-        case UncordonAction() if update.phase is Phase.UNCORDONING and not work.os.is_empty:
+            message = f"Staged {target}; requesting the drain"
+            return NodeEvent("Normal", "OSUpdateStaged", message, is_in_conditions=True)
+        case RebootAction(target=target, is_soft=is_soft):
+            how = ", with a soft reboot if the kernel stays" if is_soft else ""
+            return NodeEvent("Normal", "Reboot", f"Node will reboot into {target}{how}{cause}")
+        case UncordonAction() if update.phase is Phase.UNCORDONING and not impact.os.is_empty:
             return NodeEvent("Normal", "OSUpgradeApplied", f"Booted and verified {update.target}")
-        case FinishAction(is_done=True) if not work.needs_reboot:
+        case FinishAction(is_done=True) if not impact.needs_reboot:
             return NodeEvent("Normal", "SkipReboot", "Config changes do not require reboot.")
         case CancelStagedAction(reason=reason):
-            return NodeEvent("Normal", "OSUpdateCancelled", f"Update called off: {reason}")
+            return NodeEvent("Normal", "OSUpdateCancelled", f"Update cancelled: {reason}")
         case _:
             return None

@@ -191,7 +191,7 @@ def test_drift_is_repaired_on_request() -> None:
     world.disk.replace_by(tree)
     node = Node(world)
     node.turn()
-    assert "treenail drift --heal" in world.annotations[key.REASON]
+    assert "treenail drift --repair" in world.annotations[key.REASON]
     world.request = UserRequest(RequestKind.REPAIR, paths=(APP,))
     node.turn()
     assert world.request is None

@@ -9,8 +9,12 @@ from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.controllers.rollout.gates.os_image import OS_IMAGE
 from treenail.controllers.rollout.nodes import RolloutTarget
 from treenail.errors import ConfigError
-from treenail.update.impact.disruption import compute_disruption
-from treenail.update.impact.explain import ConfigSources, DisruptionCause, describe_action
+from treenail.update.impact.disruption import (
+    ConfigSources,
+    DisruptionCause,
+    compute_disruption,
+    describe_action,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from treenail.controllers.plan.change import NodeChange
 from treenail.controllers.plan.plan import PoolPlan
 from treenail.controllers.rollout.nodes import RolloutTarget
 from treenail.controllers.rollout.progress import format_duration
-from treenail.update.impact.explain import DisruptionCause
+from treenail.update.impact.disruption import DisruptionCause
 
 MAX_REASONS = 20
 MAX_BATCHES = 12

@@ -1,12 +1,12 @@
-"""Whether a node that booted into its target may stay there: what the checks found to a verdict.
+"""The verdict on a node that booted its target: commit it, wait, or roll back.
 
-A node is healthy once every check passes and has done so for a while. One whose checks do not all
-pass by the deadline goes back. Three rules keep good nodes from being sent back:
+A node is healthy once all health checks have passed for ``settle_s`` without a break. It rolls back
+if a check still fails at the deadline. Three rules prevent the rollback of good nodes:
 
-* What could not be asked, as no such thing is installed, counts as passed.
-* That the API server is away counts only if it answered right before the reboot and has not
-  answered since, and sends a node back from the same target only once.
-* Passing late is passing: until the deadline nothing is decided.
+* A check that does not apply, because its subject is not installed, counts as passed.
+* An unreachable API server counts only if it answered right before the reboot and has not answered
+  since. It rolls a node back from the same target only once.
+* Nothing is decided before the deadline: a check may pass late.
 """
 
 from dataclasses import dataclass
@@ -24,55 +24,54 @@ CONFIGURATION = "Configuration"
 AGENT = "Agent"
 BOOT = "Boot"
 OWN_CHECK_PREFIX = "health.d/"
-"""What the names of the owner's own checks begin with."""
+"""Prefix of the names of the administrator's own checks."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthCheckResult:
-    """What one check found last; ``is_passing`` is None when there was nothing to ask."""
+    """The last result of a health check; ``is_passing`` is None if the check does not apply."""
 
     name: str
     is_passing: bool | None
     problem: str = ""
-    """What is wrong, for people."""
+    """Why the check fails, for users."""
     since_s: float = 0.0
-    """For how long it has been so."""
+    """Seconds since the result changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class BootTrialStatus:
-    """One look at a boot on trial."""
+    """One observation of a boot trial."""
 
     elapsed_s: float
-    """Since the trial began in this boot."""
+    """Seconds since the trial began in this boot."""
     deadline_s: float
     settle_s: float
-    """How long all has to be well without a break."""
+    """Seconds for which all checks must pass without a break."""
     checks: tuple[HealthCheckResult, ...] = ()
     is_api_reachable: bool = False
-    """The API server answers now."""
     healthy_for_s: float = 0.0
-    """For how long all checks have passed; 0 while one does not."""
+    """Seconds for which all checks have passed; 0 while one fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthyVerdict:
-    """The target may stay."""
+    """The node is healthy: commit the target."""
 
     inconclusive: tuple[str, ...] = ()
-    """The checks that could not be made and were not waited for any longer."""
+    """The failing checks that do not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingVerdict:
-    """The trial goes on."""
+    """The trial continues."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class UnhealthyVerdict:
-    """The target has to go."""
+    """The node is unhealthy: roll back."""
 
     check: HealthCheckResult
 
@@ -83,47 +82,41 @@ BootVerdict = HealthyVerdict | PendingVerdict | UnhealthyVerdict
 def decide_verdict(
     status: BootTrialStatus, boot_trial: BootTrial, *, is_api_blamed: bool
 ) -> BootVerdict:
-    """What the trial has come to.
+    """Return the verdict so far.
 
-    ``is_api_blamed``: the node was sent back from this target for the API server's sake already.
+    ``is_api_blamed``: this target was already rolled back because of the API server.
     """
     failing = [each for each in status.checks if each.is_passing is False]
-    if not failing and (status.healthy_for_s >= status.settle_s or _is_past_deadline(status)):
+    is_past_deadline = status.elapsed_s >= status.deadline_s
+    if not failing and (status.healthy_for_s >= status.settle_s or is_past_deadline):
         return HealthyVerdict()
-    if not _is_past_deadline(status):
+    if not is_past_deadline:
         return PendingVerdict(_format_waiting(status, failing))
-    blames_api = (
-        boot_trial.has_api_before_reboot
-        and not boot_trial.has_api_since_reboot
-        and not is_api_blamed
-    )
-    counted = [each for each in failing if each.name != API_SERVER or blames_api]
+    is_api_lost = boot_trial.has_api_before_reboot and not boot_trial.has_api_since_reboot
+    counts_api = is_api_lost and not is_api_blamed
+    counted = [each for each in failing if each.name != API_SERVER or counts_api]
     if counted:
         return UnhealthyVerdict(counted[0])
     return HealthyVerdict(inconclusive=tuple(each.name for each in failing))
 
 
 def format_unhealthy(target: Target, failed: HealthCheckResult) -> str:
-    """The sentence that says why the target is set aside."""
-    lasted = f" for {failed.since_s:.0f} s" if failed.since_s >= 1 else ""
-    return f"{target} was booted and is not healthy: {failed.name} failed{lasted}: {failed.problem}"
+    """Return the reason for the quarantine of a target that failed a health check."""
+    duration = f" for {failed.since_s:.0f} s" if failed.since_s >= 1 else ""
+    return f"{target} is not healthy: check {failed.name} failed{duration}: {failed.problem}"
 
 
-def format_not_booted(target: Target, booted: str) -> str:
-    """The sentence that says that something else was booted than what was deployed."""
+def format_not_booted(target: Target, booted_digest: str) -> str:
+    """Return the reason for the quarantine of a target that did not boot."""
     return (
-        f"{target} was deployed, but {booted or 'another deployment'} was booted: it failed to "
-        "boot, or somebody chose the earlier one"
+        f"{target} did not boot: {booted_digest or 'another deployment'} was booted, by the boot "
+        "loader after a failure or by a user's choice"
     )
 
 
-def _is_past_deadline(trial: BootTrialStatus) -> bool:
-    return trial.elapsed_s >= trial.deadline_s
-
-
-def _format_waiting(trial: BootTrialStatus, failing: list[HealthCheckResult]) -> str:
-    left_s = max(trial.deadline_s - trial.elapsed_s, 0.0)
+def _format_waiting(status: BootTrialStatus, failing: list[HealthCheckResult]) -> str:
     if not failing:
-        return "all is well; seeing whether it stays so"
+        return "all health checks pass; waiting for them to settle"
+    remaining_s = max(status.deadline_s - status.elapsed_s, 0.0)
     listed = "; ".join(f"{each.name}: {each.problem}" for each in failing)
-    return f"waiting {left_s:.0f} s more for {listed}"
+    return f"waiting up to {remaining_s:.0f} s for {listed}"

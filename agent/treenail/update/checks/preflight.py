@@ -1,7 +1,7 @@
-"""What would make an update fail, found before anything is cordoned: facts to findings.
+"""Pre-flight checks: find what would make an update fail before the node is cordoned.
 
-A fact of None could not be established. That never holds an update up: what it would have shown
-is found by rpm-ostree or bootc a little later, which is still before the drain.
+A fact of None is unknown. An unknown fact never blocks an update: rpm-ostree or bootc finds the
+same problem a little later, which is still before the drain.
 """
 
 from collections.abc import Iterator
@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from treenail.errors import PreflightError
-from treenail.update.checks.registry_errors import REGISTRY_PROBLEM_TEXTS
 from treenail.update.checks.signature_policy import POLICY_PATH, SignatureRule, SignatureTrust
 
 
 class PreflightReason(StrEnum):
-    """Why an update can't begin, or should not; never renamed once released."""
+    """Why an update cannot or should not start. Never rename a released one."""
 
     REGISTRY_NAME_UNKNOWN = "RegistryNameUnknown"
     REGISTRY_UNREACHABLE = "RegistryUnreachable"
@@ -49,7 +48,7 @@ class PreflightReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PreflightFinding:
-    """One thing that is wrong; what does not block is said, and the update goes on."""
+    """One problem; one that does not block is reported, and the update continues."""
 
     reason: PreflightReason
     message: str
@@ -62,7 +61,7 @@ class PreflightFinding:
 
 @dataclass(frozen=True, slots=True)
 class ImageLayer:
-    """One blob of an image, as it travels."""
+    """One layer of an image, with its compressed size."""
 
     digest: str
     size_bytes: int
@@ -70,20 +69,20 @@ class ImageLayer:
 
 @dataclass(frozen=True, slots=True)
 class ImageManifest:
-    """What the registry says of the image."""
+    """The part of the image's manifest and config that the checks need."""
 
     architecture: str = ""
-    """As OCI names it, such as ``amd64``; empty when unknown, as all here."""
+    """The architecture by its OCI name, such as ``amd64``; empty when unknown."""
     created: float | None = None
     """Seconds since the epoch."""
     layers: tuple[ImageLayer, ...] = ()
     is_bootable: bool = True
-    """It says of itself that it is an operating system."""
+    """The image has a label of a bootable operating system."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryProblem:
-    """The registry did not give the image's manifest away."""
+    """The registry did not return the image's manifest."""
 
     reason: PreflightReason
     text: str
@@ -91,7 +90,7 @@ class RegistryProblem:
 
 @dataclass(frozen=True, slots=True)
 class FilesystemSpace:
-    """The file system below a path; of its files, 0 in all means that it has no fixed number."""
+    """The filesystem of a path; ``files`` is 0 if the number of inodes is not fixed."""
 
     path: str
     device: int
@@ -100,12 +99,12 @@ class FilesystemSpace:
     free_files: int
     files: int
     is_read_only: bool = False
-    """The file system itself, not just this mount of it."""
+    """The filesystem itself is read-only, not just this mount of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableFilesystem:
-    """The file system below a path answers with an error."""
+    """A filesystem that fails with an I/O error."""
 
     path: str
     text: str
@@ -113,47 +112,47 @@ class UnreadableFilesystem:
 
 @dataclass(frozen=True, slots=True)
 class PreflightFacts:
-    """Everything that a pre-flight looks at."""
+    """The facts for the pre-flight checks."""
 
     now: float
     """Seconds since the epoch."""
     image: str = ""
-    """The pull spec; empty when no other image is asked for."""
+    """The pull spec; empty if the update keeps the image."""
     manifest: ImageManifest | RegistryProblem | None = None
     signature_rule: SignatureRule | str | None = None
-    """What the signature policy says, or why it can't be read; None where there is none."""
+    """The rule of the signature policy, or why it cannot be read; None without a policy."""
     missing_keys: tuple[str, ...] = ()
-    """The keys that the policy names and that are not there."""
+    """The key files that the policy names and that do not exist."""
     architecture: str = ""
-    """The machine's, as OCI names it."""
+    """The machine's architecture by its OCI name."""
     spaces: tuple[FilesystemSpace | UnreadableFilesystem, ...] = ()
     present_layers: frozenset[str] = frozenset()
-    """The digests of the layers that need no fetching."""
+    """The digests of the layers that are stored already."""
     needs_storage: bool = False
-    """The image waits in podman's storage, below /var, until it is deployed."""
+    """podman stores the image below /var before it is deployed."""
     kernel_bytes: int = 0
-    """What the booted kernel and its initramfs take on /boot; the next is about as large."""
+    """Size of the booted kernel and initramfs on /boot; the next ones are about as large."""
     freeable_boot_bytes: int = 0
-    """What older deployments take on /boot, but for pinned ones; ostree removes them if need be."""
+    """Size of older deployments on /boot that are not pinned; ostree removes them if needed."""
     staged_by_other: str = ""
     drivers: tuple[str, ...] = ()
-    """Units that update this machine too, and are active."""
+    """Active units that also update this machine."""
     inhibitors: tuple[str, ...] = ()
-    """Who blocks a shutdown, and why."""
+    """The programs that block a shutdown, with their reasons."""
     is_clock_synchronized: bool | None = None
-    """Whether the clock follows a time server."""
+    """The clock follows a time server."""
     ledger_problem: str = ""
 
 
 # ostree refuses to go below this part of the file system (ostree.repo-config(5),
 # core.min-free-space-percent).
 _RESERVE = 0.03
-# Layers are compressed; what they hold is about twice as large.
+# Layers are compressed; their content is about twice as large.
 _UNPACKED = 2.0
 _FILES_PER_BYTE = 1 / 16_000
 _LEAST_FILES = 1_000
 _BOOT_FILES = 16
-# The ledger, the copies of what a config replaces, and room for others' logs.
+# For the ledger, backups of replaced files, and logs of other programs.
 _VAR_BYTES = 64 * 1024 * 1024
 _CLOCK_SLACK_S = 3600.0
 BOOTABLE_LABELS = ("ostree.bootable", "containers.bootc")
@@ -162,17 +161,17 @@ _MIB = 1024 * 1024
 
 
 def find_preflight_problems(
-    found: PreflightFacts, *, only_warn: frozenset[str] = frozenset()
+    facts: PreflightFacts, *, only_warn: frozenset[str] = frozenset()
 ) -> tuple[PreflightFinding, ...]:
-    """All that is wrong, what blocks first; the reasons in ``only_warn`` never block."""
+    """Return all problems, blocking ones first; the reasons in ``only_warn`` never block."""
     everything = [
-        *_check_ledger(found),
-        *_check_filesystems(found),
-        *_check_space(found),
-        *_check_other_programs(found),
-        *_check_clock(found),
-        *_check_signature_policy(found),
-        *_check_registry(found),
+        *_check_ledger(facts),
+        *_check_filesystems(facts),
+        *_check_space(facts),
+        *_check_other_programs(facts),
+        *_check_clock(facts),
+        *_check_signature_policy(facts),
+        *_check_registry(facts),
     ]
     judged = [
         replace(each, is_blocking=False) if each.reason in only_warn else each
@@ -181,29 +180,31 @@ def find_preflight_problems(
     return tuple(sorted(judged, key=lambda each: not each.is_blocking))
 
 
-def _check_ledger(found: PreflightFacts) -> Iterator[PreflightFinding]:
-    if found.ledger_problem:
+def _check_ledger(facts: PreflightFacts) -> Iterator[PreflightFinding]:
+    if facts.ledger_problem:
         yield PreflightFinding(
             PreflightReason.LEDGER_NOT_WRITABLE,
-            f"the ledger can't be written: {found.ledger_problem}",
-            "see that /var/lib/treenail can be written to by root",
+            f"cannot write the ledger: {facts.ledger_problem}",
+            "make /var/lib/treenail writable for root",
         )
 
 
-def _check_filesystems(found: PreflightFacts) -> Iterator[PreflightFinding]:
-    for space in found.spaces:
+def _check_filesystems(facts: PreflightFacts) -> Iterator[PreflightFinding]:
+    for space in facts.spaces:
         if isinstance(space, UnreadableFilesystem):
             yield PreflightFinding(
                 PreflightReason.FILE_SYSTEM_FAILING,
-                f"the file system at {space.path} answers with an error: {space.text}",
-                "see 'journalctl -k -p err'; check or replace the disk",
+                f"cannot read the filesystem of {space.path}: {space.text}",
+                "read the kernel's errors with: journalctl -k -p err; check or replace the disk",
             )
         elif space.is_read_only and space.path != "/boot":
-            # /boot is mounted read-only on purpose on some systems; ostree remounts it.
+            # Some systems mount /boot read-only; libostree remounts it to write a deployment.
             yield PreflightFinding(
                 PreflightReason.READ_ONLY_FILE_SYSTEM,
-                f"the file system at {space.path} is read-only, as it becomes after errors",
-                "see 'journalctl -k -p err'; check the file system, then mount it read-write",
+                f"cannot write to the filesystem of {space.path}: it is read-only, which the "
+                "kernel does after errors",
+                "read the kernel's errors with: journalctl -k -p err; check the filesystem, then "
+                "mount it read-write",
             )
 
 
@@ -213,53 +214,53 @@ _SPACE_REASONS = {
     "/var": (PreflightReason.NO_SPACE_ON_VAR, PreflightReason.NO_INODES_ON_VAR),
 }
 _SPACE_REMEDIES = {
-    "/boot": "remove old deployments with 'rpm-ostree cleanup --rollback', pinned ones after "
-    "'ostree admin pin --unpin', or files of others",
-    "/sysroot": "remove old deployments with 'rpm-ostree cleanup --rollback', or unused container "
-    "images with 'crictl rmi --prune'",
-    "/var": "remove unused container images with 'crictl rmi --prune', or old logs with "
-    "'journalctl --vacuum-size=500M'",
+    "/boot": "remove old deployments: rpm-ostree cleanup --rollback (pinned ones after: ostree "
+    "admin pin --unpin INDEX), or files of other programs",
+    "/sysroot": "remove old deployments: rpm-ostree cleanup --rollback, or unused container "
+    "images: crictl rmi --prune",
+    "/var": "remove unused container images: crictl rmi --prune, or old logs: journalctl "
+    "--vacuum-size=500M",
 }
 
 
-def _check_space(found: PreflightFacts) -> Iterator[PreflightFinding]:
-    """Each file system must have room for all that goes there: paths may share one."""
-    taken_bytes: dict[int, int] = {}
-    taken_files: dict[int, int] = {}
-    for space in found.spaces:
+def _check_space(facts: PreflightFacts) -> Iterator[PreflightFinding]:
+    """Check the space of each filesystem; paths on the same one need the sum."""
+    needed_bytes: dict[int, int] = {}
+    needed_files: dict[int, int] = {}
+    for space in facts.spaces:
         if isinstance(space, UnreadableFilesystem) or space.path not in _SPACE_REASONS:
             continue
-        bytes_needed, files_needed = _compute_space_needed(found, space)
-        taken_bytes[space.device] = taken_bytes.get(space.device, 0) + bytes_needed
-        taken_files[space.device] = taken_files.get(space.device, 0) + files_needed
+        bytes_needed, files_needed = _compute_space_needed(facts, space)
+        needed_bytes[space.device] = needed_bytes.get(space.device, 0) + bytes_needed
+        needed_files[space.device] = needed_files.get(space.device, 0) + files_needed
         of_bytes, of_files = _SPACE_REASONS[space.path]
-        if bytes_needed and space.free_bytes < taken_bytes[space.device]:
+        if bytes_needed and space.free_bytes < needed_bytes[space.device]:
             yield PreflightFinding(
                 of_bytes,
                 f"{space.path} has {space.free_bytes // _MIB} MiB free, and the update needs "
-                f"{-(-taken_bytes[space.device] // _MIB)} MiB there",
+                f"{-(-needed_bytes[space.device] // _MIB)} MiB",
                 _SPACE_REMEDIES[space.path],
             )
-        if files_needed and space.files and space.free_files < taken_files[space.device]:
+        if files_needed and space.files and space.free_files < needed_files[space.device]:
             yield PreflightFinding(
                 of_files,
-                f"{space.path} has {space.free_files} inodes left, and the update needs "
-                f"{taken_files[space.device]} there",
+                f"{space.path} has {space.free_files} free inodes, and the update needs "
+                f"{needed_files[space.device]}",
                 _SPACE_REMEDIES[space.path],
             )
 
 
-def _compute_space_needed(found: PreflightFacts, space: FilesystemSpace) -> tuple[int, int]:
-    """Bytes and files that the update needs on the file system."""
-    layers = found.manifest.layers if isinstance(found.manifest, ImageManifest) else ()
+def _compute_space_needed(facts: PreflightFacts, space: FilesystemSpace) -> tuple[int, int]:
+    """Return the bytes and the inodes that the update needs on the filesystem."""
+    layers = facts.manifest.layers if isinstance(facts.manifest, ImageManifest) else ()
     if space.path == "/var":
-        stored = sum(each.size_bytes for each in layers) if found.needs_storage else 0
+        stored = sum(each.size_bytes for each in layers) if facts.needs_storage else 0
         unpacked, files = int(stored * _UNPACKED), int(stored * _FILES_PER_BYTE)
         return _VAR_BYTES + unpacked, _LEAST_FILES + files
     if space.path == "/boot":
-        needed = found.kernel_bytes - found.freeable_boot_bytes
-        return (max(needed, 0), _BOOT_FILES) if found.kernel_bytes else (0, 0)
-    missing = sum(each.size_bytes for each in layers if each.digest not in found.present_layers)
+        needed = facts.kernel_bytes - facts.freeable_boot_bytes
+        return (max(needed, 0), _BOOT_FILES) if facts.kernel_bytes else (0, 0)
+    missing = sum(each.size_bytes for each in layers if each.digest not in facts.present_layers)
     if not missing:
         return 0, 0
     reserve = int(space.size_bytes * _RESERVE)
@@ -267,87 +268,136 @@ def _compute_space_needed(found: PreflightFacts, space: FilesystemSpace) -> tupl
     return int(missing * _UNPACKED) + reserve, files
 
 
-def _check_other_programs(found: PreflightFacts) -> Iterator[PreflightFinding]:
-    if found.staged_by_other:
-        yield describe_foreign_staged(found.staged_by_other)
-    for driver in found.drivers:
+def _check_other_programs(facts: PreflightFacts) -> Iterator[PreflightFinding]:
+    if facts.staged_by_other:
+        yield make_foreign_staged_problem(facts.staged_by_other)
+    for driver in facts.drivers:
         yield PreflightFinding(
             PreflightReason.OTHER_UPDATE_DRIVER,
-            f"{driver} is active and updates this machine too",
-            f"leave the updates to one of them: 'systemctl disable --now {driver}'",
+            f"{driver} is active and also updates this machine",
+            f"run: systemctl disable --now {driver}, or stop treenail",
         )
-    for holder in found.inhibitors:
+    for holder in facts.inhibitors:
         yield PreflightFinding(
             PreflightReason.SHUTDOWN_INHIBITED,
-            f"a reboot is blocked by {holder}",
-            "wait for it, or end it; see: systemd-inhibit --list",
+            f"{holder} blocks a reboot",
+            "wait for it, or end it; list all with: systemd-inhibit --list",
         )
 
 
-def describe_foreign_staged(deployment: str) -> PreflightFinding:
-    """Somebody else staged the deployment of this id; it is not ours to drop."""
+def make_foreign_staged_problem(deployment: str) -> PreflightFinding:
+    """Return the problem of a deployment that another program staged; treenail must not drop it."""
     return PreflightFinding(
         PreflightReason.STAGED_BY_OTHER,
-        f"deployment {deployment} is staged on this machine, and not by treenail",
-        "drop it with 'rpm-ostree cleanup --pending', or reboot into it",
+        f"another program staged deployment {deployment} on this machine",
+        "drop it with: rpm-ostree cleanup --pending, or reboot into it",
     )
 
 
-def _check_clock(found: PreflightFacts) -> Iterator[PreflightFinding]:
-    remedy = "set the clock; see 'timedatectl' and 'chronyc tracking'"
-    manifest = found.manifest
+def _check_clock(facts: PreflightFacts) -> Iterator[PreflightFinding]:
+    remedy = "set the clock; check it with: timedatectl, and: chronyc tracking"
+    manifest = facts.manifest
     if isinstance(manifest, ImageManifest) and manifest.created is not None:
-        behind_s = manifest.created - found.now
+        behind_s = manifest.created - facts.now
         if behind_s > _CLOCK_SLACK_S:
             yield PreflightFinding(
                 PreflightReason.CLOCK_BEHIND_IMAGE,
-                f"this machine's clock is {behind_s / 3600:.1f} h behind the moment when the image "
-                "was built",
+                f"this machine's clock is {behind_s / 3600:.1f} h behind the build time of the "
+                "image",
                 remedy,
             )
-    if found.is_clock_synchronized is False:
+    if facts.is_clock_synchronized is False:
         yield PreflightFinding(
             PreflightReason.CLOCK_NOT_SYNCHRONIZED,
-            "this machine's clock follows no time server",
+            "this machine's clock is not synchronized with a time server",
             remedy,
             is_blocking=False,
         )
 
 
-def _check_signature_policy(found: PreflightFacts) -> Iterator[PreflightFinding]:
-    if not found.image:
+def _check_signature_policy(facts: PreflightFacts) -> Iterator[PreflightFinding]:
+    if not facts.image:
         return
-    if isinstance(found.signature_rule, str):
+    if isinstance(facts.signature_rule, str):
         yield PreflightFinding(
             PreflightReason.SIGNATURE_POLICY_UNUSABLE,
-            found.signature_rule,
-            f"mend {POLICY_PATH}; see containers-policy.json(5)",
+            facts.signature_rule,
+            f"fix {POLICY_PATH}; see containers-policy.json(5)",
         )
     elif (
-        isinstance(found.signature_rule, SignatureRule)
-        and found.signature_rule.trust is SignatureTrust.REJECTED
+        isinstance(facts.signature_rule, SignatureRule)
+        and facts.signature_rule.trust is SignatureTrust.REJECTED
     ):
         yield PreflightFinding(
             PreflightReason.SIGNATURE_REJECTED,
-            f"the signature policy rejects {found.image}, by {found.signature_rule.scope}",
-            f"allow it in {POLICY_PATH}, or ask for an image that is allowed",
+            f"the signature policy rejects {facts.image}, by {facts.signature_rule.scope}",
+            f"allow it in {POLICY_PATH}, or request an image that is allowed",
         )
-    for key in found.missing_keys:
+    for key in facts.missing_keys:
         yield PreflightFinding(
             PreflightReason.SIGNATURE_KEY_MISSING,
-            f"the signature policy wants signatures checked with {key}, and there is no such file",
-            f"put the key there, or change {POLICY_PATH}",
+            f"the signature policy requires the key {key}, and this file does not exist",
+            f"install the key, or change {POLICY_PATH}",
         )
 
 
-def _check_registry(found: PreflightFacts) -> Iterator[PreflightFinding]:
-    manifest = found.manifest
+_CREDENTIAL_REMEDY = (
+    "add credentials for {registry} to the cluster's pull secret; list problems of pull secrets "
+    "with: treenail status"
+)
+_NETWORK_REMEDY = "make {registry} reachable from this node; check its proxy settings"
+_CLOCK_OR_CERTIFICATE_REMEDY = "set the clock, or renew the registry's certificate"
+_REGISTRY_TEXTS: dict[PreflightReason, tuple[str, str]] = {
+    PreflightReason.REGISTRY_NAME_UNKNOWN: (
+        "cannot resolve the name {registry}",
+        "add {registry} to this node's DNS servers",
+    ),
+    PreflightReason.REGISTRY_UNREACHABLE: ("cannot reach {registry}", _NETWORK_REMEDY),
+    PreflightReason.REGISTRY_UNTRUSTED: (
+        "the certificate of {registry} is not trusted",
+        "install the registry's CA as /etc/docker/certs.d/{registry}/ca.crt",
+    ),
+    PreflightReason.REGISTRY_CERTIFICATE_EXPIRED: (
+        "the certificate of {registry} has expired",
+        _CLOCK_OR_CERTIFICATE_REMEDY,
+    ),
+    PreflightReason.CLOCK_BEHIND_CERTIFICATE: (
+        "the certificate of {registry} is not valid yet",
+        _CLOCK_OR_CERTIFICATE_REMEDY,
+    ),
+    PreflightReason.REGISTRY_UNAUTHORIZED: (
+        "{registry} rejected the credentials",
+        _CREDENTIAL_REMEDY,
+    ),
+    PreflightReason.REGISTRY_FORBIDDEN: (
+        "{registry} does not allow the credentials to pull {image}",
+        _CREDENTIAL_REMEDY,
+    ),
+    PreflightReason.IMAGE_NOT_FOUND: (
+        "{registry} has no {image}",
+        "request an image that exists, or push this one again",
+    ),
+    PreflightReason.REGISTRY_TIMEOUT: ("{registry} did not answer in time", _NETWORK_REMEDY),
+    PreflightReason.WRONG_ARCHITECTURE: (
+        "{image} is not built for this machine",
+        "request an image of this architecture, or a multi-arch image",
+    ),
+    PreflightReason.REGISTRY_FAILED: (
+        "cannot read the manifest of {image}",
+        "check {registry}; treenail retries",
+    ),
+}
+"""By reason: a sentence, and a remedy, for ``registry`` and ``image``."""
+
+
+def _check_registry(facts: PreflightFacts) -> Iterator[PreflightFinding]:
+    manifest = facts.manifest
     if isinstance(manifest, RegistryProblem):
-        what, remedy = REGISTRY_PROBLEM_TEXTS.get(
-            manifest.reason, REGISTRY_PROBLEM_TEXTS[PreflightReason.REGISTRY_FAILED]
+        what, remedy = _REGISTRY_TEXTS.get(
+            manifest.reason, _REGISTRY_TEXTS[PreflightReason.REGISTRY_FAILED]
         )
-        registry = found.image.partition("/")[0]
-        about = what.format(registry=registry, image=found.image)
+        registry = facts.image.partition("/")[0]
+        about = what.format(registry=registry, image=facts.image)
         yield PreflightFinding(
             manifest.reason, f"{about}: {manifest.text}", remedy.format(registry=registry)
         )
@@ -355,25 +405,26 @@ def _check_registry(found: PreflightFacts) -> Iterator[PreflightFinding]:
         if not manifest.is_bootable:
             yield PreflightFinding(
                 PreflightReason.IMAGE_NOT_BOOTABLE,
-                f"{found.image} is no operating system: it has no label {' or '.join(BOOTABLE_LABELS)}",
-                "ask for an image that is one, and not for one of extensions or of a program",
+                f"{facts.image} is not an operating system: it has no label "
+                f"{' or '.join(BOOTABLE_LABELS)}",
+                "request the image of an operating system, not of extensions or of a program",
             )
         built_for = manifest.architecture
-        if "" not in (built_for, found.architecture) and built_for != found.architecture:
+        if "" not in (built_for, facts.architecture) and built_for != facts.architecture:
             yield PreflightFinding(
                 PreflightReason.WRONG_ARCHITECTURE,
-                f"{found.image} is built for {built_for}, and this machine is {found.architecture}",
-                "ask for an image of this architecture, or for one that has several",
+                f"{facts.image} is built for {built_for}, and this machine is {facts.architecture}",
+                "request an image of this architecture, or a multi-arch image",
             )
 
 
 def make_preflight_error(found: tuple[PreflightFinding, ...]) -> PreflightError | None:
-    """The error that says all that blocks, each with its remedy; None when nothing does."""
+    """Return the error with all blocking problems and their remedies; None without any."""
     blocking = [each for each in found if each.is_blocking]
     if not blocking:
         return None
     return PreflightError(
-        "the update can't begin: " + "; ".join(str(each) for each in blocking),
+        "cannot start the update: " + "; ".join(str(each) for each in blocking),
         reasons=tuple(str(each.reason) for each in blocking),
         remedy="; ".join(dict.fromkeys(each.remedy for each in blocking)),
     )

@@ -1,4 +1,4 @@
-"""What the machine's signature policy, containers-policy.json(5), asks of an image."""
+"""The rule of the machine's signature policy, containers-policy.json(5), for an image."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -11,28 +11,28 @@ POLICY_PATH = "/etc/containers/policy.json"
 
 
 class SignatureTrust(StrEnum):
-    """How the policy has images of a registry treated."""
+    """How the policy treats an image."""
 
     UNSIGNED = "unsigned"
-    """Taken without a signature."""
+    """Accepted without a signature."""
     SIGNED = "signed"
-    """Taken with a good signature alone."""
+    """Accepted only with a valid signature."""
     REJECTED = "rejected"
-    """Never taken."""
+    """Never accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignatureRule:
-    """What the policy says of one image."""
+    """The rule for one image."""
 
     trust: SignatureTrust
     scope: str
-    """The part of the policy that says so, for people."""
+    """The part of the policy that has the rule, for users."""
     keys: tuple[str, ...] = ()
-    """The paths of the keys that a signature is checked with."""
+    """The paths of the keys that verify the signature."""
     is_strict: bool = False
-    """Ask ostree for a verified image: it does so only where the policy's default is not to
-    accept anything. The rule is enforced either way, by whatever fetches the image."""
+    """Pull with ostree-image-signed, which ostree refuses if the policy's default accepts anything.
+    The program that pulls the image enforces the rule in any case."""
 
 
 _STORAGE = "containers-storage"
@@ -42,7 +42,7 @@ _KNOWN = frozenset({_ANYTHING, "reject", "signedBaseLayer", *_SIGNED})
 
 
 def find_rule(policy: bytes, image: str) -> SignatureRule:
-    """What ``policy`` asks of the pull spec ``image``; raises `ConfigError` if it is unusable."""
+    """Return the rule for the pull spec ``image``; raises `ConfigError` for an invalid policy."""
     default, docker = _read_policy(policy, "docker")
     for scope in _list_scopes(image):
         if scope in docker:
@@ -52,24 +52,24 @@ def find_rule(policy: bytes, image: str) -> SignatureRule:
 
 
 def find_storage_rule(policy: bytes) -> SignatureRule:
-    """What ``policy`` asks of images in podman's storage: it counts again when they leave it."""
+    """Return the rule for images in podman's storage, which applies when they are copied out."""
     default, storage = _read_policy(policy, _STORAGE)
     if "" in storage:
         where = f"transports.{_STORAGE}['']"
         return _make_rule(_read_requirements(storage[""], where), where, default)
-    return _make_rule(default, f"default, which holds for transports.{_STORAGE} too", default)
+    return _make_rule(default, f"default, which also applies to transports.{_STORAGE}", default)
 
 
 def _read_policy(
     policy: bytes, transport: str
 ) -> tuple[list[Mapping[str, object]], Mapping[str, object]]:
-    """The default, and what is said of the transport by scope."""
+    """Return the default requirements, and those of the transport by scope."""
     try:
         document: object = json.loads(policy)
     except (ValueError, RecursionError) as error:
         raise _make_policy_error(f"it is not JSON: {error}") from error
     if not isinstance(document, Mapping):
-        raise _make_policy_error("it holds no JSON object")
+        raise _make_policy_error("it is not a JSON object")
     default = _read_requirements(document.get("default"), "default")
     transports = _expect_object(document.get("transports"), "transports")
     return default, _expect_object(transports.get(transport), transport)
@@ -84,27 +84,27 @@ def _make_rule(
     if not types & _SIGNED:
         return SignatureRule(SignatureTrust.UNSIGNED, scope)
     keys = tuple(key for each in found for key in _list_keys(each))
-    strict = all(each.get("type") != _ANYTHING for each in default)
-    return SignatureRule(SignatureTrust.SIGNED, scope, keys, strict)
+    is_strict = all(each.get("type") != _ANYTHING for each in default)
+    return SignatureRule(SignatureTrust.SIGNED, scope, keys, is_strict)
 
 
 def _expect_object(found: object, where: str) -> Mapping[str, object]:
     if found is None:
         return {}
     if not isinstance(found, Mapping):
-        raise _make_policy_error(f"{where} is no object")
+        raise _make_policy_error(f"{where} is not an object")
     return found
 
 
 def _read_requirements(found: object, where: str) -> list[Mapping[str, object]]:
     if not isinstance(found, list) or not found:
-        raise _make_policy_error(f"{where} is no list of requirements")
+        raise _make_policy_error(f"{where} is not a list of requirements")
     requirements = [each for each in found if isinstance(each, Mapping)]
     for each in requirements:
         if each.get("type") not in _KNOWN:
             raise _make_policy_error(f"{where} has a requirement of type {each.get('type')!r}")
     if len(requirements) != len(found):
-        raise _make_policy_error(f"{where} is no list of requirements")
+        raise _make_policy_error(f"{where} is not a list of requirements")
     return requirements
 
 
@@ -118,7 +118,7 @@ def _list_keys(requirement: Mapping[str, object]) -> Iterator[str]:
 
 
 def _list_scopes(image: str) -> Iterator[str]:
-    """The scopes that an image is in, the narrowest first."""
+    """Return the scopes of an image, the narrowest first."""
     yield image
     name = image.partition("@")[0]
     while "/" in name:
@@ -134,6 +134,6 @@ def _list_scopes(image: str) -> Iterator[str]:
 
 def _make_policy_error(why: str) -> ConfigError:
     return ConfigError(
-        f"{POLICY_PATH} can't be used: {why}",
-        remedy="mend it; see containers-policy.json(5)",
+        f"cannot use {POLICY_PATH}: {why}",
+        remedy="fix it; see containers-policy.json(5)",
     )

@@ -1,4 +1,7 @@
-"""The moves there are: `decide` chooses one, the daemon makes it. Each says itself to people."""
+"""The actions of the agent. `decide_action` chooses one, the daemon runs it.
+
+``str(action)`` is the text for logs and ``treenail status``.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +13,7 @@ from treenail.update.state.record import QuarantinedTarget, Target
 
 @dataclass(frozen=True, slots=True)
 class IdleAction:
-    """Nothing to do. ``is_settled`` when the node is what it is asked to be."""
+    """Do nothing; ``is_settled`` if the node has its desired target."""
 
     reason: str
     is_settled: bool = False
@@ -21,7 +24,7 @@ class IdleAction:
 
 @dataclass(frozen=True, slots=True)
 class WaitAction:
-    """Something is awaited from outside; ``is_overdue`` when it takes longer than it may."""
+    """Wait for another program; ``is_overdue`` if that takes longer than its limit."""
 
     reason: str
     is_overdue: bool = False
@@ -32,7 +35,7 @@ class WaitAction:
 
 @dataclass(frozen=True, slots=True)
 class AdoptAction:
-    """The machine already is the target: record it as current."""
+    """Record the target as current, because the machine already has it."""
 
     target: Target
 
@@ -42,35 +45,35 @@ class AdoptAction:
 
 @dataclass(frozen=True, slots=True)
 class RecoverAction:
-    """Put back, or clean up after, what a change of files that was cut short has left."""
+    """Undo a change of files that was interrupted, or remove what it left behind."""
 
     def __str__(self) -> str:
-        return "putting in order what was cut short"
+        return "recovering from an interrupted change of files"
 
 
 @dataclass(frozen=True, slots=True)
 class RepairDriftAction:
-    """Have what drifted as the current config says."""
+    """Restore what drifted from the current config."""
 
     drifts: tuple[Drift, ...]
 
     def __str__(self) -> str:
-        return "putting right what drifted"
+        return "repairing drift"
 
 
 @dataclass(frozen=True, slots=True)
 class PlanAction:
-    """Read the configs and work out what there is to do, and what it costs."""
+    """Read the configs and compute what the update changes and disrupts."""
 
     target: Target
 
     def __str__(self) -> str:
-        return f"working out what {self.target} asks for"
+        return f"planning the update to {self.target}"
 
 
 @dataclass(frozen=True, slots=True)
 class StageAction:
-    """Pull and deploy what the target asks of the operating system, locked."""
+    """Pull and deploy the target's operating system, locked."""
 
     target: Target
 
@@ -80,40 +83,40 @@ class StageAction:
 
 @dataclass(frozen=True, slots=True)
 class PrestageAction:
-    """Pull and deploy a target that is to be at hand later, locked; the node stays as it is."""
+    """Pull and deploy a target that is requested for later, locked; the node stays idle."""
 
     target: Target
     foreign_id: str = ""
-    """What somebody else has staged, which is in the way."""
+    """The deployment that another program staged, and which blocks this one."""
 
     def __str__(self) -> str:
-        return f"staging {self.target} ahead"
+        return f"pre-staging {self.target}"
 
 
 @dataclass(frozen=True, slots=True)
 class DropPrestagedAction:
-    """Drop what was staged ahead."""
+    """Drop the pre-staged deployment."""
 
     staged_id: str = ""
 
     def __str__(self) -> str:
-        return "dropping what was staged ahead"
+        return "dropping the pre-staged deployment"
 
 
 @dataclass(frozen=True, slots=True)
 class DrainAction:
-    """Ask for the drain with this token."""
+    """Request the drain with this token."""
 
     target: Target
     token: str
 
     def __str__(self) -> str:
-        return "asking for the drain"
+        return "requesting the drain"
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyAction:
-    """Write files, units and users, all or none; whatever needs no reboot is over with that."""
+    """Write files, units and users, all or none. An update without a reboot ends with this."""
 
     target: Target
 
@@ -123,12 +126,12 @@ class ApplyAction:
 
 @dataclass(frozen=True, slots=True)
 class RebootAction:
-    """Unlock what is staged, if anything is, and reboot into it."""
+    """Unlock the staged deployment, if there is one, and reboot into it."""
 
     target: Target
     staged_id: str = ""
     is_soft: bool = False
-    """The kernel goes on if what is staged has the same one."""
+    """Keep the kernel running if the staged deployment has the same one."""
 
     def __str__(self) -> str:
         how = ", with a soft reboot if the kernel stays" if self.is_soft else ""
@@ -137,111 +140,111 @@ class RebootAction:
 
 @dataclass(frozen=True, slots=True)
 class RestoreAction:
-    """Have files, units and users as before the update."""
+    """Restore files, units and users as they were before the update."""
 
     def __str__(self) -> str:
-        return "putting files, units and users back"
+        return "restoring files, units and users"
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyAction:
-    """The target is booted: see whether the node is healthy with it."""
+    """Check whether the node is healthy with the booted target."""
 
     target: Target
     reason: str
 
     def __str__(self) -> str:
-        return f"seeing whether {self.target} is healthy: {self.reason}"
+        return f"verifying {self.target}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class RollBackAction:
-    """Go back to what was before: the deployment and the config, as one."""
+    """Roll back to the previous deployment and its config, and quarantine the target."""
 
     quarantine: QuarantinedTarget
 
     def __str__(self) -> str:
-        return "going back to what was before"
+        return "rolling back"
 
 
 @dataclass(frozen=True, slots=True)
 class CommitAction:
-    """The target is booted: verify its files, units and users, and record it as current."""
+    """Write what is left after the boot, and record the booted target as current."""
 
     target: Target
 
     def __str__(self) -> str:
-        return f"verifying {self.target}"
+        return f"committing {self.target}"
 
 
 @dataclass(frozen=True, slots=True)
 class UncordonAction:
-    """Ask for the uncordon with this token."""
+    """Request the uncordon with this token."""
 
     token: str
 
     def __str__(self) -> str:
-        return "asking for the uncordon"
+        return "requesting the uncordon"
 
 
 @dataclass(frozen=True, slots=True)
 class FinishAction:
-    """The update is over; ``is_done`` when it reached its target."""
+    """Move the update to the history; ``is_done`` if it reached its target."""
 
     is_done: bool
 
     def __str__(self) -> str:
-        return "update done" if self.is_done else "update called off"
+        return "update done" if self.is_done else "update cancelled"
 
 
 @dataclass(frozen=True, slots=True)
 class CancelStagedAction:
-    """Call the update off and drop what it staged; refuse its target if there is a reason to."""
+    """Cancel the update, drop what it staged, and quarantine its target if it is to blame."""
 
     reason: str
     staged_id: str = ""
     quarantine: QuarantinedTarget | None = None
 
     def __str__(self) -> str:
-        return f"calling the update off: {self.reason}"
+        return f"cancelling the update: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class RefuseAction:
-    """The wish can't be obeyed; a person has to act."""
+    """Refuse to move to the desired target until the cause of the error changes."""
 
     error: TreenailError
 
     def __str__(self) -> str:
-        return "can't do what is asked for"
+        return "blocked"
 
 
 @dataclass(frozen=True, slots=True)
 class IntroduceNodeAction:
-    """Annotate a Node that is new to its cluster with what its machine was made for."""
+    """Annotate a Node that is new to its cluster with the config of its installation."""
 
     annotations: Mapping[str, str]
 
     def __str__(self) -> str:
-        return "telling the cluster which config this machine was made with"
+        return "annotating the Node with the config that this machine was installed with"
 
 
 @dataclass(frozen=True, slots=True)
 class UnpinAction:
-    """Let the previous deployment go: it was kept for long enough, or stands in the way."""
+    """Unpin the previous deployment: its retention ended, or the next one needs its space."""
 
     id: str
 
     def __str__(self) -> str:
-        return "letting the previous deployment go"
+        return "unpinning the previous deployment"
 
 
 @dataclass(frozen=True, slots=True)
 class RetryAction:
-    """Forget the refusal: another target is asked for, or somebody asked to try it again."""
+    """End the quarantine: the desired target changed, or a user requested a retry."""
 
     def __str__(self) -> str:
-        return "nothing is refused any more"
+        return "ending the quarantine"
 
 
 Decision = (

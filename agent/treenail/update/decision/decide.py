@@ -1,17 +1,17 @@
-"""Facts to the node's next move: start reading here.
+"""Decide the node's next action from the facts. Start reading the update logic here.
 
-The order of an update is: weigh what there is to do, stage what the OS needs, locked, while the
-node serves, have the node drained if that costs a drain, write files, units and users, unlock and
-reboot if it costs a reboot, verify, ask for the uncordon. Two rules hold in every state:
+An update runs in this order: plan it, stage the OS (locked, while the node is in service), drain
+if the impact needs it, write files, units and users, unlock and reboot if the impact needs it,
+verify, uncordon. Two rules hold in every phase:
 
-* The machine changes only out of service, unless the change disturbs nothing. A staged deployment
-  stays locked until the drain is acknowledged, because anybody's reboot finalizes an unlocked one.
-* Until the reboot is asked for, a changed mind costs nothing: files are put back, what was staged
-  is dropped and the drain taken back. From then on the update goes through, whether the API server
-  answers or not.
+* The machine changes only while the node is drained, unless the change disrupts nothing. A staged
+  deployment stays locked until the drain controller has drained the node, because any reboot
+  finalizes an unlocked one.
+* Until the agent requests the reboot, a changed request costs nothing: the agent restores files,
+  drops the staged deployment and withdraws the drain. After that the update continues, whether
+  the API server answers or not.
 """
 
-from treenail.update.decision import decide_prestage
 from treenail.update.decision.actions import (
     ApplyAction,
     CancelStagedAction,
@@ -30,6 +30,7 @@ from treenail.update.decision.actions import (
     WaitAction,
 )
 from treenail.update.decision.decide_boot import (
+    CHECKS_BEGIN,
     cancel_unbooted,
     decide_rollback,
     decide_verification,
@@ -41,24 +42,28 @@ from treenail.update.decision.decide_idle import (
     make_other_config_error,
     refuse_foreign_staged,
 )
+from treenail.update.decision.decide_prestage import needs_deployments_for_prestage
 from treenail.update.decision.desired import DesiredTarget
 from treenail.update.decision.facts import DeploymentState, Facts, ObservedNode
 from treenail.update.decision.request import is_cancel_request, make_cancelled_target
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.impact.os_change import is_in_effect
-from treenail.update.state import boot_id
+from treenail.update.state.boot_id import is_soft_reboot
 from treenail.update.state.phases import Phase
 from treenail.update.state.record import QuarantinedTarget, UpdateRecord
 
 REBOOTS_ALLOWED = 3
-_UNCORDON_LIMIT_S = 600.0
-"""Reboots into one target before it is refused: a power cut may take one, a broken boot all."""
+"""Reboots into one target before its quarantine: one may fail by a power cut."""
+_UNCORDON_LIMIT_S = 600.0  # as long as the Machine Config Daemon waits
+
+_TARGET_CHANGED = "the desired target changed"
+_UNCORDONED = "another client uncordoned the node before its reboot"
 
 
 def decide_action(facts: Facts) -> Decision:
-    """The one next move that the facts call for."""
+    """Return the next action for the facts."""
     if facts.is_shutting_down:
-        return IdleAction("the machine is going down")
+        return IdleAction("the machine is shutting down")
     if facts.has_interrupted_change:
         return RecoverAction()
     update = facts.record.update
@@ -84,33 +89,30 @@ def _decide_in_phase(facts: Facts, update: UpdateRecord) -> Decision:
 
 
 def needs_deployments(facts: Facts, *, is_first: bool) -> bool:
-    """Whether the next decision needs the deployments.
-
-    A node at rest must not ask: each question would start rpm-ostreed, which exits when idle.
-    """
+    """Return whether the next decision needs the deployments; ``is_first``: of this process."""
+    # Each query starts rpm-ostreed, which exits after 60 s idle, so an idle node makes none.
     update, node = facts.record.update, facts.node
     if update is not None:
-        asks = update.impact is None or update.impact.needs_reboot
-        return asks and update.phase is not Phase.UNCORDONING
+        may_reboot = update.impact is None or update.impact.needs_reboot
+        return may_reboot and update.phase is not Phase.UNCORDONING
     if node is None or not isinstance(node.desired, DesiredTarget):
         return False
-    asks = facts.is_forced or decide_prestage.needs_deployments_for_prestage(facts)
-    return is_first or asks or node.desired.target != facts.record.current
+    if is_first or facts.is_forced or needs_deployments_for_prestage(facts):
+        return True
+    return node.desired.target != facts.record.current
 
 
 def is_target_requested(node: ObservedNode | None, update: UpdateRecord) -> bool:
-    """Whether the update's target is still wanted; as long as nobody can be asked, it is."""
+    """Return whether the Node still requests the update's target; True without a Node."""
     if node is None:
         return True
     return isinstance(node.desired, DesiredTarget) and node.desired.target == update.target
 
 
 def make_drain_token(config: str, previous: str) -> str:
-    """The token that asks for a drain and differs from ``previous``.
-
-    The drain controller of the reference reads what stands before the first hyphen and compares
-    the whole; a peer that expects exactly ``drain-<config>`` is served by the first attempt.
-    """
+    """Return a token that requests a drain and differs from ``previous``."""
+    # The MCO's drain controller reads the verb before the first hyphen and compares the whole
+    # value with lastAppliedDrain, so the suffix makes it drain the node again.
     plain = f"drain-{config}"
     if previous.partition(".again-")[0] != plain:
         return plain
@@ -118,232 +120,234 @@ def make_drain_token(config: str, previous: str) -> str:
 
 
 def make_uncordon_token(config: str) -> str:
-    """The token that asks for the uncordon."""
+    """Return the token that requests the uncordon."""
     return f"uncordon-{config}"
 
 
 def _is_staged_by_update(
-    update: UpdateRecord, work: UpdateImpact, deployed: DeploymentState
+    update: UpdateRecord, impact: UpdateImpact, deployments: DeploymentState
 ) -> bool:
-    """Whether we staged what is staged; where that was not noted, by what we had asked for."""
+    """Return whether this update staged the deployment; without a recorded ID, by its content."""
     if update.staged_id:
-        return deployed.staged_id == update.staged_id
-    if work.os.image:
-        return deployed.staged_digest == work.os.digest
-    return deployed.is_locked and deployed.staged_digest == deployed.booted_digest
+        return deployments.staged_id == update.staged_id
+    if impact.os.image:
+        return deployments.staged_digest == impact.os.digest
+    return deployments.is_locked and deployments.staged_digest == deployments.booted_digest
 
 
 def _decide_unpin(facts: Facts) -> UnpinAction | None:
-    """The previous deployment, when it was kept for long enough."""
-    kept = facts.record.retained
-    over = kept is not None and kept.is_expired(now=facts.now, retention_s=facts.retention_s)
-    return UnpinAction(kept.id) if kept and over else None
+    retained = facts.record.retained
+    if retained is None or not retained.is_expired(now=facts.now, retention_s=facts.retention_s):
+        return None
+    return UnpinAction(retained.id)
 
 
 def _unpin_before_staging(facts: Facts, decision: Decision) -> Decision:
-    """Before a third deployment comes, for which /boot may be too small, the oldest is let go."""
-    kept = facts.record.retained
-    comes = isinstance(decision, StageAction) or (
+    """Unpin the oldest deployment before a third one is made: /boot may lack the space for it."""
+    retained = facts.record.retained
+    adds_deployment = isinstance(decision, StageAction) or (
         isinstance(decision, RebootAction) and decision.staged_id
     )
-    return UnpinAction(kept.id) if comes and kept and kept.healthy_since is not None else decision
+    if adds_deployment and retained is not None and retained.healthy_since is not None:
+        return UnpinAction(retained.id)
+    return decision
 
 
 def _decide_before_reboot(facts: Facts, update: UpdateRecord) -> Decision:
-    target, work, deployed = update.target, update.impact, facts.deployments
+    impact, deployments = update.impact, facts.deployments
     if is_cancel_request(facts.request, update):
-        reason = "a person on this machine asked for that"
+        reason = "a user cancelled it on this node"
         return CancelStagedAction(
             reason, _find_own_staged_id(facts, update), make_cancelled_target(update)
         )
     if not is_target_requested(facts.node, update):
-        return CancelStagedAction("another target is asked for", _find_own_staged_id(facts, update))
-    if work is None:
-        return PlanAction(target)
+        return CancelStagedAction(_TARGET_CHANGED, _find_own_staged_id(facts, update))
+    if impact is None:
+        return PlanAction(update.target)
     if facts.has_undo and update.boot_id != facts.boot_id:
-        return _decide_after_boot(facts, update, work)
-    if work.needs_reboot:
-        if deployed is None:
+        return _decide_after_boot(facts, update, impact)
+    if impact.needs_reboot:
+        if deployments is None:
             return WAIT_FOR_DEPLOYMENTS
-        if not work.os.is_empty and is_in_effect(work.os, deployed.running):
-            return PlanAction(target)
-        staging = _decide_staging(facts, update, work, deployed)
+        if not impact.os.is_empty and is_in_effect(impact.os, deployments.running):
+            return PlanAction(update.target)
+        staging = _decide_staging(facts, update, impact, deployments)
         if staging is not None:
             return staging
-    return _decide_while_in_service(facts, update, work) or _decide_when_drained(
-        facts, update, work
+    return _decide_while_in_service(facts, update, impact) or _decide_when_drained(
+        facts, update, impact
     )
 
 
 def _decide_staging(
-    facts: Facts, update: UpdateRecord, work: UpdateImpact, deployed: DeploymentState
+    facts: Facts, update: UpdateRecord, impact: UpdateImpact, deployments: DeploymentState
 ) -> Decision | None:
-    """What there is to do until that is staged, and nothing else, which the update needs."""
-    if not deployed.staged_id:
-        return None if work.os.is_empty else StageAction(update.target)
-    if work.os.is_empty or not _is_staged_by_update(update, work, deployed):
-        return refuse_foreign_staged(deployed)
-    if not deployed.is_locked:
-        reason = "somebody unlocked the staged deployment while the node was in service"
-        return CancelStagedAction(reason, deployed.staged_id)
-    if is_built_from_other_config(facts, update.target, deployed.staged_config):
-        error = make_other_config_error(update.target, deployed.staged_config)
-        bad = QuarantinedTarget(update.target, str(error), error.remedy)
+    """Return the next action until exactly what the update needs is staged, then None."""
+    if not deployments.staged_id:
+        return None if impact.os.is_empty else StageAction(update.target)
+    if impact.os.is_empty or not _is_staged_by_update(update, impact, deployments):
+        return refuse_foreign_staged(deployments)
+    if not deployments.is_locked:
+        reason = "another program unlocked the staged deployment while the node was in service"
+        return CancelStagedAction(reason, deployments.staged_id)
+    if is_built_from_other_config(facts, update.target, deployments.staged_config):
+        error = make_other_config_error(update.target, deployments.staged_config)
         return CancelStagedAction(
-            "the image was built from another config", deployed.staged_id, bad
+            "the image was built from another config",
+            deployments.staged_id,
+            QuarantinedTarget(update.target, str(error), error.remedy),
         )
     return None
 
 
 def _decide_while_in_service(
-    facts: Facts, update: UpdateRecord, work: UpdateImpact
+    facts: Facts, update: UpdateRecord, impact: UpdateImpact
 ) -> Decision | None:
-    """What there is to do until the node is out of service; None when it is, or need not be."""
-    if not facts.should_drain or not work.needs_drain:
+    """Return the next action until the node is drained, or needs no drain; then None."""
+    if not facts.should_drain or not impact.needs_drain:
         return None
     if facts.node is None and update.phase is Phase.APPLYING and update.boot_id == facts.boot_id:
-        # The drain was acknowledged before this phase was entered, in this same boot.
+        # The drain was complete before this phase was entered, in this same boot.
         return None
     if facts.has_undo and facts.node is not None:
         if facts.node.handshake.is_drained_for(update.drain_token):
             return None
-        reason = "the node came back into service while its files were being changed"
+        reason = "another client uncordoned the node while files were written"
         return CancelStagedAction(reason, _find_own_staged_id(facts, update))
     return _decide_drain(facts, update)
 
 
 def _decide_drain(facts: Facts, update: UpdateRecord) -> Decision | None:
-    """What there is to do until the node is drained; None when it is."""
+    """Return the next action until the node is drained; then None."""
     if facts.node is None:
-        return WaitAction("waiting for the API server, to ask for the drain")
+        return WaitAction("waiting for the API server before requesting the drain")
     handshake = facts.node.handshake
     if handshake.requested and not handshake.is_drain_requested and not handshake.is_settled:
-        # Asking now could cross the drain controller's uncordon on the way.
-        return WaitAction("waiting for the uncordon that was asked for before")
+        # The drain controller may be about to uncordon: a drain requested now could be overtaken.
+        return WaitAction("waiting for the earlier uncordon")
     token = update.drain_token
     if not token.startswith("drain-"):
         return DrainAction(update.target, make_drain_token(update.target.config, ""))
     if handshake.is_drained_for(token):
         return None
     if handshake.requested == handshake.applied == token:
-        # Drained once, but somebody made the node schedulable: only a new token drains it again.
+        # Another client uncordoned the drained node. Only another token drains it again.
         return DrainAction(update.target, make_drain_token(update.target.config, token))
     if handshake.requested != token or update.phase is not Phase.DRAINING:
         return DrainAction(update.target, token)
-    overdue = facts.now - update.entered > facts.drain_limit_s
-    return WaitAction("waiting for the drain", is_overdue=overdue)
+    is_overdue = facts.now - update.entered > facts.drain_limit_s
+    return WaitAction("waiting for the drain", is_overdue=is_overdue)
 
 
-def _decide_when_drained(facts: Facts, update: UpdateRecord, work: UpdateImpact) -> Decision:
-    if work.needs_reboot and (facts.has_undo or not work.needs_write):
-        return _make_reboot_action(facts, update, work, _find_own_staged_id(facts, update))
+def _decide_when_drained(facts: Facts, update: UpdateRecord, impact: UpdateImpact) -> Decision:
+    if impact.needs_reboot and (facts.has_undo or not impact.needs_write):
+        return _make_reboot_action(facts, update, impact, _find_own_staged_id(facts, update))
     return ApplyAction(update.target)
 
 
 def _make_reboot_action(
-    facts: Facts, update: UpdateRecord, work: UpdateImpact, staged_id: str
+    facts: Facts, update: UpdateRecord, impact: UpdateImpact, staged_id: str
 ) -> RebootAction:
-    """A soft one at most once: one that led elsewhere is made good by a full one."""
-    asked_now = update.phase is Phase.REBOOTING and update.boot_id == facts.boot_id
-    first = update.reboot_count - asked_now == 0
-    softly = facts.can_soft_reboot and first and bool(staged_id) and work.os.can_keep_kernel
-    return RebootAction(update.target, staged_id, is_soft=softly)
+    """Return a soft reboot for the first try only: a full one must correct a wrong soft reboot."""
+    is_counted = update.phase is Phase.REBOOTING and update.boot_id == facts.boot_id
+    is_first = update.reboot_count - is_counted == 0
+    is_soft = facts.can_soft_reboot and is_first and bool(staged_id) and impact.os.can_keep_kernel
+    return RebootAction(update.target, staged_id, is_soft=is_soft)
 
 
 def _decide_rebooting(facts: Facts, update: UpdateRecord) -> Decision:
-    target, work, deployed = update.target, update.impact or UpdateImpact(), facts.deployments
+    impact, deployments = update.impact or UpdateImpact(), facts.deployments
     if update.boot_id != facts.boot_id:
-        return _decide_after_boot(facts, update, work)
+        return _decide_after_boot(facts, update, impact)
     if not is_target_requested(facts.node, update):
-        return CancelStagedAction("another target is asked for", _find_own_staged_id(facts, update))
-    if deployed is None:
+        return CancelStagedAction(_TARGET_CHANGED, _find_own_staged_id(facts, update))
+    if deployments is None:
         return WAIT_FOR_DEPLOYMENTS
     staged_id = _find_own_staged_id(facts, update)
-    if deployed.staged_id and not staged_id:
-        return refuse_foreign_staged(deployed)
-    if not staged_id and not work.os.is_empty:
-        return _decide_full_reboot(facts, update, work, deployed) or StageAction(target)
-    reboot = _make_reboot_action(facts, update, work, staged_id)
-    if facts.node is None or not facts.should_drain or not work.needs_drain:
-        # The drain was acknowledged before this phase was entered, in this same boot.
+    if deployments.staged_id and not staged_id:
+        return refuse_foreign_staged(deployments)
+    if not staged_id and not impact.os.is_empty:
+        return _decide_full_reboot(facts, update, impact, deployments) or StageAction(update.target)
+    reboot = _make_reboot_action(facts, update, impact, staged_id)
+    if facts.node is None or not facts.should_drain or not impact.needs_drain:
+        # The drain was complete before this phase was entered, in this same boot.
         return reboot
     if facts.node.handshake.is_drained_for(update.drain_token):
         return reboot
-    if facts.has_undo or (staged_id and not deployed.is_locked):
-        return CancelStagedAction(
-            "the node came back into service while it was about to reboot", staged_id
-        )
+    if facts.has_undo or (staged_id and not deployments.is_locked):
+        return CancelStagedAction(_UNCORDONED, staged_id)
     return _decide_drain(facts, update) or reboot
 
 
-def _decide_after_boot(facts: Facts, update: UpdateRecord, work: UpdateImpact) -> Decision:
-    """After a boot of an update that had changed files, or unlocked what it staged."""
-    target, deployed = update.target, facts.deployments
-    if deployed is None and not work.os.is_empty:
+def _decide_after_boot(facts: Facts, update: UpdateRecord, impact: UpdateImpact) -> Decision:
+    """Decide after a boot of an update that changed files, or unlocked its deployment."""
+    target, deployments = update.target, facts.deployments
+    if deployments is None and not impact.os.is_empty:
         return WAIT_FOR_DEPLOYMENTS
-    if deployed is None or is_in_effect(work.os, deployed.running):
-        return VerifyAction(target, "the checks begin")
-    soft = update.phase is Phase.REBOOTING and boot_id.is_soft_reboot(update.boot_id, facts.boot_id)
-    once_more = _decide_full_reboot(facts, update, work, deployed) if soft else None
-    if once_more is not None and update.reboot_count < REBOOTS_ALLOWED:
-        return once_more
+    if deployments is None or is_in_effect(impact.os, deployments.running):
+        return VerifyAction(target, CHECKS_BEGIN)
+    if update.phase is Phase.REBOOTING and is_soft_reboot(update.boot_id, facts.boot_id):
+        full_reboot = _decide_full_reboot(facts, update, impact, deployments)
+        if full_reboot is not None and update.reboot_count < REBOOTS_ALLOWED:
+            return full_reboot
     if facts.has_undo:
         return RestoreAction()
-    if update.staged_id and update.staged_id in deployed.other_ids:
-        return cancel_unbooted(facts, update, deployed)
+    if update.staged_id and update.staged_id in deployments.other_ids:
+        return cancel_unbooted(facts, update, deployments)
     if update.reboot_count >= REBOOTS_ALLOWED:
+        booted = deployments.booted_digest or "a deployment without a digest"
         return CancelStagedAction(
-            "the reboot did not lead to the target",
+            "no reboot booted the target",
             _find_own_staged_id(facts, update),
             QuarantinedTarget(
                 target,
-                f"{target} was staged and rebooted into {update.reboot_count} times, but each "
-                f"time {deployed.booted_digest or 'something without a digest'} was booted",
-                "see why with 'journalctl -b -1 -u ostree-finalize-staged'; it is tried again "
-                "once another target was asked for in between",
+                f"cannot boot {target}: each of {update.reboot_count} reboots booted {booted}",
+                # A staged deployment that cannot be finalized is dropped, and only the journal of
+                # that shutdown has the error.
+                "read the cause with: journalctl -b -1 -u ostree-finalize-staged; then request "
+                "another target, or run on this node: treenail retry",
             ),
         )
     if not is_target_requested(facts.node, update):
-        return CancelStagedAction("another target is asked for", _find_own_staged_id(facts, update))
-    return _decide_staging(facts, update, work, deployed) or StageAction(target)
+        return CancelStagedAction(_TARGET_CHANGED, _find_own_staged_id(facts, update))
+    return _decide_staging(facts, update, impact, deployments) or StageAction(target)
 
 
 def _decide_full_reboot(
-    facts: Facts, update: UpdateRecord, work: UpdateImpact, deployed: DeploymentState
+    facts: Facts, update: UpdateRecord, impact: UpdateImpact, deployments: DeploymentState
 ) -> Decision | None:
-    """Into what is ours and boots next, if a soft reboot led elsewhere; it is a full one."""
-    ours = update.staged_id
-    if not ours or ours not in {deployed.staged_id, deployed.pending_id}:
+    """Return a full reboot into the update's deployment if a soft one booted another."""
+    staged_id = update.staged_id
+    if not staged_id or staged_id not in {deployments.staged_id, deployments.pending_id}:
         return None
     if not is_target_requested(facts.node, update):
-        return CancelStagedAction("another target is asked for", ours)
-    drained = facts.node is None or facts.node.handshake.is_drained_for(update.drain_token)
-    if facts.should_drain and work.needs_drain and not drained:
-        return CancelStagedAction(
-            "the node came back into service while it was about to reboot", ours
-        )
-    return RebootAction(update.target, deployed.staged_id if deployed.staged_id == ours else "")
+        return CancelStagedAction(_TARGET_CHANGED, staged_id)
+    is_drained = facts.node is None or facts.node.handshake.is_drained_for(update.drain_token)
+    if facts.should_drain and impact.needs_drain and not is_drained:
+        return CancelStagedAction(_UNCORDONED, staged_id)
+    return RebootAction(update.target, staged_id if deployments.staged_id == staged_id else "")
 
 
 def _find_own_staged_id(facts: Facts, update: UpdateRecord) -> str:
-    """The staged deployment if it is ours; empty otherwise."""
-    work, deployed = update.impact, facts.deployments
-    if work is None or deployed is None or work.os.is_empty or not deployed.staged_id:
+    """Return the staged deployment if this update staged it; empty otherwise."""
+    impact, deployments = update.impact, facts.deployments
+    if impact is None or deployments is None or impact.os.is_empty or not deployments.staged_id:
         return ""
-    return deployed.staged_id if _is_staged_by_update(update, work, deployed) else ""
+    is_ours = _is_staged_by_update(update, impact, deployments)
+    return deployments.staged_id if is_ours else ""
 
 
 def _find_failed_pending_id(facts: Facts, update: UpdateRecord) -> str:
-    """What was ours and did not boot, if the boot loader would try it again; empty otherwise."""
-    pending = facts.deployments.pending_id if facts.deployments else ""
-    return pending if pending == update.staged_id else ""
+    """Return the update's deployment if it did not boot and the next boot would try it again."""
+    pending_id = facts.deployments.pending_id if facts.deployments else ""
+    return pending_id if pending_id == update.staged_id else ""
 
 
 def _decide_cancelling(facts: Facts, update: UpdateRecord) -> Decision:
     if facts.deployments is None and needs_deployments(facts, is_first=False):
         return WAIT_FOR_DEPLOYMENTS
     if staged_id := _find_own_staged_id(facts, update) or _find_failed_pending_id(facts, update):
-        return CancelStagedAction("called off", staged_id)
+        return CancelStagedAction("cancelled", staged_id)
     if facts.has_undo:
         return RestoreAction()
     return _decide_uncordon(facts, update, is_done=False)
@@ -353,11 +357,11 @@ def _decide_uncordon(facts: Facts, update: UpdateRecord, *, is_done: bool) -> De
     if not facts.should_drain or not update.drain_token:
         return FinishAction(is_done=is_done)
     if facts.node is None:
-        return WaitAction("waiting for the API server, to ask for the uncordon")
+        return WaitAction("waiting for the API server before requesting the uncordon")
     handshake = facts.node.handshake
     if handshake.is_drain_requested:
         return UncordonAction(make_uncordon_token(update.target.config))
     if handshake.is_settled:
         return FinishAction(is_done=is_done)
-    overdue = facts.now - update.entered > _UNCORDON_LIMIT_S
-    return WaitAction("waiting for the uncordon", is_overdue=overdue)
+    is_overdue = facts.now - update.entered > _UNCORDON_LIMIT_S
+    return WaitAction("waiting for the uncordon", is_overdue=is_overdue)

@@ -1,6 +1,6 @@
-"""The next move of a node that was rebooted into its target: stay there, or go back.
+"""Decide the next action of a node that rebooted into its target: commit it or roll back.
 
-The API server is needed for none of this.
+None of these decisions needs the API server.
 """
 
 from collections.abc import Sequence
@@ -40,21 +40,20 @@ from treenail.update.steps.steps import (
     WriteFile,
 )
 
-_ETC_DIRECTORY = "/etc/"
-
+CHECKS_BEGIN = "the health checks begin"
 ROLLBACK_REBOOTS_ALLOWED = 3
-"""Reboots that were to lead back, before a person has to."""
+"""Reboots to roll back, after which a user must act."""
 RETRY_REMEDY = (
-    "the node has what it had before; the target is tried again once another one was asked for in "
-    "between, or after 'treenail forgive'"
+    "the node has its previous target; request another target, or run on this node: treenail retry"
 )
+
+_ETC_DIRECTORY = "/etc/"
 
 
 def select_deployment_steps(steps: Sequence[ConfigStep]) -> tuple[ConfigStep, ...]:
-    """The steps that change nothing but the booted deployment's own /etc.
-
-    All else is shared with the deployment before it, and would stay behind on the way back.
-    """
+    """Return the steps that change only the /etc of the booted deployment."""
+    # libostree gives each deployment its own /etc. All else, such as /var and /home, is shared
+    # with the previous deployment, and a rollback would not undo a change there.
     return tuple(
         step
         for step in steps
@@ -66,21 +65,19 @@ def select_deployment_steps(steps: Sequence[ConfigStep]) -> tuple[ConfigStep, ..
     )
 
 
-def decide_verification(facts: Facts, update: UpdateRecord, work: UpdateImpact) -> Decision:
-    """In a boot on trial; the API server is needed for none of this."""
-    target, deployed, record = update.target, facts.deployments, facts.record
-    if deployed is None and not work.os.is_empty:
+def decide_verification(facts: Facts, update: UpdateRecord, impact: UpdateImpact) -> Decision:
+    """Decide during the boot trial."""
+    target, deployments = update.target, facts.deployments
+    if deployments is None and not impact.os.is_empty:
         return WAIT_FOR_DEPLOYMENTS
-    if deployed is not None and not is_in_effect(work.os, deployed.running):
-        return RestoreAction() if facts.has_undo else cancel_unbooted(facts, update, deployed)
+    if deployments is not None and not is_in_effect(impact.os, deployments.running):
+        return RestoreAction() if facts.has_undo else cancel_unbooted(facts, update, deployments)
     if update.boot_trial.is_healthy:
         return CommitAction(target)
     if facts.trial_status is None or update.boot_id != facts.boot_id:
-        return VerifyAction(target, "the checks begin")
-    found = decide_verdict(
-        facts.trial_status, update.boot_trial, is_api_blamed=record.api_blamed == target
-    )
-    match found:
+        return VerifyAction(target, CHECKS_BEGIN)
+    is_api_blamed = facts.record.api_blamed == target
+    match decide_verdict(facts.trial_status, update.boot_trial, is_api_blamed=is_api_blamed):
         case HealthyVerdict():
             return CommitAction(target)
         case PendingVerdict(reason=reason):
@@ -90,40 +87,43 @@ def decide_verification(facts: Facts, update: UpdateRecord, work: UpdateImpact) 
             return RollBackAction(QuarantinedTarget(target, reason, RETRY_REMEDY, check=check.name))
 
 
-def decide_rollback(facts: Facts, update: UpdateRecord, work: UpdateImpact) -> Decision:
-    """On the way back: with the OS by its previous deployment, without it by files alone."""
-    deployed, refused = facts.deployments, facts.record.quarantined
-    if deployed is None and not work.os.is_empty:
+def decide_rollback(facts: Facts, update: UpdateRecord, impact: UpdateImpact) -> Decision:
+    """Decide during a rollback: of the deployment, or of files alone if the OS is the same."""
+    deployments, quarantined = facts.deployments, facts.record.quarantined
+    if deployments is None and not impact.os.is_empty:
         return WAIT_FOR_DEPLOYMENTS
-    if refused is None:
-        raise AssertionError("a node goes back without a reason")
-    this_boot = update.boot_id == facts.boot_id
-    if work.os.is_empty or deployed is None:
+    if quarantined is None:
+        raise AssertionError("a rollback without a quarantined target")
+    is_same_boot = update.boot_id == facts.boot_id
+    if impact.os.is_empty or deployments is None:
         if facts.has_undo:
-            return RestoreAction() if this_boot else RollBackAction(refused)
-        return RollBackAction(refused) if this_boot else CancelStagedAction("went back")
-    if not is_in_effect(work.os, deployed.running):
-        return (
-            RestoreAction() if facts.has_undo else CancelStagedAction("went back", update.staged_id)
-        )
-    if not this_boot and update.boot_trial.rollback_reboots >= ROLLBACK_REBOOTS_ALLOWED:
+            return RestoreAction() if is_same_boot else RollBackAction(quarantined)
+        return RollBackAction(quarantined) if is_same_boot else CancelStagedAction("rolled back")
+    if not is_in_effect(impact.os, deployments.running):
+        if facts.has_undo:
+            return RestoreAction()
+        return CancelStagedAction("rolled back", update.staged_id)
+    reboot_count = update.boot_trial.rollback_reboots
+    if not is_same_boot and reboot_count >= ROLLBACK_REBOOTS_ALLOWED:
         return RefuseAction(
             RollbackError(
-                f"{refused.reason}; going back did not succeed in {update.boot_trial.rollback_reboots} "
-                "reboots",
-                remedy="choose the earlier system in the boot menu, or with "
-                "'rpm-ostree rollback' or 'bootc rollback'",
+                f"cannot roll back to {update.origin}: {reboot_count} reboots booted "
+                f"{update.target} again; it is quarantined: {quarantined.reason}",
+                remedy="select the previous deployment in the boot menu, or run: rpm-ostree "
+                "rollback, or: bootc rollback",
             )
         )
-    return RollBackAction(refused)
+    return RollBackAction(quarantined)
 
 
 def cancel_unbooted(
-    facts: Facts, update: UpdateRecord, deployed: DeploymentState
+    facts: Facts, update: UpdateRecord, deployments: DeploymentState
 ) -> CancelStagedAction:
-    """The target was deployed, and its predecessor is booted: by the boot loader, or a person."""
-    reason = format_not_booted(update.target, deployed.booted_digest)
-    refused = QuarantinedTarget(update.target, reason, RETRY_REMEDY, check=BOOT)
+    """Cancel an update whose deployment did not boot: the boot loader or a user chose another."""
+    reason = format_not_booted(update.target, deployments.booted_digest)
+    quarantined = QuarantinedTarget(update.target, reason, RETRY_REMEDY, check=BOOT)
     return CancelStagedAction(
-        "the earlier system was booted", update.staged_id, facts.record.quarantined or refused
+        "the previous deployment was booted",
+        update.staged_id,
+        facts.record.quarantined or quarantined,
     )

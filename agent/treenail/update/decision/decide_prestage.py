@@ -1,7 +1,8 @@
-"""What is staged ahead: an image that the node is to have at hand before it is asked to move.
+"""Decide what to do about a pre-staged target: an image that is deployed before its update begins.
 
-It needs no drain and no update: the node is at rest at its target, and stays there. What was staged
-is the update's as soon as that very image is asked for, and is dropped when it no longer is.
+Pre-staging needs neither a drain nor an update; the node stays idle at its current target. An
+update takes the deployment over if it needs the same image. The agent drops it once the Node no
+longer requests it.
 """
 
 from treenail.update.decision.actions import (
@@ -19,55 +20,56 @@ from treenail.update.state.record import PrestagedTarget, Target
 
 
 def decide_prestage(facts: Facts, decision: Decision, target: Target) -> Decision:
-    """The decision about the target, or what comes before it for what is staged ahead."""
-    kept, asked = facts.record.prestaged, _find_requested_target(facts)
-    if kept is not None and kept.target.image != target.image:
-        wanted = asked is not None and kept.target.image == asked.image
-        if not wanted or not isinstance(
-            decision, IdleAction | WaitAction | UncordonAction | AdoptAction
-        ):
-            return DropPrestagedAction(_find_staged_id(facts, kept))
-    at_rest = isinstance(decision, IdleAction) and decision.is_settled
-    if asked is None or facts.deployments is None or not at_rest or _has_prestaged(facts, asked):
+    """Return the decision about the target, or the pre-stage action that comes before it."""
+    prestaged, requested = facts.record.prestaged, _find_requested_target(facts)
+    if prestaged is not None and prestaged.target.image != target.image:
+        is_requested = requested is not None and prestaged.target.image == requested.image
+        is_idle = isinstance(decision, IdleAction | WaitAction | UncordonAction | AdoptAction)
+        if not (is_requested and is_idle):
+            return DropPrestagedAction(_find_staged_id(facts, prestaged))
+    deployments = facts.deployments
+    is_settled = isinstance(decision, IdleAction) and decision.is_settled
+    if requested is None or deployments is None or not is_settled:
         return decision
-    deployed = facts.deployments
-    ours = deployed.staged_digest == asked.digest and deployed.is_locked
-    return PrestageAction(asked, "" if ours else deployed.staged_id)
+    if _is_prestaged(facts, requested):
+        return decision
+    is_ours = deployments.staged_digest == requested.digest and deployments.is_locked
+    return PrestageAction(requested, "" if is_ours else deployments.staged_id)
 
 
 def needs_deployments_for_prestage(facts: Facts) -> bool:
-    """Whether what is staged ahead needs a look at the deployments of a node at rest."""
-    kept, asked = facts.record.prestaged, _find_requested_target(facts)
-    if kept is not None and (asked is None or kept.target.image != asked.image):
+    """Return whether the decision about pre-staging on an idle node needs the deployments."""
+    prestaged, requested = facts.record.prestaged, _find_requested_target(facts)
+    if prestaged is not None and (requested is None or prestaged.target.image != requested.image):
         return True
-    return asked is not None and not _has_prestaged(facts, asked)
+    return requested is not None and not _is_prestaged(facts, requested)
 
 
-def is_prestage_requested(node: ObservedNode, kept: PrestagedTarget, current: Target) -> bool:
-    """Whether it is worth going on: it is still asked for, or it is what the node is to move to."""
-    wish = node.desired
-    if not isinstance(wish, DesiredTarget):
+def is_prestage_requested(node: ObservedNode, prestaged: PrestagedTarget, current: Target) -> bool:
+    """Return whether to go on: the Node still requests to pre-stage the image, or to move to it."""
+    desired = node.desired
+    if not isinstance(desired, DesiredTarget):
         return False
-    at_rest = wish.target == current and node.prestage == kept.target
-    return at_rest or wish.target.image == kept.target.image
+    is_idle = desired.target == current and node.prestage == prestaged.target
+    return is_idle or desired.target.image == prestaged.target.image
 
 
 def _find_requested_target(facts: Facts) -> Target | None:
     return None if facts.node is None else facts.node.prestage
 
 
-def _has_prestaged(facts: Facts, asked: Target) -> bool:
-    """A locked deployment does not outlive the boot in which it was staged."""
-    kept = facts.record.prestaged
-    return (
-        kept is not None and kept.is_done and (kept.target, kept.boot_id) == (asked, facts.boot_id)
-    )
+def _is_prestaged(facts: Facts, requested: Target) -> bool:
+    # libostree drops a locked deployment at shutdown, so it counts only in the boot that staged it.
+    prestaged = facts.record.prestaged
+    if prestaged is None or not prestaged.is_done:
+        return False
+    return prestaged.target == requested and prestaged.boot_id == facts.boot_id
 
 
-def _find_staged_id(facts: Facts, kept: PrestagedTarget) -> str:
-    """What is to be dropped; also when the process ended before it was noted."""
-    deployed = facts.deployments
-    if kept.staged_id or deployed is None:
-        return kept.staged_id
-    ours = deployed.staged_digest == kept.target.digest and deployed.is_locked
-    return deployed.staged_id if ours else ""
+def _find_staged_id(facts: Facts, prestaged: PrestagedTarget) -> str:
+    """Return the deployment to drop, also if the agent crashed before it recorded the ID."""
+    deployments = facts.deployments
+    if prestaged.staged_id or deployments is None:
+        return prestaged.staged_id
+    is_ours = deployments.staged_digest == prestaged.target.digest and deployments.is_locked
+    return deployments.staged_id if is_ours else ""

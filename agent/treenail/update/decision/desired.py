@@ -1,4 +1,4 @@
-"""What the Node's annotations ask of this machine."""
+"""The desired target: what the Node's annotations request of this machine."""
 
 import re
 from collections.abc import Mapping
@@ -9,12 +9,13 @@ from treenail.api import pullspec
 from treenail.errors import ConfigError
 from treenail.update.state.record import Target
 
+# A DNS subdomain of RFC 1123, which is what the API server accepts as a name.
 _NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredTarget:
-    """The target asked for, and the keys that named its image."""
+    """The desired target, and the annotations that named its image."""
 
     target: Target
     image_keys: tuple[str, ...] = ()
@@ -22,22 +23,20 @@ class DesiredTarget:
 
 @dataclass(frozen=True, slots=True)
 class InvalidTarget:
-    """The annotations can't be obeyed, and why."""
+    """Annotations that cannot be obeyed."""
 
     error: ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class NoTarget:
-    """No config is asked of this node."""
+    """Annotations that request no config."""
 
 
 def read_prestage_target(annotations: Mapping[str, str]) -> Target | None:
-    """What is to be staged ahead; None without a config's name and an image by digest."""
-    config, image = (
-        annotations.get(key.PRESTAGE_CONFIG, ""),
-        annotations.get(key.PRESTAGE_IMAGE, ""),
-    )
+    """Return the target to pre-stage; None without a config and an image by digest."""
+    config = annotations.get(key.PRESTAGE_CONFIG, "")
+    image = annotations.get(key.PRESTAGE_IMAGE, "")
     try:
         pullspec.parse_pull_spec(image, where=key.PRESTAGE_IMAGE)
     except ConfigError:
@@ -46,20 +45,20 @@ def read_prestage_target(annotations: Mapping[str, str]) -> Target | None:
 
 
 def read_desired_target(annotations: Mapping[str, str]) -> DesiredTarget | InvalidTarget | NoTarget:
-    """The wish in a Node's annotations.
+    """Return the desired target in a Node's annotations.
 
-    The image may be asked for in any of three spellings; two that disagree are unusable, because
+    Three annotations may name the image. Two that name different images are invalid, because
     obeying either would be a guess.
     """
-    asked = {name: annotations[name] for name in key.IMAGE_SPELLINGS if name in annotations}
+    images = {name: annotations[name] for name in key.IMAGE_SPELLINGS if name in annotations}
     config = annotations.get(key.DESIRED_CONFIG, "")
     if not config:
-        if not asked:
+        if not images:
             return NoTarget()
-        name = next(iter(asked))
+        name = next(iter(images))
         return InvalidTarget(
             ConfigError(
-                f"{name} is set, but {key.DESIRED_CONFIG} is not",
+                f"cannot use {name}: {key.DESIRED_CONFIG} is not set",
                 remedy=f"set {key.DESIRED_CONFIG} to the name of the rendered MachineConfig that "
                 "the image was built from",
             )
@@ -67,21 +66,22 @@ def read_desired_target(annotations: Mapping[str, str]) -> DesiredTarget | Inval
     if not _NAME.fullmatch(config):
         return InvalidTarget(
             ConfigError(
-                f"{key.DESIRED_CONFIG} is {config!r:.300}, which is no name of a MachineConfig",
+                f"cannot use {key.DESIRED_CONFIG}: {config!r:.300} is not the name of a "
+                "MachineConfig",
                 remedy="set it to the name of a rendered MachineConfig",
             )
         )
     try:
-        for name, text in asked.items():
-            pullspec.parse_pull_spec(text, where=name)
+        for name, image in images.items():
+            pullspec.parse_pull_spec(image, where=name)
     except ConfigError as error:
         return InvalidTarget(error)
-    if len(set(asked.values())) > 1:
-        listed = " and ".join(f"{name} ({text})" for name, text in sorted(asked.items()))
+    if len(set(images.values())) > 1:
+        listed = " and ".join(f"{name} ({image})" for name, image in sorted(images.items()))
         return InvalidTarget(
             ConfigError(
-                f"the node is asked for two images at once: {listed}",
+                f"cannot choose an image: the annotations name different ones: {listed}",
                 remedy="remove one of the annotations, or set both to the same image",
             )
         )
-    return DesiredTarget(Target(config, next(iter(asked.values()), "")), tuple(asked))
+    return DesiredTarget(Target(config, next(iter(images.values()), "")), tuple(images))

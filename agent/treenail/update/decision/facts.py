@@ -1,4 +1,4 @@
-"""Everything a decision may depend on."""
+"""The facts that a decision depends on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,8 +15,8 @@ from treenail.update.state.record import LedgerRecord, Target
 class DrainHandshake:
     """The drain handshake as the Node shows it.
 
-    The agent writes ``desiredDrain`` (``drain-…`` or ``uncordon-…``); the drain controller copies
-    it to ``lastAppliedDrain`` when it is so.
+    The agent writes ``desiredDrain`` (``drain-…`` or ``uncordon-…``). The drain controller copies
+    the value to ``lastAppliedDrain`` once it has drained or uncordoned the node.
     """
 
     requested: str = ""
@@ -25,61 +25,62 @@ class DrainHandshake:
 
     @property
     def is_settled(self) -> bool:
-        """Nothing is asked that has not been applied."""
+        """The drain controller has applied the last request."""
         return self.requested == self.applied
 
     @property
     def is_drain_requested(self) -> bool:
+        """The last request is a drain."""
         return self.requested.startswith("drain-")
 
     def is_drained_for(self, token: str) -> bool:
-        """The drain that ``token`` asks for is complete, and the node is still out of service."""
+        """Return whether the drain with this token is complete and the node still cordoned."""
         return bool(token) and self.requested == self.applied == token and self.is_unschedulable
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedNode:
-    """What the agent needs of its Node."""
+    """The part of the Node that decisions depend on."""
 
     desired: DesiredTarget | InvalidTarget | NoTarget
     handshake: DrainHandshake
     claimed: Target
-    """What the Node's annotations say is current; believed only where there is no ledger."""
+    """The current target by the Node's annotations; believed only without a ledger."""
     prestage: Target | None = None
-    """What is to be at hand before the node is asked to move to it."""
+    """The target to pre-stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentState:
-    """The deployments, reduced to what decides; digests are empty where there are none."""
+    """The part of the deployments that decisions depend on; unknown digests are empty."""
 
     booted_digest: str
     staged_digest: str = ""
     staged_id: str = ""
-    """Names the staged deployment for people; not empty whenever something is staged."""
+    """The staged deployment; not empty whenever something is staged."""
     is_locked: bool = False
     kernel_arguments: tuple[str, ...] = ()
     """The kernel arguments that are booted."""
     packages: tuple[str, ...] = ()
-    """Those asked for beside the image of the booted deployment."""
+    """The packages that are layered on the booted image."""
     removed_packages: tuple[str, ...] = ()
-    """Those of its image that are left out."""
+    """The packages of the booted image that are removed by an override."""
     booted_config: str = ""
-    """The config that the booted image says it was built from; empty if it says nothing."""
+    """The config that the booted image was built from, by its label; empty without one."""
     staged_config: str = ""
-    """The same of the staged one."""
+    """The same of the staged image."""
 
     booted_id: str = ""
     is_booted_pinned: bool = False
-    """Nobody can drop the booted one, as long as that is so."""
+    """The booted deployment is pinned, so that no program can drop it."""
     other_ids: tuple[str, ...] = ()
-    """The deployments that are neither booted nor staged, by id."""
+    """The deployments that are neither booted nor staged."""
     pending_id: str = ""
-    """The deployment that boots next in place of the booted one, staged or not."""
+    """The deployment, staged or not, that the next boot selects instead of the booted one."""
 
     @property
     def running(self) -> RunningOS:
-        """What is booted."""
+        """The booted operating system."""
         return RunningOS(
             self.booted_digest, self.kernel_arguments, self.packages, self.removed_packages
         )
@@ -87,39 +88,39 @@ class DeploymentState:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """One look at the node, its machine and its ledger."""
+    """One observation of the node, its machine and its ledger."""
 
     record: LedgerRecord
     boot_id: str
     now: float
     """Seconds since the epoch."""
     node: ObservedNode | None
-    """None until the Node was seen since the process started."""
+    """None until the agent has received its Node."""
     deployments: DeploymentState | None
-    """None when nothing asks for a look at the deployments."""
+    """None when no decision needs the deployments (see `needs_deployments`)."""
     is_shutting_down: bool = False
     initial_annotations: Mapping[str, str] = field(default_factory=dict)
-    """The annotations that a Node without a config is to begin with; empty when none are known."""
+    """The first annotations for a Node without a config; empty when none are known."""
     request: UserRequest | None = None
-    """What a person on this machine asks for."""
+    """The request of a user on this machine."""
     has_interrupted_change: bool = False
-    """A change of files was cut short, and is neither put back nor cleaned up after."""
+    """A change of files was interrupted, and is neither undone nor cleaned up."""
     has_undo: bool = False
-    """The update has changed files, which it can still put back."""
+    """The update changed files and can undo that."""
     has_files_in_image: bool = True
-    """In image mode files and units are the image's."""
+    """In image mode the image contains files and units."""
     trial_status: BootTrialStatus | None = None
-    """What the checks of a boot on trial found; None when nothing is on trial."""
+    """The result of the health checks; None outside a boot trial."""
     is_api_reachable: bool = False
-    """The API server answered a moment ago; only looked at before a reboot."""
+    """The API server answered a moment ago; observed only before a reboot."""
     should_drain: bool = True
-    """The node is drained before it reboots."""
+    """The settings require a drain before a disruption."""
     can_soft_reboot: bool = False
-    """A reboot may keep the kernel: the owner allows it, and systemd counts such reboots."""
+    """The settings allow soft reboots, and systemd counts them."""
     drain_limit_s: float = 3600.0
     retention_s: float = 86_400.0
-    """How long the previous deployment is kept once what took its place is healthy."""
+    """Seconds for which the previous deployment is retained after its successor is healthy."""
     drift: DriftAssessment = field(default_factory=lambda: DriftAssessment(is_checked=False))
-    """What is not as the current config says; looked for between updates only."""
+    """The drift from the current config; checked only between updates."""
     is_forced: bool = False
-    """Somebody asks for the config to be applied whatever the machine is like."""
+    """The force file exists: apply the config whatever the state of the machine."""

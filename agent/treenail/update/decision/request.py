@@ -1,4 +1,4 @@
-"""What a person on the machine asks of the agent: call off, try again, put right what drifted."""
+"""Requests of users on the machine to the agent: cancel, retry and repair."""
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -15,19 +15,19 @@ _VERSION = 1
 
 
 class RequestKind(StrEnum):
-    """What is asked."""
+    """The kind of a user's request."""
 
     CANCEL = "cancel"
-    """Call the update off while that costs nothing, and do not begin it again."""
+    """Cancel the update if that disrupts nothing, and do not begin it again."""
     RETRY = "retry"
-    """Forget that a target was refused or called off, and try it again."""
+    """End the quarantine of a target, and try it again."""
     REPAIR = "repair"
-    """Have what drifted at some paths as the config says."""
+    """Restore some paths that drifted from the current config."""
 
 
 @dataclass(frozen=True, slots=True)
 class UserRequest:
-    """One request; ``update_id`` is the id of the one to be called off, ``paths`` are to be healed."""
+    """A request of a user."""
 
     kind: RequestKind
     update_id: str = field(default="", metadata=key("update"))
@@ -37,59 +37,59 @@ class UserRequest:
 
 
 def is_cancel_request(request: UserRequest | None, update: UpdateRecord) -> bool:
-    """Whether the request is to call this update off."""
+    """Return whether the request cancels this update."""
     return request == UserRequest(RequestKind.CANCEL, update.id)
 
 
 def explain_too_late(update: UpdateRecord) -> str:
-    """Why the update can't be called off any more, in a sentence; empty while it can."""
+    """Return why the update can no longer be cancelled, as a sentence; empty while it can."""
     match update.phase:
         case Phase.STAGING | Phase.DRAINING | Phase.APPLYING:
             return ""
         case Phase.REBOOTING:
-            return "the reboot was asked for already"
+            return "the agent has already requested the reboot"
         case Phase.VERIFYING:
-            return "the node was rebooted, and is being proved"
+            return "the node has rebooted into the target and is verifying it"
         case Phase.ROLLING_BACK:
-            return "the node is going back already"
+            return "the node is already rolling back"
         case Phase.UNCORDONING:
-            return f"the node is at {update.target} already"
+            return f"the node is already at {update.target}"
         case Phase.CANCELLING:
-            return "it is being called off already"
+            return "the update is already being cancelled"
 
 
 def is_answered(request: UserRequest, record: LedgerRecord) -> bool:
-    """Whether nothing is left to do about the request."""
+    """Return whether nothing is left to do about the request."""
     match request.kind:
         case RequestKind.CANCEL:
             update = record.update
-            return (
-                update is None or update.id != request.update_id or bool(explain_too_late(update))
-            )
+            if update is None or update.id != request.update_id:
+                return True
+            return bool(explain_too_late(update))
         case RequestKind.RETRY:
             return record.quarantined is None
         case RequestKind.REPAIR:
-            # Between updates, one turn of the agent is its answer.
+            # Between updates the agent repairs within one pass of its loop, and then answers.
             return record.update is not None
 
 
 def make_cancelled_target(update: UpdateRecord) -> QuarantinedTarget:
-    """What is remembered of an update that a person called off."""
+    """Return the quarantine of an update's target after a user cancelled the update."""
     return QuarantinedTarget(
         update.target,
-        f"the update to {update.target} was called off on this machine",
-        "ask for another target, or run 'treenail forgive' on this machine to try it again",
+        f"the update to {update.target} was cancelled on this node",
+        "request another target, or run on this node: treenail retry",
         is_cancelled_by_user=True,
     )
 
 
 def cancel_update(record: LedgerRecord, *, boot_id: str, now: float) -> LedgerRecord:
-    """The record once its update is called off, for when no agent runs who could do that."""
+    """Return the record with its update cancelled, for a machine on which no agent runs."""
     update = record.update
     if update is None or explain_too_late(update):
         return record
-    releasing = update.enter_phase(Phase.CANCELLING, boot_id=boot_id, now=now)
-    return replace(record, update=releasing, quarantined=make_cancelled_target(update))
+    cancelling = update.enter_phase(Phase.CANCELLING, boot_id=boot_id, now=now)
+    return replace(record, update=cancelling, quarantined=make_cancelled_target(update))
 
 
 def to_json(request: UserRequest) -> Json:

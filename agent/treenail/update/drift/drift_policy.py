@@ -1,4 +1,4 @@
-"""What is done about drift: per path it is reported, healed, or holds the next update up."""
+"""The policy for drift: report it, repair it, or block the next update, by path."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,30 +10,31 @@ from treenail.config.drift import Drift, DriftAttribute, EntryKind
 
 HOUR_S = 3600.0
 NAMED_LIMIT = 5
-"""Drifts that one sentence names."""
+"""Maximum number of drifts that a message names."""
 
 BOOT_ATTRIBUTES = frozenset({DriftAttribute.KERNEL_ARGUMENTS, DriftAttribute.PACKAGES})
+"""Attributes that only a reboot can repair."""
 
 
 class DriftReaction(StrEnum):
-    """What drift at a path leads to."""
+    """The reaction to drift at a path."""
 
     REPORT = "report"
-    """It is told, and the next update goes over it."""
+    """Report it; the next update overwrites it."""
     REPAIR = "repair"
-    """It is made as the config says, a few times an hour; after that it blocks."""
+    """Restore it from the config, a few times an hour; after that block."""
     BLOCK = "block"
-    """The node is Degraded and takes no update while it lasts, as with the reference."""
+    """Degrade the node and start no update until it is gone, as the Machine Config Daemon does."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriftPolicy:
-    """The owner's reactions; the first glob that matches a path decides.
+    """The administrator's reactions; the first glob that matches a path decides.
 
-    A unit is matched by the path of its file. Drop-ins that the config does not know are only
-    reported unless a glob says otherwise: distributions and other programs write them, too. So are
-    SELinux labels where others block: the Machine Config Daemon never looked at those of what it
-    wrote, and a policy may change with the OS.
+    A unit matches by the path of its file. Two kinds of drift are only reported unless a glob
+    matches them: drop-ins that are not in the config, because distributions and other programs
+    write them too; and, where the default is to block, SELinux labels, because the Machine Config
+    Daemon does not check them and the SELinux policy may change with the OS.
     """
 
     default: DriftReaction = DriftReaction.BLOCK
@@ -41,32 +42,35 @@ class DriftPolicy:
     repairs_per_hour: int = 3
 
     def choose_reaction(self, drift: Drift) -> DriftReaction:
-        """What this one leads to; what only a boot can change is never healed."""
+        """Return the reaction to this drift; what only a reboot can repair blocks."""
         path = drift.subject
         if not path.startswith("/"):
             path = names.unit_path(path)
-        found = next((each for glob, each in self.paths if fnmatchcase(path, glob)), None)
-        if found is None:
-            extra = drift.attribute is DriftAttribute.KIND and drift.expected == EntryKind.NOTHING
-            label = drift.attribute is DriftAttribute.LABEL and self.default is DriftReaction.BLOCK
-            found = DriftReaction.REPORT if extra or label else self.default
-        if found is DriftReaction.REPAIR and drift.attribute in BOOT_ATTRIBUTES:
+        reaction = next((each for glob, each in self.paths if fnmatchcase(path, glob)), None)
+        if reaction is None:
+            is_extra = (
+                drift.attribute is DriftAttribute.KIND and drift.expected == EntryKind.NOTHING
+            )
+            is_label = (
+                drift.attribute is DriftAttribute.LABEL and self.default is DriftReaction.BLOCK
+            )
+            reaction = DriftReaction.REPORT if is_extra or is_label else self.default
+        if reaction is DriftReaction.REPAIR and drift.attribute in BOOT_ATTRIBUTES:
             return DriftReaction.BLOCK
-        return found
+        return reaction
 
 
 @dataclass(frozen=True, slots=True)
 class DriftAssessment:
-    """What was found, by what it leads to."""
+    """The drift of a machine, by reaction."""
 
     reported: tuple[Drift, ...] = ()
     to_repair: tuple[Drift, ...] = ()
-    """To be healed now."""
     blocking: tuple[Drift, ...] = ()
     contested: frozenset[str] = frozenset()
-    """The subjects that were healed so often that somebody else must be writing them."""
+    """The subjects that were repaired too often: another program must be writing them."""
     is_checked: bool = True
-    """Whether anybody looked; not where nobody knows what there is to be."""
+    """The machine was checked; False if no config is known."""
 
     @property
     def all(self) -> tuple[Drift, ...]:
@@ -74,55 +78,52 @@ class DriftAssessment:
 
 
 def is_contested(repaired_at: Iterable[float], per_hour: int, now: float) -> bool:
-    """Whether it was put right so often in the last hour that somebody else must be writing it."""
+    """Return whether a subject reached its limit of repairs in the last hour."""
     return sum(now - HOUR_S < at <= now for at in repaired_at) >= per_hour
 
 
 def assess_drift(
-    found: Iterable[Drift],
+    drifts: Iterable[Drift],
     policy: DriftPolicy,
     repairs: Mapping[str, Sequence[float]],
     now: float,
 ) -> DriftAssessment:
-    """Sort what was found; ``repairs`` are the times, in seconds, at which subjects were healed."""
-    sorted_: dict[DriftReaction, list[Drift]] = {each: [] for each in DriftReaction}
-    given_up: set[str] = set()
-    for drift in found:
+    """Sort the drift by reaction; ``repairs`` are the times of earlier repairs, in seconds."""
+    by_reaction: dict[DriftReaction, list[Drift]] = {each: [] for each in DriftReaction}
+    contested: set[str] = set()
+    for drift in drifts:
         reaction = policy.choose_reaction(drift)
-        healed_at = repairs.get(drift.subject, ())
+        repaired_at = repairs.get(drift.subject, ())
         if reaction is DriftReaction.REPAIR and is_contested(
-            healed_at, policy.repairs_per_hour, now
+            repaired_at, policy.repairs_per_hour, now
         ):
-            given_up.add(drift.subject)
+            contested.add(drift.subject)
             reaction = DriftReaction.BLOCK
-        sorted_[reaction].append(drift)
+        by_reaction[reaction].append(drift)
     return DriftAssessment(
-        tuple(sorted_[DriftReaction.REPORT]),
-        tuple(sorted_[DriftReaction.REPAIR]),
-        tuple(sorted_[DriftReaction.BLOCK]),
-        frozenset(given_up),
+        tuple(by_reaction[DriftReaction.REPORT]),
+        tuple(by_reaction[DriftReaction.REPAIR]),
+        tuple(by_reaction[DriftReaction.BLOCK]),
+        frozenset(contested),
     )
 
 
 def format_drift(
     drifts: Sequence[Drift], config: str, contested: frozenset[str] = frozenset()
 ) -> str:
-    """The drifts, the first few by name."""
+    """Return a sentence that names the first drifts."""
     named = "; ".join(str(each) for each in drifts[:NAMED_LIMIT])
     more = f"; and {len(drifts) - NAMED_LIMIT} more" if len(drifts) > NAMED_LIMIT else ""
-    told = f"the machine is not as {config} says: {named}{more}"
+    text = f"the machine differs from {config}: {named}{more}"
     if contested:
         listed = ", ".join(sorted(contested)[:NAMED_LIMIT])
-        told += f"; something else keeps writing {listed}"
-    return told
+        text += f"; another program keeps writing {listed}"
+    return text
 
 
 def format_drift_remedy(drifts: Sequence[Drift], contested: frozenset[str] = frozenset()) -> str:
-    """What a person can do about them."""
+    """Return what a user can do about the drift."""
     if any(each.attribute in BOOT_ATTRIBUTES for each in drifts):
-        return f"put it back, or have the config applied anew: touch {names.FORCE_FILE}"
-    found = "find what writes there, then " if contested else ""
-    return (
-        f"{found}have it put right with 'treenail drift --heal PATH', or put the change into a "
-        "MachineConfig"
-    )
+        return f"restore it, or apply the config again with: touch {names.FORCE_FILE}"
+    find_writer = "find the program that writes there, then " if contested else ""
+    return f"{find_writer}run: treenail drift --repair PATH, or add the change to a MachineConfig"

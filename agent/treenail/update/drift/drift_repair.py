@@ -1,11 +1,11 @@
-"""The part of a plan that puts drift right, and nothing else."""
+"""The steps of a plan that repair drift."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from treenail.config import names
 from treenail.config.drift import Drift, EntryKind
-from treenail.update.impact.step_impact import plan_service_steps
+from treenail.update.impact.impact import plan_service_steps
 from treenail.update.steps.steps import (
     BackUpEntry,
     ConfigStep,
@@ -19,14 +19,14 @@ from treenail.update.steps.steps import (
     WriteFile,
 )
 
-_UNKNOWN = "the config does not have it"
+_NOT_IN_CONFIG = "it is not in the config"
 
 
 def plan_repair(planned: Sequence[ConfigStep], drifts: Collection[Drift]) -> tuple[ConfigStep, ...]:
-    """The steps of a plan for the current config that put these drifts right.
+    """Return the steps of a plan for the current config that repair these drifts.
 
-    What stands there now is not kept: it is nobody's original. systemd reads its units again when
-    one was touched; what runs is not restarted.
+    No step backs up the drifted entries, because they are not originals. systemd reloads its units
+    if one changed; no service is restarted.
     """
     subjects = {drift.subject for drift in drifts}
     steps = (*_remove_unknown_dropins(planned, drifts), *_select_steps(planned, subjects))
@@ -45,9 +45,9 @@ def _select_steps(planned: Sequence[ConfigStep], subjects: Collection[str]) -> I
                 if path in subjects:
                     yield step
             case EnableUnits(units=units) | DisableUnits(units=units) | PresetUnits(units=units):
-                concerned = tuple(unit for unit in units if unit in subjects)
-                if concerned:
-                    yield replace(step, units=concerned)
+                drifted = tuple(unit for unit in units if unit in subjects)
+                if drifted:
+                    yield replace(step, units=drifted)
             case _:
                 continue
 
@@ -55,10 +55,10 @@ def _select_steps(planned: Sequence[ConfigStep], subjects: Collection[str]) -> I
 def _remove_unknown_dropins(
     planned: Sequence[ConfigStep], drifts: Collection[Drift]
 ) -> Iterator[ConfigStep]:
-    """Drop-ins that no config knows are in no plan."""
+    """Return the steps that remove drop-ins outside the config, which no plan contains."""
     known = {step.path for step in planned if isinstance(step, RemoveEntry)}
     for drift in drifts:
         path = drift.subject
-        extra = drift.expected == EntryKind.NOTHING and path.startswith(f"{names.UNIT_DIRECTORY}/")
-        if extra and path not in known:
-            yield RemoveEntry(path, _UNKNOWN)
+        is_unit_file = path.startswith(f"{names.UNIT_DIRECTORY}/")
+        if is_unit_file and drift.expected == EntryKind.NOTHING and path not in known:
+            yield RemoveEntry(path, _NOT_IN_CONFIG)

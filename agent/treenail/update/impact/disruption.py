@@ -1,7 +1,6 @@
-"""What differs, and the policy, to the least disruption that brings it into effect.
+"""The disruption of a change of configs: the least one that brings it into effect, and its causes.
 
-In order: nothing < daemon-reload < reload < restart < drain < reboot. Each action stands once, with
-all that asks for it.
+The order is: nothing < daemon-reload < reload < restart < drain < reboot.
 """
 
 from collections.abc import Iterator
@@ -20,15 +19,17 @@ from treenail.api.disruptionpolicy import (
     RestartPolicyAction,
     SpecialPolicyAction,
 )
+from treenail.api.machineconfig import MachineConfig
 from treenail.config import names
 from treenail.config.diff import ConfigDiff, EntryChange, OSAspect
+from treenail.config.provenance import PROVENANCE, Provenance
 from treenail.config.wanted import WantedFile
 
 CONTAINER_RUNTIME = "crio.service"
 
 
 class DisruptionLevel(IntEnum):
-    """How much an action disturbs what runs on the node."""
+    """How much an action disrupts the node."""
 
     NONE = 0
     DAEMON_RELOAD = 1
@@ -40,7 +41,7 @@ class DisruptionLevel(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class DisruptionReason:
-    """What differs, in a word and a name, and the rule that says what it costs."""
+    """A difference of configs, and the rule of the policy for it."""
 
     subject: str
     rule: str
@@ -51,7 +52,7 @@ class DisruptionReason:
 
 @dataclass(frozen=True, slots=True)
 class DisruptionCost:
-    """One action, and everything that asks for it."""
+    """An action and the differences that require it."""
 
     action: PolicyAction
     reasons: tuple[DisruptionReason, ...]
@@ -63,11 +64,11 @@ class DisruptionCost:
 
 @dataclass(frozen=True, slots=True)
 class ConfigDisruption:
-    """The actions in order, the least first; one who reboots does nothing else."""
+    """The actions, the least disruptive first; a reboot replaces all others."""
 
     costs: tuple[DisruptionCost, ...] = ()
     harmless: tuple[DisruptionReason, ...] = ()
-    """What differs and costs nothing."""
+    """The differences that disrupt nothing."""
 
     @property
     def level(self) -> DisruptionLevel:
@@ -75,7 +76,7 @@ class ConfigDisruption:
 
     @property
     def needs_drain(self) -> bool:
-        """The node has to be out of service."""
+        """The node must be drained."""
         return self.level >= DisruptionLevel.DRAIN
 
     @property
@@ -83,27 +84,61 @@ class ConfigDisruption:
         return self.level is DisruptionLevel.REBOOT
 
 
+@dataclass(frozen=True, slots=True)
+class DisruptionCause:
+    """A difference, the rule for it, and the MachineConfig behind it; empty if unknown."""
+
+    subject: str
+    rule: str
+    source: str = ""
+
+    def __str__(self) -> str:
+        source = f", from {self.source}" if self.source else ""
+        return f"{self.subject} ({self.rule}){source}"
+
+
+class ConfigSources:
+    """The MachineConfig that decided each difference that `compute_disruption` names."""
+
+    def __init__(
+        self, diff: ConfigDiff, old: MachineConfig, new: MachineConfig, *, image_source: str = ""
+    ) -> None:
+        """Find the sources; ``image_source`` requested the image if no MachineConfig did.
+
+        Raises `ConfigError` when the provenance in a config's annotation is invalid.
+        """
+        self._by_subject = dict(_find_sources(diff, _read_provenance(old), _read_provenance(new)))
+        if image_source:
+            self._by_subject[f"{OSAspect.IMAGE} changed"] = image_source
+
+    def find_cause(self, reason: DisruptionReason) -> DisruptionCause:
+        """Return the reason with its source."""
+        return DisruptionCause(
+            reason.subject, reason.rule, self._by_subject.get(reason.subject, "")
+        )
+
+
 def compute_disruption(diff: ConfigDiff, policy: DisruptionPolicy) -> ConfigDisruption:
-    """What the difference costs; free when nothing differs or nothing has to notice."""
-    asked: dict[PolicyAction, list[DisruptionReason]] = {}
+    """Return the disruption that the policy requires for the differences."""
+    found: dict[PolicyAction, list[DisruptionReason]] = {}
     for action, reason in _find_actions(diff, policy):
-        asked.setdefault(action, []).append(reason)
-    free = tuple(asked.pop(NonePolicyAction(), ()))
-    if RebootPolicyAction() in asked:
-        asked = {RebootPolicyAction(): asked[RebootPolicyAction()]}
+        found.setdefault(action, []).append(reason)
+    harmless = tuple(found.pop(NonePolicyAction(), ()))
+    if RebootPolicyAction() in found:
+        found = {RebootPolicyAction(): found[RebootPolicyAction()]}
     costs = [
         DisruptionCost(action, tuple(reasons))
-        for action, reasons in asked.items()
-        # A restart reads the configuration again, too.
+        for action, reasons in found.items()
+        # A restart also reads the configuration again.
         if not (
-            isinstance(action, ReloadPolicyAction) and RestartPolicyAction(action.unit) in asked
+            isinstance(action, ReloadPolicyAction) and RestartPolicyAction(action.unit) in found
         )
     ]
-    return ConfigDisruption(tuple(sorted(costs, key=_rank_cost)), free)
+    return ConfigDisruption(tuple(sorted(costs, key=_rank_cost)), harmless)
 
 
 def rank_action(action: PolicyAction) -> DisruptionLevel:
-    """Where the action stands in the order."""
+    """Return the level of an action."""
     match action:
         case NonePolicyAction():
             return DisruptionLevel.NONE
@@ -122,9 +157,9 @@ def rank_action(action: PolicyAction) -> DisruptionLevel:
 
 
 def _rank_cost(cost: DisruptionCost) -> tuple[DisruptionLevel, str]:
-    return cost.level, cost.action.unit if isinstance(
-        cost.action, ReloadPolicyAction | RestartPolicyAction
-    ) else ""
+    action = cost.action
+    unit = action.unit if isinstance(action, ReloadPolicyAction | RestartPolicyAction) else ""
+    return cost.level, unit
 
 
 def _find_actions(
@@ -138,7 +173,7 @@ def _find_actions(
         yield from _find_path_actions("directory", directory, policy, is_safe=False)
     for link in diff.links:
         yield from _find_path_actions("link", link, policy, is_safe=False)
-    units = {found.name: found.actions for found in policy.units}
+    units = {each.name: each.actions for each in policy.units}
     for unit in diff.units:
         rule = f"policy for {unit.key}" if unit.key in units else "no policy for this unit"
         for action in units.get(unit.key, (RebootPolicyAction(),)):
@@ -147,7 +182,7 @@ def _find_actions(
         for action in policy.ssh_key_actions:
             yield action, DisruptionReason(f"keys or password of {user}", "policy for sshkey")
     for aspect in diff.os:
-        # Another image of extensions alone changes nothing that is installed.
+        # Another image of extensions does not change the installed packages.
         if aspect is not OSAspect.EXTENSIONS_IMAGE:
             yield (
                 RebootPolicyAction(),
@@ -158,16 +193,16 @@ def _find_actions(
 def _find_path_actions(
     kind: str, change: EntryChange[object], policy: DisruptionPolicy, *, is_safe: bool
 ) -> Iterator[tuple[PolicyAction, DisruptionReason]]:
-    """What the policy says whose path is this one, or the closest directory above it."""
-    above = [
-        found
-        for found in policy.files
-        if change.key == found.path or change.key.startswith(found.path.rstrip("/") + "/")
+    """Return the actions of the policy for the path, or for its closest parent directory."""
+    policies = [
+        each
+        for each in policy.files
+        if change.key == each.path or change.key.startswith(each.path.rstrip("/") + "/")
     ]
-    if not above:
+    if not policies:
         yield RebootPolicyAction(), DisruptionReason(f"{kind} {change}", "no policy for this path")
         return
-    closest = max(above, key=lambda found: len(found.path))
+    closest = max(policies, key=lambda each: len(each.path))
     reason = DisruptionReason(f"{kind} {change}", f"policy for {closest.path}")
     for action in closest.actions:
         if not isinstance(action, SpecialPolicyAction):
@@ -179,7 +214,7 @@ def _find_path_actions(
 
 
 def _is_safe_registries_change(change: EntryChange[WantedFile]) -> bool:
-    """Whether what runs can go on while the container runtime reads this file again."""
+    """Return whether the container runtime can read the changed file while pods run."""
     if change.key != names.REGISTRIES_CONF or change.old is None or change.new is None:
         return False
     from treenail.config import registries  # noqa: PLC0415 - rare, and it needs tomllib
@@ -187,3 +222,48 @@ def _is_safe_registries_change(change: EntryChange[WantedFile]) -> bool:
     return registries.is_safe_change(
         change.old.contents.decode_bytes(), change.new.contents.decode_bytes()
     )
+
+
+def describe_action(action: PolicyAction) -> str:
+    """Return the action as text for users."""
+    match action:
+        case NonePolicyAction():
+            return "nothing"
+        case DaemonReloadPolicyAction():
+            return "daemon-reload"
+        case ReloadPolicyAction(unit):
+            return f"reload {unit}"
+        case RestartPolicyAction(unit):
+            return f"restart {unit}"
+        case DrainPolicyAction() | SpecialPolicyAction():
+            return "drain"
+        case RebootPolicyAction():
+            return "drain and reboot"
+
+
+def _read_provenance(config: MachineConfig) -> Provenance:
+    text = config.metadata.annotations.get(PROVENANCE)
+    return Provenance({}) if text is None else Provenance.from_text(text)
+
+
+def _find_sources(diff: ConfigDiff, old: Provenance, new: Provenance) -> Iterator[tuple[str, str]]:
+    def find_last(section: str, key: str) -> str:
+        return _name_last(new.find_sources(section, key) or old.find_sources(section, key))
+
+    for file in diff.files:
+        yield f"file {file}", find_last("files", file.key)
+    for directory in diff.directories:
+        yield f"directory {directory}", find_last("directories", directory.key)
+    for link in diff.links:
+        yield f"link {link}", find_last("links", link.key)
+    for unit in diff.units:
+        yield f"unit {unit}", find_last("units", unit.key)
+    for user in diff.users:
+        yield f"keys or password of {user}", find_last("users", user.key)
+    for aspect in diff.os:
+        sources = new.find_section_sources(aspect.value) or old.find_section_sources(aspect.value)
+        yield f"{aspect} changed", _name_last(sources)
+
+
+def _name_last(sources: tuple[str, ...]) -> str:
+    return f"MachineConfig {sources[-1]}" if sources else ""

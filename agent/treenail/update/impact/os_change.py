@@ -1,4 +1,4 @@
-"""What a config asks of the operating system, and whether what is booted already has it."""
+"""The change of the operating system that a config requires, and whether it is booted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -23,33 +23,33 @@ _KERNEL_PACKAGES: dict[str, frozenset[str]] = {
         }
     ),
 }
-"""The packages that take the stock kernel's place, by kernelType."""
+"""The packages that replace the stock kernel, by kernelType."""
 _LATER_PACKAGES = frozenset({"openvswitch3.5-ipsec"})
-"""Those that an extension had none of in earlier releases."""
+"""Packages that earlier releases of an extension did not have."""
 
 
 KERNEL_KEEPING_ASPECTS = frozenset({OSAspect.IMAGE, OSAspect.EXTENSIONS})
-"""What can change while the kernel stays."""
+"""The aspects that can change without another kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class OSChange:
-    """What is asked of the operating system in one go; empty fields keep what is there."""
+    """The changes to deploy together; empty fields change nothing."""
 
     image: str = ""
     """The pull spec of the image to boot, by digest."""
     append: tuple[str, ...] = ()
-    """Kernel arguments, in order, once ``delete`` is gone."""
+    """Kernel arguments to append, in order, after ``delete`` is applied."""
     delete: tuple[str, ...] = ()
     install: tuple[str, ...] = ()
     """Packages to layer on the image."""
     uninstall: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
-    """Packages of the image to leave out."""
+    """Packages of the image to remove by an override."""
     reset: tuple[str, ...] = ()
-    """Packages of the image to leave out no longer."""
+    """Packages of the image whose override to reset."""
     packages_from: str = field(default="", metadata=key("packagesFrom"))
-    """The pull spec of an image with packages, by digest; asked for beside something else only."""
+    """The pull spec of the image with the packages, by digest; never set alone."""
 
     @property
     def digest(self) -> str:
@@ -58,34 +58,31 @@ class OSChange:
 
     @property
     def packages(self) -> frozenset[str]:
-        """Those that are concerned."""
+        """All packages that change."""
         return frozenset((*self.install, *self.uninstall, *self.remove, *self.reset))
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is asked."""
+        """Nothing changes."""
         return self == NO_OS_CHANGE
 
     @property
     def can_keep_kernel(self) -> bool:
-        """Whether it asks for nothing that a kernel which runs can't be given.
-
-        An image may well have another kernel; whether it has, only its deployment shows.
-        """
+        """The change may keep the running kernel; only the deployment shows whether it does."""
         return set(self.aspects) <= KERNEL_KEEPING_ASPECTS and not self.is_empty
 
     @property
     def aspects(self) -> tuple[OSAspect, ...]:
-        """What of a config asks for it."""
+        """The fields of a MachineConfig that require the change."""
         kernels = frozenset[str]().union(*_KERNEL_PACKAGES.values())
         packages = {*self.install, *self.uninstall}
-        asked = (
+        changes = (
             (OSAspect.IMAGE, self.image),
             (OSAspect.KERNEL_ARGUMENTS, self.append or self.delete),
             (OSAspect.KERNEL_TYPE, self.remove or self.reset or packages & kernels),
             (OSAspect.EXTENSIONS, packages - kernels),
         )
-        return tuple(aspect for aspect, found in asked if found)
+        return tuple(aspect for aspect, change in changes if change)
 
 
 NO_OS_CHANGE = OSChange()
@@ -93,51 +90,51 @@ NO_OS_CHANGE = OSChange()
 
 @dataclass(frozen=True, slots=True)
 class RunningOS:
-    """The operating system that is booted."""
+    """The booted operating system."""
 
     digest: str
-    """Of the image's manifest; empty when it has none."""
+    """The manifest digest of the image; empty if it has none."""
     kernel_arguments: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
-    """Those that were asked for beside the image."""
+    """The packages that are layered on the image."""
     removed_packages: tuple[str, ...] = ()
-    """Those of the image that were asked to be left out."""
+    """The packages of the image that are removed by an override."""
 
 
 def compute_os_change(old: WantedOS, new: WantedOS, running: RunningOS, *, image: str) -> OSChange:
-    """What brings the machine from the one to the other; empty when all of it is booted.
+    """Return the change from the old to the new OS; empty if the new one is booted.
 
-    ``image`` is the one asked for beside the config: it has its packages in it, and its kernel.
-    Raises `ConfigError` when the config names an image other than by its digest.
+    ``image`` is requested beside the config and contains its packages and its kernel. Raises
+    `ConfigError` when the config does not name its image by digest.
     """
     append, delete = _compute_arguments(
         old.kernel_arguments, new.kernel_arguments, running.kernel_arguments
     )
     before, after = list_packages(old), frozenset[str]() if image else list_packages(new)
-    left_out = frozenset[str]() if image else _list_removed_packages(new)
-    booting = _select_image(image or new.image, running)
+    removed = frozenset[str]() if image else _list_removed_packages(new)
+    new_image = _select_image(image or new.image, running)
     install = after - set(running.packages)
-    if not booting:
-        # An extension that was layered without them is complete until the next image.
+    if not new_image:
+        # An earlier release layered the extension without them: they come with the next image.
         install -= before & _LATER_PACKAGES
     change = OSChange(
-        image=booting,
+        image=new_image,
         append=append,
         delete=delete,
         install=_sort_names(install),
         uninstall=_sort_names((before - after) & set(running.packages)),
-        remove=_sort_names(left_out - set(running.removed_packages)),
-        reset=_sort_names((_list_removed_packages(old) - left_out) & set(running.removed_packages)),
+        remove=_sort_names(removed - set(running.removed_packages)),
+        reset=_sort_names((_list_removed_packages(old) - removed) & set(running.removed_packages)),
     )
     if not after or not new.extensions_image or not (change.image or change.packages):
         return change
-    # Those that are layered already are looked for again, as newer ones may go with the rest.
+    # rpm-ostree resolves all layered packages again in each transaction, and needs their source.
     pullspec.parse_pull_spec(new.extensions_image, where="baseOSExtensionsContainerImage")
     return replace(change, packages_from=new.extensions_image)
 
 
 def is_in_effect(change: OSChange, running: RunningOS) -> bool:
-    """Whether what was asked for is booted."""
+    """Return whether the change is booted."""
     return (
         (not change.image or change.digest == running.digest)
         and _has_arguments(change.append, change.delete, running.kernel_arguments)
@@ -158,7 +155,7 @@ def _select_image(image: str, running: RunningOS) -> str:
 def _compute_arguments(
     old: Sequence[str], new: Sequence[str], booted: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What to append and what to delete first; order and repetitions mean something."""
+    """Return the arguments to append, and those to delete first; order and repetition matter."""
     delete: tuple[str, ...] = ()
     if tuple(new[: len(old)]) == tuple(old):
         missing = list(new)
@@ -175,18 +172,18 @@ def _compute_arguments(
 def _has_arguments(append: Sequence[str], delete: Sequence[str], booted: Sequence[str]) -> bool:
     if any(argument in booted for argument in delete if argument not in append):
         return False
-    concerned = [argument for argument in booted if argument in append]
-    return not append or concerned[-len(append) :] == list(append)
+    appended = [argument for argument in booted if argument in append]
+    return not append or appended[-len(append) :] == list(append)
 
 
 def list_packages(os: WantedOS) -> frozenset[str]:
-    """Those that a config has layered on the image."""
+    """Return the packages that a config layers on the image."""
     extensions = (package for name in os.extensions for package in EXTENSIONS[name])
     return frozenset(extensions) | _KERNEL_PACKAGES.get(os.kernel_type, frozenset())
 
 
 def list_required_packages(os: WantedOS) -> frozenset[str]:
-    """Those of `list_packages` without which a config's extensions are not there."""
+    """Return the packages that the extensions of a config need in every release."""
     return list_packages(os) - _LATER_PACKAGES
 
 

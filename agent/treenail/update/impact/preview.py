@@ -1,7 +1,7 @@
-"""What a node would go through from one config to another, told before anything is touched.
+"""The preview of an update from one config to another, for users.
 
-The differences, the obstacles and the costs are those that the agent itself works out; here they
-get their contents and their sources beside them, with the secrets left out.
+The differences and the disruption are those that the agent computes. The preview adds contents and
+sources, with secrets withheld.
 """
 
 import base64
@@ -28,19 +28,23 @@ from treenail.config.wanted import (
     WantedUser,
     read_wanted_state,
 )
-from treenail.update.impact.disruption import compute_disruption
-from treenail.update.impact.explain import ConfigSources, DisruptionCause, describe_action
+from treenail.update.impact.disruption import (
+    ConfigSources,
+    DisruptionCause,
+    compute_disruption,
+    describe_action,
+)
 from treenail.update.impact.impact import apply_image_mode, compute_differences
 from treenail.update.impact.os_change import KERNEL_KEEPING_ASPECTS, NO_OS_CHANGE, OSChange
 from treenail.update.steps.steps import ConfigStep
 
 _KEY = re.compile(r"(?P<kind>(?:ssh|ecdsa|sk)-[\w.@-]{1,60})\s+(?P<blob>(?:[\w+/]{4})+[\w+/]{0,3})")
 IMAGE_SOURCE = "the image beside the config"
-_ENABLEMENT = {None: "as the presets say", True: "enabled", False: "disabled"}
+_ENABLEMENT = {None: "enabled or disabled by the presets", True: "enabled", False: "disabled"}
 
 
 class ChangeMark(StrEnum):
-    """What happens to an entry."""
+    """The kind of a change."""
 
     ADDED = "added"
     CHANGED = "changed"
@@ -49,7 +53,7 @@ class ChangeMark(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ContentDiff:
-    """One path whose contents differ."""
+    """The difference of the contents of a path."""
 
     path: str
     diff: FileDiff
@@ -57,7 +61,7 @@ class ContentDiff:
 
 @dataclass(frozen=True, slots=True)
 class PreviewEntry:
-    """One thing that differs, in the words of the config; secrets are in none of it."""
+    """One difference, without secrets."""
 
     kind: str
     """``file``, ``directory``, ``link``, ``unit``, ``user``, or a field such as ``kernelType``."""
@@ -69,7 +73,7 @@ class PreviewEntry:
 
 @dataclass(frozen=True, slots=True)
 class PreviewAction:
-    """One thing that is done to the node, and everything that asks for it."""
+    """One disruptive action and its causes."""
 
     description: str
     reasons: tuple[DisruptionCause, ...]
@@ -77,39 +81,39 @@ class PreviewAction:
 
 @dataclass(frozen=True, slots=True)
 class MachinePlan:
-    """What a machine needs until it has the new config, as the agent itself works it out."""
+    """The plan of the agent for one machine."""
 
     steps: tuple[ConfigStep, ...]
     change: OSChange | None
-    """None when what is booted can't be told; then it is taken to be as the old config says."""
+    """None if the deployments cannot be read; the OS is then assumed to match the old config."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """From one config to another; ``irreconcilable_changes`` say why a running node can't go there at all."""
+    """The preview of an update; ``irreconcilable_changes`` prevent it on a running node."""
 
     old: str
     new: str
     entries: tuple[PreviewEntry, ...] = ()
     actions: tuple[PreviewAction, ...] = ()
-    """The least disruptive first; empty when nothing has to notice."""
+    """The disruptive actions, the least disruptive first."""
     harmless: tuple[DisruptionCause, ...] = ()
-    """What differs and costs nothing."""
+    """The differences that disrupt nothing."""
     needs_drain: bool = False
     needs_reboot: bool = False
     irreconcilable_changes: tuple[IrreconcilableChange, ...] = ()
     steps: tuple[str, ...] = ()
-    """What is done to the files, units and users of the machine, in order; empty without one."""
+    """The steps that change files, units and users, in order; empty without a `MachinePlan`."""
 
     @property
     def can_keep_kernel(self) -> bool:
-        """Whether what differs of the operating system can change while the kernel stays."""
+        """The OS changes, and the change may keep the running kernel."""
         aspects = {each.kind for each in self.entries} & set(OSAspect)
         return bool(aspects) and aspects <= KERNEL_KEEPING_ASPECTS
 
     @property
     def is_empty(self) -> bool:
-        """Nothing differs that a node would notice."""
+        """The update changes nothing."""
         return not self.entries and not self.irreconcilable_changes
 
 
@@ -122,59 +126,58 @@ def preview_update(
     has_files_in_image: bool = True,
     machine: MachinePlan | None = None,
 ) -> Preview:
-    """What the one costs a node that has the other; raises `ConfigError`.
+    """Return the preview of an update from ``old`` to ``new``; raises `ConfigError`.
 
-    ``images`` are what annotations ask for beside the two configs, empty where they ask for none:
-    a node that has one beside its config is in image mode, and files and units are the image's
-    unless ``has_files_in_image`` is false.
-    With a ``machine`` it is what that machine needs: more where it has drifted, less where
-    something is booted already.
+    ``images`` are the images that annotations request beside the two configs, empty for none. A
+    node with such an image is in image mode: the image contains files and units unless
+    ``has_files_in_image`` is False. With a ``machine`` the preview is that of this machine: it
+    includes drift and excludes what is booted already.
     """
     before, after = (
         _apply_image(read_wanted_state(config), image, has_files_in_image=has_files_in_image)
         for config, image in zip((old, new), images, strict=True)
     )
-    between = compare_configs(before, after)
+    config_diff = compare_configs(before, after)
     steps, change = (machine.steps, machine.change) if machine else ((), None)
-    found = (
-        compute_differences(before, after, steps, change or NO_OS_CHANGE) if machine else between
-    )
+    diff = config_diff
+    if machine:
+        diff = compute_differences(before, after, steps, change or NO_OS_CHANGE)
     if change is None:
-        found = replace(found, os=between.os)
-    cost = compute_disruption(found, policy)
+        diff = replace(diff, os=config_diff.os)
+    disruption = compute_disruption(diff, policy)
     source = IMAGE_SOURCE if images[1] else ""
-    because = ConfigSources(found, old, new, image_source=source).find_cause
+    find_cause = ConfigSources(diff, old, new, image_source=source).find_cause
     return Preview(
         old=old.name,
         new=new.name,
         entries=(
-            *_list_os_entries(found, before.os, after.os, change),
-            *_list_config_entries(between),
-            *_list_machine_entries(between, found),
+            *_list_os_entries(diff, before.os, after.os, change),
+            *_list_config_entries(config_diff),
+            *_list_machine_entries(config_diff, diff),
         ),
         actions=tuple(
-            PreviewAction(describe_action(each.action), tuple(map(because, each.reasons)))
-            for each in cost.costs
+            PreviewAction(describe_action(each.action), tuple(map(find_cause, each.reasons)))
+            for each in disruption.costs
         ),
-        harmless=tuple(map(because, cost.harmless)),
-        needs_drain=cost.needs_drain,
-        needs_reboot=cost.needs_reboot,
+        harmless=tuple(map(find_cause, disruption.harmless)),
+        needs_drain=disruption.needs_drain,
+        needs_reboot=disruption.needs_reboot,
         irreconcilable_changes=find_irreconcilable_changes(old, new),
         steps=tuple(map(str, steps)),
     )
 
 
-def _apply_image(found: WantedState, image: str, *, has_files_in_image: bool) -> WantedState:
+def _apply_image(wanted: WantedState, image: str, *, has_files_in_image: bool) -> WantedState:
     if not image:
-        return found
-    imaged = replace(found, os=replace(found.os, image=image))
-    return apply_image_mode(imaged) if has_files_in_image else imaged
+        return wanted
+    with_image = replace(wanted, os=replace(wanted.os, image=image))
+    return apply_image_mode(with_image) if has_files_in_image else with_image
 
 
 def _list_os_entries(
-    found: ConfigDiff, before: WantedOS, after: WantedOS, change: OSChange | None
+    diff: ConfigDiff, before: WantedOS, after: WantedOS, change: OSChange | None
 ) -> Iterator[PreviewEntry]:
-    for aspect in found.os:
+    for aspect in diff.os:
         details = (
             _describe_os_change(aspect, change)
             if change
@@ -183,51 +186,46 @@ def _list_os_entries(
         yield PreviewEntry(aspect, "", ChangeMark.CHANGED, tuple(details))
 
 
-def _list_machine_entries(between: ConfigDiff, found: ConfigDiff) -> Iterator[PreviewEntry]:
-    """What is not as the new config says, though the configs do not differ in it."""
-    drifted: tuple[
-        tuple[str, Sequence[EntryChange[object]], Sequence[EntryChange[object]]], ...
-    ] = (
-        ("file", between.files, found.files),
-        ("directory", between.directories, found.directories),
-        ("link", between.links, found.links),
-        ("unit", between.units, found.units),
-        ("user", between.users, found.users),
+def _list_machine_entries(config_diff: ConfigDiff, diff: ConfigDiff) -> Iterator[PreviewEntry]:
+    """Return the entries in which the machine differs but the configs do not."""
+    kinds: tuple[tuple[str, Sequence[EntryChange[object]], Sequence[EntryChange[object]]], ...] = (
+        ("file", config_diff.files, diff.files),
+        ("directory", config_diff.directories, diff.directories),
+        ("link", config_diff.links, diff.links),
+        ("unit", config_diff.units, diff.units),
+        ("user", config_diff.users, diff.users),
     )
-    for kind, known, seen in drifted:
-        keys = {change.key for change in known}
-        for change in seen:
-            if change.key not in keys:
-                yield PreviewEntry(
-                    kind, change.key, ChangeMark.CHANGED, ("not as the config says",)
-                )
+    for kind, of_configs, of_machine in kinds:
+        known = {change.key for change in of_configs}
+        for change in of_machine:
+            if change.key not in known:
+                details = ("the machine differs from the config",)
+                yield PreviewEntry(kind, change.key, ChangeMark.CHANGED, details)
 
 
-def _list_config_entries(found: ConfigDiff) -> Iterator[PreviewEntry]:
-    for file in found.files:
+def _list_config_entries(diff: ConfigDiff) -> Iterator[PreviewEntry]:
+    for file in diff.files:
         yield _make_entry("file", file, _describe_file(file), _compare_file(file))
-    for directory in found.directories:
+    for directory in diff.directories:
         yield _make_entry("directory", directory, _describe_directory(directory))
-    for link in found.links:
+    for link in diff.links:
         yield _make_entry("link", link, _describe_link(link))
-    for unit in found.units:
+    for unit in diff.units:
         yield _make_entry("unit", unit, _describe_unit(unit), *_compare_unit_files(unit))
-    for user in found.users:
+    for user in diff.users:
         yield _make_entry("user", user, _describe_user(user))
 
 
 def _make_entry(
     kind: str, change: EntryChange[object], details: Iterator[str], *diffs: ContentDiff | None
 ) -> PreviewEntry:
-    mark = (
-        ChangeMark.ADDED
-        if change.old is None
-        else ChangeMark.REMOVED
-        if change.new is None
-        else ChangeMark.CHANGED
-    )
-    written = tuple(each for each in diffs if each is not None and each.diff != FileDiff())
-    return PreviewEntry(kind, change.key, mark, tuple(details), written)
+    mark = ChangeMark.CHANGED
+    if change.old is None:
+        mark = ChangeMark.ADDED
+    elif change.new is None:
+        mark = ChangeMark.REMOVED
+    contents = tuple(each for each in diffs if each is not None and each.diff != FileDiff())
+    return PreviewEntry(kind, change.key, mark, tuple(details), contents)
 
 
 def _describe_aspect(aspect: OSAspect, old: WantedOS, new: WantedOS) -> Iterator[str]:
@@ -250,7 +248,7 @@ def _describe_aspect(aspect: OSAspect, old: WantedOS, new: WantedOS) -> Iterator
 
 
 def _describe_os_change(aspect: OSAspect, change: OSChange) -> Iterator[str]:
-    """What is asked of the machine's operating system."""
+    """Return the details of what the machine's operating system changes."""
     match aspect:
         case OSAspect.IMAGE:
             yield f"+ {redact_line(change.image)}"
@@ -265,15 +263,15 @@ def _describe_os_change(aspect: OSAspect, change: OSChange) -> Iterator[str]:
 
 
 def _describe_arguments(old: tuple[str, ...], new: tuple[str, ...]) -> Iterator[str]:
-    gone, added = _subtract_arguments(old, new), _subtract_arguments(new, old)
-    yield from (f"- {redact_line(argument)}" for argument in gone)
+    removed, added = _subtract_arguments(old, new), _subtract_arguments(new, old)
+    yield from (f"- {redact_line(argument)}" for argument in removed)
     yield from (f"+ {redact_line(argument)}" for argument in added)
-    if not gone and not added:
-        yield "the same ones in another order"
+    if not removed and not added:
+        yield "the same arguments in another order"
 
 
 def _subtract_arguments(arguments: tuple[str, ...], others: tuple[str, ...]) -> list[str]:
-    """The arguments that others have not, each as often as it is more."""
+    """Return the arguments without the others; each other one removes one of its kind."""
     left, found = list(others), []
     for argument in arguments:
         if argument in left:
@@ -286,9 +284,9 @@ def _subtract_arguments(arguments: tuple[str, ...], others: tuple[str, ...]) -> 
 def _describe_file(change: EntryChange[WantedFile]) -> Iterator[str]:
     yield from _describe_owner(change.old, change.new)
     if change.key in names.CREDENTIALS:
-        yield "kept up to date on a way of its own"
+        yield "the agent renews this file separately"
     elif change.new is None and names.should_outlive_config(change.key):
-        yield "stays on the node: what is trusted is not forgotten"
+        yield "stays on the node: certificates remain trusted"
 
 
 def _describe_directory(change: EntryChange[WantedDirectory]) -> Iterator[str]:
@@ -363,14 +361,14 @@ def _describe_user(change: EntryChange[WantedUser]) -> Iterator[str]:
         f"+ key {_format_fingerprint(key)}" for key in new.ssh_keys if key not in old.ssh_keys
     )
     if old.password_hash != new.password_hash:
-        yield "the password is changed" if new.password_hash else "the password is taken away"
+        yield "password changed" if new.password_hash else "password removed"
 
 
 def _format_fingerprint(key: str) -> str:
-    """As ssh-keygen shows it: the comment may be anything."""
+    """Return the fingerprint as ssh-keygen shows it, without the comment, which may be secret."""
     found = _KEY.match(key)
     if found is None:
-        return "of an unknown form"
+        return "of unknown type"
     digest = hashlib.sha256(base64.b64decode(found["blob"] + "==")).digest()
     return f"{found['kind']} SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 

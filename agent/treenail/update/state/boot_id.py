@@ -1,22 +1,22 @@
-"""Which boot it is: a name that is another one after every boot, soft ones too.
+"""The boot ID: a text that changes with every boot, soft reboots included.
 
-A soft reboot starts user space anew on the kernel that runs, and with it stays the kernel's own
-boot id; so the name is that id and, after the first soft reboot, how many there were: ``UUID+1``.
+A soft reboot restarts user space on the running kernel, so the kernel's own boot ID stays. The boot
+ID is therefore the kernel's, with the number of soft reboots since after the first: ``UUID+1``.
 """
 
 _SOFT = "+"
 
 
 def extract_kernel_boot_id(boot_id: str) -> str:
-    """The boot id of the kernel, which is what the kubelet reports."""
+    """Return the kernel's boot ID, which is what the kubelet reports."""
     return boot_id.partition(_SOFT)[0]
 
 
 def is_soft_boot(boot_id: str) -> bool:
-    """Whether user space was started without the kernel."""
+    """Return whether the boot was a soft reboot."""
     return _SOFT in boot_id
 
 
 def is_soft_reboot(before: str, after: str) -> bool:
-    """Whether the one boot came of the other by soft reboots alone."""
+    """Return whether only soft reboots lie between the two boots."""
     return before != after and extract_kernel_boot_id(before) == extract_kernel_boot_id(after)

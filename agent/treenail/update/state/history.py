@@ -1,4 +1,4 @@
-"""What was done to a node, when and why: the ledger's record, read for people."""
+"""Summaries of a node's past and pending updates, for users."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from treenail.update.state.record import LedgerRecord, PastUpdate, Target
 
 @dataclass(frozen=True, slots=True)
 class UpdateSummary:
-    """One update as an answer to "why": what it asked of the node, and what asked for it."""
+    """One update, with what it disrupts and why."""
 
     id: str
     origin: Target
@@ -19,37 +19,34 @@ class UpdateSummary:
     needs_reboot: bool
     reasons: tuple[str, ...]
     is_planned: bool = True
-    """It is known what it asks for."""
+    """The impact of the update is known."""
     is_soft_reboot: bool = False
     """Its last reboot kept the kernel."""
 
     @property
     def disruption(self) -> str:
-        """What it asks of the node, as a noun."""
+        """The disruption of the node, as a noun."""
         if not self.is_planned:
-            return "change that is being worked out"
+            return "change that is being planned"
         if self.needs_reboot:
             reboot = "soft reboot" if self.is_soft_reboot else "reboot"
             return f"drain and {reboot}" if self.needs_drain else reboot
-        return "drain" if self.needs_drain else "change in service"
+        return "drain" if self.needs_drain else "change without disruption"
 
 
 @dataclass(frozen=True, slots=True)
 class DisruptionHistory:
-    """Why the node is, was or will be disturbed.
-
-    ``boot`` is the update that the machine was booted for: None when it was somebody else's doing,
-    or when the moment of the boot is not known.
-    """
+    """The updates that disrupt or disrupted the node."""
 
     pending: UpdateSummary | None = None
     last: UpdateSummary | None = None
-    """The last one that is over and drained or rebooted the node."""
+    """The last ended update that drained or rebooted the node."""
     boot: UpdateSummary | None = None
+    """The update that caused the current boot; None if another cause or no boot time is known."""
 
 
 def summarize_history(record: LedgerRecord, *, booted_at: float | None) -> DisruptionHistory:
-    """What the record says; ``booted_at`` is in seconds since the epoch, None if not known."""
+    """Return the history; ``booted_at`` is in seconds since the epoch, None if unknown."""
     past = [_summarize_past(each) for each in record.history]
     pending = _summarize_pending(record)
     spans = [(each, over.ended) for each, over in zip(past, record.history, strict=True)]
@@ -63,7 +60,7 @@ def summarize_history(record: LedgerRecord, *, booted_at: float | None) -> Disru
 
 
 def _is_boot_of(update: UpdateSummary, ended: float, booted_at: float | None) -> bool:
-    """Whether the boot was within the update: one that reboots is over only after its boot."""
+    """Return whether the update caused the boot: an update ends only after its own reboot."""
     return booted_at is not None and update.needs_reboot and update.began <= booted_at <= ended
 
 

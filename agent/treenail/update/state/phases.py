@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """The phase of an update; the agent writes each change of phase to the ledger before it acts."""
+    """The phase of an update. The agent writes a new phase to the ledger before it acts on it."""
 
     STAGING = "staging"
     """The agent reads the configs and deploys what the OS needs, locked; the node is in service."""

@@ -68,7 +68,7 @@ class UpdateRecord:
     entered: float
     """The time when ``phase`` was entered, in seconds since the epoch."""
     impact: "UpdateImpact | None" = field(default=None, metadata=key(resolve=_import_impact_type))
-    """What there is to do; None until the configs were read, and can be reconciled."""
+    """The planned changes; None until the configs were read."""
     staged_id: str = field(default="", metadata=key("stagedID"))
     """The deployment that treenail staged; empty before, and if a crash prevented the write."""
     drain_token: str = field(default="", metadata=key("drainToken"))

@@ -1,4 +1,4 @@
-"""What is on a machine, as far as a plan depends on it."""
+"""The inventory: the state of a machine that a plan depends on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,47 +12,46 @@ ABSENT_ENTRY = ActualEntry(EntryKind.NOTHING)
 
 _SSH = names.AUTHORIZED_KEYS.rpartition("/")[0]
 KEY_DIRECTORIES = (_SSH.rpartition("/")[0], _SSH)
-"""Where sshd looks for keys; it refuses directories that others can write to."""
+"""Directories of SSH keys. sshd refuses those that other users can write to (StrictModes)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What is on the machine, as far as a plan depends on it."""
+    """The state of the machine that a plan depends on."""
 
     entries: Mapping[str, ActualEntry] = field(default_factory=dict)
-    """What stands at each of `list_inspected_paths`."""
+    """The entry at each of `list_inspected_paths`."""
     restorable: frozenset[str] = frozenset()
-    """The paths at which something is put back when the config lets go of them: of what stood
-    there before it came there is a copy, or the vendor has something of its own."""
+    """The paths with a backup or a vendor's default, which is restored once no config has them."""
     resolved_paths: Mapping[str, str] = field(default_factory=dict)
-    """Where the entry of a path is that leads through links."""
+    """The resolved path of each path that leads through symbolic links."""
     unit_states: Mapping[str, str] = field(default_factory=dict)
-    """The units' states, as ``systemctl is-enabled`` says; empty or absent without a file."""
+    """The units' states by ``systemctl is-enabled``; empty or missing without a file."""
     vendor_units: frozenset[str] = frozenset()
-    """The units that have a file of the vendor, under one of the config's or alone."""
+    """The units that have a vendor's file, which a config's file may override."""
     has_core_user: bool = False
-    """The machine has the user whose keys and password a config may set."""
+    """The machine has the user ``core``."""
     password_hash: str | None = field(default=None, repr=False)
-    """That user's password field; None without a line for one."""
+    """The password field of ``core``; None without a line in the shadow file."""
     intact_hard_links: frozenset[str] = frozenset()
-    """The hard links that are names of the file they should be."""
+    """The hard links that lead to the wanted file."""
 
     def resolve_path(self, path: str) -> str:
-        """The one name that all paths to the same directory entry have in common."""
+        """Return the path that all paths to the same directory entry share."""
         return self.resolved_paths.get(path, path)
 
 
 def list_inspected_paths(old: Ownership, new: WantedState) -> tuple[str, ...]:
-    """The paths at which a plan has to look."""
+    """Return the paths that a plan needs in the inventory."""
     unmasked = (names.unit_path(unit.name) for unit in new.units.values() if unit.mask is False)
     credentials = names.CREDENTIALS & new.files.keys()
     keys = (names.AUTHORIZED_KEYS, *KEY_DIRECTORIES)
-    hard = (path for path, link in new.links.items() if link.is_hard)
+    hard_links = (path for path, link in new.links.items() if link.is_hard)
     return tuple(
         dict.fromkeys(
             (
                 *drift.list_expected_paths(new),
-                *hard,
+                *hard_links,
                 *unmasked,
                 *credentials,
                 *keys,

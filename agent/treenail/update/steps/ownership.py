@@ -1,4 +1,4 @@
-"""What on a machine belongs to its config: the paths, units and users that it may let go of."""
+"""The paths, units and users of a machine that belong to its config."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,24 +15,23 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """What a config put on a machine; no contents."""
+    """The paths, units and users that a config owns on a machine; no contents."""
 
     config: str = field(default="", metadata=key(is_required=True))
     """The name of the config, empty if it has none."""
     paths: frozenset[str] = field(default=frozenset(), metadata=key(is_required=True))
     units: Mapping[str, bool | None] = field(default_factory=dict, metadata=key(is_required=True))
-    """Each unit, and whether it is to be enabled; None leaves it to the presets."""
+    """Each unit, and whether the config enables it; None leaves that to the presets."""
     users: frozenset[str] = field(default=frozenset(), metadata=key(is_required=True))
 
 
 def compute_ownership(config: str, wanted: WantedState) -> Ownership:
-    """What belongs to a config once a machine has it."""
-    hard = {path for path, link in wanted.links.items() if link.is_hard}
+    """Return what a config owns on a machine once it is applied."""
+    hard_links = {path for path, link in wanted.links.items() if link.is_hard}
+    credentials = names.CREDENTIALS & wanted.files.keys()
     return Ownership(
         config=config,
-        paths=frozenset(
-            {*drift.list_expected_paths(wanted), *hard, *(names.CREDENTIALS & wanted.files.keys())}
-        ),
+        paths=frozenset({*drift.list_expected_paths(wanted), *hard_links, *credentials}),
         units={name: None if unit.mask else unit.enabled for name, unit in wanted.units.items()},
         users=frozenset(wanted.users.keys() & {names.CORE_USER}),
     )

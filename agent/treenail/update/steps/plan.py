@@ -1,7 +1,7 @@
-"""What belongs to the old config, the new config and what is on disk, to the steps to take.
+"""Plan the steps to a new config from what the old config owns and what is on disk.
 
-What is as wanted costs no step, so that a second plan is empty. What the config lets go of comes
-back as it was before the config took it.
+An entry that is as wanted needs no step, so that a second plan is empty. An entry that the config
+no longer has is restored as it was before a config replaced it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,13 +39,13 @@ from treenail.update.steps.steps import (
 from treenail.update.steps.unit_enablement import plan_enablement
 
 _RELEASED = "the config no longer has it"
-# Where pull secrets stand: no copy of one outlives its time.
+# Files with pull secrets: a backup would keep a secret after its rotation.
 _NEVER_BACKED_UP = names.CREDENTIALS | {"/var/lib/kubelet/config.json"}
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The steps, in order; ``notes`` are what is left out, one sentence each."""
+    """The steps, in order; each note is a sentence about something skipped."""
 
     steps: tuple[ConfigStep, ...] = ()
     notes: tuple[str, ...] = ()
@@ -54,86 +54,86 @@ class StepPlan:
 def plan_steps(
     ownership: Ownership, new: WantedState, inventory: Inventory, *, config: str = ""
 ) -> StepPlan:
-    """What brings the machine from what it has to the new config, whose name is ``config``.
+    """Return the steps that bring the machine to the new state, of the config named ``config``.
 
-    Nothing that runs takes notice yet: that is for `consequences.serving`, once it is known what it
-    costs.
+    No step makes services notice the change: `plan_service_steps` adds those once the disruption is
+    known.
     """
     notes: list[str] = []
-    now = compute_ownership(config, new)
-    cleared, placed = _plan_entries(ownership, now, new, inventory)
+    new_ownership = compute_ownership(config, new)
+    cleared, placed = _plan_entries(ownership, new_ownership, new, inventory)
     before, after = plan_enablement(ownership, new, inventory, (*cleared, *placed), notes)
-    of_users = [*plan_core_user(ownership, new, inventory, notes)]
+    user_steps = [*plan_core_user(ownership, new, inventory, notes)]
     steps: list[ConfigStep] = [*before, *cleared, *placed]
-    steps += [step for step in of_users if isinstance(step, SetSshKeys)]
-    if now != ownership:
-        steps.append(RecordOwnership(now))
+    steps += [step for step in user_steps if isinstance(step, SetSshKeys)]
+    if new_ownership != ownership:
+        steps.append(RecordOwnership(new_ownership))
     steps += after
-    steps += [step for step in of_users if isinstance(step, SetPassword)]
+    steps += [step for step in user_steps if isinstance(step, SetPassword)]
     return StepPlan(tuple(steps), tuple(notes))
 
 
 def _plan_entries(
-    old: Ownership, now: Ownership, new: WantedState, seen: Inventory
+    old: Ownership, now: Ownership, new: WantedState, inventory: Inventory
 ) -> tuple[list[EntryStep], list[EntryStep]]:
-    """What makes room, and what is put there; copies are made before either."""
-    owned = {seen.resolve_path(path) for path in (*old.paths, *seen.restorable)}
-    kept: list[EntryStep] = []
-    cleared: list[EntryStep] = list(_release_entries(old, now, new, seen))
+    """Return the steps that back up and remove entries, and those that create entries."""
+    owned = {inventory.resolve_path(path) for path in (*old.paths, *inventory.restorable)}
+    backups: list[EntryStep] = []
+    cleared: list[EntryStep] = list(_release_entries(old, now, new, inventory))
     placed: list[EntryStep] = []
-    for entry in _list_entries(new, seen):
-        found = seen.entries.get(entry.path, ABSENT_ENTRY)
-        if _needs_backup(entry.path, found) and seen.resolve_path(entry.path) not in owned:
-            kept.append(BackUpEntry(entry.path))
+    for entry in _list_entries(new, inventory):
+        found = inventory.entries.get(entry.path, ABSENT_ENTRY)
+        if _needs_backup(entry.path, found) and inventory.resolve_path(entry.path) not in owned:
+            backups.append(BackUpEntry(entry.path))
         if drifts := compare_entry(entry, found):
             step = _make_step(entry, new, drifts)
             (cleared if isinstance(step, RemoveEntry) else placed).append(step)
     written = {step.path for step in placed if isinstance(step, WriteFile | RelabelEntry)}
     for path, link in new.links.items():
-        if link.is_hard and (path not in seen.intact_hard_links or link.target in written):
-            found = seen.entries.get(path, ABSENT_ENTRY)
-            if _needs_backup(path, found) and seen.resolve_path(path) not in owned:
-                kept.append(BackUpEntry(path))
-            reason = "it is no name of that file"
+        if link.is_hard and (path not in inventory.intact_hard_links or link.target in written):
+            found = inventory.entries.get(path, ABSENT_ENTRY)
+            if _needs_backup(path, found) and inventory.resolve_path(path) not in owned:
+                backups.append(BackUpEntry(path))
+            reason = "not a hard link to that file"
             placed.append(MakeLink(path, link.target, link.user, link.group, reason, is_hard=True))
-    return [*kept, *cleared], placed
+    return [*backups, *cleared], placed
 
 
 def _release_entries(
-    old: Ownership, now: Ownership, new: WantedState, seen: Inventory
+    old: Ownership, now: Ownership, new: WantedState, inventory: Inventory
 ) -> Iterator[RemoveEntry | RestoreEntry]:
-    """What the config no longer has, what is below others before them.
+    """Return the steps for entries that the config no longer has, children before parents.
 
-    An entry that it has by another path is not let go of.
+    An entry that the config has by another path stays.
     """
-    left = {seen.resolve_path(path) for path in now.paths}
-    copies = {seen.resolve_path(path): path for path in seen.restorable}
+    handled = {inventory.resolve_path(path) for path in now.paths}
+    copies = {inventory.resolve_path(path): path for path in inventory.restorable}
     for path in sorted(old.paths - now.paths, reverse=True):
-        entry = seen.resolve_path(path)
-        if names.should_outlive_config(path) or entry in left:
+        entry = inventory.resolve_path(path)
+        if names.should_outlive_config(path) or entry in handled:
             continue
-        left.add(entry)
+        handled.add(entry)
         if entry in copies:
             yield RestoreEntry(copies[entry], _RELEASED)
-        elif seen.entries.get(path, ABSENT_ENTRY).kind is not EntryKind.NOTHING:
+        elif inventory.entries.get(path, ABSENT_ENTRY).kind is not EntryKind.NOTHING:
             yield RemoveEntry(path, _RELEASED)
     for unit in new.units.values():
         path = names.unit_path(unit.name)
-        found = seen.entries.get(path, ABSENT_ENTRY)
-        masked = found.kind is EntryKind.LINK and found.target == MASK_TARGET
-        if unit.mask is False and masked and path not in old.paths:
-            yield RemoveEntry(path, "the unit is not to be masked")
+        found = inventory.entries.get(path, ABSENT_ENTRY)
+        is_masked = found.kind is EntryKind.LINK and found.target == MASK_TARGET
+        if unit.mask is False and is_masked and path not in old.paths:
+            yield RemoveEntry(path, "the config unmasks the unit")
 
 
-def _list_entries(new: WantedState, seen: Inventory) -> Iterator[ExpectedEntry]:
-    """What to have at each path, directories first, those above before those below."""
+def _list_entries(new: WantedState, inventory: Inventory) -> Iterator[ExpectedEntry]:
+    """Return the expected entry of each path; directories first, parents before children."""
     entries = compute_expected_entries(new).values()
     directories = [entry for entry in entries if entry.kind is EntryKind.DIRECTORY]
     yield from sorted(directories, key=lambda entry: entry.path)
     yield from (entry for entry in entries if entry.kind is not EntryKind.DIRECTORY)
-    # Credentials are renewed from elsewhere; here they are only begun with.
+    # The agent renews credentials separately; a config only provides the first ones.
     for path in sorted(names.CREDENTIALS & new.files.keys()):
-        if seen.entries.get(path, ABSENT_ENTRY).kind is EntryKind.NOTHING:
+        if inventory.entries.get(path, ABSENT_ENTRY).kind is EntryKind.NOTHING:
             file = new.files[path]
             yield ExpectedEntry(
                 path, EntryKind.FILE, file.contents, file.mode, file.user, file.group
@@ -166,15 +166,15 @@ def _make_step(entry: ExpectedEntry, new: WantedState, drifts: Sequence[Drift]) 
                 user, group = link.user, link.group
             return MakeLink(entry.path, entry.target or "", user, group, reason)
         case EntryKind.NOTHING | EntryKind.OTHER:
-            return RemoveEntry(entry.path, "the config has it empty")
+            return RemoveEntry(entry.path, "the config has an empty drop-in")
 
 
 def _format_step_reason(drifts: Iterable[Drift]) -> str:
-    """What is not as wanted; contents are only said to be others."""
+    """Return what differs, without contents."""
     return ", ".join(
-        "nothing is there"
+        "missing"
         if drift.attribute is DriftAttribute.KIND and drift.actual == EntryKind.NOTHING
-        else "other contents"
+        else "contents differ"
         if drift.attribute is DriftAttribute.CONTENTS
         else f"{drift.attribute} {drift.expected} instead of {drift.actual}"
         for drift in drifts

@@ -1,4 +1,4 @@
-"""Keys and password of the one user whose a config may set."""
+"""Plan the SSH keys and the password of ``core``, the only user that a config may change."""
 
 from collections.abc import Iterator
 
@@ -10,62 +10,62 @@ from treenail.update.steps.ownership import Ownership
 from treenail.update.steps.steps import SetPassword, SetSshKeys
 
 LOCKED = "*"
-"""The password field of a user who has no password; logging in with a key still works."""
+"""The password field of a user without a password; a login by key still works."""
 
 KEYS_MODE = 0o600
 KEY_DIRECTORY_MODE = 0o700
 
 
 def format_key_file(keys: tuple[str, ...]) -> str:
-    """The text of the file of keys, a line for each."""
+    """Return the content of the key file, one line for each key."""
     return "".join(f"{key}\n" for key in keys)
 
 
 def plan_core_user(
-    old: Ownership, new: WantedState, seen: Inventory, notes: list[str]
+    old: Ownership, new: WantedState, inventory: Inventory, notes: list[str]
 ) -> Iterator[SetSshKeys | SetPassword]:
-    """What it takes; a user whom the config lets go of has no keys, and a password nobody knows."""
+    """Return the steps for ``core``, who loses keys and password if the config no longer has it."""
     notes += [
-        f"user {name} is left out: a config sets keys and password of {names.CORE_USER} only"
+        f"skipped user {name}: a config can set keys and password of {names.CORE_USER} only"
         for name in new.users
         if name != names.CORE_USER
     ]
     user = new.users.get(names.CORE_USER)
     if user is None and names.CORE_USER not in old.users:
         return
-    if not seen.has_core_user:
+    if not inventory.has_core_user:
         notes.append(
-            f"there is no user {names.CORE_USER} on this machine: keys and password left out"
+            f"skipped keys and password of {names.CORE_USER}: this machine has no such user"
         )
         return
     keys = user.ssh_keys if user else ()
-    reason = "the config no longer has them" if user is None else "others are there"
-    if _has_other_keys(keys, seen):
+    reason = "the config no longer has them" if user is None else "keys differ"
+    if _has_other_keys(keys, inventory):
         yield SetSshKeys(names.CORE_USER, keys, reason)
     password = (user.password_hash if user else None) or LOCKED
-    # Without a line there is no password to take away.
-    present = LOCKED if seen.password_hash is None else seen.password_hash
+    # Without a line in the shadow file there is no password to remove.
+    present = LOCKED if inventory.password_hash is None else inventory.password_hash
     if password == LOCKED and present.startswith(("*", "!")):
         return
-    if password != seen.password_hash:
-        reason = "the config has none" if password == LOCKED else "the config has another"
+    if password != inventory.password_hash:
+        reason = "the config has none" if password == LOCKED else "password differs"
         yield SetPassword(names.CORE_USER, password, reason)
 
 
-def _has_other_keys(keys: tuple[str, ...], seen: Inventory) -> bool:
-    there = seen.entries.get(names.AUTHORIZED_KEYS, ABSENT_ENTRY)
-    if not keys and there.kind is EntryKind.NOTHING:
+def _has_other_keys(keys: tuple[str, ...], inventory: Inventory) -> bool:
+    key_file = inventory.entries.get(names.AUTHORIZED_KEYS, ABSENT_ENTRY)
+    if not keys and key_file.kind is EntryKind.NOTHING:
         return False
-    who = names.CORE_USER
+    owner = names.CORE_USER
     expected = (
         ExpectedEntry(
-            names.AUTHORIZED_KEYS, EntryKind.FILE, format_key_file(keys), KEYS_MODE, who, who
+            names.AUTHORIZED_KEYS, EntryKind.FILE, format_key_file(keys), KEYS_MODE, owner, owner
         ),
         *(
-            ExpectedEntry(path, EntryKind.DIRECTORY, None, KEY_DIRECTORY_MODE, who, who)
+            ExpectedEntry(path, EntryKind.DIRECTORY, None, KEY_DIRECTORY_MODE, owner, owner)
             for path in KEY_DIRECTORIES
         ),
     )
     return any(
-        compare_entry(entry, seen.entries.get(entry.path, ABSENT_ENTRY)) for entry in expected
+        compare_entry(entry, inventory.entries.get(entry.path, ABSENT_ENTRY)) for entry in expected
     )

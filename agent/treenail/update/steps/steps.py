@@ -1,7 +1,7 @@
-"""The closed set of steps that change a machine's configuration, and the inverse of each.
+"""The steps that change a machine's configuration, and the inverse of each.
 
-A step says itself in a sentence; secrets are in none. An inverse is harmless when its step never
-happened: it restores what the undo log knows, and the log knows only what was about to change.
+``str(step)`` is its text for users, without secrets. An inverse is harmless if its step did not
+run: it restores only what the undo log recorded right before a change.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from treenail.update.steps.ownership import Ownership
 
 @dataclass(frozen=True, slots=True)
 class WriteFile:
-    """Have this file; contents that are a string are written as they are."""
+    """Write a file; contents of type ``str`` need no decoding."""
 
     path: str
     contents: Contents | str = field(repr=False)
@@ -37,12 +37,13 @@ class MakeDirectory:
     reason: str
 
     def __str__(self) -> str:
-        return f"make directory {self.path} {_format_owner(self.mode, self.user, self.group)}: {self.reason}"
+        owner = _format_owner(self.mode, self.user, self.group)
+        return f"make directory {self.path} {owner}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class MakeLink:
-    """A symbolic link, or another name of the file ``target``."""
+    """Make a symbolic link, or a hard link to the file ``target``."""
 
     path: str
     target: str
@@ -60,7 +61,7 @@ class MakeLink:
 
 @dataclass(frozen=True, slots=True)
 class RelabelEntry:
-    """Have what stands there with the SELinux label of the policy; nothing that runs notices."""
+    """Set the SELinux label that the machine's policy assigns to the path."""
 
     path: str
     reason: str
@@ -71,7 +72,7 @@ class RelabelEntry:
 
 @dataclass(frozen=True, slots=True)
 class RemoveEntry:
-    """Have nothing there; a directory that is not empty stays."""
+    """Remove the entry at a path, but not a directory with entries."""
 
     path: str
     reason: str
@@ -82,17 +83,17 @@ class RemoveEntry:
 
 @dataclass(frozen=True, slots=True)
 class BackUpEntry:
-    """Have a copy of what stands there, for the day when the config lets go of the path."""
+    """Copy the entry at a path, to restore it once the config no longer has the path."""
 
     path: str
 
     def __str__(self) -> str:
-        return f"keep a copy of {self.path}: the config takes its place"
+        return f"back up {self.path}: the config replaces it"
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreEntry:
-    """Have there what was kept, and no copy any more."""
+    """Restore the backup of a path, and remove the backup."""
 
     path: str
     reason: str
@@ -119,7 +120,7 @@ class DisableUnits:
 
 @dataclass(frozen=True, slots=True)
 class PresetUnits:
-    """Have each unit enabled or disabled as the vendor says."""
+    """Enable or disable each unit by the vendor's presets."""
 
     units: tuple[str, ...]
 
@@ -129,7 +130,7 @@ class PresetUnits:
 
 @dataclass(frozen=True, slots=True)
 class SetSshKeys:
-    """Have these SSH keys, and directories to which only their user can add others."""
+    """Write the SSH keys of a user, in directories that only this user can write to."""
 
     user: str
     keys: tuple[str, ...] = field(repr=False)
@@ -151,17 +152,17 @@ class SetPassword:
 
 @dataclass(frozen=True, slots=True)
 class RecordOwnership:
-    """Have it written down what belongs to the config."""
+    """Record which paths, units and users belong to the config."""
 
     ownership: Ownership
 
     def __str__(self) -> str:
-        return f"remember what belongs to {self.ownership.config or 'the config'}"
+        return f"record what belongs to {self.ownership.config or 'the config'}"
 
 
 @dataclass(frozen=True, slots=True)
 class ReloadDaemon:
-    """Have systemd read its units again."""
+    """Make systemd reload its units."""
 
     def __str__(self) -> str:
         return "daemon-reload"
@@ -185,20 +186,20 @@ class RestartUnit:
 
 @dataclass(frozen=True, slots=True)
 class UndoEntry:
-    """Have at the path what stood there."""
+    """Restore the entry that was at a path."""
 
     path: str
 
     def __str__(self) -> str:
-        return f"put back {self.path}"
+        return f"undo the change of {self.path}"
 
 
 @dataclass(frozen=True, slots=True)
 class UndoEnablement:
-    """Have the links that enable units as they were."""
+    """Restore the links that enable units."""
 
     def __str__(self) -> str:
-        return "put back the links that enable units"
+        return "undo the change of the links that enable units"
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,23 +207,23 @@ class UndoPassword:
     user: str
 
     def __str__(self) -> str:
-        return f"put back the password of {self.user}"
+        return f"undo the change of the password of {self.user}"
 
 
 EntryStep = (
     WriteFile | MakeDirectory | MakeLink | RelabelEntry | RemoveEntry | BackUpEntry | RestoreEntry
 )
 FileStep = EntryStep | SetSshKeys | RecordOwnership
-"""Steps that change what stands at paths; many are carried out at once."""
+"""Steps that change entries at paths; many run in one transaction."""
 EnablementStep = EnableUnits | DisableUnits | PresetUnits
 ServiceStep = ReloadDaemon | ReloadUnit | RestartUnit
-"""Steps that what runs takes notice of; undone by doing them again, once the rest is undone."""
+"""Steps that make services notice a change. To undo them, run them again after all other undos."""
 ConfigStep = FileStep | EnablementStep | SetPassword | ServiceStep
 InverseStep = UndoEntry | UndoEnablement | UndoPassword | ServiceStep
 
 
 def invert_step(step: ConfigStep) -> InverseStep:
-    """The step that undoes it."""
+    """Return the step that undoes a step."""
     match step:
         case WriteFile() | MakeDirectory() | MakeLink() | RelabelEntry():
             return UndoEntry(step.path)
@@ -243,11 +244,11 @@ def invert_step(step: ConfigStep) -> InverseStep:
 
 
 def list_undo_steps(steps: Sequence[ConfigStep]) -> tuple[InverseStep, ...]:
-    """What undoes the steps: the last one first, but what runs takes notice at the end."""
+    """Return the steps that undo all steps: the last one first, services at the end."""
     inverses = [invert_step(step) for step in steps]
-    serving = [found for found in inverses if isinstance(found, ServiceStep)]
-    others = [found for found in reversed(inverses) if not isinstance(found, ServiceStep)]
-    return (*dict.fromkeys(others), *dict.fromkeys(serving))
+    services = [each for each in inverses if isinstance(each, ServiceStep)]
+    others = [each for each in reversed(inverses) if not isinstance(each, ServiceStep)]
+    return (*dict.fromkeys(others), *dict.fromkeys(services))
 
 
 def _format_owner(mode: int, user: UserOrGroup, group: UserOrGroup) -> str:

@@ -1,4 +1,4 @@
-"""Which units are enabled, disabled and left to the presets, and what is not to be."""
+"""Plan which units to enable, to disable, and to leave to the presets."""
 
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
@@ -24,44 +24,47 @@ _NOT_ENABLED = (*_ABSENT, "disabled", "masked", "masked-runtime")
 
 
 def plan_enablement(
-    old: Ownership, new: WantedState, seen: Inventory, steps: Sequence[EntryStep], notes: list[str]
+    old: Ownership,
+    new: WantedState,
+    inventory: Inventory,
+    steps: Sequence[EntryStep],
+    notes: list[str],
 ) -> tuple[list[EnablementStep], list[EnablementStep]]:
-    """What to do before the ``steps`` change the units' files, and what after.
-
-    A unit whose file changes while it is enabled is disabled first, because only the old file says
-    which links it has. What is as wanted is left alone.
-    """
-    touched = {step.path for step in steps if not isinstance(step, BackUpEntry | RelabelEntry)}
+    """Return the steps before and after ``steps``, which change the unit files."""
+    # A unit is disabled before its file changes: systemctl disable removes the links that the
+    # [Install] section of the present file names.
+    changed_paths = {
+        step.path for step in steps if not isinstance(step, BackUpEntry | RelabelEntry)
+    }
     removed = {step.path for step in steps if isinstance(step, RemoveEntry)}
-    gone = sorted(old.units.keys() - new.units.keys())
-    first = [name for name in gone if seen.unit_states.get(name) in _ENABLED]
-    wishes: list[tuple[type[EnablementStep], str]] = [
-        (PresetUnits, name) for name in gone if name in seen.vendor_units
+    released = sorted(old.units.keys() - new.units.keys())
+    to_disable = [name for name in released if inventory.unit_states.get(name) in _ENABLED]
+    planned: list[tuple[type[EnablementStep], str]] = [
+        (PresetUnits, name) for name in released if name in inventory.vendor_units
     ]
     for unit in new.units.values():
         if unit.mask:
             continue
-        changed = _is_install_changed(unit, touched)
-        if changed and seen.unit_states.get(unit.name) in _ENABLED:
-            first.append(unit.name)
-        if _has_unit(unit, seen, removed):
-            wishes += [
-                (verb, unit.name) for verb in _choose_steps(unit, old, seen, is_changed=changed)
-            ]
+        is_changed = _is_install_changed(unit, changed_paths)
+        if is_changed and inventory.unit_states.get(unit.name) in _ENABLED:
+            to_disable.append(unit.name)
+        if _has_unit(unit, inventory, removed):
+            steps_of_unit = _choose_steps(unit, old, inventory, is_changed=is_changed)
+            planned += [(step, unit.name) for step in steps_of_unit]
         elif unit.enabled:
-            notes.append(f"there is no unit {unit.name} on this machine: it is not enabled")
+            notes.append(f"cannot enable {unit.name}: this machine has no such unit")
     after = [
-        verb(units)
-        for verb in (EnableUnits, DisableUnits, PresetUnits)
-        if (units := tuple(name for wish, name in wishes if wish is verb))
+        step(units)
+        for step in (EnableUnits, DisableUnits, PresetUnits)
+        if (units := tuple(name for each, name in planned if each is step))
     ]
-    return [DisableUnits(tuple(first))] if first else [], after
+    return [DisableUnits(tuple(to_disable))] if to_disable else [], after
 
 
 def _choose_steps(
-    unit: WantedUnit, old: Ownership, seen: Inventory, *, is_changed: bool
+    unit: WantedUnit, old: Ownership, inventory: Inventory, *, is_changed: bool
 ) -> Iterator[type[EnablementStep]]:
-    state = seen.unit_states.get(unit.name, "")
+    state = inventory.unit_states.get(unit.name, "")
     if unit.enabled is None:
         if is_changed or old.units.get(unit.name, False) is not None:
             yield PresetUnits
@@ -72,17 +75,17 @@ def _choose_steps(
         yield DisableUnits
 
 
-def _has_unit(unit: WantedUnit, seen: Inventory, removed: AbstractSet[str]) -> bool:
-    """Whether the machine has the unit once the steps are done."""
-    if unit.contents or unit.name in seen.vendor_units:
+def _has_unit(unit: WantedUnit, inventory: Inventory, removed: AbstractSet[str]) -> bool:
+    """Return whether the machine has the unit after the steps."""
+    if unit.contents or unit.name in inventory.vendor_units:
         return True
-    there = seen.unit_states.get(unit.name, "") not in _ABSENT
-    return there and names.unit_path(unit.name) not in removed
+    is_present = inventory.unit_states.get(unit.name, "") not in _ABSENT
+    return is_present and names.unit_path(unit.name) not in removed
 
 
-def _is_install_changed(unit: WantedUnit, touched: AbstractSet[str]) -> bool:
-    """Whether what the unit says about its installation may be new."""
-    return names.unit_path(unit.name) in touched or any(
-        "[Install]" in text and names.dropin_path(unit.name, name) in touched
+def _is_install_changed(unit: WantedUnit, changed_paths: AbstractSet[str]) -> bool:
+    """Return whether the [Install] section of the unit may have changed."""
+    return names.unit_path(unit.name) in changed_paths or any(
+        "[Install]" in text and names.dropin_path(unit.name, name) in changed_paths
         for name, text in unit.dropins.items()
     )
