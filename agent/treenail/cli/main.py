@@ -13,11 +13,10 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import cast
 
-from treenail.cli.node.arguments import EXIT_FAILED, EXIT_USAGE, create_parser
+from treenail.cli.node.arguments import create_parser
+from treenail.cli.output import EXIT_FAILED, EXIT_USAGE, flush_output
 from treenail.errors import HostError, TreenailError, UsageError
 
-EXIT_REBOOT_NEEDED = 3
-EXIT_DEGRADED = 4
 _EXIT_PIPE_CLOSED = 141
 # Errors of writing the output have no filename; adapters raise TreenailError instead of OSError.
 _OUTPUT_ERRNOS = frozenset({errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO})
@@ -39,13 +38,6 @@ def main(arguments: list[str] | None = None) -> int:
             return _EXIT_PIPE_CLOSED
         return _print_error(HostError(f"cannot write the output: {error.strerror}"), EXIT_FAILED)
     return code
-
-
-def flush_output() -> None:
-    """Write the buffered output; raise `OSError` if that fails."""
-    # sys.stdout is None in a process that was started with a closed standard output.
-    if sys.stdout is not None:
-        sys.stdout.flush()
 
 
 def _run_command(parsed: argparse.Namespace, unknown: list[str]) -> int:

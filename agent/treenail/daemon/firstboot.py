@@ -12,7 +12,7 @@ from treenail.config.wanted import read_wanted_state
 from treenail.daemon.checks.preflight import PreflightChecker
 from treenail.daemon.cluster.pull_secrets import PullSecrets
 from treenail.daemon.configuration.step_runner import ServiceManager
-from treenail.daemon.reconcile.interfaces import OSBackend, Power
+from treenail.daemon.interfaces import OSBackend, Power
 from treenail.daemon.reconcile.observe import summarize_deployments
 from treenail.daemon.reconcile.os_transaction import (
     build_deployment_change,

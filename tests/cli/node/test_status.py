@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from treenail.cli.main import EXIT_DEGRADED, main
+from treenail.cli.main import main
 from treenail.cli.node.status import format_status
+from treenail.cli.output import EXIT_DEGRADED
 from treenail.host.filesystem.root import Root
 from treenail.host.system.state_file import Ledger
 from treenail.update.impact.disruption import DisruptionLevel

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from treenail import __version__
+from treenail.cli.output import EXIT_FAILED, EXIT_USAGE
 from treenail.cli.terminal import HelpFormatter, format_examples
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
 
 
 class CommandParser(argparse.ArgumentParser):

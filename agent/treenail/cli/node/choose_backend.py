@@ -14,7 +14,7 @@ from treenail.host.ostree.deployments import DeploymentStatus
 
 if TYPE_CHECKING:
     # This import would load the whole daemon.
-    from treenail.daemon.reconcile.interfaces import OSBackend
+    from treenail.daemon.interfaces import OSBackend
     from treenail.host.ostree.pins import OstreePins
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from treenail.api.contents import Contents
 from treenail.api.machineconfig import MachineConfig
-from treenail.cli.main import EXIT_DEGRADED
 from treenail.cli.node.cancel import request_from_agent
 from treenail.cli.node.local_machine import (
     create_inspector_and_runner,
@@ -19,6 +18,7 @@ from treenail.cli.node.local_machine import (
 )
 from treenail.cli.node.once import read_stored_config
 from treenail.cli.node.own_node import load_node_settings
+from treenail.cli.output import EXIT_DEGRADED
 from treenail.cli.terminal import Painter, create_painter
 from treenail.config.drift import Drift, DriftAttribute, compute_expected_entries
 from treenail.config.redact import FileDiff, compute_redacted_diff

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from treenail.api.machineconfig import DEFAULT_KERNEL, MachineConfig
 from treenail.cli.files import read_machine_config
-from treenail.cli.main import EXIT_REBOOT_NEEDED, flush_output
 from treenail.cli.node.local_machine import create_inspector_and_runner, open_machine
+from treenail.cli.output import EXIT_REBOOT_NEEDED, flush_output
 from treenail.config.wanted import WantedState, read_wanted_state
 from treenail.daemon.configuration.apply import RecoveryOutcome, recover_interrupted
 from treenail.daemon.configuration.machine import NodeConfiguration

@@ -37,12 +37,12 @@ from treenail.daemon.configuration.drift_repair import DriftRepairer, NodeConfig
 from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.daemon.configuration.mcd_state import MCDState
 from treenail.daemon.configuration.path_watcher import InotifyPathWatcher
+from treenail.daemon.interfaces import OSBackend
 from treenail.daemon.local.metrics import DriftMetrics
 from treenail.daemon.local.requests import RequestFile
 from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.daemon.reconcile.crash_counter import CrashCounter
-from treenail.daemon.reconcile.interfaces import OSBackend
 from treenail.daemon.reconcile.loop import LoopTiming, ReconcileLoop, Wakeup
 from treenail.daemon.reconcile.observe import Observer
 from treenail.daemon.settings.settings import (

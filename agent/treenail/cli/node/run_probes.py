@@ -2,7 +2,7 @@
 
 from treenail.daemon.checks.health import HealthChecker, HealthProbes
 from treenail.daemon.checks.preflight import PreflightChecker
-from treenail.daemon.reconcile.interfaces import ClusterAccess, OSBackend
+from treenail.daemon.interfaces import ClusterAccess, OSBackend
 from treenail.daemon.settings.settings import BackendSetting, HealthSettings, PreflightSettings
 from treenail.host.container.cri import ContainerRuntime
 from treenail.host.container.registry import SkopeoClient

@@ -5,8 +5,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from treenail.cli.main import EXIT_DEGRADED
 from treenail.cli.node.local_machine import open_machine
+from treenail.cli.output import EXIT_DEGRADED
 from treenail.clock import format_rfc3339
 from treenail.errors import FileError, HostError, LedgerError, TreenailError, UsageError
 from treenail.host.machine import Machine

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from treenail.api.node import Node
 from treenail.clock import Clock, format_rfc3339
-from treenail.daemon.reconcile.interfaces import ClusterAccess
+from treenail.daemon.interfaces import ClusterAccess
 from treenail.daemon.settings.settings import HealthSettings
 from treenail.errors import ClusterError, HostError
 from treenail.host.container.cri import RUNTIME_SOCKETS, ContainerRuntime

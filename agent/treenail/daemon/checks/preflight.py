@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from treenail.daemon.checks.signature_policy import find_image_rule
 from treenail.daemon.cluster.pull_secrets import AUTH_FILE
-from treenail.daemon.reconcile.interfaces import OSBackend
+from treenail.daemon.interfaces import OSBackend
 from treenail.errors import FileError, HostError
 from treenail.host.container import registry as registries
 from treenail.host.container.registry import SkopeoClient

@@ -11,7 +11,7 @@ from treenail.api.machineconfignode import MachineConfigNode
 from treenail.api.meta import Condition, merge_conditions
 from treenail.api.node import Node
 from treenail.clock import Clock, format_rfc3339
-from treenail.daemon.reconcile.observe import summarize_node
+from treenail.daemon.cluster.node_summary import summarize_node
 from treenail.errors import ClusterError, NotFoundError, UnreachableError
 from treenail.kube.client import Client, PatchType
 from treenail.kube.events import EventRecorder, ObjectReference

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from treenail.config.wanted import read_wanted_state
+from treenail.daemon.interfaces import Watch
 from treenail.daemon.reconcile import pinning, prestage
 from treenail.daemon.reconcile.boot_trial import BootTrialRunner
 from treenail.daemon.reconcile.context import NodeInterfaces
-from treenail.daemon.reconcile.interfaces import Watch
 from treenail.daemon.reconcile.os_transaction import (
     build_deployment_change,
     pull_image,

@@ -11,14 +11,14 @@ from treenail.daemon.configuration.config_cache import ConfigCache
 from treenail.daemon.configuration.drift_repair import DriftRepairer
 from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.daemon.configuration.mcd_state import MCDState
-from treenail.daemon.local.requests import RequestFile
-from treenail.daemon.reconcile.interfaces import (
+from treenail.daemon.interfaces import (
     ClusterAccess,
     DeploymentPins,
     OSBackend,
     Power,
     SoftRebootControl,
 )
+from treenail.daemon.local.requests import RequestFile
 from treenail.host.system.kernel import HostKernel
 from treenail.host.system.state_file import Ledger
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from treenail.clock import Clock
 from treenail.daemon.configuration.machine import NodeConfiguration
-from treenail.daemon.reconcile.interfaces import OSBackend, Power
+from treenail.daemon.interfaces import OSBackend, Power
 from treenail.daemon.reconcile.observe import summarize_deployments
 from treenail.errors import HostError, LedgerError
 from treenail.host.system.kernel import HostKernel

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 
 from treenail import log as journal
 from treenail.config.drift import Drift
+from treenail.daemon.cluster.node_summary import summarize_node
 from treenail.daemon.local.metrics import DriftMetrics
 from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.reconcile.act import ActionRunner
 from treenail.daemon.reconcile.context import NodeInterfaces
-from treenail.daemon.reconcile.observe import Observer, summarize_node
+from treenail.daemon.reconcile.observe import Observer
 from treenail.errors import ClusterError, RetryPolicy, TreenailError, UnreachableError
 from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
 from treenail.log import MessageId

@@ -4,14 +4,15 @@ from dataclasses import replace
 
 from treenail.api import annotations as key
 from treenail.api.node import Node
+from treenail.daemon.cluster.node_summary import summarize_node
 from treenail.daemon.configuration.drift import BootedState
 from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.host.ostree.deployments import DeploymentStatus
 from treenail.update.decision import desired
 from treenail.update.decision.decide import needs_deployments
-from treenail.update.decision.facts import DeploymentState, DrainHandshake, Facts, ObservedNode
+from treenail.update.decision.facts import DeploymentState, Facts
 from treenail.update.state.phases import Phase
-from treenail.update.state.record import LedgerRecord, Target
+from treenail.update.state.record import LedgerRecord
 
 SINGLE_REPLICA = "SingleReplica"
 
@@ -102,30 +103,6 @@ class Observer:
             return facts
         booted = BootedState(self._interfaces.kernel.read_command_line(), self._packages)
         return replace(facts, drift=self._interfaces.drift.find_drift(facts.record.current, booted))
-
-
-def summarize_node(node: Node) -> ObservedNode:
-    """Return what decisions read of the Node."""
-    annotations = node.annotations
-    requested = desired.read_desired_target(annotations)
-    spellings = (
-        requested.image_keys
-        if isinstance(requested, desired.DesiredTarget)
-        else tuple(key.IMAGE_SPELLINGS)
-    )
-    claimed_images = (annotations.get(key.IMAGE_SPELLINGS[each], "") for each in spellings)
-    return ObservedNode(
-        desired=requested,
-        handshake=DrainHandshake(
-            requested=annotations.get(key.DESIRED_DRAIN, ""),
-            applied=annotations.get(key.LAST_APPLIED_DRAIN, ""),
-            is_unschedulable=node.is_unschedulable,
-        ),
-        claimed=Target(
-            annotations.get(key.CURRENT_CONFIG, ""), next(filter(None, claimed_images), "")
-        ),
-        prestage=desired.read_prestage_target(annotations),
-    )
 
 
 def summarize_deployments(

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 
 from treenail.daemon.cluster.pull_secrets import PullSecrets
-from treenail.daemon.reconcile.interfaces import OSBackend, Watch
+from treenail.daemon.interfaces import OSBackend, Watch
 from treenail.errors import BusyError, PreflightError, TransactionError
 from treenail.host.container.registry import is_unauthorized
 from treenail.host.ostree.deployments import DeploymentChange

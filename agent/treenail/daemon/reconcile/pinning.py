@@ -8,8 +8,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+from treenail.daemon.interfaces import Watch
 from treenail.daemon.reconcile.context import NodeInterfaces
-from treenail.daemon.reconcile.interfaces import Watch
 from treenail.daemon.reconcile.os_transaction import wait_while_busy
 from treenail.daemon.reconcile.state import UpdateLedger
 from treenail.errors import BusyError

@@ -1,0 +1,31 @@
+"""Reads what decisions need from the Node's annotations."""
+
+from treenail.api import annotations as key
+from treenail.api.node import Node
+from treenail.update.decision import desired
+from treenail.update.decision.facts import DrainHandshake, ObservedNode
+from treenail.update.state.record import Target
+
+
+def summarize_node(node: Node) -> ObservedNode:
+    """Return what decisions read of the Node."""
+    annotations = node.annotations
+    requested = desired.read_desired_target(annotations)
+    spellings = (
+        requested.image_keys
+        if isinstance(requested, desired.DesiredTarget)
+        else tuple(key.IMAGE_SPELLINGS)
+    )
+    claimed_images = (annotations.get(key.IMAGE_SPELLINGS[each], "") for each in spellings)
+    return ObservedNode(
+        desired=requested,
+        handshake=DrainHandshake(
+            requested=annotations.get(key.DESIRED_DRAIN, ""),
+            applied=annotations.get(key.LAST_APPLIED_DRAIN, ""),
+            is_unschedulable=node.is_unschedulable,
+        ),
+        claimed=Target(
+            annotations.get(key.CURRENT_CONFIG, ""), next(filter(None, claimed_images), "")
+        ),
+        prestage=desired.read_prestage_target(annotations),
+    )
