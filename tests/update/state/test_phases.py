@@ -1,0 +1,170 @@
+"""The table of phase transitions, compared with what the daemon's loop really does.
+
+Every fake ledger reports a transition that is not in the table as a violation, so all tests of the
+daemon check that the table is complete. Here each entry of the table is shown to happen: the agent
+is killed at the begin or at the end of a phase, an event follows, and the agent starts again.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.daemon.configuration import test_config_walks as configs
+from tests.daemon.nodes import Node
+from tests.fakes.world import Killed, World, read_phase
+from tests.update.build import DIGEST_C, A, B, C
+from treenail.update.state.phases import TRANSITIONS, Phase
+from treenail.update.state.record import Target
+
+Transition = tuple[Phase | None, Phase | None]
+
+# Another image and other files; files that need a reboot; files that disrupt nothing.
+OS_AND_FILES = configs.NEXT
+FILES_REBOOT = Target("other")
+FILES_ONLY = configs.FREELY
+OTHER_CONFIG = configs.config(
+    FILES_REBOOT.config, {configs.APP: "other"}, image=C.image, arguments=("n=1", "n=2")
+)
+SAME_CONFIG = Target(B.config, f"registry.example.com/os/node@{DIGEST_C}")
+
+
+def end_process(node: Node) -> None:
+    node.process = None
+
+
+def cut_power(node: Node) -> None:
+    end_process(node)
+    node.world.power_cut()
+
+
+def reboot(node: Node) -> None:
+    end_process(node)
+    node.world.reboot()
+
+
+def request_another_target(node: Node) -> None:
+    end_process(node)
+    node.world.request_target(A)
+
+
+def uncordon(node: Node) -> None:
+    end_process(node)
+    node.world.unschedulable = False
+
+
+def make_unhealthy(node: Node) -> None:
+    node.world.is_unhealthy = lambda world: world.booted in {B.digest, SAME_CONFIG.digest}
+
+
+def crash_at_each_start(node: Node) -> None:
+    end_process(node)
+    node.world.crashes = lambda world: world.booted in {B.digest, SAME_CONFIG.digest}
+
+
+def boot_previous_deployment(node: Node) -> None:
+    end_process(node)
+    node.world.rolled_back = True
+    node.world.power_cut()
+
+
+EVENTS: tuple[Callable[[Node], None], ...] = (
+    end_process,
+    cut_power,
+    reboot,
+    request_another_target,
+    uncordon,
+    make_unhealthy,
+    crash_at_each_start,
+    boot_previous_deployment,
+)
+
+# From, to, and whether the settings require a drain.
+UPDATES = (
+    (A, B, True),
+    (A, B, False),
+    (B, SAME_CONFIG, True),
+    (B, SAME_CONFIG, False),
+    (configs.STOCK, OS_AND_FILES, True),
+    (OS_AND_FILES, FILES_REBOOT, True),
+    (OS_AND_FILES, FILES_ONLY, True),
+)
+
+
+# The phases that an update passes without an event.
+PHASES = (Phase.STAGING, Phase.DRAINING, Phase.APPLYING, Phase.REBOOTING, Phase.VERIFYING)
+
+# The steps of the fake ledger after which a phase began, and before the next one begins.
+BEGIN, END = "ledger written", "ledger write"
+
+
+def run_until(node: Node, phase: Phase, moment: str) -> bool:
+    """Run the agent until the moment of the phase, and kill it there."""
+    world = node.world
+
+    def kill_in_phase(step: str) -> None:
+        if step == moment and read_phase(world.ledger) is phase:
+            raise Killed
+
+    world.fault_point = kill_in_phase
+    for _ in range(40):
+        node.turn()
+        if node.process is None and read_phase(world.ledger) in {phase, None}:
+            break
+        world.drain_controller()
+    world.fault_point = lambda _: None
+    return read_phase(world.ledger) is phase
+
+
+def explore(phase: Phase, event: Callable[[Node], None]) -> Iterator[World]:
+    """The worlds of all updates in which the event happened right after the phase began."""
+    for (start, target, drains), moment in itertools.product(UPDATES, (BEGIN, END)):
+        world = configs.world_at(start)
+        world.configs[OTHER_CONFIG.name] = OTHER_CONFIG
+        node = Node(world, drains=drains)
+        node.settle()
+        world.transitions.clear()
+        world.request_target(target)
+        if run_until(node, phase, moment):
+            event(node)
+            node.settle()
+            yield world
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_each_phase_has_a_way_in_and_a_way_to_the_end(phase: Phase) -> None:
+    reached: set[Phase | None] = {None}
+    ends: set[Phase | None] = {None}
+    for _ in TRANSITIONS:
+        reached |= set(itertools.chain.from_iterable(TRANSITIONS[each] for each in reached))
+        ends |= {each for each, following in TRANSITIONS.items() if ends & following.keys()}
+    assert phase in reached & ends
+
+
+def test_transitions_lead_to_another_phase_for_a_reason() -> None:
+    assert set(TRANSITIONS) == {None, *Phase}
+    for phase, following in TRANSITIONS.items():
+        assert phase not in following
+        assert all(following.values())
+
+
+@pytest.fixture(scope="module")
+def observed() -> set[Transition]:
+    found: set[Transition] = set()
+    for phase, event in itertools.product(PHASES, EVENTS):
+        for world in explore(phase, event):
+            outside = [each for each in world.violations if "was followed by" in each]
+            assert outside == [], (phase, event)
+            found |= world.transitions
+    return found
+
+
+@pytest.mark.limit(240.0)
+@pytest.mark.parametrize(
+    ("phase", "following"),
+    [(phase, each) for phase, following in TRANSITIONS.items() for each in following],
+)
+def test_every_transition_of_the_table_happens(
+    observed: set[Transition], phase: Phase | None, following: Phase | None
+) -> None:
+    assert (phase, following) in observed
