@@ -1,6 +1,6 @@
-"""Who may import whom, read from the sources: the rows, the owners of effects, the pure rows.
+"""Import rules, read from the sources: rows, rooms, owners of effects, pure packages.
 
-A name imported for its type counts too: whoever knows the type knows the module.
+A name that is imported for its type counts too: it ties the importer to the module.
 """
 
 import ast
@@ -54,9 +54,9 @@ OWNERS = {
     "time": {"clock", "lab"},
     "urllib3": {"kube.official"},
 }
-# The agent's memory is counted in MiB, so every other package is refused until it is weighed.
+# The agent's memory is counted in MiB: a package is allowed once its cost is measured.
 # _typeshed is there for type checkers only.
-WEIGHED = {"yaml", "_typeshed"}
+MEASURED = {"yaml", "_typeshed"}
 
 
 def test_every_import_goes_downwards() -> None:
@@ -94,7 +94,7 @@ def test_every_import_goes_downwards() -> None:
         ("host/logind.py", "from gi.repository import Gio", "imports gi.repository, which is"),
         ("daemon/act.py", "import time", "imports time, which is"),
         ("kube/client.py", "import kubernetes", "imports kubernetes, which is kube.official's"),
-        ("daemon/act.py", "import requests", "imports requests, which nobody weighed"),
+        ("daemon/act.py", "import requests", "imports requests, whose memory is not measured"),
         ("host/root.py", "from .files import write", "imports relatively"),
         ("host/__init__.py", "from treenail.host.filesystem.root import Root", "is not empty"),
         ("novelty/thing.py", "", "is in no row"),
@@ -206,7 +206,7 @@ def _circles(imports: dict[str, set[str]]) -> Iterator[str]:
 
 
 def broken_rules(root: Path) -> Iterator[str]:
-    """One sentence for each import that should not be there."""
+    """Yield one sentence for each forbidden import."""
     for folder, package in PACKAGES.items():
         for path in sorted((root / folder).rglob("*.py")):
             parts = path.relative_to(root / folder).with_suffix("").parts
@@ -256,8 +256,8 @@ def _broken_import(importer: tuple[str, ...], module: str) -> Iterator[str]:
     elif package in OWNERS:
         if not {importer[0], ".".join(importer)} & OWNERS[package]:
             yield f"imports {module}, which is {' and '.join(sorted(OWNERS[package]))}'s"
-    elif package not in sys.stdlib_module_names | WEIGHED:
-        yield f"imports {module}, which nobody weighed"
+    elif package not in sys.stdlib_module_names | MEASURED:
+        yield f"imports {module}, whose memory is not measured"
 
 
 def _downwards(importer: str, imported: str) -> bool:
