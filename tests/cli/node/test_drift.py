@@ -160,7 +160,11 @@ def test_once_config_is_private_and_damage_is_reported(
     assert drift(root) == 0
     copy.write_text("{")
     assert drift(root) == 1
-    assert "cannot read /var/lib/treenail/once.json" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "treenail: cannot read /var/lib/treenail/once.json: "
+        "expected the config of the last treenail once\n"
+        "  write it again: treenail once FILE\n"
+    )
 
 
 def test_drift_of_unbooted_tree_ignores_kernel_arguments(root: Path) -> None:

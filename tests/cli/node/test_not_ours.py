@@ -17,6 +17,10 @@ COMPOSEFS = {
     "apiVersion": "org.containers.bootc/v1",
     "status": {"booted": {"ostree": None, "composefs": {"verity": "ab" * 32}}},
 }
+UNMANAGED = (
+    "bootc uses its composefs back end, which has no OSTree deployments to stage, pin and roll "
+    "back to\n"
+)
 NOTHING = {"apiVersion": "org.containers.bootc/v1", "status": {"booted": None}}
 
 
@@ -61,7 +65,7 @@ def bootc(root: Path, script: str) -> None:
         (
             f"echo '{json.dumps(COMPOSEFS)}'",
             5,
-            "cannot manage",
+            UNMANAGED,
         ),
         (f"echo '{json.dumps(NOTHING)}'", 0, "is not booted from OSTree; nothing to do"),
         ("exit 1", 0, "is not booted from OSTree; nothing to do"),

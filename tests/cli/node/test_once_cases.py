@@ -142,8 +142,8 @@ def test_large_config_is_applied(node):
 
 def test_missing_unit_is_noted_and_skipped(node):
     assert node.bring(systemd=unit(enabled=True)) == [
-        "remember what belongs to the config",
-        "there is no unit a.service on this machine: it is not enabled",
+        "record what belongs to the config",
+        "cannot enable a.service: this machine has no such unit",
     ]
 
 
@@ -229,9 +229,9 @@ def test_ssh_keys_are_written_where_sshd_reads_them(node, before):
 def test_ssh_keys_and_password_change_independently(node):
     node.bring(passwd=core(sshAuthorizedKeys=["A"], passwordHash="$6$one"))
     steps = node.bring(passwd=core(sshAuthorizedKeys=["B"], passwordHash="$6$one"))
-    assert steps == ["write 1 SSH keys of core: others are there"]
+    assert steps == ["write 1 SSH keys of core: keys differ"]
     steps = node.bring(passwd=core(sshAuthorizedKeys=["B"], passwordHash="$6$two"))
-    assert steps == ["set the password of core: the config has another"]
+    assert steps == ["set the password of core: password differs"]
 
 
 def test_dropped_user_loses_keys_and_password_is_locked(node):
@@ -244,7 +244,7 @@ def test_dropped_user_loses_keys_and_password_is_locked(node):
 def test_user_other_than_core_is_skipped_and_noted(node):
     shadow = (node.root / "etc/shadow").read_text()
     notes = node.bring(passwd={"users": [{"name": "eve", "passwordHash": "$6$one"}]})
-    assert [note for note in notes if note.startswith("user eve is left out")] != []
+    assert "skipped user eve: a config can set keys and password of core only" in notes
     assert (node.root / "etc/shadow").read_text() == shadow
 
 
@@ -255,7 +255,7 @@ def test_changed_file_is_rewritten_and_touched_file_is_not(node):
     (node.root / "etc/c").unlink()
     assert node.bring(storage=files("etc/a", "etc/b", "etc/c")) == [
         "write /etc/b (0644): mode 0644 instead of 0600",
-        "write /etc/c (0644): nothing is there",
+        "write /etc/c (0644): missing",
     ]
 
 
