@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from treenail.host.ostree.soft_reboot import OstreeSoftReboot
     from treenail.host.rollback.backups import FileBackups
     from treenail.host.rollback.transaction import PendingChange, UndoTransaction
-    from treenail.host.rpmostree.extensions import ExtensionsRepository
     from treenail.host.system.kernel import HostKernel
     from treenail.host.system.process import ProgramRunner
     from treenail.host.system.reservation import SpaceReservation
@@ -254,16 +253,3 @@ class Machine:
         from treenail.host.ostree.soft_reboot import OstreeSoftReboot
 
         return OstreeSoftReboot(self.jobs, self.root)
-
-    @cached_property
-    def extensions(self) -> "ExtensionsRepository":
-        from treenail.host.rpmostree.extensions import ExtensionsRepository
-
-        return ExtensionsRepository(
-            self.root,
-            self.labelled_files,
-            self.podman,
-            self.transient_units,
-            self.jobs,
-            timeout_s=self.limits.transaction_s,
-        )

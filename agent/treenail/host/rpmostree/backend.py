@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Callable
-from typing import assert_never
+from functools import cached_property
+from typing import TYPE_CHECKING, assert_never
 
 from treenail.errors import BusError, BusyError, HostError, TransactionError
 from treenail.host.machine import Machine
@@ -18,6 +19,9 @@ from treenail.host.rpmostree.transaction import (
 )
 from treenail.host.system.kernel_arguments import compute_edit, is_satisfied, split_arguments
 from treenail.host.systemd.bus import BusOption, make_options
+
+if TYPE_CHECKING:
+    from treenail.host.rpmostree.extensions import ExtensionsRepository
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +53,21 @@ class RpmOstreeBackend:
         """What drives the deployments, for people."""
         return "rpm-ostree"
 
+    @cached_property
+    def _extensions(self) -> "ExtensionsRepository":
+        # Import late: a command that only reads deployments needs neither podman nor SELinux.
+        from treenail.host.rpmostree.extensions import ExtensionsRepository  # noqa: PLC0415
+
+        machine = self._machine
+        return ExtensionsRepository(
+            machine.root,
+            machine.labelled_files,
+            machine.podman,
+            machine.transient_units,
+            machine.jobs,
+            timeout_s=machine.limits.transaction_s,
+        )
+
     def read_deployments(self) -> DeploymentStatus:
         """The deployments and the transaction that runs, as they are now."""
         return self._client.read_deployments()
@@ -76,7 +95,7 @@ class RpmOstreeBackend:
         try:
             if goal.list_differences(found.pending or booted):
                 if change.extensions_image and found.transaction is None:
-                    self._machine.extensions.offer_packages(change.extensions_image, watch=watch)
+                    self._extensions.offer_packages(change.extensions_image, watch=watch)
                 self._update_deployment(change, booted, watch)
         finally:
             self._withdraw_packages()
@@ -205,9 +224,8 @@ class RpmOstreeBackend:
 
     def _withdraw_packages(self) -> None:
         """Packages that were offered are so no more, unless a transaction may need them."""
-        extensions = self._machine.extensions
-        if extensions.is_offered and self.read_deployments().transaction is None:
-            extensions.withdraw_packages()
+        if self._extensions.is_offered and self.read_deployments().transaction is None:
+            self._extensions.withdraw_packages()
 
     def _update_deployment(
         self, change: DeploymentChange, booted: OstreeDeployment, watch: WatchCallback
