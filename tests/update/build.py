@@ -1,4 +1,4 @@
-"""Builders of facts: a node that wants image B and has image A, unless said otherwise."""
+"""Builders of facts: by default a node that has image A and requests image B."""
 
 from dataclasses import replace
 
@@ -22,25 +22,27 @@ BOOT_1 = "11111111-1111-1111-1111-111111111111"
 BOOT_2 = "22222222-2222-2222-2222-222222222222"
 
 
-def wanting(
+def observed_node(
     target: Target = B,
     *,
-    asked: str = "",
+    requested: str = "",
     applied: str = "",
     unschedulable: bool = False,
     spelling: str = key.DESIRED_OS_IMAGE,
     claimed: Target = A,
 ) -> ObservedNode:
-    notes = {key.DESIRED_CONFIG: target.config}
+    annotations = {key.DESIRED_CONFIG: target.config}
     if target.image:
-        notes[spelling] = target.image
+        annotations[spelling] = target.image
     return ObservedNode(
-        desired.read_desired_target(notes), DrainHandshake(asked, applied, unschedulable), claimed
+        desired.read_desired_target(annotations),
+        DrainHandshake(requested, applied, unschedulable),
+        claimed,
     )
 
 
-def drained(token: str, target: Target = B) -> ObservedNode:
-    return wanting(target, asked=token, applied=token, unschedulable=True)
+def drained_node(token: str, target: Target = B) -> ObservedNode:
+    return observed_node(target, requested=token, applied=token, unschedulable=True)
 
 
 def update(phase: Phase = Phase.STAGING, **changes: object) -> UpdateRecord:
@@ -62,7 +64,7 @@ def facts(**changes: object) -> Facts:
         record=LedgerRecord(current=A),
         boot_id=BOOT_1,
         now=100.0,
-        node=wanting(),
+        node=observed_node(),
         deployments=DeploymentState(booted_digest=DIGEST_A),
     )
     return replace(start, **changes)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What the Machine Config Daemon and its controllers have to find on the Node."""
+"""The Node's annotations for the Machine Config Daemon and its controllers."""
 
 import pytest
 
@@ -13,15 +13,15 @@ LAYERED = Target("rendered-worker-a", "quay.example/os@sha256:" + "0" * 64)
 PLAIN = Target("rendered-worker-a")
 
 
-def test_node_that_nothing_is_known_of_or_that_is_being_updated_is_kept() -> None:
-    with pytest.raises(UsageError, match="nothing to hand back"):
+def test_handback_without_config_or_during_update_is_refused() -> None:
+    with pytest.raises(UsageError, match="its ledger has no current config"):
         check_handback(LedgerRecord())
-    with pytest.raises(UsageError, match=r"an update to .* is under way \(draining\)"):
+    with pytest.raises(UsageError, match=r"an update to .* is in progress \(draining\)"):
         check_handback(LedgerRecord(A, update(Phase.DRAINING, target=B)))
     check_handback(LedgerRecord(A))
 
 
-def test_node_that_says_all_of_it_already_is_left_as_it_is() -> None:
+def test_handback_of_node_with_all_annotations_changes_nothing() -> None:
     found = {
         key.CURRENT_CONFIG: PLAIN.config,
         key.DESIRED_CONFIG: PLAIN.config,
@@ -31,7 +31,7 @@ def test_node_that_says_all_of_it_already_is_left_as_it_is() -> None:
     assert compute_handback_annotations(found, PLAIN) == {}
 
 
-def test_image_is_handed_back_in_the_one_spelling_that_the_daemon_knows() -> None:
+def test_handback_moves_the_image_to_the_spelling_of_the_daemon() -> None:
     found = {
         key.CURRENT_CONFIG: LAYERED.config,
         key.CURRENT_OS_IMAGE: LAYERED.image,
@@ -47,7 +47,7 @@ def test_image_is_handed_back_in_the_one_spelling_that_the_daemon_knows() -> Non
     }
 
 
-def test_what_is_asked_for_in_the_daemons_spelling_stays_as_it_is_asked() -> None:
+def test_handback_keeps_a_request_in_the_spelling_of_the_daemon() -> None:
     newer = LAYERED.image.replace("0", "1")
     found = {key.DESIRED_IMAGE: newer, key.CURRENT_IMAGE: LAYERED.image}
     assert compute_handback_annotations(found, LAYERED) == {
@@ -57,5 +57,5 @@ def test_what_is_asked_for_in_the_daemons_spelling_stays_as_it_is_asked() -> Non
     }
 
 
-def test_node_without_an_image_has_no_image_annotation_afterwards() -> None:
+def test_handback_without_image_removes_the_image_annotation() -> None:
     assert compute_handback_annotations({key.CURRENT_IMAGE: "x"}, PLAIN)[key.CURRENT_IMAGE] is None

@@ -1,10 +1,11 @@
-"""What is told of an update, and of what takes notice of one without a reboot."""
+"""The report of an action: conditions and Events."""
 
 import pytest
 
-from tests.update.build import BOOT_2, A, B, drained, facts, update, wanting
+from tests.update.build import BOOT_2, A, B, drained_node, facts, observed_node, update
 from treenail.errors import StepError, UnitError
 from treenail.update.decision.actions import ApplyAction, RebootAction, UncordonAction, VerifyAction
+from treenail.update.decision.decide_boot import CHECKS_BEGIN
 from treenail.update.impact.disruption import DisruptionLevel
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.impact.os_change import OSChange
@@ -24,25 +25,25 @@ IMAGE = UpdateImpact(OSChange(image=B.image), needs_write=True, level=Disruption
 RESTART = UpdateImpact(needs_write=True, level=DisruptionLevel.RESTART)
 
 
-def true(work: UpdateImpact, phase: Phase, decision: object) -> set[str]:
-    """The conditions that are true with a move."""
-    under_way = update(phase, impact=work, drain_token="drain-b", boot_id=BOOT_2)
+def list_true(impact: UpdateImpact, phase: Phase, decision: object) -> set[str]:
+    """The conditions that are list_true in the report of an action."""
+    in_progress = update(phase, impact=impact, drain_token="drain-b", boot_id=BOOT_2)
     current = A if phase is not Phase.UNCORDONING else B
-    record = LedgerRecord(current=current, update=under_way)
-    seen = facts(record=record, node=drained("drain-b"), boot_id=BOOT_2)
-    told = make_report(seen, decision, None)  # type: ignore[arg-type]  # a move
-    return {each.type for each in told.conditions if each.status == "True"}
+    record = LedgerRecord(current=current, update=in_progress)
+    observed = facts(record=record, node=drained_node("drain-b"), boot_id=BOOT_2)
+    report = make_report(observed, decision, None)  # type: ignore[arg-type]  # an action
+    return {each.type for each in report.conditions if each.status == "True"}
 
 
-def test_reboot_is_told_once_the_target_is_booted_and_not_before():
+def test_reboot_condition_is_true_after_the_boot_only():
     prepared = {"UpdatePrepared", "ImagePulledFromRegistry"}
     executed = {*prepared, "UpdateExecuted", "AppliedFiles", "AppliedOSImage"}
-    assert true(IMAGE, Phase.REBOOTING, RebootAction(B)) == set()
-    assert true(IMAGE, Phase.REBOOTING, VerifyAction(B, "the checks begin")) == {
+    assert list_true(IMAGE, Phase.REBOOTING, RebootAction(B)) == set()
+    assert list_true(IMAGE, Phase.REBOOTING, VerifyAction(B, CHECKS_BEGIN)) == {
         *executed,
         "RebootedNode",
     }
-    assert true(FILES, Phase.VERIFYING, VerifyAction(B, "not Ready yet")) == {
+    assert list_true(FILES, Phase.VERIFYING, VerifyAction(B, "not Ready yet")) == {
         "UpdatePrepared",
         "UpdateExecuted",
         "AppliedFiles",
@@ -50,40 +51,40 @@ def test_reboot_is_told_once_the_target_is_booted_and_not_before():
     }
 
 
-def test_node_resumes_when_it_may_serve_again():
-    move = UncordonAction("uncordon-b")
-    assert true(IMAGE, Phase.UNCORDONING, move) >= {
+def test_resumed_condition_is_true_with_the_uncordon():
+    action = UncordonAction("uncordon-b")
+    assert list_true(IMAGE, Phase.UNCORDONING, action) >= {
         "RebootedNode",
         "UpdatePostActionComplete",
         "Resumed",
     }
-    assert true(RESTART, Phase.UNCORDONING, move) == {
+    assert list_true(RESTART, Phase.UNCORDONING, action) == {
         "UpdatePrepared",
         "UpdateExecuted",
         "AppliedFiles",
         "UpdatePostActionComplete",
         "Resumed",
     }
-    assert true(IMAGE, Phase.CANCELLING, move) == set(), "it was called off"
+    assert list_true(IMAGE, Phase.CANCELLING, action) == set(), "it was cancelled"
 
 
-def test_what_the_checks_wait_for_is_no_other_condition():
+def test_reason_of_the_health_checks_does_not_change_conditions():
     def conditions(reason: str) -> object:
         record = LedgerRecord(current=A, update=update(Phase.VERIFYING, impact=IMAGE))
         return make_report(facts(record=record), VerifyAction(B, reason), None).conditions
 
-    assert conditions("the checks begin") == conditions("kubelet is not well") != ()
+    assert conditions(CHECKS_BEGIN) == conditions("Kubelet: it is not running") != ()
 
 
-def test_files_of_a_moment_before_a_reboot_are_not_worth_a_write():
+def test_conditions_are_not_written_right_before_a_reboot():
     record = LedgerRecord(current=A, update=update(Phase.APPLYING, impact=FILES))
     assert make_report(facts(record=record), ApplyAction(B), None).conditions == ()
     record = LedgerRecord(current=A, update=update(Phase.APPLYING, impact=RESTART))
-    told = make_report(facts(record=record, node=wanting()), ApplyAction(B), None)
-    assert {each.type for each in told.conditions} >= {"AppliedFiles", "UpdateExecuted"}
+    report = make_report(facts(record=record, node=observed_node()), ApplyAction(B), None)
+    assert {each.type for each in report.conditions} >= {"AppliedFiles", "UpdateExecuted"}
 
 
-def test_services_that_took_notice_are_told_in_one_event_of_each_kind():
+def test_reloaded_and_restarted_units_have_one_event_each():
     steps: list[ConfigStep] = [
         ReloadDaemon(),
         ReloadUnit("crio.service"),
@@ -106,9 +107,9 @@ def test_services_that_took_notice_are_told_in_one_event_of_each_kind():
         (RestartUnit("crio.service"), "FailedServiceRestart"),
     ],
 )
-def test_service_that_fails_has_an_event_of_its_own(step: ConfigStep, reason: str):
-    error = StepError("can't: x", step=step, remedy="look at its journal")
+def test_failed_service_has_its_own_event(step: ConfigStep, reason: str):
+    error = StepError("cannot reload x", step=step, remedy="read its journal")
     assert list(list_failed_service_events(error.step, error)) == [
-        NodeEvent("Warning", reason, "can't: x; look at its journal")
+        NodeEvent("Warning", reason, "cannot reload x; read its journal")
     ]
     assert list(list_failed_service_events(ReloadDaemon(), UnitError("x"))) == []

@@ -1,4 +1,4 @@
-"""Each fault has a reason of its own, and what can't be told holds nothing up."""
+"""Each fault has its own reason, and unknown facts block nothing."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def with_space(changed: FilesystemSpace | UnreadableFilesystem) -> PreflightFact
 
 
 def registry(reason: PreflightReason) -> PreflightFacts:
-    return replace(GOOD, manifest=RegistryProblem(reason, "the registry's own words"))
+    return replace(GOOD, manifest=RegistryProblem(reason, "the text of the registry"))
 
 
 FAULTS: dict[PreflightReason, PreflightFacts] = {
@@ -98,29 +98,29 @@ FAULTS: dict[PreflightReason, PreflightFacts] = {
 }
 
 
-def test_a_machine_that_is_fit_has_no_findings() -> None:
+def test_machine_without_faults_has_no_findings() -> None:
     assert find_preflight_problems(GOOD) == ()
     assert make_preflight_error(()) is None
 
 
 @pytest.mark.parametrize("reason", FAULTS)
-def test_each_fault_blocks_for_its_own_reason_and_says_what_to_do(reason: PreflightReason) -> None:
+def test_each_fault_blocks_with_its_reason_and_a_remedy(reason: PreflightReason) -> None:
     (found,) = find_preflight_problems(FAULTS[reason])
     assert (found.reason, found.is_blocking) == (reason, True)
     assert found.remedy
     assert "{" not in found.message + found.remedy
     error = make_preflight_error((found,))
     assert error is not None
-    assert (str(error), error.remedy) == (f"the update can't begin: {found}", found.remedy)
+    assert (str(error), error.remedy) == (f"cannot start the update: {found}", found.remedy)
     assert error.reasons == (str(reason),)
 
 
-def test_every_reason_that_blocks_is_in_the_table() -> None:
+def test_table_of_faults_has_every_blocking_reason() -> None:
     assert set(PreflightReason) - FAULTS.keys() == {PreflightReason.CLOCK_NOT_SYNCHRONIZED}
     assert len(FAULTS) >= 15
 
 
-def test_a_clock_that_follows_nobody_is_said_and_blocks_nothing() -> None:
+def test_unsynchronized_clock_is_reported_and_does_not_block() -> None:
     found = find_preflight_problems(replace(GOOD, is_clock_synchronized=False))
     assert [(each.reason, each.is_blocking) for each in found] == [
         (PreflightReason.CLOCK_NOT_SYNCHRONIZED, False)
@@ -128,10 +128,10 @@ def test_a_clock_that_follows_nobody_is_said_and_blocks_nothing() -> None:
     assert make_preflight_error(found) is None
 
 
-def test_a_reason_that_is_only_to_warn_blocks_nothing_and_comes_last() -> None:
-    conditions = replace(GOOD, drivers=("zincati.service",), ledger_problem="full")
+def test_reason_set_to_warn_does_not_block_and_comes_last() -> None:
+    facts = replace(GOOD, drivers=("zincati.service",), ledger_problem="full")
     found = find_preflight_problems(
-        conditions, only_warn=frozenset({PreflightReason.LEDGER_NOT_WRITABLE})
+        facts, only_warn=frozenset({PreflightReason.LEDGER_NOT_WRITABLE})
     )
     assert [(each.reason, each.is_blocking) for each in found] == [
         (PreflightReason.OTHER_UPDATE_DRIVER, True),
@@ -139,58 +139,58 @@ def test_a_reason_that_is_only_to_warn_blocks_nothing_and_comes_last() -> None:
     ]
 
 
-def test_what_cannot_be_told_blocks_nothing() -> None:
+def test_unknown_facts_block_nothing() -> None:
     assert find_preflight_problems(PreflightFacts(now=BUILT, image=B.image)) == ()
 
 
-def test_without_an_image_nothing_is_asked_of_registry_and_policy() -> None:
-    conditions = replace(GOOD, image="", manifest=None, signature_rule="not JSON")
-    assert find_preflight_problems(conditions) == ()
+def test_update_without_image_ignores_registry_and_policy() -> None:
+    facts = replace(GOOD, image="", manifest=None, signature_rule="not JSON")
+    assert find_preflight_problems(facts) == ()
 
 
-def test_layers_that_are_there_need_no_room() -> None:
-    conditions = replace(
+def test_stored_layers_need_no_space() -> None:
+    facts = replace(
         with_space(replace(SYSROOT, device=3, free_bytes=GIB)),
         present_layers=frozenset(each.digest for each in LAYERS),
     )
-    assert find_preflight_problems(conditions) == ()
+    assert find_preflight_problems(facts) == ()
 
 
-def test_paths_on_one_file_system_share_its_room() -> None:
-    # 2 GiB of files, 3 GiB that ostree keeps free, and what /var needs.
-    tight = 5 * GIB + 10 * 1024**2
-    shared = tuple(replace(each, free_bytes=tight) for each in (SYSROOT, VAR))
+def test_paths_on_one_filesystem_share_its_space() -> None:
+    # 2 GiB of files, 3 GiB that ostree keeps free, and the needs of /var.
+    free = 5 * GIB + 10 * 1024**2
+    shared = tuple(replace(each, free_bytes=free) for each in (SYSROOT, VAR))
     apart = (shared[0], replace(shared[1], device=3))
     assert find_preflight_problems(replace(GOOD, spaces=apart)) == ()
     (found,) = find_preflight_problems(replace(GOOD, spaces=shared))
     assert found.reason is PreflightReason.NO_SPACE_ON_VAR
 
 
-def test_an_image_that_waits_in_storage_is_on_disk_twice() -> None:
+def test_image_in_podman_storage_needs_space_twice() -> None:
     apart = with_space(replace(VAR, device=3, free_bytes=10 * GIB))
     assert find_preflight_problems(apart) == ()
     (found,) = find_preflight_problems(replace(apart, needs_storage=True))
     assert found.reason is PreflightReason.NO_SPACE_ON_VAR
-    assert "needs 12352 MiB there" in found.message
+    assert "needs 12352 MiB" in found.message
 
 
-def test_older_deployments_make_room_on_the_boot_partition() -> None:
+def test_space_of_older_deployments_on_boot_counts_as_free() -> None:
     full = with_space(replace(BOOT, free_bytes=100 * 1024**2))
     assert find_preflight_problems(replace(full, freeable_boot_bytes=120 * 1024**2)) == ()
 
 
-def test_a_file_system_without_a_fixed_number_of_inodes_never_lacks_any() -> None:
+def test_filesystem_without_fixed_inodes_never_lacks_inodes() -> None:
     assert find_preflight_problems(with_space(replace(SYSROOT, free_files=0, files=0))) == ()
 
 
-def test_a_boot_partition_mounted_read_only_is_as_it_should_be() -> None:
+def test_read_only_boot_partition_is_no_fault() -> None:
     assert find_preflight_problems(with_space(replace(BOOT, is_read_only=True))) == ()
 
 
-def test_all_that_blocks_is_said_at_once() -> None:
-    conditions = replace(FAULTS[PreflightReason.IMAGE_NOT_FOUND], drivers=("zincati.service",))
-    error = make_preflight_error(find_preflight_problems(conditions))
+def test_error_names_all_blocking_findings() -> None:
+    facts = replace(FAULTS[PreflightReason.IMAGE_NOT_FOUND], drivers=("zincati.service",))
+    error = make_preflight_error(find_preflight_problems(facts))
     assert error is not None
     assert error.reasons == ("OtherUpdateDriver", "ImageNotFound")
     assert "zincati.service" in str(error)
-    assert "the registry's own words" in str(error)
+    assert "the text of the registry" in str(error)

@@ -1,15 +1,15 @@
 """Every row of the decision table.
 
-| update      | wish      | deployments        | handshake      | move             |
-|-------------|-----------|--------------------|----------------|------------------|
-| none        | = current | booted as wanted   |                | Rest             |
-| none        | new       | old booted         |                | Stage            |
-| none        | new       | new booted already |                | Adopt            |
-| staging     | stands    | staged, locked     |                | Drain            |
-| draining    | stands    | staged, locked     | acknowledged   | Reboot           |
-| rebooting   | any       | new booted         |                | Commit           |
-| resuming    | any       |                    | uncordoned     | Close(done)      |
-| any before  | moved     |                    |                | Drop, Close      |
+| phase       | desired   | deployments       | handshake  | action               |
+|-------------|-----------|-------------------|------------|----------------------|
+| none        | = current | target booted     |            | idle                 |
+| none        | new       | old booted        |            | plan, stage          |
+| none        | new       | new booted        |            | adopt                |
+| staging     | same      | staged, locked    |            | drain                |
+| draining    | same      | staged, locked    | drained    | reboot               |
+| rebooting   | any       | new booted        |            | verify               |
+| uncordoning | any       |                   | uncordoned | finish               |
+| any earlier | changed   |                   |            | cancel, finish       |
 """
 
 from dataclasses import replace
@@ -24,11 +24,11 @@ from tests.update.build import (
     A,
     B,
     C,
-    drained,
+    drained_node,
     facts,
+    observed_node,
     staged,
     update,
-    wanting,
 )
 from treenail.api import annotations as key
 from treenail.update.decision import desired
@@ -52,6 +52,7 @@ from treenail.update.decision.actions import (
     WaitAction,
 )
 from treenail.update.decision.decide import decide_action, make_drain_token, needs_deployments
+from treenail.update.decision.decide_boot import CHECKS_BEGIN
 from treenail.update.decision.facts import DeploymentState, DrainHandshake, ObservedNode
 from treenail.update.impact.disruption import DisruptionLevel
 from treenail.update.impact.impact import UpdateImpact
@@ -68,70 +69,78 @@ def in_phase(phase: Phase, *, current: Target = A, **changes: object) -> LedgerR
     return LedgerRecord(current=current, update=update(phase, **changes))
 
 
-def refusal(decision: Decision) -> str:
+def read_refusal(decision: Decision) -> str:
     assert isinstance(decision, RefuseAction)
     return str(decision.error)
 
 
-def test_a_node_at_its_target_rests() -> None:
+def test_node_at_its_target_is_idle() -> None:
     at = facts(record=LedgerRecord(current=B), deployments=None)
     assert decide_action(at) == IdleAction(f"at {B}", is_settled=True)
 
 
-def test_a_new_image_is_weighed_and_then_staged() -> None:
+def test_new_image_is_planned_and_then_staged() -> None:
     assert decide_action(facts()) == PlanAction(B)
     assert decide_action(facts(record=in_phase(Phase.STAGING, impact=None))) == PlanAction(B)
     assert decide_action(facts(record=in_phase(Phase.STAGING))) == StageAction(B)
 
 
-def test_an_image_that_is_booted_already_is_adopted_where_nobody_remembers_another() -> None:
+def test_booted_image_is_adopted_without_a_ledger() -> None:
     booted = DeploymentState(booted_digest=DIGEST_B)
     assert decide_action(facts(record=LedgerRecord(), deployments=booted)) == AdoptAction(B)
     assert decide_action(facts(deployments=booted)) == PlanAction(B), (
-        "keys and arguments may be others"
+        "keys and arguments may differ"
     )
 
 
-def test_a_machine_that_was_rolled_back_by_hand_is_brought_to_its_target_again() -> None:
+def test_machine_rolled_back_by_a_user_is_updated_again() -> None:
     at = facts(record=LedgerRecord(current=B), deployments=DeploymentState(booted_digest=DIGEST_A))
     assert decide_action(at) == PlanAction(B)
 
 
-def test_a_foreign_staged_deployment_is_named_and_left_alone() -> None:
-    assert "os-1 is staged" in refusal(decide_action(facts(deployments=staged(C))))
-    assert "os-1 is staged" in refusal(decide_action(facts(deployments=staged(B, locked=False))))
+def test_deployment_staged_by_another_program_blocks() -> None:
+    assert "another program staged deployment os-1" in read_refusal(
+        decide_action(facts(deployments=staged(C)))
+    )
+    assert "another program staged deployment os-1" in read_refusal(
+        decide_action(facts(deployments=staged(B, locked=False)))
+    )
 
 
-def test_a_staged_and_locked_image_asks_for_the_drain() -> None:
+def test_staged_and_locked_image_requests_the_drain() -> None:
     at = facts(record=in_phase(Phase.STAGING), deployments=staged())
     assert decide_action(at) == DrainAction(B, TOKEN)
 
 
-def test_the_drain_is_awaited_while_the_controller_works() -> None:
+def test_requested_drain_is_awaited() -> None:
     record = in_phase(Phase.DRAINING, drain_token=TOKEN)
-    at = facts(record=record, deployments=staged(), node=wanting(asked=TOKEN, applied="uncordon-x"))
+    at = facts(
+        record=record,
+        deployments=staged(),
+        node=observed_node(requested=TOKEN, applied="uncordon-x"),
+    )
     assert decide_action(at) == WaitAction("waiting for the drain")
 
 
-def test_a_drain_that_takes_too_long_is_overdue() -> None:
+def test_slow_drain_is_overdue() -> None:
     record = in_phase(Phase.DRAINING, drain_token=TOKEN)
-    at = facts(record=record, deployments=staged(), node=wanting(asked=TOKEN), now=4000.0)
+    at = facts(record=record, deployments=staged(), node=observed_node(requested=TOKEN), now=4000.0)
     assert decide_action(at) == WaitAction("waiting for the drain", is_overdue=True)
     assert make_report(at, decide_action(at), None).event == NodeEvent(
-        "Warning", "FailedToDrain", "waiting for the drain for longer than allowed"
+        "Warning", "FailedToDrain", "waiting for the drain for longer than its limit"
     )
 
 
-def test_a_drained_node_reboots() -> None:
+def test_drained_node_reboots() -> None:
     record = in_phase(Phase.DRAINING, drain_token=TOKEN)
     assert decide_action(
-        facts(record=record, deployments=staged(), node=drained(TOKEN))
+        facts(record=record, deployments=staged(), node=drained_node(TOKEN))
     ) == RebootAction(B, "os-1")
 
 
-def test_a_node_somebody_uncordoned_is_drained_anew_with_a_new_token() -> None:
+def test_node_uncordoned_by_another_client_is_drained_with_a_new_token() -> None:
     record = in_phase(Phase.DRAINING, drain_token=TOKEN)
-    node = wanting(asked=TOKEN, applied=TOKEN, unschedulable=False)
+    node = observed_node(requested=TOKEN, applied=TOKEN, unschedulable=False)
     assert decide_action(facts(record=record, deployments=staged(), node=node)) == DrainAction(
         B, TOKEN + ".again-1"
     )
@@ -149,67 +158,69 @@ def test_drain_tokens_count_their_attempts() -> None:
     assert make_drain_token("rendered-b", third) == "drain-rendered-b"
 
 
-def test_a_drain_is_not_asked_for_while_an_uncordon_is_under_way() -> None:
-    node = wanting(asked="uncordon-rendered-worker-a", applied=TOKEN)
+def test_drain_waits_for_an_earlier_uncordon() -> None:
+    node = observed_node(requested="uncordon-rendered-worker-a", applied=TOKEN)
     at = facts(record=in_phase(Phase.STAGING), deployments=staged(), node=node)
-    assert decide_action(at) == WaitAction("waiting for the uncordon that was asked for before")
+    assert decide_action(at) == WaitAction("waiting for the earlier uncordon")
 
 
-def test_a_single_replica_node_reboots_without_a_drain() -> None:
+def test_node_without_drain_reboots() -> None:
     at = facts(record=in_phase(Phase.STAGING), deployments=staged(), should_drain=False)
     assert decide_action(at) == RebootAction(B, "os-1")
 
 
 @pytest.mark.parametrize("phase", [Phase.STAGING, Phase.DRAINING])
-def test_a_changed_mind_drops_what_was_staged(phase: Phase) -> None:
-    at = facts(record=in_phase(phase, drain_token=TOKEN), deployments=staged(), node=wanting(C))
-    assert decide_action(at) == CancelStagedAction("another target is asked for", "os-1")
-
-
-def test_a_mind_changed_between_the_record_and_the_reboot_is_obeyed() -> None:
-    record = in_phase(Phase.REBOOTING, drain_token=TOKEN, reboot_count=1)
-    at = facts(record=record, deployments=staged(locked=False), node=drained(TOKEN, A))
-    assert decide_action(at) == CancelStagedAction("another target is asked for", "os-1")
-
-
-def test_after_dropping_the_drain_is_taken_back_and_the_update_closed() -> None:
-    record = in_phase(Phase.CANCELLING, drain_token=TOKEN)
-    asked = facts(record=record, node=drained(TOKEN, C))
-    assert decide_action(asked) == UncordonAction(UNCORDON)
-    waiting = facts(record=record, node=wanting(C, asked=UNCORDON, applied=TOKEN))
-    assert decide_action(waiting) == WaitAction("waiting for the uncordon")
-    over = facts(record=record, node=wanting(C, asked=UNCORDON, applied=UNCORDON))
-    assert decide_action(over) == FinishAction(is_done=False)
-
-
-def test_a_drain_that_never_reached_the_node_leaves_a_cordon_of_somebody_else_alone() -> None:
-    record = in_phase(Phase.CANCELLING, drain_token=TOKEN)
-    assert decide_action(facts(record=record, node=wanting(C, unschedulable=True))) == FinishAction(
-        is_done=False
+def test_changed_target_cancels_the_staged_update(phase: Phase) -> None:
+    at = facts(
+        record=in_phase(phase, drain_token=TOKEN), deployments=staged(), node=observed_node(C)
     )
+    assert decide_action(at) == CancelStagedAction("the desired target changed", "os-1")
 
 
-def test_what_is_still_staged_after_a_crash_in_the_drop_is_dropped() -> None:
+def test_changed_target_right_before_the_reboot_cancels_the_update() -> None:
+    record = in_phase(Phase.REBOOTING, drain_token=TOKEN, reboot_count=1)
+    at = facts(record=record, deployments=staged(locked=False), node=drained_node(TOKEN, A))
+    assert decide_action(at) == CancelStagedAction("the desired target changed", "os-1")
+
+
+def test_cancelled_update_is_uncordoned_and_finished() -> None:
+    record = in_phase(Phase.CANCELLING, drain_token=TOKEN)
+    cancelling = facts(record=record, node=drained_node(TOKEN, C))
+    assert decide_action(cancelling) == UncordonAction(UNCORDON)
+    waiting = facts(record=record, node=observed_node(C, requested=UNCORDON, applied=TOKEN))
+    assert decide_action(waiting) == WaitAction("waiting for the uncordon")
+    uncordoned = facts(record=record, node=observed_node(C, requested=UNCORDON, applied=UNCORDON))
+    assert decide_action(uncordoned) == FinishAction(is_done=False)
+
+
+def test_cancelled_update_without_drain_keeps_the_cordon_of_another_client() -> None:
+    record = in_phase(Phase.CANCELLING, drain_token=TOKEN)
+    assert decide_action(
+        facts(record=record, node=observed_node(C, unschedulable=True))
+    ) == FinishAction(is_done=False)
+
+
+def test_cancelled_update_after_crash_drops_the_staged_deployment() -> None:
     record = in_phase(Phase.CANCELLING, drain_token=TOKEN)
     assert isinstance(
-        decide_action(facts(record=record, deployments=staged(), node=wanting(C))),
+        decide_action(facts(record=record, deployments=staged(), node=observed_node(C))),
         CancelStagedAction,
     )
 
 
-def test_the_point_of_no_return_is_passed_without_the_api_server() -> None:
+def test_requested_reboot_continues_without_the_api_server() -> None:
     record = in_phase(Phase.REBOOTING, drain_token=TOKEN, reboot_count=1)
     assert decide_action(facts(record=record, deployments=staged(), node=None)) == RebootAction(
         B, "os-1"
     )
 
 
-def test_without_the_api_server_no_drain_is_invented() -> None:
+def test_drain_waits_for_the_api_server() -> None:
     at = facts(record=in_phase(Phase.STAGING), deployments=staged(), node=None)
-    assert decide_action(at) == WaitAction("waiting for the API server, to ask for the drain")
+    assert decide_action(at) == WaitAction("waiting for the API server before requesting the drain")
 
 
-def test_the_booted_digest_is_what_puts_an_update_on_trial() -> None:
+def test_booted_target_is_verified() -> None:
     record = in_phase(Phase.REBOOTING, drain_token=TOKEN, reboot_count=1)
     at = facts(
         record=record,
@@ -217,101 +228,101 @@ def test_the_booted_digest_is_what_puts_an_update_on_trial() -> None:
         deployments=DeploymentState(booted_digest=DIGEST_B),
         node=None,
     )
-    assert decide_action(at) == VerifyAction(B, "the checks begin")
+    assert decide_action(at) == VerifyAction(B, CHECKS_BEGIN)
 
 
-def test_a_reboot_that_lost_the_staged_deployment_stages_again() -> None:
+def test_reboot_that_lost_the_staged_deployment_stages_again() -> None:
     record = in_phase(Phase.REBOOTING, drain_token=TOKEN, reboot_count=1)
-    assert decide_action(facts(record=record, boot_id=BOOT_2, node=drained(TOKEN))) == StageAction(
-        B
-    )
+    assert decide_action(
+        facts(record=record, boot_id=BOOT_2, node=drained_node(TOKEN))
+    ) == StageAction(B)
 
 
-def test_a_boot_without_a_package_that_was_asked_for_is_not_done() -> None:
-    asked = OSChange(install=("usbguard",))
+def test_boot_without_a_requested_package_stages_again() -> None:
+    change = OSChange(install=("usbguard",))
     record = in_phase(
-        Phase.REBOOTING, drain_token=TOKEN, reboot_count=1, impact=replace(IMAGE_B, os=asked)
+        Phase.REBOOTING, drain_token=TOKEN, reboot_count=1, impact=replace(IMAGE_B, os=change)
     )
     for packages, decision in (
         ((), StageAction(B)),
-        (("usbguard",), VerifyAction(B, "the checks begin")),
+        (("usbguard",), VerifyAction(B, CHECKS_BEGIN)),
     ):
-        deployed = DeploymentState(booted_digest=DIGEST_A, packages=packages)
-        at = facts(record=record, boot_id=BOOT_2, deployments=deployed, node=drained(TOKEN))
+        deployments = DeploymentState(booted_digest=DIGEST_A, packages=packages)
+        at = facts(record=record, boot_id=BOOT_2, deployments=deployments, node=drained_node(TOKEN))
         assert decide_action(at) == decision
 
 
-def test_the_third_reboot_that_leads_elsewhere_is_the_last() -> None:
+def test_third_reboot_into_another_deployment_quarantines_the_target() -> None:
     record = in_phase(Phase.REBOOTING, drain_token=TOKEN, reboot_count=3)
-    decision = decide_action(facts(record=record, boot_id=BOOT_2, node=drained(TOKEN)))
+    decision = decide_action(facts(record=record, boot_id=BOOT_2, node=drained_node(TOKEN)))
     assert isinstance(decision, CancelStagedAction)
     assert decision.quarantine is not None
-    assert "3 times" in decision.quarantine.reason
+    assert "each of 3 reboots booted" in decision.quarantine.reason
 
 
-def test_a_refused_target_is_not_tried_again_until_another_was_asked_for() -> None:
-    refused = LedgerRecord(current=A, quarantined=QuarantinedTarget(B, "it does not boot"))
-    assert refusal(decide_action(facts(record=refused))) == "it does not boot"
-    assert decide_action(facts(record=refused, node=wanting(C))) == RetryAction()
+def test_quarantined_target_is_retried_after_another_was_requested() -> None:
+    quarantined = LedgerRecord(current=A, quarantined=QuarantinedTarget(B, "it does not boot"))
+    assert read_refusal(decide_action(facts(record=quarantined))) == "it does not boot"
+    assert decide_action(facts(record=quarantined, node=observed_node(C))) == RetryAction()
 
 
-def test_an_unlocked_deployment_on_a_node_in_service_is_dropped() -> None:
+def test_unlocked_deployment_on_a_node_in_service_is_dropped() -> None:
     for phase in (Phase.STAGING, Phase.DRAINING, Phase.REBOOTING):
         at = facts(record=in_phase(phase, drain_token=TOKEN), deployments=staged(locked=False))
         assert isinstance(decide_action(at), CancelStagedAction), phase
 
 
-def test_after_the_boot_the_uncordon_is_asked_for_and_awaited() -> None:
+def test_verified_update_requests_the_uncordon_and_finishes() -> None:
     record = in_phase(Phase.UNCORDONING, current=B, drain_token=TOKEN)
     assert decide_action(
-        facts(record=record, deployments=None, node=drained(TOKEN))
+        facts(record=record, deployments=None, node=drained_node(TOKEN))
     ) == UncordonAction(UNCORDON)
-    waiting = wanting(asked=UNCORDON, applied=TOKEN, unschedulable=True)
+    waiting = observed_node(requested=UNCORDON, applied=TOKEN, unschedulable=True)
     assert decide_action(facts(record=record, deployments=None, node=waiting)) == WaitAction(
         "waiting for the uncordon"
     )
-    over = wanting(asked=UNCORDON, applied=UNCORDON)
-    assert decide_action(facts(record=record, deployments=None, node=over)) == FinishAction(
+    uncordoned = observed_node(requested=UNCORDON, applied=UNCORDON)
+    assert decide_action(facts(record=record, deployments=None, node=uncordoned)) == FinishAction(
         is_done=True
     )
 
 
-def test_an_uncordon_that_takes_too_long_is_overdue_and_the_node_not_done() -> None:
+def test_slow_uncordon_is_overdue_and_the_node_working() -> None:
     record = in_phase(Phase.UNCORDONING, current=B, drain_token=TOKEN)
-    waiting = wanting(asked=UNCORDON, applied=TOKEN, unschedulable=True)
+    waiting = observed_node(requested=UNCORDON, applied=TOKEN, unschedulable=True)
     at = facts(record=record, deployments=None, node=waiting, now=700.0)
     decision = decide_action(at)
     assert decision == WaitAction("waiting for the uncordon", is_overdue=True)
-    told = make_report(at, decision, None)
-    sentence = "waiting for the uncordon for longer than allowed"
-    assert told.event == NodeEvent("Warning", "FailedToUncordon", sentence)
-    assert (told.annotations[key.STATE], told.annotations[key.REASON]) == ("Working", sentence)
+    report = make_report(at, decision, None)
+    sentence = "waiting for the uncordon for longer than its limit"
+    assert report.event == NodeEvent("Warning", "FailedToUncordon", sentence)
+    assert (report.annotations[key.STATE], report.annotations[key.REASON]) == ("Working", sentence)
 
 
-def test_a_machine_that_goes_down_is_left_in_peace() -> None:
-    assert decide_action(facts(is_shutting_down=True)) == IdleAction("the machine is going down")
+def test_machine_that_shuts_down_is_idle() -> None:
+    assert decide_action(facts(is_shutting_down=True)) == IdleAction("the machine is shutting down")
 
 
-def test_a_drain_left_over_from_a_lost_ledger_is_taken_back() -> None:
-    at = facts(record=LedgerRecord(current=B), deployments=None, node=drained(TOKEN))
+def test_drain_from_before_the_ledger_was_lost_is_withdrawn() -> None:
+    at = facts(record=LedgerRecord(current=B), deployments=None, node=drained_node(TOKEN))
     assert decide_action(at) == UncordonAction(UNCORDON)
 
 
-def test_a_node_that_is_asked_for_nothing_rests() -> None:
+def test_node_without_a_request_is_idle() -> None:
     node = ObservedNode(desired.NoTarget(), DrainHandshake(), Target())
-    assert decide_action(facts(node=node)) == IdleAction("no config is asked of this node")
+    assert decide_action(facts(node=node)) == IdleAction("the Node requests no config")
 
 
-def test_a_node_taken_over_outside_image_mode_rests_at_what_it_claims() -> None:
+def test_node_without_a_ledger_adopts_the_config_that_it_claims() -> None:
     at = Target("rendered-a")
-    node = wanting(at, claimed=at)
+    node = observed_node(at, claimed=at)
     assert decide_action(facts(record=LedgerRecord(), node=node)) == AdoptAction(at)
     assert decide_action(facts(record=LedgerRecord(current=at), node=node)) == IdleAction(
         f"at {at}", is_settled=True
     )
 
 
-def test_deployments_are_not_asked_for_at_rest() -> None:
+def test_idle_node_does_not_need_the_deployments() -> None:
     at_rest = facts(record=LedgerRecord(current=B), deployments=None)
     assert not needs_deployments(at_rest, is_first=False)
     assert needs_deployments(at_rest, is_first=True)
@@ -324,20 +335,20 @@ def _annotations(*pairs: tuple[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("spelling", list(key.IMAGE_SPELLINGS))
-def test_each_spelling_of_the_image_is_obeyed(spelling: str) -> None:
+def test_each_spelling_of_the_image_is_read(spelling: str) -> None:
     assert desired.read_desired_target(_annotations((spelling, B.image))) == desired.DesiredTarget(
         B, (spelling,)
     )
 
 
-def test_two_spellings_that_agree_are_one_wish() -> None:
+def test_two_equal_spellings_are_one_target() -> None:
     asked = _annotations((key.DESIRED_IMAGE, B.image), (key.DESIRED_OS_IMAGE, B.image))
     assert desired.read_desired_target(asked) == desired.DesiredTarget(
         B, (key.DESIRED_OS_IMAGE, key.DESIRED_IMAGE)
     )
 
 
-def test_two_spellings_that_disagree_are_an_error_naming_both() -> None:
+def test_two_different_spellings_are_an_error_that_names_both() -> None:
     asked = desired.read_desired_target(
         _annotations((key.DESIRED_IMAGE, A.image), (key.DESIRED_OS_IMAGE, B.image))
     )
@@ -347,7 +358,7 @@ def test_two_spellings_that_disagree_are_an_error_naming_both() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("image", "problem"),
     [
         ("registry.example.com/os/node:latest", "it names a tag"),
         ("registry.example.com/os/node", "it has no digest"),
@@ -364,38 +375,38 @@ def test_two_spellings_that_disagree_are_an_error_naming_both() -> None:
         ("rm -rf /", "it has no digest"),
     ],
 )
-def test_anything_but_a_digest_is_refused_with_what_to_write(text: str, why: str) -> None:
-    asked = desired.read_desired_target(_annotations((key.DESIRED_OS_IMAGE, text)))
+def test_image_without_a_valid_digest_is_refused_with_a_remedy(image: str, problem: str) -> None:
+    asked = desired.read_desired_target(_annotations((key.DESIRED_OS_IMAGE, image)))
     assert isinstance(asked, desired.InvalidTarget)
-    assert why in str(asked.error)
+    assert problem in str(asked.error)
     assert "@sha256:" in asked.error.remedy
     assert isinstance(
         decide_action(facts(node=ObservedNode(asked, DrainHandshake(), A))), RefuseAction
-    ), "nothing is touched"
+    ), "nothing changes"
 
 
-MISBAKED = "was built from rendered-worker-x, and the node is asked for rendered-worker-b"
+OTHER_CONFIG = "was built from rendered-worker-x, and the Node requests rendered-worker-b"
 
 
-def test_an_image_that_was_built_from_another_config_is_refused_before_the_drain() -> None:
-    deployed = replace(staged(), staged_config="rendered-worker-x")
-    decision = decide_action(facts(record=in_phase(Phase.STAGING), deployments=deployed))
+def test_image_built_from_another_config_is_refused_before_the_drain() -> None:
+    deployments = replace(staged(), staged_config="rendered-worker-x")
+    decision = decide_action(facts(record=in_phase(Phase.STAGING), deployments=deployments))
     assert isinstance(decision, CancelStagedAction)
     assert decision.staged_id == "os-1"
     assert decision.quarantine is not None
-    assert MISBAKED in decision.quarantine.reason
+    assert OTHER_CONFIG in decision.quarantine.reason
     booted = DeploymentState(booted_digest=DIGEST_B, booted_config="rendered-worker-x")
-    assert MISBAKED in refusal(decide_action(facts(deployments=booted)))
+    assert OTHER_CONFIG in read_refusal(decide_action(facts(deployments=booted)))
 
 
-def test_an_image_that_bakes_the_config_or_says_nothing_or_need_not_is_taken() -> None:
+def test_image_with_the_config_or_without_a_label_is_accepted() -> None:
     record = in_phase(Phase.STAGING)
-    for baked in ("", B.config):
-        deployed = replace(staged(), staged_config=baked)
-        assert decide_action(facts(record=record, deployments=deployed)) == DrainAction(B, TOKEN)
-    deployed = replace(staged(), staged_config="rendered-worker-x")
+    for image_config in ("", B.config):
+        deployments = replace(staged(), staged_config=image_config)
+        assert decide_action(facts(record=record, deployments=deployments)) == DrainAction(B, TOKEN)
+    deployments = replace(staged(), staged_config="rendered-worker-x")
     assert decide_action(
-        facts(record=record, deployments=deployed, has_files_in_image=False)
+        facts(record=record, deployments=deployments, has_files_in_image=False)
     ) == DrainAction(B, TOKEN)
 
 
@@ -403,65 +414,67 @@ CONFIG_ONLY = Target("rendered-worker-b")
 
 
 def config_only(phase: Phase, level: DisruptionLevel, **changes: object) -> LedgerRecord:
-    work = UpdateImpact(needs_write=True, level=level)
-    return in_phase(phase, target=CONFIG_ONLY, impact=work, **changes)
+    impact = UpdateImpact(needs_write=True, level=level)
+    return in_phase(phase, target=CONFIG_ONLY, impact=impact, **changes)
 
 
-def test_a_config_that_disturbs_nothing_is_applied_in_service() -> None:
-    at = facts(record=config_only(Phase.STAGING, DisruptionLevel.RELOAD), node=wanting(CONFIG_ONLY))
+def test_harmless_config_is_applied_in_service() -> None:
+    at = facts(
+        record=config_only(Phase.STAGING, DisruptionLevel.RELOAD), node=observed_node(CONFIG_ONLY)
+    )
     assert not needs_deployments(at, is_first=False)
     assert decide_action(replace(at, deployments=None)) == ApplyAction(CONFIG_ONLY)
 
 
-def test_a_config_that_drains_is_applied_out_of_service_and_without_a_reboot() -> None:
+def test_config_that_needs_a_drain_is_applied_after_it_without_a_reboot() -> None:
     record = config_only(Phase.STAGING, DisruptionLevel.DRAIN)
-    at = facts(record=record, node=wanting(CONFIG_ONLY), deployments=None)
+    at = facts(record=record, node=observed_node(CONFIG_ONLY), deployments=None)
     assert decide_action(at) == DrainAction(CONFIG_ONLY, TOKEN)
     record = config_only(Phase.DRAINING, DisruptionLevel.DRAIN, drain_token=TOKEN)
-    at = facts(record=record, node=drained(TOKEN, CONFIG_ONLY), deployments=None)
+    at = facts(record=record, node=drained_node(TOKEN, CONFIG_ONLY), deployments=None)
     assert decide_action(at) == ApplyAction(CONFIG_ONLY)
 
 
-def test_a_config_that_reboots_is_applied_and_held_first() -> None:
+def test_config_that_needs_a_reboot_is_applied_before_it() -> None:
     record = config_only(Phase.APPLYING, DisruptionLevel.REBOOT, drain_token=TOKEN)
-    at = facts(record=record, node=drained(TOKEN, CONFIG_ONLY))
+    at = facts(record=record, node=drained_node(TOKEN, CONFIG_ONLY))
     assert decide_action(at) == ApplyAction(CONFIG_ONLY)
     assert decide_action(replace(at, has_undo=True)) == RebootAction(CONFIG_ONLY)
     booted = replace(at, has_undo=True, boot_id=BOOT_2)
-    assert decide_action(booted) == VerifyAction(CONFIG_ONLY, "the checks begin")
+    assert decide_action(booted) == VerifyAction(CONFIG_ONLY, CHECKS_BEGIN)
 
 
-def test_files_are_put_back_first_when_another_deployment_is_booted() -> None:
+def test_boot_of_another_deployment_restores_files_first() -> None:
     record = in_phase(Phase.REBOOTING, drain_token=TOKEN, reboot_count=1)
-    at = facts(record=record, boot_id=BOOT_2, node=drained(TOKEN), has_undo=True)
+    at = facts(record=record, boot_id=BOOT_2, node=drained_node(TOKEN), has_undo=True)
     assert decide_action(at) == RestoreAction()
     assert decide_action(replace(at, has_undo=False)) == StageAction(B)
 
 
 @pytest.mark.parametrize("phase", [Phase.REBOOTING, Phase.VERIFYING, Phase.ROLLING_BACK])
-def test_files_are_put_back_before_anything_is_said_of_a_former_system(phase: Phase) -> None:
+def test_boot_of_the_previous_deployment_restores_files_before_cancelling(phase: Phase) -> None:
     staged_id = "os-1"
     record = in_phase(phase, drain_token=TOKEN, reboot_count=3, staged_id=staged_id)
     record = replace(record, quarantined=QuarantinedTarget(B, "bad"))
-    former = DeploymentState(booted_digest=DIGEST_A, other_ids=(staged_id,))
-    at = facts(record=record, boot_id=BOOT_2, node=None, deployments=former, has_undo=True)
+    previous = DeploymentState(booted_digest=DIGEST_A, other_ids=(staged_id,))
+    at = facts(record=record, boot_id=BOOT_2, node=None, deployments=previous, has_undo=True)
     assert decide_action(at) == RestoreAction()
     assert isinstance(decide_action(replace(at, has_undo=False)), CancelStagedAction)
 
 
-def test_a_changed_mind_puts_files_back_once_nothing_is_staged_and_before_the_uncordon() -> None:
+def test_cancelled_update_drops_then_restores_then_uncordons() -> None:
     record = in_phase(Phase.CANCELLING, drain_token=TOKEN)
-    at = facts(record=record, node=drained(TOKEN, C), deployments=staged(), has_undo=True)
-    assert decide_action(at) == CancelStagedAction("called off", "os-1")
+    at = facts(record=record, node=drained_node(TOKEN, C), deployments=staged(), has_undo=True)
+    assert decide_action(at) == CancelStagedAction("cancelled", "os-1")
     dropped = replace(at, deployments=DeploymentState(booted_digest=DIGEST_A))
     assert decide_action(dropped) == RestoreAction()
     assert decide_action(replace(dropped, has_undo=False)) == UncordonAction(UNCORDON)
 
 
-def test_what_was_cut_short_is_put_in_order_before_anything_else() -> None:
+def test_interrupted_change_is_recovered_first() -> None:
     assert decide_action(facts(node=None, has_interrupted_change=True)) == RecoverAction()
 
 
-def test_a_name_that_is_none_of_a_machine_config_is_refused() -> None:
+def test_invalid_name_of_a_config_is_refused() -> None:
     asked = desired.read_desired_target({key.DESIRED_CONFIG: "../../etc/shadow"})
     assert isinstance(asked, desired.InvalidTarget)

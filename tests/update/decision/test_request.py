@@ -1,4 +1,4 @@
-"""What a person asks for is understood, or refused."""
+"""Requests of users, as documents."""
 
 import json
 
@@ -16,7 +16,7 @@ from treenail.update.decision.request import RequestKind, UserRequest, from_json
         UserRequest(RequestKind.REPAIR, paths=("/etc/a", "b.service")),
     ],
 )
-def test_request_is_read_as_it_was_written(request_: UserRequest) -> None:
+def test_request_survives_writing_and_reading(request_: UserRequest) -> None:
     assert from_json(json.loads(json.dumps(to_json(request_)))) == request_
 
 
@@ -24,6 +24,6 @@ def test_request_is_read_as_it_was_written(request_: UserRequest) -> None:
     "document",
     [None, [], {}, {"version": 2, "kind": "cancel", "update": ""}, {"version": 1, "kind": "x"}],
 )
-def test_what_is_no_request_is_refused(document: object) -> None:
+def test_invalid_request_is_refused(document: object) -> None:
     with pytest.raises(ConfigError, match="cannot read the request: "):
         from_json(document)

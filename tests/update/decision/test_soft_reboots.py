@@ -1,4 +1,4 @@
-"""Which reboots may keep the kernel, and what follows one that led elsewhere."""
+"""Soft reboots: which updates may use one, and the action after one that booted another root."""
 
 from dataclasses import replace
 
@@ -12,11 +12,11 @@ from tests.update.build import (
     A,
     B,
     C,
-    drained,
+    drained_node,
     facts,
+    observed_node,
     staged,
     update,
-    wanting,
 )
 from treenail.update.decision.actions import CancelStagedAction, RebootAction
 from treenail.update.decision.decide import REBOOTS_ALLOWED, decide_action
@@ -33,7 +33,7 @@ SOFT_1 = f"{BOOT_1}+1"
 
 
 @pytest.mark.parametrize(
-    ("work", "softly"),
+    ("impact", "is_soft"),
     [
         (IMAGE_B, True),
         (UpdateImpact(OSChange(install=("usbguard",)), level=DisruptionLevel.REBOOT), True),
@@ -49,64 +49,62 @@ SOFT_1 = f"{BOOT_1}+1"
         (UpdateImpact(OSChange(remove=("kernel-core",)), level=DisruptionLevel.REBOOT), False),
     ],
 )
-def test_a_reboot_may_be_soft_unless_the_change_concerns_the_kernel(
-    work: UpdateImpact, *, softly: bool
-) -> None:
+def test_reboot_is_soft_unless_the_kernel_changes(impact: UpdateImpact, *, is_soft: bool) -> None:
     record = LedgerRecord(
         current=A,
-        update=update(Phase.DRAINING, drain_token=TOKEN, staged_id="os-1", impact=work),
+        update=update(Phase.DRAINING, drain_token=TOKEN, staged_id="os-1", impact=impact),
     )
-    at = facts(record=record, node=drained(TOKEN), deployments=staged(), can_soft_reboot=True)
-    assert decide_action(at) == RebootAction(B, "os-1", is_soft=softly)
+    at = facts(record=record, node=drained_node(TOKEN), deployments=staged(), can_soft_reboot=True)
+    assert decide_action(at) == RebootAction(B, "os-1", is_soft=is_soft)
     assert decide_action(replace(at, can_soft_reboot=False)) == RebootAction(B, "os-1")
 
 
-def test_a_soft_reboot_is_asked_for_again_in_the_same_boot_and_in_no_other() -> None:
-    asked = update(Phase.REBOOTING, drain_token=TOKEN, staged_id="os-1", reboot_count=1)
+def test_soft_reboot_is_repeated_only_in_the_same_boot() -> None:
+    rebooting = update(Phase.REBOOTING, drain_token=TOKEN, staged_id="os-1", reboot_count=1)
     at = facts(
-        record=LedgerRecord(current=A, update=asked),
-        node=drained(TOKEN),
+        record=LedgerRecord(current=A, update=rebooting),
+        node=drained_node(TOKEN),
         deployments=staged(),
         can_soft_reboot=True,
     )
     assert decide_action(at) == RebootAction(B, "os-1", is_soft=True)
-    again = replace(at, record=LedgerRecord(current=A, update=replace(asked, reboot_count=2)))
+    again = replace(at, record=LedgerRecord(current=A, update=replace(rebooting, reboot_count=2)))
     assert decide_action(again) == RebootAction(B, "os-1")
 
 
-def test_a_soft_reboot_that_led_elsewhere_is_followed_by_a_full_one() -> None:
-    asked = update(Phase.REBOOTING, drain_token=TOKEN, staged_id="os-1", reboot_count=1)
-    written = DeploymentState(booted_digest=DIGEST_A, other_ids=("os-1",), pending_id="os-1")
+def test_soft_reboot_into_another_root_is_followed_by_a_full_one() -> None:
+    rebooting = update(Phase.REBOOTING, drain_token=TOKEN, staged_id="os-1", reboot_count=1)
+    finalized = DeploymentState(booted_digest=DIGEST_A, other_ids=("os-1",), pending_id="os-1")
     at = facts(
-        record=LedgerRecord(current=A, update=asked),
-        node=drained(TOKEN),
-        deployments=written,
+        record=LedgerRecord(current=A, update=rebooting),
+        node=drained_node(TOKEN),
+        deployments=finalized,
         can_soft_reboot=True,
         boot_id=SOFT_1,
     )
     assert decide_action(at) == RebootAction(B)
-    assert decide_action(replace(at, node=None)) == RebootAction(B), "past the point of no return"
-    left = replace(at, deployments=staged(locked=False))
-    assert decide_action(left) == RebootAction(B, "os-1"), "the shutdown did not finalize it"
-    assert decide_action(replace(at, node=wanting())) == CancelStagedAction(
-        "the node came back into service while it was about to reboot", "os-1"
+    assert decide_action(replace(at, node=None)) == RebootAction(B), "the reboot was requested"
+    unfinalized = replace(at, deployments=staged(locked=False))
+    assert decide_action(unfinalized) == RebootAction(B, "os-1"), "the shutdown did not finalize it"
+    assert decide_action(replace(at, node=observed_node())) == CancelStagedAction(
+        "another client uncordoned the node before its reboot", "os-1"
     )
-    assert decide_action(replace(at, node=drained(TOKEN, C))) == CancelStagedAction(
-        "another target is asked for", "os-1"
+    assert decide_action(replace(at, node=drained_node(TOKEN, C))) == CancelStagedAction(
+        "the desired target changed", "os-1"
     )
     tried = replace(
-        at, record=LedgerRecord(current=A, update=replace(asked, reboot_count=REBOOTS_ALLOWED))
+        at, record=LedgerRecord(current=A, update=replace(rebooting, reboot_count=REBOOTS_ALLOWED))
     )
     assert isinstance(decide_action(tried), CancelStagedAction)
 
 
-def test_a_full_reboot_after_a_soft_one_is_asked_for_until_it_comes() -> None:
-    asked = update(
+def test_full_reboot_after_a_soft_one_is_repeated_until_it_happens() -> None:
+    rebooting = update(
         Phase.REBOOTING, boot_id=SOFT_1, drain_token=TOKEN, staged_id="os-1", reboot_count=2
     )
     at = facts(
-        record=LedgerRecord(current=A, update=asked),
-        node=drained(TOKEN),
+        record=LedgerRecord(current=A, update=rebooting),
+        node=drained_node(TOKEN),
         deployments=DeploymentState(booted_digest=DIGEST_A, other_ids=("os-1",), pending_id="os-1"),
         can_soft_reboot=True,
         boot_id=SOFT_1,
@@ -114,29 +112,31 @@ def test_a_full_reboot_after_a_soft_one_is_asked_for_until_it_comes() -> None:
     assert decide_action(at) == RebootAction(B)
 
 
-def test_the_earlier_system_after_a_reboot_of_the_kernel_is_the_boot_loaders_doing() -> None:
-    asked = update(Phase.REBOOTING, drain_token=TOKEN, staged_id="os-1", reboot_count=1)
-    written = DeploymentState(booted_digest=DIGEST_A, other_ids=("os-1",), pending_id="os-1")
+def test_full_reboot_into_previous_deployment_cancels_the_update() -> None:
+    rebooting = update(Phase.REBOOTING, drain_token=TOKEN, staged_id="os-1", reboot_count=1)
+    finalized = DeploymentState(booted_digest=DIGEST_A, other_ids=("os-1",), pending_id="os-1")
     at = facts(
-        record=LedgerRecord(current=A, update=asked),
-        node=drained(TOKEN),
-        deployments=written,
+        record=LedgerRecord(current=A, update=rebooting),
+        node=drained_node(TOKEN),
+        deployments=finalized,
         boot_id=BOOT_2,
     )
     decision = decide_action(at)
     assert isinstance(decision, CancelStagedAction)
-    assert decision.reason == "the earlier system was booted"
+    assert decision.reason == "the previous deployment was booted"
 
 
-@pytest.mark.parametrize(("boot_id", "soft"), [(SOFT_1, True), (BOOT_2, False)])
-def test_an_update_knows_whether_its_reboot_kept_the_kernel(boot_id: str, *, soft: bool) -> None:
-    asked = update(Phase.REBOOTING)
-    assert asked.enter_phase(Phase.VERIFYING, boot_id=boot_id, now=1.0).is_soft_reboot is soft
+@pytest.mark.parametrize(("boot_id", "is_soft"), [(SOFT_1, True), (BOOT_2, False)])
+def test_update_records_whether_its_reboot_kept_the_kernel(boot_id: str, *, is_soft: bool) -> None:
+    rebooting = update(Phase.REBOOTING)
+    assert (
+        rebooting.enter_phase(Phase.VERIFYING, boot_id=boot_id, now=1.0).is_soft_reboot is is_soft
+    )
 
 
-def test_the_node_is_told_that_its_reboot_may_be_soft() -> None:
+def test_reboot_event_mentions_the_soft_reboot() -> None:
     record = LedgerRecord(current=A, update=update(Phase.DRAINING))
-    told = make_report(facts(record=record), RebootAction(B, "os-1", is_soft=True), None)
-    assert told.event == NodeEvent(
+    report = make_report(facts(record=record), RebootAction(B, "os-1", is_soft=True), None)
+    assert report.event == NodeEvent(
         "Normal", "Reboot", f"Node will reboot into {B}, with a soft reboot if the kernel stays"
     )

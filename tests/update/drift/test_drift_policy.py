@@ -1,3 +1,5 @@
+"""Reactions to drift, by path and by the number of repairs."""
+
 from treenail.config.drift import Drift, DriftAttribute, EntryKind
 from treenail.update.drift.drift_policy import (
     HOUR_S,
@@ -16,20 +18,20 @@ EXTRA = Drift(
 )
 UNIT = Drift("a.service", DriftAttribute.ENABLEMENT, "enabled", "disabled")
 ARGUMENT = Drift("kernel command line", DriftAttribute.KERNEL_ARGUMENTS, "quiet", "nothing")
-HEAL_ALL = DriftPolicy(paths=(("*", DriftReaction.REPAIR),))
+REPAIR_ALL = DriftPolicy(paths=(("*", DriftReaction.REPAIR),))
 
 
-def test_drift_blocks_unless_the_owner_says_otherwise():
+def test_drift_without_matching_glob_blocks():
     assert assess_drift([MOTD, UNIT], DriftPolicy(), {}, 0.0) == DriftAssessment(
         blocking=(MOTD, UNIT)
     )
 
 
-def test_unknown_dropin_is_only_reported():
+def test_dropin_outside_the_config_is_only_reported():
     assert assess_drift([EXTRA], DriftPolicy(), {}, 0.0) == DriftAssessment(reported=(EXTRA,))
 
 
-def test_first_glob_that_matches_decides():
+def test_first_matching_glob_decides():
     policy = DriftPolicy(
         paths=(("/etc/motd", DriftReaction.REPORT), ("/etc/*", DriftReaction.REPAIR)),
     )
@@ -39,44 +41,42 @@ def test_first_glob_that_matches_decides():
     )
 
 
-def test_unit_is_matched_by_the_path_of_its_file():
+def test_unit_matches_by_the_path_of_its_file():
     policy = DriftPolicy(paths=(("/etc/systemd/system/a.service", DriftReaction.REPAIR),))
 
     assert assess_drift([UNIT], policy, {}, 0.0) == DriftAssessment(to_repair=(UNIT,))
 
 
-def test_what_only_a_boot_changes_is_not_healed():
-    assert assess_drift([ARGUMENT], HEAL_ALL, {}, 0.0) == DriftAssessment(blocking=(ARGUMENT,))
+def test_drift_that_needs_a_reboot_is_not_repaired():
+    assert assess_drift([ARGUMENT], REPAIR_ALL, {}, 0.0) == DriftAssessment(blocking=(ARGUMENT,))
 
 
-def test_path_that_was_healed_often_enough_blocks_and_is_called_fought_over():
-    heals = {"/etc/motd": (10.0, 20.0, 30.0)}
+def test_path_repaired_too_often_blocks_and_is_contested():
+    repairs = {"/etc/motd": (10.0, 20.0, 30.0)}
 
-    assert assess_drift([MOTD], HEAL_ALL, heals, 40.0) == DriftAssessment(
+    assert assess_drift([MOTD], REPAIR_ALL, repairs, 40.0) == DriftAssessment(
         blocking=(MOTD,), contested=frozenset({"/etc/motd"})
     )
 
 
-def test_an_hour_later_it_is_healed_again():
-    heals = {"/etc/motd": (10.0, 20.0, 30.0)}
+def test_contested_path_is_repaired_again_after_an_hour():
+    repairs = {"/etc/motd": (10.0, 20.0, 30.0)}
 
-    assert assess_drift([MOTD], HEAL_ALL, heals, 10.0 + HOUR_S) == DriftAssessment(
+    assert assess_drift([MOTD], REPAIR_ALL, repairs, 10.0 + HOUR_S) == DriftAssessment(
         to_repair=(MOTD,)
     )
 
 
-def test_sentence_names_the_first_few_and_counts_the_rest():
-    told = format_drift([MOTD] * 7, "rendered-a")
+def test_drift_sentence_names_the_first_and_counts_the_rest():
+    text = format_drift([MOTD] * 7, "rendered-a")
 
-    assert told.count("/etc/motd") == 5
-    assert told.endswith("; and 2 more")
+    assert text.count("/etc/motd") == 5
+    assert text.endswith("; and 2 more")
 
 
-def test_remedy_fits_what_drifted():
+def test_remedy_depends_on_the_kind_of_drift():
     assert "touch /run/machine-config-daemon-force" in format_drift_remedy([ARGUMENT])
-    assert format_drift_remedy([MOTD]).startswith(
-        "have it put right with 'treenail drift --heal PATH'"
-    )
+    assert format_drift_remedy([MOTD]).startswith("run: treenail drift --repair PATH")
     assert format_drift_remedy([MOTD], frozenset({"/etc/motd"})).startswith(
-        "find what writes there"
+        "find the program that writes there, then run: "
     )

@@ -1,4 +1,4 @@
-"""Every reason for a disruption names who had the last word on what differs."""
+"""The causes of a disruption: the MachineConfig that decided each difference."""
 
 from tests.api.configs import ignition, with_files
 from treenail.api.disruptionpolicy import DEFAULT_POLICY
@@ -32,18 +32,18 @@ NEW = MachineConfig(
 )
 
 
-def reasons(image_source: str = "") -> list[DisruptionCause]:
-    found = compare_configs(read_wanted_state(OLD), read_wanted_state(NEW))
-    sources = ConfigSources(found, OLD, NEW, image_source=image_source)
+def find_causes(image_source: str = "") -> list[DisruptionCause]:
+    diff = compare_configs(read_wanted_state(OLD), read_wanted_state(NEW))
+    sources = ConfigSources(diff, OLD, NEW, image_source=image_source)
     return [
         sources.find_cause(reason)
-        for cost in compute_disruption(found, DEFAULT_POLICY).costs
+        for cost in compute_disruption(diff, DEFAULT_POLICY).costs
         for reason in cost.reasons
     ]
 
 
-def test_last_word_is_named_and_what_is_removed_has_the_one_of_the_old_config() -> None:
-    assert list(map(str, reasons())) == [
+def test_cause_is_the_last_config_or_for_removed_entries_the_old_one() -> None:
+    assert list(map(str, find_causes())) == [
         "file /etc/b removed (no policy for this path), from MachineConfig 00-old",
         "file /etc/a added (no policy for this path), from MachineConfig 99-a",
         "osImageURL changed (part of the operating system)",
@@ -51,17 +51,17 @@ def test_last_word_is_named_and_what_is_removed_has_the_one_of_the_old_config() 
     ]
 
 
-def test_image_that_an_annotation_asks_for_is_from_there() -> None:
-    assert reasons("annotation desiredImage")[2] == DisruptionCause(
+def test_cause_of_image_in_an_annotation_is_the_annotation() -> None:
+    assert find_causes("annotation desiredImage")[2] == DisruptionCause(
         "osImageURL changed", "part of the operating system", "annotation desiredImage"
     )
 
 
-def test_config_without_provenance_names_nobody() -> None:
+def test_cause_without_provenance_has_no_source() -> None:
     old, new = (
         MachineConfig(config=ignition()),
         MachineConfig(config=with_files({"path": "/etc/a"})),
     )
-    found = compare_configs(read_wanted_state(old), read_wanted_state(new))
-    (cost,) = compute_disruption(found, DEFAULT_POLICY).costs
-    assert [ConfigSources(found, old, new).find_cause(each).source for each in cost.reasons] == [""]
+    diff = compare_configs(read_wanted_state(old), read_wanted_state(new))
+    (cost,) = compute_disruption(diff, DEFAULT_POLICY).costs
+    assert [ConfigSources(diff, old, new).find_cause(each).source for each in cost.reasons] == [""]

@@ -1,4 +1,4 @@
-"""A difference costs the least that brings it into effect, in a fixed order, once."""
+"""The disruption of a difference: the least actions, in a fixed order, each once."""
 
 import random
 
@@ -62,13 +62,13 @@ def by_path(*policies: tuple[str, tuple[PolicyAction, ...]]) -> DisruptionPolicy
     return DisruptionPolicy(files=tuple(FileDisruptionPolicy(*entry) for entry in policies))
 
 
-def test_no_difference_costs_nothing() -> None:
+def test_no_difference_disrupts_nothing() -> None:
     assert compute_disruption(ConfigDiff(), DEFAULT_POLICY) == ConfigDisruption()
     assert ConfigDisruption().level is DisruptionLevel.NONE
     assert not ConfigDisruption().needs_drain
 
 
-def test_each_action_names_everything_that_asks_for_it() -> None:
+def test_each_action_names_all_its_reasons() -> None:
     assert compute_disruption(
         files(POLICY, "/etc/crio/policies/a.json", PULL_SECRET), DEFAULT_POLICY
     ) == (
@@ -111,14 +111,16 @@ def test_each_action_names_everything_that_asks_for_it() -> None:
         ),
     ],
 )
-def test_files_cost_what_the_defaults_say(paths: list[str], expected: list[PolicyAction]) -> None:
+def test_files_need_the_actions_of_the_default_policy(
+    paths: list[str], expected: list[PolicyAction]
+) -> None:
     assert sorted(actions(files(*paths)), key=str) == sorted(expected, key=str)
     assert [
         cost.level for cost in compute_disruption(files(*paths), DEFAULT_POLICY).costs
     ] == sorted(cost.level for cost in compute_disruption(files(*paths), DEFAULT_POLICY).costs)
 
 
-def test_the_closest_path_decides() -> None:
+def test_closest_path_of_the_policy_decides() -> None:
     policy = by_path(
         ("/etc/mco/f1", (RestartPolicyAction("a.service"),)),
         ("/etc/mco/f1/f2", (RestartPolicyAction("b.service"),)),
@@ -131,7 +133,7 @@ def test_the_closest_path_decides() -> None:
     assert actions(files("/etc/mco"), policy) == [RebootPolicyAction()]
 
 
-def test_actions_come_in_order_and_once() -> None:
+def test_actions_are_ordered_and_unique() -> None:
     policy = by_path(
         (
             "/a",
@@ -168,20 +170,20 @@ def test_actions_come_in_order_and_once() -> None:
     ]
 
 
-def test_a_reboot_leaves_nothing_else_to_do() -> None:
-    found = compute_disruption(files("/etc/motd", POLICY, PULL_SECRET), DEFAULT_POLICY)
-    assert found.costs == (
+def test_reboot_replaces_all_other_actions() -> None:
+    disruption = compute_disruption(files("/etc/motd", POLICY, PULL_SECRET), DEFAULT_POLICY)
+    assert disruption.costs == (
         DisruptionCost(
             RebootPolicyAction(),
             (DisruptionReason("file /etc/motd added", "no policy for this path"),),
         ),
     )
-    assert found.needs_reboot
-    assert found.needs_drain
-    assert [reason.subject for reason in found.harmless] == [f"file {PULL_SECRET} added"]
+    assert disruption.needs_reboot
+    assert disruption.needs_drain
+    assert [reason.subject for reason in disruption.harmless] == [f"file {PULL_SECRET} added"]
 
 
-def test_units_cost_a_reboot_unless_a_policy_is_for_their_name() -> None:
+def test_unit_without_a_policy_needs_a_reboot() -> None:
     difference = between(config(), config(with_units({"name": "a.service", "contents": "x"})))
     assert actions(difference) == [RebootPolicyAction()]
     policy = DisruptionPolicy(
@@ -195,16 +197,16 @@ def test_units_cost_a_reboot_unless_a_policy_is_for_their_name() -> None:
     )
 
 
-def test_keys_and_password_cost_what_the_policy_for_keys_says() -> None:
+def test_keys_and_password_need_the_actions_for_keys() -> None:
     difference = between(config(), config(with_users({"name": "core", "passwordHash": "canary"})))
-    found = compute_disruption(difference, DEFAULT_POLICY)
-    assert found == ConfigDisruption(
+    disruption = compute_disruption(difference, DEFAULT_POLICY)
+    assert disruption == ConfigDisruption(
         harmless=(DisruptionReason("keys or password of core added", "policy for sshkey"),)
     )
     assert actions(difference, DisruptionPolicy(ssh_key_actions=(RebootPolicyAction(),))) == [
         RebootPolicyAction()
     ]
-    assert "canary" not in repr(found)
+    assert "canary" not in repr(disruption)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +220,7 @@ def test_keys_and_password_cost_what_the_policy_for_keys_says() -> None:
         ({"extensions_image": "r/ext@sha256:2"}, []),
     ],
 )
-def test_the_operating_system_costs_a_reboot(
+def test_operating_system_needs_a_reboot(
     spec: dict[str, object], costs: list[PolicyAction]
 ) -> None:
     assert actions(between(config(), config(**spec))) == costs
@@ -233,14 +235,14 @@ def registries(old: str | None, new: str | None) -> list[PolicyAction]:
     return actions(between(document(old), document(new)))
 
 
-def test_registries_are_read_again_and_drained_for_when_it_matters() -> None:
+def test_unsafe_change_of_registries_needs_a_drain() -> None:
     assert registries("a = 1\n", "a = 2\n") == [ReloadPolicyAction(CRIO)]
     assert registries("a = 1\n", "broken\n") == [ReloadPolicyAction(CRIO), DrainPolicyAction()]
     assert registries("a = 1\n", None) == [ReloadPolicyAction(CRIO), DrainPolicyAction()]
     assert registries(None, "a = 1\n") == [ReloadPolicyAction(CRIO), DrainPolicyAction()]
 
 
-def test_a_policy_of_nothing_frees_a_path() -> None:
+def test_policy_without_actions_disrupts_nothing() -> None:
     policy = DEFAULT_POLICY.override_with(by_path(("/etc/motd", (NonePolicyAction(),))))
     assert compute_disruption(files("/etc/motd"), policy).level is DisruptionLevel.NONE
 
@@ -268,20 +270,22 @@ policies = st.lists(
 
 @fuzz
 @given(configs(), configs(), policies, st.randoms(use_true_random=False))
-def test_the_cost_depends_on_nothing_but_the_difference(
+def test_disruption_depends_only_on_the_difference(
     old: dict[str, object], new: dict[str, object], policy: DisruptionPolicy, chance: random.Random
 ) -> None:
-    found = compute_disruption(between(config(old), config(new)), policy)
+    disruption = compute_disruption(between(config(old), config(new)), policy)
     chance.shuffle(new["storage"]["files"])
     chance.shuffle(new["systemd"]["units"])
     again = compute_disruption(between(config(old), config(new)), policy)
-    assert [cost.action for cost in found.costs] == [cost.action for cost in again.costs]
-    assert [cost.level for cost in found.costs] == sorted(cost.level for cost in found.costs)
-    assert len({cost.action for cost in found.costs}) == len(found.costs)
+    assert [cost.action for cost in disruption.costs] == [cost.action for cost in again.costs]
+    assert [cost.level for cost in disruption.costs] == sorted(
+        cost.level for cost in disruption.costs
+    )
+    assert len({cost.action for cost in disruption.costs}) == len(disruption.costs)
     assert (
-        found.needs_reboot
-        == (found.level is DisruptionLevel.REBOOT)
-        == (RebootPolicyAction() in [c.action for c in found.costs])
+        disruption.needs_reboot
+        == (disruption.level is DisruptionLevel.REBOOT)
+        == (RebootPolicyAction() in [c.action for c in disruption.costs])
     )
     if between(config(old), config(new)).is_empty:
-        assert found == ConfigDisruption()
+        assert disruption == ConfigDisruption()

@@ -1,4 +1,4 @@
-"""What configs ask of the operating system, and what is booted, to what is changed."""
+"""The change of the operating system from the configs and the booted system."""
 
 import pytest
 
@@ -38,50 +38,50 @@ def arguments(*names: str) -> WantedOS:
                      OSChange(append=("a",), delete=("a", "b")), id="one less"),
         pytest.param(("a", "b"), ("b", "a"), running("a", "b"),
                      OSChange(append=("b", "a"), delete=("a", "b")), id="another order"),
-        pytest.param(("a",), ("a",), running(), OSChange(append=("a",)), id="gone by hand"),
-        pytest.param((), ("a",), running("a"), NO_OS_CHANGE, id="there already"),
-        pytest.param(("a", "b"), ("b",), running("b"), NO_OS_CHANGE, id="taken away already"),
+        pytest.param(("a",), ("a",), running(), OSChange(append=("a",)), id="removed by a user"),
+        pytest.param((), ("a",), running("a"), NO_OS_CHANGE, id="booted already"),
+        pytest.param(("a", "b"), ("b",), running("b"), NO_OS_CHANGE, id="removed already"),
     ],
 )  # fmt: skip
-def test_kernel_arguments(
+def test_change_of_kernel_arguments_appends_and_deletes(
     old: tuple[str, ...], new: tuple[str, ...], now: RunningOS, change: OSChange
 ) -> None:
     assert compute_os_change(arguments(*old), arguments(*new), now, image="") == change
 
 
-def test_kernel_type_and_extensions_are_packages() -> None:
+def test_change_of_kernel_type_and_extensions_is_in_packages() -> None:
     wanted = WantedOS(kernel_type="realtime", extensions=frozenset({"usbguard"}))
     change = compute_os_change(WantedOS(), wanted, running(), image="")
     assert change == OSChange(install=(*RT, "usbguard"), remove=STOCK)
-    there = running(packages=change.install, removed=change.remove)
-    assert is_in_effect(change, there)
-    assert compute_os_change(WantedOS(), wanted, there, image="") == NO_OS_CHANGE
-    back = compute_os_change(wanted, WantedOS(), there, image="")
+    layered = running(packages=change.install, removed=change.remove)
+    assert is_in_effect(change, layered)
+    assert compute_os_change(WantedOS(), wanted, layered, image="") == NO_OS_CHANGE
+    back = compute_os_change(wanted, WantedOS(), layered, image="")
     assert back == OSChange(uninstall=(*RT, "usbguard"), reset=STOCK)
     assert is_in_effect(back, running())
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "now", "asked"),
+    ("old", "new", "now", "is_named"),
     [
         ("", "realtime", running(), True),
         ("realtime", "realtime", running(packages=(*RT, "usbguard"), removed=STOCK), False),
         ("realtime", "", running(packages=(*RT, "usbguard"), removed=STOCK), True),
     ],
-    ids=["layered", "there already", "one goes, one stays"],
+    ids=["layered", "booted already", "one goes, one stays"],
 )
-def test_packages_come_out_of_the_image_that_the_config_names_when_any_change(
-    old: str, new: str, now: RunningOS, *, asked: bool
+def test_change_of_packages_names_the_extensions_image(
+    old: str, new: str, now: RunningOS, *, is_named: bool
 ) -> None:
     def wanted(kernel: str) -> WantedOS:
         usbguard = frozenset({"usbguard"})
         return WantedOS(kernel_type=kernel, extensions=usbguard, extensions_image=B.image)
 
     change = compute_os_change(wanted(old), wanted(new), now, image="")
-    assert change.packages_from == (B.image if asked else "")
+    assert change.packages_from == (B.image if is_named else "")
 
 
-def test_packages_that_stay_are_looked_for_in_the_image_of_extensions_with_the_next_image() -> None:
+def test_change_of_image_names_the_extensions_image_for_layered_packages() -> None:
     wanted = WantedOS(
         image=B.image, extensions=frozenset({"usbguard"}), extensions_image=EXTENSIONS
     )
@@ -91,12 +91,12 @@ def test_packages_that_stay_are_looked_for_in_the_image_of_extensions_with_the_n
 
 
 @pytest.mark.parametrize("image", ["", B.image])
-def test_image_of_extensions_that_nobody_needs_is_not_asked_for(image: str) -> None:
+def test_change_without_packages_omits_the_extensions_image(image: str) -> None:
     unpinned = WantedOS(extensions_image="quay.io/extensions:latest", kernel_arguments=("a",))
     assert compute_os_change(WantedOS(), unpinned, running(), image=image).packages_from == ""
 
 
-def test_image_of_extensions_by_tag_is_refused() -> None:
+def test_extensions_image_by_tag_is_refused() -> None:
     wanted = WantedOS(
         extensions=frozenset({"usbguard"}), extensions_image="quay.io/extensions:latest"
     )
@@ -104,7 +104,7 @@ def test_image_of_extensions_by_tag_is_refused() -> None:
         compute_os_change(WantedOS(), wanted, running(), image="")
 
 
-def test_an_extension_as_earlier_releases_had_it_is_complete_until_the_next_image() -> None:
+def test_extension_of_an_earlier_release_is_complete_until_the_next_image() -> None:
     ipsec = WantedOS(image=A.image, extensions=frozenset({"ipsec"}))
     earlier = running(packages=("NetworkManager-libreswan", "libreswan"))
     assert compute_os_change(ipsec, ipsec, earlier, image="") == NO_OS_CHANGE
@@ -116,32 +116,32 @@ def test_an_extension_as_earlier_releases_had_it_is_complete_until_the_next_imag
     assert len(compute_os_change(WantedOS(), ipsec, running(), image="").install) == 3
 
 
-def test_packages_of_a_person_are_left_alone() -> None:
-    there = running(packages=("strace",), removed=("nano",))
-    assert compute_os_change(WantedOS(), WantedOS(), there, image="") == NO_OS_CHANGE
+def test_packages_layered_by_a_user_stay() -> None:
+    layered = running(packages=("strace",), removed=("nano",))
+    assert compute_os_change(WantedOS(), WantedOS(), layered, image="") == NO_OS_CHANGE
 
 
-def test_an_image_beside_the_config_has_its_packages_in_it() -> None:
+def test_image_beside_the_config_replaces_layered_packages() -> None:
     wanted = WantedOS(image=A.image, extensions=frozenset({"usbguard"}))
-    there = running(packages=("usbguard",))
-    change = compute_os_change(wanted, wanted, there, image=B.image)
+    layered = running(packages=("usbguard",))
+    change = compute_os_change(wanted, wanted, layered, image=B.image)
     assert change == OSChange(image=B.image, uninstall=("usbguard",))
 
 
-def test_the_booted_image_is_no_change_by_whatever_name() -> None:
+def test_booted_digest_under_another_name_is_no_change() -> None:
     mirrored = WantedOS(image=f"mirror.example.com/x@{DIGEST_A}")
     assert compute_os_change(WantedOS(), mirrored, running(), image="") == NO_OS_CHANGE
 
 
-def test_an_image_by_tag_is_refused() -> None:
+def test_image_by_tag_is_refused() -> None:
     with pytest.raises(ConfigError, match="osImageURL"):
         compute_os_change(WantedOS(), WantedOS(image="quay.io/os:latest"), running(), image="")
 
 
-def test_after_what_was_asked_is_booted_nothing_is_left_to_ask() -> None:
-    words = ("a", "b", "c")
+def test_change_is_in_effect_after_its_boot() -> None:
+    three = ("a", "b", "c")
     for old in [(), ("a",), ("a", "b"), ("c", "a")]:
-        for new in [(), ("a",), ("b", "a"), words, ("a", "a")]:
+        for new in [(), ("a",), ("b", "a"), three, ("a", "a")]:
             now = running(*old)
             change = compute_os_change(arguments(*old), arguments(*new), now, image="")
             kept = [each for each in now.kernel_arguments if each not in change.delete]

@@ -1,4 +1,4 @@
-"""A plan tells what differs, what it costs and why, and no secret."""
+"""The preview of an update: differences, disruption and causes, without secrets."""
 
 from dataclasses import asdict
 
@@ -25,7 +25,7 @@ CANARY = "Canary7Zq"
 RULE = "no policy for this path"
 
 
-def seen(old: MachineConfig, new: MachineConfig) -> Preview:
+def preview_config(old: MachineConfig, new: MachineConfig) -> Preview:
     return preview_update(old, new, DEFAULT_POLICY)
 
 
@@ -33,10 +33,10 @@ def config(document: object = None, name: str = "", **spec: object) -> MachineCo
     return MachineConfig(metadata=ObjectMeta(name=name), config=document or ignition(), **spec)
 
 
-def test_changed_file_is_shown_with_its_difference_cost_and_reason() -> None:
+def test_preview_of_changed_file_has_difference_action_and_cause() -> None:
     old = config(with_files({"path": "/etc/a", "mode": 420, "contents": {"source": "data:,a"}}))
     new = config(with_files({"path": "/etc/a", "mode": 493, "contents": {"source": "data:,b"}}))
-    assert seen(old, new) == Preview(
+    assert preview_config(old, new) == Preview(
         old="",
         new="",
         entries=(
@@ -56,7 +56,7 @@ def test_changed_file_is_shown_with_its_difference_cost_and_reason() -> None:
     )
 
 
-def test_operating_system_is_shown_in_the_words_of_the_config() -> None:
+def test_preview_of_operating_system_uses_the_fields_of_the_config() -> None:
     old = config(kernel_arguments=("quiet", "a=1", "a=1"), extensions=("usbguard",))
     new = config(
         kernel_arguments=("a=1", "luks.passphrase=" + CANARY),
@@ -64,7 +64,7 @@ def test_operating_system_is_shown_in_the_words_of_the_config() -> None:
         extensions=("ipsec",),
         os_image_url="quay.example/os@sha256:" + "0" * 64,
     )
-    assert [(entry.kind, entry.details) for entry in seen(old, new).entries] == [
+    assert [(entry.kind, entry.details) for entry in preview_config(old, new).entries] == [
         ("osImageURL", ("none -> quay.example/os@sha256:" + "0" * 64,)),
         ("kernelArguments", ("- quiet", "- a=1", "+ luks.passphrase=<withheld>")),
         ("kernelType", ("default -> realtime",)),
@@ -78,7 +78,7 @@ def test_operating_system_is_shown_in_the_words_of_the_config() -> None:
     ]
 
 
-def test_unit_is_shown_with_its_state_and_each_of_its_files() -> None:
+def test_preview_of_unit_has_its_state_and_each_of_its_files() -> None:
     old = config(with_units({"name": "a.service", "enabled": True, "contents": "[Unit]\n"}))
     new = config(
         with_units(
@@ -93,7 +93,7 @@ def test_unit_is_shown_with_its_state_and_each_of_its_files() -> None:
     )
     dropin = "/etc/systemd/system/a.service.d/10-b.conf"
     shown = FileDiff(("@@ -0,0 +1,2 @@", "+[X]", "+Y=TOKEN=<withheld>"))
-    assert seen(old, new).entries == (
+    assert preview_config(old, new).entries == (
         PreviewEntry(
             "unit", "a.service", ChangeMark.CHANGED, ("disabled",), (ContentDiff(dropin, shown),)
         ),
@@ -101,36 +101,36 @@ def test_unit_is_shown_with_its_state_and_each_of_its_files() -> None:
     )
 
 
-def test_user_is_shown_by_fingerprints_and_never_by_the_password() -> None:
+def test_preview_of_user_has_fingerprints_and_no_password() -> None:
     key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIP"
     old = config(with_users({"name": "core", "sshAuthorizedKeys": [f"{key} {CANARY}", CANARY]}))
     new = config(with_users({"name": "core", "passwordHash": f"$6$a${CANARY}"}))
-    (entry,) = seen(old, new).entries
+    (entry,) = preview_config(old, new).entries
     assert entry == PreviewEntry(
         "user",
         "core",
         ChangeMark.CHANGED,
         (
             "- key ssh-ed25519 SHA256:xGib3+FptS+cITct2V7iFK9qKkm/QSPPdJstK0JtCps",
-            "- key of an unknown form",
-            "the password is changed",
+            "- key of unknown type",
+            "password changed",
         ),
     )
 
 
-def test_what_is_trusted_is_said_to_stay() -> None:
+def test_preview_of_removed_certificate_says_that_it_stays() -> None:
     path = "/etc/docker/certs.d/registry.example/ca.crt"
-    (entry,) = seen(config(with_files({"path": path})), config()).entries
-    assert entry.details == ("stays on the node: what is trusted is not forgotten",)
+    (entry,) = preview_config(config(with_files({"path": path})), config()).entries
+    assert entry.details == ("stays on the node: certificates remain trusted",)
 
 
-def test_difference_that_no_running_node_can_make_is_an_obstacle() -> None:
-    found = seen(config(), config(fips=True))
-    assert [obstacle.place for obstacle in found.irreconcilable_changes] == ["spec.fips"]
+def test_preview_names_irreconcilable_changes() -> None:
+    found = preview_config(config(), config(fips=True))
+    assert [change.place for change in found.irreconcilable_changes] == ["spec.fips"]
     assert not found.is_empty
 
 
-def test_image_beside_the_config_brings_files_and_units_itself() -> None:
+def test_preview_in_image_mode_omits_files_and_units() -> None:
     old = config(with_files({"path": "/etc/a"}), name="a")
     image = "quay.example/os@sha256:" + "1" * 64
     found = preview_update(
@@ -141,23 +141,29 @@ def test_image_beside_the_config_brings_files_and_units_itself() -> None:
 
 
 @given(configs())
-def test_config_does_not_differ_from_itself(document: dict[str, object]) -> None:
-    assert seen(config(document), config(document)).is_empty
+def test_preview_of_a_config_with_itself_is_empty(document: dict[str, object]) -> None:
+    assert preview_config(config(document), config(document)).is_empty
 
 
 @given(configs(), configs())
-def test_costs_are_those_that_the_agent_works_out(
+def test_preview_has_the_disruption_that_the_agent_computes(
     old: dict[str, object], new: dict[str, object]
 ) -> None:
     found = compare_configs(read_wanted_state(config(old)), read_wanted_state(config(new)))
-    shown, cost = seen(config(old), config(new)), compute_disruption(found, DEFAULT_POLICY)
-    assert (shown.needs_drain, shown.needs_reboot) == (cost.needs_drain, cost.needs_reboot)
-    assert len(shown.entries) == sum(
+    preview, disruption = (
+        preview_config(config(old), config(new)),
+        compute_disruption(found, DEFAULT_POLICY),
+    )
+    assert (preview.needs_drain, preview.needs_reboot) == (
+        disruption.needs_drain,
+        disruption.needs_reboot,
+    )
+    assert len(preview.entries) == sum(
         map(len, (found.files, found.directories, found.links, found.units, found.users))
     )
 
 
-def test_no_secret_of_any_field_is_told() -> None:
+def test_preview_withholds_the_secrets_of_all_fields() -> None:
     new = config(
         {
             "ignition": {"version": "3.4.0"},
@@ -191,6 +197,6 @@ def test_no_secret_of_any_field_is_told() -> None:
         },
         kernel_arguments=(f"password={CANARY}",),
     )
-    found = seen(config(), new)
+    found = preview_config(config(), new)
     assert len(found.entries) == 6
     assert CANARY not in str(asdict(found))

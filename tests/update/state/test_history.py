@@ -1,4 +1,4 @@
-"""Why a node was disturbed can be told from the ledger alone."""
+"""The history of disruptions, from the ledger alone."""
 
 from dataclasses import replace
 
@@ -24,45 +24,47 @@ REBOOTED = PastUpdate(
     reasons=(REASON,),
     phase_seconds={Phase.STAGING: 50.0, Phase.DRAINING: 20.0, Phase.REBOOTING: 20.0},
 )
-ASKED = UpdateSummary("2" * 32, A, B, 200.0, needs_drain=True, needs_reboot=True, reasons=(REASON,))
+SUMMARY = UpdateSummary(
+    "2" * 32, A, B, 200.0, needs_drain=True, needs_reboot=True, reasons=(REASON,)
+)
 
 
-def test_last_update_that_disturbed_the_node_is_named_and_a_quiet_one_is_not() -> None:
+def test_last_disruption_is_the_last_update_that_drained_or_rebooted() -> None:
     record = LedgerRecord(C, history=(QUIET, REBOOTED))
-    assert summarize_history(record, booted_at=None) == DisruptionHistory(last=ASKED)
+    assert summarize_history(record, booted_at=None) == DisruptionHistory(last=SUMMARY)
 
 
-def test_boot_is_attributed_to_the_update_that_rebooted_then() -> None:
+def test_boot_belongs_to_the_update_that_rebooted_then() -> None:
     record = LedgerRecord(C, history=(QUIET, REBOOTED))
-    assert summarize_history(record, booted_at=280.0).boot == ASKED
+    assert summarize_history(record, booted_at=280.0).boot == SUMMARY
     assert summarize_history(record, booted_at=305.0).boot is None
     assert summarize_history(record, booted_at=100.0).boot is None
 
 
-def test_reboot_that_was_only_planned_explains_no_boot() -> None:
+def test_boot_does_not_belong_to_an_update_that_only_plans_a_reboot() -> None:
     planned = LedgerRecord(A, update(Phase.STAGING, began=400.0))
     assert summarize_history(planned, booted_at=405.0).boot is None
-    asked = LedgerRecord(A, update(Phase.REBOOTING, began=400.0, reboot_count=1))
-    found = summarize_history(asked, booted_at=405.0)
+    rebooting = LedgerRecord(A, update(Phase.REBOOTING, began=400.0, reboot_count=1))
+    found = summarize_history(rebooting, booted_at=405.0)
     assert found.boot == found.pending
 
 
-def test_update_under_way_says_what_it_asks_for_once_that_is_known() -> None:
+def test_pending_update_has_its_disruption_once_planned() -> None:
     begun = LedgerRecord(A, update(Phase.STAGING, began=400.0, impact=None))
     found = summarize_history(begun, booted_at=None).pending
     assert found is not None
-    assert found.disruption == "change that is being worked out"
-    work = UpdateImpact(level=DisruptionLevel.REBOOT, reasons=(REASON,))
-    found = summarize_history(replace(begun, update=update(impact=work)), booted_at=None).pending
+    assert found.disruption == "change that is being planned"
+    impact = UpdateImpact(level=DisruptionLevel.REBOOT, reasons=(REASON,))
+    found = summarize_history(replace(begun, update=update(impact=impact)), booted_at=None).pending
     assert found is not None
     assert (found.disruption, found.reasons) == ("drain and reboot", (REASON,))
 
 
-def test_node_that_was_never_updated_has_nothing_to_account_for() -> None:
+def test_history_of_new_node_is_empty() -> None:
     assert summarize_history(LedgerRecord(), booted_at=1.0) == DisruptionHistory()
 
 
-def test_a_soft_reboot_is_called_so() -> None:
+def test_soft_reboot_is_named_as_disruption() -> None:
     found = summarize_history(
         LedgerRecord(C, history=(replace(REBOOTED, is_soft_reboot=True),)), booted_at=None
     )

@@ -1,4 +1,4 @@
-"""What is wanted and what is seen, to sentences."""
+"""Plans of steps, as their sentences."""
 
 import hashlib
 from dataclasses import replace
@@ -21,7 +21,7 @@ from treenail.config.wanted import (
     WantedUser,
 )
 from treenail.errors import LedgerError
-from treenail.update.impact.step_impact import convert_steps_to_diff, plan_service_steps
+from treenail.update.impact.impact import convert_steps_to_diff, plan_service_steps
 from treenail.update.steps.inventory import Inventory, list_inspected_paths
 from treenail.update.steps.ownership import Ownership, compute_ownership, from_json, to_json
 from treenail.update.steps.plan import plan_steps
@@ -44,56 +44,56 @@ def file(path: str, text: str = "new", mode: int = 0o644) -> WantedFile:
     return WantedFile(path, Contents(f"data:,{text}"), mode)
 
 
-def found(
+def actual(
     text: str = "new", mode: int = 0o644, kind: EntryKind = EntryKind.FILE, target: str = ""
 ) -> ActualEntry:
     digest = hashlib.sha256(text.encode()).hexdigest()
     return ActualEntry(kind, digest, mode, user="root", group="root", target=target)
 
 
-def sentences(old: WantedState | None, new: WantedState, seen: Inventory) -> list[str]:
+def sentences(old: WantedState | None, new: WantedState, inventory: Inventory) -> list[str]:
     before = Ownership() if old is None else compute_ownership("old", old)
     return [
         str(step)
-        for step in plan_steps(before, new, seen).steps
+        for step in plan_steps(before, new, inventory).steps
         if not isinstance(step, RecordOwnership)
     ]
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "seen", "steps"),
+    ("old", "new", "inventory", "steps"),
     [
         pytest.param(None, wanted(), Inventory(), [], id="nothing"),
         pytest.param(
             None,
             wanted(file("/etc/a"), file("/etc/b", mode=0o600)),
-            Inventory({"/etc/b": found("other", 0o644)}),
+            Inventory({"/etc/b": actual("other", 0o644)}),
             [
-                "keep a copy of /etc/b: the config takes its place",
-                "write /etc/a (0644): nothing is there",
-                "write /etc/b (0600): other contents, mode 0600 instead of 0644",
+                "back up /etc/b: the config replaces it",
+                "write /etc/a (0644): missing",
+                "write /etc/b (0600): contents differ, mode 0600 instead of 0644",
             ],
-            id="files, there and not",
+            id="files, missing and present",
         ),
         pytest.param(
             wanted(file("/etc/a")),
             wanted(file("/etc/a")),
-            Inventory({"/etc/a": found()}),
+            Inventory({"/etc/a": actual()}),
             [],
-            id="as it is wanted",
+            id="as wanted",
         ),
         pytest.param(
             wanted(file("/etc/a")),
             wanted(WantedFile("/etc/a", Contents("data:;base64,bmV3"))),
-            Inventory({"/etc/a": found()}),
+            Inventory({"/etc/a": actual()}),
             [],
-            id="another encoding of the same",
+            id="other encoding of the same contents",
         ),
         pytest.param(
             wanted(file("/etc/a"), file("/etc/a/b"), file("/etc/c")),
             wanted(),
             Inventory(
-                {"/etc/a": found(), "/etc/a/b": found(), "/etc/c": found()},
+                {"/etc/a": actual(), "/etc/a/b": actual(), "/etc/c": actual()},
                 restorable=frozenset({"/etc/c"}),
             ),
             [
@@ -101,62 +101,62 @@ def sentences(old: WantedState | None, new: WantedState, seen: Inventory) -> lis
                 "remove /etc/a/b: the config no longer has it",
                 "remove /etc/a: the config no longer has it",
             ],
-            id="what is let go of, the innermost first",
+            id="released entries, children first",
         ),
         pytest.param(
             wanted(file("/etc/docker/certs.d/r/ca.crt"), file("/etc/kubernetes/kubelet-ca.crt")),
             wanted(),
             Inventory(
                 {
-                    "/etc/docker/certs.d/r/ca.crt": found(),
-                    "/etc/kubernetes/kubelet-ca.crt": found(),
+                    "/etc/docker/certs.d/r/ca.crt": actual(),
+                    "/etc/kubernetes/kubelet-ca.crt": actual(),
                 }
             ),
             [],
-            id="what is trusted is not forgotten",
+            id="trusted certificates stay",
         ),
         pytest.param(
             None,
             wanted(file("/etc/kubernetes/kubelet-ca.crt"), file("/var/lib/kubelet/config.json")),
             Inventory(
                 {
-                    "/etc/kubernetes/kubelet-ca.crt": found("newer"),
-                    "/var/lib/kubelet/config.json": found("secret"),
+                    "/etc/kubernetes/kubelet-ca.crt": actual("newer"),
+                    "/var/lib/kubelet/config.json": actual("secret"),
                 }
             ),
-            ["write /var/lib/kubelet/config.json (0644): other contents"],
-            id="credentials are renewed elsewhere, and no copy of a pull secret is kept",
+            ["write /var/lib/kubelet/config.json (0644): contents differ"],
+            id="credentials without a backup of the pull secret",
         ),
         pytest.param(
             wanted(file(f"{UNITS}/a.service.d/b.conf")),
             wanted(WantedUnit("a.service", dropins={"b.conf": "new"})),
             Inventory(
-                {f"{UNITS}/a.service.d/b.conf": found()}, unit_states={"a.service": "static"}
+                {f"{UNITS}/a.service.d/b.conf": actual()}, unit_states={"a.service": "static"}
             ),
             ["preset a.service"],
-            id="a file that becomes a drop-in stays",
+            id="file that becomes a drop-in",
         ),
         pytest.param(
             None,
             wanted(WantedUnit("a.service", dropins={"b.conf": "", "c.conf": ""})),
-            Inventory({f"{UNITS}/a.service.d/b.conf": found()}),
+            Inventory({f"{UNITS}/a.service.d/b.conf": actual()}),
             [
-                f"keep a copy of {UNITS}/a.service.d/b.conf: the config takes its place",
-                f"remove {UNITS}/a.service.d/b.conf: the config has it empty",
+                f"back up {UNITS}/a.service.d/b.conf: the config replaces it",
+                f"remove {UNITS}/a.service.d/b.conf: the config has an empty drop-in",
             ],
-            id="an empty drop-in does not exist",
+            id="empty drop-in",
         ),
         pytest.param(
             None,
             wanted(WantedUnit("a.service", mask=True), WantedUnit("b.service", mask=False)),
             Inventory(
-                {f"{UNITS}/b.service": found("", kind=EntryKind.LINK, target="/dev/null")},
+                {f"{UNITS}/b.service": actual("", kind=EntryKind.LINK, target="/dev/null")},
                 unit_states={"a.service": "enabled", "b.service": "masked"},
                 vendor_units=frozenset({"b.service"}),
             ),
             [
-                f"remove {UNITS}/b.service: the unit is not to be masked",
-                f"link {UNITS}/a.service to /dev/null: nothing is there",
+                f"remove {UNITS}/b.service: the config unmasks the unit",
+                f"link {UNITS}/a.service to /dev/null: missing",
                 "preset b.service",
             ],
             id="masks",
@@ -165,20 +165,20 @@ def sentences(old: WantedState | None, new: WantedState, seen: Inventory) -> lis
             wanted(WantedUnit("a.service", "[Install]", enabled=True)),
             wanted(WantedUnit("a.service", "[Install]\nWantedBy=x", enabled=True)),
             Inventory(
-                {f"{UNITS}/a.service": found("[Install]")}, unit_states={"a.service": "enabled"}
+                {f"{UNITS}/a.service": actual("[Install]")}, unit_states={"a.service": "enabled"}
             ),
             [
                 "disable a.service",
-                f"write {UNITS}/a.service (0644): other contents",
+                f"write {UNITS}/a.service (0644): contents differ",
                 "enable a.service",
             ],
-            id="a unit that is to be wanted by others",
+            id="unit with another install section",
         ),
         pytest.param(
             wanted(WantedUnit("a.service", "x", enabled=True), WantedUnit("b.service")),
             wanted(),
             Inventory(
-                {f"{UNITS}/a.service": found("x")},
+                {f"{UNITS}/a.service": actual("x")},
                 unit_states={"a.service": "enabled", "b.service": "disabled"},
                 vendor_units=frozenset({"b.service"}),
             ),
@@ -187,7 +187,7 @@ def sentences(old: WantedState | None, new: WantedState, seen: Inventory) -> lis
                 f"remove {UNITS}/a.service: the config no longer has it",
                 "preset b.service",
             ],
-            id="units that are let go of",
+            id="released units",
         ),
         pytest.param(
             None,
@@ -211,11 +211,11 @@ def sentences(old: WantedState | None, new: WantedState, seen: Inventory) -> lis
         pytest.param(
             None,
             wanted(WantedDirectory("/a/b", 0o700), WantedDirectory("/a"), WantedLink("/l", "a")),
-            Inventory({"/a": found(kind=EntryKind.DIRECTORY, mode=0o755)}),
+            Inventory({"/a": actual(kind=EntryKind.DIRECTORY, mode=0o755)}),
             [
-                "keep a copy of /a: the config takes its place",
-                "make directory /a/b (0700): nothing is there",
-                "link /l to a: nothing is there",
+                "back up /a: the config replaces it",
+                "make directory /a/b (0700): missing",
+                "link /l to a: missing",
             ],
             id="directories and links",
         ),
@@ -224,15 +224,15 @@ def sentences(old: WantedState | None, new: WantedState, seen: Inventory) -> lis
             wanted(file("/etc/a"), file("/etc/b"), WantedUnit("a.service", "x", enabled=True)),
             Inventory(
                 {
-                    "/etc/a": replace(found(), label="wrong_t", default_label="etc_t"),
-                    "/etc/b": replace(found("other"), label="", default_label="etc_t"),
-                    f"{UNITS}/a.service": replace(found("x"), label="x_t", default_label="unit_t"),
+                    "/etc/a": replace(actual(), label="wrong_t", default_label="etc_t"),
+                    "/etc/b": replace(actual("other"), label="", default_label="etc_t"),
+                    f"{UNITS}/a.service": replace(actual("x"), label="x_t", default_label="unit_t"),
                 },
                 unit_states={"a.service": "enabled"},
             ),
             [
                 "relabel /etc/a: label etc_t instead of wrong_t",
-                "write /etc/b (0644): other contents, label etc_t instead of nothing",
+                "write /etc/b (0644): contents differ, label etc_t instead of nothing",
                 f"relabel {UNITS}/a.service: label unit_t instead of x_t",
             ],
             id="labels",
@@ -241,14 +241,14 @@ def sentences(old: WantedState | None, new: WantedState, seen: Inventory) -> lis
             wanted(WantedUser("core", ("a",))),
             wanted(WantedUser("core", ("a", "b"), "$6$x")),
             Inventory(has_core_user=True, password_hash="$6$x"),
-            ["write 2 SSH keys of core: others are there"],
+            ["write 2 SSH keys of core: keys differ"],
             id="keys without the password",
         ),
         pytest.param(
             wanted(WantedUser("core", ("a",), "$6$x")),
             wanted(),
             Inventory(
-                {"/home/core/.ssh/authorized_keys.d/ignition": found("a\n", 0o600)},
+                {"/home/core/.ssh/authorized_keys.d/ignition": actual("a\n", 0o600)},
                 has_core_user=True,
                 password_hash="$6$x",
             ),
@@ -256,26 +256,26 @@ def sentences(old: WantedState | None, new: WantedState, seen: Inventory) -> lis
                 "write 0 SSH keys of core: the config no longer has them",
                 "set the password of core: the config has none",
             ],
-            id="a user who is let go of is locked",
+            id="released user",
         ),
     ],
 )
-def test_a_plan_reads_as_sentences(old, new, seen, steps):
-    assert sentences(old, new, seen) == steps
+def test_plan_has_these_steps(old, new, inventory, steps):
+    assert sentences(old, new, inventory) == steps
 
 
-def test_what_is_left_out_is_noted():
+def test_plan_notes_what_it_skips():
     new = wanted(
         WantedUnit("none.service", enabled=True), WantedUser("core", ("a",)), WantedUser("joe")
     )
     assert plan_steps(Ownership(), new, Inventory()).notes == (
-        "there is no unit none.service on this machine: it is not enabled",
-        "user joe is left out: a config sets keys and password of core only",
-        "there is no user core on this machine: keys and password left out",
+        "cannot enable none.service: this machine has no such unit",
+        "skipped user joe: a config can set keys and password of core only",
+        "skipped keys and password of core: this machine has no such user",
     )
 
 
-def test_systemd_reads_its_units_again_before_any_is_reloaded_or_restarted():
+def test_daemon_reload_comes_before_reloads_and_restarts():
     steps = plan_steps(Ownership(), wanted(WantedUnit("a.service", "x")), Inventory()).steps
     actions = (ReloadPolicyAction("b.service"), RestartPolicyAction("c.service"))
     assert [str(step) for step in plan_service_steps(steps, actions)] == [
@@ -292,37 +292,37 @@ def test_systemd_reads_its_units_again_before_any_is_reloaded_or_restarted():
     )
 
 
-def test_label_is_no_difference_and_nothing_takes_notice_of_it():
+def test_relabel_is_no_difference_and_needs_no_service_step():
     new = wanted(file("/etc/a"), WantedUnit("a.service", "x"))
     labelled = {"label": "wrong_t", "default_label": "right_t"}
-    seen = Inventory(
+    inventory = Inventory(
         {
-            "/etc/a": replace(found(), **labelled),
-            f"{UNITS}/a.service": replace(found("x"), **labelled),
+            "/etc/a": replace(actual(), **labelled),
+            f"{UNITS}/a.service": replace(actual("x"), **labelled),
         },
         unit_states={"a.service": "disabled"},
     )
-    steps = plan_steps(compute_ownership("new", new), new, seen).steps
+    steps = plan_steps(compute_ownership("new", new), new, inventory).steps
     assert [type(step) for step in steps[:2]] == [RelabelEntry, RelabelEntry]
     assert convert_steps_to_diff(new, steps).is_empty
     assert plan_service_steps(steps, ()) == ()
 
 
-def test_steps_are_told_as_what_differs():
+def test_steps_convert_to_differences():
     old = compute_ownership("old", wanted(file("/etc/gone"), WantedUnit("gone.service", "x")))
     new = wanted(
         file("/etc/a"), WantedUnit("a.service", "x", enabled=True), WantedUser("core", ("k",))
     )
-    seen = Inventory(
-        {"/etc/gone": found(), f"{UNITS}/gone.service": found("x")}, has_core_user=True
+    inventory = Inventory(
+        {"/etc/gone": actual(), f"{UNITS}/gone.service": actual("x")}, has_core_user=True
     )
-    diff = convert_steps_to_diff(new, plan_steps(old, new, seen).steps)
+    diff = convert_steps_to_diff(new, plan_steps(old, new, inventory).steps)
     assert [str(change) for change in diff.files] == ["/etc/a added", "/etc/gone removed"]
     assert [change.key for change in diff.units] == ["a.service", "gone.service"]
     assert [change.key for change in diff.users] == ["core"]
 
 
-def test_all_that_a_plan_depends_on_is_looked_at():
+def test_inspected_paths_cover_all_that_a_plan_needs():
     old = compute_ownership("", wanted(file("/etc/old")))
     new = wanted(
         file("/etc/a"),
@@ -340,15 +340,15 @@ def test_all_that_a_plan_depends_on_is_looked_at():
     )
 
 
-def test_the_record_of_what_is_managed_is_read_as_it_was_written():
-    record = compute_ownership(
+def test_ownership_survives_writing_and_reading():
+    ownership = compute_ownership(
         "a", wanted(file("/etc/a"), WantedUnit("u.service", "x", enabled=True), WantedUser("core"))
     )
-    assert from_json(to_json(record)) == record
+    assert from_json(to_json(ownership)) == ownership
 
 
 @pytest.mark.parametrize("document", [{}, [], {"version": 2}, {**to_json(Ownership()), "units": 1}])
-def test_another_record_is_refused(document):
+def test_invalid_ownership_is_refused(document):
     with pytest.raises(
         LedgerError, match="cannot read the paths and units that belong to the config"
     ):

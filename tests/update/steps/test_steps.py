@@ -1,3 +1,5 @@
+"""The sentences and the inverses of steps."""
+
 from typing import get_args
 
 import pytest
@@ -30,25 +32,25 @@ from treenail.update.steps.steps import (
 
 CANARY = "canary-7e2b91"
 STEPS: dict[ConfigStep, str] = {
-    WriteFile("/a", CANARY, 0o600, 0, "core", "why"): "write /a (0600 0:core): why",
-    MakeDirectory("/d", 0o755, 0, 0, "why"): "make directory /d (0755): why",
-    MakeLink("/l", "t", 0, 0, "why"): "link /l to t: why",
-    RelabelEntry("/a", "why"): "relabel /a: why",
-    RemoveEntry("/r", "why"): "remove /r: why",
-    BackUpEntry("/k"): "keep a copy of /k: the config takes its place",
-    RestoreEntry("/k", "why"): "restore /k: why",
+    WriteFile("/a", CANARY, 0o600, 0, "core", "reason"): "write /a (0600 0:core): reason",
+    MakeDirectory("/d", 0o755, 0, 0, "reason"): "make directory /d (0755): reason",
+    MakeLink("/l", "t", 0, 0, "reason"): "link /l to t: reason",
+    RelabelEntry("/a", "reason"): "relabel /a: reason",
+    RemoveEntry("/r", "reason"): "remove /r: reason",
+    BackUpEntry("/k"): "back up /k: the config replaces it",
+    RestoreEntry("/k", "reason"): "restore /k: reason",
     EnableUnits(("a.service", "b.service")): "enable a.service, b.service",
     DisableUnits(("a.service",)): "disable a.service",
     PresetUnits(("a.service",)): "preset a.service",
-    SetSshKeys("core", (CANARY,), "why"): "write 1 SSH keys of core: why",
-    SetPassword("core", CANARY, "why"): "set the password of core: why",
+    SetSshKeys("core", (CANARY,), "reason"): "write 1 SSH keys of core: reason",
+    SetPassword("core", CANARY, "reason"): "set the password of core: reason",
     ReloadDaemon(): "daemon-reload",
     ReloadUnit("a.service"): "reload a.service",
     RestartUnit("a.service"): "restart a.service",
 }
 
 
-def test_every_step_says_itself_and_no_secret():
+def test_every_step_has_a_sentence_without_secrets():
     assert {step: str(step) for step in STEPS} == STEPS
     assert CANARY not in repr(list(STEPS))
     assert {type(step) for step in STEPS} | {RecordOwnership} == {
@@ -57,11 +59,11 @@ def test_every_step_says_itself_and_no_secret():
 
 
 @pytest.mark.parametrize("step", [*STEPS, RecordOwnership(Ownership())], ids=str)
-def test_every_step_has_an_inverse_that_says_itself(step):
+def test_every_step_has_an_inverse_with_a_sentence(step):
     assert str(invert_step(step))
 
 
-def test_what_runs_takes_notice_when_the_rest_is_undone():
+def test_undo_reverses_the_order_and_ends_with_services():
     steps = [*STEPS][:3] + [*STEPS][7:9] + [*STEPS][11:]
     assert list_undo_steps(steps) == (
         UndoPassword("core"),
