@@ -34,7 +34,7 @@ class HealthCheckResult:
     name: str
     is_passing: bool | None
     problem: str = ""
-    """Why the check fails, for users."""
+    """The cause of the failure, for users."""
     since_s: float = 0.0
     """Seconds since the result changed."""
 

@@ -13,7 +13,7 @@ from treenail.update.checks.signature_policy import POLICY_PATH, SignatureRule, 
 
 
 class PreflightReason(StrEnum):
-    """Why an update cannot or should not start. Never rename a released one."""
+    """A reason why an update cannot or should not start. Never rename a released one."""
 
     REGISTRY_NAME_UNKNOWN = "RegistryNameUnknown"
     REGISTRY_UNREACHABLE = "RegistryUnreachable"

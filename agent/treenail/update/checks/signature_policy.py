@@ -11,7 +11,7 @@ POLICY_PATH = "/etc/containers/policy.json"
 
 
 class SignatureTrust(StrEnum):
-    """How the policy treats an image."""
+    """The policy's treatment of an image."""
 
     UNSIGNED = "unsigned"
     """Accepted without a signature."""

@@ -29,7 +29,7 @@ CONTAINER_RUNTIME = "crio.service"
 
 
 class DisruptionLevel(IntEnum):
-    """How much an action disrupts the node."""
+    """The level of disruption of an action."""
 
     NONE = 0
     DAEMON_RELOAD = 1

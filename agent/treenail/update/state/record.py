@@ -149,7 +149,7 @@ class RetainedDeployment:
 
 
 class UpdateOutcome(StrEnum):
-    """How an update ended."""
+    """The outcome of an update."""
 
     DONE = "done"
     CANCELLED = "cancelled"
@@ -170,7 +170,7 @@ class PastUpdate:
     outcome: UpdateOutcome
     reboot_count: int = field(default=0, metadata=key("rebootCount"))
     reasons: tuple[str, ...] = ()
-    """Why the node was disrupted."""
+    """The causes of the disruption."""
     failure: str = ""
     phase_seconds: Mapping[Phase, float] = field(
         default_factory=dict, metadata=key("phaseSeconds", can_skip=True)
@@ -187,7 +187,7 @@ class LedgerRecord:
     update: UpdateRecord | None = field(default=None, metadata=key(is_required=True))
     quarantined: QuarantinedTarget | None = field(default=None, metadata=key(is_required=True))
     history: tuple[PastUpdate, ...] = field(default=(), metadata=key(can_skip=True))
-    """The last updates, the newest first; no more than `HISTORY_LIMIT`."""
+    """The last updates, the newest first; at most `HISTORY_LIMIT`."""
     booted_digest: str = field(default="", metadata=key("bootedDigest"))
     """The manifest digest that was booted when ``current`` was verified; empty if unknown."""
     prestaged: PrestagedTarget | None = None
