@@ -1,16 +1,29 @@
 """The documents name what exists: paths, links, targets of make, and the phases of an update."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from tools import diagrams
+from treenail.daemon.settings.settings import (
+    DriftSettings,
+    FirstBootSettings,
+    HealthSettings,
+    LimitSettings,
+    PartialSettings,
+    PreflightSettings,
+)
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md"))
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#]+)")
 MODULE = re.compile(r"`((?:[a-z0-9_]+/)+[a-z0-9_]+\.(?:py|md|service|toml))`")
+SETTINGS = (
+    PartialSettings, LimitSettings, HealthSettings, PreflightSettings, DriftSettings,
+    FirstBootSettings,
+)  # fmt: skip
 TARGET = re.compile(r"`?make ([a-z][a-z-]*)")
 
 
@@ -36,6 +49,22 @@ def test_make_target_in_document_exists(document: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     code = "\n".join(re.findall(r"```.*?```|`[^`]*`", document.read_text(), re.DOTALL))
     assert set(TARGET.findall(code)) <= targets
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_configuration_lists_every_setting_with_default(settings: type[PartialSettings]) -> None:
+    rows = (ROOT / "docs/configuration.md").read_text().splitlines()
+    for field in fields(settings):
+        if isinstance(field.default, SETTINGS):
+            continue
+        (row,) = (row for row in rows if row.startswith(f"| `{field.name}` |"))
+        default = row.split(" | ")[-1].removesuffix(" |")
+        if isinstance(field.default, str) and field.default:
+            assert default == f'`"{field.default}"`', field.name
+        elif isinstance(field.default, int | float):
+            assert default == f"{field.default:g}", field.name
+        else:
+            assert default, field.name
 
 
 def test_phases_in_document_equal_transition_table() -> None:
