@@ -75,7 +75,8 @@ def _add_run(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         "run",
         summary="run the node agent",
         description="Run the node agent until SIGTERM or SIGINT. treenail.service runs this "
-        "command.",
+        "command. Exit code 0: success, or nothing to do on a host without OSTree, 5: treenail "
+        "cannot manage this host.",
         examples=[
             ("run the agent in the foreground, with debug output", "treenail run -v"),
             ("run it with other settings", "treenail run --config ./agent.toml"),

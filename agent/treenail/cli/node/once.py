@@ -211,7 +211,8 @@ def _format_result(result: OnceResult) -> Iterator[str]:
     yield from (f"{step}" for step in result.steps)
     yield from (f"note: {note}" for note in result.notes)
     yield from (f"skipped: {text}" for text in result.skipped)
-    yield f"done: {len(result.steps)} steps" if result.steps else "nothing to do"
+    count = len(result.steps)
+    yield f"done: {count} step{'s' * (count != 1)}" if count else "nothing to do"
     if result.disruption is None:
         return
     if result.disruption.needs_drain and not result.needs_reboot:
