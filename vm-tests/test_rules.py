@@ -13,7 +13,7 @@ def noticed(site: Site) -> list[str]:
 
 
 def test_unsynced_ledger_breaks_a_rule(site: Site) -> None:
-    site.misprogram("host/disk.py", line="os.fsync(descriptor)", instead="pass")
+    site.misprogram("host/filesystem/disk.py", line="os.fsync(descriptor)", instead="pass")
     goal = site.goal(site.image("2"))
     site.hold_back_writes()
     site.ask(goal)

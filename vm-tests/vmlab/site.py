@@ -231,8 +231,8 @@ class Site:
         """Replace one line of the node's agent by a faulty one, which the rules must notice."""
         place = "/var/lib/misprogrammed"
         self.machine.sh(f"mkdir {place} && cp -r /usr/lib/python3/dist-packages/treenail {place}")
-        # Else the compiled one would run.
-        self.machine.sh(f"rm -r {place}/treenail/{module.partition('/')[0]}/__pycache__")
+        # Otherwise Python would run the compiled module: the image has no modification times.
+        self.machine.sh(f"rm -r {place}/treenail/{module.rpartition('/')[0]}/__pycache__")
         path = f"{place}/treenail/{module}"
         text = self.machine.sh(f"cat {path}")
         if text.count(line) != 1:

@@ -70,11 +70,12 @@ def of_entries(entries: Mapping[str, Entry], target: Path) -> Layer:
 
 
 def agent(version: str) -> dict[str, Entry]:
-    """The agent as users' nodes have it, and the lab's stand-ins that this machine needs."""
+    """Return the agent as a node has it, and the parts of the lab that this machine needs."""
     site = "usr/lib/python3/dist-packages"
     entries = {
-        f"{site}/{path.relative_to(REPOSITORY / 'agent')}": Entry(path.read_bytes())
-        for path in _sources(REPOSITORY / "agent/treenail")
+        f"{site}/{path.relative_to(REPOSITORY / folder)}": Entry(path.read_bytes())
+        for folder, package in (("agent", "treenail"), ("lab", "treenail_lab"))
+        for path in _sources(REPOSITORY / folder / package)
     }
     lab = REPOSITORY / "vm-tests"
     entries |= {
