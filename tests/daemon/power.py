@@ -32,7 +32,7 @@ class Site(NamedTuple):
         return f"{self.call} in {' > '.join(self.functions)}"
 
 
-CALLS = ("sync", "sync_filesystem", "replace", "exchange")
+CALLS = ("fsync", "syncfs", "replace", "exchange")
 """The calls that make a change durable or atomic."""
 
 
@@ -52,11 +52,11 @@ class WitnessedDisk(MemoryDisk):
         self.on_call: Callable[[], None] = lambda: None
 
     def fsync(self, descriptor):
-        if self._called("sync"):
+        if self._called("fsync"):
             super().fsync(descriptor)
 
     def syncfs(self, descriptor):
-        if self._called("sync_filesystem"):
+        if self._called("syncfs"):
             super().syncfs(descriptor)
 
     def replace(self, path, target):

@@ -1,36 +1,42 @@
-"""The number of random walks in a test: what fits into a time budget, or a fixed number.
+"""The time budget of tests with too many cases: random walks, and an interruption at any effect.
 
-TREENAIL_WALK_SECONDS is the budget of each test in seconds (default: 5); `make test-long` sets a
-larger one. TREENAIL_WALKS makes the walks with all seeds below that number instead, however long
-they take. TREENAIL_WALK_SEED makes the walk with that one seed, to reproduce a failure.
+TREENAIL_WALK_SECONDS is the budget of each test in seconds of CPU time (default: 1), so that a
+busy machine tests as much as an idle one; `make test-long` sets a budget that all cases fit into.
+TREENAIL_WALKS makes the walks with all seeds below that number instead, however long they take.
+TREENAIL_WALK_SEED makes the walk with that one seed, to reproduce a failure.
 """
 
+import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import pytest
 
-SECONDS = float(os.environ.get("TREENAIL_WALK_SECONDS", "5"))
+SECONDS = float(os.environ.get("TREENAIL_WALK_SECONDS", "1"))
 COUNT = int(os.environ.get("TREENAIL_WALKS", "0"))
 SEED = os.environ.get("TREENAIL_WALK_SEED", "")
 PARTS = 4
 """Into how many tests the seeds are divided, which can run in parallel."""
 
+Test = TypeVar("Test", bound=Callable[..., object])
+T = TypeVar("T")
 
-T = TypeVar("T", bound=Callable[..., object])
 
-
-def walk(test: T) -> T:
-    """Mark a test with the parameter ``part``, whose seeds come from `seeds`."""
+def exhaustive(test: Test) -> Test:
+    """Mark a test whose cases come from `sample`."""
     for mark in (
         pytest.mark.walk,
-        pytest.mark.limit(86_400.0 if COUNT else 60.0 + 2 * SECONDS),
-        pytest.mark.parametrize("part", range(1 if SEED else PARTS)),
+        pytest.mark.limit(86_400.0 if COUNT else 60.0 + 4 * SECONDS),
     ):
         test = mark(test)
     return test
+
+
+def walk(test: Test) -> Test:
+    """Mark a test with the parameter ``part``, whose seeds come from `seeds`."""
+    return exhaustive(pytest.mark.parametrize("part", range(1 if SEED else PARTS))(test))
 
 
 def seeds(part: int) -> Iterator[int]:
@@ -38,8 +44,26 @@ def seeds(part: int) -> Iterator[int]:
     if SEED:
         yield int(SEED)
         return
-    end = time.monotonic() + SECONDS
+    end = time.process_time() + SECONDS
     seed = part
-    while seed == part or (seed < COUNT if COUNT else time.monotonic() < end):
+    while seed == part or (seed < COUNT if COUNT else time.process_time() < end):
         yield seed
         seed += PARTS
+
+
+def sample(cases: Sequence[T]) -> Iterator[T]:
+    """Yield each case once until the time is used up, at any moment evenly spread; at least one."""
+    end = time.process_time() + SECONDS
+    for count, index in enumerate(spread(len(cases))):
+        if count and time.process_time() >= end:
+            return
+        yield cases[index]
+
+
+def spread(count: int) -> Iterator[int]:
+    """Yield the numbers below ``count`` in steps of about the golden section of it."""
+    # Multiples of the golden section fill an interval evenly (low-discrepancy sequence).
+    step = round(count * 0.618)
+    while math.gcd(step, count) != 1:
+        step += 1
+    return (index * step % count for index in range(count))

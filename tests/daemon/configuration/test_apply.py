@@ -277,7 +277,7 @@ def test_full_disk_is_reported_with_step_and_remedy(top):
     with pytest.raises(StepError) as caught:
         apply_steps(plan_steps(old, new, machine.survey.inspect_machine(old, new)).steps, runner)
     assert str(caught.value) == (
-        f"cannot write /etc/last (0644): nothing is there: cannot write {top}/etc/last: No space "
+        f"cannot write /etc/last (0644): missing: cannot write {top}/etc/last: No space "
         "left on device; all steps were undone"
     )
     assert caught.value.remedy == "free some space on that file system"
@@ -334,7 +334,7 @@ def test_keys_and_password_are_set_and_removed_again(top):
     assert "core:$6$after:" in (top / "etc/shadow").read_text()
     assert machine.bring(wanted()) == [
         "write 0 SSH keys of core: the config no longer has them",
-        "remember what belongs to the config",
+        "record what belongs to the config",
         "set the password of core: the config has none",
     ]
     assert keys.read_text() == ""

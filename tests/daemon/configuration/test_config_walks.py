@@ -4,7 +4,6 @@ As in the walks between images; and whatever happens, files, units, kernel argum
 are at last all of one config, and what needs a drain never changes on a node in service.
 """
 
-from collections.abc import Iterator
 from copy import deepcopy
 from functools import cache
 
@@ -14,7 +13,7 @@ from tests.daemon import nodes, walk_budget
 from tests.daemon.machines import TOP, bring
 from tests.daemon.nodes import Node, Process, assert_at_rest
 from tests.daemon.reconcile.test_walks import Chaos as OSChaos
-from tests.daemon.reconcile.test_walks import recorded
+from tests.daemon.reconcile.test_walks import recorded, request_another_and_back, strike
 from tests.fakes.disk import Entry
 from tests.fakes.world import Killed, PowerCut, World
 from tests.update.build import A, B, C
@@ -239,12 +238,6 @@ def test_deleted_agent_state_is_recreated_by_next_update(
     assert recorded(world).current == NEXT
 
 
-def request_another_and_back(node: Node, target: Target) -> None:
-    for asked in (A if target == B else B, target):
-        node.world.request_target(asked)
-        node.settle()
-
-
 WAYS = [(STOCK, NEXT), (NEXT, FREELY), (STOCK, A), (A, STOCK), (A, B), (B, NEXT)]
 
 
@@ -304,8 +297,8 @@ def test_vendor_file_of_image_is_restored() -> None:
     assert world.file(APP) == b"vendor"
 
 
-def effects(origin: Target, target: Target) -> int:
-    """How many effects, beside those on the disk, the update has."""
+def count_effects(origin: Target, target: Target) -> int:
+    """Return the number of effects of the update, without those on the disk."""
     steps: list[str] = []
     world = world_at(origin)
     world.request_target(target)
@@ -314,43 +307,49 @@ def effects(origin: Target, target: Target) -> int:
     return len(steps)
 
 
-def interruptions() -> Iterator[tuple[Target, Target, int, type[BaseException]]]:
-    for origin, target in WAYS:
-        for index in range(effects(origin, target)):
-            yield origin, target, index, Killed
-            yield origin, target, index, PowerCut
-
-
-@pytest.mark.parametrize(("origin", "target", "index", "fault"), list(interruptions()))
+@pytest.mark.parametrize(("origin", "target"), WAYS)
+@pytest.mark.parametrize("fault", [Killed, PowerCut])
+@walk_budget.exhaustive
 def test_update_survives_interruption_at_any_effect(
-    origin: Target, target: Target, index: int, fault: type[BaseException]
+    origin: Target, target: Target, fault: type[BaseException]
 ) -> None:
-    world = world_at(origin)
-    world.request_target(target)
-    countdown = iter(range(index + 1))
-
-    def fault_point(_step: str) -> None:
-        if next(countdown, None) == index:
-            raise fault
-
-    world.fault_point = fault_point
-    Node(world).settle()
-    assert_at_rest(world, target)
+    for index in walk_budget.sample(range(count_effects(origin, target))):
+        world = world_at(origin)
+        world.request_target(target)
+        left = strike(world, fault, after=index)
+        Node(world).settle()
+        assert next(left, None) is None, f"effect {index} did not happen"
+        try:
+            assert_at_rest(world, target)
+        except AssertionError as error:
+            raise AssertionError(f"{fault.__name__} at effect {index}: {error}") from error
 
 
 @pytest.mark.parametrize(("origin", "target"), WAYS)
 @pytest.mark.parametrize("kills", [True, False], ids=["killed", "power cut"])
+@walk_budget.exhaustive
 def test_update_survives_end_at_any_disk_call(origin: Target, target: Target, kills: bool) -> None:
-    for calls in range(0, 400, 7):
+    for calls in walk_budget.sample(range(count_disk_calls(origin, target))):
         world = world_at(origin)
         world.request_target(target)
         node = Node(world)
         node.disk_kills = kills
         world.disk.calls_left = calls
         node.settle()
-        assert_at_rest(world, target)
-        if world.disk.calls_left is not None:
-            return
+        assert world.disk.calls_left is None, f"disk call {calls} did not happen"
+        try:
+            assert_at_rest(world, target)
+        except AssertionError as error:
+            raise AssertionError(f"disk call {calls}: {error}") from error
+
+
+def count_disk_calls(origin: Target, target: Target) -> int:
+    world = world_at(origin)
+    world.request_target(target)
+    world.disk.calls_left = many = 1_000_000
+    Node(world).settle()
+    assert_at_rest(world, target)
+    return many - world.disk.calls_left
 
 
 def test_failing_step_is_undone_and_node_stays_in_service() -> None:

@@ -1,7 +1,7 @@
 """A config applied while the power goes, the process is killed or a call fails, at every call.
 
-Pairs of configs are made up from seeds, as many as `tests.daemon.walks` allows. TREENAIL_STATES is
-in how many states each power cut may leave the disk of each (default: 1).
+Pairs of configs are made up from seeds, as many as `tests.daemon.walk_budget` allows.
+TREENAIL_STATES is the number of states in which each power cut may leave the disk (default: 1).
 """
 
 import ast
@@ -9,6 +9,7 @@ import inspect
 import os
 import random
 from collections.abc import Iterator
+from functools import cache, partial
 from types import ModuleType
 
 import pytest
@@ -32,7 +33,7 @@ from tests.daemon.machines import (
     wanted,
 )
 from tests.daemon.power import CALLS, Findings, Site, WitnessedDisk, failing_calls
-from tests.fakes.disk import MemoryDisk, Tree
+from tests.fakes.disk import MemoryDisk
 from treenail.config import names
 from treenail.config.wanted import WantedDirectory, WantedLink, WantedUnit
 from treenail.daemon.configuration.apply import apply_steps
@@ -162,32 +163,33 @@ def test_failure_of_every_call_is_undone(found):
     assert failing_calls(found, lambda calls: iter(range(calls))) == []
 
 
+@cache
 def sites() -> dict[Site, list[Case]]:
-    """Where the calls are that promises rest on, and the cases in which they are made."""
+    """The calls in the code that make changes durable or atomic, and the cases that reach them."""
     found: dict[Site, list[Case]] = {}
     for each in CASES:
-        for site in Findings(each, states=4).look().sites:
+        for site in Findings(each, states=1).look().sites:
             found.setdefault(site, []).append(each)
     return dict(sorted(found.items()))
 
 
-SITES = sites()
-
-
-def spare(site: Site) -> bool:
-    """Directories that are there are flushed in case an earlier process was killed on_wait.
+def is_spare(site: Site) -> bool:
+    """True for the flush of a directory that exists: an earlier process may have been killed.
 
     `tests.host.filesystem.test_power_cut` has that case.
     """
-    return bool({"Files.make_directory", "Files._have_directory"} & set(site.functions))
+    return bool({"HostFiles.make_directory", "HostFiles._ensure_directory"} & set(site.functions))
 
 
-@pytest.mark.parametrize("site", [site for site in SITES if not spare(site)], ids=str)
-def test_omitted_flush_or_rename_loses_data(site):
-    def make(found: Tree) -> MemoryDisk:
-        return WitnessedDisk(found, site)
-
-    assert any(Findings(each, states=15, make=make).look().wrong for each in SITES[site])
+@pytest.mark.parametrize("call", CALLS)
+@walk_budget.exhaustive
+def test_omitted_flush_or_rename_loses_data(call):
+    needed = [site for site in sites() if site.call == call and not is_spare(site)]
+    for site in walk_budget.sample(needed):
+        make = partial(WitnessedDisk, without=site)
+        assert any(Findings(each, states=15, make=make).look().wrong for each in sites()[site]), (
+            site
+        )
 
 
 def test_flushes_and_renames_in_the_code_are_all_covered():
@@ -195,12 +197,12 @@ def test_flushes_and_renames_in_the_code_are_all_covered():
                for found in calls(module)}  # fmt: skip
     # Those of Files that no config needs; tests.host.filesystem.test_power_cut has them.
     elsewhere = {
-        ("Files.symlink", "replace"),
-        ("Files._file_systems_flushed", "sync_filesystem"),
-        ("Files._have_directory", "replace"),
-        ("Files._have_directory", "sync"),
+        ("HostFiles.make_symlink", "replace"),
+        ("HostFiles._sync_file_systems", "syncfs"),
+        ("HostFiles._ensure_directory", "replace"),
+        ("HostFiles._ensure_directory", "fsync"),
     }
-    assert {(site.functions[-1], site.call) for site in SITES} == in_code - elsewhere
+    assert {(site.functions[-1], site.call) for site in sites()} == in_code - elsewhere
 
 
 def calls(module: ModuleType) -> Iterator[tuple[str, str]]:

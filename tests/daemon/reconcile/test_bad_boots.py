@@ -5,7 +5,7 @@ or the agent is bad.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -336,34 +336,29 @@ def crashing(origin: Target, target: Target) -> Node:
     return node
 
 
-def strike(world: World, fault: type[BaseException], *, after: int) -> Iterator[int]:
-    """Raise one fault after so many effects; return the countdown."""
-    left = iter(range(after))
-
-    def fault_point(_step: str) -> None:
-        if next(left, None) is None:
-            world.fault_point = lambda _: None
-            raise fault
-
-    world.fault_point = fault_point
-    return left
+def count_effects(node: Node, target: Target) -> int:
+    """Move to the target, and return the number of effects of that."""
+    steps: list[str] = []
+    node.world.fault_point = steps.append
+    move(node, target)
+    return len(steps)
 
 
 @pytest.mark.parametrize(("origin", "target"), AGENT_WAYS)
 @pytest.mark.parametrize("fault", [Killed, PowerCut])
+@walk_budget.exhaustive
 def test_crashing_agent_rolls_back_despite_interruption_at_any_effect(
     fault: type[BaseException], origin: Target, target: Target
 ) -> None:
-    for index in range(100):
+    effects = count_effects(crashing(origin, target), target)
+    assert effects > 20
+    for index in walk_budget.sample(range(effects)):
         node = crashing(origin, target)
         world = node.world
-        left = strike(world, fault, after=index)
+        left = walks.strike(world, fault, after=index)
         move(node, target)
+        assert next(left, None) is None, f"effect {index} did not happen"
         assert_came_back(world, origin, target, "Agent")
-        if next(left, None) is not None:
-            assert index > 20
-            return
-    pytest.fail("it never ends")
 
 
 def test_crashing_agent_rolls_back_after_other_transaction_ends() -> None:
@@ -440,26 +435,31 @@ def cut(step: str, world: World) -> None:
 
 @pytest.mark.parametrize("unit_steps", [1, 4])
 @pytest.mark.parametrize("fault", [Killed, PowerCut])
+@walk_budget.exhaustive
 def test_rollback_survives_interruption_at_any_effect(
     node_of: NodeOf, fault: type[BaseException], unit_steps: int
 ) -> None:
-    for index in range(100):
+    def unhealthy_node() -> Node:
         world = walks.world_at(A)
         world.unit_steps = unit_steps
         node = node_of(world)
         node.settle()
         world.is_unhealthy = booted_b
         in_trial_of(node, B)
-        left = strike(world, fault, after=index)
+        return node
+
+    effects = count_effects(unhealthy_node(), B)
+    assert effects > 10
+    for index in walk_budget.sample(range(effects)):
+        node = unhealthy_node()
+        world = node.world
+        left = walks.strike(world, fault, after=index)
         boots = world.boots
         move(node, B)
+        assert next(left, None) is None, f"effect {index} did not happen"
         assert_came_back(world, A, B, "Kubelet")
         assert world.returns == 1
         assert world.boots <= boots + (2 if fault is PowerCut else 1)
-        if next(left, None) is not None:
-            assert index > 10
-            return
-    pytest.fail("it never ends")
 
 
 @walk_budget.walk

@@ -6,7 +6,7 @@ import pytest
 
 from tests.daemon import walk_budget
 from tests.daemon.nodes import Node, assert_at_rest
-from tests.daemon.reconcile.test_walks import Chaos, recorded, world_at
+from tests.daemon.reconcile.test_walks import Chaos, recorded, strike, world_at
 from tests.fakes.world import Killed, World
 from tests.update.build import A, B, C
 from treenail.api import annotations as key
@@ -22,7 +22,7 @@ def request_prestage(world: World, target: Target | None) -> None:
         world.annotations[key.PRESTAGE_IMAGE] = target.image
 
 
-def said(world: World) -> tuple[str, str, str]:
+def reported(world: World) -> tuple[str, str, str]:
     """The state, the pre-staged image, and why there is none."""
     notes = world.annotations
     return notes[key.STATE], notes.get(key.PRESTAGED, ""), notes.get(key.PRESTAGE_ERROR, "")
@@ -52,7 +52,7 @@ def at_rest(ahead: Target | None = None) -> tuple[Node, Pulls]:
 def test_prestage_in_service_is_annotated() -> None:
     node, pulls = at_rest(B)
     world = node.world
-    assert said(world) == ("Done", B.image, "")
+    assert reported(world) == ("Done", B.image, "")
     assert (world.staged, world.locked, world.booted) == (B.digest, True, A.digest)
     assert (world.unschedulable, pulls.count) == (False, 1)
     assert recorded(world).update is None
@@ -72,7 +72,7 @@ def test_update_to_prestaged_image_pulls_nothing() -> None:
     node.world.request_target(B)
     node.settle()
     assert_at_rest(node.world, B)
-    assert said(node.world) == ("Done", "", "")
+    assert reported(node.world) == ("Done", "", "")
     assert pulls.count == 1
     assert recorded(node.world).prestaged is None
 
@@ -82,14 +82,14 @@ def test_prestaged_image_no_longer_requested_is_dropped() -> None:
     request_prestage(node.world, None)
     node.settle()
     assert_at_rest(node.world, A)
-    assert said(node.world) == ("Done", "", "")
+    assert reported(node.world) == ("Done", "", "")
 
 
 def test_prestage_of_another_image_replaces_it() -> None:
     node, pulls = at_rest(B)
     request_prestage(node.world, C)
     node.settle()
-    assert said(node.world) == ("Done", C.image, "")
+    assert reported(node.world) == ("Done", C.image, "")
     assert (node.world.staged, pulls.count) == (C.digest, 2)
 
 
@@ -105,21 +105,21 @@ def test_prestage_of_same_image_for_other_config_stays() -> None:
     node, pulls = at_rest(B)
     request_prestage(node.world, Target(C.config, B.image))
     node.settle()
-    assert said(node.world) == ("Done", B.image, "")
+    assert reported(node.world) == ("Done", B.image, "")
     assert pulls.count == 1
 
 
 def test_prestage_failure_is_annotated_and_retried() -> None:
     missing = Target("rendered-worker-x", B.image)
     node, pulls = at_rest(missing)
-    state, staged, error = said(node.world)
+    state, staged, error = reported(node.world)
     assert (state, staged, pulls.count) == ("Done", "", 0)
     assert error.startswith(f"{B.image}: ")
     assert "MachineConfig rendered-worker-x does not exist" in error
     assert node.world.annotations[key.REASON] == ""
     node.world.configs["rendered-worker-x"] = node.world.configs[B.config]
     node.settle()
-    assert said(node.world) == ("Done", B.image, "")
+    assert reported(node.world) == ("Done", B.image, "")
 
 
 def test_prestage_over_foreign_deployment_is_rejected() -> None:
@@ -130,7 +130,7 @@ def test_prestage_over_foreign_deployment_is_rejected() -> None:
     node.process = None
     request_prestage(node.world, B)
     node.settle()
-    state, staged, error = said(node.world)
+    state, staged, error = reported(node.world)
     assert (state, staged) == ("Done", "")
     assert f"deployment {foreign.id} is staged, and treenail did not stage it" in error
     assert node.world.staging == foreign
@@ -142,14 +142,14 @@ def test_reboot_drops_prestaged_image_and_it_is_staged_again() -> None:
     node.world.reboot()
     assert node.world.staged == ""
     node.settle()
-    assert said(node.world) == ("Done", B.image, "")
+    assert reported(node.world) == ("Done", B.image, "")
     assert (node.world.staged, pulls.count) == (B.digest, 2)
 
 
 @pytest.mark.parametrize("image", ["", "registry.example.com/os/node:latest"])
 def test_prestage_image_without_digest_is_rejected(image: str) -> None:
     node, pulls = at_rest(Target(B.config, image))
-    assert said(node.world) == ("Done", "", "")
+    assert reported(node.world) == ("Done", "", "")
     assert pulls.count == 0
 
 
@@ -167,7 +167,7 @@ def test_prestage_pull_ends_when_no_longer_requested() -> None:
     world.on_wait = forget
     node.settle()
     assert world.staged == ""
-    assert said(world) == ("Done", "", "")
+    assert reported(world) == ("Done", "", "")
 
 
 def test_prestage_pull_continues_when_it_becomes_the_target() -> None:
@@ -189,31 +189,32 @@ def test_prestage_pull_continues_when_it_becomes_the_target() -> None:
     assert pulls.count == 1
 
 
+@walk_budget.exhaustive
 def test_prestage_killed_at_any_effect_still_stages_and_drops() -> None:
-    killed = 0
-    while True:
-        world = world_at(A)
-        node = Node(world)
-        node.settle()
-        left = killed
-
-        def fault_point(_step: str) -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                raise Killed
-
-        world.fault_point = fault_point
+    def stage_and_drop(node: Node) -> None:
+        world = node.world
         request_prestage(world, B)
         node.settle()
-        assert said(world) == ("Done", B.image, ""), killed
+        assert reported(world) == ("Done", B.image, "")
         assert world.staged == B.digest
         request_prestage(world, None)
         node.settle()
         assert_at_rest(world, A)
-        if left > 0:
-            return
-        killed += 1
+
+    def settled_node() -> Node:
+        node = Node(world_at(A))
+        node.settle()
+        return node
+
+    effects: list[str] = []
+    node = settled_node()
+    node.world.fault_point = effects.append
+    stage_and_drop(node)
+    for index in walk_budget.sample(range(len(effects))):
+        node = settled_node()
+        left = strike(node.world, Killed, after=index)
+        stage_and_drop(node)
+        assert next(left, None) is None, f"effect {index} did not happen"
 
 
 class ChaosAhead(Chaos):
@@ -251,7 +252,7 @@ def test_walk_with_prestage_ends_at_target_with_image_staged(part: int) -> None:
             world.request_target(each)
             node.settle()
         assert world.violations == [], seed
-        assert said(world) == ("Done", B.image, ""), (seed, world.annotations, world.ledger)
+        assert reported(world) == ("Done", B.image, ""), (seed, world.annotations, world.ledger)
         assert (world.staged, world.locked, world.booted) == (B.digest, True, A.digest), seed
         request_prestage(world, None)
         node.settle()
