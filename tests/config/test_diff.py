@@ -1,4 +1,4 @@
-"""Two configs differ in what would differ on disk, and in nothing else."""
+"""Tests that two configs differ exactly when their results on disk differ."""
 
 import copy
 import random
@@ -62,7 +62,7 @@ def test_mode_and_owner_make_a_difference(values: dict[str, object]) -> None:
         {"contents": {"source": "data:;base64,YQ=="}},
     ],
 )
-def test_another_way_to_say_the_same_makes_none(values: dict[str, object]) -> None:
+def test_equivalent_file_makes_no_difference(values: dict[str, object]) -> None:
     assert between(with_files(file()), with_files(file(**values))).is_empty
 
 
@@ -75,7 +75,7 @@ def test_encodings_of_the_same_bytes_make_no_difference() -> None:
             assert between(old, new).is_empty
 
 
-def test_a_file_that_becomes_a_drop_in_is_not_unwritten() -> None:
+def test_file_that_becomes_drop_in_is_not_removed() -> None:
     path = "/etc/systemd/system/a.service.d/x.conf"
     old = with_files(file(path))
     new = with_units({"name": "a.service", "dropins": [{"name": "x.conf", "contents": "x"}]})
@@ -86,7 +86,7 @@ def test_a_file_that_becomes_a_drop_in_is_not_unwritten() -> None:
     assert between(new, old).removed_paths == ()
 
 
-def test_units_leave_their_files_behind_when_they_go() -> None:
+def test_removed_units_remove_their_files() -> None:
     old = with_units(
         {"name": "a.service", "contents": "x", "dropins": [{"name": "x.conf", "contents": "x"}]},
         {"name": "b.service", "mask": True},
@@ -100,7 +100,7 @@ def test_units_leave_their_files_behind_when_they_go() -> None:
     )
 
 
-def test_certificates_outlive_the_config_that_brought_them() -> None:
+def test_certificates_outlive_their_config() -> None:
     paths = [
         "/etc/pki/ca-trust/source/anchors/openshift-config-user-ca-bundle.crt",
         "/etc/docker/certs.d/registry.example.com/ca.crt",
@@ -110,7 +110,7 @@ def test_certificates_outlive_the_config_that_brought_them() -> None:
     assert found.removed_paths == ()
 
 
-def test_a_unit_differs_by_contents_enablement_mask_and_drop_ins() -> None:
+def test_unit_differs_by_contents_enablement_mask_and_drop_ins() -> None:
     unit = {"name": "a.service", "contents": "x", "dropins": [{"name": "a.conf", "contents": "x"}]}
     for values in (
         {"contents": "y"},
@@ -124,7 +124,7 @@ def test_a_unit_differs_by_contents_enablement_mask_and_drop_ins() -> None:
     assert between(with_units(unit), with_units({**unit, "mask": False})).is_empty
 
 
-def test_contents_of_a_masked_unit_make_no_difference() -> None:
+def test_contents_of_masked_unit_make_no_difference() -> None:
     masked = {"name": "a.service", "mask": True}
     assert between(with_units(masked), with_units({**masked, "contents": "x"})).is_empty
     assert between(with_units(masked), ignition()).units == (
@@ -132,7 +132,7 @@ def test_contents_of_a_masked_unit_make_no_difference() -> None:
     )
 
 
-def test_the_order_of_keys_makes_no_difference_but_the_keys_do() -> None:
+def test_ssh_keys_differ_by_content_and_not_by_order() -> None:
     core = {"name": "core", "sshAuthorizedKeys": ["a", "b"]}
     assert between(with_users(core), with_users({**core, "sshAuthorizedKeys": ["b", "a"]})).is_empty
     assert between(with_users(core), with_users({**core, "sshAuthorizedKeys": ["a"]})).users
@@ -153,14 +153,12 @@ def test_the_order_of_keys_makes_no_difference_but_the_keys_do() -> None:
         ({"metadata": ObjectMeta(name="other")}, ()),
     ],
 )
-def test_the_os_differs_aspect_by_aspect(
-    spec: dict[str, object], aspects: tuple[OSAspect, ...]
-) -> None:
+def test_os_differs_by_each_aspect(spec: dict[str, object], aspects: tuple[OSAspect, ...]) -> None:
     assert compare_configs(of(), of(**spec)) == ConfigDiff(os=aspects)
 
 
 @pytest.mark.parametrize("field", ["kernelArguments", "extensions", "kernelType", "osImageURL"])
-def test_what_is_null_or_empty_is_as_if_it_were_not_there(field: str) -> None:
+def test_null_and_empty_fields_equal_absent_ones(field: str) -> None:
     empty = "" if field in {"kernelType", "osImageURL"} else []
     absent, null, nothing = (
         read_wanted_state(MachineConfig.from_json({"metadata": {"name": "a"}, "spec": spec}))
@@ -171,7 +169,7 @@ def test_what_is_null_or_empty_is_as_if_it_were_not_there(field: str) -> None:
     assert compare_configs(nothing, absent).is_empty
 
 
-def test_kernel_arguments_differ_by_order_and_number_but_not_by_spelling() -> None:
+def test_kernel_arguments_differ_by_order_and_number_and_not_by_grouping() -> None:
     def differ(old: tuple[str, ...], new: tuple[str, ...]) -> bool:
         return not compare_configs(of(kernel_arguments=old), of(kernel_arguments=new)).is_empty
 
@@ -180,14 +178,14 @@ def test_kernel_arguments_differ_by_order_and_number_but_not_by_spelling() -> No
     assert not differ(("a b",), ("a", "b"))
 
 
-def test_extensions_are_a_set() -> None:
+def test_extensions_ignore_order_and_repetition() -> None:
     assert compare_configs(
         of(extensions=("ipsec", "usbguard")), of(extensions=("usbguard", "ipsec", "ipsec"))
     ).is_empty
 
 
 def shuffled(document: dict[str, object], chance: random.Random) -> dict[str, object]:
-    """The same config, with every list in another order and every file in another encoding."""
+    """Return the config with every list shuffled and every file in a random encoding."""
     found = copy.deepcopy(document)
     raw = {file.path: file.contents for file in reader.parse_ignition(document).files}
     for section, name in (
@@ -216,7 +214,7 @@ def test_order_and_encoding_never_make_a_difference(
 
 @fuzz
 @given(configs(), configs())
-def test_a_diff_is_empty_exactly_for_what_is_the_same_on_disk(
+def test_diff_is_symmetric_and_empty_for_equal_configs(
     old: dict[str, object], new: dict[str, object]
 ) -> None:
     there, back = between(old, new), between(new, old)

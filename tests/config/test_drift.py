@@ -1,4 +1,4 @@
-"""What was found is compared with what the config put there, attribute by attribute."""
+"""Tests that drift detection compares each attribute of found and expected entries."""
 
 import hashlib
 
@@ -56,7 +56,7 @@ DOCUMENT = ignition(
 UNITS = "/etc/systemd/system"
 
 
-def test_every_path_the_config_puts_something_at_is_expected() -> None:
+def test_every_path_of_the_config_is_expected() -> None:
     found = compute_expected_entries(of(DOCUMENT))
     assert {path: (entry.kind, entry.mode, entry.target) for path, entry in found.items()} == {
         "/etc/a": (EntryKind.FILE, 0o644, None),
@@ -109,13 +109,13 @@ FILE = ExpectedEntry("/etc/a", EntryKind.FILE, "a", 0o644, 7, "wheel")
         ),
     ],
 )
-def test_a_file_drifts_by_kind_contents_mode_owner_and_label(
+def test_file_drifts_by_kind_contents_mode_owner_and_label(
     found: ActualEntry, drifts: list[Drift]
 ) -> None:
     assert list(compare_entry(FILE, found)) == drifts
 
 
-def test_a_link_drifts_by_its_target() -> None:
+def test_link_drifts_by_its_target() -> None:
     link = ExpectedEntry("/etc/l", EntryKind.LINK, target="a")
     assert compare_entry(link, ActualEntry(EntryKind.LINK, mode=0o777, target="a")) == ()
     assert compare_entry(link, ActualEntry(EntryKind.LINK, target="b")) == (
@@ -123,7 +123,7 @@ def test_a_link_drifts_by_its_target() -> None:
     )
 
 
-def test_what_should_not_be_there_drifts_by_being_there() -> None:
+def test_unexpected_entry_drifts_by_existing() -> None:
     nothing = ExpectedEntry("/etc/x", EntryKind.NOTHING)
     assert compare_entry(nothing, ActualEntry(EntryKind.NOTHING)) == ()
     assert [str(drift) for drift in compare_entry(nothing, ActualEntry(EntryKind.FILE))] == [
@@ -131,7 +131,7 @@ def test_what_should_not_be_there_drifts_by_being_there() -> None:
     ]
 
 
-def test_a_drop_in_that_nobody_asked_for_is_extra() -> None:
+def test_drop_in_outside_the_config_is_found() -> None:
     present = [
         f"{UNITS}/b.service.d/x.conf",
         f"{UNITS}/b.service.d/by-file.conf",
@@ -155,11 +155,11 @@ def test_a_drop_in_that_nobody_asked_for_is_extra() -> None:
         ({"a.service": "alias", "c.service": "disabled"}, []),
     ],
 )
-def test_a_unit_drifts_by_its_enablement(states: dict[str, str], subjects: list[str]) -> None:
+def test_unit_drifts_by_its_enablement(states: dict[str, str], subjects: list[str]) -> None:
     assert [drift.subject for drift in find_unit_drift(of(DOCUMENT), states)] == subjects
 
 
-def test_kernel_arguments_drift_by_each_one_that_is_missing() -> None:
+def test_kernel_arguments_drift_by_each_missing_one() -> None:
     booted = ["root=/dev/sda", "a=1", "b"]
     assert find_argument_drift(["b", "a=1"], booted) == ()
     assert find_argument_drift(["a=1", "a=1", "c"], booted) == (
@@ -168,20 +168,20 @@ def test_kernel_arguments_drift_by_each_one_that_is_missing() -> None:
     )
 
 
-def test_packages_drift_by_each_one_that_is_missing() -> None:
+def test_packages_drift_by_each_missing_one() -> None:
     assert find_package_drift(["vim", "a"], ["vim", "b"]) == (
         Drift("a", DriftAttribute.PACKAGES, "installed", "nothing"),
     )
 
 
-def test_contents_show_in_no_drift_and_no_representation() -> None:
+def test_contents_are_absent_from_drift_and_repr() -> None:
     entry = ExpectedEntry("/etc/a", EntryKind.FILE, "canary", 0o644, 0, 0)
     drifts = compare_entry(entry, ActualEntry(EntryKind.FILE, A))
     assert "canary" not in repr(entry) + repr(drifts) + "".join(map(str, drifts))
 
 
 def as_written(entry: ExpectedEntry) -> ActualEntry:
-    """What a faithful writer leaves behind."""
+    """Return the entry on disk after a correct write."""
     user, group = entry.user or 0, entry.group or 0
     return ActualEntry(
         kind=entry.kind,
@@ -197,6 +197,6 @@ def as_written(entry: ExpectedEntry) -> ActualEntry:
 
 @fuzz
 @given(configs())
-def test_what_was_written_faithfully_has_not_drifted(document: object) -> None:
+def test_correctly_written_entry_has_no_drift(document: object) -> None:
     for entry in compute_expected_entries(of(document)).values():
         assert compare_entry(entry, as_written(entry)) == ()

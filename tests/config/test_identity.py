@@ -1,4 +1,4 @@
-"""Names equal the Go implementation's byte for byte: fixed bytes, recorded bytes, real configs."""
+"""Tests that names equal those of the Go implementation, with recorded bytes and real configs."""
 
 import json
 from typing import Any
@@ -15,18 +15,18 @@ RENDERED = [case for case in render_cases() if "specYAML" in case]
 
 
 @pytest.mark.parametrize("record", RECORDED, ids=lambda record: repr(record["value"])[:40])
-def test_bytes_are_those_that_go_yaml_writes(record: dict[str, Any]) -> None:
+def test_encoded_bytes_equal_those_of_go_yaml(record: dict[str, Any]) -> None:
     assert encode_yaml(record["value"]).decode() == record["yaml"]
 
 
 @pytest.mark.parametrize("case", RENDERED, ids=lambda case: case["case"])
-def test_rendered_configs_have_the_bytes_and_the_name_that_go_gives(case: dict[str, Any]) -> None:
+def test_rendered_configs_have_the_bytes_and_name_of_go(case: dict[str, Any]) -> None:
     assert encode_yaml(case["spec"]).decode() == case["specYAML"]
     assert rendered_name(case["pool"]["metadata"]["name"], case["spec"]) == case["name"]
 
 
 @needs_oracle
-def test_configs_of_a_real_cluster_have_the_name_that_go_gave_them() -> None:
+def test_configs_of_real_cluster_have_the_name_of_go() -> None:
     paths = sorted((ROOT / "bootstrap" / "output" / "machine-configs").glob("*.yaml"))
     assert len(paths) == 3
     for path in paths:
@@ -37,9 +37,9 @@ def test_configs_of_a_real_cluster_have_the_name_that_go_gave_them() -> None:
 
 
 @needs_oracle
-def test_the_digest_of_several_documents_is_that_of_an_image_build() -> None:
-    # The reference names builds with the same hash over three documents, one of them free text.
-    named = 0
+def test_digest_of_several_documents_equals_that_of_image_build() -> None:
+    # The Machine Config Operator names builds by the same hash of three documents.
+    compared = 0
     for record in records("mosb"):
         if record["err"]:
             continue
@@ -55,16 +55,16 @@ def test_the_digest_of_several_documents_is_that_of_an_image_build() -> None:
         }
         found = digest(config["spec"].get("configuration") or {}, build["spec"], images)
         assert f"{build['metadata']['name']}-{found}" == record["out"]["metadata"]["name"]
-        named += 1
-    assert named == 48
+        compared += 1
+    assert compared == 48
 
 
-def test_order_of_keys_makes_no_other_name() -> None:
+def test_order_of_keys_does_not_change_the_name() -> None:
     spec = {"config": {"ignition": {"version": "3.5.0"}}, "fips": False, "osImageURL": ""}
     assert rendered_name("worker", spec) == rendered_name("worker", dict(reversed(spec.items())))
 
 
-def test_order_of_kernel_arguments_and_empty_values_make_another_name() -> None:
+def test_order_of_kernel_arguments_and_empty_values_change_the_name() -> None:
     names = {
         digest({"kernelArguments": ["a", "b"]}),
         digest({"kernelArguments": ["b", "a"]}),
@@ -77,6 +77,6 @@ def test_order_of_kernel_arguments_and_empty_values_make_another_name() -> None:
 @pytest.mark.parametrize(
     "value", [{"y": 1}, {"a-b": 1}, {"": 1}, {"ä": 1}, {"a": 1.5}, {"a": ["x", {"on": 1}]}]
 )
-def test_a_value_that_no_structure_of_kubernetes_holds_is_refused(value: dict[str, Any]) -> None:
+def test_value_outside_kubernetes_structures_raises_value_error(value: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="structure"):
         encode_yaml(value)

@@ -1,4 +1,4 @@
-"""Which login is shown after any sequence of arrivals, refusals and successes."""
+"""Tests of the selected credential after sequences of arrivals, rejections and pulls."""
 
 import pytest
 from hypothesis import given
@@ -17,8 +17,8 @@ def secret(login: RegistryCredential | None, *, name: str = "quay.example") -> P
     return PullSecret({} if login is None else {name: login, "other.example": A})
 
 
-class Machine:
-    """A machine whose newest login, registry and agent come and go."""
+class CredentialNode:
+    """Node with an agent that receives credentials and pulls from a registry."""
 
     def __init__(self) -> None:
         self.known, self.in_place = CredentialHistory(), PullSecret()
@@ -29,7 +29,7 @@ class Machine:
         self._put()
 
     def pulls(self, *accepted: RegistryCredential) -> bool:
-        """As the agent does: twice at most."""
+        """Pull as the agent does: at most twice."""
         for _ in range(2):
             if self.shown in accepted:
                 self.known = logins.record_success(self.known, self.newest, IMAGE)
@@ -52,64 +52,62 @@ class Machine:
         self.in_place = logins.select_credentials(self.known, self.newest)
 
 
-def test_the_login_before_is_used_while_the_newest_is_refused_and_forgotten_when_it_is_not() -> (
-    None
-):
-    machine = Machine()
-    machine.arrives(A)
-    assert machine.pulls(A)
-    machine.arrives(B)
-    assert machine.shown == B
-    assert machine.pulls(A)
-    assert machine.shown == A
-    assert list(logins.describe_rejections(machine.known, machine.newest)) == [
-        "quay.example refused the newest login for it; the one before stays in use"
+def test_previous_login_is_used_while_newest_is_rejected() -> None:
+    node = CredentialNode()
+    node.arrives(A)
+    assert node.pulls(A)
+    node.arrives(B)
+    assert node.shown == B
+    assert node.pulls(A)
+    assert node.shown == A
+    assert list(logins.describe_rejections(node.known, node.newest)) == [
+        "registry quay.example rejected the newest credential; the previous one stays in use"
     ]
-    machine.arrives(C)
-    assert machine.shown == C
-    assert list(logins.describe_rejections(machine.known, machine.newest)) == []
-    assert machine.pulls(C)
-    assert machine.known.last_good == {"quay.example": C}
+    node.arrives(C)
+    assert node.shown == C
+    assert list(logins.describe_rejections(node.known, node.newest)) == []
+    assert node.pulls(C)
+    assert node.known.last_good == {"quay.example": C}
 
 
-def test_of_two_logins_that_were_never_used_the_earlier_one_is_kept() -> None:
-    machine = Machine()
+def test_earlier_of_two_unused_logins_is_retained() -> None:
+    node = CredentialNode()
     for login in (A, B, C):
-        machine.arrives(login)
-    assert machine.pulls(A)
-    assert machine.shown == A
+        node.arrives(login)
+    assert node.pulls(A)
+    assert node.shown == A
 
 
-def test_when_both_are_refused_the_newest_is_tried_again() -> None:
-    machine = Machine()
-    machine.arrives(A)
-    machine.pulls(A)
-    machine.arrives(B)
-    assert not machine.pulls(C)
-    assert machine.shown == B
-    assert machine.pulls(B)
+def test_newest_login_is_retried_after_both_are_rejected() -> None:
+    node = CredentialNode()
+    node.arrives(A)
+    node.pulls(A)
+    node.arrives(B)
+    assert not node.pulls(C)
+    assert node.shown == B
+    assert node.pulls(B)
 
 
-def test_a_login_that_was_taken_away_is_not_kept() -> None:
-    machine = Machine()
-    machine.arrives(A)
-    machine.pulls(A)
-    machine.arrives(None)
-    assert machine.shown is None
-    assert machine.known.is_empty
+def test_removed_login_is_dropped() -> None:
+    node = CredentialNode()
+    node.arrives(A)
+    node.pulls(A)
+    node.arrives(None)
+    assert node.shown is None
+    assert node.known.is_empty
 
 
 @given(st.lists(st.sampled_from([*"ABC", "pull A", "pull B", "pull C", "pull"]), max_size=12))
-def test_a_login_that_worked_last_is_shown_or_kept_until_a_newer_one_works(events) -> None:
-    machine, letters, last = Machine(), {"A": A, "B": B, "C": C}, None
-    machine.arrives(A)
+def test_last_working_login_is_retained_until_a_newer_one_works(events) -> None:
+    node, letters, last = CredentialNode(), {"A": A, "B": B, "C": C}, None
+    node.arrives(A)
     for event in events:
         if event in letters:
-            machine.arrives(letters[event])
-            assert machine.shown == letters[event] or machine.known.rejected_digests
-        elif machine.pulls(*(letters[each] for each in event.split()[1:])):
-            last = machine.shown
-        assert last is None or last in (machine.shown, machine.known.last_good["quay.example"])
+            node.arrives(letters[event])
+            assert node.shown == letters[event] or node.known.rejected_digests
+        elif node.pulls(*(letters[each] for each in event.split()[1:])):
+            last = node.shown
+        assert last is None or last in (node.shown, node.known.last_good["quay.example"])
 
 
 @pytest.mark.parametrize(
@@ -123,7 +121,7 @@ def test_a_login_that_worked_last_is_shown_or_kept_until_a_newer_one_works(event
         ("", None),
     ],
 )
-def test_the_longest_entry_that_begins_a_pull_spec_counts(image: str, name: str | None) -> None:
+def test_longest_prefix_of_pull_spec_is_found(image: str, name: str | None) -> None:
     entries = ("quay.example", "quay.example/os", "quay.example:5000")
     assert logins.find_registry(PullSecret(dict.fromkeys(entries, A)), image) == name
 
@@ -131,10 +129,10 @@ def test_the_longest_entry_that_begins_a_pull_spec_counts(image: str, name: str 
 @pytest.mark.parametrize(
     "content", [b"{", b'{"auths": {}, "refused": 5}', b'{"refused": {"a": 1}}']
 )
-def test_what_is_no_experience_is_refused_and_not_repeated(content: bytes) -> None:
-    with pytest.raises(CredentialError, match=r"^f"):
+def test_invalid_history_raises_error_without_its_content(content: bytes) -> None:
+    with pytest.raises(CredentialError, match=r"^cannot parse (pull secret )?f: "):
         logins.decode_history(content, where="f")
 
 
-def test_no_login_is_shown_by_its_representation() -> None:
+def test_repr_withholds_login() -> None:
     assert "dTph" not in repr(CredentialHistory({"quay.example": A}))

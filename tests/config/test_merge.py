@@ -1,4 +1,4 @@
-"""Many MachineConfigs become one: every recorded merge, the rules one by one, and who said what."""
+"""Tests of the merge of MachineConfigs: recorded merges, each rule, and the provenance."""
 
 import random
 from typing import Any
@@ -23,7 +23,7 @@ EMPTY = {"ignition": {"version": "3.5.0"}}
 
 
 def machine_config(name: str, role: str = "worker", **spec: Any) -> MachineConfig:
-    """A MachineConfig; its Ignition sections are given by name, the version is added."""
+    """Return a MachineConfig from Ignition sections by name, with the version added."""
     sections = {
         key: spec.pop(key) for key in ("storage", "systemd", "passwd", "ignition") if key in spec
     }
@@ -72,12 +72,12 @@ def test_recorded_configs_merge_as_recorded() -> None:
 
 
 @pytest.mark.parametrize("case", render_cases(), ids=lambda case: case["case"])
-def test_rendered_configs_have_the_name_that_go_gives(case: dict[str, Any]) -> None:
+def test_rendered_configs_have_the_name_of_go(case: dict[str, Any]) -> None:
     images = case["controllerconfig"]["spec"]
     base = BaseImages(images["baseOSContainerImage"], images["baseOSExtensionsContainerImage"])
     configs = [MachineConfig.from_json(each) for each in case["machineconfigs"]]
     if case["case"] == "kernelType invalid":
-        return  # that is for the validation before the merge
+        return  # the validation before the merge rejects this one
     if "error" in case:
         with pytest.raises(ConfigError, match="MachineConfig 10: "):
             merge_machine_configs(configs, base)
@@ -89,7 +89,7 @@ def test_rendered_configs_have_the_name_that_go_gives(case: dict[str, Any]) -> N
     assert found.has_os_image_override is overridden
 
 
-def test_worker_goes_first_and_names_sort_by_bytes() -> None:
+def test_worker_comes_first_and_names_sort_by_bytes() -> None:
     given = [
         machine_config("00-custom", "custom"),
         machine_config("é-worker"),
@@ -102,7 +102,7 @@ def test_worker_goes_first_and_names_sort_by_bytes() -> None:
     assert merged(*given).sources == tuple(names)
 
 
-def test_nothing_at_all_makes_the_empty_config_of_the_base() -> None:
+def test_no_configs_give_the_empty_config_with_base_images() -> None:
     assert merged() == MergedConfig(
         spec={
             "osImageURL": "base",
@@ -119,7 +119,7 @@ def test_nothing_at_all_makes_the_empty_config_of_the_base() -> None:
     )
 
 
-def test_lists_are_put_end_to_end_and_the_last_word_counts() -> None:
+def test_lists_are_concatenated_and_last_value_wins() -> None:
     found = merged(
         machine_config("1", kernelArguments=["a", "b"], extensions=["usbguard"], fips=True),
         machine_config("2", kernelArguments=["a"], kernelType="realtime"),
@@ -133,12 +133,12 @@ def test_lists_are_put_end_to_end_and_the_last_word_counts() -> None:
 
 
 @pytest.mark.parametrize(("annotation", "image"), [("v1", "base"), ("", "mine")])
-def test_the_image_of_a_generated_config_is_not_a_persons_wish(annotation: str, image: str) -> None:
+def test_image_of_generated_config_is_no_override(annotation: str, image: str) -> None:
     mine = machine_config("1", osImageURL="mine", annotations={GENERATED_BY: annotation})
     assert merged(mine).spec["osImageURL"] == image
 
 
-def test_entries_merge_where_they_stand_and_new_ones_follow() -> None:
+def test_entries_merge_in_place_and_new_ones_follow() -> None:
     one = machine_config(
         "1", storage=files({"path": "/a", "mode": 1}, {"path": "/b"}, {"path": "/c", "mode": 2})
     )
@@ -150,7 +150,7 @@ def test_entries_merge_where_they_stand_and_new_ones_follow() -> None:
     ]  # fmt: skip
 
 
-def test_an_entry_of_another_type_takes_the_path() -> None:
+def test_entry_of_another_type_replaces_the_path() -> None:
     one = machine_config("1", storage={**files({"path": "/a"}, {"path": "/b"})})
     two = machine_config(
         "2",
@@ -199,7 +199,7 @@ def test_texts_are_kept_once_and_appended_lists_grow() -> None:
     assert file["append"] == [{"source": "data:,1"}, {"source": "data:,1"}]
 
 
-def test_a_kernel_argument_moves_to_the_list_that_names_it_last() -> None:
+def test_kernel_argument_moves_to_the_last_list_with_it() -> None:
     one = machine_config("1", arguments={"shouldExist": ["a", "b"], "shouldNotExist": ["c"]})
     two = machine_config("2", arguments={"shouldExist": ["c"], "shouldNotExist": ["a"]})
     assert config(one, two)["kernelArguments"] == {
@@ -208,7 +208,7 @@ def test_a_kernel_argument_moves_to_the_list_that_names_it_last() -> None:
     }
 
 
-def test_a_header_without_a_value_takes_the_earlier_one_away() -> None:
+def test_header_without_value_removes_the_earlier_one() -> None:
     def fetched(*headers: dict[str, Any]) -> dict[str, Any]:
         contents = {"source": "https://example.com/a", "httpHeaders": list(headers)}
         return files({"path": "/a", "contents": contents})
@@ -221,7 +221,7 @@ def test_a_header_without_a_value_takes_the_earlier_one_away() -> None:
     assert file["contents"]["httpHeaders"] == [{"name": "y", "value": "2"}]
 
 
-def test_partitions_are_known_by_number_or_label() -> None:
+def test_partitions_are_identified_by_number_or_label() -> None:
     def disk(*partitions: dict[str, Any]) -> dict[str, Any]:
         return {"disks": [{"device": "/dev/sda", "partitions": list(partitions)}]}
 
@@ -236,7 +236,7 @@ def test_partitions_are_known_by_number_or_label() -> None:
     ]
 
 
-def test_a_file_without_contents_of_its_own_undoes_the_compression_as_go_does() -> None:
+def test_file_without_contents_removes_compression_as_go_does() -> None:
     one = machine_config(
         "1", storage=files({"path": "/a", "contents": {"source": "data:,x", "compression": "gzip"}})
     )
@@ -245,7 +245,7 @@ def test_a_file_without_contents_of_its_own_undoes_the_compression_as_go_does() 
     assert file == {"path": "/a", "contents": {"source": "data:,x"}, "mode": 420, "overwrite": True}
 
 
-def test_an_empty_compression_survives_only_where_nothing_is_merged() -> None:
+def test_empty_compression_stays_only_without_merge() -> None:
     plain = files({"path": "/a", "contents": {"source": "data:,x", "compression": ""}})
     alone = config(machine_config("1", storage=plain))["storage"]["files"][0]["contents"]
     assert alone == {"source": "data:,x", "compression": ""}
@@ -255,7 +255,7 @@ def test_an_empty_compression_survives_only_where_nothing_is_merged() -> None:
     assert before["storage"]["files"][0]["contents"] == alone
 
 
-def test_what_ignition_does_not_know_is_dropped_everywhere() -> None:
+def test_fields_unknown_to_ignition_are_dropped() -> None:
     found = config(
         machine_config(
             "1",
@@ -302,20 +302,20 @@ def test_what_ignition_does_not_know_is_dropped_everywhere() -> None:
             {"kernelType": "realtime", "extensions": ["kernel-devel"]},
             (
                 "MachineConfig 1: the extension kernel-devel needs the default kernel, but "
-                "MachineConfig 1 asks for realtime"
+                "MachineConfig 1 sets kernelType realtime"
             ),
         ),
     ],
 )
-def test_what_is_wrong_is_named_with_its_machine_config(spec: Any, sentence: str) -> None:
+def test_error_names_the_machine_config(spec: Any, sentence: str) -> None:
     with pytest.raises(ConfigError) as raised:
         merged(machine_config("0"), machine_config("1", **spec))
     assert str(raised.value).startswith(sentence)
 
 
-def test_every_entry_knows_who_named_it_and_who_had_the_last_word() -> None:
+def test_provenance_lists_all_sources_of_each_entry() -> None:
     unit = {"name": "a.service", "contents": "x", "dropins": [{"name": "10.conf", "contents": "y"}]}
-    told = merged(
+    provenance = merged(
         machine_config(
             "00-worker", storage=files({"path": "/a"}, {"path": "/b"}),
             systemd={"units": [unit]}, kernelArguments=["quiet"], osImageURL="other",
@@ -329,7 +329,7 @@ def test_every_entry_knows_who_named_it_and_who_had_the_last_word() -> None:
             extensions=["usbguard"], arguments={"shouldExist": ["x"]},
         ),
     ).provenance  # fmt: skip
-    assert told.entries == {
+    assert provenance.entries == {
         ("files", "/a"): ("00-worker", "99"),
         ("links", "/b"): ("50",),
         ("units", "a.service"): ("00-worker", "99"),
@@ -341,16 +341,16 @@ def test_every_entry_knows_who_named_it_and_who_had_the_last_word() -> None:
         ("osImageURL", ""): ("99",),
         ("extensions", "usbguard"): ("99",),
     }
-    assert told.find_sources("files", "/a") == ("00-worker", "99")
-    assert told.find_sources("files", "/none") == ()
-    assert Provenance.from_json(told.to_json()) == told
-    assert told.to_json()["sources"] == ["00-worker", "99", "50"]
+    assert provenance.find_sources("files", "/a") == ("00-worker", "99")
+    assert provenance.find_sources("files", "/none") == ()
+    assert Provenance.from_json(provenance.to_json()) == provenance
+    assert provenance.to_json()["sources"] == ["00-worker", "99", "50"]
 
 
 @pytest.mark.parametrize(
     "document",
     [[], {"sources": [1]}, {"sources": [], "entries": {"files": {"/a": [0]}}}, {"entries": []}],
 )
-def test_a_provenance_that_somebody_broke_is_refused(document: Any) -> None:
+def test_invalid_provenance_raises_config_error(document: Any) -> None:
     with pytest.raises(ConfigError):
         Provenance.from_json(document)

@@ -43,12 +43,12 @@ def logins(document: object) -> dict[str, RegistryCredential]:
         ({}, RegistryCredential()),
     ],
 )
-def test_a_login_is_understood_in_every_form(entry, login):
+def test_login_is_parsed_in_every_form(entry, login):
     assert logins({"auths": {"quay.io": entry}}) == {"quay.io": login}
 
 
-def test_the_older_form_is_understood_too():
-    entry = {"auth": b64("me:secret"), "email": "nobody@example.com"}
+def test_dockercfg_is_parsed():
+    entry = {"auth": b64("me:secret"), "email": "a@example.com"}
     assert logins({"quay.io": entry, "https://index.docker.io/v1/": entry}) == {
         "quay.io": RegistryCredential(b64("me:secret")),
         "docker.io": RegistryCredential(b64("me:secret")),
@@ -74,19 +74,19 @@ def test_an_empty_secret_has_no_logins(content):
         ("registry-1.docker.io", "docker.io"),
     ],
 )
-def test_registries_are_named_as_pulls_look_for_them(name, registry):
+def test_registry_names_are_normalized_for_lookup(name, registry):
     assert list(logins({"auths": {name: {"auth": b64("a:b")}}})) == [registry]
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_of_two_spellings_the_one_that_pulls_look_for_wins(order):
+def test_normalized_spelling_of_registry_wins(order):
     entries = [("quay.io", {"auth": b64("a:exact")}), ("https://quay.io", {"auth": b64("a:b")})]
     assert logins({"auths": dict(entries[::order])}) == {
         "quay.io": RegistryCredential(b64("a:exact"))
     }
 
 
-def test_the_clusters_login_wins_where_both_name_the_same_registry():
+def test_cluster_login_overrides_internal_one_for_same_registry():
     internal = PullSecret(
         {"both": RegistryCredential("internal"), "image-registry.svc:5000": RegistryCredential("i")}
     )
@@ -102,7 +102,7 @@ def test_the_clusters_login_wins_where_both_name_the_same_registry():
     )
 
 
-def test_the_same_logins_are_the_same_bytes():
+def test_equal_logins_give_equal_bytes():
     one = parse_pull_secret(b'{"auths":{"b":{"username":"u","password":"p"},"a":{}}}', where="f")
     two = parse_pull_secret(b'{"auths": {"a": {}, "b": {"auth": "dTpw"}}, "other": 1}', where="f")
     assert encode_pull_secret(one) == encode_pull_secret(two)
@@ -119,32 +119,32 @@ def test_the_same_logins_are_the_same_bytes():
         ),
     )
 )
-def test_what_is_encoded_is_parsed_again(found):
+def test_encoded_secret_parses_to_the_same(found):
     assert parse_pull_secret(encode_pull_secret(PullSecret(found)), where="f") == PullSecret(found)
 
 
 BROKEN = {
-    "no JSON": (CANARY.encode(), "it is not a JSON object"),
-    "cut off": (f'{{"auths": {{"a": {{"auth": "{CANARY}'.encode(), "it is not a JSON object"),
-    "no text": (b"\xff" + CANARY.encode(), "it is not a JSON object"),
+    "invalid JSON": (CANARY.encode(), "it is not a JSON object"),
+    "truncated": (f'{{"auths": {{"a": {{"auth": "{CANARY}'.encode(), "it is not a JSON object"),
+    "invalid UTF-8": (b"\xff" + CANARY.encode(), "it is not a JSON object"),
     "too deep": (b"[" * 100_000, "it is not a JSON object"),
     "a list": (json.dumps([CANARY]).encode(), "it is not a JSON object"),
     "too long": (CANARY.encode() * 100_000, "it is longer than 1048576 bytes"),
     "no registries": (
         json.dumps({"password": CANARY}).encode(),
-        'it has no object "auths", and is no .dockercfg either',
+        'it has no object "auths" and is not a .dockercfg',
     ),
     "auths is no object": (
         json.dumps({"auths": [CANARY]}).encode(),
-        'it has no object "auths", and is no .dockercfg either',
+        'it has no object "auths" and is not a .dockercfg',
     ),
     "a registry without a name": (
         json.dumps({"auths": {"a": {}, "": {"auth": CANARY}}}).encode(),
-        "the name of entry 2 is not that of a registry",
+        "the name of entry 2 is not a registry name",
     ),
-    "a registry that is none": (
+    "an invalid registry": (
         json.dumps({"auths": {f"my {CANARY}": {}}}).encode(),
-        "the name of entry 1 is not that of a registry",
+        "the name of entry 1 is not a registry name",
     ),
     **{
         name: (
@@ -154,7 +154,7 @@ BROKEN = {
         for name, entry in {
             "an entry that is text": CANARY,
             "auth is no base64": {"auth": f"{CANARY}!"},
-            "auth is cut off": {"auth": b64(f"a:{CANARY}").rstrip("=")[:-1]},
+            "auth is truncated": {"auth": b64(f"a:{CANARY}").rstrip("=")[:-1]},
             "auth is a token only": {"auth": b64(CANARY)},
             "auth is a number": {"auth": 5, "x": CANARY},
             "the password is a list": {"username": "me", "password": [CANARY]},
@@ -165,20 +165,20 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_a_broken_secret_is_refused_without_a_word_of_its_content(broken):
+def test_invalid_secret_raises_error_without_its_content(broken):
     content, why = BROKEN[broken]
     with pytest.raises(CredentialError) as refused:
         parse_pull_secret(content, where="/etc/pull.json")
     error = refused.value
-    assert str(error) == f"/etc/pull.json is not a pull secret: {why}"
-    assert error.remedy.startswith('it has to be {"auths"')
+    assert str(error) == f"cannot parse pull secret /etc/pull.json: {why}"
+    assert error.remedy.startswith('write it as {"auths"')
     assert (error.__cause__, error.__context__) == (None, None)
     shown = "".join(traceback.format_exception(error)) + repr(error.__dict__)
     assert CANARY not in shown
     assert b64(CANARY) not in shown
 
 
-def test_nothing_secret_is_in_a_representation():
+def test_repr_withholds_secrets():
     secret = parse_pull_secret(
         json.dumps(
             {"auths": {"a": {"auth": b64(f"a:{CANARY}"), "identitytoken": CANARY}}}

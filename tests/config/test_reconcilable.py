@@ -1,4 +1,4 @@
-"""What can't be made of a running node is refused, as the reference refuses it."""
+"""Tests that irreconcilable changes are rejected as the Machine Config Operator rejects them."""
 
 import contextlib
 
@@ -32,7 +32,7 @@ def storage(**lists: object) -> dict[str, object]:
 
 
 @needs_oracle
-def test_the_decisions_and_reasons_are_those_of_the_reference() -> None:
+def test_decisions_and_reasons_equal_recorded_ones() -> None:
     for record in records("reconcilable"):
         old = MachineConfig.from_json(record["old"])
         overrides = (record["overrides"] or {}).get("storage", [])
@@ -47,12 +47,12 @@ def test_the_decisions_and_reasons_are_those_of_the_reference() -> None:
             else:
                 with pytest.raises(UnreconcilableError) as caught:
                     check_reconcilable(old, new, allowed=allowed)
-                # The reference swaps the names of the two configs; the reason is after them.
+                # The Machine Config Operator swaps the two names; the reason follows them.
                 reason = record["err"].partition(": ")[2]
                 assert reason in str(caught.value)
 
 
-def test_the_error_names_both_configs_and_every_obstacle() -> None:
+def test_error_names_both_configs_and_every_change() -> None:
     old = config(ignition(), metadata=ObjectMeta(name="rendered-a"))
     new = config(
         storage(disks=[{"device": "/dev/sda"}], directories=[{"path": "/d"}]),
@@ -70,12 +70,12 @@ def test_the_error_names_both_configs_and_every_obstacle() -> None:
     assert "allow Disks in irreconcilableValidationOverrides" in caught.value.remedy
 
 
-def test_files_units_and_drop_ins_are_no_obstacle() -> None:
+def test_files_units_and_drop_ins_are_reconcilable() -> None:
     units = {"units": [{"name": "a.service", "contents": "x", "dropins": [{"name": "a.conf"}]}]}
     assert reasons(ignition(), ignition(storage={"files": [{"path": "/a"}]}, systemd=units)) == []
 
 
-def test_append_and_the_force_file_are_refused() -> None:
+def test_append_and_force_file_are_irreconcilable() -> None:
     new = with_files(
         {"path": "/a", "append": [{"source": "data:,x"}]},
         {"path": "/run/machine-config-daemon-force"},
@@ -89,14 +89,14 @@ def test_append_and_the_force_file_are_refused() -> None:
     ]
 
 
-def test_links_may_all_go_but_not_change() -> None:
+def test_links_can_be_removed_but_not_changed() -> None:
     one = storage(links=[{"path": "/l", "target": "a"}])
     other = storage(links=[{"path": "/l", "target": "b"}])
     assert reasons(one, ignition()) == []
     assert reasons(one, other) == [("storage.links", "ignition links section contains changes")]
 
 
-def test_the_same_said_otherwise_is_no_obstacle() -> None:
+def test_equivalent_config_is_reconcilable() -> None:
     old = ignition(
         storage={
             "directories": [{"path": "/a"}, {"path": "/b", "user": {"name": "root"}}],
@@ -114,7 +114,7 @@ def test_the_same_said_otherwise_is_no_obstacle() -> None:
     assert reasons(old, new) == []
 
 
-def test_only_keys_and_password_of_core_may_change() -> None:
+def test_only_keys_and_password_of_core_are_reconcilable() -> None:
     old = with_users({"name": "core", "sshAuthorizedKeys": ["1"]})
     assert reasons(old, with_users({"name": "core", "passwordHash": "x"})) == []
     found = reasons(old, with_users({"name": "core", "shell": "/bin/sh", "uid": 7}))
@@ -129,20 +129,20 @@ def test_only_keys_and_password_of_core_may_change() -> None:
     ]
 
 
-def test_luks_is_not_looked_at() -> None:
+def test_luks_is_not_compared() -> None:
     assert reasons(storage(luks=[{"name": "a"}]), ignition()) == []
 
 
 @fuzz
 @given(configs(), configs().flatmap(damaged))
-def test_any_two_configs_are_judged_or_refused(old: object, new: object) -> None:
+def test_any_two_configs_raise_only_config_errors(old: object, new: object) -> None:
     with contextlib.suppress(ConfigError):
         check_reconcilable(config(old), MachineConfig.from_json({"spec": {"config": new}}))
 
 
 @fuzz
 @given(configs())
-def test_a_config_is_reconcilable_with_itself_unless_it_can_never_be(
+def test_config_is_reconcilable_with_itself(
     document: dict[str, object],
 ) -> None:
     assert reasons(document, document) == []

@@ -1,4 +1,4 @@
-"""What is shown of files and documents, and what is not."""
+"""Tests of the redaction of text, documents and file diffs."""
 
 import base64
 import hashlib
@@ -100,7 +100,7 @@ PEM = f"-----BEGIN RSA PRIVATE KEY-----\n{LONG}\n{CANARY}\n-----END RSA PRIVATE 
         f"/srv/any?token={CANARY}",
     ],
 )
-def test_secret_is_withheld_and_every_line_keeps_its_place(text: str) -> None:
+def test_secret_is_withheld_and_line_count_stays(text: str) -> None:
     shown = redact_text(text)
     assert CANARY not in shown
     assert shown.count("\n") == text.count("\n")
@@ -135,7 +135,7 @@ def test_secret_is_withheld_and_every_line_keeps_its_place(text: str) -> None:
         "/usr/lib/systemd/system/" + "a-long-name-" * 9 + ".service",
     ],
 )
-def test_what_is_no_secret_is_shown(text: str) -> None:
+def test_text_without_secrets_is_shown(text: str) -> None:
     assert redact_text(text) == text
 
 
@@ -158,25 +158,25 @@ def test_what_is_no_secret_is_shown(text: str) -> None:
         *("\\", '\\"', '"', "'", "-", "token 'a", 'password="a\\', "password ( ", "eyJaaaaa."),
     ],
 )
-def test_long_line_of_anything_is_read_at_once(piece: str) -> None:
-    """Also with what a pattern can begin before it; a pattern that tries all ways takes hours."""
+def test_long_line_is_redacted_quickly(piece: str) -> None:
+    """A pattern with excessive backtracking would take hours; each head starts a match."""
     for head in ("", 'password=\\"', "--token \\", "<pw ", "-u "):
         redact_line((head + piece * (1 << 15))[: 1 << 15])
 
 
-def test_key_on_one_line_hides_itself_and_not_what_is_beside_it() -> None:
+def test_secret_value_is_withheld_and_its_neighbours_are_shown() -> None:
     text = f'{{"user": "a", "password": "{CANARY}", "shell": "/bin/sh"}}'
     assert redact_line(text) == '{"user": "a", "password": <withheld>, "shell": "/bin/sh"}'
 
 
 @given(st.text())
-def test_any_text_keeps_its_lines_and_is_stable(text: str) -> None:
+def test_any_text_keeps_its_line_count(text: str) -> None:
     shown = redact_text(text)
     assert shown.count("\n") == text.count("\n")
     assert redact_text(shown).count("\n") == text.count("\n")
 
 
-def test_document_keeps_its_form_without_its_secrets() -> None:
+def test_redacted_document_keeps_its_structure() -> None:
     document = {
         "passwd": {"users": [{"name": "core", "passwordHash": f"$6$a${CANARY}"}]},
         "storage": {
@@ -210,7 +210,7 @@ def test_document_keeps_its_form_without_its_secrets() -> None:
     }
 
 
-def test_difference_has_three_lines_around_it() -> None:
+def test_diff_has_three_lines_of_context() -> None:
     old = b"".join(b"line %d\n" % number for number in range(1, 10))
     new = old.replace(b"line 5\n", b"line five\n")
     assert compute_redacted_diff(old, new, path="/etc/a", mode=0o644) == FileDiff(
@@ -228,7 +228,7 @@ def test_difference_has_three_lines_around_it() -> None:
     )
 
 
-def test_new_and_removed_files_are_shown_whole() -> None:
+def test_diff_of_new_or_removed_file_has_all_lines() -> None:
     content = b"one\ntwo\n"
     assert compute_redacted_diff(None, content, path="/etc/a", mode=0o644).lines == (
         "@@ -0,0 +1,2 @@",
@@ -245,7 +245,7 @@ def test_new_and_removed_files_are_shown_whole() -> None:
     )
 
 
-def test_other_secret_is_a_difference_that_does_not_tell_it() -> None:
+def test_changed_secret_is_a_difference_without_its_value() -> None:
     old, new = b"user=a\npassword=Canary7Zq1\n", b"user=a\npassword=Canary7Zq2\n"
     assert compute_redacted_diff(old, new, path="/etc/a", mode=0o644).lines == (
         "@@ -1,2 +1,2 @@",
@@ -255,7 +255,7 @@ def test_other_secret_is_a_difference_that_does_not_tell_it() -> None:
     )
 
 
-def test_key_that_begins_far_above_the_difference_is_withheld() -> None:
+def test_key_that_begins_before_the_context_is_withheld() -> None:
     lines = [b"-----BEGIN PRIVATE KEY-----", *([b"Canary7Zq"] * 20), b"-----END PRIVATE KEY-----"]
     new = b"\n".join([*lines[:15], b"Canary7Zqx", *lines[15:]])
     shown = compute_redacted_diff(b"\n".join(lines), new, path="/etc/a", mode=0o644)
@@ -276,12 +276,12 @@ def test_key_that_begins_far_above_the_difference_is_withheld() -> None:
         ("/etc/ssh/ssh_host_rsa_key", 0o644),
     ],
 )
-def test_file_that_not_everybody_reads_is_not_shown(path: str, mode: int) -> None:
+def test_contents_of_secret_file_are_withheld(path: str, mode: int) -> None:
     shown = compute_redacted_diff(CANARY.encode(), None, path=path, mode=mode)
     assert shown == FileDiff(note="contents withheld: 9 bytes -> nothing")
 
 
-def test_binary_and_long_contents_are_named_by_digest_and_size() -> None:
+def test_binary_and_long_contents_show_digest_and_size() -> None:
     binary = b"\x1f\x8b\x08\x00\xff"
     digest = hashlib.sha256(binary).hexdigest()
     assert compute_redacted_diff(None, binary, path="/etc/a", mode=0o644) == FileDiff(
@@ -293,11 +293,11 @@ def test_binary_and_long_contents_are_named_by_digest_and_size() -> None:
     )
 
 
-def test_difference_is_bounded_in_both_directions() -> None:
+def test_diff_is_limited_in_lines_and_columns() -> None:
     many = b"".join(b"%d %s\n" % (number, b"x y" * 200) for number in range(LINES_LIMIT + 9))
     shown = compute_redacted_diff(None, many, path="/etc/a", mode=0o644)
     assert len(shown.lines) == LINES_LIMIT
-    assert shown.note == "10 lines more"
+    assert shown.note == "10 more lines"
     assert max(map(len, shown.lines)) == 300
 
 

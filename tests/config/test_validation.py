@@ -1,4 +1,4 @@
-"""A MachineConfig that can't be used is refused before anything is made from it."""
+"""Tests that an invalid MachineConfig is rejected before the merge."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def with_file(**file: Any) -> dict[str, Any]:
 
 
 @needs_oracle
-def test_recorded_configs_are_accepted_and_refused_as_recorded() -> None:
+def test_recorded_configs_are_accepted_and_rejected_as_recorded() -> None:
     found = records("validate_mc")
     for record in found:
         if record["err"]:
@@ -40,7 +40,7 @@ def test_recorded_configs_are_accepted_and_refused_as_recorded() -> None:
         with_file(path="/etc/a", mode=0o777),
     ],
 )
-def test_what_can_be_used_is_accepted(spec: dict[str, Any]) -> None:
+def test_valid_spec_is_accepted(spec: dict[str, Any]) -> None:
     validate_config(machine_config(spec))
 
 
@@ -51,7 +51,7 @@ def test_what_can_be_used_is_accepted(spec: dict[str, Any]) -> None:
             {"kernelType": "rt"},
             "spec.kernelType: expected one of default, realtime, 64k-pages, found 'rt'",
         ),
-        # The reference checks names only beside an Ignition config, and the daemon fails later.
+        # The Machine Config Operator checks names only with an Ignition config.
         (
             {"extensions": ["usbguard", "usbgard"]},
             (
@@ -69,17 +69,17 @@ def test_what_can_be_used_is_accepted(spec: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_what_can_not_be_used_is_named_with_its_place(spec: dict[str, Any], sentence: str) -> None:
+def test_invalid_spec_raises_error_with_its_place(spec: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as raised:
         validate_config(machine_config(spec))
     assert str(raised.value) == f"MachineConfig 50-mine: {sentence}"
 
 
-def test_a_config_too_large_to_be_stored_is_refused_by_its_size() -> None:
+def test_rendered_config_over_size_limit_raises_error() -> None:
     fits = {"a": "x" * (SIZE_LIMIT - len('{"a":""}'))}
     check_rendered_size(fits, "rendered-worker-1")
     with pytest.raises(ConfigError) as raised:
         check_rendered_size({"a": f"{fits['a']}x"}, "rendered-worker-1")
     assert str(raised.value) == (
-        "rendered-worker-1 has 1572865 bytes, more than the limit of 1572864"
+        "cannot store rendered-worker-1: it has 1572865 bytes, and the limit is 1572864"
     )

@@ -1,4 +1,4 @@
-"""A MachineConfig is read as what it wants of a node, and refused when no node can be that."""
+"""Tests of the state that a MachineConfig requires, and of configs that no node can have."""
 
 import contextlib
 
@@ -38,11 +38,11 @@ def refusal(document: object = None, **spec: object) -> str:
     return str(caught.value)
 
 
-def test_an_empty_config_wants_nothing() -> None:
+def test_empty_config_requires_nothing() -> None:
     assert of() == WantedState()
 
 
-def test_what_is_not_said_is_the_default() -> None:
+def test_missing_fields_have_defaults() -> None:
     document = ignition(
         storage={
             "files": [
@@ -65,7 +65,7 @@ def test_what_is_not_said_is_the_default() -> None:
     )
 
 
-def test_units_are_reduced_to_what_they_are_on_disk() -> None:
+def test_units_are_reduced_to_their_state_on_disk() -> None:
     found = of(
         with_units(
             {"name": "a.service", "contents": "x", "mask": False, "enabled": True},
@@ -90,14 +90,14 @@ def test_units_are_reduced_to_what_they_are_on_disk() -> None:
     assert found.list_masks() == {"/etc/systemd/system/b.service"}
 
 
-def test_users_keep_keys_and_password() -> None:
+def test_users_have_keys_and_password() -> None:
     users = [{"name": "core", "sshAuthorizedKeys": ["a", "b"], "passwordHash": "$6$x"}]
     assert of(ignition(passwd={"users": users})).users == {
         "core": WantedUser("core", ("a", "b"), "$6$x")
     }
 
 
-def test_the_operating_system_is_read() -> None:
+def test_operating_system_is_read() -> None:
     found = of(
         os_image_url="r/os@sha256:1",
         extensions_image="r/ext@sha256:2",
@@ -135,7 +135,7 @@ def test_quotes_protect_spaces_in_kernel_arguments(entry: str, arguments: list[s
 
 @fuzz
 @given(st.text(st.sampled_from('ab= \t"')))
-def test_splitting_loses_nothing_but_spaces(entry: str) -> None:
+def test_split_drops_only_spaces(entry: str) -> None:
     found = split_kernel_arguments(entry)
     assert all(argument.strip() for argument in found)
     assert "".join("".join(found).split()) == "".join(entry.split())
@@ -144,16 +144,16 @@ def test_splitting_loses_nothing_but_spaces(entry: str) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"append": [{"source": "data:,x"}]}, "append: a running node's file can't be appended to"),
+        ({"append": [{"source": "data:,x"}]}, "append: cannot append to a file of a running node"),
         ({"mode": 0o1777}, "mode: expected at most 511 (0777), found 1023 (0o1777)"),
         (
             {"contents": {"source": "data:,a b"}},
             "contents.source: invalid URL character 1 after the comma",
         ),
-        ({"path": FORCE_FILE}, f"path: only a person may create {FORCE_FILE}"),
+        ({"path": FORCE_FILE}, f"path: cannot write {FORCE_FILE}: only a user may create it"),
     ],
 )
-def test_a_file_no_node_can_have_is_refused_with_its_place(
+def test_unsupported_file_raises_error_with_its_place(
     values: dict[str, object], message: str
 ) -> None:
     assert refusal(with_files({"path": "/etc/a", **values})) == (
@@ -174,18 +174,16 @@ def test_a_file_no_node_can_have_is_refused_with_its_place(
         ),
         (
             {"extensions": ("kernel-devel",), "kernel_type": "realtime"},
-            "extensions: kernel-devel does not go with kernelType realtime",
+            "extensions: kernel-devel needs the default kernel, not realtime",
         ),
-        ({"kernel_arguments": ("a", "b\0")}, "kernelArguments[1]: it has a control character"),
+        ({"kernel_arguments": ("a", "b\0")}, "kernelArguments[1]: expected no control character"),
     ],
 )
-def test_an_os_no_node_can_have_is_refused_with_its_place(
-    spec: dict[str, object], message: str
-) -> None:
+def test_unsupported_os_raises_error_with_its_place(spec: dict[str, object], message: str) -> None:
     assert refusal(**spec) == f"spec.{message}"
 
 
-def test_a_refusal_names_the_config() -> None:
+def test_error_names_the_config() -> None:
     metadata = ObjectMeta(name="rendered-worker-b")
     assert refusal({}, metadata=metadata).startswith(
         "MachineConfig rendered-worker-b: spec.config.ignition.version: "
@@ -193,7 +191,7 @@ def test_a_refusal_names_the_config() -> None:
 
 
 @needs_oracle
-def test_rendered_configs_of_a_real_cluster_are_wanted_as_they_are() -> None:
+def test_rendered_configs_of_real_cluster_are_read() -> None:
     for path in rendered():
         config = MachineConfig.from_json(documents.load_document(path.read_text(), where=path.name))
         found = read_wanted_state(config)
@@ -204,7 +202,7 @@ def test_rendered_configs_of_a_real_cluster_are_wanted_as_they_are() -> None:
 
 
 @needs_oracle
-def test_what_go_finds_valid_is_wanted() -> None:
+def test_configs_valid_for_go_are_read() -> None:
     for record in records("validate_mc"):
         config = MachineConfig.from_json({"spec": record["spec"]})
         if record["err"] is None:
@@ -232,23 +230,23 @@ SECRETS = ignition(
 )
 
 
-def test_secrets_do_not_show_in_a_representation() -> None:
+def test_repr_withholds_secrets() -> None:
     assert "canary" not in repr(of(SECRETS))
 
 
 @fuzz
 @given(damaged(SECRETS))
-def test_secrets_show_in_no_error_whatever_is_wrong(document: object) -> None:
+def test_secrets_are_absent_from_every_error(document: object) -> None:
     try:
         config = MachineConfig.from_json({"spec": {"config": document}})
-        told = repr(config) + repr(read_wanted_state(config))
+        shown = repr(config) + repr(read_wanted_state(config))
     except ConfigError as error:
-        told = f"{error} {error.remedy}"
-    assert "canary" not in told
+        shown = f"{error} {error.remedy}"
+    assert "canary" not in shown
 
 
 @fuzz
 @given(configs().flatmap(damaged))
-def test_any_config_is_wanted_or_refused(document: object) -> None:
+def test_any_config_raises_only_config_errors(document: object) -> None:
     with contextlib.suppress(ConfigError):
         read_wanted_state(MachineConfig.from_json({"spec": {"config": document}}))

@@ -36,7 +36,10 @@ def test_refused_credential_is_reported_and_previous_one_is_used(site: Site) -> 
     )
     site.reach(goal)
     assert site.machine.agent.start_count == starts + 1, "by the boot"
-    refused = f"{goal.image.registry} refused the newest login for it; the one before stays in use"
+    refused = (
+        f"registry {goal.image.registry} rejected the newest credential; "
+        "the previous one stays in use"
+    )
     wait_until(lambda: ("Warning", "PullSecretUnusable", refused) in site.events())
     path.write_text(right)
     site.reach(site.goal())

@@ -1,6 +1,6 @@
-"""Two configs to what differs on a node between them.
+"""Differences on a node between two configs.
 
-The order of entries, the encoding of contents and metadata make no difference.
+The order of entries, the encoding of contents and the metadata make no difference.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +25,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class EntryChange(Generic[T_co]):
-    """One entry that differs; ``old`` is None when it is added, ``new`` when it is removed."""
+    """A changed entry; ``old`` is None if it was added, ``new`` if it was removed."""
 
     key: str
     """The path or the name."""
@@ -33,14 +33,14 @@ class EntryChange(Generic[T_co]):
     new: T_co | None
 
     def __str__(self) -> str:
-        """The key and what happened to it."""
+        """Return the key with added, removed or changed."""
         if self.old is None:
             return f"{self.key} added"
         return f"{self.key} removed" if self.new is None else f"{self.key} changed"
 
 
 class OSAspect(StrEnum):
-    """What may differ about the OS, in the words of the MachineConfig."""
+    """Property of the OS that can differ, named as in the MachineConfig."""
 
     IMAGE = "osImageURL"
     KERNEL_ARGUMENTS = "kernelArguments"
@@ -52,7 +52,7 @@ class OSAspect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConfigDiff:
-    """What differs, each part in the order of the old config and then of the new one."""
+    """Differences between two configs, in the order of the old config and then of the new one."""
 
     files: tuple[EntryChange[WantedFile], ...] = ()
     directories: tuple[EntryChange[WantedDirectory], ...] = ()
@@ -61,17 +61,19 @@ class ConfigDiff:
     users: tuple[EntryChange[WantedUser], ...] = ()
     os: tuple[OSAspect, ...] = ()
     removed_paths: tuple[str, ...] = ()
-    """The paths that the old config wrote and at which the new one puts nothing, neither a file
-    nor a part of a unit, and that do not outlive the config."""
+    """Paths of files and units that only the old config writes, without those that outlive it."""
 
     @property
     def is_empty(self) -> bool:
-        """Nothing differs."""
+        """Whether the two configs are the same on a node."""
         return self == ConfigDiff()
 
 
 def compare_configs(old: WantedState, new: WantedState) -> ConfigDiff:
-    """What differs; raises `IgnitionError` only for contents that `wanted` has not seen."""
+    """Compare two configs.
+
+    Raises `IgnitionError` only for contents that `read_wanted_state` has not decoded.
+    """
     return ConfigDiff(
         files=tuple(_find_changes(old.files, new.files, _is_same_file)),
         directories=tuple(_find_changes(old.directories, new.directories, _is_equal)),
@@ -86,13 +88,13 @@ def compare_configs(old: WantedState, new: WantedState) -> ConfigDiff:
 def _find_changes(
     old: Mapping[str, T], new: Mapping[str, T], is_same: Callable[[T, T], bool]
 ) -> Iterator[EntryChange[T]]:
-    for key, before in old.items():
-        after = new.get(key)
-        if after is None or not is_same(before, after):
-            yield EntryChange(key, before, after)
-    for key, after in new.items():
+    for key, old_entry in old.items():
+        new_entry = new.get(key)
+        if new_entry is None or not is_same(old_entry, new_entry):
+            yield EntryChange(key, old_entry, new_entry)
+    for key, new_entry in new.items():
         if key not in old:
-            yield EntryChange(key, None, after)
+            yield EntryChange(key, None, new_entry)
 
 
 def _is_equal(old: T, new: T) -> bool:

@@ -1,4 +1,4 @@
-"""What a config put on a node, against what is found there now."""
+"""Comparison of the files and settings of a config with those found on the node."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ UNIT_MODE = 0o644
 
 
 class EntryKind(StrEnum):
-    """What stands at a path."""
+    """Kind of entry at a path."""
 
     FILE = "file"
     DIRECTORY = "directory"
@@ -25,7 +25,7 @@ class EntryKind(StrEnum):
 
 
 class DriftAttribute(StrEnum):
-    """What about a path, a unit or the node is not as it should be."""
+    """Attribute of a path, a unit or the node that differs from the config."""
 
     KIND = "kind"
     CONTENTS = "contents"
@@ -41,11 +41,11 @@ class DriftAttribute(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ActualEntry:
-    """What stands at a path now; a link is not followed.
+    """Entry found at a path; a link is not followed.
 
-    ``user`` and ``group`` are the names the machine has for the numbers, empty when it has none;
-    ``default_label`` is what the machine's policy would have the path labelled, which is ``label``
-    when it has nothing against that one.
+    ``user`` and ``group`` are the names of ``uid`` and ``gid`` on the node, empty without a name.
+    ``default_label`` is the SELinux label that the node's policy assigns to the path. It equals
+    ``label`` where the policy accepts that one.
     """
 
     kind: EntryKind
@@ -62,7 +62,7 @@ class ActualEntry:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedEntry:
-    """What should stand at a path; None is not looked at."""
+    """Entry that a config requires at a path; attributes that are None are not compared."""
 
     path: str
     kind: EntryKind
@@ -72,16 +72,16 @@ class ExpectedEntry:
     group: UserOrGroup | None = None
     target: str | None = None
     digest: str = field(default="", compare=False)
-    """Of the contents, where it is known already."""
+    """SHA-256 of the contents; empty until it is computed."""
 
     def drop_contents(self) -> "ExpectedEntry":
-        """The same without the contents: they are large, and may be secret."""
+        """Return a copy without the contents, which are large and may be secret."""
         if self.kind is not EntryKind.FILE:
             return self
         return replace(self, contents=None, digest=self.compute_sha256())
 
     def compute_sha256(self) -> str:
-        """The digest of what the file should hold; raises `IgnitionError`."""
+        """Return the SHA-256 of the expected contents; raises `IgnitionError`."""
         if self.digest:
             return self.digest
         if isinstance(self.contents, Contents):
@@ -91,7 +91,7 @@ class ExpectedEntry:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One thing that is not as the config says; contents are named by their digest."""
+    """One difference from the config; contents are represented by their digest."""
 
     subject: str
     attribute: DriftAttribute
@@ -103,7 +103,7 @@ class Drift:
 
 
 def compute_expected_entries(wanted: WantedState) -> dict[str, ExpectedEntry]:
-    """What should stand at each path; not those of credentials, which change on their own."""
+    """Return the expected entry of each path, without credentials, which rotate separately."""
     entries = [
         *(_expect_file(file) for file in wanted.files.values()),
         *(
@@ -123,7 +123,7 @@ def compute_expected_entries(wanted: WantedState) -> dict[str, ExpectedEntry]:
 
 
 def list_expected_paths(wanted: WantedState) -> Iterator[str]:
-    """The paths of `compute_expected_entries`, which costs much less."""
+    """Yield the paths of `compute_expected_entries` at a much lower cost."""
     soft = (link.path for link in wanted.links.values() if not link.is_hard)
     units = (path for unit in wanted.units.values() for path in _list_unit_paths(unit))
     for path in chain(wanted.files, wanted.directories, soft, units):
@@ -132,31 +132,31 @@ def list_expected_paths(wanted: WantedState) -> Iterator[str]:
 
 
 def compare_entry(entry: ExpectedEntry, found: ActualEntry) -> tuple[Drift, ...]:
-    """What is wrong at one path; nothing is compared with a thing of another kind."""
+    """Compare one path with its expected entry; entries of another kind differ only in that."""
     if entry.kind is not found.kind:
         return (Drift(entry.path, DriftAttribute.KIND, entry.kind, found.kind),)
     return tuple(_find_differences(entry, found))
 
 
 def find_unknown_dropins(wanted: WantedState, present: Iterable[str]) -> tuple[Drift, ...]:
-    """The drop-ins of wanted units that stand in ``present`` and that the config does not know.
+    """Return the drop-ins in ``present`` that belong to wanted units but not to the config.
 
-    The distribution and other programs write drop-ins, too: what to do about one is a matter of
-    policy, not of this comparison.
+    The distribution and other programs also write drop-ins. The caller's policy decides about
+    them.
     """
     known = {*wanted.list_unit_files(), *wanted.files}
-    below = tuple(f"{names.unit_path(name)}.d/" for name in wanted.units)
+    directories = tuple(f"{names.unit_path(name)}.d/" for name in wanted.units)
     return tuple(
         Drift(path, DriftAttribute.KIND, EntryKind.NOTHING, EntryKind.FILE)
         for path in sorted(present)
-        if path not in known and path.startswith(below) and path.endswith(".conf")
+        if path not in known and path.startswith(directories) and path.endswith(".conf")
     )
 
 
 def find_unit_drift(wanted: WantedState, states: Mapping[str, str]) -> tuple[Drift, ...]:
-    """The units whose enablement, as systemd calls it, is not the wanted one.
+    """Return the units whose enablement state in systemd contradicts the config.
 
-    A unit that is to be enabled, has no contents and is not on the machine is left alone.
+    A missing unit is no drift when the config enables it but has no contents for it.
     """
     return tuple(
         Drift(unit.name, DriftAttribute.ENABLEMENT, expectation, state)
@@ -167,14 +167,14 @@ def find_unit_drift(wanted: WantedState, states: Mapping[str, str]) -> tuple[Dri
 
 
 def find_argument_drift(wanted: Iterable[str], booted: Iterable[str]) -> tuple[Drift, ...]:
-    """The kernel arguments that are missing; the machine may have any others beside them."""
+    """Return the kernel arguments that are missing; additional ones are no drift."""
     missing = list(wanted)
     for argument in booted:
         if argument in missing:
             missing.remove(argument)
     if not missing:
         return ()
-    from treenail.config.redact import redact_line  # noqa: PLC0415 - slow, and hardly ever due
+    from treenail.config.redact import redact_line  # noqa: PLC0415 - slow import, rarely needed
 
     return tuple(
         Drift(
@@ -185,7 +185,7 @@ def find_argument_drift(wanted: Iterable[str], booted: Iterable[str]) -> tuple[D
 
 
 def find_package_drift(wanted: Iterable[str], installed: Iterable[str]) -> tuple[Drift, ...]:
-    """The packages that are missing; more of them are no drift."""
+    """Return the packages that are missing; additional ones are no drift."""
     missing = sorted(set(wanted) - set(installed))
     return tuple(Drift(name, DriftAttribute.PACKAGES, "installed", "nothing") for name in missing)
 
@@ -239,8 +239,8 @@ def _find_differences(entry: ExpectedEntry, found: ActualEntry) -> Iterator[Drif
     if entry.target is not None and entry.target != found.target:
         from treenail.config.redact import redact_line  # noqa: PLC0415 - as above
 
-        shown, actual = redact_line(entry.target), redact_line(found.target)
-        yield Drift(entry.path, DriftAttribute.TARGET, shown, actual)
+        target, actual_target = redact_line(entry.target), redact_line(found.target)
+        yield Drift(entry.path, DriftAttribute.TARGET, target, actual_target)
     if found.default_label and found.label != found.default_label:
         yield Drift(entry.path, DriftAttribute.LABEL, found.default_label, found.label or "nothing")
 
@@ -252,7 +252,7 @@ def _find_wanted_enablement(unit: WantedUnit) -> str:
 
 
 def _list_wrong_states(unit: WantedUnit) -> frozenset[str]:
-    """The states that contradict the wish; others, such as static or generated, do not."""
+    """Return the states that contradict the config; others, such as static, do not."""
     if not unit.enabled:
         return frozenset({"enabled", "enabled-runtime"})
     wrong = frozenset({"disabled", "masked", "masked-runtime"})

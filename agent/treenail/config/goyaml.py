@@ -1,9 +1,9 @@
-"""The YAML that Go writes for a JSON value, byte for byte, because a name is hashed from it.
+"""YAML encoder that is byte-identical with Go's, because rendered names hash its output.
 
-The reference hashes what go-yaml 2.4 emits for a structure that went through Go's JSON. The
-rules here are that emitter's: block style, width 80, and its reading of YAML 1.1 to decide what
-must be quoted. Only what a configuration can hold is written: mappings with fixed keys, lists,
-strings, integers, booleans and null.
+The Machine Config Operator hashes the output of go-yaml 2.4 for a structure that went through
+Go's JSON. This encoder follows the rules of that emitter: block style, width 80, and its reading
+of YAML 1.1 to decide about quotes. It supports the types of a MachineConfigSpec: mappings with
+fixed keys, lists, strings, integers, booleans and null.
 """
 
 import math
@@ -33,10 +33,10 @@ _ESCAPES = {
 
 
 def encode_yaml(value: Json) -> bytes:
-    """The document go-yaml writes for ``value``, ending in a line feed.
+    """Encode ``value`` as go-yaml does, with a line feed at the end.
 
-    Keys must be words, as those of Kubernetes structures are: only then are they written bare and
-    is go-yaml's order of keys that of their characters. Raises `ValueError` for any other value.
+    Keys must be ASCII words, as in Kubernetes structures. Only for such keys does go-yaml omit
+    quotes and sort by characters. Raises `ValueError` for any other value.
     """
     out: list[str] = []
     if value:
@@ -49,7 +49,7 @@ def encode_yaml(value: Json) -> bytes:
 def _write_mapping(value: Json, indent: int, out: list[str], *, is_begun: bool) -> None:
     for key in sorted(value):
         if not (key.isascii() and key.isalpha() and isinstance(resolve_scalar(key), str)):
-            raise ValueError(f"{key!r} is no key of a Kubernetes structure")
+            raise ValueError(f"{key!r} is not a key of a Kubernetes structure")
         lead = "" if is_begun else " " * indent
         is_begun = False
         out.append(f"{lead}{key}:")
@@ -79,7 +79,7 @@ def _write_sequence(items: list[object], indent: int, out: list[str], *, is_begu
 
 
 def _format_value(value: object, column: int, indent: int) -> str:
-    """What fits behind a colon or a dash, with the end of the line."""
+    """Format a value that follows a colon or a dash, with the end of the line."""
     match value:
         case str():
             return _format_string(
@@ -96,11 +96,11 @@ def _format_value(value: object, column: int, indent: int) -> str:
         case dict():
             return "{}\n"
         case _:
-            raise ValueError(f"a hashed structure can't hold {type(value).__name__}")
+            raise ValueError(f"cannot encode {type(value).__name__} in a hashed structure")
 
 
 def _fold_nel(found: re.Match[str]) -> str:
-    # Go's JSON leaves U+0085 bare, and go-yaml folds it as a line break when it reads that.
+    # Go's JSON does not escape U+0085, and go-yaml folds it as a line break when it reads that.
     breaks = found[1].count("\u0085")
     return " " if breaks == 1 else "\n" * (breaks - 1)
 
@@ -131,7 +131,7 @@ def _has_indicators(text: str) -> bool:
 
 
 def _is_read_as_other_type(text: str) -> bool:
-    """Whether go-yaml reads the bare text as something else, or other readers as base 60."""
+    """Whether go-yaml reads the unquoted text as another type, or other parsers as base 60."""
     return (
         not isinstance(resolve_scalar(text), str)
         or _BASE60.fullmatch(text) is not None
@@ -169,7 +169,7 @@ def _format_single_quoted(text: str, column: int, indent: int) -> str:
 
 
 def _fold_lines(text: str, column: int, indent: int) -> str:
-    """The text with a lone space turned into a line break wherever the line is over-long."""
+    """Fold lines that are too long at single spaces."""
     if column + len(text) <= _WIDTH:
         return text
     out = []
@@ -193,7 +193,7 @@ def _fold_lines(text: str, column: int, indent: int) -> str:
 
 def _format_double_quoted(text: str, column: int, indent: int) -> str:
     if text.startswith("\ufeff"):
-        # go-yaml looks for a byte order mark at the start of the text for every character.
+        # go-yaml checks the start of the text for a byte order mark at every character.
         return f'"{"".join(map(_escape_char, text))}"\n'
     out = ['"']
     column += 1

@@ -1,8 +1,8 @@
-"""Ignition configs made into one, by Ignition's own rules.
+"""Merge of Ignition configs, by Ignition's rules.
 
-What a later config sets wins, what it leaves out stays as it was. Entries of a list are the same
-when their keys are: they are merged where the earlier one stands, new ones follow at the end.
-Some lists share their keys, so that a link replaces the file of its path; some are only appended.
+A field of a later config overrides the earlier one, a missing field leaves it unchanged. List
+entries with the same key are merged in place of the earlier one, new ones follow at the end.
+Some lists share their keys, so that a link replaces the file at its path. Some only grow.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,26 +14,26 @@ from treenail.errors import IgnitionError
 
 @dataclass(frozen=True, slots=True)
 class _ListShape:
-    """A list: what identifies an entry, and which lists it shares its keys with."""
+    """Shape of a list: the key of an entry, and the lists that share the keys."""
 
     entry: "_ObjectShape | None" = None
-    """None when the entries are texts, which identify themselves."""
+    """None for a list of strings, which are their own keys."""
     key: Sequence[str] = ()
-    """Fields that identify an entry: the first one that is set."""
+    """Fields that identify an entry: the first one that has a value."""
     is_appended: bool = False
     family: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _ObjectShape:
-    """An object: its plain fields with their types, and those that are lists or objects."""
+    """Shape of an object: its plain fields with their types, and its lists and objects."""
 
     plain: Mapping[str, type]
     nested: Mapping[str, "_ObjectShape | _ListShape"] = field(default_factory=dict)
 
 
 class IgnitionMerger:
-    """A config that grows by every one that is added, without what Ignition 3.5 does not know."""
+    """Accumulator of Ignition configs; fields unknown to Ignition 3.5 are dropped."""
 
     __slots__ = ("_tree",)
 
@@ -41,19 +41,19 @@ class IgnitionMerger:
         self._tree = _MergedObject(_CONFIG)
 
     def add_config(self, config: Json, place: str) -> None:
-        """Merge a config of version 3.5 into it.
+        """Merge a config of version 3.5 into the accumulated one.
 
-        Raises `IgnitionError` that names the place of a value of the wrong type.
+        Raises `IgnitionError` with the place of a value of the wrong type.
         """
         self._tree.add_fields(Fields(config, place, IgnitionError))
 
     def to_json(self) -> Json:
-        """The merged config, without what is empty."""
+        """Return the merged config, without empty objects and lists."""
         return self._tree.to_json()
 
 
 class _MergedObject:
-    """An object whose lists are kept by key, in the order in which the keys came."""
+    """Merged object; its lists are stored by key, in the order of the first occurrence."""
 
     __slots__ = ("_lists", "_objects", "_plain", "_shape")
 
@@ -89,9 +89,9 @@ class _MergedObject:
 
     def _merge_list(self, fields: Fields, name: str, part: _ListShape) -> None:
         own = self._lists.setdefault(name, {})
-        kin = [self._lists.get(other, {}) for other in part.family if other != name]
+        family = [self._lists.get(other, {}) for other in part.family if other != name]
         for key, entry in _read_keyed_entries(fields, name, part):
-            for others in kin:
+            for others in family:
                 others.pop(key, None)
             present = own.get(key)
             if isinstance(entry, str) or part.entry is None:
@@ -114,7 +114,7 @@ def _read_plain(fields: Fields, name: str, kind: type) -> str | int | bool | Non
 def _read_keyed_entries(
     fields: Fields, name: str, part: _ListShape
 ) -> Iterator[tuple[object, Fields | str]]:
-    """The entries of a list; those that are appended are like no other."""
+    """Yield the entries of a list with their keys; appended entries have unique keys."""
     if part.entry is None:
         for text in fields.get_text_list(name):
             yield (object() if part.is_appended else text), text
@@ -129,7 +129,7 @@ def _compute_key(entry: Fields, names: Sequence[str], shape: _ObjectShape) -> ob
 
 
 def _is_removal(entry: Fields, shape: _ObjectShape) -> bool:
-    """A header without a value takes the earlier one of its name away."""
+    """Whether the entry is a header without a value, which removes the earlier one of its name."""
     return shape is _HEADER and entry.values.get("value") is None
 
 

@@ -1,4 +1,4 @@
-"""Which login a registry is shown: the newest, or, once that was refused, the one before it."""
+"""Selection of registry credentials: the newest, or the previous one after a rejection."""
 
 import hashlib
 import json
@@ -18,12 +18,12 @@ Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class CredentialHistory:
-    """What using logins has shown; by registry, as pull secrets name it."""
+    """Results of using credentials, by registry as named in pull secrets."""
 
     last_good: Mapping[str, RegistryCredential] = field(default_factory=dict, repr=False)
-    """What was used with success last, or what was in place before a newer one came."""
+    """Credential of the last successful pull, or the one in place before a newer one arrived."""
     rejected_digests: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The digest of the newest login, where the registry refused it."""
+    """Digest of the newest credential, where the registry rejected it."""
 
     @property
     def is_empty(self) -> bool:
@@ -33,27 +33,27 @@ class CredentialHistory:
 def renew_history(
     history: CredentialHistory, in_place: PullSecret, newest: PullSecret
 ) -> CredentialHistory:
-    """What is known once the newest logins stand beside those that are in place.
+    """Return the history after the newest credentials arrived.
 
-    A login that is replaced without ever having been used is kept if there is no better one. Of
-    registries without a login any more nothing is kept: somebody took it away.
+    A replaced credential that was never used is retained when there is no better one. The history
+    drops registries that the newest pull secret does not contain: a user removed them.
     """
     good = {name: login for name, login in history.last_good.items() if name in newest.credentials}
     for name, login in newest.credentials.items():
         before = in_place.credentials.get(name)
         if before is not None and before != login:
             good.setdefault(name, before)
-    refused = {
+    rejected = {
         name: digest
         for name, digest in history.rejected_digests.items()
         if name in newest.credentials
         and digest == _compute_credential_digest(newest.credentials[name])
     }
-    return CredentialHistory(good, refused)
+    return CredentialHistory(good, rejected)
 
 
 def select_credentials(history: CredentialHistory, newest: PullSecret) -> PullSecret:
-    """The logins to pull with."""
+    """Return the credentials to pull with."""
     return PullSecret(
         {
             name: history.last_good.get(name, login) if name in history.rejected_digests else login
@@ -65,10 +65,10 @@ def select_credentials(history: CredentialHistory, newest: PullSecret) -> PullSe
 def record_rejection(
     history: CredentialHistory, newest: PullSecret, image: str
 ) -> CredentialHistory | None:
-    """What is known once the registry refused the login in use for the image's pull spec.
+    """Return the history after the registry rejected the current credential for the image.
 
-    None when there is no other login to try. When it was the earlier one that was refused, the
-    newest is on trial again from the next attempt on: the registry may have learnt of it by then.
+    None when there is no other credential to try. After a rejection of the previous credential
+    the next attempt uses the newest again: the registry may accept it by then.
     """
     name = find_registry(newest, image)
     if name is None:
@@ -86,7 +86,7 @@ def record_rejection(
 
 
 def record_success(history: CredentialHistory, newest: PullSecret, image: str) -> CredentialHistory:
-    """What is known once the image was pulled: nothing before the login in use is needed."""
+    """Return the history after a pull: it needs no credential older than the current one."""
     name = find_registry(newest, image)
     if name is None:
         return history
@@ -95,9 +95,9 @@ def record_success(history: CredentialHistory, newest: PullSecret, image: str) -
 
 
 def find_registry(secret: PullSecret, image: str) -> str | None:
-    """The entry whose login is shown for the pull spec: the longest that begins it.
+    """Return the registry entry for the pull spec: the longest one that is its prefix.
 
-    That is how containers-auth.json(5) looks them up: by ever shorter paths, down to the host.
+    containers-auth.json(5) specifies this lookup: ever shorter paths, down to the host.
     """
     path = image.partition("@")[0]
     host, slash, rest = path.partition("/")
@@ -110,14 +110,14 @@ def find_registry(secret: PullSecret, image: str) -> str | None:
 
 
 def describe_rejections(history: CredentialHistory, newest: PullSecret) -> Iterator[str]:
-    """A sentence for each newest login that is not used."""
+    """Yield a message for each newest credential that is not in use."""
     for name in sorted(history.rejected_digests):
         if history.last_good.get(name, newest.credentials[name]) != newest.credentials[name]:
-            yield f"{name} refused the newest login for it; the one before stays in use"
+            yield f"registry {name} rejected the newest credential; the previous one stays in use"
 
 
 def encode_history(history: CredentialHistory) -> bytes:
-    """The experience as JSON; it holds logins."""
+    """Encode the history as JSON, which contains credentials."""
     document: Json = json.loads(encode_pull_secret(PullSecret(history.last_good)))
     return (
         json.dumps({**document, "refused": dict(history.rejected_digests)}, sort_keys=True).encode()
@@ -126,13 +126,13 @@ def encode_history(history: CredentialHistory) -> bytes:
 
 
 def decode_history(content: bytes, *, where: str) -> CredentialHistory:
-    """What `encode_history` made; raises `CredentialError`, which repeats nothing of it."""
+    """Decode the output of `encode_history`; raises `CredentialError` without its content."""
     good = parse_pull_secret(content, where=where).credentials
     document = json.loads(content) if content.strip() else {}
-    noted = document.get("refused") or {}
-    if not isinstance(noted, dict) or not all(isinstance(each, str) for each in noted.values()):
-        raise CredentialError(f"{where}: what was refused is not digests by registry")
-    return CredentialHistory(good, noted)
+    digests = document.get("refused") or {}
+    if not isinstance(digests, dict) or not all(isinstance(each, str) for each in digests.values()):
+        raise CredentialError(f'cannot parse {where}: "refused" is not an object of digests')
+    return CredentialHistory(good, digests)
 
 
 def _compute_credential_digest(login: RegistryCredential) -> str:

@@ -1,4 +1,4 @@
-"""Many MachineConfigs made into one, as the Machine Config Operator does it."""
+"""Merge of MachineConfigs into a rendered one, by the rules of the Machine Config Operator."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ _SourceNames = dict[tuple[str, str], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class BaseImages:
-    """What nodes run when no MachineConfig names another image."""
+    """Images that nodes run when no MachineConfig names another one."""
 
     os: str = ""
     extensions: str = ""
@@ -28,40 +28,40 @@ class BaseImages:
 
 @dataclass(frozen=True, slots=True)
 class MergedConfig:
-    """A rendered config before it has a name."""
+    """Rendered config without a name."""
 
     spec: Json = field(repr=False)
-    """A MachineConfigSpec, with every field of it."""
+    """MachineConfigSpec with all its fields."""
     sources: tuple[str, ...]
-    """The MachineConfigs, in the order of merging."""
+    """Names of the MachineConfigs, in the order of merging."""
     provenance: Provenance = field(repr=False)
     has_os_image_override: bool
 
 
 def merge_machine_configs(configs: Iterable[MachineConfig], base: BaseImages) -> MergedConfig:
-    """The configs merged, in whatever order they come.
+    """Merge the configs; their order in ``configs`` does not matter.
 
-    Those of role worker go first, then all others, both by name, so that a custom pool's always
-    win. Raises `ConfigError` that names the MachineConfig.
+    Those of role worker come first, then all others, both sorted by name. A custom pool's config
+    therefore overrides them. Raises `ConfigError` with the name of the MachineConfig.
     """
     ordered = sort_configs(configs)
-    told: _SourceNames = {}
-    merged = _merge_ignition(ordered, told)
+    sources: _SourceNames = {}
+    merged = _merge_ignition(ordered, sources)
     for config in ordered:
         for entry in _list_own_entries(config):
-            told.setdefault(entry, []).append(config.name)
+            sources.setdefault(entry, []).append(config.name)
     kernel = _find_last(
         (each.kernel_type for each in ordered if each.kernel_type != DEFAULT_KERNEL),
         DEFAULT_KERNEL,
     )
-    _reject_kernel_devel(kernel, told)
-    # What the controllers generate names the image of the release, which is the base already.
-    people = [each for each in ordered if not _is_generated(each)]
-    os_image = _find_last((each.os_image_url for each in people), base.os)
+    _reject_kernel_devel(kernel, sources)
+    # Generated MachineConfigs name the image of the release, which is the base already.
+    by_users = [each for each in ordered if not _is_generated(each)]
+    os_image = _find_last((each.os_image_url for each in by_users), base.os)
     spec: Json = {
         "osImageURL": os_image,
         "baseOSExtensionsContainerImage": _find_last(
-            (each.extensions_image for each in people), base.extensions
+            (each.extensions_image for each in by_users), base.extensions
         ),
         "config": merged,
         "kernelArguments": [word for each in ordered for word in each.kernel_arguments],
@@ -72,13 +72,13 @@ def merge_machine_configs(configs: Iterable[MachineConfig], base: BaseImages) ->
     return MergedConfig(
         spec=spec,
         sources=tuple(each.name for each in ordered),
-        provenance=Provenance({entry: tuple(names) for entry, names in told.items()}),
+        provenance=Provenance({entry: tuple(names) for entry, names in sources.items()}),
         has_os_image_override=os_image != base.os,
     )
 
 
 def sort_configs(configs: Iterable[MachineConfig]) -> tuple[MachineConfig, ...]:
-    """The order in which MachineConfigs are merged; names sort by their bytes."""
+    """Sort MachineConfigs in the order of merging; names sort by their bytes."""
     return tuple(
         sorted(
             configs,
@@ -87,7 +87,7 @@ def sort_configs(configs: Iterable[MachineConfig]) -> tuple[MachineConfig, ...]:
     )
 
 
-def _merge_ignition(configs: Sequence[MachineConfig], told: _SourceNames) -> Json:
+def _merge_ignition(configs: Sequence[MachineConfig], sources: _SourceNames) -> Json:
     merging = IgnitionMerger()
     merging.add_config({"ignition": {"version": VERSION}}, "")
     merged = False
@@ -96,17 +96,17 @@ def _merge_ignition(configs: Sequence[MachineConfig], told: _SourceNames) -> Jso
             continue
         found = _read_ignition(config)
         if index:
-            # The reference says "not compressed" aloud in what it merges, so that a plain file
-            # replaces a compressed one, and takes it back at the end.
+            # The Machine Config Operator adds an empty compression before the merge, so that a
+            # plain file replaces a compressed one, and removes it after the merge.
             found = _map_files(found, _add_compression)
             merged = True
         merging.add_config(found, f"MachineConfig {config.name}: spec.config")
         for entry in list_named_entries(found):
-            told.setdefault(entry, []).append(config.name)
+            sources.setdefault(entry, []).append(config.name)
     found = merging.to_json()
-    for entry in told.keys() - set(list_named_entries(found)):
-        del told[entry]
-    # Ignition keeps a file that is there, MachineConfigs never did.
+    for entry in sources.keys() - set(list_named_entries(found)):
+        del sources[entry]
+    # Ignition does not replace an existing file without overwrite, MachineConfigs always did.
     found = _map_files(found, lambda file: {"overwrite": True, **file})
     return _map_files(found, _drop_empty_compression) if merged else found
 
@@ -141,7 +141,7 @@ def _drop_empty_compression(file: Json) -> Json:
 
 
 def _list_own_entries(config: MachineConfig) -> Iterator[tuple[str, str]]:
-    """What the config says beside its Ignition config, as entries of the provenance."""
+    """Yield the provenance entries of a config outside its Ignition config."""
     for argument in config.kernel_arguments:
         yield "kernelArguments", argument
     for extension in config.extensions:
@@ -166,11 +166,11 @@ def _find_last(names: Iterable[str], default: str) -> str:
     return found[-1] if found else default
 
 
-def _reject_kernel_devel(kernel: str, told: _SourceNames) -> None:
-    wants = told.get(("extensions", "kernel-devel"))
-    if wants and kernel != DEFAULT_KERNEL:
+def _reject_kernel_devel(kernel: str, sources: _SourceNames) -> None:
+    devel_sources = sources.get(("extensions", "kernel-devel"))
+    if devel_sources and kernel != DEFAULT_KERNEL:
         raise ConfigError(
-            f"MachineConfig {wants[-1]}: the extension kernel-devel needs the default kernel, but "
-            f"MachineConfig {told['kernelType', ''][-1]} asks for {kernel}",
-            remedy="take one of the two out of the pool",
+            f"MachineConfig {devel_sources[-1]}: the extension kernel-devel needs the default "
+            f"kernel, but MachineConfig {sources['kernelType', ''][-1]} sets kernelType {kernel}",
+            remedy="remove one of the two from the pool",
         )

@@ -1,4 +1,4 @@
-"""Where every entry of a rendered config came from."""
+"""Provenance: the source MachineConfigs of every entry of a rendered config."""
 
 import base64
 import json
@@ -10,7 +10,7 @@ from treenail.api.decode import Fields, Json, load_json
 from treenail.errors import ConfigError
 
 PROVENANCE = "treenail.io/provenance"
-"""Annotation of a rendered MachineConfig: where its entries came from."""
+"""Annotation of a rendered MachineConfig with the sources of its entries."""
 
 _PLAIN_LIMIT = 32 * 1024
 _TEXT_LIMIT = 16 * 1024 * 1024
@@ -33,26 +33,26 @@ _NAMED = {
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """The MachineConfigs behind each entry, the one that had the last word at the end.
+    """Names of the MachineConfigs that set each entry, the one that takes effect last.
 
     An entry is a section and a name: ``files`` and ``/etc/a``, ``dropins`` and
-    ``a.service/10-b.conf``, ``kernelArguments`` and an argument, or a section alone for what there
-    is only one of, such as ``kernelType``.
+    ``a.service/10-b.conf``, ``kernelArguments`` and an argument. The name is empty for a section
+    with a single value, such as ``kernelType``.
     """
 
     entries: Mapping[tuple[str, str], tuple[str, ...]]
 
     def find_sources(self, section: str, name: str = "") -> tuple[str, ...]:
-        """Who said so; empty when nobody did."""
+        """Return the MachineConfigs that set the entry; empty without any."""
         return self.entries.get((section, name), ())
 
     def find_section_sources(self, section: str) -> tuple[str, ...]:
-        """Everybody who named an entry of the section."""
+        """Return the MachineConfigs that set any entry of the section."""
         found = (names for (where, _name), names in self.entries.items() if where == section)
         return tuple(dict.fromkeys(name for names in found for name in names))
 
     def to_text(self) -> str:
-        """What is kept in an annotation of the rendered config; packed when it is long."""
+        """Encode the provenance for the annotation; long text is compressed."""
         text = json.dumps(self.to_json(), separators=(",", ":"))
         if len(text) <= _PLAIN_LIMIT:
             return text
@@ -60,7 +60,7 @@ class Provenance:
 
     @classmethod
     def from_text(cls, text: str) -> "Provenance":
-        """What `to_text` wrote; raises `ConfigError`."""
+        """Decode the output of `to_text`; raises `ConfigError`."""
         where = f"annotation {PROVENANCE}"
         if text.startswith(_PACKED):
             unpacker = zlib.decompressobj()
@@ -68,11 +68,11 @@ class Provenance:
                 packed = base64.b64decode(text[len(_PACKED) :], validate=True)
                 text = unpacker.decompress(packed, _TEXT_LIMIT).decode()
             except (ValueError, zlib.error) as error:
-                raise ConfigError(f"{where}: expected packed JSON, found something else") from error
+                raise ConfigError(f"{where}: expected compressed JSON, found other data") from error
         return cls.from_json(load_json(text, where=where))
 
     def to_json(self) -> Json:
-        """Short enough to be kept beside the config: every MachineConfig is named once."""
+        """Encode the provenance as JSON; each MachineConfig name occurs once, to save space."""
         sources = list(dict.fromkeys(name for found in self.entries.values() for name in found))
         at = {name: index for index, name in enumerate(sources)}
         sections: dict[str, dict[str, list[int]]] = {}
@@ -82,7 +82,7 @@ class Provenance:
 
     @classmethod
     def from_json(cls, document: object) -> "Provenance":
-        """What `to_json` wrote; raises `ConfigError`."""
+        """Decode the output of `to_json`; raises `ConfigError`."""
         fields = Fields.from_json(document, "")
         sources = fields.get_text_list("sources")
         entries: dict[tuple[str, str], tuple[str, ...]] = {}
@@ -99,7 +99,7 @@ class Provenance:
 
 
 def list_named_entries(config: Json) -> Iterator[tuple[str, str]]:
-    """Section and name of every entry that an Ignition config has."""
+    """Yield section and name of every entry of an Ignition config."""
     fields = Fields.from_json(config, "")
     for section, (parent, key) in _NAMED.items():
         for entry in fields.get_object(parent).iter_objects(section):

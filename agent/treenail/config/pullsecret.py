@@ -1,4 +1,4 @@
-"""Pull secrets: which registry is shown which login."""
+"""Pull secrets: credentials by registry."""
 
 import binascii
 import json
@@ -9,14 +9,14 @@ from treenail.errors import CredentialError
 
 Json = dict[str, object]
 
-_LIMIT = 1024 * 1024  # the most that a Kubernetes Secret holds
+_LIMIT = 1024 * 1024  # the maximum size of a Kubernetes Secret
 _FIELDS = {"auth", "username", "password", "identitytoken"}
 _DOCKER_HUB = {"index.docker.io", "registry-1.docker.io"}
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryCredential:
-    """What a registry is shown; without both fields nothing, which is a login too."""
+    """Credential for a registry; empty fields mean anonymous access."""
 
     auth: str = field(default="", repr=False)
     """``user:password`` in base64."""
@@ -25,17 +25,16 @@ class RegistryCredential:
 
 @dataclass(frozen=True, slots=True)
 class PullSecret:
-    """Logins by registry: ``host`` or ``host:port``, perhaps with a path that narrows it."""
+    """Credentials by registry: ``host`` or ``host:port``, optionally with a path."""
 
     credentials: Mapping[str, RegistryCredential] = field(default_factory=dict, repr=False)
 
 
 def parse_pull_secret(content: bytes, *, where: str) -> PullSecret:
-    """The logins in a ``.dockerconfigjson`` or in the older ``.dockercfg``; empty is none.
+    """Parse a ``.dockerconfigjson`` or the older ``.dockercfg``; empty content has no credentials.
 
-    Raises `CredentialError`, which says where and what is wrong and repeats nothing of the
-    content: an entry is named by its number, because even a registry's name may be a password
-    that somebody put in the wrong place.
+    Raises `CredentialError`, which contains no part of the content. It identifies an entry by its
+    number, because even the name of a registry may be a misplaced password.
     """
     if len(content) > _LIMIT:
         raise _make_error(where, f"it is longer than {_LIMIT} bytes")
@@ -46,19 +45,19 @@ def parse_pull_secret(content: bytes, *, where: str) -> PullSecret:
         raise _make_error(where, "it is not a JSON object")
     auths = _find_auths(document)
     if not isinstance(auths, dict):
-        raise _make_error(where, 'it has no object "auths", and is no .dockercfg either')
+        raise _make_error(where, 'it has no object "auths" and is not a .dockercfg')
     found: dict[str, RegistryCredential] = {}
     exact: set[str] = set()
     for number, (name, entry) in enumerate(auths.items(), 1):
         registry = _normalize_registry(name)
         if not registry or not registry.isprintable() or " " in registry:
-            raise _make_error(where, f"the name of entry {number} is not that of a registry")
+            raise _make_error(where, f"the name of entry {number} is not a registry name")
         login = _parse_credential(entry)
         if login is None:
             raise _make_error(
                 where, f"entry {number} has no usable auth, username and password, or identitytoken"
             )
-        # Two spellings of one registry: the one that needed no tidying is what pulls look for.
+        # Two spellings of one registry: pulls look up the one that is normalized already.
         if registry == name or registry not in exact:
             found[registry] = login
         if registry == name:
@@ -67,25 +66,25 @@ def parse_pull_secret(content: bytes, *, where: str) -> PullSecret:
 
 
 def merge_pull_secrets(internal: PullSecret, cluster: PullSecret) -> PullSecret:
-    """The logins of both; the cluster's wins where both name the same registry.
+    """Merge both pull secrets; the cluster's entry overrides the internal one.
 
-    That is the order in which the Machine Config Operator builds its own merged secret: the
-    internal registry's entries first, the global pull secret over them.
+    The Machine Config Operator builds its merged secret in the same order: first the entries of
+    the internal registry, then the global pull secret.
     """
     return PullSecret({**internal.credentials, **cluster.credentials})
 
 
 def encode_pull_secret(secret: PullSecret) -> bytes:
-    """The secret as ``.dockerconfigjson``; the same logins are always the same bytes.
+    """Encode the secret as ``.dockerconfigjson``; equal credentials give equal bytes.
 
-    A user name with its password becomes ``auth``: it is all that containers-auth.json(5) reads.
+    User name and password become ``auth``, the only form that containers-auth.json(5) reads.
     """
     auths = {registry: _encode_entry(login) for registry, login in secret.credentials.items()}
     return json.dumps({"auths": auths}, sort_keys=True, indent=1).encode() + b"\n"
 
 
 def _decode_json(content: bytes) -> object:
-    """None for what is not JSON; the parser's own error would carry the content along."""
+    """Decode JSON; None for invalid JSON, because the parser's error contains the content."""
     try:
         return json.loads(content)
     except (ValueError, RecursionError):
@@ -93,7 +92,7 @@ def _decode_json(content: bytes) -> object:
 
 
 def _find_auths(document: Json) -> object:
-    """The entries by registry; in a .dockercfg they are the document."""
+    """Return the entries by registry; a .dockercfg has them at the top level."""
     if "auths" in document:
         return {} if document["auths"] is None else document["auths"]
     known = (isinstance(entry, dict) and entry.keys() & _FIELDS for entry in document.values())
@@ -101,7 +100,7 @@ def _find_auths(document: Json) -> object:
 
 
 def _normalize_registry(name: str) -> str:
-    """The name as pulls look for it: without a scheme, and what such a name has after the host."""
+    """Return the name that pulls look up; a name with a scheme loses its scheme and path."""
     for scheme in ("https://", "http://"):
         if name.startswith(scheme):
             name = name.removeprefix(scheme).partition("/")[0]
@@ -109,7 +108,7 @@ def _normalize_registry(name: str) -> str:
 
 
 def _parse_credential(entry: object) -> RegistryCredential | None:
-    """None when the entry can't be understood."""
+    """Parse an entry; None when it is invalid."""
     if not isinstance(entry, dict):
         return None
     texts = {key: entry.get(key) or "" for key in _FIELDS}
@@ -144,7 +143,7 @@ def _encode_entry(login: RegistryCredential) -> Json:
 
 def _make_error(where: str, why: str) -> CredentialError:
     return CredentialError(
-        f"{where} is not a pull secret: {why}",
-        remedy='it has to be {"auths": {"REGISTRY": {"auth": "USER:PASSWORD in base64"}}}, '
-        "as podman login --authfile writes it",
+        f"cannot parse pull secret {where}: {why}",
+        remedy='write it as {"auths": {"REGISTRY": {"auth": "USER:PASSWORD in base64"}}}, '
+        "or run: podman login --authfile FILE REGISTRY",
     )

@@ -1,7 +1,7 @@
-"""Which differences between two configs can't be made on a running node.
+"""Differences between two configs that cannot be applied to a running node.
 
-The decisions are those of the reference, with its words for the reason, so that a change which its
-controllers would let through is let through, and no other.
+Decisions and reasons are those of the Machine Config Operator, so that both accept the same
+changes.
 """
 
 import json
@@ -16,13 +16,13 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.config import names, wanted
 from treenail.errors import UnreconcilableError
 
-_REINSTALL = "take the change back, or install the node anew with it"
+_REINSTALL = "revert the change, or reinstall the node with it"
 
 
 class ValidationOverride(StrEnum):
-    """What a cluster may let pass, in ``irreconcilableValidationOverrides.storage``.
+    """Difference that a cluster may allow in ``irreconcilableValidationOverrides.storage``.
 
-    The difference then holds for nodes that are installed from now on.
+    It then takes effect only on nodes that are installed afterwards.
     """
 
     DISKS = "Disks"
@@ -32,7 +32,7 @@ class ValidationOverride(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class IrreconcilableChange:
-    """One difference that can't be made; ``place`` is in the new config."""
+    """One difference that cannot be applied; ``place`` is in the new config."""
 
     place: str
     reason: str
@@ -42,20 +42,20 @@ class IrreconcilableChange:
 def check_reconcilable(
     old: MachineConfig, new: MachineConfig, *, allowed: frozenset[ValidationOverride] = frozenset()
 ) -> None:
-    """Raise `UnreconcilableError` with all that stands between the two; `IgnitionError` too."""
-    found = find_irreconcilable_changes(old, new, allowed=allowed)
-    if found:
-        listed = "; ".join(f"{obstacle.reason} ({obstacle.place})" for obstacle in found)
+    """Raise `UnreconcilableError` with all irreconcilable changes; also raises `IgnitionError`."""
+    changes = find_irreconcilable_changes(old, new, allowed=allowed)
+    if changes:
+        listed = "; ".join(f"{change.reason} ({change.place})" for change in changes)
         raise UnreconcilableError(
             f'new machineconfig "{new.name}" is not reconcilable against "{old.name}": {listed}',
-            remedy="; ".join(dict.fromkeys(obstacle.remedy for obstacle in found)),
+            remedy="; ".join(dict.fromkeys(change.remedy for change in changes)),
         )
 
 
 def find_irreconcilable_changes(
     old: MachineConfig, new: MachineConfig, *, allowed: frozenset[ValidationOverride] = frozenset()
 ) -> tuple[IrreconcilableChange, ...]:
-    """All differences that can't be made on a running node; raises `IgnitionError`."""
+    """Return the changes that cannot be applied to a running node; raises `IgnitionError`."""
     before, after = ignition.parse_ignition(old.config), ignition.parse_ignition(new.config)
     return (
         *_check_users(before, after),
@@ -86,20 +86,20 @@ def _check_users(old: IgnitionConfig, new: IgnitionConfig) -> Iterator[Irreconci
                 place,
                 "invalid passwd change(s): SSH keys and password hash are not reconcilable "
                 f"with {others} beside them",
-                f"leave out {others}",
+                f"remove {others}",
             )
         elif not user.ssh_keys and user.password_hash is None:
             yield IrreconcilableChange(
                 place,
                 f"{section}: user must be core and have 1 or more sshKeys",
-                "to take away all keys, remove the user from the config",
+                "to remove all keys, remove the user from the config",
             )
 
 
 def _check_first_boot(
     old: IgnitionConfig, new: IgnitionConfig, allowed: frozenset[ValidationOverride]
 ) -> Iterator[IrreconcilableChange]:
-    """What Ignition does once, before a node's first boot."""
+    """Check the sections that Ignition applies only once, before a node's first boot."""
     if _summarize_kernel_arguments(old) != _summarize_kernel_arguments(new):
         yield IrreconcilableChange(
             "spec.config.kernelArguments",
@@ -124,13 +124,13 @@ def _check_nodes(old: IgnitionConfig, new: IgnitionConfig) -> Iterator[Irreconci
         yield IrreconcilableChange(
             "spec.config.storage.directories",
             "ignition directories section contains changes",
-            "directories of files are made without being listed; others, a tmpfiles.d file makes",
+            "omit parents of files, which are created anyway; create others by a tmpfiles.d file",
         )
     if new.links and wanted.read_links(old) != wanted.read_links(new):
         yield IrreconcilableChange(
             "spec.config.storage.links",
             "ignition links section contains changes",
-            "let a file in tmpfiles.d make the link",
+            "create the link by a tmpfiles.d file",
         )
 
 
@@ -144,7 +144,7 @@ def _check_files(new: IgnitionConfig) -> Iterator[IrreconcilableChange]:
         if file.path == names.FORCE_FILE:
             reason = f"cannot create {file.path} via Ignition"
             yield IrreconcilableChange(
-                f"{file.location}.path", reason, "create it on the node, by hand"
+                f"{file.location}.path", reason, "create it on the node manually"
             )
 
 

@@ -1,8 +1,8 @@
-"""Text and documents without their secrets, and the difference of two files fit to be shown.
+"""Redaction of secrets in text, documents and file diffs.
 
-What is shown goes to events, reports and bundles that more people read than may read the files, so
-a doubt withholds. A secret is known by where it stands (the path, the mode, the name of its key)
-or by what it looks like (a private key, a token, a password's hash).
+Redacted text goes to events, reports and bundles, which have more readers than the files. Uncertain
+text is therefore withheld. A secret is recognized by its place (the path, the mode, the name of its
+key) or by its form (a private key, a token, a password hash).
 """
 
 import hashlib
@@ -17,9 +17,9 @@ from treenail.config import names
 WITHHELD = "<withheld>"
 
 LINES_LIMIT = 200
-"""Lines that the difference of one file may have."""
+"""Maximum number of lines in the diff of one file."""
 SIZE_LIMIT = 256 * 1024
-"""Bytes of a file that is still compared line by line."""
+"""Maximum size in bytes of a file that is compared line by line."""
 
 _LINE_LIMIT = 300
 _REDACTED_LIMIT = 32 * 1024
@@ -34,22 +34,22 @@ _SECRET_PATHS = (
     "*.keytab", "/var/lib/treenail/auth.json",
 )  # fmt: skip
 
-# The end of a key's name decides as much as its beginning: db_password_file, passwordHash.
+# The words match anywhere in the name of a key: db_password_file, passwordHash.
 _WORDS = (
     r"passw(?:or)?d|passphrase|secret|token|credential|private[-_.]?key|pre[-_.]?shared[-_.]?key"
     r"|api[-_.]?key|access[-_.]?key|key[-_.]?data|(?<![a-z])(?:psk|auth|authorization|cookie)(?=\W)"
 )
-# In a sentence these say little; with a value behind them they are what the others are.
+# These are common in sentences, so they match only before a value.
 _SHORT = r"(?<!by)(?<!com)(?<!proxy)(?<!proxy_)(?:pass|pwd|pw)"
 _ANY_WORD = rf"(?:{_WORDS}|{_SHORT}(?=[\s\"'\\:=]))"
 _VALUE = rf"(?:{WITHHELD}|\"(?:\\.|[^\"\\])*\"?|'[^']*'?|\\{{1,8}}[\"'].*?\\{{1,8}}[\"']|\S+)"
-# What follows the word in sentences, in lines of PAM and in switches.
+# Words that follow in sentences, in PAM lines and in on/off settings; they are no secrets.
 _NO_VALUE = (
     r"(?!(?:for|from|is|was|has|of|to|in|on|by|and|or|not|with|file|hash|entry|check|changed?"
     r"|expired|authentication|required|requisite|sufficient|optional|include|substack"
     r"|yes|no|true|false|off)(?![^\s,.;:)])|[:=]|--|\[\w+=|[-|&]\s)"
 )
-# A colon between two numbers is not one before a password, nor one in a time or before //.
+# Not a login: a colon between two numbers, in a time, or before //.
 _LOGIN = (
     r"(?:\"[^\":]{0,100}:[^\"]*\"?|'[^':]{0,100}:[^']*'?"
     r"|(?!\+|\d+:\d+(?!\S))[^\s\"':]{1,100}:(?!//)\S+)"
@@ -76,7 +76,7 @@ _LOOKS = tuple(
         (r"(https?://[^\s?\"']*\?)[^\s\"']+", rf"\1{WITHHELD}"),
         (r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}", rf"\1 {WITHHELD}"),
         (r"(\blogin\s+\S+\s+password\s+)\S+", rf"\1{WITHHELD}"),
-        # Behind an option, in an element, on a line of its own, in a sentence.
+        # After an option, in an XML element, on a separate line, in a sentence.
         (
             rf"(?i)((?<![\w.-])--?[\w.-]{{0,40}}?{_ANY_WORD}[\"'\\]{{0,8}}[\s,]+)(?!--){_VALUE}",
             _BEHIND,
@@ -101,7 +101,7 @@ _LOOKS = tuple(
         (r"\b(?:gh[pousr]_|github_pat_|glpat-|xox[abprs]-)[\w-]{10,}", WITHHELD),
     )
 )
-# A line of a certificate has 64 characters, a digest has no upper case.
+# Lines of a certificate have 64 characters, digests have no upper case: both are shown.
 _ENCODED = re.compile(r"(?<![\w+/=-])[\w+/-]{80,}={0,2}")
 _BEGIN = re.compile(r"-----BEGIN [^-]*(?:PRIVATE KEY|Static key)[^-]*-----")
 _END = re.compile(r"-----END [^-]*(?:PRIVATE KEY|Static key)[^-]*-----")
@@ -109,10 +109,10 @@ _END = re.compile(r"-----END [^-]*(?:PRIVATE KEY|Static key)[^-]*-----")
 
 @dataclass(frozen=True, slots=True)
 class FileDiff:
-    """What differs between two files' contents, without secrets.
+    """Difference between two files' contents, without secrets.
 
-    ``lines`` are those of a unified diff, without its head and without line ends; empty when the
-    contents may not, or can't usefully, be shown: ``note`` then says why, and how large they are.
+    ``lines`` are those of a unified diff, without its header and line ends. They are empty for
+    secret, binary and long contents. ``note`` then contains the reason and the sizes.
     """
 
     lines: tuple[str, ...] = ()
@@ -125,7 +125,7 @@ class FileDiff:
 def compute_redacted_diff(
     old: bytes | None, new: bytes | None, *, path: str, mode: int
 ) -> FileDiff:
-    """What differs, fit to be shown; None is a file that is not there.
+    """Compare two contents without showing secrets; None means that the file does not exist.
 
     ``mode`` is the stricter of the two files' modes.
     """
@@ -142,11 +142,11 @@ def compute_redacted_diff(
     if not lines:
         return FileDiff(note=_format_sizes(old, new))
     left = len(lines) - LINES_LIMIT
-    return FileDiff(tuple(lines[:LINES_LIMIT]), f"{left} lines more" if left > 0 else "")
+    return FileDiff(tuple(lines[:LINES_LIMIT]), f"{left} more lines" if left > 0 else "")
 
 
 def is_secret_file(path: str, mode: int) -> bool:
-    """Whether not everybody on the machine may read the file, or its place is one of secrets."""
+    """Whether the file is not world-readable, or its path is a known place of secrets."""
     return (
         not mode & _OTHERS_READ
         or path in names.CREDENTIALS
@@ -155,12 +155,12 @@ def is_secret_file(path: str, mode: int) -> bool:
 
 
 def redact_text(text: str) -> str:
-    """The text, line for line, with its secrets withheld."""
+    """Withhold the secrets of a text; the number of lines stays the same."""
     return "\n".join(redact_lines(text.split("\n")))
 
 
 def redact_lines(lines: Iterable[str]) -> Iterator[str]:
-    """As many lines, with their secrets withheld; a secret may go over several."""
+    """Withhold the secrets of lines, one for one; a secret may span several lines."""
     inside: re.Pattern[str] | None = None
     deeper: int | None = None
     for line in lines:
@@ -176,7 +176,7 @@ def redact_lines(lines: Iterable[str]) -> Iterator[str]:
 
 
 def redact_line(line: str) -> str:
-    """One line with its secrets withheld, those apart that began in a line before."""
+    """Withhold the secrets of one line, except for those that began on an earlier line."""
     if len(line) > _REDACTED_LIMIT:
         return f"<a line of {len(line)} characters withheld>"
     if begin := _BEGIN.search(line):
@@ -190,7 +190,7 @@ def redact_line(line: str) -> str:
 
 
 def redact_json(value: object) -> object:
-    """A JSON document with the values of secret keys, and secrets in its texts, withheld."""
+    """Withhold the values of secret keys and the secrets in strings of a JSON document."""
     if isinstance(value, dict):
         return {
             key: WITHHELD if _is_secret_entry(key, each) else redact_json(each)
@@ -204,12 +204,12 @@ def redact_json(value: object) -> object:
 def _is_secret_entry(key: str, value: object) -> bool:
     if not value or isinstance(value, bool) or not _SECRET_KEY.search(key):
         return False
-    # Ignition's section of users is no password.
+    # The Ignition section passwd contains users, not a password.
     return not (key == "passwd" and isinstance(value, dict))
 
 
 def _withhold_values(line: str) -> str:
-    """The line with the values of secret keys withheld: to the closing quote, or to its end."""
+    """Withhold the values of secret keys, up to the closing quote or the end of the line."""
     shown: list[str] = []
     while found := _KEY.search(line):
         value = found["value"]
@@ -220,7 +220,7 @@ def _withhold_values(line: str) -> str:
 
 
 def _find_secret_end(line: str) -> re.Pattern[str] | None:
-    """What ends the secret that this line begins and does not end; None when there is none."""
+    """Return the pattern that ends an unfinished secret of this line; None without one."""
     begin = _BEGIN.search(line)
     if begin and not _END.search(line, begin.end()):
         return _END
@@ -236,7 +236,7 @@ def _find_secret_end(line: str) -> re.Pattern[str] | None:
 
 
 def _is_nested_below(line: str, indent: int) -> bool:
-    """Whether a line of YAML or JSON belongs to a key that is indented so far."""
+    """Whether a line of YAML or JSON is nested below a key with this indentation."""
     return not line.strip() or _count_indent(line) > indent or line[indent : indent + 2] == "- "
 
 
@@ -251,7 +251,7 @@ def _withhold_encoded(found: re.Match[str]) -> str:
 
 
 def _decode_text(content: bytes | None) -> str | None:
-    """The contents as text; None when they are none."""
+    """Decode the contents as text; None for binary contents."""
     try:
         text = (content or b"").decode()
     except UnicodeDecodeError:
@@ -260,7 +260,7 @@ def _decode_text(content: bytes | None) -> str | None:
 
 
 def _compare_lines(old: str, new: str) -> Iterator[str]:
-    """Compared as they are and shown without secrets, so that another secret is a difference."""
+    """Compare the original lines and yield redacted ones, so that a new secret is a difference."""
     before, after = old.split("\n"), new.split("\n")
     if before[-1] == after[-1] == "":
         before, after = before[:-1], after[:-1]

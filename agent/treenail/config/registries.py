@@ -1,8 +1,7 @@
-"""Whether a container runtime may read another registries.conf while its pods run.
+"""Check whether registries.conf can change without a drain.
 
-It may when no image that is pulled today would be pulled from elsewhere: then what runs now can be
-pulled again after the change, from where it came. Mirrors that are asked for digests only give the
-same image as the source or none.
+The change is safe when every image is still pulled from the same source. Running pods can then
+pull their images again. A mirror for digests only returns the same image as the source, or none.
 """
 
 import tomllib
@@ -15,9 +14,9 @@ _DIGEST_ONLY = "digest-only"
 
 
 def is_safe_change(old: bytes, new: bytes) -> bool:
-    """Whether no drain is needed between these two contents of the file.
+    """Whether the file can change from ``old`` to ``new`` without a drain.
 
-    What can't be read is never safe.
+    Invalid contents are never safe.
     """
     try:
         before, after = _parse_registries(old), _parse_registries(new)
@@ -75,7 +74,7 @@ def _has_same_source(old: _Registry, new: _Registry) -> bool:
 
 
 def _is_harmless(registry: _Registry) -> bool:
-    """A new entry that only adds mirrors for digests."""
+    """Whether a new entry only adds mirrors for digests."""
     elsewhere = registry.prefix and registry.prefix != registry.location
     return not (registry.is_blocked or elsewhere) and all(
         mirror.is_digest_only for mirror in registry.mirrors.values()

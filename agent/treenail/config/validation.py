@@ -1,4 +1,4 @@
-"""What a MachineConfig must keep to before anything is made from it."""
+"""Validation of MachineConfigs before the merge, and of the size of rendered ones."""
 
 import json
 
@@ -8,13 +8,13 @@ from treenail.api.machineconfig import EXTENSIONS, KERNEL_TYPES, MachineConfig
 from treenail.errors import ConfigError
 
 SIZE_LIMIT = 1_572_864
-"""Bytes of JSON that an object may have, which is what etcd takes."""
+"""Maximum size of an object as JSON, in bytes: the request limit of etcd."""
 
 _MAX_MODE = 0o777
 
 
 def validate_config(config: MachineConfig) -> None:
-    """Raise `ConfigError`, which names the MachineConfig and the place, unless it can be used."""
+    """Raise `ConfigError` with the MachineConfig and the place when the config is invalid."""
     try:
         _validate_spec(config)
     except ConfigError as error:
@@ -22,12 +22,12 @@ def validate_config(config: MachineConfig) -> None:
 
 
 def check_rendered_size(spec: Json, name: str) -> None:
-    """Raise `ConfigError` when a rendered config is too large to be stored."""
+    """Raise `ConfigError` when a rendered config is too large for the API server."""
     size = len(json.dumps(spec, ensure_ascii=False, separators=(",", ":")).encode())
     if size > SIZE_LIMIT:
         raise ConfigError(
-            f"{name} has {size} bytes, more than the limit of {SIZE_LIMIT}",
-            remedy="make the files of its MachineConfigs smaller, or put them into the OS image",
+            f"cannot store {name}: it has {size} bytes, and the limit is {SIZE_LIMIT}",
+            remedy="shrink the files of its MachineConfigs, or move them into the OS image",
         )
 
 
@@ -48,5 +48,5 @@ def _validate_spec(config: MachineConfig) -> None:
             raise ConfigError(
                 f"{file.location}.mode: expected at most 511 (0777), found {file.mode} "
                 f"({file.mode:#o})",
-                remedy="a MachineConfig can't set the setuid, setgid and sticky bits",
+                remedy="remove the setuid, setgid and sticky bits: a MachineConfig cannot set them",
             )

@@ -1,7 +1,7 @@
-"""What a MachineConfig wants of a node: files, units, users, kernel arguments and an OS.
+"""State that a MachineConfig requires on a node: files, units, users, kernel arguments and an OS.
 
-Everything that is the same on disk is the same here: an owner who is not named is root, a mode
-that is not given is the default, a masked unit has no contents.
+Configs that give the same result on disk are equal here: an owner without a name is root, a
+missing mode is the default, a masked unit has no contents.
 """
 
 import re
@@ -23,14 +23,14 @@ from treenail.config import names
 from treenail.errors import ConfigError, IgnitionError
 
 UserOrGroup = int | str
-"""A user or group: a number, or a name that the machine knows."""
+"""A user or group: a number, or a name that exists on the node."""
 
 ROOT: UserOrGroup = 0
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
 
 _MAX_FILE_MODE = 0o777
-# Quotes protect spaces, as in the kernel's own reading of its command line.
+# Quotes protect spaces, as in the kernel's parser of its command line.
 _ARGUMENT = re.compile(r'(?:[^\s"]|"[^"]*(?:"|$))+')
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 
@@ -43,7 +43,7 @@ class WantedFile:
     user: UserOrGroup = ROOT
     group: UserOrGroup = ROOT
     sha256: str = field(default="", compare=False)
-    """Of the contents, where they have been decoded already."""
+    """SHA-256 of the contents; empty when they have not been decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ class WantedLink:
 
 @dataclass(frozen=True, slots=True)
 class WantedUnit:
-    """A unit; without contents it is whatever the machine has under this name.
+    """A unit; without contents it is the node's existing unit of this name.
 
-    ``enabled`` None leaves it to the presets. ``mask`` False removes what is in the way of the
-    machine's own unit, None does not care. A drop-in with empty contents must not exist.
+    ``enabled`` None leaves it to the presets. ``mask`` False removes a mask from the node's
+    unit, None leaves the mask unchanged. A drop-in with empty contents must not exist.
     """
 
     name: str
@@ -78,7 +78,7 @@ class WantedUnit:
     dropins: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def list_files(self) -> Iterator[tuple[str, str]]:
-        """Each path that is written, with its text."""
+        """Yield the path and the text of each file of the unit."""
         if self.contents:
             yield names.unit_path(self.name), self.contents
         for name, text in self.dropins.items():
@@ -95,20 +95,20 @@ class WantedUser:
 
 @dataclass(frozen=True, slots=True)
 class WantedOS:
-    """The operating system: its image, its kernel and what is layered on it."""
+    """Operating system: its image, its kernel and its layered extensions."""
 
     image: str = ""
     extensions_image: str = ""
     kernel_type: str = DEFAULT_KERNEL
     kernel_arguments: tuple[str, ...] = ()
-    """In order and with repetitions: both mean something to the kernel."""
+    """In order and with repetitions: both are significant to the kernel."""
     extensions: frozenset[str] = frozenset()
     fips: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WantedState:
-    """All that a config wants, by path or name, in the order of the document."""
+    """Complete state that a config requires, by path or name, in the order of the document."""
 
     files: Mapping[str, WantedFile] = field(default_factory=dict)
     directories: Mapping[str, WantedDirectory] = field(default_factory=dict)
@@ -118,58 +118,62 @@ class WantedState:
     os: WantedOS = field(default_factory=WantedOS)
 
     def list_unit_files(self) -> dict[str, str]:
-        """Each path below the unit directory that is written, with its text."""
+        """Return the text of each written path below the unit directory."""
         return dict(entry for unit in self.units.values() for entry in unit.list_files())
 
     def list_masks(self) -> set[str]:
-        """Each path below the unit directory that is a mask."""
+        """Return each path below the unit directory that is a mask."""
         return {names.unit_path(unit.name) for unit in self.units.values() if unit.mask}
 
 
 def read_wanted_state(config: MachineConfig) -> WantedState:
-    """What the config wants; raises `ConfigError` when a node can't be brought to it.
+    """Return the state that a config requires; raises `ConfigError` when no node can have it.
 
-    Every file's contents are decoded once, so that whoever writes them is not surprised.
+    Decodes the contents of every file once, so that invalid contents fail here and not at the
+    write.
     """
-    who = f"MachineConfig {config.name}: " if config.name else ""
-    found = ignition.parse_ignition(config.config, location=f"{who}spec.config")
+    prefix = f"MachineConfig {config.name}: " if config.name else ""
+    found = ignition.parse_ignition(config.config, location=f"{prefix}spec.config")
     return WantedState(
         files={file.path: _read_file(file) for file in found.files},
         directories=read_directories(found),
         links=read_links(found),
         units={unit.name: _read_unit(unit) for unit in found.units},
         users=_read_users(found),
-        os=_read_os(config, f"{who}spec"),
+        os=_read_os(config, f"{prefix}spec"),
     )
 
 
 def read_directories(found: IgnitionConfig) -> dict[str, WantedDirectory]:
-    """The directories of an Ignition config, by path."""
+    """Return the directories of an Ignition config, by path."""
     return {entry.path: _read_directory(entry) for entry in found.directories}
 
 
 def read_links(found: IgnitionConfig) -> dict[str, WantedLink]:
-    """The links of an Ignition config, by path."""
+    """Return the links of an Ignition config, by path."""
     return {link.path: _read_link(link) for link in found.links}
 
 
 def split_kernel_arguments(entry: str) -> list[str]:
-    """The kernel arguments in one entry of the list; quotes are kept."""
+    """Split one entry of the list into kernel arguments; quotes stay."""
     return _ARGUMENT.findall(entry)
 
 
 def _read_file(file: IgnitionFile) -> WantedFile:
     if file.append:
         raise IgnitionError(
-            f"{file.location}.append: a running node's file can't be appended to",
+            f"{file.location}.append: cannot append to a file of a running node",
             remedy="write the whole file as contents",
         )
     if file.path == names.FORCE_FILE:
-        raise IgnitionError(f"{file.location}.path: only a person may create {file.path}")
+        raise IgnitionError(
+            f"{file.location}.path: cannot write {file.path}: only a user may create it"
+        )
     mode = FILE_MODE if file.mode is None else file.mode
     if mode > _MAX_FILE_MODE:
         raise IgnitionError(
-            f"{file.location}.mode: expected at most {_MAX_FILE_MODE} (0777), found {mode} ({mode:#o})"
+            f"{file.location}.mode: expected at most {_MAX_FILE_MODE} (0777), "
+            f"found {mode} ({mode:#o})"
         )
     digest = file.contents.compute_sha256()
     return WantedFile(
@@ -192,7 +196,7 @@ def _read_unit(unit: IgnitionUnit) -> WantedUnit:
     dropins = {dropin.name: dropin.contents or "" for dropin in unit.dropins}
     if unit.mask:
         return WantedUnit(unit.name, mask=True, dropins=dropins)
-    # Contents take the place of a mask, so that lifting it says nothing more.
+    # Contents replace a mask, so that mask False adds nothing.
     mask = None if unit.contents else unit.mask
     return WantedUnit(unit.name, unit.contents or "", unit.enabled, mask, dropins)
 
@@ -224,11 +228,11 @@ def _read_os(config: MachineConfig, spec: str) -> WantedOS:
             )
     if kernel_type != DEFAULT_KERNEL and "kernel-devel" in config.extensions:
         raise ConfigError(
-            f"{spec}.extensions: kernel-devel does not go with kernelType {kernel_type}"
+            f"{spec}.extensions: kernel-devel needs the default kernel, not {kernel_type}"
         )
     for index, entry in enumerate(config.kernel_arguments):
         if _CONTROL.search(entry):
-            raise ConfigError(f"{spec}.kernelArguments[{index}]: it has a control character")
+            raise ConfigError(f"{spec}.kernelArguments[{index}]: expected no control character")
     return WantedOS(
         image=config.os_image_url,
         extensions_image=config.extensions_image,

@@ -160,8 +160,8 @@ def test_render_error_hides_secret_of_other_document(
             ],
             (
                 "FILE, document 2: MachineConfig 00: the extension kernel-devel needs the default "
-                "kernel, but MachineConfig 01 asks for realtime (take one of the two out of the "
-                "pool)\n"
+                "kernel, but MachineConfig 01 sets kernelType realtime (remove one of the two from "
+                "the pool)\n"
             ),
         ),
         (

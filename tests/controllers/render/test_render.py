@@ -175,7 +175,9 @@ def test_rendered_config_too_large_to_store_is_rejected() -> None:
         )
         for number in range(3)
     ]
-    with pytest.raises(ConfigError, match="the rendered config of pool infra has 18"):
+    with pytest.raises(
+        ConfigError, match="cannot store the rendered config of pool infra: it has 18"
+    ):
         render_pool(pool(), configs, CLUSTER)
 
 

@@ -245,7 +245,10 @@ def test_source_that_vanishes_keeps_its_last_valid_logins(machine, path):
 def test_source_that_is_fixed_is_used_and_no_longer_reported(machine):
     machine.write(CLUSTER, b"{")
     assert machine.credentials.install_secrets() == (
-        f"{CLUSTER} is not a pull secret: it is not a JSON object; it has no earlier valid content",
+        (
+            f"cannot parse pull secret {CLUSTER}: it is not a JSON object; "
+            "it has no earlier valid content"
+        ),
     )
     machine.write(CLUSTER, secret(a="1"))
     assert machine.credentials.install_secrets() == ()
@@ -467,7 +470,7 @@ def test_previous_login_returns_after_rejection_also_after_restart(machine):
     assert machine.credentials.handle_rejected_login(IMAGE)
     machine.reboot()
     assert machine.credentials.install_secrets() == (
-        "a refused the newest login for it; the one before stays in use",
+        "registry a rejected the newest credential; the previous one stays in use",
     )
     assert machine.pulls_with()[0] == canonical(a="1", b="y")
     assert machine.there(LOGIN_HISTORY).stat().st_mode & 0o777 == 0o600
