@@ -1,4 +1,4 @@
-"""What tests of this machine's adapters share."""
+"""Fixtures for tests of host adapters."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from tests.fakes.private_bus import PrivateBus
 
 @pytest.fixture
 def private_bus() -> Iterator[PrivateBus]:
-    """A real bus; afterwards nothing of the test waits in GLib's default context."""
+    """Start a real bus; afterwards check that GLib's default context has no pending event."""
     from gi.repository import GLib
 
     with PrivateBus() as bus:

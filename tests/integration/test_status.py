@@ -116,10 +116,12 @@ def test_damaged_ledger_degrades_node_until_restored(site: Site) -> None:
     good = ledger.read_bytes()
     ledger.write_text("{")
     site.machine.start_agent()
-    assert "and start the agent again" in site.wait_degraded(f"the ledger {ledger} is damaged")
+    assert "and start the agent again" in site.wait_degraded(
+        f"cannot read the ledger {ledger}: it is damaged"
+    )
     ended = status(site)
     assert ended.returncode == DEGRADED
-    assert f"the ledger {ledger} is damaged" in ended.stdout
+    assert f"cannot read the ledger {ledger}: it is damaged" in ended.stdout
     site.machine.stop_agent()
     ledger.write_bytes(good)
     site.machine.start_agent()

@@ -187,7 +187,9 @@ def test_status_damaged_ledger_shows_remedy(
     shown = capsys.readouterr().out.splitlines()
     assert "State        Degraded" in shown
     at = next(index for index, line in enumerate(shown) if line.startswith("Remedy"))
-    assert shown[at - 1].startswith(f"Last error   the ledger {ledger} is damaged: ")
+    assert shown[at - 1].startswith(
+        f"Last error   cannot read the ledger {ledger}: it is damaged: "
+    )
     assert shown[at].startswith(f"Remedy       move {ledger} away and start the agent again; ")
     assert shown[at + 1].startswith("Remedy       start the agent: systemctl start treenail; ")
 
@@ -197,4 +199,7 @@ def test_status_unreadable_ledger_is_no_failure(
 ) -> None:
     (tmp_path / "var/lib/treenail/ledger.json").mkdir(parents=True)
     assert main(["status", "--root", str(tmp_path)]) == 0
-    assert "Problem      the ledger: " in capsys.readouterr().out
+    assert (
+        f"Problem      cannot read {tmp_path}/var/lib/treenail/ledger.json: "
+        in capsys.readouterr().out
+    )

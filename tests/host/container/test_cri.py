@@ -1,4 +1,4 @@
-"""The container runtime's socket, as a real one."""
+"""Check of the container runtime's socket, against real sockets."""
 
 import os
 import socket
@@ -37,25 +37,29 @@ def runtime(root: Path) -> ContainerRuntime:
     return ContainerRuntime(Root(root), programs, timeout_s=5.0)
 
 
-def test_a_runtime_that_takes_connections_answers(root: Path) -> None:
+def test_runtime_that_accepts_connections_has_no_problem(root: Path) -> None:
     with listening(root / CRIO):
         assert runtime(root).find_problem("crio.service") == ""
 
 
-def test_a_socket_that_nobody_listens_on_is_a_problem(root: Path) -> None:
+def test_socket_without_listener_is_a_problem(root: Path) -> None:
     with listening(root / CRIO):
         pass
     problem = runtime(root).find_problem("crio.service")
-    assert problem == f"{root}/{CRIO} does not answer: Connection refused"
+    assert problem == f"cannot connect to {root}/{CRIO}: Connection refused"
 
 
-def test_a_socket_that_is_not_there_is_a_problem(root: Path) -> None:
-    assert "there is no" in runtime(root).find_problem("containerd.service")
+def test_missing_socket_is_a_problem(root: Path) -> None:
+    missing = "run/containerd/containerd.sock: No such file or directory"
+    problem = runtime(root).find_problem("containerd.service")
+    assert problem == f"cannot connect to {root}/{missing}"
     (root / "run/crio").mkdir(parents=True)
-    assert "does not answer: No such file" in runtime(root).find_problem("crio.service")
+    assert f"cannot connect to {root}/{CRIO}: No such file" in runtime(root).find_problem(
+        "crio.service"
+    )
 
 
-def test_a_root_far_down_is_no_problem(root: Path) -> None:
+def test_socket_below_long_root_is_reached(root: Path) -> None:
     deep = root / ("d" * 100)
     (deep / CRIO).parent.mkdir(parents=True)
     directory = os.open((deep / CRIO).parent, os.O_PATH)

@@ -1,4 +1,4 @@
-"""How far a pull is, by podman's own words."""
+"""Progress of a pull, parsed from podman's output."""
 
 from treenail.host.container.podman_progress import PodmanProgress
 from treenail.host.ostree.deployments import TransactionProgress
@@ -12,7 +12,7 @@ def begun(count: int) -> str:
     return HEAD + "".join(f"Copying blob {digest}\n" for digest in list(LAYERS)[:count])
 
 
-def test_layers_count_once_the_next_ones_have_begun() -> None:
+def test_progress_counts_layers_before_the_parallel_ones() -> None:
     progress = PodmanProgress(LAYERS)
     seen = [progress.parse_output(text) for text in (HEAD, begun(6), begun(8), begun(10))]
     assert seen == [
@@ -23,25 +23,25 @@ def test_layers_count_once_the_next_ones_have_begun() -> None:
     ]
 
 
-def test_it_is_almost_there_when_everything_is_fetched() -> None:
+def test_progress_after_all_layers_is_99_percent() -> None:
     progress = PodmanProgress(LAYERS)
-    told = begun(10) + "Copying config sha256:" + "b" * 64 + "\n"
-    assert progress.parse_output(told).percent == 99
+    output = begun(10) + "Copying config sha256:" + "b" * 64 + "\n"
+    assert progress.parse_output(output).percent == 99
 
 
-def test_a_podman_that_says_how_much_it_has_read_is_believed() -> None:
+def test_progress_uses_bytes_that_podman_prints() -> None:
     sizes = dict.fromkeys(LAYERS, 100 * 2**20)
     progress = PodmanProgress(sizes)
-    told = begun(6) + "Progress: 20.0MiB / 600.0MiB\nProgress: 0.5GiB / 0.6GiB\n"
-    assert progress.parse_output(told).percent == 51
-    assert progress.parse_output(begun(6)).percent == 51, "it fell"
+    output = begun(6) + "Progress: 20.0MiB / 600.0MiB\nProgress: 0.5GiB / 0.6GiB\n"
+    assert progress.parse_output(output).percent == 51
+    assert progress.parse_output(begun(6)).percent == 51, "the percentage fell"
 
 
-def test_without_the_manifest_there_is_no_percentage() -> None:
+def test_progress_without_layer_sizes_has_no_percent() -> None:
     progress = PodmanProgress({})
     assert progress.parse_output(begun(3)) == TransactionProgress("pulling layer 3", None)
 
 
-def test_a_layer_that_comes_twice_counts_once() -> None:
+def test_progress_counts_repeated_layer_once() -> None:
     progress = PodmanProgress(LAYERS)
     assert progress.parse_output(begun(8) + begun(8)).percent == 20

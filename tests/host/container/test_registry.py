@@ -1,4 +1,4 @@
-"""skopeo at the border of its process: arguments, output, exit code and the words of its errors."""
+"""Inspection with a fake skopeo: its arguments, output, exit code and errors."""
 
 import json
 from pathlib import Path
@@ -31,8 +31,10 @@ ANSWER = {
 }
 
 
-def fails(said: str) -> str:
-    return f'cat >&2 <<\'END\'\ntime="2026-01-01T00:00:00Z" level=fatal msg="{said}"\nEND\nexit 1'
+def fails(message: str) -> str:
+    return (
+        f'cat >&2 <<\'END\'\ntime="2026-01-01T00:00:00Z" level=fatal msg="{message}"\nEND\nexit 1'
+    )
 
 
 def registry(directory: Path, script: str, *, limit_s: float = 10.0) -> SkopeoClient:
@@ -44,7 +46,7 @@ def registry(directory: Path, script: str, *, limit_s: float = 10.0) -> SkopeoCl
     )
 
 
-def test_an_image_is_described_with_what_it_takes_to_fetch_it(tmp_path: Path) -> None:
+def test_inspect_image_returns_architecture_layers_and_labels(tmp_path: Path) -> None:
     found = registry(tmp_path, f"cat <<'END'\n{json.dumps(ANSWER)}\nEND").inspect_image(
         IMAGE, auth_file="/var/lib/treenail/auth.json"
     )
@@ -63,7 +65,7 @@ def test_an_image_is_described_with_what_it_takes_to_fetch_it(tmp_path: Path) ->
     ]
 
 
-def test_without_logins_no_file_of_them_is_named(tmp_path: Path) -> None:
+def test_inspect_image_without_pull_secret_passes_no_authfile(tmp_path: Path) -> None:
     assert registry(tmp_path, "echo '{}'").inspect_image(IMAGE) == ImageInspection("", None, (), {})
     assert "--authfile" not in (tmp_path / "arguments").read_text()
 
@@ -72,7 +74,7 @@ PINGING = "Error parsing image name: pinging container registry registry.example
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "message"),
     [
         ("RegistryNameUnknown", f"{PINGING}: dial tcp: lookup registry.example.com: no such host"),
         ("RegistryUnreachable", f"{PINGING}: dial tcp 192.0.2.1:443: connect: connection refused"),
@@ -153,34 +155,35 @@ PINGING = "Error parsing image name: pinging container registry registry.example
         ("RegistryForbidden", "received unexpected HTTP status: 403 Forbidden"),
     ],
 )
-def test_each_failure_has_its_kind_and_keeps_the_words_that_tell(
-    tmp_path: Path, kind: str, said: str
+def test_inspect_image_failure_has_kind_and_end_of_message(
+    tmp_path: Path, kind: str, message: str
 ) -> None:
-    found = registry(tmp_path, fails(said)).inspect_image(IMAGE)
+    found = registry(tmp_path, fails(message)).inspect_image(IMAGE)
     assert isinstance(found, InspectionProblem)
     assert found.kind == kind
-    assert found.text.endswith(said[-40:])
+    assert found.text.endswith(message[-40:])
 
 
-def test_a_login_in_an_error_is_not_repeated(tmp_path: Path) -> None:
-    said = "Get https://puller:hunter2@registry.example.com/v2/: connection refused"
-    found = registry(tmp_path, fails(said)).inspect_image(IMAGE)
+def test_inspect_image_failure_withholds_credentials(tmp_path: Path) -> None:
+    message = "Get https://puller:hunter2@registry.example.com/v2/: connection refused"
+    found = registry(tmp_path, fails(message)).inspect_image(IMAGE)
     assert isinstance(found, InspectionProblem)
     assert "hunter2" not in found.text
 
 
-def test_a_registry_that_never_answers_is_given_up(tmp_path: Path) -> None:
+def test_inspect_image_of_silent_registry_times_out(tmp_path: Path) -> None:
     found = registry(tmp_path, "exec sleep 600", limit_s=0.2).inspect_image(IMAGE)
-    assert found == InspectionProblem("RegistryTimeout", "skopeo was not done within 0.2 s")
+    assert found == InspectionProblem("RegistryTimeout", "skopeo did not exit within 0.2 s")
 
 
-def test_without_skopeo_nothing_is_known(tmp_path: Path) -> None:
+def test_inspect_image_without_skopeo_returns_none(tmp_path: Path) -> None:
     nowhere = ProgramRunner(SystemClock(), {"PATH": str(tmp_path)})
     assert SkopeoClient(nowhere, timeout_s=1.0).inspect_image(IMAGE) is None
 
 
-def test_an_answer_that_is_no_json_is_a_failure(tmp_path: Path) -> None:
+def test_inspect_image_rejects_output_without_json(tmp_path: Path) -> None:
     found = registry(tmp_path, "echo nonsense").inspect_image(IMAGE)
     assert found == InspectionProblem(
-        "RegistryFailed", "skopeo answers 'nonsense', which is no JSON object"
+        "RegistryFailed",
+        "cannot inspect the image: skopeo printed 'nonsense', not a JSON object",
     )

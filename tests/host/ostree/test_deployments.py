@@ -1,4 +1,4 @@
-"""What rpm-ostree's dictionaries mean."""
+"""Parsing of rpm-ostreed's deployments, and their order."""
 
 import json
 
@@ -53,7 +53,7 @@ NEW, HERE, OLD, OLDER = some("new", staged=True), some("here", booted=True), som
         ("ostree-remote-image:fedora:oci:/var/tmp/os", "oci:/var/tmp/os"),
     ],
 )
-def test_image_is_what_follows_scheme_and_transport(reference: str, image: str) -> None:
+def test_parse_image_drops_scheme_and_transport(reference: str, image: str) -> None:
     assert parse_image({"container-image-reference": reference}) == image
 
 
@@ -82,7 +82,7 @@ def test_image_is_what_follows_scheme_and_transport(reference: str, image: str) 
         ),
     ],
 )
-def test_digest_is_reported_or_written_in_the_reference_but_never_made_up(
+def test_parse_deployment_takes_digest_from_key_or_reference_only(
     found: dict[str, object], image: str, digest: str
 ) -> None:
     seen = parse_deployment(found)
@@ -90,11 +90,11 @@ def test_digest_is_reported_or_written_in_the_reference_but_never_made_up(
 
 
 @pytest.mark.parametrize("text", ["", "os@sha256:12", "os:42", f"{IMAGE}0", f"os@md5:{'0f' * 32}"])
-def test_text_without_a_whole_digest_has_none(text: str) -> None:
+def test_parse_digest_without_complete_digest_is_empty(text: str) -> None:
     assert parse_digest(text) == ""
 
 
-def test_staged_deployment_is_read_whole_from_json_as_from_the_bus() -> None:
+def test_parse_deployment_of_status_json_returns_all_fields() -> None:
     document = json.loads(f"""{{
         "id": "fedora-coreos-abc.0", "osname": "fedora-coreos", "checksum": "abc", "serial": 0,
         "version": "42.1", "booted": false, "staged": true, "finalization-locked": true,
@@ -116,7 +116,7 @@ def test_staged_deployment_is_read_whole_from_json_as_from_the_bus() -> None:
     )
 
 
-def test_packages_are_those_that_were_asked_for_beside_the_image() -> None:
+def test_parse_deployment_returns_requested_packages_only() -> None:
     found = {
         "packages": ["usbguard", "audit"],
         "requested-packages": ["usbguard"],
@@ -132,7 +132,7 @@ def test_packages_are_those_that_were_asked_for_beside_the_image() -> None:
     assert seen.origin == "fedora:fedora/x86_64/coreos/stable"
 
 
-def test_credentials_in_a_reference_are_not_passed_on() -> None:
+def test_parse_deployment_removes_credentials_from_image() -> None:
     found = {"container-image-reference": f"ostree-unverified-registry:me:secret@{IMAGE}"}
     assert parse_deployment(found).image == IMAGE
 
@@ -148,7 +148,7 @@ def test_credentials_in_a_reference_are_not_passed_on() -> None:
         ((), None, None, None, None),
     ],
 )
-def test_each_deployment_has_its_place_in_the_boot_order(
+def test_deployment_status_finds_each_role_in_boot_order(
     order: tuple[OstreeDeployment, ...],
     booted: OstreeDeployment | None,
     staged: OstreeDeployment | None,

@@ -1,4 +1,4 @@
-"""Room on file systems, asked of real ones."""
+"""Free space of real file systems, and sizes of kernels on /boot."""
 
 import os
 from pathlib import Path
@@ -22,7 +22,7 @@ def write(path: Path, size: int) -> None:
     path.write_bytes(b"x" * size)
 
 
-def test_a_file_system_says_what_it_has(tmp_path: Path) -> None:
+def test_read_file_system_returns_space_and_files(tmp_path: Path) -> None:
     (tmp_path / "var").mkdir()
     found = read_file_system(Root(tmp_path), "/var")
     assert found is not None
@@ -32,11 +32,11 @@ def test_a_file_system_says_what_it_has(tmp_path: Path) -> None:
     assert not found.is_read_only
 
 
-def test_a_path_that_is_not_there_has_no_file_system(tmp_path: Path) -> None:
+def test_read_file_system_of_missing_path_is_none(tmp_path: Path) -> None:
     assert read_file_system(Root(tmp_path), "/boot") is None
 
 
-def test_a_file_system_that_answers_with_an_error_is_named_by_it(tmp_path: Path) -> None:
+def test_read_file_system_error_states_cause(tmp_path: Path) -> None:
     (tmp_path / "var").symlink_to("var")
     with pytest.raises(FileError, match="symbolic links"):
         read_file_system(Root(tmp_path), "/var")
@@ -46,7 +46,7 @@ def test_a_file_system_that_answers_with_an_error_is_named_by_it(tmp_path: Path)
     ("mount", "options", "read_only"),
     [("rw", "rw", False), ("ro", "rw", False), ("rw", "ro", True), ("ro", "ro", True)],
 )
-def test_a_read_only_mount_is_no_read_only_file_system(
+def test_read_only_mount_does_not_mean_read_only_file_system(
     tmp_path: Path, mount: str, options: str, read_only: bool
 ) -> None:
     device = tmp_path.stat().st_dev
@@ -61,7 +61,7 @@ def test_a_read_only_mount_is_no_read_only_file_system(
     assert found.is_read_only is read_only
 
 
-def test_the_next_kernel_is_taken_to_be_as_large_as_the_booted_one(tmp_path: Path) -> None:
+def test_kernel_bytes_are_those_of_the_booted_kernel(tmp_path: Path) -> None:
     write(tmp_path / "usr/lib/modules/6.1/vmlinuz", 100)
     write(tmp_path / "usr/lib/modules/6.1/initramfs.img", 1000)
     write(tmp_path / "usr/lib/modules/6.0/modules.dep", 5)
@@ -69,18 +69,18 @@ def test_the_next_kernel_is_taken_to_be_as_large_as_the_booted_one(tmp_path: Pat
     assert compute_kernel_bytes(Root(tmp_path / "none")) == 0
 
 
-def test_what_the_booted_kernel_takes_can_not_be_freed(tmp_path: Path) -> None:
+def test_freeable_boot_bytes_exclude_booted_kernel(tmp_path: Path) -> None:
     write(tmp_path / f"boot/ostree/fedora-{BOOTED}/vmlinuz-6.1", 100)
     write(tmp_path / f"boot/ostree/fedora-{OLDER}/vmlinuz-6.0", 70)
     root = Root(tmp_path)
-    assert compute_freeable_boot_bytes(root) == 0, "who knows which is booted"
+    assert compute_freeable_boot_bytes(root) == 0, "the booted kernel is unknown"
     write(tmp_path / "proc/cmdline", 0)
     (tmp_path / "proc/cmdline").write_text(f"quiet ostree=/ostree/boot.1/fedora/{BOOTED}/0\n")
     assert compute_freeable_boot_bytes(root) == 70
 
 
 def link(root: Path, kernel: str, commit: str) -> None:
-    """As ostree does, for the kernel's command line to name the deployment."""
+    """Create the symlink to which ostree= on the kernel command line points."""
     links = root / "ostree/boot.1.1/fedora" / kernel
     links.mkdir(parents=True, exist_ok=True)
     serial = len(list(links.iterdir()))
@@ -89,7 +89,7 @@ def link(root: Path, kernel: str, commit: str) -> None:
         (root / "ostree/boot.1").symlink_to("boot.1.1")
 
 
-def test_the_kernel_of_a_deployment_that_is_kept_can_not_be_freed(tmp_path: Path) -> None:
+def test_freeable_boot_bytes_exclude_kernels_of_retained_commits(tmp_path: Path) -> None:
     oldest = "d" * 64
     write(tmp_path / f"boot/ostree/fedora-{BOOTED}/vmlinuz-6.2", 100)
     write(tmp_path / f"boot/ostree/fedora-{OLDER}/vmlinuz-6.1", 70)
@@ -104,13 +104,13 @@ def test_the_kernel_of_a_deployment_that_is_kept_can_not_be_freed(tmp_path: Path
     assert compute_freeable_boot_bytes(root) == 120
     assert compute_freeable_boot_bytes(root, retained={"1" * 64}) == 120
     assert compute_freeable_boot_bytes(root, retained={"3" * 64}) == 50, (
-        "the other one with it does not help"
+        "a commit that shares its kernel with another one"
     )
     assert compute_freeable_boot_bytes(root, retained={"4" * 64, "9" * 64}) == 70
     assert compute_freeable_boot_bytes(root, retained={"2" * 64, "4" * 64}) == 0
 
 
-def test_layers_of_the_repository_are_known_by_digest(tmp_path: Path) -> None:
+def test_list_stored_layers_returns_digests(tmp_path: Path) -> None:
     blobs = tmp_path / "ostree/repo/refs/heads/ostree/container/blob"
     write(blobs / f"sha256_3A_{BOOTED}", 64)
     assert list_stored_layers(Root(tmp_path)) == {f"sha256:{BOOTED}"}

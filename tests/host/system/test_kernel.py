@@ -18,7 +18,7 @@ def write(root: Root, path: str, text: str) -> None:
     found.write_text(text)
 
 
-def test_boot_id_and_command_line_are_what_the_kernel_says(root):
+def test_boot_id_and_command_line_come_from_proc(root):
     write(root, "proc/sys/kernel/random/boot_id", "0b4a1e2c-0000-4000-8000-000000000000\n")
     write(root, "proc/cmdline", 'ostree=/ostree/boot.1/x root=UUID=1 a="b c"\n')
     kernel = HostKernel(root)
@@ -26,25 +26,27 @@ def test_boot_id_and_command_line_are_what_the_kernel_says(root):
     assert kernel.read_command_line() == ("ostree=/ostree/boot.1/x", "root=UUID=1", 'a="b c"')
 
 
-def test_this_machine_has_a_boot_id():
+def test_boot_id_of_this_machine_is_a_uuid():
     assert len(HostKernel(Root("/")).read_boot_id()) == 36
 
 
-def test_a_root_without_proc_is_told_so(root):
+def test_boot_id_without_proc_is_an_error_with_remedy(root):
     with pytest.raises(FileError) as refused:
         HostKernel(root).read_boot_id()
-    assert str(refused.value) == f"there is no {root.prefix}/proc/sys/kernel/random/boot_id"
-    assert refused.value.remedy == f"have /proc mounted below {root.prefix}"
+    assert str(refused.value) == (
+        f"cannot read {root.prefix}/proc/sys/kernel/random/boot_id: it does not exist"
+    )
+    assert refused.value.remedy == f"mount /proc below {root.prefix}"
 
 
 @pytest.mark.parametrize(("text", "enabled"), [("1\n", True), ("0\n", False), (None, False)])
-def test_fips_mode_is_on_when_the_kernel_says_1(root, text, enabled):
+def test_fips_is_enabled_only_with_value_1(root, text, enabled):
     if text is not None:
         write(root, "proc/sys/crypto/fips_enabled", text)
     assert HostKernel(root).is_fips_enabled() is enabled
 
 
-def test_os_release_is_read_as_its_manual_says(root):
+def test_os_release_parses_quotes_and_skips_other_lines(root):
     write(
         root,
         "usr/lib/os-release",
@@ -62,7 +64,7 @@ def test_os_release_is_read_as_its_manual_says(root):
     }
 
 
-def test_os_release_in_etc_comes_before_the_one_in_usr(root):
+def test_os_release_in_etc_precedes_usr(root):
     assert HostKernel(root).read_os_release() == {}
     write(root, "usr/lib/os-release", "ID=vendor\n")
     assert HostKernel(root).read_os_release() == {"ID": "vendor"}
@@ -70,16 +72,16 @@ def test_os_release_in_etc_comes_before_the_one_in_usr(root):
     assert HostKernel(root).read_os_release() == {"ID": "admin"}
 
 
-def test_an_ostree_system_is_known_by_its_mark(root):
+def test_ostree_booted_follows_marker_file(root):
     assert HostKernel(root).is_ostree_booted() is False
     write(root, "run/ostree-booted", "")
     assert HostKernel(root).is_ostree_booted() is True
 
 
-def test_a_boot_after_soft_reboots_has_a_name_of_its_own(root):
+def test_boot_id_after_soft_reboots_includes_their_count(root):
     write(root, "proc/sys/kernel/random/boot_id", "0b4a1e2c-0000-4000-8000-000000000000\n")
     counts = [2, 3]
     kernel = HostKernel(root, count_soft_reboots=lambda: counts.pop(0))
     assert kernel.read_boot_id() == "0b4a1e2c-0000-4000-8000-000000000000+2"
-    assert kernel.read_boot_id().endswith("+2"), "no process outlives a soft reboot"
+    assert kernel.read_boot_id().endswith("+2"), "a soft reboot ends every process"
     assert HostKernel(root, count_soft_reboots=lambda: 0).read_boot_id().endswith("000")

@@ -1,4 +1,4 @@
-"""Kernel arguments keep their order and their repetitions."""
+"""Edits of kernel arguments, with their order and repetitions."""
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,7 @@ def edited(existing: list[str], append: list[str], delete: list[str]) -> list[st
     return [*rest, *added]
 
 
-def test_quotes_keep_blanks_together_and_stay() -> None:
+def test_split_arguments_keeps_quoted_blanks_and_quotes() -> None:
     text = ' root=UUID=1  a="b c" "d e"=f\tnosmt bar="open end'
     assert split_arguments(text) == (
         "root=UUID=1", 'a="b c"', '"d e"=f', "nosmt", 'bar="open end',
@@ -40,14 +40,14 @@ def test_quotes_keep_blanks_together_and_stay() -> None:
         ("rw old", "old new", "old", "rw old new"),
     ],
 )  # fmt: skip
-def test_arguments_are_appended_if_missing_and_deleted_if_present(
+def test_edit_appends_missing_and_deletes_present_arguments(
     existing: str, append: str, delete: str, after: str
 ) -> None:
     assert edited(existing.split(), append.split(), delete.split()) == after.split()
 
 
 @given(existing=WORDS, append=WORDS, delete=WORDS)
-def test_edited_arguments_stand_and_editing_them_again_changes_nothing(
+def test_edit_satisfies_change_and_is_idempotent(
     existing: list[str], append: list[str], delete: list[str]
 ) -> None:
     after = edited(existing, append, delete)

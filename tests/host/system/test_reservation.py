@@ -1,4 +1,4 @@
-"""Room that is kept for the way back."""
+"""Disk space that is reserved for a rollback."""
 
 import logging
 from pathlib import Path
@@ -9,7 +9,7 @@ from treenail.host.filesystem.root import Root
 from treenail.host.system.reservation import RESERVATION_PATH, RESERVATION_SIZE, SpaceReservation
 
 
-def test_room_is_taken_until_it_is_let_go(tmp_path: Path) -> None:
+def test_space_is_reserved_until_released(tmp_path: Path) -> None:
     (tmp_path / RESERVATION_PATH[1:]).parent.mkdir(parents=True)
     reserve = SpaceReservation(Root(tmp_path))
     for _ in range(2):
@@ -24,9 +24,9 @@ def test_room_is_taken_until_it_is_let_go(tmp_path: Path) -> None:
         assert list((tmp_path / RESERVATION_PATH[1:]).parent.iterdir()) == []
 
 
-def test_a_disk_without_room_keeps_nobody_from_rebooting(
+def test_reserve_on_full_disk_logs_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         SpaceReservation(Root(tmp_path)).reserve_space()
-    assert "no room is kept for the way back" in caplog.text
+    assert "cannot reserve disk space for a rollback" in caplog.text

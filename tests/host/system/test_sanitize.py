@@ -1,4 +1,4 @@
-"""What other programs say, before it goes anywhere."""
+"""Sanitizing of other programs' text."""
 
 import pytest
 
@@ -23,9 +23,9 @@ DIGEST = "sha256:" + "ab" * 32
         ("Transaction in progress: upgrade\n You can", "Transaction in progress: upgrade You can"),
     ],
 )
-def test_credentials_go_and_the_rest_stays(text: str, scrubbed: str) -> None:
+def test_sanitize_removes_only_credentials(text: str, scrubbed: str) -> None:
     assert sanitize_text(text) == scrubbed
 
 
-def test_long_text_is_cut_and_says_so() -> None:
+def test_sanitize_cuts_long_text_with_ellipsis() -> None:
     assert sanitize_text("x" * 100, limit=10) == "xxxxxxxxx…"

@@ -27,22 +27,22 @@ def on_disk(root: Root) -> Path:
     return root.prefix / "var/lib/treenail/ledger.json"
 
 
-def test_there_is_nothing_at_first(ledger):
+def test_read_without_ledger_is_none(ledger):
     assert ledger.read_document() is None
 
 
-def test_what_was_written_is_read_by_the_next_agent(root, ledger):
+def test_written_document_is_read_by_next_agent(root, ledger):
     ledger.write_document({"update": {"phase": "staging"}})
     ledger.write_document(DOCUMENT)
     assert Ledger(root).read_document() == DOCUMENT
 
 
-def test_the_version_is_the_ledgers_business(ledger):
+def test_write_adds_version(ledger):
     ledger.write_document({"update": None})
     assert ledger.read_document() == {"update": None, "version": 1}
 
 
-def test_only_the_agent_can_read_it(root, ledger):
+def test_written_ledger_has_mode_0600(root, ledger):
     ledger.write_document(DOCUMENT)
     assert on_disk(root).stat().st_mode & 0o777 == 0o600
     assert json.loads(on_disk(root).read_bytes()) == DOCUMENT
@@ -56,41 +56,41 @@ def test_only_the_agent_can_read_it(root, ledger):
         (b"\x00" * 100, "is damaged: "),
         (b"\xff\xfe\xfd", "is damaged: "),
         (b"[" * 100_000, "is damaged: "),
-        (b"[]", "is damaged: it holds no JSON object"),
+        (b"[]", "is damaged: it is not a JSON object"),
     ],
 )
-def test_a_damaged_ledger_is_refused_and_stays_where_it_is(root, ledger, content, why):
+def test_damaged_ledger_is_an_error_and_stays(root, ledger, content, why):
     ledger.write_document(DOCUMENT)
     on_disk(root).write_bytes(content)
     with pytest.raises(LedgerError) as refused:
         ledger.read_document()
-    assert str(refused.value).startswith(f"the ledger {on_disk(root)} {why}")
+    assert str(refused.value).startswith(f"cannot read the ledger {on_disk(root)}: it {why}")
     assert refused.value.remedy == (
-        f"move {on_disk(root)} away and start the agent again; the agent then takes the booted "
-        "system for the current one and forgets an update half-way"
+        f"move {on_disk(root)} away and start the agent again; the agent then adopts the booted "
+        "system as current and forgets an unfinished update"
     )
     assert on_disk(root).read_bytes() == content
 
 
 @pytest.mark.parametrize("version", [2, None, "1"])
-def test_another_version_is_refused_and_stays_where_it_is(root, ledger, version):
+def test_ledger_of_other_version_is_an_error_and_stays(root, ledger, version):
     ledger.write_document(DOCUMENT)
     content = json.dumps({"version": version, "phase": "teleporting"}).encode()
     on_disk(root).write_bytes(content)
     with pytest.raises(LedgerError) as refused:
         ledger.read_document()
     assert str(refused.value) == (
-        f"the ledger {on_disk(root)} is of version {version!r}, and this agent reads 1"
+        f"cannot read the ledger {on_disk(root)}: its version is {version!r}, this agent supports 1"
     )
     assert refused.value.remedy.startswith("install the treenail that wrote it, or move")
     assert on_disk(root).read_bytes() == content
 
 
-def test_a_ledger_that_is_no_file_is_an_error_of_ours(root, ledger):
+def test_ledger_that_is_a_directory_is_an_error(root, ledger):
     on_disk(root).mkdir(parents=True)
-    with pytest.raises(LedgerError, match=r"the ledger: .*ledger.json is not a regular file"):
+    with pytest.raises(LedgerError, match=r"cannot read .*/ledger.json: it is not a regular file"):
         ledger.read_document()
-    with pytest.raises(LedgerError, match=r"the ledger: can't replace .*Is a directory"):
+    with pytest.raises(LedgerError, match=r"cannot replace .*/ledger.json: Is a directory"):
         ledger.write_document(DOCUMENT)
 
 
@@ -105,7 +105,7 @@ with Ledger(Root(sys.argv[1])).hold_lock():
 
 
 @pytest.mark.process
-def test_a_second_agent_is_told_which_process_is_the_first(root, ledger):
+def test_lock_held_by_other_agent_reports_its_pid(root, ledger):
     agent = Path(__file__).parents[3] / "agent"
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(root.prefix)],
@@ -118,9 +118,11 @@ def test_a_second_agent_is_told_which_process_is_the_first(root, ledger):
         assert first.stdout.readline() == b"held\n"
         with pytest.raises(LedgerError) as refused, ledger.hold_lock():
             pytest.fail("two agents hold the lock")
-        assert str(refused.value) == f"another agent, process {first.pid}, works on {root.prefix}"
+        assert str(refused.value) == (
+            f"cannot lock the ledger: another agent, PID {first.pid}, runs on {root.prefix}"
+        )
         assert refused.value.remedy == (
-            "let it finish; if it is the service, stop that: systemctl stop treenail"
+            "wait for it to finish, or stop the service: systemctl stop treenail"
         )
         first.kill()
         first.wait(timeout=10)
@@ -128,32 +130,32 @@ def test_a_second_agent_is_told_which_process_is_the_first(root, ledger):
         assert (root.prefix / "var/lib/treenail").stat().st_mode & 0o777 == 0o700
 
 
-def test_the_lock_is_free_again_when_its_holder_is_done(ledger):
+def test_lock_is_free_after_release(ledger):
     with ledger.hold_lock():
         pass
     with ledger.hold_lock():
         pass
 
 
-def test_two_ledgers_of_one_process_exclude_each_other_too(root, ledger):
+def test_lock_excludes_second_ledger_of_same_process(root, ledger):
     with (
         ledger.hold_lock(),
-        pytest.raises(LedgerError, match="another agent, process"),
+        pytest.raises(LedgerError, match="another agent, PID"),
         Ledger(root).hold_lock(),
     ):
         pytest.fail("two agents hold the lock")
 
 
-def test_a_ledger_that_can_not_be_locked_says_so(root, ledger):
+def test_lock_without_directory_is_an_error(root, ledger):
     (root.prefix / "var").write_text("a file")
     with (
-        pytest.raises(LedgerError, match=r"can't lock the ledger: .*/var is not a directory"),
+        pytest.raises(LedgerError, match=r"cannot lock the ledger: .*/var: it is not a directory"),
         ledger.hold_lock(),
     ):
         pytest.fail("there is no ledger to lock")
 
 
-def test_an_agent_locks_the_ledger_on_a_disk_that_takes_nothing(tmp_path: Path) -> None:
+def test_lock_works_on_full_disk(tmp_path: Path) -> None:
     ledger = Ledger(Root(tmp_path))
     with ledger.hold_lock():
         pass

@@ -29,7 +29,7 @@ def shadow(root: Root) -> str:
     return (root.prefix / "etc/shadow").read_text()
 
 
-def test_names_are_those_of_the_machine_and_of_its_image(root):
+def test_accounts_come_from_etc_and_usr_lib(root):
     accounts = Accounts(HostFiles(root))
     assert (accounts.find_uid("core"), accounts.find_gid("core"), accounts.find_uid("chrony")) == (
         1000,
@@ -42,12 +42,12 @@ def test_names_are_those_of_the_machine_and_of_its_image(root):
         accounts.find_group_name(1001),
         accounts.find_user_name(5),
     ) == ("core", "core", "")
-    assert (accounts.has_user("core"), accounts.has_user("nobody")) == (True, False)
-    with pytest.raises(FileError, match="there is no user nobody on this machine"):
-        accounts.find_uid("nobody")
+    assert (accounts.has_user("core"), accounts.has_user("guest")) == (True, False)
+    with pytest.raises(FileError, match="there is no user guest on this machine"):
+        accounts.find_uid("guest")
 
 
-def test_a_password_hash_changes_one_line_and_keeps_the_mode(root):
+def test_set_password_hash_changes_one_line_and_keeps_mode(root):
     shadows = ShadowFile(root, FakeClock(86_400.0 * 20_000))
     shadows.set_password_hash("core", "$6$new")
     assert shadow(root) == SHADOW.replace("$6$old:19000", "$6$new:20000")
@@ -55,7 +55,7 @@ def test_a_password_hash_changes_one_line_and_keeps_the_mode(root):
     assert shadows.read_password_hash("core") == "$6$new"
 
 
-def test_a_user_without_a_line_gets_one_and_loses_it_again(root):
+def test_set_password_hash_adds_line_and_restore_removes_it(root):
     shadows = ShadowFile(root, FakeClock(86_400.0 * 20_000))
     shadows.set_password_hash("chrony", "*")
     assert shadow(root) == SHADOW + "chrony:*:20000:0:99999:7:::\n"
@@ -63,7 +63,7 @@ def test_a_user_without_a_line_gets_one_and_loses_it_again(root):
     assert shadow(root) == SHADOW
 
 
-def test_a_line_is_put_back_and_the_changes_of_others_stay(root):
+def test_restore_line_keeps_changes_of_other_users(root):
     shadows = ShadowFile(root, FakeClock())
     line = shadows.read_line("core")
     shadows.set_password_hash("core", "$6$new")
@@ -74,16 +74,16 @@ def test_a_line_is_put_back_and_the_changes_of_others_stay(root):
     assert shadows.read_password_hash("root") == "$6$other"
 
 
-def test_a_hash_that_would_be_another_field_or_line_is_refused_and_not_told(root):
-    with pytest.raises(FileError) as told:
+def test_hash_with_separator_is_rejected_and_withheld(root):
+    with pytest.raises(FileError) as caught:
         ShadowFile(root, FakeClock()).set_password_hash("core", "canary\nroot::0:0")
-    assert "canary" not in str(told.value)
+    assert "canary" not in str(caught.value)
     assert shadow(root) == SHADOW
 
 
 @pytest.mark.parametrize(
-    ("field", "fits_nobody"),
+    ("field", "expected"),
     [("*", True), ("!!", True), ("!$6$x", True), ("", False), ("$6", False)],
 )
-def test_an_empty_password_is_not_a_locked_one(field, fits_nobody):
-    assert is_locked(field) is fits_nobody
+def test_is_locked_is_false_for_empty_hash(field, expected):
+    assert is_locked(field) is expected

@@ -92,7 +92,7 @@ def _read_record(machine: Machine, problems: list[str]) -> tuple[LedgerRecord, J
     try:
         return records.from_json(machine.ledger.read_document()), None
     except TreenailError as error:
-        problems.append(f"the ledger: {error}")
+        problems.append(str(error))
         if isinstance(error.__cause__, FileError):
             return LedgerRecord(), None  # readable by root only: no damage
         return LedgerRecord(), {

@@ -1,4 +1,4 @@
-"""The container runtime, as the kubelet reaches it: its CRI socket."""
+"""The container runtime's CRI socket, which the kubelet connects to."""
 
 import os
 import shutil
@@ -13,11 +13,11 @@ RUNTIME_SOCKETS = {
     "crio.service": "/run/crio/crio.sock",
     "containerd.service": "/run/containerd/containerd.sock",
 }
-"""The units of the runtimes there are, and where each listens."""
+"""The unit of each supported runtime, and the socket that it listens on."""
 
 
 class ContainerRuntime:
-    """Asks whether the container runtime answers."""
+    """Checks whether the container runtime answers."""
 
     def __init__(self, root: Root, programs: CommandRunner, *, timeout_s: float) -> None:
         self._root = root
@@ -25,12 +25,12 @@ class ContainerRuntime:
         self._timeout_s = timeout_s
 
     def find_problem(self, unit: str) -> str:
-        """Why the runtime of this unit does not answer; empty when it does."""
+        """Return why the runtime of this unit does not answer; empty when it does."""
         path = self._root.resolve_path(RUNTIME_SOCKETS[unit])
         problem = self._check_socket(path)
         if problem or shutil.which("crictl") is None:
             return problem
-        # A runtime that hangs still has its connections taken, by the kernel.
+        # Connecting is not enough: the kernel accepts connections to a runtime that hangs.
         address = f"unix://{path}"
         argv = ["crictl", "--runtime-endpoint", address, "--image-endpoint", address, "version"]
         try:
@@ -43,14 +43,14 @@ class ContainerRuntime:
         try:
             directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            return f"there is no {path}: {error.strerror}"
+            return f"cannot connect to {path}: {error.strerror}"
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as end:
                 end.settimeout(self._timeout_s)
-                # The address may be 107 bytes long, and a root be anywhere.
+                # unix(7) limits the address to 107 bytes; the root may be a longer path.
                 end.connect(f"/proc/self/fd/{directory}/{path.name}")
         except OSError as error:
-            return f"{path} does not answer: {error.strerror or error}"
+            return f"cannot connect to {path}: {error.strerror or error}"
         finally:
             os.close(directory)
         return ""

@@ -1,4 +1,4 @@
-"""podman's storage, where an image waits until it is booted."""
+"""podman's image storage, from which bootc deploys a pre-pulled image."""
 
 import json
 import logging
@@ -12,13 +12,13 @@ from treenail.host.systemd.unsandboxed import UnsandboxedRunner
 log = logging.getLogger(__name__)
 
 _PODMAN = "/usr/bin/podman"
-# As bootc and rpm-ostree read them: the first that is there, and without one anonymously.
+# The search order of bootc and rpm-ostree (ostree-rs-ext); they pull anonymously without one.
 _AUTH_FILES = ("/run/ostree/auth.json", "/etc/ostree/auth.json", "/usr/lib/ostree/auth.json")
 _TIMEOUT_S = 60.0
 
 
 class Podman:
-    """The images on this host. Raises `HostError` alone."""
+    """The images in podman's storage on this host. Raises only `HostError`."""
 
     def __init__(self, programs: ProgramRunner, unsandboxed: UnsandboxedRunner, root: Root) -> None:
         self._programs = programs
@@ -27,17 +27,17 @@ class Podman:
 
     @property
     def program(self) -> str:
-        """Where it is."""
+        """Return the path of podman."""
         return str(self._root.resolve_path(_PODMAN))
 
     def build_pull_command(self, image: str) -> tuple[str, ...]:
-        """The command that pulls the image with the logins that bootc and rpm-ostree would use."""
+        """Build the command that pulls the image with the pull secret of bootc and rpm-ostree."""
         auth = self._find_auth_file()
-        logins = ("--authfile", auth) if auth else ()
-        return (self.program, "pull", *logins, image)
+        options = ("--authfile", auth) if auth else ()
+        return (self.program, "pull", *options, image)
 
     def read_layer_sizes(self, image: str) -> dict[str, int]:
-        """The bytes of each layer, by digest, as its registry says; empty if that can't be had."""
+        """Return the bytes of each layer by digest, from the registry; empty if unknown."""
         match SkopeoClient(self._programs, timeout_s=_TIMEOUT_S).inspect_image(
             image, auth_file=self._find_auth_file()
         ):
@@ -47,7 +47,7 @@ class Podman:
                 return {}
 
     def read_labels(self, image: str) -> dict[str, str]:
-        """The labels of a pulled image."""
+        """Return the labels of a pulled image."""
         command = [self.program, "image", "inspect", "--format", "json", image]
         content = self._unsandboxed.run_command(command, timeout_s=_TIMEOUT_S)
         try:
@@ -57,15 +57,17 @@ class Podman:
                 case _:
                     return {}
         except ValueError as error:
-            raise HostError(f"podman answered no JSON about {image}: {error}") from error
+            raise HostError(
+                f"cannot read the labels of {image}: podman printed no JSON: {error}"
+            ) from error
 
     def remove_image(self, image: str) -> None:
-        """Free the space of a pulled image; one that is used by a container stays."""
+        """Remove a pulled image, unless a container uses it."""
         command = [self.program, "image", "rm", "--ignore", image]
         try:
             self._unsandboxed.run_command(command, timeout_s=_TIMEOUT_S)
         except CommandError as error:
-            log.warning("%s stays in podman's storage: %s", image, error)
+            log.warning("cannot remove %s from podman's storage: %s", image, error)
 
     def _find_auth_file(self) -> str:
         found = (path for path in map(self._root.resolve_path, _AUTH_FILES) if path.exists())

@@ -1,9 +1,9 @@
-"""How far ``podman pull`` is, by what it writes where there is no terminal.
+"""Progress of ``podman pull``, parsed from its output without a terminal.
 
-A line ``Copying blob sha256:…`` for each layer as it begins, of which several are fetched at once;
-since 2026 also ``Progress: 1.5GiB / 2.0GiB`` twice a second, of the layers that have begun
-(containers/image, copy/progress_bars.go and copy/progress_nontty.go). How large layers are is the
-manifest's to say.
+podman prints ``Copying blob sha256:…`` when it begins a layer, and pulls several layers at once.
+Since 2026 it also prints ``Progress: 1.5GiB / 2.0GiB`` twice a second, for the layers that have
+begun (containers/image, copy/progress_bars.go and copy/progress_nontty.go). Sizes of layers come
+from the manifest.
 """
 
 import re
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 
 from treenail.host.ostree.deployments import TransactionProgress
 
-# What is fetched at once, unless containers.conf(5) says otherwise, may be unfinished.
+# The default of image_parallel_copies in containers.conf(5): so many layers may be unfinished.
 _PARALLEL_LAYERS = 6
-# Fetching is not all there is to it: 100 is for success alone.
+# podman writes the image after the last layer: only success is 100 %.
 _MAX_UNFINISHED_PERCENT = 99
 _BEGUN = re.compile(r"^Copying blob (sha256:[0-9a-f]{64})", re.MULTILINE)
 _READ = re.compile(r"^Progress: (\d+(?:\.\d+)?)([KMGT]?i?[Bb]) / ", re.MULTILINE)
@@ -22,7 +22,7 @@ _UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 class PodmanProgress:
-    """``layers`` are the sizes in bytes of the image's layers by digest; empty if not known."""
+    """Progress of one pull. ``layers`` maps digests to sizes in bytes; empty if unknown."""
 
     def __init__(self, layers: Mapping[str, int]) -> None:
         self._layers = layers
@@ -30,7 +30,7 @@ class PodmanProgress:
         self.last_progress = TransactionProgress("pulling the image", None)
 
     def parse_output(self, output: str) -> TransactionProgress:
-        """Take in all that podman has written so far."""
+        """Parse the whole output so far, and return the progress."""
         begun = list(dict.fromkeys(_BEGUN.findall(output)))
         known = [each for each in begun if each in self._layers]
         percent = None

@@ -1,4 +1,4 @@
-"""What a registry says of an image, by skopeo: it knows the host's mirrors, proxies and CAs."""
+"""Image inspection by skopeo, which uses the host's registry mirrors, proxies and CAs."""
 
 import json
 import re
@@ -17,7 +17,7 @@ _MESSAGE_LIMIT = 300
 
 @dataclass(frozen=True, slots=True)
 class RegistryLayer:
-    """A layer as it travels."""
+    """A compressed layer, as the registry stores it."""
 
     digest: str
     size_bytes: int
@@ -25,7 +25,7 @@ class RegistryLayer:
 
 @dataclass(frozen=True, slots=True)
 class ImageInspection:
-    """An image that the registry has and gives away; what it does not say is empty."""
+    """An image that can be pulled. Fields that the registry does not report are empty."""
 
     architecture: str
     created: float | None
@@ -35,17 +35,17 @@ class ImageInspection:
 
 @dataclass(frozen=True, slots=True)
 class InspectionProblem:
-    """Why there is no answer: ``kind`` for programs, ``text`` in skopeo's words."""
+    """Why inspection failed: ``kind`` for programs, ``text`` from skopeo."""
 
     kind: str
     text: str
 
 
-# Names of hosts, repositories and files are none of what is said.
+# Match a word of the message, not part of the name of a host, repository or file.
 _WHOLE_WORD = r"(?<![a-z0-9./-]){}(?![a-z0-9/-]|\.[a-z0-9])"
-# Patterns of what skopeo says, in lower case, to what it means; the first that fits counts.
+# Patterns of skopeo's errors in lower case, and the kind of each. The first match counts.
 _ERROR_PATTERNS: tuple[tuple[str, str], ...] = (
-    # Files of this machine, which the words further down would lay to the registry's charge.
+    # Unreadable files of this node: the patterns below would blame the registry.
     ("loading registries configuration", "RegistryFailed"),
     (r"\s/\S*: permission denied", "RegistryFailed"),
     ("no such host", "RegistryNameUnknown"),
@@ -77,12 +77,12 @@ _ERROR_PATTERNS: tuple[tuple[str, str], ...] = (
 
 
 def is_unauthorized(text: str) -> bool:
-    """Whether rpm-ostree, bootc or skopeo say with this that the registry wants another login."""
+    """Whether an error of rpm-ostree, bootc or skopeo means that the login was rejected."""
     return _classify_text(text) == "RegistryUnauthorized"
 
 
 class SkopeoClient:
-    """Asks registries what they have; nothing is fetched."""
+    """Inspects images in registries without pulling them."""
 
     def __init__(self, programs: CommandRunner, *, timeout_s: float) -> None:
         self._programs = programs
@@ -91,12 +91,12 @@ class SkopeoClient:
     def inspect_image(
         self, image: str, *, auth_file: str = ""
     ) -> ImageInspection | InspectionProblem | None:
-        """What the registry says of the pull spec; None where there is no skopeo to ask with.
+        """Return the image with this pull spec, or the problem; None if skopeo is not installed.
 
-        ``auth_file`` holds the logins; none of them is among skopeo's arguments.
+        ``auth_file`` holds the pull secret; skopeo's arguments, visible in /proc, contain none.
         """
         login = ["--authfile", auth_file] if auth_file else []
-        # Of an image with many tags, their list would take longer than everything else.
+        # Without --no-tags, skopeo also lists all tags: with many, that is most of the time.
         argv = ["skopeo", "inspect", "--no-tags", *login, f"docker://{image}"]
         try:
             output = self._programs.run_command(argv, timeout_s=self._timeout_s)
@@ -110,7 +110,7 @@ class SkopeoClient:
 def _classify_error(error: CommandError) -> InspectionProblem:
     if not error.stderr:
         return InspectionProblem(
-            "RegistryTimeout" if "not done within" in str(error) else "", str(error)
+            "RegistryTimeout" if "did not exit within" in str(error) else "", str(error)
         )
     kind = _classify_text(error.stderr)
     if kind == "CertificateTime":
@@ -120,13 +120,13 @@ def _classify_error(error: CommandError) -> InspectionProblem:
 
 
 def _classify_text(text: str) -> str:
-    """What it means; empty when none of the signs is there."""
+    """Return the kind of the first matching pattern; empty when none matches."""
     lowered = text.lower()
-    return next((kind for sign, kind in _ERROR_PATTERNS if re.search(sign, lowered)), "")
+    return next((kind for pattern, kind in _ERROR_PATTERNS if re.search(pattern, lowered)), "")
 
 
 def _shorten_message(text: str) -> str:
-    """The end of the message: it begins with what was asked and ends with what went wrong."""
+    """Return the end of skopeo's message, where the cause stands."""
     message = text.rpartition('msg="')[2].rstrip('"').replace('\\"', '"')
     return message if len(message) <= _MESSAGE_LIMIT else "…" + message[-_MESSAGE_LIMIT:]
 
@@ -139,7 +139,8 @@ def _parse_inspection(output: bytes) -> ImageInspection | InspectionProblem:
     if not isinstance(document, dict):
         shown = sanitize_text(output[:_MESSAGE_LIMIT].decode("utf-8", "replace"))
         return InspectionProblem(
-            "RegistryFailed", f"skopeo answers {shown!r}, which is no JSON object"
+            "RegistryFailed",
+            f"cannot inspect the image: skopeo printed {shown!r}, not a JSON object",
         )
     labels, layers = document.get("Labels"), document.get("LayersData")
     return ImageInspection(

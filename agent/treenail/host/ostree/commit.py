@@ -1,4 +1,4 @@
-"""What ostree keeps about a deployment beside its files: the commit's metadata, and its origin."""
+"""Commit metadata and origin files of deployments, as ostree stores them."""
 
 import ast
 import json
@@ -22,7 +22,7 @@ _RPM_OSTREE_GROUPS = {"rpmostree", "packages", "overrides", "modules"}
 
 
 class OstreeMetadata:
-    """Raises nothing: what can't be found out is not there."""
+    """Metadata of commits and deployments. It raises nothing: unknown values are empty."""
 
     def __init__(self, programs: ProgramRunner, root: Root) -> None:
         self._programs = programs
@@ -31,7 +31,8 @@ class OstreeMetadata:
         self._labels: dict[str, dict[str, str]] = {}
 
     def read_labels(self, checksum: str) -> dict[str, str]:
-        """The labels of the image that the commit was made of; a commit never changes."""
+        """Return the labels of the image that the commit was imported from."""
+        # Cache without expiry: a commit is named by its checksum and never changes.
         if checksum not in self._labels:
             if len(self._labels) >= _CACHE_LIMIT:
                 self._labels.clear()
@@ -39,7 +40,10 @@ class OstreeMetadata:
         return self._labels[checksum]
 
     def find_local_changes(self, origin: str) -> tuple[str, ...]:
-        """What the origin file has that bootc can't keep, such as ``packages requested=…``."""
+        """Return the settings of the origin file that bootc does not support.
+
+        Each one is a group and a line, such as ``packages requested=…``.
+        """
         try:
             content = (
                 self._files.read_file(f"/sysroot{origin}", limit=_ORIGIN_LIMIT) if origin else b""
@@ -58,9 +62,9 @@ class OstreeMetadata:
         program = str(self._root.resolve_path(OSTREE_PROGRAM))
         command = [program, "show", f"--print-metadata-key={_CONFIGURATION}", checksum]
         try:
-            told = self._programs.run_command(command, timeout_s=_TIMEOUT_S).decode()
-            # GVariant's text format, whose strings are written as Python's are.
-            return parse_config_labels(json.loads(ast.literal_eval(told.strip())))
+            output = self._programs.run_command(command, timeout_s=_TIMEOUT_S).decode()
+            # ostree prints GVariant's text format, whose string literals Python can parse.
+            return parse_config_labels(json.loads(ast.literal_eval(output.strip())))
         except (CommandError, ValueError, SyntaxError, TypeError) as error:
-            log.debug("the labels of %s are not known: %s", checksum, error)
+            log.debug("cannot read the labels of %s: %s", checksum, error)
             return {}

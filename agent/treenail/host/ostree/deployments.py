@@ -1,4 +1,4 @@
-"""Deployments, as both OS back ends report them, and what a running transaction says."""
+"""Deployments, as both OS back ends report them, and the progress of a transaction."""
 
 import json
 import re
@@ -20,11 +20,11 @@ _CONFIGURATION = "ostree.container.image-config"
 class OstreeDeployment:
     """One bootable tree of this machine.
 
-    ``image`` is a pull spec without the scheme that ostree puts before it (a transport other than
-    a registry stays); ``digest`` is of the manifest, ``sha256:…``. Both are empty when unknown.
-    ``is_locked``: no reboot makes the staged deployment the default before it is unlocked.
-    ``requested_packages`` were asked for beside the image, ``requested_base_removals`` are those of the image that were asked
-    to be left out; ``origin`` is what it was made from, for people.
+    ``image`` is a pull spec without ostree's scheme; a transport other than a registry stays.
+    ``digest`` is that of the manifest, ``sha256:…``. Both are empty when unknown.
+    ``is_locked``: shutdown does not finalize the staged deployment until it is unlocked.
+    ``requested_packages`` are layered on the image. ``requested_base_removals`` are packages of
+    the image to leave out. ``origin`` is the refspec for display.
     """
 
     id: str
@@ -40,21 +40,21 @@ class OstreeDeployment:
     requested_base_removals: tuple[str, ...] = ()
     origin: str = ""
     base_checksum: str = ""
-    """The commit of the image alone: ``checksum`` unless there are packages beside it."""
+    """The commit of the image alone: ``checksum`` unless packages are layered on it."""
     labels: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
-    """Of the image's configuration; empty where they are not known."""
+    """Labels of the image configuration; empty when unknown."""
     can_soft_reboot: bool = False
-    """It can be booted without restarting the kernel."""
+    """Whether a soft reboot can boot it, without restarting the kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentChange:
-    """What is asked of the operating system in one go; empty fields keep what is there."""
+    """A change of image, kernel arguments and packages. Empty fields change nothing."""
 
     image: str = ""
     """A pull spec by digest."""
     append_kargs: tuple[str, ...] = ()
-    """Kernel arguments, in order, after those to ``delete_kargs`` are gone."""
+    """Kernel arguments to append, in order, after removing ``delete_kargs``."""
     delete_kargs: tuple[str, ...] = ()
     install_packages: tuple[str, ...] = ()
     """Packages to layer on the image."""
@@ -62,9 +62,9 @@ class DeploymentChange:
     override_remove: tuple[str, ...] = ()
     """Packages of the image to leave out."""
     override_reset: tuple[str, ...] = ()
-    """Packages of the image to leave out no longer."""
+    """Packages of the image to include again."""
     extensions_image: str = ""
-    """An image, by digest, with packages beside those of the configured repositories."""
+    """An image, by digest, whose packages extend those of the configured repositories."""
 
     def __str__(self) -> str:
         packages = (
@@ -78,12 +78,12 @@ class DeploymentChange:
             (packages, "packages"),
             (self.append_kargs or self.delete_kargs, "kernel arguments"),
         )
-        return " and ".join(name for asked, name in named if asked) or "nothing"
+        return " and ".join(name for value, name in named if value) or "nothing"
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveTransaction:
-    """What rpm-ostreed is at: the method, the bus name that called it, its private socket."""
+    """A transaction of rpm-ostreed: its method, the caller's bus name, its private socket."""
 
     method: str
     sender: str
@@ -92,30 +92,30 @@ class ActiveTransaction:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentStatus:
-    """All deployments in boot order, and the transaction that runs."""
+    """All deployments in boot order, and the active transaction."""
 
     in_boot_order: tuple[OstreeDeployment, ...]
     transaction: ActiveTransaction | None = None
 
     @property
     def booted(self) -> OstreeDeployment | None:
-        """The one that runs."""
+        """The booted deployment."""
         return next((each for each in self.in_boot_order if each.is_booted), None)
 
     @property
     def staged(self) -> OstreeDeployment | None:
-        """The one that a clean shutdown will make the default, unless it is locked."""
+        """The deployment that a clean shutdown makes the default, unless it is locked."""
         return next((each for each in self.in_boot_order if each.is_staged), None)
 
     @property
     def pending(self) -> OstreeDeployment | None:
-        """The one that boots next in place of the booted one, staged or not."""
+        """The deployment that boots next instead of the booted one, staged or not."""
         first = next(iter(self.in_boot_order), None)
         return first if first and self.booted and not first.is_booted else None
 
     @property
     def rollback(self) -> OstreeDeployment | None:
-        """The one that comes after the booted one."""
+        """The deployment after the booted one in boot order."""
         booted = self.booted
         rest = self.in_boot_order[self.in_boot_order.index(booted) + 1 :] if booted else ()
         return next(iter(rest), None)
@@ -123,22 +123,22 @@ class DeploymentStatus:
 
 @dataclass(frozen=True, slots=True)
 class TransactionProgress:
-    """What a transaction last said; ``percent`` never falls and is 100 only at success."""
+    """Last progress of a transaction. ``percent`` never falls and is 100 only at success."""
 
     text: str
     percent: int | None
 
 
 class WatchVerdict(StrEnum):
-    """What is to become of the transaction that is being watched."""
+    """A watcher's decision about the transaction: continue, cancel, or let it run alone."""
 
-    CONTINUE = "go on"
+    CONTINUE = "continue"
     CANCEL = "cancel"
-    DETACH = "leave"
+    DETACH = "detach"
 
 
 def parse_deployment(found: Mapping[str, object]) -> OstreeDeployment:
-    """The deployment in an element of rpm-ostree's ``DeploymentStatus``, from D-Bus or its JSON."""
+    """Parse an element of rpm-ostreed's ``Deployments``, from D-Bus or ``status --json``."""
     image = parse_image(found)
     return OstreeDeployment(
         id=_get_text(found, "id"),
@@ -148,7 +148,7 @@ def parse_deployment(found: Mapping[str, object]) -> OstreeDeployment:
         digest=_get_text(found, "container-image-reference-digest") or parse_digest(image),
         is_booted=found.get("booted") is True,
         is_staged=found.get("staged") is True,
-        # Only there when true.
+        # rpm-ostreed omits this key when it is false.
         is_locked=found.get("finalization-locked") is True,
         is_pinned=found.get("pinned") is True,
         requested_packages=_get_texts(found, "requested-packages"),
@@ -162,7 +162,7 @@ def parse_deployment(found: Mapping[str, object]) -> OstreeDeployment:
 
 
 def parse_image(found: Mapping[str, object]) -> str:
-    """The pull spec that a deployment came from; empty when it was no container image."""
+    """Return the pull spec of a deployment; empty when it is not a container image."""
     reference = _get_text(found, "container-image-reference")
     if not reference:
         return _parse_pivot_image(found.get("custom-origin"))
@@ -175,7 +175,7 @@ def parse_image(found: Mapping[str, object]) -> str:
 
 
 def parse_labels(found: Mapping[str, object]) -> dict[str, str]:
-    """The labels in the image configuration that came with the commit; empty without one."""
+    """Return the labels of the image configuration in the commit; empty without one."""
     metadata = found.get("base-commit-meta")
     text = metadata.get(_CONFIGURATION) if isinstance(metadata, Mapping) else None
     try:
@@ -185,7 +185,7 @@ def parse_labels(found: Mapping[str, object]) -> dict[str, str]:
 
 
 def parse_config_labels(configuration: object) -> dict[str, str]:
-    """The labels in an OCI image configuration; empty when there are none."""
+    """Return the labels of an OCI image configuration; empty when it has none."""
     match configuration:
         case {"config": {"Labels": dict(labels)}}:
             return {str(key): value for key, value in labels.items() if isinstance(value, str)}
@@ -194,13 +194,13 @@ def parse_config_labels(configuration: object) -> dict[str, str]:
 
 
 def parse_digest(image: str) -> str:
-    """The digest that a pull spec ends with; empty when it has none."""
+    """Return the digest at the end of a pull spec; empty when it has none."""
     found = _DIGEST.search(image)
     return found.group(1) if found else ""
 
 
 def _parse_pivot_image(origin: object) -> str:
-    # Before rpm-ostree knew containers, this tied an image to the commit taken out of it.
+    # Before rpm-ostree supported containers, the MCO recorded the image in custom-origin.
     url = origin[0] if isinstance(origin, tuple | list) and origin else ""
     return url.removeprefix(_PIVOT) if isinstance(url, str) and url.startswith(_PIVOT) else ""
 

@@ -1,4 +1,4 @@
-"""Jobs of systemd that are run to their end, whoever began them, and told about when they fail."""
+"""Commands in transient units of systemd: join or start them, wait for them, report failures."""
 
 import logging
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def _report_nothing() -> TransactionProgress:
 
 
 class JobRunner:
-    """Raises `BusError`, `UnitError` and `TransactionError`; to be used by one thread."""
+    """Runs jobs for one thread. Raises `BusError`, `UnitError` and `TransactionError`."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class JobRunner:
         *,
         heartbeat: Callable[[], None],
     ) -> None:
-        """``heartbeat`` is called once a second while a job runs."""
+        """Call ``heartbeat`` once a second while a job runs."""
         self._units = units
         self._journal = journal
         self._clock = clock
@@ -38,12 +38,12 @@ class JobRunner:
         self._heartbeat = heartbeat
 
     def find_running(self, *units: str) -> TransientRun | None:
-        """The first of these that runs."""
+        """Return the first of these units that is running."""
         runs = (self._units.find_run(unit) for unit in units)
         return next((run for run in runs if run is not None and run.is_running), None)
 
     def wait_for_units(self, *units: str) -> None:
-        """Return once these, which an agent that died may have begun, have ended."""
+        """Wait until these units, which a killed agent may have started, end; release them."""
         for unit in units:
             self._units.wait_for_unit(unit, self._heartbeat)
             self._units.release_unit(unit)
@@ -56,48 +56,49 @@ class JobRunner:
         argv: tuple[str, ...],
         progress: Callable[[], TransactionProgress] = _report_nothing,
     ) -> None:
-        """Run it to its end, whoever began it; the next one of its name is another run.
+        """Run a job to its end, or join it if an earlier agent started it; release its unit.
 
-        Raises `TransactionError` with what it told the journal when it fails, and when it has
-        made no progress for as long as the limits allow.
+        Raises `TransactionError` when it fails, with its error from the journal, and when it
+        makes no progress for ``stall_s``.
         """
-        told, heard = _report_nothing(), self._clock.monotonic()
+        failure = f"cannot {description} with {program}"
+        last, changed_at = _report_nothing(), self._clock.monotonic()
 
-        def each() -> None:
-            nonlocal told, heard
+        def check_progress() -> None:
+            nonlocal last, changed_at
             self._heartbeat()
-            if told != progress():
-                told, heard = progress(), self._clock.monotonic()
-                log.debug("%s: %s %s%%", description, told.text, told.percent)
-            elif self._clock.monotonic() - heard >= self._limits.stall_s:
+            if last != progress():
+                last, changed_at = progress(), self._clock.monotonic()
+                log.debug("%s: %s %s%%", description, last.text, last.percent)
+            elif self._clock.monotonic() - changed_at >= self._limits.stall_s:
                 self._units.stop_unit(unit, self._heartbeat)
-                silent = f"it has said nothing for {self._limits.stall_s:g} s"
                 raise TransactionError(
-                    f"{program} could not {description}: {silent}",
+                    f"{failure}: no progress for {self._limits.stall_s:g} s",
                     remedy=f"see: journalctl -u {unit}",
                 )
 
         found = self._units.find_run(unit)
         if found is not None and not found.is_running:
-            # Of an agent that died before it had read the outcome: what became of it is seen.
+            # An agent was killed before it read the outcome. The caller reads the result from the
+            # deployments, so this run does not matter any longer.
             self._units.release_unit(unit)
         job = TransientJob(unit, f"treenail: {description}", argv, self._limits.transaction_s)
-        run = self._units.run_job(job, each)
+        run = self._units.run_job(job, check_progress)
         try:
-            self.check_outcome(run, f"{program} could not {description}")
+            self.check_outcome(run, failure)
         finally:
             self._units.release_unit(unit)
 
     def check_outcome(self, run: TransientRun, failure: str) -> None:
-        """Raise `TransactionError`, which begins with ``failure``, unless the run ended well."""
+        """Raise `TransactionError`, which begins with ``failure``, unless the run succeeded."""
         if run.is_done:
             return
         if run.result == "timeout":
             raise TransactionError(
-                f"{failure}: it was not done in time", remedy="see: journalctl -u treenail-*"
+                f"{failure}: it timed out", remedy="see: journalctl -u treenail-*"
             )
         text = self._journal.read_error(run.invocation)
         raise TransactionError(
-            f"{failure}: {text or f'it ended with {run.result} {run.status}'}",
+            f"{failure}: {text or f'systemd reports {run.result} {run.status}'}",
             remedy=find_remedy(text, f"see: journalctl _SYSTEMD_INVOCATION_ID={run.invocation}"),
         )

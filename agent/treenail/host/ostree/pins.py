@@ -1,7 +1,8 @@
-"""Pinned deployments, which neither rpm-ostree, bootc nor ostree drops to make room.
+"""Pinned deployments, which rpm-ostree, bootc and ostree do not remove to free space.
 
-There is no call on the bus for it: ``ostree admin pin`` names a deployment by its place in the boot
-order, so what was pinned is looked at afterwards. See ostree-admin-pin(1).
+rpm-ostreed has no D-Bus method to pin a deployment. ``ostree admin pin`` takes the deployment's
+index in boot order, which can change in between, so the result is verified afterwards. See
+ostree-admin-pin(1).
 """
 
 import logging
@@ -19,34 +20,34 @@ PIN_UNIT = "treenail-pin.service"
 
 
 class OstreePins:
-    """Raises `HostError` alone, of that `BusyError` while a transaction changes deployments.
+    """Pins and unpins deployments, for one thread.
 
-    To be used by one thread.
+    Raises only `HostError`, and of that `BusyError` while a transaction changes deployments.
     """
 
     def __init__(
         self, jobs: JobRunner, root: Root, read_deployments: Callable[[], DeploymentStatus]
     ) -> None:
-        """``read_deployments`` says which deployments there are now."""
+        """Use ``read_deployments`` to read the current deployments."""
         self._jobs = jobs
         self._root = root
         self._read_deployments = read_deployments
 
     def pin_deployment(self, deployment_id: str) -> None:
-        """Return once nobody drops the deployment of this id."""
+        """Pin the deployment with this ID; raise `TransactionError` unless it is pinned then."""
         self._set_pinned(deployment_id, is_pinned=True)
         found = [
             each for each in _list_deployed(self._read_deployments()) if each.id == deployment_id
         ]
         if not any(each.is_pinned for each in found):
             raise TransactionError(
-                f"ostree did not pin {deployment_id}, which is what there is to go back to",
+                f"cannot pin {deployment_id}: ostree did not pin this rollback deployment",
                 remedy="see: ostree admin status",
             )
         log.info("pinned %s", deployment_id)
 
     def unpin_deployment(self, deployment_id: str) -> None:
-        """Let it be dropped; harmless when there is none of this id."""
+        """Unpin the deployment with this ID, if it exists."""
         self._set_pinned(deployment_id, is_pinned=False)
         log.info("unpinned %s", deployment_id)
 
@@ -74,5 +75,5 @@ class OstreePins:
 
 
 def _list_deployed(found: DeploymentStatus) -> list[OstreeDeployment]:
-    """Those that ostree knows: an image that bootc is to deploy has no commit yet."""
+    """Return the deployments that ostree counts: an image queued in bootc has no commit yet."""
     return [each for each in found.in_boot_order if each.checksum]

@@ -1,4 +1,4 @@
-"""What to do about what tools say when an image can't be had or put in place."""
+"""Remedies for errors that rpm-ostree, bootc and podman report for an image."""
 
 _REMEDIES = (
     ("unauthorized", "check the pull secret for the image's registry"),
@@ -12,6 +12,6 @@ _REMEDIES = (
 
 
 def find_remedy(text: str, default: str) -> str:
-    """The remedy for the first known sign in the text."""
+    """Return the remedy for the first known phrase in the text, else ``default``."""
     lowered = text.lower()
-    return next((remedy for sign, remedy in _REMEDIES if sign in lowered), default)
+    return next((remedy for phrase, remedy in _REMEDIES if phrase in lowered), default)

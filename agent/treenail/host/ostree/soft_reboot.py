@@ -1,7 +1,7 @@
-"""Soft reboots into another deployment: ostree mounts it where systemd looks for the next root.
+"""Soft reboots into another deployment: ostree mounts it as systemd's next root.
 
-It refuses a deployment with another kernel, initramfs or other kernel arguments than those that
-run, so that asking it is how to learn whether a soft reboot is possible. See
+ostree rejects a deployment whose kernel, initramfs or kernel arguments differ from the running
+ones. Its answer therefore shows whether a soft reboot is possible. See
 ostree-admin-prepare-soft-reboot(1), of ostree 2025.3 and later, and systemd-soft-reboot.service(8).
 """
 
@@ -19,9 +19,9 @@ _NEXT_ROOT = "/run/ostree/nextroot-booted"
 
 
 class OstreeSoftReboot:
-    """Prepares them, by commands in transient units, for they mount in the host's name space.
+    """Prepares soft reboots, for one thread. Raises only `HostError`.
 
-    Raises `HostError` alone; to be used by one thread.
+    The commands run in transient units because they mount in the host's mount namespace.
     """
 
     def __init__(self, jobs: JobRunner, root: Root) -> None:
@@ -29,20 +29,20 @@ class OstreeSoftReboot:
         self._root = root
 
     def unlock_staged(self) -> None:
-        """Have the next shutdown finalize what is staged; nothing reboots."""
-        self._run_ostree_admin("unlock what is staged", "lock-finalization", "--unlock")
+        """Unlock the staged deployment, so that the next shutdown finalizes it; do not reboot."""
+        self._run_ostree_admin("unlock the staged deployment", "lock-finalization", "--unlock")
 
     def prepare_soft_reboot(self) -> bool:
-        """Have a soft reboot lead into what is staged; False when it can't."""
+        """Prepare a soft reboot into the staged deployment; return False when ostree rejects it."""
         try:
-            self._run_ostree_admin("prepare the soft reboot", "prepare-soft-reboot", "0")
+            self._run_ostree_admin("prepare a soft reboot", "prepare-soft-reboot", "0")
         except TransactionError as error:
-            log.info("the whole machine reboots: %s", error)
+            log.info("falling back to a full reboot: %s", error)
             return False
         return True
 
     def clear_soft_reboot(self) -> None:
-        """Have no soft reboot lead into another deployment; harmless when none would."""
+        """Clear a prepared soft reboot, if there is one."""
         if self._root.resolve_path(_NEXT_ROOT).exists():
             self._run_ostree_admin("clear the soft reboot", "prepare-soft-reboot", "--reset")
 

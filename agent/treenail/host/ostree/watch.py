@@ -1,4 +1,4 @@
-"""How the transactions of every back end are watched, and for how long."""
+"""Callback and time limits for watching a transaction of any back end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,10 @@ WatchCallback = Callable[[TransactionProgress], WatchVerdict]
 
 @dataclass(frozen=True, slots=True)
 class TransactionLimits:
-    """How long a transaction may take; in silence too, for a layer is fetched without a word."""
+    """Time limits of a transaction.
+
+    ``stall_s`` is long because rpm-ostree reports no progress within a layer, however large.
+    """
 
     transaction_s: float = 3 * 3600.0
     stall_s: float = 1800.0

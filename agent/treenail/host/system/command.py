@@ -1,4 +1,4 @@
-"""The one interface by which adapters run programs."""
+"""Interface with which adapters run programs."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""Room on the file systems that an update writes to, and what the boot partition holds."""
+"""Free space of the file systems that an update writes to, and kernels on /boot."""
 
 import os
 from collections.abc import Collection, Iterator
@@ -12,12 +12,12 @@ MOUNTINFO = Path("/proc/self/mountinfo")
 _BOOT = "/boot/ostree"
 _MODULES = "/usr/lib/modules"
 _LAYER_REFS = "/ostree/repo/refs/heads/ostree/container/blob"
-_ESCAPED_COLON = "_3A_"  # how ostree writes what can't stand in the name of a ref
+_ESCAPED_COLON = "_3A_"  # ref names cannot contain a colon: ostree-ext escapes it
 
 
 @dataclass(frozen=True, slots=True)
 class FileSystemSpace:
-    """The file system below a path; ``files`` is 0 where their number has no limit."""
+    """Space of a file system; ``files`` is 0 if it has no limit of inodes."""
 
     device: int
     free_bytes: int
@@ -30,7 +30,10 @@ class FileSystemSpace:
 def read_file_system(
     root: Root, path: str, *, mountinfo: Path = MOUNTINFO
 ) -> FileSystemSpace | None:
-    """What there is at ``path``; None when there is no such path. Raises `FileError`."""
+    """Read the space of the file system at ``path``; None if the path does not exist.
+
+    Raises `FileError`.
+    """
     found = root.resolve_path(path)
     try:
         device = found.stat().st_dev
@@ -41,7 +44,7 @@ def read_file_system(
         raise FileError(f"{error.strerror}") from error
     return FileSystemSpace(
         device=device,
-        # What root may use: updates are root's.
+        # f_bfree includes the blocks reserved for root, which runs the update.
         free_bytes=state.f_bfree * state.f_frsize,
         size_bytes=state.f_blocks * state.f_frsize,
         free_files=state.f_ffree,
@@ -51,7 +54,7 @@ def read_file_system(
 
 
 def compute_kernel_bytes(root: Root) -> int:
-    """The size of the booted system's kernel and initramfs; 0 when unknown."""
+    """Return the size of the booted system's kernel and initramfs; 0 when unknown."""
     directory = root.resolve_path(_MODULES)
     sizes = [
         sum(_read_size(each / name) for name in ("vmlinuz", "initramfs.img"))
@@ -61,9 +64,10 @@ def compute_kernel_bytes(root: Root) -> int:
 
 
 def compute_freeable_boot_bytes(root: Root, *, retained: Collection[str] = ()) -> int:
-    """What the kernels of other deployments than the booted one take on /boot.
+    """Return the bytes on /boot of kernels that an update may remove.
 
-    ``retained`` are commits whose kernels stay, too; several deployments may share one.
+    The kernels of the booted deployment and of the ``retained`` commits stay. Several deployments
+    may share one kernel.
     """
     booted = _read_boot_checksum(root)
     if not booted:
@@ -78,7 +82,7 @@ def compute_freeable_boot_bytes(root: Root, *, retained: Collection[str] = ()) -
 
 
 def list_stored_layers(root: Root) -> frozenset[str]:
-    """The digests of the image layers that are in the OSTree repository."""
+    """Return the digests of the image layers in the OSTree repository."""
     return frozenset(
         each.name.replace(_ESCAPED_COLON, ":")
         for each in _list_entries(root.resolve_path(_LAYER_REFS))
@@ -87,7 +91,7 @@ def list_stored_layers(root: Root) -> frozenset[str]:
 
 
 def _read_boot_checksum(root: Root) -> str:
-    """What ostree= on the kernel's command line names: /ostree/boot.N/OS/CHECKSUM/SERIAL."""
+    """Return CHECKSUM of ostree=/ostree/boot.N/OS/CHECKSUM/SERIAL on the kernel command line."""
     try:
         command_line = root.resolve_path("/proc/cmdline").read_text("utf-8", "replace")
     except OSError:
@@ -100,10 +104,10 @@ def _read_boot_checksum(root: Root) -> str:
 
 
 def _find_boot_checksums(root: Root, commits: Collection[str]) -> Iterator[str]:
-    """Their kernels' names in ostree=, which are links to …/deploy/COMMIT.SERIAL."""
+    """Yield the boot checksums of commits: parents of symlinks to …/deploy/COMMIT.SERIAL."""
     for version in ("/ostree/boot.0", "/ostree/boot.1"):
         for link in _walk_levels(root.resolve_path(version), 3):
-            # Without exceptions: somebody may be changing them.
+            # realpath does not raise: ostree may replace the symlinks at the same time.
             commit, _, _ = Path(os.path.realpath(link)).name.partition(".")
             if commit in commits:
                 yield link.parent.name
@@ -136,7 +140,7 @@ def _format_device(device: int) -> str:
 
 
 def _find_read_only_devices(mountinfo: Path) -> frozenset[str]:
-    """The devices whose file system, not just a mount of it, is read-only; see proc(5)."""
+    """Return the devices whose file system, not only one mount, is read-only; see proc(5)."""
     try:
         lines = mountinfo.read_text("utf-8", "replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The machine owner's health checks: programs in a directory, each well when it exits with 0."""
+"""Health checks of the administrator: programs in a directory, which pass with exit code 0."""
 
 import stat
 
@@ -7,11 +7,11 @@ from treenail.host.filesystem.root import Root
 from treenail.host.system.command import CommandRunner
 
 MAX_CHECKS = 64
-"""The most checks that a directory may hold."""
+"""Maximum number of checks in a directory."""
 
 
 class HealthCheckDirectory:
-    """The programs of a directory below the root."""
+    """Health checks in a directory below the root."""
 
     def __init__(self, root: Root, programs: CommandRunner, directory: str) -> None:
         self._root = root
@@ -19,9 +19,9 @@ class HealthCheckDirectory:
         self._directory = directory
 
     def list_checks(self) -> tuple[str, ...]:
-        """The names of the checks, in order; what is no executable file is none.
+        """Return the sorted names of the executable files, without hidden ones.
 
-        Raises `FileError` when the directory can't be read or holds more than `MAX_CHECKS`.
+        Raises `FileError` when the directory is unreadable or contains more than `MAX_CHECKS`.
         """
         directory = self._root.resolve_path(self._directory)
         try:
@@ -29,17 +29,18 @@ class HealthCheckDirectory:
         except FileNotFoundError:
             return ()
         except OSError as error:
-            raise FileError(f"can't read {directory}: {error.strerror}") from error
+            raise FileError(f"cannot read {directory}: {error.strerror}") from error
         found = tuple(name for name in names if self._is_executable(name))
         if len(found) > MAX_CHECKS:
             raise FileError(
-                f"{directory} holds {len(found)} checks, and at most {MAX_CHECKS} are made",
-                remedy="put several into one",
+                f"cannot run the checks in {directory}: {len(found)} exceed "
+                f"the limit of {MAX_CHECKS}",
+                remedy="combine several checks into one program",
             )
         return found
 
     def run_check(self, name: str, *, timeout_s: float) -> str:
-        """What is wrong, in the check's own words; empty when it is well."""
+        """Run a check; return its error, empty when it passes."""
         path = self._root.resolve_path(f"{self._directory}/{name}")
         try:
             self._programs.run_command([str(path)], timeout_s=timeout_s)

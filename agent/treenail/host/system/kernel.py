@@ -1,4 +1,4 @@
-"""What the running kernel and the booted system say about themselves."""
+"""Facts about the running kernel and the booted system."""
 
 import os
 import re
@@ -18,59 +18,59 @@ _ESCAPED = re.compile(r"""\\([$"'\\`])""")
 
 
 class HostKernel:
-    """Answers from /proc, /run and os-release below a root; each is read when asked for."""
+    """Reads /proc, /run and os-release below a root; every call reads again."""
 
     def __init__(
         self, root: Root, *, count_soft_reboots: Callable[[], int | None] = lambda: None
     ) -> None:
-        """``count_soft_reboots`` asks systemd how often user space was started on this kernel."""
+        """Use ``count_soft_reboots`` to ask systemd for its soft reboots on this kernel."""
         self._root = root
         self._files = HostFiles(root)
         self._read_soft_reboots = count_soft_reboots
         self._soft_reboots: tuple[int | None, ...] = ()
 
     def read_boot_id(self) -> str:
-        """The kernel's UUID, which is another one after every boot.
+        """Return the kernel's boot ID, a UUID, with "+N" after N soft reboots.
 
-        After a soft reboot, which keeps it, with a plus and how many there were. Raises `HostError`
-        when it can't be told.
+        A soft reboot keeps the kernel and its boot ID. Raises `HostError`.
         """
         kernel, soft = self._read_text("/proc/sys/kernel/random/boot_id"), self.count_soft_reboots()
         return f"{kernel}+{soft}" if soft else kernel
 
     def count_soft_reboots(self) -> int | None:
-        """How many there were since the kernel was started; None if systemd does not count them.
+        """Return the soft reboots since the kernel started; None if systemd does not count them.
 
-        Raises `BusError`. Asked once, for no process outlives a soft reboot.
+        Raises `BusError`.
         """
+        # Ask once: a soft reboot ends every process, so the count is fixed for this one.
         if not self._soft_reboots:
             self._soft_reboots = (self._read_soft_reboots(),)
         return self._soft_reboots[0]
 
     def read_command_line(self) -> tuple[str, ...]:
-        """The arguments the kernel was booted with, in order; raises `FileError`."""
+        """Return the arguments of the running kernel, in order; raises `FileError`."""
         return split_arguments(self._read_text("/proc/cmdline"))
 
     def read_boot_time(self) -> float | None:
-        """When the machine was booted, in seconds since the epoch; None if it can't be told."""
+        """Return the boot time in seconds since the epoch; None if unknown."""
         content = self._files.read_file("/proc/stat", limit=_STAT_LIMIT)
         found = _BOOT_TIME.search(content or b"")
         return float(found[1]) if found else None
 
     def is_fips_enabled(self) -> bool:
-        """Whether the kernel runs in FIPS mode; a kernel that does not know of it does not."""
+        """Whether the kernel runs in FIPS mode; a kernel without FIPS support does not."""
         content = self._files.read_file("/proc/sys/crypto/fips_enabled", limit=_LIMIT)
         return (content or b"").strip() == b"1"
 
     def find_architecture(self) -> str:
-        """The machine's, as OCI names it, such as ``amd64``."""
+        """Return the architecture by its OCI name, such as ``amd64``."""
         machine = os.uname().machine
         return _OCI_ARCHITECTURES.get(machine, machine)
 
     def read_os_release(self) -> dict[str, str]:
-        """The booted system's os-release fields; none where there is no such file.
+        """Return the fields of os-release; empty without the file.
 
-        Lines that are no assignment are passed over, as os-release(5) asks for.
+        Lines that are not assignments are skipped, as os-release(5) requires.
         """
         content = self._files.read_file("/etc/os-release", limit=_LIMIT)
         if content is None:
@@ -86,7 +86,7 @@ class HostKernel:
         content = self._files.read_file(path, limit=_LIMIT)
         if content is None:
             raise FileError(
-                f"there is no {self._root.resolve_path(path)}",
-                remedy=f"have /proc mounted below {self._root.prefix}",
+                f"cannot read {self._root.resolve_path(path)}: it does not exist",
+                remedy=f"mount /proc below {self._root.prefix}",
             )
         return content.decode("utf-8", "replace").strip()

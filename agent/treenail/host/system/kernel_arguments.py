@@ -1,4 +1,4 @@
-"""Kernel arguments: their order and their repetitions mean something."""
+"""Kernel arguments, whose order and repetitions are significant."""
 
 import re
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ _ARGUMENT = re.compile(r'(?:[^\s"]|"[^"]*"?)+')
 
 
 def split_arguments(text: str) -> tuple[str, ...]:
-    """The arguments of a kernel command line; what is in double quotes stays in one, quotes too."""
+    """Split a kernel command line; text in double quotes stays together, with its quotes."""
     return tuple(_ARGUMENT.findall(text))
 
 
 def is_satisfied(existing: Sequence[str], append: Sequence[str], delete: Sequence[str]) -> bool:
-    """Whether nothing of ``delete`` is there, and ``append`` is what comes last of its kind."""
+    """Whether ``delete`` is absent, and ``append`` comes last among the same arguments."""
     if any(argument in existing for argument in delete if argument not in append):
         return False
     concerned = [argument for argument in existing if argument in append]
@@ -22,10 +22,10 @@ def is_satisfied(existing: Sequence[str], append: Sequence[str], delete: Sequenc
 def compute_edit(
     existing: Sequence[str], append: Sequence[str], delete: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What to remove from ``existing``, and then to add at its end, so that they stand.
+    """Compute the arguments to remove from ``existing``, and then to append to it.
 
-    Both are empty when they stand already. An argument of ``delete`` goes as often as it is there;
-    one that is not there is none to remove.
+    Both are empty when ``existing`` satisfies the change already. An argument of ``delete`` is
+    removed as often as it occurs.
     """
     if is_satisfied(existing, append, delete):
         return (), ()

@@ -1,4 +1,4 @@
-"""Running programs; the only user of subprocess."""
+"""Running of programs; the only module that uses subprocess."""
 
 import os
 import selectors
@@ -20,8 +20,8 @@ _CHUNK = 64 * 1024
 class ProgramRunner:
     """Runs programs to their end, without a shell and in a session of their own.
 
-    Arguments are seen by every user of the machine: what is secret goes in through ``stdin``,
-    which is memory that only the program can read.
+    Every user of the machine can read arguments in /proc. Pass secrets through ``stdin``, which is
+    memory that only the program can read.
     """
 
     def __init__(self, clock: Clock, environ: Mapping[str, str]) -> None:
@@ -29,11 +29,11 @@ class ProgramRunner:
         self._environ = {**environ, "LC_ALL": "C.UTF-8"}
 
     def run_command(self, argv: Sequence[str], *, timeout_s: float, stdin: bytes = b"") -> bytes:
-        """What the program wrote to its standard output, at most 1 MiB.
+        """Run the program, and return its standard output, at most 1 MiB.
 
         Raises `CommandError` with the program's name, its exit code and the beginning of its
-        standard error when it fails, can't be started, writes more, or is not done within
-        ``timeout_s`` seconds; in the last two cases it is killed with all that it started.
+        standard error when it fails, does not start, writes more, or exceeds ``timeout_s``
+        seconds. In the last two cases it is killed with all its child processes.
         """
         deadline = self._clock.monotonic() + timeout_s
         with _open_memfd(stdin) as source:
@@ -47,7 +47,7 @@ class ProgramRunner:
                     start_new_session=True,
                 )
             except OSError as error:
-                raise CommandError(f"can't run {argv[0]}: {error.strerror}") from error
+                raise CommandError(f"cannot run {argv[0]}: {error.strerror}") from error
         with program:
             try:
                 output, errors = self._collect_output(program, argv[0], deadline, timeout_s)
@@ -56,18 +56,18 @@ class ProgramRunner:
                     os.killpg(program.pid, signal.SIGKILL)
                 raise
         if program.returncode != 0:
-            told = sanitize_text(errors.decode("utf-8", "replace"), limit=_STDERR_LIMIT)
-            shown = sanitize_text(told, limit=_STDERR_MESSAGE_LIMIT)
+            stderr = sanitize_text(errors.decode("utf-8", "replace"), limit=_STDERR_LIMIT)
+            shown = sanitize_text(stderr, limit=_STDERR_MESSAGE_LIMIT)
             raise CommandError(
                 f"{argv[0]} {_describe_exit(program.returncode)}{': ' if shown else ''}{shown}",
-                stderr=told,
+                stderr=stderr,
             )
         return output
 
     def _collect_output(
         self, program: "subprocess.Popen[bytes]", name: str, deadline: float, timeout_s: float
     ) -> tuple[bytes, bytes]:
-        """Both outputs once the program has ended."""
+        """Return both outputs once the program has ended."""
         output, errors = bytearray(), bytearray()
         with selectors.DefaultSelector() as open_ends:
             open_ends.register(program.stdout or -1, selectors.EVENT_READ, output)
@@ -75,7 +75,7 @@ class ProgramRunner:
             while open_ends.get_map():
                 left_s = deadline - self._clock.monotonic()
                 if left_s <= 0:
-                    raise CommandError(f"{name} was not done within {timeout_s:g} s")
+                    raise CommandError(f"{name} did not exit within {timeout_s:g} s")
                 for end, _ in open_ends.select(left_s):
                     chunk = os.read(end.fd, _CHUNK)
                     if not chunk:
@@ -87,13 +87,13 @@ class ProgramRunner:
         try:
             program.wait(max(0.0, deadline - self._clock.monotonic()))
         except subprocess.TimeoutExpired as error:
-            raise CommandError(f"{name} was not done within {timeout_s:g} s") from error
+            raise CommandError(f"{name} did not exit within {timeout_s:g} s") from error
         return bytes(output), bytes(errors)
 
 
 @contextmanager
 def _open_memfd(content: bytes) -> Iterator[int]:
-    """The content as a file that no path leads to; unlike a pipe it needs nobody to fill it."""
+    """Open the content as an anonymous file; unlike a pipe it needs no writer."""
     descriptor = os.memfd_create("stdin", os.MFD_CLOEXEC)
     try:
         os.pwrite(descriptor, content, 0)

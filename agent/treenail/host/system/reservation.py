@@ -1,7 +1,7 @@
-"""Room on the disk that is kept for the way back, and let go when that is taken.
+"""Disk space that is reserved for a rollback, and released when it begins.
 
-Returning to the previous deployment makes directories, and the ledger tells of it: on a disk that a
-bad system has filled neither is possible, and the node would stay where it is no good.
+A rollback creates directories and writes the ledger. Both fail on a disk that a bad system has
+filled, and the node would stay on the bad system.
 """
 
 import logging
@@ -18,13 +18,13 @@ RESERVATION_SIZE = 4 * 1024 * 1024
 
 
 class SpaceReservation:
-    """A file below a root that takes up the room."""
+    """A file below a root that occupies the reserved space."""
 
     def __init__(self, root: Root) -> None:
         self._root = root
 
     def reserve_space(self) -> None:
-        """Have the room taken, unless the disk has none to spare, which is logged."""
+        """Reserve the space; log a warning when the disk is full."""
         try:
             path = self._root.resolve_path(RESERVATION_PATH)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -33,11 +33,11 @@ class SpaceReservation:
             finally:
                 os.close(descriptor)
         except (OSError, FileError) as error:
-            log.warning("no room is kept for the way back: %s", error)
+            log.warning("cannot reserve disk space for a rollback: %s", error)
 
     def release_space(self) -> None:
-        """Have the room free, if it was taken."""
+        """Release the space, if it is reserved."""
         try:
             self._root.resolve_path(RESERVATION_PATH).unlink(missing_ok=True)
         except (OSError, FileError) as error:
-            log.warning("what is kept for the way back stays taken: %s", error)
+            log.warning("cannot release the disk space reserved for a rollback: %s", error)

@@ -1,4 +1,4 @@
-"""Free space on disks, and this process's memory; the only user of psutil."""
+"""Free disk space, and memory of this process; the only module that uses psutil."""
 
 from dataclasses import dataclass
 
@@ -8,29 +8,29 @@ from treenail.host.filesystem.root import Root
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """What this process holds, in bytes."""
+    """Memory of this process in bytes."""
 
     rss: int
-    """Resident: with all that it shares with other processes."""
+    """Resident set size, with all shared pages."""
     pss: int
-    """Resident, what is shared counted by its share."""
+    """Proportional set size: shared pages divided among the processes that map them."""
 
 
 def read_free_bytes(root: Root, path: str) -> int:
-    """What can still be written to the file system of ``path``; raises `FileError`."""
-    # psutil is loaded where it is asked, not with the agent: it is asked once an update.
+    """Return the free bytes of the file system of ``path``; raises `FileError`."""
+    # Import late: the agent uses psutil once per update, and its memory is limited.
     import psutil  # noqa: PLC0415
 
     found = root.resolve_path(path)
     try:
         return psutil.disk_usage(str(found)).free
     except OSError as error:
-        raise FileError(f"can't tell the free space at {found}: {error.strerror}") from error
+        raise FileError(f"cannot read the free space of {found}: {error.strerror}") from error
 
 
 def read_memory() -> ProcessMemory:
     """The memory of this process now."""
-    import psutil  # noqa: PLC0415 - see free_bytes
+    import psutil  # noqa: PLC0415 - see read_free_bytes
 
-    held = psutil.Process().memory_full_info()
-    return ProcessMemory(rss=held.rss, pss=held.pss)
+    memory = psutil.Process().memory_full_info()
+    return ProcessMemory(rss=memory.rss, pss=memory.pss)

@@ -1,4 +1,4 @@
-"""The agent's memory: one JSON document that outlives crashes and power cuts."""
+"""The ledger file: one JSON document that survives crashes and power failures."""
 
 import fcntl
 import json
@@ -18,15 +18,14 @@ LOCK_PATH = f"{STATE_DIRECTORY}/lock"
 LEDGER_VERSION = 1
 _LIMIT = 64 * 1024 * 1024
 _MOVED_CONSEQUENCE = (
-    "the agent then takes the booted system for the current one and forgets an update half-way"
+    "the agent then adopts the booted system as current and forgets an unfinished update"
 )
 
 
 class Ledger:
-    """The document below a root, read and replaced as a whole.
+    """The ledger document below a root, read and replaced atomically.
 
-    A document that can't be read is never dropped or overwritten on the quiet: reading raises,
-    and a person decides.
+    An unreadable document is never removed or overwritten: reading raises, and the user decides.
     """
 
     def __init__(self, root: Root, files: HostFiles | None = None) -> None:
@@ -34,62 +33,64 @@ class Ledger:
         self._files = files or HostFiles(root)
 
     def read_document(self) -> Json | None:
-        """The document last written, with its ``version``; None when there was none yet.
+        """Return the last document written, with its ``version``; None if there is none yet.
 
-        Raises `LedgerError` when it is damaged or of a newer version.
+        Raises `LedgerError` when it is damaged or has another version.
         """
         path = self._root.resolve_path(LEDGER_PATH)
         try:
             content = self._files.read_file(LEDGER_PATH, limit=_LIMIT)
         except FileError as error:
-            raise LedgerError(f"the ledger: {error}", remedy=error.remedy) from error
+            raise LedgerError(str(error), remedy=error.remedy) from error
         if content is None:
             return None
         try:
             document: object = json.loads(content)
         except (ValueError, RecursionError) as error:
             raise LedgerError(
-                f"the ledger {path} is damaged: {error}",
+                f"cannot read the ledger {path}: it is damaged: {error}",
                 remedy=f"move {path} away and start the agent again; {_MOVED_CONSEQUENCE}",
             ) from error
         if not isinstance(document, dict):
             raise LedgerError(
-                f"the ledger {path} is damaged: it holds no JSON object",
+                f"cannot read the ledger {path}: it is damaged: it is not a JSON object",
                 remedy=f"move {path} away and start the agent again; {_MOVED_CONSEQUENCE}",
             )
         version = document.get("version")
         if version != LEDGER_VERSION:
             raise LedgerError(
-                f"the ledger {path} is of version {version!r}, and this agent reads {LEDGER_VERSION}",
-                remedy=f"install the treenail that wrote it, or move {path} away; {_MOVED_CONSEQUENCE}",
+                f"cannot read the ledger {path}: its version is {version!r}, "
+                f"this agent supports {LEDGER_VERSION}",
+                remedy=f"install the treenail that wrote it, or move {path} away; "
+                f"{_MOVED_CONSEQUENCE}",
             )
         return document
 
     def write_document(self, document: Json) -> None:
-        """Return once the document, with our ``version``, would outlive a power cut.
+        """Replace the document atomically, with our ``version``, and fsync it.
 
-        Until then the earlier one is there, whole. Raises `LedgerError`.
+        Raises `LedgerError`; the earlier document is then intact.
         """
         versioned = {**document, "version": LEDGER_VERSION}
         content = json.dumps(versioned, indent=1, allow_nan=False).encode() + b"\n"
         try:
             self._files.write_file(LEDGER_PATH, content, mode=0o600)
         except FileError as error:
-            raise LedgerError(f"the ledger: {error}", remedy=error.remedy) from error
+            raise LedgerError(str(error), remedy=error.remedy) from error
 
     @contextmanager
     def hold_lock(self) -> Iterator[None]:
-        """Be the only agent on this root; raises `LedgerError` that names the one there is.
+        """Hold the lock of this root's agent; raise `LedgerError` with the PID of another holder.
 
-        The kernel ends the lock with the process, however that ends.
+        The kernel releases the lock when the process ends, also after SIGKILL.
         """
         path = self._root.resolve_path(LOCK_PATH)
         try:
-            # No lock outlives a power cut, nor has its directory to.
+            # A power failure ends the lock, so its directory needs no fsync.
             self._files.make_directory(STATE_DIRECTORY, mode=0o700, needs_fsync=False)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except (FileError, OSError) as error:
-            raise LedgerError(f"can't lock the ledger: {error}") from error
+            raise LedgerError(f"cannot lock the ledger: {error}") from error
         try:
             self._take_lock(descriptor)
             yield
@@ -97,7 +98,10 @@ class Ledger:
             os.close(descriptor)
 
     def find_lock_holder(self) -> int | None:
-        """The process that has the lock; None when none has. Raises `LedgerError`."""
+        """Return the PID of the lock's holder, 0 if unknown, None if it is free.
+
+        Raises `LedgerError`.
+        """
         path = self._root.resolve_path(LOCK_PATH)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -105,7 +109,7 @@ class Ledger:
             return None
         except OSError as error:
             raise LedgerError(
-                f"can't tell whether an agent runs: {path}: {error.strerror}", remedy="run as root"
+                f"cannot open the lock {path}: {error.strerror}", remedy="run as root"
             ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -122,13 +126,13 @@ class Ledger:
         except BlockingIOError as error:
             pid = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
             raise LedgerError(
-                f"another agent{f', process {pid},' if pid.isdigit() else ''} "
-                f"works on {self._root.prefix}",
-                remedy="let it finish; if it is the service, stop that: systemctl stop treenail",
+                f"cannot lock the ledger: another agent{f', PID {pid},' if pid.isdigit() else ''} "
+                f"runs on {self._root.prefix}",
+                remedy="wait for it to finish, or stop the service: systemctl stop treenail",
             ) from error
         except OSError as error:
-            raise LedgerError(f"can't lock the ledger: {error}") from error
-        # Who it is is for people; an agent must start on a disk that is full, too.
+            raise LedgerError(f"cannot lock the ledger: {error}") from error
+        # The PID is for error messages only: the agent must start on a full disk too.
         with suppress(OSError):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

@@ -1,4 +1,4 @@
-"""Users and groups below a root: their numbers, and the password field of one."""
+"""Users and groups below a root: their IDs, and the password hash of a user."""
 
 import fcntl
 import os
@@ -14,19 +14,16 @@ from treenail.host.filesystem.root import Root
 
 PASSWD_FILES = ("/etc/passwd", "/usr/lib/passwd")
 GROUP_FILES = ("/etc/group", "/usr/lib/group")
-"""The second ones are where an OSTree-based OS has those that it came with."""
+"""An OSTree-based OS has the users and groups of its image in /usr/lib (nss-altfiles)."""
 SHADOW_FILE = "/etc/shadow"
 _LOCK_FILE = "/etc/.pwd.lock"
 _LOCK_S = 15.0
 _RETRY_S = 0.1
 _DAY_S = 86_400
 
-LOCKED_PASSWORD = "*"
-"""A password field that no password fits; logging in with a key still works."""
-
 
 class Accounts:
-    """The names a machine has for numbers, read once. Raises `FileError`."""
+    """Names and IDs of users and groups, read once. Raises `FileError`."""
 
     def __init__(self, files: HostFiles) -> None:
         self._users = _read_numbers(files, PASSWD_FILES)
@@ -38,26 +35,26 @@ class Accounts:
         return user in self._users
 
     def find_uid(self, user: int | str) -> int:
-        """The number of a user; a number is one already."""
+        """Return the UID of a user name; return a UID unchanged."""
         return _find_number(user, self._users, "user")
 
     def find_gid(self, group: int | str) -> int:
-        """The number of a group; a number is one already."""
+        """Return the GID of a group name; return a GID unchanged."""
         return _find_number(group, self._groups, "group")
 
     def find_user_name(self, uid: int) -> str:
-        """The name of a user, empty without one."""
+        """Return the name of a user; empty if the UID has none."""
         return self._user_names.get(uid, "")
 
     def find_group_name(self, gid: int) -> str:
-        """The name of a group, empty without one."""
+        """Return the name of a group; empty if the GID has none."""
         return self._group_names.get(gid, "")
 
 
 class ShadowFile:
-    """The password fields below a root. Raises `FileError`.
+    """The shadow file below a root. Raises `FileError`.
 
-    Changes are made under the lock that passwd and usermod take, and replace the file as a whole.
+    Changes replace the file atomically, under the lock of lckpwdf(3) that passwd and usermod hold.
     """
 
     def __init__(self, root: Root, clock: Clock, disk: Disk | None = None) -> None:
@@ -67,29 +64,31 @@ class ShadowFile:
         self._files = HostFiles(root, self._disk)
 
     def read_line(self, user: str) -> str | None:
-        """The user's line, a secret; None when there is none."""
+        """Return the user's line, a secret; None when there is none."""
         return next((line for line in self._read_lines() if line.split(":")[0] == user), None)
 
     def read_password_hash(self, user: str) -> str | None:
-        """The user's password field, a secret; None when there is no line."""
+        """Return the user's password hash, a secret; None when there is no line."""
         line = self.read_line(user)
         return None if line is None else [*line.split(":"), ""][1]
 
     def set_password_hash(self, user: str, password_hash: str) -> None:
-        """Have this password field, and today as the day it was changed."""
+        """Set the password hash, and today as the date of the last change."""
         if set(password_hash) & {":", "\n"}:
-            raise FileError(f"the password hash of {user} has a character that it can't have")
+            raise FileError(
+                f"cannot set the password hash of {user}: it contains a colon or a newline"
+            )
         with self._hold_lock():
             _, _, *rest = (self.read_line(user) or f"{user}:::0:99999:7:::").split(":")
             today = str(int(self._clock.now() // _DAY_S))
             self._write_line(user, ":".join([user, password_hash, today, *rest[1:]]))
 
     def restore_line(self, user: str, line: str | None) -> None:
-        """Have the line that `line` told, for the user alone; None for no line."""
+        """Restore the line from `read_line` for this user only; None removes it."""
         with self._hold_lock():
             if self.read_line(user) != line:
                 self._write_line(user, line)
-            # A copy of all passwords that was never put to its place.
+            # A crash during the write leaves a copy of all password hashes.
             self._files.remove_leftovers(SHADOW_FILE.rpartition("/")[0])
 
     def _write_line(self, user: str, line: str | None) -> None:
@@ -119,7 +118,7 @@ class ShadowFile:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise FileError(f"can't lock {path}: {error.strerror}") from error
+            raise FileError(f"cannot lock {path}: {error.strerror}") from error
         try:
             self._wait_for_lock(descriptor)
             yield
@@ -133,9 +132,10 @@ class ShadowFile:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 if self._clock.monotonic() >= deadline:
+                    path = self._root.resolve_path(_LOCK_FILE)
                     raise FileError(
-                        f"another program has locked {self._root.resolve_path(SHADOW_FILE)} for {_LOCK_S:g} s",
-                        remedy=f"see: fuser {self._root.resolve_path(_LOCK_FILE)}",
+                        f"cannot lock {path}: another program has held it for {_LOCK_S:g} s",
+                        remedy=f"see: fuser {path}",
                     ) from error
                 self._clock.sleep(_RETRY_S)
             else:
@@ -143,17 +143,17 @@ class ShadowFile:
 
 
 def is_locked(password_hash: str) -> bool:
-    """Whether no password fits the field; an empty one fits everybody."""
+    """Whether the account accepts no password; an empty hash accepts any, see shadow(5)."""
     return password_hash.startswith(("*", "!"))
 
 
 def _invert_numbers(numbers: dict[str, int]) -> dict[int, str]:
-    """The first name of each number."""
+    """Map each ID to its first name."""
     return {number: name for name, number in reversed(numbers.items())}
 
 
 def _read_numbers(files: HostFiles, paths: tuple[str, ...]) -> dict[str, int]:
-    """The names in these files, of which the first has precedence."""
+    """Map names to IDs; the first file has precedence."""
     found: dict[str, int] = {}
     for path in paths:
         for line in (files.read_file(path) or b"").decode("utf-8", "surrogateescape").splitlines():
@@ -164,14 +164,14 @@ def _read_numbers(files: HostFiles, paths: tuple[str, ...]) -> dict[str, int]:
     return found
 
 
-def _find_number(who: int | str, numbers: Mapping[str, int], kind: str) -> int:
-    if isinstance(who, int):
-        return who
-    if who == "root":
+def _find_number(name: int | str, numbers: Mapping[str, int], kind: str) -> int:
+    if isinstance(name, int):
+        return name
+    if name == "root":
         return 0
-    if who not in numbers:
+    if name not in numbers:
         raise FileError(
-            f"there is no {kind} {who} on this machine",
-            remedy=f"use the number of the {kind}, or have a sysusers.d file make it",
+            f"there is no {kind} {name} on this machine",
+            remedy=f"use the ID of the {kind}, or create it with a sysusers.d file",
         )
-    return numbers[who]
+    return numbers[name]
