@@ -1,4 +1,4 @@
-"""What the Go implementation answered, recorded; tests that read it skip when it is absent."""
+"""Recorded answers of the Go implementation; tests that read them skip when they are absent."""
 
 import json
 import os

@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 def wait_until(condition: Callable[[], T], *, limit_s: float = 10.0) -> T:
-    """What ``condition`` returned once it was true; AssertionError when it never was."""
+    """Return the first true result of ``condition``; raise AssertionError after ``limit_s``."""
     end = time.monotonic() + limit_s
     while not (found := condition()):
         assert time.monotonic() < end, f"not within {limit_s:g} s: {found!r}"

@@ -211,7 +211,7 @@ class BootcContract(OperatingSystemContract):
         with pytest.raises(HostError, match=f"can't stage .*: {THERE.pull_spec} is staged"):
             machine.os().stage_deployment(TO_THERE, watch=go_on)
 
-    def test_switch_that_fails_tells_what_bootc_told(self, machine: BootcMachine) -> None:
+    def test_failed_switch_reports_the_error_of_bootc(self, machine: BootcMachine) -> None:
         bootc = machine.os()
         bootc.stage_deployment(DeploymentChange(image=BAD.pull_spec), watch=go_on)
         with pytest.raises(TransactionError) as caught:
@@ -258,16 +258,16 @@ class BootcContract(OperatingSystemContract):
     def test_others_are_waited_for(self, machine: BootcMachine) -> None:
         lock = machine.sysroot.acquire_lock()
         assert lock is not None
-        told: list[str] = []
+        texts: list[str] = []
 
         def watch(progress: TransactionProgress) -> WatchVerdict:
-            if not told:
+            if not texts:
                 os.close(lock)
-            told.append(progress.text)
+            texts.append(progress.text)
             return WatchVerdict.CONTINUE
 
         machine.os().wait_for_other_transaction(watch=watch)
-        assert told == ["waiting for the lock of the sysroot"]
+        assert texts == ["waiting for the lock of the sysroot"]
 
     def test_labels_are_known_before_and_after_the_image_is_deployed(
         self, machine: BootcMachine
@@ -293,7 +293,7 @@ class BootcContract(OperatingSystemContract):
     def test_what_bootc_can_not_change_is_refused_with_a_remedy(
         self, machine: BootcMachine, change: DeploymentChange, named: str
     ) -> None:
-        with pytest.raises(HostError, match=f"nothing but the image .* asked for: {named}$") as e:
+        with pytest.raises(HostError, match=f"only the image .* requested: {named}$") as e:
             machine.os().stage_deployment(change, watch=go_on)
         assert "/usr/lib/bootc/kargs.d" in e.value.remedy
         assert 'backend = "rpm-ostree"' in e.value.remedy

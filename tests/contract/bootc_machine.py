@@ -33,7 +33,7 @@ THERE = make_image("os/node", "2.0", 1_000_000, labels={"machineconfig": "render
 BROKEN = make_image("os/node", "2.1", 1_000_000, faults={"pull": "corrupt layer"})
 BAD = make_image("os/node", "2.2", 1_000_000, faults={"stage": "no space left on device"})
 BAD_AT_BOOT = make_image("os/node", "2.3", 1_000_000, faults={"boot": "kernel panic"})
-UNSIGNED = make_image("os/node", "2.4", 1_000_000, faults={"unsigned": "nobody signed it"})
+UNSIGNED = make_image("os/node", "2.4", 1_000_000, faults={"unsigned": "no signature exists"})
 REPOSITORY = HERE.pull_spec.partition("@")[0]
 QUICK = MachineSettings(staging_s=0.02)
 LIMITS = TransactionLimits()

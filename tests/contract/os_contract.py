@@ -1,4 +1,4 @@
-"""What the agent relies on, whatever manages the operating system.
+"""Behaviour that the agent relies on with every operating system back end.
 
 A class of tests for each back end derives from this, and has the fixture ``machine``.
 """
@@ -11,7 +11,7 @@ from treenail.host.ostree.deployments import DeploymentChange, WatchVerdict
 
 
 class OperatingSystemContract:
-    """Tests of `treenail.daemon.reconcile.interfaces.OSBackend`."""
+    """Tests of `treenail.daemon.interfaces.OSBackend`."""
 
     def test_new_machine_has_what_it_was_installed_from(self, machine: OsMachine) -> None:
         os = machine.os()

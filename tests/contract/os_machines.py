@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from treenail.daemon.reconcile.interfaces import OSBackend
+from treenail.daemon.interfaces import OSBackend
 from treenail.host.ostree.deployments import (
     DeploymentChange,
     OstreeDeployment,

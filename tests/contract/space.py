@@ -42,7 +42,7 @@ def pod(name: str, **labels: str) -> Json:
         "kind": "Pod",
         "metadata": {"name": name, "labels": labels},
         "spec": {
-            "schedulerName": "nobody",
+            "schedulerName": "none",
             "automountServiceAccountToken": False,
             "containers": [{"name": "main", "image": "example.invalid/image"}],
         },
@@ -67,7 +67,7 @@ def names(listed: Json) -> list[str]:
 
 
 def fields_of(obj: Json, owner: str, part: str = "") -> list[Json]:
-    """What a field manager owns of an object, one entry for each operation."""
+    """Return the fields that a manager owns of an object, one entry for each operation."""
     return [
         entry["fieldsV1"]
         for entry in obj["metadata"].get("managedFields", [])

@@ -1,4 +1,4 @@
-"""What the agent relies on of any rpm-ostreed: the lab's, and the one of the host one has.
+"""Behaviour that the agent relies on with every rpm-ostreed: the lab's, and a real host's.
 
 For the latter set TREENAIL_TEST_OS_IMAGE to the pull spec, by digest, of an image that the host
 may stage. It is staged, locked, and dropped again; nothing reboots.
@@ -52,7 +52,7 @@ class Host:
             self.bus, SystemClock(), TransactionLimits(), heartbeat=lambda: None
         )
         found = split_arguments(daemon.read_kernel_options(is_pending=pending))
-        # Which deployment is to be booted is not known before it is finalized.
+        # The ostree= argument is unknown until the staged deployment is finalized.
         return tuple(each for each in found if not each.startswith("ostree="))
 
 

@@ -182,7 +182,11 @@ class Site:
             found = notes.get(key.STATE) == "Degraded" and all(word in text for word in words)
             return text if found else ""
 
-        return wait_until(reason, limit_s=limit_s)
+        try:
+            return wait_until(reason, limit_s=limit_s)
+        except AssertionError as error:
+            error.add_note(f"the last reason: {self.notes().get(key.REASON)!r}")
+            raise
 
     # Observations
 

@@ -67,9 +67,9 @@ def assert_comes_back(site: Site, goal: Goal, *words: str) -> None:
     former = site.current
     site.ask(goal)
     # That takes several starts of the agent, and two boots.
-    site.wait_degraded("forgive", goal.config, *words, limit_s=3 * LIMIT_S)
+    site.wait_degraded("treenail retry", goal.config, *words, limit_s=3 * LIMIT_S)
     wait_until(lambda: site.calm() and ready(site), limit_s=LIMIT_S)
-    reason = site.wait_degraded("forgive", goal.config)
+    reason = site.wait_degraded("treenail retry", goal.config)
     assert site.booted() == former.image.digest
     assert site.notes()[key.CURRENT_CONFIG] == former.config
     ledger = json.loads((site.machine.root / "var/lib/treenail/ledger.json").read_text())
@@ -114,7 +114,9 @@ def test_config_that_masks_kubelet_is_rolled_back_with_its_image(site: Site) -> 
     wait_until(site.calm, limit_s=LIMIT_S)
     boots, image = site.machine.boot_count, site.booted()
     site.annotate({key.DESIRED_CONFIG: bad})
-    site.wait_degraded("forgive", bad, "Kubelet", "kubelet.service is masked", limit_s=3 * LIMIT_S)
+    site.wait_degraded(
+        "treenail retry", bad, "Kubelet", "kubelet.service is masked", limit_s=3 * LIMIT_S
+    )
     wait_until(lambda: site.calm() and ready(site), limit_s=LIMIT_S)
     assert (site.booted(), site.machine.boot_count) == (image, boots + 2)
     assert site.notes()[key.CURRENT_CONFIG] == good
@@ -180,7 +182,7 @@ def test_hanging_health_check_rolls_back(site: Site) -> None:
 
     goal = site.goal()
     with bad_with(site, goal, hang):
-        assert_comes_back(site, goal, "health.d/hangs", "not done within")
+        assert_comes_back(site, goal, "health.d/hangs", "did not exit within")
 
 
 def test_agent_that_crashes_at_start_rolls_back(site: Site) -> None:

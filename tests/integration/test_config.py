@@ -135,7 +135,7 @@ def test_failed_step_is_undone_and_reported(site: Site, configs: Configs) -> Non
     before = site.notes()[key.CURRENT_CONFIG]
     wrong = {APP: "second", "/etc/treenail/agent.toml/below": "x"}
     configs.ask(configs.add(**files(**wrong)))
-    reason = site.wait_degraded("is not a directory", "as it was before")
+    reason = site.wait_degraded("is not a directory", "all steps were undone")
     assert "write /etc/treenail/agent.toml/below" in reason
     wait_until(site.calm)
     assert configs.text(APP) == "first"

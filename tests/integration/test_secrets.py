@@ -88,7 +88,7 @@ class Bus:
 
     def __init__(self, address: str) -> None:
         self._lock = threading.Lock()
-        self._told: list[tuple[str, str]] = []
+        self._messages: list[tuple[str, str]] = []
         self._open = ExitStack()
         bus = self._open.enter_context(scoped_connection(address))
         bus.add_filter(self._hear)
@@ -99,7 +99,7 @@ class Bus:
     def read_bodies(self) -> list[tuple[str, str]]:
         """The member and the body of every message."""
         with self._lock:
-            return list(self._told)
+            return list(self._messages)
 
     def close(self) -> None:
         with suppress(GLib.Error):  # a reboot takes the bus away
@@ -115,7 +115,7 @@ class Bus:
             return message
         body = message.get_body()
         with self._lock:
-            self._told.append((message.get_member() or "", body.print_(False) if body else ""))
+            self._messages.append((message.get_member() or "", body.print_(False) if body else ""))
         # The call is for another client: do not answer it.
         return None if message.get_message_type() is Gio.DBusMessageType.METHOD_CALL else message
 

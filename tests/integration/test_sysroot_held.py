@@ -13,9 +13,11 @@ def test_sysroot_held_by_bootc_is_reported_and_retried(site: Site) -> None:
     goal = site.goal()
     with site.machine.lock_sysroot():
         site.ask(goal)
-        wait_until(lambda: said(site, "the same way; the next is in") >= 2, limit_s=30.0)
+        wait_until(lambda: said(site, "failed with the same error; retrying in") >= 2, limit_s=30.0)
         # The first failure is reported in full, and the last try may be in progress.
-        assert said(site, "waiting: another program") <= said(site, "the same way") + 2
+        assert (
+            said(site, "waiting: another program") <= said(site, "failed with the same error") + 2
+        )
         assert "another program, such as bootc or ostree, holds the sysroot" in status(site).stdout
     site.settle(goal)
     assert not site.was("Degraded")

@@ -42,7 +42,9 @@ def test_registry_certificates_are_written_while_update_waits(
         hand_out(site, kubeAPIServerServingCAData=broken, imageRegistryBundleData=[])
         wait_until(lambda: read(site, REGISTRY_CA) is None, limit_s=LIMIT_S)
         assert read(site, KUBELET_CA) == pem
-        wait_until(lambda: f"{KUBELET_CA} holds no certificate" in status(site).stdout)
+        wait_until(
+            lambda: f"cannot write {KUBELET_CA}: the ControllerConfig" in status(site).stdout
+        )
         wait_until(lambda: "ControllerConfigNotApplied" in {each[1] for each in site.events()})
         assert site.machine.boot_count == site.boots
         site.ask(before)

@@ -84,9 +84,9 @@ class Container:
             self.leader = wait_until(self._find_leader, limit_s=_LIMIT_S)
             wait_until(self._answers, limit_s=_LIMIT_S)
         except AssertionError as error:
-            told = self._log.read_text("utf-8", "replace")[-2000:]
+            output = self._log.read_text("utf-8", "replace")[-2000:]
             self._end()
-            raise AssertionError(f"the container did not start: {error}\n{told}") from error
+            raise AssertionError(f"the container did not start: {error}\n{output}") from error
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.system,
     pytest.mark.skipif(bool(missing()), reason=f"no container: {missing()}"),
 ]
-# What systemd-nspawn ends with when its payload asked for a reboot.
+# The exit code of systemd-nspawn after its payload requested a reboot.
 REBOOT = 133
 # logind asks the kernel about its callers, and those outside are none that it can see.
 PROGRAM = f"""
