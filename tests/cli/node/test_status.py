@@ -177,6 +177,20 @@ def test_status_shows_pinned_deployment_and_its_end(
     assert "Pinned       os-1, until 2023-11-15T22:13:20Z, or the next update\n" in shown
 
 
+def test_status_config_option_selects_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given(tmp_path, LedgerRecord(OLD, retained=RetainedDeployment("os-1", 1_700_000_000.0)))
+    settings = tmp_path / "other.toml"
+    settings.write_text("[health]\nretention_s = 3600\n")
+    for path, shown in (
+        (settings, "until 2023-11-14T23:13:20Z, or the next update"),
+        (tmp_path / "none.toml", f"Problem      the settings: cannot read {tmp_path}/none.toml: "),
+    ):
+        main(["status", "--root", str(tmp_path), "--config", str(path)])
+        assert shown in capsys.readouterr().out
+
+
 def test_status_damaged_ledger_shows_remedy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -122,7 +122,8 @@ def _add_status(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         ],
     )
     status.set_defaults(module="treenail.cli.node.status")
-    _add_agent_options(status)
+    _add_root(status)
+    _add_config(status)
     _add_json(status)
 
 

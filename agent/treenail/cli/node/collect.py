@@ -78,7 +78,7 @@ def collect_parts(bundle: Bundle, machine: Machine, config: str | None) -> None:
     kernel = HostKernel(root)
     bundle.add_document("versions.json", partial(_read_versions, kernel, clock))
     bundle.add_document("boot.json", partial(_read_boot, kernel))
-    bundle.add_document("status.json", partial(status.collect_status, machine))
+    bundle.add_document("status.json", partial(status.collect_status, machine, config))
     bundle.add_document("live.json", partial(_read_document, files, status.STATUS_PATH))
     bundle.add_document("ledger.json", partial(_read_document, files, LEDGER_PATH))
     bundle.add_document("managed.json", partial(_read_document, files, OWNERSHIP_FILE))

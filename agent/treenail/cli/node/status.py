@@ -25,7 +25,7 @@ _MAX_REASONS = 3
 
 def main(arguments: argparse.Namespace) -> int:
     """Print the status of the node; return 4 if it is degraded."""
-    document = collect_status(open_machine(arguments.root))
+    document = collect_status(open_machine(arguments.root), arguments.config)
     if arguments.json:
         print(json.dumps(document, indent=1))
     else:
@@ -33,9 +33,10 @@ def main(arguments: argparse.Namespace) -> int:
     return EXIT_DEGRADED if document["state"] == "Degraded" else 0
 
 
-def collect_status(machine: Machine) -> Json:
+def collect_status(machine: Machine, config: str | None = None) -> Json:
     """Collect the status document; ``problems`` names what cannot be read, with the cause.
 
+    ``config`` is the path of the settings, None for the default.
     Section STATUS of treenail(8) documents the keys. Add keys, and never remove one.
     """
     problems: list[str] = []
@@ -73,7 +74,7 @@ def collect_status(machine: Machine) -> Json:
             "staged": _build_deployment_document(deployments.staged),
             "rollback": _build_deployment_document(deployments.rollback),
         },
-        "retained": _build_retained_document(machine, record, problems),
+        "retained": _build_retained_document(machine, config, record, problems),
         "problems": problems,
     }
 
@@ -164,7 +165,7 @@ def _build_past_document(past: PastUpdate) -> Json:
 
 
 def _build_retained_document(
-    machine: Machine, record: LedgerRecord, problems: list[str]
+    machine: Machine, config: str | None, record: LedgerRecord, problems: list[str]
 ) -> Json | None:
     """Build the document of the pinned deployment, with the end of its retention if known."""
     retained, until = record.retained, None
@@ -175,7 +176,7 @@ def _build_retained_document(
 
         try:
             until = format_rfc3339(
-                retained.healthy_since + load_node_settings(machine.root, None).health.retention_s
+                retained.healthy_since + load_node_settings(machine.root, config).health.retention_s
             )
         except UsageError as error:
             problems.append(f"the settings: {error}")
