@@ -21,93 +21,93 @@ class CredentialNode:
     """Node with an agent that receives credentials and pulls from a registry."""
 
     def __init__(self) -> None:
-        self.known, self.in_place = CredentialHistory(), PullSecret()
+        self.history, self.in_place = CredentialHistory(), PullSecret()
 
-    def arrives(self, login: RegistryCredential | None) -> None:
+    def receive_login(self, login: RegistryCredential | None) -> None:
         self.newest = secret(login)
-        self.known = logins.renew_history(self.known, self.in_place, self.newest)
-        self._put()
+        self.history = logins.renew_history(self.history, self.in_place, self.newest)
+        self._write_files()
 
-    def pulls(self, *accepted: RegistryCredential) -> bool:
+    def pull_image(self, *accepted: RegistryCredential) -> bool:
         """Pull as the agent does: at most twice."""
         for _ in range(2):
-            if self.shown in accepted:
-                self.known = logins.record_success(self.known, self.newest, IMAGE)
-                self._put()
+            if self.current_login in accepted:
+                self.history = logins.record_success(self.history, self.newest, IMAGE)
+                self._write_files()
                 return True
-            before = self.shown
-            found = logins.record_rejection(self.known, self.newest, IMAGE)
-            self.known = found or self.known
-            self._put()
-            if found is None or self.shown == before or not self.known.rejected_digests:
+            before = self.current_login
+            found = logins.record_rejection(self.history, self.newest, IMAGE)
+            self.history = found or self.history
+            self._write_files()
+            if found is None or self.current_login == before or not self.history.rejected_digests:
                 return False
         return False
 
     @property
-    def shown(self) -> RegistryCredential | None:
+    def current_login(self) -> RegistryCredential | None:
         return self.in_place.credentials.get("quay.example")
 
-    def _put(self) -> None:
-        self.known = logins.decode_history(logins.encode_history(self.known), where="f")
-        self.in_place = logins.select_credentials(self.known, self.newest)
+    def _write_files(self) -> None:
+        self.history = logins.decode_history(logins.encode_history(self.history), where="f")
+        self.in_place = logins.select_credentials(self.history, self.newest)
 
 
 def test_previous_login_is_used_while_newest_is_rejected() -> None:
     node = CredentialNode()
-    node.arrives(A)
-    assert node.pulls(A)
-    node.arrives(B)
-    assert node.shown == B
-    assert node.pulls(A)
-    assert node.shown == A
-    assert list(logins.describe_rejections(node.known, node.newest)) == [
+    node.receive_login(A)
+    assert node.pull_image(A)
+    node.receive_login(B)
+    assert node.current_login == B
+    assert node.pull_image(A)
+    assert node.current_login == A
+    assert list(logins.describe_rejections(node.history, node.newest)) == [
         "registry quay.example rejected the newest credential; the previous one stays in use"
     ]
-    node.arrives(C)
-    assert node.shown == C
-    assert list(logins.describe_rejections(node.known, node.newest)) == []
-    assert node.pulls(C)
-    assert node.known.last_good == {"quay.example": C}
+    node.receive_login(C)
+    assert node.current_login == C
+    assert list(logins.describe_rejections(node.history, node.newest)) == []
+    assert node.pull_image(C)
+    assert node.history.last_good == {"quay.example": C}
 
 
 def test_earlier_of_two_unused_logins_is_retained() -> None:
     node = CredentialNode()
     for login in (A, B, C):
-        node.arrives(login)
-    assert node.pulls(A)
-    assert node.shown == A
+        node.receive_login(login)
+    assert node.pull_image(A)
+    assert node.current_login == A
 
 
 def test_newest_login_is_retried_after_both_are_rejected() -> None:
     node = CredentialNode()
-    node.arrives(A)
-    node.pulls(A)
-    node.arrives(B)
-    assert not node.pulls(C)
-    assert node.shown == B
-    assert node.pulls(B)
+    node.receive_login(A)
+    node.pull_image(A)
+    node.receive_login(B)
+    assert not node.pull_image(C)
+    assert node.current_login == B
+    assert node.pull_image(B)
 
 
 def test_removed_login_is_dropped() -> None:
     node = CredentialNode()
-    node.arrives(A)
-    node.pulls(A)
-    node.arrives(None)
-    assert node.shown is None
-    assert node.known.is_empty
+    node.receive_login(A)
+    node.pull_image(A)
+    node.receive_login(None)
+    assert node.current_login is None
+    assert node.history.is_empty
 
 
 @given(st.lists(st.sampled_from([*"ABC", "pull A", "pull B", "pull C", "pull"]), max_size=12))
 def test_last_working_login_is_retained_until_a_newer_one_works(events) -> None:
-    node, letters, last = CredentialNode(), {"A": A, "B": B, "C": C}, None
-    node.arrives(A)
+    node, logins_by_letter, last = CredentialNode(), {"A": A, "B": B, "C": C}, None
+    node.receive_login(A)
     for event in events:
-        if event in letters:
-            node.arrives(letters[event])
-            assert node.shown == letters[event] or node.known.rejected_digests
-        elif node.pulls(*(letters[each] for each in event.split()[1:])):
-            last = node.shown
-        assert last is None or last in (node.shown, node.known.last_good["quay.example"])
+        if event in logins_by_letter:
+            node.receive_login(logins_by_letter[event])
+            assert node.current_login == logins_by_letter[event] or node.history.rejected_digests
+        elif node.pull_image(*(logins_by_letter[each] for each in event.split()[1:])):
+            last = node.current_login
+        assert last is None or last in (node.current_login, node.history.last_good["quay.example"])
 
 
 @pytest.mark.parametrize(

@@ -167,9 +167,9 @@ BROKEN = {
 @pytest.mark.parametrize("broken", BROKEN)
 def test_invalid_secret_raises_error_without_its_content(broken):
     content, why = BROKEN[broken]
-    with pytest.raises(CredentialError) as refused:
+    with pytest.raises(CredentialError) as caught:
         parse_pull_secret(content, where="/etc/pull.json")
-    error = refused.value
+    error = caught.value
     assert str(error) == f"cannot parse pull secret /etc/pull.json: {why}"
     assert error.remedy.startswith('write it as {"auths"')
     assert (error.__cause__, error.__context__) == (None, None)

@@ -32,7 +32,7 @@ def of(document: object = None, **spec: object) -> WantedState:
     return read_wanted_state(MachineConfig(config=document, **spec))
 
 
-def refusal(document: object = None, **spec: object) -> str:
+def read_error(document: object = None, **spec: object) -> str:
     with pytest.raises(ConfigError) as caught:
         of(document, **spec)
     return str(caught.value)
@@ -156,7 +156,7 @@ def test_split_drops_only_spaces(entry: str) -> None:
 def test_unsupported_file_raises_error_with_its_place(
     values: dict[str, object], message: str
 ) -> None:
-    assert refusal(with_files({"path": "/etc/a", **values})) == (
+    assert read_error(with_files({"path": "/etc/a", **values})) == (
         f"spec.config.storage.files[0].{message}"
     )
 
@@ -180,12 +180,12 @@ def test_unsupported_file_raises_error_with_its_place(
     ],
 )
 def test_unsupported_os_raises_error_with_its_place(spec: dict[str, object], message: str) -> None:
-    assert refusal(**spec) == f"spec.{message}"
+    assert read_error(**spec) == f"spec.{message}"
 
 
 def test_error_names_the_config() -> None:
     metadata = ObjectMeta(name="rendered-worker-b")
-    assert refusal({}, metadata=metadata).startswith(
+    assert read_error({}, metadata=metadata).startswith(
         "MachineConfig rendered-worker-b: spec.config.ignition.version: "
     )
 

@@ -50,9 +50,9 @@ def _write_mapping(value: Json, indent: int, out: list[str], *, is_begun: bool) 
     for key in sorted(value):
         if not (key.isascii() and key.isalpha() and isinstance(resolve_scalar(key), str)):
             raise ValueError(f"{key!r} is not a key of a Kubernetes structure")
-        lead = "" if is_begun else " " * indent
+        prefix = "" if is_begun else " " * indent
         is_begun = False
-        out.append(f"{lead}{key}:")
+        out.append(f"{prefix}{key}:")
         match value[key]:
             case dict() as inner if inner:
                 out.append("\n")
@@ -173,12 +173,12 @@ def _fold_lines(text: str, column: int, indent: int) -> str:
     if column + len(text) <= _WIDTH:
         return text
     out = []
-    done = 0
+    position = 0
     for found in _LONE_SPACE.finditer(text):
         at = found.start()
-        out.append(text[done:at])
-        column += at - done
-        done = at + 1
+        out.append(text[position:at])
+        column += at - position
+        position = at + 1
         if found[0] != " ":
             out.append(found[0])
             column = 0
@@ -188,7 +188,7 @@ def _fold_lines(text: str, column: int, indent: int) -> str:
         else:
             out.append(" ")
             column += 1
-    return "".join(out) + text[done:]
+    return "".join(out) + text[position:]
 
 
 def _format_double_quoted(text: str, column: int, indent: int) -> str:
@@ -197,12 +197,12 @@ def _format_double_quoted(text: str, column: int, indent: int) -> str:
         return f'"{"".join(map(_escape_char, text))}"\n'
     out = ['"']
     column += 1
-    done = 0
+    position = 0
     for found in _ESCAPED_OR_SPACE.finditer(text):
         at = found.start()
-        out.append(text[done:at])
-        column += at - done
-        done = at + 1
+        out.append(text[position:at])
+        column += at - position
+        position = at + 1
         lone = 0 < at < len(text) - 1 and text[at - 1] != " "
         if found[0] != " ":
             piece = _escape_char(found[0])
@@ -214,7 +214,7 @@ def _format_double_quoted(text: str, column: int, indent: int) -> str:
             piece = " "
         out.append(piece)
         column += len(piece)
-    return "".join(out) + text[done:] + '"\n'
+    return "".join(out) + text[position:] + '"\n'
 
 
 def _escape_char(char: str) -> str:

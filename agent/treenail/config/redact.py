@@ -58,7 +58,7 @@ _KEY = re.compile(
     rf"(?P<key>{_ANY_WORD}[\w.-]{{0,60}}\\{{0,8}}[\"']?\s{{0,8}}[:=]\s{{0,8}})(?P<value>\S.*)",
     re.IGNORECASE | re.DOTALL,
 )
-_OPENS = re.compile(
+_BLOCK_BEGIN = re.compile(
     rf"{_ANY_WORD}[\w.-]{{0,60}}[\"']?\s*:\s*(?:[|>][-+\d]*|\[|\{{)?\s*$", re.IGNORECASE
 )
 _QUOTED = re.compile(
@@ -67,10 +67,10 @@ _QUOTED = re.compile(
 _SECRET_KEY = re.compile(
     rf"{_WORDS}|^(?:auth|authorization|cookie|psk|httpHeaders)$|{_SHORT}$", re.IGNORECASE
 )
-_BEHIND = rf"\1{WITHHELD}"
-_LOOKS = tuple(
-    (re.compile(pattern), put)
-    for pattern, put in (
+_KEEP_PREFIX = rf"\1{WITHHELD}"
+_REPLACEMENTS = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
         (r"(?<=//)[^\s/@\"']*@", f"{WITHHELD}@"),
         (r"(?<![^\s\"'(=])[^\s/@:\"'(=]{1,100}:[^\s/@]{1,300}@(?!sha\d+:)", f"{WITHHELD}@"),
         (r"(https?://[^\s?\"']*\?)[^\s\"']+", rf"\1{WITHHELD}"),
@@ -79,18 +79,24 @@ _LOOKS = tuple(
         # After an option, in an XML element, on a separate line, in a sentence.
         (
             rf"(?i)((?<![\w.-])--?[\w.-]{{0,40}}?{_ANY_WORD}[\"'\\]{{0,8}}[\s,]+)(?!--){_VALUE}",
-            _BEHIND,
+            _KEEP_PREFIX,
         ),
-        (rf"((?<![\w-])(?:-[uU]|--(?:proxy-)?user)(?:[\"'\\]{{0,8}}[\s,=]+)?){_LOGIN}", _BEHIND),
+        (
+            rf"((?<![\w-])(?:-[uU]|--(?:proxy-)?user)(?:[\"'\\]{{0,8}}[\s,=]+)?){_LOGIN}",
+            _KEEP_PREFIX,
+        ),
         (
             rf"(?i)(<[\w:.-]{{0,40}}?(?:{_WORDS}|{_SHORT})[\w.-]{{0,40}}(?:\s[^<>]{{0,200}})?>)[^<]+",
-            _BEHIND,
+            _KEEP_PREFIX,
         ),
-        (rf"(?i)^(\s*(?:[-+#;]\s*)?[\w.-]{{0,40}}?{_ANY_WORD}\s+){_NO_VALUE}{_VALUE}\s*$", _BEHIND),
-        (rf"(?i)((?<=\s)[\w.-]{{0,40}}?passw(?:or)?d\s+){_NO_VALUE}{_VALUE}", _BEHIND),
-        (rf"(?i)((?:{_WORDS})\s+)(?=[^\s\d]*\d){_NO_VALUE}{_VALUE}", _BEHIND),
-        (r"(\b(?:echo|printf)\s)[^|]{1,300}(?=\|[^|]{0,200}passw)", _BEHIND),
-        (r"(\br[ow]community6?\s+)\S+", _BEHIND),
+        (
+            rf"(?i)^(\s*(?:[-+#;]\s*)?[\w.-]{{0,40}}?{_ANY_WORD}\s+){_NO_VALUE}{_VALUE}\s*$",
+            _KEEP_PREFIX,
+        ),
+        (rf"(?i)((?<=\s)[\w.-]{{0,40}}?passw(?:or)?d\s+){_NO_VALUE}{_VALUE}", _KEEP_PREFIX),
+        (rf"(?i)((?:{_WORDS})\s+)(?=[^\s\d]*\d){_NO_VALUE}{_VALUE}", _KEEP_PREFIX),
+        (r"(\b(?:echo|printf)\s)[^|]{1,300}(?=\|[^|]{0,200}passw)", _KEEP_PREFIX),
+        (r"(\br[ow]community6?\s+)\S+", _KEEP_PREFIX),
         (r"(\bPSK\s+)\"[^\"]*\"", rf"\1{WITHHELD}"),
         (r"(\bdata:[^,\s\"']{0,200},)[^\s\"']+", rf"\1{WITHHELD}"),
         (r"\$(?:1|2[abxy]?|5|6|7|y|gy|sha1)\$[^\s:\"',]+", WITHHELD),
@@ -141,8 +147,8 @@ def compute_redacted_diff(
     lines = list(_compare_lines(texts[0] or "", texts[1] or ""))
     if not lines:
         return FileDiff(note=_format_sizes(old, new))
-    left = len(lines) - LINES_LIMIT
-    return FileDiff(tuple(lines[:LINES_LIMIT]), f"{left} more lines" if left > 0 else "")
+    omitted = len(lines) - LINES_LIMIT
+    return FileDiff(tuple(lines[:LINES_LIMIT]), f"{omitted} more lines" if omitted > 0 else "")
 
 
 def is_secret_file(path: str, mode: int) -> bool:
@@ -161,17 +167,17 @@ def redact_text(text: str) -> str:
 
 def redact_lines(lines: Iterable[str]) -> Iterator[str]:
     """Withhold the secrets of lines, one for one; a secret may span several lines."""
-    inside: re.Pattern[str] | None = None
-    deeper: int | None = None
+    end_pattern: re.Pattern[str] | None = None
+    parent_indent: int | None = None
     for line in lines:
-        if inside is not None:
-            inside = None if inside.search(line) else inside
+        if end_pattern is not None:
+            end_pattern = None if end_pattern.search(line) else end_pattern
             yield WITHHELD
-        elif deeper is not None and _is_nested_below(line, deeper):
+        elif parent_indent is not None and _is_nested_below(line, parent_indent):
             yield WITHHELD if line.strip() else line
         else:
-            deeper = _count_indent(line) if _OPENS.search(line) else None
-            inside = _find_secret_end(line)
+            parent_indent = _count_indent(line) if _BLOCK_BEGIN.search(line) else None
+            end_pattern = _find_secret_end(line)
             yield redact_line(line)
 
 
@@ -184,8 +190,8 @@ def redact_line(line: str) -> str:
         rest = redact_line(line[end.end() :]) if end else ""
         line = f"{line[: begin.start()]}{WITHHELD}"
         return redact_line(line) + rest
-    for pattern, put in _LOOKS:
-        line = pattern.sub(put, line)
+    for pattern, replacement in _REPLACEMENTS:
+        line = pattern.sub(replacement, line)
     return _ENCODED.sub(_withhold_encoded, _withhold_values(line))
 
 
@@ -287,7 +293,7 @@ def _format_span(start: int, stop: int) -> str:
 
 
 def _truncate_line(line: str) -> str:
-    line = "".join(sign if sign.isprintable() or sign == "\t" else "?" for sign in line)
+    line = "".join(char if char.isprintable() or char == "\t" else "?" for char in line)
     return line if len(line) <= _LINE_LIMIT else f"{line[: _LINE_LIMIT - 1]}…"
 
 
