@@ -127,7 +127,7 @@ def test_longest_prefix_of_pull_spec_is_found(image: str, name: str | None) -> N
 
 
 @pytest.mark.parametrize(
-    "content", [b"{", b'{"auths": {}, "refused": 5}', b'{"refused": {"a": 1}}']
+    "content", [b"{", b'{"auths": {}, "rejected": 5}', b'{"rejected": {"a": 1}}']
 )
 def test_invalid_history_raises_error_without_its_content(content: bytes) -> None:
     with pytest.raises(CredentialError, match=r"^cannot parse (pull secret )?f: "):

@@ -65,7 +65,7 @@ class ConfigDiff:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the two configs are the same on a node."""
+        """The two configs are the same on a node."""
         return self == ConfigDiff()
 
 

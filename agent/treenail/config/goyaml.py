@@ -131,7 +131,7 @@ def _has_indicators(text: str) -> bool:
 
 
 def _is_read_as_other_type(text: str) -> bool:
-    """Whether go-yaml reads the unquoted text as another type, or other parsers as base 60."""
+    """Return whether go-yaml or a parser with base 60 reads the unquoted text as another type."""
     return (
         not isinstance(resolve_scalar(text), str)
         or _BASE60.fullmatch(text) is not None

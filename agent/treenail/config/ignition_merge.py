@@ -129,7 +129,7 @@ def _compute_key(entry: Fields, names: Sequence[str], shape: _ObjectShape) -> ob
 
 
 def _is_removal(entry: Fields, shape: _ObjectShape) -> bool:
-    """Whether the entry is a header without a value, which removes the earlier one of its name."""
+    """Return whether the entry is a header without a value, which removes the earlier one."""
     return shape is _HEADER and entry.values.get("value") is None
 
 

@@ -119,19 +119,17 @@ def describe_rejections(history: CredentialHistory, newest: PullSecret) -> Itera
 def encode_history(history: CredentialHistory) -> bytes:
     """Encode the history as JSON, which contains credentials."""
     document: Json = json.loads(encode_pull_secret(PullSecret(history.last_good)))
-    return (
-        json.dumps({**document, "refused": dict(history.rejected_digests)}, sort_keys=True).encode()
-        + b"\n"
-    )
+    document["rejected"] = dict(history.rejected_digests)
+    return json.dumps(document, sort_keys=True).encode() + b"\n"
 
 
 def decode_history(content: bytes, *, where: str) -> CredentialHistory:
     """Decode the output of `encode_history`; raises `CredentialError` without its content."""
     good = parse_pull_secret(content, where=where).credentials
     document = json.loads(content) if content.strip() else {}
-    digests = document.get("refused") or {}
+    digests = document.get("rejected") or {}
     if not isinstance(digests, dict) or not all(isinstance(each, str) for each in digests.values()):
-        raise CredentialError(f'cannot parse {where}: "refused" is not an object of digests')
+        raise CredentialError(f'cannot parse {where}: "rejected" is not an object of digests')
     return CredentialHistory(good, digests)
 
 

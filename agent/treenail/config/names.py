@@ -31,5 +31,5 @@ def dropin_path(unit: str, name: str) -> str:
 
 
 def should_outlive_config(path: str) -> bool:
-    """Whether the file stays when a config drops it: trusted CA certificates do."""
+    """Return whether the file stays when a config drops it: trusted CA certificates do."""
     return path in (KUBELET_CA, CLOUD_CA, USER_CA_BUNDLE) or path.startswith(REGISTRY_CAS + "/")

@@ -152,7 +152,7 @@ def compute_redacted_diff(
 
 
 def is_secret_file(path: str, mode: int) -> bool:
-    """Whether the file is not world-readable, or its path is a known place of secrets."""
+    """Return whether the file is not world-readable, or its path is a known place of secrets."""
     return (
         not mode & _OTHERS_READ
         or path in names.CREDENTIALS
@@ -242,7 +242,7 @@ def _find_secret_end(line: str) -> re.Pattern[str] | None:
 
 
 def _is_nested_below(line: str, indent: int) -> bool:
-    """Whether a line of YAML or JSON is nested below a key with this indentation."""
+    """Return whether a line of YAML or JSON is nested below a key with this indentation."""
     return not line.strip() or _count_indent(line) > indent or line[indent : indent + 2] == "- "
 
 

@@ -14,7 +14,7 @@ _DIGEST_ONLY = "digest-only"
 
 
 def is_safe_change(old: bytes, new: bytes) -> bool:
-    """Whether the file can change from ``old`` to ``new`` without a drain.
+    """Return whether the file can change from ``old`` to ``new`` without a drain.
 
     Invalid contents are never safe.
     """
@@ -74,7 +74,7 @@ def _has_same_source(old: _Registry, new: _Registry) -> bool:
 
 
 def _is_harmless(registry: _Registry) -> bool:
-    """Whether a new entry only adds mirrors for digests."""
+    """Return whether a new entry only adds mirrors for digests."""
     elsewhere = registry.prefix and registry.prefix != registry.location
     return not (registry.is_blocked or elsewhere) and all(
         mirror.is_digest_only for mirror in registry.mirrors.values()
