@@ -166,6 +166,7 @@ def _compute_annotations(
     changes: dict[str, str | None] = {key.STATE: _choose_state(decision, failure)}
     if isinstance(decision, WaitAction) and decision.is_overdue:
         failure = DrainError(_format_overdue(decision))
+    # The Machine Config Daemon shows a reboot only here; its state annotation stays Working.
     is_rebooting = isinstance(decision, RebootAction | VerifyAction | RollBackAction)
     changes[key.REASON] = "" if failure is None else format_reason(failure)
     changes[key.POST_CONFIG_ACTION] = "Rebooting" if is_rebooting else ""

@@ -132,8 +132,8 @@ def _list_scopes(image: str) -> Iterator[str]:
     yield ""
 
 
-def _make_policy_error(why: str) -> ConfigError:
+def _make_policy_error(problem: str) -> ConfigError:
     return ConfigError(
-        f"cannot use {POLICY_PATH}: {why}",
+        f"cannot use {POLICY_PATH}: {problem}",
         remedy="fix it; see containers-policy.json(5)",
     )

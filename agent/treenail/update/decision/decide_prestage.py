@@ -59,7 +59,8 @@ def _find_requested_target(facts: Facts) -> Target | None:
 
 
 def _is_prestaged(facts: Facts, requested: Target) -> bool:
-    # libostree drops a locked deployment at shutdown, so it counts only in the boot that staged it.
+    # A staged deployment is in /run/ostree until ostree-finalize-staged writes it at shutdown. That
+    # skips a locked one, so the next boot has lost it.
     prestaged = facts.record.prestaged
     if prestaged is None or not prestaged.is_done:
         return False

@@ -118,6 +118,7 @@ class Facts:
     can_soft_reboot: bool = False
     """The settings allow soft reboots, and systemd counts them."""
     drain_limit_s: float = 3600.0
+    """Seconds after which a drain is overdue; the Machine Config Daemon waits as long."""
     retention_s: float = 86_400.0
     """Seconds for which the previous deployment is retained after its successor is healthy."""
     drift: DriftAssessment = field(default_factory=lambda: DriftAssessment(is_checked=False))

@@ -9,6 +9,7 @@ from treenail.codec import key
 from treenail.config.diff import OSAspect
 from treenail.config.wanted import WantedOS
 
+# Another kernel replaces these packages of the base image, as in the Machine Config Daemon.
 _STOCK_KERNEL = frozenset(
     {"kernel", "kernel-core", "kernel-modules", "kernel-modules-core", "kernel-modules-extra"}
 )
@@ -164,6 +165,8 @@ def _compute_arguments(
                 missing.remove(argument)
         append = tuple(missing)
     else:
+        # rpm-ostree appends kernel arguments only at the end: another order needs them deleted and
+        # appended again.
         append = tuple(new)
         delete = tuple(dict.fromkeys(argument for argument in old if argument in booted))
     return ((), ()) if _has_arguments(append, delete, booted) else (append, delete)

@@ -272,13 +272,13 @@ def _describe_arguments(old: tuple[str, ...], new: tuple[str, ...]) -> Iterator[
 
 def _subtract_arguments(arguments: tuple[str, ...], others: tuple[str, ...]) -> list[str]:
     """Return the arguments without the others; each other one removes one of its kind."""
-    left, found = list(others), []
+    unmatched, remaining = list(others), []
     for argument in arguments:
-        if argument in left:
-            left.remove(argument)
+        if argument in unmatched:
+            unmatched.remove(argument)
         else:
-            found.append(argument)
-    return found
+            remaining.append(argument)
+    return remaining
 
 
 def _describe_file(change: EntryChange[WantedFile]) -> Iterator[str]:

@@ -10,7 +10,10 @@ from treenail.update.steps.ownership import Ownership
 from treenail.update.steps.steps import SetPassword, SetSshKeys
 
 LOCKED = "*"
-"""The password field of a user without a password; a login by key still works."""
+"""The password field of a user without a password, as the Machine Config Daemon sets it.
+
+A login by key still works with it.
+"""
 
 KEYS_MODE = 0o600
 KEY_DIRECTORY_MODE = 0o700
