@@ -41,7 +41,7 @@ TOP = "/no-such-root"
 
 
 class Unlinked(Root):
-    """Without links on the way, for which the real disk would be asked."""
+    """Without links on the way, for which the real disk would be has_systemd."""
 
     def _resolve(self, path: str, *, follow_last: bool) -> Path:
         return self.prefix / path.lstrip("/")
@@ -95,7 +95,7 @@ def machine(found: Tree) -> MemoryDisk:
 
 
 class Unlocked(ShadowFile):
-    """Without the lock, which only a real machine has, and on a day that does not end."""
+    """A shadow file without the lock, which only a real machine has; the clock stands still."""
 
     @contextmanager
     def _hold_lock(self) -> Iterator[None]:
@@ -162,42 +162,42 @@ class Ends(StrEnum):
     """The end of a change after it is made."""
 
     COMMITTED = "committed"
-    CONFIRMED = "held, and confirmed"
-    PUT_BACK = "held, and put back"
+    CONFIRMED = "pending, then confirmed"
+    UNDONE = "pending, then undone"
 
 
-def bring(
+def apply_config(
     disk: MemoryDisk,
     new: WantedState,
     name: str,
     *,
-    asked: bool = False,
+    has_systemd: bool = False,
     ends: Ends = Ends.COMMITTED,
 ) -> StepPlan:
-    """Apply the config to the machine in memory; ``asked``: through a running systemd."""
+    """Apply the config to the machine in memory; with ``has_systemd`` a systemd enables units."""
     found = planned(disk, new, name)
-    carrying = runner(disk, Systemd(disk) if asked else None)
-    apply_steps(found.steps, carrying, owner="" if ends is Ends.COMMITTED else "owner")
-    end(carrying, ends)
+    step_runner = runner(disk, Systemd(disk) if has_systemd else None)
+    apply_steps(found.steps, step_runner, owner="" if ends is Ends.COMMITTED else "owner")
+    end(step_runner, ends)
     return found
 
 
 def restart(
-    disk: MemoryDisk, *, asked: bool = False, ends: Ends = Ends.COMMITTED
+    disk: MemoryDisk, *, has_systemd: bool = False, ends: Ends = Ends.COMMITTED
 ) -> RecoveryOutcome | None:
-    carrying = runner(disk, Systemd(disk) if asked else None)
-    recovery = recover_interrupted(carrying)
-    end(carrying, ends)
+    step_runner = runner(disk, Systemd(disk) if has_systemd else None)
+    recovery = recover_interrupted(step_runner)
+    end(step_runner, ends)
     return recovery
 
 
-def end(carrying: StepRunner, ends: Ends) -> None:
+def end(step_runner: StepRunner, ends: Ends) -> None:
     """Confirm or undo the pending change, if there is one."""
-    if carrying.pending.find_owner():
-        if ends is Ends.PUT_BACK:
-            restore_pending(carrying)
+    if step_runner.pending.find_owner():
+        if ends is Ends.UNDONE:
+            restore_pending(step_runner)
         else:
-            carrying.pending.confirm_change()
+            step_runner.pending.confirm_change()
 
 
 def settled(found: Tree) -> Tree:
@@ -230,8 +230,8 @@ class Case:
     before: Tree
     new: WantedState
     made: Tree
-    """With the next one, be it put back later."""
-    asked: bool = False
+    """The tree with the new config, even if the change is undone later."""
+    has_systemd: bool = False
     ends: Ends = Ends.COMMITTED
     next: "Case | None" = None
     """The config that the machine gets after that."""
@@ -239,7 +239,7 @@ class Case:
     @property
     def after(self) -> Tree:
         """The tree at the end."""
-        return self.before if self.ends is Ends.PUT_BACK else self.made
+        return self.before if self.ends is Ends.UNDONE else self.made
 
 
 def case(
@@ -247,32 +247,32 @@ def case(
     old: WantedState | None,
     new: WantedState,
     *,
-    asked: bool = False,
+    has_systemd: bool = False,
     ends: Ends = Ends.COMMITTED,
     then: WantedState | None = None,
 ) -> Case:
     disk = machine(BASE)
     if old is not None:
-        bring(disk, old, "old", asked=asked)
+        apply_config(disk, old, "old", has_systemd=has_systemd)
     before = disk.tree()
-    bring(disk, new, "new", asked=asked)
-    found = Case(name, before, new, disk.tree(), asked, ends)
+    apply_config(disk, new, "new", has_systemd=has_systemd)
+    found = Case(name, before, new, disk.tree(), has_systemd, ends)
     if then is None:
         return found
     disk = machine(found.after)
-    bring(disk, then, "new")
+    apply_config(disk, then, "new")
     return replace(found, next=Case(name, found.after, then, disk.tree()))
 
 
 @cache
-def made_up_case(seed: int, *, asked: bool | None = None) -> Case:
-    """A systemd that runs is ``asked`` or is not, or is in some cases."""
+def random_case(seed: int, *, has_systemd: bool | None = None) -> Case:
+    """Return the case of this seed; by default systemd runs in every third."""
     chance = random.Random(seed)
-    old = made_up(chance) if chance.random() < 0.8 else None
-    if asked is None:
-        asked = seed % 3 == 0
+    old = random_config(chance) if chance.random() < 0.8 else None
+    if has_systemd is None:
+        has_systemd = seed % 3 == 0
     ends = (Ends.COMMITTED, *Ends)[seed // 3 % 4]
-    return case(str(seed), old, made_up(chance), asked=asked, ends=ends)
+    return case(str(seed), old, random_config(chance), has_systemd=has_systemd, ends=ends)
 
 
 def wanted(
@@ -298,7 +298,7 @@ def file(path: str, text: str, mode: int = 0o644, user: int | str = 0) -> Wanted
     return WantedFile(path, Contents(f"data:,{text}"), mode, user, 0)
 
 
-def made_up(chance: random.Random) -> WantedState:
+def random_config(chance: random.Random) -> WantedState:
     """A config of a few entries, which often has paths in common with the next one."""
 
     def some(values: Sequence[str], most: int) -> list[str]:

@@ -10,7 +10,7 @@ from tests.daemon.machines import (
     TOP,
     Case,
     Ends,
-    bring,
+    apply_config,
     names,
     restart,
     runner,
@@ -109,39 +109,45 @@ class Findings:
         self._starts = 0
         self._known: dict[object, None] = {}
 
-    def look(self) -> "Findings":
-        """Stops at the first thing that is wrong."""
+    def check(self) -> "Findings":
+        """Check until the first finding."""
         try:
-            self._bring()
+            self._apply()
             self.sites |= self._disk.sites
         except StopIteration:
             pass
         return self
 
-    def _bring(self) -> None:
+    def _apply(self) -> None:
         self._disk = self.make(self.case.before)
         while True:
-            self._disk.on_call = lambda: self._look([self.case.before, self.case.after])
+            self._disk.on_call = lambda: self._check_call([self.case.before, self.case.after])
             try:
-                bring(self._disk, self.case.new, "new", asked=self.case.asked, ends=self.case.ends)
+                apply_config(
+                    self._disk,
+                    self.case.new,
+                    "new",
+                    has_systemd=self.case.has_systemd,
+                    ends=self.case.ends,
+                )
             except TreenailError as error:
-                self._tell(f"nothing happened, and yet: {error}")
+                self._report(f"an error without a fault: {error}")
             self._disk.on_call = lambda: None
-            self._look([self.case.after])
+            self._check_call([self.case.after])
             if self.case.next is None:
                 return
             self.case = self.case.next
 
-    def _look(self, allowed: list[Tree]) -> None:
+    def _check_call(self, allowed: list[Tree]) -> None:
         self._calls += 1
         for found in self._disk.after_power_cut(self.states):
             if self._is_new(found, allowed):
-                self._torn(found, f"power cut after {self._calls} calls")
+                self._check_torn(found, f"power cut after {self._calls} calls")
                 self._start(self.make(found), allowed, f"power cut after {self._calls} calls")
         story = f"killed after {self._calls} calls"
         new = self._is_new(self._disk.tree(), allowed, self._disk.flushes)
         if new and self._start(self._killed(), allowed, story):
-            self._start_cut_short_anywhere(allowed, story)
+            self._interrupt_start_at_each_call(allowed, story)
 
     def _is_new(self, found: Tree, allowed: list[Tree], *flushes: int) -> bool:
         inodes = sorted(found.inodes.items()) if isinstance(found, Found) else ()
@@ -151,7 +157,7 @@ class Findings:
         self._known[key] = None
         return True
 
-    def _torn(self, found: Tree, story: str) -> None:
+    def _check_torn(self, found: Tree, story: str) -> None:
         """Check what programs see that start before the agent: each path as before or after."""
         before, after, now = map(visible, (self.case.before, self.case.made, found))
         for path in before.keys() | after.keys() | now.keys():
@@ -161,20 +167,20 @@ class Findings:
             new = path not in before and after.get(path, ("",))[0] == "directory"
             is_enabled_again = entry is None and ".wants/" in path
             if entry not in (before.get(path), after.get(path)) and not (new or is_enabled_again):
-                self._tell(f"{story}: {path} is torn: {entry}")
+                self._report(f"{story}: {path} is torn: {entry}")
 
     def _killed(self) -> MemoryDisk:
         disk = self._disk.abandoned()
         disk.on_call, disk.sites = lambda: None, set()
         return disk
 
-    def _start_cut_short_anywhere(self, allowed: list[Tree], story: str) -> None:
+    def _interrupt_start_at_each_call(self, allowed: list[Tree], story: str) -> None:
         """A change found committed must stay committed for the start after that."""
         for calls in itertools.count():
             disk = self._killed()
             disk.calls_left = calls
             try:
-                restart(disk, asked=self.case.asked, ends=self.case.ends)
+                restart(disk, has_systemd=self.case.has_systemd, ends=self.case.ends)
             except PowerCut:
                 for found in disk.after_power_cut(self.states):
                     self._start(self.make(found), allowed, f"{story}, power cut after {calls} more")
@@ -185,44 +191,47 @@ class Findings:
         """Return whether it found a committed change."""
         self._starts += 1
         if runner(disk).pending.find_owner():
-            self._put_back(disk.tree(), story)
+            self._check_undo(disk.tree(), story)
             if len(allowed) == 1 or self.case.ends is Ends.COMMITTED:
-                self._tell(f"{story}: held again")
+                self._report(f"{story}: pending again")
         try:
             if self._starts % 5 == 0:
-                self._start_cut_short(disk)
-            recovery = restart(disk, asked=self.case.asked, ends=self.case.ends)
+                self._interrupt_start(disk)
+            recovery = restart(disk, has_systemd=self.case.has_systemd, ends=self.case.ends)
         except TreenailError as error:
-            self._tell(f"{story}: {error}")
+            self._report(f"{story}: {error}")
         now = disk.tree()
         if not any(_same(now, tree) for tree in allowed):
             paths = {path for path, _ in settled(now).items() ^ settled(allowed[0]).items()}
-            self._tell(f"{story}: neither as before nor as after: {sorted(paths)}")
+            self._report(f"{story}: neither as before nor as after: {sorted(paths)}")
         for after in disk.after_power_cut(min(self.states, 3)):
             again = self.make(after)
-            if restart(again, asked=self.case.asked, ends=self.case.ends) is RecoveryOutcome.UNDONE:
-                self._tell(f"{story}: undone twice, and who knows what came in between")
+            if (
+                restart(again, has_systemd=self.case.has_systemd, ends=self.case.ends)
+                is RecoveryOutcome.UNDONE
+            ):
+                self._report(f"{story}: undone twice")
             if not _same(again.tree(), now):
-                self._tell(f"{story}: undone, and that is lost")
+                self._report(f"{story}: the undo was lost")
         self.sites |= disk.sites
         return recovery is RecoveryOutcome.CONFIRMED
 
-    def _put_back(self, found: Tree, story: str) -> None:
-        """Whatever its owner will make of it, as long as it is held it can be put back."""
+    def _check_undo(self, found: Tree, story: str) -> None:
+        """Check that a pending change can be undone until its owner confirms it."""
         disk = self.make(found)
-        restart(disk, asked=self.case.asked, ends=Ends.PUT_BACK)
+        restart(disk, has_systemd=self.case.has_systemd, ends=Ends.UNDONE)
         if not _same(disk.tree(), self.case.before):
-            self._tell(f"{story}: held, and can't be put back")
+            self._report(f"{story}: pending, and cannot be undone")
 
-    def _start_cut_short(self, disk: MemoryDisk) -> None:
+    def _interrupt_start(self, disk: MemoryDisk) -> None:
         disk.calls_left = self._starts % 17
         try:
-            restart(disk, asked=self.case.asked, ends=self.case.ends)
+            restart(disk, has_systemd=self.case.has_systemd, ends=self.case.ends)
         except PowerCut:
             disk.replace_by(next(disk.after_power_cut(1)))
         disk.calls_left = None
 
-    def _tell(self, wrong: str) -> None:
+    def _report(self, wrong: str) -> None:
         self.wrong.append(wrong)
         raise StopIteration
 
@@ -234,12 +243,12 @@ def _same(one: Tree, other: Tree) -> bool:
 def failing_calls(case: Case, chosen: Callable[[int], Iterator[int]]) -> list[str]:
     """Return what is wrong when one call fails; ``chosen`` selects the calls from their number."""
     disk = CountedDisk(case.before)
-    bring(disk, case.new, "new", asked=case.asked, ends=case.ends)
+    apply_config(disk, case.new, "new", has_systemd=case.has_systemd, ends=case.ends)
     wrong: list[str] = []
     for number in chosen(disk.calls):
         disk = CountedDisk(case.before, fails_at=number)
         try:
-            bring(disk, case.new, "new", asked=case.asked, ends=case.ends)
+            apply_config(disk, case.new, "new", has_systemd=case.has_systemd, ends=case.ends)
             expected = case.after
         except StepError as error:
             expected = case.before
@@ -251,7 +260,7 @@ def failing_calls(case: Case, chosen: Callable[[int], Iterator[int]]) -> list[st
             if case.ends is Ends.COMMITTED:
                 wrong.append(f"call {number}: {error}")
         disk.calls = -1_000_000
-        restart(disk, asked=case.asked, ends=case.ends)
+        restart(disk, has_systemd=case.has_systemd, ends=case.ends)
         if not _same(disk.tree(), expected):
             wrong.append(f"call {number} failed, and something is left")
     return wrong

@@ -1,7 +1,8 @@
 """The time budget of tests with too many cases: random walks, and an interruption at any effect.
 
 TREENAIL_WALK_SECONDS is the budget of each test in seconds of CPU time (default: 1), so that a
-busy machine tests as much as an idle one; `make test-long` sets a budget that all cases fit into.
+busy machine tests as much as an idle one; after three times as long it ends on any machine.
+`make test-long` sets a budget that all cases of an exhaustive test fit into.
 TREENAIL_WALKS makes the walks with all seeds below that number instead, however long they take.
 TREENAIL_WALK_SEED makes the walk with that one seed, to reproduce a failure.
 """
@@ -44,20 +45,26 @@ def seeds(part: int) -> Iterator[int]:
     if SEED:
         yield int(SEED)
         return
-    end = time.process_time() + SECONDS
+    has_time = start_budget()
     seed = part
-    while seed == part or (seed < COUNT if COUNT else time.process_time() < end):
+    while seed == part or (seed < COUNT if COUNT else has_time()):
         yield seed
         seed += PARTS
 
 
 def sample(cases: Sequence[T]) -> Iterator[T]:
     """Yield each case once until the time is used up, at any moment evenly spread; at least one."""
-    end = time.process_time() + SECONDS
+    has_time = start_budget()
     for count, index in enumerate(spread(len(cases))):
-        if count and time.process_time() >= end:
+        if count and not has_time():
             return
         yield cases[index]
+
+
+def start_budget() -> Callable[[], bool]:
+    """Return a function that returns whether some of the time is left."""
+    cpu_end, end = time.process_time() + SECONDS, time.monotonic() + 3 * SECONDS
+    return lambda: time.process_time() < cpu_end and time.monotonic() < end
 
 
 def spread(count: int) -> Iterator[int]:

@@ -210,8 +210,8 @@ class World:
                 self.violations.append("the OS changed while the node was in service")
             self._finalize(self.staging)
         elif self.rolled_back and self.previous is not None:
-            self._go_back(self.previous)
-        self._up_again()
+            self._boot_previous(self.previous)
+        self._finish_reboot()
 
     def _reboot_softly(self) -> None:
         before, etc, staged = self.system, self._etc(), self.staging
@@ -222,7 +222,7 @@ class World:
                 # It is written, and what boots next, but not what is started.
                 self.pending, self.pending_etc = staged, self._etc()
                 self.system, self.previous, self.kept_etc = before, None, {}
-                self._have_etc(etc)
+                self._replace_etc(etc)
         if self.in_service and self.system != before:
             self.violations.append("the OS changed while the node was in service")
         self.soft_boots += 1
@@ -237,14 +237,14 @@ class World:
             self.violations.append("the OS changed while the node was in service")
         self.previous, self.kept_etc = self.system, self._etc()
         self.system, self.pending = self.pending, None
-        self._have_etc(self.pending_etc)
+        self._replace_etc(self.pending_etc)
 
     def power_cut(self) -> None:
         self.disk.replace_by(next(self.disk.after_power_cut(1)))
         self._boot_pending()
         if self.rolled_back and self.previous is not None:
-            self._go_back(self.previous)
-        self._up_again()
+            self._boot_previous(self.previous)
+        self._finish_reboot()
 
     def _finalize(self, staged: System) -> None:
         if staged.digest in self.unbootable:
@@ -256,13 +256,13 @@ class World:
         self._merge(staged.digest)
         self.system = staged
 
-    def _go_back(self, previous: System) -> None:
+    def _boot_previous(self, previous: System) -> None:
         etc, self.kept_etc = self.kept_etc, self._etc()
-        self._have_etc(etc)
+        self._replace_etc(etc)
         self.previous, self.system = self.system, previous
         self.returns += 1
 
-    def _have_etc(self, etc: Tree) -> None:
+    def _replace_etc(self, etc: Tree) -> None:
         others = {path: each for path, each in self.disk.tree().items() if _ETC not in path}
         self.disk.replace_by(others | etc)
 
@@ -280,7 +280,7 @@ class World:
         others = {path: entry for path, entry in tree.items() if _ETC not in path}
         self.disk.replace_by(others | {_ETC + path: each for path, each in merged.items()})
 
-    def _up_again(self) -> None:
+    def _finish_reboot(self) -> None:
         self.boots += 1
         self.booted = self.system.digest
         self.staging, self.locked, self.is_going_down = None, False, False
@@ -291,10 +291,10 @@ class World:
 
     def drain_controller(self) -> None:
         """One step of the drain controller."""
-        asked = self.annotations.get(key.DESIRED_DRAIN, "")
-        if self.api_up and asked and asked != self.annotations.get(key.LAST_APPLIED_DRAIN):
-            self.unschedulable = asked.startswith("drain-")
-            self.annotations[key.LAST_APPLIED_DRAIN] = asked
+        token = self.annotations.get(key.DESIRED_DRAIN, "")
+        if self.api_up and token and token != self.annotations.get(key.LAST_APPLIED_DRAIN):
+            self.unschedulable = token.startswith("drain-")
+            self.annotations[key.LAST_APPLIED_DRAIN] = token
 
 
 class FakeMachine:
@@ -348,11 +348,11 @@ class FakeMachine:
         world = self._world
         kept = (each for each in world.system.arguments if each not in change.delete_kargs)
         digest = change.image.partition("@")[2] or world.system.digest
-        asked = System(digest, (*kept, *change.append_kargs), world.serials + 1)
+        requested = System(digest, (*kept, *change.append_kargs), world.serials + 1)
         staged = world.staging
         if staged and not world.locked:
             raise HostError(f"can't stage {change}: {staged.id} is pending, and not locked")
-        if staged and (staged.digest, staged.arguments) == (asked.digest, asked.arguments):
+        if staged and (staged.digest, staged.arguments) == (requested.digest, requested.arguments):
             return
         world.fault_point("stage begins")
         for percent in (0, 50, 100):
@@ -366,7 +366,7 @@ class FakeMachine:
                     pass
             world.fault_point("staging")
         world.serials += 1
-        world.staging, world.locked = asked, True
+        world.staging, world.locked = requested, True
         world.fault_point("staged")
 
     def wait_for_other_transaction(

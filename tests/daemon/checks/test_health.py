@@ -38,7 +38,7 @@ class Machine:
     """The states of unit files that a test sets."""
     bus_away: bool = False
     runtime_problem: str = ""
-    asked: list[str] = field(default_factory=list)
+    queried: list[str] = field(default_factory=list)
     own: dict[str, str] = field(default_factory=dict)
     ran: list[tuple[str, float]] = field(default_factory=list)
     unreadable: bool = False
@@ -60,7 +60,7 @@ class Machine:
         return self.user_space_at
 
     def find_problem(self, unit: str) -> str:
-        self.asked.append(unit)
+        self.queried.append(unit)
         return self.runtime_problem
 
     def list_checks(self) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ def test_active_runtime_among_installed_ones_is_checked(used: str, unused: tuple
     assert looked(machine) == []
     machine.runtime_problem = "the socket does not answer"
     assert looked(machine) == [("ContainerRuntime", "the socket does not answer")]
-    assert machine.asked == [used, used]
+    assert machine.queried == [used, used]
 
 
 def test_inactive_runtimes_are_all_named() -> None:

@@ -30,7 +30,7 @@ LABELS = {"containers.bootc": "1"}
 
 
 class Machine:
-    """Everybody who is asked, on a machine in order."""
+    """The programs and files that the checks read, on a machine without findings."""
 
     def __init__(self) -> None:
         self.answer: registry.ImageInspection | registry.InspectionProblem | None = (
@@ -38,7 +38,7 @@ class Machine:
                 "amd64", 100.0, (registry.RegistryLayer("sha256:1", 10),), LABELS
             )
         )
-        self.asked: list[tuple[str, str]] = []
+        self.inspected: list[tuple[str, str]] = []
         self.held: list[InhibitorLock] = []
         self.active: tuple[str, ...] = ()
         self.deployments: tuple[OstreeDeployment, ...] = ()
@@ -47,7 +47,7 @@ class Machine:
     def inspect_image(
         self, image: str, *, auth_file: str = ""
     ) -> registry.ImageInspection | registry.InspectionProblem | None:
-        self.asked.append((image, auth_file))
+        self.inspected.append((image, auth_file))
         return self.answer
 
     def list_units(self, *names: str) -> tuple[SystemdUnit, ...]:
@@ -102,7 +102,7 @@ def test_healthy_machine_has_no_findings(root: Root) -> None:
     assert find_preflight_problems(found) == ()
     assert found.manifest == ImageManifest("amd64", 100.0, (ImageLayer("sha256:1", 10),))
     assert [each.path for each in found.spaces] == ["/sysroot", "/var"]
-    assert machine.asked == [(B.image, "")]
+    assert machine.inspected == [(B.image, "")]
     assert list(root.resolve_path("/var/lib/treenail").iterdir()) == []
 
 
@@ -111,7 +111,7 @@ def test_registry_receives_the_merged_logins(root: Root) -> None:
     logins = root.resolve_path("/var/lib/treenail/auth.json")
     logins.write_text("{}")
     preflight(root, machine).collect_conditions(B.image)
-    assert machine.asked == [(B.image, str(logins))]
+    assert machine.inspected == [(B.image, str(logins))]
 
 
 def test_registry_problem_is_a_finding(root: Root) -> None:
@@ -149,7 +149,7 @@ def test_missing_skopeo_leaves_registry_unchecked(root: Root) -> None:
 def test_empty_image_reads_no_registry(root: Root) -> None:
     machine = Machine()
     assert preflight(root, machine).collect_conditions("").manifest is None
-    assert machine.asked == []
+    assert machine.inspected == []
 
 
 def test_only_blocking_shutdown_locks_are_findings(root: Root) -> None:
@@ -275,10 +275,10 @@ def test_check_before_drain_reads_only_the_machine(root: Root) -> None:
     machine = Machine()
     flight = preflight(root, machine)
     flight.check_image(B.image)
-    machine.asked.clear()
+    machine.inspected.clear()
     root.resolve_path("/etc/containers/policy.json").write_text("{")
     flight.check_machine(B.image)
-    assert machine.asked == []
+    assert machine.inspected == []
     machine.held = [InhibitorLock("shutdown", "backup", "copying", "block", 0, 7)]
     with pytest.raises(PreflightError, match=r"ShutdownInhibited: backup .* blocks a reboot"):
         flight.check_machine(B.image)

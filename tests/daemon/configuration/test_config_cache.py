@@ -20,10 +20,10 @@ class Cluster:
 
     def __init__(self) -> None:
         self.up = True
-        self.asked = 0
+        self.requests = 0
 
     def fetch_machine_config(self, name: str) -> MachineConfig:
-        self.asked += 1
+        self.requests += 1
         if not self.up:
             raise UnreachableError("no answer")
         if name != ONE.name:
@@ -84,7 +84,7 @@ def test_damaged_cache_is_fetched_again(
     (tmp_path / DIRECTORY[1:] / "one.json").write_text('{"kind": "Mach')
     assert configs.read_cached("one") is None
     assert configs.find_config("one") == ONE
-    assert cluster.asked == 2
+    assert cluster.requests == 2
 
 
 def test_prune_cache_keeps_only_named_configs(configs: ConfigCache, tmp_path: Path) -> None:

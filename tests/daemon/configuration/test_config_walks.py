@@ -1,7 +1,7 @@
 """Random walks of a node between configs with and without an image, and with one that fails.
 
-As in the walks between images; and whatever happens, files, units, kernel arguments and the image
-are at last all of one config, and what needs a drain never changes on a node in service.
+As in the walks between images. In the end files, units, kernel arguments and the image
+are all of one config, and what needs a drain never changes on a node in service.
 """
 
 from copy import deepcopy
@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from tests.daemon import nodes, walk_budget
-from tests.daemon.machines import TOP, bring
+from tests.daemon.machines import TOP, apply_config
 from tests.daemon.nodes import Node, Process, assert_at_rest
 from tests.daemon.reconcile.test_walks import Chaos as OSChaos
 from tests.daemon.reconcile.test_walks import recorded, request_another_and_back, strike
@@ -290,10 +290,10 @@ def test_vendor_file_of_image_is_restored() -> None:
         TOP + "/usr/etc/app.conf": Entry("file", 0o644, b"vendor"),
     }
     world.disk.replace_by(there)
-    bring(world.disk, read_wanted_state(CONFIGS[2]), STOCK.config)
+    apply_config(world.disk, read_wanted_state(CONFIGS[2]), STOCK.config)
     kept = {path for path in world.disk.tree() if "/original" in path}
     world.disk.replace_by({p: e for p, e in world.disk.tree().items() if p not in kept})
-    bring(world.disk, apply_image_mode(read_wanted_state(CONFIGS[1])), B.config)
+    apply_config(world.disk, apply_image_mode(read_wanted_state(CONFIGS[1])), B.config)
     assert world.file(APP) == b"vendor"
 
 

@@ -269,12 +269,12 @@ def test_unavailable_config_has_no_drift(tmp_path):
 def test_expected_state_holds_no_contents():
     secret = "canary-5d1f"
     config = json.loads(json.dumps(CONFIG).replace("hello", secret).replace("/bin/true", secret))
-    asked = ExpectedState.from_wanted(
+    expected = ExpectedState.from_wanted(
         read_wanted_state(MachineConfig.from_json({"spec": {"config": config}}))
     )
 
-    assert secret not in repr(asked) + str([each.contents for each in asked.entries.values()])
-    assert all(unit.contents in ("", "x") for unit in asked.units.units.values())
+    assert secret not in repr(expected) + str([each.contents for each in expected.entries.values()])
+    assert all(unit.contents in ("", "x") for unit in expected.units.units.values())
 
 
 class Labels:

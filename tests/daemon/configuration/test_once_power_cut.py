@@ -21,13 +21,13 @@ from tests.daemon.machines import (
     Case,
     Ends,
     Systemd,
-    bring,
+    apply_config,
     case,
     file,
     machine,
-    made_up,
-    made_up_case,
     planned,
+    random_case,
+    random_config,
     unlocked_machine,
     visible,
     wanted,
@@ -60,7 +60,7 @@ STATES = int(os.environ.get("TREENAIL_STATES", "1"))
 @walk_budget.walk
 def test_power_cut_at_any_call_leaves_old_or_new_config(part):
     found = {
-        seed: Findings(made_up_case(seed), states=STATES).look().wrong
+        seed: Findings(random_case(seed), states=STATES).check().wrong
         for seed in walk_budget.seeds(part)
     }
     assert not any(found.values()), found
@@ -70,13 +70,13 @@ def test_power_cut_at_any_call_leaves_old_or_new_config(part):
 def test_failure_at_any_call_is_undone_and_reported(part):
     # Without systemd, which may fail to preset a unit: that is only logged.
     found = {
-        seed: failing_calls(made_up_case(seed, asked=False), a_few_of(seed))
+        seed: failing_calls(random_case(seed, has_systemd=False), sample_calls(seed))
         for seed in walk_budget.seeds(part)
     }
     assert not any(found.values()), found
 
 
-def a_few_of(seed: int):
+def sample_calls(seed: int):
     chance = random.Random(seed)
     return lambda calls: iter(sorted(chance.sample(range(calls), min(calls, 4 * STATES))))
 
@@ -84,7 +84,7 @@ def a_few_of(seed: int):
 @walk_budget.walk
 def test_second_apply_has_no_steps(part):
     for seed in walk_budget.seeds(part):
-        found = made_up_case(seed)
+        found = random_case(seed)
         assert planned(machine(found.made), found.new, "new").steps == (), seed
 
 
@@ -130,7 +130,7 @@ CASES = [
         then=wanted(keys=("ssh-rsa BBBB",), password_hash="$6$two"),
     ),
     case(
-        "systemd is asked",
+        "systemd enables units",
         wanted(units=[WantedUnit("ours.service", UNIT, enabled=True)]),
         wanted(
             units=[
@@ -138,7 +138,7 @@ CASES = [
                 WantedUnit("vendor.service", enabled=True),
             ]
         ),
-        asked=True,
+        has_systemd=True,
     ),
     *(
         case(
@@ -148,14 +148,14 @@ CASES = [
             ends=ends,
             then=wanted([file("/etc/motd", "others'"), file("/etc/d/vendor", "new")]),
         )
-        for ends in (Ends.CONFIRMED, Ends.PUT_BACK)
+        for ends in (Ends.CONFIRMED, Ends.UNDONE)
     ),
 ]
 
 
 @pytest.mark.parametrize("found", CASES, ids=lambda each: each.name)
 def test_state_after_power_cut_is_always_recovered(found):
-    assert Findings(found, states=20).look().wrong == []
+    assert Findings(found, states=20).check().wrong == []
 
 
 @pytest.mark.parametrize("found", CASES, ids=lambda each: each.name)
@@ -168,7 +168,7 @@ def sites() -> dict[Site, list[Case]]:
     """The calls in the code that make changes durable or atomic, and the cases that reach them."""
     found: dict[Site, list[Case]] = {}
     for each in CASES:
-        for site in Findings(each, states=1).look().sites:
+        for site in Findings(each, states=1).check().sites:
             found.setdefault(site, []).append(each)
     return dict(sorted(found.items()))
 
@@ -187,7 +187,7 @@ def test_omitted_flush_or_rename_loses_data(call):
     needed = [site for site in sites() if site.call == call and not is_spare(site)]
     for site in walk_budget.sample(needed):
         make = partial(WitnessedDisk, without=site)
-        assert any(Findings(each, states=15, make=make).look().wrong for each in sites()[site]), (
+        assert any(Findings(each, states=15, make=make).check().wrong for each in sites()[site]), (
             site
         )
 
@@ -238,15 +238,15 @@ class UnwillingWitness(Unwilling, WitnessedDisk):
 
 @pytest.mark.parametrize("found", CASES[:4], ids=lambda each: each.name)
 def test_non_atomic_rename_is_detected(found):
-    assert Findings(found, states=20, make=UnwillingWitness).look().wrong != []
+    assert Findings(found, states=20, make=UnwillingWitness).check().wrong != []
 
 
 @walk_budget.walk
 def test_empty_config_restores_original_files(part):
     for seed in walk_budget.seeds(part):
         disk = machine(BASE)
-        bring(disk, made_up(random.Random(seed)), "some")
-        bring(disk, wanted(), "")
+        apply_config(disk, random_config(random.Random(seed)), "some")
+        apply_config(disk, wanted(), "")
         left = visible(disk.tree()).items() - visible(BASE).items()
         others = [path for path, entry in left if entry.kind != "directory"]
         lost = visible(BASE).items() - visible(disk.tree()).items()
@@ -286,10 +286,10 @@ class RecordingRunner(StepRunner):
 @walk_budget.walk
 def test_applied_steps_match_printed_steps(part):
     for seed in walk_budget.seeds(part):
-        found = made_up_case(seed)
+        found = random_case(seed)
         disk = machine(found.before)
         steps = planned(disk, found.new, "new").steps
-        services = Systemd(disk) if found.asked else None
+        services = Systemd(disk) if found.has_systemd else None
         runner = RecordingRunner(unlocked_machine(disk), services)
         apply_steps(steps, runner)
         assert runner.steps_run == [str(step) for step in steps], seed
@@ -299,7 +299,7 @@ def test_applied_steps_match_printed_steps(part):
         above = {parent for path in named for parent in parents(path)}
         enabling = {path for path in changed if ".wants" in path}
         assert changed - named - above - enabling == set(), seed
-        assert {path for step in steps for path in certain(step)} <= changed, seed
+        assert {path for step in steps for path in always_changed(step)} <= changed, seed
 
 
 def paths(step: ConfigStep) -> set[str]:
@@ -315,8 +315,8 @@ def paths(step: ConfigStep) -> set[str]:
             return {TOP + step.path}
 
 
-def certain(step: ConfigStep) -> set[str]:
-    """The paths that are others afterwards, whatever stood there."""
+def always_changed(step: ConfigStep) -> set[str]:
+    """The paths that change in any case."""
     if isinstance(step, WriteFile | MakeDirectory | SetPassword):
         return paths(step)
     return set()

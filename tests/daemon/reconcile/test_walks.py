@@ -1,7 +1,7 @@
 """Random walks: power cuts, kills, reboots by users, changed targets, lost API servers.
 
 The daemon's real loop acts on a small model of a machine and a cluster that keeps what a real one
-keeps and loses what it loses. Two things must hold whatever happens: the OS never changes on a
+keeps and loses what it loses. Two things must always hold: the OS never changes on a
 node in service, and once the world calms down the node comes to rest at its target.
 """
 
