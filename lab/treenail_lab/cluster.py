@@ -59,7 +59,7 @@ class Lab:
         self.directory = directory
         self.server = LabServer(directory / "api")
         self.machines: dict[str, LabMachine] = {}
-        self._agent_command = tuple(agent) or (sys.executable, "-m", "treenail", "run")
+        self._agent_command = tuple(agent) or (sys.executable, "-P", "-m", "treenail", "run")
         self._transports: list[HttpTransport] = []
         self._images_file = directory / "images.json"
         self._stop_event = threading.Event()

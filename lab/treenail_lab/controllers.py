@@ -16,6 +16,7 @@ from treenail_lab.lifetime.owner import owner
 
 CONTROLLER_COMMAND = (
     sys.executable,
+    "-P",  # a folder named treenail in the current directory is not the package
     "-c",
     "import sys; from treenail.cli.controller.main import main; sys.exit(main())",
 )

@@ -351,7 +351,7 @@ class FakeMachine:
         requested = System(digest, (*kept, *change.append_kargs), world.serials + 1)
         staged = world.staging
         if staged and not world.locked:
-            raise HostError(f"can't stage {change}: {staged.id} is pending, and not locked")
+            raise HostError(f"cannot stage {change}: {staged.id} is pending, and not locked")
         if staged and (staged.digest, staged.arguments) == (requested.digest, requested.arguments):
             return
         world.fault_point("stage begins")

@@ -478,7 +478,7 @@ def test_previous_login_returns_after_rejection_also_after_restart(machine):
     assert machine.credentials.install_secrets() == ()
     machine.credentials.confirm_login(IMAGE)
     assert not machine.credentials.handle_rejected_login(IMAGE), (
-        "nothing before it is needed any more"
+        "older credentials are not needed"
     )
 
 

@@ -89,7 +89,7 @@ def booted_with(
 
 
 def refuse_the_second(host: RpmOstreeHost) -> MachineSettings:
-    """Settings under which nothing can be staged any more."""
+    """Settings under which rpm-ostreed cannot stage."""
     settings = replace(QUICK, staging_error="No space left on device")
     host.change_settings(settings)
     return settings
@@ -231,7 +231,7 @@ def test_failure_of_the_second_half_leaves_the_first_one_locked(
             refuse_the_second(host)
         return WatchVerdict.CONTINUE
 
-    with pytest.raises(TransactionError, match=r"could not stage .* and packages and kernel arg"):
+    with pytest.raises(TransactionError, match=r"cannot stage .* and packages and kernel arg"):
         rpmostree.stage_deployment(ALL, watch=watch)
     assert staged(host).digest == B.digest
 
@@ -264,7 +264,7 @@ def test_what_is_pending_but_something_else_is_not_built_upon(
             watch=go_on,
         )
     assert str(caught.value) == (
-        f"can't stage packages: {B.pull_spec} is pending; it is of {B.pull_spec}, not "
+        f"cannot stage packages: {B.pull_spec} is pending; it is of {B.pull_spec}, not "
         f"{A.pull_spec}, and it lacks usbguard, and it has strace, and it has not left out kernel"
     )
     assert staged(host) == before
@@ -287,7 +287,7 @@ def test_packages_that_no_repository_has_are_named(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend
 ) -> None:
     host.change_settings(replace(QUICK, missing_packages=("usbguard",)))
-    with pytest.raises(TransactionError, match="could not stage packages: Packages not found: usb"):
+    with pytest.raises(TransactionError, match="cannot stage packages: Packages not found: usb"):
         rpmostree.stage_deployment(DeploymentChange(install_packages=("usbguard",)), watch=go_on)
     assert rpmostree.read_deployments().staged is None
 

@@ -80,7 +80,7 @@ class Site:
         return () if staged is None else staged.packages
 
     def left(self) -> list[str]:
-        """What is there that should not outlive its transaction."""
+        """List what must not outlive its transaction."""
         storage = self.root / "var/lib/containers/storage"
         places = [self.root / path[1:] for path in (REPOSITORY_FILE, PACKAGES_DIRECTORY)]
         places += (storage / "containers").glob("*")
@@ -161,7 +161,7 @@ def test_the_repository_is_that_of_the_image(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("image", "told"),
+    ("image", "reason"),
     [
         (EMPTY.pull_spec, "could not be found on container"),
         (BROKEN.pull_spec, "unexpected EOF"),
@@ -170,9 +170,9 @@ def test_the_repository_is_that_of_the_image(site: Site) -> None:
     ids=["without packages", "broken", "missing"],
 )
 def test_image_that_cant_be_unpacked_stages_nothing_and_leaves_nothing(
-    site: Site, image: str, told: str
+    site: Site, image: str, reason: str
 ) -> None:
-    with pytest.raises(TransactionError, match=f"podman could not unpack {image}: .*({told})"):
+    with pytest.raises(TransactionError, match=f"cannot unpack {image} with podman: .*({reason})"):
         site.os().stage_deployment(replace(INSTALL, extensions_image=image), watch=go_on)
     assert (site.packages(), site.left()) == ((), [])
 
@@ -225,7 +225,7 @@ RpmOstreeBackend(machine).stage_deployment(
 
 
 def killed(site: Site, moment: Callable[[], bool]) -> None:
-    """Have an agent stage it, and die at the moment."""
+    """Run an agent that stages it and dies at this moment."""
     with subprocess.Popen(
         [sys.executable, "-c", AGENT, str(site.root), site.address, PACKAGES.pull_spec],
         env=build_environment(site.directory),

@@ -117,7 +117,7 @@ class WorkQueue:
                 self._changed.notify()
 
     def close(self) -> None:
-        """Return no more keys, and wake all waiting workers."""
+        """Stop returning keys, and wake all waiting workers."""
         with self._changed:
             self._closed = True
             self._ready.clear()

@@ -33,7 +33,7 @@ _CHECKSUM_MISMATCH = "expected staged base checksum"
 
 
 class RpmOstreeBackend:
-    """The deployments of this machine. Raises `HostError` alone; to be used by one thread."""
+    """The deployments of a host with rpm-ostree. Raises only `HostError`; for one thread."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class RpmOstreeBackend:
         *,
         needs_signature: Callable[[str], bool] = lambda _image: False,
     ) -> None:
-        """``needs_signature`` says whether an image is to be taken with a good signature alone."""
+        """``needs_signature`` says whether an image must have a valid signature."""
         self._machine = machine
         self._needs_signature = needs_signature
         self._client = RpmOstreeClient(
@@ -50,7 +50,7 @@ class RpmOstreeBackend:
 
     @property
     def name(self) -> str:
-        """What drives the deployments, for people."""
+        """The name of the back end in messages."""
         return "rpm-ostree"
 
     @cached_property
@@ -69,20 +69,20 @@ class RpmOstreeBackend:
         )
 
     def read_deployments(self) -> DeploymentStatus:
-        """The deployments and the transaction that runs, as they are now."""
+        """Read the deployments and the running transaction from rpm-ostreed."""
         return self._client.read_deployments()
 
     def stage_deployment(self, change: DeploymentChange, *, watch: WatchCallback) -> None:
         """Return once all of the change is staged in one deployment, and locked.
 
-        Image and packages are one transaction, kernel arguments another one on what that staged;
-        one that was cut short between the two is taken up, and one that runs is joined, whoever
-        started it. Nothing is done when it is all staged, or booted, already. What was staged is
-        compared with what was asked, and dropped if it is something else.
+        Image and packages are one transaction, kernel arguments a second one on its result. A call
+        after an interruption continues between the two, and joins the same transaction if it runs.
+        A change that is staged or booted already needs no transaction. The staged deployment is
+        compared with the change, and dropped if it differs.
 
-        Raises `HostError` when another deployment is pending, for the new one would be derived
-        from that; `BusyError` when another transaction runs; `TransactionError`; `CancelledError`,
-        also when the watcher said to leave, and the transaction runs on.
+        Raises `HostError` when another deployment is pending, because rpm-ostree would derive the
+        new one from it; `BusyError` when another transaction runs; `TransactionError`;
+        `CancelledError`, also when the watcher detached and the transaction continues.
         """
         found = self.read_deployments()
         booted = found.booted
@@ -103,9 +103,10 @@ class RpmOstreeBackend:
         self._verify_staged(goal, change)
 
     def wait_for_other_transaction(self, *, watch: WatchCallback) -> bool:
-        """Return once the transaction that runs has ended, however; or the watcher wants no more.
+        """Wait until the running transaction has ended or the watcher detaches; return True.
 
-        False when none runs. Raises `BusyError` when it exceeds the limits; it is never cancelled.
+        Return False when none runs. Raises `BusyError` when it exceeds the limits; the transaction
+        is never cancelled.
         """
         transaction = self.read_deployments().transaction
         if transaction is None:
@@ -118,20 +119,21 @@ class RpmOstreeBackend:
             return True
         match ending:
             case TransactionFinished() | TransactionDetached() | TransactionLost():
-                log.info("waited for %s, called by another", transaction.method)
+                log.info("waited for %s of another client", transaction.method)
                 return True
             case TransactionTimedOut(reason=why):
+                description = self._client.describe_transaction(transaction)
                 raise BusyError(
-                    f"rpm-ostree is busy with {self._client.describe_transaction(transaction)}: {why}",
+                    f"rpm-ostree is busy with {description}: {why}",
                     remedy=f"{_STATUS_REMEDY}; to end it: rpm-ostree cancel",
                 )
             case _:
                 assert_never(ending)
 
     def drop_staged(self, staged_id: str) -> None:
-        """End our own transaction, and drop what is pending if it has this id, or came of that.
+        """Cancel our own transaction, and drop the pending deployment with this ID or its result.
 
-        Harmless when there is nothing; what others staged is left to them.
+        Idempotent. Deployments that another client staged stay.
         """
         found = self.read_deployments()
         ours = {staged_id}
@@ -139,7 +141,7 @@ class RpmOstreeBackend:
             try:
                 ended = self._client.cancel_own_transaction(found.transaction)
             except BusError as error:
-                log.info("not ended, as it may be over: %s", error)
+                log.info("did not cancel the transaction, it may have ended: %s", error)
                 ended = False
             before, found = found, self.read_deployments()
             if ended and before.pending is None and found.pending is not None:
@@ -149,23 +151,23 @@ class RpmOstreeBackend:
         self._withdraw_packages()
 
     def finalize_staged(self, staged_id: str, *, is_soft: bool = False) -> None:
-        """Unlock the staged deployment of this id, and have rpm-ostreed reboot unless ``is_soft``.
+        """Unlock the staged deployment with this ID; rpm-ostreed reboots unless ``is_soft``.
 
-        Refused when another is staged, or when a block inhibitor forbids the shutdown. Nothing is
-        done when that reboot is under way already.
+        Raises `HostError` when another deployment is staged, or when a block inhibitor forbids the
+        shutdown. Idempotent while that reboot is in progress.
         """
         staged = self.read_deployments().staged
         if staged is None or staged.id != staged_id:
             raise HostError(
-                f"can't reboot into {staged_id}: {staged.id if staged else 'nothing'} is staged",
+                f"cannot reboot into {staged_id}: {staged.id if staged else 'nothing'} is staged",
                 remedy=_STATUS_REMEDY,
             )
         self._machine.reservation.reserve_space()
         if is_soft:
             self._unlock_for_soft_reboot(staged)
             return
-        # The daemon compares the manifest's digest; before it knew images by that, the commit of
-        # the image, without the packages on it.
+        # FinalizeDeployment compares the manifest digest; older versions of rpm-ostreed compare the
+        # base commit, without layered packages.
         for known_as in filter(None, (staged.digest, staged.base_checksum)):
             try:
                 self._finalize_deployment(known_as, staged.image or staged.id)
@@ -176,23 +178,25 @@ class RpmOstreeBackend:
                 return
 
     def roll_back(self) -> None:
-        """Make the previous deployment the default, and return; nothing reboots.
+        """Make the previous deployment the default; nothing reboots.
 
-        What is staged is dropped, whoever staged it, for the shutdown would make it the default
-        again. Repeatable: when the previous one is the default already, nothing is done.
+        A staged deployment is dropped whichever client staged it: the shutdown would make it the
+        default again. Idempotent.
         """
         self._machine.reservation.release_space()
         found = self.read_deployments()
         if found.staged is not None:
-            log.warning("dropping %s, which is staged, to roll back", found.staged.id)
+            log.warning("dropping staged %s to roll back", found.staged.id)
             self._drop_pending()
             found = self.read_deployments()
         if found.pending is not None:
-            # Asked again, rpm-ostree would put the booted one back on top.
+            # A second Rollback would make the booted deployment the default again.
             log.info("%s is the default already", found.pending.id)
             return
         if found.rollback is None:
-            raise HostError("there is no previous deployment to go back to", remedy=_STATUS_REMEDY)
+            raise HostError(
+                "cannot roll back: there is no previous deployment", remedy=_STATUS_REMEDY
+            )
         given: dict[str, BusOption] = {"initiating-command-line": f"{CLIENT}: roll back"}
         check_outcome(self._client.run_transaction("Rollback", make_options(given)), "roll back")
 
@@ -204,7 +208,7 @@ class RpmOstreeBackend:
     def _refuse_other_pending(
         self, found: DeploymentStatus, goal: ExpectedDeployment, change: DeploymentChange
     ) -> None:
-        """Raise if what is pending is nothing that this change was about to stage."""
+        """Raise `HostError` if the pending deployment differs from the one to stage."""
         pending = found.pending
         if pending is None:
             return
@@ -217,20 +221,20 @@ class RpmOstreeBackend:
             differences += ("is staged and not locked",)
         if differences:
             raise HostError(
-                f"can't stage {change}: {pending.image or pending.id} is pending; "
+                f"cannot stage {change}: {pending.image or pending.id} is pending; "
                 f"it {', and it '.join(differences)}",
-                remedy="drop what is pending with: rpm-ostree cleanup --pending",
+                remedy="drop it with: rpm-ostree cleanup --pending",
             )
 
     def _withdraw_packages(self) -> None:
-        """Packages that were offered are so no more, unless a transaction may need them."""
+        """Remove the offered packages, unless a running transaction may read them."""
         if self._extensions.is_offered and self.read_deployments().transaction is None:
             self._extensions.withdraw_packages()
 
     def _update_deployment(
         self, change: DeploymentChange, booted: OstreeDeployment, watch: WatchCallback
     ) -> None:
-        """Stage image and packages; the same call for the same change, so that it can be joined."""
+        """Stage image and packages; equal changes make equal calls, which rpm-ostreed can join."""
         modifiers: dict[str, BusOption] = {
             "install-packages": [
                 each for each in change.install_packages if each not in booted.requested_packages
@@ -252,7 +256,7 @@ class RpmOstreeBackend:
         }
         if modifiers:
             given["idempotent-layering"] = True
-        # rpm-ostree refuses to rebase to what it is at.
+        # rpm-ostree refuses to rebase to the booted image.
         if change.image and compute_expected(
             booted, DeploymentChange(change.image)
         ).list_differences(booted):
@@ -270,7 +274,7 @@ class RpmOstreeBackend:
 
     def _set_kernel_arguments(self, change: DeploymentChange, watch: WatchCallback) -> None:
         """Stage the pending deployment, or else the booted one, with the kernel arguments."""
-        # What is not in here is taken away: it has to be as of now, and of that deployment.
+        # KernelArgs replaces the whole command line: start from that of the pending deployment.
         existing = self._client.read_kernel_options(is_pending=True)
         removed, added = compute_edit(
             split_arguments(existing), change.append_kargs, change.delete_kargs
@@ -294,12 +298,13 @@ class RpmOstreeBackend:
         check_outcome(ending, f"stage {change}")
 
     def _verify_staged(self, goal: ExpectedDeployment, change: DeploymentChange) -> None:
-        """Log what is staged; raise, with nothing left, if it is not what was asked for."""
+        """Log the staged deployment; drop it and raise if it differs from the change."""
         found = self.read_deployments()
         there = found.pending or found.booted
         if there is None:
             raise HostError(
-                "rpm-ostree does not know its deployments any more", remedy=_STATUS_REMEDY
+                "rpm-ostree reports neither a pending nor a booted deployment",
+                remedy=_STATUS_REMEDY,
             )
         differences = goal.list_differences(there)
         arguments = split_arguments(self._client.read_kernel_options(is_pending=True))
@@ -309,7 +314,7 @@ class RpmOstreeBackend:
             differences += ("is not locked",)
         if not differences:
             log.info(
-                "%s %s", there.id, "is staged" if there.is_staged else "is as asked for already"
+                "%s %s", there.id, "is staged" if there.is_staged else "already has the change"
             )
             return
         if there is found.pending:

@@ -56,7 +56,7 @@ class RpmOstreeClient:
         *,
         heartbeat: Callable[[], None],
     ) -> None:
-        """``heartbeat`` is called once a second while a transaction runs that nobody watches."""
+        """``heartbeat`` is called once a second while a transaction runs without a watcher."""
         self._bus = bus
         self._heartbeat = heartbeat
         self._clock = clock
@@ -64,9 +64,9 @@ class RpmOstreeClient:
         self._is_registered = False
 
     def read_deployments(self) -> DeploymentStatus:
-        """The deployments and the transaction that runs, as they are now."""
+        """Read the deployments and the running transaction."""
         self._register_client()
-        # Properties follow a transaction with a delay; this makes them be read anew.
+        # Properties follow a transaction with a delay; Reload updates them.
         self._bus.call_method(_SYSROOT, "Reload", timeout_s=_CALL_S)
         return _parse_deployments(self._bus.read_properties(_SYSROOT, timeout_s=_PEER_S))
 
@@ -144,11 +144,11 @@ class RpmOstreeClient:
             return
         self._is_registered = False
         try:
-            # Not told blindly, for that would start it.
+            # A call to a name without an owner would start rpm-ostreed by bus activation.
             if self._bus.call_method(_BUS, "NameHasOwner", _NAME, timeout_s=_PEER_S):
                 self._bus.call_method(_SYSROOT, "UnregisterClient", {}, timeout_s=_PEER_S)
         except BusError as error:
-            log.warning("rpm-ostreed runs on for nothing: %s", error)
+            log.warning("cannot unregister from rpm-ostreed, it keeps running: %s", error)
 
     def _register_client(self) -> None:
         for attempt in range(1, _REGISTER_ATTEMPTS + 1):
@@ -156,7 +156,7 @@ class RpmOstreeClient:
                 client = make_options({"id": CLIENT})
                 self._bus.call_method(_SYSROOT, "RegisterClient", client, timeout_s=_CALL_S)
             except BusError as error:
-                # It was about to exit for idleness; asked again, the bus starts it anew.
+                # rpm-ostreed exited after 60 s idle; the next call activates it again.
                 if error.name != NO_REPLY or attempt == _REGISTER_ATTEMPTS:
                     raise
             else:
@@ -200,30 +200,30 @@ def _parse_deployments(properties: dict[str, object]) -> DeploymentStatus:
 
 
 def check_outcome(outcome: TransactionOutcome, operation: str) -> None:
-    """Raise what became of an operation, ``operation`` being its verb and object, unless it is done."""
+    """Raise unless the operation succeeded; ``operation`` is its verb and object."""
     match outcome:
         case TransactionFinished(is_success=True):
             return
         case TransactionDetached():
             raise CancelledError(
-                f"rpm-ostree goes on to {operation}, and is not waited for any more"
+                f"stopped waiting for rpm-ostree to {operation}; the transaction continues"
             )
         case TransactionFinished(text=text, is_cancelled=cancelled):
             if cancelled or "cancelled" in text.lower():
                 raise CancelledError(f"rpm-ostree did not {operation}: it was cancelled")
             raise TransactionError(
-                f"rpm-ostree could not {operation}: {text or 'it gave no reason'}",
+                f"rpm-ostree cannot {operation}: {text or 'it gave no reason'}",
                 remedy=find_remedy(text, "see: journalctl -u rpm-ostreed"),
             )
         case TransactionLost():
             # Restarted perhaps, and back in a moment; no verdict on what was asked of it.
             raise BusError(
-                f"rpm-ostree could not {operation}: rpm-ostreed went away",
+                f"rpm-ostree cannot {operation}: rpm-ostreed exited",
                 remedy="see: journalctl -u rpm-ostreed",
             )
         case TransactionTimedOut(reason=why):
             raise TransactionError(
-                f"rpm-ostree could not {operation}: {why}", remedy="see: rpm-ostree status"
+                f"rpm-ostree cannot {operation}: {why}", remedy="see: rpm-ostree status"
             )
         case _:
             assert_never(outcome)

@@ -1,4 +1,4 @@
-"""What a deployment has to be once a change is staged, and in what another differs from that."""
+"""The deployment expected after a change is staged, and how a found one differs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from treenail.host.ostree.deployments import DeploymentChange, OstreeDeployment,
 
 @dataclass(frozen=True, slots=True)
 class ExpectedDeployment:
-    """Everything of a deployment that a `DeploymentChange` is about, except kernel arguments."""
+    """The properties that a `DeploymentChange` sets, except kernel arguments."""
 
     image: str
     digest: str
@@ -18,7 +18,7 @@ class ExpectedDeployment:
     removed_packages: frozenset[str]
 
     def list_differences(self, found: OstreeDeployment) -> tuple[str, ...]:
-        """In what the deployment is another than this one, each to follow ``it``."""
+        """Return the differences of the found deployment, as ends of a sentence after ``it``."""
         return (
             *(
                 ()
@@ -48,7 +48,7 @@ class ExpectedDeployment:
 
 
 def compute_expected(booted: OstreeDeployment, change: DeploymentChange) -> ExpectedDeployment:
-    """What the change makes of the booted deployment."""
+    """Return the deployment that the change derives from the booted one."""
     return ExpectedDeployment(
         image=change.image or booted.image,
         digest=parse_digest(change.image) if change.image else booted.digest,

@@ -1,8 +1,8 @@
 """Packages out of an image, offered to rpm-ostree as a repository for one transaction.
 
-podman unpacks the image in a transient unit, for what it needs the agent may not do itself. Where
-all of it is put is fixed, and the directory is there before anything else is: whoever finds one
-that no transaction needs, after a crash too, takes everything away again.
+podman unpacks the image in a transient unit, because the agent's sandbox forbids what podman needs.
+The directory has a fixed path and is made first: an agent that finds one without a transaction, for
+example after a crash, removes all of it.
 """
 
 import shutil
@@ -94,12 +94,14 @@ class ExtensionsRepository:
 
         self.withdraw_packages()
         self._files.make_directory(PACKAGES_DIRECTORY, mode=0o700)
-        self._jobs.check_outcome(self._units.run_job(job, each), f"podman could not unpack {image}")
+        self._jobs.check_outcome(
+            self._units.run_job(job, each), f"cannot unpack {image} with podman"
+        )
         content = _CONTENT.format(image=image, place=place)
         self._files.write_file(REPOSITORY_FILE, content.encode())
 
     def withdraw_packages(self) -> None:
-        """Have none of it; harmless when there is nothing."""
+        """Remove the repository and its packages. Idempotent."""
         self._files.remove_file(REPOSITORY_FILE)
         self._units.stop_unit(UNPACK_UNIT, lambda: None)
         place = self._root.resolve_path(PACKAGES_DIRECTORY)

@@ -151,12 +151,12 @@ class _TransactionFollower:
         try:
             self._peer.call_method("Cancel", timeout_s=_CALL_S)
         except BusError as error:
-            # Either it is gone, which the peer notices, or its end is waited for in vain.
+            # The transaction has ended, which the peer notices, or the time limit ends the wait.
             log.warning("%s", error)
 
 
 class RpmOstreeProgress:
-    """What a transaction last said, and how far that makes it.
+    """The last progress message of a transaction, and its percentage.
 
     Container imports count their tasks, ``[3/15] Fetching …``; other work has one task of its own
     percentage. The percentage never falls.

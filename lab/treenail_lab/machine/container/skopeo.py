@@ -23,7 +23,7 @@ def install_skopeo(directory: Path, root: Path, catalogue: Path) -> Path:
     commands = directory / "bin"
     commands.mkdir(exist_ok=True)
     command = commands / "skopeo"
-    words = f'"{sys.executable}" -m treenail_lab.machine.container.skopeo "{root}" "{catalogue}"'
+    words = f'"{sys.executable}" -P -m treenail_lab.machine.container.skopeo "{root}" "{catalogue}"'
     command.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
     command.chmod(0o755)
     return commands

@@ -30,7 +30,7 @@ def build_rpmostreed_command(
     """Return the command with which the bus activates rpm-ostreed."""
     places = {"--root": root, "--images": catalogue, "--settings": settings, "--pid-file": pid_file}
     words = [str(word) for place in places.items() for word in place]
-    return [sys.executable, "-m", "treenail_lab.machine.rpmostree.daemon", *words]
+    return [sys.executable, "-P", "-m", "treenail_lab.machine.rpmostree.daemon", *words]
 
 
 def build_environment(directory: Path) -> dict[str, str]:
@@ -97,7 +97,7 @@ class MachineDaemons:
         places = ["--root", str(self._root), "--settings", str(self._settings)]
         with self.log.open("ab") as output:
             services = subprocess.Popen(
-                [sys.executable, "-m", module, *places],
+                [sys.executable, "-P", "-m", module, *places],
                 env={**build_environment(self._directory), "DBUS_SYSTEM_BUS_ADDRESS": self.address},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -33,7 +33,7 @@ def install_programs(root: Path, catalogue: Path, settings_file: Path) -> None:
     for program in _PROGRAMS:
         place = root / "usr/bin" / program
         place.parent.mkdir(parents=True, exist_ok=True)
-        words = [sys.executable, "-m", __name__, root, catalogue, settings_file, program]
+        words = [sys.executable, "-P", "-m", __name__, root, catalogue, settings_file, program]
         command = shlex.join(map(str, words))
         text = f'#!/bin/sh\nPYTHONPATH={shlex.quote(paths)} exec {command} "$@"\n'
         place.write_text(text, encoding="utf-8")
